@@ -241,9 +241,9 @@ def time_by_op(card: Card, passes: Passes) -> dict[str, list[float]]:
     Nodes of the same shapes count as the first of them, which is captured and repeated: a launch
     from Python takes longer than most kernels.
     """
-    scheduled = passes.programs[0].programs[card.backend]
+    kernels = passes.programs[0].kernels[card.backend]
     alike: dict[tuple[Any, ...], list[Any]] = {}
-    for node, call in zip(scheduled.nodes, scheduled.calls, strict=True):
+    for node, call in kernels.items():
         shapes = tuple((s.shape, s.dtype.name, s.strides) for s in node.src)
         alike.setdefault((node.op.name, node.shape, shapes), []).append((node, call))
     taken: Counter[str] = Counter()

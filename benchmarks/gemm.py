@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import threads
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import dtype
 from pyggml.jit import kernel, parallel, prange

@@ -192,11 +192,11 @@ def steps(card: Card, file: str, options: Any) -> float:
 
 def time_by_op(card: Card, passes: Passes) -> dict[str, list[int]]:
     """Op and type of its weight -> [microseconds in a pass, nodes], the longest first."""
-    scheduled = passes.programs[0].programs[card.backend]
-    calls = [call.arguments[0] for call in scheduled.calls]
+    kernels = passes.programs[0].kernels[card.backend]
+    calls = [call.arguments[0] for call in kernels.values()]
     taken: Counter[str] = Counter()
     nodes: Counter[str] = Counter()
-    for node, seconds in zip(scheduled.nodes, card.seconds(calls), strict=True):
+    for node, seconds in zip(kernels, card.seconds(calls), strict=True):
         assert node.op is not None
         name = node.op.name
         weight = node.src[-2].dtype.name if "mat" in name or "prod" in name else ""

@@ -14,7 +14,7 @@ import numpy as np
 
 from pyggml import Model, gguf, load, models
 from pyggml.alloc import plan
-from pyggml.backends import read, write
+from pyggml.backends.cpu import CPU, read, write
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.cli.demo import BASE, TEXT
 from pyggml.graph import Graph
@@ -23,7 +23,7 @@ from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.optim import AdamW
 from pyggml.model import fill
 from pyggml.models import Inputs, build, build_loss
-from pyggml.runtime import Program, bind
+from pyggml.runtime import Devices, Program, bind, schedule
 
 N_TOKENS, N_STEPS = 64, 10
 
@@ -74,7 +74,7 @@ def differentiate(model: Model, p: Parameters, ids: np.ndarray) -> tuple[Program
     forward = build_loss(model.parts, inputs, targets, weights, model.adapters)
     sums = list(p.gradients.values())
     graph = build_backward(forward, list(p.tensors.values()), accumulators=sums)
-    loss, n_forward = graph.outputs[0], len(forward.nodes)
+    loss, n_forward = graph["loss"], len(forward.nodes)
     n_back = len(graph.nodes) - n_forward
     say(4, "backward.build_backward", f"{n_forward} nodes to the loss, {n_back} back:")
     show(*str(graph).splitlines()[-4:])
@@ -83,18 +83,20 @@ def differentiate(model: Model, p: Parameters, ids: np.ndarray) -> tuple[Program
     # pass makes a new graph; what it does not change is the same tensor in both.
     rounded = round_large(graph, model.kept_as)
     kept = rematerialise(rounded, Keep.COSTLY)
-    show(f"as the gradients read it: an arena of {plan(graph).n_bytes:,} bytes")
+    show(f"as the gradients read it: an arena of {plan(graph, CPU()).n_bytes:,} bytes")
     for verb, now, before in (("round_large", rounded, graph), ("rematerialise", kept, rounded)):
         n_new = len(set(now.nodes) - set(before.nodes))
-        show(f"{verb}: {n_new} new nodes, {plan(now).n_bytes:,} bytes")
+        show(f"{verb}: {n_new} new nodes, {plan(now, CPU()).n_bytes:,} bytes")
 
-    # Every tensor gets its place in one arena; a place is used again once its tensor is dead.
-    layout, apart = plan(kept), plan(kept, reuse=False)
-    say(5, "alloc.plan", f"{layout.n_bytes:,} bytes; no place used twice: {apart.n_bytes:,}")
+    # The CPU computes all of it, and every tensor gets its place in one arena; a place is used
+    # again once its tensor is dead.
+    made, apart = schedule(kept, Devices()), plan(kept, CPU(), reuse=False)
+    say(5, "runtime.schedule", f"{made.n_bytes:,} bytes; no place used twice: {apart.n_bytes:,}")
+    (layout,) = made.plans.values()
     show(*(f"byte {offset:<9,} {t}" for t, offset in list(layout.offsets.items())[:4]))
 
     # Memory is taken, each node's kernel is bound to it once, and all run in order.
-    program = bind(layout)
+    program = bind(made)
     fill(inputs, ids[:-1])
     value = run(program, loss, p)
     say(6, "runtime.bind", f"{len(program.calls)} kernel calls; the loss is {value:.5f}")

@@ -5,13 +5,13 @@ pyggml.gguf          open            file → metadata + memory-mapped tensors
 pyggml.lora          attach          model, config → Adapter: A and B of every matched matrix
 pyggml.models        build           weights, inputs, adapters → logits Tensor (a graph)
 pyggml.backward      build_backward  Graph of a loss, parameters → Graph with its gradients
-pyggml.alloc         plan            Graph → Plan: offset of each tensor in one arena, peak bytes
-pyggml.runtime       bind            Plan → Program: a bound kernel call per node
+pyggml.runtime       schedule        Graph, devices → Schedule: what runs where, plans of memory
+pyggml.runtime       bind            Schedule → Program: a bound kernel call per node
 pyggml.lora.optim    AdamW.step      parameters, gradients → updated in place
 pyggml.lora.adapter  Adapter.save    Adapter → GGUF that llama.cpp loads
 
-Between backward and plan stand passes from graph to graph: what is rounded, and what is computed
-again (pyggml.backward); which device computes what (pyggml.runtime.schedule).
+Between backward and schedule stand passes from graph to graph: what is rounded, and what is
+computed again (pyggml.backward). A schedule asks pyggml.alloc for the place of every tensor.
 
 `pyggml.load("model.gguf")` is the short way in. `pyggml.eager` computes graphs as they
 are built, to learn from and to look at: docs/values.md. Packages are imported when first used, so
@@ -91,3 +91,19 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES, "__version__"})
+
+
+def _picture(graph: Any) -> str:
+    from pyggml.look.draw import picture
+
+    return picture(graph)
+
+
+def _show_graphs_as_pictures() -> None:
+    """Where IPython runs, as in a notebook: a cell that returns a graph shows its picture."""
+    if (ipython := sys.modules.get("IPython")) and (shell := ipython.get_ipython()):
+        svg = shell.display_formatter.formatters["image/svg+xml"]
+        svg.for_type_by_name("pyggml.graph.graph", "Graph", _picture)
+
+
+_show_graphs_as_pictures()

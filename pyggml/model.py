@@ -14,9 +14,10 @@ from typing import Literal
 import numpy as np
 
 from pyggml import gguf, tokenizer
-from pyggml.backends import CPU, Backend, backends_of, write
+from pyggml.backends import Backend
+from pyggml.backends.cpu import CPU, write
 from pyggml.errors import AdapterError, ConfigError, DataError, TokenizerError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.graph.tensor import Tensor
@@ -24,8 +25,10 @@ from pyggml.kernels.gemm import FASTEST
 from pyggml.kernels.kernel import Compute
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, build, read
 from pyggml.models.adapter import read_adapter
-from pyggml.runtime.schedule import Arenas, Devices, ScheduledProgram, bind, schedule
-from pyggml.runtime.trace import Numbers, Trace, edits
+from pyggml.models.taps import Edit, Numbers, check_names, edits
+from pyggml.runtime import Arenas, Devices, Program, bind, schedule
+from pyggml.runtime.choice import backends_of
+from pyggml.runtime.trace import Trace
 
 Path = str | os.PathLike[str]
 AdapterFile = Path | tuple[Path, float]  # a file, or a file and its weight
@@ -55,11 +58,12 @@ class Model:
         self.adapters: tuple[LoraPairs, ...] = ()
         self.release = False
         self.traced: Trace | None = None
+        self._edits: list[Edit] = []  # of the trace
 
     def with_adapters(self, *adapters: LoraPairs) -> Model:
         """A model over the same weights, not copied, with these updates instead; none: the base."""
         model = copy(self)  # with the tokenizer, if that is built already
-        model.adapters, model.traced = adapters, None
+        model.adapters, model.traced, model._edits = adapters, None, []
         return model
 
     def with_adapter_files(self, *given: AdapterFile) -> Model:
@@ -77,7 +81,7 @@ class Model:
             sum(w.n_elements for w in weights),
             " and ".join(t for t, _ in sizes.most_common(2)),
         )
-        name = shown(str(self.file.get("general.name", self.file.path.name)))
+        name = brief(str(self.file.get("general.name", self.file.path.name)))
         adapters = f", {len(self.adapters)} adapter{'s' * (len(self.adapters) > 1)}"
         return (
             f"<Model {name}: {c.architecture}, {c.n_layer} blocks, {n:,} parameters, {types}, "
@@ -101,13 +105,13 @@ class Model:
         Raises TokenizerError if the file has none, or if tokens and rows of the embedding differ in
         number.
         """
-        found = tokenizer.from_gguf(self.file)
-        if found.n_vocab != self.config.n_vocab:
+        vocabulary = tokenizer.from_gguf(self.file)
+        if vocabulary.n_vocab != self.config.n_vocab:
             raise TokenizerError(
-                f"{self.file.path}: the vocabulary has {found.n_vocab} tokens, wanted "
+                f"{self.file.path}: the vocabulary has {vocabulary.n_vocab} tokens, wanted "
                 f"{self.config.n_vocab}, the rows of token_embd.weight"
             )
-        return found
+        return vocabulary
 
     def logits(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Logits float32 (n_tokens, n_vocab) of one sequence from its start.
@@ -143,13 +147,11 @@ class Model:
 
     def program(
         self, out: Tensor, taps: Taps | None = None, arenas: Arenas | None = None
-    ) -> ScheduledProgram:
+    ) -> Program:
         """A graph of this model and of the activations to read, planned and bound to memory of its
         own or to these arenas."""
         graph = Graph.of(out, *(taps.read.values() if taps else ()))
-        made = schedule(graph, self.devices)
-        (program,) = bind(made, release=self.release, arenas=arenas)
-        return program
+        return bind(schedule(graph, self.devices), self.release, arenas)
 
     # -- activations -------------------------------------------------------------------------------
 
@@ -182,22 +184,23 @@ class Model:
         """
         if self.traced:
             raise ConfigError("the model is traced already: put all patterns into one trace")
-        found = Trace(patterns, edits(scale, add, replace, tokens))
-        found.check(self.activations)
-        self.traced = found
+        changes = edits(scale, add, replace, tokens)
+        check_names(Taps(patterns, changes).all_patterns, self.activations)
+        trace = Trace(patterns)
+        self.traced, self._edits = trace, changes
         try:
-            yield found
+            yield trace
         finally:
-            self.traced = None
+            self.traced, self._edits = None, []
 
     def taps(self) -> Taps | None:
         """Taps for a graph of this model while it is traced."""
-        return self.traced.taps() if self.traced else None
+        return Taps(self.traced.patterns, self._edits) if self.traced else None
 
     def record(
         self,
         taps: Taps | None,
-        program: ScheduledProgram,
+        program: Program,
         n_tokens: int | None = None,
         n_logits: int | None = None,
     ) -> None:
@@ -205,8 +208,10 @@ class Model:
         logits n_logits."""
         if self.traced and taps:
             n_rows = dict.fromkeys(("output", "logits"), n_logits)
-            found = {name: program.read(t) for name, t in taps.read.items()}
-            self.traced.record({name: a[: n_rows.get(name, n_tokens)] for name, a in found.items()})
+            values = {name: program.read(t) for name, t in taps.read.items()}
+            self.traced.record(
+                {name: a[: n_rows.get(name, n_tokens)] for name, a in values.items()}
+            )
 
     # -- tokens ------------------------------------------------------------------------------------
 

@@ -90,7 +90,8 @@ def test_what_is_imported_late_is_found_all_the_same():
 
 def test_the_first_step_waits_for_nothing_that_it_does_not_use():
     """What a run needs at its end, or other kinds of runs: pages, evaluation, preferences."""
-    script = "from pyggml.cli.finetune import run; import sys; print(*sys.modules, sep='\\n')"
+    modules = "import sys; print(*sys.modules, sep='\\n')"
+    script = f"from pyggml.cli.commands.finetune import stages; {modules}"
     found = subprocess.run(
         [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
     )
@@ -101,7 +102,7 @@ def test_the_first_step_waits_for_nothing_that_it_does_not_use():
         "pyggml.look.draw",
         "pyggml.lora.evaluate",
         "pyggml.lora.data.preferences",
-        "pyggml.lora.objectives.preference",
+        "pyggml.lora.objectives.reference",
         "pyggml.backends.cuda",
         "pyggml.backends.webgpu",
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends import read
+from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError
 from pyggml.lora.adapter.file import Update, write_adapter
 from pyggml.lora.adapter.parameters import Parameters

@@ -6,8 +6,8 @@ conversations [system, tools]         ChatRow          training
 instruction, output [input, system]   ChatRow          training
 text                                  TextRow          training
 prompt, completion [tools]            CompletionRow    training; a ChatRow if both are messages
-chosen, rejected [prompt, tools]      PreferenceRow    preference
-prompt, completion, label [tools]     KtoRow           kto
+chosen, rejected [prompt, tools]      PreferenceRow    pairs
+prompt, completion, label [tools]     LabelledRow      labels
 see `questions`                       QuestionRow      question
 
 The first line whose names a record has decides. A column map gives names of the file for these.
@@ -23,10 +23,10 @@ from pyggml.errors import ConfigError
 from pyggml.lora.data.messages import kind_of, messages_of, tools_of
 from pyggml.lora.data.questions import QUESTION_SHAPES
 from pyggml.lora.data.rows import (
-    Bad,
+    BadRow,
     ChatRow,
     CompletionRow,
-    KtoRow,
+    LabelledRow,
     Messages,
     Place,
     PreferenceRow,
@@ -85,7 +85,7 @@ def _chat(
 ) -> ChatRow:
     said = [m for i, m in enumerate(messages) if i not in read_only]
     if not any(m["content"] or m.get("tool_calls") for m in said):
-        raise Bad(f'is an object whose "{name}" has no answer of the assistant to learn')
+        raise BadRow(f'is an object whose "{name}" has no answer of the assistant to learn')
     return ChatRow(place, messages, _tools(record), read_only)
 
 
@@ -115,9 +115,9 @@ def _of_chosen(place: Place, record: Record) -> Row:
     chosen, rejected = _answer(record, "chosen"), _answer(record, "rejected")
     if isinstance(chosen, str) != isinstance(rejected, str):
         kinds = [kind_of(record[name]) for name in ("chosen", "rejected")]
-        raise Bad('is an object whose "chosen" is a {} and "rejected" a {}'.format(*kinds))
+        raise BadRow('is an object whose "chosen" is a {} and "rejected" a {}'.format(*kinds))
     if chosen == rejected:
-        raise Bad('is an object whose "chosen" and "rejected" are the same')
+        raise BadRow('is an object whose "chosen" and "rejected" are the same')
     prompt = _prompt(record, chosen)
     if not prompt:
         n = _n_shared(chosen, rejected)
@@ -151,19 +151,19 @@ def _n_shared(chosen: Answer, rejected: Answer) -> int:
 def _check_answer(name: str, answer: Answer) -> None:
     if isinstance(answer, str):
         if not answer.strip():
-            raise Bad(f'is an object whose "{name}" has no answer beside the prompt')
+            raise BadRow(f'is an object whose "{name}" has no answer beside the prompt')
     elif not answer or answer[0]["role"] != "assistant":
-        raise Bad(f'is an object whose "{name}" has no answer of the assistant after the prompt')
+        raise BadRow(f'is an object whose "{name}" has no answer of the assistant after the prompt')
 
 
 def _of_label(place: Place, record: Record) -> Row:
     completion = _answer(record, "completion")
     label = _LABELS.get(str(record.get("label")).lower())  # a table has words, or 0 and 1
     if label is None:
-        raise Bad('is an object whose "label" is neither true nor false')
+        raise BadRow('is an object whose "label" is neither true nor false')
     prompt = _prompt(record, completion)
     _check_answer("completion", completion)
-    return KtoRow(place, prompt, completion, label, _tools(record))
+    return LabelledRow(place, prompt, completion, label, _tools(record))
 
 
 SHAPES: Mapping[str, tuple[Shape, ...]] = {
@@ -174,15 +174,15 @@ SHAPES: Mapping[str, tuple[Shape, ...]] = {
         Shape(("text",), _of_text),
         Shape(("prompt", "completion"), _of_prompt, ("tools",)),
     ),
-    "preference": (Shape(("chosen", "rejected"), _of_chosen, ("prompt", "tools")),),
-    "kto": (Shape(("prompt", "completion", "label"), _of_label, ("tools",)),),
+    "pairs": (Shape(("chosen", "rejected"), _of_chosen, ("prompt", "tools")),),
+    "labels": (Shape(("prompt", "completion", "label"), _of_label, ("tools",)),),
     "question": QUESTION_SHAPES,
 }
 _WANTED = {
     "training": '"text" that is not empty, or with "prompt" and "completion", or "messages", or '
     '"conversations", or "instruction" and "output"',
-    "preference": '"chosen" and "rejected", which differ',
-    "kto": '"prompt" and "completion", and a "label" that is true or false',
+    "pairs": '"chosen" and "rejected", which differ',
+    "labels": '"prompt" and "completion", and a "label" that is true or false',
     "question": '"question" or "prompt", with a list "choices" and an "answer"',
 }
 NAMES = frozenset(name for some in SHAPES.values() for s in some for name in (*s.names, *s.others))
@@ -192,7 +192,7 @@ NAMES = frozenset(name for some in SHAPES.values() for s in some for name in (*s
 class Schema:
     """The kind of rows wanted, and the names of their parts in the files.
 
-    purpose   "training", "preference", "kto" or "question"
+    purpose   "training", "pairs", "labels" or "question"
     columns   name of a row → name in the file; if given, no other names are read
     """
 
@@ -232,9 +232,9 @@ class Schema:
         return any(found.keys() >= set(s.names) for s in SHAPES[self.purpose])
 
     def row(self, place: Place, record: Any) -> Row:
-        """The row of a record. Raises Bad for a record without the names or values wanted."""
+        """The row of a record. Raises BadRow for a record without the names or values wanted."""
         if not isinstance(record, dict):
-            raise Bad(f"is a JSON {kind_of(record)}")
+            raise BadRow(f"is a JSON {kind_of(record)}")
         found = self._renamed(record)
         for shape in SHAPES[self.purpose]:
             if all(name in found for name in shape.names):
@@ -242,7 +242,7 @@ class Schema:
         there = ", ".join(str(key)[:20] for key in list(record)[:5]) or "nothing"
         missing = "text" if self.purpose == "training" else SHAPES[self.purpose][0].names[0]
         missing = next((column for _, column in self.columns if column not in record), missing)
-        raise Bad(f'is an object without "{missing}" (it has {there})')
+        raise BadRow(f'is an object without "{missing}" (it has {there})')
 
     def _renamed(self, record: Mapping[str, Any]) -> Record:
         if not self.columns:

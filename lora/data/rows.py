@@ -4,7 +4,7 @@ TextRow         a text, of which every token is learned
 CompletionRow   a prompt, which is read, and its completion, which is learned
 ChatRow         the messages of a chat, of which those of the assistant are learned
 PreferenceRow   a prompt with an answer that is preferred and one that is rejected
-KtoRow          a prompt with one answer, and whether it is wanted
+LabelledRow     a prompt with one answer, and whether it is wanted
 QuestionRow     a prompt with choices, one of them right
 
 A message is what a chat template reads, a dict as the OpenAI API has it:
@@ -104,7 +104,7 @@ class PreferenceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class KtoRow:
+class LabelledRow:
     """One answer, and whether it is wanted; prompt and answer are strings, or both are messages."""
 
     place: Place
@@ -127,13 +127,13 @@ class QuestionRow:
     answer: int
 
 
-Row = TextRow | CompletionRow | ChatRow | PreferenceRow | KtoRow | QuestionRow
+Row = TextRow | CompletionRow | ChatRow | PreferenceRow | LabelledRow | QuestionRow
 
 
-class Bad(Exception):
+class BadRow(Exception):
     """A record that makes no row, or a row that cannot be encoded.
 
-    The message is the rest of a sentence that starts with the place: Bad("is no JSON").
+    The message is the rest of a sentence that starts with the place: BadRow("is no JSON").
     """
 
     def __init__(self, fault: str, joint: str = " ") -> None:

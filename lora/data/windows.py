@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.lora.data.sources import Found
+from pyggml.lora.data.sources import FileSummary
 from pyggml.lora.data.spill import BLOCK, blocks
 
 
@@ -70,6 +70,11 @@ class Dataset:
         repeats = None if self.repeats is None else self.repeats[which]
         lengths = None if self.lengths is None else self.lengths[which]
         return Dataset(self.tokens[which], self.documents[which], trained, repeats, lengths)
+
+    @property
+    def arrays(self) -> tuple[np.ndarray | None, ...]:
+        """All that the windows are, for a digest."""
+        return self.tokens, self.documents, self.trained, self.repeats, self.lengths
 
     def targets(self) -> np.ndarray:
         """(n, ctx) bool: where the next token is of the same document, and learned."""
@@ -172,7 +177,7 @@ class Corpus:
 
     train: Dataset
     validation: Dataset | None
-    found: tuple[Found, ...] = ()
+    found: tuple[FileSummary, ...] = ()
     left_out: tuple[tuple[Path, str], ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -204,7 +209,7 @@ class Corpus:
         for part in (self.train, self.validation):
             if part is None:
                 continue
-            for array in (part.tokens, part.documents, part.trained, part.repeats, part.lengths):
+            for array in part.arrays:
                 if array is not None:
                     digest.update(repr(array.shape).encode())
                     for block in blocks(array):

@@ -1,7 +1,7 @@
 """A model and a text → its importance matrix: Σ x² of the inputs of each matrix of the blocks.
 
-The text is cut into chunks as for perplexity. Taps on the products of the graph read their inputs
-as they are made; matrices that share an input, such as q, k and v, have equal sums.
+The text is cut into chunks as for perplexity. What the products of the graph
+read is watched as it is made; matrices that share an input, such as q, k and v, have equal sums.
 
 Source: llama.cpp, tools/imatrix/imatrix.cpp (`collect_imatrix`).
 """
@@ -9,12 +9,11 @@ Source: llama.cpp, tools/imatrix/imatrix.cpp (`collect_imatrix`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 
-from pyggml.alloc import plan
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
@@ -22,7 +21,7 @@ from pyggml.lora.evaluate.perplexity import chunks_of
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net
 from pyggml.requantize.imatrix import ImportanceMatrix, Sums
-from pyggml.runtime import Program, Tap, bind
+from pyggml.runtime import Program, bind, schedule
 
 _LEAST = 16  # tokens of a chunk; llama.cpp skips products of fewer
 
@@ -50,25 +49,28 @@ class Collector:
         self._inputs = Inputs.empty(n_ctx)
         self._squares: dict[str, np.ndarray] = {}  # float64 (n_matrices, n)
         self._counts: dict[str, np.ndarray] = {}  # (n_matrices,)
-        self._program = self._tapped(model)
+        self._program = self._watching(model)
         self.n_chunks = len(self._chunks)
 
-    def _tapped(self, model: Model) -> Program:
+    def _watching(self, model: Model) -> Program:
         net = Net(model.parts.weights, self._inputs, model.adapters)
         graph = Graph.of(model.parts.decoder.hidden(net))
         users: dict[tuple[Tensor, ...], list[Tensor]] = defaultdict(list)
         for node in graph.nodes:
             if _is_product(node, model):
                 users[node.src[1:]].append(node)
-        taps: dict[Tensor, Tap] = {}
+        groups: dict[Tensor, list[_Group]] = defaultdict(list)
         for inputs, nodes in users.items():
             weights = [node.src[0] for node in nodes]
             for w in weights:
                 shape = (w.shape[0] if len(w.shape) == 3 else 1, inputs[0].shape[-1])
                 self._squares[w.name] = np.zeros(shape, np.float64)
                 self._counts[w.name] = np.zeros(shape[0], np.int64)
-            taps[nodes[0]] = partial(self._add, [w.name for w in weights], inputs)
-        return bind(plan(graph, model.backend), taps=taps)
+            group = _Group(inputs, partial(self._add, [w.name for w in weights]))
+            for t in inputs:
+                groups[t].append(group)
+        watched = {t: partial(_give, some, t) for t, some in groups.items()}
+        return bind(schedule(graph, model.devices, watched))
 
     def run(self) -> Iterator[int]:
         """Add one chunk after the other; yields how many there are so far. DataError for inputs
@@ -79,9 +81,8 @@ class Collector:
             self._program()
             yield n
 
-    def _add(self, names: list[str], inputs: tuple[Tensor, ...]) -> None:
+    def _add(self, names: list[str], x: np.ndarray, *ids: np.ndarray) -> None:
         """What some matrices read: x (T, n), or with experts x (T, U or 1, n) and ids (T, U)."""
-        x, *ids = (self._program.read(t) for t in inputs)
         squares = np.square(x, dtype=np.float64)
         if not np.isfinite(squares).all():
             raise DataError(f"the input of {names[0]} is not finite, so it has no importance")
@@ -101,6 +102,24 @@ class Collector:
             for name, squares in self._squares.items()
         }
         return ImportanceMatrix(sums, (self._name,), n_chunks, self._inputs.n_ctx)
+
+
+class _Group:
+    """Products with the same inputs: `add` gets these once the last of them is made."""
+
+    def __init__(self, inputs: Sequence[Tensor], add: Callable[..., None]) -> None:
+        self._inputs, self._add = inputs, add
+        self._arrays: dict[Tensor, np.ndarray] = {}
+
+    def take(self, t: Tensor, numbers: np.ndarray) -> None:
+        self._arrays[t] = numbers
+        if len(self._arrays) == len(self._inputs):
+            self._add(*map(self._arrays.pop, self._inputs))
+
+
+def _give(groups: Sequence[_Group], t: Tensor, numbers: np.ndarray) -> None:
+    for group in groups:
+        group.take(t, numbers)
 
 
 def _is_product(node: Tensor, model: Model) -> bool:

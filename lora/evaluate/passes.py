@@ -16,7 +16,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from pyggml.backends import write
+from pyggml.backends.cpu import write
 from pyggml.graph import Graph
 from pyggml.lora.evaluate.scorer import Scorer
 from pyggml.model import Model

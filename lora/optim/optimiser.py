@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from pyggml.backends import CPU, write
+from pyggml.backends.cpu import write
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, window, zeros
@@ -14,7 +14,7 @@ from pyggml.jit import compile_for
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.ops import clip_norm
-from pyggml.runtime.schedule import Devices, bind, schedule
+from pyggml.runtime import Arenas, Devices, bind, schedule
 
 
 class Optimiser(ABC):
@@ -39,9 +39,10 @@ class Optimiser(ABC):
             self.update(*self._part(parameters, first, n), settings)
             for (first, n, _), settings in zip(parameters.groups, self._settings, strict=True)
         ]
-        devices = devices or Devices([CPU()])
-        graphs = (Graph.of(out) for out in (self._norm, *updates))
-        self._clip, *self._updates = bind(*(schedule(g, devices) for g in graphs))
+        devices = devices or Devices()
+        made = [schedule(Graph.of(out), devices) for out in (self._norm, *updates)]
+        arenas = Arenas(*made)
+        self._clip, *self._updates = (bind(each, arenas=arenas) for each in made)
 
     @abstractmethod
     def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:

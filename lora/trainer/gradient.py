@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml.backends import read, write
+from pyggml.backends.cpu import read, write
 from pyggml.graph import Graph
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.ops import add_inplace, fill_inplace
-from pyggml.runtime.schedule import Devices, bind, schedule
+from pyggml.runtime import Devices, bind, schedule
 
 
 def n_sums(config: TrainConfig, ranks: Ranks = ALONE) -> int:
@@ -38,7 +38,7 @@ class StepGradient:
             add_inplace(total, self._gradient),
             add_inplace(self._gradient, total),
         )
-        programs = bind(*(schedule(Graph.of(node), devices) for node in nodes))
+        programs = (bind(schedule(Graph.of(node), devices)) for node in nodes)
         self._zero, self._zero_total, self._add_to_total, self._add_total = programs
         self._n = 0  # batches of this rank so far
         self._kept: list[np.ndarray] = []  # their gradients, if there are other ranks

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyggml.backends import Backend, is_constant
+from pyggml.backends import Backend
+from pyggml.backends.cpu import is_constant
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.trainer.passes import Passes
 

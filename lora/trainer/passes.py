@@ -1,151 +1,109 @@
 """The graphs of a run: the loss with its gradients, and the loss alone, over the same inputs.
 
-A `Loss` defines the loss. Batches of another length have graphs of their own. All graphs are built
-and planned first, without memory. They run one after the other, so each device has one arena that
-fits its largest.
+An objective defines the loss. Batches of another length have graphs of their own. All graphs are
+built and planned first, without memory. They run one after the other, so each device has one arena
+that fits its largest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any, Protocol
 
 import numpy as np
 
 from pyggml.alloc import Plan
-from pyggml.backends import Backend, write
-from pyggml.backward import Keep, build_backward, rematerialise, round_large
+from pyggml.backends import Backend
+from pyggml.backends.cpu import write
+from pyggml.backward import Keep, training_graph
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch
+from pyggml.lora.objectives import USUAL
+from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, TextLeaves
 from pyggml.model import Model
-from pyggml.models import Inputs, Net, Taps, token_loss
+from pyggml.models import Inputs
 from pyggml.ops.arithmetic.dropout import DRAW
-from pyggml.runtime import compile_backwards
-from pyggml.runtime.schedule import Part, Schedule, ScheduledProgram, bind, schedule
+from pyggml.runtime import Arenas, Part, Program, Schedule, bind, compile_backwards, schedule
 
 _WORD = 0xFFFFFFFF
+_USUAL = USUAL()
 Arrays = dict[str, np.ndarray]
-
-
-class Loss(Protocol):
-    """The loss of a run: leaves that every batch fills, and the graph from these to the loss."""
-
-    def build(
-        self,
-        model: Model,
-        inputs: Inputs,
-        trained: Collection[str],
-        gradient: bool,
-        taps: Taps | None = None,
-    ) -> Graph:
-        """The graph over these inputs; outputs: the loss (), further results to be read, and the
-        activations that `taps` reads.
-
-        trained: names of the tensors that get gradients
-        """
-
-    def write(self, batch: Any) -> None:
-        """Put a batch's numbers into the loss's own leaves, not into those of the inputs."""
-
-
-class TokenLoss:
-    """Σ weight · cross entropy of the next token: that of text, and of learned answers.
-
-    Its further result is the number () of learned tokens that the model has right.
-    """
-
-    def __init__(self, n_tokens: int) -> None:
-        self._targets = zeros((n_tokens,), I32, "targets")
-        self._weights = zeros((n_tokens,), F32, "weights")
-        put_together(self._targets, self._weights)
-
-    def build(
-        self,
-        model: Model,
-        inputs: Inputs,
-        trained: Collection[str],
-        gradient: bool,
-        taps: Taps | None = None,
-    ) -> Graph:
-        net = Net(model.parts.weights, inputs, model.adapters, taps=taps)
-        loss = token_loss(model.parts, net, self._targets, self._weights, trained, gradient)
-        return net.graph(loss.named("loss"), loss.saved[0].named("tokens right"))
-
-    def write(self, batch: Batch) -> None:
-        write(self._targets, batch.targets)
-        write(self._weights, batch.weights)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
     """Both graphs over batches of one length: training and the loss alone; and their leaves.
 
-    n_read   further results of the loss
-    names    of the activations that a trace reads. Their gradients are outputs after those of the
-             parameters, and they themselves are the last outputs
+    further       names of what is read of each batch beside the loss
+    activations   names of those that a trace reads
     """
 
     inputs: Inputs
-    loss: Loss
+    leaves: Leaves
     training: Graph
     alone: Graph
-    n_read: int
-    names: tuple[str, ...]
+    further: tuple[str, ...]
+    activations: tuple[str, ...]
 
     @classmethod
     def of(
-        cls, model: Model, parameters: Parameters, drawn: Inputs, keep: Keep, loss: Loss
+        cls,
+        model: Model,
+        parameters: Parameters,
+        drawn: Inputs,
+        keep: Keep,
+        objective: Objective,
+        leaves: Leaves,
     ) -> _Pair:
         """drawn: the inputs of training, with what is drawn anew for each batch."""
         put_together(drawn.tokens, drawn.positions, drawn.span)
         trained, inputs = parameters.tensors, replace(drawn, draw=None, noise=None)
         taps = model.taps()
-        forward = loss.build(model, drawn, trained, True, taps)
+        net = LossNet.of(model, drawn, trained, True, taps)
+        forward, further = _forward(net, objective, leaves)
         read = taps.read if taps else {}
-        graph = build_backward(
-            replace(forward, outputs=forward.outputs[:1]),
-            [*trained.values(), *read.values()],
-            accumulators=[*parameters.gradients.values(), *(None for _ in read)],
-        )
-        graph = replace(graph, outputs=(*graph.outputs, *forward.outputs[1:]))
-        graph = rematerialise(round_large(graph, model.kept_as), keep)
-        alone = loss.build(model, inputs, trained, False, model.taps())
-        n_read = len(forward.outputs) - 1 - len(read)
-        return cls(drawn, loss, graph, alone, n_read, tuple(read))
+        sums = [*parameters.gradients.values(), *(None for _ in read)]
+        graph = training_graph(forward, {**trained, **read}, sums, model.kept_as, keep)
+        net = LossNet.of(model, inputs, trained, False, model.taps())
+        alone, _ = _forward(net, objective, leaves)
+        return cls(drawn, leaves, graph, alone, further, tuple(read))
 
     def write(self, batch: Batch) -> None:
         for name in ("tokens", "positions", "span"):
             write(getattr(self.inputs, name), getattr(batch, name))
-        self.loss.write(batch)
+        self.leaves.write(batch)
 
-    def traced(self, program: ScheduledProgram, alone: bool) -> tuple[Arrays, Arrays]:
+    def traced(self, program: Program, alone: bool) -> tuple[Arrays, Arrays]:
         """A batch's activations that a trace reads, and their gradients, none of the loss alone."""
-        outputs, k = program.schedule.graph.outputs, len(self.names)
-        last = len(outputs) - k
-        values = zip(self.names, outputs[last:], strict=True)
-        grads = () if alone else outputs[last - self.n_read - k : last - self.n_read]
-        of_grads = zip(self.names, grads, strict=False)
+        graph, names = program.schedule.graph, self.activations
         return (
-            {name: program.read(t) for name, t in values},
-            {name: program.read(t) for name, t in of_grads},
+            {name: program.read(graph[name]) for name in names},
+            {} if alone else {name: program.read(graph[f"grad:{name}"]) for name in names},
         )
+
+
+def _forward(net: LossNet, objective: Objective, leaves: Leaves) -> tuple[Graph, tuple[str, ...]]:
+    """The loss, what is read beside it, and the activations that taps read; the names of what is
+    read."""
+    outputs = {name: t.named(name) for name, t in objective.loss(net, leaves).items()}
+    return net.net.graph(**outputs), tuple(name for name in outputs if name != "loss")
 
 
 class Passes:
     """Forward and backward over batches of `n_tokens`; gradients are added to the parameters' own.
 
-    n_ctx     length of a sequence, n_tokens unless it is given
-    shorter   further lengths of a batch, each with graphs of its own
-    loss      a batch's number of tokens -> its loss
-    noise     α of NEFTune: training adds at most α/√(L·d) to each number of an embedding; L tokens
-              in its document, d numbers in an embedding
-    others    further graphs that run in the same memory: `other_programs`
+    n_ctx       length of a sequence, n_tokens unless it is given
+    shorter     further lengths of a batch, each with graphs of its own
+    objective   what defines the loss
+    leaves      a batch's number of tokens -> the objective's leaves
+    noise       α of NEFTune: training adds at most α/√(L·d) to each number of an embedding; L
+                tokens in its document, d numbers in an embedding
+    others      further graphs that run in the same memory: `other_programs`
 
     Raises NoGradientError if a parameter cannot be trained.
     """
@@ -157,7 +115,8 @@ class Passes:
         n_tokens: int,
         n_ctx: int | None = None,
         keep: Keep = Keep.COSTLY,
-        loss: Callable[[int], Loss] = TokenLoss,
+        objective: Objective = _USUAL,
+        leaves: Callable[[int], Leaves] = TextLeaves.empty,
         others: Sequence[Graph] = (),
         noise: float = 0.0,
         shorter: Sequence[int] = (),
@@ -169,12 +128,12 @@ class Passes:
         for n in (n_tokens, *shorter):
             size = zeros((n,), F32, "noise") if noise else None
             drawn = replace(Inputs.empty(n, n_ctx or n_tokens), draw=self._draw, noise=size)
-            self._pairs[n] = _Pair.of(model, parameters, drawn, keep, loss(n))
+            self._pairs[n] = _Pair.of(model, parameters, drawn, keep, objective, leaves(n))
         graphs = [g for pair in self._pairs.values() for g in (pair.training, pair.alone)]
         self._schedules = tuple(schedule(g, model.devices) for g in (*graphs, *others))
-        self._programs: tuple[ScheduledProgram, ...] = ()
+        self._programs: tuple[Program, ...] = ()
         self._last = 0  # program of the last batch
-        self.watched: tuple[np.ndarray, ...] = ()  # of the last batch: what the loss has read
+        self.outputs: Mapping[str, np.ndarray] = {}  # of the last batch, beside the loss
 
     @classmethod
     def of(
@@ -184,7 +143,8 @@ class Passes:
         config: TrainConfig,
         ctx: int,
         lengths: Sequence[int] = (),
-        loss: Callable[[int], Loss] = TokenLoss,
+        objective: Objective = _USUAL,
+        leaves: Callable[[int], Leaves] = TextLeaves.empty,
         others: Sequence[Graph] = (),
     ) -> Passes:
         """The graphs of a run with these settings, over windows of `ctx` tokens.
@@ -194,7 +154,9 @@ class Passes:
         keep = Keep.LAYERS if config.grad_checkpointing else Keep.COSTLY
         *shorter, n_tokens = [config.batch * n for n in lengths or (ctx,)]
         noise = config.neftune_alpha
-        return cls(model, parameters, n_tokens, ctx, keep, loss, others, noise, shorter)
+        return cls(
+            *(model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise, shorter)
+        )
 
     @property
     def n_bytes(self) -> int:
@@ -221,13 +183,13 @@ class Passes:
         return self._schedules[0]
 
     @property
-    def programs(self) -> tuple[ScheduledProgram, ...]:
+    def programs(self) -> tuple[Program, ...]:
         """Training and validation, bound: for batches of n_tokens, then for each shorter length."""
         self.bind()
         return self._programs[: 2 * len(self._pairs)]
 
     @property
-    def other_programs(self) -> tuple[ScheduledProgram, ...]:
+    def other_programs(self) -> tuple[Program, ...]:
         """The others, bound."""
         self.bind()
         return self._programs[2 * len(self._pairs) :]
@@ -235,14 +197,14 @@ class Passes:
     def bind(self) -> None:
         """Take the arenas and bind all graphs to them, once."""
         if not self._programs:
-            self._programs = bind(*self._schedules, release=True)
+            arenas = Arenas(*self._schedules)
+            self._programs = tuple(bind(s, True, arenas) for s in self._schedules)
 
     def compile_backwards(self) -> Iterator[Tensor]:
         """Compile what the graphs need of the host, running nothing; see
         pyggml.runtime.compile_backwards."""
-        for p in (p for made in self._schedules for p in made.plans.values()):
-            if p.backend.is_host:
-                yield from compile_backwards(p)
+        for made in self._schedules:
+            yield from compile_backwards(made)
 
     def draw(self, seed: int, number: int) -> None:
         """Seed dropout and noise: the next batch uses this seed and number, each later one the next
@@ -270,10 +232,9 @@ class Passes:
         program, self._last = self.programs[which + alone], which
         pair.write(batch)
         program()
-        outputs = program.schedule.graph.outputs
-        end = len(outputs) - len(pair.names)
-        loss, *watched = map(program.begin_read, (outputs[0], *outputs[end - pair.n_read : end]))
-        self.watched = tuple(read() for read in watched)
+        graph = program.schedule.graph
+        loss, *others = (program.begin_read(graph[name]) for name in ("loss", *pair.further))
+        self.outputs = {name: read() for name, read in zip(pair.further, others, strict=True)}
         if self._trace:
             self._trace.record(*pair.traced(program, alone))
         return float(loss())

@@ -16,7 +16,7 @@ from pyggml.alloc.fit import ALIGNMENT, Arena
 from pyggml.alloc.lifetime import FOREVER, Lifetime, lifetimes, reusable_source
 from pyggml.alloc.sharing import sharing
 from pyggml.alloc.usage import peak
-from pyggml.backends import CPU, Backend
+from pyggml.backends.base import Backend
 from pyggml.graph import Graph
 from pyggml.graph.op import SAVED, has_kernel
 from pyggml.graph.tensor import Tensor
@@ -53,24 +53,21 @@ class Plan:
         return t
 
 
-def plan(
-    graph: Graph, backend: Backend | None = None, reuse: bool = True, share: bool = True
-) -> Plan:
-    """The memory of a graph on a backend; by default the CPU, in float32.
+def plan(graph: Graph, backend: Backend, reuse: bool = True, share: bool = True) -> Plan:
+    """The memory of a graph on a backend.
 
     For tests and timings: reuse=False gives every tensor an address of its own, share=False lets
     every node pack its sources for itself. Results are bitwise the same.
     """
-    backend = backend or CPU()
     pieces = _Pieces(graph, backend, reuse, share)
-    found = pieces.placed()
+    best = pieces.place()
     if not (reuse and graph.nodes):
-        return found
-    most = peak(found)
-    if found.n_bytes <= _GAPS * most.n_bytes:
-        return found
-    apart = pieces.placed({found.origin(t) for t in most.alive})
-    return min(found, apart, key=lambda p: p.n_bytes)
+        return best
+    most = peak(best)
+    if best.n_bytes <= _GAPS * most.n_bytes:
+        return best
+    gapless = pieces.place({best.origin(t) for t in most.alive})
+    return min(best, gapless, key=lambda p: p.n_bytes)
 
 
 _TAKE, _GIVE_BACK, _SCRATCH = range(3)
@@ -100,7 +97,7 @@ class _Pieces:
         self.steps: list[tuple[int, Tensor, int]] = []  # what is done, whose piece, its bytes
         self._walk()
 
-    def placed(self, lasting: Collection[Tensor] = ()) -> Plan:
+    def place(self, lasting: Collection[Tensor] = ()) -> Plan:
         """A plan by best fit; `lasting` pieces lie behind all others, side by side."""
         arena, n_behind = Arena(self.backend.room), 0
         offsets: dict[Tensor, int] = {}

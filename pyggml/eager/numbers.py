@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from pyggml import backends
+from pyggml.backends import cpu
 from pyggml.errors import NoGradientError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
@@ -46,23 +46,24 @@ def numbers(t: Tensor) -> np.ndarray:
     make, and PyggmlError for numbers that an op refuses.
     """
     for node in _unknown(t):
-        _known[node] = _Known(_computed(node), next(_moments))
+        _known[node] = _Known(_compute(node), next(_moments))
     return _numbers(t)
 
 
 def gradients(graph: Graph) -> list[np.ndarray]:
-    """The numbers of a graph's outputs but the first, the loss; see `build_backward`.
+    """The numbers of the gradients of `build_backward`'s graph.
 
     Rules that read what a forward kernel saved have no reference: such a graph is run by kernels.
     """
     if any(s.op is SAVED for node in graph.nodes for s in node.src):
-        return results(graph)[1:]
-    return [numbers(t) for t in graph.outputs[1:]]
+        _, *arrays = results(graph)
+        return arrays
+    return [numbers(t) for t in graph.outputs_of("grad").values()]
 
 
 def write(t: Tensor, values: np.ndarray) -> None:
     """Change the numbers of a leaf; what was computed from it is out of date from now on."""
-    backends.write(t, values)
+    cpu.write(t, values)
     _written[t] = next(_moments)
 
 
@@ -95,25 +96,23 @@ def _numbers(t: Tensor) -> np.ndarray:
     if t in _known:
         return _known[t].numbers
     if t.dtype in (F32, I32):
-        return backends.read(t)
-    return _rounded(in_float64(t))
+        return cpu.read(t)
+    return _round(in_float64(t))
 
 
-def _computed(node: Tensor) -> np.ndarray:
+def _compute(node: Tensor) -> np.ndarray:
     assert node.op is not None
     if node.op is SAVED:
         raise NoGradientError(f"{node!r} is written by a kernel, not by a reference")
     sources = [_numbers(s) for s in node.src]
-    if (
-        node.n_elements + sum(s.size for s in sources) > SMALL
-        and backends.CPU().unsupported(node) is None
-    ):
+    n_numbers = node.n_elements + sum(s.size for s in sources)
+    if n_numbers > SMALL and cpu.CPU().unsupported(node) is None:
         leaves = (_as_leaf(s, a) for s, a in zip(node.src, sources, strict=True))
-        (found,) = run(node.op(*leaves, **node.params))
-        return _rounded(found)
+        (computed,) = run(node.op(*leaves, **node.params))
+        return _round(computed)
     exact = (a.astype(np.float64) if a.dtype.kind == "f" else a for a in sources)
     with np.errstate(all="ignore"):  # as kernels are: infinity and NaN are results
-        return _rounded(np.asarray(node.op.ref(*exact, **node.params)))
+        return _round(np.asarray(node.op.ref(*exact, **node.params)))
 
 
 def _as_leaf(t: Tensor, known: np.ndarray) -> Tensor:
@@ -121,5 +120,5 @@ def _as_leaf(t: Tensor, known: np.ndarray) -> Tensor:
     return t if t.op is None else leaf(np.ascontiguousarray(known.astype(t.dtype.numpy)))
 
 
-def _rounded(a: np.ndarray) -> np.ndarray:
+def _round(a: np.ndarray) -> np.ndarray:
     return np.asarray(a, np.float32) if a.dtype.kind == "f" else np.asarray(a)

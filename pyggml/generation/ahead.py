@@ -12,14 +12,14 @@ from functools import partial
 
 import numpy as np
 
-from pyggml.backends import detach, write
+from pyggml.backends.cpu import detach, write
 from pyggml.generation.sampler import check_greatest
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.model import Model
 from pyggml.models import Cache, Inputs, build
 from pyggml.ops import advance, likeliest
-from pyggml.runtime.schedule import Arenas, bind, schedule
+from pyggml.runtime import Arenas, bind, schedule
 
 Coming = Callable[[], int]  # waits for a token, and returns it
 
@@ -67,7 +67,7 @@ class Ahead:
         logits = build(model.parts, inputs, model.adapters, cache)
         self._choice, moved = _step(logits, inputs)
         made = schedule(Graph.of(self._choice, moved), model.devices)
-        (self._program,) = bind(made, arenas=arenas)
+        self._program = bind(made, arenas=arenas)
 
     def begin(self, token: int, position: int, first: int) -> int:
         """Make this the token of the next pass; returns the number of the run.

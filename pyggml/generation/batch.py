@@ -26,7 +26,7 @@ from pyggml.generation.sampler import checked_argmax
 from pyggml.graph import Graph
 from pyggml.model import Model
 from pyggml.models import Shift, build_shift
-from pyggml.runtime.schedule import ScheduledProgram, bind, schedule
+from pyggml.runtime import Program, bind, schedule
 
 Tokens = Sequence[int] | np.ndarray
 _ALL = 1 << 62
@@ -146,7 +146,7 @@ class Batch:
         self.slots = tuple(Slot(self, i) for i in range(n_slots))
         self._passes = passes.Passes(self.memory.cache, n_slots)
         self._running: Slot | None = None  # whose state is in the cache
-        self._shifts: dict[int, tuple[Shift, ScheduledProgram]] = {}  # by rows; the last alone
+        self._shifts: dict[int, tuple[Shift, Program]] = {}  # by rows; the last alone
         self._clock = 0
 
     def release(self) -> None:
@@ -196,19 +196,21 @@ class Batch:
         Raises ConfigError for a closed slot, DataError if tokens exceed a slot's context or are
         outside of the vocabulary; nothing is appended then.
         """
-        checked = {slot: self._checked(slot, tokens) for slot, tokens in pieces.items()}
+        checked = {slot: self._check_tokens(slot, tokens) for slot, tokens in pieces.items()}
         for slot, ids in checked.items():
             slot.tokens += ids
             slot.n_changes += 1
-        found: dict[Slot, list[np.ndarray]] = {slot: [] for slot in checked}
+        logits: dict[Slot, list[np.ndarray]] = {slot: [] for slot in checked}
         for together in self._groups(list(checked)):
             while together:
                 counts = self._next(together)
-                for slot, rows in zip(counts, self._run(counts, every), strict=True):
-                    found[slot] += [rows]
+                for slot, rows in zip(counts, self._run_pass(counts, every), strict=True):
+                    logits[slot] += [rows]
                 together = [slot for slot in together if slot.n_cached < slot.n_past]
         return {
-            slot: np.concatenate(found[slot])[-len(ids) :] if slot in every else found[slot][-1][-1]
+            slot: np.concatenate(logits[slot])[-len(ids) :]
+            if slot in every
+            else logits[slot][-1][-1]
             for slot, ids in checked.items()
         }
 
@@ -217,31 +219,35 @@ class Batch:
 
         Raises as `feed`.
         """
-        slot.tokens += self._checked(slot, tokens)
+        slot.tokens += self._check_tokens(slot, tokens)
         slot.n_changes += 1
         while True:
-            (logits,) = self._run(self._next([slot]), ())
+            (logits,) = self._run_pass(self._next([slot]))
             if slot.n_cached == slot.n_past:
                 return logits[-1]
 
-    def greedy(self, slot: Slot, tokens: Tokens) -> Iterator[int]:
+    def greedy(self, slot: Slot, tokens: Tokens, owner: object = None) -> Iterator[int]:
         """Append tokens to one sequence, then one by one the likeliest that follow.
 
         Each token is given before it is appended: that happens when the next one is asked for. It
-        ends when the context is full. Raises as `feed`; DataError if the greatest logit is NaN or
-        infinite; ConfigError if the sequence was changed meanwhile.
+        ends when the context is full. owner: of the batch, which lives as long.
+        Raises as `feed`; DataError if the greatest logit is NaN or infinite; ConfigError if the
+        sequence was changed meanwhile.
         """
         token = checked_argmax(self.feed_one(slot, tokens))
-        yield from self._unchanged(slot, token)
+        yield from self._give(slot, token)
         if slot.n_past < self.n_ctx and runs_ahead(slot.model):
-            for found in self._run_ahead(slot, token):
-                token = found
-                yield from self._unchanged(slot, token)
+            for after in self._run_ahead(slot, token):
+                token = after
+                yield from self._give(slot, token)
         while slot.n_past < self.n_ctx:
-            token = checked_argmax(self.feed_one(slot, [token]))
-            yield from self._unchanged(slot, token)
+            slot.tokens.append(token)
+            slot.n_changes += 1
+            (logits,) = self._run_pass({slot: 1})
+            token = checked_argmax(logits[-1])
+            yield from self._give(slot, token)
 
-    def _unchanged(self, slot: Slot, token: int) -> Iterator[int]:
+    def _give(self, slot: Slot, token: int) -> Iterator[int]:
         """Give a token, and look whether its sequence is the same when the next is asked for."""
         n_changes = slot.n_changes
         yield token
@@ -271,7 +277,7 @@ class Batch:
             return
         if n not in self._shifts:
             shift = build_shift(self.model.parts, self.memory.cache, n)
-            (program,) = bind(schedule(Graph.of(*shift.outputs), self.model.devices))
+            program = bind(schedule(Graph.of(*shift.outputs), self.model.devices))
             self._shifts = {n: (shift, program)}
         shift, program = self._shifts[n]
         shift.fill(first + source, first + target)
@@ -285,7 +291,7 @@ class Batch:
             self._running = None
         target.state = self.memory.state() if self._running is source else source.state
 
-    def _checked(self, slot: Slot, tokens: Tokens) -> list[int]:
+    def _check_tokens(self, slot: Slot, tokens: Tokens) -> list[int]:
         if not slot.is_open or slot.batch is not self:
             raise ConfigError(f"slot {slot.number} is not open, wanted one that this batch opened")
         match tokens:
@@ -318,13 +324,18 @@ class Batch:
             room -= taken[slot]
         return {slot: n for slot, n in taken.items() if n}
 
-    def _run(self, pieces: Mapping[Slot, int], every: Collection[Slot]) -> list[np.ndarray]:
-        """One pass of so many tokens of slots. The logits (n, n_vocab) of each slot's last token,
-        or of every one."""
+    def _run_pass(
+        self, pieces: Mapping[Slot, int], every: Collection[Slot] = ()
+    ) -> list[np.ndarray]:
+        """Run the next tokens of some slots, as many as it says of each, in one pass. The logits
+        (n, n_vocab) of each slot's last token, or of every one."""
+        counts = [n if slot in every else 1 for slot, n in pieces.items()]
         if not self.model.batches:
             self._switch(*pieces)
         try:
-            logits = self._pass(pieces, every)
+            run = self._fill(pieces, counts)
+            run.program()
+            logits = run.read(sum(counts))
         except BaseException:  # broken off: a state would be that of none of its tokens
             for slot in () if self.model.batches else pieces:
                 slot.n_cached = 0
@@ -332,28 +343,26 @@ class Batch:
         for slot, n in pieces.items():
             slot.n_cached += n
             self._note_use(slot)
-        return logits
+        return [logits[end - n : end] for n, end in zip(counts, accumulate(counts), strict=True)]
+
+    def _fill(self, pieces: Mapping[Slot, int], counts: Sequence[int]) -> passes.Pass:
+        """A pass of the next tokens of some slots, with logits of the last `counts` of each."""
+        n_tokens = sum(pieces.values())
+        n = passes.size_of_pass(n_tokens) if self.model.batches else n_tokens
+        filled = self._passes[next(iter(pieces)).model, n, sum(counts)]
+        of, end = list[int](), 0
+        for (slot, n), n_wanted in zip(pieces.items(), counts, strict=True):
+            start = slot.n_cached
+            filled.fill(end, slot.tokens[start : start + n], start, slot.number * self.n_ctx)
+            end += n
+            of += range(end - n_wanted, end)
+        filled.pad(end, self.memory.first_spare)
+        filled.of[:] = of + of[-1:] * (len(filled.of) - len(of))
+        return filled
 
     def _note_use(self, slot: Slot) -> None:
         self._clock += 1
         slot.last_used = self._clock
-
-    def _pass(self, pieces: Mapping[Slot, int], every: Collection[Slot]) -> list[np.ndarray]:
-        """Run the next tokens of some slots; the logits (n, n_vocab) of the last one of each, or of
-        every one."""
-        model, n_tokens = next(iter(pieces)).model, sum(pieces.values())
-        n = passes.size_of_pass(n_tokens) if self.model.batches else n_tokens
-        n_wanted = {slot: count if slot in every else 1 for slot, count in pieces.items()}
-        run = self._passes[model, n, sum(n_wanted.values())]
-        of, end = list[int](), 0
-        for slot, count in pieces.items():
-            start = slot.n_cached
-            run.fill(end, slot.tokens[start : start + count], start, slot.number * self.n_ctx)
-            end += count
-            of += range(end - n_wanted[slot], end)
-        run.pad(end, self.memory.first_spare)
-        logits, counts = run(of), n_wanted.values()
-        return [logits[end - k : end] for k, end in zip(counts, accumulate(counts), strict=True)]
 
     def _switch(self, slot: Slot) -> None:
         """Make the cache's state that of a slot."""

@@ -127,7 +127,7 @@ class Completion:
     def _finish(self, ends: bool) -> Finish | None:
         if ends:
             return Finish.STOP_TOKEN
-        if self._stops.found is not None:
+        if self._stops.reached is not None:
             return Finish.STOP_STRING
         if len(self.tokens) == self._n_tokens:
             return Finish.LENGTH
@@ -138,7 +138,7 @@ class Completion:
     def _rest(self) -> str:
         """The text that waited, at the end of the answer; it may complete a stop string."""
         text = self._stops.feed(self._characters.flush())
-        return text if self._stops.found is not None else text + self._stops.flush()
+        return text if self._stops.reached is not None else text + self._stops.flush()
 
 
 def complete(
@@ -173,21 +173,17 @@ def complete(
         for piece in _pieces(completion, session, tokens):
             yield piece
             tokens = [piece.token]
-        if completion.finish is None:  # the context is full
-            assert n_keep is not None
-            session.shift(n_keep)
+            if piece.finish is not None:
+                return
+        assert n_keep is not None  # the context is full
+        session.shift(n_keep)
 
 
 def _pieces(completion: Completion, session: Session, tokens: Tokens) -> Iterator[Piece]:
-    """The pieces that follow the tokens, until the answer ends or the context is full."""
+    """The pieces that follow the tokens, until the context is full."""
     if completion.needs_no_logits:
-        pieces = map(completion.accept, session.greedy(tokens))
-    else:
-        pieces = map(completion.take, _logits(completion, session, tokens))
-    for piece in pieces:
-        yield piece
-        if piece.finish is not None:
-            return
+        return map(completion.accept, session.greedy(tokens))
+    return map(completion.take, _logits(completion, session, tokens))
 
 
 def _logits(completion: Completion, session: Session, tokens: Tokens) -> Iterator[np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml.backends import copy_rows, detach, read, write
+from pyggml.backends.cpu import copy_rows, detach, read, write
 from pyggml.errors import ConfigError
 from pyggml.graph.dtypes import F16, F32, Q8_0, DType
 from pyggml.model import Model

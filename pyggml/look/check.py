@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends import read
+from pyggml.backends.cpu import read
 from pyggml.backward.walk import build_backward
 from pyggml.errors import NoGradientError
 from pyggml.graph import Graph, topological

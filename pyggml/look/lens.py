@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends import read
+from pyggml.backends.cpu import read
 from pyggml.backward import build_backward
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
@@ -32,7 +32,7 @@ from pyggml.models.attention import Attention
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
 from pyggml.ops.attention.positions import alibi_slopes
-from pyggml.runtime import results
+from pyggml.runtime import results, run
 
 Ids = Sequence[int] | np.ndarray
 _ROWS = 64  # of logits that are float64 at a time
@@ -60,7 +60,7 @@ def logit_lens(model: Model, ids: Ids) -> np.ndarray:
     names = [f"blk.{i}.out" for i in range(model.config.n_layer)]
     with model.trace(*names) as t:
         model.logits(ids)
-    return np.stack([_predicted(model, t[name]) for name in names])
+    return np.stack([_predict(model, t[name]) for name in names])
 
 
 def token_losses(model: Model, ids: Ids) -> np.ndarray:
@@ -126,8 +126,8 @@ def logit_attribution(model: Model, ids: Ids, token: int, at: int = -1) -> dict[
     values = {name: t[name][at] for name in branches}
     values = {"token_embd": stream - sum(values.values()), **values}
     direction = _direction(model, stream, token)
-    found = {name: float(v.astype(np.float64) @ direction) for name, v in values.items()}
-    return found | {"bias": float(t["output"][at, token]) - sum(found.values())}
+    shares = {name: float(v.astype(np.float64) @ direction) for name, v in values.items()}
+    return shares | {"bias": float(t["output"][at, token]) - sum(shares.values())}
 
 
 def gradient_x_activation(
@@ -180,10 +180,10 @@ def steering_vector(
 
 def _attention(model: Model, i: int) -> Attention:
     """The attention of block i."""
-    found = [p for p in _parts_of(model.parts.decoder.blocks[i]) if isinstance(p, Attention)]
-    if not found:
+    attention = [p for p in _parts_of(model.parts.decoder.blocks[i]) if isinstance(p, Attention)]
+    if not attention:
         raise ConfigError(f"block {i} has no attention")
-    return found[0]
+    return attention[0]
 
 
 def _parts_of(part: Any) -> Iterator[Part]:
@@ -218,11 +218,11 @@ def _weights(part: Attention, q: np.ndarray, k: np.ndarray, sinks: np.ndarray | 
     return np.asarray(e / (e.sum(axis=-1, keepdims=True) + extra), np.float32)
 
 
-def _predicted(model: Model, stream: np.ndarray) -> np.ndarray:
+def _predict(model: Model, stream: np.ndarray) -> np.ndarray:
     """Logits (T, n_vocab) of a residual stream (T, n_embd): the last norm and what follows."""
     net = Net(model.parts.weights, Inputs.empty(len(stream)), model.adapters)
     decoder = model.parts.decoder
-    return results(Graph.of(decoder.logits(net, decoder.last(net, leaf(stream)))), model.backend)[0]
+    return run(decoder.logits(net, decoder.last(net, leaf(stream))), devices=model.devices)[0]
 
 
 def _direction(model: Model, stream: np.ndarray, token: int) -> np.ndarray:
@@ -232,7 +232,9 @@ def _direction(model: Model, stream: np.ndarray, token: int) -> np.ndarray:
     decoder.logits(Net(model.parts.weights, Inputs.empty(1), model.adapters, taps=taps), h)
     z = taps.read["output"]
     one = leaf(np.eye(1, z.shape[1], token, dtype=np.float32))
-    g = results(build_backward(Graph.of(z), [h], one))[1][0].astype(np.float64)
+    back = build_backward(Graph.of(z), [h], one)
+    _, (row,) = results(back, model.devices)
+    g = row.astype(np.float64)
     g *= decoder.logit_scale
     norm, x = decoder.norm, stream.astype(np.float64)
     if norm is None:

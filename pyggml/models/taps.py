@@ -18,15 +18,18 @@ gradients and devices know of it. Without taps a model's graph is the same as if
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 
-from pyggml.errors import ShapeError
+from pyggml.errors import ConfigError, ShapeError
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.ops import add, mul, scale
+
+Numbers = np.ndarray | Sequence[Any] | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,12 @@ class Taps:
 
     def wants(self, name: str) -> bool:
         """Whether an activation is read or changed."""
-        patterns = (*self.patterns, *(e.pattern for e in self.edits))
-        return any(fnmatchcase(name, p) for p in patterns)
+        return any(fnmatchcase(name, p) for p in self.all_patterns)
+
+    @property
+    def all_patterns(self) -> tuple[str, ...]:
+        """Of what is read, then of what is changed."""
+        return *self.patterns, *(e.pattern for e in self.edits)
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
         """x, or what the edits make of it."""
@@ -107,3 +114,31 @@ class Taps:
         if any(fnmatchcase(name, p) for p in self.patterns):
             self.read[name] = x
         return x
+
+
+def edits(
+    scale: Mapping[str, float] | None = None,
+    add: Mapping[str, Numbers] | None = None,
+    replace: Mapping[str, Numbers] | None = None,
+    tokens: Iterable[int] | None = None,
+) -> list[Edit]:
+    """The edits that `Model.trace` names. Raises ConfigError for numbers that are not finite."""
+    rows = None if tokens is None else tuple(int(t) for t in tokens)
+    made = [Edit(p, float(s), None, rows) for p, s in (scale or {}).items()]
+    made += [Edit(p, 1.0, np.asarray(a, np.float32), rows) for p, a in (add or {}).items()]
+    made += [Edit(p, 0.0, np.asarray(a, np.float32), rows) for p, a in (replace or {}).items()]
+    for e in made:
+        addend = np.zeros(1) if e.addend is None else e.addend
+        if not (np.isfinite(e.factor) and np.isfinite(addend).all()):
+            raise ConfigError(f"{e.pattern}: its numbers are not finite")
+    return made
+
+
+def check_names(patterns: Iterable[str], known: Sequence[str]) -> None:
+    """ConfigError for patterns that are no name of a known activation."""
+    strangers = [p for p in patterns if not any(fnmatchcase(name, p) for name in known)]
+    if strangers:
+        some = ", ".join([*known[:6], "…", *known[-3:]])
+        raise ConfigError(
+            f"no activation is named {', '.join(dict.fromkeys(strangers))}; there are {some}"
+        )

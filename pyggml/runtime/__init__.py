@@ -1,5 +1,32 @@
-"""Plan → Program: every kernel call is bound to its memory once, then all run in order."""
+"""Graph, devices → numbers: which device computes which node, each kernel bound once, the run.
 
-from pyggml.runtime.program import Program, Tap, bind, compile_backwards, compute, results, run
+assign → split → plan (each device's part of the graph in an arena of its own) → bind → run. A graph
+that the host runs alone is a schedule of one part.
+"""
 
-__all__ = ["Program", "Tap", "bind", "compile_backwards", "compute", "results", "run"]
+from pyggml.runtime.assign import Assignment, assign
+from pyggml.runtime.calls import compile_backwards
+from pyggml.runtime.choice import backends_of
+from pyggml.runtime.devices import Devices
+from pyggml.runtime.program import Arenas, Program, bind, results, run
+from pyggml.runtime.schedule import Schedule, schedule
+from pyggml.runtime.split import Copy, Part, Split, split
+
+__all__ = [
+    "Arenas",
+    "Assignment",
+    "Copy",
+    "Devices",
+    "Part",
+    "Program",
+    "Schedule",
+    "Split",
+    "assign",
+    "backends_of",
+    "bind",
+    "compile_backwards",
+    "results",
+    "run",
+    "schedule",
+    "split",
+]

@@ -1,133 +1,243 @@
-"""Plan → numbers: each kernel is bound to its memory once, then all run in order."""
+"""Schedule → numbers: every kernel is bound to its memory once, then parts and copies run in order.
+
+program = bind(schedule(Graph.of(loss), devices))
+program()
+program.read(loss)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from pyggml.alloc import Plan, plan
-from pyggml.backends import CPU, Backend
-from pyggml.errors import PyggmlError
-from pyggml.graph import Graph
+from pyggml.backends import Backend
+from pyggml.backends.cpu import is_constant
+from pyggml.graph import Graph, last_write
 from pyggml.graph.call import Call
-from pyggml.graph.op import has_kernel
 from pyggml.graph.tensor import Tensor
-from pyggml.jit import compile_for
-
-__all__ = ["Program", "bind", "compile_backwards", "compute", "results", "run"]
+from pyggml.runtime.calls import attach, kernel_calls
+from pyggml.runtime.devices import Devices, ForEach
+from pyggml.runtime.schedule import Schedule, schedule
+from pyggml.runtime.split import Copy, Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A plan with memory: `calls` in the order of execution, and the node of each call."""
+    """A schedule with memory.
 
-    plan: Plan
-    arena: Any
-    nodes: tuple[Tensor, ...]
+    arenas    of each device, the memory of its plan
+    kernels   of each device: node → its kernel, bound
+    calls     kernels, which devices may have joined, and copies, in the order of execution
+    """
+
+    schedule: Schedule
+    arenas: Mapping[Backend, Any]
+    kernels: Mapping[Backend, Mapping[Tensor, Call]]
     calls: tuple[Call, ...]
 
     def __call__(self) -> None:
-        """Compute every output of the graph; allocates nothing."""
+        """Compute every output of the graph; on the host, nothing is allocated."""
         for call in self.calls:
-            call()
+            call.kernel(*call.arguments)
 
     def read(self, t: Tensor) -> np.ndarray:
-        """A copy of a tensor's numbers, as the backend has them.
+        """A copy of an output's numbers, from the device that computed it.
 
-        Those of an output stay until the next run, those of another node until its memory is
-        reused.
+        They stay until the next run of a program in the same memory. Another program may be bound
+        over the same nodes meanwhile: each reads its own memory.
         """
-        return self.plan.backend.read(t)
+        return self.begin_read(t)()
+
+    def begin_read(self, t: Tensor) -> Callable[[], np.ndarray]:
+        """Begin to read an output, as Backend.begin_read: what this run made, given later."""
+        if t.root.op is None:
+            devices = self.schedule.devices
+            devices.gather(t.root)
+            return devices.host.begin_read(t)
+        twin, home, offset = self.schedule.place(t)
+        home.attach(twin.root, self.arenas[home], offset)
+        return home.begin_read(twin)
+
+    def walk(self) -> Iterator[tuple[Tensor, Backend]]:
+        """Run node by node; yields each node after it has run, with the device that has its result.
+
+        Meant for looking for a fault: a result stays readable until its memory is used again.
+        """
+        for backend, plan in self.schedule.plans.items():
+            attach(plan, self.arenas[backend])
+        for part, node, call in _steps(self.schedule, self.kernels):
+            call()
+            if node is not None:
+                yield node, part.backend
 
 
-Tap = Callable[[], None]
+class Arenas:
+    """Memory on every device, as much as the largest program needs: one program runs at a time.
 
-
-def bind(
-    p: Plan,
-    arena: Any = None,
-    release: bool = False,
-    taps: Mapping[Tensor, Tap] = MappingProxyType({}),
-) -> Program:
-    """Take memory for a plan (or use `arena`, at least p.n_bytes long) and bind every kernel call.
-
-    release: after each node, free the pages of the weights that it read from a file. This pays
-    where each read serves many tokens.
-    taps: node → what is called each time that the node has just run, when its numbers can be read,
-    and those of its sources unless it wrote over them. Raises PyggmlError, naming op and tensor,
-    for a node that the backend does not support.
+    made: schedules whose programs are to share it. If a larger one comes later, earlier programs
+    keep the memory that they have.
     """
-    device = p.backend
-    if arena is None:
-        arena = device.alloc(p.n_bytes)
-    nodes = _attached(p, arena)
-    calls = []
-    for t in nodes:
-        call = _call(p, t, arena)
-        if t in taps:
-            call = Call(_one_after_the_other, call, taps[t])
-        calls.append(_releasing(call, t, device) if release else call)
-    return Program(p, arena, nodes, tuple(calls))
+
+    def __init__(self, *made: Schedule) -> None:
+        self._held: dict[Backend, tuple[int, Any]] = {}
+        plans = [p for each in made for p in each.plans.values()]
+        for backend in dict.fromkeys(p.backend for p in plans):
+            self.of(backend, max(p.n_bytes for p in plans if p.backend is backend))
+
+    def of(self, backend: Backend, n_bytes: int) -> Any:
+        """n_bytes or more of a device. If it must grow, it grows to twice its size at least."""
+        held = self._held.get(backend, (0, None))
+        if held[1] is None or held[0] < n_bytes:
+            n = max(n_bytes, 2 * held[0])
+            held = self._held[backend] = n, backend.alloc(n)
+        return held[1]
 
 
-def compile_backwards(p: Plan) -> Iterator[Tensor]:
-    """Compile the kernels of a plan from the last node to the first; yields each node, runs none.
+def bind(made: Schedule, release: bool = False, arenas: Arenas | None = None) -> Program:
+    """Take memory on every device, bind every kernel call, and copy the constants.
 
-    Meant for a second process. The first one runs the plan, compiles from the front, and finds the
-    rest compiled.
+    release: after each node, free the pages of the weights that the host read from a file. This
+    pays where each read serves many tokens.
+    arenas: memory that programs share: the outputs of one last until another one runs. Without,
+    the program has its own. Raises PyggmlError, naming op and tensor, for a node that its device
+    does not support.
     """
-    arena = p.backend.alloc(p.n_bytes)  # never written, so it takes no pages
-    for t in reversed(_attached(p, arena)):
-        call = _call(p, t, arena)
-        compile_for(call.kernel, call.arguments)
-        yield t
+    memory = arenas or Arenas()
+    of_devices = {backend: memory.of(backend, p.n_bytes) for backend, p in made.plans.items()}
+    for part in made.parts:
+        for leaf in filter(is_constant, part.leaves):
+            made.devices.fetch(leaf, part.backend)
+    kernels = {b: kernel_calls(p, of_devices[b]) for b, p in made.plans.items()}
+    after = _watching(made, of_devices)
+    for part in made.parts if release else ():
+        for node in part.nodes:
+            after[node] += _releasing(node, part.backend)
+    calls = list[Call]()
+    for (part, are_kernels), steps in groupby(_steps(made, kernels, after), _kind):
+        some = [call for _, _, call in steps]
+        calls += part.backend.join(some) if are_kernels else some
+    return Program(made, of_devices, kernels, tuple(calls))
 
 
-def _attached(p: Plan, arena: Any) -> tuple[Tensor, ...]:
-    """Give all tensors of a plan their memory; returns the nodes to compute."""
-    for t, offset in p.offsets.items():
-        p.backend.attach(t, arena, offset)
-    return tuple(t for t in p.graph.nodes if has_kernel(t) and (t.n_elements or t.saved))
+def run(*outputs: Tensor, devices: Devices | None = None) -> list[np.ndarray]:
+    """Schedule, bind and run the graph of these outputs; returns copies of their values.
+
+    devices: where it runs; by default on the host alone, in float32.
+    """
+    return results(Graph.of(*outputs), devices)
 
 
-def _call(p: Plan, node: Tensor, arena: Any) -> Call:
-    reason = p.backend.unsupported(node)
-    if reason:
-        raise PyggmlError(f"{p.backend.name} cannot run {node!r}: {reason}")
-    return p.backend.bind(node, arena, p.scratch.get(node), p.shared.get(node))
-
-
-def _releasing(call: Call, node: Tensor, device: Backend) -> Call:
-    leaves = (s.root for s in node.src if s.root.op is None)
-    after = [c for leaf in leaves if (c := device.release(leaf)) is not None]
-    return Call(_one_after_the_other, call, *after) if after else call
-
-
-def _one_after_the_other(*calls: Callable[[], None]) -> None:
-    for call in calls:
-        call()
-
-
-def compute(p: Plan) -> Program:
-    """Bind a plan and run it once; the program gives the numbers of the graph's outputs."""
-    program = bind(p)
+def results(graph: Graph, devices: Devices | None = None) -> list[np.ndarray]:
+    """Schedule, bind and run a graph; returns copies of its outputs' values. devices: as `run`."""
+    program = bind(schedule(graph, devices or Devices()))
     program()
-    return program
-
-
-def run(*outputs: Tensor, backend: Backend | None = None) -> list[np.ndarray]:
-    """Plan, bind and run the graph of these outputs; returns copies of their values.
-
-    backend: the device, and how it multiplies by quantised weights; by default the CPU, in float32.
-    """
-    return results(Graph.of(*outputs), backend)
-
-
-def results(graph: Graph, backend: Backend | None = None) -> list[np.ndarray]:
-    """Plan, bind and run a graph; returns copies of its outputs' values."""
-    program = compute(plan(graph, backend or CPU()))
     return [program.read(t) for t in graph.outputs]
+
+
+_Step = tuple[Part, Tensor | None, Call]  # None: no kernel, but what is done between kernels
+
+
+def _kind(step: _Step) -> tuple[Part, bool]:
+    return step[0], step[1] is not None
+
+
+def _steps(
+    made: Schedule,
+    kernels: Mapping[Backend, Mapping[Tensor, Call]],
+    after: Mapping[Tensor, Sequence[Call]] = MappingProxyType({}),
+) -> Iterator[_Step]:
+    """All that a run does, in order. after: node → what follows it at once."""
+    devices, changed, inputs = made.devices, _changed_leaves(made), _input_leaves(made)
+    for part in made.parts:
+        first, last = part is made.parts[0], part is made.parts[-1]
+        for call in _for_each(devices, devices.begin, changed if first else ()):
+            yield part, None, call
+        for call in _before(made, part, inputs[part], changed):
+            yield part, None, call
+        for node in part.nodes:
+            if node in (bound := kernels[part.backend]):
+                yield part, node, bound[node]
+                for then in after.get(node, ()):
+                    yield part, None, then
+        for call in _after(made, part):
+            yield part, None, call
+        for call in _for_each(devices, devices.end, changed if last else ()):
+            yield part, None, call
+
+
+def _watching(made: Schedule, arenas: Mapping[Backend, Any]) -> dict[Tensor, list[Call]]:
+    """Node → the calls that hand its numbers to those that watch it."""
+    calls = defaultdict[Tensor, list[Call]](list)
+    for t, act in made.watched.items():
+        twin, home, offset = made.place(t)
+        calls[last_write(twin)].append(Call(_show, act, home, twin, arenas[home], offset))
+    return calls
+
+
+def _show(
+    act: Callable[[np.ndarray], None], home: Backend, t: Tensor, arena: Any, offset: int
+) -> None:
+    home.attach(t.root, arena, offset)
+    act(home.read(t))
+
+
+def _releasing(node: Tensor, device: Backend) -> Iterator[Call]:
+    """Calls that free the pages of the weights that a node reads; the host has them."""
+    for s in node.src if device.is_host else ():
+        if s.root.op is None and (call := device.release(s.root)) is not None:
+            yield call
+
+
+def _changed_leaves(made: Schedule) -> Mapping[Tensor, None]:
+    """All leaves that the run changes."""
+    return dict.fromkeys(t for part in made.parts for t in part.changed)
+
+
+def _input_leaves(made: Schedule) -> Mapping[Part, Sequence[Tensor]]:
+    """Of each part the leaves that it reads as the first on its device, and that no part changes.
+
+    Unless they are held, they have the host's numbers in the whole run.
+    """
+    changed, seen = _changed_leaves(made), set[tuple[Backend, Tensor]]()
+    inputs: dict[Part, Sequence[Tensor]] = {}
+    for part in made.parts:
+        leaves = (t for t in part.leaves if not (t in changed or is_constant(t)))
+        inputs[part] = [t for t in leaves if (part.backend, t) not in seen]
+        seen |= {(part.backend, t) for t in inputs[part]}
+    return inputs
+
+
+def _for_each(
+    devices: Devices, act: Callable[[Tensor], None], leaves: Iterable[Tensor], **of_others: Any
+) -> Iterator[Call]:
+    """A call that does this to all leaves, if there are any, and devices that have copies."""
+    if devices.have_copies and (leaves := tuple(leaves)):
+        yield Call(ForEach(devices, act, leaves, **of_others))
+
+
+def _before(
+    made: Schedule, part: Part, inputs: Sequence[Tensor], changed: Collection[Tensor]
+) -> Iterator[Call]:
+    devices = made.devices
+    fetch = partial(devices.fetch, backend=part.backend)
+    write = partial(devices.bind_write, backend=part.backend)
+    yield from _for_each(devices, fetch, (t for t in part.leaves if t in changed))
+    yield from _for_each(devices, fetch, inputs, of_others=write)
+    for copy in part.copies:
+        yield Call(_transfer, copy)
+
+
+def _after(made: Schedule, part: Part) -> Iterator[Call]:
+    changed = partial(made.devices.changed, backend=part.backend)
+    yield from _for_each(made.devices, changed, part.changed)
+
+
+def _transfer(copy: Copy) -> None:
+    copy.taker.write(copy.target, copy.giver.read(copy.source))

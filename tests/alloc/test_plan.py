@@ -5,6 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from arenas import bound
 from graphs import graphs, results, used
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,8 +13,7 @@ from hypothesis import strategies as st
 from pyggml.alloc import Plan, plan
 from pyggml.alloc.plan import _Pieces
 from pyggml.alloc.usage import peak
-from pyggml.backends import CPU
-from pyggml.backends.cpu import array
+from pyggml.backends.cpu import CPU, array
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.graph import Graph, Notes
 from pyggml.graph.dtypes import BF16, F32, I32
@@ -28,7 +28,7 @@ from pyggml.ops import (
     sum_,
     transpose,
 )
-from pyggml.runtime import bind
+from pyggml.runtime import Devices, bind, schedule
 
 # -- the planner's promises, from the graph alone --------------------------------------------------
 
@@ -90,7 +90,7 @@ def assert_reuse_is_legal(p: Plan) -> None:
 @given(graphs())
 @settings(max_examples=150)
 def test_nothing_alive_overlaps(graph):
-    p = plan(graph)
+    p = plan(graph, CPU())
     assert_nothing_overlaps(p)
     assert_reuse_is_legal(p)
 
@@ -101,13 +101,13 @@ def test_what_lies_behind_the_rest_keeps_the_promises(graph):
     """Any tensors may lie behind; a plan takes those alive at its peak, results in place of their
     sources included."""
     pieces = _Pieces(graph, CPU(), reuse=True, share=True)
-    found = pieces.placed()
+    found = pieces.place()
     alive = {found.origin(t) for t in peak(found).alive}
     for lasting in (alive, set(found.offsets)):
-        p = pieces.placed(lasting)
+        p = pieces.place(lasting)
         assert_nothing_overlaps(p)
         assert_reuse_is_legal(p)
-        assert plan(graph).n_bytes <= found.n_bytes
+        assert plan(graph, CPU()).n_bytes <= found.n_bytes
         places = [p.offsets[t] for t in lasting if t in p.offsets]
         assert all(at < min(places, default=at + 1) for at in p.scratch.values())
 
@@ -115,7 +115,7 @@ def test_what_lies_behind_the_rest_keeps_the_promises(graph):
 @given(graphs())
 @settings(max_examples=50)
 def test_without_reuse_every_tensor_keeps_its_place(graph):
-    p = plan(graph, reuse=False)
+    p = plan(graph, CPU(), reuse=False)
     assert_nothing_overlaps(p)
     assert not p.reused
     places = sorted(
@@ -123,11 +123,11 @@ def test_without_reuse_every_tensor_keeps_its_place(graph):
         + [(at, p.backend.scratch(t)) for t, at in p.scratch.items()]
     )
     assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(places))
-    assert p.n_bytes >= plan(graph).n_bytes
+    assert p.n_bytes >= plan(graph, CPU()).n_bytes
 
 
 def _results(p: Plan, arena=None) -> list[np.ndarray]:
-    bind(p, arena=arena)()
+    bound(p, arena)()
     return [np.array(array(t)) for t in p.graph.outputs]
 
 
@@ -135,11 +135,11 @@ def _results(p: Plan, arena=None) -> list[np.ndarray]:
 @settings(max_examples=60)
 def test_sharing_memory_changes_no_number(graph):
     """Not even if every byte of the arena is NaN before: nothing is read before it is written."""
-    separate = plan(graph, reuse=False)
+    separate = plan(graph, CPU(), reuse=False)
     arena = CPU().alloc(separate.n_bytes)
     arena[:] = 0
     wanted = _results(separate, arena)
-    shared = plan(graph)
+    shared = plan(graph, CPU())
     arena = CPU().alloc(shared.n_bytes)
     arena.view(np.float32)[:] = np.nan
     for found, expected in zip(_results(shared, arena), wanted, strict=True):
@@ -152,7 +152,7 @@ def noted(draw):
     nodes, leaves = draw(results())
     some = st.frozensets(st.sampled_from(nodes), max_size=3)
     notes = Notes(boundaries=draw(some), large=draw(some))
-    forward = Graph.of(sum_(sqr(nodes[-1]))).noted(notes)
+    forward = Graph.of(sum_(sqr(nodes[-1]))).with_notes(notes)
     return build_backward(forward, used(nodes[-1], leaves))
 
 
@@ -161,7 +161,7 @@ def noted(draw):
 def test_computing_nodes_again_changes_no_gradient(graph, kept_as):
     """Nor do boundaries, wherever they are, nor which of the rounded tensors are kept."""
     graph = round_large(graph, kept_as)
-    wanted, *others = (_results(plan(rematerialise(graph, keep))) for keep in Keep)
+    wanted, *others = (_results(plan(rematerialise(graph, keep), CPU())) for keep in Keep)
     for other in others:
         for a, b in zip(wanted, other, strict=True):
             np.testing.assert_array_equal(b, a)
@@ -170,7 +170,7 @@ def test_computing_nodes_again_changes_no_gradient(graph, kept_as):
 @given(graphs())
 @settings(max_examples=50)
 def test_usage_is_what_overlaps_in_time(graph):
-    p, lives = plan(graph), lives_of(graph)
+    p, lives = plan(graph, CPU()), lives_of(graph)
     moment = peak(p)
     i = graph.nodes.index(moment.node)
     handed_on = {s for t, s in p.reused.items() if lives[t][0] == i}
@@ -183,7 +183,7 @@ def test_usage_is_what_overlaps_in_time(graph):
 @given(graphs())
 @settings(max_examples=20)
 def test_a_program_can_run_again(graph):
-    program = bind(plan(graph))
+    program = bind(schedule(graph, Devices()))
     program()
     first = [np.array(array(t)) for t in graph.outputs]
     program()
@@ -198,7 +198,7 @@ def test_a_chain_of_elementwise_nodes_needs_one_buffer():
     t = zeros((100, 100))
     for _ in range(10):
         t = scale(t, 2.0)
-    assert plan(Graph.of(t)).n_bytes == 40_000
+    assert plan(Graph.of(t), CPU()).n_bytes == 40_000
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -214,14 +214,14 @@ def test_what_lives_at_the_peak_leaves_no_gaps(in_place):
         if in_place:
             one, other = sqr(one), sqr(other)
         kept, steps = [*kept, one, other], [*steps, dies, one, other]
-    p = plan(Graph.of(*kept, steps=steps))
+    p = plan(Graph.of(*kept, steps=steps), CPU())
     assert p.n_bytes <= 1.01 * peak(p).n_bytes + large.n_bytes
     assert_nothing_overlaps(p)
     assert bool(p.reused) == in_place
 
 
 def test_a_leaf_takes_no_memory():
-    assert plan(Graph.of(zeros((4,)))).n_bytes == 0
+    assert plan(Graph.of(zeros((4,))), CPU()).n_bytes == 0
 
 
 def test_planning_touches_no_memory():
@@ -232,7 +232,7 @@ def test_planning_touches_no_memory():
         y = transpose(scale(y, 2.0))
     graph = Graph.of(y)
     tracemalloc.start()
-    p = plan(graph)
+    p = plan(graph, CPU())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert p.n_bytes == 2 << 30
@@ -242,15 +242,15 @@ def test_planning_touches_no_memory():
 
 def test_scratch_is_shared_by_nodes_that_follow_one_another():
     x, w = zeros((64, 512)), zeros((512, 512))
-    one = plan(Graph.of(mul_mat(w, x)))
-    three = plan(Graph.of(mul_mat(w, mul_mat(w, mul_mat(w, x)))))
+    one = plan(Graph.of(mul_mat(w, x)), CPU())
+    three = plan(Graph.of(mul_mat(w, mul_mat(w, mul_mat(w, x)))), CPU())
     assert three.n_bytes <= one.n_bytes + 2 * 64 * 512 * 4
 
 
 def test_what_is_saved_for_nobody_still_has_a_place():
     q = zeros((16, 2, 8))
     o = flash_attn_ext(q, q, q, zeros((16, 2), I32), 1.0)
-    p = plan(Graph.of(o))
+    p = plan(Graph.of(o), CPU())
     assert o.saved[0] in p.offsets
     assert_nothing_overlaps(p)
 
@@ -258,9 +258,9 @@ def test_what_is_saved_for_nobody_still_has_a_place():
 def test_a_given_arena_isused():
     x = leaf(np.arange(4, dtype=np.float32))
     y = scale(x, 2.0)
-    p = plan(Graph.of(y))
+    p = plan(Graph.of(y), CPU())
     arena = CPU().alloc(p.n_bytes)
-    bind(p, arena=arena)()
+    bound(p, arena)()
     assert np.shares_memory(y.data, arena)
     np.testing.assert_array_equal(arena.view(np.float32)[:4], [0, 2, 4, 6])
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from arenas import bound
 
 from pyggml.alloc import plan
-from pyggml.backends import CPU
-from pyggml.backends.cpu import array
+from pyggml.backends.cpu import CPU, array
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import dtype
 from pyggml.graph.op import SHARED
@@ -13,7 +13,6 @@ from pyggml.graph.tensor import leaf
 from pyggml.kernels.gemm.few import FEW
 from pyggml.ops import add, add_inplace, mul_mat, mul_mat_add, reshape, scale
 from pyggml.quants import quantize
-from pyggml.runtime import bind
 
 N_IN = 64
 
@@ -30,7 +29,7 @@ def tokens(rng, *shape):
 def results(p):
     arena = p.backend.alloc(p.n_bytes)
     arena[:] = 255  # NaN
-    bind(p, arena)()
+    bound(p, arena)()
     return [np.array(array(t)) for t in p.graph.outputs]
 
 
@@ -77,16 +76,16 @@ def test_weights_share_the_packing_of_a_path(compute, rng):
 def test_views_of_the_same_numbers_count_as_one_source(rng):
     x = scale(tokens(rng, 4, 6), 0.5)
     nodes = [mul_mat(packed(rng, 20), reshape(x, (24, N_IN))) for _ in range(2)]
-    assert groups(plan(Graph.of(*nodes))) == [nodes]
+    assert groups(plan(Graph.of(*nodes), CPU())) == [nodes]
     nodes.append(mul_mat(packed(rng, 20), x))  # the same bytes, but read in another shape
-    assert groups(plan(Graph.of(*nodes))) == [nodes[:2]]
+    assert groups(plan(Graph.of(*nodes), CPU())) == [nodes[:2]]
 
 
 def test_what_is_changed_in_place_is_packed_anew(rng):
     x = tokens(rng, 9)
     before = mul_mat(packed(rng, 20), x)
     after = mul_mat(packed(rng, 20), add_inplace(x, tokens(rng, 9)))
-    p = plan(Graph.of(before, after))
+    p = plan(Graph.of(before, after), CPU())
     assert not p.shared
     found = results(p)
     assert np.isfinite(found).all() and not np.allclose(*found)
@@ -95,4 +94,4 @@ def test_what_is_changed_in_place_is_packed_anew(rng):
 @pytest.mark.parametrize("n_tokens, kind", [(FEW, "Q8_0"), (9, "F32")])
 def test_what_is_not_packed_is_not_shared(n_tokens, kind, rng):
     x = tokens(rng, n_tokens)
-    assert not plan(Graph.of(*(mul_mat(packed(rng, 20, kind), x) for _ in range(2)))).shared
+    assert not plan(Graph.of(*(mul_mat(packed(rng, 20, kind), x) for _ in range(2))), CPU()).shared

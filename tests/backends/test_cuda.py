@@ -9,14 +9,14 @@ import pytest
 from card_patterns import PATTERNS
 from extras import need
 
-from pyggml.backends import CPU, backends_of
-from pyggml.backends.choice import WANTED
+from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
 from pyggml.errors import ConfigError, DeviceError
 from pyggml.graph import Graph
 from pyggml.look.check import as_leaf
 from pyggml.ops import OPS
-from pyggml.runtime.schedule import Devices, bind, schedule
+from pyggml.runtime import Devices, bind, schedule
+from pyggml.runtime.choice import WANTED, backends_of
 
 CAPABILITY = (9, 0)
 
@@ -69,8 +69,8 @@ def launches_of(name, device):
         sources = [as_leaf(a) for a in sample.arrays]
         node = OPS[name](*sources, **sample.params)
         if device.unsupported(node) is None:
-            (program,) = bind(schedule(Graph.of(node), Devices([device, CPU()])))
-            for call in program.programs[device].calls:
+            program = bind(schedule(Graph.of(node), Devices([device, CPU()])))
+            for call in program.kernels[device].values():
                 yield from launches(call)
 
 
@@ -118,15 +118,10 @@ def test_every_kernel_compiles_to_ptx(dry, compiles):
 
 @pytest.mark.parametrize("name", sorted(PATTERNS))
 def test_patterns_compile_to_ptx(name, dry, compiles):
-    from pyggml.backends.cuda.rewrites.fusion import fused
     from pyggml.backends.cuda.runtime.launches import launches
 
-    (program,) = bind(schedule(PATTERNS[name]()[0], Devices([dry, CPU()])))
-    graph = program.schedule.plans[dry].graph
-    calls = {
-        "+".join(site.node.op.name for site in call.sites): call
-        for call in fused(program.programs[dry].calls, graph)
-    }
+    program = bind(schedule(PATTERNS[name]()[0], Devices([dry, CPU()])))
+    calls = {node.op.name: call for node, call in program.kernels[dry].items()}
     if name == "mul_mat+scale":
         pytest.skip("cuBLAS computes it")
     compiles(list(launches(calls[name])), name)

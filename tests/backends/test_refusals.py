@@ -129,7 +129,7 @@ def test_a_compiler_that_is_missing(machine, monkeypatch):
 
 
 def test_without_numba_cuda_the_extra_is_named():
-    code = "import sys; sys.modules['numba.cuda'] = None; from pyggml.backends import backends_of"
+    code = "import sys; sys.modules['numba.cuda'] = None; from pyggml.runtime import backends_of"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; backends_of('cuda')"], capture_output=True, text=True
     )
@@ -138,8 +138,7 @@ def test_without_numba_cuda_the_extra_is_named():
 
 
 def test_kernels_that_may_ask_for_no_more_memory_do_not(monkeypatch):
-    from pyggml.backends.cuda.rewrites import early
-    from pyggml.backends.cuda.runtime import driver
+    from pyggml.backends.cuda.runtime import driver, early
 
     assert early.SIMULATED or early.least_shared() > 0
     monkeypatch.setattr(driver, "_store", lambda: None)
@@ -164,7 +163,7 @@ def test_a_multiprocessor_has_room_for_two_blocks_that_begin_early(
     monkeypatch, capability, whole, block, wanted
 ):
     """And for no third one; the driver has a KiB of each."""
-    from pyggml.backends.cuda.rewrites import early
+    from pyggml.backends.cuda.runtime import early
 
     card = SimpleNamespace(
         compute_capability=capability,

@@ -11,7 +11,7 @@ import pytest
 from extras import need
 
 from pyggml import ops
-from pyggml.backends import CPU, backends_of
+from pyggml.backends.cpu import CPU
 from pyggml.errors import DeviceError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, DTYPES, F16, F32
@@ -19,7 +19,8 @@ from pyggml.graph.tensor import leaf
 from pyggml.look.check import as_leaf, in_float64
 from pyggml.ops import OPS
 from pyggml.quants import QUANTS, quantize
-from pyggml.runtime.schedule import Devices, results
+from pyggml.runtime import Devices, results
+from pyggml.runtime.choice import backends_of
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
 # fmt: off

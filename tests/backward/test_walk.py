@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from derivatives import filled, gradients_of
 
-from pyggml.alloc import plan
 from pyggml.backends.cpu import array
-from pyggml.backward import build_backward
+from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.look.check import check_gradient
 from pyggml.ops import (
@@ -29,7 +29,7 @@ from pyggml.ops import (
     sum_,
     transpose,
 )
-from pyggml.runtime import bind, run
+from pyggml.runtime import Devices, bind, run, schedule
 
 pytestmark = pytest.mark.quick
 
@@ -232,7 +232,7 @@ def test_runs_add_up_in_the_accumulators():
     once = run(*gradients_of(loss, [x, w]))
     sums = [zeros((3, 8), name="dx"), zeros((8, 8), name="dw")]
     views = gradients_of(loss, [x, w], accumulators=sums)
-    program = bind(plan(Graph.of(*views)))
+    program = bind(schedule(Graph.of(*views), Devices()))
     for n in (1, 2, 3):
         program()
         for total, g in zip(sums, once, strict=True):
@@ -279,3 +279,15 @@ def test_accumulators_of_another_shape_are_refused(shapes):
     x = filled((3, 4))
     with pytest.raises(ShapeError, match="accumulator"):
         gradients_of(sum_(x), [x], accumulators=[zeros(s) for s in shapes])
+
+
+def test_outputs_are_named_after_the_parameters():
+    x, w, alike, nameless = (zeros((4,), name=n) for n in ("x", "w", "w", ""))
+    loss, further = sum_(mul(mul(x, w), mul(alike, nameless))), sqr(x)
+    graph = build_backward(Graph.of(further=further, loss=loss), [x, w, alike, nameless])
+    assert graph.names == ("loss", "grad:x", "grad:1", "grad:2", "grad:3", "further")
+    assert graph["loss"] is loss and graph["further"] is further
+    graph = build_backward(Graph.of(loss), {"a": x, "b": w})
+    assert list(graph.outputs_of("grad")) == ["a", "b"]
+    for made in (round_large(graph, BF16), rematerialise(graph, Keep.LAYERS)):
+        assert made.names == graph.names

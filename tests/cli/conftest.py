@@ -62,7 +62,7 @@ def pyggml(capsys):
 def own_cache(monkeypatch, tmp_path_factory):
     """Where these tests keep tokens: not in the user's cache folder."""
     folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr("pyggml.cli.finetune.job.user_cache", lambda: folder)
+    monkeypatch.setattr("pyggml.cli.commands.finetune.job.user_cache", lambda: folder)
 
 
 @pytest.fixture

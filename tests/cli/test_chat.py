@@ -12,8 +12,8 @@ import pytest
 
 import pyggml as library
 from pyggml.chat import ChatEncoder, ChatTemplate
-from pyggml.cli.chat.console import Console
-from pyggml.cli.chat.conversation import Conversation
+from pyggml.cli.commands.chat.console import Console
+from pyggml.cli.commands.chat.conversation import Conversation
 from pyggml.errors import DataError, TemplateError
 from pyggml.generation import Completion, Sampling, Session
 from pyggml.lora.data import read_rows
@@ -127,7 +127,7 @@ def test_only_new_tokens_are_fed(chat, model, fed):
 
 
 def test_what_was_fed_in_pieces_reads_as_what_was_fed_at_once(chat, model, monkeypatch):
-    monkeypatch.setattr("pyggml.cli.chat.conversation._AT_ONCE", 3)
+    monkeypatch.setattr("pyggml.cli.commands.chat.conversation._AT_ONCE", 3)
     talking = chat()
     for question in ("the path to", "other things", "and more"):
         before = "".join(
@@ -312,16 +312,22 @@ def enter(typed):
 
 
 def test_a_stop_while_the_prompt_is_read_leaves_no_round(chat, monkeypatch):
-    monkeypatch.setattr("pyggml.cli.chat.conversation._AT_ONCE", 2)
+    monkeypatch.setattr("pyggml.cli.commands.chat.conversation._AT_ONCE", 2)
     talking, asked = chat(), []
 
     def stopped():
         asked.append(1)
         return len(asked) > 2
 
-    assert said(talking, "the path", stopped=stopped) == "" and talking.rounds == []
+    assert said(talking, "the path", is_stopped=stopped) == "" and talking.rounds == []
     assert talking.n_read == 4
     assert said(talking, "the path") == said(chat(), "the path")
+
+
+@pytest.mark.parametrize("word", ["/bye", "/exit"])
+def test_a_word_ends_the_chat(talk, word):
+    ended = talk(f"{word}\nthe path\n")
+    assert (ended.code, ended.out) == (0, "")
 
 
 def test_ctrl_c_ends_a_pipe(talk, monkeypatch, ctrl_c):

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from pyggml.cli import chats as shown
-from pyggml.cli.show import printable
+from pyggml.cli.commands.finetune import chats as shown
+from pyggml.cli.terminal.show import printable
 from pyggml.lora import DataConfig, read_corpus
 
 from chats import assistant, user
@@ -101,7 +101,7 @@ def test_a_sample_cannot_drive_the_terminal(chat_model, chats, capsys):
 
 def test_a_prompt_of_a_chat_is_what_its_first_answer_answers(chat_model, chats):
     from pyggml import load
-    from pyggml.cli.samples import prompt_ids
+    from pyggml.cli.terminal.samples import prompt_ids
 
     model = load(chat_model)
     config = DataConfig(ctx=64, val_split=0.0)

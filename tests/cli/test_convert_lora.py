@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from pyggml import gguf
-from pyggml.cli.show import size
+from pyggml.cli.terminal.show import size
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL, ADAPTER = GOLDEN / "models/qwen3-F16.gguf", GOLDEN / "models/qwen3-lora.gguf"

@@ -69,7 +69,7 @@ def test_grad_checkpointing_says_what_it_takes_and_can_be_resumed(finetune, sign
 
 
 def test_a_run_that_this_machine_cannot_hold_is_refused(finetune, monkeypatch):
-    monkeypatch.setattr("pyggml.cli.overview._physical_memory", lambda: 1000)
+    monkeypatch.setattr("pyggml.cli.commands.finetune.summary._physical_memory", lambda: 1000)
     ended = finetune()
     assert ended.code == 2 and "this machine has 1.0 kB: a smaller --batch" in ended.err
 

@@ -8,9 +8,9 @@ import tempfile
 
 import pytest
 
-from pyggml.cli.finetune import memory
-from pyggml.cli.options import Size
-from pyggml.cli.show import size
+from pyggml.cli.commands.finetune import memory
+from pyggml.cli.terminal.options import Size
+from pyggml.cli.terminal.show import size
 
 GROWN = ("--epochs", 4, "--batch", 4096)  # so that the graph counts beside the interpreter
 
@@ -81,7 +81,7 @@ def test_what_is_no_size_is_refused(finetune, text):
 @pytest.fixture(autouse=True)
 def first_of_its_kind(monkeypatch):
     """Whatever other tests have compiled."""
-    monkeypatch.setattr(memory.ahead, "is_compiled", lambda *_: False)
+    monkeypatch.setattr(memory.compile_ahead, "is_compiled", lambda *_: False)
 
 
 def limit_for(n_more):
@@ -94,7 +94,7 @@ def test_no_memory_is_set_aside_for_a_compiler_without_work(finetune, monkeypatc
     monkeypatch.setattr(memory, "resident", lambda: 200 * 10**6)
     peaks = []
     for compiled in (False, True):
-        monkeypatch.setattr(memory.ahead, "is_compiled", lambda *_, known=compiled: known)
+        monkeypatch.setattr(memory.compile_ahead, "is_compiled", lambda *_, known=compiled: known)
         _, value, unit, *_ = finetune("--dry-run").row("peak").split()  # about 420 MB, of which
         assert unit == "MB,"
         peaks.append(float(value) * 1e6)
@@ -148,8 +148,8 @@ def test_a_limited_run_is_resumed_with_the_settings_that_it_had(finetune, signal
     ended = finetune(*GROWN, "--max-memory", limit, "--checkpoint-dir", tmp_path / "points")
     said = re.search(r"--batch \d+ --grad-accum \d+", ended.row("limit"))[0]
     assert ended.code == 130 and said in ended.row("resume")
-    settled = (tmp_path / "adapter.yaml").read_text()
-    assert said.split()[1] in settled and "max_memory" not in settled
+    identity = (tmp_path / "adapter.yaml").read_text()
+    assert said.split()[1] in identity and "max_memory" not in identity
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")

@@ -12,10 +12,10 @@ from extras import need
 
 import pyggml as library
 from pyggml import gguf
-from pyggml.cli.inspect.command import BATCH, CTX, RANK
-from pyggml.cli.inspect.facts import family
-from pyggml.cli.inspect.fold import ranges
-from pyggml.cli.inspect.words import coloured
+from pyggml.cli.commands.inspect.command import BATCH, CTX, RANK
+from pyggml.cli.commands.inspect.facts import family
+from pyggml.cli.commands.inspect.fold import ranges
+from pyggml.cli.terminal.words import coloured_lines
 from pyggml.graph.dtypes import F32
 from pyggml.look import lens
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, loss_and_grads
@@ -45,7 +45,7 @@ def adapter(tiny, tmp_path):
     rng = np.random.default_rng(1)
     for name, t in made.parameters.tensors.items():
         if name.endswith("lora_b"):
-            library.backends.write(t, rng.normal(0, 0.1, t.shape).astype(np.float32))
+            library.backends.cpu.write(t, rng.normal(0, 0.1, t.shape).astype(np.float32))
     made.save(tmp_path / "adapter.gguf")
     return tmp_path / "adapter.gguf"
 
@@ -318,11 +318,11 @@ def test_gradients_of_a_text(facts, pyggml, tiny, text, adapter):
 
 def test_bars_stand_below_their_words():
     words = [("ab", 8), (" ", 0), ("c\n", 1), ("wide" * 30, 4), ("x", -1)]
-    lines = [line.plain for line in coloured(words, 40, has_colour=False)]
+    lines = [line.plain for line in coloured_lines(words, 40, has_colour=False)]
     assert lines[:2] == ["ab c", "██ ▁"] and all(len(line) <= 40 for line in lines[:-1])
     assert "".join(lines[2:-1:2]) == "wide" * 30 + "x"
     assert set("".join(lines[3:-1:2])) == {"▄", " "}
-    (first, *_) = coloured(words, 40, has_colour=True)
+    (first, *_) = coloured_lines(words, 40, has_colour=True)
     assert first.plain == "ab c" and "color(203)" in str(first.spans[0].style)
 
 

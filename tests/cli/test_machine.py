@@ -18,7 +18,7 @@ def test_inspect_says_what_computes_on_this_machine(pyggml):
 
 def test_a_vector_unit_that_was_asked_for_is_named_as_such(pyggml, monkeypatch):
     monkeypatch.setenv("PYGGML_ISA", "generic")
-    monkeypatch.setattr("pyggml.cli.inspect.machine.CHOSEN", ISAS["generic"])
+    monkeypatch.setattr("pyggml.cli.commands.inspect.machine.CHOSEN", ISAS["generic"])
     ended = pyggml("inspect", "--machine")
     assert "vectors    generic, which PYGGML_ISA asks for: 4 float32" in ended.out
     assert "not avx" not in ended.out

@@ -5,7 +5,7 @@ import pytest
 
 import pyggml as library
 from pyggml import gguf
-from pyggml.cli.show import size
+from pyggml.cli.terminal.show import size
 from pyggml.lora import LoraConfig, attach
 
 from measures import nmse

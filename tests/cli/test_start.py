@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pyggml.cli import __main__ as cli
-from pyggml.cli.finetune.job import LORA_FLAGS
-from pyggml.cli.grouped import TITLES
+from pyggml.cli.commands.finetune.job import LORA_FLAGS
+from pyggml.cli.terminal.help import TITLES
 from pyggml.errors import PyggmlError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.settings import GROUPS
@@ -37,7 +37,7 @@ def test_nothing_heavy_is_imported_before_a_command_is_called(arguments):
 
 
 def test_a_run_into_a_pipe_does_not_import_rich(tiny, text, tmp_path):
-    code = "import sys, pyggml.cli.finetune; sys.exit('rich' in sys.modules)"
+    code = "import sys, pyggml.cli.commands.finetune; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True).returncode == 0
 
 
@@ -146,6 +146,31 @@ def test_a_full_standard_output_is_one_sentence(tiny):
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 2
     assert ended.stderr == "pyggml: standard output: No space left on device\n"
+
+
+def test_a_pipe_gets_every_character(tiny):
+    """Whatever the system's code page has: a terminal alone gets ? for what it lacks."""
+    there = os.environ | {"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-P", "-m", "pyggml.cli", "generate", "-m", str(tiny), "-p", "日本"]
+    ended = subprocess.run([*command, "-n", "1"], capture_output=True, env=there, timeout=300)
+    assert ended.stdout.startswith("日本".encode())
+
+
+def test_arguments_mean_the_same_on_windows(pyggml, tiny, monkeypatch):
+    """click would put $HOME's value, and the files of a pattern, in the place of an argument."""
+
+    class Windows:
+        name = "nt"
+
+        def __getattr__(self, name):
+            return getattr(os, name)
+
+    monkeypatch.setattr("click.core.os", Windows())
+    monkeypatch.setattr(
+        "sys.argv", ["pyggml", "generate", "-m", str(tiny), "-p", "$HOME", "-n", "1"]
+    )
+    assert cli.main() == 0
+    assert pyggml("--version").out.startswith("$HOME")
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tiny):

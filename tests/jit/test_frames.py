@@ -162,7 +162,7 @@ class Listener(event.Listener):
     def on_end(self, e): pass
 event.register("numba:run_pass", Listener())
 from pyggml.kernels import gemm
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import dtype
 from pyggml.quants import quantize
 w = quantize(np.ones((130, 256), np.float32), "Q4_K")

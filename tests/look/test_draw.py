@@ -1,25 +1,28 @@
 """Pictures of graphs: equal blocks are one, nodes stand below their sources, nothing is lost."""
 
+import os
 import re
+import subprocess
 import sys
 from itertools import pairwise
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from extras import need
+from extras import need, needs
 from graphs import graphs
 from hypothesis import given, settings
 from tiny_models import zero_parts
 
 from pyggml.alloc import plan
+from pyggml.backends.cpu import CPU
 from pyggml.backward import build_backward
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import leaf, zeros
-from pyggml.look.draw import inside, lanes, overview
-from pyggml.look.draw.fold import counted, sections
-from pyggml.look.draw.layers import layered
+from pyggml.look.draw import inside, lanes, overview, page, picture
+from pyggml.look.draw.fold import op_counts, sections
+from pyggml.look.draw.layers import place_in_layers
 from pyggml.models import (
     Inputs,
     build_loss,
@@ -63,9 +66,9 @@ def test_equal_blocks_are_one_section(graph):
         ("blocks 1 to 3", 3),
         ("end", 1),
     ]
-    assert dict(counted(found[2].forward))["flash_attn_ext"] == 1
-    assert dict(counted(found[2].backward))["flash_attn_back"] == 1
-    assert "flash_attn_back" not in dict(counted(found[0].backward))
+    assert dict(op_counts(found[2].forward))["flash_attn_ext"] == 1
+    assert dict(op_counts(found[2].backward))["flash_attn_back"] == 1
+    assert "flash_attn_back" not in dict(op_counts(found[0].backward))
 
 
 @pytest.mark.parametrize("architecture", ["gemma3", "lfm2", "mamba", "qwen3moe", "gpt2", "phi2"])
@@ -92,7 +95,7 @@ def test_a_graph_without_blocks_is_one_section():
 @settings(max_examples=30)
 def test_nodes_stand_below_their_sources_and_apart(graph):
     need("igraph")
-    found = layered(graph.nodes)
+    found = place_in_layers(graph.nodes)
     assert found.places.keys() == set(graph.nodes)
     for (source, reader), way in found.ways.items():
         assert found.places[source][1] < found.places[reader][1]
@@ -111,13 +114,13 @@ def test_nodes_stand_below_their_sources_and_apart(graph):
 def test_pictures_are_xml_and_need_no_network(graph):
     need("igraph")
     section = sections(graph)[2]
-    made = plan(graph)
+    made = plan(graph, CPU())
     for text in (overview(graph), inside(section.forward, "forward"), lanes(made)):
         ElementTree.fromstring(text)
-    page = graph.to_html(made)
-    assert not re.search(r"(?:src|href)=|@import|url\((?!#)", page)
-    assert page.count("<details>") == 4
-    assert graph._repr_svg_() == graph.to_svg() == overview(graph)
+    text = page(graph, made)
+    assert not re.search(r"(?:src|href)=|@import|url\((?!#)", text)
+    assert text.count("<details>") == 4
+    assert picture(graph) == overview(graph)
 
 
 def test_the_overview_tells_ops_and_shapes(graph):
@@ -130,12 +133,31 @@ def test_of_a_small_graph_every_node_and_leaf_is_drawn(monkeypatch):
     need("igraph")
     x, w = (leaf(np.ones(3, np.float32), name) for name in "xw")
     small = build_backward(Graph.of(sum_(sqr(mul(x, w)))), [w])
-    text = small.to_svg()
+    text = picture(small)
     assert text.count('class="box leaf"') == len(small.leaves) == 3
     assert text.count('class="box forward"') == 3
     assert text.count('class="box backward"') == len(small.nodes) - 3 > 0
     monkeypatch.setitem(sys.modules, "igraph", None)
-    assert small.to_svg() == overview(small)
+    assert picture(small) == overview(small)
+
+
+SHOWN = """
+from IPython.core.interactiveshell import InteractiveShell
+formats = InteractiveShell.instance().display_formatter
+import pyggml
+from pyggml.graph import Graph, zeros
+from pyggml.look.draw import picture
+graph = Graph.of(pyggml.ops.silu(zeros((3,), name="x")))
+data, _ = formats.format(graph)
+assert data["text/plain"] == repr(graph), data
+assert data["image/svg+xml"] == picture(graph), data
+"""
+
+
+@needs("IPython")
+def test_a_notebook_shows_a_graph_as_its_picture(tmp_path):
+    env = {**os.environ, "IPYTHONDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", SHOWN], check=True, env=env, timeout=120)
 
 
 def test_the_inside_marks_what_reads_a_parameter(graph):
@@ -149,7 +171,7 @@ def test_the_inside_marks_what_reads_a_parameter(graph):
 
 @pytest.mark.quick
 def test_lanes_are_as_wide_as_tensors_live_and_as_high_as_they_are_large(graph):
-    made = plan(graph)
+    made = plan(graph, CPU())
     rectangles = [
         r for r in ElementTree.fromstring(lanes(made)) if r.get("class", "").startswith("lane")
     ]

@@ -13,7 +13,7 @@ from reference_backend import ReferenceBackend
 from separate_cpu import SeparateCPU
 
 import pyggml
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.errors import ConfigError
 from pyggml.lora import (
     LoraConfig,

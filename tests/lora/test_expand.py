@@ -11,7 +11,7 @@ import pytest
 from pyggml.errors import DataError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Schema, Source, TokenCache
-from pyggml.lora.data.expand import expanded
+from pyggml.lora.data.expand import expand
 from pyggml.lora.data.preferences import read_preferences
 
 ROW = json.dumps({"text": "some words of a row"}) + "\n"
@@ -53,7 +53,7 @@ def folder(tmp_path):
 
 
 def names(*given):
-    found, left_out = expanded([Source.of(g) for g in given], Schema())
+    found, left_out = expand([Source.of(g) for g in given], Schema())
     return [s.path.name for s in found], {path.name: reason for path, reason in left_out}
 
 
@@ -83,9 +83,9 @@ def test_a_row_with_a_fault_is_refused_not_left_out(folder):
 
 def test_files_of_a_pattern_and_of_a_folder_have_its_weight(folder):
     (folder / "a.jsonl").write_text(ROW)
-    found, _ = expanded([Source.of(f"{folder}/*.jsonl:2")], Schema())
+    found, _ = expand([Source.of(f"{folder}/*.jsonl:2")], Schema())
     assert [(s.path.name, s.weight) for s in found] == [("a.jsonl", 2.0), ("b.jsonl", 2.0)]
-    found, _ = expanded([Source.of(f"{folder}:0.5")], Schema())
+    found, _ = expand([Source.of(f"{folder}:0.5")], Schema())
     assert [s.weight for s in found] == [0.5] * 3
     assert names(f"{folder}/**/a*")[0] == ["a.jsonl", "a"]
 
@@ -112,7 +112,7 @@ def test_preferences_take_folders_too(tmp_path):
     for name in "xy":
         (tmp_path / name).write_text(json.dumps(row) + "\n")
     (tmp_path / "notes").write_text("words")
-    corpus = read_preferences([tmp_path], Bytes(), DataConfig(ctx=16, val_split=0.0), "dpo")
+    corpus = read_preferences([tmp_path], Bytes(), DataConfig(ctx=16, val_split=0.0), "pairs")
     assert len(corpus.found) == 2 and [p.name for p, _ in corpus.left_out] == ["notes"]
 
 
@@ -121,7 +121,7 @@ def test_tokens_of_preferences_are_kept(tmp_path, monkeypatch):
     answers = {"prompt": "a", "chosen": "bc", "rejected": "d"}
     labelled = [{"prompt": "a", "completion": "b" * i, "label": i % 3 == 0} for i in range(1, 6)]
     cache = TokenCache(tmp_path / "tokens")
-    for kind, rows in (("dpo", [answers] * 3), ("kto", labelled)):
+    for kind, rows in (("pairs", [answers] * 3), ("labels", labelled)):
         path = tmp_path / f"{kind}.jsonl"
         path.write_text("".join(json.dumps(r) + "\n" for r in rows))
         os.utime(path, (0, 0))
@@ -133,8 +133,8 @@ def test_tokens_of_preferences_are_kept(tmp_path, monkeypatch):
         assert [c.found[0].was_kept for c in (first, plain, again)] == [False, False, True]
         assert first.digest() == plain.digest() == again.digest()
         others = [c.train.mismatched for c in (plain, again)]
-        assert (others[0] is None) == (kind == "dpo")
-        if kind == "kto":
+        assert (others[0] is None) == (kind == "pairs")
+        if kind == "labels":
             np.testing.assert_array_equal(others[0].tokens, others[1].tokens)
         assert again.train.documents.tolist() == plain.train.documents.tolist()
 

@@ -4,17 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reference_backend import ReferenceBackend
 from tiny_models import TOKENS, VOCABULARY, write_llama
 
 import pyggml
-from pyggml.alloc import plan
+from pyggml.backends.cpu import CPU
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.lora.evaluate.importance import Collector
 from pyggml.ops import mul, mul_mat
 from pyggml.requantize.imatrix import read_imatrix
-from pyggml.runtime import bind
+from pyggml.runtime import Devices, bind, schedule
 
 PEERS = Path(__file__).parents[1] / "golden/peers"
 TEXT = "the path to the other thing\n" * 12
@@ -103,20 +104,21 @@ def test_a_file_is_llama_cpp_s(model, tmp_path):
         np.testing.assert_array_equal(again.sums[name].means, sums.means)
 
 
-def test_a_tap_sees_a_node_and_its_sources(rng):
-    """Each time that the node has run, before anything else does."""
+@pytest.mark.parametrize("devices", [Devices(), Devices([ReferenceBackend(["mul"]), CPU()])])
+@pytest.mark.filterwarnings("ignore:reference leaves")
+def test_what_is_watched_is_seen_in_every_run_and_takes_no_memory(devices, rng):
+    """As soon as it is made, on whatever device: what is done next may write over it."""
     w, x = (leaf(rng.standard_normal((4, 4)).astype(np.float32), n) for n in "wx")
     squares = mul(x, x)
     y = mul_mat(w, squares)
     out = mul(y, y)
     seen = []
-    program = bind(
-        plan(Graph.of(out), pyggml.backends.CPU()),
-        taps={y: lambda: seen.append((program.read(squares), program.read(y)))},
-    )
+    watched = {squares: seen.append, y: seen.append}
+    program = bind(schedule(Graph.of(out), devices, watched))
+    assert program.schedule.n_bytes == schedule(Graph.of(out), devices).n_bytes
     program()
     program()
-    assert len(seen) == 2
-    for found, product in seen:
+    assert len(seen) == 4
+    for found, product in (seen[:2], seen[2:]):
         np.testing.assert_array_equal(found, x.data**2)
         np.testing.assert_allclose(product, found @ w.data.T, rtol=1e-5)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from pyggml.backends import read
+from pyggml.backends.cpu import read
 from pyggml.look.draw import heat_map
 from pyggml.look.overview import (
     Column,

@@ -14,7 +14,7 @@ import ranked_run
 from extras import needs
 from separate_cpu import SeparateCPU
 
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.cli import demo
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.lora.adapter.parameters import Parameters
@@ -22,7 +22,7 @@ from pyggml.lora.ranks import ALONE, started
 from pyggml.lora.ranks.alone import Ranks, share
 from pyggml.lora.trainer import checkpoint
 from pyggml.lora.trainer.gradient import StepGradient
-from pyggml.runtime.schedule import Devices
+from pyggml.runtime import Devices
 
 _BESIDE = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 MPIEXEC = _BESIDE or shutil.which("mpiexec")

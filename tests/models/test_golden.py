@@ -13,8 +13,7 @@ import pytest
 from cases import cases
 
 import pyggml
-from pyggml.backends import CPU
-from pyggml.backends.cpu import array
+from pyggml.backends.cpu import CPU, array
 from pyggml.backward import build_backward
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import leaf

@@ -6,7 +6,7 @@ from tiny_models import zero_parts
 
 import pyggml
 from pyggml.alloc import plan
-from pyggml.backends import CPU, read
+from pyggml.backends.cpu import CPU, read
 from pyggml.errors import ConfigError, NoGradientError, ShapeError
 from pyggml.generation import Session
 from pyggml.graph import Graph

@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.graph.tensor import leaf
 from pyggml.kernels import gemm
 from pyggml.ops.product import matmul

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from pyggml.alloc import plan
-from pyggml.backends import write
+from pyggml.backends.cpu import write
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.ops import dropout, mul
 from pyggml.ops.arithmetic.dropout import philox
-from pyggml.runtime import bind, results
+from pyggml.runtime import Devices, bind, results, schedule
 
 # Random123's kat_vectors of philox4x32, 10 rounds: counter, key, words.
 KNOWN = [
@@ -58,7 +57,7 @@ def test_seed_draw_and_stream_each_give_another_mask():
 def test_a_plan_reads_the_draw_when_it_runs():
     draw = leaf(np.array([1, 2, 3], np.int32))
     node = mul(dropout(leaf(np.ones((4, 64), np.float32)), draw, 0.5, 0), leaf(np.float32([2])))
-    program = bind(plan(Graph.of(node)))
+    program = bind(schedule(Graph.of(node), Devices()))
     found = []
     for number in (3, 4, 3):
         write(draw, (1, 2, number))

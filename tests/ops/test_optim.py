@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from pyggml.alloc import plan
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.ops.layout.layout import transpose
 from pyggml.ops.optim import opt_step_adamw, opt_step_sgd
-from pyggml.runtime import bind
+from pyggml.runtime import Devices, bind, schedule
 
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray:
@@ -22,7 +21,7 @@ def test_adamw_over_steps_is_the_papers_algorithm():
     m, v = leaf(np.zeros((3, 50), np.float32)), leaf(np.zeros((3, 50), np.float32))
     settings = leaf(np.zeros(7, np.float32))
     want, want_m, want_v = p.data.astype(np.float64), 0.0, 0.0
-    program = bind(plan(Graph.of(opt_step_adamw(p, g, m, v, settings))))
+    program = bind(schedule(Graph.of(opt_step_adamw(p, g, m, v, settings)), Devices()))
     for n in range(1, 6):
         g.data[:] = floats(3, 50, seed=n)
         hats = (1 / (1 - beta1**n), 1 / (1 - beta2**n))
@@ -40,7 +39,9 @@ def test_adamw_over_steps_is_the_papers_algorithm():
 def test_sgd_with_decay_reaches_the_minimum_it_must():
     """Of |p − 1|²/2 + wd·|p|²/2, which is p = 1 / (1 + wd)."""
     p, g = leaf(floats(7)), leaf(np.zeros(7, np.float32))
-    program = bind(plan(Graph.of(opt_step_sgd(p, g, leaf(np.array([0.2, 0.5], np.float32))))))
+    program = bind(
+        schedule(Graph.of(opt_step_sgd(p, g, leaf(np.array([0.2, 0.5], np.float32)))), Devices())
+    )
     for _ in range(100):
         g.data[:] = p.data - 1
         program()

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from pyggml import gguf
-from pyggml.alloc import plan
 from pyggml.backends.cpu import pages
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import leaf
 from pyggml.ops import mul_mat
-from pyggml.runtime import bind
+from pyggml.runtime import Devices, bind, schedule
 
 pytestmark = pytest.mark.quick
 
@@ -95,7 +94,7 @@ def test_a_program_lets_go_of_weights_only_if_told_to(stored, rng):
     found, left = [], []
     for release in (False, True):
         y = mul_mat(w, x)
-        program = bind(plan(Graph.of(y)), release=release)
+        program = bind(schedule(Graph.of(y), Devices()), release=release)
         program()
         left.append(resident(path))
         program()

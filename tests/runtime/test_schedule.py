@@ -12,14 +12,14 @@ from reference_backend import Place, ReferenceBackend
 from separate_cpu import SeparateCPU
 
 from pyggml.alloc import plan
-from pyggml.backends import CPU, Backend, write
+from pyggml.backends import Backend
+from pyggml.backends.cpu import CPU, write
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.op import Memory
-from pyggml.graph.tensor import leaf, window
+from pyggml.graph.tensor import leaf, window, zeros
 from pyggml.ops import OPS, add, add_inplace, mul, mul_mat, scale, set_rows, sqr, transpose
-from pyggml.runtime import run
-from pyggml.runtime.schedule import Devices, assign, bind, schedule
+from pyggml.runtime import Arenas, Devices, assign, bind, run, schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore:(reference|cpu) leaves")
 NAMES = sorted(OPS)
@@ -56,7 +56,7 @@ def constant(a):
 @settings(max_examples=120)
 def test_random_devices_give_one_device_s_numbers(graph, device_ops, host_ops):
     devices = [ReferenceBackend(device_ops), SomeOfTheCPU(host_ops), CPU()]
-    (program,) = bind(schedule(graph, Devices(devices)))
+    program = bind(schedule(graph, Devices(devices)))
     program()
     program()
     found = [program.read(t) for t in graph.outputs]
@@ -90,9 +90,9 @@ def test_a_host_alone_runs_the_graph_as_it_is(graph):
     made, alone = schedule(graph, Devices([cpu])), plan(graph, cpu)
     assert made.plans[cpu].graph is graph and not made.twins and not made.copies
     assert made.plans[cpu].offsets == alone.offsets and made.plans[cpu].n_bytes == alone.n_bytes
-    (program,) = bind(made)
-    (only,) = program.programs.values()
-    assert all(a is b for a, b in zip(program.calls, only.calls, strict=True))
+    program = bind(made)
+    (only,) = program.kernels.values()
+    assert all(a is b for a, b in zip(program.calls, only.values(), strict=True))
 
 
 def test_a_graph_of_views_alone_has_no_part():
@@ -100,10 +100,35 @@ def test_a_graph_of_views_alone_has_no_part():
     y = transpose(x)
     for backends in ([CPU()], [ReferenceBackend({"mul"}), CPU()]):
         made = schedule(Graph.of(y), Devices(backends))
-        (program,) = bind(made)
+        program = bind(made)
         program()
         assert not made.parts
         np.testing.assert_array_equal(program.read(y), x.data.T)
+
+
+@pytest.mark.parametrize("backends", [[CPU()], [SeparateCPU()]])
+def test_each_program_reads_its_own_memory(backends):
+    """Also where another one was bound over the same nodes since."""
+    x = leaf(numbers(1, 2, 3))
+    y = scale(x, 2.0)
+    made = schedule(Graph.of(y), Devices(backends))
+    one, other = bind(made), bind(made)
+    one()
+    write(x, numbers(4, 5, 6))
+    other()
+    np.testing.assert_array_equal(one.read(y), [2, 4, 6])
+    np.testing.assert_array_equal(other.read(y), [8, 10, 12])
+    assert [node.op.name for node, _ in one.walk()] == ["scale"]
+    np.testing.assert_array_equal(one.read(y), [8, 10, 12])
+
+
+def test_programs_share_the_memory_of_arenas():
+    devices = Devices()
+    made = [schedule(Graph.of(scale(zeros((n,)), 2.0)), devices) for n in (3, 3000)]
+    arenas = Arenas(*made)
+    one, other = (bind(each, arenas=arenas) for each in made)
+    assert one.arenas[devices.host] is other.arenas[devices.host]
+    assert bind(made[0]).arenas[devices.host] is not one.arenas[devices.host]
 
 
 # -- copies ---------------------------------------------------------------------------------------
@@ -114,7 +139,7 @@ def test_constants_are_copied_once_and_inputs_for_every_run():
     w, x = constant(np.eye(3, dtype=np.float32) * 2), leaf(numbers(1, 2, 3).reshape(1, 3))
     y = mul(mul_mat(w, x), x)
     devices = Devices([device])
-    (program,) = bind(schedule(Graph.of(y), devices))
+    program = bind(schedule(Graph.of(y), devices))
     assert [t.shape for t in device.written] == [w.shape]
     for values in (numbers(1, 2, 3), numbers(4, 0, -1)):
         write(x, values)
@@ -128,7 +153,7 @@ def test_constants_are_copied_once_and_inputs_for_every_run():
 def test_an_input_is_copied_once_for_all_parts_of_a_device():
     device, x = ReferenceBackend({"mul"}), leaf(numbers(1, 2, 3))
     y = mul(scale(mul(x, x), 2.0), x)
-    (program,) = bind(schedule(Graph.of(y), Devices([device, CPU()])))
+    program = bind(schedule(Graph.of(y), Devices([device, CPU()])))
     program()
     np.testing.assert_array_equal(program.read(y), [2, 16, 54])
     assert len(device.written) == 2, "x, and the host's result"
@@ -137,7 +162,7 @@ def test_an_input_is_copied_once_for_all_parts_of_a_device():
 def test_an_input_is_not_copied_while_it_is_held():
     device, x = SeparateCPU(), leaf(numbers(1, 2))
     devices, y = Devices([device]), scale(x, 2.0)
-    (program,) = bind(schedule(Graph.of(y), devices))
+    program = bind(schedule(Graph.of(y), devices))
 
     def run(wanted, copies):
         before = device.moved["written", (2,)]
@@ -159,7 +184,7 @@ def test_a_constant_keeps_its_memory_from_run_to_run():
     device = ReferenceBackend({"mul", "sqr"})
     w, x = constant(numbers(*range(8))), leaf(np.ones(8, np.float32))
     y = sqr(mul(w, x))  # in place, if w ended here
-    (program,) = bind(schedule(Graph.of(y), Devices([device])))
+    program = bind(schedule(Graph.of(y), Devices([device])))
     for _ in range(2):
         program()
         np.testing.assert_array_equal(program.read(y), np.arange(8.0) ** 2)
@@ -171,7 +196,7 @@ def test_what_is_changed_between_two_reads_is_copied_twice():
     before = scale(total, 2.0)
     changed = add_inplace(total, x)
     after = scale(changed, 2.0)
-    (program,) = bind(schedule(Graph.of(before, after), Devices([device, CPU()])))
+    program = bind(schedule(Graph.of(before, after), Devices([device, CPU()])))
     program()
     assert len(device.written) == 2
     np.testing.assert_array_equal(program.read(before), [2, 4])
@@ -182,7 +207,7 @@ def test_what_is_changed_between_two_reads_is_copied_twice():
 def test_a_held_leaf_is_copied_when_its_numbers_are_elsewhere():
     device = SeparateCPU()
     devices, total, x = Devices([device]), leaf(numbers(0, 0)), leaf(numbers(1, 2))
-    (program,) = bind(schedule(Graph.of(add_inplace(total, x)), devices))
+    program = bind(schedule(Graph.of(add_inplace(total, x)), devices))
 
     def run(times, wanted, copies):
         before = device.moved["written", (2,)]
@@ -205,7 +230,7 @@ def test_a_held_leaf_is_copied_when_its_numbers_are_elsewhere():
 def test_windows_are_held_with_the_leaf_that_they_look_into():
     devices, whole, x = Devices([SeparateCPU()]), leaf(numbers(0, 0, 7)), leaf(numbers(1, 2))
     total = window(whole, 0, (2,))
-    (program,) = bind(schedule(Graph.of(add_inplace(total, x)), devices))
+    program = bind(schedule(Graph.of(add_inplace(total, x)), devices))
     with devices.holding(total):
         program()
         program()
@@ -253,7 +278,7 @@ def test_a_writer_takes_the_memory_along():
     y = scale(written, 2.0)
     found = assign(Graph.of(y), [device, cpu]).backends
     assert (found[start], found[written], found[y]) == (cpu, cpu, device)
-    (program,) = bind(schedule(Graph.of(y), Devices([device, cpu])))
+    program = bind(schedule(Graph.of(y), Devices([device, cpu])))
     program()
     np.testing.assert_array_equal(program.read(y), [[0, 0], [0, 0], [2, 4], [0, 0]])
 
@@ -281,7 +306,7 @@ def test_the_device_hands_nothing_out():
     device = ReferenceBackend({"sqr"})
     y = sqr(leaf(numbers(3)))
     made = schedule(Graph.of(y), Devices([device]))
-    (program,) = bind(made)
+    program = bind(made)
     program()
     with pytest.raises(TypeError, match="wanted Backend.read"):
         np.asarray(made.twins[y].data)

@@ -5,22 +5,22 @@ import random
 import numpy as np
 import pytest
 
-from pyggml.backends import CPU, write
-from pyggml.backends.cuda.rewrites.branches import may_begin_early, side_by_side
-from pyggml.backends.cuda.rewrites.early import (
+from pyggml.backends.cpu import CPU, write
+from pyggml.backends.cuda.runtime.branches import may_begin_early, side_by_side
+from pyggml.backends.cuda.runtime.driver import SIMULATED, Captured, cuda, kernel
+from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
     knows_early,
     release_others,
 )
-from pyggml.backends.cuda.runtime.driver import SIMULATED, Captured, cuda, kernel
 from pyggml.backends.cuda.runtime.kernel import BoundCall, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, of_library
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import add, add_inplace, mul, rms_norm_mul, scale, silu, sum_rows, swiglu
 from pyggml.ops.layout.layout import transpose
-from pyggml.runtime.schedule import Devices, bind, schedule
+from pyggml.runtime import Devices, bind, schedule
 
 RNG = np.random.default_rng(9)
 
@@ -47,10 +47,10 @@ def random_order(waits, rng):
 def test_any_order_that_the_waits_allow_gives_the_bits_of_the_line(card):
     total = zeros((8, 5))
     graph = branching(total)
-    (program,) = bind(schedule(graph, Devices([card, CPU()])))
+    program = bind(schedule(graph, Devices([card, CPU()])))
     program()
     wanted = [program.read(t) for t in graph.outputs]
-    steps, tell = side_by_side(program.programs[card].calls)
+    steps, tell = side_by_side(list(program.kernels[card].values()))
     waits = tell()
     assert len({len(w) for w in waits}) > 1, "there are branches"
     on_card = next(t for t in program.schedule.parts[-1].changed)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyggml.backends import CPU, write
+from pyggml.backends.cpu import CPU, write
 from pyggml.backends.cuda import open_cuda
 from pyggml.backends.cuda.runtime import device, transfers
 from pyggml.backends.cuda.runtime.driver import SIMULATED, CudaAPIError
@@ -14,8 +14,7 @@ from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.ops import add, add_inplace, get_rows, mul, scale, set_rows
 from pyggml.ops.layout.layout import transpose
 from pyggml.quants import dequantize, quantize
-from pyggml.runtime import run
-from pyggml.runtime.schedule import Devices, bind, results, schedule
+from pyggml.runtime import Devices, bind, results, run, schedule
 
 RNG = np.random.default_rng(2)
 
@@ -139,7 +138,7 @@ def test_every_run_reads_new_inputs(card):
     """The first run launches each kernel, the second captures, later ones start the graph."""
     x, total = leaf(np.zeros((2, 3), np.float32)), zeros((3, 2))
     node = add_inplace(total, transpose(mul(add(x, x), x)))
-    (program,) = bind(schedule(Graph.of(node), Devices([card, CPU()])))
+    program = bind(schedule(Graph.of(node), Devices([card, CPU()])))
     wanted = np.zeros((3, 2))
     for i in range(4):
         write(x, np.full((2, 3), i + 0.5))

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from pyggml.backends import CPU, write
+from pyggml.backends.cpu import CPU, write
 from pyggml.backends.cuda.attention import cluster, decode
 from pyggml.backends.cuda.runtime.driver import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.ops import flash_attn_ext
-from pyggml.runtime.schedule import Devices, bind, schedule
+from pyggml.runtime import Devices, bind, schedule
 
 SHAPES = [(41, 4, 2, 6)]  # keys, heads, heads of keys, numbers of a head
 if not SIMULATED:  # which takes minutes
@@ -49,8 +49,8 @@ def test_the_parts_of_the_keys_are_joined(
     span = leaf(np.array([[0, n_keys - 4], [3, 5]], np.int32))
     sinks = leaf(numbers(n_heads)) if has_sinks else None
     graph = Graph.of(flash_attn_ext(q, k, v, span, 0.7 / size**0.5, sinks=sinks))
-    (found,) = bind(schedule(graph, Devices([card, CPU()])))
-    (wanted,) = bind(schedule(graph, Devices([CPU()])))
+    found = bind(schedule(graph, Devices([card, CPU()])))
+    wanted = bind(schedule(graph, Devices([CPU()])))
     for _ in range(2):
         found(), wanted()
         (o,) = graph.outputs
@@ -64,6 +64,6 @@ def test_what_is_no_number_stays_none(card, joined):
     write(q, np.full((1, 2, 6), np.nan))
     span = leaf(np.array([[0, 37]], np.int32))
     graph = Graph.of(flash_attn_ext(q, k, v, span, 0.7))
-    (program,) = bind(schedule(graph, Devices([card, CPU()])))
+    program = bind(schedule(graph, Devices([card, CPU()])))
     program()
     assert np.isnan(program.read(graph.outputs[0])).all()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda.runtime.driver import SIMULATED
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.graph import Graph
@@ -11,7 +11,7 @@ from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.op import Memory
 from pyggml.look.check import as_leaf, in_float64
 from pyggml.ops import OPS
-from pyggml.runtime.schedule import Devices, results
+from pyggml.runtime import Devices, results
 
 # The largest error allowed, relative to the largest value of the reference.
 TOLERANCE = {F32: 1e-5, F16: 1e-3, BF16: 8e-3}

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda.gemm.cublas import has_cublas
-from pyggml.backends.cuda.rewrites.lora import ops, wide
+from pyggml.backends.cuda.ops.lora import nodes as ops
+from pyggml.backends.cuda.ops.lora import wide
 from pyggml.backends.cuda.runtime.driver import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, DTYPES
 from pyggml.graph.tensor import leaf
 from pyggml.lora import LoraConfig, attach, loss_and_grads
 from pyggml.quants import dequantize, quantize
-from pyggml.runtime.schedule import Devices, results
+from pyggml.runtime import Devices, results
 
 pytestmark = pytest.mark.skipif(
     SIMULATED or not has_cublas(), reason="wide products take tensor cores and cuBLAS"

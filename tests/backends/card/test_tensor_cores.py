@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import open_cuda
-from pyggml.backends.cuda.rewrites.lora import ops, wide
+from pyggml.backends.cuda.ops.lora import nodes as ops
+from pyggml.backends.cuda.ops.lora import wide
 from pyggml.backends.cuda.runtime.driver import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.look.check import as_leaf
 from pyggml.ops import OPS
-from pyggml.runtime.schedule import Devices, results
+from pyggml.runtime import Devices, results
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="a card has tensor cores")
 

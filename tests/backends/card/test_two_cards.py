@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
 from pyggml.backends.cuda.runtime import transfers
 from pyggml.backends.cuda.runtime.driver import CudaAPIError, address, driver
@@ -20,7 +20,7 @@ from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach, loss_and_grads
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.ops import get_rows, scale
-from pyggml.runtime.schedule import Devices, results
+from pyggml.runtime import Devices, results
 
 GOLDEN = Path(__file__).parents[2] / "golden/models"
 NAMES = "qwen3-F16", "llama-Q8_0", "qwen2-Q4_K_M"

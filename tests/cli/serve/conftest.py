@@ -13,11 +13,11 @@ from tiny_models import NO_END
 
 import pyggml
 from pyggml.chat import ChatEncoder, find_template
-from pyggml.cli.serve.app import make_app
-from pyggml.cli.serve.guard import Access
-from pyggml.cli.serve.limits import Limits
-from pyggml.cli.serve.page import page_routes
-from pyggml.cli.serve.service import Service
+from pyggml.cli.commands.serve.app import make_app
+from pyggml.cli.commands.serve.chat_page import page_routes
+from pyggml.cli.commands.serve.limits import Limits
+from pyggml.cli.commands.serve.service import Service
+from pyggml.cli.web.guard import Access
 from pyggml.cli.web.listening import listening, url_of
 from pyggml.generation import Batch, Sampling
 from pyggml.generation.serving import Scheduler, Worker

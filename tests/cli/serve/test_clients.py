@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pyggml.cli.serve.guard import Access
+from pyggml.cli.web.guard import Access
 
 LONG = {"model": "tiny", "temperature": 0}
 

@@ -34,7 +34,7 @@ def test_fields_have_the_declared_settings(server):
 
 def schemes():
     """Light and dark: name of a colour -> its red, green and blue."""
-    css = files("pyggml.cli.serve").joinpath("web/page.css").read_text()
+    css = files("pyggml.cli.commands.serve").joinpath("web/page.css").read_text()
     for block in re.findall(r":root \{(.*?)\}", css, re.S):
         found = re.findall(r"--([\w-]+): #(\w{6})", block)
         yield {name: [int(text[i : i + 2], 16) for i in (0, 2, 4)] for name, text in found}

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from pyggml.cli.serve.guard import Access, name_of
+from pyggml.cli.web.guard import Access, name_of
 
 SAID = [{"role": "user", "content": "a"}]
 TEXTS = [
@@ -119,7 +119,7 @@ def test_a_body_too_large_is_not_read(serve):
 
 
 def test_a_body_that_never_ends(serve, monkeypatch):
-    monkeypatch.setattr("pyggml.cli.serve.app.BODY_SECONDS", 0.3)
+    monkeypatch.setattr("pyggml.cli.commands.serve.app.BODY_SECONDS", 0.3)
     with serve() as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as slow:
@@ -158,8 +158,8 @@ def test_pages_of_other_sites_call_only_if_they_may(server, serve):
     refused(server.http.get("/v1/models", headers={"origin": "https://a.example"}), 403)
     refused(server.http.get("/v1/models", headers={"origin": "null"}), 403)
     with serve(access=Access(origins=("https://a.example",))) as open_:
-        asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
-        before = open_.http.options("/v1/completions", headers=asked)
+        params = {"origin": "https://a.example", "access-control-request-method": "POST"}
+        before = open_.http.options("/v1/completions", headers=params)
         assert before.headers["access-control-allow-origin"] == "https://a.example"
         refused(open_.http.get("/v1/models", headers={"origin": "https://b.example"}), 403)
 

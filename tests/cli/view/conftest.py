@@ -5,9 +5,9 @@ import json
 import pytest
 from starlette.testclient import TestClient
 
-from pyggml.cli.view.app import make_app
-from pyggml.cli.view.runs import Runs
-from pyggml.cli.view.source import Source
+from pyggml.cli.commands.view.app import make_app
+from pyggml.cli.commands.view.runs import Runs
+from pyggml.cli.commands.view.source import Source
 
 HERE = "http://localhost"
 

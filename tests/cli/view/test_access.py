@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-PARTS = [p.name for p in files("pyggml.cli.view").joinpath("web").iterdir()]
+PARTS = [p.name for p in files("pyggml.cli.commands.view").joinpath("web").iterdir()]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_the_page_fetches_nothing_of_others(client):
 def test_a_name_is_text_in_the_page(tmp_path, tiny, model_with):
     from starlette.testclient import TestClient
 
-    from pyggml.cli.view.app import make_app
-    from pyggml.cli.view.source import Source
+    from pyggml.cli.commands.view.app import make_app
+    from pyggml.cli.commands.view.source import Source
 
     path = model_with(general__name="<script>alert(1)</script>")
     with TestClient(make_app(Source(path), None), "http://localhost") as client:
@@ -89,7 +89,7 @@ def test_a_name_is_text_in_the_page(tmp_path, tiny, model_with):
 
 def schemes():
     """Light and dark: name of a colour -> its red, green and blue."""
-    css = files("pyggml.cli.view").joinpath("web/page.css").read_text()
+    css = files("pyggml.cli.commands.view").joinpath("web/page.css").read_text()
     for block in re.findall(r":root \{(.*?)\}", css, re.S):
         found = re.findall(r"--([\w-]+): #(\w{6})", block)
         yield {name: [int(text[i : i + 2], 16) for i in (0, 2, 4)] for name, text in found}

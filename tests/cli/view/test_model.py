@@ -6,9 +6,9 @@ from starlette.testclient import TestClient
 
 import pyggml
 from pyggml import gguf
-from pyggml.cli.view import weights
-from pyggml.cli.view.app import make_app
-from pyggml.cli.view.source import Source
+from pyggml.cli.commands.view import weights
+from pyggml.cli.commands.view.app import make_app
+from pyggml.cli.commands.view.source import Source
 from pyggml.graph.dtypes import F32, dtype
 from pyggml.lora import LoraConfig, attach
 from pyggml.quants import dequantize, quantize

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pyggml import threads
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import F32
 from pyggml.jit import JIT
 from pyggml.kernels.attention.amx import FORWARD

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from arenas import bound
 from derivatives import gradients_of
 
 from pyggml import threads
 from pyggml.alloc import plan
-from pyggml.backends import CPU
-from pyggml.backends.cpu import array
+from pyggml.backends.cpu import CPU, array
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
@@ -17,7 +17,6 @@ from pyggml.kernels.attention.flash_back import FEWEST_TASKS, n_tasks
 from pyggml.kernels.attention.tiles import BC, BR
 from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE
 from pyggml.ops import flash_attn_ext, mul_mat, permute, soft_max, transpose
-from pyggml.runtime import bind
 
 MR = FLOAT_TILE.mr
 COUNTS = [1, MR - 1, MR, MR + 1, BR - 1, BR, BR + 1, BC + 1, 2 * BC + 5]
@@ -32,7 +31,7 @@ def computed(*outputs, compute="f32"):
     p = plan(Graph.of(*outputs), CPU(compute))
     arena = p.backend.alloc(p.n_bytes)
     arena[:] = 255
-    bind(p, arena)()
+    bound(p, arena)()
     return [np.array(array(t)) for t in outputs]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pyggml import threads
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import F32, dtype
 from pyggml.kernels import gemm
 from pyggml.kernels.gemm import LowRank, Problem, reference

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import dtype
 from pyggml.jit import JIT
 from pyggml.jit.decorators import OPTIONS

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from arenas import bound
 from derivatives import gradients_of
 
 from pyggml import threads
 from pyggml.alloc import plan
-from pyggml.backends.cpu import array
+from pyggml.backends.cpu import CPU, array
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import I32, dtype
@@ -14,17 +15,17 @@ from pyggml.graph.tensor import leaf, zeros
 from pyggml.kernels.gemm import FLOAT_TILE
 from pyggml.ops import cross_entropy_rows, linear_cross_entropy, mul_mat, scale, tanh
 from pyggml.quants import quantize
-from pyggml.runtime import bind, run
+from pyggml.runtime import run
 
 MR = FLOAT_TILE.mr
 
 
 def computed(*outputs):
     """Values of these tensors; the arena is NaN before."""
-    p = plan(Graph.of(*outputs))
+    p = plan(Graph.of(*outputs), CPU())
     arena = p.backend.alloc(p.n_bytes)
     arena[:] = 255
-    bind(p, arena=arena)()
+    bound(p, arena)()
     return [np.array(array(t)) for t in outputs]
 
 
@@ -100,9 +101,9 @@ def test_the_vocabulary_in_slices(rows, rng, monkeypatch):
 
 def test_chunks_bound_the_memory(rng, monkeypatch):
     h, w, targets, share = case(rng, n=1000, n_vocab=512)
-    whole = plan(Graph.of(linear_cross_entropy(h, w, targets, share))).n_bytes
+    whole = plan(Graph.of(linear_cross_entropy(h, w, targets, share)), CPU()).n_bytes
     monkeypatch.setattr("pyggml.ops.loss.head.LOGITS_BYTES", 1 << 16)
-    chunked = plan(Graph.of(linear_cross_entropy(h, w, targets, share))).n_bytes
+    chunked = plan(Graph.of(linear_cross_entropy(h, w, targets, share)), CPU()).n_bytes
     assert chunked < whole - 1000 * 512 * 4 + (1 << 17)
 
 
@@ -133,7 +134,7 @@ def test_without_gradient_the_loss_is_the_same(rng):
     parts = case(rng)
     with_it, without = (linear_cross_entropy(*parts, gradient=g) for g in (True, False))
     assert len(without.saved) == 1, "the number of right tokens"
-    assert plan(Graph.of(without)).n_bytes < plan(Graph.of(with_it)).n_bytes
+    assert plan(Graph.of(without), CPU()).n_bytes < plan(Graph.of(with_it), CPU()).n_bytes
     assert computed(without) == computed(with_it)
 
 

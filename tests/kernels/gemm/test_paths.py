@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import dtype
 from pyggml.kernels import gemm
 from pyggml.kernels.gemm import CHOSEN, Problem, int8, reference

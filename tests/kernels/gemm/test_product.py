@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyggml import threads
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import F32, dtype
 from pyggml.kernels import gemm
 from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE, dots, reference

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pyggml import threads
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import dtype
 from pyggml.jit import JIT, exact
 from pyggml.kernels.gemm import reference

@@ -10,13 +10,12 @@ A joint node writes it once. The bits are the same.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32
-from pyggml.graph.op import SAVED, changed_by
+from pyggml.graph.op import changed_by
+from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.gemm.beside import MOST
 from pyggml.kernels.gemm.thin import WIDEST
@@ -25,54 +24,51 @@ from pyggml.ops.product.low_rank import MUL_MAT_LOW_RANK, OUT_PROD_LOW_RANK, OUT
 from pyggml.ops.product.matmul import MUL_MAT, MUL_MAT_ADD, OUT_PROD, OUT_PROD_ADD
 
 
-class _Apart(NamedTuple):
-    """Two products, of which the second adds to the first; perhaps a rounded copy of the sum."""
-
-    first: Tensor
-    second: Tensor
-    src: tuple[Tensor, ...]  # of the joint node
-    copy: Tensor | None = None
-
-
 def with_joint_products(graph: Graph) -> Graph:
     """The graph with joint products wherever the second alone reads the first, and nothing that the
     first reads is written over before; a graph with nothing to join is returned itself."""
-    readers = defaultdict[Tensor, list[Tensor]](list)
-    for t in graph.nodes:
-        for s in t.src:
-            readers[s].append(t)
-    found = dict[Tensor, _Apart]()
+    return rewrite(graph, dict(_matches(graph)))
+
+
+def _matches(graph: Graph) -> Iterator[tuple[Tensor, Tensor]]:
     changed = set[Tensor]()  # so far: the first would read it too late
     for t in graph.nodes:
         changed.update(changed_by(t))
-        apart = _forward(t, readers[t]) or _backward(t)
-        if apart is None or changed.intersection(s.root for s in apart.first.src):
+        joint = _forward(t, graph.readers[t]) or _backward(t)
+        if joint is None or changed.intersection(s.root for s in t.src[0].src):
             continue
-        if readers[apart.first] == [t] and apart.first not in graph.outputs:
-            found[t] = apart
-    return _joined(graph, found) if found else graph
+        if graph.readers[t.src[0]] == [t] and t.src[0] not in graph.outputs:
+            yield from joint
 
 
-def _forward(t: Tensor, readers: Collection[Tensor]) -> _Apart | None:
-    if t.op is not MUL_MAT_ADD or t.src[0].op is not MUL_MAT:
+Joint = Sequence[tuple[Tensor, Tensor]]  # results of nodes, and those of the joint one
+
+
+def _forward(y: Tensor, readers: Sequence[Tensor]) -> Joint | None:
+    """If y adds LoRA's part to a product: y and a rounded copy, from one node."""
+    if y.op is not MUL_MAT_ADD or y.src[0].op is not MUL_MAT:
         return None
-    first, b, d = t.src
-    w, x = first.src
-    copies = [r for r in readers if r.op is CPY and r.dtype is BF16]
-    fit = _are_low_rank(b, d, b.shape[-1]) and _are_packed(w, x) and t.shape[-1] > WIDEST
-    return _Apart(first, t, (b, d, w, x), copies[0] if copies else None) if fit else None
+    plain, b, d = y.src
+    w, x = plain.src
+    if not _are_low_rank(b, d, b.shape[-1]) or not _are_packed(w, x) or y.shape[-1] <= WIDEST:
+        return None
+    copies = [r for r in readers if r.op is CPY and r.dtype is BF16][:1]
+    joint = MUL_MAT_LOW_RANK(b, d, w, x, rounds=bool(copies))
+    return [(y, joint), *zip(copies, joint.saved, strict=True)]
 
 
-def _backward(t: Tensor) -> _Apart | None:
-    if t.op is not OUT_PROD_ADD or t.src[0].op not in (OUT_PROD, OUT_PROD_ADD):
+def _backward(dx: Tensor) -> Joint | None:
+    """If dx adds the product with W to that with A: dx from one node."""
+    if dx.op is not OUT_PROD_ADD or dx.src[0].op not in (OUT_PROD, OUT_PROD_ADD):
         return None
-    first, w, turned = t.src
-    *c, a, d_turned = first.src
-    if turned.op is not TRANSPOSE or d_turned.op is not TRANSPOSE:
+    thin, w, dy_turned = dx.src
+    *c, a, d_turned = thin.src
+    if dy_turned.op is not TRANSPOSE or d_turned.op is not TRANSPOSE:
         return None
-    d, dy = d_turned.src[0], turned.src[0]
-    fit = _are_low_rank(a, d, a.shape[0]) and _are_packed(w, dy) and t.shape[-1] > WIDEST
-    return _Apart(first, t, (*c, a, d, w, dy)) if fit else None
+    d, dy = d_turned.src[0], dy_turned.src[0]
+    if not _are_low_rank(a, d, a.shape[0]) or not _are_packed(w, dy) or dx.shape[-1] <= WIDEST:
+        return None
+    return [(dx, (OUT_PROD_LOW_RANK_ADD if c else OUT_PROD_LOW_RANK)(*c, a, d, w, dy))]
 
 
 def _are_low_rank(leaf: Tensor, rows: Tensor, rank: int) -> bool:
@@ -87,32 +83,3 @@ def _are_packed(w: Tensor, rows: Tensor) -> bool:
 
 def _are_whole(*matrices: Tensor) -> bool:
     return all(len(t.shape) == 2 and t.is_contiguous for t in matrices)
-
-
-def _joined(graph: Graph, found: dict[Tensor, _Apart]) -> Graph:
-    """The graph with these joined."""
-    gone = {t for apart in found.values() for t in (apart.first, apart.copy)}
-    new: dict[Tensor, Tensor] = {}
-    steps = []
-    for t in graph.nodes:
-        if t in gone or t.op is SAVED:
-            continue
-        apart = found.get(t)
-        if apart is None:
-            src = tuple(new.get(s, s) for s in t.src)
-            made = t if src == t.src else t.reading(src)
-            new.update(zip(t.saved, made.saved, strict=True))
-        else:
-            made = _joint(apart, tuple(new.get(s, s) for s in apart.src)).named(t.name)
-            if apart.copy is not None:
-                new[apart.copy] = made.saved[0]
-        new[t] = made
-        steps.append(made)
-    outputs = (new.get(t, t) for t in graph.outputs)
-    return Graph.of(*outputs, steps=steps).noted(graph.notes)
-
-
-def _joint(apart: _Apart, src: tuple[Tensor, ...]) -> Tensor:
-    if apart.second.op is MUL_MAT_ADD:
-        return MUL_MAT_LOW_RANK(*src, rounds=apart.copy is not None)
-    return (OUT_PROD_LOW_RANK if len(src) == 4 else OUT_PROD_LOW_RANK_ADD)(*src)

@@ -10,6 +10,7 @@ from collections import defaultdict
 
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
+from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.gemm.thin import WIDEST
 from pyggml.ops.product.low_rank import MUL_MAT_LOW_RANK
@@ -30,5 +31,5 @@ def thin_first(graph: Graph) -> Graph:
                 before[packed[x]].append(t)
     if not before:
         return graph
-    steps = (t for node in graph.nodes for t in (*before.get(node, ()), node))
-    return Graph.of(*graph.outputs, steps=steps).noted(graph.notes)
+    steps = [t for node in graph.nodes for t in (*before.get(node, ()), node)]
+    return rewrite(graph, {}, steps)

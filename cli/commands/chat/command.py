@@ -1,0 +1,75 @@
+"""The options of `pyggml chat`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from pyggml.chat import find_template
+from pyggml.cli.commands.chat.console import Console
+from pyggml.cli.commands.chat.conversation import Conversation
+from pyggml.cli.terminal.generation import (
+    CTX,
+    chat_template_option,
+    ctx_option,
+    n_ctx_of,
+    n_tokens_option,
+    sampling_of,
+    sampling_options,
+    system_option,
+)
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.options import (
+    SETTINGS,
+    ModelSource,
+    given_settings,
+    model_options,
+    settings_options,
+)
+from pyggml.cli.terminal.show import printable, say, unescape
+from pyggml.generation import Context
+
+_OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left out
+
+
+@click.command(
+    "chat",
+    cls=GroupedCommand,
+    params=[*settings_options(Context, {}, _OF_TEXTS), *sampling_options()],
+    context_settings=SETTINGS,
+)
+@model_options
+@system_option
+@chat_template_option()
+@n_tokens_option("most tokens of an answer (default: as many as fit)")
+@ctx_option(
+    16,
+    f"most tokens that the model remembers (default: {CTX}, or the model's if that has fewer); "
+    "then the oldest rounds are left out",
+)
+def command(
+    source: ModelSource,
+    system: str | None,
+    chat_template: str,
+    n_tokens: int | None,
+    ctx: int | None,
+    **given: Any,
+) -> int:
+    """Talk with a model. /help lists the commands, Ctrl-C ends an answer, Ctrl-D the chat.
+
+    Without a terminal, each line of standard input is a message.
+    """
+    how = sampling_of(given)
+    cache_type = Context(**given_settings(Context, {}, given)).cache_type
+    opened = source.load()
+    n_ctx = n_ctx_of(opened, ctx, CTX)
+    template = find_template(opened.tokenizer, chat_template)
+    text = None if system is None else unescape(system)
+    chat = Conversation(opened, template, how, n_ctx, n_tokens, text, cache_type)
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    if interactive:
+        name = printable(str(opened.file.get("general.name", source.path.name)))
+        say(f"{name}, as {template.origin} has it; /help lists commands, Ctrl-D ends")
+    return Console(chat, interactive).run()

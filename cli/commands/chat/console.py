@@ -1,0 +1,175 @@
+"""A conversation with whoever is at standard input: messages in, answers out, commands between.
+
+Notes go to standard error, so that a pipe gets answers alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+
+import click
+
+from pyggml.cli.commands.chat.conversation import Conversation, Round
+from pyggml.cli.commands.chat.lines import read_messages
+from pyggml.cli.terminal.exit import FAILED
+from pyggml.cli.terminal.generation import say_piece
+from pyggml.cli.terminal.show import plural, printable, say
+from pyggml.errors import PyggmlError
+from pyggml.generation import Finish
+
+_ENDS = {
+    Finish.LENGTH: "the answer ends here, at --n-tokens",
+    Finish.CONTEXT: "the answer ends here, the context is full",
+}
+
+
+class Console:
+    """Asks a conversation what a user types.
+
+    interactive   whether a user is at a terminal: there are prompts, colours and notes of speed,
+                  and Ctrl-C ends the answer, not the program
+    """
+
+    def __init__(self, conversation: Conversation, interactive: bool) -> None:
+        self._chat, self._interactive, self._failed = conversation, interactive, False
+        self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
+            "/help": ("these commands", self._help),
+            "/bye": ("end the chat, as Ctrl-D; /exit too", self._end),
+            "/exit": ("the same", self._end),
+            "/undo": ("take the last message and its answer back", self._undo),
+            "/retry": ("answer the last message anew", self._retry),
+            "/reset": ("begin anew; the system's text stays", self._reset),
+            "/system": ("show the system's text, or set it to TEXT; - is none", self._system),
+            "/save": ("append the conversation to a FILE that pyggml-finetune reads", self._save),
+        }
+
+    def run(self) -> int:
+        """Until the input ends; the exit code: of a pipe 2 if a message was not answered."""
+        for line in read_messages(self._interactive):
+            try:
+                self._handle(line)
+            except EOFError:
+                break
+            except PyggmlError as error:
+                self._failed = True
+                self._note(str(error))
+        return FAILED if self._failed and not self._interactive else 0
+
+    def _handle(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        if not line.startswith("/"):
+            self._answer(line.strip())
+        elif name in self._commands:
+            self._commands[name][1](rest.strip())
+        else:
+            known = ", ".join(self._commands)
+            raise PyggmlError(
+                f"{name} is no command, known are {known}; put a space before a message that "
+                "begins with /"
+            )
+
+    def _note(self, text: str) -> None:
+        text = printable(text)
+        coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        print(click.style(text, dim=True) if coloured else text, file=sys.stderr, flush=True)
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def _answer(self, question: str) -> None:
+        before, began, n, finish = self._chat.n_dropped, perf_counter(), 0, None
+        with self._stop_on_interrupt() as is_stopped:
+            for piece in self._chat.ask(question, is_stopped):
+                if n == 0:
+                    self._say_dropped(self._chat.n_dropped - before)
+                say_piece(piece, self._chat.how, self._chat.tokenizer)
+                n, finish = n + 1, piece.finish
+        if self._chat.how.logprobs is None:
+            say("")
+        if finish in _ENDS:
+            self._note(f"({_ENDS[finish]})")
+        if self._interactive:
+            speed = f"{n / (perf_counter() - began):.1f} tokens/s"
+            context = f"{self._chat.n_read:,} of {self._chat.n_ctx:,} of the context"
+            how_ended = "" if finish else "stopped; "
+            self._note(f"({how_ended}{plural(n, 'token')}, {speed}; {context})")
+
+    def _say_dropped(self, n: int) -> None:
+        if n:
+            self._note(f"(the context is full: the model forgets the {_first(n)})")
+
+    @contextmanager
+    def _stop_on_interrupt(self) -> Iterator[Callable[[], bool]]:
+        """A context in which Ctrl-C at a terminal asks for a stop; a second one ends the program.
+
+        Yields whether it was asked for: between tokens, since a cache is of no use whose tokens
+        were half computed.
+        """
+        signals: list[int] = []
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if signals:
+                raise KeyboardInterrupt
+            signals.append(number)
+
+        before = signal.signal(signal.SIGINT, handle) if self._interactive else None
+        try:
+            yield lambda: bool(signals)
+        finally:
+            if self._interactive:
+                signal.signal(signal.SIGINT, before)
+
+    # -- commands -------------------------------------------------------------------------------
+
+    def _help(self, rest: str) -> None:
+        self._note("\n".join(f"{name:<8} {about}" for name, (about, _) in self._commands.items()))
+        self._note(
+            "A line that ends with \\ goes on in the next. Ctrl-C ends an answer, Ctrl-D all."
+        )
+
+    def _end(self, rest: str) -> None:
+        raise EOFError
+
+    def _undo(self, rest: str) -> None:
+        self._note(f"(taken back: {self._last().question})")
+
+    def _retry(self, rest: str) -> None:
+        last = self._last()
+        n_before = len(self._chat.rounds)
+        try:
+            self._answer(last.question)
+        finally:
+            if len(self._chat.rounds) == n_before:  # refused, or stopped before a word
+                self._chat.rounds.append(last)
+
+    def _last(self) -> Round:
+        """The last round, which is taken back."""
+        last = self._chat.undo()
+        if last is None:
+            raise PyggmlError("nothing was said yet")
+        return last
+
+    def _reset(self, rest: str) -> None:
+        self._chat.reset()
+        self._note("(a new conversation)")
+
+    def _system(self, rest: str) -> None:
+        if rest:
+            self._chat.set_system(None if rest == "-" else rest)
+        self._note(f"(system: {self._chat.system or 'none'})")
+
+    def _save(self, rest: str) -> None:
+        if not rest:
+            raise PyggmlError("/save wants the name of a file")
+        line = self._chat.save(Path(rest).expanduser())
+        self._note(f"({plural(len(self._chat.rounds), 'round')} saved as line {line} of {rest})")
+
+
+def _first(n: int) -> str:
+    return "first round" if n == 1 else f"first {n} rounds"

@@ -1,0 +1,196 @@
+"""A conversation: rounds of a user and a model, kept within the model's context.
+
+The cache keeps what the model has read: of a new prompt only the tokens behind those that are
+already there are fed. Once a prompt does not fit, its oldest rounds are left out until it takes
+half of the context, so that the cache serves the rounds that follow. The system's text stays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from pyggml.chat import ChatEncoder, ChatTemplate, Message, answer_ending
+from pyggml.errors import DataError
+from pyggml.files import replacing
+from pyggml.generation import Completion, Piece, Sampling, Session
+from pyggml.model import Model
+
+_SEEDS = 1 << 64
+_AT_ONCE = 512  # tokens of a prompt that are fed before a stop is heard
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What the user said, and what the model answered."""
+
+    question: str
+    answer: str
+
+
+class Conversation:
+    """A model that remembers the rounds before.
+
+    rounds      all of them, the first ones too that no longer fit
+    n_dropped   how many of these the model no longer reads
+    n_ctx       most tokens that the model reads and writes
+    how         its sampling, which also stops at what ends a turn in the template
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        template: ChatTemplate,
+        how: Sampling,
+        n_ctx: int,
+        n_tokens: int | None = None,
+        system: str | None = None,
+        cache_type: str = "f16",
+    ) -> None:
+        """n_tokens: most of an answer; None: until the context is full. cache_type: as a Session
+        has it.
+
+        Raises ConfigError as a Session does, and TemplateError if the template does not take a
+        user's message, or not the system's.
+        """
+        self.rounds: list[Round] = []
+        self.n_dropped, self.n_ctx = 0, n_ctx
+        self.system: str | None = None
+        self.tokenizer, self._n_tokens = model.tokenizer, n_tokens
+        self._encoder = ChatEncoder(template, model.tokenizer)
+        self._encoder.prompt([_message("user", "a")])
+        self.set_system(system)
+        # Of a model without a token for it, the end of a turn is but text.
+        ending = answer_ending(template).strip()
+        self.how = replace(how.with_seed(), stop=(*how.stop, *filter(None, [ending])))
+        self._n_answers = 0  # each answer has a seed of its own
+        self._session, self._read = Session(model, n_ctx, cache_type), list[int]()
+
+    def ask(self, question: str, is_stopped: Callable[[], bool] = lambda: False) -> Iterator[Piece]:
+        """The pieces of the answer, without white space before it.
+
+        It ends early once `stopped` says so; what was said stays. Raises DataError if the question
+        alone exceeds the context, TemplateError if the template refuses it; the conversation is as
+        before then.
+        """
+        ids = self._prompt(question)
+        how = replace(self.how, seed=(self.how.seed + self._n_answers) % _SEEDS)
+        self._n_answers += 1
+        completion = Completion(self.tokenizer, how, ids, self._n_tokens, self.n_ctx)
+        answer = ""
+        try:
+            for piece in self._generate(completion, ids, is_stopped):
+                begun, answer = bool(answer.strip()), answer + piece.text
+                yield piece if begun else replace(piece, text=piece.text.lstrip())
+        finally:
+            if answer.strip():
+                self.rounds.append(Round(question, answer))
+
+    def _generate(
+        self, completion: Completion, ids: Sequence[int], is_stopped: Callable[[], bool]
+    ) -> Iterator[Piece]:
+        """The pieces of an answer to the prompt. Of that only the new tokens are fed."""
+        self._forget_after(_n_shared(self._read, ids[:-1]))
+        new = ids[len(self._read) :]
+        for first in range(0, len(new), _AT_ONCE):
+            if is_stopped():
+                return
+            logits = self._feed(new[first : first + _AT_ONCE])
+        while not is_stopped():
+            piece = completion.take(logits)
+            yield piece
+            if piece.finish is not None:
+                return
+            logits = self._feed([piece.token])
+
+    def _feed(self, tokens: Sequence[int]) -> np.ndarray:
+        logits = self._session.feed(tokens)
+        self._read += tokens
+        return logits
+
+    def _forget_after(self, n: int) -> None:
+        """Keep the first n tokens in the cache."""
+        if n < len(self._read):
+            self._session.truncate(n)
+            del self._read[n:]
+
+    def _prompt(self, question: str) -> list[int]:
+        """The tokens up to the answer. If they leave no room for it, the first rounds are left out
+        until they take half of the context."""
+        room = min(self._n_tokens or self.n_ctx, self.n_ctx // 4)
+        most, n_dropped = self.n_ctx - room, self.n_dropped
+        while True:
+            ids = self._encoder.prompt([*self._messages(n_dropped), _message("user", question)])
+            if len(ids) <= most or n_dropped == len(self.rounds):
+                break
+            most, n_dropped = self.n_ctx // 2, n_dropped + 1
+        if len(ids) >= self.n_ctx:
+            raise DataError(
+                f"the message makes a prompt of {len(ids)} tokens, wanted fewer than the "
+                f"{self.n_ctx} of the context"
+            )
+        self.n_dropped = n_dropped
+        return ids
+
+    def _messages(self, n_dropped: int = 0) -> list[Message]:
+        """The system's message and the rounds but the first n_dropped."""
+        messages = [] if self.system is None else [_message("system", self.system)]
+        for round_ in self.rounds[n_dropped:]:
+            messages.append(_message("user", round_.question))
+            messages.append(_message("assistant", round_.answer))
+        return messages
+
+    def set_system(self, text: str | None) -> None:
+        """Change what stands before all rounds. TemplateError if the template refuses it."""
+        if text is not None:
+            self._encoder.prompt([_message("system", text), _message("user", "a")])
+        self.system = text
+
+    def undo(self) -> Round | None:
+        """Take the last round back; None if there is none."""
+        last = self.rounds.pop() if self.rounds else None
+        self.n_dropped = min(self.n_dropped, len(self.rounds))
+        return last
+
+    def reset(self) -> None:
+        """Begin anew; the system's text stays."""
+        self.rounds.clear()
+        self.n_dropped = 0
+
+    @property
+    def n_read(self) -> int:
+        """Tokens in the cache."""
+        return len(self._read)
+
+    def save(self, path: Path) -> int:
+        """Append the conversation to a file of JSON Lines as {"messages": [...]}; its line number.
+
+        PyggmlError if the file cannot be read or written, or no answer is there yet.
+        """
+        if not self.rounds:
+            raise DataError("there is nothing to save yet")
+        messages = [{**m, "content": m["content"].strip()} for m in self._messages()]
+        try:
+            before = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+        if before and not before.endswith(b"\n"):
+            before += b"\n"
+        line = json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
+        with replacing(path) as partial:
+            partial.write_bytes(before + line.encode())
+        return before.count(b"\n") + 1
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """The length of the longest common start."""
+    unlike = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(unlike, min(len(a), len(b)))

@@ -1,0 +1,50 @@
+"""Lines from whoever is at standard input: with a prompt and editing at a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+from pyggml.cli.terminal.show import say
+
+
+def read_messages(interactive: bool) -> Iterator[str]:
+    """What is said, until the input ends. A line that ends with \\ goes on in the next one.
+
+    interactive: at a terminal; Ctrl-C there takes back what was typed. Empty lines are no messages.
+    """
+    if interactive:
+        with suppress(ImportError):  # Windows has its own editing of lines
+            import readline  # noqa: F401  # its import alone gives `input` arrows and a history
+    elif isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+    so_far, ended = "", False
+    while not ended:
+        try:
+            line = input(_prompt(". " if so_far else "> ") if interactive else "")
+        except EOFError:
+            line, ended = "", True
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            so_far = ""
+            say("\n(Ctrl-D ends the chat)")
+            continue
+        if line.endswith("\\") and not ended:
+            so_far += line[:-1] + "\n"
+            continue
+        message, so_far = so_far + line, ""
+        if message.strip():
+            yield message
+    if interactive:
+        say("")
+
+
+def _prompt(text: str) -> str:
+    """In green; between \\x01 and \\x02 stands what takes no columns, for readline."""
+    if os.environ.get("NO_COLOR"):
+        return text
+    return f"\x01\x1b[32;1m\x02{text}\x01\x1b[0m\x02"

@@ -1,0 +1,41 @@
+"""`pyggml convert-lora`: an adapter of PEFT → one of llama.cpp, or back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pyggml import load
+from pyggml.cli.terminal.options import PATH, SETTINGS
+from pyggml.cli.terminal.paths import check_output
+from pyggml.cli.terminal.show import plural, say, size
+from pyggml.lora.peft import from_peft, to_peft
+
+
+@click.command("convert-lora", context_settings=SETTINGS)
+@click.argument("source", metavar="FROM", type=PATH)
+@click.argument("target", metavar="TO", type=PATH)
+@click.option("-m", "--model", type=PATH, required=True, help="GGUF model that it adapts")
+@click.option(
+    "--base-name",
+    metavar="NAME",
+    help="the model's name or folder in transformers, for adapter_config.json",
+)
+def command(source: Path, target: Path, model: Path, base_name: str | None) -> None:
+    """Convert an adapter: a folder of PEFT to a GGUF file, or a GGUF file to a folder.
+
+    The model says which matrices there are, and in which order its rows lie.
+    """
+    if source.is_dir():
+        check_output(target, [("model", model)])
+        ranks = from_peft(load(model), source, target)
+        written = [target]
+    else:
+        ranks = to_peft(load(model), source, target, base_name)
+        written = sorted(target.iterdir())
+    sizes = sorted(set(ranks.values()))
+    said = f"rank {sizes[0]}" if len(sizes) == 1 else f"ranks {sizes[0]} to {sizes[-1]}"
+    say(f"{plural(len(ranks), 'module')} of {said}")
+    for path in written:
+        say(f"{path}, {size(path.stat().st_size)}")

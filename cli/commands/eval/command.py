@@ -1,0 +1,113 @@
+"""The options of `pyggml eval`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyggml.cli.commands.eval.files import File
+from pyggml.cli.commands.eval.record import record
+from pyggml.cli.commands.eval.subjects import names, subjects
+from pyggml.cli.commands.eval.table import NOTE, show
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.options import (
+    PATH,
+    SETTINGS,
+    Adapter,
+    AdapterFile,
+    ModelSource,
+    compute_options,
+    given_settings,
+    grouped,
+    lora_option,
+    settings_options,
+)
+from pyggml.cli.terminal.paths import check_text
+from pyggml.cli.terminal.show import printable, say, unescape
+from pyggml.errors import ConfigError
+from pyggml.lora.config import EvalConfig
+
+
+@click.command(
+    "eval",
+    cls=GroupedCommand,
+    params=[*settings_options(EvalConfig, {})],
+    context_settings=SETTINGS,
+)
+@click.option("-m", "--model", type=PATH, **grouped("model"), help="GGUF model")
+@lora_option
+@click.option(
+    "--compare",
+    is_flag=True,
+    **grouped("model"),
+    help="evaluate the files that follow too, models and adapters of -m, and say how they differ",
+)
+@click.argument("others", nargs=-1, type=AdapterFile(), metavar="[--compare FILE...]")
+@click.option(
+    *("-f", "--file", "files"),
+    type=PATH,
+    multiple=True,
+    required=True,
+    **grouped("data"),
+    metavar="DATA",
+    help="text, rows as for finetune, or questions with choices (docs/evaluation.md); may be given "
+    "several times",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    **grouped("output"),
+    help="print JSON instead of tables",
+)
+@compute_options
+def command(
+    model: Path | None,
+    lora: tuple[Adapter, ...] | None,
+    compare: bool,
+    others: tuple[Adapter, ...],
+    files: tuple[Path, ...],
+    as_json: bool,
+    threads: int,
+    compute: str,
+    device: str,
+    **given: Any,
+) -> None:
+    """How good a model is: perplexity, token accuracy, right answers, with intervals.
+
+    --compare also evaluates models and adapters of -m on the same data, and says how each differs
+    from the first: pyggml eval -m base.gguf -f data.jsonl --compare adapter.gguf merged.gguf
+    """
+    if others and not compare:
+        raise ConfigError(f"{others[0][0]}: wanted --compare before files to compare")
+    if compare and not others:
+        raise ConfigError("--compare names no file, wanted models, or adapters of -m")
+    if given["delimiter"] is not None:
+        given["delimiter"] = unescape(given["delimiter"])
+    config = EvalConfig(**given_settings(EvalConfig, {}, given))
+    check_text(files)
+    data = [File.read(path, config) for path in files]
+    how = {"threads": threads, "compute": compute, "device": device}
+    _evaluate(subjects(model, lora, others, **how), data, config, as_json)
+
+
+def _evaluate(
+    models: Sequence[ModelSource], files: Sequence[File], config: EvalConfig, as_json: bool
+) -> None:
+    """Evaluate all models on one file after the other, and print what came of it."""
+    called, records = names(models), []
+    opened = [model.load() for model in models]
+    for file in files:
+        results = [
+            file.evaluate(model, config, printable(f"{file.path.name}, {name}"))
+            for model, name in zip(opened, called, strict=True)
+        ]
+        if as_json:
+            records.append(record(file, called, results))
+        else:
+            show(file, called, results)
+    say(json.dumps({"files": records}, indent=1) if as_json else NOTE)

@@ -1,0 +1,112 @@
+"""A file of data → what each model makes of it, and how they differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyggml import Model
+from pyggml.cli.commands.eval.progress import Progress
+from pyggml.cli.terminal.show import plural
+from pyggml.errors import ConfigError, DataError
+from pyggml.lora.config import EvalConfig
+from pyggml.lora.data import QuestionRow, Row, TextRow
+from pyggml.lora.evaluate import (
+    Answers,
+    Perplexity,
+    QuestionFormat,
+    TokenScores,
+    choose,
+    encode_questions,
+    perplexity,
+)
+from pyggml.lora.evaluate.rows import QUESTIONS, TEXT, read_file, windows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenResult:
+    """What a model predicts of a file, by the tokens of a tokenizer, and rows that are too long."""
+
+    total: Perplexity
+    scores: TokenScores
+    tokenizer: str
+    n_long: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of data: its kind, as `read_file` tells it, and its rows."""
+
+    path: Path
+    kind: str
+    rows: list[Row]
+
+    @staticmethod
+    def read(path: Path, config: EvalConfig) -> File:
+        """The file, or its first rows. Raises ConfigError and DataError."""
+        kind, rows = read_file(path, config.columns)
+        if kind == QUESTIONS and config.long == "drop":
+            fault = "is drop, wanted refuse or cut for questions: all models answer the same"
+            raise ConfigError([("long", fault)])
+        return File(path, kind, rows if kind == TEXT else rows[: config.limit])
+
+    @property
+    def questions(self) -> list[QuestionRow]:
+        return [row for row in self.rows if isinstance(row, QuestionRow)]
+
+    @property
+    def chance(self) -> float:
+        """The share of questions that are answered right by chance."""
+        return sum(1 / len(row.choices) for row in self.questions) / len(self.rows)
+
+    @property
+    def commonest(self) -> float:
+        """The share of questions that are right with always the same answer, by its number."""
+        return Counter(row.answer for row in self.questions).most_common(1)[0][1] / len(self.rows)
+
+    def about(self) -> str:
+        """What there is, for a person."""
+        if self.kind != QUESTIONS:
+            return plural(len(self.rows), self.kind.removesuffix("s"))
+        counts = sorted({len(row.choices) for row in self.questions})
+        choices = " to ".join(str(n) for n in {counts[0]: 0, counts[-1]: 0})
+        return f"{plural(len(self.rows), 'question')} of {choices} choices"
+
+    def evaluate(self, model: Model, config: EvalConfig, label: str) -> Answers | TokenResult:
+        """What a model makes of it."""
+        progress = Progress(label)
+        if self.kind == QUESTIONS:
+            encoded = encode_questions(
+                self.questions, model.tokenizer, QuestionFormat.of(config, model)
+            )
+            return choose(model, encoded, progress)
+        try:
+            return self._score_tokens(model, config, progress)
+        except DataError as error:
+            about = "" if str(self.path) in str(error) else f"{self.path}: "
+            raise DataError(f"{about}{error}") from None
+
+    def _score_tokens(self, model: Model, config: EvalConfig, progress: Progress) -> TokenResult:
+        rows, n_long = config.rows(model.config.n_ctx), 0
+        if self.kind == TEXT:
+            (row,) = self.rows
+            assert isinstance(row, TextRow)
+            text = row.text.removesuffix("\n")  # llama.cpp's -f drops one
+            parse = config.special_tokens == "parse"
+            results = perplexity(model, text, rows.ctx, parse, config.limit)
+        else:
+            data, n_long = windows(self.rows, model.tokenizer, rows)
+            results = perplexity(model, data)
+        parts: list[Perplexity] = []
+        for so_far in results:
+            parts.append(so_far)
+            progress(so_far.chunk, so_far.n_chunks)
+        scores = TokenScores.joined([part.scores for part in parts])
+        return TokenResult(parts[-1], scores, model.tokenizer.identity, n_long)
+
+
+def are_comparable(results: Sequence[TokenResult]) -> bool:
+    """Whether all cut the file into the same tokens."""
+    return len({result.tokenizer for result in results}) == 1

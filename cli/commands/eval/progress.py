@@ -1,0 +1,27 @@
+"""How far an evaluation is, on standard error."""
+
+from __future__ import annotations
+
+import sys
+
+from pyggml.cli.terminal.progress import Countdown
+from pyggml.cli.terminal.show import span
+
+_WORTH_TELLING = 5.0  # seconds
+
+
+class Progress:
+    """Called after each pass. On a terminal a line that changes, else one line of what is left."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self._time = label, Countdown()
+        self._is_terminal = sys.stderr.isatty()
+
+    def __call__(self, done: int, n: int) -> None:
+        left = self._time.left(done, n)
+        if self._is_terminal:
+            time = f", some {span(left)} left" if left else ""
+            text = f"{self._label}: {done} of {n} passes{time}" if done < n else ""
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif done == 2 and left and left > _WORTH_TELLING:
+            print(f"{self._label}: {n} passes, some {span(left)} left", file=sys.stderr, flush=True)

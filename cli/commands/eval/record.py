@@ -1,0 +1,83 @@
+"""The figures of a file as JSON: shares from 0 to 1, intervals of 95 %."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import isfinite, sqrt
+from typing import Any
+
+from pyggml.cli.commands.eval.files import File, TokenResult, are_comparable
+from pyggml.lora.evaluate import (
+    Answers,
+    Difference,
+    Interval,
+    compare_answers,
+    compare_tokens,
+)
+from pyggml.lora.evaluate.intervals import clustered_proportion, proportion
+
+_Object = dict[str, Any]
+
+
+def record(file: File, names: Sequence[str], results: Sequence[Answers | TokenResult]) -> _Object:
+    """What all models made of a file."""
+    answers = [r for r in results if isinstance(r, Answers)]
+    tokens = [r for r in results if isinstance(r, TokenResult)]
+    about: _Object = {"file": str(file.path), "kind": file.kind, "n": len(file.rows)}
+    if answers:
+        about |= {"chance": file.chance, "commonest": file.commonest}
+    models = [*map(_of_answers, answers), *map(_of_tokens, tokens)]
+    others = [_against(r, answers[0]) for r in answers[1:]]
+    if tokens and are_comparable(tokens):
+        others = [_tokens_against(r, tokens[0]) for r in tokens[1:]]
+    named = [{"model": name, **m} for name, m in zip(names, models, strict=True)]
+    differences = [
+        {"model": name, "against": names[0], **d}
+        for name, d in zip(names[1:], others, strict=False)
+    ]
+    return {**about, "models": named, "differences": differences}
+
+
+def _of_answers(answers: Answers) -> _Object:
+    return {name: _share(right) for name, right in answers.right.items()}
+
+
+def _share(right: Any) -> _Object:
+    """A proportion; its standard error is lm-evaluation-harness's."""
+    n = len(right)
+    share = proportion(int(right.sum()), n)
+    error = sqrt(share.value * (1 - share.value) / (n - 1)) if n > 1 else None
+    return {**asdict(share), "stderr": error}
+
+
+def _of_tokens(result: TokenResult) -> _Object:
+    total, scores = result.total, result.scores
+    return {
+        "n_tokens": total.n_tokens,
+        "n_dropped": result.n_long,
+        "perplexity": {"value": _finite(total.value), "stderr": _finite(total.error)},
+        "token_accuracy": asdict(clustered_proportion(scores.right, scores.documents)),
+    }
+
+
+def _against(ours: Answers, first: Answers) -> _Object:
+    return {name: _difference(d) for name, d in compare_answers(ours, first).items()}
+
+
+def _tokens_against(ours: TokenResult, first: TokenResult) -> _Object:
+    ratio, share = compare_tokens(ours.scores, first.scores)
+    return {"perplexity_ratio": _interval(ratio), "token_accuracy": _difference(share)}
+
+
+def _difference(d: Difference) -> _Object:
+    return {**_interval(d.share), "won": d.won, "lost": d.lost}
+
+
+def _interval(interval: Interval) -> _Object:
+    return {name: _finite(value) for name, value in asdict(interval).items()}
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if isfinite(value) else None

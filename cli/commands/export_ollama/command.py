@@ -1,0 +1,134 @@
+"""`pyggml export-ollama`: model, adapter and settings → a Modelfile for `ollama create`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyggml import Model, load
+from pyggml.chat import MODEL, ChatTemplate, answer_ending, find_template, find_turns
+from pyggml.cli.commands.export_ollama.modelfile import go_template, path_for, quote
+from pyggml.cli.terminal.generation import (
+    CTX,
+    chat_template_option,
+    ctx_option,
+    n_ctx_of,
+    sampling_of,
+    sampling_options,
+    system_option,
+)
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, grouped, model_option
+from pyggml.cli.terminal.show import printable, say, unescape
+from pyggml.errors import ConfigError, PyggmlError
+from pyggml.files import replacing
+from pyggml.generation import Sampling
+
+# Settings that Ollama has under the same name; of the first four its defaults are others.
+_ALWAYS = ("temperature", "top_k", "top_p", "min_p")
+_IF_GIVEN = ("repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty", "seed")
+_WITHOUT = ("logit_bias", "logprobs")  # it has none
+
+
+@click.command(
+    "export-ollama",
+    cls=GroupedCommand,
+    params=[*sampling_options(without=_WITHOUT)],
+    context_settings=SETTINGS,
+)
+@model_option
+@click.option("--lora", **ADAPTERS, **grouped("model"), help="adapter to use with it")
+@system_option
+@chat_template_option()
+@ctx_option(16, f"most tokens of a chat (default: {CTX}, or the model's if that has fewer)")
+@click.option(
+    *("-o", "--output"),
+    type=PATH,
+    default=Path("Modelfile"),
+    show_default=True,
+    **grouped("output"),
+    help="file to write",
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    **grouped("output"),
+    help="replace the file if it is there",
+)
+def command(
+    model: Path,
+    lora: tuple[tuple[Path, float], ...] | None,
+    system: str | None,
+    chat_template: str,
+    ctx: int | None,
+    output: Path,
+    force: bool,
+    **given: Any,
+) -> None:
+    """Write a Modelfile, of which `ollama create NAME -f Modelfile` makes a model."""
+    how = sampling_of(given)
+    adapters = [*(lora or ())]
+    if len(adapters) > 1 or any(weight != 1 for _, weight in adapters):
+        raise ConfigError(
+            "Ollama takes one adapter, at weight 1: make one model of yours with pyggml merge, and "
+            "export that"
+        )
+    if output.exists() and not force:
+        raise ConfigError(f"{output}: is there already, --force replaces it")
+    opened = load(model, adapters or None)
+    template = _find_template(opened, chat_template)
+    chat, missing = _chat(opened, template)
+    lines = [
+        f"FROM {path_for(model, output)}",
+        *(f"ADAPTER {path_for(path, output)}" for path, _ in adapters),
+        chat,
+        *([] if system is None else [f"SYSTEM {quote(unescape(system))}"]),
+        *_parameters(how, template, n_ctx_of(opened, ctx, CTX)),
+    ]
+    with replacing(output) as partial:
+        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if missing:
+        print(f"note: {missing}", file=sys.stderr)
+    say(f"{printable(str(output))} written; next: ollama create NAME -f {printable(str(output))}")
+
+
+def _find_template(model: Model, name: str) -> ChatTemplate | None:
+    """The named template; None if it would be the model's own and that has none."""
+    if name == MODEL and not {"", "default"} & model.tokenizer.chat_templates.keys():
+        return None
+    return find_template(model.tokenizer, name)
+
+
+def _chat(model: Model, template: ChatTemplate | None) -> tuple[str, str]:
+    """The template as Ollama has it, and ""; or a comment and a note why there is none."""
+    if template is None:
+        return _omission("the model has none; --chat-template names one")
+    special = model.tokenizer.special_texts()
+    bos = special.get("bos_token", "") if model.tokenizer.add_bos else ""
+    try:
+        turns = find_turns(template, special.get("eos_token", "")).without(bos)
+        text = f"TEMPLATE {quote(go_template(turns))}"
+    except PyggmlError as error:
+        return _omission(f"{template.origin} is not one of turns: {error}")
+    dated = "strftime_now" in template.source
+    return "# The date in this template is that of its export.\n" * dated + text, ""
+
+
+def _omission(reason: str) -> tuple[str, str]:
+    said = f"TEMPLATE is left out: {printable(' '.join(reason.split()))}"
+    return f"# {said}", said
+
+
+def _parameters(how: Sampling, template: ChatTemplate | None, n_ctx: int) -> list[str]:
+    """What Ollama calls parameters. The text that ends a turn stops an answer."""
+    usual = Sampling()
+    names = [n for n in _IF_GIVEN if getattr(how, n) != getattr(usual, n)]
+    numbers = {"num_ctx": n_ctx} | {name: getattr(how, name) for name in (*_ALWAYS, *names)}
+    ending = "" if template is None else answer_ending(template).strip()
+    stops = dict.fromkeys([*filter(None, [ending]), *how.stop])
+    return [f"PARAMETER {name} {number}" for name, number in numbers.items()] + [
+        f"PARAMETER stop {quote(stop)}" for stop in stops
+    ]

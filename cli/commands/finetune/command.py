@@ -1,0 +1,205 @@
+"""The options of `pyggml-finetune`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyggml.cli.commands.finetune import config_file
+from pyggml.cli.commands.finetune.job import LORA_FLAGS, OBJECTIVE_FLAGS, Job, job_of
+from pyggml.cli.commands.finetune.memory import memory_settings
+from pyggml.cli.commands.finetune.stages import run
+from pyggml.cli.terminal.exit import FAILED, STOPPED, silence
+from pyggml.cli.terminal.help import TITLES, GroupedCommand, GroupedOption
+from pyggml.cli.terminal.options import (
+    ADAPTERS,
+    DEVICE_HELP,
+    PATH,
+    SETTINGS,
+    Names,
+    Size,
+    settings_options,
+    words,
+)
+from pyggml.cli.terminal.paths import beside
+from pyggml.errors import PyggmlError
+from pyggml.lora import DataConfig, LoraConfig, TrainConfig
+from pyggml.lora.objectives.choice import ObjectiveConfig
+from pyggml.lora.ranks import Ranks, started
+
+
+def _finetune(config: Path | None, **given: Any) -> int:
+    """The exit code. What the command line gives goes over the file.
+
+    Of several ranks the first one alone is heard.
+    """
+    ranks = started()
+    if not ranks.is_first:
+        silence(sys.stdout)
+    try:
+        with ranks.together():
+            return _train(ranks, config, given)
+    except PyggmlError:
+        if ranks.is_first:
+            raise
+        return FAILED
+    except (KeyboardInterrupt, SystemExit):
+        ranks.abort(STOPPED)
+        raise
+
+
+def _train(ranks: Ranks, config: Path | None, given: Mapping[str, Any]) -> int:
+    file = config_file.FileSettings() if config is None else config_file.read(config, _IN_FILES)
+    parameters = {name: file.values.get(name) if v is None else v for name, v in given.items()}
+    places = {name: place for name, place in file.places.items() if given[name] is None}
+    job = job_of(parameters, places, file.faults)
+
+    def resume_command(job: Job, folder: Path) -> str:
+        given_again = {"config": config, **given, "resume": folder}
+        if job.max_memory is not None:  # which would choose anew
+            given_again |= memory_settings(job)
+        again = words(command.params, given_again)
+        launcher = ["mpiexec", "-n", str(ranks.size)] if ranks.size > 1 else []
+        return shlex.join([*launcher, "pyggml-finetune", *again])
+
+    def save_settings(job: Job) -> None:
+        config_file.write(beside(job.output, ".yaml"), job.identity(), command.params)
+
+    return run(job, resume_command, save_settings, ranks)
+
+
+def _path(*names: str, group: str, help: str) -> GroupedOption:
+    return GroupedOption(names, type=PATH, group=group, common=True, help=help)
+
+
+_OPTIONS = [
+    _path("-m", "--model", group="model", help="GGUF model to adapt"),
+    _path(
+        "--init",
+        group="model",
+        help="adapter to train further; rank, alpha and modules are its file's",
+    ),
+    GroupedOption(
+        ["-f", "--file", "data"],
+        multiple=True,
+        callback=lambda context, option, value: value or None,
+        metavar="FILE[:WEIGHT]",
+        group="data",
+        common=True,
+        help="text, or rows of JSON Lines, JSON, CSV or parquet (docs/data.md), a folder or "
+        "pattern of these, or - for standard input; several may be given: an epoch reads FILE:2 "
+        "twice, of FILE:0.5 a half",
+    ),
+    _path(
+        *("-o", "--output"),
+        group="output",
+        help="adapter to write, replaced only at the end; its settings go beside it, as .yaml",
+    ),
+    GroupedOption(
+        ["--lora", "below"],
+        **ADAPTERS,
+        group="model",
+        help="adapter that stays as it is, below the new one; several add up",
+    ),
+    GroupedOption(
+        ["--train-tensors"],
+        type=Names(),
+        metavar="A,B",
+        group="adapter",
+        help="train F32 or F16 tensors of the model itself instead of an adapter, such as "
+        "'output_norm.weight,blk.*.attn_norm.weight'; the output is the whole model",
+    ),
+    *settings_options(LoraConfig, LORA_FLAGS, without=["seed"]),
+    *settings_options(DataConfig, {}),
+    *settings_options(ObjectiveConfig, OBJECTIVE_FLAGS),
+    *settings_options(TrainConfig, {}),
+    _path(
+        "--resume",
+        group="output",
+        help="checkpoint, or folder of them, to continue from; a folder gets the next ones too; "
+        "auto: --checkpoint-dir, if it has one, else a new run",
+    ),
+    GroupedOption(
+        ["--preview"],
+        type=click.IntRange(min=0),
+        metavar="N",
+        group="data",
+        help="print N samples as the model reads them, with what is learned in colour",
+    ),
+    GroupedOption(
+        ["--prompt"],
+        group="output",
+        help="answered before and after training, in chats as what a user says; \\n is a new line "
+        "(default: a line of the held-out text, or its first question)",
+    ),
+    GroupedOption(
+        ["--log-to"],
+        type=Names(),
+        metavar="A,B",
+        group="output",
+        help="tools that show runs, tensorboard or wandb (offline), in folders beside the adapter; "
+        "each an extra: pip install 'pyggml[tensorboard]'",
+    ),
+    GroupedOption(
+        ["--report/--no-report"],
+        default=None,
+        group="output",
+        help="write a page with the run's charts, settings and answers beside the adapter, as "
+        ".html  [default: True]",
+    ),
+    GroupedOption(
+        ["--max-memory"],
+        type=Size(),
+        metavar="SIZE",
+        group="memory",
+        common=True,
+        help="stay below this, such as 4GB: smaller passes, then --grad-checkpointing, then a "
+        "smaller --ctx",
+    ),
+    GroupedOption(
+        ["--device"],
+        metavar="WORD",
+        group="memory",
+        common=True,
+        help=f"{DEVICE_HELP}  [default: cpu]",
+    ),
+    _path(
+        "--config",
+        group="help",
+        help="YAML of settings, named like the long options: `lora_rank: 16`; options given here "
+        "go over it",
+    ),
+    GroupedOption(
+        ["--dry-run"],
+        is_flag=True,
+        default=None,
+        group="help",
+        common=True,
+        help="say what a run would do, take and last, by two steps that are made; write nothing",
+    ),
+    GroupedOption(
+        ["--demo"],
+        is_flag=True,
+        default=None,
+        group="help",
+        common=True,
+        help="a small run that needs no other option",
+    ),
+]
+
+command = GroupedCommand(
+    "finetune",
+    context_settings=SETTINGS,
+    callback=_finetune,
+    help="Train a LoRA adapter for a GGUF model, whose quantised weights stay.\n\n"
+    "Ctrl-C, SIGTERM, a closed terminal or pipe ends the run after its step and saves adapter and "
+    "checkpoint; before the first step they stay as they were.",
+    params=sorted(_OPTIONS, key=lambda option: [*TITLES].index(option.group)),
+)
+# What a file of settings may hold: all but what names such a file, or asks for help.
+_IN_FILES = [o for o in command.params if o.expose_value and o.name != "config"]

@@ -1,0 +1,233 @@
+"""Settings as a YAML file: one `name: value` a line, named like the long options.
+
+Words without quotes have their YAML 1.2 meaning: 2e-4 is a number, `yes` is text. A file is hostile
+until checked: its size and depth are bounded, and it can make no objects and no copies of parts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from pyggml.cli.terminal.exit import ELSEWHERE
+from pyggml.cli.terminal.help import TITLES, GroupedOption
+from pyggml.cli.terminal.options import Names, Patterns, Size
+from pyggml.errors import ConfigError
+from pyggml.files import replacing
+
+_MOST_BYTES, _DEEPEST = 256 << 10, 5
+
+
+@dataclass(frozen=True, slots=True)
+class FileSettings:
+    """The content of a settings file: values by parameter, the place of each, and the faults."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)  # rank -> "run.yaml: line 3: lora_rank"
+    faults: tuple[str, ...] = ()
+
+
+def key_of(option: click.Parameter) -> str:
+    """The name of an option in a file: --lora-rank -> lora_rank."""
+    return next(o for o in option.opts if o.startswith("--"))[2:].replace("-", "_")
+
+
+def read(path: Path, options: Iterable[click.Parameter]) -> FileSettings:
+    """The settings in a file for these options.
+
+    Raises ConfigError for a file that cannot be read or is not YAML; the result lists faulty
+    settings.
+    """
+    known = {key_of(option): option for option in options}
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    lines: dict[str, int] = {}
+    faults = []
+    for line, name, value in _pairs(path):
+        key, place = name.replace("-", "_"), f"{path}: line {line}: {name}"
+        option = known.get(key)
+        if option is None:
+            faults.append(f"{place} is no setting{_suggestion(key, known)}")
+            continue
+        if key in lines:
+            faults.append(f"{place} stands on line {lines[key]} already")
+        lines[key] = line
+        if value is None:  # as if it were not there
+            continue
+        assert option.name is not None
+        try:
+            values[option.name] = _convert(value, option)
+            places[option.name] = place
+        except ValueError as error:
+            faults.append(f"{place} is {value!r}, wanted {error}")
+    return FileSettings(values, places, tuple(faults))
+
+
+def _suggestion(key: str, known: Mapping[str, Any]) -> str:
+    suggestion = ELSEWHERE.get(key) or next(iter(difflib.get_close_matches(key, known, 1)), None)
+    return f": {suggestion}?" if suggestion else ""
+
+
+def _convert(value: Any, option: click.Parameter) -> Any:
+    """The value as the command line would give it; ValueError says what was wanted.
+
+    Ranges and the types of numbers are checked by the settings themselves.
+    """
+    if isinstance(option.type, click.Path):
+        if not isinstance(value, str) or not value:
+            raise ValueError("a path")
+        return Path(value)
+    if isinstance(option, click.Option) and option.multiple:
+        several = value if isinstance(value, list) else [value]
+        if not several or not all(isinstance(item, str) and item for item in several):
+            raise ValueError("a file or a list of files")
+        return tuple(option.type.convert(item, None, None) for item in several)
+    if isinstance(option, click.Option) and option.is_flag:
+        if not isinstance(value, bool):
+            raise ValueError("true or false")
+        return value
+    if isinstance(option.type, Patterns):
+        try:
+            return option.type.convert(value, None, None)
+        except click.BadParameter as error:
+            raise ValueError("patterns and their numbers, such as {ffn_*: 16}") from error
+    if isinstance(option.type, Names):
+        return tuple(value) if isinstance(value, list) else option.type.convert(value, None, None)
+    if isinstance(option.type, Size):
+        try:
+            return option.type.convert(value, None, None)
+        except click.BadParameter:
+            raise ValueError("a size such as 4GB or 800MB") from None
+    if option.type is click.STRING and not isinstance(value, str):
+        one = isinstance(value, list | dict)
+        raise ValueError("one word" if one else "a word; put it in quotes")
+    return value
+
+
+# -- YAML ---------------------------------------------------------------------------------------
+
+# What a word without quotes is, by the first of these that it matches whole; else it is text.
+_WORDS: tuple[tuple[str, Callable[[str], Any]], ...] = (
+    (r"|~|null", lambda word: None),
+    (r"true|false", lambda word: word.lower() == "true"),
+    (r"[-+]?[0-9]{1,30}", int),
+    (r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)(e[-+]?[0-9]+)?", float),
+)
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
+
+
+def _pairs(path: Path) -> Iterator[tuple[int, str, Any]]:
+    """Line, name and value of every setting. ConfigError if the file is not a list of settings."""
+    text = _text(path)
+    try:
+        _check_events(path, yaml.parse(text, yaml.BaseLoader))
+        root = yaml.compose(text, yaml.BaseLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise ConfigError(f"{path}: {line}is no YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is no YAML: {error}") from None
+    if root is None:
+        return
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path}: wanted lines of `name: value`, such as `lr: 1e-4`")
+    for key, value in root.value:
+        assert key.start_mark is not None
+        yield key.start_mark.line + 1, str(_plain(key)), _plain(value)
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+    if len(raw) > _MOST_BYTES:
+        raise ConfigError(f"{path}: has more than {_MOST_BYTES >> 10} KiB, wanted settings")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}: line {line}: is not UTF-8") from None
+
+
+def _check_events(path: Path, events: Iterable[yaml.Event]) -> None:
+    """ConfigError for YAML that settings never need.
+
+    Deep nesting would exhaust the stack; anchors, aliases and tags could make a small file huge.
+    """
+    depth = 0
+    for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        assert event.start_mark is not None
+        place = f"{path}: line {event.start_mark.line + 1}:"
+        if depth > _DEEPEST:
+            raise ConfigError(f"{place} lies more than {_DEEPEST} levels deep")
+        if getattr(event, "anchor", None) is not None:
+            raise ConfigError(f"{place} has an anchor or alias, which settings cannot have")
+        if getattr(event, "tag", None) not in (None, "!", *_PLAIN_TAGS):
+            raise ConfigError(f"{place} has a tag, which settings cannot have")
+
+
+def _plain(node: yaml.Node) -> Any:
+    """A YAML node as numbers, words, lists and dictionaries."""
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item) for item in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return {str(_plain(key)): _plain(value) for key, value in node.value}
+    assert isinstance(node, yaml.ScalarNode)
+    word = node.value
+    if node.style is None:  # no quotes
+        for pattern, kind in _WORDS:
+            if re.fullmatch(pattern, word, re.IGNORECASE):
+                return kind(word)
+    return word
+
+
+# -- the settled settings, beside the adapter ---------------------------------------------------
+
+FIRST_WORDS = "# Written by pyggml-finetune"
+
+
+def write(path: Path, values: Mapping[str, Any], options: Iterable[click.Parameter]) -> None:
+    """Write the values of these options, by parameter. `--config PATH` gives the same ones again.
+
+    Raises PyggmlError if the disk refuses.
+    """
+    again = shlex.join(["pyggml-finetune", "--config", str(path)])
+    lines = [f"{FIRST_WORDS}: the settings of a run, which this repeats:", f"# {again}"]
+    group = ""
+    for option in options:
+        value = values.get(option.name or "")
+        if not isinstance(option, GroupedOption) or value is None:
+            continue
+        if option.group != group:
+            group = option.group
+            lines += ["", f"# {TITLES[group]}"]
+        lines.append(f"{key_of(option)}: {_format(value)}")
+    with replacing(path) as partial:
+        partial.write_bytes(("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
+
+
+def _format(value: Any) -> str:
+    """The text that `_plain` reads back as this value: only words are in quotes."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_format(k)}: {_format(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_format, value)) + "]"
+    if isinstance(value, str | Path):
+        quoted = yaml.dump(str(value), default_style='"', allow_unicode=True, width=math.inf)
+        return str(quoted).rstrip("\n")
+    return repr(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,0 +1,70 @@
+"""`--dry-run`: the memory of a run by part, and its time, measured on one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pyggml.cli.commands.finetune.memory import Parts
+from pyggml.cli.commands.finetune.results import SMALLER
+from pyggml.cli.terminal.show import plural, row, say, size, span
+from pyggml.errors import DeviceMemoryError
+from pyggml.lora import Corpus, Trainer
+from pyggml.lora.trainer.memory import OnDevice
+
+
+def say_plan(trainer: Trainer, parts: Parts, devices: Sequence[OnDevice] = ()) -> None:
+    """Print the plan. Two steps are made in memory; nothing is written to the disk.
+
+    Raises DeviceMemoryError, before a step is made, if a device has too little memory free.
+    """
+    _say_windows(trainer.corpus)
+    weights = sum(t.n_bytes for t in trainer.model.parts.weights.values())
+    row("peak", f"about {size(parts.peak)}, of which")
+    for n_bytes, what in (
+        (parts.arena, "arena: activations and what the backward pass keeps"),
+        (parts.parameters, "parameters, their gradients, moments, and a copy to measure steps by"),
+        (parts.weights, f"pages of the largest weight; all {size(weights)} stay in the file"),
+        (parts.cache, "cache of the answers before and after"),
+        (parts.process, "interpreter, libraries, text, kernels and their compiler"),
+    ):
+        row("", f"{size(n_bytes):>8}  {what}")
+    for device in devices:
+        _say_device(device)
+    left = trainer.n_steps - trainer.progress.step  # before two steps are made
+    seconds = trainer.rehearse()
+    row("time", f"{span(seconds)} a step: {span(seconds * left)} and the validations")
+    say()
+    row("dry run", "nothing was written; without --dry-run this is done")
+
+
+def _say_device(device: OnDevice) -> None:
+    """Print the parts of a device's memory; DeviceMemoryError if it has less."""
+    memory = device.backend.memory()
+    of = f" of {size(memory[0])} that are free" if memory else ""
+    row(device.backend.name, f"about {size(device.n_bytes)}{of}, of which")
+    for n_bytes, what in (
+        (device.weights, "weights"),
+        (device.parameters, "parameters, their gradients and moments"),
+        (device.arena, "arena: activations and what the backward pass keeps"),
+        (device.cache, "cache of the answers before and after"),
+        (device.own, "the driver, kernels and libraries"),
+    ):
+        row("", f"{size(n_bytes):>8}  {what}")
+    if device.lacks:
+        raise DeviceMemoryError([device.lacks, SMALLER])
+
+
+def _say_windows(corpus: Corpus) -> None:
+    """Print how full the windows are, and what they hold."""
+    train = corpus.train
+    n_computed = train.n_computed()
+    padding = 1 - np.count_nonzero(train.documents >= 0) / (n_computed + len(train))
+    learned = train.n_targets() / n_computed
+    n = corpus.n_documents - corpus.n_held_out
+    packed = f"{plural(n, 'sample')}, {n / len(train):.3g} to a window; " if n > 1 else ""
+    row(
+        "windows",
+        f"{packed}{100 * padding:.2g} % padding, {100 * learned:.3g} % of the tokens learned",
+    )

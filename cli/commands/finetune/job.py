@@ -1,0 +1,252 @@
+"""The job that the command line describes, and whether its disks have room and a place for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pyggml.cli import demo
+from pyggml.cli.commands.finetune import config_file
+from pyggml.cli.terminal.options import adapter_word, given_settings
+from pyggml.cli.terminal.paths import beside, check_ours, check_output, check_space, check_text
+from pyggml.cli.web import report
+from pyggml.errors import CheckpointError, ConfigError, Fault
+from pyggml.files import user_cache
+from pyggml.lora import DataConfig, LoraConfig, Objective, TrainConfig
+from pyggml.lora.data import Source, TokenCache
+from pyggml.lora.objectives import OBJECTIVES
+from pyggml.lora.objectives.choice import ObjectiveConfig
+from pyggml.lora.optim import n_kept
+from pyggml.lora.record import check_loggers
+from pyggml.lora.trainer.checkpoint import existing, held, newest
+
+LORA_FLAGS = {
+    name: f"lora_{name}" for name in ("rank", "alpha", "modules", "dropout", "init", "plus_ratio")
+}
+OBJECTIVE_FLAGS = {"beta": "preference_beta"}
+SETTINGS_FLAGS: Mapping[type, Mapping[str, str]] = {
+    DataConfig: {},
+    LoraConfig: LORA_FLAGS,
+    TrainConfig: {},
+    ObjectiveConfig: OBJECTIVE_FLAGS,
+}
+_NEEDED = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
+# A job's own, no settings.
+_OWN = (*_NEEDED, "init", "below", "train_tensors", "prompt", "log_to", "report")
+_NOT_IN_FILES = ("seed", "dropout", "plus_ratio")  # of an adapter, so given again with --init
+_CHECKPOINTS = ("checkpoint_dir", "checkpoint_every", "cache_dir")
+AUTO = Path("auto")  # of --resume: the newest checkpoint, or a new run if there is none
+_HEADER_BYTES = 64 << 10  # more than the header of an adapter takes
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model, data, settings, and the paths of the results."""
+
+    model: Path
+    data: tuple[str | Path, ...]
+    output: Path
+    init: Path | None
+    below: tuple[tuple[Path, float], ...] | None
+    train_tensors: tuple[str, ...] | None
+    resume: Path | None
+    prompt: str | None
+    preview: int | None
+    log_to: tuple[str, ...] | None
+    report: bool | None
+    lora: LoraConfig
+    reading: DataConfig
+    train: TrainConfig
+    objective: Objective
+    dry_run: bool
+    max_memory: int | None
+    device: str
+    fixed: frozenset[str]  # parameters that the user gave, which nothing overrides
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The files to train on, each with its weight."""
+        return tuple(Source.of(file) for file in self.data)
+
+    @property
+    def files(self) -> list[Path]:
+        """All files and folders that are read."""
+        held_out = self.reading.val_file or ()
+        return [*(source.path for source in self.sources), *map(Path, held_out)]
+
+    @property
+    def cache(self) -> TokenCache | None:
+        """The folder of kept tokens: beside the checkpoints, else the user's; None in a dry run."""
+        if self.dry_run:
+            return None
+        if self.reading.cache_dir is not None:
+            return TokenCache(Path(self.reading.cache_dir))
+        if self.train.checkpoint_dir is not None:
+            folder = Path(self.train.checkpoint_dir).absolute()
+            return TokenCache(folder.with_name(f"{folder.name}.tokens"))
+        try:
+            return TokenCache(user_cache() / "tokens")
+        except RuntimeError:  # this user has no home
+            return None
+
+    def identity(self) -> dict[str, Any]:
+        """The parameters that identify the run: a job with the same ones is the same run.
+
+        The folder of checkpoints is not among them: it holds the run's own.
+        """
+        parameters: dict[str, Any] = {name: getattr(self, name) for name in _OWN}
+        parameters["below"] = self.below and tuple(map(adapter_word, self.below))
+        excluded = _ruled_out(parameters)[0]
+        parameters["objective"] = self.objective.name
+        for config in (self.reading, self.lora, self.train, self.objective):
+            flags = SETTINGS_FLAGS.get(type(config), OBJECTIVE_FLAGS)
+            names = {f.name: flags.get(f.name, f.name) for f in fields(config)}
+            free = (n for n in names if config is not self.lora or names[n] not in excluded)
+            parameters |= {names[n]: getattr(config, n) for n in free}
+        return {name: value for name, value in parameters.items() if name not in _CHECKPOINTS}
+
+
+def job_of(
+    given: Mapping[str, Any], places: Mapping[str, str] | None = None, faults: Sequence[str] = ()
+) -> Job:
+    """The job that these parameters describe; None stands for a parameter that the user did not
+    give.
+
+    places   parameter -> its place in a settings file
+    faults   what is wrong with that file
+
+    Raises ConfigError with all faults.
+    """
+    places = places or {}
+    fixed = frozenset(name for name, value in given.items() if value is not None)
+    given = _complete(given)
+    problems: list[Fault] = [*faults, *_clashes(given)]
+    made: list[Any] = []
+    for kind, flags in SETTINGS_FLAGS.items():
+        try:
+            config: Any = kind(**given_settings(kind, flags, given))
+            made.append(config.chosen() if kind is ObjectiveConfig else config)
+        except ConfigError as error:
+            named = [(flags.get(f[0], f[0]), f) for f in error.faults if not isinstance(f, str)]
+            problems += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
+    if problems:
+        raise ConfigError(problems)
+    own = {name: given[name] for name in _OWN}
+    names = ("reading", "lora", "train", "objective")
+    return Job(
+        **own,
+        **dict(zip(names, made, strict=True)),
+        resume=given["resume"],
+        preview=given["preview"],
+        dry_run=bool(given["dry_run"]),
+        max_memory=given["max_memory"],
+        device=given["device"] or "cpu",
+        fixed=fixed,
+    )
+
+
+def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
+    """With what the demo brings, and a resumed run's folder for its next checkpoints."""
+    given = dict(given)
+    if given["demo"]:
+        demo.check()
+        defaults: dict[str, Any] = {"model": demo.BASE, "output": demo.OUTPUT}
+        defaults |= {"data": (demo.TEXT,), "prompt": demo.PROMPT, **demo.SETTINGS}
+        excluded, _ = _ruled_out(given)
+        for name, value in defaults.items():
+            if given[name] is None and name not in excluded:
+                given[name] = value
+    if given["resume"] == AUTO and given["checkpoint_dir"] is not None:
+        folder = Path(given["checkpoint_dir"])
+        given["resume"] = folder if existing(folder) else None
+    if given["checkpoint_dir"] is None and given["resume"] is not None and given["resume"].is_dir():
+        given["checkpoint_dir"] = str(given["resume"])
+    return given
+
+
+def _clashes(given: Mapping[str, Any]) -> list[str]:
+    """What is missing, or excludes each other."""
+    clashes = []
+    missing = [flag for name, flag in _NEEDED.items() if given[name] is None]
+    if missing:
+        clashes.append(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
+    excluded, why = _ruled_out(given)
+    clash = ["--" + name.replace("_", "-") for name in excluded if given[name] is not None]
+    if clash:
+        clashes.append(f"{why}: leave out {', '.join(clash)}")
+    objective = given["objective"]
+    kind = OBJECTIVES.get(objective)
+    if kind is not None and kind.rows != "training" and given["packing"] is False:
+        clashes.append(
+            f"--objective {objective} keeps whole answers together: leave out --no-packing"
+        )
+    alone = ["--checkpoint-every"] if given["checkpoint_every"] is not None else []
+    alone += ["--resume auto"] if given["resume"] == AUTO else []
+    if alone and given["checkpoint_dir"] is None:
+        clashes.append(f"{' and '.join(alone)} wants --checkpoint-dir, a folder for checkpoints")
+    return clashes
+
+
+def _ruled_out(given: Mapping[str, Any]) -> tuple[list[str], str]:
+    """The adapter parameters that --init or --train-tensors rule out, and the reason."""
+    names = [f.name for f in fields(LoraConfig) if f.name != "seed"]
+    if given["train_tensors"] is not None:
+        excluded = [*(LORA_FLAGS.get(n, n) for n in names), "init"]
+        return excluded, "--train-tensors trains the model itself, no adapter"
+    if given["init"] is not None:
+        excluded = [LORA_FLAGS.get(n, n) for n in names if n not in _NOT_IN_FILES]
+        return excluded, "--init takes rank, alpha and modules from its file"
+    return [], ""
+
+
+def check_places(job: Job) -> None:
+    """Check the outputs now, so that nothing fails after hours. A dry run takes no lock file."""
+    rename = "give it another name, or the adapter"
+    settings = beside(job.output, ".yaml")
+    check_ours(settings, config_file.FIRST_WORDS, "the settings", rename)
+    if job.report is not False:
+        page = beside(job.output, ".html")
+        check_ours(page, report.FIRST_WORDS, "the report", f"{rename}, or --no-report")
+    check_loggers(job.log_to or ())
+    inputs = [("model", job.model), ("checkpoint", job.resume)]
+    inputs += [("text", path) for path in job.files]
+    inputs += [(f"adapter {path}", path) for path, _ in job.below or ()]
+    check_text(job.files)
+    check_output(job.output, inputs)
+    above = job.output.resolve().parents
+    around = next((path for path in job.files if path.is_dir() and path.resolve() in above), None)
+    if around is not None:
+        raise ConfigError(f"{job.output}: lies in {around}, all of which is read as data")
+    folder = job.train.checkpoint_dir
+    if folder is not None and Path(folder).exists():
+        if not Path(folder).is_dir():
+            raise ConfigError(f"{folder}: is a file, wanted a folder for checkpoints")
+        check_output(Path(folder, "step.gguf"), [])
+        with (
+            nullcontext() if job.dry_run else held(Path(folder))
+        ):  # the run takes it again; a refusal shall come before the work
+            pass
+    if job.resume is not None and not job.resume.exists():
+        raise CheckpointError(f"{job.resume}: does not exist, wanted a checkpoint to resume from")
+
+
+def check_room(job: Job, n_trained: int, n_output: int) -> None:
+    """ConfigError if a disk lacks room for the output or for the checkpoints.
+
+    The bytes are those of the output, and of the trained parameters.
+    """
+    check_space(job.output, n_output + _HEADER_BYTES)
+    folder = job.train.checkpoint_dir
+    if folder is not None:  # one more than those that stay
+        there = sum(path.stat().st_size for path in existing(Path(folder)))
+        each = (1 + n_kept(job.train)) * n_trained + _HEADER_BYTES
+        needed = each * (job.train.checkpoint_keep + 1)
+        check_space(Path(folder), max(0, needed - there))
+
+
+def checkpoint_of(path: Path) -> Path:
+    """A checkpoint, or the newest whole one in a folder."""
+    return newest(path) if path.is_dir() else path

@@ -1,0 +1,105 @@
+"""What of a run stays beside its adapter: metrics, logs of other tools, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+
+from pyggml.cli.commands.finetune.job import Job
+from pyggml.cli.terminal.paths import beside
+from pyggml.cli.terminal.samples import Reading
+from pyggml.cli.terminal.show import row
+from pyggml.errors import PyggmlError
+from pyggml.lora import Trainer
+from pyggml.lora.record import Recorder, append, metrics_beside
+
+Rows = Sequence[tuple[str, str]]
+
+
+def recorder(job: Job, trainer: Trainer, about: Rows) -> Recorder:
+    """What hears the reports; it has been told what the run is, for its metrics.
+
+    about: the rows that were told before the first step
+    """
+    settings = _settings(job)
+    made = Recorder(trainer, job.output, job.log_to or (), settings)
+    plain = {name: v if _is_plain(v) else str(v) for name, v in settings.items()}
+    made.metrics.add(
+        {
+            "event": "run",
+            "step": trainer.progress.step,
+            "settings": plain,
+            "about": [*map(list, _merge_rows(about))],
+        }
+    )
+    return made
+
+
+def say_faults(recorded: Recorder) -> None:
+    for fault in recorded.faults:
+        row("warning", fault)
+
+
+def save_answers(job: Job, step: int, prompt: str, answers: Rows) -> None:
+    """Add the answers before and after to the metrics; a full disk costs no more than these."""
+    record = {"event": "answers", "step": step, "prompt": prompt, "answers": [*map(list, answers)]}
+    try:
+        append(metrics_beside(job.output), record)
+    except PyggmlError as error:
+        row("warning", str(error))
+
+
+def save_report(
+    job: Job,
+    about: Rows,
+    prompt: str = "",
+    answers: Rows = (),
+    readings: Sequence[Reading] = (),
+) -> None:
+    """Write the report, unless the user wants none; a full disk costs no more than that.
+
+    about: the rows that were told before the first step
+    """
+    if job.report is False:
+        return
+    from pyggml.cli.web.report.run_page import Page, write  # templates: no step waits for them
+
+    path = beside(job.output, ".html")
+    title = job.output.name.removesuffix(".gguf")
+    page = Page(title, _merge_rows(about), _settings(job), prompt, answers, readings)
+    try:
+        write(path, page, metrics_beside(job.output))
+    except PyggmlError as error:
+        row("warning", str(error))
+    else:
+        row("report", str(path))
+
+
+def _merge_rows(rows: Rows) -> Rows:
+    """With the rows that have no label put behind those that they go on with."""
+    merged: list[tuple[str, str]] = []
+    for label, text in rows:
+        if label or not merged:
+            merged.append((label, text))
+        else:
+            merged[-1] = (merged[-1][0], f"{merged[-1][1]}\n{text}")
+    return merged
+
+
+def _settings(job: Job) -> dict[str, object]:
+    return {
+        name: _as_argument(value) for name, value in job.identity().items() if value is not None
+    }
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON has it."""
+    return isinstance(value, int | str) or (isinstance(value, float) and isfinite(value))
+
+
+def _as_argument(value: object) -> object:
+    """As the command line would have it."""
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value))
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,145 @@
+"""The end of a run: what it prints and saves."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from pyggml.cli.commands.finetune.job import Job
+from pyggml.cli.terminal.options import adapter_word
+from pyggml.cli.terminal.progress import Meter, change, rise
+from pyggml.cli.terminal.show import row, say, size
+from pyggml.errors import PyggmlError
+from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
+from pyggml.lora.trainer.checkpoint import existing, newest
+
+# -- what was trained: an adapter, or tensors of the model --------------------------------------
+
+Trained = Adapter | TrainedTensors
+
+
+def is_model(trained: Trained) -> bool:
+    """Whether the output is a whole model: no adapter file can hold what was trained."""
+    return not (isinstance(trained, Adapter) and trained.fits_a_file)
+
+
+def n_bytes(trained: Trained) -> int:
+    """The approximate size of the output."""
+    if is_model(trained):
+        return trained.model.file.n_bytes
+    p = trained.parameters
+    return p.data.nbytes + p.constant_data.nbytes
+
+
+def lora_of(trained: Trained) -> LoraConfig | None:
+    return trained.config if isinstance(trained, Adapter) else None
+
+
+def _word(trained: Trained) -> str:
+    return "model" if is_model(trained) else "adapter"
+
+
+def _write(trained: Trained, path: Path) -> None:
+    if isinstance(trained, Adapter) and not trained.fits_a_file:
+        merge(trained.model, path)
+    else:
+        trained.save(path)
+
+
+# -- at the end ---------------------------------------------------------------------------------
+
+
+def say_result(trainer: Trainer) -> None:
+    """Print the result of the whole run, with the part before it was resumed."""
+    history = trainer.history
+    said = f"loss {change(history)}"
+    if len(history.validations) > 1:
+        first, last = history.validations[0], history.validations[-1]
+        said += f", validation {first.loss:.4f} → {last.loss:.4f}"
+    say()
+    row("result", f"step {trainer.progress.step} of {trainer.n_steps}: {said}")
+    _say_best(trainer)
+    if history.has_doubled:
+        row("warning", rise(history))
+
+
+def _say_best(trainer: Trainer) -> None:
+    """The best validation, where it is not the last, and why a run ended early."""
+    history, config = trainer.history, trainer.config
+    best = history.best
+    if best is not None and best is not history.validations[-1]:
+        what = "is written" if config.keep_best else "--keep-best would write it"
+        row("best", f"validation {best.loss:.4f} at step {best.step}; {what}")
+    if trainer.progress.step < trainer.n_steps and history.has_stalled(config.patience):
+        row("ended", f"early: {config.patience} validations were no better")
+
+
+SMALLER = "smaller are --batch, --ctx and --grad-checkpointing"  # of what a run needs
+
+
+def save(trained: Trained, meter: Meter, path: Path) -> None:
+    """Write the result. If the disk refuses, the error says where else it was saved."""
+    try:
+        _write(trained, path)
+    except PyggmlError as error:
+        faults = [*error.faults, *rescue(trained, meter, path)]
+        raise PyggmlError(faults, error.about) from error
+    row(_word(trained), f"{path}, {size(path.stat().st_size)}")
+
+
+def rescue(trained: Trained, meter: Meter, path: Path) -> list[str]:
+    """Save the result in a temporary folder, so that an error costs no work.
+
+    Returns a clause that says where; an empty list if no step was made or there was no room.
+    """
+    if meter.last is None:
+        return []
+    spare = Path(tempfile.mkdtemp(prefix="pyggml-"), path.name)
+    try:
+        _write(trained, spare)
+    except PyggmlError:
+        spare.parent.rmdir()
+        return []
+    return [f"the {_word(trained)} of step {meter.last.step} was saved as {spare}"]
+
+
+def checkpoint_hint(trainer: Trainer) -> list[str]:
+    """What is left of a run whose device was lost: a clause."""
+    folder = trainer.config.checkpoint_dir
+    if folder is None or not existing(Path(folder)):
+        return ["no checkpoint was kept"]
+    return [f"--resume {folder} goes on from {newest(Path(folder)).name}"]
+
+
+def say_how_to_resume(trainer: Trainer, start: int, resume_command: Callable[[Path], str]) -> None:
+    step, folder = trainer.progress.step, trainer.config.checkpoint_dir
+    if step == start:
+        row("stopped", "before a step was made; adapter and checkpoints are as they were")
+        return
+    row("stopped", f"after step {step} of {trainer.n_steps}; the adapter is of that step")
+    if folder is None:
+        row("", "without --checkpoint-dir this run cannot be resumed")
+        return
+    row("resume", resume_command(Path(folder)))
+
+
+def say_how_to_use(job: Job, is_model: bool, prompt: str) -> None:
+    """Commands that use the output. llama-cli writes chats itself: it gets the question alone."""
+    say()
+    ours: tuple[str, ...] = ("-m", str(job.output))
+    theirs = ours
+    if not is_model:
+        adapters = [*(job.below or ()), (job.output, 1.0)]
+        base = ("-m", str(job.model))
+        ours = (*base, *(w for given in adapters for w in ("--lora", adapter_word(given))))
+        theirs = (*base, *(w for given in adapters for w in _llama_cpp(*given)))
+    prompt_word = '"..."' if prompt == "..." else shlex.quote(prompt)
+    row("use it", f"pyggml generate {shlex.join(ours)} -p {prompt_word}")
+    row("use it", f'llama-cli {shlex.join(theirs)} -p "..."')
+
+
+def _llama_cpp(path: Path, weight: float) -> tuple[str, str]:
+    """An adapter as llama.cpp takes it."""
+    return ("--lora", str(path)) if weight == 1 else ("--lora-scaled", f"{path}:{weight:g}")

@@ -1,0 +1,237 @@
+"""The stages of a run: model, adapter, data, graphs, training, adapter file, answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyggml import load
+from pyggml.cli import compile_ahead
+from pyggml.cli.commands.finetune import memory, record, results, summary
+from pyggml.cli.commands.finetune.chats import preview, question_prompt, say_chats
+from pyggml.cli.commands.finetune.dry_run import say_plan
+from pyggml.cli.commands.finetune.job import Job, check_places, check_room, checkpoint_of
+from pyggml.cli.commands.finetune.results import Trained
+from pyggml.cli.terminal.exit import STOPPED
+from pyggml.cli.terminal.interrupt import stop_on_signals
+from pyggml.cli.terminal.progress import Meter, count_printer, display
+from pyggml.cli.terminal.samples import check_answer, compare, prompt_ids, readings
+from pyggml.cli.terminal.show import recorded_rows, row, say, unescape
+from pyggml.errors import DeviceLostError, DeviceMemoryError, PyggmlError
+from pyggml.kernels.gemm import FASTEST
+from pyggml.lora import (
+    Corpus,
+    TrainConfig,
+    Trainer,
+    attach,
+    read_corpus,
+    train_tensors,
+    unfreeze,
+)
+from pyggml.lora.ranks import ALONE, Ranks
+from pyggml.lora.trainer import lock
+from pyggml.lora.trainer.arithmetic import stored_compute
+from pyggml.lora.trainer.losses import Losses
+from pyggml.lora.trainer.passes import Passes
+from pyggml.model import Model
+
+# Of a job: the command line that continues from a folder of checkpoints.
+ResumeCommand = Callable[[Job, Path], str]
+
+
+def run(
+    job: Job,
+    resume_command: ResumeCommand,
+    save_settings: Callable[[Job], None],
+    ranks: Ranks = ALONE,
+) -> int:
+    """Do the job; returns the exit code. `save_settings` writes its settings beside its adapter.
+
+    Of several ranks the first one alone writes.
+    """
+    check_places(job)
+    writes = ranks.is_first and not job.dry_run
+    with lock.held(job.output) if writes else nullcontext():
+        with recorded_rows() as rows:
+            job, trainer, trained, prompt = _prepare(job, ranks)
+        if job.dry_run:
+            n_prompt = len(prompt)
+            say_plan(trainer, memory.parts(trainer, n_prompt), memory.on_devices(trainer, n_prompt))
+            return 0
+        if not ranks.is_first:
+            return _help(trainer)
+        return _run(job, trainer, trained, prompt, rows, resume_command, save_settings)
+
+
+def _help(trainer: Trainer) -> int:
+    """Train as a rank that is not the first: it tells and writes nothing."""
+    with stop_on_signals(trainer.stop, note=b""):
+        finished = trainer.run()
+    return 0 if finished else STOPPED
+
+
+def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]:
+    """All that comes before the first step, said as it is made; the job as memory settles it."""
+    if job.resume is not None:
+        job = replace(job, resume=checkpoint_of(job.resume))
+    base = _load(job, _compute(job))
+    summary.say_model(base)
+    trained = _attach(job, base)
+    model = trained.model
+    summary.say_trained(trained)
+    check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
+    job, corpus, prompt = _within_memory(job, base, trained)
+    summary.say_data(corpus, job.reading)
+    say_chats(corpus, job.reading, model.tokenizer)
+    if job.preview:
+        preview(corpus, model.tokenizer, job.preview)
+    args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
+    trainer = Trainer(*args, reference=base)
+    if job.resume is not None:
+        trainer.resume(job.resume)
+    summary.say_memory(trainer.reserve(), job.train.grad_checkpointing)
+    summary.say_steps(trainer)
+    return job, trainer, trained, prompt
+
+
+def _within_memory(job: Job, base: Model, trained: Trained) -> tuple[Job, Corpus, np.ndarray]:
+    """The job as its limit of memory settles it, its windows, and the prompt of the answers."""
+    model, wanted = trained.model, job.prompt
+
+    @cache
+    def corpus(ctx: int) -> Corpus:
+        return _corpus(replace(job, reading=replace(job.reading, ctx=ctx)), model)
+
+    def prompt(ctx: int) -> np.ndarray:
+        return prompt_ids(model, wanted and unescape(wanted), corpus(ctx), job.reading)
+
+    def planner(config: TrainConfig, ctx: int) -> Passes:
+        args = (model, trained.parameters, corpus(ctx), config)
+        return Losses(job.objective, *args, reference=base).passes
+
+    job = memory.within(job, trained, len(prompt(job.reading.ctx)), planner)
+    return job, corpus(job.reading.ctx), prompt(job.reading.ctx)
+
+
+def _run(
+    job: Job,
+    trainer: Trainer,
+    trained: Trained,
+    prompt: np.ndarray,
+    rows: record.Rows,
+    resume_command: ResumeCommand,
+    save_settings: Callable[[Job], None],
+) -> int:
+    if job.output.exists():
+        row("output", f"{job.output} exists; it is replaced at the end")
+    say()
+    model = trained.model
+    before = _load(job, model.compute)  # as it is now: -o may replace it
+    for each in (before, model):
+        each.release = job.max_memory is not None
+    start = trainer.progress.step
+    finished = _train(job, trainer, trained, prompt, rows)
+    if finished or trainer.progress.step > start:
+        save_settings(job)
+    if not finished:
+        if trainer.progress.step > start:
+            record.save_report(job, rows)
+        results.say_how_to_resume(trainer, start, partial(resume_command, job))
+        return STOPPED
+    written = results.is_model(trained)
+    after = load(job.output, None, model.compute, device=job.device) if written else model
+    answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
+    record.save_answers(job, trainer.progress.step, asked, answers)
+    read = readings(before, after, trainer.corpus) if job.objective.rows == "training" else []
+    record.save_report(job, rows, asked, answers, read)
+    results.say_how_to_use(
+        job, written, question_prompt(trainer.corpus, job.reading, model.tokenizer)
+    )
+    return 0
+
+
+def _load(job: Job, compute: str) -> Model:
+    """The model from which the run starts."""
+    files = [*(job.below or ()), *([] if job.init is None else [(job.init, 1.0)])]
+    return load(job.model, files, compute, device=job.device)
+
+
+def _attach(job: Job, model: Model) -> Trained:
+    if job.train_tensors is not None:
+        return train_tensors(model, job.train_tensors)
+    if job.init is None:
+        decomposed = count_printer("PiSSA: matrices decomposed")
+        return attach(model, job.lora, on_top=True, started=decomposed)
+    return unfreeze(model, dropout=job.lora.dropout, plus_ratio=job.lora.plus_ratio)
+
+
+def _corpus(job: Job, model: Model) -> Corpus:
+    rows = job.objective.rows
+    return read_corpus(job.sources, model.tokenizer, job.reading, job.cache, rows)
+
+
+def _compute(job: Job) -> str:
+    """The compute type: that of the continued run, else the user's."""
+    if job.resume is None or job.train.compute != "auto":
+        return job.train.compute
+    stored = stored_compute(job.resume)
+    if stored not in (None, FASTEST):
+        row("compute", f"{stored}, as the run that is continued; auto is {FASTEST} here")
+    return stored or "auto"
+
+
+def _train(
+    job: Job, trainer: Trainer, trained: Trained, prompt: np.ndarray, rows: record.Rows
+) -> bool:
+    """Train and write the result; returns whether training reached its end."""
+    start, meter = trainer.progress.step, Meter(trainer.history, trainer.n_first)
+    with stop_on_signals(trainer.stop):
+        with (
+            _compile_helper(job, trainer, trained) as step_done,
+            display(meter, trainer.n_steps, start) as show_report,
+            record.recorder(job, trainer, rows) as record_report,
+        ):
+
+            def report(event: Any) -> None:
+                meter.add(event)
+                show_report(event)
+                record_report(event)
+                if meter.last is not None:
+                    step_done()
+
+            try:
+                finished = trainer.run(report)
+            except PyggmlError as error:
+                if isinstance(error, DeviceLostError):  # and the newest numbers with it
+                    left = results.checkpoint_hint(trainer)
+                else:
+                    left = results.rescue(trained, meter, job.output)
+                if isinstance(error, DeviceMemoryError):
+                    left = [results.SMALLER, *left]
+                raise PyggmlError([*error.faults, *left], error.about) from error
+        trainer.free()
+        if finished:
+            check_answer(trainer.model, prompt)
+        if finished or trainer.progress.step > start:
+            results.say_result(trainer)
+            results.save(trained, meter, job.output)
+            record.say_faults(record_report)
+    return finished
+
+
+def _compile_helper(
+    job: Job, trainer: Trainer, trained: Trained
+) -> AbstractContextManager[Callable[[], None]]:
+    """A second process that compiles for the CPU, unless memory is limited: it takes 300 MB of its
+    own."""
+    if any(not b.is_host for b in trainer.model.devices.backends):
+        return nullcontext(lambda: None)
+    graph, compute = trainer.passes.training.graph, trainer.model.backend.compute
+    lora = results.lora_of(trained) if job.max_memory is None else None
+    return compile_ahead.run_helper(job.model, lora, job.train, job.reading.ctx, graph, compute)

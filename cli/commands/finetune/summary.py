@@ -1,0 +1,190 @@
+"""The plan of a fine-tune, printed line by line before it takes memory or time."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from math import prod
+
+from pyggml.cli.terminal.show import count, plural, printable, row, size
+from pyggml.errors import ConfigError
+from pyggml.gguf import GGUFFile
+from pyggml.lora import (
+    Adapter,
+    Corpus,
+    DataConfig,
+    LoraConfig,
+    RunMemory,
+    TrainedTensors,
+    Trainer,
+)
+from pyggml.lora.data import FileSummary
+from pyggml.model import Model
+
+_SHOWN = 5  # files that were left out
+
+
+def n_parameters(file: GGUFFile) -> int:
+    return sum(prod(t.shape) for t in file.tensors.values())
+
+
+def weight_types(file: GGUFFile) -> str:
+    """The weight types, by share of the file's tensor bytes: Q4_K 61 %, Q6_K 39 %."""
+    n_bytes: Counter[str] = Counter()
+    for t in file.tensors.values():
+        n_bytes[t.dtype.name] += t.n_bytes
+    whole = max(n_bytes.total(), 1)
+    return ", ".join(
+        f"{name} {100 * n / whole:.0f} %" for name, n in n_bytes.most_common() if n >= whole / 200
+    )
+
+
+def say_model(model: Model) -> None:
+    c, file = model.config, model.file
+    name = printable(str(file.get("general.name", file.path.name)))[:60]
+    parts = [
+        f"{name} ({c.architecture}), {count(n_parameters(file))} parameters",
+        f"{plural(c.n_layer, 'block')}, context {c.n_ctx:,}",
+    ]
+    row("model", ", ".join(parts))
+    row("", f"{weight_types(file)}; {size(file.n_bytes)}")
+
+
+def say_trained(trained: Adapter | TrainedTensors) -> None:
+    """What is trained, and what kind of file will hold it."""
+    n, whole = trained.parameters.n_trained, n_parameters(trained.model.file)
+    share = f"{n:,} parameters trained, {100 * n / whole:.2g} % of the model's"
+    if isinstance(trained, TrainedTensors):
+        row("trained", f"{plural(len(trained.parameters.tensors), 'tensor')} of the model: {share}")
+        row("", "an adapter cannot hold them, so the output is the whole model")
+        return
+    c = trained.config
+    matrices = plural(len(trained.pairs), "matrix", "matrices")
+    row("adapter", f"rank {c.rank}, alpha {c.alpha:g}, on {matrices}: {share}")
+    kinds = _kinds(c, len(trained.model.adapters) - 1 - bool(trained.fixed))
+    if kinds:
+        row("", ", ".join(kinds))
+    if c.dora:
+        row("", "an adapter cannot hold DoRA, so the output is the whole model, merged")
+
+
+def _kinds(c: LoraConfig, n_below: int) -> list[str]:
+    """The differences of an adapter from plain LoRA."""
+    patterns = (c.rank_pattern, c.alpha_pattern)
+    n_patterns = sum(len(p) for p in patterns if p)
+    kinds = {
+        "rsLoRA": c.rslora,
+        f"{plural(n_patterns, 'pattern')} of ranks and alphas": n_patterns,
+        f"dropout {c.dropout:g}": c.dropout,
+        "PiSSA, so the file has twice the rank": c.init == "pissa",
+        f"LoRA+ {c.plus_ratio:g}": c.plus_ratio != 1,
+        "DoRA": c.dora,
+        f"on top of {plural(n_below, 'adapter')}": n_below,
+    }
+    return [kind for kind, is_on in kinds.items() if is_on]
+
+
+def say_data(corpus: Corpus, config: DataConfig) -> None:
+    """What was read, file by file if there are several, what is held out, and what was skipped."""
+    train, held_out = corpus.train, corpus.validation
+    n, n_out = train.n_targets(), held_out.n_targets() if held_out else 0
+    if len(corpus.found) == 1:
+        (read,) = corpus.found
+        kind = f" ({read.kind})" if read.kind != "text" else ""
+        named = f"{read.source.path.name}{kind}: "
+    else:
+        for i, read in enumerate(corpus.found):
+            row("" if i else "data", _source_line(read))
+        named = "together "
+    parts = [
+        f"{named}{n:,} tokens to learn",
+        f"{plural(len(train), 'window')} of {_lengths(corpus)}",
+        f"{len(held_out) if held_out else 0:,} held out",
+    ]
+    if train.repeats is not None:
+        parts[1] += f", {train.n_read:,} read in an epoch"
+    if corpus.n_documents > 1:
+        parts[0] += f" in {plural(corpus.n_documents - corpus.n_held_out, 'document')}"
+        share = f", {100 * n_out / (n + n_out):.2g} % of the tokens" * (n_out > 0)
+        parts[2] = f"{plural(corpus.n_held_out, 'document')} held out{share}"
+    row("" if len(corpus.found) > 1 else "data", ", ".join(parts))
+    _say_left_out(corpus)
+    for read in corpus.found:
+        if read.skipped.total:
+            what = plural(read.skipped.total, "bad row")
+            row("skipped", f"{read.source.path.name}: {what}: {printable(str(read.skipped))}")
+        if read.not_kept:
+            row("", f"its tokens are not kept for the next run: {printable(read.not_kept)}")
+    if config.val_split and held_out is None:
+        row("", f"nothing is held out: {_why_none(corpus, config.val_split)}")
+
+
+def _say_left_out(corpus: Corpus) -> None:
+    """Files of folders that were not read, and why."""
+    left_out = corpus.left_out
+    for i, (path, reason) in enumerate(left_out[:_SHOWN]):
+        row("" if i else "left out", f"{path.name} {printable(reason)}")
+    if len(left_out) > _SHOWN:
+        row("", f"and {plural(len(left_out) - _SHOWN, 'file')} more")
+
+
+def _lengths(corpus: Corpus) -> str:
+    """256; or 32, 80 or 256."""
+    *shorter, longest = map(str, corpus.lengths)
+    return f"{', '.join(shorter)} or {longest}" if shorter else longest
+
+
+def _source_line(read: FileSummary) -> str:
+    """A file among several."""
+    weight = f", read {read.source.weight:g} times an epoch" * (read.source.weight != 1)
+    several = f" in {plural(read.n_documents, 'document')}" * (read.kind != "text")
+    out = ", held out" * (read.n_held_out == read.n_documents)
+    return f"{read.source.path.name} ({read.kind}): {read.n_tokens:,} tokens{several}{weight}{out}"
+
+
+def _why_none(corpus: Corpus, val_split: float) -> str:
+    if corpus.n_documents > 1:
+        return (
+            f"each document has more than twice the {100 * val_split:.2g} % that --val-split "
+            "asks for"
+        )
+    return "there is one window" if len(corpus.train) == 1 else "there is one document"
+
+
+def say_memory(reserved: RunMemory, checkpointing: bool) -> None:
+    """Print the memory of a run; ConfigError if the machine has less than its unmapped part."""
+    own = reserved.arena + reserved.parameters
+    graph = f"{size(reserved.arena)} for the graph" + ", layers computed again" * checkpointing
+    row(
+        "memory",
+        f"{size(own)}: {graph}, {size(reserved.parameters)} for adapter, gradient and optimiser; "
+        f"{size(reserved.weights)} of weights stay in the file",
+    )
+    there = _physical_memory()
+    if there is not None and own > there:
+        less = "a smaller --batch or --ctx" + " or --grad-checkpointing" * (not checkpointing)
+        raise ConfigError(
+            f"the run needs {size(own)} of memory and this machine has {size(there)}: {less} "
+            "needs less"
+        )
+
+
+def _physical_memory() -> int | None:
+    """Bytes, or None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def say_steps(trainer: Trainer) -> None:
+    c, done = trainer.config, trainer.progress.step
+    start = f", {done:,} of them done" if done else ""
+    row(
+        "steps",
+        f"{trainer.n_steps:,}{start}, {plural(c.windows_per_step, 'window')} each; "
+        f"learning rate {c.lr:g}, {c.lr_scheduler}; {plural(trainer.n_threads, 'thread')}",
+    )
+    if trainer.ranks.size > 1:
+        passes = plural(c.grad_accum, "pass", "passes")
+        row("ranks", f"{trainer.ranks.size} processes share the {passes} of a step")

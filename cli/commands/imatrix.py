@@ -1,0 +1,65 @@
+"""`pyggml imatrix`: a model and a text → the importance of its matrices' columns."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, model_options
+from pyggml.cli.terminal.paths import check_output, check_text
+from pyggml.cli.terminal.progress import Countdown
+from pyggml.cli.terminal.show import plural, say, size
+from pyggml.errors import DataError
+from pyggml.lora.evaluate.importance import Collector
+
+
+@click.command("imatrix", context_settings=SETTINGS)
+@model_options
+@click.option("-f", "--file", "text", type=PATH, required=True, help="UTF-8 text to read")
+@click.option("-o", "--output", type=PATH, required=True, help="GGUF file to write")
+@click.option(
+    "--ctx", type=click.IntRange(min=16), default=512, show_default=True, help="tokens of a chunk"
+)
+@click.option("--chunks", type=click.IntRange(min=1), help="most chunks to read (default: all)")
+def command(
+    source: ModelSource,
+    text: Path,
+    output: Path,
+    ctx: int,
+    chunks: int | None,
+) -> None:
+    """Measure which columns of a model's matrices a text makes large, for quantize --imatrix.
+
+    The file is llama.cpp's.
+    """
+    inputs = [("model", source.path), ("text", text)]
+    inputs += [("adapter", path) for path, _ in source.adapters]
+    check_text([text])
+    check_output(output, inputs)
+    opened = source.load()
+    try:
+        collector = Collector(opened, _read(text), ctx, chunks, text.name)
+    except DataError as error:
+        raise DataError(f"{text}: {error}; a smaller --ctx needs less") from None
+    print(f"{plural(collector.n_chunks, 'chunk')} of {ctx} tokens", file=sys.stderr, flush=True)
+    time = Countdown()
+    for n in collector.run():
+        time.say_left(n, collector.n_chunks)
+    matrix = collector.result(n)
+    matrix.save(output)
+    n_rare = sum(bool((s.counts == 0).any()) for s in matrix.sums.values())
+    rare = f", {n_rare} with experts that no token asked" if n_rare else ""
+    say(f"{plural(len(matrix.sums), 'matrix', 'matrices')}{rare}")
+    say(f"{output}, {size(output.stat().st_size)}")
+
+
+def _read(path: Path) -> str:
+    """A text as llama.cpp's -f reads it: a last line end is dropped."""
+    try:
+        return path.read_bytes().decode("utf-8").removesuffix("\n")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is no UTF-8: {error.reason} at byte {error.start}") from None

@@ -1,0 +1,29 @@
+"""Sections as one page that needs nothing but a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyggml.cli.commands.inspect.sections import Section
+from pyggml.cli.web import pages
+from pyggml.look.draw import heat, svg, tokens
+
+FIRST_WORDS = "<!doctype html><!-- Written by pyggml inspect -->"
+
+
+def write(path: Path, title: str, sections: Sequence[Section]) -> None:
+    """Raises PyggmlError if the disk refuses."""
+    pages.write(path, render(title, sections))
+
+
+def render(title: str, sections: Sequence[Section]) -> str:
+    return pages.render(
+        *("pyggml.cli.commands.inspect", "page.html"),
+        styles=("page.css",),
+        drawn=[svg.STYLE, heat.STYLE, tokens.STYLE],
+        first=FIRST_WORDS,
+        title=title,
+        sections=sections,
+        token_style=tokens.STYLE,
+    )

@@ -1,0 +1,86 @@
+"""`pyggml inspect --machine`: the CPU, its vector unit and the chosen paths, with reasons."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pyggml import threads
+from pyggml.cli.terminal.show import plural, row, say, size
+from pyggml.errors import DeviceError
+from pyggml.graph.dtypes import F32, dtype
+from pyggml.jit import CACHE
+from pyggml.jit.isa import CHOSEN, ENVIRONMENT, ISA, ISAS, cpu_name, why_not
+from pyggml.kernels.attention import Problem as Attention
+from pyggml.kernels.attention import backward_path, forward_path
+from pyggml.kernels.gemm import FASTEST, FLOATS, Form, Problem, path_of
+from pyggml.runtime.choice import KINDS
+
+_TOKENS = (1, 8, 16, 64, 512)
+_WEIGHTS = ("Q8_0", "Q4_K", "IQ3_S", "F16", "F32")
+_SIDE = 2048  # rows and columns of the matrix that is asked about
+_HEADS, _KEY_HEADS, _HEAD_SIZE = 16, 8, 128
+
+
+def say_machine() -> None:
+    """The CPU, the vector unit with what was passed over, and the path of each kind of product."""
+    row("cpu", f"{cpu_name()}; {plural(os.cpu_count() or 1, 'core')}, "
+               f"at most {plural(threads.most(), 'thread')}")  # fmt: skip
+    row("vectors", f"{CHOSEN.name}{_forced_note()}: {CHOSEN.lanes} float32 numbers in one")
+    for isa in [] if _forced_note() else _better():
+        row("", f"not {isa.name}: {why_not(isa)}")
+    row("compute", f"auto is {FASTEST}; weights that are no whole numbers: {FLOATS}")
+    _say_cache()
+    _say_devices()
+    say()
+    say(_line("what computes, by tokens", [str(n) for n in _TOKENS]))
+    for name in _WEIGHTS:
+        say(_line(f"  {name} · x", [_product("mul_mat", name, n) for n in _TOKENS]))
+        say(_line(f"  {name}ᵀ · dy", [_product("out_prod", name, n) for n in _TOKENS]))
+    problems = [_attention(n) for n in _TOKENS]
+    say(_line("  attention", [forward_path(p).name for p in problems]))
+    say(_line("  attention, backward", [backward_path(p).name for p in problems]))
+
+
+def _forced_note() -> str:
+    return f", which {ENVIRONMENT} asks for" if os.environ.get(ENVIRONMENT) else ""
+
+
+def _better() -> list[ISA]:
+    """The instruction sets that stand before the chosen one."""
+    names = list(ISAS)
+    return [ISAS[name] for name in names[: names.index(CHOSEN.name)]]
+
+
+def _say_cache() -> None:
+    if CACHE is None:
+        row("kernels", "are compiled by every process: no folder can keep them")
+        return
+    sizes = [p.stat().st_size for p in Path(CACHE).rglob("*") if p.is_file()]
+    row("kernels", f"{size(sum(sizes))} of compiled ones in {CACHE}")
+
+
+def _say_devices() -> None:
+    label = "devices"
+    for kind in KINDS.values():
+        try:
+            lines = [f"{word}: {about}" for word, about in kind.machine()]
+        except DeviceError as error:
+            lines = [str(error)]
+        for line in lines:
+            row(label, line)
+            label = ""
+
+
+def _product(form: Form, weight: str, n_tokens: int) -> str:
+    p = Problem(form, n_tokens, _SIDE, _SIDE, dtype(weight), FASTEST)
+    return path_of(p).name
+
+
+def _attention(n_tokens: int) -> Attention:
+    """Of so many tokens at the end of 512 keys."""
+    return Attention(n_tokens, _HEADS, max(_TOKENS), _KEY_HEADS, _HEAD_SIZE, F32, False, FASTEST)
+
+
+def _line(label: str, cells: list[str]) -> str:
+    return f"{label:<26}" + "".join(f"{cell:<15}" for cell in cells).rstrip()

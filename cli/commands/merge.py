@@ -1,0 +1,75 @@
+"""`pyggml merge`: a model and adapters → one model, a line for each tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import pyggml.threads
+from pyggml import load
+from pyggml.cli.terminal.options import (
+    ADAPTERS,
+    PATH,
+    SETTINGS,
+    adapter_word,
+    model_option,
+    threads_option,
+)
+from pyggml.cli.terminal.paths import check_output
+from pyggml.cli.terminal.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
+from pyggml.cli.terminal.show import say
+from pyggml.lora import merge
+from pyggml.lora.adapter.merge import update_counts
+from pyggml.requantize import FILE_TYPES
+from pyggml.requantize.imatrix import read_imatrix
+
+_KEEP = "keep"
+
+
+def _file_type(ctx: click.Context, param: click.Parameter, value: str) -> str | None:
+    return None if value.lower() == _KEEP else value.upper()
+
+
+_LORA: dict[str, Any] = {**ADAPTERS, "required": True}
+
+
+@click.command("merge", context_settings=SETTINGS)
+@model_option
+@click.option("--lora", **_LORA, help="adapter to merge; several add up")
+@click.option("-o", "--output", type=PATH, required=True, help="GGUF model to write")
+@click.option(
+    "--type",
+    "file_type",
+    metavar="TYPE",
+    default=_KEEP,
+    show_default=True,
+    callback=_file_type,
+    help="file type of the output; keep: every tensor keeps its own type",
+)
+@ALLOW_REQUANTIZE
+@IMATRIX
+@threads_option
+def command(
+    model: Path,
+    lora: tuple[tuple[Path, float], ...],
+    output: Path,
+    file_type: str | None,
+    allow_requantize: bool,
+    imatrix: Path | None,
+    threads: int,
+) -> None:
+    """Add adapters to the weights of a model: updated in float32, then packed once."""
+    read = [("model", model), ("importance matrix", imatrix)]
+    check_output(output, [*read, *(("adapter", path) for path, _ in lora)])
+    pyggml.threads.set(threads)
+    opened = load(model, [*lora])
+    importance = read_imatrix(imatrix) if imatrix else None
+    show = tensor_lines(opened.file, update_counts(opened))
+    merge(opened, output, file_type, show, allow_requantize, importance)
+    say_sizes(opened.file, output)
+    say(f"with {', '.join(adapter_word(given) for given in lora)}")
+
+
+command.help = f"{command.help}\n\nTYPE is {_KEEP} or one of {', '.join(FILE_TYPES)}."

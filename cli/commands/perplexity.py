@@ -1,0 +1,79 @@
+"""`pyggml perplexity`: text → the running perplexity, then its final estimate and error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from pyggml import Model
+from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, model_options
+from pyggml.cli.terminal.paths import check_text
+from pyggml.cli.terminal.progress import Countdown
+from pyggml.cli.terminal.show import plural, say
+from pyggml.errors import DataError
+from pyggml.lora import Perplexity, perplexity
+from pyggml.lora.config import SPECIAL_TOKENS
+from pyggml.lora.data import Dataset, Encoding, TextRow, encode_rows, pack, read_rows
+
+
+@click.command("perplexity", context_settings=SETTINGS)
+@model_options
+@click.option(
+    "-f", "--file", "text", type=PATH, required=True, help="UTF-8 text, or rows as for finetune"
+)
+@click.option(
+    "--ctx", type=click.IntRange(min=4), default=512, show_default=True, help="tokens of a chunk"
+)
+@click.option(
+    "--special-tokens",
+    type=click.Choice(SPECIAL_TOKENS),
+    default="auto",
+    show_default=True,
+    help="as for finetune; auto parses rows and leaves plain text plain",
+)
+def command(
+    source: ModelSource,
+    text: Path,
+    ctx: int,
+    special_tokens: str,
+) -> None:
+    """How well a model predicts a text, as llama.cpp's tool of this name computes it.
+
+    Of JSON Lines, JSON and CSV, every row is a document, read and scored as finetune's validation
+    does.
+    """
+    check_text([text])
+    opened = source.load()
+    windows = _windows(opened, text, ctx, special_tokens)
+    time, parse = Countdown(), special_tokens == "parse"
+    for so_far in _name_file(text, perplexity(opened, windows, ctx, parse)):
+        if so_far.chunk == 1:
+            about = f"{plural(so_far.n_chunks, 'chunk')} of {ctx} tokens"
+            print(about, file=sys.stderr, flush=True)
+        time.say_left(so_far.chunk, so_far.n_chunks)
+        say(f"[{so_far.chunk}]{so_far.value:.4f},", end="")
+    say(f"\nFinal estimate: PPL = {so_far.value:.4f} +/- {so_far.error:.5f}")
+
+
+def _windows(model: Model, path: Path, ctx: int, special_tokens: str) -> str | Dataset:
+    """A text as it is, or windows of rows."""
+    kind, rows = read_rows(path)
+    if kind == "text":
+        (row,) = rows
+        assert isinstance(row, TextRow)
+        return row.text.removesuffix("\n")  # llama.cpp's -f drops one
+    windows = pack(encode_rows(rows, model.tokenizer, Encoding(special_tokens)), ctx)
+    if not len(windows):
+        raise DataError(f"{path}: holds one token a document, wanted at least two to predict one")
+    return windows
+
+
+def _name_file(path: Path, results: Iterator[Perplexity]) -> Iterator[Perplexity]:
+    """The same, and errors that are the text's name its file."""
+    try:
+        yield from results
+    except DataError as error:
+        raise DataError(f"{path}: {error}; a smaller --ctx needs less") from None

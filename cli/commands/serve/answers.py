@@ -1,0 +1,206 @@
+"""Pieces of text → the API's objects, whole or as the chunks of a stream.
+
+Chats and texts differ in where text and log-probabilities stand: each has a `Form`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyggml.generation import Finish, Piece
+from pyggml.generation.serving import Read
+from pyggml.tokenizer import Tokenizer
+
+Object = dict[str, Any]
+_REASONS = {
+    Finish.STOP_TOKEN: "stop",
+    Finish.STOP_STRING: "stop",
+    Finish.LENGTH: "length",
+    Finish.CONTEXT: "length",
+}
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer, as far as it has come.
+
+    prefix     what stands before it: the prompt, where that is echoed
+    reason     the API's finish_reason, once it has ended
+    """
+
+    prefix: str = ""
+    text: str = ""
+    pieces: list[Piece] = field(default_factory=list)
+    n_tokens: int = 0
+    reason: str | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        if piece.finish is not Finish.STOP_TOKEN:
+            self.n_tokens += 1
+            self.pieces += [piece] if piece.logprob is not None else []
+        if piece.finish is not None:
+            self.reason = _REASONS[piece.finish]
+
+    def add_prompt(self, read: Read) -> None:
+        """What the model said of the prompt's own tokens."""
+        self.pieces += read.pieces
+        if read.finish is not None:
+            self.reason = _REASONS[read.finish]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request's prompts, how many of them were in the cache, and of its answers."""
+
+    n_prompt: int
+    n_cached: int
+    n_answer: int
+
+    def object(self) -> Object:
+        return {
+            "prompt_tokens": self.n_prompt,
+            "completion_tokens": self.n_answer,
+            "total_tokens": self.n_prompt + self.n_answer,
+            "prompt_tokens_details": {"cached_tokens": self.n_cached},
+        }
+
+
+class Form(ABC):
+    """The objects of one kind of request, all with the same id."""
+
+    prefix: str
+    kind: str
+    chunk_kind: str
+
+    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._head = {
+            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def whole(self, choices: list[Choice], usage: Usage) -> Object:
+        made = [
+            self._choice(i, choice) | {"finish_reason": choice.reason}
+            for i, choice in enumerate(choices)
+        ]
+        return {**self._head, "object": self.kind, "choices": made, "usage": usage.object()}
+
+    def chunk(self, index: int, told: Piece | Read | None, prefix: str = "") -> Object:
+        """A part of answer `index`: a piece, the prompt and what was read of it, or without either
+        its end."""
+        part = Choice()
+        if isinstance(told, Read):
+            part.text = prefix
+            part.add_prompt(told)
+        elif told is not None:
+            part.add(told)
+        else:
+            part.reason = "length"
+        made = {**self._delta(index, part), "finish_reason": part.reason}
+        return {**self._head, "object": self.chunk_kind, "choices": [made]}
+
+    def opening(self, index: int, prefix: str) -> Object | None:
+        """What comes before the first piece of an answer, if anything does."""
+        return None
+
+    def closing(self, usage: Usage) -> Object:
+        return {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage.object()}
+
+    @abstractmethod
+    def _choice(self, index: int, choice: Choice) -> Object: ...
+
+    @abstractmethod
+    def _delta(self, index: int, part: Choice) -> Object: ...
+
+    def _text_of(self, token: int) -> str:
+        return self._bytes_of(token).decode("utf-8", "replace")
+
+    def _bytes_of(self, token: int) -> bytes:
+        return self._tokenizer.token_bytes(token, special=True)
+
+
+class ChatForm(Form):
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def opening(self, index: int, prefix: str) -> Object:
+        delta = {"role": "assistant", "content": ""}
+        made = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self._head, "object": self.chunk_kind, "choices": [made]}
+
+    def _choice(self, index: int, choice: Choice) -> Object:
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": self._logprobs(choice)}
+
+    def _delta(self, index: int, part: Choice) -> Object:
+        delta = {"content": part.text} if part.text or part.pieces else {}
+        return {"index": index, "delta": delta, "logprobs": self._logprobs(part)}
+
+    def _logprobs(self, choice: Choice) -> Object | None:
+        if not choice.pieces:
+            return None
+        return {"content": [self._token(piece) for piece in choice.pieces], "refusal": None}
+
+    def _token(self, piece: Piece) -> Object:
+        likeliest = [self._entry(token, p) for token, p in piece.likeliest]
+        return self._entry(piece.token, piece.logprob) | {"top_logprobs": likeliest}
+
+    def _entry(self, token: int, logprob: float | None) -> Object:
+        raw = self._bytes_of(token)
+        return {"token": self._text_of(token), "logprob": logprob, "bytes": list(raw)}
+
+
+class TextForm(Form):
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
+        super().__init__(model, tokenizer)
+        self._offsets: dict[int, int] = {}  # of each answer's next token, in a stream
+
+    def opening(self, index: int, prefix: str) -> Object | None:
+        if not prefix:
+            return None
+        made = {"index": index, "text": prefix, "logprobs": None, "finish_reason": None}
+        return {**self._head, "object": self.chunk_kind, "choices": [made]}
+
+    def _choice(self, index: int, choice: Choice) -> Object:
+        text = choice.prefix + choice.text
+        return {"index": index, "text": text, "logprobs": self._logprobs(index, choice)}
+
+    def _delta(self, index: int, part: Choice) -> Object:
+        return {"index": index, "text": part.text, "logprobs": self._logprobs(index, part)}
+
+    def _logprobs(self, index: int, choice: Choice) -> Object | None:
+        if not choice.pieces:
+            return None
+        names, offsets = [self._text_of(piece.token) for piece in choice.pieces], []
+        text, start = choice.prefix + choice.text, self._offsets.get(index, 0)
+        at = start
+        for piece, name in zip(choice.pieces, names, strict=True):
+            offsets.append(at)
+            # A control token may not be in the text, such as the BOS of a prompt.
+            if self._tokenizer.token_bytes(piece.token) or text.startswith(name, at - start):
+                at += len(name)
+        self._offsets[index] = at
+        return {
+            "tokens": names,
+            "token_logprobs": [piece.logprob for piece in choice.pieces],
+            "top_logprobs": [self._likeliest(piece) for piece in choice.pieces],
+            "text_offset": offsets,
+        }
+
+    def _likeliest(self, piece: Piece) -> Object | None:
+        """By text; of tokens with the same one, such as parts of characters, the likeliest. None of
+        the first token of a prompt, of which nothing is predicted."""
+        if piece.logprob is None:
+            return None
+        likeliest: Object = {}
+        for token, p in piece.likeliest:
+            likeliest.setdefault(self._text_of(token), p)
+        return likeliest

@@ -1,0 +1,214 @@
+"""The routes: OpenAI's, /health, and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from pyggml.cli.commands.serve.answers import ChatForm, Choice, Form, TextForm, Usage
+from pyggml.cli.commands.serve.limits import BODY_SECONDS
+from pyggml.cli.commands.serve.params import ChatParams, Params, TextParams, read_chat, read_text
+from pyggml.cli.commands.serve.service import Flow, Service
+from pyggml.cli.web.body import read_object, unless_gone
+from pyggml.cli.web.errors import HANDLERS, ApiError
+from pyggml.cli.web.guard import Access, Guard
+from pyggml.generation.serving import Read
+
+_DONE = b"data: [DONE]\n\n"
+
+
+def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> Starlette:
+    """The application; pages: routes of the chat page."""
+    routes = Routes(service)
+    middleware = [Middleware(Guard, access=access)]
+    if access.origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=[*access.origins],
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+            )
+        )
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        service.worker.start()
+        yield
+        await asyncio.to_thread(service.close)
+
+    return Starlette(
+        routes=[
+            Route("/health", routes.health),
+            Route("/v1/models", routes.models),
+            Route("/v1/models/{name}", routes.model),
+            Route("/v1/chat/completions", routes.chat, methods=["POST"]),
+            Route("/v1/completions", routes.text, methods=["POST"]),
+            *pages,
+        ],
+        middleware=middleware,
+        exception_handlers=HANDLERS,
+        lifespan=lifespan,
+    )
+
+
+class Routes:
+    """What answers each path."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._created = service, int(time.time())
+
+    async def health(self, request: Request) -> Response:
+        worker = self._service.worker
+        counts = {"active": worker.n_active, "waiting": worker.n_waiting}
+        return JSONResponse({"status": "ok", **counts})
+
+    async def models(self, request: Request) -> Response:
+        data = [self._model(name) for name in self._service.models]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self._service.models:
+            raise ApiError(404, "there is no model of this name", "model", "model_not_found")
+        return JSONResponse(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        """created: when this server was started."""
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "pyggml"}
+
+    async def chat(self, request: Request) -> Response:
+        service = self._service
+        given = await self._body(request)
+
+        def read() -> tuple[ChatParams, list[np.ndarray]]:
+            params = read_chat(given, service.sampling, service.limits)
+            service.name(params)
+            how = service.chat_sampling(params.how)
+            return replace(params, how=how), service.chat_prompts(params)
+
+        params, prompts = await service.read(read)
+        return await self._answer(request, params, prompts, ChatForm, [""] * params.n)
+
+    async def text(self, request: Request) -> Response:
+        service = self._service
+        given = await self._body(request)
+
+        def read() -> tuple[TextParams, list[np.ndarray], list[str]]:
+            params = read_text(given, service.sampling, service.limits)
+            service.name(params)
+            return params, service.text_prompts(params), _echo_texts(params, service)
+
+        params, prompts, echoed = await service.read(read)
+        return await self._answer(request, params, prompts, TextForm, echoed)
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        return await read_object(request, self._service.limits.max_body, BODY_SECONDS)
+
+    async def _answer(
+        self,
+        request: Request,
+        params: Params,
+        prompts: Sequence[np.ndarray],
+        form: Callable[..., Form],
+        prefixes: Sequence[str],
+    ) -> Response:
+        service, name = self._service, self._service.name(params)
+        made = form(name, service.models[name].tokenizer)
+        flow = service.flow(params, prompts)
+        if params.stream:
+            return EventStream(flow, _events(flow, made, prefixes, params))
+        choices = [Choice(prefix) for prefix in prefixes]
+        try:
+            await unless_gone(request, _collect(flow, choices))
+        finally:
+            flow.cancel()
+        return JSONResponse(made.whole(choices, _usage(flow)))
+
+
+def _echo_texts(params: TextParams, service: Service) -> list[str]:
+    """What each answer begins with."""
+    if not params.echo:
+        return [""] * (len(params.prompts) * params.n)
+    tokenizer = next(iter(service.models.values())).tokenizer
+    texts = [p if isinstance(p, str) else tokenizer.decode(p) for p in params.prompts]
+    return [text for text in texts for _ in range(params.n)]
+
+
+# -- answers in one piece -----------------------------------------------------------------------
+
+
+async def _collect(flow: Flow, choices: list[Choice]) -> None:
+    async for batch in flow.batches():
+        for i, piece in batch:
+            if piece is None:
+                choices[i].reason = "length"
+            elif isinstance(piece, Read):
+                choices[i].add_prompt(piece)
+            else:
+                choices[i].add(piece)
+
+
+def _usage(flow: Flow) -> Usage:
+    """Of all answers; a prompt with several is counted once."""
+    requests = {id(r.prompt): r for r in reversed(flow.requests)}.values()
+    n_answer = sum(len(completion.tokens) for completion in flow.completions)
+    return Usage(sum(len(r.prompt) for r in requests), sum(r.n_cached for r in requests), n_answer)
+
+
+# -- streams ------------------------------------------------------------------------------------
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. However it ends, also where the client closes the connection, the places
+    of its answers are free then."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, flow: Flow, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events)
+        self._flow = flow
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._flow.cancel()
+
+
+async def _events(
+    flow: Flow, form: Form, prefixes: Sequence[str], params: Params
+) -> AsyncIterator[bytes]:
+    """The events, several at once where several are ready. A prompt whose own tokens are told comes
+    with them."""
+    try:
+        first = [""] * len(prefixes) if params.tells_prompt else prefixes
+        opened = [form.opening(i, prefix) for i, prefix in enumerate(first)]
+        if start := b"".join(_event(part) for part in opened if part is not None):
+            yield start
+        async for batch in flow.batches():
+            yield b"".join(_event(form.chunk(i, told, prefixes[i])) for i, told in batch)
+        if params.include_usage:
+            yield _event(form.closing(_usage(flow)))
+        yield _DONE
+    except ApiError as error:  # the status is sent already
+        yield _event(error.body())
+
+
+def _event(part: dict[str, Any]) -> bytes:
+    text = json.dumps(part, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text}\n\n".encode()

@@ -1,0 +1,39 @@
+"""The chat page of `--web`: files that lie in web/, and fetch nothing but this server's answers."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from starlette.routing import Route
+
+from pyggml.cli.terminal.show import printable
+from pyggml.cli.web.files import file_routes, text_endpoint
+from pyggml.cli.web.pages import fill
+from pyggml.generation import Sampling
+
+_HOME = "pyggml.cli.commands.serve"
+_FILES = ("page.css", "page.js", "icon.svg")
+
+
+def page_routes(title: str, chats: bool, defaults: Sampling) -> list[Route]:
+    """The page at /, and its parts. title: the model's name; chats: whether it has a template."""
+    fields = {"title": printable(title), "chats": chats, "settings": _settings(defaults)}
+    page = Route("/", text_endpoint(fill(_HOME, "web/page.html", **fields), "text/html"))
+    return [page, *file_routes(_HOME, {f"/{name}": f"web/{name}" for name in _FILES})]
+
+
+def _settings(defaults: Sampling) -> list[dict[str, Any]]:
+    """The settings of sampling that are numbers, for the page's fields."""
+    settings = []
+    for f in fields(Sampling):
+        value = getattr(defaults, f.name)
+        if type(value) in (int, float):
+            label = f.name.replace("_", " ").capitalize()
+            about = {"help": f.metadata["help"], "wanted": f.metadata["wanted"]}
+            step = 1 if isinstance(value, int) else "any"
+            shown = "random" if (f.name, value) == ("seed", -1) else value
+            settings.append(
+                {"name": f.name, "label": label, "step": step, "default": shown} | about
+            )
+    return settings

@@ -1,0 +1,147 @@
+"""`pyggml serve`: the options, and what starts the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyggml import Model, load
+from pyggml.cli.commands.serve.limits import Limits
+from pyggml.cli.terminal.generation import chat_template_option, sampling_of, sampling_options
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.options import (
+    SETTINGS,
+    Adapter,
+    AdapterFile,
+    compute_options,
+    given_settings,
+    grouped,
+    model_option,
+    settings_options,
+)
+from pyggml.cli.web.listening import check_packages, is_loopback, listening
+from pyggml.errors import ConfigError
+from pyggml.generation import Context
+
+_SERVER = grouped("server")
+Named = tuple[str, Adapter]
+
+
+class NamedAdapter(click.ParamType):
+    """An adapter's name for clients and its file: shakespeare=a.gguf:0.5; without a name, a."""
+
+    name = "adapter"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Named:
+        if isinstance(value, tuple):
+            return value
+        name, equals, rest = str(value).partition("=")
+        if not equals or Path(value).exists():
+            name, rest = "", value
+        file = AdapterFile().convert(rest, param, ctx)
+        return name or file[0].stem, file
+
+
+@click.command(
+    "serve",
+    cls=GroupedCommand,
+    params=[
+        *settings_options(Limits, {}),
+        *settings_options(Context, {}),
+        *sampling_options(without=["seed", "logprobs"]),
+    ],
+    context_settings=SETTINGS,
+)
+@model_option
+@click.option(
+    "--lora",
+    type=NamedAdapter(),
+    multiple=True,
+    metavar="NAME=ADAPTER[:WEIGHT]",
+    **grouped("model"),
+    help="adapter that clients ask for as the model NAME; those of one name add up",
+)
+@click.option(
+    "--alias",
+    metavar="NAME",
+    **grouped("model", common=False),
+    help="the name of the model without adapters (default: its file's)",
+)
+@chat_template_option("model", common=False)
+@compute_options
+@click.option("--host", default="127.0.0.1", **_SERVER, help="address  [default: 127.0.0.1]")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    metavar="N",
+    **_SERVER,
+    help="0 takes a free one  [default: 8080]",
+)
+@click.option("--web", is_flag=True, **_SERVER, help="a chat page at /")
+@click.option(
+    "--api-key",
+    multiple=True,
+    envvar="PYGGML_API_KEY",
+    metavar="KEY",
+    **_SERVER,
+    help="key that clients must send, needed where others can connect; may be given several "
+    "times, or as PYGGML_API_KEY, which other users of this machine do not see",
+)
+@click.option(
+    "--allow-host",
+    multiple=True,
+    metavar="NAME",
+    **grouped("server", common=False),
+    help="name by which clients may call this server, besides the address",
+)
+@click.option(
+    "--allow-origin",
+    multiple=True,
+    metavar="URL",
+    **grouped("server", common=False),
+    help="site whose pages may call this server, such as https://example.org (default: none)",
+)
+def command(**given: Any) -> int:
+    """Answer requests of OpenAI's clients: chats, texts, streams, adapters by name."""
+    check_packages("serve", "starlette", "uvicorn")
+    limits = Limits(**given_settings(Limits, {}, given))
+    context = Context(**given_settings(Context, {}, given))
+    sampling = sampling_of(given)
+    _check_access(given["host"], given["api_key"])
+    opened = listening(given["host"], given["port"])
+    with opened:
+        models = _models(
+            given["model"], given["alias"], given["lora"], given["compute"], given["device"]
+        )
+        from pyggml.cli.commands.serve.startup import run
+
+        return run(opened, models, sampling, limits, context, given)
+
+
+def _check_access(host: str, keys: tuple[str, ...]) -> None:
+    if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in keys):
+        raise ConfigError([("api_key", "has a character that no header can hold")])
+    if not keys and not is_loopback(host):
+        raise ConfigError(
+            [("host", f"is {host}, where others can connect: wanted --api-key beside it")]
+        )
+
+
+def _models(
+    path: Path, alias: str | None, lora: tuple[Named, ...], compute: str, device: str
+) -> dict[str, Model]:
+    """Name -> model, the one without adapters first."""
+    base = load(path, compute=compute, device=device)
+    name = alias or path.stem
+    files: dict[str, list[Adapter]] = {}
+    for adapter, file in lora:
+        files.setdefault(adapter, []).append(file)
+    if name in files:
+        raise ConfigError(f"--lora {name} has the name of the model itself, wanted another")
+    adapted = {adapter: base.with_adapter_files(*given) for adapter, given in files.items()}
+    return {name: base} | adapted

@@ -1,0 +1,188 @@
+"""A request's JSON object → its parameters, or an ApiError with everything that is wrong with it.
+
+Fields of sampling are those of pyggml.generation.Sampling, by their names; the API's own names for
+some of them (`logprobs`, `top_logprobs`, `stop` as one string) are read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from pyggml.cli.commands.serve.fields import Fields, anything, brief, flag, object_of, text, whole
+from pyggml.cli.commands.serve.limits import MOST_TOP_LOGPROBS, Limits
+from pyggml.generation import Sampling
+from pyggml.lora.data.messages import messages_of, tools_of
+from pyggml.lora.data.rows import BadRow, Message
+
+Prompt = str | list[int]
+_MOST = 1 << 31
+# The API reads these in another form than Sampling has them.
+_OWN_FORM = {"logprobs", "stop", "logit_bias"}
+_PLAIN = [f.name for f in fields(Sampling) if f.name not in _OWN_FORM]
+# They tell the server who asks, or what to keep; no answer depends on them.
+_INERT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params:
+    """What both kinds of request have.
+
+    model           None: the first one
+    how             sampling, of which the server's settings are the default
+    n               answers to each prompt
+    n_tokens        the most of an answer; None: as many as fit
+    include_usage   whether a stream ends with the counts of tokens
+    """
+
+    model: str | None
+    how: Sampling
+    n: int
+    n_tokens: int | None
+    stream: bool
+    include_usage: bool
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt's tokens are wanted."""
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatParams(Params):
+    """messages and tools are as a chat template reads them."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextParams(Params):
+    """prompts are texts or token ids. echo: the answer begins with its prompt."""
+
+    prompts: list[Prompt]
+    echo: bool
+
+    @property
+    def tells_prompt(self) -> bool:
+        return self.echo and self.how.logprobs is not None
+
+
+def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> ChatParams:
+    f = Fields(given)
+    messages, _ = f.need("messages", _messages, ((), frozenset()))
+    tools = f.take("tools", _tools, ())
+    f.only("tool_choice", ("auto", "none"), "wanted auto or none: no call can be forced")
+    if given.get("tool_choice") == "none":
+        tools = ()
+    f.ignore("parallel_tool_calls")
+    f.only("modalities", (["text"],), "wanted text alone")
+    f.take("response_format", _format, None)
+    tell = f.take("logprobs", flag, False)
+    n_likeliest = f.take("top_logprobs", whole(0, MOST_TOP_LOGPROBS), 0)
+    if n_likeliest and not tell:
+        f.fault("top_logprobs", "is there, wanted logprobs true beside it")
+    n_tokens = f.take("max_completion_tokens", whole(1, _MOST), None)
+    common = _common(f, defaults, limits, n_likeliest if tell else None, n_tokens)
+    f.check()
+    return ChatParams(messages=messages, tools=tools, **common)
+
+
+def read_text(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> TextParams:
+    f = Fields(given)
+    prompts: list[Prompt] = f.need("prompt", _prompts, [])
+    echo = f.take("echo", flag, False)
+    f.only("suffix", ("",), "wanted none: text is not filled in")
+    f.only("best_of", (given.get("n") or 1,), "wanted as n: no answers are dropped")
+    n_logprobs = f.take("logprobs", whole(0, MOST_TOP_LOGPROBS), None)
+    common = _common(f, defaults, limits, n_logprobs, None, fewest=0)
+    if common["n_tokens"] == 0 and not (echo and n_logprobs is not None):
+        f.fault("max_tokens", "is 0, wanted 1 or more, or echo and logprobs beside it")
+    n = len(prompts) * common["n"]
+    if n > limits.choices:
+        f.fault("prompt", f"and n ask for {n} answers, wanted at most {limits.choices}")
+    f.check()
+    return TextParams(prompts=prompts, echo=echo, **common)
+
+
+def _common(
+    f: Fields, defaults: Sampling, limits: Limits, n_logprobs: int | None, n_tokens: int | None,
+    fewest: int = 1,
+) -> dict[str, Any]:  # fmt: skip
+    """fewest: tokens of an answer."""
+    given = {name: f.take(name, anything, None) for name in _PLAIN if name in f}
+    given |= {"stop": f.take("stop", _stops, defaults.stop), "logprobs": n_logprobs}
+    given["logit_bias"] = f.take("logit_bias", object_of, defaults.logit_bias)
+    how = f.build(lambda **changes: replace(defaults, **changes), given)
+    stream = f.take("stream", flag, False)
+    options: Mapping[str, bool] = f.take("stream_options", _stream_options, {})
+    f.only("store", (False,), "wanted false: nothing is kept")
+    f.ignore(*_INERT)
+    return {
+        "model": f.take("model", text, None),
+        "how": how,
+        "n": f.take("n", whole(1, limits.choices), 1),
+        "n_tokens": f.take("max_tokens", whole(fewest, _MOST), n_tokens),
+        "stream": stream,
+        "include_usage": bool(options.get("include_usage")),
+    }
+
+
+# -- readers ------------------------------------------------------------------------------------
+
+
+def _messages(value: Any) -> tuple[tuple[Message, ...], frozenset[int]]:
+    if not isinstance(value, list):
+        raise BadRow(f"is {brief(value)}, wanted a list of messages")
+    for i, message in enumerate(value):
+        if not isinstance(message, dict) or "role" not in message:
+            raise BadRow(f"has a message {i + 1} without a role")
+    return messages_of(value)
+
+
+def _tools(value: Any) -> tuple[dict[str, Any], ...]:
+    if not isinstance(value, list):
+        raise BadRow(f"is {brief(value)}, wanted a list of tools")
+    return tools_of(value)
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """A text, ids, or a list of either."""
+    if isinstance(value, str) or (isinstance(value, list) and value and _is_id(value[0])):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise BadRow(f"is {brief(value)}, wanted a string, token ids, or a list of either")
+    return [_prompt(item, i) for i, item in enumerate(value)]
+
+
+def _prompt(value: Any, i: int) -> Prompt:
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, list) and all(_is_id(item) for item in value):
+        return value
+    raise BadRow(f"{i + 1} is {brief(value)}, wanted a string or token ids")
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _MOST
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list):
+        raise BadRow(f"is {brief(value)}, wanted a string or a list of strings")
+    return tuple(text(item) for item in stops)
+
+
+def _stream_options(value: Any) -> Mapping[str, bool]:
+    for name, option in object_of(value).items():
+        if name not in ("include_usage", "include_obfuscation") or not isinstance(option, bool):
+            raise BadRow(f"has {name[:40]!r} {brief(option)}, wanted include_usage true or false")
+    return dict(value)
+
+
+def _format(value: Any) -> None:
+    kind = object_of(value).get("type")
+    if kind != "text":
+        raise BadRow(f"has type {brief(kind)}, wanted text: answers are not held to a form")

@@ -1,0 +1,205 @@
+"""What the routes share: the models by name, the worker, and a request on its way through it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+
+from pyggml.chat import ChatEncoder
+from pyggml.cli.commands.serve.limits import Limits
+from pyggml.cli.commands.serve.params import ChatParams, Params, TextParams
+from pyggml.cli.web.errors import ApiError, of_input, program_fault, too_long, unknown_model
+from pyggml.errors import PyggmlError, TemplateError
+from pyggml.generation import Completion, Piece, Sampling
+from pyggml.generation.sampling import MOST_STOPS
+from pyggml.generation.serving import Closed, Expired, Failure, Full, Read, Request, Worker
+from pyggml.model import Model
+
+T = TypeVar("T")
+Told = Piece | Read | Failure
+_LOG = logging.getLogger("pyggml.serve")
+
+
+@dataclass(slots=True)
+class Service:
+    """A server's parts.
+
+    models     name -> the model of that name; the first one answers where none is named
+    worker     computes
+    chats      writes chats as the model reads them; a fault where there is no template for that
+    sampling   what a request's own fields stand in for
+    n_ctx      most tokens of a prompt and its answer
+    ending     the text that ends an answer in a chat: of a vocabulary without a token for it, the
+               model writes that text
+    shifts     whether an answer goes on where the context is full
+    """
+
+    models: Mapping[str, Model]
+    worker: Worker
+    chats: ChatEncoder | TemplateError
+    sampling: Sampling
+    limits: Limits
+    n_ctx: int
+    ending: str = ""
+    shifts: bool = False
+    _reader: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="pyggml-reader")
+    )
+
+    async def read(self, call: Callable[[], T]) -> T:
+        """call(), in the thread that reads requests, so that a long one holds up no stream."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reader, call)
+        except PyggmlError as error:
+            raise of_input(error) from None
+
+    def name(self, params: Params) -> str:
+        """The name of the model that is to answer. Raises ApiError if there is none."""
+        names = tuple(self.models)
+        if params.model is not None and params.model not in self.models:
+            raise unknown_model(params.model, names)
+        return params.model or names[0]
+
+    def chat_sampling(self, how: Sampling) -> Sampling:
+        """The settings of a chat's answer, which ends where the template ends a turn."""
+        stop = dict.fromkeys([*how.stop, *filter(None, [self.ending])])
+        return replace(how, stop=tuple(stop)[:MOST_STOPS])
+
+    def chat_prompts(self, params: ChatParams) -> list[np.ndarray]:
+        """The prompt of a chat, n times. Raises ApiError, and TemplateError with what the template
+        says of the messages."""
+        if isinstance(self.chats, TemplateError):
+            raise ApiError(400, f"{self.chats} (--chat-template)", "messages", "no_chat_template")
+        ids = self.chats.prompt(params.messages, params.tools)
+        return [self._prompt_ids(ids, "messages")] * params.n
+
+    def text_prompts(self, params: TextParams) -> list[np.ndarray]:
+        """The prompts, each n times."""
+        tokenizer = next(iter(self.models.values())).tokenizer
+        encoded = [
+            tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
+            for prompt in params.prompts
+        ]
+        checked = [self._prompt_ids(ids, "prompt") for ids in encoded]
+        return [ids for ids in checked for _ in range(params.n)]
+
+    def _prompt_ids(self, ids: Sequence[int], param: str) -> np.ndarray:
+        if not ids:
+            raise ApiError(400, "the prompt is empty, wanted at least one token", param)
+        most = min(self.n_ctx, (self.limits.max_prompt or self.n_ctx) + 1)
+        if len(ids) >= most:
+            raise too_long(len(ids), most, param)
+        return next(iter(self.models.values())).checked(ids)
+
+    def flow(self, params: Params, prompts: Sequence[np.ndarray]) -> Flow:
+        """The answers to these prompts, submitted to the worker.
+
+        Raises ApiError where too many wait, and for settings that do not fit the model.
+        """
+        model = self.models[self.name(params)]
+        most = self.n_ctx if params.n_tokens is None else params.n_tokens
+        most = min(most, self.limits.max_tokens or most)
+        room = None if self.shifts else self.n_ctx
+        try:
+            completions = [
+                Completion(model.tokenizer, _with_seed(params.how, i), prompt, most, room)
+                for i, prompt in enumerate(prompts)
+            ]
+        except PyggmlError as error:
+            raise of_input(error) from None
+        deadline = time.monotonic() + self.limits.timeout
+        n_likeliest = params.how.logprobs if params.tells_prompt else None
+        return Flow(self.worker, model, prompts, completions, deadline, n_likeliest)
+
+    def close(self) -> None:
+        self.worker.close()
+        self._reader.shutdown(cancel_futures=True)
+
+
+def _with_seed(how: Sampling, i: int) -> Sampling:
+    """The settings of answer i: each has a seed of its own, which follows from the one given."""
+    return how if how.seed < 0 else replace(how, seed=(how.seed + i) % (1 << 64))
+
+
+class Flow:
+    """The answers to one request, as they come from the worker's thread."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: Model,
+        prompts: Sequence[np.ndarray],
+        completions: Sequence[Completion],
+        deadline: float,
+        n_likeliest: int | None = None,
+    ) -> None:
+        self._worker, self._loop = worker, asyncio.get_running_loop()
+        self._told: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
+        self.completions = completions
+        self.requests = [
+            Request(
+                prompt=prompt,
+                completion=completion,
+                model=model,
+                tell=self._teller(i),
+                deadline=deadline,
+                n_likeliest=n_likeliest,
+            )
+            for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
+        ]
+        try:
+            worker.submit(self.requests)
+        except Full as error:
+            soon = {"retry-after": "1"}
+            raise ApiError(429, str(error), code="queue_full", headers=soon) from None
+        except Closed as error:
+            raise ApiError(503, str(error), code="stopping") from None
+
+    def _teller(self, i: int) -> Callable[[Told], None]:
+        def tell(told: Told) -> None:
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._told.put_nowait, (i, told))
+
+        return tell
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, Piece | Read | None]]]:
+        """What has come since the last time of answer i: its pieces, before them what was read of
+        its prompt, or None if its time has ended.
+
+        Raises ApiError if an answer fails.
+        """
+        left = len(self.requests)
+        while left:
+            batch = [await self._told.get()]
+            while not self._told.empty():
+                batch.append(self._told.get_nowait())
+            events = [(i, _piece(told, self.completions[i])) for i, told in batch]
+            left -= sum(told is None or told.finish is not None for _, told in events)
+            yield events
+
+    def cancel(self) -> None:
+        """Free the places of all answers that have not ended."""
+        self._worker.cancel(self.requests)
+
+
+def _piece(told: Told, completion: Completion) -> Piece | Read | None:
+    if not isinstance(told, Failure):
+        return told
+    error = told.error
+    if isinstance(error, Expired):
+        if completion.tokens:
+            return None
+        raise ApiError(503, str(error), code="timeout")
+    if isinstance(error, Closed):
+        raise ApiError(503, str(error), code="stopping")
+    if isinstance(error, PyggmlError):
+        raise ApiError(500, str(error))
+    _LOG.error("a request failed", exc_info=error)
+    raise program_fault()

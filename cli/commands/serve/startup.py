@@ -1,0 +1,82 @@
+"""Starts the server and stops it; imported when it is needed, as the packages of the web are."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pyggml.threads
+from pyggml.chat import ChatEncoder, answer_ending, find_template
+from pyggml.cli.commands.serve.app import make_app
+from pyggml.cli.commands.serve.chat_page import page_routes
+from pyggml.cli.commands.serve.limits import Limits
+from pyggml.cli.commands.serve.service import Service
+from pyggml.cli.terminal.exit import STOPPED
+from pyggml.cli.terminal.generation import CTX, n_ctx_of
+from pyggml.cli.terminal.show import printable, row, size
+from pyggml.cli.web.guard import LOOPBACK, Access
+from pyggml.cli.web.listening import is_loopback, url_of
+from pyggml.cli.web.server import serve
+from pyggml.errors import TemplateError
+from pyggml.generation import Batch, Context, Sampling
+from pyggml.generation.serving import Scheduler, Worker
+from pyggml.model import Model
+
+GRACE_SECONDS = 10  # for answers under way when the server is to stop
+_NOTE = b"\nstopping when the answers under way are done, after 10 s at most; again ends at once\n"
+
+
+def run(
+    listening: socket.socket,
+    models: Mapping[str, Model],
+    sampling: Sampling,
+    limits: Limits,
+    context: Context,
+    given: Mapping[str, Any],
+) -> int:
+    """Serve until a signal comes; the exit code."""
+    name, base = next(iter(models.items()))
+    batch = Batch(base, limits.parallel, n_ctx_of(base, limits.ctx, CTX), context.cache_type)
+    begin = partial(pyggml.threads.set, given["threads"])
+    worker = Worker(Scheduler(batch, context.n_keep), limits.parallel + limits.queue, begin)
+    chats = _chats(base, given["chat_template"])
+    ending = answer_ending(chats.template).strip() if isinstance(chats, ChatEncoder) else ""
+    service = Service(
+        models, worker, chats, sampling, limits, batch.n_ctx, ending, context.context_shift
+    )
+    has_chats = isinstance(chats, ChatEncoder)
+    pages = page_routes(name, has_chats, sampling) if given["web"] else []
+    access = _access(given)
+    row("model", printable(name))
+    for adapter in [*models][1:]:
+        row("adapter", printable(adapter))
+    room = f"{limits.parallel} answers at once, {batch.n_ctx} tokens each"
+    row("cache", f"{size(batch.memory.n_bytes)}: {room}")
+    url = url_of(listening)
+    row("serving", f"{url}/v1" + (f", chat page {url}/" if pages else ""))
+    app = make_app(service, access, pages)
+    most = 4 * (limits.parallel + limits.queue) + 64
+    serve(app, listening, _NOTE, GRACE_SECONDS, most)
+    return STOPPED
+
+
+def _chats(model: Model, wanted: str) -> ChatEncoder | TemplateError:
+    """What writes chats. A model without a template serves texts; a template that was asked for
+    must be one."""
+    try:
+        return ChatEncoder(find_template(model.tokenizer, wanted), model.tokenizer)
+    except TemplateError as error:
+        if wanted != "model" or model.tokenizer.chat_templates:
+            raise
+        return error
+
+
+def _access(given: Mapping[str, Any]) -> Access:
+    hosts = {host.lower() for host in given["allow_host"]}
+    if is_loopback(given["host"]):
+        hosts |= {*LOOPBACK, given["host"].lower()}
+    elif hosts:
+        hosts.add(given["host"].lower())
+    return Access(frozenset(hosts), given["allow_origin"], given["api_key"])

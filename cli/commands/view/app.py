@@ -1,0 +1,198 @@
+"""The routes: the page with its parts, and what it asks for, as JSON. Nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from threading import Event
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pyggml.cli.commands.view import pictures, reading, weights
+from pyggml.cli.commands.view.browser_page import page_routes
+from pyggml.cli.commands.view.queries import RANKS, read_number, read_pass, read_text
+from pyggml.cli.commands.view.runs import Runs
+from pyggml.cli.commands.view.source import Source, StoppableModel
+from pyggml.cli.commands.view.worker import Worker
+from pyggml.cli.web.body import read_object
+from pyggml.cli.web.errors import HANDLERS, ApiError
+from pyggml.cli.web.guard import Access, Guard
+from pyggml.lora import LoraConfig
+
+_MOST_BODY, _BODY_SECONDS = 1 << 17, 10.0
+_MOST_INDEX = 10**8
+_NO_RUNS = "no folder of runs was given: pyggml view MODEL --run FOLDER"
+
+
+def make_app(source: Source, runs: Runs | None, n_threads: int = 0) -> Starlette:
+    """The application. Requests that name another host than this machine are refused."""
+    routes = Routes(source, runs, Worker(n_threads))
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(routes.worker.close)
+
+    return Starlette(
+        routes=[
+            *page_routes(source.name),
+            Route("/api/state", routes.state),
+            Route("/api/model", routes.model),
+            Route("/api/glance", routes.glance),
+            Route("/api/tensor", routes.tensor),
+            Route("/api/graph", routes.graph),
+            Route("/api/graph/section", routes.section),
+            Route("/api/graph/search", routes.search),
+            Route("/api/plan", routes.plan),
+            Route("/api/plan/moment", routes.moment),
+            Route("/api/run", routes.run),
+            Route("/api/run/gradients", routes.gradients),
+            Route("/api/losses", routes.losses, methods=["POST"]),
+            Route("/api/attention", routes.attention, methods=["POST"]),
+        ],
+        middleware=[Middleware(Guard, access=Access(fixed=True))],
+        exception_handlers=HANDLERS,
+        lifespan=lifespan,
+    )
+
+
+class Json(Response):
+    """An object, in ASCII: files and names may hold halves of characters, which UTF-8 cannot."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+class Routes:
+    """What answers each path. What takes long is done by the worker."""
+
+    def __init__(self, source: Source, runs: Runs | None, worker: Worker) -> None:
+        self._source, self._runs, self.worker = source, runs, worker
+        self._pictures = None if source.fault else pictures.Pictures(source.model)
+
+    def state(self, request: Request) -> Response:
+        """What the page looks at again and again."""
+        runs = None if self._runs is None else self._runs.summaries()
+        return Json({"model": self._source.state(), "runs": runs})
+
+    def model(self, request: Request) -> Response:
+        folder = None if self._runs is None else str(self._runs.folder)
+        return Json(self._source.about() | {"folder": folder})
+
+    async def glance(self, request: Request) -> Response:
+        query = request.query_params
+        rank = read_number(query, "rank", *RANKS) if "rank" in query else LoraConfig.rank
+        sections = await self.worker.run(request, lambda stop: self._source.glance(rank))
+        return Json({"rank": rank, "sections": sections})
+
+    async def tensor(self, request: Request) -> Response:
+        name, run = read_text(request.query_params, "name"), request.query_params.get("run")
+        return Json(await self.worker.run(request, lambda stop: self._tensor(name, run)))
+
+    def _tensor(self, name: str, run: str | None) -> dict[str, Any]:
+        about = weights.describe(self._source.file, name)
+        if run and self._runs is not None:
+            adapter = self._runs.output(run)
+            about["charts"] = self._runs.norms(run, name)
+            if adapter.is_file():
+                about["update"] = weights.update(adapter, self._source.file, name)
+        return about
+
+    # -- graphs and plans --------------------------------------------------------------------------
+
+    async def graph(self, request: Request) -> Response:
+        return await self._picture(request, pictures.graph_facts)
+
+    async def section(self, request: Request) -> Response:
+        i = read_number(request.query_params, "section", 0, _MOST_INDEX)
+        direction = request.query_params.get("direction", "forward")
+        if direction not in ("forward", "backward"):
+            raise ApiError(400, "direction is unknown, wanted forward or backward", "direction")
+        return await self._picture(
+            request, partial(pictures.section_facts, i=i, direction=direction)
+        )
+
+    async def search(self, request: Request) -> Response:
+        words = read_text(request.query_params, "words")
+        return await self._picture(request, partial(pictures.search, words=words))
+
+    async def plan(self, request: Request) -> Response:
+        return await self._picture(request, pictures.plan_facts)
+
+    async def moment(self, request: Request) -> Response:
+        i = read_number(request.query_params, "node", 0, _MOST_INDEX)
+        return await self._picture(request, partial(pictures.moment_facts, i=i))
+
+    async def _picture(
+        self, request: Request, describe: Callable[[pictures.Picture], dict[str, Any]]
+    ) -> Response:
+        asked, made = read_pass(request.query_params), self._pictures
+        if made is None:
+            raise ApiError(409, self._source.fault)
+        return Json(await self.worker.run(request, lambda stop: describe(made.of(asked))))
+
+    # -- runs --------------------------------------------------------------------------------------
+
+    def run(self, request: Request) -> Response:
+        if self._runs is None:
+            raise ApiError(404, _NO_RUNS)
+        about = self._runs.describe(read_text(request.query_params, "name"))
+        trained = about["settings"].get("model")
+        is_other = isinstance(trained, str) and not self._source.is_file(trained)
+        return Json(about | {"is_other": is_other})
+
+    async def gradients(self, request: Request) -> Response:
+        runs, query = self._runs, request.query_params
+        if runs is None:
+            raise ApiError(404, _NO_RUNS)
+        name, kind = read_text(query, "name"), query.get("kind", "norm")
+        step = read_number(query, "step", 0, _MOST_INDEX)
+        return Json(await self.worker.run(request, lambda stop: runs.gradients(name, kind, step)))
+
+    # -- texts -------------------------------------------------------------------------------------
+
+    async def losses(self, request: Request) -> Response:
+        text, given = await self._asked(request)
+        return await self._read(request, given, partial(reading.losses, text=text))
+
+    async def attention(self, request: Request) -> Response:
+        text, given = await self._asked(request)
+        block = given.get("block")
+        if type(block) is not int:
+            raise ApiError(400, "block is missing, wanted a whole number", "block")
+        return await self._read(request, given, partial(reading.attention, text=text, block=block))
+
+    async def _read(
+        self, request: Request, given: Mapping[str, Any], work: Callable[..., dict[str, Any]]
+    ) -> Response:
+        """What the model makes of a text, maybe with the adapter of the run that is given."""
+        model, runs, run = self._source.model, self._runs, given.get("run")
+        files = [runs.output(run)] if runs is not None and isinstance(run, str) else []
+
+        def done(stop: Event) -> dict[str, Any]:
+            assert model.tokenizer  # built here once, for all copies of the model
+            asked = model.with_adapter_files(*files) if files else model
+            return work(StoppableModel(asked, stop))
+
+        return Json(await self.worker.run(request, done))
+
+    async def _asked(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """The text in a request's body, and all of the body."""
+        if self._source.fault:
+            raise ApiError(409, self._source.fault)
+        given = await read_object(request, _MOST_BODY, _BODY_SECONDS)
+        text = given.get("text")
+        if not isinstance(text, str) or not 0 < len(text) <= reading.MOST_CHARACTERS:
+            most = reading.MOST_CHARACTERS
+            raise ApiError(400, f"text is no string of 1 to {most} characters", "text")
+        return text, given

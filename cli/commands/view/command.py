@@ -1,0 +1,53 @@
+"""`pyggml view`: the options, and what starts the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pyggml.cli.terminal.options import PATH, SETTINGS, compute_option, threads_option
+from pyggml.cli.web.listening import check_packages, listening
+from pyggml.errors import ConfigError
+
+HOST = "127.0.0.1"
+
+
+@click.command("view", context_settings=SETTINGS)
+@click.argument("given", metavar="[MODEL]", type=PATH, required=False)
+@click.option("-m", "--model", type=PATH, help="the same as MODEL")
+@click.option(
+    "--run",
+    "runs",
+    type=PATH,
+    metavar="FOLDER",
+    help="folder of adapters whose runs are shown, finished ones and those under way",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8090,
+    metavar="N",
+    help="0 takes a free one  [default: 8090]",
+)
+@threads_option
+@compute_option
+def command(
+    given: Path | None, model: Path | None, runs: Path | None, port: int, threads: int, compute: str
+) -> int:
+    """Browse a model, its graph, its memory plan and its runs, in a browser on this machine.
+
+    Nothing is written, and nobody else can connect.
+    """
+    check_packages("view", "starlette", "uvicorn", "igraph")
+    path = given or model
+    if path is None or (given and model):
+        raise ConfigError("wanted one MODEL, any GGUF file")
+    from pyggml.cli.commands.view.runs import Runs
+    from pyggml.cli.commands.view.source import Source
+
+    source, shown = Source(path, compute), None if runs is None else Runs(runs)
+    with listening(HOST, port) as opened:
+        from pyggml.cli.commands.view.startup import run
+
+        return run(opened, source, shown, threads)

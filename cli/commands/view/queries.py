@@ -1,0 +1,83 @@
+"""The fields of a request → checked settings; every fault is told, and all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyggml.cli.web.errors import ApiError
+from pyggml.lora import LoraConfig, TrainConfig
+
+_MOST_DIGITS = 9
+LONGEST_NAME = 500  # characters of a tensor's name, or of what is sought
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a graph computes: the logits of a window, or a training pass over `batch` windows.
+
+    ctx       tokens of a window; 0: as many as a run has by default, and the model takes
+    modules   matrices that are trained, with commas between them; "": the usual ones
+    keep      what the backward pass reads: "costly" activations, or "layers", all else made again
+    """
+
+    kind: str = "training"
+    ctx: int = 0
+    batch: int = TrainConfig.batch
+    rank: int = LoraConfig.rank
+    modules: str = ""
+    keep: str = "costly"
+
+
+RANKS = (1, 256)
+_NUMBERS = {"ctx": (2, 1 << 16), "batch": (1, 256), "rank": RANKS}
+_WORDS = {"kind": ("logits", "training"), "keep": ("costly", "layers")}
+
+
+def read_pass(query: Mapping[str, str]) -> Pass:
+    """Raises ApiError."""
+    faults: list[str] = []
+    settings: dict[str, Any] = {}
+    for name, (least, most) in _NUMBERS.items():
+        if name in query:
+            settings[name] = _number(query, name, least, most, faults)
+    for name, known in _WORDS.items():
+        if query.get(name, known[0]) not in known:
+            faults.append(f"{name} is {brief(query[name])}, wanted {' or '.join(known)}")
+    settings |= {name: query[name] for name in (*_WORDS, "modules") if name in query}
+    if len(settings.get("modules", "")) > LONGEST_NAME:
+        faults.append(f"modules has more than {LONGEST_NAME} characters")
+    if faults:
+        raise ApiError(400, "; ".join(faults))
+    return Pass(**settings)
+
+
+def read_number(query: Mapping[str, str], name: str, least: int, most: int) -> int:
+    """Raises ApiError for what is no whole number in this range."""
+    faults: list[str] = []
+    number = _number(query, name, least, most, faults)
+    if faults:
+        raise ApiError(400, faults[0], name)
+    return number
+
+
+def read_text(query: Mapping[str, str], name: str) -> str:
+    """Raises ApiError if it is missing or long."""
+    text = query.get(name, "")
+    if not 0 < len(text) <= LONGEST_NAME:
+        raise ApiError(400, f"{name} has {len(text)} characters, wanted 1 to {LONGEST_NAME}", name)
+    return text
+
+
+def brief(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}…")
+
+
+def _number(query: Mapping[str, str], name: str, least: int, most: int, faults: list[str]) -> int:
+    given = query.get(name, "")
+    is_number = given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS
+    if is_number and least <= int(given) <= most:
+        return int(given)
+    faults.append(f"{name} is {brief(given)}, wanted a whole number from {least} to {most}")
+    return least

@@ -1,0 +1,60 @@
+"""A text as the model reads it: how surprising each token is, and what attends to what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pyggml.cli.terminal.show import plural
+from pyggml.errors import ConfigError, DataError
+from pyggml.look import lens
+from pyggml.look.draw import tokens
+from pyggml.model import Model
+
+MOST_CHARACTERS = 20_000
+_MOST_TOKENS = 512
+_MOST_LOGITS = 1 << 26  # of all tokens together: 256 MiB
+_MOST_MAPPED = 128  # tokens of an attention map
+
+
+def losses(model: Model, text: str) -> dict[str, Any]:
+    """The tokens of a text with their losses as colours, and each in words. Raises DataError for a
+    text of too many tokens, or too few."""
+    most = min(_MOST_TOKENS, model.config.n_ctx, max(_MOST_LOGITS // model.config.n_vocab, 2))
+    ids = _ids(model, text, most)
+    table, pieces = lens.token_table(model, ids), _pieces(model, ids)
+    return {
+        "n_tokens": len(ids),
+        "loss": table.loss,
+        "html": tokens.fragment(table, pieces),
+        "about": [tokens.about_token(table, pieces, i) for i in range(len(ids))],
+    }
+
+
+def attention(model: Model, text: str, block: int) -> dict[str, Any]:
+    """How much each token attends to each earlier one, by head: [head][reader][read]. Raises
+    DataError as `losses` does, and ConfigError for a block without attention."""
+    if not 0 <= block < model.config.n_layer:
+        raise ConfigError(f"block is {block}, wanted 0 to {model.config.n_layer - 1}")
+    ids = _ids(model, text, min(_MOST_MAPPED, model.config.n_ctx))
+    (maps,) = lens.attention_maps(model, ids, [block])
+    rows = [[_round(row[: i + 1], 4) for i, row in enumerate(head)] for head in maps]
+    texts = [tokens.signs(text) for text in tokens.texts(_pieces(model, ids))]
+    return {"n_tokens": len(ids), "tokens": texts, "maps": rows}
+
+
+def _ids(model: Model, text: str, most: int) -> list[int]:
+    ids = model.tokenizer.encode(text, parse_special=True)
+    if not 2 <= len(ids) <= most:
+        raise DataError(f"the text has {plural(len(ids), 'token')}, wanted 2 to {most}")
+    return ids
+
+
+def _pieces(model: Model, ids: Sequence[int]) -> list[bytes]:
+    return [model.tokenizer.token_bytes(i, special=True) for i in ids]
+
+
+def _round(a: np.ndarray, digits: int) -> list[float]:
+    return [round(float(x), digits) for x in a]

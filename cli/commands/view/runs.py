@@ -1,0 +1,242 @@
+"""A folder of runs: what `pyggml-finetune -o FOLDER/adapter.gguf` wrote there so far.
+
+A run is named by its adapter. While it is under way it holds its lock and adds lines to its
+metrics; a half-written last line is left out until it is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pyggml.cli.commands.view.queries import brief
+from pyggml.cli.terminal.show import printable, size, span
+from pyggml.cli.web.errors import ApiError
+from pyggml.cli.web.report.run_page import facts
+from pyggml.cli.web.report.series import Chart, charts_of
+from pyggml.errors import ConfigError
+from pyggml.look.draw import heat
+from pyggml.look.overview import Overview, cell_of, findings
+from pyggml.lora.record import metrics_beside, overview_of, read_records
+from pyggml.lora.trainer.lock import holder
+
+_METRICS, _OLD = ".metrics.jsonl", ".metrics.old.jsonl"
+_MOST_RUNS, _MOST_BYTES = 200, 1 << 28
+_MOST_FINDINGS = 8
+_RECENT = 20  # steps that the time left is judged by
+Records = Sequence[Mapping[str, Any]]
+
+
+class Runs:
+    """The runs of a folder. Raises ConfigError if it is none."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            fault = "is no folder" if folder.exists() else "does not exist"
+            raise ConfigError(f"{folder}: {fault}, wanted the folder of a run's adapter")
+        self.folder = folder
+        self._snapshots: dict[str, _Snapshot] = {}
+
+    def names(self) -> list[str]:
+        """The runs, those with the newest lines first. Raises ApiError if the folder is gone."""
+        try:
+            files = list(self.folder.iterdir())
+        except OSError as error:
+            raise ApiError(410, f"{self.folder}: cannot be read: {error.strerror}") from None
+        changed: dict[str, float] = {}
+        for path in files:
+            if not path.is_file():  # a folder, or a pipe that would block
+                continue
+            if path.name.endswith(_METRICS) and not path.name.endswith(_OLD):
+                changed[path.name.removesuffix(_METRICS)] = _mtime(path)
+            elif path.name.startswith(".") and path.name.endswith(".gguf.lock"):
+                changed.setdefault(path.name[1:].removesuffix(".gguf.lock"), _mtime(path))
+        return sorted(changed, key=changed.__getitem__, reverse=True)[:_MOST_RUNS]
+
+    def output(self, name: str) -> Path:
+        """The adapter of a run, which may not be written yet. Raises ApiError if there is no such
+        run."""
+        if name not in self.names():
+            raise ApiError(404, f"the folder has no run {brief(name)}", "name")
+        return self.folder / f"{name}.gguf"
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Name, state and version of every run; the version changes with its files."""
+        return [
+            {"name": name, "running": _is_running(output), "version": _version(output)}
+            for name in self.names()
+            for output in [self.folder / f"{name}.gguf"]
+        ]
+
+    def _read(self, name: str) -> _Snapshot:
+        """The lines of a run's metrics that are whole. Raises ApiError."""
+        output = self.output(name)
+        path, version = metrics_beside(output), _version(output)
+        if _n_bytes(path) > _MOST_BYTES:
+            raise ApiError(413, f"{path.name} is larger than {size(_MOST_BYTES)}")
+        snapshot = self._snapshots.get(name)
+        if snapshot is None or snapshot.version != version:
+            snapshot = self._snapshots[name] = _Snapshot(version, list(read_records(path)))
+        return snapshot
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """A run as the page shows it. Raises ApiError if there is none, and for numbers in its
+        records that no run writes."""
+        try:
+            return self._describe(name)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise ApiError(422, f"the records of this run make no sense: {error}") from None
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        output = self.output(name)
+        running, snapshot = _is_running(output), self._read(name)
+        records, overview = snapshot.records, snapshot.overview
+        steps = [r for r in records if r["event"] == "step"]
+        last = steps[-1] if steps else {}
+        return {
+            "name": printable(name),
+            "version": snapshot.version,
+            "state": _state(running, last),
+            "step": last.get("step", 0),
+            "n_steps": _n_steps(last),
+            "left": _time_left(steps) if running else "",
+            "facts": facts(records) if steps else [],
+            "charts": charts_of(records),
+            "measured": [] if overview is None else overview.steps,
+            "adapter": size(_n_bytes(output)) if output.is_file() else "",
+            **_details(records),
+        }
+
+    def gradients(self, name: str, kind: str, step: int) -> dict[str, Any]:
+        """The heat map of a run's gradients at one of the steps that were measured, the small ones
+        of several steps, and what is wrong, in sentences. Raises ApiError."""
+        o = self._read(name).overview
+        if o is None or step not in o.steps:
+            raise ApiError(404, f"the gradients of step {step} were not measured", "step")
+        if kind not in heat.KINDS:
+            raise ApiError(400, f"kind is {brief(kind)}, wanted {', '.join(heat.KINDS)}", "kind")
+        return {
+            "kinds": {kind: heat.KINDS[kind].title for kind in heat.kinds_of(o)},
+            "map": heat.heat_map(o, kind, step),
+            "over": heat.heat_steps(o, kind) if len(o.steps) > 1 else "",
+            "findings": findings(o)[:_MOST_FINDINGS],
+        }
+
+    def norms(self, name: str, tensor: str) -> list[Chart]:
+        """The chart of the gradients of a tensor's update over steps, if any were measured."""
+        o = self._read(name).overview
+        if o is None:
+            return []
+        layer, (module, _) = cell_of(tensor)
+        lines = [
+            (str(column), "main" if column.factor != "B" else "second", o.norms[:, i, c])
+            for i, block in enumerate(o.layers)
+            for c, column in enumerate(o.columns)
+            if block == layer and column.module == module and o.there[i, c]
+        ]
+        series = [
+            {"name": line, "role": role, "y": [float(x) if isfinite(x) else None for x in y]}
+            for line, role, y in lines
+        ]
+        title, note = "Gradient norm", "at the steps that were measured, before clipping"
+        chart = {"title": title, "note": note, "log": False, "x": o.steps, "series": series}
+        return [chart] if lines else []
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """What a run's metrics held when its files had this version."""
+
+    version: str
+    records: Records
+
+    @cached_property
+    def overview(self) -> Overview | None:
+        return overview_of(self.records)
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # it has just gone
+        return 0.0
+
+
+def _n_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _version(output: Path) -> str:
+    """Of the files of a run: other once one of them has changed."""
+    stamps = []
+    for path in (metrics_beside(output), output):
+        try:
+            stat = path.stat()
+            stamps.append(f"{stat.st_ino:x}.{stat.st_size:x}.{stat.st_mtime_ns:x}")
+        except OSError:
+            stamps.append("")
+    return "-".join(stamps)
+
+
+def _is_running(output: Path) -> bool:
+    return holder(output) is not None
+
+
+def _state(running: bool, last: Mapping[str, Any]) -> str:
+    if running:
+        return "running" if last else "starting"
+    if not last:
+        return "empty"
+    return "finished" if last["step"] == _n_steps(last) else "stopped"
+
+
+def _n_steps(last: Mapping[str, Any]) -> int:
+    """0 if the record does not tell."""
+    n = last.get("n_steps")
+    return n if type(n) is int else 0
+
+
+def _time_left(steps: Records) -> str:
+    """By the pace of the last steps; the first one compiles."""
+    recent = [r["seconds"] for r in steps[1:][-_RECENT:] if isinstance(r.get("seconds"), float)]
+    n_left = _n_steps(steps[-1]) - steps[-1]["step"] if steps else 0
+    return span(fmean(recent) * n_left) if recent and n_left > 0 else ""
+
+
+def _details(records: Records) -> dict[str, Any]:
+    """What the run told of itself: its settings, its plan and its answers; the newest of each."""
+    about: dict[str, Any] = {"settings": {}, "about": [], "prompt": "", "answers": []}
+    for record in records:
+        if record["event"] == "run":
+            settings = record.get("settings")
+            pairs = settings.items() if isinstance(settings, dict) else ()
+            about["settings"] = {name: _setting(value) for name, value in pairs}
+            about["about"] = _pairs(record.get("about"))
+        elif record["event"] == "answers":
+            about["prompt"] = str(record.get("prompt", ""))
+            about["answers"] = _pairs(record.get("answers"))
+    return about
+
+
+def _setting(value: Any) -> Any:
+    """A number, a yes or a no; else a word."""
+    is_number = isinstance(value, int) or (isinstance(value, float) and isfinite(value))
+    return value if is_number else printable(str(value))
+
+
+def _pairs(given: Any) -> list[list[str]]:
+    """Rows of two words each; others, of a stranger's file, are left out."""
+    rows = given if isinstance(given, list) else []
+    return [
+        row
+        for row in rows
+        if isinstance(row, list) and len(row) == 2 and all(isinstance(w, str) for w in row)
+    ]

@@ -1,0 +1,124 @@
+"""The model file, and the model that is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from pyggml import gguf, load
+from pyggml.cli.commands.inspect import present
+from pyggml.cli.commands.inspect.adaptable import adaptable
+from pyggml.cli.commands.inspect.facts import facts
+from pyggml.cli.commands.inspect.sections import Section
+from pyggml.cli.terminal.show import printable
+from pyggml.errors import PyggmlError
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
+from pyggml.model import Model
+from pyggml.models import Taps
+from pyggml.runtime import Arenas, Program
+
+
+class Source:
+    """A GGUF file. What is no model of a known architecture is shown as a file alone.
+
+    path    as it was given
+    fault   why it is no model; "" if it is one
+
+    Raises GGUFError for a file that cannot be read.
+    """
+
+    def __init__(self, path: Path, compute: str = "auto") -> None:
+        self.path, self.fault = path, ""
+        self.file = gguf.open(path)
+        self._opened = self._identity()
+        self._model: Model | None = None
+        try:
+            self._model = load(path, compute=compute)
+        except PyggmlError as error:
+            self.fault = error.said(str)
+
+    @property
+    def name(self) -> str:
+        return printable(str(self.file.get("general.name", self.path.name)))[:200]
+
+    @property
+    def model(self) -> Model:
+        """Raises PyggmlError if the file is no model."""
+        if self._model is None:
+            raise PyggmlError(self.fault)
+        return self._model
+
+    def state(self) -> str:
+        """Whether the file on the disk is the one that was opened: "there", "changed", "gone"."""
+        now = self._identity()
+        return "there" if now == self._opened else "changed" if now else "gone"
+
+    def is_file(self, path: str) -> bool:
+        """Whether a path, as a run tells it, names this file: the folder may be another's."""
+        return Path(path).name in {p.name for p in (self.path, *self.file.paths)}
+
+    def _identity(self) -> list[tuple[int, int, int]] | None:
+        try:
+            stats = [path.stat() for path in self.file.paths]
+        except OSError:
+            return None
+        return [(s.st_ino, s.st_size, s.st_mtime_ns) for s in stats]
+
+    def about(self) -> dict[str, Any]:
+        """What the page begins with: names, the number of blocks, and every tensor."""
+        return {
+            "name": self.name,
+            "path": printable(str(self.path)),
+            "fault": self.fault,
+            "n_layer": 0 if self._model is None else self._model.config.n_layer,
+            "tensors": [
+                [t.name, t.dtype.name, list(t.shape), t.n_bytes] for t in self.file.tensors.values()
+            ],
+        }
+
+    def glance(self, rank: int) -> list[dict[str, Any]]:
+        """The file as `pyggml inspect` shows it, but for its tensors; rank: of LoRA's costs."""
+        values = facts(self.file)
+        if values["file"]["kind"] == "model":
+            values["lora"] = adaptable(self.file, rank)
+        sections = present.sections(values, None, template=True)
+        return [_plain(section) for section in sections if section.title != "tensors"]
+
+
+class StoppableModel(Model):
+    """The same model; once `stop` is set, what it runs ends before the next kernel: Stopped."""
+
+    def __init__(self, model: Model, stop: Event) -> None:
+        self.__dict__.update(vars(model))  # of the same weights, devices and tokenizer
+        self.traced, self._edits, self._stop = None, [], stop
+
+    def program(
+        self, out: Tensor, taps: Taps | None = None, arenas: Arenas | None = None
+    ) -> Program:
+        program, check = super().program(out, taps, arenas), Call(self._ask)
+        calls = tuple(call for each in program.calls for call in (check, each))
+        return replace(program, calls=calls)
+
+    def _ask(self) -> None:
+        if self._stop.is_set():
+            raise Cancelled
+
+
+class Cancelled(Exception):
+    """Nobody waits for the result any more."""
+
+
+def _plain(section: Section) -> dict[str, Any]:
+    """A section as JSON has it."""
+    table = section.table
+    return {
+        "title": section.title,
+        "rows": list(section.rows),
+        "table": table
+        and {"columns": table.columns, "rows": table.rows, "right": sorted(table.right)},
+        "text": printable(section.text),
+        "notes": list(section.notes),
+    }

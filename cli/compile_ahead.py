@@ -1,0 +1,136 @@
+"""A helper process for the first training step: it compiles kernels, starting from the last.
+
+The run compiles the same kernels from the first, as it meets them. Both keep their results in the
+cache's folder, where the other finds them. A note in that folder says that a step of this kind has
+been taken, so that no later run starts a helper, or sets memory aside for the compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyggml import load, threads
+from pyggml.graph import Graph
+from pyggml.jit import CACHE, JIT
+from pyggml.lora import LoraConfig, TrainConfig, attach
+from pyggml.lora.optim import AdamW
+from pyggml.lora.trainer.passes import Passes
+
+
+def is_compiled(graph: Graph, compute: str) -> bool:
+    """Whether an earlier run took a step of this kind, so that its kernels are in the cache."""
+    note = _note(graph, compute)
+    return note is not None and note.exists()
+
+
+def _note(graph: Graph, compute: str) -> Path | None:
+    return CACHE / f"{_kind(graph, compute)}.compiled" if CACHE is not None and JIT else None
+
+
+@contextmanager
+def run_helper(
+    model: Path,
+    lora: LoraConfig | None,
+    train: TrainConfig,
+    ctx: int,
+    graph: Graph,
+    compute: str,
+) -> Iterator[Callable[[], None]]:
+    """A context with a helper, if the graph may be the first of its kind.
+
+    Yields a function to call after each step. lora: None for no helper.
+    """
+    note = _note(graph, compute)
+    if note is None or note.exists():
+        yield lambda: None
+        return
+    alone = lora is None or (train.threads or threads.most()) == 1
+    helper = None
+    if lora is not None and not alone:
+        helper = _start_helper([str(model), asdict(lora), asdict(train), ctx])
+    if helper is None:
+        yield partial(_leave, note)
+        return
+    pipe = helper.stdin
+    assert pipe is not None
+
+    def done() -> None:
+        """Leave the note; the helper ends with the kernel under way."""
+        if not pipe.closed:
+            pipe.close()
+            _leave(note)
+
+    with helper:  # which closes the pipe and waits
+        try:
+            yield done
+        finally:
+            helper.terminate()
+
+
+def _leave(note: Path) -> None:
+    with suppress(OSError):
+        note.touch()
+
+
+def _start_helper(job: list[Any]) -> subprocess.Popen[bytes] | None:
+    """A helper at work on a model and the settings of a run; None if there can be none."""
+    assert CACHE is not None
+    try:
+        helper = subprocess.Popen(
+            [sys.executable, "-m", "pyggml.cli.compile_ahead"],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONSAFEPATH": "1", "NUMBA_CACHE_DIR": str(CACHE.parent)},
+            start_new_session=True,  # Ctrl-C is for the run
+        )
+    except OSError:
+        return None
+    assert helper.stdin is not None
+    with suppress(BrokenPipeError):
+        helper.stdin.write(json.dumps(job, default=str).encode() + b"\n")
+    return helper
+
+
+def _kind(graph: Graph, compute: str) -> str:
+    """A digest that is equal for graphs with the same kernels."""
+    nodes = graph.nodes
+    kinds = {(t.op.name, *(s.dtype.name for s in t.src)) for t in nodes if t.op is not None}
+    return hashlib.sha256(repr((compute, sorted(kinds))).encode()).hexdigest()[:12]
+
+
+def main() -> None:
+    """The helper. Its job is one line of standard input; the end of that input ends the helper."""
+    name, lora, train, ctx = json.loads(sys.stdin.readline())
+    is_over = threading.Event()
+
+    def listen() -> None:
+        os.read(0, 1)
+        is_over.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    lora["modules"] = lora["modules"] and tuple(lora["modules"])
+    lora["init"] = "kaiming"  # another start needs time and the same kernels
+    settings = TrainConfig(**train)
+    model = load(name, compute=settings.compute)
+    adapter = attach(model, LoraConfig(**lora))
+    AdamW(adapter.parameters, settings).compile()
+    for _ in Passes.of(adapter.model, adapter.parameters, settings, ctx).compile_backwards():
+        if is_over.is_set():
+            return
+
+
+if __name__ == "__main__":
+    main()

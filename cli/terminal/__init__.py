@@ -1,0 +1,14 @@
+"""What commands have in common at a terminal.
+
+exit       runs a command; what ends it → an exit code and a sentence
+options    options that commands share, or that are made of a dataclass of settings
+help       `--help` in groups
+interrupt  Ctrl-C and other signals: an end after the step under way
+show       numbers, names and rows for a reader
+words      a text whose pieces are coloured by a level
+paths      whether an output can be written
+progress   a run's figures, as a bar or as lines
+generation options of commands that write text, and tokens with their probabilities
+samples    answers without and with an adapter
+rewriting  a model that is written again: a line a tensor, and the sizes
+"""

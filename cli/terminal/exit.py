@@ -1,0 +1,165 @@
+"""Runs a command and turns whatever ends it into an exit code and at most one sentence.
+
+0 done    2 an error that input or the machine caused    130 stopped by Ctrl-C, a closed terminal or
+a reader of standard output that closed it    143 stopped by SIGTERM
+
+A fault of the program itself keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TextIO
+
+import click
+
+from pyggml.cli.terminal.show import printable
+from pyggml.errors import PyggmlError
+
+FAILED, STOPPED, TERMINATED = 2, 130, 143
+_signals: set[int] = set()  # that asked for an end
+# What other trainers call a setting.
+ELSEWHERE = {
+    "base_model": "model",
+    "batch_size": "batch",
+    "data": "file",
+    "dataset": "file",
+    "gradient_accumulation_steps": "grad_accum",
+    "gradient_checkpointing": "grad_checkpointing",
+    "learning_rate": "lr",
+    "lora_r": "lora_rank",
+    "lora_target_modules": "lora_modules",
+    "max_grad_norm": "clip",
+    "max_seq_length": "ctx",
+    "micro_batch_size": "batch",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "output_dir": "output",
+    "per_device_train_batch_size": "batch",
+    "sequence_len": "ctx",
+    "target_modules": "lora_modules",
+}
+# Settings whose option has another name than --SETTING.
+_OPTIONS = {
+    "alpha": "--lora-alpha",
+    "beta": "--preference-beta",
+    "dropout": "--lora-dropout",
+    "init": "--lora-init",
+    "modules": "--lora-modules",
+    "rank": "--lora-rank",
+    "model": "-m",
+    "n_ctx": "--ctx",
+    "n_tokens": "-n",
+    "plus_ratio": "--lora-plus-ratio",
+    "temperature": "--temp",
+    "text": "-f",
+}
+
+
+def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | None) -> int:
+    """The exit code of the command that `command` imports; args None are those of the process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A character that the terminal lacks is no error. Files and pipes get every character,
+            # whatever the system's code page has.
+            encoding = None if stream.isatty() else "utf-8"
+            stream.reconfigure(encoding=encoding, errors="replace")
+    output = sys.stdout
+    _signals.clear()
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            return _call(command, name, args)
+        except SystemExit as stop:
+            if sys.stdout is not output:  # click puts another there when a reader went away
+                silence(output)
+                return STOPPED
+            return _code_of(stop.code if isinstance(stop.code, int) else FAILED)
+        except (KeyboardInterrupt, click.Abort):
+            return _report("stopped", name, STOPPED)
+        except click.NoSuchOption as error:
+            return _report(_suggestion(error) or error.format_message(), name, FAILED)
+        except click.ClickException as error:
+            return _report(error.format_message(), name, FAILED)
+        except PyggmlError as error:
+            return _report(error.said(option), name, FAILED)
+        except MemoryError as error:
+            return _report(f"there is not enough memory: {error}", name, FAILED)
+        except OSError as error:
+            return _lost_output(error, name)
+
+
+def option(setting: str) -> str:
+    """The option that gives a setting: settings.val_split -> --val-split, adapter.rank ->
+    --lora-rank."""
+    name = setting.rsplit(".", 1)[-1]
+    return _OPTIONS.get(name, "--" + name.replace("_", "-"))
+
+
+def _call(command: Callable[[], click.Command], name: str, args: Sequence[str] | None) -> int:
+    given = None if args is None else list(args)
+    code = command().main(
+        given, prog_name=name, standalone_mode=False, windows_expand_args=False
+    )  # a pattern, $HOME or ~ in an argument means the same on every system
+    sys.stdout.flush()
+    return _code_of(code) if isinstance(code, int) else 0
+
+
+def note_signal(number: int) -> None:
+    """Have the command's exit code say that this signal ended it."""
+    _signals.add(number)
+
+
+def _code_of(code: int) -> int:
+    """SIGTERM has a code of its own, so that a supervisor knows its own signal."""
+    return TERMINATED if code == STOPPED and signal.SIGTERM in _signals else code
+
+
+def _suggestion(error: click.NoSuchOption) -> str:
+    """The error with our option of the same meaning as another trainer's; "" without one."""
+    known = error.option_name.lstrip("-").replace("-", "_")
+    ours = "--" + ELSEWHERE.get(known, "").replace("_", "-")
+    options = [] if error.ctx is None else error.ctx.command.params
+    if not any(ours in option.opts for option in options):
+        return ""
+    return f"No such option '{error.option_name}'. Did you mean '{ours}'?"
+
+
+def _report(reason: str, name: str, code: int) -> int:
+    with suppress(OSError):  # standard error may be closed as well
+        print(f"{name}: {printable(' '.join(reason.split()))}", file=sys.stderr)
+    return code
+
+
+def _lost_output(error: OSError, name: str) -> int:
+    """Standard output is full or closed (`| head`): nothing more goes there, not even at exit."""
+    if error.filename is None:
+        silence(sys.stdout)
+    if error.errno == errno.EPIPE:
+        return STOPPED
+    where = error.filename or "standard output"
+    return _report(f"{where}: {error.strerror or error}", name, FAILED)
+
+
+def silence(stream: TextIO) -> None:
+    """From now on what is written to a standard stream, or waits in its buffer, goes nowhere."""
+    with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:  # noqa: PTH123  # a device
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    print(f"note: {printable(str(message))}", file=sys.stderr)

@@ -1,0 +1,294 @@
+"""Options: those that commands share, and those that are made of a dataclass of settings.
+
+A field `name: int = …` with metadata "help" and "wanted" becomes `--name N` with that help, range
+and default; what the user does not give is None here, so that the dataclass alone has defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import click
+
+from pyggml.cli.terminal.help import GroupedOption
+
+if TYPE_CHECKING:
+    from pyggml.model import Model
+
+Adapter = tuple[Path, float]  # a file and its weight
+F = TypeVar("F", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
+_PLACES = {"dir": "FOLDER", "file": "FILE"}
+_METAVARS = {int: "N", float: "X", str: "WORD", None: "A,B"}
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class AdapterFile(click.ParamType):
+    """The path of an adapter, and a weight after a colon if it is not 1: a.gguf:0.5."""
+
+    name = "adapter"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Adapter:
+        if isinstance(value, tuple):
+            return value
+        path, colon, weight = str(value).rpartition(":")
+        try:
+            if colon and not Path(value).exists():
+                return Path(path), float(weight)
+        except ValueError:  # the colon is the path's own
+            pass
+        return Path(value), 1.0
+
+
+def adapter_word(given: Adapter) -> str:
+    """An adapter file as it is written: a.gguf, or a.gguf:0.5."""
+    path, weight = given
+    return str(path) if weight == 1 else f"{path}:{weight:g}"
+
+
+ADAPTERS: dict[str, Any] = {
+    "type": AdapterFile(),
+    "multiple": True,
+    "metavar": "ADAPTER[:WEIGHT]",
+    "callback": lambda ctx, param, value: value or None,
+}
+
+
+def grouped(group: str, common: bool = True) -> dict[str, Any]:
+    """Arguments of an option that help lists in this group."""
+    return {"cls": GroupedOption, "group": group, "common": common}
+
+
+_MODEL, _MEMORY = grouped("model"), grouped("memory")
+model_option = click.option("-m", "--model", type=PATH, required=True, **_MODEL, help="GGUF model")
+lora_option = click.option(
+    "--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; several add up"
+)
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    **_MEMORY,
+    help="threads to use (default: all)",
+)
+compute_option = click.option(
+    "--compute",
+    type=click.Choice(["auto", "int8", "bf16", "f32"]),
+    metavar="WORD",
+    default="auto",
+    show_default=True,
+    **_MEMORY,
+    help="how products are computed: int8, bf16, f32, which is exact, or auto, the fastest this "
+    "CPU has",
+)
+DEVICE_HELP = "cpu, cuda, cuda:N, webgpu or auto"
+device_option = click.option(
+    "--device",
+    metavar="WORD",
+    default="cpu",
+    show_default=True,
+    **_MEMORY,
+    help=DEVICE_HELP,
+)
+
+
+def compute_options(function: F) -> F:
+    """--threads, --compute and --device."""
+    return threads_option(compute_option(device_option(function)))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model file, the adapters on top of it, and what computes; threads 0: all."""
+
+    path: Path
+    adapters: tuple[Adapter, ...] = ()
+    threads: int = 0
+    compute: str = "auto"
+    device: str = "cpu"
+
+    def load(self) -> Model:
+        """Raises PyggmlError as `pyggml.load` does."""
+        from pyggml import load, threads  # which import Numba: not for a help text
+
+        model = load(self.path, [*self.adapters] or None, self.compute, device=self.device)
+        threads.set(self.threads)
+        return model
+
+
+def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--model, --lora, --threads, --compute and --device; the command gets them as `source`."""
+
+    @wraps(function)
+    def command(
+        *,
+        model: Path,
+        lora: tuple[Adapter, ...] | None,
+        threads: int,
+        compute: str,
+        device: str,
+        **given: Any,
+    ) -> Any:
+        return function(source=ModelSource(model, lora or (), threads, compute, device), **given)
+
+    return model_option(lora_option(compute_options(command)))
+
+
+class Names(click.ParamType):
+    """Words separated by commas."""
+
+    name = "names"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        return value if isinstance(value, tuple) else tuple(w.strip() for w in value.split(","))
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+
+class Size(click.ParamType):
+    """Bytes: 4GB, 800 MB, 3.5GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kmgt]?i?)b?", str(value).lower())
+        n = round(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
+        if not n:
+            raise click.BadParameter(f"is {value!r}, wanted a size such as 4GB or 800MB")
+        return n
+
+
+class Patterns(click.ParamType):
+    """Words and their numbers, separated by commas: ffn_*=16,blk.0.*=4."""
+
+    name = "patterns"
+
+    def __init__(self, kind: type[int] | type[float]) -> None:
+        self.kind = kind
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        numbers = {}
+        for part in str(value).split(","):
+            pattern, _, number = part.partition("=")
+            try:
+                numbers[pattern.strip()] = self.kind(number)
+            except ValueError:
+                self.fail(f"{part!r} is no PATTERN=NUMBER, such as ffn_*=16", param, ctx)
+        return numbers
+
+
+class Pair(click.ParamType):
+    """A text and its number, 'the=-1.5'; as an option that is given for each, a mapping of them."""
+
+    name = "pair"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        text, _, number = str(value).rpartition("=")
+        try:
+            return text, float(number)
+        except ValueError:
+            self.fail(f"{value!r} is no TEXT=NUMBER, such as the=-1.5", param, ctx)
+
+
+def settings_options(
+    config: type, flags: Mapping[str, str], without: Iterable[str] = ()
+) -> list[GroupedOption]:
+    """An option for every field; `flags` renames some: field -> parameter, such as lora_rank."""
+    hints = get_type_hints(config)
+    wanted = [f for f in fields(config) if f.name not in set(without)]
+    return [_option(f, hints[f.name], flags.get(f.name, f.name)) for f in wanted]
+
+
+def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
+    kind = next((k for k in (get_args(hint) or (hint,)) if k in (int, float, str)), None)
+    many = next((m for m in get_args(hint) if get_origin(m) is Mapping), None)
+    notes = []
+    if field.metadata["wanted"]:
+        notes.append(field.metadata["wanted"])
+    default = field.metadata.get("default", field.default)
+    if default not in (None, ()):
+        notes.append(f"default: {default}")
+    name = parameter.replace("_", "-")
+    place = {"group": field.metadata["group"], "common": field.metadata["common"]}
+    if hint is bool:
+        switch = f"--{name}/--no-{name}"
+        about = field.metadata["help"] + "  [default: True]" * (field.default is True)
+        return GroupedOption([switch, parameter], default=None, help=about, **place)
+    about = field.metadata["help"] + (f"  [{'; '.join(notes)}]" if notes else "")
+    if field.metadata["repeated"]:
+        return _repeated_option([f"--{name}", parameter], many is not None, help=about, **place)
+    return GroupedOption(
+        [f"--{name}", parameter],
+        type=Patterns(get_args(many)[1]) if many else kind or Names(),
+        metavar=_metavar(parameter, "A=N,B=N" if many else _METAVARS[kind]),
+        help=about,
+        **place,
+    )
+
+
+def _repeated_option(names: list[str], is_mapping: bool, **about: Any) -> GroupedOption:
+    """An option that is given once for every value: {text: number}, or a tuple of texts."""
+    collected: type = dict if is_mapping else tuple
+    return GroupedOption(
+        names,
+        type=Pair() if is_mapping else str,
+        multiple=True,
+        callback=lambda ctx, param, value: collected(value) if value else None,
+        metavar="TEXT=X" if is_mapping else _metavar(names[1], "TEXT"),
+        **about,
+    )
+
+
+def _metavar(parameter: str, of_kind: str) -> str:
+    return _PLACES.get(parameter.split("_")[-1], of_kind)
+
+
+def given_settings(
+    config: type, flags: Mapping[str, str], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """field -> what the user gave for it, of this dataclass alone."""
+    names = {f.name: flags.get(f.name, f.name) for f in fields(config)}
+    return {name: given[p] for name, p in names.items() if given.get(p) is not None}
+
+
+def words(options: Iterable[click.Parameter], given: Mapping[str, Any]) -> list[str]:
+    """The arguments of a command line that gives these parameters; None is not given."""
+    arguments: list[str] = []
+    for option in options:
+        value = given.get(option.name or "")
+        if isinstance(value, bool):
+            arguments += option.opts[-1:] if value else option.secondary_opts[-1:]
+        elif isinstance(option, click.Option) and option.multiple:
+            arguments += [word for one in value or () for word in (option.opts[0], _argument(one))]
+        elif value is not None:
+            arguments += [option.opts[0], _argument(value)]
+    return arguments
+
+
+def _argument(value: Any) -> str:
+    """A parameter as it is written."""
+    if isinstance(value, dict):
+        return ",".join(f"{name}={number}" for name, number in value.items())
+    if isinstance(value, tuple):
+        return adapter_word(value) if isinstance(value[0], Path) else ",".join(value)
+    return str(value)

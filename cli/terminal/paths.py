@@ -1,0 +1,82 @@
+"""Whether an output is possible, asked before the work: no run ends without a place for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from pyggml.cli.terminal.show import size
+from pyggml.errors import ConfigError
+
+
+def check_output(path: Path, inputs: Iterable[tuple[str, Path | None]]) -> None:
+    """ConfigError if `path` cannot be written, or is one of the inputs (name, path)."""
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder, wanted the name of a file to write")
+    for name, source in inputs:
+        if source is not None and _same(path, source):
+            raise ConfigError(f"{path}: is the {name}, wanted another name to write to")
+    _check_writable(path)
+
+
+def check_text(paths: Iterable[Path]) -> None:
+    """ConfigError for a file of data that is a GGUF file: the options were mixed up."""
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                is_gguf = path.is_file() and file.read(4) == b"GGUF"
+        except (OSError, ValueError):  # its reader says what is wrong
+            is_gguf = False
+        if is_gguf:
+            raise ConfigError(f"{path}: is a GGUF file, wanted text: -m names a model, -f data")
+
+
+def beside(output: Path, suffix: str) -> Path:
+    """adapter.gguf, .yaml -> adapter.yaml."""
+    return output.with_name(output.name.removesuffix(".gguf") + suffix)
+
+
+def check_ours(path: Path, first: str, what: str, other_ways: str) -> None:
+    """ConfigError if a file stands there that does not begin with `first`, as ours do; the sentence
+    says what would replace it, and the other ways."""
+    try:
+        with path.open("rb") as file:
+            theirs = file.read(len(first)) != first.encode()
+    except OSError:
+        theirs = False  # there is none, or what is wrong with it shows when it is written
+    if theirs:
+        raise ConfigError(
+            f"{path}: was not written by pyggml-finetune, and {what} of this run would replace it: "
+            f"{other_ways}"
+        )
+
+
+def _same(a: Path, b: Path) -> bool:
+    try:
+        return a.resolve() == b.resolve() or os.path.samefile(a, b)  # noqa: PTH121
+    except (OSError, ValueError):
+        return False
+
+
+def _check_writable(path: Path) -> None:
+    """Make a file and remove it: the only check that holds on every system."""
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: is a device, wanted the name of a file to write")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be written: {path.parent}: {reason}") from None
+
+
+def check_space(path: Path, n_bytes: int) -> None:
+    """ConfigError if the disk of `path` has too little room; `path` need not exist yet."""
+    there = path.absolute()
+    folder = next(p for p in (there, *there.parents) if p.is_dir())
+    free = shutil.disk_usage(folder).free
+    if free < n_bytes:
+        raise ConfigError(f"{path}: needs {size(n_bytes)}, but its disk has {size(free)} left")

@@ -1,0 +1,278 @@
+"""The progress of a run: a bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import fmean
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+from pyggml.cli.terminal.show import row, say, span
+from pyggml.lora import (
+    CheckpointReport,
+    History,
+    Report,
+    StepReport,
+    ValidationReport,
+)
+from pyggml.lora.objectives import Tally
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, Task
+    from rich.text import Text
+
+_RECENT = 20  # steps that loss and speed are averaged over
+_EVERY = 10.0  # seconds between two lines
+_COMPILED = 120.0  # a step that takes longer than this is no measure of the compiler
+
+
+class Countdown:
+    """The time that passes will take, by those after the first, which may compile."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+
+    def left(self, done: int, n: int) -> float | None:
+        """Seconds, after each pass; None while they are unknown."""
+        if done == 1:
+            self._began = perf_counter()
+        return (perf_counter() - self._began) / (done - 1) * (n - done) if done > 1 else None
+
+    def say_left(self, done: int, n: int) -> None:
+        """Print the time left on standard error: once, after the second pass."""
+        left = self.left(done, n) if done <= 2 else None
+        if left:
+            print(f"some {span(left)} left", file=sys.stderr, flush=True)
+
+
+class Meter:
+    """A run's figures after each step, averaged over the last ones.
+
+    The first step may compile, so its time does not count, unless it is so long that compiling
+    hardly matters; on a device the second does not either (`n_first`).
+    """
+
+    def __init__(self, history: History | None = None, n_first: int = 1) -> None:
+        self.history = history or History()
+        self._n_first = n_first
+        self.first: StepReport | None = None
+        self.last: StepReport | None = None
+        self._warned = False
+        self._began = 0.0
+        self._estimated = False
+        self._recent: deque[StepReport] = deque(maxlen=_RECENT)
+
+    def add(self, report: Report) -> None:
+        if isinstance(report, StepReport):
+            if self._n_first > 0:
+                self.first, self._began = report, perf_counter()
+                self._n_first -= 1
+            elif self.last is self.first:
+                self._recent.clear()
+            self.last = report
+            self._recent.append(report)
+
+    @property
+    def loss(self) -> float:
+        """Mean of the last steps."""
+        return fmean(s.loss for s in self._recent)
+
+    @property
+    def tally(self) -> Tally | None:
+        """What the objective counts of the last steps together."""
+        tallies = [s.tally for s in self._recent if s.tally is not None]
+        return sum(tallies[1:], tallies[0]) if tallies else None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(s.n_tokens for s in self._recent) / sum(s.seconds for s in self._recent)
+
+    @property
+    def each(self) -> float | None:
+        """Seconds from step to step, including validations and checkpoints; None if unknown."""
+        assert self.first is not None and self.last is not None
+        made = self.last.step - self.first.step
+        if made:
+            return (perf_counter() - self._began) / made
+        return self.first.seconds if self.first.seconds > _COMPILED else None
+
+    @property
+    def left(self) -> str:
+        """The time to the end; empty if it is unknown or over."""
+        assert self.last is not None
+        each, n_left = self.each, self.last.n_steps - self.last.step
+        return f"{span(each * n_left)} left" if each is not None and n_left else ""
+
+    def estimate(self) -> str | None:
+        """The length of the run: once, as soon as it is known."""
+        each, left = self.each, self.left
+        if self._estimated or each is None or not left:
+            return None
+        self._estimated = True
+        return f"{span(each)} a step, {left}"
+
+    def warning(self) -> str | None:
+        """A warning of a rising loss: once, as soon as the rise is more than noise."""
+        if self._warned or not self.history.has_doubled:
+            return None
+        self._warned = True
+        return rise(self.history)
+
+
+def change(history: History) -> str:
+    """The losses at both ends of a run."""
+    means = f" (means of {history.n_averaged} steps)" if history.n_averaged > 1 else ""
+    return "{:.4f} → {:.4f}".format(*history.ends()) + means
+
+
+def rise(history: History) -> str:
+    """What to say of a loss that has more than doubled."""
+    return "the loss more than doubled, {:.3f} → {:.3f}: --lr may be too high".format(
+        *history.ends()
+    )
+
+
+def words(tally: Tally | None) -> str:
+    """How well it goes, as a part of a line: nothing if the objective counts nothing."""
+    return "" if tally is None else f"  {tally.words}"
+
+
+def count_printer(what: str) -> Callable[[int, int], None]:
+    """Prints how many of something are done, every 10 s: nothing of what is quick."""
+    said = perf_counter()
+
+    def count(done: int, of: int) -> None:
+        nonlocal said
+        if perf_counter() - said >= _EVERY:
+            said = perf_counter()
+            say(f"{what}: {done} of {of}")
+
+    return count
+
+
+class Display(Protocol):
+    """Receives every report, after the meter."""
+
+    def __call__(self, report: Report) -> None: ...
+
+
+class Lines:
+    """For pipes and files: the first two steps and the last, one every 10 s, every validation."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter, self._last_line = meter, 0.0
+
+    def __call__(self, report: Report) -> None:
+        has_news = tell(report, self._meter)
+        if isinstance(report, StepReport) and (
+            has_news or report is self._meter.first or self._is_due(report)
+        ):
+            self._step(report)
+
+    def _is_due(self, s: StepReport) -> bool:
+        return s.step == s.n_steps or perf_counter() - self._last_line >= _EVERY
+
+    def _step(self, s: StepReport) -> None:
+        self._last_line, m = perf_counter(), self._meter
+        left, right = f", {m.left}" if m.left else "", words(m.tally)
+        say(
+            f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}{right}  lr {s.lr:.2e}"
+            f"  |g| {s.grad_norm:.3g}  {m.tokens_per_second:,.0f} tokens/s{left}"
+        )
+
+
+def tell(report: Report, meter: Meter) -> bool:
+    """Print what deserves a line of its own; whether there was such a thing."""
+    if isinstance(report, CheckpointReport):
+        row(f"step {report.step}", f"checkpoint {report.path}")
+    elif isinstance(report, ValidationReport):
+        right = words(report.tally)
+        row(f"step {report.step}", f"validation loss {report.loss:.4f}{right}")
+    else:
+        estimate, warning = meter.estimate(), meter.warning()
+        if estimate:
+            row("time", estimate)
+        if warning:
+            row("warning", warning)
+        return bool(estimate or warning)
+    return True
+
+
+Parts = Sequence[tuple[int, str]]  # importance, 0 the highest, and text; in the order of display
+
+
+def words_that_fit(parts: Parts, room: int) -> str:
+    """The most important words that fit into so many columns; always the first one."""
+    kept: list[tuple[int, str]] = []
+    for part in sorted(p for p in parts if p[1]):
+        if not kept or len(_join(parts, [*kept, part])) <= room:
+            kept.append(part)
+    return _join(parts, kept)
+
+
+def _join(parts: Parts, kept: Parts) -> str:
+    return "  ".join(text for importance, text in parts if (importance, text) in kept)
+
+
+class Bar:
+    """For terminals: one line that stays at the bottom, below all that is printed."""
+
+    def __init__(self, meter: Meter, progress: Progress, n_steps: int) -> None:
+        self._meter, self._progress = meter, progress
+        start = [(0, "validating"), (1, "before the first step")]
+        self._task = progress.add_task("", total=n_steps, now=start)
+
+    def __call__(self, report: Report) -> None:
+        if self._meter.last is not None:
+            self._progress.update(self._task, completed=report.step, now=self._now())
+        elif isinstance(report, ValidationReport):
+            start = [(0, "first step"), (1, "compiling if need be")]
+            self._progress.update(self._task, now=start)
+        tell(report, self._meter)
+
+    def _now(self) -> Parts:
+        m = self._meter
+        held_out = m.history.validations
+        return [
+            (0, f"loss {m.loss:.3f}"),
+            (2, words(m.tally).strip()),
+            (3, f"validation {held_out[-1].loss:.3f}" if held_out else ""),
+            (4, f"{m.tokens_per_second:,.0f} tokens/s"),
+            (1, m.left),
+        ]
+
+
+_SHORTEST = 8  # columns of a bar that still says something
+
+
+@contextmanager
+def display(meter: Meter, n_steps: int, done: int) -> Iterator[Display]:
+    """The display for standard output, for a run with `done` steps already made."""
+    if not sys.stdout.isatty():
+        yield Lines(meter)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    whole = Column(no_wrap=True)
+
+    class Count(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            n = len(str(n_steps))
+            return Text(f"step {int(task.completed):{n}}/{n_steps}", style="progress.download")
+
+    class Now(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            taken = len(f"step {n_steps}/{n_steps}  ") + _SHORTEST
+            return Text(words_that_fit(task.fields["now"], progress.console.width - taken))
+
+    columns = (Count(table_column=whole), BarColumn(None), Now(table_column=whole))
+    with Progress(*columns, console=Console()) as progress:
+        bar = Bar(meter, progress, n_steps)
+        progress.update(progress.task_ids[0], completed=done)
+        yield bar

@@ -1,0 +1,82 @@
+"""Numbers and names as a reader wants them."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+
+
+def say(text: str = "", end: str = "\n") -> None:
+    """Print at once, also into a pipe."""
+    print(text, end=end, flush=True)
+
+
+def row(label: str, text: str) -> None:
+    """A line of a table with one word at its left."""
+    say(f"{label:<10} {text}")
+    for rows in _recordings:
+        rows.append((label, text))
+
+
+_recordings: list[list[tuple[str, str]]] = []
+
+
+@contextmanager
+def recorded_rows() -> Iterator[list[tuple[str, str]]]:
+    """The rows that are printed inside, for the report of a run."""
+    rows: list[tuple[str, str]] = []
+    _recordings.append(rows)
+    try:
+        yield rows
+    finally:
+        _recordings.remove(rows)
+
+
+def size(n: float) -> str:
+    """Bytes in powers of 1000: 18.9 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 999.5:
+            return f"{n:.0f} {unit}" if unit == "B" or n >= 99.95 else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"
+
+
+def count(n: int) -> str:
+    """A number of parameters: 29.4 M."""
+    for unit, scale in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if n >= scale:
+            return f"{n / scale:.3g} {unit}"
+    return str(n)
+
+
+def plural(n: int, thing: str, things: str | None = None) -> str:
+    """1 window, 1,370 windows."""
+    return f"{n:,} {thing if n == 1 else things or thing + 's'}"
+
+
+def span(seconds: float) -> str:
+    """A time in its two largest units: 40 ms, 4.2 s, 3 min 20 s, 5 h 2 min."""
+    if seconds < 0.1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def printable(text: str) -> str:
+    """Text from a file without control characters, which could command the terminal."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
+
+
+def unescape(text: str) -> str:
+    r"""A prompt as llama.cpp reads it from a command line: \n, \t and \\ are one character."""
+    return re.sub(r"\\([nt\\])", lambda match: _ESCAPES[match[1]], text)

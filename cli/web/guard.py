@@ -1,0 +1,108 @@
+"""Who may call: asked of every request before its body is read.
+
+host      A page of the web may name this machine as its own host (DNS rebinding), and would then
+          be of the same origin as this server. So the Host header must be one of those allowed.
+origin    A page of another origin may not read answers, but could send requests. They are refused,
+          unless the origin was allowed.
+key       Compared in constant time. The page and /health are open: they tell nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pyggml.cli.web.errors import ApiError
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_SECURE = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may call.
+
+    hosts     names that the Host header may have; empty: any
+    origins   origins of other sites whose pages may call
+    keys      one of which a request must have; empty: none is asked for
+    fixed     whether no option allows more
+    """
+
+    hosts: Collection[str] = LOOPBACK
+    origins: Collection[str] = ()
+    keys: Collection[str] = ()
+    fixed: bool = False
+
+    def fault(self, scope: Scope) -> ApiError | None:
+        """Why this request is refused, if it is."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if self.hosts and name_of(host) not in self.hosts:
+            return self._refusal("the Host header names no host of this server", "--allow-host")
+        origin = headers.get("origin")
+        if origin is not None and not self._may_call(origin, host):
+            return self._refusal("pages of this origin may not call", "--allow-origin")
+        if scope["path"].startswith("/v1/") and scope["method"] != "OPTIONS":
+            return self._key_fault(headers.get("authorization", ""))
+        return None
+
+    def _refusal(self, why: str, option: str) -> ApiError:
+        return ApiError(403, why if self.fixed else f"{why} ({option})")
+
+    def _may_call(self, origin: str, host: str) -> bool:
+        return origin in self.origins or origin.partition("://")[2] == host
+
+    def _key_fault(self, given: str) -> ApiError | None:
+        scheme, _, key = given.partition(" ")
+        if not self.keys:
+            return None
+        text_endpoint = key.strip().encode() if scheme.lower() == "bearer" else b""
+        # All are compared, so that the time does not tell which one it is.
+        if sum(hmac.compare_digest(text_endpoint, known.encode()) for known in self.keys):
+            return None
+        what = "is not one of this server's" if text_endpoint else "is missing"
+        return ApiError(
+            401,
+            f"the API key {what}: wanted the header Authorization: Bearer KEY",
+            code="invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+        )
+
+
+def name_of(host: str) -> str:
+    """The name in a Host header: localhost:8080 -> localhost, [::1]:8080 -> ::1."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+
+
+class Guard:
+    """Refuses requests by `access`; answers get headers that bind browsers."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app, self.access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":  # this server speaks no other protocol
+            return None
+
+        async def secured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _SECURE.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        fault = self.access.fault(scope)
+        await (self.app if fault is None else fault.response())(scope, receive, secured)

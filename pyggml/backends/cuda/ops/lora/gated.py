@@ -1,0 +1,151 @@
+"""Both gradients of a gated unit, and the unit itself, in one kernel: swiglu of gate and up.
+
+    D_gate = [dy·up·silu'(gate) | its product with B of gate]
+    D_up   = [dy·silu(gate)     | its product with B of up]
+    h      = silu(gate)·up, for the gradient of the A that reads it
+
+Each of gate, up and dy is read once, where three kernels would read eight matrices. The numbers lie
+as in wide.py. All matrices are BF16.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.code.blocks import is_last
+from pyggml.backends.cuda.code.formulas import ONE
+from pyggml.backends.cuda.ops.lora.operands import eights, in_words, quick_sigmoid
+from pyggml.backends.cuda.ops.lora.wide import (
+    COLUMNS,
+    ROWS,
+    TILE_COLUMNS,
+    add_up,
+    adder,
+    clear_tiles,
+    columns,
+    hold,
+    n_parts,
+    n_warps,
+    put_held,
+    tickets_of,
+    tiles_of,
+    total_tiles,
+    width,
+)
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor
+from pyggml.sizes import round_up
+
+
+@device
+def _gradients(gate, up, dy):
+    """(of gate, of up, the unit's value)."""
+    s = quick_sigmoid(gate)
+    silu = gate * s
+    return dy * up * (s + silu * (ONE - s)), dy * silu, silu * up
+
+
+@device
+def _eight_gradients(gate, up, dy):
+    a, b = _gradients(gate[0], up[0], dy[0]), _gradients(gate[1], up[1], dy[1])
+    c, d = _gradients(gate[2], up[2], dy[2]), _gradients(gate[3], up[3], dy[3])
+    e, f = _gradients(gate[4], up[4], dy[4]), _gradients(gate[5], up[5], dy[5])
+    g, h = _gradients(gate[6], up[6], dy[6]), _gradients(gate[7], up[7], dy[7])
+    return (
+        in_words((a[0], b[0], c[0], d[0], e[0], f[0], g[0], h[0])),
+        in_words((a[1], b[1], c[1], d[1], e[1], f[1], g[1], h[1])),
+        in_words((a[2], b[2], c[2], d[2], e[2], f[2], g[2], h[2])),
+    )
+
+
+@cache
+def _kernel(tiles_of_gate: int, tiles_of_up: int, warps: int) -> Any:
+    load, add_tiles = eights(True), adder(in_rows=False)
+    n_gate, n_up = tiles_of_gate * TILE_COLUMNS, tiles_of_up * TILE_COLUMNS
+    most = max(n_gate, n_up)
+    of_parts, of_gate, of_up = (warps, ROWS * most), (tiles_of_gate, 4), (tiles_of_up, 4)
+
+    @kernel
+    def gradients(d_gate, d_up, h, sums, more, tickets, gate, up, dy, b_gate, b_up, m, k, steps):
+        parts = cuda.shared.array(of_parts, np.float32)
+        ticket = cuda.shared.array(1, np.uint32)
+        sums_of_gate = cuda.local.array(of_gate, np.float32)
+        sums_of_up = cuda.local.array(of_up, np.float32)
+        words = cuda.local.array((3, 8), np.uint32)
+        lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+        group, mine = lane >> 2, 8 * (lane & 3)
+        first = np.int64(cuda.blockIdx.x) * ROWS
+        clear_tiles(sums_of_gate, tiles_of_gate)
+        clear_tiles(sums_of_up, tiles_of_up)
+        begin, apart = cuda.blockIdx.y * warps + warp, cuda.gridDim.y * warps
+        for start in range(COLUMNS * begin, k, COLUMNS * apart):
+            column = min(start + mine, k - 8)
+            inside = np.uint32(0xFFFFFFFF) if start + mine < k else np.uint32(0)
+            for half in range(2):
+                at = min(first + group + 8 * half, m - 1) * k + column
+                found = _eight_gradients(load(gate, at), load(up, at), load(dy, at))
+                hold(words, 0, half, found[0], inside)
+                hold(words, 1, half, found[1], inside)
+                hold(words, 2, half, found[2], inside)
+            add_tiles(sums_of_gate, words, 0, b_gate, tiles_of_gate, column)
+            add_tiles(sums_of_up, words, 1, b_up, tiles_of_up, column)
+            for half in range(2):
+                row = first + group + 8 * half
+                if row < m and start + mine < k:
+                    put_held(d_gate, row * steps[0] + column, words, 0, half)
+                    put_held(d_up, row * steps[1] + column, words, 1, half)
+                    put_held(h, row * k + column, words, 2, half)
+        total_tiles(sums, parts, sums_of_gate, tiles_of_gate, warps, first, m)
+        cuda.syncthreads()
+        total_tiles(more, parts, sums_of_up, tiles_of_up, warps, first, m)
+        if is_last(ticket, tickets, cuda.blockIdx.x, cuda.gridDim.y):
+            add_up(d_gate, d_gate, False, sums, first, m, n_gate, k, steps[0])
+            add_up(d_up, d_up, False, more, first, m, n_up, k, steps[1])
+
+    return gradients
+
+
+def _widths(node: Tensor) -> tuple[int, int]:
+    """Further columns of D_gate and of D_up."""
+    b_gate, b_up = node.src[3:]
+    return columns(b_gate.shape[1]), columns(b_up.shape[1])
+
+
+def _parts(node: Tensor) -> list[int]:
+    """Bytes of the products of all blocks with the factors of gate and of up."""
+    (m, k), widths = node.src[0].shape, _widths(node)
+    blocks = n_parts(m, sum(widths), k)
+    return [round_up(F32.block_bytes * blocks * m * n, ALIGNMENT) for n in widths]
+
+
+def _scratch(node: Tensor, compute: Compute) -> int:
+    return sum(_parts(node))
+
+
+def _bind(site: Site) -> Call:
+    (m, k), widths = site.node.src[0].shape, _widths(site.node)
+    middle = _parts(site.node)[0]
+    products = [p.view(np.float32) for p in (site.scratch[:middle], site.scratch[middle:])]
+    factors = [
+        tiles_of([b], [t.shape[1]], [scale], (1, t.shape[1]))
+        for b, t, scale in zip(
+            site.src[3:], site.node.src[3:], site.node.params["scales"], strict=True
+        )
+    ]
+    warps, blocks = n_warps(sum(widths)), n_parts(m, sum(widths), k)
+    run = _kernel(widths[0] // TILE_COLUMNS, widths[1] // TILE_COLUMNS, warps)
+    steps = tuple(width(k + n) for n in widths)
+    return launch(
+        run, (-(-m // ROWS), blocks), 32 * warps, site.stream, site.out, *site.saved, *products,
+        tickets_of(site, m), *site.src[:3], *factors, m, k, steps,
+    )  # fmt: skip
+
+
+GRADIENTS = Kernel(_bind, scratch=_scratch)

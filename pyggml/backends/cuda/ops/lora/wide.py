@@ -1,0 +1,288 @@
+"""Wide rows: a float32 matrix rounded to bfloat16, and beside it its product with thin factors.
+
+Both need every number once, so one kernel reads the matrix once. The matrix may be a formula of
+others (operands.py), which then never exists in float32. A block takes 16 rows, and its warps share
+their columns; where rows are few, so do several blocks, and the last of them to end adds up what
+all have found. Columns are multiplied in another order than they lie in, the same for both factors:
+so a lane's eight numbers are neighbours. Rows begin at whole cache lines: cuBLAS reads them faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.blocks import is_last
+from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.code.fours import load_four, vectorizable
+from pyggml.backends.cuda.ops.lora.operands import (
+    Types,
+    formula_of,
+    in_words,
+    loader_of,
+    three,
+    types_of,
+)
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor
+from pyggml.sizes import round_up
+
+ROWS = 16  # of a block
+MOST_COLUMNS = 192  # further ones: sums of a block in shared memory
+TILE_COLUMNS = 8  # that a tensor core makes at once
+COLUMNS = 32  # of x, eight to a lane
+_STEPS = 2  # of 32 numbers, whose loads are under way at the same time
+_BLOCKS = 1056  # that fill a large card twice: the last ones to end cost little
+_SHARED = 48 << 10  # bytes of a block
+_CACHE_LINE = 64  # numbers of bfloat16
+
+
+def columns(rank: int) -> int:
+    """Columns of a thin factor, which are zeros from `rank` on."""
+    return round_up(rank, TILE_COLUMNS)
+
+
+def width(n_columns: int) -> int:
+    """Numbers from one wide row to the next. What lies after the columns is not written."""
+    return round_up(n_columns, _CACHE_LINE)
+
+
+class Tiles(NamedTuple):
+    """Thin factors (r, K), 8 rows after 8 rows: where they begin, how many rows are left, and what
+    each of their numbers is multiplied with."""
+
+    arrays: tuple[Any, ...]
+    ranks: tuple[int, ...]
+    scales: tuple[Any, ...]
+    steps: tuple[int, int]  # from row to row, and from number to number
+
+
+def tiles_of(
+    factors: Sequence[Any], ranks: Sequence[int], scales: Sequence[float], steps: tuple[int, int]
+) -> Tiles:
+    found = [
+        (factor[first * steps[0] :], rank - first, np.float32(scale))
+        for factor, rank, scale in zip(factors, ranks, scales, strict=True)
+        for first in range(0, rank, TILE_COLUMNS)
+    ]
+    arrays, left, of_each = zip(*found, strict=True)
+    return Tiles(arrays, left, of_each, steps)
+
+
+@device
+def _from_rows(factor, i, column, steps, scale):
+    """Numbers `column` … of row i, times scale, as four words of bfloat16."""
+    a, b, c, d = load_four(factor, i * steps[0] + column)
+    e, f, g, h = load_four(factor, i * steps[0] + column + 4)
+    return (
+        ptx.two_bf16(scale * a, scale * b), ptx.two_bf16(scale * c, scale * d),
+        ptx.two_bf16(scale * e, scale * f), ptx.two_bf16(scale * g, scale * h),
+    )  # fmt: skip
+
+
+@device
+def _from_columns(factor, i, column, steps, scale):
+    """The same where a row's numbers lie apart."""
+    at, apart = i * steps[0] + column * steps[1], steps[1]
+    return (
+        ptx.two_bf16(scale * factor[at], scale * factor[at + apart]),
+        ptx.two_bf16(scale * factor[at + 2 * apart], scale * factor[at + 3 * apart]),
+        ptx.two_bf16(scale * factor[at + 4 * apart], scale * factor[at + 5 * apart]),
+        ptx.two_bf16(scale * factor[at + 6 * apart], scale * factor[at + 7 * apart]),
+    )
+
+
+@device
+def hold(words, i, half, w, inside):
+    """words[i] = a lane's eight numbers of row g or, `half` 1, g + 8, as the left factors of two
+    multiply_tile; zeros where not `inside`."""
+    words[i, half] = w[0] & inside
+    words[i, 2 + half] = w[1] & inside
+    words[i, 4 + half] = w[2] & inside
+    words[i, 6 + half] = w[3] & inside
+
+
+@device
+def put_held(out, at, words, i, half):
+    """out[at …] = the eight numbers."""
+    ptx.store_words(
+        out, 2 * at, words[i, half], words[i, 2 + half], words[i, 4 + half], words[i, 6 + half]
+    )
+
+
+@cache
+def adder(in_rows: bool) -> Any:
+    """add(sums, words, i, tiles, n_tiles, column): sums (n_tiles, 4) += 32 columns of the held rows
+    times those of the factors, transposed. in_rows: whether a factor's rows are whole in memory"""
+    load = _from_rows if in_rows else _from_columns
+
+    @device
+    def add_tiles(sums, words, i, tiles, n_tiles, column):
+        group = (cuda.threadIdx.x & 31) >> 2
+        left = words[i, 0], words[i, 1], words[i, 2], words[i, 3]
+        more = words[i, 4], words[i, 5], words[i, 6], words[i, 7]
+        for tile in range(n_tiles):
+            rank = tiles.ranks[tile]
+            scale = tiles.scales[tile] if group < rank else ZERO
+            b = load(tiles.arrays[tile], min(group, rank - 1), column, tiles.steps, scale)
+            of = (sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3])
+            of = ptx.multiply_tile(of, left, b[0], b[1])
+            of = ptx.multiply_tile(of, more, b[2], b[3])
+            sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3] = of
+
+    return add_tiles
+
+
+@device
+def clear_tiles(sums, n_tiles):
+    for tile in range(n_tiles):
+        for e in range(4):
+            sums[tile, e] = ZERO
+
+
+@device
+def total_tiles(products, parts, sums, n_tiles, n_warps, first, m):
+    """products (blocks that share rows, m, n) = the sums of all warps; parts (n_warps, 16·n) is in
+    shared memory."""
+    lane, warp, n = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5, n_tiles * TILE_COLUMNS
+    for tile in range(n_tiles):
+        for e in range(4):
+            row, column = (lane >> 2) + 8 * (e >> 1), tile * TILE_COLUMNS + 2 * (lane & 3) + (e & 1)
+            parts[warp, row * n + column] = sums[tile, e]
+    cuda.syncthreads()
+    for e in range(cuda.threadIdx.x, ROWS * n, cuda.blockDim.x):
+        total = ZERO
+        for other in range(n_warps):
+            total += parts[other, e]
+        if first + e // n < m:
+            products[cuda.blockIdx.y * m * n + first * n + e] = total
+
+
+@device
+def add_up(out, copy, has_copy, products, first, m, n, k, step):
+    """The n columns from k on of 16 rows of out, from the products of all blocks that share the
+    rows; `copy` (m, n) gets them too, if there is one."""
+    for e in range(cuda.threadIdx.x, ROWS * n // 4, cuda.blockDim.x):
+        row, column = first + 4 * e // n, 4 * e % n
+        if row < m:
+            at, a, b, c, d = row * n + column, ZERO, ZERO, ZERO, ZERO
+            for part in range(cuda.gridDim.y):
+                more = load_four(products, part * m * n + at)
+                a, b, c, d = a + more[0], b + more[1], c + more[2], d + more[3]
+            ptx.put_four_bf16(out, row * step + k + column, a, b, c, d)
+            if has_copy:
+                ptx.put_four_bf16(copy, at, a, b, c, d)
+
+
+@cache
+def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types, in_rows: bool) -> Any:
+    load, add_tiles = loader_of(formula, types), adder(in_rows)
+    n, together = n_tiles * TILE_COLUMNS, COLUMNS * _STEPS
+    of_parts, of_sums, of_words = (n_warps, ROWS * n), (n_tiles, 4), (_STEPS, 8)
+
+    @kernel
+    def widen(out, copy, has_copy, products, tickets, x, y, z, tiles, m, k, out_step):
+        parts = cuda.shared.array(of_parts, np.float32)
+        ticket = cuda.shared.array(1, np.uint32)
+        sums = cuda.local.array(of_sums, np.float32)
+        words = cuda.local.array(of_words, np.uint32)
+        lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+        group, mine = lane >> 2, 8 * (lane & 3)
+        first = np.int64(cuda.blockIdx.x) * ROWS
+        clear_tiles(sums, n_tiles)
+        begin, apart = cuda.blockIdx.y * n_warps + warp, cuda.gridDim.y * n_warps
+        for start in range(together * begin, k, together * apart):
+            for step in range(_STEPS):  # without branches, so that all loads come first
+                column = min(start + COLUMNS * step + mine, k - 8)
+                is_inside = start + COLUMNS * step + mine < k
+                inside = np.uint32(0xFFFFFFFF) if is_inside else np.uint32(0)
+                for half in range(2):
+                    row = min(first + group + 8 * half, m - 1)
+                    hold(words, step, half, in_words(load(x, y, z, row * k + column)), inside)
+            for step in range(_STEPS):
+                column = min(start + COLUMNS * step + mine, k - 8)
+                add_tiles(sums, words, step, tiles, n_tiles, column)
+            for step in range(_STEPS):
+                column = start + COLUMNS * step + mine
+                for half in range(2):
+                    row = first + group + 8 * half
+                    if row < m and column < k:
+                        put_held(out, row * out_step + column, words, step, half)
+        total_tiles(products, parts, sums, n_tiles, n_warps, first, m)
+        if is_last(ticket, tickets, cuda.blockIdx.x, cuda.gridDim.y):
+            add_up(out, copy, has_copy, products, first, m, n, k, out_step)
+
+    return widen
+
+
+def n_warps(n: int) -> int:
+    """Warps of a block whose rows get n further columns: its ticket and the sums of all have room
+    in shared memory."""
+    return next(warps for warps in (8, 4, 3) if F32.block_bytes * ROWS * n * warps < _SHARED)
+
+
+def n_parts(m: int, n: int, k: int) -> int:
+    """Blocks that share the columns of 16 rows."""
+    most = -(-k // (COLUMNS * _STEPS * n_warps(n)))
+    return max(1, min(most, _BLOCKS // -(-m // ROWS)))
+
+
+def tickets_of(site: Site, m: int) -> Any:
+    """For each 16 rows, what tells the last block to end: 0 between launches."""
+    return site.constant(np.zeros(-(-m // ROWS), np.uint32))
+
+
+def _factors(node: Tensor) -> tuple[Tensor, ...]:
+    """The thin factors, the last sources."""
+    return node.src[-len(node.params["scales"]) :]
+
+
+def _scratch(node: Tensor, n: int) -> int:
+    """The products of all blocks, with n columns."""
+    m, k = node.src[0].shape
+    return F32.block_bytes * n_parts(m, n, k) * m * n
+
+
+def _scratch_of_rows(node: Tensor, compute: Compute) -> int:
+    return _scratch(node, sum(columns(a.shape[0]) for a in _factors(node)))
+
+
+def _scratch_of_gradient(node: Tensor, compute: Compute) -> int:
+    return _scratch(node, sum(columns(b.shape[1]) for b in _factors(node)))
+
+
+def _bind(site: Site, ranks: Sequence[int], steps: tuple[int, int], in_rows: bool) -> Call:
+    node, ((m, k), n) = site.node, (site.node.src[0].shape, sum(map(columns, ranks)))
+    operands = len(node.src) - len(ranks)
+    kind = formula_of(node), types_of(node.src[:operands])
+    copy, has_copy = (*site.saved, site.out)[0], bool(site.saved)
+    warps, grid = n_warps(n), (-(-m // ROWS), n_parts(m, n, k))
+    tiles = tiles_of(site.src[operands:], ranks, node.params["scales"], steps)
+    return launch(
+        _kernel(n // TILE_COLUMNS, warps, *kind, in_rows), grid, 32 * warps, site.stream, site.out,
+        copy, has_copy, site.scratch.view(np.float32), tickets_of(site, m),
+        *three(site.src[:operands]), tiles, m, k, node.shape[1],
+    )  # fmt: skip
+
+
+def _bind_rows(site: Site) -> Call:
+    k, factors = site.node.src[0].shape[1], _factors(site.node)
+    in_rows = all(vectorizable(a) for a in site.src[-len(factors) :])
+    return _bind(site, [a.shape[0] for a in factors], (k, 1), in_rows)
+
+
+def _bind_gradient(site: Site) -> Call:
+    (b,) = _factors(site.node)
+    return _bind(site, [b.shape[1]], (1, b.shape[1]), in_rows=False)
+
+
+OF_ROWS = Kernel(_bind_rows, scratch=_scratch_of_rows)
+OF_GRADIENT = Kernel(_bind_gradient, scratch=_scratch_of_gradient)

@@ -1,0 +1,211 @@
+"""Numbers that are rounded where they are read are written, and kept, in bfloat16.
+
+    a product's result      if all who read it can read BF16: a product of rounded factors is no
+                            more exact than that
+    other results           if all who read them round them
+    residual sums           stay F32 in the forward pass; norms of the backward pass read a copy,
+                            if large tensors are kept in BF16 at all
+
+Copies to BF16, and of BF16 to F32, of which nothing is left to do are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyggml.backends.cuda.attention import TENSOR, path_of
+from pyggml.backends.cuda.ops.norm_mul import holds_rows
+from pyggml.backends.cuda.runtime.kernel import is_of
+from pyggml.graph import Graph
+from pyggml.graph.dtypes import BF16, F32
+from pyggml.graph.op import SAVED
+from pyggml.graph.rewrite import rewrite
+from pyggml.graph.tensor import Tensor
+
+_PRODUCTS = ("wide_product", "wide_back")
+_NORMS = {"rms_norm_mul": (0,), "rms_norm_mul_back": (0, 2)}  # op -> sources that may be BF16
+_TURNS = ("rope_apply", "rope_apply_back")
+_ATTENTION = {"flash_attn_ext": (0, 1, 2), "flash_attn_back": (0, 1, 2, 4, 6)}
+_ROUNDED = 3  # of these q, k and v are rounded at once
+_GRADIENTS = 2  # results that flash_attn_back saves: dk and dv
+
+
+def narrow(graph: Graph) -> Graph:
+    """The graph of wide products, with fewer numbers in F32; the same graph if it has none."""
+    is_wide = any(is_of(t, "wide_rows") for t in graph.nodes)
+    return _Narrower(graph).run() if is_wide else graph
+
+
+class _Narrower:
+    def __init__(self, graph: Graph) -> None:
+        self._graph, self._outputs = graph, set(graph.outputs)
+        nodes, loss = graph.nodes, graph.outputs[0]
+        self._backward = set(nodes[nodes.index(loss) + 1 :] if loss in nodes else ())
+        self._narrow = {t for t in nodes if self._may_narrow(t)}
+        self._copies = self._residuals()
+        self._views: dict[Tensor, Tensor] = {}  # of what is BF16 for some readers only
+
+    def _readers(self, t: Tensor) -> list[tuple[Tensor, int]]:
+        return [(r, i) for r in self._graph.readers[t] for i, s in enumerate(r.src) if s is t]
+
+    # -- what may change --------------------------------------------------------------------------
+
+    def _may_narrow(self, t: Tensor) -> bool:
+        maker = t.src[0] if t.op is SAVED else t
+        if t.dtype is not F32 or t in self._outputs or not self._readers(t) or maker.op is None:
+            return False
+        if maker.op.name in _PRODUCTS:
+            return self._all_take(t, exactly=False)
+        return _can_write(t, maker) and self._all_take(t, exactly=True)
+
+    def _all_take(self, t: Tensor, exactly: bool) -> bool:
+        """Whether all who read t take BF16; exactly: and make of it what they made of F32."""
+        return all(self._takes(r, i, exactly) for r, i in self._readers(t))
+
+    def _takes(self, t: Tensor, i: int, exactly: bool = False) -> bool:
+        if _is_whole_view(t):
+            return t not in self._outputs and self._all_take(t, exactly)
+        return _rounds(t, i) or (not exactly and _reads(t, i))
+
+    def _residuals(self) -> dict[Tensor, Tensor]:
+        """Tensors of the forward pass -> the copy that the backward pass reads."""
+        forward = (t for t in self._graph.nodes if t not in self._backward)
+        copy = next(filter(_is_rounded_copy, forward), None)
+        if copy is None:
+            return {}
+        copies: dict[Tensor, Tensor] = {}
+        others = self._narrow | self._outputs | self._backward
+        for t in self._graph.nodes if self._backward else ():
+            later = [(r, i) for r, i in self._readers(t) if r in self._backward]
+            plain = t.base is None and t.dtype is F32 and t not in others
+            if later and plain and all(_reads(r, i) for r, i in later):
+                copies[t] = Tensor(t.shape, BF16, copy.op, (t,), copy.params)
+        return copies
+
+    # -- what changes -----------------------------------------------------------------------------
+
+    def run(self) -> Graph:
+        new: dict[Tensor, Tensor] = {}
+        steps: list[Tensor] = []  # copies to F32, and views, are made for their first reader
+        for t in self._graph.nodes:
+            if t.op is SAVED or _is_widened_copy(t):
+                continue
+            made = self._changed(t)
+            if made is not t:
+                new[t] = made
+            if not _is_whole_view(t):
+                steps += [t, self._copies[t]] if t in self._copies else [t]
+        return rewrite(self._graph, new, steps)
+
+    def _changed(self, t: Tensor) -> Tensor:
+        """What stands for a node, of tensors of the old graph; the node itself if it stays."""
+        if _is_rounded_copy(t) and self._has_bf16(t.src[0], t):
+            return self._bf16(t.src[0])
+        if _is_whole_view(t):
+            return _view_in_bf16(t, t.src[0]) if self._origin(t) in self._narrow else t
+        src = tuple(
+            self._bf16(s) if self._has_bf16(s, t) and self._takes(t, i) else s
+            for i, s in enumerate(t.src)
+        )
+        if src == t.src and self._narrow.isdisjoint((t, *t.saved)):
+            return t
+        return self._narrowed(t, src)
+
+    def _narrowed(self, t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
+        """The node anew; of its results those are BF16 that may be."""
+        new = t.reading(src)
+        if t in self._narrow:
+            new = replace(new, dtype=BF16, strides=())
+        saved = (replace(s, src=(new,), data=None) for s in t.saved)
+        new.saved = tuple(
+            replace(s, dtype=BF16, strides=()) if old in self._narrow else s
+            for old, s in zip(t.saved, saved, strict=True)
+        )
+        return new
+
+    def _origin(self, t: Tensor) -> Tensor:
+        while _is_whole_view(t):
+            t = t.src[0]
+        return t
+
+    def _has_bf16(self, t: Tensor, reader: Tensor) -> bool:
+        """Whether a reader finds the numbers of t in BF16."""
+        t = self._origin(t)
+        has_copy = t in self._copies and reader in self._backward
+        return has_copy or t in self._narrow or _is_widened_copy(t)
+
+    def _bf16(self, t: Tensor) -> Tensor:
+        """What holds the numbers of t in BF16: t itself if it does in the new graph."""
+        if self._origin(t) in self._narrow:
+            return t
+        if _is_whole_view(t):
+            if t not in self._views:
+                self._views[t] = _view_in_bf16(t, self._bf16(t.src[0]))
+            return self._views[t]
+        return t.src[0] if _is_widened_copy(t) else self._copies[t]
+
+
+def _view_in_bf16(t: Tensor, of: Tensor) -> Tensor:
+    return replace(t, src=(of,), dtype=BF16, strides=(), base=of.root, data=None)
+
+
+# -- ops ------------------------------------------------------------------------------------------
+
+
+def _can_write(t: Tensor, maker: Tensor) -> bool:
+    """Whether the kernel of `maker` can write t, its result or one that it saves, in BF16."""
+    assert maker.op is not None
+    name = maker.op.name
+    if name in _ATTENTION:
+        plain = path_of(maker, "bf16") is TENSOR
+        is_gradient = name == "flash_attn_back" and t in maker.saved[:_GRADIENTS]
+        return plain and (t is maker or is_gradient)
+    return t is maker and (name in _TURNS or (name in _NORMS and holds_rows(maker)))
+
+
+def _rounds(t: Tensor, i: int) -> bool:
+    """Whether t rounds its source i to bfloat16 before it does anything else with it."""
+    assert t.op is not None
+    if t.op.name in _ATTENTION:
+        return i < _ROUNDED and path_of(t, "bf16") is TENSOR
+    if _is_rounded_copy(t):
+        return True
+    return _is_operand(t, i) and not t.params.get("formula")
+
+
+def _reads(t: Tensor, i: int) -> bool:
+    """Whether the kernel of t can read its source i in BF16."""
+    assert t.op is not None
+    name = t.op.name
+    if name in _ATTENTION:
+        return i in _ATTENTION[name] and path_of(t, "bf16") is TENSOR
+    if name in _NORMS:
+        return i in _NORMS[name] and holds_rows(t)
+    return _rounds(t, i) or _is_operand(t, i) or (name in _TURNS and i == 0)
+
+
+def _is_operand(t: Tensor, i: int) -> bool:
+    """Whether source i is the left factor of a product of LoRA, or an operand of its formula."""
+    assert t.op is not None
+    if t.op.name in ("wide_rows", "wide_gradient"):
+        return i < len(t.src) - len(t.params["scales"])
+    return t.op.name == "gradient_of_a" and i > 0
+
+
+def _is_whole_view(t: Tensor) -> bool:
+    """Whether t shows all of its source, in the same order."""
+    return t.is_view and t.is_contiguous and t.src[0].is_contiguous and _same_size(t, t.src[0])
+
+
+def _same_size(t: Tensor, other: Tensor) -> bool:
+    return t.n_elements == other.n_elements
+
+
+def _is_rounded_copy(t: Tensor) -> bool:
+    """Whether t is a copy in BF16 of an F32 tensor."""
+    return is_of(t, "cpy") and t.dtype is BF16 and t.src[0].dtype is F32
+
+
+def _is_widened_copy(t: Tensor) -> bool:
+    """Whether t is a copy in F32 of a BF16 tensor."""
+    return is_of(t, "cpy") and t.dtype is F32 and t.src[0].dtype is BF16

@@ -1,0 +1,197 @@
+"""LoRA's products become wide products with those that they adapt: see ops/lora.
+
+    forward     y = mul_mat_add(mul_mat(W, x), B, t),   t = scale(mul_mat(A, x), s)
+    backward    dB = out_prod(t, dy)
+                v = scale(out_prod(B, dyᵀ), s)
+                dA = out_prod(x, v)
+                dx = out_prod_add(out_prod(A, vᵀ), W, dyᵀ), or both added to another gradient
+
+The x of dA may be another tensor than that of the product: the backward pass may have made it
+again. A product whose results have further readers stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from pyggml.backends.cuda.gemm.slices import SLICE
+from pyggml.backends.cuda.ops.lora.nodes import (
+    gradient_of_a,
+    gradient_of_b,
+    wide_back,
+    wide_gradient,
+    wide_product,
+    wide_rows,
+)
+from pyggml.backends.cuda.ops.lora.wide import MOST_COLUMNS, columns
+from pyggml.backends.cuda.runtime.kernel import is_of
+from pyggml.graph import Graph
+from pyggml.graph.dtypes import F32
+from pyggml.graph.rewrite import rewrite
+from pyggml.graph.tensor import Tensor
+
+FEWEST_ROWS = 16  # fewer are multiplied by the dot products themselves
+
+
+@dataclass(slots=True, eq=False)
+class _Back:
+    """The gradients of a product; da, to and dx are None where nothing needs them."""
+
+    dy: Tensor
+    db: Tensor
+    v: Tensor
+    da: Tensor
+    x: Tensor
+    dx: Tensor | None = None
+    to: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Product:
+    """An adapted product: y = x·Wᵀ + s·(x·Aᵀ)·Bᵀ."""
+
+    y: Tensor
+    w: Tensor
+    x: Tensor
+    a: Tensor
+    b: Tensor
+    scale: float
+    back: _Back | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+def with_wide_products(graph: Graph) -> Graph:
+    """The graph with LoRA's products joined with others; the same graph if there is no LoRA."""
+    groups: dict[Tensor, list[_Product]] = defaultdict(list)
+    for p in _Matcher(graph).products():
+        groups[p.x].append(p)
+    new: dict[Tensor, Tensor] = {}
+    for x, group in groups.items():
+        rows, first = wide_rows(x, [p.a for p in group], [p.scale for p in group]), 0
+        for p in group:
+            new |= _joined(p, rows, first)
+            first += columns(p.rank)
+    return rewrite(graph, new)
+
+
+def _joined(p: _Product, rows: Tensor, first: int) -> dict[Tensor, Tensor]:
+    """What stands for a product, whose u begins at this further column of X, and its gradients."""
+    new = {p.y: wide_product(p.w, rows, p.b, first)}
+    if p.back is not None:
+        d = wide_gradient(p.back.dy, p.b, p.scale)
+        new[p.back.db] = gradient_of_b(rows.saved[0], d, first, p.b.shape)
+        new[p.back.da] = gradient_of_a(d, p.back.x, *p.b.shape)
+        if p.back.dx is not None:
+            new[p.back.dx] = wide_back(p.back.to, p.w, d, p.a)
+    return new
+
+
+class _Matcher:
+    def __init__(self, graph: Graph) -> None:
+        self._graph, self._outputs, self._readers = graph, set(graph.outputs), graph.readers
+
+    def products(self) -> list[_Product]:
+        """Those that can be joined; none of an x whose products have too many columns together."""
+        found = [p for t in self._graph.nodes if (p := self._product(t)) is not None]
+        n_columns: dict[Tensor, int] = defaultdict(int)
+        for p in found:
+            n_columns[p.x] += columns(p.rank)
+        return [p for p in found if n_columns[p.x] <= MOST_COLUMNS]
+
+    def _is_only_for(self, t: Tensor, *readers: Tensor) -> bool:
+        return t not in self._outputs and set(self._readers[t]) == set(readers)
+
+    def _product(self, y: Tensor) -> _Product | None:
+        if not is_of(y, "mul_mat_add") or not is_of(y.src[0], "mul_mat"):
+            return None
+        plain, b, t = y.src
+        w, x = plain.src
+        u, scale = _unscaled(t)
+        if u is None or not is_of(u, "mul_mat") or u.src[1] is not x:
+            return None
+        p = _Product(y, w, x, u.src[0], b, scale)
+        alone = self._is_only_for(plain, y) and (u is t or self._is_only_for(u, t))
+        if not alone or not _suits(p) or t in self._outputs:
+            return None
+        others = [r for r in self._readers[t] if r is not y]
+        if others:
+            p.back = self._back(p, t, others)
+        return p if p.back is not None or not others else None
+
+    def _back(self, p: _Product, t: Tensor, readers: list[Tensor]) -> _Back | None:
+        """The gradients, if the only other reader of t is dB, and all others are found."""
+        db = readers[0]
+        if len(readers) > 1 or not is_of(db, "out_prod") or db.src[0] is not t:
+            return None
+        dy = db.src[1]
+        if dy.shape != p.y.shape or not dy.is_contiguous or dy.dtype is not F32:
+            return None
+        back = self._of_v(p, dy, db)
+        return back if back is None or self._find_dx(p, back) else None
+
+    def _of_v(self, p: _Product, dy: Tensor, db: Tensor) -> _Back | None:
+        for product in self._readers[p.b]:
+            if is_of(product, "out_prod") and _is_transposed(product.src[1], dy):
+                after = self._readers[product]
+                v = after[0] if after and is_of(after[0], "scale") else product
+                if v is not product and not self._is_only_for(product, v):
+                    return None
+                if _unscaled(v) != (product, p.scale) or v in self._outputs:
+                    return None
+                of_a = [r for r in self._readers[v] if is_of(r, "out_prod") and r.src[1] is v]
+                if len(of_a) == 1 and _is_matrix(of_a[0].src[0]):
+                    return _Back(dy, db, v, of_a[0], of_a[0].src[0])
+        return None
+
+    def _find_dx(self, p: _Product, back: _Back) -> bool:
+        """Find dx, which reads v as dA does, and enter it; False if v has still other readers."""
+        others = [r for r in self._readers[back.v] if r is not back.da]
+        if not others:
+            return True
+        if len(others) > 1 or not is_of(others[0], "transpose"):
+            return False
+        for thin in self._readers[others[0]]:
+            if not is_of(thin, "out_prod", "out_prod_add") or thin.src[-2] is not p.a:
+                return False
+            if len(self._readers[thin]) != 1:
+                return False
+            (dx,) = self._readers[thin]
+            if not is_of(dx, "out_prod_add") or dx.src[0] is not thin:
+                return False
+            if dx.src[1] is not p.w or not _is_transposed(dx.src[2], back.dy):
+                return False
+            back.dx, back.to = dx, thin.src[0] if is_of(thin, "out_prod_add") else None
+            if not self._is_only_for(thin, dx):
+                return False
+        return len(self._readers[others[0]]) == 1
+
+
+def _unscaled(t: Tensor) -> tuple[Tensor | None, float]:
+    """(What t is a multiple of, the factor)."""
+    if not is_of(t, "scale"):
+        return t, 1.0
+    return (t.src[0], t.params["s"]) if t.params["b"] == 0 else (None, 1.0)
+
+
+def _is_matrix(t: Tensor) -> bool:
+    return len(t.shape) == 2 and t.is_contiguous
+
+
+def _is_transposed(t: Tensor, of: Tensor) -> bool:
+    """Whether t is a view of `of` with its two axes exchanged."""
+    same = t.root is of.root and t.offset == of.offset
+    return same and (t.shape, t.strides) == (of.shape[::-1], of.strides[::-1])
+
+
+def _suits(p: _Product) -> bool:
+    """Whether types and sizes are those that the kernels take."""
+    thin = all(f.op is None and f.dtype is F32 and _is_matrix(f) for f in (p.a, p.b))
+    if not thin or p.w.dtype is F32 or not all(_is_matrix(t) for t in (p.w, p.x)):
+        return False
+    n, k = p.w.shape
+    fits = 2 * (n + columns(p.rank)) * (k + MOST_COLUMNS) <= SLICE
+    return fits and n % 16 == k % 16 == 0 and p.x.shape[0] >= FEWEST_ROWS

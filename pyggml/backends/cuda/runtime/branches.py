@@ -1,0 +1,86 @@
+"""Branches side by side: the steps of some nodes, and for which others each of them waits.
+
+The products of q, k and v, LoRA's products beside each of them, and the unpacking of the next
+weight share no memory but what all of them read, so a card runs them at the same time. What a step
+touches is known when it is bound: a kernel reaches memory through the arrays among its arguments
+alone. It writes only to those that its node may change: the result, saved tensors, scratch, and
+sources that the op changes. All others it reads. Where a plan gives the same memory to two tensors,
+steps wait that could run together; hence `CudaBackend.room`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from pyggml.backends.cuda.runtime.driver import address
+from pyggml.backends.cuda.runtime.early import read_early
+from pyggml.backends.cuda.runtime.kernel import BoundCall, Site
+from pyggml.backends.cuda.runtime.launches import arrays, launches, steps
+from pyggml.backends.cuda.runtime.waits import Access, Range, Waits, waits
+from pyggml.graph.call import Call
+
+
+def side_by_side(calls: Sequence[BoundCall]) -> tuple[list[Call], Callable[[], Waits]]:
+    """The steps of all calls; and what tells, for each, the earlier ones that it waits for."""
+    return [step for call in calls for step in steps(call)], partial(_waits, calls)
+
+
+def _waits(calls: Iterable[BoundCall]) -> Waits:
+    return waits(_accesses(calls))
+
+
+def _accesses(calls: Iterable[BoundCall]) -> Iterator[Access]:
+    """Of each step."""
+    for call in calls:
+        may_change = ranges(changed(call.site))
+        for step in steps(call):
+            yield _access(step, may_change)
+
+
+def may_begin_early(calls: Sequence[BoundCall], before: Waits) -> list[bool]:
+    """For each step: whether it may begin before the steps that it waits for have ended (early.py).
+
+    They must be launches, and none before it may write what it reads early.
+    """
+    found, written = list[bool](), list[Range]()
+    every = [step for call in calls for step in steps(call)]
+    for step, access, waited in zip(every, _accesses(calls), before, strict=True):
+        early = read_early(step)
+        found.append(
+            early is not None
+            and all(any(launches(every[i])) for i in waited)
+            and not any(r.meets(w) for r in ranges(early) for w in written)
+        )
+        written += access.writes
+    return found
+
+
+def changed(site: Site) -> Iterator[Any]:
+    """The arrays that a node's kernels may write."""
+    yield site.out
+    yield from site.saved
+    yield site.scratch
+    if site.fills_shared:
+        yield site.shared
+    assert site.node.op is not None
+    for i in site.node.op.changes:
+        yield site.src[i]
+
+
+def _access(step: Call, may_change: Sequence[Range]) -> Access:
+    touched, written = arrays(step)
+    if written is not None:
+        return Access(ranges(touched), ranges(written))
+    reads: list[Range] = []
+    writes: list[Range] = []
+    for r in ranges(touched):
+        (writes if any(r.meets(c) for c in may_change) else reads).append(r)
+    return Access(reads, writes)
+
+
+def ranges(found: Iterable[Any]) -> list[Range]:
+    """Where arrays lie; those without elements lie nowhere."""
+    sizes = ((a, a.size * a.dtype.itemsize) for a in found)
+    return [Range(address(a), address(a) + n) for a, n in sizes if n]

@@ -1,0 +1,57 @@
+"""The kernel calls of one plan: its tensors get their memory, each node its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyggml.alloc import Plan
+from pyggml.errors import PyggmlError
+from pyggml.graph.call import Call
+from pyggml.graph.op import has_kernel
+from pyggml.graph.tensor import Tensor
+from pyggml.jit import compile_for
+from pyggml.runtime.schedule import Schedule
+
+
+def attach(p: Plan, arena: Any) -> None:
+    """Give all tensors of a plan their memory."""
+    for t, offset in p.offsets.items():
+        p.backend.attach(t, arena, offset)
+
+
+def kernel_calls(p: Plan, arena: Any) -> dict[Tensor, Call]:
+    """Node → its kernel with its arguments, in the order of execution.
+
+    Raises PyggmlError, naming op and tensor, for a node that the backend does not support.
+    """
+    attach(p, arena)
+    return {t: _kernel_call(p, t, arena) for t in _nodes_with_kernels(p)}
+
+
+def compile_backwards(made: Schedule) -> Iterator[Tensor]:
+    """Compile what the host runs of a schedule from the last node to the first; yields each node,
+    runs none.
+
+    Meant for a second process. The first one runs the schedule, compiles from the front, and finds
+    the rest compiled.
+    """
+    for p in made.plans.values():
+        if p.backend.is_host:
+            arena = p.backend.alloc(p.n_bytes)  # never written, so it takes no pages
+            attach(p, arena)
+            for t in reversed(_nodes_with_kernels(p)):
+                call = _kernel_call(p, t, arena)
+                compile_for(call.kernel, call.arguments)
+                yield t
+
+
+def _nodes_with_kernels(p: Plan) -> list[Tensor]:
+    return [t for t in p.graph.nodes if has_kernel(t) and (t.n_elements or t.saved)]
+
+
+def _kernel_call(p: Plan, node: Tensor, arena: Any) -> Call:
+    reason = p.backend.unsupported(node)
+    if reason:
+        raise PyggmlError(f"{p.backend.name} cannot run {node!r}: {reason}")
+    return p.backend.bind(node, arena, p.scratch.get(node), p.shared.get(node))

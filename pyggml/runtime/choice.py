@@ -1,0 +1,99 @@
+"""The devices that a word names: cpu, cuda, cuda:1, webgpu, auto."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pyggml.backends.base import Backend
+from pyggml.errors import ConfigError, DeviceError
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """A kind of device beside the CPU.
+
+    open       (number or None for the preferred one, whether products are exact) -> a device;
+               DeviceError, which names what is missing
+    machine    -> a line for each that this machine has: its word, what it is; or DeviceError
+    numbered   whether a word may name one of several: cuda:1
+    automatic  whether `auto` takes it
+    """
+
+    open: Callable[[int | None, bool], Backend]
+    machine: Callable[[], Iterator[tuple[str, str]]]
+    numbered: bool = False
+    automatic: bool = False
+
+
+# Packages of devices are imported when their word is given: most runs need none.
+
+
+def _open_cuda(number: int | None, exact: bool) -> Backend:
+    from pyggml.backends.cuda import open_cuda
+
+    return open_cuda(number, "f32" if exact else "bf16")
+
+
+def _list_cards() -> Iterator[tuple[str, str]]:
+    from pyggml.backends.cuda import cards
+
+    for card in cards():
+        capability = ".".join(map(str, card.capability))
+        about = f"{card.n_bytes / 1e9:.1f} GB, compute capability {capability}"
+        yield f"cuda:{card.index}", f"{card.name}, {about}"
+
+
+def _open_webgpu(number: int | None, exact: bool) -> Backend:
+    from pyggml.backends.webgpu import open_webgpu
+
+    return open_webgpu("f32" if exact else "f16")
+
+
+def _list_adapter() -> Iterator[tuple[str, str]]:
+    from pyggml.backends.webgpu import adapter_name
+
+    yield "webgpu", adapter_name()
+
+
+KINDS = {
+    "cuda": DeviceKind(_open_cuda, _list_cards, numbered=True, automatic=True),
+    "webgpu": DeviceKind(_open_webgpu, _list_adapter),
+}
+WORDS = ["cpu", *(w for n, k in KINDS.items() for w in (n, f"{n}:N")[: 1 + k.numbered]), "auto"]
+WANTED = f"wanted {', '.join(WORDS[:-1])} or {WORDS[-1]}"
+
+
+def backends_of(device: str, compute: str = "auto") -> list[Backend]:
+    """The devices, in order of preference, that compute beside the CPU; it runs what they lack.
+
+    cpu     none
+    cuda    the NVIDIA card of this number, the first one without a number
+    webgpu  the GPU that the system prefers, through Vulkan, Metal or Direct3D 12
+    auto    the first card that can be used, if there is one
+
+    compute: as for pyggml.load; unless it is "f32", a card multiplies by weights in bfloat16, and
+    webgpu rounds weights to float16, but computes in float32.
+    Raises ConfigError for another word, and DeviceError, which names what is missing, for a device
+    that cannot be used.
+    """
+    exact = compute == "f32"
+    name, colon, number = device.partition(":")
+    if device == "auto":
+        return _first_automatic(exact)
+    if device == "cpu":
+        return []
+    kind = KINDS.get(name)
+    if kind is None or (colon and not (kind.numbered and number.isdecimal())):
+        raise ConfigError([("device", f"is {device!r}, {WANTED}")])
+    return [kind.open(int(number) if number else None, exact)]
+
+
+def _first_automatic(exact: bool) -> list[Backend]:
+    for kind in KINDS.values():
+        try:
+            if kind.automatic:
+                return [kind.open(None, exact)]
+        except DeviceError:
+            continue
+    return []

@@ -1,0 +1,216 @@
+"""Devices: the backends that share the work, and their copies of leaves.
+
+A leaf's own memory is the host's. Any other device that reads it has one copy for all programs:
+
+constant   a read-only array, such as a mapped weight: copied once
+held       weights, parameters, gradients, a cache: copied when a program reads them, if their
+           newest numbers are on another device
+others     inputs, which the host may have written: copied in every run; changes made by the run
+           are copied back at its end
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import filterfalse
+from weakref import WeakKeyDictionary, WeakSet
+
+from pyggml.backends import Backend
+from pyggml.backends.cpu import CPU, array, detach, is_constant
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import I8
+from pyggml.graph.op import SEEN
+from pyggml.graph.tensor import Tensor
+
+
+class Devices:
+    """Backends in order of preference, and the device of each leaf's newest numbers.
+
+    With the host as the only backend nothing is ever copied.
+
+    n_moves   grows when a leaf is held or let go, and when a device gets, or no longer has, the
+              newest numbers of a held one
+    """
+
+    def __init__(self, backends: Sequence[Backend] = ()) -> None:
+        """backends: in order of preference; by default the host alone, in float32."""
+        self.host: Backend = next((b for b in backends if b.is_host), CPU())
+        self.backends = tuple(backends) or (self.host,)
+        self._copies: dict[Backend, WeakKeyDictionary[Tensor, Tensor]] = {
+            b: WeakKeyDictionary() for b in backends if not b.is_host
+        }
+        self._newest: WeakKeyDictionary[Tensor, set[Backend]] = WeakKeyDictionary()
+        self._held: WeakSet[Tensor] = WeakSet()
+        self.n_moves = 0
+        self._said: set[tuple[str, str]] = set()
+
+    @property
+    def have_copies(self) -> bool:
+        """Whether there is a device beside the host."""
+        return bool(self._copies)
+
+    # -- what stays on devices --------------------------------------------------------------------
+
+    def hold(self, *leaves: Tensor) -> None:
+        """Keep these leaves on the devices that change them, starting from the host's numbers.
+
+        Until `gather` the host's arrays of them may be out of date, and writes to those are not
+        seen.
+        """
+        for root in _roots(leaves):
+            self._newest[root] = {self.host}
+            self._held.add(root)
+        self.n_moves += 1
+
+    def holds(self, leaf: Tensor) -> bool:
+        """Whether a leaf is held."""
+        return leaf in self._held
+
+    def gather(self, *leaves: Tensor) -> None:
+        """Copy the newest numbers of these leaves into the host's arrays."""
+        for root in _roots(leaves):
+            self.fetch(root, self.host)
+
+    def drop(self, *leaves: Tensor) -> None:
+        """Free the copies of leaves that nobody will read any more, on all devices but the host."""
+        for root in _roots(leaves):
+            for copies in self._copies.values():
+                if root in copies:
+                    detach(copies.pop(root))
+            self._newest.pop(root, None)
+            self._held.discard(root)
+        self.n_moves += 1
+
+    @contextmanager
+    def holding(self, *leaves: Tensor) -> Iterator[None]:
+        """A context in which these leaves are held; at its end the host has their numbers."""
+        self.hold(*leaves)
+        try:
+            yield
+        finally:
+            self.gather(*leaves)
+            self._held -= set(_roots(leaves))
+            self.n_moves += 1
+
+    # -- what programs ask for --------------------------------------------------------------------
+
+    def copy_of(self, t: Tensor, backend: Backend) -> Tensor:
+        """This backend's copy of a leaf, or of a view of one, for a node to read.
+
+        The copy has the leaf's offsets and strides.
+        """
+        if backend.is_host:
+            return t
+        copy = self._copies[backend].get(t.root)
+        if copy is None:
+            copy = self._copies[backend][t.root] = _memory_for(t.root, backend)
+        if t is t.root:
+            return copy
+        return Tensor(
+            t.shape, t.dtype, SEEN, (copy,), {}, t.name, t.strides, copy.root, t.offset
+        )  # fmt: skip
+
+    def fetch(self, leaf: Tensor, backend: Backend) -> None:
+        """Copy a leaf's newest numbers into this backend's memory."""
+        taker = self.host if backend.is_host else backend
+        newest = self._newest.setdefault(leaf, {self.host})
+        if taker in newest:
+            return
+        giver = self.host if self.host in newest else next(iter(newest))
+        values = giver.read(self.copy_of(leaf, giver))
+        taker.write(self.copy_of(leaf, taker), values)
+        newest.add(taker)
+        self.n_moves += self.holds(leaf)
+        let_go = giver.release(leaf) if is_constant(leaf) else None
+        if let_go is not None:
+            let_go()
+
+    def bind_write(self, leaf: Tensor, backend: Backend) -> Call | None:
+        """A call that copies the host's numbers of a leaf to this backend; None to the host's."""
+        if backend.is_host:
+            return None
+        return backend.bind_write(self.copy_of(leaf, backend), array(leaf))
+
+    def changed(self, leaf: Tensor, backend: Backend) -> None:
+        """Note that this backend has written into a leaf: all other copies are out of date."""
+        newest = {self.host if backend.is_host else backend}
+        if self._newest.get(leaf) != newest:
+            self._newest[leaf] = newest
+            self.n_moves += self.holds(leaf)
+
+    def begin(self, leaf: Tensor) -> None:
+        """Start of a run: the host's numbers are the newest of a leaf that is not held."""
+        if not self.holds(leaf):
+            self._newest[leaf] = {self.host}
+
+    def end(self, leaf: Tensor) -> None:
+        """End of a run that changed a leaf: if it is not held, it is copied back to the host."""
+        if not self.holds(leaf):
+            self.fetch(leaf, self.host)
+
+    def say_fallbacks(self, fallbacks: Iterable[tuple[str, str]]) -> None:
+        """Warn, once for each, of ops that a device leaves to a later one."""
+        new: dict[str, list[str]] = {}
+        for device, op in fallbacks:
+            if (device, op) not in self._said:
+                self._said.add((device, op))
+                new.setdefault(device, []).append(op)
+        names = [b.name for b in self.backends]
+        for device, ops in new.items():
+            later = " and ".join(names[names.index(device) + 1 :])
+            message = f"{device} leaves {', '.join(sorted(ops))} to {later}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+class ForEach:
+    """Does something about each of some leaves whenever it is called.
+
+    Held leaves, most of them caches and parameters, are left out while none of them has moved: once
+    it is done, to do it again changes nothing.
+    """
+
+    def __init__(
+        self,
+        devices: Devices,
+        act: Callable[[Tensor], None],
+        leaves: Iterable[Tensor],
+        of_others: Callable[[Tensor], Callable[[], None] | None] | None = None,
+    ) -> None:
+        """of_others: tells, of a leaf that is not held, what to do instead in every call, if
+        anything."""
+        self._devices, self._act, self._leaves = devices, act, tuple(leaves)
+        self._of_others = of_others or partial(partial, act)
+        self._others: tuple[Callable[[], None], ...] = ()  # for those that are not held
+        self._n_moves = -1  # when they were last told apart
+
+    def __call__(self) -> None:
+        if self._n_moves != self._devices.n_moves:
+            for t in filter(self._devices.holds, self._leaves):
+                self._act(t)
+            others = filterfalse(self._devices.holds, self._leaves)
+            self._others = tuple(call for t in others if (call := self._of_others(t)))
+            self._n_moves = self._devices.n_moves
+        for call in self._others:
+            call()
+
+
+def _roots(leaves: Iterable[Tensor]) -> dict[Tensor, None]:
+    """The leaves that have the memory of these, each once: some are windows of another."""
+    return {t.root: None for t in leaves}
+
+
+def _memory_for(leaf: Tensor, backend: Backend) -> Tensor:
+    """Memory on a device for a leaf's numbers, in the same places, its gaps included."""
+    if leaf.is_contiguous:
+        copy = Tensor(leaf.shape, leaf.dtype, name=leaf.name)
+        backend.attach(copy, backend.alloc(copy.n_bytes), 0)
+        return copy
+    steps = zip(leaf.shape, leaf.strides, strict=True)
+    owner = Tensor((leaf.dtype.block_bytes + sum((n - 1) * step for n, step in steps),), I8)
+    backend.attach(owner, backend.alloc(owner.n_bytes), 0)
+    return Tensor(
+        leaf.shape, leaf.dtype, SEEN, (owner,), name=leaf.name, strides=leaf.strides, base=owner
+    )
