@@ -13,6 +13,7 @@ pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from failing_card import of_package, raising
 
+from pyggml.backends.cuda.code import jit
 from pyggml.backends.cuda.runtime import cubins, driver, failures
 from pyggml.backends.cuda.runtime.cubins import Cubins, described
 
@@ -62,7 +63,7 @@ def test_what_a_kernel_closes_over_is_in_its_description():
     same, other = described(scaling(2.0)), described(scaling(3.0))
     assert json.dumps(same) == json.dumps(described(scaling(2.0))) != json.dumps(other)
     assert described(scaling(2)) != same, "2 and 2.0 make different code"
-    helpers = [driver.device(scaling(by)) for by in (2.0, 3.0, 2.0)]
+    helpers = [jit.device(scaling(by)) for by in (2.0, 3.0, 2.0)]
     first, second, third = (described(with_helper(h)) for h in helpers)
     assert first == third != second
     with pytest.raises(TypeError, match="no plain value"):

@@ -27,7 +27,8 @@ from pyggml.backends.cuda.attention.scores import (
     tile_filler,
     tile_rows,
 )
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.code.jit import device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Site
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call

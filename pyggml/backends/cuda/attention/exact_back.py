@@ -28,7 +28,8 @@ from pyggml.backends.cuda.attention.scores import (
     tile_rows,
 )
 from pyggml.backends.cuda.code.blocks import block_sum
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.code.jit import device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import THREADS as MOST_THREADS
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element, per_row

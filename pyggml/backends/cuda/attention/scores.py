@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device
+from pyggml.backends.cuda.code.jit import device
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.graph.tensor import Tensor
 
 WIDEST = 512  # numbers of a head
-THREADS = 4 if SIMULATED else 128  # of a block
+THREADS = small(128, 4)  # of a block
 NO_KEYS = np.float32(1e30)  # the logarithm of a sum over no key, as on the CPU
 MINUS_INF = np.float32(-np.inf)
 ZERO, ONE = np.float32(0), np.float32(1)

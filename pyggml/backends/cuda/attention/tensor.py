@@ -35,8 +35,9 @@ from pyggml.backends.cuda.attention.scores import (
     seen,
 )
 from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import quad_max, quad_sum
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, launch
 from pyggml.backends.cuda.weights.unpack import rounded

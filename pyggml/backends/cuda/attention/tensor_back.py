@@ -32,8 +32,9 @@ from pyggml.backends.cuda.attention.tensor import in_bf16, scratch_in_bf16
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import block_max
 from pyggml.backends.cuda.code.fours import loader
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Site
 from pyggml.backends.cuda.runtime.launches import THREADS as MOST_THREADS
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_row

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code.fours import vectorizable
+from pyggml.backends.cuda.code.jit import kernel, most_shared
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.gemm.packed_dots import (
     CHUNK,
@@ -35,7 +36,7 @@ from pyggml.backends.cuda.rewrites.early import (
     least_shared,
     release_others,
 )
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, kernel, most_shared
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.weights.packed import MOST_GROUPS, Unit, closed, unit_of
 from pyggml.graph.call import Call

@@ -21,8 +21,9 @@ import numpy as np
 
 from pyggml.backends.cuda.code import byte_ptx, ptx
 from pyggml.backends.cuda.code.formulas import ZERO, silu
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.gemm import digits
-from pyggml.backends.cuda.runtime.driver import cuda, device
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.weights.packed import Loads, Unit, closed, groups_of, known
 
 CHUNK = 32  # units

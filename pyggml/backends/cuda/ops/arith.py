@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pyggml.backends.cuda.code.axes import sizes, tile_offset
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.elementwise import of_two
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare

@@ -9,9 +9,10 @@ import numpy as np
 from pyggml.backends.cuda.code import formulas as f
 from pyggml.backends.cuda.code.formulas import ONE, sigmoid
 from pyggml.backends.cuda.code.fours import load_four, store_four, vectorizable
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.elementwise import of_three, of_two
 from pyggml.backends.cuda.rewrites.fusion import declare_pattern
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Site
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare

@@ -25,9 +25,10 @@ from pyggml.backends.cuda.code.fours import (
     storer,
     vectorizable,
 )
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.norm import squares
 from pyggml.backends.cuda.rewrites.fusion import declare_pattern
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import (
     THREADS,

@@ -17,9 +17,10 @@ from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ONE
 from pyggml.backends.cuda.code.fours import load_four, loader, storer, vectorizable
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import ALL, warp_sum
 from pyggml.backends.cuda.rewrites.fusion import declare_pattern
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
 from pyggml.backends.cuda.runtime.kernel import Site
 from pyggml.backends.cuda.runtime.launches import per_rows
 from pyggml.graph.call import Call

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.ops.layout import conversion
-from pyggml.backends.cuda.runtime.driver import cuda, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pyggml.backends.cuda.code.formulas import ZERO
-from pyggml.backends.cuda.runtime.driver import cuda, kernel
+from pyggml.backends.cuda.code.jit import kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare

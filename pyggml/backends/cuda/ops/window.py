@@ -7,8 +7,9 @@ from typing import Any
 
 from pyggml.backends.cuda.code.axes import offset_of, sizes, steps_of
 from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.ops.layout import copied, filled
-from pyggml.backends.cuda.runtime.driver import cuda, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
 from pyggml.backends.cuda.runtime.table import declare

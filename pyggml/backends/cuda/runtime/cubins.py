@@ -20,7 +20,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 # It makes numba.cuda that of the package numba-cuda, so it comes first.
-from pyggml.backends.cuda.runtime.driver import allow_shared, is_failure, ran_out  # isort: skip
+from pyggml.backends.cuda.runtime.driver import allow_shared  # isort: skip
+from pyggml.backends.cuda.runtime.failures import is_failure, ran_out  # isort: skip
 
 import numpy as np
 from llvmlite import ir

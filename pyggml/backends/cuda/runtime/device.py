@@ -16,18 +16,16 @@ from pyggml.backends.cuda.rewrites.branches import may_begin_early, side_by_side
 from pyggml.backends.cuda.rewrites.early import knows_early
 from pyggml.backends.cuda.rewrites.fusion import fused
 from pyggml.backends.cuda.rewrites.lora import with_wide_products
+from pyggml.backends.cuda.runtime.captures import Captured
 from pyggml.backends.cuda.runtime.driver import (
-    Captured,
     abandon,
     cuda,
     free_what_is_gone,
-    is_failure,
     make_current,
-    ran_out,
     shared_cell,
 )
 from pyggml.backends.cuda.runtime.events import Event
-from pyggml.backends.cuda.runtime.failures import lost_by, reason_of
+from pyggml.backends.cuda.runtime.failures import is_failure, lost_by, ran_out, reason_of
 from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, Kernel, OwnOp, Site
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Transfers, is_locked

@@ -62,8 +62,8 @@ def cards() -> list[Card]:
 
 def _reason(error: Exception) -> str | None:
     """What keeps the driver from being asked; None for an error of another kind."""
-    from pyggml.backends.cuda.runtime.driver import CudaSupportError, is_failure
-    from pyggml.backends.cuda.runtime.failures import reason_of
+    from pyggml.backends.cuda.runtime.driver import CudaSupportError
+    from pyggml.backends.cuda.runtime.failures import is_failure, reason_of
 
     if not isinstance(error, CudaSupportError) and not is_failure(error):
         return None

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.code.ptx import as_float, load_half, load_short
-from pyggml.backends.cuda.runtime.driver import device
 
 
 def _device(make: Callable[[], Any]) -> Callable[[], Any]:

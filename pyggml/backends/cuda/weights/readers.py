@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code import ptx
-from pyggml.backends.cuda.runtime.driver import device
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.weights.rare import RARE
 from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS
