@@ -11,7 +11,7 @@ from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
-from pyggml.graph.tensor import Tensor
+from pyggml.ops.arithmetic.dropout import quarters
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
@@ -57,23 +57,16 @@ def _noise(out, x, size, draw, stream, n, quarter):
                 out[row * n + j] = x[row * n + j] + size[row] * u
 
 
-def _quarters(x: Tensor) -> tuple[int, int, int]:
-    """(length of a row, of a quarter of it, quarters of all rows)."""
-    n = x.shape[-1] if x.shape else 1
-    quarter = (n + 3) // 4
-    return n, quarter, x.n_elements // n * quarter
-
-
 def _bind_dropout(site: Site) -> Call:
     p, stream = site.node.params["p"], np.uint64(site.node.params["stream"])
     least = np.uint64(round(p * (1 << 32)))  # the least word whose element is kept
-    n, quarter, jobs = _quarters(site.node)
+    n, quarter, jobs = quarters(site.node)
     arguments = (site.out, *site.src, stream, least, np.float32(1 / (1 - p)), n, quarter)
     return per_element(_dropout, jobs, site.stream, *arguments)
 
 
 def _bind_noise(site: Site) -> Call:
-    n, quarter, jobs = _quarters(site.node)
+    n, quarter, jobs = quarters(site.node)
     stream = np.uint64(site.node.params["stream"])
     return per_element(_noise, jobs, site.stream, site.out, *site.src, stream, n, quarter)
 

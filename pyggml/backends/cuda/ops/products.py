@@ -16,7 +16,7 @@ from pyggml.backends.cuda.rewrites.fusion import declare_pattern
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.runtime.table import declare
-from pyggml.backends.kit.factors import factor_of
+from pyggml.backends.kit.products import sides_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
@@ -27,15 +27,8 @@ _COPY = 16  # bytes that a thread copies to shared memory at once
 
 def problem_of(node: Tensor, compute: Compute) -> Problem:
     """The product that a node is."""
-    assert node.op is not None
-    b, a = node.src[-2:]
-    is_transposed = node.op.name.startswith("out_prod")
-    outer, inner = (1,) * (4 - len(node.shape)) + node.shape[:-2]
-    m, n = node.shape[-2:]
-    k = a.shape[-2] if is_transposed else a.shape[-1]
-    of_a, of_b = (factor_of(t, (outer, inner), is_transposed) for t in (a, b))
-    aligned = b.offset % _COPY == 0  # owners begin at multiples of 64
-    return _flat(Problem(m, n, k, of_a, of_b, (outer, inner), compute, aligned))
+    aligned = node.src[-2].offset % _COPY == 0  # owners begin at multiples of 64
+    return _flat(Problem(*sides_of(node), compute, aligned))
 
 
 def _flat(p: Problem) -> Problem:

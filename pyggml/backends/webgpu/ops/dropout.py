@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
+from pyggml.ops.arithmetic.dropout import quarters
 
 TIMES = """
 fn times(a: u32, b: u32) -> vec2<u32> {  // the product's upper and lower word
@@ -57,10 +58,7 @@ _NOISY = _DRAWN.replace("NUMBER", _NOISE)
 
 
 def _drawn(site: Site, body: str, names: Sequence[str], **more: float) -> Sequence[Dispatch]:
-    x = site.node.src[0]
-    n = x.shape[-1] if x.shape else 1
-    quarter = (n + 3) // 4
-    jobs = x.n_elements // n * quarter
+    n, quarter, jobs = quarters(site.node)
     constants = {"JOBS": jobs, "N": n, "QUARTER": quarter, "STREAM": site.node.params["stream"]}
     views = {"y": site.out, **dict(zip(names, site.src, strict=True))}
     return [site.shaders.dispatch(body, views, per_element(jobs), constants | more)]

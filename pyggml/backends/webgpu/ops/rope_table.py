@@ -16,7 +16,7 @@ from pyggml.backends.webgpu.ops.dropout import TIMES
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
-from pyggml.ops.attention.positions import frequencies, positions_of_pairs
+from pyggml.ops.attention.positions import rotations
 
 # Sine and cosine of at most an eighth of a turn, as in Cephes (Moshier): WGSL promises but 2^-11.
 _DIVIDED = """
@@ -70,8 +70,7 @@ _TABLE = (
 
 def _table(site: Site) -> Sequence[Dispatch]:
     p, (n_tokens, _, n_pairs) = site.node.params, site.node.shape
-    axes, exponents = positions_of_pairs(p["mode"], p["n_dims"], p["sections"])
-    radians, m = frequencies(exponents, **p)
+    axes, radians, m = rotations(**p)
     divided = len(site.src) > 1
     constants = {"T": n_tokens, "PAIRS": n_pairs, "FACTOR": float(m), "DIVIDED": divided}
     turns = site.constant(_turns(axes, radians))
