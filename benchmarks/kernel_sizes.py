@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 import pyggml
-from pyggml.backends.cuda.rewrites.fusion import fused
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import launches
 from pyggml.generation import Session
@@ -38,8 +37,8 @@ from dry_card import DryCard
 class NotingCard(DryCard):
     """Keeps the calls of the last program that was bound."""
 
-    def joined(self, calls, graph):
-        self.calls = fused(calls, graph)
+    def join(self, calls):
+        self.calls = calls
         return []
 
 
@@ -58,7 +57,7 @@ def kernels(path: str, past: int) -> Iterator[tuple[str, int, Any, Any]]:
 
     found = Counter[tuple[str, Any, Any]]()
     for call in calls_of_a_token(path, past):
-        name = "+".join(site.node.op.name for site in call.sites)
+        name = call.site.node.op.name
         for kernel, arguments in launches(call):
             found[name, kernel, types.void(*map(typeof, arguments))] += 1
     for (name, kernel, signature), n in found.items():

@@ -74,7 +74,7 @@ def differentiate(model: Model, p: Parameters, ids: np.ndarray) -> tuple[Program
     forward = build_loss(model.parts, inputs, targets, weights, model.adapters)
     sums = list(p.gradients.values())
     graph = build_backward(forward, list(p.tensors.values()), accumulators=sums)
-    loss, n_forward = graph.outputs[0], len(forward.nodes)
+    loss, n_forward = graph["loss"], len(forward.nodes)
     n_back = len(graph.nodes) - n_forward
     say(4, "backward.build_backward", f"{n_forward} nodes to the loss, {n_back} back:")
     show(*str(graph).splitlines()[-4:])

@@ -64,6 +64,7 @@ _WHERE = {
     "generate": "pyggml.generation",
 }
 _MODULES = {
+    "draw": "pyggml.look.draw",
     "functions": "pyggml.eager.functions",
     "lens": "pyggml.look.lens",
     "optim": "pyggml.eager.optim",
@@ -91,3 +92,19 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES, "__version__"})
+
+
+def _picture(graph: Any) -> str:
+    from pyggml.look.draw import picture
+
+    return picture(graph)
+
+
+def _show_graphs_as_pictures() -> None:
+    """Where IPython runs, as in a notebook: a cell that returns a graph shows its picture."""
+    if (ipython := sys.modules.get("IPython")) and (shell := ipython.get_ipython()):
+        svg = shell.display_formatter.formatters["image/svg+xml"]
+        svg.for_type_by_name("pyggml.graph.graph", "Graph", _picture)
+
+
+_show_graphs_as_pictures()

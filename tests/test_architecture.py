@@ -199,20 +199,13 @@ def test_every_package_is_installed():
         assert any(fnmatch(path, p) for path in others), f"package-data {p} matches nothing"
 
 
-# Imports that still run up the map.
-UPWARD = {
-    ("graph", "alloc"),
-    ("graph", "look"),  # methods that draw, and import what draws when they are called
-}
-
-
 @pytest.mark.quick
 @for_each([p for p in FILES if module_of(p) != "pyggml"])
 def test_imports_point_one_way(path):
     mine = room_of(module_of(path))
     for module in imported_modules(path):
         theirs = room_of(module)
-        if theirs and (mine, theirs) not in UPWARD:
+        if theirs:
             assert LEVEL[theirs] <= LEVEL[mine], f"{mine} must not import {module}"
 
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pyggml.ops.arithmetic import unary
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +33,14 @@ def test_the_op_in_adding_an_op_passes_the_tests_of_every_op(tmp_path):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])
     assert passed >= 14, "four samples forward and back, layouts, threads, in place, drawn ones"
+
+
+def test_the_pass_in_the_pipeline_joins_what_it_says():
+    """Its last line compares."""
+    (block,) = PYTHON.findall((ROOT / "docs/pipeline.md").read_text("utf-8"))
+    exec(block, {})
+    with pytest.raises(AssertionError):
+        exec(block.replace('OPS["mul_mat"]', 'OPS["silu"]'), {})
 
 
 def test_what_the_page_on_values_shows_is_what_python_prints(capsys):

@@ -1,5 +1,5 @@
-"""The map is the code: README, `pyggml.__doc__`, docs/pipeline.md and the walkthrough name the same
-stages in the same order, and each is something that its package exports."""
+"""The map is the code: docs/map.md, `pyggml.__doc__`, docs/pipeline.md and the walkthrough name the
+same stages in the same order, and each is something that its package exports."""
 
 import importlib
 import re
@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 import pyggml
+from pyggml.models import ARCHITECTURES
+from pyggml.quants import FILE_TYPES, QUANTS
+from pyggml.tokenizer.kinds import KINDS
 
 pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text("utf-8")
+MAP = (ROOT / "docs/map.md").read_text("utf-8")
+FORMATS = (ROOT / "docs/formats.md").read_text("utf-8")
 # ("pyggml.gguf", "open"), …
-STAGES = re.findall(r"^\| `(pyggml\.[\w.]+)` \| `([\w.]+)` \|", README, re.M)
+STAGES = re.findall(r"^\| `(pyggml\.[\w.]+)` \| `([\w.]+)` \|", MAP, re.M)
 NAMES = [f"{module.removeprefix('pyggml.')}.{verb}" for module, verb in STAGES]
 
 
@@ -48,7 +52,7 @@ def test_the_pipeline_has_a_section_for_each():
 
 
 def test_the_tree_has_every_part():
-    tree = README[README.index("## The tree") : README.index("docs/    ")]
+    tree = MAP[MAP.index("## The tree") : MAP.index("docs/    ")]
     told = set(re.findall(r"[\w]+(?:\.py|/)", tree))
     parts = {p for p in (ROOT / "pyggml").iterdir() if p.suffix == ".py" or p.is_dir()}
     parts |= {p for p in (ROOT / "lora").iterdir() if p.is_dir()}
@@ -60,3 +64,18 @@ def test_the_walkthrough_shows_each():
     text = (ROOT / "examples/walkthrough.py").read_text("utf-8")
     said = re.findall(r'say\((\d), "([\w.]+)"', text)
     assert sorted(said) == [(str(n), name) for n, name in enumerate(NAMES, 1)]
+
+
+@pytest.mark.parametrize(
+    "heading, names",
+    [
+        ("Architectures", ARCHITECTURES),
+        ("Weight types", QUANTS),
+        ("File types", FILE_TYPES),
+        ("Tokenizers", KINDS),
+    ],
+)
+def test_the_formats_are_all_on_their_page(heading, names):
+    section = re.search(rf"^## {heading}\n\n.*?\n\n(.*?)\n\n", FORMATS, re.M | re.S)[1]
+    words = re.sub(r"\([^)]*\)", "", section)
+    assert set(re.findall(r"[\w-]*\w", words)) - {"and"} == set(names)

@@ -118,7 +118,7 @@ class PreferenceLoss:
             loss = add(nll, _odds_ratio(found, self.leaves, self.config.beta))
         else:
             loss = _dpo(found, self.leaves, self.config.beta, self.config.label_smoothing)
-        return net.graph(loss.named("loss"), found)
+        return net.graph(loss=loss.named("loss"), log_probs=found)
 
     def write(self, batch: AnswerBatch) -> None:
         self.leaves.write(batch)

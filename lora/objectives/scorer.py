@@ -24,7 +24,7 @@ class Scorer:
     def __init__(self, model: Model, ctx: int, room: int) -> None:
         self._inputs, self._leaves = Inputs.empty(ctx), Leaves.empty(ctx, room)
         net, _, found = log_probs(model, self._inputs, self._leaves, gradient=False)
-        self.graph: Graph = net.graph(found)
+        self.graph: Graph = net.graph(log_probs=found)
         self._room = room
 
     def score(self, program: Program, data: Dataset, window: int) -> np.ndarray:
@@ -38,4 +38,4 @@ class Scorer:
         write(self._leaves.read, answers.learned.reshape(-1).astype(np.float32))
         write(self._leaves.members, answers.members()[0].astype(np.float32))
         program()
-        return program.read(program.schedule.graph.outputs[0])
+        return program.read(program.schedule.graph["log_probs"])

@@ -17,7 +17,7 @@ import numpy as np
 from pyggml.alloc import Plan
 from pyggml.backends import Backend
 from pyggml.backends.cpu import write
-from pyggml.backward import Keep, build_backward, rematerialise, round_large
+from pyggml.backward import Keep, training_graph
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
@@ -44,8 +44,8 @@ class Loss(Protocol):
         gradient: bool,
         taps: Taps | None = None,
     ) -> Graph:
-        """The graph over these inputs; outputs: the loss (), further results to be read, and the
-        activations that `taps` reads.
+        """The graph over these inputs; outputs: "loss" (), further results to be read, and the
+        activations that `taps` reads, by their names.
 
         trained: names of the tensors that get gradients
         """
@@ -75,7 +75,7 @@ class TokenLoss:
     ) -> Graph:
         net = Net(model.parts.weights, inputs, model.adapters, taps=taps)
         loss = token_loss(model.parts, net, self._targets, self._weights, trained, gradient)
-        return net.graph(loss.named("loss"), loss.saved[0].named("tokens right"))
+        return net.graph(loss=loss.named("loss"), n_right=loss.saved[0].named("tokens right"))
 
     def write(self, batch: Batch) -> None:
         write(self._targets, batch.targets)
@@ -86,17 +86,16 @@ class TokenLoss:
 class _Pair:
     """Both graphs over batches of one length: training and the loss alone; and their leaves.
 
-    n_read   further results of the loss
-    names    of the activations that a trace reads. Their gradients are outputs after those of the
-             parameters, and they themselves are the last outputs
+    further       names of the further results of the loss
+    activations   names of those that a trace reads
     """
 
     inputs: Inputs
     loss: Loss
     training: Graph
     alone: Graph
-    n_read: int
-    names: tuple[str, ...]
+    further: tuple[str, ...]
+    activations: tuple[str, ...]
 
     @classmethod
     def of(
@@ -108,16 +107,11 @@ class _Pair:
         taps = model.taps()
         forward = loss.build(model, drawn, trained, True, taps)
         read = taps.read if taps else {}
-        graph = build_backward(
-            replace(forward, outputs=forward.outputs[:1]),
-            [*trained.values(), *read.values()],
-            accumulators=[*parameters.gradients.values(), *(None for _ in read)],
-        )
-        graph = replace(graph, outputs=(*graph.outputs, *forward.outputs[1:]))
-        graph = rematerialise(round_large(graph, model.kept_as), keep)
+        sums = [*parameters.gradients.values(), *(None for _ in read)]
+        graph = training_graph(forward, {**trained, **read}, sums, model.kept_as, keep)
         alone = loss.build(model, inputs, trained, False, model.taps())
-        n_read = len(forward.outputs) - 1 - len(read)
-        return cls(drawn, loss, graph, alone, n_read, tuple(read))
+        further = tuple(name for name in forward.names if name != "loss" and name not in read)
+        return cls(drawn, loss, graph, alone, further, tuple(read))
 
     def write(self, batch: Batch) -> None:
         for name in ("tokens", "positions", "span"):
@@ -126,14 +120,10 @@ class _Pair:
 
     def traced(self, program: Program, alone: bool) -> tuple[Arrays, Arrays]:
         """A batch's activations that a trace reads, and their gradients, none of the loss alone."""
-        outputs, k = program.schedule.graph.outputs, len(self.names)
-        last = len(outputs) - k
-        values = zip(self.names, outputs[last:], strict=True)
-        grads = () if alone else outputs[last - self.n_read - k : last - self.n_read]
-        of_grads = zip(self.names, grads, strict=False)
+        graph, names = program.schedule.graph, self.activations
         return (
-            {name: program.read(t) for name, t in values},
-            {name: program.read(t) for name, t in of_grads},
+            {name: program.read(graph[name]) for name in names},
+            {} if alone else {name: program.read(graph[f"grad:{name}"]) for name in names},
         )
 
 
@@ -270,9 +260,8 @@ class Passes:
         program, self._last = self.programs[which + alone], which
         pair.write(batch)
         program()
-        outputs = program.schedule.graph.outputs
-        end = len(outputs) - len(pair.names)
-        loss, *watched = map(program.begin_read, (outputs[0], *outputs[end - pair.n_read : end]))
+        outputs = (program.schedule.graph[name] for name in ("loss", *pair.further))
+        loss, *watched = map(program.begin_read, outputs)
         self.watched = tuple(read() for read in watched)
         if self._trace:
             self._trace.record(*pair.traced(program, alone))

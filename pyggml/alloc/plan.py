@@ -60,14 +60,14 @@ def plan(graph: Graph, backend: Backend, reuse: bool = True, share: bool = True)
     every node pack its sources for itself. Results are bitwise the same.
     """
     pieces = _Pieces(graph, backend, reuse, share)
-    found = pieces.placed()
+    best = pieces.place()
     if not (reuse and graph.nodes):
-        return found
-    most = peak(found)
-    if found.n_bytes <= _GAPS * most.n_bytes:
-        return found
-    apart = pieces.placed({found.origin(t) for t in most.alive})
-    return min(found, apart, key=lambda p: p.n_bytes)
+        return best
+    most = peak(best)
+    if best.n_bytes <= _GAPS * most.n_bytes:
+        return best
+    gapless = pieces.place({best.origin(t) for t in most.alive})
+    return min(best, gapless, key=lambda p: p.n_bytes)
 
 
 _TAKE, _GIVE_BACK, _SCRATCH = range(3)
@@ -97,7 +97,7 @@ class _Pieces:
         self.steps: list[tuple[int, Tensor, int]] = []  # what is done, whose piece, its bytes
         self._walk()
 
-    def placed(self, lasting: Collection[Tensor] = ()) -> Plan:
+    def place(self, lasting: Collection[Tensor] = ()) -> Plan:
         """A plan by best fit; `lasting` pieces lie behind all others, side by side."""
         arena, n_behind = Arena(self.backend.room), 0
         offsets: dict[Tensor, int] = {}

@@ -33,14 +33,14 @@ class Moment:
 
     def by_kind(self) -> list[tuple[str, int, int]]:
         """(kind, count, bytes) of what is alive, largest first; scratch is a kind of its own."""
-        found: Mapping[str, list[int]] = defaultdict(lambda: [0, 0])
+        kinds: Mapping[str, list[int]] = defaultdict(lambda: [0, 0])
         for t in self.alive:
-            kind = found[_kind(t)]
+            kind = kinds[_kind(t)]
             kind[0] += 1
             kind[1] += t.n_bytes
         if self.n_scratch:
-            found[f"scratch of {self.node.op.name if self.node.op else ''}"][:] = 1, self.n_scratch
-        rows = [(kind, n, n_bytes) for kind, (n, n_bytes) in found.items()]
+            kinds[f"scratch of {self.node.op.name if self.node.op else ''}"][:] = 1, self.n_scratch
+        rows = [(kind, n, n_bytes) for kind, (n, n_bytes) in kinds.items()]
         return sorted(rows, key=lambda row: -row[2])
 
 

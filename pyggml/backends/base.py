@@ -94,11 +94,10 @@ class Backend(ABC):
         """
         return 0, None
 
-    def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
+    def join(self, calls: Sequence[Call]) -> Sequence[Call]:
         """The calls to start for consecutive nodes: these, or fewer with the same effect.
 
-        An example of fewer is one captured launch of all. `graph` has all nodes of this device, and
-        so every reader of a result.
+        An example of fewer is one captured launch of all.
         """
         return calls
 

@@ -1,5 +1,6 @@
 """The graph of a loss → the graph of its gradients. Each op's formula stands with the op.
 
+    training_graph   all of these, in their order
     build_backward   the chain rule
     round_large      a pass: backward nodes read rounded copies of large tensors
     rematerialise    a pass: some results are computed again instead of kept
@@ -10,6 +11,7 @@ float64 slopes.
 
 from pyggml.backward.recompute import Keep, rematerialise
 from pyggml.backward.rounding import round_large
+from pyggml.backward.training import training_graph
 from pyggml.backward.walk import BackwardStep, backward_steps, build_backward
 
 __all__ = [
@@ -19,4 +21,5 @@ __all__ = [
     "build_backward",
     "rematerialise",
     "round_large",
+    "training_graph",
 ]

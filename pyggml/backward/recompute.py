@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from enum import Enum
 
-from pyggml.backward.substitute import cheap, forward_and_backward, pinned, with_substitutes
+from pyggml.backward.substitute import (
+    forward_and_backward,
+    irreplaceable,
+    recomputable,
+    with_substitutes,
+)
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
 
@@ -27,17 +32,17 @@ def rematerialise(graph: Graph, keep: Keep) -> Graph:
 
     Loss and gradients are bitwise the same. Boundaries of layers are in graph.notes.
     """
-    again = dropped(graph, keep)
+    again = made_again(graph, keep)
     return with_substitutes(graph, again, forward_and_backward(graph)[0]) if again else graph
 
 
-def dropped(graph: Graph, keep: Keep) -> set[Tensor]:
+def made_again(graph: Graph, keep: Keep) -> set[Tensor]:
     """The forward owners that are computed again."""
     if keep is Keep.ALL:
         return set()
     inside = _inside_layers(graph) if keep is Keep.LAYERS else set()
-    kept = pinned(graph)
-    return cheap(graph, inside - kept) - kept
+    lasting = irreplaceable(graph)
+    return recomputable(graph, inside - lasting) - lasting
 
 
 def _inside_layers(graph: Graph) -> set[Tensor]:

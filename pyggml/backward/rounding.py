@@ -7,7 +7,12 @@ large tensors are not kept: they are computed again, from the widened copies.
 
 from __future__ import annotations
 
-from pyggml.backward.substitute import cheap, forward_and_backward, pinned, with_substitutes
+from pyggml.backward.substitute import (
+    forward_and_backward,
+    irreplaceable,
+    recomputable,
+    with_substitutes,
+)
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, DType
 from pyggml.graph.tensor import Tensor
@@ -22,19 +27,19 @@ def round_large(graph: Graph, kept_as: DType) -> Graph:
     if kept_as is F32:
         return graph
     forward, _ = forward_and_backward(graph)
-    large = graph.notes.large - pinned(graph)
+    large = graph.notes.large - irreplaceable(graph)
     copies = {t: cpy(t, kept_as) for t in forward if t in large}
     wide = {t: cpy(copy, F32).named(t.name) for t, copy in copies.items()}
     with_copies = [x for t in forward for x in (t, copies.get(t)) if x is not None]
-    return with_substitutes(graph, _made_of(large, graph), with_copies, wide)
+    return with_substitutes(graph, _large_and_made_of(large, graph), with_copies, wide)
 
 
-def _made_of(large: frozenset[Tensor], graph: Graph) -> set[Tensor]:
+def _large_and_made_of(large: frozenset[Tensor], graph: Graph) -> set[Tensor]:
     """Large owners, and the results of cheap ops on them."""
     forward, _ = forward_and_backward(graph)
-    again = cheap(graph) - pinned(graph)
-    found: set[Tensor] = set()
+    again = recomputable(graph) - irreplaceable(graph)
+    owners: set[Tensor] = set()
     for t in forward:
-        if t in large or (t in again and any(s.root in found for s in t.src)):
-            found.add(t)
-    return found
+        if t in large or (t in again and any(s.root in owners for s in t.src)):
+            owners.add(t)
+    return owners

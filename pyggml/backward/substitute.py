@@ -14,22 +14,23 @@ from pyggml.graph.tensor import Tensor
 
 
 def forward_and_backward(graph: Graph) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """(Forward nodes, backward nodes). The loss is the last forward node."""
-    loss = graph.outputs[0]
+    """(Forward nodes, backward nodes) of build_backward's graph. The loss is the last forward
+    node."""
+    loss = graph["loss"]
     n_forward = graph.nodes.index(loss) + 1 if loss.op is not None else 0
     return graph.nodes[:n_forward], graph.nodes[n_forward:]
 
 
-def pinned(graph: Graph) -> set[Tensor]:
+def irreplaceable(graph: Graph) -> set[Tensor]:
     """Owners that no pass may replace: the loss, the boundaries of layers, memory that a forward
     node changes, and the results of nodes that read such memory."""
     forward, _ = forward_and_backward(graph)
     changed = {t.root for t in forward if t.is_write}
     around = {t.root for t in forward if any(s.root in changed for s in t.src)}
-    return {graph.outputs[0].root} | changed | around | {t.root for t in graph.notes.boundaries}
+    return {graph["loss"].root} | changed | around | {t.root for t in graph.notes.boundaries}
 
 
-def cheap(graph: Graph, again: Iterable[Tensor] = ()) -> set[Tensor]:
+def recomputable(graph: Graph, again: Iterable[Tensor] = ()) -> set[Tensor]:
     """The owners `again`, and all forward owners that cheap ops can compute again.
 
     The backward pass has the sources of such an op: each is a leaf, is read by a backward node, is
@@ -37,12 +38,12 @@ def cheap(graph: Graph, again: Iterable[Tensor] = ()) -> set[Tensor]:
     """
     forward, backward = forward_and_backward(graph)
     read = {s.root for t in backward if t.op is not SAVED for s in t.src}
-    found = set(again)
+    owners = set(again)
     for t in forward:
-        there = (s.root.op is None or s.root in read or s.root in found for s in t.src)
+        there = (s.root.op is None or s.root in read or s.root in owners for s in t.src)
         if t.base is None and t.op is not None and t.op.cheap and all(there):
-            found.add(t)
-    return found
+            owners.add(t)
+    return owners
 
 
 def with_substitutes(

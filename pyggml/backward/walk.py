@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,16 +35,19 @@ class BackwardStep:
 
 def build_backward(
     forward: Graph,
-    parameters: Sequence[Tensor],
+    parameters: Sequence[Tensor] | Mapping[str, Tensor],
     seed: Tensor | None = None,
     accumulators: Sequence[Tensor | None] | None = None,
 ) -> Graph:
-    """The graph of a loss, which is the output of `forward`, and of its gradients.
+    """The graph of a loss, which is the output "loss" of `forward` or its only one, and of its
+    gradients.
 
-    Outputs: the loss, then d(sum(loss · seed)) / d(parameter) for each parameter. Nodes: those of
-    `forward`, then those of the gradients, from the loss back to the start. `seed` has the loss's
-    shape (default: ones). `accumulators` are leaves of the parameters' shapes, or None: each
-    complete gradient is then added to its accumulator in place, of which the output is a view.
+    Outputs: "loss", then "grad:NAME" for each parameter, d(sum(loss · seed)) / d(parameter), then
+    the others of `forward`. NAME is that of the mapping, or the tensor's; its number where that is
+    none or that of several. Nodes: those of `forward` that the loss needs, then those of the
+    gradients, from the loss back to the start. `seed` has the loss's shape (default: ones).
+    `accumulators` are leaves of the parameters' shapes, or None: each complete gradient is then
+    added to its accumulator in place, of which the output is a view.
 
     Only tensors that depend on a parameter get backward nodes. Integers carry no gradient, nor does
     the result of `detach`; a choice by number, such as the experts of a token, counts as fixed.
@@ -53,16 +56,38 @@ def build_backward(
     parameter does not reach the loss, or if a gradient needs numbers that were overwritten since.
     Raises ShapeError for a seed or an accumulator of another shape.
     """
-    (loss,) = forward.outputs
-    walk, gradients = _walk(forward, parameters, seed, accumulators)
-    return Graph.of(loss, *gradients, steps=(*forward.nodes, *walk.steps)).noted(forward.notes)
+    loss, names = _loss(forward), _names(parameters)
+    wanted = list(parameters.values() if isinstance(parameters, Mapping) else parameters)
+    walk, gradients = _walk(forward, wanted, seed, accumulators)
+    graph = Graph.of(loss, *gradients, steps=(*forward.nodes, *walk.steps)).with_notes(
+        forward.notes
+    )
+    named = zip(forward.outputs, forward.names or [""] * len(forward.outputs), strict=True)
+    others = [(t, name) for t, name in named if t is not loss]
+    return replace(
+        graph,
+        outputs=(*graph.outputs, *(t for t, _ in others)),
+        names=("loss", *(f"grad:{name}" for name in names), *(name for _, name in others)),
+    )
 
 
-def backward_steps(
-    forward: Graph, parameters: Sequence[Tensor], seed: Tensor | None = None
-) -> list[BackwardStep]:
+def backward_steps(forward: Graph, parameters: Sequence[Tensor]) -> list[BackwardStep]:
     """What `build_backward` does, one node after the other, from the loss back to the start."""
-    return _walk(forward, parameters, seed, None)[0].taken
+    return _walk(forward, parameters, None, None)[0].taken
+
+
+def _loss(forward: Graph) -> Tensor:
+    if len(forward.outputs) == 1:
+        return forward.outputs[0]
+    return forward["loss"]
+
+
+def _names(parameters: Sequence[Tensor] | Mapping[str, Tensor]) -> list[str]:
+    if isinstance(parameters, Mapping):
+        return list(parameters)
+    count = Counter(t.name for t in parameters)
+    alone = (t.name if t.name and count[t.name] == 1 else "" for t in parameters)
+    return [name or str(i) for i, name in enumerate(alone)]
 
 
 def _walk(
@@ -71,13 +96,13 @@ def _walk(
     seed: Tensor | None,
     accumulators: Sequence[Tensor | None] | None,
 ) -> tuple[_Walk, list[Tensor]]:
-    """The finished walk, and the gradients that it found."""
-    (loss,) = forward.outputs
+    """The finished walk, and its gradients."""
+    loss = _loss(forward)
     _same_shapes("seed", [seed or loss], [loss])
     if accumulators is not None:
         _same_shapes("accumulator", accumulators, parameters)
     order = [*forward.leaves, *forward.nodes]
-    reached = _reached_from(parameters, order)
+    reached = _dependents(parameters, order)
     _refuse_gaps(loss, parameters, order, reached)
     seed = seed or leaf(np.ones(loss.shape, np.float32), "d(loss)")
     walk = _Walk(order, parameters, accumulators, reached)
@@ -129,14 +154,14 @@ class _Walk:
         return [self.added.get(i, self.grads[p]) for i, p in enumerate(self.parameters)]
 
     def _propagate(self, t: Tensor) -> list[str]:
-        """Add t's contributions to the gradients of its sources; returns the faults found."""
+        """Add t's contributions to the gradients of its sources; returns the faults."""
         assert t.op is not None and not isinstance(t.op.grad, NoGrad)
-        found = t.op.grad(t, self.grads[t])
-        if len(found) != len(t.src):
-            raise AssertionError(f"{t.op.name}: {len(found)} gradients for {len(t.src)} sources")
+        parts = t.op.grad(t, self.grads[t])
+        if len(parts) != len(t.src):
+            raise AssertionError(f"{t.op.name}: {len(parts)} gradients for {len(t.src)} sources")
         faults = []
         outgoing = list[Tensor | None]()
-        for i, (s, g) in enumerate(zip(t.src, found, strict=True)):
+        for i, (s, g) in enumerate(zip(t.src, parts, strict=True)):
             outgoing.append(None)
             if s not in self.reached:
                 continue
@@ -158,7 +183,7 @@ class _Walk:
         """After t, add every gradient that is complete now to its accumulator."""
         for i in self.complete_after.get(t, ()):
             g, total = self.grads.get(self.parameters[i]), self.accumulators[i]
-            if g is not None and total is not None:  # no gradient is a fault found
+            if g is not None and total is not None:  # a missing one is a fault
                 self.added[i] = add_inplace(total, g)
                 self.steps.append(self.added[i])
 
@@ -169,15 +194,15 @@ def _sum(total: Tensor, part: Tensor) -> Tensor:
     return add(total, part) if fused is None else fused(total, *part.src, **part.params)
 
 
-def _same_shapes(what: str, found: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> None:
-    if len(found) != len(wanted):
-        raise ShapeError(f"build_backward: {len(found)} {what}s, wanted {len(wanted)}")
-    for f, w in zip(found, wanted, strict=True):
-        if f is not None and f.shape != w.shape:
-            raise ShapeError(f"build_backward: the {what} for {w!r} is {f!r}, wanted its shape")
+def _same_shapes(what: str, given: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> None:
+    if len(given) != len(wanted):
+        raise ShapeError(f"build_backward: {len(given)} {what}s, wanted {len(wanted)}")
+    for g, w in zip(given, wanted, strict=True):
+        if g is not None and g.shape != w.shape:
+            raise ShapeError(f"build_backward: the {what} for {w!r} is {g!r}, wanted its shape")
 
 
-def _reached_from(parameters: Sequence[Tensor], order: Sequence[Tensor]) -> set[Tensor]:
+def _dependents(parameters: Sequence[Tensor], order: Sequence[Tensor]) -> set[Tensor]:
     """The tensors that depend smoothly on a parameter."""
     reached = set(parameters)
     for t in order:
@@ -186,13 +211,13 @@ def _reached_from(parameters: Sequence[Tensor], order: Sequence[Tensor]) -> set[
     return reached
 
 
-def reaching(loss: Tensor, order: Sequence[Tensor]) -> set[Tensor]:
+def tensors_that_reach(loss: Tensor, order: Sequence[Tensor]) -> set[Tensor]:
     """The tensors with a path to the loss that has no fixed tensor on it."""
-    reaching = {loss}
+    tensors = {loss}
     for t in reversed(order):
-        if t in reaching and not is_fixed(t):
-            reaching.update(t.src)
-    return reaching
+        if t in tensors and not is_fixed(t):
+            tensors.update(t.src)
+    return tensors
 
 
 def is_fixed(t: Tensor) -> bool:
@@ -205,7 +230,7 @@ def _refuse_gaps(
     loss: Tensor, parameters: Sequence[Tensor], order: Sequence[Tensor], reached: set[Tensor]
 ) -> None:
     """Raise NoGradientError, with all faults, unless every path is differentiable."""
-    known = reaching(loss, order)
+    known = tensors_that_reach(loss, order)
     faults = [f"{p.name or repr(p)} does not reach the loss" for p in parameters if p not in known]
     faults += [
         f"{t.op.name} at {_place(t)} has no gradient ({t.op.grad.reason})"

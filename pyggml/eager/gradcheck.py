@@ -173,8 +173,10 @@ class _Function:
         """d(Σ u · output) / d(leaf i), by the rules."""
         if self.kernels:
             write(self.weights, u)
-            return results(self.backward)[1 + i].astype(np.float64)
-        return evaluate(self.backward.outputs[1 + i], {self.weights: u})
+            _, *arrays = results(self.backward)
+            return arrays[i].astype(np.float64)
+        _, *gradients = self.backward.outputs
+        return evaluate(gradients[i], {self.weights: u})
 
 
 def _check(f: _Function, i: int, rng: np.random.Generator, tolerance: float) -> Checked:

@@ -51,13 +51,14 @@ def numbers(t: Tensor) -> np.ndarray:
 
 
 def gradients(graph: Graph) -> list[np.ndarray]:
-    """The numbers of a graph's outputs but the first, the loss; see `build_backward`.
+    """The numbers of the gradients of `build_backward`'s graph.
 
     Rules that read what a forward kernel saved have no reference: such a graph is run by kernels.
     """
     if any(s.op is SAVED for node in graph.nodes for s in node.src):
-        return results(graph)[1:]
-    return [numbers(t) for t in graph.outputs[1:]]
+        _, *arrays = results(graph)
+        return arrays
+    return [numbers(t) for t in graph.outputs_of("grad").values()]
 
 
 def write(t: Tensor, values: np.ndarray) -> None:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 
 from pyggml.backward import build_backward
-from pyggml.backward.walk import is_fixed, reaching
+from pyggml.backward.walk import is_fixed, tensors_that_reach
 from pyggml.eager.numbers import gradients, numbers, refuse_outdated, write
 from pyggml.eager.operators import Operators
 from pyggml.errors import NoGradientError, ShapeError
@@ -171,7 +171,7 @@ class Value(Operators):
         held somewhere. Raises NoGradientError if there is none."""
         forward = self.graph
         order = [*forward.leaves, *forward.nodes]
-        reached = reaching(self.node, order)
+        reached = tensors_that_reach(self.node, order)
         held = (r() for t in order if t in reached and (r := _values.get(t)) is not None)
         found = [v for v in held if v is not None and v.requires_grad]
         if not found:

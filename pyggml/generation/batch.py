@@ -204,7 +204,7 @@ class Batch:
         for together in self._groups(list(checked)):
             while together:
                 counts = self._next(together)
-                for slot, rows in zip(counts, self._run(counts, every), strict=True):
+                for slot, rows in zip(counts, self._run_pass(counts, every), strict=True):
                     found[slot] += [rows]
                 together = [slot for slot in together if slot.n_cached < slot.n_past]
         return {
@@ -220,16 +220,17 @@ class Batch:
         slot.tokens += self._checked(slot, tokens)
         slot.n_changes += 1
         while True:
-            (logits,) = self._run(self._next([slot]), ())
+            (logits,) = self._run_pass(self._next([slot]))
             if slot.n_cached == slot.n_past:
                 return logits[-1]
 
-    def greedy(self, slot: Slot, tokens: Tokens) -> Iterator[int]:
+    def greedy(self, slot: Slot, tokens: Tokens, owner: object = None) -> Iterator[int]:
         """Append tokens to one sequence, then one by one the likeliest that follow.
 
         Each token is given before it is appended: that happens when the next one is asked for. It
-        ends when the context is full. Raises as `feed`; DataError if the greatest logit is NaN or
-        infinite; ConfigError if the sequence was changed meanwhile.
+        ends when the context is full. owner: of the batch, which lives as long.
+        Raises as `feed`; DataError if the greatest logit is NaN or infinite; ConfigError if the
+        sequence was changed meanwhile.
         """
         token = checked_argmax(self.feed_one(slot, tokens))
         yield from self._unchanged(slot, token)
@@ -238,7 +239,10 @@ class Batch:
                 token = found
                 yield from self._unchanged(slot, token)
         while slot.n_past < self.n_ctx:
-            token = checked_argmax(self.feed_one(slot, [token]))
+            slot.tokens.append(token)
+            slot.n_changes += 1
+            (logits,) = self._run_pass({slot: 1})
+            token = checked_argmax(logits[-1])
             yield from self._unchanged(slot, token)
 
     def _unchanged(self, slot: Slot, token: int) -> Iterator[int]:
@@ -318,13 +322,17 @@ class Batch:
             room -= taken[slot]
         return {slot: n for slot, n in taken.items() if n}
 
-    def _run(self, pieces: Mapping[Slot, int], every: Collection[Slot]) -> list[np.ndarray]:
-        """One pass of so many tokens of slots. The logits (n, n_vocab) of each slot's last token,
-        or of every one."""
+    def _run_pass(
+        self, pieces: Mapping[Slot, int], every: Collection[Slot] = ()
+    ) -> list[np.ndarray]:
+        """Run the next tokens of some slots, as many as it says of each, in one pass. The logits
+        (n, n_vocab) of each slot's last token, or of every one."""
+        counts = [n if slot in every else 1 for slot, n in pieces.items()]
         if not self.model.batches:
             self._switch(*pieces)
         try:
-            logits = self._pass(pieces, every)
+            run, of = self._fill(pieces, counts)
+            logits = run(of)
         except BaseException:  # broken off: a state would be that of none of its tokens
             for slot in () if self.model.batches else pieces:
                 slot.n_cached = 0
@@ -332,28 +340,28 @@ class Batch:
         for slot, n in pieces.items():
             slot.n_cached += n
             self._note_use(slot)
-        return logits
+        return [logits[end - n : end] for n, end in zip(counts, accumulate(counts), strict=True)]
+
+    def _fill(
+        self, pieces: Mapping[Slot, int], counts: Sequence[int]
+    ) -> tuple[passes.Pass, list[int]]:
+        """A pass with the next tokens of some slots, and the numbers of those whose logits are
+        wanted: the last `counts` of each slot's."""
+        n_tokens = sum(pieces.values())
+        n = passes.size_of_pass(n_tokens) if self.model.batches else n_tokens
+        filled = self._passes[next(iter(pieces)).model, n, sum(counts)]
+        of, end = list[int](), 0
+        for (slot, n), n_wanted in zip(pieces.items(), counts, strict=True):
+            start = slot.n_cached
+            filled.fill(end, slot.tokens[start : start + n], start, slot.number * self.n_ctx)
+            end += n
+            of += range(end - n_wanted, end)
+        filled.pad(end, self.memory.first_spare)
+        return filled, of
 
     def _note_use(self, slot: Slot) -> None:
         self._clock += 1
         slot.last_used = self._clock
-
-    def _pass(self, pieces: Mapping[Slot, int], every: Collection[Slot]) -> list[np.ndarray]:
-        """Run the next tokens of some slots; the logits (n, n_vocab) of the last one of each, or of
-        every one."""
-        model, n_tokens = next(iter(pieces)).model, sum(pieces.values())
-        n = passes.size_of_pass(n_tokens) if self.model.batches else n_tokens
-        n_wanted = {slot: count if slot in every else 1 for slot, count in pieces.items()}
-        run = self._passes[model, n, sum(n_wanted.values())]
-        of, end = list[int](), 0
-        for slot, count in pieces.items():
-            start = slot.n_cached
-            run.fill(end, slot.tokens[start : start + count], start, slot.number * self.n_ctx)
-            end += count
-            of += range(end - n_wanted[slot], end)
-        run.pad(end, self.memory.first_spare)
-        logits, counts = run(of), n_wanted.values()
-        return [logits[end - k : end] for k, end in zip(counts, accumulate(counts), strict=True)]
 
     def _switch(self, slot: Slot) -> None:
         """Make the cache's state that of a slot."""

@@ -173,21 +173,17 @@ def complete(
         for piece in _pieces(completion, session, tokens):
             yield piece
             tokens = [piece.token]
-        if completion.finish is None:  # the context is full
-            assert n_keep is not None
-            session.shift(n_keep)
+            if piece.finish is not None:
+                return
+        assert n_keep is not None  # the context is full
+        session.shift(n_keep)
 
 
 def _pieces(completion: Completion, session: Session, tokens: Tokens) -> Iterator[Piece]:
-    """The pieces that follow the tokens, until the answer ends or the context is full."""
+    """The pieces that follow the tokens, until the context is full."""
     if completion.needs_no_logits:
-        pieces = map(completion.accept, session.greedy(tokens))
-    else:
-        pieces = map(completion.take, _logits(completion, session, tokens))
-    for piece in pieces:
-        yield piece
-        if piece.finish is not None:
-            return
+        return map(completion.accept, session.greedy(tokens))
+    return map(completion.take, _logits(completion, session, tokens))
 
 
 def _logits(completion: Completion, session: Session, tokens: Tokens) -> Iterator[np.ndarray]:

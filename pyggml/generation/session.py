@@ -48,7 +48,7 @@ class Session:
 
     def greedy(self, tokens: Tokens) -> Iterator[int]:
         """Append tokens, then one by one the likeliest that follow, as `Batch.greedy`."""
-        yield from self._batch.greedy(self._slot, tokens)  # a generator, which holds the session
+        return self._batch.greedy(self._slot, tokens, owner=self)
 
     def shift(self, n_keep: int = 0) -> int:
         """Drop half of the tokens after the first n_keep, as `Slot.shift`."""

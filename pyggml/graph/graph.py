@@ -6,14 +6,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyggml.errors import GraphError
 from pyggml.graph.op import SAVED
 from pyggml.graph.tensor import Tensor
-
-if TYPE_CHECKING:
-    from pyggml.alloc import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +28,50 @@ class Notes:
 @dataclass(frozen=True, eq=False, repr=False)
 class Graph:
     """Nodes in the order of execution, leaves with data, and outputs, which are kept for the
-    caller.
+    caller. `graph["loss"]` is the output of that name.
 
-    A pass makes a new graph from a graph, by `rewrite`; its outputs have the same positions.
+    A pass makes a new graph from a graph, by `rewrite`; its outputs have the same positions and
+    names.
+
+    names   of the outputs; "" for one without
     """
 
     nodes: tuple[Tensor, ...]
     leaves: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     notes: Notes = field(default_factory=Notes)
+    names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, *outputs: Tensor, steps: Iterable[Tensor] = ()) -> Graph:
+    def of(cls, *outputs: Tensor, steps: Iterable[Tensor] = (), **named: Tensor) -> Graph:
         """The graph of these outputs, with no node that they do not need.
 
         It computes the `steps` first, each right after its sources, and then the outputs. Raises
         GraphError if a node needs numbers that an earlier one must overwrite.
         """
-        needed = reachable(*outputs)
-        order = _in_order([s for s in steps if s in needed] + list(outputs), needed)
+        every = (*outputs, *named.values())
+        needed = reachable(*every)
+        order = _in_order([*(s for s in steps if s in needed), *every], needed)
         return cls(
             nodes=tuple(t for t in order if t.op is not None),
             leaves=tuple(t for t in order if t.op is None),
-            outputs=outputs,
+            outputs=every,
+            names=(*("" for _ in outputs), *named),
         )
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The output of this name. GraphError lists the names."""
+        if not name or name not in self.names:
+            names = ", ".join(filter(None, self.names)) or "none"
+            raise GraphError(f"no output is named {name!r}; the names are: {names}")
+        return self.outputs[self.names.index(name)]
+
+    def outputs_of(self, kind: str) -> dict[str, Tensor]:
+        """The outputs named "kind:name", by name: `outputs_of("grad")`."""
+        named = zip(self.names, self.outputs, strict=False)
+        return {
+            name.removeprefix(f"{kind}:"): t for name, t in named if name.startswith(f"{kind}:")
+        }
 
     @cached_property
     def readers(self) -> Mapping[Tensor, Sequence[Tensor]]:
@@ -67,7 +84,7 @@ class Graph:
                 readers[s].append(node)
         return readers
 
-    def noted(self, notes: Notes) -> Graph:
+    def with_notes(self, notes: Notes) -> Graph:
         """The same graph with other notes."""
         return replace(self, notes=notes)
 
@@ -80,26 +97,6 @@ class Graph:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """The same line where IPython or Hypothesis would print every field of a dataclass."""
         printer.text(repr(self))
-
-    def to_svg(self) -> str:
-        """The graph as a picture: every node of a small one, which takes igraph; of a large one
-        the sections, equal blocks folded. See pyggml.look.draw."""
-        from pyggml.look.draw import drawn
-
-        return drawn(self)
-
-    def to_html(self, plan: Plan | None = None, trained: Collection[Tensor] = ()) -> str:
-        """A page with the sections, the inside of each, and perhaps the plan: see pyggml.look.draw.
-
-        trained: parameters, whose readers are marked. Raises PyggmlError without igraph.
-        """
-        from pyggml.look.draw import page
-
-        return page(self, plan, trained)
-
-    def _repr_svg_(self) -> str:
-        """What a notebook shows."""
-        return self.to_svg()
 
     def __str__(self) -> str:
         """One line a node: number, op, type and shape, numbers of its sources, name."""
@@ -164,14 +161,14 @@ def last_write(t: Tensor) -> Tensor:
 
 def reachable(*roots: Tensor) -> Collection[Tensor]:
     """The roots and all that they depend on. The order has no meaning, but is always the same."""
-    found = dict.fromkeys(roots)
-    stack = list(found)
+    needed = dict.fromkeys(roots)
+    stack = list(needed)
     while stack:
         for s in stack.pop().src:
-            if s not in found:
-                found[s] = None
+            if s not in needed:
+                needed[s] = None
                 stack.append(s)
-    return found.keys()
+    return needed.keys()
 
 
 def _readers_of_overwritten(tensors: Iterable[Tensor]) -> Mapping[Tensor, Sequence[Tensor]]:

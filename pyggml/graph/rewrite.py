@@ -47,7 +47,7 @@ def rewrite(
     images = _images(graph.outputs, replacements)
     order = [_maker(images[t]) for t in steps or graph.nodes if t in images]
     new = Graph.of(*(images[t] for t in graph.outputs), steps=_when_ready(order))
-    return replace(new, notes=_renewed(graph.notes, images))
+    return replace(new, notes=_renew(graph.notes, images), names=graph.names)
 
 
 def _pass_names_on(graph: Graph, replacements: Replacements) -> None:
@@ -135,7 +135,7 @@ def _when_ready(order: Sequence[Tensor]) -> list[Tensor]:
     return ready
 
 
-def _renewed(notes: Notes, images: Mapping[Tensor, Tensor]) -> Notes:
+def _renew(notes: Notes, images: Mapping[Tensor, Tensor]) -> Notes:
     boundaries, large = (
         frozenset(images.get(t, t) for t in tensors) for tensors in (notes.boundaries, notes.large)
     )

@@ -85,8 +85,8 @@ class Tensor:
     def is_contiguous(self) -> bool:
         expected = contiguous_strides(self.shape, self.dtype)
         return self.strides == expected or all(
-            n == 1 or found == wanted
-            for n, found, wanted in zip(self.shape, self.strides, expected, strict=True)
+            n == 1 or step == gapless
+            for n, step, gapless in zip(self.shape, self.strides, expected, strict=True)
         )
 
     @property

@@ -6,11 +6,10 @@ L = mean over the counted targets t of −log softmax(logits at t − 1)[tokens_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from pyggml.backward import build_backward, round_large
+from pyggml.backward import training_graph
 from pyggml.errors import AdapterError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor, leaf
@@ -59,15 +58,12 @@ def _differentiated(
 ) -> tuple[float, dict[str, np.ndarray]]:
     """The loss and its gradient by the parameters; a trace gets the activations to read, which are
     further outputs of `forward`, and their gradients."""
-    wanted = [*parameters.values(), *read.values()]
-    graph = build_backward(replace(forward, outputs=forward.outputs[:1]), wanted)
-    graph = replace(graph, outputs=(*graph.outputs, *read.values()))
-    value, *found = results(round_large(graph, model.kept_as), model.devices)
-    n, m = len(parameters), len(wanted)
+    graph = training_graph(forward, {**parameters, **read}, kept_as=model.kept_as)
+    arrays = dict(zip(graph.names, results(graph, model.devices), strict=True))
     if model.traced:
-        grads, values = (dict(zip(read, part, strict=True)) for part in (found[n:m], found[m:]))
-        model.traced.record(values, grads)
-    return float(value), dict(zip(parameters, found[:n], strict=True))
+        values = {name: arrays[name] for name in read}
+        model.traced.record(values, {name: arrays[f"grad:{name}"] for name in read})
+    return float(arrays["loss"]), {name: arrays[f"grad:{name}"] for name in parameters}
 
 
 def _parameters(model: Model) -> dict[str, Tensor]:

@@ -233,7 +233,8 @@ def _direction(model: Model, stream: np.ndarray, token: int) -> np.ndarray:
     z = taps.read["output"]
     one = leaf(np.eye(1, z.shape[1], token, dtype=np.float32))
     back = build_backward(Graph.of(z), [h], one)
-    g = results(back, model.devices)[1][0].astype(np.float64)
+    _, (row,) = results(back, model.devices)
+    g = row.astype(np.float64)
     g *= decoder.logit_scale
     norm, x = decoder.norm, stream.astype(np.float64)
     if norm is None:

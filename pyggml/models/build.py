@@ -104,13 +104,12 @@ def build_loss(
     weights: Tensor,
     adapters: Sequence[LoraPairs] = (),
     trained: Collection[str] = (),
-    gradient: bool = True,
     taps: Taps | None = None,
 ) -> Graph:
-    """The graph of `token_loss` over these inputs. Its further outputs are the activations that
-    `taps` reads."""
+    """The graph of `token_loss`, its output "loss", over these inputs. Its further outputs are the
+    activations that `taps` reads, by their names."""
     net = Net(parts.weights, inputs, adapters, taps=taps)
-    return net.graph(token_loss(parts, net, targets, weights, trained, gradient).named("loss"))
+    return net.graph(loss=token_loss(parts, net, targets, weights, trained).named("loss"))
 
 
 def token_loss(

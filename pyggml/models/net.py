@@ -181,11 +181,11 @@ class Net:
         self._large.append(x)
         return x
 
-    def graph(self, *outputs: Tensor) -> Graph:
-        """The graph of these outputs and of the activations to read, with the notes."""
+    def graph(self, **outputs: Tensor) -> Graph:
+        """The graph of these outputs and of the activations to read, by name, with the notes."""
         notes = Notes(frozenset(self._boundaries), frozenset(self._large))
-        read = self.taps.read.values() if self.taps else ()
-        return Graph.of(*outputs, *read, steps=self._steps).noted(notes)
+        read = self.taps.read if self.taps else {}
+        return Graph.of(**outputs, **read, steps=self._steps).with_notes(notes)
 
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """make(), called once for each key; later calls with the key share its tensor."""

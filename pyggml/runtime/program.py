@@ -45,7 +45,7 @@ class Program:
     def __call__(self) -> None:
         """Compute every output of the graph; on the host, nothing is allocated."""
         for call in self.calls:
-            call()
+            call.kernel(*call.arguments)
 
     def read(self, t: Tensor) -> np.ndarray:
         """A copy of an output's numbers, from the device that computed it.
@@ -121,8 +121,8 @@ def bind(made: Schedule, release: bool = False, arenas: Arenas | None = None) ->
             after[node] += _releasing(node, part.backend)
     calls = list[Call]()
     for (part, are_kernels), steps in groupby(_steps(made, kernels, after), _kind):
-        some, graph = [call for _, _, call in steps], made.plans[part.backend].graph
-        calls += part.backend.joined(some, graph) if are_kernels else some
+        some = [call for _, _, call in steps]
+        calls += part.backend.join(some) if are_kernels else some
     return Program(made, of_devices, kernels, tuple(calls))
 
 

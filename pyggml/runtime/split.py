@@ -8,13 +8,16 @@ device's tensor is replaced by a twin that reads a copy:
     device            w ─ mul_mat ─┘         device  norm' ─ mul_mat', w'
 
 The result of a node is copied once in every run. For a leaf, `Devices` keeps the copy.
+
+This is no `rewrite`: one graph becomes several, and what stands for a tensor depends on the device
+of its reader.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 from pyggml.backends import Backend
@@ -102,10 +105,7 @@ class _Splitter:
         self.order[backend][-1] += twin, *twin.saved
 
     def _twin(self, t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
-        base = None if t.base is None else src[0].root
-        twin = replace(t, src=src, base=base, saved=(), data=None)
-        twin.saved = tuple(replace(s, src=(twin,), data=None) for s in t.saved)
-        self.twins[t] = twin
+        twin = self.twins[t] = t.reading(src)
         self.twins |= zip(t.saved, twin.saved, strict=True)
         return twin
 

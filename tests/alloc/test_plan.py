@@ -101,10 +101,10 @@ def test_what_lies_behind_the_rest_keeps_the_promises(graph):
     """Any tensors may lie behind; a plan takes those alive at its peak, results in place of their
     sources included."""
     pieces = _Pieces(graph, CPU(), reuse=True, share=True)
-    found = pieces.placed()
+    found = pieces.place()
     alive = {found.origin(t) for t in peak(found).alive}
     for lasting in (alive, set(found.offsets)):
-        p = pieces.placed(lasting)
+        p = pieces.place(lasting)
         assert_nothing_overlaps(p)
         assert_reuse_is_legal(p)
         assert plan(graph, CPU()).n_bytes <= found.n_bytes
@@ -152,7 +152,7 @@ def noted(draw):
     nodes, leaves = draw(results())
     some = st.frozensets(st.sampled_from(nodes), max_size=3)
     notes = Notes(boundaries=draw(some), large=draw(some))
-    forward = Graph.of(sum_(sqr(nodes[-1]))).noted(notes)
+    forward = Graph.of(sum_(sqr(nodes[-1]))).with_notes(notes)
     return build_backward(forward, used(nodes[-1], leaves))
 
 

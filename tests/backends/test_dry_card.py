@@ -1,19 +1,15 @@
 """Every architecture's programs for a card, bound without one: nothing is left to the CPU."""
 
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-import card_patterns
 import numpy as np
 import pytest
 from extras import reason
 
 import pyggml
-from pyggml.backends.cpu import CPU
 from pyggml.generation import Session
 from pyggml.lora import LoraConfig, attach, loss_and_grads
-from pyggml.runtime import Devices, bind, schedule
 
 from peers.peer import LORA_RANK
 from peers.trial import wide_modules
@@ -46,7 +42,7 @@ def test_the_card_is_current_whenever_it_is_asked(monkeypatch):
     from dry_card import DryCard
 
     from pyggml.backends.cuda.gemm import few_rows
-    from pyggml.backends.cuda.rewrites import early
+    from pyggml.backends.cuda.runtime import early
 
     class Noting(DryCard):
         depth = 0
@@ -72,38 +68,27 @@ def test_the_card_is_current_whenever_it_is_asked(monkeypatch):
     assert asked and min(asked) > 0
 
 
-def sites_of(graph):
-    """The nodes of a pattern, as the dry card binds it."""
+# Of a token after seven, and of the loss and the gradients of 20.
+LAUNCHES = {"qwen3-F16": (28, 276), "llama-Q8_0": (25, 252), "qwen2-Q4_K_M": (31, 258)}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_token_and_a_step_are_no_more_launches_than_they_were(name):
     from dry_card import DryCard
 
-    from pyggml.backends.cuda.rewrites.fusion import fused
+    from pyggml.backends.cuda.runtime.launches import steps
 
-    dry = DryCard()
-    program = bind(schedule(graph, Devices([dry, CPU()])))
-    calls = fused(list(program.kernels[dry].values()), program.schedule.plans[dry].graph)
-    return max((call.sites for call in calls), key=len)
+    class Counting(DryCard):
+        def join(self, calls):
+            self.n_steps = sum(1 for call in calls for _ in steps(call))
+            return []
 
-
-# Sites are those of q's norm, q turned, k's norm, k turned, both caches' rows and attention.
-OTHERS = {"k": (2, 0), "v": (5, 1), "table": (1, 1), "row ids": (4, 2)}
-OTHERS |= {"weights of q": (0, 1), "weights of k": (2, 1)}
-
-
-@pytest.mark.parametrize("source", OTHERS)
-def test_heads_are_not_written_where_others_are_read(source):
-    from pyggml.backends.cuda.ops import heads
-
-    site, number = OTHERS[source]
-    is_read = (False, True, False, False, True, True, True)
-    sites = list(sites_of(card_patterns.heads()[0]))
-    place = sites[site].src[number]
-    sites[1] = replace(sites[1], out=sites[0].src[0])
-    assert heads._bind(sites, is_read[:6]) is not None, "queries may be turned where they lie"
-    sites[1] = replace(sites[1], out=place)
-    assert heads._bind(sites, is_read[:6]) is None
-    sites = list(sites_of(card_patterns.attended()[0]))
-    is_read = (False,) * 4 + (True,) * 3
-    assert heads._bind_attended(sites, is_read) is not None
-    for written in "out", "scratch":
-        moved = replace(sites[6], **{written: sites[site].src[number]})
-        assert heads._bind_attended([*sites[:6], moved], is_read) is None
+    card = Counting()
+    model = pyggml.load(GOLDEN / f"models/{name}.gguf", compute="bf16", backends=[card])
+    session, counts = Session(model, len(TOKENS)), []
+    for n in (7, 1):
+        session.feed(TOKENS[session.n_past : session.n_past + n])
+    counts.append(card.n_steps)
+    loss_and_grads(attach(model, LoraConfig(rank=4)).model, TOKENS)
+    counts.append(card.n_steps)
+    assert all(n <= most for n, most in zip(counts, LAUNCHES[name], strict=True)), counts

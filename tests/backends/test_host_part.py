@@ -52,7 +52,7 @@ class NotingCard(DryCard):
         self.stream, self._fault = SimpleNamespace(handle=7), np.zeros(1, np.int32)
         self._transfers = transfers.Transfers(self.stream)
 
-    def joined(self, calls, graph):
+    def join(self, calls):
         captured = captures.Captured((), self.stream)
         captured._times, captured._graph = 2, "graph"
         return [Call(self._run, captured)]

@@ -139,7 +139,7 @@ def test_without_numba_cuda_the_extra_is_named():
 
 def test_kernels_that_may_ask_for_no_more_memory_do_not(monkeypatch):
     from pyggml.backends.cuda.code import jit
-    from pyggml.backends.cuda.rewrites import early
+    from pyggml.backends.cuda.runtime import early
 
     assert early.SIMULATED or early.least_shared() > 0
     monkeypatch.setattr(jit, "_store", lambda: None)
@@ -165,7 +165,7 @@ def test_a_multiprocessor_has_room_for_two_blocks_that_begin_early(
 ):
     """And for no third one; the driver has a KiB of each."""
     from pyggml.backends.cuda.code import jit
-    from pyggml.backends.cuda.rewrites import early
+    from pyggml.backends.cuda.runtime import early
 
     card = SimpleNamespace(
         compute_capability=capability,

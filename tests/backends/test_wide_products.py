@@ -22,12 +22,15 @@ pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 def graphs(name, n_tokens=16, **settings):
     """Training's graph, the same with wide products, and the number of adapted matrices."""
-    from pyggml.backends.cuda.rewrites.lora import with_wide_products
+    from pyggml.backends.cuda.rewrites import LORA
 
     model = pyggml.load(GOLDEN / f"{name}.gguf", compute="bf16")
     adapter = attach(model, LoraConfig(rank=4, alpha=6.0, **settings))
     graph = Passes(adapter.model, adapter.parameters, n_tokens).training.graph
-    return graph, with_wide_products(graph), len(adapter.parameters.tensors) // 2
+    wide = graph
+    for rewrite in LORA:
+        wide = rewrite(wide)
+    return graph, wide, len(adapter.parameters.tensors) // 2
 
 
 def ops_of(graph):
@@ -65,7 +68,7 @@ def test_what_is_rounded_where_it_is_read_is_bfloat16():
 
 
 def test_a_large_up_is_computed_again_for_its_gradients(monkeypatch):
-    from pyggml.backends.cuda.rewrites.lora import join
+    from pyggml.backends.cuda.rewrites import gated_gradients as join
 
     monkeypatch.setattr(join, "LARGE", 0)
     _, wide, n_adapted = graphs("qwen3-F16")
@@ -79,7 +82,7 @@ def test_a_large_up_is_computed_again_for_its_gradients(monkeypatch):
 
 
 def test_sums_of_all_numbers_of_columns_have_room_beside_a_ticket():
-    from pyggml.backends.cuda.rewrites.lora import wide
+    from pyggml.backends.cuda.ops.lora import wide
 
     every = range(wide.TILE_COLUMNS, wide.MOST_COLUMNS + 1, wide.TILE_COLUMNS)
     taken = [4 * wide.n_warps(n) * wide.ROWS * n + 4 for n in every]

@@ -75,7 +75,7 @@ def test_every_weight_can_be_trained(tied, biases, rng):
 
     def build(*leaves):
         weights = {n: t.named(n) for n, t in zip(arrays, leaves, strict=True)}
-        return build_loss(with_freqs(weights), inputs, targets, share, trained=weights).outputs[0]
+        return build_loss(with_freqs(weights), inputs, targets, share, trained=weights)["loss"]
 
     slopes = check_gradient(build, list(arrays.values()), rng)
     assert len(slopes) == len(arrays)
@@ -94,7 +94,7 @@ def test_the_fused_loss_gives_the_gradients_of_its_twin(rng):
         graph = build_loss(
             with_freqs(weights), inputs, targets, share, trained=() if fused else weights
         )
-        assert (graph.outputs[0].op.name == "linear_cross_entropy") is fused
+        assert (graph["loss"].op.name == "linear_cross_entropy") is fused
         found.append(results(build_backward(graph, trained)))
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -126,7 +126,7 @@ def test_every_weight_of_an_architecture_can_be_trained(architecture, rng):
     ends = []
     for h in (1e-6, -1e-6):
         values = {t: in_float64(t) + h * v for t, v in along.items()}
-        ends.append(float(evaluate(graph.outputs[0], values)))
+        ends.append(float(evaluate(graph["loss"], values)))
     slope = (ends[0] - ends[1]) / 2e-6
     assert abs(wanted - slope) < 1e-5 * len(used) ** 0.5
 
@@ -141,7 +141,7 @@ def test_an_update_of_low_rank_is_trained(name, rng):
 
     def build(a, b):
         pairs = {name: LoraPair(a, b, 1.5)}
-        return build_loss(with_freqs(weights), inputs, targets, share, [pairs]).outputs[0]
+        return build_loss(with_freqs(weights), inputs, targets, share, [pairs])["loss"]
 
     low_rank = [rng.standard_normal(s) * 0.3 for s in ((3, n_in), (n_out, 3))]
     assert max(s.error for s in check_gradient(build, low_rank, rng)) < 1e-5

@@ -51,7 +51,7 @@ def differentiated(draw):
         pool.append(step(x, w).named(f"step {len(pool)}"))
     some = st.frozensets(st.sampled_from(pool), max_size=4)
     notes = Notes(boundaries=draw(some), large=draw(some))
-    forward = Graph.of(sum_(sqr(pool[-1]))).noted(notes)
+    forward = Graph.of(sum_(sqr(pool[-1]))).with_notes(notes)
     return build_backward(forward, [w for w in weights if w in forward.leaves])
 
 
@@ -80,7 +80,7 @@ def test_a_pass_changes_no_tensor_and_leaves_an_order_that_can_run(graph, kept_a
     for found in (graph, rounded, kept):
         assert_in_order(found)
         assert found.notes == graph.notes
-        assert found.outputs[0] is graph.outputs[0]
+        assert found["loss"] is graph["loss"]
     for now, then in ((anatomy(graph), before), (anatomy(rounded), between)):
         assert all(a is b for one, other in zip(now, then, strict=True)
                    for a, b in zip(one[:-1], other[:-1], strict=True))  # fmt: skip
@@ -101,7 +101,7 @@ def test_no_bit_depends_on_what_is_kept(graph, kept_as):
 @given(differentiated(), st.sampled_from(Keep))
 @settings(max_examples=60)
 def test_forward_nodes_stay_and_what_is_made_twice_is_read_in_the_second_make_only(graph, keep):
-    end = graph.nodes.index(graph.outputs[0]) + 1
+    end = graph.nodes.index(graph["loss"]) + 1
     kept = rematerialise(graph, keep)
     assert kept.nodes[:end] == graph.nodes[:end]
     backward = [t for t in kept.nodes[end:] if t.op is not SAVED]
@@ -133,11 +133,11 @@ def chain():
         frozenset([start, named["out 0"], named["out 1"]]),
         frozenset([named["product 0"], named["product 1"]]),
     )
-    return build_backward(Graph.of(loss).noted(notes), [w, gain]), named
+    return build_backward(Graph.of(loss).with_notes(notes), [w, gain]), named
 
 
 def backward_names(graph):
-    end = graph.nodes.index(graph.outputs[0]) + 1
+    end = graph.nodes.index(graph["loss"]) + 1
     return [t.name for t in graph.nodes[end:] if t.name and "d(" not in t.name]
 
 
@@ -146,7 +146,7 @@ def test_cheap_nodes_are_made_again_right_before_they_are_read():
     kept = rematerialise(graph, Keep.COSTLY)
     assert backward_names(kept) == ["unit 1", "norm 1", "unit 0", "norm 0"]
     nodes = kept.nodes
-    for i, t in enumerate(nodes[nodes.index(graph.outputs[0]) :], nodes.index(graph.outputs[0])):
+    for i, t in enumerate(nodes[nodes.index(graph["loss"]) :], nodes.index(graph["loss"])):
         if t.name in ("unit 1", "norm 1", "unit 0", "norm 0"):
             assert t in nodes[i + 1].src
 
@@ -184,9 +184,9 @@ def test_a_layer_made_again_holds_its_copies_and_not_what_they_were_rounded_from
     second = mul_mat(w, first)
     out = mul_mat(w, second)
     notes = Notes(frozenset([start, out]), frozenset([first, second]))
-    graph = build_backward(Graph.of(sum_(sqr(out))).noted(notes), [w])
+    graph = build_backward(Graph.of(sum_(sqr(out))).with_notes(notes), [w])
     kept = rematerialise(round_large(graph, BF16), keep)
-    nodes, end = kept.nodes, kept.nodes.index(graph.outputs[0])
+    nodes, end = kept.nodes, kept.nodes.index(graph["loss"])
     copies = [i for i, t in enumerate(nodes) if t.dtype is BF16]
     assert len(copies) == 2
     assert all(nodes[i].src == (nodes[i - 1],) for i in copies)
@@ -198,7 +198,7 @@ def test_what_a_kernel_saves_is_saved_anew_by_the_second_make():
     o = flash_attn_ext(q, q, q, zeros((16, 2), I32), 1.0).named("attention")
     out = scale(o, 2.0).named("out")
     notes = Notes(frozenset([q, out]))
-    graph = build_backward(Graph.of(sum_(sqr(out))).noted(notes), [q])
+    graph = build_backward(Graph.of(sum_(sqr(out))).with_notes(notes), [q])
     nodes = rematerialise(graph, Keep.LAYERS).nodes
     again = next(t for t in nodes if t.name == "attention" and t is not o)
     back = next(t for t in nodes if t.op.name == "flash_attn_back")

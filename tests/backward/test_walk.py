@@ -5,9 +5,10 @@ import pytest
 from derivatives import filled, gradients_of
 
 from pyggml.backends.cpu import array
-from pyggml.backward import build_backward
+from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.look.check import check_gradient
 from pyggml.ops import (
@@ -278,3 +279,15 @@ def test_accumulators_of_another_shape_are_refused(shapes):
     x = filled((3, 4))
     with pytest.raises(ShapeError, match="accumulator"):
         gradients_of(sum_(x), [x], accumulators=[zeros(s) for s in shapes])
+
+
+def test_outputs_are_named_after_the_parameters():
+    x, w, alike, nameless = (zeros((4,), name=n) for n in ("x", "w", "w", ""))
+    loss, further = sum_(mul(mul(x, w), mul(alike, nameless))), sqr(x)
+    graph = build_backward(Graph.of(further=further, loss=loss), [x, w, alike, nameless])
+    assert graph.names == ("loss", "grad:x", "grad:1", "grad:2", "grad:3", "further")
+    assert graph["loss"] is loss and graph["further"] is further
+    graph = build_backward(Graph.of(loss), {"a": x, "b": w})
+    assert list(graph.outputs_of("grad")) == ["a", "b"]
+    for made in (round_large(graph, BF16), rematerialise(graph, Keep.LAYERS)):
+        assert made.names == graph.names

@@ -47,6 +47,29 @@ def test_another_word_is_refused(pyggml, finetune, tiny, text, command):
     assert f"--device is 'gpu', {WANTED}" in ended.err
 
 
+@pytest.mark.parametrize("command", ["eval", "generate", "imatrix", "perplexity"])
+def test_a_command_computes_on_its_device(pyggml, tiny, text, command, tmp_path, monkeypatch):
+    """And says the same as on the CPU, whose kernels this device has."""
+    more = {
+        "eval": ("-f", text),
+        "generate": ("-p", "a", "-n", 3, "--temp", 0),
+        "imatrix": ("-f", text, "--ctx", 16, "-o", tmp_path / "i.gguf"),
+        "perplexity": ("-f", text, "--ctx", 16),
+    }[command]
+    device, said = SeparateCPU(), []
+    for name in ("cpu", "cuda"):
+        monkeypatch.setattr(
+            "pyggml.model.backends_of", lambda word, _: [device] if word == "cuda" else []
+        )
+        ended = pyggml(command, "-m", tiny, *more, "--compute", "f32", "--device", name)
+        assert ended.code == 0, ended.err
+        said.append(
+            (ended.out, (tmp_path / "i.gguf").read_bytes() if command == "imatrix" else b"")
+        )
+        assert bool(device.launches) == (name == "cuda")
+    assert said[0] == said[1]
+
+
 @pytest.mark.parametrize("word", ["cuda:", "cuda:-1", "cuda:²", "webgpu:0", "cpu:0", "auto:0"])
 def test_a_number_is_decimal_and_a_cards(word):
     with pytest.raises(ConfigError, match=f"device is '{word}', wanted"):

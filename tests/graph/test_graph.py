@@ -9,7 +9,7 @@ from hypothesis.vendor.pretty import pretty
 from pyggml.errors import GraphError
 from pyggml.graph import Graph, topological
 from pyggml.graph.tensor import leaf, zeros
-from pyggml.ops import add, add_inplace, mul, narrow, reshape, scale, set_rows
+from pyggml.ops import add, add_inplace, mul, narrow, reshape, scale, set_rows, silu, sqr
 
 pytestmark = pytest.mark.quick
 
@@ -135,3 +135,16 @@ def test_a_graph_and_a_tensor_print_as_one_line_where_fields_would_be_printed():
     y = scale(leaf(np.ones((100, 100), np.float32), "x"), 2.0).named("y")
     assert pretty(y) == repr(y) == "<y F32[100, 100] = scale>"
     assert pretty(Graph.of(y)) == repr(Graph.of(y)) == "<Graph of y: nodes 1, leaves 1>"
+
+
+def test_an_output_has_a_name():
+    x = zeros((4,), name="x")
+    a, b, c = silu(x), sqr(x), scale(x, 2.0)
+    graph = Graph.of(a, loss=b, **{"grad:w": c})
+    assert graph.outputs == (a, b, c)
+    assert graph["loss"] is b and graph["grad:w"] is c
+    assert graph.outputs_of("grad") == {"w": c}
+    with pytest.raises(GraphError, match="'logits'; the names are: loss, grad:w"):
+        graph["logits"]
+    with pytest.raises(GraphError, match="the names are: none"):
+        Graph.of(a)[""]

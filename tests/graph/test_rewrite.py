@@ -14,6 +14,8 @@ from pyggml.graph.tensor import leaf
 from pyggml.ops import add, add_inplace, flash_attn_ext, mul, scale, silu, sqr, sum_, transpose
 from pyggml.runtime import results
 
+pytestmark = pytest.mark.quick
+
 
 def anew(draw, graph):
     """{some node: the same one once more}."""
@@ -132,7 +134,7 @@ def test_without_replacements_it_is_the_graph_itself():
 
 def test_a_new_node_gets_the_name_and_the_notes_of_what_it_replaces():
     x, a, b = chain("a", "b")
-    new = rewrite(Graph.of(b).noted(Notes(frozenset([a]), frozenset([b]))), {a: sqr(x)})
+    new = rewrite(Graph.of(b).with_notes(Notes(frozenset([a]), frozenset([b]))), {a: sqr(x)})
     first, second = new.nodes
     assert (first.name, first.op.name, second.src) == ("a", "sqr", (first,))
     assert new.notes == Notes(frozenset([first]), frozenset([second]))

@@ -1,13 +1,15 @@
 """Pictures of graphs: equal blocks are one, nodes stand below their sources, nothing is lost."""
 
+import os
 import re
+import subprocess
 import sys
 from itertools import pairwise
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from extras import need
+from extras import need, needs
 from graphs import graphs
 from hypothesis import given, settings
 from tiny_models import zero_parts
@@ -18,7 +20,7 @@ from pyggml.backward import build_backward
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import leaf, zeros
-from pyggml.look.draw import inside, lanes, overview
+from pyggml.look.draw import inside, lanes, overview, page, picture
 from pyggml.look.draw.fold import counted, sections
 from pyggml.look.draw.layers import layered
 from pyggml.models import (
@@ -115,10 +117,10 @@ def test_pictures_are_xml_and_need_no_network(graph):
     made = plan(graph, CPU())
     for text in (overview(graph), inside(section.forward, "forward"), lanes(made)):
         ElementTree.fromstring(text)
-    page = graph.to_html(made)
-    assert not re.search(r"(?:src|href)=|@import|url\((?!#)", page)
-    assert page.count("<details>") == 4
-    assert graph._repr_svg_() == graph.to_svg() == overview(graph)
+    text = page(graph, made)
+    assert not re.search(r"(?:src|href)=|@import|url\((?!#)", text)
+    assert text.count("<details>") == 4
+    assert picture(graph) == overview(graph)
 
 
 def test_the_overview_tells_ops_and_shapes(graph):
@@ -131,12 +133,31 @@ def test_of_a_small_graph_every_node_and_leaf_is_drawn(monkeypatch):
     need("igraph")
     x, w = (leaf(np.ones(3, np.float32), name) for name in "xw")
     small = build_backward(Graph.of(sum_(sqr(mul(x, w)))), [w])
-    text = small.to_svg()
+    text = picture(small)
     assert text.count('class="box leaf"') == len(small.leaves) == 3
     assert text.count('class="box forward"') == 3
     assert text.count('class="box backward"') == len(small.nodes) - 3 > 0
     monkeypatch.setitem(sys.modules, "igraph", None)
-    assert small.to_svg() == overview(small)
+    assert picture(small) == overview(small)
+
+
+SHOWN = """
+from IPython.core.interactiveshell import InteractiveShell
+formats = InteractiveShell.instance().display_formatter
+import pyggml
+from pyggml.graph import Graph, zeros
+from pyggml.look.draw import picture
+graph = Graph.of(pyggml.ops.silu(zeros((3,), name="x")))
+data, _ = formats.format(graph)
+assert data["text/plain"] == repr(graph), data
+assert data["image/svg+xml"] == picture(graph), data
+"""
+
+
+@needs("IPython")
+def test_a_notebook_shows_a_graph_as_its_picture(tmp_path):
+    env = {**os.environ, "IPYTHONDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", SHOWN], check=True, env=env, timeout=120)
 
 
 def test_the_inside_marks_what_reads_a_parameter(graph):

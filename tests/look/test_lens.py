@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from separate_cpu import SeparateCPU
 
 import pyggml
 from pyggml.errors import ConfigError, DataError
@@ -80,6 +81,15 @@ def test_the_lens_of_the_last_block_is_the_model(llama):
     assert found.shape == (2, 12, 512)
     np.testing.assert_array_equal(found[-1], llama.logits(IDS))
     assert np.abs(found[0] - found[1]).max() > 0.1
+
+
+def test_the_lens_computes_on_the_model_s_device(llama):
+    device = SeparateCPU()
+    elsewhere = pyggml.load(llama.file.path, compute="f32", backends=[device])
+    for look in (lens.logit_lens, lambda *a: list(lens.logit_attribution(*a, token=7).values())):
+        before = device.launches
+        np.testing.assert_allclose(look(elsewhere, IDS), look(llama, IDS), rtol=0, atol=1e-5)
+        assert device.launches >= before + 2, "of the model, then of the lens"
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "granite", "mamba", "lfm2"])

@@ -83,7 +83,7 @@ def test_the_inside_of_a_layer_is_not_kept(architecture, tiny):
     path = tiny(architecture)
     graph = passes_of(path, Keep.LAYERS)[0].training.graph
     nodes, boundaries = graph.nodes, graph.notes.boundaries
-    end = nodes.index(graph.outputs[0])
+    end = nodes.index(graph["loss"])
     last = max(i for i, t in enumerate(nodes) if t in boundaries)
     assert len(boundaries) == 1 + pyggml.load(path).config.n_layer
     behind = set()
@@ -165,7 +165,7 @@ def test_cheap_results_are_made_twice_and_costly_ones_once(tiny, keep_as):
 
 def test_a_node_that_changes_memory_is_not_run_twice(tiny):
     """With a cache, whose rows are written in place; here of another graph than training's."""
-    from pyggml.backward.recompute import dropped
+    from pyggml.backward.recompute import made_again
     from pyggml.ops import mul, scale, set_rows, sqr, sum_
 
     x, table, ids = (
@@ -177,7 +177,7 @@ def test_a_node_that_changes_memory_is_not_run_twice(tiny):
     written = set_rows(doubled, scale(x, 3.0), ids)
     loss = sum_(mul(sqr(written), sqr(scale(written, 2.0))))
     graph = build_backward(Graph.of(loss), [x])
-    again = dropped(graph, Keep.COSTLY)
+    again = made_again(graph, Keep.COSTLY)
     assert again
     assert doubled not in again
     writes = [t for t in rematerialise(graph, Keep.COSTLY).nodes if t.op is written.op]
@@ -188,6 +188,6 @@ def test_an_unknown_model_without_boundaries_can_be_trained(tiny):
     model, parameters = adapted(tiny("llama"))
     inputs, targets = Inputs.empty(8), zeros((8,), pyggml.graph.dtypes.I32)
     forward = build_loss(model.parts, inputs, targets, zeros((8,)), model.adapters)
-    graph = build_backward(forward.noted(Notes()), list(parameters.tensors.values()))
+    graph = build_backward(forward.with_notes(Notes()), list(parameters.tensors.values()))
     found = [len(rematerialise(round_large(graph, BF16), keep).nodes) for keep in Keep]
     assert found[0] < found[1] == found[2]

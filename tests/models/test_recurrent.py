@@ -78,7 +78,7 @@ def test_every_weight_is_trained(architecture, rng):
 
     def loss(*leaves):
         weights = {n: t.named(n) for n, t in zip(arrays, leaves, strict=True)}
-        return build_loss(Parts(whole, weights), inputs, targets, share, trained=weights).outputs[0]
+        return build_loss(Parts(whole, weights), inputs, targets, share, trained=weights)["loss"]
 
     slopes = check_gradient(loss, list(arrays.values()), rng)
     errors = {name: s.error for name, s in zip(arrays, slopes, strict=True)}

@@ -100,7 +100,9 @@ def feed_forward(n_layers=2, before_down=lambda y: y, noted=True, rank=R, n_toke
         gate, up = linear(x, FF), linear(x, FF)
         large += [gate, up]
         x = ops.add(x, linear(before_down(ops.swiglu(gate, up)), N))
-    forward = Graph.of(ops.sum_(ops.sqr(x))).noted(Notes(large=frozenset(large if noted else ())))
+    forward = Graph.of(ops.sum_(ops.sqr(x))).with_notes(
+        Notes(large=frozenset(large if noted else ()))
+    )
     graph = round_large(build_backward(forward, trained), BF16)
     return rematerialise(graph, Keep.COSTLY)
 

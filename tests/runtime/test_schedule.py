@@ -17,9 +17,9 @@ from pyggml.backends.cpu import CPU, write
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.op import Memory
-from pyggml.graph.tensor import leaf, window
+from pyggml.graph.tensor import leaf, window, zeros
 from pyggml.ops import OPS, add, add_inplace, mul, mul_mat, scale, set_rows, sqr, transpose
-from pyggml.runtime import Devices, assign, bind, run, schedule
+from pyggml.runtime import Arenas, Devices, assign, bind, run, schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore:(reference|cpu) leaves")
 NAMES = sorted(OPS)
@@ -104,6 +104,31 @@ def test_a_graph_of_views_alone_has_no_part():
         program()
         assert not made.parts
         np.testing.assert_array_equal(program.read(y), x.data.T)
+
+
+@pytest.mark.parametrize("backends", [[CPU()], [SeparateCPU()]])
+def test_each_program_reads_its_own_memory(backends):
+    """Also where another one was bound over the same nodes since."""
+    x = leaf(numbers(1, 2, 3))
+    y = scale(x, 2.0)
+    made = schedule(Graph.of(y), Devices(backends))
+    one, other = bind(made), bind(made)
+    one()
+    write(x, numbers(4, 5, 6))
+    other()
+    np.testing.assert_array_equal(one.read(y), [2, 4, 6])
+    np.testing.assert_array_equal(other.read(y), [8, 10, 12])
+    assert [node.op.name for node, _ in one.walk()] == ["scale"]
+    np.testing.assert_array_equal(one.read(y), [8, 10, 12])
+
+
+def test_programs_share_the_memory_of_arenas():
+    devices = Devices()
+    made = [schedule(Graph.of(scale(zeros((n,)), 2.0)), devices) for n in (3, 3000)]
+    arenas = Arenas(*made)
+    one, other = (bind(each, arenas=arenas) for each in made)
+    assert one.arenas[devices.host] is other.arenas[devices.host]
+    assert bind(made[0]).arenas[devices.host] is not one.arenas[devices.host]
 
 
 # -- copies ---------------------------------------------------------------------------------------

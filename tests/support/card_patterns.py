@@ -129,7 +129,7 @@ def attended():
 
 
 PATTERNS = {
-    "out_prod+add": summed,
+    "out_prod_add": summed,
     "mul_mat+scale": scaled,
     "add+rms_norm_mul": residual_and_norm,
     "rms_norm_mul_back+add": norm_gradient_and_residual,

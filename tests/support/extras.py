@@ -9,6 +9,7 @@ import pytest
 EXTRAS = {
     "igraph": "views",
     "llama_cpp": "interop",
+    "IPython": "docs",
     "mkdocs": "docs",
     "mkdocstrings_handlers": "docs",
     "mpi4py": "mpi",

@@ -1,6 +1,6 @@
 """Graphs and plans as pictures: SVG and HTML that need no other program and no network.
 
-drawn      what stands for a graph: every node of a small one, else its overview
+picture    of a graph: every node of a small one, else its overview
 every      the nodes and leaves of a graph of a few dozen
 overview   sections of a graph, equal blocks folded
 inside     the nodes of a section
@@ -11,14 +11,13 @@ tokens     a text with the loss of every token as its colour: a fragment of HTML
 """
 
 from pyggml.look.draw.fold import Section, sections
-from pyggml.look.draw.graph import drawn, every, inside, overview
+from pyggml.look.draw.graph import every, inside, overview, picture
 from pyggml.look.draw.heat import heat_map, heat_steps, kinds_of
 from pyggml.look.draw.lanes import lanes
 from pyggml.look.draw.page import page
 
 __all__ = [
     "Section",
-    "drawn",
     "every",
     "heat_map",
     "heat_steps",
@@ -27,5 +26,6 @@ __all__ = [
     "lanes",
     "overview",
     "page",
+    "picture",
     "sections",
 ]

@@ -50,7 +50,8 @@ class _Part:
 
 def sections(graph: Graph) -> list[Section]:
     """The sections of a graph in the order of the forward pass."""
-    forward = set(reachable(graph.outputs[0]))
+    result, *_ = graph.outputs
+    forward = set(reachable(result))
     behind = _n_blocks(graph)
     parts = defaultdict[int, _Part](_Part)
     number = _numbers(graph, forward, behind)

@@ -61,13 +61,14 @@ def inside(nodes: Sequence[Tensor], kind: str, trained: Collection[Tensor] = ())
 
 def every(graph: Graph) -> str:
     """Every node of a graph with its leaves, for graphs of a few dozen: forward and backward."""
-    forward = set(reachable(graph.outputs[0]))
+    result, *_ = graph.outputs
+    forward = set(reachable(result))
     tensors = (*graph.leaves, *graph.nodes)
     made = ["forward" if t in forward else "backward" for t in graph.nodes]
     return _nodes(tensors, ["leaf"] * len(graph.leaves) + made, f"{len(graph.nodes)} nodes")
 
 
-def drawn(graph: Graph) -> str:
+def picture(graph: Graph) -> str:
     """What stands for a graph: every node of a small one, where igraph is there; else sections."""
     small = len(graph.nodes) + len(graph.leaves) <= _SMALL
     return every(graph) if small and find_spec("igraph") else overview(graph)

@@ -27,7 +27,8 @@ def lanes(plan: Plan) -> str:
             f"{about}\n{bytes_as(size)} at byte {offset:,}, nodes {first} to {last}",
         )
 
-    forward = set(reachable(plan.graph.outputs[0]))
+    result, *_ = plan.graph.outputs
+    forward = set(reachable(result))
     elements = []
     for t, offset in plan.offsets.items():
         first, last = plan.lives[t].first, min(plan.lives[t].last, n - 1)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from html import escape
 
 from pyggml.alloc import Plan
 from pyggml.graph import Graph
-from pyggml.graph.tensor import Tensor
 from pyggml.look.draw.fold import Section, sections
 from pyggml.look.draw.graph import inside, overview
 from pyggml.look.draw.lanes import bytes_as, lanes
@@ -23,11 +21,11 @@ h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; }
 """
 
 
-def page(graph: Graph, plan: Plan | None = None, trained: Collection[Tensor] = ()) -> str:
-    """HTML that needs nothing else. trained: parameters, whose readers are marked."""
+def page(graph: Graph, plan: Plan | None = None) -> str:
+    """HTML that needs nothing else. Raises PyggmlError without igraph."""
     title = f"{len(graph.nodes)} nodes, {len(graph.leaves)} leaves"
     parts = [f"<h1>{escape(title)}</h1>", f"<div>{overview(graph)}</div>", "<h2>Inside</h2>"]
-    parts += [_inside(section, trained) for section in sections(graph)]
+    parts += [_inside(section) for section in sections(graph)]
     if plan is not None:
         parts.append(f"<h2>Memory: an arena of {bytes_as(plan.n_bytes)}</h2>")
         parts.append(f"<div>{lanes(plan)}</div>")
@@ -39,8 +37,8 @@ def page(graph: Graph, plan: Plan | None = None, trained: Collection[Tensor] = (
     )
 
 
-def _inside(section: Section, trained: Collection[Tensor]) -> str:
+def _inside(section: Section) -> str:
     name = f"{section.title} ×{section.n}" if section.n > 1 else section.title
     directions = {"forward": section.forward, "backward": section.backward}
-    drawn = "".join(f"<div>{inside(t, way, trained)}</div>" for way, t in directions.items() if t)
+    drawn = "".join(f"<div>{inside(t, way)}</div>" for way, t in directions.items() if t)
     return f"<details><summary>{escape(name)}</summary><div class=side>{drawn}</div></details>"

@@ -7,15 +7,15 @@ import pytest
 
 from pyggml.backends.cpu import CPU, write
 from pyggml.backends.cuda.code.jit import kernel
-from pyggml.backends.cuda.rewrites.branches import may_begin_early, side_by_side
-from pyggml.backends.cuda.rewrites.early import (
+from pyggml.backends.cuda.runtime.branches import may_begin_early, side_by_side
+from pyggml.backends.cuda.runtime.captures import Captured
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
     knows_early,
     release_others,
 )
-from pyggml.backends.cuda.runtime.captures import Captured
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
 from pyggml.backends.cuda.runtime.kernel import BoundCall, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, of_library
 from pyggml.graph import Graph

@@ -8,22 +8,14 @@ take three exponentials. swiglu_back moves 20 and takes one; its bits are the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
+from pyggml.backends.gated import GatedBack, gated_backs
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
-from pyggml.ops.activation.glu import SWIGLU, SWIGLU_BACK, SWIGLU_BACK_GATE
+from pyggml.ops.activation.glu import SWIGLU_BACK
 from pyggml.ops.layout.layout import CPY
-
-
-class _Apart(NamedTuple):
-    """The nodes that one swiglu_back replaces."""
-
-    dgate: Tensor
-    dup: Tensor
-    y: Tensor
 
 
 def with_joint_backs(graph: Graph) -> Graph:
@@ -35,32 +27,29 @@ def with_joint_backs(graph: Graph) -> Graph:
     return rewrite(graph, {t: new for a in _matches(graph) for t, new in _joint(a)})
 
 
-def _joint(apart: _Apart) -> Iterator[tuple[Tensor, Tensor]]:
-    gate, up, dy = apart.dgate.src
+def _joint(backs: GatedBack) -> Iterator[tuple[Tensor, Tensor]]:
+    gate, up, dy = backs.dgate.src
     joint = SWIGLU_BACK(gate.src[0], up.src[0], dy)
-    return zip(apart, (joint, *joint.saved), strict=True)
+    return zip(backs, (joint, *joint.saved), strict=True)
 
 
-def _matches(graph: Graph) -> Iterator[_Apart]:
-    backs = [t for t in graph.nodes if t.op is SWIGLU_BACK_GATE]
-    number = {t: i for i, t in enumerate(graph.nodes)} if backs else {}
-    matches = [a for dgate in backs if (a := _apart(graph, dgate, number))]
+def _matches(graph: Graph) -> Iterator[GatedBack]:
+    number = {t: i for i, t in enumerate(graph.nodes)}
+    matches = [a for a in gated_backs(graph) if _can_join(a, graph, number)]
     for i, a in enumerate(matches):  # its dy needs nothing that those behind it will give
         late = (t for later in matches[i + 1 :] for t in (later.dup, later.y))
         if not any(_depends(a.dgate.src[2], t, number) for t in late):
             yield a
 
 
-def _apart(graph: Graph, dgate: Tensor, number: Mapping[Tensor, int]) -> _Apart | None:
-    """What could be joined with dgate, if there were no other to join."""
-    gate, up, dy = dgate.src
-    units = {t.src: t for t in graph.readers[gate] if t.op is SWIGLU}
-    dup, y = units.get((gate, dy)), units.get((gate, up))
-    if dup is None or y is None or not (_is_widened(gate) and _is_widened(up)):
-        return None
-    ours, readers = {dgate, dup, y}, (*graph.readers[gate], *graph.readers[up])
+def _can_join(backs: GatedBack, graph: Graph, number: Mapping[Tensor, int]) -> bool:
+    """Whether they could be joined, if there were no others to join."""
+    gate, up, dy = backs.dgate.src
+    if not (_is_widened(gate) and _is_widened(up)):
+        return False
+    ours, readers = set(backs), (*graph.readers[gate], *graph.readers[up])
     alone = ours.issuperset(readers) and ours.isdisjoint(graph.outputs)
-    return _Apart(dgate, dup, y) if alone and not _depends(dy, y, number) else None
+    return alone and not _depends(dy, backs.y, number)
 
 
 def _is_widened(t: Tensor) -> bool:

@@ -3,6 +3,9 @@ else exactly, by tiles."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from pyggml.backends.cuda.attention import decode, exact, exact_back, tensor, tensor_back
 from pyggml.backends.cuda.attention.scores import WIDEST
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
@@ -11,33 +14,49 @@ from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A way to compute attention, and its gradient, of the nodes that it takes."""
+
+    takes: Callable[[Tensor, Compute], bool]
+    forward: Kernel
+    backward: Kernel
+
+
+_EXACTLY = Kernel(exact_back.bind, scratch=exact_back.scratch)
+DECODE = Path(decode.takes, Kernel(decode.bind, scratch=decode.scratch), _EXACTLY)
+TENSOR = Path(
+    tensor.takes,
+    Kernel(tensor.bind, scratch=tensor.scratch),
+    Kernel(tensor_back.bind, scratch=tensor_back.scratch),
+)
+EXACT = Path(lambda node, compute: True, Kernel(exact.bind), _EXACTLY)
+PATHS = DECODE, TENSOR, EXACT
+
+
+def path_of(node: Tensor, compute: Compute) -> Path:
+    """The path of an attention or its gradient: the first that takes it."""
+    return next(path for path in PATHS if path.takes(node, compute))
+
+
+def _kernel(node: Tensor, compute: Compute) -> Kernel:
+    assert node.op is not None
+    path = path_of(node, compute)
+    return path.forward if node.op.name == "flash_attn_ext" else path.backward
+
+
 def _lacks(node: Tensor) -> str | None:
     size = node.src[0].shape[2]
     return f"heads of {size} numbers, wanted {WIDEST} at most" if size > WIDEST else None
 
 
-def _forward(site: Site) -> Call:
-    if decode.takes(site.node):
-        return decode.bind(site)
-    takes = tensor.takes(site.node, site.compute)
-    return tensor.bind(site) if takes else exact.bind(site)
+def _bind(site: Site) -> Call:
+    return _kernel(site.node, site.compute).bind(site)
 
 
-def _forward_scratch(node: Tensor, compute: Compute) -> int:
-    if decode.takes(node):
-        return decode.scratch(node)
-    return tensor.scratch(node) if tensor.takes(node, compute) else 0
+def _scratch(node: Tensor, compute: Compute) -> int:
+    return _kernel(node, compute).scratch(node, compute)
 
 
-def _backward(site: Site) -> Call:
-    takes = tensor.takes(site.node, site.compute)
-    return tensor_back.bind(site) if takes else exact_back.bind(site)
-
-
-def _backward_scratch(node: Tensor, compute: Compute) -> int:
-    takes = tensor.takes(node, compute)
-    return tensor_back.scratch(node) if takes else exact_back.scratch(node, compute)
-
-
-declare("flash_attn_ext", Kernel(_forward, lacks=_lacks, scratch=_forward_scratch))
-declare("flash_attn_back", Kernel(_backward, lacks=_lacks, scratch=_backward_scratch))
+for _name in ("flash_attn_ext", "flash_attn_back"):
+    declare(_name, Kernel(_bind, lacks=_lacks, scratch=_scratch))

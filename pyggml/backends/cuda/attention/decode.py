@@ -30,14 +30,14 @@ from pyggml.backends.cuda.code.formulas import short_exp
 from pyggml.backends.cuda.code.fours import vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES
-from pyggml.backends.cuda.rewrites.early import (
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
     least_shared,
     release_others,
 )
-from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.graph.call import Call
@@ -68,7 +68,7 @@ class _Shape(NamedTuple):
     of_cluster: int
 
 
-def takes(node: Tensor) -> bool:
+def takes(node: Tensor, compute: Compute) -> bool:
     """Whether it is the path for this attention."""
     return node.shape[0] <= MOST_QUERIES
 
@@ -101,7 +101,7 @@ def _n_parts(node: Tensor) -> int:
     return max(1, min(wanted, most, parts.MOST_PARTS))
 
 
-def scratch(node: Tensor) -> int:
+def scratch(node: Tensor, compute: Compute) -> int:
     """Of each query, head and part: the sum of its values, then its maximum and its weight."""
     if _in_clusters(node):
         return 0

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda.code.fours import load_four, vectorizable
+from pyggml.backends.cuda.code.fours import lies_in_fours, load_four
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.ops.norm_rope import HEAD, angles, normed_and_turned
 from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
 from pyggml.graph.dtypes import F16
+from pyggml.graph.tensor import Tensor
 
 _FOUR = 4  # numbers of a lane
 
@@ -44,10 +45,9 @@ class Token(NamedTuple):
     fault: tuple[Any, int]
 
 
-def serves(head_size: int, n_pairs: int, token: Token) -> bool:
-    """Whether all pairs of a head are turned, and lie well. The simulator has no lanes."""
-    arrays = token.q, token.k, token.v, *token.weights, token.table
-    return not SIMULATED and head_size == HEAD and 2 * n_pairs == HEAD and vectorizable(*arrays)
+def serves(head_size: int, n_pairs: int, *sources: Tensor) -> bool:
+    """Whether all pairs of a head are turned, and all lies well. The simulator has no lanes."""
+    return not SIMULATED and head_size == HEAD and 2 * n_pairs == HEAD and lies_in_fours(*sources)
 
 
 @device

@@ -216,7 +216,7 @@ def scratch_in_bf16(node: Tensor, *which: int) -> int:
     return sum(round_up(2 * t.n_elements, ALIGNMENT) for t in rounded)
 
 
-def scratch(node: Tensor) -> int:
+def scratch(node: Tensor, compute: Compute) -> int:
     return scratch_in_bf16(node, 0, 1, 2)
 
 

@@ -35,7 +35,7 @@ from pyggml.backends.cuda.code.fours import loader
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Site
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Site
 from pyggml.backends.cuda.runtime.launches import THREADS as MOST_THREADS
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_row
 from pyggml.graph.call import Call
@@ -318,7 +318,7 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
     return backward
 
 
-def scratch(node: Tensor) -> int:
+def scratch(node: Tensor, compute: Compute) -> int:
     """The sources that are rounded, and what is known of queries and of groups of keys."""
     return scratch_in_bf16(node, *_ROUNDED) + sum(_parts(node))
 

@@ -20,8 +20,11 @@ from pyggml.backends.cuda.code.ptx import (
     store_words,
 )
 from pyggml.backends.cuda.runtime.driver import SIMULATED, address
+from pyggml.backends.kit.places import span
+from pyggml.graph.tensor import Tensor
 
 __all__ = [
+    "lies_in_fours",
     "load_four",
     "load_four_bf16",
     "loader",
@@ -68,6 +71,12 @@ def storer(in_bf16: bool) -> Any:
 def vectorizable(*arrays: Any) -> bool:
     """Whether all arrays begin and end where four numbers can be moved at once."""
     return all(a.size % 4 == 0 and _start(a) % (4 * a.dtype.itemsize) == 0 for a in arrays)
+
+
+def lies_in_fours(*tensors: Tensor) -> bool:
+    """The same of tensors that have no memory yet: owners begin at multiples of 64 bytes."""
+    sizes = ((t, t.dtype.numpy.itemsize) for t in tensors)
+    return all(span(t) // n % 4 == 0 and t.offset % (4 * n) == 0 for t, n in sizes)
 
 
 def _start(array: Any) -> int:

@@ -30,13 +30,13 @@ from pyggml.backends.cuda.gemm.packed_dots import (
     rows_of,
 )
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
-from pyggml.backends.cuda.rewrites.early import (
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
     least_shared,
     release_others,
 )
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.weights.packed import MOST_GROUPS, Unit, closed, unit_of
 from pyggml.graph.call import Call

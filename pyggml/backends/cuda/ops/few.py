@@ -8,82 +8,97 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from pyggml.backends.cuda.gemm import Problem, path_of
+from pyggml.backends.cuda.gemm import path_of
 from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS, Norm, Part, products
 from pyggml.backends.cuda.ops.products import problem_of
-from pyggml.backends.cuda.rewrites.branches import ranges
-from pyggml.backends.cuda.rewrites.fusion import declare_pattern
-from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.graph.call import Call
+from pyggml.graph.op import Memory
+from pyggml.graph.tensor import Tensor
+from pyggml.ops.product.matmul import MUL_MAT
 
 
-def _parts(sites: Sequence[Site]) -> tuple[Problem, list[Part]] | None:
-    """Products of one A of few rows, as parts of a launch, and the first; None for others."""
-    problems = [problem_of(site.node, site.compute) for site in sites]
-    first, a = problems[0], sites[0].node.src[1]
-    if any(path_of(p) is not FEW_ROWS or p.a != first.a for p in problems):
-        return None
-    if any(s.node.src[1].root is not a.root or s.node.src[1].offset != a.offset for s in sites):
-        return None
-    both = zip(sites, problems, strict=True)
-    return first, [Part(site.out, site.src[0], p.b.dtype, p.n) for site, p in both]
+def _are_few(products: Sequence[Tensor], compute: Compute) -> bool:
+    """Whether products of one A of few rows can be parts of a launch."""
+    problems, a = [problem_of(t, compute) for t in products], products[0].src[1]
+    places = {(t.src[1].root, t.src[1].offset) for t in products}
+    return places == {(a.root, a.offset)} and all(
+        path_of(p) is FEW_ROWS and p.a == problems[0].a for p in problems
+    )
 
 
-def _norm(site: Site, product: Site, is_read: bool) -> Norm | None:
-    """The norm whose result is the A of a product, row for row."""
-    a = product.node.src[1]
-    makes = a.root is site.node and a.n_elements == site.node.n_elements
-    if not makes or a.shape[-1] != site.node.shape[-1]:
-        return None
-    return Norm(site.src[1], site.scalars[0], site.out, is_read)
+def _reads(product: Tensor, norm: Tensor) -> bool:
+    """Whether the norm's result is the A of a product, row for row."""
+    a = product.src[1]
+    same = a.root is norm and a.n_elements == norm.n_elements
+    return same and a.shape[-1] == norm.shape[-1]
 
 
-def _bind_after_norm(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+def _follow_norm(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
     """Products of one normalised A: of queries, keys and values, say."""
-    normed, *reads = sites
-    found, norm = _parts(reads), _norm(normed, reads[0], is_read[0])
-    if found is None or norm is None:
-        return None
-    p, parts = found
-    return products(parts, normed.src[0], p.m, p.k, normed.stream, norm)
+    norm, *products = nodes
+    return _reads(products[0], norm) and _are_few(products, compute)
 
 
-def _bind_gated(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+def _are_gated(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
     """silu(A · gateᵀ) · (A · upᵀ) of a normalised A."""
-    normed, first, second, gated = sites
-    found, norm = _parts([first, second]), _norm(normed, first, is_read[0])
-    if found is None or norm is None or is_read[1] or is_read[2]:
-        return None
-    p, (gate, up) = found
-    roots = [t.root for t in gated.node.src]
-    if roots == [second.node, first.node]:
-        gate, up = up, gate
-    elif roots != [first.node, second.node]:
-        return None
-    if gate.dtype is not up.dtype or gate.n != up.n:
-        return None
-    part = replace(gate, out=gated.out, up=up.w)
-    return products([part], normed.src[0], p.m, p.k, normed.stream, norm)
+    _, first, second, gated = nodes
+    gate, up = (t.root for t in gated.src)
+    if is_read[1] or is_read[2] or {gate, up} != {first, second}:
+        return False
+    (w_gate, _), (w_up, _) = gate.src, up.src
+    alike = w_gate.dtype is w_up.dtype and w_gate.shape == w_up.shape
+    return alike and _follow_norm(nodes[:3], is_read[:3], compute)
 
 
-def _bind_residual(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+def _adds(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
     """A product and what it is added to, of its shape."""
+    product, total = nodes
+    others = [s for s in total.src if s.root is not product]
+    if is_read[0] or len(others) != 1 or not _are_few([product], compute):
+        return False
+    return others[0].n_elements == product.n_elements == total.n_elements
+
+
+def _bind(sites: Sequence[Site], parts: Sequence[Part], norm: Norm | None = None) -> Call:
+    """A launch for a normalised A, of the first node, or for that of the first product."""
+    (product, *_), (first, *_) = (s for s in sites if s.node.op is MUL_MAT), sites
+    p, a = problem_of(product.node, product.compute), first.src[0 if norm else 1]
+    return products(parts, a, p.m, p.k, first.stream, norm)
+
+
+def _part(site: Site) -> Part:
+    return Part(site.out, site.src[0], site.node.src[0].dtype, site.node.shape[-1])
+
+
+def _norm(site: Site, is_read: bool, other: Any) -> Norm:
+    """other: an array, which stands for the norm's result if there is none"""
+    return Norm(site.src[1], site.scalars[0], site.out if is_read else other, is_read)
+
+
+def _bind_after_norm(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+    norm, *reads = sites
+    return _bind(sites, [_part(s) for s in reads], _norm(norm, is_read[0], reads[0].out))
+
+
+def _bind_gated(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+    norm, *both, gated = sites
+    gate, up = (next(s for s in both if s.node is t.root) for t in gated.node.src)
+    part = replace(_part(gate), out=gated.out, up=up.src[0])
+    return _bind(sites, [part], _norm(norm, is_read[0], gated.out))
+
+
+def _bind_residual(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     product, total = sites
-    found = _parts([product])
-    others = [i for i, t in enumerate(total.node.src) if t.root is not product.node]
-    if found is None or is_read[0] or len(others) != 1:
-        return None
-    added, (result, a) = total.src[others[0]], ranges((total.out, product.src[1]))
-    if not added.size == product.out.size == total.out.size or result.meets(a):
-        return None
-    p, (part,) = found
-    part = replace(part, out=total.out, added=added)
-    return products([part], product.src[1], p.m, p.k, product.stream)
+    added = next(a for a in total.src if a is not None)
+    return _bind(sites, [replace(_part(product), out=total.out, added=added)])
 
 
-declare_pattern("rms_norm_mul", *("mul_mat",) * 3, bind=_bind_after_norm, first=True)
-declare_pattern("rms_norm_mul", "mul_mat", "mul_mat", "swiglu", bind=_bind_gated)
-declare_pattern("rms_norm_mul", "mul_mat", bind=_bind_after_norm, first=True)  # of the logits
-# In place: the sum may lie where what is added does, number for number.
-declare_pattern("mul_mat", "add", bind=_bind_residual, in_place=True)
+NORM_PRODUCTS = Fusion(("rms_norm_mul", *("mul_mat",) * 3), _follow_norm, _bind_after_norm)
+NORM_GATED = Fusion(("rms_norm_mul", "mul_mat", "mul_mat", "swiglu"), _are_gated, _bind_gated)
+NORM_PRODUCT = Fusion(("rms_norm_mul", "mul_mat"), _follow_norm, _bind_after_norm)  # of the logits
+# The sum may lie where what is added does, number for number, but not where A does.
+PRODUCT_ADD = Fusion(("mul_mat", "add"), _adds, _bind_residual, Memory.INPLACE_FIRST, leads=1)

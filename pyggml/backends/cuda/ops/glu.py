@@ -8,15 +8,17 @@ import numpy as np
 
 from pyggml.backends.cuda.code import formulas as f
 from pyggml.backends.cuda.code.formulas import ONE, sigmoid
-from pyggml.backends.cuda.code.fours import load_four, store_four, vectorizable
+from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, store_four
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.elementwise import of_three, of_two
-from pyggml.backends.cuda.rewrites.fusion import declare_pattern
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
+from pyggml.graph.op import Memory
+from pyggml.graph.tensor import Tensor
 
 
 @device
@@ -104,17 +106,22 @@ def _swiglu_back(d_gate, d_up, gate, up, dy):
         )  # fmt: skip
 
 
-def _bind_swiglu_back(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+def _are_gradients(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
     """The gradient of up is silu(gate)·dy, which is swiglu again."""
+    of_gate, of_up = nodes
+    gate, _, dy = of_gate.src
+    return all(is_read) and of_up.src == (gate, dy) and lies_in_fours(*of_gate.src)
+
+
+def _bind_swiglu_back(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     of_gate, of_up = sites
-    gate, _, dy = of_gate.node.src
-    arrays = of_gate.out, of_up.out, *of_gate.src
-    if not all(is_read) or list(of_up.node.src) != [gate, dy] or not vectorizable(*arrays):
-        return None
-    return per_element(_swiglu_back, dy.n_elements // 4, of_up.stream, *arrays)
+    arrays, n = (of_gate.out, of_up.out, *of_gate.src), of_gate.node.n_elements
+    return per_element(_swiglu_back, n // 4, of_up.stream, *arrays)
 
 
-declare_pattern("swiglu_back_gate", "swiglu", bind=_bind_swiglu_back, in_place=True)
+SWIGLU_BACKS = Fusion(
+    ("swiglu_back_gate", "swiglu"), _are_gradients, _bind_swiglu_back, Memory.INPLACE
+)
 
 for _name, _formula in {
     **OF_THREE,

@@ -13,20 +13,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda.attention import decode
+from pyggml.backends.cuda.attention import DECODE, decode, path_of
 from pyggml.backends.cuda.attention.one_token import Token, serves
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_sum
 from pyggml.backends.cuda.ops.rows import faults_of_rows
-from pyggml.backends.cuda.rewrites.branches import ranges
-from pyggml.backends.cuda.rewrites.fusion import declare_pattern
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import small
+from pyggml.backends.kit.places import span
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F16, F32
+from pyggml.graph.graph import last_write
+from pyggml.graph.op import Memory
+from pyggml.graph.tensor import Tensor
 
 MOST_TOKENS = 8
 _WIDEST = 512  # numbers of a head
@@ -109,9 +112,9 @@ def _heads() -> Any:
     return heads
 
 
-def _follow(sites: Sequence[Site]) -> bool:
-    """Whether each node reads the one before it in the pattern, head by head."""
-    q_norm, q_turn, k_norm, k_turn, k_put, v_put = (site.node for site in sites)
+def _follow(nodes: Sequence[Tensor]) -> bool:
+    """Whether each node reads the one before it, head by head."""
+    q_norm, q_turn, k_norm, k_turn, k_put, v_put = nodes
     return (
         q_turn.src[0] is q_norm
         and k_turn.src[0] is k_norm
@@ -122,39 +125,31 @@ def _follow(sites: Sequence[Site]) -> bool:
     )
 
 
-def _are_heads(sites: Sequence[Site], is_read: Sequence[bool]) -> bool:
+def _are_heads(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
     """Whether they are heads of few tokens, cached in float16 or float32."""
-    q_norm, _, k_norm, _, k_put, v_put = sites
-    if not _follow(sites):
+    q_norm, _, k_norm, _, k_put, v_put = nodes
+    if not _follow(nodes):
         return False
     if is_read[0] or is_read[2] or is_read[3]:  # a norm of all heads at once, say
         return False
-    n_tokens, _, d = q_norm.node.shape
-    k, v = k_norm.node.src[0], v_put.node.src[1]
-    n_key_heads, cache, ids = k.shape[1], k_put.node.src[0], k_put.node.src[2]
+    n_tokens, _, d = q_norm.shape
+    k, v = k_norm.src[0], v_put.src[1]
+    n_key_heads, cache, ids = k.shape[1], k_put.src[0], k_put.src[2]
     return (
         (n_tokens <= MOST_TOKENS and d <= _WIDEST)
         and (*k.shape,) == (n_tokens, n_key_heads, d)
-        and all(s.node.src[1].shape == (d,) for s in (q_norm, k_norm))
-        and all(s.node.src[0].dtype in (F16, F32) for s in (k_put, v_put))
-        and k_put.node.src[0].shape == v_put.node.src[0].shape == (cache.shape[0], n_key_heads * d)
+        and all(t.src[1].shape == (d,) for t in (q_norm, k_norm))
+        and all(t.src[0].dtype in (F16, F32) for t in (k_put, v_put))
+        and k_put.src[0].shape == v_put.src[0].shape == (cache.shape[0], n_key_heads * d)
         and ids.shape == (n_tokens,)
         and v.n_elements == k.n_elements
     )
 
 
-def _bind(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
-    if not _are_heads(sites, is_read):
-        return None
+def _bind(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     q_norm, q_turn, k_norm, _, k_put, v_put = sites
     n_tokens, n_heads, d = q_norm.node.shape
     n_key_heads, cache = k_norm.node.src[0].shape[1], k_put.node.src[0]
-    weights = q_norm.src[1], k_norm.src[1]
-    reads = k_norm.src[0], v_put.src[1], q_turn.src[1], k_put.src[2], *weights
-    # Queries may be turned where they lie; what is read of other heads, too, must lie elsewhere.
-    out, *others = ranges((q_turn.out, *reads))
-    if any(out.meets(other) for other in others):  # the plan has given it their memory
-        return None
     table, p = q_turn.node.src[1], q_turn.node.params
     turn = Turn(table.shape[-1], bool(p["neox"]), p["offset"])
     sizes = (n_tokens, n_heads, n_key_heads, d, cache.shape[0])
@@ -163,37 +158,52 @@ def _bind(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     return launch(
         _heads(), min(-(-n_jobs // _WARPS), 1 << 16), _WARPS * LANES, q_norm.stream, q_turn.out,
         k_put.out, v_put.out, q_norm.src[0], k_norm.src[0], v_put.src[1],
-        weights, q_turn.src[1], k_put.src[2], sizes,
+        (q_norm.src[1], k_norm.src[1]), q_turn.src[1], k_put.src[2], sizes,
         (*q_norm.scalars, *k_norm.scalars), turn, (k_put.faults.cell, no_row, twice),
     )  # fmt: skip
 
 
-def _bind_attended(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+def _are_attended(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
     """The heads of one token, made in the kernel of the attention that reads them."""
+    q_norm, q_turn, k_norm, _, k_put, v_put, attention = nodes
+    if is_read[1] or not _are_heads(nodes[:6], is_read[:6], compute):
+        return False
+    if attention.src[0] is not q_turn or path_of(attention, compute) is not DECODE:
+        return False
+    table, p, puts = q_turn.src[1], q_turn.params, (k_put, v_put)
+    whole = all(
+        last_write(s) is put and _place(s) == _place(put)
+        for s, put in zip(attention.src[1:3], puts, strict=True)
+    )
+    turned = p["neox"] and not p["offset"]
+    sources = q_norm.src[0], k_norm.src[0], v_put.src[1], q_norm.src[1], k_norm.src[1], table
+    fits = serves(q_norm.shape[2], table.shape[-1] if turned else 0, *sources)
+    return q_norm.shape[0] == 1 and whole and fits
+
+
+def _place(t: Tensor) -> tuple[int, int]:
+    """Where it lies in its owner's memory."""
+    return t.offset, span(t)
+
+
+def _bind_attended(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     q_norm, q_turn, k_norm, _, k_put, v_put, attention = sites
-    if is_read[1] or not _are_heads(sites[:6], is_read) or attention.node.src[0] is not q_turn.node:
-        return None
-    if q_norm.node.shape[0] != 1 or not decode.takes(attention.node):
-        return None
-    if ranges(attention.src[1:3]) != ranges((k_put.out, v_put.out)):
-        return None
-    n_rows, table, p = k_put.node.src[0].shape[0], q_turn.node.src[1], q_turn.node.params
+    n_rows = k_put.node.src[0].shape[0]
     no_row, _ = faults_of_rows(k_put, n_rows)
     token = Token(
         q_norm.src[0], k_norm.src[0], v_put.src[1], (q_norm.src[1], k_norm.src[1]),
         (*q_norm.scalars, *k_norm.scalars), q_turn.src[1], k_put.src[2], k_put.out, v_put.out,
         n_rows, (k_put.faults.cell, no_row),
     )  # fmt: skip
-    n_pairs = table.shape[-1] if p["neox"] and not p["offset"] else 0
-    if not serves(q_norm.node.shape[2], n_pairs, token):
-        return None
-    reads = ranges((token.q, token.k, token.v, token.table, token.ids, *token.weights))
-    writes = ranges((attention.out, *attention.saved, attention.scratch))
-    if any(w.meets(r) for w in writes for r in reads):  # the plan has given it their memory
-        return None
     return decode.bind(attention, token)
 
 
+def _scratch_of_attention(node: Tensor, compute: Compute) -> int:
+    return decode.scratch(node.params["of"].nodes[-1], compute)
+
+
 _OPS = *("rms_norm_mul", "rope_apply") * 2, "set_rows", "set_rows"
-declare_pattern(*_OPS, bind=_bind, in_place=True)
-declare_pattern(*_OPS, "flash_attn_ext", bind=_bind_attended, in_place=True)
+HEADS = Fusion(_OPS, _are_heads, _bind, Memory.INPLACE_FIRST)  # queries may be turned in place
+ATTENDED_HEADS = Fusion(
+    (*_OPS, "flash_attn_ext"), _are_attended, _bind_attended, scratch=_scratch_of_attention
+)

@@ -18,14 +18,14 @@ from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.fours import load_four, vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bits_of
-from pyggml.backends.cuda.rewrites.early import (
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
     least_shared,
     release_others,
 )
-from pyggml.backends.cuda.rewrites.fusion import declare_pattern
-from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import THREADS, launch
 from pyggml.backends.cuda.runtime.simulator import small
@@ -136,11 +136,16 @@ def _bind_advance(site: Site) -> Call:
     return launch(_advance, 1, 1, site.stream, site.src[1], _inputs(site))
 
 
-def _bind_both(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+def _advances(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+    choosing, moving = nodes
+    return moving.src[1] is choosing
+
+
+def _bind_both(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     choosing, moving = sites
-    return _launch(choosing, _inputs(moving)) if moving.node.src[1] is choosing.node else None
+    return _launch(choosing, _inputs(moving))
 
 
 declare("likeliest", Kernel(_launch, scratch=_scratch))
 declare("advance", Kernel(_bind_advance))
-declare_pattern("likeliest", "advance", bind=_bind_both, in_place=True)
+LIKELIEST_ADVANCE = Fusion(("likeliest", "advance"), _advances, _bind_both, scratch=_scratch)

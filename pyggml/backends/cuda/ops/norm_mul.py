@@ -18,6 +18,7 @@ import numpy as np
 from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.fours import (
+    lies_in_fours,
     load_four,
     loader,
     put_four_bf16,
@@ -27,9 +28,9 @@ from pyggml.backends.cuda.code.fours import (
 )
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.norm import squares
-from pyggml.backends.cuda.rewrites.fusion import declare_pattern
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import (
     THREADS,
     in_turn,
@@ -40,6 +41,7 @@ from pyggml.backends.cuda.runtime.launches import (
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32
+from pyggml.graph.op import Memory
 from pyggml.graph.tensor import Tensor
 
 _MOST_FOURS = 8  # of a thread: 32 numbers of each source in registers
@@ -269,48 +271,53 @@ def _back_w(site: Site) -> Call:
     )
 
 
-# -- patterns -----------------------------------------------------------------------------------
+# -- fusions ------------------------------------------------------------------------------------
 
 
 def _is_residual(t: Tensor) -> bool:
     return t.src[0].shape == t.src[1].shape == t.shape
 
 
-def _bind_add_norm(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+def _adds_first(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
     """norm(a + b)·w, and, of three nodes, a + b in BF16."""
+    add, *copies, norm = nodes
+    reads_sum = norm.src[0] is add and norm.src[1].n_elements == norm.shape[-1]
+    rounds = all(c.src[0] is add and c.dtype is BF16 for c in copies)
+    fits = holds_rows(norm) and lies_in_fours(*add.src, norm.src[1])
+    return reads_sum and rounds and fits and _is_residual(add)
+
+
+def _bind_add_norm(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     add, *copies, norm = sites
     n = norm.node.shape[-1]
-    fours = _fours(n, norm.out, norm.src[1], add.out, *add.src, *(c.out for c in copies))
-    reads_sum = norm.node.src[0] is add.node and norm.src[1].size == n
-    rounds = all(c.node.src[0] is add.node and c.node.dtype is BF16 for c in copies)
-    if not (fours and reads_sum and rounds and _is_residual(add.node)):
-        return None
     (a, b), n_rows = add.src, norm.node.n_elements // n
     copy = copies[0].out if copies else norm.out
-    arrays = norm.out, a, norm.src[1], add.out, b, copy, is_read[0]
-    run = _forward(fours, True, bool(copies), _types(add.node, norm.node))
+    total = add.out if is_read[0] else norm.out
+    arrays = norm.out, a, norm.src[1], total, b, copy, is_read[0]
+    run = _forward(_fours(n, a, b), True, bool(copies), _types(add.node, norm.node))
     return per_rows(run, n_rows, n, norm.stream, *arrays, n, *norm.scalars)
 
 
-def _bind_back_add(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+def _adds_last(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
     """a + the norm's gradient"""
+    back, add = nodes
+    is_sum = add.src[1] is back and _is_residual(add) and back.dtype is F32
+    return is_sum and holds_rows(back) and lies_in_fours(*back.src, add.src[0])
+
+
+def _bind_back_add(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     back, add = sites
-    n = back.node.shape[-1]
-    is_sum = add.node.src[1] is back.node and _is_residual(add.node)
-    if not is_sum or back.node.dtype is not F32:
-        return None
-    fours = _fours(n, back.out, *back.src, add.out, add.src[0])
-    if not fours:
-        return None
-    arrays = back.out, *back.src, add.out, add.src[0], is_read[0]
-    x, _, dy = back.node.src
-    run, n_rows = _backward(fours, True, _types(x, dy, back.node)), back.node.n_elements // n
+    n, (x, _, dy) = back.node.shape[-1], back.node.src
+    dx = back.out if is_read[0] else add.out
+    arrays = dx, *back.src, add.out, add.src[0], is_read[0]
+    run = _backward(_fours(n, *back.src), True, _types(x, dy, back.node))
+    n_rows = back.node.n_elements // n
     return per_rows(run, n_rows, n, back.stream, *arrays, n, *back.scalars)
 
 
 declare("rms_norm_mul", Kernel(_bind))
 declare("rms_norm_mul_back", Kernel(_bind_back))
 declare("rms_norm_mul_back_w", Kernel(_back_w, scratch=_back_w_scratch))
-declare_pattern("add", "rms_norm_mul", bind=_bind_add_norm, in_place=True)
-declare_pattern("add", "cpy", "rms_norm_mul", bind=_bind_add_norm, in_place=True)
-declare_pattern("rms_norm_mul_back", "add", bind=_bind_back_add, in_place=True)
+ADD_NORM = Fusion(("add", "rms_norm_mul"), _adds_first, _bind_add_norm, Memory.INPLACE)
+ADD_COPY_NORM = Fusion(("add", "cpy", "rms_norm_mul"), _adds_first, _bind_add_norm, Memory.INPLACE)
+NORM_BACK_ADD = Fusion(("rms_norm_mul_back", "add"), _adds_last, _bind_back_add, Memory.INPLACE)

@@ -16,15 +16,16 @@ import numpy as np
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ONE
-from pyggml.backends.cuda.code.fours import load_four, loader, storer, vectorizable
+from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, loader, storer
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import ALL, warp_sum
-from pyggml.backends.cuda.rewrites.fusion import declare_pattern
 from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
-from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import per_rows
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
+from pyggml.graph.op import Memory
 from pyggml.graph.tensor import Tensor
 
 HEAD, PAIRS = 128, 64
@@ -123,12 +124,23 @@ def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool, togethe
     return turn_norm_back
 
 
-def _serves(norm: Site, rope: Site, is_read: Sequence[bool]) -> bool:
-    of_rope, table = rope.node.params, rope.node.src[1]
-    whole = of_rope["neox"] and not of_rope["offset"] and table.shape[2] == PAIRS
-    arrays = norm.out, *norm.src, rope.out, *rope.src
-    is_head = rope.node.shape[-1] == norm.node.shape[-1] == HEAD
-    return not (SIMULATED or is_read[0]) and whole and is_head and vectorizable(*arrays)
+def _are_whole(norm: Tensor, rope: Tensor, *others: Tensor) -> bool:
+    """Whether all pairs of heads of 128 are turned, and all sources lie well."""
+    table = rope.src[1]
+    whole = rope.params["neox"] and not rope.params["offset"] and table.shape[2] == PAIRS
+    is_head = rope.shape[-1] == norm.shape[-1] == HEAD
+    return not SIMULATED and whole and is_head and lies_in_fours(table, *others)
+
+
+def _norms_first(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+    norm, rope = nodes
+    return rope.src[0] is norm and not is_read[0] and _are_whole(norm, rope, *norm.src)
+
+
+def _turns_first(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+    rope, back = nodes
+    others = rope.src[0], *back.src[:2]
+    return back.src[2] is rope and not is_read[0] and _are_whole(back, rope, *others)
 
 
 def _together(x: Tensor) -> int:
@@ -140,10 +152,8 @@ def _sizes(x: Tensor, table: Tensor) -> tuple[int, int]:
     return x.shape[-2], table.shape[0]
 
 
-def _bind_forward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+def _bind_forward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     norm, rope = sites
-    if rope.node.src[0] is not norm.node or not _serves(norm, rope, is_read):
-        return None
     arrays = rope.out, *norm.src, rope.src[1]
     together, of_table = _together(rope.node), _sizes(*rope.node.src)
     n_rows = rope.node.n_elements // (HEAD * together)
@@ -151,10 +161,8 @@ def _bind_forward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None
     return per_rows(run, n_rows, HEAD, rope.stream, *arrays, *of_table, *norm.scalars)
 
 
-def _bind_backward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+def _bind_backward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     rope, back = sites
-    if back.node.src[2] is not rope.node or not _serves(back, rope, is_read):
-        return None
     (x, w, _), (dy, table) = back.src, rope.src
     together, of_table = _together(rope.node), _sizes(*rope.node.src)
     n_rows, arrays = back.node.n_elements // (HEAD * together), (back.out, x, w, dy, table)
@@ -163,5 +171,7 @@ def _bind_backward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | Non
     return per_rows(run, n_rows, HEAD, back.stream, *arrays, *of_table, *back.scalars)
 
 
-declare_pattern("rms_norm_mul", "rope_apply", bind=_bind_forward, in_place=True)
-declare_pattern("rope_apply_back", "rms_norm_mul_back", bind=_bind_backward, in_place=True)
+NORM_ROPE = Fusion(("rms_norm_mul", "rope_apply"), _norms_first, _bind_forward, Memory.INPLACE)
+ROPE_BACK_NORM_BACK = Fusion(
+    ("rope_apply_back", "rms_norm_mul_back"), _turns_first, _bind_backward, Memory.INPLACE
+)

@@ -6,13 +6,12 @@ and B = w, out_prod(a, b) has A = bᵀ and B = aᵀ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
 from pyggml.backends.cuda.ops.layout import copied
-from pyggml.backends.cuda.rewrites.fusion import declare_pattern
+from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.runtime.table import declare
@@ -98,39 +97,28 @@ def is_in_place(node: Tensor) -> bool:
     return here.buffer is there.buffer and at == there_at
 
 
-# -- patterns -----------------------------------------------------------------------------------
+# -- fusions ------------------------------------------------------------------------------------
 
 
-def _bind_scaled(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+def _scales(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
     """s · A · Bᵀ, as LoRA has it with s = α / r."""
+    product, scaled = nodes
+    p = problem_of(product, compute)
+    plain = not is_read[0] and not scaled.params["b"]
+    return plain and p.b.dtype is F32 and path_of(p).scales
+
+
+def _bind_scaled(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     product, scaled = sites
-    factor, shift = scaled.node.params.values()
-    p = problem_of(product.node, product.compute)
-    if is_read[0] or shift or p.b.dtype is not F32 or not path_of(p).scales:
-        return None
-    return _product(replace(product, out=scaled.out), accumulate=False, factor=factor)
-
-
-def declare_summed(name: str, add: Callable[[Site], Call]) -> None:
-    """A pattern: the gradient that this op makes is added to its accumulator as it is made.
-
-    add   what binds the op's kernel so that it adds to what is there
-    """
-
-    def bind(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
-        product, total = sites
-        so_far, added = total.node.src
-        is_sum = added is product.node and so_far.shape == added.shape and is_in_place(total.node)
-        return add(replace(product, out=total.out)) if is_sum and not is_read[0] else None
-
-    # In place: the sum lies where the accumulator does, and no factor of the product does.
-    declare_pattern(name, "add", bind=bind, in_place=True)
+    at_once = replace(product, out=scaled.out)
+    return _product(at_once, accumulate=False, factor=scaled.node.params["s"])
 
 
 for _name, _run in (("mul_mat", _bind), ("mul_mat_add", _bind_added)):
     declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch, shared=_shared))
 for _name, _run in (("out_prod", _bind), ("out_prod_add", _bind_added)):
     declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch))
-for _name in ("mul_mat", "out_prod"):
-    declare_pattern(_name, "scale", bind=_bind_scaled)
-declare_summed("out_prod", partial(_product, accumulate=True))
+PRODUCT_SCALED = Fusion(
+    ("mul_mat", "scale"), _scales, _bind_scaled, scratch=_scratch, shared=_shared
+)
+OUT_PROD_SCALED = Fusion(("out_prod", "scale"), _scales, _bind_scaled, scratch=_scratch)

@@ -11,11 +11,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from pyggml.backends.base import Backend
-from pyggml.backends.cuda.gemm.cublas import has_cublas, workspaces
-from pyggml.backends.cuda.rewrites.branches import may_begin_early, side_by_side
-from pyggml.backends.cuda.rewrites.early import knows_early
-from pyggml.backends.cuda.rewrites.fusion import fused
-from pyggml.backends.cuda.rewrites.lora import with_wide_products
+from pyggml.backends.cuda.gemm.cublas import workspaces
+from pyggml.backends.cuda.rewrites import rewritten
+from pyggml.backends.cuda.runtime.branches import may_begin_early, side_by_side
 from pyggml.backends.cuda.runtime.captures import Captured
 from pyggml.backends.cuda.runtime.driver import (
     abandon,
@@ -24,6 +22,7 @@ from pyggml.backends.cuda.runtime.driver import (
     make_current,
     shared_cell,
 )
+from pyggml.backends.cuda.runtime.early import knows_early
 from pyggml.backends.cuda.runtime.events import Event
 from pyggml.backends.cuda.runtime.failures import is_failure, lost_by, ran_out, reason_of
 from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, Kernel, OwnOp, Site
@@ -66,9 +65,9 @@ class CudaBackend(Backend):
         return "no kernel is declared" if found is None else found.lacks(node)
 
     def rewritten(self, graph: Graph) -> Graph:
-        """LoRA's products joined with those that they adapt, where these round to bfloat16."""
-        joins = self.compute == "bf16" and has_cublas()
-        return with_wide_products(graph) if joins else graph
+        """By the passes of pyggml.backends.cuda.rewrites."""
+        with self._working():  # the card is asked how much shared memory it has
+            return rewritten(graph, self)
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -170,10 +169,10 @@ class CudaBackend(Backend):
             n_bytes, word = shared(node, self.compute)
         return n_bytes, (word, shared)
 
-    def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
+    def join(self, calls: Sequence[Call]) -> Sequence[Call]:
         """One captured graph of all, its branches side by side."""
         with self._working():
-            bound = fused(cast(Sequence[BoundCall], calls), graph)
+            bound = cast(Sequence[BoundCall], calls)
             early = partial(may_begin_early, bound) if knows_early() else None
         steps, waits = side_by_side(bound)
         return [Call(self._run, Captured(steps, self.stream, waits, early))] if steps else []

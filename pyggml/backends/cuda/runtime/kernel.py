@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 from pyggml.backends.kit import kernels
 from pyggml.backends.kit.faults import Faults
 from pyggml.graph.call import Call
-from pyggml.graph.op import Op
+from pyggml.graph.op import SAVED, Memory, NoGrad, Op
 from pyggml.graph.tensor import Tensor
 
 Compute = Literal["f32", "bf16"]
@@ -36,13 +36,13 @@ class Site(kernels.Site[Any]):
 
 
 class BoundCall(Call):
-    """The call of a node, or of several that one kernel computes, with the memory of each."""
+    """The call of a node, with its memory."""
 
-    __slots__ = ("sites",)
+    __slots__ = ("site",)
 
-    def __init__(self, call: Call, *sites: Site) -> None:
+    def __init__(self, call: Call, site: Site) -> None:
         super().__init__(call.kernel, *call.arguments)
-        self.sites = sites
+        self.site = site
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,28 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnOp(Op):
-    """An op that no other device has; it comes with its kernel."""
+    """An op that no other device has; it comes with its kernel.
+
+    results   (*arrays, **params) -> what `ref` gives, then what the op saves, in NumPy float64
+    """
 
     kernel: Kernel
+    results: Callable[..., Iterable[np.ndarray]]
+
+
+def own_op(
+    name: str,
+    kernel: Kernel,
+    results: Callable[..., Iterable[np.ndarray]],
+    memory: Memory = Memory.FRESH,
+) -> OwnOp:
+    """An op that passes put into finished graphs: nothing else makes nodes of it."""
+
+    def ref(*arrays: np.ndarray, **params: Any) -> np.ndarray:
+        return next(iter(results(*arrays, **params)))
+
+    fields = {f: getattr(SAVED, f) for f in ("ggml", "spec", "samples", "refuses")}
+    reason = NoGrad("a device's own ops enter a graph that has its gradients")
+    return OwnOp(
+        name=name, ref=ref, grad=reason, memory=memory, kernel=kernel, results=results, **fields
+    )

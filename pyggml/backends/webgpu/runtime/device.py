@@ -17,7 +17,6 @@ from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import kernels
 from pyggml.backends.webgpu.wgsl.shader import WORD, Dispatch, Shaders, View
 from pyggml.errors import DeviceError, DeviceLostError, PyggmlError
-from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor
@@ -172,7 +171,7 @@ class WebGPUBackend(Backend):
     def scratch(self, node: Tensor) -> int:
         return self._kernel(node).scratch(node, self.shaders)
 
-    def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
+    def join(self, calls: Sequence[Call]) -> Sequence[Call]:
         """One submission of all."""
         every = tuple(d for call in calls for d in call.arguments[0])
         return [Call(self._run, every)] if every else []

@@ -18,8 +18,8 @@ import numpy as np
 from pyggml.backends.cuda.code.blocks import is_last
 from pyggml.backends.cuda.code.formulas import ONE
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.rewrites.lora.operands import eights, in_words, quick_sigmoid
-from pyggml.backends.cuda.rewrites.lora.wide import (
+from pyggml.backends.cuda.ops.lora.operands import eights, in_words, quick_sigmoid
+from pyggml.backends.cuda.ops.lora.wide import (
     COLUMNS,
     ROWS,
     TILE_COLUMNS,

@@ -1,4 +1,4 @@
-"""Finds LoRA's products in a graph, and puts wide products in their place.
+"""LoRA's products become wide products with those that they adapt: see ops/lora.
 
     forward     y = mul_mat_add(mul_mat(W, x), B, t),   t = scale(mul_mat(A, x), s)
     backward    dB = out_prod(t, dy)
@@ -16,10 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from pyggml.backends.cuda.gemm.slices import SLICE
-from pyggml.backends.cuda.rewrites.lora.absorb import with_formulas
-from pyggml.backends.cuda.rewrites.lora.join import with_gated_gradients
-from pyggml.backends.cuda.rewrites.lora.narrow import narrowed
-from pyggml.backends.cuda.rewrites.lora.ops import (
+from pyggml.backends.cuda.ops.lora.nodes import (
     gradient_of_a,
     gradient_of_b,
     wide_back,
@@ -27,10 +24,10 @@ from pyggml.backends.cuda.rewrites.lora.ops import (
     wide_product,
     wide_rows,
 )
-from pyggml.backends.cuda.rewrites.lora.wide import MOST_COLUMNS, columns
+from pyggml.backends.cuda.ops.lora.wide import MOST_COLUMNS, columns
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
-from pyggml.graph.op import SAVED
+from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 
 FEWEST_ROWS = 16  # fewer are multiplied by the dot products themselves
@@ -68,20 +65,33 @@ class _Product:
 
 def with_wide_products(graph: Graph) -> Graph:
     """The graph with LoRA's products joined with others; the same graph if there is no LoRA."""
-    found = _Matcher(graph).products()
-    if not found:
-        return graph
-    return with_gated_gradients(narrowed(with_formulas(_Writer(graph, found).run())))
+    groups: dict[Tensor, list[_Product]] = defaultdict(list)
+    for p in _Matcher(graph).products():
+        groups[p.x].append(p)
+    new: dict[Tensor, Tensor] = {}
+    for x, group in groups.items():
+        rows, first = wide_rows(x, [p.a for p in group], [p.scale for p in group]), 0
+        for p in group:
+            new |= _joined(p, rows, first)
+            first += columns(p.rank)
+    return rewrite(graph, new)
+
+
+def _joined(p: _Product, rows: Tensor, first: int) -> dict[Tensor, Tensor]:
+    """What stands for a product, whose u begins at this further column of X, and its gradients."""
+    new = {p.y: wide_product(p.w, rows, p.b, first)}
+    if p.back is not None:
+        d = wide_gradient(p.back.dy, p.b, p.scale)
+        new[p.back.db] = gradient_of_b(rows.saved[0], d, first, p.b.shape)
+        new[p.back.da] = gradient_of_a(d, p.back.x, *p.b.shape)
+        if p.back.dx is not None:
+            new[p.back.dx] = wide_back(p.back.to, p.w, d, p.a)
+    return new
 
 
 class _Matcher:
     def __init__(self, graph: Graph) -> None:
-        self._graph, self._outputs = graph, set(graph.outputs)
-        self._readers: dict[Tensor, list[Tensor]] = defaultdict(list)
-        for t in graph.nodes:
-            if t.op is not SAVED:
-                for s in dict.fromkeys(t.src):
-                    self._readers[s].append(t)
+        self._graph, self._outputs, self._readers = graph, set(graph.outputs), graph.readers
 
     def products(self) -> list[_Product]:
         """Those that can be joined; none of an x whose products have too many columns together."""
@@ -188,70 +198,3 @@ def _suits(p: _Product) -> bool:
     n, k = p.w.shape
     fits = 2 * (n + columns(p.rank)) * (k + MOST_COLUMNS) <= SLICE
     return fits and n % 16 == k % 16 == 0 and p.x.shape[0] >= FEWEST_ROWS
-
-
-class _Writer:
-    """Writes the graph anew, in the same order."""
-
-    def __init__(self, graph: Graph, found: list[_Product]) -> None:
-        self._graph, self._new = graph, dict[Tensor, Tensor]()
-        self._steps: list[Tensor] = []
-        self._ys = {p.y: p for p in found}
-        self._backs = {
-            t: p for p in found if p.back for t in (p.back.db, p.back.da, p.back.dx) if t
-        }
-        self._groups: dict[Tensor, list[_Product]] = defaultdict(list)
-        for p in found:
-            self._groups[p.x].append(p)
-        self._wide: dict[Tensor, Tensor] = {}  # by x
-        self._wide_gradients: dict[_Product, Tensor] = {}
-
-    def run(self) -> Graph:
-        for t in self._graph.nodes:
-            if t in self._ys:
-                self._enter(t, self._forward(self._ys[t]))
-            elif t in self._backs:
-                self._enter(t, self._backward(t, self._backs[t]))
-            elif t.op is not SAVED:
-                src = tuple(self._now(s) for s in t.src)
-                self._enter(t, t if src == t.src else t.reading(src))
-        outputs = tuple(self._now(t) for t in self._graph.outputs)
-        return Graph.of(*outputs, steps=self._steps).noted(self._graph.notes)
-
-    def _now(self, t: Tensor) -> Tensor:
-        return self._new.get(t, t)
-
-    def _enter(self, old: Tensor, new: Tensor) -> None:
-        self._steps.append(new)
-        if new is not old:
-            self._new[old] = new.named(old.name)
-            self._new |= zip(old.saved, new.saved, strict=True)
-
-    def _wide_rows(self, p: _Product) -> Tensor:
-        if p.x not in self._wide:
-            group = self._groups[p.x]
-            made = wide_rows(self._now(p.x), [q.a for q in group], [q.scale for q in group])
-            self._wide[p.x] = made
-            self._steps.append(made)
-        return self._wide[p.x]
-
-    def _first(self, p: _Product) -> int:
-        """The further column of X at which the product's u begins."""
-        before = self._groups[p.x][: self._groups[p.x].index(p)]
-        return sum(columns(q.rank) for q in before)
-
-    def _forward(self, p: _Product) -> Tensor:
-        return wide_product(p.w, self._wide_rows(p), p.b, self._first(p))
-
-    def _backward(self, t: Tensor, p: _Product) -> Tensor:
-        assert p.back is not None
-        if p not in self._wide_gradients:
-            self._wide_gradients[p] = wide_gradient(self._now(p.back.dy), p.b, p.scale)
-            self._steps.append(self._wide_gradients[p])
-        d = self._wide_gradients[p]
-        if t is p.back.db:
-            return gradient_of_b(self._wide[p.x].saved[0], d, self._first(p), p.b.shape)
-        if t is p.back.da:
-            return gradient_of_a(d, self._now(p.back.x), *p.b.shape)
-        to = None if p.back.to is None else self._now(p.back.to)
-        return wide_back(to, p.w, d, p.a)

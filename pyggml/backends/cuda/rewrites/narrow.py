@@ -11,14 +11,14 @@ Copies to BF16, and of BF16 to F32, of which nothing is left to do are left out.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 
-from pyggml.backends.cuda.attention import tensor
+from pyggml.backends.cuda.attention import TENSOR, path_of
 from pyggml.backends.cuda.ops.norm_mul import holds_rows
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import SAVED
+from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 
 _PRODUCTS = ("wide_product", "wide_back")
@@ -30,29 +30,28 @@ _GRADIENTS = 2  # results that flash_attn_back saves: dk and dv
 
 
 def narrowed(graph: Graph) -> Graph:
-    """The graph of wide products, with fewer numbers in F32."""
-    return _Narrower(graph).run()
+    """The graph of wide products, with fewer numbers in F32; the same graph if it has none."""
+    is_wide = any(t.op is not None and t.op.name == "wide_rows" for t in graph.nodes)
+    return _Narrower(graph).run() if is_wide else graph
 
 
 class _Narrower:
     def __init__(self, graph: Graph) -> None:
         self._graph, self._outputs = graph, set(graph.outputs)
-        self._readers: dict[Tensor, list[tuple[Tensor, int]]] = defaultdict(list)
-        for t in graph.nodes:
-            if t.op is not SAVED:
-                for i, s in enumerate(t.src):
-                    self._readers[s].append((t, i))
-        self._narrow = {t for t in graph.nodes if self._may_narrow(t)}
-        self._copied = self._residuals()
-        self._steps: list[Tensor] = []
-        self._new: dict[Tensor, Tensor] = {}  # what stands for a tensor, in its own type
-        self._in_bf16: dict[Tensor, Tensor] = {}  # what holds its numbers in BF16
+        nodes, loss = graph.nodes, graph.outputs[0]
+        self._backward = set(nodes[nodes.index(loss) + 1 :] if loss in nodes else ())
+        self._narrow = {t for t in nodes if self._may_narrow(t)}
+        self._copies = self._residuals()
+        self._views: dict[Tensor, Tensor] = {}  # of what is BF16 for some readers only
+
+    def _readers(self, t: Tensor) -> list[tuple[Tensor, int]]:
+        return [(r, i) for r in self._graph.readers[t] for i, s in enumerate(r.src) if s is t]
 
     # -- what may change --------------------------------------------------------------------------
 
     def _may_narrow(self, t: Tensor) -> bool:
         maker = t.src[0] if t.op is SAVED else t
-        if t.dtype is not F32 or t in self._outputs or not self._readers[t] or maker.op is None:
+        if t.dtype is not F32 or t in self._outputs or not self._readers(t) or maker.op is None:
             return False
         if maker.op.name in _PRODUCTS:
             return self._all_take(t, exactly=False)
@@ -60,7 +59,7 @@ class _Narrower:
 
     def _all_take(self, t: Tensor, exactly: bool) -> bool:
         """Whether all who read t take BF16; exactly: and make of it what they made of F32."""
-        return all(self._takes(r, i, exactly) for r, i in self._readers[t])
+        return all(self._takes(r, i, exactly) for r, i in self._readers(t))
 
     def _takes(self, t: Tensor, i: int, exactly: bool = False) -> bool:
         if _is_whole_view(t):
@@ -69,53 +68,47 @@ class _Narrower:
 
     def _residuals(self) -> dict[Tensor, Tensor]:
         """Tensors of the forward pass -> the copy that the backward pass reads."""
-        nodes, loss = self._graph.nodes, self._graph.outputs[0]
-        copy = next(filter(_is_rounded_copy, nodes), None)
-        if loss not in nodes or copy is None:
+        forward = (t for t in self._graph.nodes if t not in self._backward)
+        copy = next(filter(_is_rounded_copy, forward), None)
+        if copy is None:
             return {}
-        n_forward = nodes.index(loss) + 1
-        backward, others = set(nodes[n_forward:]), self._narrow | self._outputs
-        found: dict[Tensor, Tensor] = {}
-        for t in nodes[:n_forward]:
-            later = [(r, i) for r, i in self._readers[t] if r in backward]
+        copies: dict[Tensor, Tensor] = {}
+        others = self._narrow | self._outputs | self._backward
+        for t in self._graph.nodes if self._backward else ():
+            later = [(r, i) for r, i in self._readers(t) if r in self._backward]
             plain = t.base is None and t.dtype is F32 and t not in others
             if later and plain and all(_reads(r, i) for r, i in later):
-                found[t] = Tensor(t.shape, BF16, copy.op, (t,), copy.params)
-        return found
+                copies[t] = Tensor(t.shape, BF16, copy.op, (t,), copy.params)
+        return copies
 
-    # -- the graph anew ---------------------------------------------------------------------------
+    # -- what changes -----------------------------------------------------------------------------
 
     def run(self) -> Graph:
-        nodes, loss = self._graph.nodes, self._graph.outputs[0]
-        copies: dict[Tensor, Tensor] = {}
-        for t in nodes:
-            if t.op is not SAVED and not _is_widened_copy(t):
-                self._write(t)
-            if t in self._copied:
-                copies[t] = self._copied[t].reading((self._new.get(t, t),))
-                self._steps.append(copies[t])
-            if t is loss:
-                self._in_bf16 |= copies
-        outputs = tuple(self._now(t) for t in self._graph.outputs)
-        return Graph.of(*outputs, steps=self._steps).noted(self._graph.notes)
+        new: dict[Tensor, Tensor] = {}
+        steps: list[Tensor] = []  # copies to F32, and views, are made for their first reader
+        for t in self._graph.nodes:
+            if t.op is SAVED or _is_widened_copy(t):
+                continue
+            made = self._changed(t)
+            if made is not t:
+                new[t] = made
+            if not _is_whole_view(t):
+                steps += [t, self._copies[t]] if t in self._copies else [t]
+        return rewrite(self._graph, new, steps)
 
-    def _write(self, t: Tensor) -> None:
-        if _is_rounded_copy(t) and self._has_bf16(t.src[0]):
-            self._new[t] = self._bf16(t.src[0])
-            return
-        if _is_whole_view(t) and self._has_bf16(t.src[0]):
-            return  # made when it is read, in the type that is wanted
+    def _changed(self, t: Tensor) -> Tensor:
+        """What stands for a node, of tensors of the old graph; the node itself if it stays."""
+        if _is_rounded_copy(t) and self._has_bf16(t.src[0], t):
+            return self._bf16(t.src[0])
+        if _is_whole_view(t):
+            return _view_in_bf16(t, t.src[0]) if self._origin(t) in self._narrow else t
         src = tuple(
-            self._bf16(s) if self._has_bf16(s) and self._takes(t, i) else self._now(s)
+            self._bf16(s) if self._has_bf16(s, t) and self._takes(t, i) else s
             for i, s in enumerate(t.src)
         )
-        narrow = [s for s in (t, *t.saved) if s in self._narrow]
-        new = self._narrowed(t, src) if narrow else t if src == t.src else t.reading(src)
-        self._steps.append(new)
-        if new is not t:
-            anew = dict(zip((t, *t.saved), (new, *new.saved), strict=True))
-            self._new |= anew
-            self._in_bf16 |= {s: anew[s] for s in narrow}
+        if src == t.src and self._narrow.isdisjoint((t, *t.saved)):
+            return t
+        return self._narrowed(t, src)
 
     def _narrowed(self, t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
         """The node anew; of its results those are BF16 that may be."""
@@ -129,33 +122,30 @@ class _Narrower:
         )
         return new
 
-    def _has_bf16(self, t: Tensor) -> bool:
-        """Whether the numbers of t exist in BF16."""
+    def _origin(self, t: Tensor) -> Tensor:
         while _is_whole_view(t):
             t = t.src[0]
-        return t in self._in_bf16 or _is_widened_copy(t)
+        return t
+
+    def _has_bf16(self, t: Tensor, reader: Tensor) -> bool:
+        """Whether a reader finds the numbers of t in BF16."""
+        t = self._origin(t)
+        has_copy = t in self._copies and reader in self._backward
+        return has_copy or t in self._narrow or _is_widened_copy(t)
 
     def _bf16(self, t: Tensor) -> Tensor:
-        if t not in self._in_bf16:
-            if _is_widened_copy(t):
-                self._in_bf16[t] = self._now(t.src[0])
-            else:
-                source = self._bf16(t.src[0])
-                view = replace(
-                    t, src=(source,), dtype=BF16, strides=(), base=source.root, data=None
-                )
-                self._steps.append(view)
-                self._in_bf16[t] = view
-        return self._in_bf16[t]
+        """What holds the numbers of t in BF16: t itself if it does in the new graph."""
+        if self._origin(t) in self._narrow:
+            return t
+        if _is_whole_view(t):
+            if t not in self._views:
+                self._views[t] = _view_in_bf16(t, self._bf16(t.src[0]))
+            return self._views[t]
+        return t.src[0] if _is_widened_copy(t) else self._copies[t]
 
-    def _now(self, t: Tensor) -> Tensor:
-        """What stands for t in its own type; copies to F32, and views of them, are made here."""
-        late = _is_widened_copy(t) or (_is_whole_view(t) and self._has_bf16(t))
-        if t not in self._new and late:
-            src = self._now(t.src[0])
-            self._new[t] = t if src is t.src[0] else t.reading((src,))
-            self._steps.append(self._new[t])
-        return self._new.get(t, t)
+
+def _view_in_bf16(t: Tensor, of: Tensor) -> Tensor:
+    return replace(t, src=(of,), dtype=BF16, strides=(), base=of.root, data=None)
 
 
 # -- ops ------------------------------------------------------------------------------------------
@@ -166,7 +156,7 @@ def _can_write(t: Tensor, maker: Tensor) -> bool:
     assert maker.op is not None
     name = maker.op.name
     if name in _ATTENTION:
-        plain = tensor.takes(maker, "bf16")
+        plain = path_of(maker, "bf16") is TENSOR
         is_gradient = name == "flash_attn_back" and t in maker.saved[:_GRADIENTS]
         return plain and (t is maker or is_gradient)
     return t is maker and (name in _TURNS or (name in _NORMS and holds_rows(maker)))
@@ -176,7 +166,7 @@ def _rounds(t: Tensor, i: int) -> bool:
     """Whether t rounds its source i to bfloat16 before it does anything else with it."""
     assert t.op is not None
     if t.op.name in _ATTENTION:
-        return i < _ROUNDED and tensor.takes(t, "bf16")
+        return i < _ROUNDED and path_of(t, "bf16") is TENSOR
     if _is_rounded_copy(t):
         return True
     return _is_operand(t, i) and not t.params.get("formula")
@@ -187,7 +177,7 @@ def _reads(t: Tensor, i: int) -> bool:
     assert t.op is not None
     name = t.op.name
     if name in _ATTENTION:
-        return i in _ATTENTION[name] and tensor.takes(t, "bf16")
+        return i in _ATTENTION[name] and path_of(t, "bf16") is TENSOR
     if name in _NORMS:
         return i in _NORMS[name] and holds_rows(t)
     return _rounds(t, i) or _is_operand(t, i) or (name in _TURNS and i == 0)

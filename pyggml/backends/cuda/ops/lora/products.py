@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.backends.cuda.gemm.cublas import multiply
+from pyggml.backends.cuda.ops.lora.wide import columns
 from pyggml.backends.cuda.ops.products import adding
-from pyggml.backends.cuda.rewrites.lora.wide import columns
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.weights.unpack import Thin, unpacked_beside

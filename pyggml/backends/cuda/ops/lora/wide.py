@@ -20,7 +20,7 @@ from pyggml.backends.cuda.code.blocks import is_last
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.fours import load_four, vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.rewrites.lora.operands import (
+from pyggml.backends.cuda.ops.lora.operands import (
     Types,
     formula_of,
     in_words,

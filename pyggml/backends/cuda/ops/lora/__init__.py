@@ -8,7 +8,3 @@ own but some more steps along k. Of y = x·Wᵀ + s·(x·Aᵀ)·Bᵀ and its gra
     D = [dy | v], v = dy·(sB)
     dx = D·[W ; A]      dA = vᵀ·x      dB = dyᵀ·u
 """
-
-from pyggml.backends.cuda.rewrites.lora.match import with_wide_products
-
-__all__ = ["with_wide_products"]

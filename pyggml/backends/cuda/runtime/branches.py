@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
-from pyggml.backends.cuda.rewrites.early import read_early
 from pyggml.backends.cuda.runtime.driver import address
+from pyggml.backends.cuda.runtime.early import read_early
 from pyggml.backends.cuda.runtime.kernel import BoundCall, Site
 from pyggml.backends.cuda.runtime.launches import arrays, launches, steps
 from pyggml.backends.cuda.runtime.waits import Access, Range, Waits, waits
@@ -35,7 +34,7 @@ def _waits(calls: Iterable[BoundCall]) -> Waits:
 def _accesses(calls: Iterable[BoundCall]) -> Iterator[Access]:
     """Of each step."""
     for call in calls:
-        may_change = ranges(chain.from_iterable(map(changed, call.sites)))
+        may_change = ranges(changed(call.site))
         for step in steps(call):
             yield _access(step, may_change)
 

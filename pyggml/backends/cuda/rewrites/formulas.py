@@ -1,0 +1,39 @@
+"""Wide matrices take in what makes them, where nothing else reads that:
+
+wide_rows(swiglu(gate, up), …)           the kernel computes the formula as it rounds
+wide_gradient(swiglu_back_gate(…), …)    likewise
+gradient_of_a(D, swiglu(…))              likewise
+"""
+
+from __future__ import annotations
+
+from pyggml.backends.cuda.ops.lora.nodes import absorbing
+from pyggml.backends.cuda.ops.lora.operands import FORMULAS
+from pyggml.graph import Graph
+from pyggml.graph.rewrite import rewrite
+from pyggml.graph.tensor import Tensor
+
+_TAKES_IN = {"wide_rows": 0, "wide_gradient": 0, "gradient_of_a": 1}  # op -> the source
+
+
+def with_formulas(graph: Graph) -> Graph:
+    """The graph of with_wide_products, with fewer results in memory."""
+    return rewrite(graph, {t: _absorbing(t) for t in graph.nodes if _takes_in(t, graph)})
+
+
+def _takes_in(t: Tensor, graph: Graph) -> bool:
+    """Whether t can compute one of its sources, which no other reads."""
+    at = _TAKES_IN.get(t.op.name) if t.op is not None else None
+    if at is None:
+        return False
+    made = t.src[at]
+    alone = made not in graph.outputs and len(graph.readers[made]) == 1
+    is_formula = made.op is not None and made.op.name in FORMULAS and not made.params
+    return alone and is_formula and all(s.is_contiguous and s.shape == made.shape for s in made.src)
+
+
+def _absorbing(t: Tensor) -> Tensor:
+    assert t.op is not None
+    made = t.src[at := _TAKES_IN[t.op.name]]
+    assert made.op is not None
+    return absorbing(t, made.op.name, made.src, at)

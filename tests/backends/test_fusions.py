@@ -1,0 +1,179 @@
+"""Nodes that one kernel of a card computes: what they stand for, and their references."""
+
+from pathlib import Path
+
+import card_patterns
+import numpy as np
+import pytest
+from card_patterns import PATTERNS, numbers
+from extras import need
+
+import pyggml
+from pyggml.alloc import plan as make_plan
+from pyggml.backends.cpu import CPU, array
+from pyggml.generation import Session
+from pyggml.graph import Graph
+from pyggml.graph.op import SAVED, Memory
+from pyggml.graph.tensor import zeros
+from pyggml.look.check import in_float64
+from pyggml.lora import LoraConfig, attach, loss_and_grads
+from pyggml.ops import add, add_inplace, out_prod, scale
+from pyggml.runtime import Devices, results
+
+need("numba_cuda")
+GOLDEN = Path(__file__).parents[1] / "golden"
+PEERS = "exaone", "gemma3", "granite", "olmo2", "qwen3moe"
+MODELS = sorted((*GOLDEN.glob("models/*-*_*.gguf"), *(GOLDEN / f"peers/{p}.gguf" for p in PEERS)))
+TOKENS = np.arange(20) * 7 % 40
+
+
+HALVES = 3e-3  # of a row's greatest number: keys and values are cached in float16
+
+
+@pytest.fixture
+def dry(monkeypatch):
+    """A card that is not there, as it were with cuBLAS: it multiplies nothing."""
+    from dry_card import DryCard
+
+    from pyggml.backends.cuda.gemm import cublas
+
+    monkeypatch.setattr(cublas, "_library", lambda: object())
+    return DryCard()
+
+
+@pytest.fixture
+def pattern(monkeypatch):
+    """Makes the graph of a pattern, the same for each caller, and the leaves that it changes."""
+
+    def make(name):
+        monkeypatch.setattr(card_patterns, "RNG", np.random.default_rng(11))
+        return PATTERNS[name]()
+
+    return make
+
+
+@pytest.fixture
+def on_host(monkeypatch):
+    """Makes the host compute a graph as a card has it, node by node; the ops of fused nodes."""
+    from fusions import unfused
+
+    plain = CPU.rewritten
+
+    def compute(card):
+        found = set()
+
+        def rewritten(host, graph):
+            graph = card.rewritten(graph)
+            found.update(t.op.name for t in graph.nodes if "of" in t.params)
+            return plain(host, unfused(graph))
+
+        monkeypatch.setattr(CPU, "rewritten", rewritten)
+        return found
+
+    return compute
+
+
+def fused_node(graph, name):
+    (node,) = [t for t in graph.nodes if t.op is not None and t.op.name == name]
+    return node
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_what_a_fused_node_stands_for_computes_the_same(name, dry, pattern, on_host):
+    (graph, changed), (same, changed_too) = pattern(name), pattern(name)
+    assert name in {t.op.name for t in dry.rewritten(graph).nodes}
+    wanted = [*results(graph, Devices([CPU()])), *map(array, changed)]
+    on_host(dry)
+    found = [*results(same, Devices([CPU()])), *map(array, changed_too)]
+    exact = name != "out_prod_add"  # a sum that begins with what is added to
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0 if exact else 1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in PATTERNS if "+" in name])
+def test_a_reference_is_that_of_the_nodes(name, dry, pattern):
+    """What the new node's op says that it computes is what the host computes."""
+    graph, _ = pattern(name)
+    node = fused_node(dry.rewritten(graph), name)
+    assert "+".join(node.op.fuses) == name
+    assert len(node.src) == len(node.params["of"].sources)
+    leaves = [s for s in node.src if s.op is None]
+    sources = results(Graph.of(*(s for s in node.src if s.op is not None)), Devices([CPU()]))
+    computed = iter(sources)
+    arrays = [in_float64(s) if s in leaves else next(computed).astype(float) for s in node.src]
+    wanted = node.op.results(*arrays, **node.params)
+    old = [t for t in node.params["of"].results if t.op is not SAVED]
+    allowed = HALVES if "set_rows" in name else 1e-5
+    for a, b in zip(results(Graph.of(*old), Devices([CPU()])), wanted, strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=0, atol=allowed * abs(b).max())
+    np.testing.assert_array_equal(
+        node.op.ref(*arrays, **node.params), next(iter(node.op.results(*arrays, **node.params)))
+    )
+
+
+def place(t, plan):
+    owner = t.root
+    start = plan.offsets[owner] + t.offset
+    return start, start + t.n_bytes
+
+
+@pytest.mark.parametrize("name", [name for name in PATTERNS if "+" in name])
+def test_a_result_lies_where_no_source_does_that_is_read_after_it(name, dry, pattern, monkeypatch):
+    """But where the kernel reads each number before it writes there: at the same place, whole."""
+    monkeypatch.setattr(card_patterns, "numbers", lambda *shape: scale(numbers(*shape), 1.0))
+    graph = dry.rewritten(pattern(name)[0])
+    plan, node = make_plan(graph, dry), fused_node(graph, name)
+    written = [place(t, plan) for t in (node, *node.saved)]
+    for i, s in enumerate(node.src):
+        if s.root.op is None:
+            continue
+        start, stop = place(s, plan)
+        may = node.op.memory is Memory.INPLACE or (i == 0 and node.op.memory is not Memory.FRESH)
+        for n, w in enumerate(written):
+            apart = w[1] <= start or stop <= w[0]
+            assert apart or (may and n == 0 and w == (start, stop)), (i, s)
+
+
+def logits(path):
+    """Of a prompt and a token."""
+    session = Session(pyggml.load(path, compute="f32"), len(TOKENS))
+    return [session.feed(TOKENS[a:b]) for a, b in ((0, 7), (7, 8))]
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+def test_a_model_with_fused_nodes_computes_the_same(path, dry, on_host):
+    wanted, found = logits(path), on_host(dry)
+    for a, b in zip(logits(path), wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert found
+
+
+def test_a_step_of_training_computes_the_same(on_host):
+    from dry_card import DryCard
+
+    def step():
+        model = pyggml.load(GOLDEN / "models/qwen3-F16.gguf", compute="f32")
+        return loss_and_grads(attach(model, LoraConfig(rank=4)).model, TOKENS)
+
+    (loss, wanted), found = step(), on_host(DryCard("f32"))
+    same, gradients = step()
+    assert loss == same and found >= {"rms_norm_mul_back+add", "swiglu_back_gate+swiglu"}
+    for key, g in gradients.items():
+        np.testing.assert_allclose(g, wanted[key], rtol=0, atol=1e-5 * abs(wanted[key]).max())
+
+
+def test_a_result_that_others_read_is_made(dry):
+    total, product = zeros((5, 7)), out_prod(numbers(3, 7), numbers(3, 5))
+    graph = Graph.of(add_inplace(total, product), scale(product, 2.0))
+    assert "out_prod_add" not in {t.op.name for t in dry.rewritten(graph).nodes}
+
+
+def test_nodes_that_another_one_stands_between_stay_apart(dry):
+    """The sum needs the norm of the gradient twice, once through another node."""
+    from pyggml.ops.norm.norm_mul import rms_norm_mul_back
+
+    x, w, dy = numbers(6, 40), numbers(40), numbers(6, 40)
+    back = rms_norm_mul_back(x, w, dy, eps=1e-3)
+    graph = dry.rewritten(Graph.of(add(scale(back, 2.0), back)))
+    assert [t.op.name for t in graph.nodes] == ["rms_norm_mul_back", "scale", "add"]
