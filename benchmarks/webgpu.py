@@ -39,7 +39,7 @@ from step import matrix_weights, random_batch
 
 import pyggml
 from pyggml.backends.kit.products import Factor
-from pyggml.backends.webgpu.ops.products import Problem, multiplied, scratch_bytes
+from pyggml.backends.webgpu.ops.products import Problem, multiply, scratch_bytes
 from pyggml.backends.webgpu.runtime.device import FEATURES, WebGPUBackend
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, View
 from pyggml.graph.dtypes import DTYPES, F32
@@ -116,7 +116,7 @@ def product_seconds(card: Card, p: Problem, w: np.ndarray) -> float:
     backend.device.queue.write_buffer(a.buffer, 0, x)
     backend.device.queue.write_buffer(b.buffer, 0, w)
     b = b if p.b.dtype is F32 else b.of("u8")
-    calls = multiplied(p, c, a, b, scratch, backend.shaders)
+    calls = multiply(p, c, a, b, scratch, backend.shaders)
     began = perf_counter()
     while perf_counter() - began < WARM:  # clocks rise under load
         card.seconds([calls] * ROUNDS, REPEATS)

@@ -22,7 +22,7 @@ from pyggml.backends.cuda.attention.scores import (
     bias_of,
     capped,
     factors_of,
-    seen,
+    keys_of_query,
     sizes_of,
 )
 from pyggml.backends.cuda.attention.spread import Spread
@@ -240,7 +240,7 @@ def _attend(shape: _Shape) -> Any:
         lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         head, key_head = cuda.blockIdx.y * n_together, cuda.blockIdx.y // sharing
         row = np.int64(query) * sizes.n_heads + head
-        start, stop = seen(span, query, sizes.n_keys)
+        start, stop = keys_of_query(span, query, sizes.n_keys)
         last = np.int32(stop)
         key = np.int32(start + np.int32((part * _WARPS + warp) * batch))
         fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane)

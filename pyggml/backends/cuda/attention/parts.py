@@ -108,8 +108,8 @@ def _share_out(shares, lse, parts, sinks, first, query, head, n_parts, head_size
         if part < n_parts:
             shares[part] = tops[u] * whole
     if lane == 0:
-        found = base + math.log(weight) if weight > ZERO else NO_KEYS
-        lse[np.int64(head) * sizes.n_queries + query] = found
+        log_sum = base + math.log(weight) if weight > ZERO else NO_KEYS
+        lse[np.int64(head) * sizes.n_queries + query] = log_sum
 
 
 def _joiner(n_together: int, head_size: int, n_warps: int) -> Any:

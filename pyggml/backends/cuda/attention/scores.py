@@ -78,17 +78,17 @@ def factors_of(node: Tensor) -> Factors:
 
 
 @device
-def seen(span, query, n_keys):
+def keys_of_query(span, query, n_keys):
     """The first key that a query sees, and the one past the last."""
     return max(span[2 * query], 0), min(span[2 * query + 1], n_keys)
 
 
 @device
-def seen_by_some(span, first, count, n_keys):
+def keys_of_queries(span, first, count, n_keys):
     """The first key that any of `count` queries sees, and the one past the last."""
     start, stop = n_keys, 0
     for query in range(first, first + count):
-        one, other = seen(span, query, n_keys)
+        one, other = keys_of_query(span, query, n_keys)
         if one < other:
             start, stop = min(start, one), max(stop, other)
     return start, stop

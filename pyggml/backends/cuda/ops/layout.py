@@ -102,7 +102,7 @@ _FOURS = {
 }
 
 
-def copied(out: Any, x: Any, t: Tensor, stream: Any, convert: Callable = as_it_is) -> Call:
+def copy_of(out: Any, x: Any, t: Tensor, stream: Any, convert: Callable = as_it_is) -> Call:
     """out, which has no gaps, = the numbers of x, which lie as those of t do."""
     types = x.dtype.type, out.dtype.type
     if t.is_contiguous and types in _FOURS and vectorizable(out, x):
@@ -115,7 +115,7 @@ def copied(out: Any, x: Any, t: Tensor, stream: Any, convert: Callable = as_it_i
 def _copy(site: Site) -> Call:
     (x,) = site.node.src
     convert = conversion(x.dtype, site.node.dtype)
-    return copied(site.out, site.src[0], x, site.stream, convert)
+    return copy_of(site.out, site.src[0], x, site.stream, convert)
 
 
 @kernel
@@ -155,7 +155,7 @@ def _fill(out, value):
         out[i] = value
 
 
-def filled(site: Site, value: np.float32) -> Call:
+def fill(site: Site, value: np.float32) -> Call:
     """One value everywhere in the result."""
     return per_element(_fill, site.out.size, site.stream, site.out, value)
 
@@ -163,11 +163,11 @@ def filled(site: Site, value: np.float32) -> Call:
 def _narrow_back(site: Site) -> Call:
     (dy,) = site.node.src
     first = site.node.params["start"] * _elements(site.node)[site.node.params["axis"]]
-    return in_turn(filled(site, ZERO), _into(site, first, dy, site.src[0]))
+    return in_turn(fill(site, ZERO), _into(site, first, dy, site.src[0]))
 
 
-def _filled(site: Site) -> Call:
-    return filled(site, *site.scalars)
+def _bind_fill(site: Site) -> Call:
+    return fill(site, *site.scalars)
 
 
 # -- repeat, repeat_back ------------------------------------------------------------------------
@@ -208,7 +208,7 @@ for _name in ("cont", "dup", "cpy"):
     declare(_name, Kernel(_copy, _blocks_with_gaps))
 declare("concat", Kernel(_concat))
 declare("narrow_back", Kernel(_narrow_back))
-declare("fill", Kernel(_filled))
+declare("fill", Kernel(_bind_fill))
 declare("repeat", Kernel(_tiles))
 declare("repeat_back", Kernel(_tiles_back))
 
@@ -251,11 +251,11 @@ def _after(first: Callable[[Site], Call], run: Any) -> Callable[[Site], Call]:
 
 
 def _first(site: Site) -> Call:
-    return copied(site.out, site.src[0], site.node.src[0], site.stream)
+    return copy_of(site.out, site.src[0], site.node.src[0], site.stream)
 
 
 def _zeros(site: Site) -> Call:
-    return filled(site, ZERO)
+    return fill(site, ZERO)
 
 
 declare("acc", Kernel(_after(_first, _add), _overlaps))

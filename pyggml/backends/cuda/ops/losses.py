@@ -54,7 +54,7 @@ def _total(out, terms, mask, divisor):
         out[0] = total / max(n, np.float64(1))
 
 
-def summed(out: Any, terms: Any, stream: Any) -> Call:
+def sum_of(out: Any, terms: Any, stream: Any) -> Call:
     """A call for out = Σ terms, float32."""
     return per_row(_total, 1, terms.size, stream, out, terms, terms, 1)
 
@@ -113,7 +113,7 @@ def _two_rows(node: Tensor, compute: Compute) -> int:
 
 def _bind_rows(site: Site) -> Call:
     losses, right = _losses_and_right(site.scratch)
-    sums = summed(site.out, losses, site.stream), summed(site.saved[0], right, site.stream)
+    sums = sum_of(site.out, losses, site.stream), sum_of(site.saved[0], right, site.stream)
     return in_turn(_forward(site, losses, right), *sums)
 
 

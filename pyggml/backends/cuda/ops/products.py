@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
-from pyggml.backends.cuda.ops.layout import copied
+from pyggml.backends.cuda.ops.layout import copy_of
 from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn
@@ -87,7 +87,7 @@ def adding(site: Site, product: Call) -> Call:
     if is_in_place(site.node):
         return product
     first = site.node.src[0]
-    return in_turn(copied(site.out, site.src[0], first, site.stream), product)
+    return in_turn(copy_of(site.out, site.src[0], first, site.stream), product)
 
 
 def is_in_place(node: Tensor) -> bool:

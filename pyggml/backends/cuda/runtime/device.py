@@ -29,7 +29,7 @@ from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, Kernel, OwnO
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Transfers, is_locked
 from pyggml.backends.kit.faults import Faults
-from pyggml.backends.kit.places import Place, seen, span
+from pyggml.backends.kit.places import Place, host_view, span
 from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
@@ -99,7 +99,7 @@ class CudaBackend(Backend):
         """As Backend.begin_read. The function raises PyggmlError as `read` does."""
         with self._working():
             copy, arrived = self._transfers.to_host(self._bytes(tensor))
-        return partial(self._arrived, seen(tensor, copy), arrived)
+        return partial(self._arrived, host_view(tensor, copy), arrived)
 
     def _arrived(self, found: np.ndarray, arrived: Event) -> np.ndarray:
         with self._working():
@@ -117,7 +117,7 @@ class CudaBackend(Backend):
             else:  # what lies in the gaps stays
                 spanned, arrived = self._transfers.to_host(target)
                 arrived.wait()
-                seen(tensor, spanned)[...] = values
+                host_view(tensor, spanned)[...] = values
             self._transfers.to_card(target, spanned)
 
     def bind_write(self, tensor: Tensor, values: np.ndarray) -> Call:

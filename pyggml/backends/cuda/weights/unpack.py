@@ -137,7 +137,7 @@ def _step_of(out: Any, raw: Any, dtype: DType, gap: int) -> tuple[Any, int]:
     return (_one_step(*kind), n) if step is None else (step, n // dtype.block * _PIECES)
 
 
-def unpacked(out: Any, raw: Any, dtype: DType, stream: Any) -> Call:
+def unpack(out: Any, raw: Any, dtype: DType, stream: Any) -> Call:
     """A call that unpacks the blocks of raw (bytes) to out, of float32 or, as uint16, bfloat16."""
     step, n = _step_of(out, raw, dtype, 0)
     return per_element(_kernel(step), n, stream, out, raw, n, 1, 0)
@@ -175,5 +175,5 @@ def rounded(out: Any, x: Any, stream: Any) -> Call:
 
 def _is_aligned(array: Any, n_bytes: int) -> bool:
     """Whether it begins at a multiple of n_bytes; a host's array stands for one that does."""
-    found = getattr(array, "__cuda_array_interface__", None)
-    return found is None or found["data"][0] % n_bytes == 0
+    interface = getattr(array, "__cuda_array_interface__", None)
+    return interface is None or interface["data"][0] % n_bytes == 0

@@ -57,7 +57,7 @@ _NOISE = "x_at(at) + size_at(row) * (f32(word >> 8u) * 0x1p-23f - 1.0)"
 _NOISY = _DRAWN.replace("NUMBER", _NOISE)
 
 
-def _drawn(site: Site, body: str, names: Sequence[str], **more: float) -> Sequence[Dispatch]:
+def _draw(site: Site, body: str, names: Sequence[str], **more: float) -> Sequence[Dispatch]:
     n, quarter, jobs = quarters(site.node)
     constants = {"JOBS": jobs, "N": n, "QUARTER": quarter, "STREAM": site.node.params["stream"]}
     views = {"y": site.out, **dict(zip(names, site.src, strict=True))}
@@ -67,11 +67,11 @@ def _drawn(site: Site, body: str, names: Sequence[str], **more: float) -> Sequen
 def _dropout(site: Site) -> Sequence[Dispatch]:
     p = site.node.params["p"]
     least = min(round(p * (1 << 32)), (1 << 32) - 1)  # the least word whose element is kept
-    return _drawn(site, _DROPPED, ("x", "draw"), LEAST=least, GROWN=1 / (1 - p))
+    return _draw(site, _DROPPED, ("x", "draw"), LEAST=least, GROWN=1 / (1 - p))
 
 
 def _uniform_noise(site: Site) -> Sequence[Dispatch]:
-    return _drawn(site, _NOISY, ("x", "size", "draw"))
+    return _draw(site, _NOISY, ("x", "size", "draw"))
 
 
 declare("dropout", Kernel(_dropout))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pyggml.backends.kit.products import Factor
-from pyggml.backends.webgpu.ops.products import Problem, multiplied, scratch_bytes
+from pyggml.backends.webgpu.ops.products import Problem, multiply, scratch_bytes
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, whole
@@ -149,7 +149,7 @@ def _rows(
     some = z.part(0, m * n_vocab)
     forward, back = _products(site.node, m)
     h = h.part(rows.start * k, m * k)
-    calls = multiplied(forward, some, h, w, scratch, site.shaders)
+    calls = multiply(forward, some, h, w, scratch, site.shaders)
     views = {"z": some, "losses": losses, "right": right, "targets": targets, "weights": weights}
     p, gradient = site.node.params, bool(site.node.params["gradient"])
     constants: dict[str, int | float] = {
@@ -159,7 +159,7 @@ def _rows(
     calls.append(site.shaders.dispatch(_SOFTMAX, views, m, constants))
     if gradient:
         dh = site.saved[1].part(rows.start * k, m * k)
-        calls += multiplied(back, dh, some, w, scratch, site.shaders)
+        calls += multiply(back, dh, some, w, scratch, site.shaders)
     return calls
 
 

@@ -73,7 +73,7 @@ class Problem(Product):
         return (self.n, self.k) if self.b.k == 1 else (self.k, self.n)
 
 
-def multiplied(
+def multiply(
     p: Problem, c: View, a: View, b: View, scratch: View, shaders: Shaders
 ) -> list[Dispatch]:
     """The dispatches of a product; `scratch` has `scratch_bytes` or more."""
@@ -186,10 +186,10 @@ def _sums_bytes(p: Problem, limit: int) -> int:
 
 def _steps(name: str, f: Factor) -> dict[str, int | float]:
     """Constants of a factor."""
-    found: dict[str, int | float] = {f"{name}_ROW": f.row, f"{name}_K": f.k}
+    constants: dict[str, int | float] = {f"{name}_ROW": f.row, f"{name}_K": f.k}
     for i in (0, 1):
-        found |= {f"{name}_STEP{i}": f.batches[i], f"{name}_REPEAT{i}": f.repeats[i]}
-    return found
+        constants |= {f"{name}_STEP{i}": f.batches[i], f"{name}_REPEAT{i}": f.repeats[i]}
+    return constants
 
 
 def _tiles(
@@ -267,13 +267,13 @@ def _product(node: Tensor, adds: bool) -> Problem:
 def _bind(site: Site) -> Sequence[Dispatch]:
     b, a = site.src[-2:]
     p = _product(site.node, adds=False)
-    return multiplied(p, site.out, a, b, site.scratch, site.shaders)
+    return multiply(p, site.out, a, b, site.scratch, site.shaders)
 
 
 def _bind_added(site: Site) -> Sequence[Dispatch]:
     b, a = site.src[-2:]
     p = _product(site.node, adds=True)
-    product = multiplied(p, site.out, a, b, site.scratch, site.shaders)
+    product = multiply(p, site.out, a, b, site.scratch, site.shaders)
     first = site.src[0]
     if (first.buffer, first.start) == (site.out.buffer, site.out.start):
         return product
