@@ -24,16 +24,15 @@ from pyggml.lora.adapter import (
     train_tensors,
     unfreeze,
 )
-from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
+from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
-from pyggml.lora.objectives.objective import NextToken
+from pyggml.lora.objectives import OBJECTIVES, Objective, Rewards
 from pyggml.lora.trainer.fit import Fit, fit
 from pyggml.lora.trainer.loop import Reserved, Trainer
 from pyggml.lora.trainer.reports import (
     CheckpointReport,
     History,
     Report,
-    Rewards,
     StepReport,
     ValidationReport,
 )
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from pyggml.lora.evaluate import Perplexity, perplexity
 
 __all__ = [
+    "OBJECTIVES",
     "Adapter",
     "Batch",
     "CheckpointReport",
@@ -51,10 +51,9 @@ __all__ = [
     "Fit",
     "History",
     "LoraConfig",
-    "NextToken",
+    "Objective",
     "Parameters",
     "Perplexity",
-    "PreferenceConfig",
     "Report",
     "Reserved",
     "Rewards",

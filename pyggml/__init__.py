@@ -64,7 +64,6 @@ _WHERE = {
     "generate": "pyggml.generation",
 }
 _MODULES = {
-    "draw": "pyggml.look.draw",
     "functions": "pyggml.eager.functions",
     "lens": "pyggml.look.lens",
     "optim": "pyggml.eager.optim",

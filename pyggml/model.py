@@ -105,13 +105,13 @@ class Model:
         Raises TokenizerError if the file has none, or if tokens and rows of the embedding differ in
         number.
         """
-        found = tokenizer.from_gguf(self.file)
-        if found.n_vocab != self.config.n_vocab:
+        vocabulary = tokenizer.from_gguf(self.file)
+        if vocabulary.n_vocab != self.config.n_vocab:
             raise TokenizerError(
-                f"{self.file.path}: the vocabulary has {found.n_vocab} tokens, wanted "
+                f"{self.file.path}: the vocabulary has {vocabulary.n_vocab} tokens, wanted "
                 f"{self.config.n_vocab}, the rows of token_embd.weight"
             )
-        return found
+        return vocabulary
 
     def logits(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Logits float32 (n_tokens, n_vocab) of one sequence from its start.
@@ -208,8 +208,10 @@ class Model:
         logits n_logits."""
         if self.traced and taps:
             n_rows = dict.fromkeys(("output", "logits"), n_logits)
-            found = {name: program.read(t) for name, t in taps.read.items()}
-            self.traced.record({name: a[: n_rows.get(name, n_tokens)] for name, a in found.items()})
+            values = {name: program.read(t) for name, t in taps.read.items()}
+            self.traced.record(
+                {name: a[: n_rows.get(name, n_tokens)] for name, a in values.items()}
+            )
 
     # -- tokens ------------------------------------------------------------------------------------
 

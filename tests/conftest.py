@@ -28,7 +28,8 @@ QUICK = re.compile(
 )  # what a file has whose tests are among the quick ones
 HERE = Path(__file__).parent
 # What tests start imports the checkout, as they do (pythonpath in pyproject.toml).
-os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+PATHS = [str(HERE.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(PATHS))
 # Files that take a minute each where kernels are compiled anew: the first, so that both processes
 # of a whole run end at the same time.
 LONG_FILES = (
@@ -46,11 +47,14 @@ GRADIENTS = pytest.StashKey[Counter]()
 def pytest_cmdline_main(config):
     """The whole suite runs in two processes, each file in one of them, unless -n is given.
 
-    Kernels use two threads there as elsewhere: tests that compare threads have some.
+    Kernels use all threads there as elsewhere: tests that compare threads have some.
     """
     option = config.option
-    if config.pluginmanager.hasplugin("xdist") and option.numprocesses is None and is_whole(config):
-        option.numprocesses = min(2, os.cpu_count())
+    if hasattr(config, "workerinput"):  # this is one of the two
+        return
+    xdist = config.pluginmanager.hasplugin("xdist") and os.cpu_count() > 1
+    if xdist and option.numprocesses is None and is_whole(config):
+        option.numprocesses = 2
         option.dist, option.loadscopereorder = "loadfile", False
 
 

@@ -1,6 +1,9 @@
 """The suite itself: folders named as the rooms of the code, quick tests in each, and
 last lines that say what was skipped for want of an extra."""
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -74,3 +77,38 @@ def test_a_run_ends_with_the_extras_that_its_tests_want():
     assert first == "skipped without the extra mpi: 4 (pip install '.[mpi]')"
     assert second == "skipped without the extra views: 1 (pip install '.[views]')"
     assert "passed" not in done.stdout and "failed" not in done.stdout
+
+
+RECORDS = """
+import os
+from pathlib import Path
+
+def test_first():
+    Path(__file__).with_suffix(".worker").write_text(os.environ["PYTEST_XDIST_WORKER"])
+
+def test_second():
+    assert Path(__file__).with_suffix(".worker").read_text() == os.environ["PYTEST_XDIST_WORKER"]
+"""
+
+
+@pytest.mark.skipif(os.cpu_count() < 2, reason="one core takes one process")
+def test_the_whole_suite_runs_in_two_processes_and_a_file_in_one(tmp_path):
+    """In a small suite with this one's conftest.py; its processes start no others."""
+    shutil.copytree(HERE / "support", tmp_path / "tests/support")
+    shutil.copy(HERE / "conftest.py", tmp_path / "tests")
+    shutil.copy(HERE.parent / "pyproject.toml", tmp_path)
+    files = re.findall(r'^    "(.*)",$', (HERE / "conftest.py").read_text("utf-8"), re.M)
+    assert len(files) > 4, "the long files"
+    for file in (tmp_path / "tests" / name for name in files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(RECORDS)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert f"{2 * len(files)} passed" in done.stdout, done.stdout + done.stderr
+    assert {p.read_text() for p in tmp_path.rglob("*.worker")} == {"gw0", "gw1"}

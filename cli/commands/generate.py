@@ -57,7 +57,7 @@ def command(
     **given: Any,
 ) -> None:
     """Write text that follows a prompt; the same seed gives the same text."""
-    how = sampling_of(given).seeded()
+    how = sampling_of(given).with_seed()
     kept = Context(**given_settings(Context, {}, given))
     opened = load(model, lora and [*lora], compute, device=device)
     pyggml.threads.set(threads)

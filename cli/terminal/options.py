@@ -192,8 +192,9 @@ def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
     notes = []
     if field.metadata["wanted"]:
         notes.append(field.metadata["wanted"])
-    if field.default not in (None, ()):
-        notes.append(f"default: {field.default}")
+    default = field.metadata.get("default", field.default)
+    if default not in (None, ()):
+        notes.append(f"default: {default}")
     name = parameter.replace("_", "-")
     listed = {"group": field.metadata["group"], "common": field.metadata["common"]}
     if hint is bool:

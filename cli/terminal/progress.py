@@ -15,10 +15,10 @@ from pyggml.lora import (
     CheckpointReport,
     History,
     Report,
-    Rewards,
     StepReport,
     ValidationReport,
 )
+from pyggml.lora.objectives import Tally
 
 if TYPE_CHECKING:
     from rich.progress import Progress, Task
@@ -62,17 +62,10 @@ class Meter:
         return fmean(s.loss for s in self._recent)
 
     @property
-    def rewards(self) -> Rewards | None:
-        """Of the last steps together, if answers earn rewards."""
-        found = [s.rewards for s in self._recent if s.rewards is not None]
-        return sum(found, Rewards()) if found else None
-
-    @property
-    def token_accuracy(self) -> float | None:
-        """Of the last steps together, if tokens are learned."""
-        found = [(s.token_accuracy, s.n_tokens) for s in self._recent]
-        right = [accuracy * n for accuracy, n in found if accuracy is not None]
-        return sum(right) / max(sum(n for _, n in found), 1) if right else None
+    def tally(self) -> Tally | None:
+        """What the objective counts of the last steps together."""
+        tallies = [s.tally for s in self._recent if s.tally is not None]
+        return sum(tallies[1:], tallies[0]) if tallies else None
 
     @property
     def tokens_per_second(self) -> float:
@@ -123,14 +116,9 @@ def rise(history: History) -> str:
     )
 
 
-def success(accuracy: float | None, rewards: Rewards | None) -> str:
-    """The share of learned tokens that are right; of preferences, how far chosen answers are ahead
-    of rejected ones, and how often."""
-    if accuracy is not None:
-        return f"  accuracy {100 * accuracy:.1f} %"
-    if rewards is None:
-        return ""
-    return f"  margin {rewards.margin:.3f}, {100 * rewards.accuracy:.0f} % right"
+def words(tally: Tally | None) -> str:
+    """How well it goes, as a part of a line: nothing if the objective counts nothing."""
+    return "" if tally is None else f"  {tally.words}"
 
 
 def counted(what: str) -> Callable[[int, int], None]:
@@ -170,7 +158,7 @@ class Lines:
 
     def _step(self, s: StepReport) -> None:
         self._said, m = perf_counter(), self._meter
-        left, right = f", {m.left}" if m.left else "", success(m.token_accuracy, m.rewards)
+        left, right = f", {m.left}" if m.left else "", words(m.tally)
         say(
             f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}{right}  lr {s.lr:.2e}"
             f"  |g| {s.grad_norm:.3g}  {m.tokens_per_second:,.0f} tokens/s{left}"
@@ -182,7 +170,7 @@ def tell(report: Report, meter: Meter) -> bool:
     if isinstance(report, CheckpointReport):
         row(f"step {report.step}", f"checkpoint {report.path}")
     elif isinstance(report, ValidationReport):
-        right = success(report.token_accuracy, report.rewards)
+        right = words(report.tally)
         row(f"step {report.step}", f"validation loss {report.loss:.4f}{right}")
     else:
         estimate, warning = meter.estimate(), meter.warning()
@@ -231,7 +219,7 @@ class Bar:
         held_out = m.history.validations
         return [
             (0, f"loss {m.loss:.3f}"),
-            (2, success(m.token_accuracy, m.rewards).strip()),
+            (2, words(m.tally).strip()),
             (3, f"validation {held_out[-1].loss:.3f}" if held_out else ""),
             (4, f"{m.tokens_per_second:,.0f} tokens/s"),
             (1, m.left),

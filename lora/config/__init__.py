@@ -3,7 +3,6 @@
 data       what is read, and how it becomes windows of tokens
 adapter    what is trained
 train      how it is trained: optimiser, loop, checkpoints, memory
-preference what is minimised
 evaluation what is evaluated, and how it is asked
 
 `pyggml.settings` says what a setting is. A command line makes its options, and a file of settings
@@ -13,16 +12,13 @@ its keys, of `dataclasses.fields`.
 from pyggml.lora.config.adapter import LoraConfig
 from pyggml.lora.config.data import SPECIAL_TOKENS, DataConfig
 from pyggml.lora.config.evaluation import EvalConfig
-from pyggml.lora.config.preference import OBJECTIVES, PreferenceConfig
 from pyggml.lora.config.train import SCHEDULERS, TrainConfig
 
 __all__ = [
-    "OBJECTIVES",
     "SCHEDULERS",
     "SPECIAL_TOKENS",
     "DataConfig",
     "EvalConfig",
     "LoraConfig",
-    "PreferenceConfig",
     "TrainConfig",
 ]

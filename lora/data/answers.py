@@ -1,18 +1,17 @@
 """Rows → answers → windows of whole answers.
 
-A window holds whole pairs, a chosen answer and then its rejected one, or, for KTO, whole single
-answers. Each answer follows a copy of its prompt. Prompt and answer form one document; documents do
-not see each other. A document's number is even for a wanted answer, else odd. Answers are numbered
-from the start of their window.
+Of rows of "pairs" a window holds whole pairs, a chosen answer and then its rejected one; of rows of
+"labels", whole single answers. Each answer follows a copy of its prompt. Prompt and answer form one
+document; documents do not see each other. Answers are numbered from the start of their window.
 
-KTO has a second dataset: the same prompts, each with the completion of another answer of the same
-window. Their gain over the reference estimates the KL: how far the model has moved.
+Single answers have a second dataset: the same prompts, each with the completion of another answer
+of the same window. Their gain over a reference estimates the KL: how far the model has moved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from pyggml.lora.data.rows import (
     Bad,
     ChatRow,
     CompletionRow,
-    KtoRow,
+    LabelledRow,
     Messages,
     Place,
     PreferenceRow,
@@ -58,52 +57,68 @@ class Answer:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Preferences(Dataset):
-    """Windows of whole answers; for KTO, also of the same prompts with exchanged completions."""
+    """Windows of whole answers.
 
-    mismatched: Dataset | None = None
+    signs        (n, room) int8: of each answer of a window 1 if it is wanted, −1 if it is not; 0
+                 where there is none
+    mismatched   of single answers, the same prompts with exchanged completions
+    """
+
+    signs: np.ndarray
+    mismatched: Preferences | None = None
 
     @property
     def room(self) -> int:
         """The most answers that a window holds."""
-        return int(ordinals(self.documents).max(initial=-1)) + 1
+        return int(self.signs.shape[1])
 
+    def part(self, which: slice | np.ndarray) -> Preferences:
+        d = super().part(which)
+        return Preferences(
+            d.tokens, d.documents, d.trained, d.repeats, d.lengths, signs=self.signs[which]
+        )
 
-def ordinals(documents: np.ndarray) -> np.ndarray:
-    """Documents (n, width), counted from each window's start; −1 where there is none."""
-    is_first = np.diff(documents, axis=1, prepend=-1 - documents[:, :1]) != 0
-    found = np.cumsum(is_first & (documents >= 0), axis=1) - 1
-    return np.where(documents >= 0, found, -1).astype(np.int32)
+    @property
+    def arrays(self) -> tuple[np.ndarray | None, ...]:
+        return *super().arrays, self.signs
+
+    def ordinals(self) -> np.ndarray:
+        """(n, width) int32: documents, counted from each window's start; −1 where there is none."""
+        documents = self.documents
+        is_first = np.diff(documents, axis=1, prepend=-1 - documents[:, :1]) != 0
+        numbers = np.cumsum(is_first & (documents >= 0), axis=1) - 1
+        return np.where(documents >= 0, numbers, -1).astype(np.int32)
 
 
 # -- rows ---------------------------------------------------------------------------------------
 
 
 def documents_of(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> list[Document]:
-    """The wanted answer of a row and the other one; an empty document for what a KTO row lacks.
+    """The wanted answer of a row and the other one; an empty document for what a row with a label
+    lacks.
 
     Raises Bad for a row of another kind, and as `encode` does.
     """
 
     def document(completion: str | Messages) -> Document:
-        assert isinstance(row, PreferenceRow | KtoRow)
-        found = encode(_whole(row, completion), tokenizer, encoding)
-        learned = np.ones(len(found), np.bool_) if found.trained is None else found.trained
-        return Document(found.ids, learned)
+        assert isinstance(row, PreferenceRow | LabelledRow)
+        whole = encode(_whole(row, completion), tokenizer, encoding)
+        learned = np.ones(len(whole), np.bool_) if whole.trained is None else whole.trained
+        return Document(whole.ids, learned)
 
-    if isinstance(row, KtoRow):
+    if isinstance(row, LabelledRow):
         given = [document(row.completion), Document((), np.zeros(0, np.bool_))]
         return given if row.label else given[::-1]
     if not isinstance(row, PreferenceRow):
         raise Bad(
-            "has no preference: wanted prompt, chosen and rejected, or (KTO) prompt, completion "
-            "and label"
+            "has no preference: wanted prompt, chosen and rejected, or prompt, completion and label"
         )
     return [document(row.chosen), document(row.rejected)]
 
 
-def _whole(row: PreferenceRow | KtoRow, completion: str | Messages) -> Row:
+def _whole(row: PreferenceRow | LabelledRow, completion: str | Messages) -> Row:
     """Prompt and completion as one row, of which the completion is learned."""
     if isinstance(row.prompt, str) or isinstance(completion, str):
         return CompletionRow(row.place, str(row.prompt), str(completion))
@@ -116,31 +131,31 @@ def preference_corpus(
     tokenizer: Tokenizer,
     ctx: int,
     val_split: float,
-    objective: str,
+    kind: str,
     encoding: Encoding | None = None,
 ) -> Corpus:
-    """Windows of pairs (dpo, orpo) or of single answers (kto), and those held out.
+    """Windows of "pairs", or of the single answers of "labels", and those held out.
 
-    Pairs serve KTO too, as a wanted and an unwanted answer. Raises DataError for rows that have no
-    preference, do not fit into a window, or (KTO) are fewer than two.
+    Pairs are single answers too, a wanted and an unwanted one. Raises DataError for rows that have
+    no preference or do not fit into a window, and for fewer than two single answers.
     """
     writer = Writer(None)
     for row in rows:
         try:
-            found = documents_of(row, tokenizer, encoding or Encoding())
+            documents = documents_of(row, tokenizer, encoding or Encoding())
         except Bad as bad:
             raise DataError(f"{row.place.file}: {bad.at(row.place)}") from None
-        for document in found:
+        for document in documents:
             writer.add(document, row.place)
     file, unit = (rows[0].place.file, rows[0].place.unit) if rows else ("", "")
-    return corpus_of(writer.documents(), file, unit, ctx, val_split, objective)
+    return corpus_of(writer.documents(), file, unit, ctx, val_split, kind)
 
 
 def corpus_of(
-    documents: Documents, file: str, unit: str, ctx: int, val_split: float, objective: str
+    documents: Documents, file: str, unit: str, ctx: int, val_split: float, kind: str
 ) -> Corpus:
     """The same of documents that `documents_of` made, two for each row of this file."""
-    alone, units, places = objective == "kto", list[list[Answer]](), list[Place]()
+    alone, units, places = kind == "labels", list[list[Answer]](), list[Place]()
     assert documents.places is not None or not len(documents)
     for i in range(0, len(documents), 2):
         assert documents.places is not None
@@ -148,24 +163,23 @@ def corpus_of(
         answers = [_answer(documents, i + j) for j in (0, 1) if documents.lengths[i + j]]
         if len(answers) == 1 and not alone:
             raise DataError(
-                f"{file}: {place} has a label, which {objective} cannot use: wanted prompt, chosen "
-                "and rejected"
+                f"{file}: {place} has a label, wanted a pair: prompt, chosen and rejected"
             )
-        found = [[answer] for answer in answers] if alone else [answers]
-        units += found
-        places += [place] * len(found)
+        of_row = [[answer] for answer in answers] if alone else [answers]
+        units += of_row
+        places += [place] * len(of_row)
     lengths = [sum(map(len, u)) for u in units]
     _check_lengths(lengths, places, ctx)
     out = set(held_out(lengths, val_split))
     out = out if len(out) > alone else set()  # one answer has none to be compared with
     parts = [[u for i, u in enumerate(units) if (i in out) == side] for side in (False, True)]
     train, validation = (preferences(part, ctx, mismatch=alone) for part in parts)
-    whole = Found(Source(Path(file)), objective, len(units), len(out), sum(lengths), Faults())
+    whole = Found(Source(Path(file)), kind, len(units), len(out), sum(lengths), Faults())
     return Corpus(train, validation if len(validation) else None, (whole,))
 
 
 def _answer(documents: Documents, i: int) -> Answer:
-    """Even documents are wanted."""
+    """The answer that is document i; the first of each row's two is the wanted one."""
     assert documents.trained is not None
     first = int(documents.starts[i])
     at = slice(first, first + int(documents.lengths[i]))
@@ -196,13 +210,12 @@ def preferences(units: Sequence[Sequence[Answer]], ctx: int, mismatch: bool) -> 
     exchange.
     """
     windows = [[a for unit in w for a in unit] for w in _placed(units, ctx + 1)]
-    matched = filled(windows, ctx)
     if not mismatch:
-        return Preferences(matched.tokens, matched.documents, matched.trained)
+        return filled(windows, ctx)
     if len(units) == 1:
-        raise DataError("kto compares answers with one another: there is one, wanted two or more")
+        raise DataError("single answers are compared with one another: there is one, wanted two")
     others = filled([_moved_on(windows, i) for i in range(len(windows))], ctx)
-    return Preferences(matched.tokens, matched.documents, matched.trained, mismatched=others)
+    return replace(filled(windows, ctx), mismatched=others)
 
 
 def _placed(units: Sequence[Sequence[Answer]], width: int) -> list[list[Sequence[Answer]]]:
@@ -228,17 +241,18 @@ def _moved_on(windows: Sequence[Sequence[Answer]], i: int) -> list[Answer]:
     return [other.after_prompt_of(a) for a, other in zip(window, before, strict=True)]
 
 
-def filled(windows: Sequence[Sequence[Answer]], ctx: int) -> Dataset:
+def filled(windows: Sequence[Sequence[Answer]], ctx: int) -> Preferences:
     """Windows of these answers; an answer longer than a window is cut."""
     shape = (len(windows), ctx + 1)
+    signs = np.zeros((len(windows), max(map(len, windows), default=0)), np.int8)
     tokens, trained = np.zeros(shape, np.int32), np.zeros(shape, np.bool_)
     documents, number = np.tile(-1 - np.arange(ctx + 1, dtype=np.int32), (len(windows), 1)), 0
     for row, window in enumerate(windows):
         first = 0
-        for answer in window:
+        for i, answer in enumerate(window):
             n = min(len(answer), ctx + 1 - first)
             at = (row, slice(first, first + n))
             tokens[at], trained[at] = answer.ids[:n], answer.trained[:n]
-            documents[at] = 2 * number + (not answer.wanted)
+            documents[at], signs[row, i] = number, 1 if answer.wanted else -1
             first, number = first + n, number + 1
-    return Dataset(tokens, documents, trained)
+    return Preferences(tokens, documents, trained, signs=signs)

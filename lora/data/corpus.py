@@ -33,6 +33,7 @@ def read_corpus(
     tokenizer: Tokenizer,
     config: DataConfig | None = None,
     cache: TokenCache | None = None,
+    rows: str = "training",
 ) -> Corpus:
     """Windows of texts, and of the rows of JSON Lines, JSON, CSV and parquet.
 
@@ -41,6 +42,8 @@ def read_corpus(
 
     files    each with a weight, see `Source.of`; folders, patterns and pipes, see `expand`
     cache    where tokens are kept for the next run; None keeps none
+    rows     those that the objective reads: "training"; "pairs" and "labels" are read by
+             `pyggml.lora.data.preferences.read_preferences`
 
     config.val_split is the share of the tokens of each file that is held out. Of a text: its last
     windows, at least one if there are two. Of rows: whole ones, those that bring the share nearer,
@@ -51,6 +54,16 @@ def read_corpus(
     """
     c = config or DataConfig()
     given = [files] if isinstance(files, str | os.PathLike | Source) else files
+    if rows == "training":
+        return _read_training(given, tokenizer, c, cache)
+    from pyggml.lora.data.preferences import read_preferences
+
+    return read_preferences(given, tokenizer, c, rows, cache)
+
+
+def _read_training(
+    given: Sequence[File], tokenizer: Tokenizer, c: DataConfig, cache: TokenCache | None
+) -> Corpus:
     reader = _Parts(tokenizer, c, cache)
     held_out, left_out = expanded([Source(Path(f)) for f in c.val_file or ()], reader.schema)
     sources, others = expanded([Source.of(file) for file in given], reader.schema)

@@ -21,8 +21,6 @@ from pyggml.lora.data.reader import Reader
 from pyggml.lora.data.rows import Row
 from pyggml.tokenizer import Tokenizer
 
-_PURPOSES = {"dpo": "preference", "orpo": "preference", "kto": "kto"}
-
 
 class _Answers(Reader):
     """Reads rows into the documents of their answers."""
@@ -35,12 +33,12 @@ class _Answers(Reader):
             raise DataError(f"{path}: is plain text, which prefers nothing; {self.schema.wanted}")
         return super().read(path)
 
-    def corpus(self, source: Source, share: float, objective: str) -> Corpus:
+    def corpus(self, source: Source, share: float) -> Corpus:
         """The windows of one file."""
         read = self.documents(source.path)
         kept = read.kept
         unit, path = UNITS[kept.kind], str(source.path)
-        made = corpus_of(kept.documents, path, unit, self.ctx, share, objective)
+        made = corpus_of(kept.documents, path, unit, self.ctx, share, self.schema.purpose)
         (whole,) = made.found
         whole = replace(
             whole,
@@ -56,27 +54,27 @@ def read_preferences(
     files: Sequence[str | os.PathLike[str] | Source],
     tokenizer: Tokenizer,
     config: DataConfig,
-    objective: str,
+    kind: str,
     cache: TokenCache | None = None,
 ) -> Corpus:
-    """Windows of the pairs (dpo, orpo) or the answers (kto) of JSON Lines, JSON, CSV or parquet.
+    """Windows of the "pairs", or of the answers of "labels", of JSON Lines, JSON, CSV or parquet.
 
     Files, config and cache are as of `read_corpus`. Raises DataError for files that cannot be read
     or are plain text, rows that are not as wanted, and as `preference_corpus` does.
     """
-    reader = _Answers(tokenizer, config, cache, _PURPOSES[objective])
+    reader = _Answers(tokenizer, config, cache, kind)
     apart, left_out = expanded([Source(Path(f)) for f in config.val_file or ()], reader.schema)
     sources, others = expanded([Source.of(f) for f in files], reader.schema)
-    held_out = [reader.corpus(source, 0.0, objective) for source in apart]
+    held_out = [reader.corpus(source, 0.0) for source in apart]
     share = 0.0 if held_out else config.val_split
-    trained = [reader.corpus(source, share, objective) for source in sources]
+    trained = [reader.corpus(source, share) for source in sources]
     validation = [c.validation for c in trained] + [c.train for c in held_out]
-    told = [f for c in trained for f in c.found]
-    told += [replace(f, n_held_out=f.n_documents) for c in held_out for f in c.found]
+    read = [f for c in trained for f in c.found]
+    read += [replace(f, n_held_out=f.n_documents) for c in held_out for f in c.found]
     return Corpus(
         _joined([_repeated(c) for c in trained]),
         _joined([v for v in validation if v is not None]) if any(validation) else None,
-        tuple(told),
+        tuple(read),
         (*others, *left_out),
         config.settled(),
     )
@@ -84,15 +82,17 @@ def read_preferences(
 
 def _repeated(corpus: Corpus) -> Dataset:
     """The windows to train on, each as often as its file's weight says."""
-    (found,), train = corpus.found, corpus.train
-    if found.source.weight == 1:
+    (file,), train = corpus.found, corpus.train
+    if file.source.weight == 1:
         return train
-    return replace(train, repeats=np.full(len(train), found.source.weight))
+    return replace(train, repeats=np.full(len(train), file.source.weight))
 
 
-def _joined(parts: Sequence[Dataset]) -> Preferences:
+def _joined(datasets: Sequence[Dataset]) -> Preferences:
     """The windows of all files, one file's after another's."""
-    mismatched = [p.mismatched for p in parts if isinstance(p, Preferences) and p.mismatched]
+    parts = [p for p in datasets if isinstance(p, Preferences)]
+    mismatched = [p.mismatched for p in parts if p.mismatched is not None]
+    room = max((p.room for p in parts), default=0)
     repeats = [np.ones(len(p)) if p.repeats is None else p.repeats for p in parts]
     is_weighted = any(p.repeats is not None for p in parts)
     return Preferences(
@@ -100,5 +100,6 @@ def _joined(parts: Sequence[Dataset]) -> Preferences:
         np.concatenate([p.documents for p in parts]),
         np.concatenate([p.trained for p in parts if p.trained is not None]),
         repeats=np.concatenate(repeats) if is_weighted else None,
+        signs=np.concatenate([np.pad(p.signs, ((0, 0), (0, room - p.room))) for p in parts]),
         mismatched=_joined(mismatched) if mismatched else None,
     )

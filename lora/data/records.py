@@ -6,8 +6,8 @@ conversations [system, tools]         ChatRow          training
 instruction, output [input, system]   ChatRow          training
 text                                  TextRow          training
 prompt, completion [tools]            CompletionRow    training; a ChatRow if both are messages
-chosen, rejected [prompt, tools]      PreferenceRow    preference
-prompt, completion, label [tools]     KtoRow           kto
+chosen, rejected [prompt, tools]      PreferenceRow    pairs
+prompt, completion, label [tools]     LabelledRow      labels
 see `questions`                       QuestionRow      question
 
 The first line whose names a record has decides. A column map gives names of the file for these.
@@ -26,7 +26,7 @@ from pyggml.lora.data.rows import (
     Bad,
     ChatRow,
     CompletionRow,
-    KtoRow,
+    LabelledRow,
     Messages,
     Place,
     PreferenceRow,
@@ -163,7 +163,7 @@ def _of_label(place: Place, record: Record) -> Row:
         raise Bad('is an object whose "label" is neither true nor false')
     prompt = _prompt(record, completion)
     _check_answer("completion", completion)
-    return KtoRow(place, prompt, completion, label, _tools(record))
+    return LabelledRow(place, prompt, completion, label, _tools(record))
 
 
 SHAPES: Mapping[str, tuple[Shape, ...]] = {
@@ -174,15 +174,15 @@ SHAPES: Mapping[str, tuple[Shape, ...]] = {
         Shape(("text",), _of_text),
         Shape(("prompt", "completion"), _of_prompt, ("tools",)),
     ),
-    "preference": (Shape(("chosen", "rejected"), _of_chosen, ("prompt", "tools")),),
-    "kto": (Shape(("prompt", "completion", "label"), _of_label, ("tools",)),),
+    "pairs": (Shape(("chosen", "rejected"), _of_chosen, ("prompt", "tools")),),
+    "labels": (Shape(("prompt", "completion", "label"), _of_label, ("tools",)),),
     "question": QUESTION_SHAPES,
 }
 _WANTED = {
     "training": '"text" that is not empty, or with "prompt" and "completion", or "messages", or '
     '"conversations", or "instruction" and "output"',
-    "preference": '"chosen" and "rejected", which differ',
-    "kto": '"prompt" and "completion", and a "label" that is true or false',
+    "pairs": '"chosen" and "rejected", which differ',
+    "labels": '"prompt" and "completion", and a "label" that is true or false',
     "question": '"question" or "prompt", with a list "choices" and an "answer"',
 }
 NAMES = frozenset(name for some in SHAPES.values() for s in some for name in (*s.names, *s.others))
@@ -192,7 +192,7 @@ NAMES = frozenset(name for some in SHAPES.values() for s in some for name in (*s
 class Schema:
     """The kind of rows wanted, and the names of their parts in the files.
 
-    purpose   "training", "preference", "kto" or "question"
+    purpose   "training", "pairs", "labels" or "question"
     columns   name of a row → name in the file; if given, no other names are read
     """
 

@@ -4,7 +4,7 @@ TextRow         a text, of which every token is learned
 CompletionRow   a prompt, which is read, and its completion, which is learned
 ChatRow         the messages of a chat, of which those of the assistant are learned
 PreferenceRow   a prompt with an answer that is preferred and one that is rejected
-KtoRow          a prompt with one answer, and whether it is wanted
+LabelledRow     a prompt with one answer, and whether it is wanted
 QuestionRow     a prompt with choices, one of them right
 
 A message is what a chat template reads, a dict as the OpenAI API has it:
@@ -104,7 +104,7 @@ class PreferenceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class KtoRow:
+class LabelledRow:
     """One answer, and whether it is wanted; prompt and answer are strings, or both are messages."""
 
     place: Place
@@ -127,7 +127,7 @@ class QuestionRow:
     answer: int
 
 
-Row = TextRow | CompletionRow | ChatRow | PreferenceRow | KtoRow | QuestionRow
+Row = TextRow | CompletionRow | ChatRow | PreferenceRow | LabelledRow | QuestionRow
 
 
 class Bad(Exception):

@@ -71,6 +71,11 @@ class Dataset:
         lengths = None if self.lengths is None else self.lengths[which]
         return Dataset(self.tokens[which], self.documents[which], trained, repeats, lengths)
 
+    @property
+    def arrays(self) -> tuple[np.ndarray | None, ...]:
+        """All that the windows are, for a digest."""
+        return self.tokens, self.documents, self.trained, self.repeats, self.lengths
+
     def targets(self) -> np.ndarray:
         """(n, ctx) bool: where the next token is of the same document, and learned."""
         same = np.asarray(self.documents[:, 1:] == self.documents[:, :-1])
@@ -204,7 +209,7 @@ class Corpus:
         for part in (self.train, self.validation):
             if part is None:
                 continue
-            for array in (part.tokens, part.documents, part.trained, part.repeats, part.lengths):
+            for array in part.arrays:
                 if array is not None:
                     digest.update(repr(array.shape).encode())
                     for block in blocks(array):

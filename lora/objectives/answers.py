@@ -1,19 +1,73 @@
-"""Windows → the numbers of a batch's leaves.
+"""Objectives that compare answers: their leaves, their batches and their rewards.
 
 A batch has S answers: `room` for each window, in their order. A pair's two answers stand side by
-side. Unused answers have share, sign and members 0.
+side, the chosen one first. Unused answers have share, sign and members 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pyggml.lora.config import PreferenceConfig
-from pyggml.lora.data import Batch, Dataset
-from pyggml.lora.data.answers import Preferences, ordinals
+from pyggml.errors import ConfigError
+from pyggml.graph.dtypes import F32, I32
+from pyggml.graph.tensor import Tensor, put_together, zeros
+from pyggml.lora.config import TrainConfig
+from pyggml.lora.data import Batch, Corpus
+from pyggml.lora.objectives.objective import Feed, Leaves, Objective
+from pyggml.lora.objectives.tally import Rewards, Tally
+from pyggml.model import Model
+from pyggml.ops import mul, mul_mat, neg, reshape, split, sum_
+from pyggml.settings import setting
+
+if TYPE_CHECKING:
+    from pyggml.lora.data.answers import Preferences
+
+BETA = ("above 0, at most 100", lambda x: 0 < x <= 100)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLeaves(Leaves):
+    """The leaves of a batch of T tokens and S answers; `AnswerBatch` explains each."""
+
+    targets: Tensor  # (T,) int32
+    read: Tensor  # (T,)
+    members: Tensor  # (S, T)
+    nll: Tensor  # (T,)
+    reference: Tensor  # (S,)
+    sign: Tensor  # (S,)
+    share: Tensor  # (S,)
+
+    @classmethod
+    def empty(cls, n_tokens: int, n_answers: int) -> AnswerLeaves:
+        t, s = (n_tokens,), (n_answers,)
+        leaves = (
+            zeros(t, I32, "targets"),
+            zeros(t, F32, "read tokens"),
+            zeros((*s, *t), F32, "tokens of answers"),
+            zeros(t, F32, "weights of the NLL"),
+            zeros(s, F32, "reference"),
+            zeros(s, F32, "sign"),
+            zeros(s, F32, "share"),
+        )
+        put_together(*leaves)
+        return cls(*leaves)
+
+    def log_probs(self, losses: Tensor) -> Tensor:
+        """The log-probability of every answer (S,), of each token's loss (T,): sums, or means where
+        `members` says so."""
+        return reshape(neg(mul_mat(self.members, reshape(losses, (1, -1)))), (-1,))
+
+    def pairs(self, of_answers: Tensor) -> tuple[Tensor, ...]:
+        """The values (S,) of the chosen answers, and of the rejected: (P, 1) each."""
+        return split(reshape(of_answers, (-1, 2)), (1, 1), axis=1)
+
+    def mean_of_pairs(self, losses: Tensor) -> Tensor:
+        """This batch's part of the mean over the step's pairs (P, 1), a scalar."""
+        return sum_(mul(losses, self.pairs(self.share)[0]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,9 +77,10 @@ class AnswerBatch(Batch):
     read        (T,) 1 where a target's loss is used at all
     members     (S, T) 1 where a target is a learned token of the answer, 1 / their number for means
     nll         (T,) weight of each target in the NLL of the chosen answers and their prompts
-    reference   (S,) the reference's log-probabilities; for KTO, plus the KL
+    reference   (S,) log-probabilities by the reference, plus the KL; 0 without a reference
     sign        (S,) 1 for wanted answers, −1 for others
     share       (S,) weight of each answer, or of its pair, in the step's loss
+    kl          how far the model has moved from the reference; 0 where nobody asks
     """
 
     read: np.ndarray
@@ -34,10 +89,7 @@ class AnswerBatch(Batch):
     reference: np.ndarray
     sign: np.ndarray
     share: np.ndarray
-
-    @property
-    def is_there(self) -> np.ndarray:
-        return np.asarray(self.sign != 0)
+    kl: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,96 +105,163 @@ class Answers:
     sign: np.ndarray
 
     @classmethod
-    def in_windows(cls, data: Dataset, room: int) -> Answers:
-        number = ordinals(data.documents)
+    def in_windows(cls, data: Preferences, room: int) -> Answers:
         same = data.documents[:, 1:] == data.documents[:, :-1]
         sign = np.zeros((len(data), room), np.float32)
-        rows, columns = np.nonzero(number >= 0)
-        odd = data.documents[rows, columns] % 2
-        sign[rows, number[rows, columns]] = 1 - 2 * odd
-        return cls(np.where(same, number[:, 1:], -1), data.targets(), sign)
+        sign[:, : data.room] = data.signs
+        return cls(np.where(same, data.ordinals()[:, 1:], -1), data.targets(), sign)
 
     @property
     def n(self) -> int:
         return int(np.count_nonzero(self.sign))
 
-    def members(self) -> np.ndarray:
-        """(n, room, ctx) bool: the learned tokens of each answer."""
+    def members(self, mean: bool) -> np.ndarray:
+        """(n, room, ctx) float32: 1 at each answer's learned tokens; mean: 1 / their number."""
         numbers = np.arange(self.sign.shape[1])[:, None]
-        return np.asarray((self.of[:, None] == numbers) & self.learned[:, None])
+        found = ((self.of[:, None] == numbers) & self.learned[:, None]).astype(np.float32)
+        if mean:
+            found /= np.maximum(found.sum(axis=2, keepdims=True), 1)
+        return found
 
     def of_chosen(self) -> np.ndarray:
-        """(n, ctx) bool: the tokens of chosen answers and their prompts."""
-        return np.asarray((self.of >= 0) & (self.of % 2 == 0))
+        """(n, ctx) bool: the tokens of wanted answers and their prompts."""
+        sign = np.take_along_axis(self.sign, np.maximum(self.of, 0), axis=1)
+        return np.asarray((self.of >= 0) & (sign > 0))
+
+    def part(self, which: slice) -> Answers:
+        """Those in some of the windows."""
+        return Answers(self.of[which], self.learned[which], self.sign[which])
 
 
-def batches(
+@dataclass(frozen=True, kw_only=True)
+class AnswerObjective(Objective):
+    """An objective of whole answers after their prompts; its leaves are `AnswerLeaves`.
+
+    per_token       an answer's log-probability is the mean over its tokens, not their sum
+    learns_chosen   `nll` weighs the tokens of chosen answers and their prompts
+    has_kl          the reference includes the KL
+
+    `report` reads "log_probs" (S,).
+    """
+
+    tally: ClassVar[type[Tally]] = Rewards
+    per_token: ClassVar[bool] = False
+    learns_chosen: ClassVar[bool] = False
+    has_kl: ClassVar[bool] = False
+
+    beta: float = setting(
+        0.1, "how closely the model keeps to what it was", *BETA, group="optimiser"
+    )
+
+    def weights(self, sign: np.ndarray) -> np.ndarray:
+        """The weight of each answer in the loss, by its sign."""
+        return np.ones_like(sign)
+
+    def feed(
+        self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
+    ) -> Feed:
+        from pyggml.lora.data.answers import Preferences
+        from pyggml.lora.objectives.reference import AnswerFeed
+
+        parts = [part for part in (corpus.train, corpus.validation) if part is not None]
+        if not all(isinstance(part, Preferences) for part in parts):
+            fault = f"is {self.name}, but the corpus has no preferences"
+            raise ConfigError([("objective", fault)])
+        if self.has_reference and reference is None:
+            fault = f"is {self.name}, which compares answers with a fixed model: give reference=…"
+            raise ConfigError([("objective", fault)])
+        return AnswerFeed(self, model, parts, config, reference)
+
+    def report(self, batch: AnswerBatch, outputs: Mapping[str, np.ndarray]) -> Rewards:
+        """The rewards of the answers, each counted from the reference."""
+        above = self.beta * (outputs["log_probs"] - batch.reference)
+        wanted, unwanted = batch.sign > 0, batch.sign < 0
+        right, kl = self.right(batch, above), self.beta * batch.kl
+        return Rewards(
+            chosen_sum=float((above[wanted] + kl).sum(dtype=np.float64)),
+            rejected_sum=float((above[unwanted] + kl).sum(dtype=np.float64)),
+            n_chosen=int(wanted.sum()),
+            n_rejected=int(unwanted.sum()),
+            n_right=int(right.sum()),
+            n_compared=right.size,
+        )
+
+    def right(self, batch: AnswerBatch, above: np.ndarray) -> np.ndarray:
+        """Whether each answer is on its side of the KL; above (S,): its reward less β · KL."""
+        return np.asarray((above * batch.sign)[batch.sign != 0] > 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairObjective(AnswerObjective):
+    """An objective of pairs: rows of prompt, chosen and rejected."""
+
+    rows: ClassVar[str] = "pairs"
+
+    def right(self, batch: AnswerBatch, above: np.ndarray) -> np.ndarray:
+        """Whether the chosen answer of each pair has the higher reward."""
+        return np.asarray((above[0::2] > above[1::2])[batch.sign[0::2] > 0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelObjective(AnswerObjective):
+    """An objective of single answers: rows of prompt, completion and label."""
+
+    rows: ClassVar[str] = "labels"
+
+
+# -- windows → batches --------------------------------------------------------------------------
+
+
+def answer_batches(
+    objective: AnswerObjective,
     data: Preferences,
     windows: Sequence[int] | np.ndarray,
     size: int,
-    room: int,
-    config: PreferenceConfig,
     reference: np.ndarray,
+    kl: float,
 ) -> Iterator[AnswerBatch]:
     """The batches of one step over these windows; reference: (n, room), for each of them.
 
-    A pair's share is that of its chosen answer. Shares add up to 1, but for KTO's weights.
+    A pair's share is that of its chosen answer. Shares add up to 1, but for an objective's weights.
     """
     windows = np.asarray(windows, np.int64)
-    answers = Answers.in_windows(data.part(windows), room)
+    answers = Answers.in_windows(data.part(windows), reference.shape[1])
     n_tokens = max(int(np.count_nonzero(answers.of_chosen())), 1)
-    weight = np.ones_like(answers.sign)
-    n_units = answers.n // 2
-    if config.objective == "kto":
-        n_units = answers.n
-        weight = np.where(answers.sign > 0, config.desirable_weight, config.undesirable_weight)
-    share = weight * (answers.sign != 0) / max(n_units, 1)
+    n_units = answers.n // 2 if objective.rows == PairObjective.rows else answers.n
+    share = objective.weights(answers.sign) * (answers.sign != 0) / max(n_units, 1)
+    with_kl = reference + np.float32(kl)
     for i, batch in enumerate(data.batches(windows, size)):
         some = slice(i * size, (i + 1) * size)
-        part = Answers(answers.of[some], answers.learned[some], answers.sign[some])
-        yield _batch(batch, part, size, config, n_tokens, reference[some], share[some])
+        arrays = _arrays(objective, answers.part(some), n_tokens)
+        arrays |= {"reference": with_kl[some], "share": share[some]}
+        filled = {name: _filled(values, size).reshape(-1) for name, values in arrays.items()}
+        members = block_diagonal(answers.part(some).members(objective.per_token), size)
+        yield AnswerBatch(**_fields(batch), **filled, members=members, kl=kl)
 
 
-def _batch(
-    batch: Batch,
-    answers: Answers,
-    size: int,
-    config: PreferenceConfig,
-    n_tokens: int,
-    reference: np.ndarray,
-    share: np.ndarray,
-) -> AnswerBatch:
-    members = answers.members().astype(np.float32)
+def _fields(batch: Batch) -> dict[str, Any]:
+    return {name: getattr(batch, name) for name in Batch.__slots__}
+
+
+def _arrays(objective: AnswerObjective, answers: Answers, n_tokens: int) -> dict[str, np.ndarray]:
+    """What follows from the answers alone, by the names of `AnswerBatch`."""
     read, nll = answers.learned, np.zeros_like(answers.of, np.float32)
-    if config.objective == "orpo":
-        members /= np.maximum(members.sum(axis=2, keepdims=True), 1)
+    if objective.learns_chosen:
         read = read | answers.of_chosen()
         nll[answers.of_chosen()] = np.float32(1 / n_tokens)
-    return AnswerBatch(
-        tokens=batch.tokens,
-        positions=batch.positions,
-        span=batch.span,
-        targets=batch.targets,
-        weights=batch.weights,
-        read=_filled(read, size).reshape(-1),
-        members=block_diagonal(members, size),
-        nll=_filled(nll, size).reshape(-1),
-        reference=_filled(reference, size).reshape(-1),
-        sign=_filled(answers.sign, size).reshape(-1),
-        share=_filled(share, size).reshape(-1),
-    )
+    return {"read": read, "nll": nll, "sign": answers.sign}
 
 
 def _filled(values: np.ndarray, size: int) -> np.ndarray:
     """Zeros for the windows that only fill up a batch, float32."""
-    found = np.zeros((size, *values.shape[1:]), np.float32)
-    found[: len(values)] = values
-    return found
+    whole = np.zeros((size, *values.shape[1:]), np.float32)
+    whole[: len(values)] = values
+    return whole
 
 
 def block_diagonal(members: np.ndarray, size: int) -> np.ndarray:
     """(n, room, ctx) of each window's own tokens -> (size · room, size · ctx) of all."""
     n, room, ctx = members.shape
-    found = np.zeros((size, room, size, ctx), np.float32)
-    found[np.arange(n), :, np.arange(n)] = members
-    return found.reshape(size * room, size * ctx)
+    whole = np.zeros((size, room, size, ctx), np.float32)
+    whole[np.arange(n), :, np.arange(n)] = members
+    return whole.reshape(size * room, size * ctx)

@@ -1,134 +1,189 @@
-"""The objective of a run, as the training loop sees it: windows in, the loss of a step out.
+"""What an objective declares. Each one of `pyggml.lora.objectives` is a file of its own.
 
-An objective owns the run's graphs. `NextToken` learns texts and answers; `preference`
-learns preferences.
+name       the word for it on a command line
+purpose    what it learns from what, as the rest of a sentence that starts with the name
+rows       the rows that it reads: "training", "pairs" or "labels", see `pyggml.lora.data.records`
+settings   the fields of its dataclass, each with default, range and help (`pyggml.settings`)
+loss       the graph from the tokens of a batch to the loss and to what is reported
+report     the numbers of a batch for the log
+
+A run asks an objective for nothing else. `TextObjective` serves those that learn to write tokens,
+`pyggml.lora.objectives.answers` those that compare answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from math import ceil
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from pyggml.lora.adapter.parameters import Parameters
+from pyggml.backends.cpu import write
+from pyggml.graph import Graph
+from pyggml.graph.dtypes import F32, I32
+from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset
-from pyggml.lora.ranks import ALONE, Ranks
-from pyggml.lora.trainer.passes import Passes
-from pyggml.lora.trainer.reports import Rewards
+from pyggml.lora.objectives.tally import Tally, TokensRight
+from pyggml.lora.ranks import Ranks
 from pyggml.model import Model
+from pyggml.models import Inputs, Net, Parts, Taps, token_loss, token_losses
+from pyggml.runtime import Program
+from pyggml.settings import Settings
 
-B = TypeVar("B")
 Windows = np.ndarray | range  # numbers of some windows of a dataset
+Outputs = Mapping[str, Tensor]  # "loss" (), and what is read of each batch
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The mean loss over some windows.
+class LossNet:
+    """The graph that a loss is built on: the model over the tokens of a batch.
 
-    n_right   their learned tokens that the model gives the highest probability; None in preference
-              training
-    rewards   those of their answers in preference training
+    trained    names of the tensors that get gradients
+    gradient   whether a backward pass follows
     """
 
-    loss: float
-    n_right: int | None = None
-    rewards: Rewards | None = None
+    parts: Parts
+    net: Net
+    trained: Collection[str] = ()
+    gradient: bool = True
 
-    def share_right(self, n_tokens: int) -> float | None:
-        """Of so many learned tokens."""
-        return None if self.n_right is None else self.n_right / max(n_tokens, 1)
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        inputs: Inputs,
+        trained: Collection[str] = (),
+        gradient: bool = True,
+        taps: Taps | None = None,
+    ) -> LossNet:
+        """A model over these inputs, with its adapters."""
+        net = Net(model.parts.weights, inputs, model.adapters, taps=taps)
+        return cls(model.parts, net, trained, gradient)
+
+    def token_loss(self, targets: Tensor, weights: Tensor) -> Tensor:
+        """Σ weight · cross entropy of the targets, (); `saved[0]` counts those that are right."""
+        return token_loss(self.parts, self.net, targets, weights, self.trained, self.gradient)
+
+    def token_losses(self, targets: Tensor, weights: Tensor) -> Tensor:
+        """The terms of that sum, (T,)."""
+        return token_losses(self.parts, self.net, targets, weights, self.trained, self.gradient)
 
 
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """How ranks share the batches of a step.
+class Leaves:
+    """The leaves of a batch beside the model's inputs: a frozen dataclass of tensors with slots.
+    Each has the name of the batch's array that is written into it."""
 
-    before    called with the number of each batch that this rank runs, ahead of it
+    __slots__: tuple[str, ...] = ()
+
+    def write(self, batch: Any) -> None:
+        for name in self.__slots__:
+            write(getattr(self, name), getattr(batch, name))
+
+
+class Feed(Protocol):
+    """What one run feeds to the graphs of an objective.
+
+    graphs   further graphs, which run in the same memory
     """
 
-    ranks: Ranks = ALONE
-    before: Callable[[int], None] = lambda i: None
+    @property
+    def graphs(self) -> Sequence[Graph]: ...
 
-    def over(
-        self, batches: Iterable[B], n: int, run: Callable[[B], Sequence[float]], width: int
-    ) -> np.ndarray:
-        """(n, width) float64: what `run` returns of each of n batches, whoever runs it."""
-        mine = self.ranks.share(n)
-        rows = np.empty((len(mine), width))
-        with self.ranks.together():
-            for i, batch in enumerate(islice(batches, mine.start, mine.stop)):
-                self.before(mine.start + i)
-                rows[i] = run(batch)
-        return self.ranks.joined(rows, n)
+    def leaves(self, n_tokens: int) -> Leaves:
+        """Those of a batch of so many tokens."""
 
+    def batches(
+        self,
+        programs: Sequence[Program],
+        data: Dataset,
+        windows: Windows,
+        ranks: Ranks,
+    ) -> Iterator[Batch]:
+        """The batches of one step over these windows. programs: `graphs`, bound.
 
-NOT_SHARED = Sharing()
-
-
-class Minimised(Protocol):
-    """An objective with the planned graphs of one run."""
-
-    passes: Passes
-
-    def train(self, data: Dataset, windows: Windows, sharing: Sharing = NOT_SHARED) -> Outcome:
-        """Add the gradients of one step over these windows; returns its loss."""
-
-    def evaluate(self, data: Dataset, windows: Windows, sharing: Sharing = NOT_SHARED) -> Outcome:
-        """The loss over these windows; nothing is trained."""
+        All ranks call this alike.
+        """
 
 
-class Objective(Protocol):
-    """What a run minimises, not yet bound to a run."""
+@dataclass(frozen=True, kw_only=True)
+class Objective(Settings, ABC):
+    """What a run minimises. Fields are its settings; see the top of this file."""
 
-    def settled(self) -> Mapping[str, Any]:
-        """What a resumed run must share, by name."""
+    name: ClassVar[str]
+    purpose: ClassVar[str]
+    rows: ClassVar[str]
+    tally: ClassVar[type[Tally]]  # of `report`
+    has_reference: ClassVar[bool] = False  # whether answers are compared with a fixed model
 
-    def of(
-        self, model: Model, parameters: Parameters, corpus: Corpus, config: TrainConfig
-    ) -> Minimised:
-        """Plan the graphs of a run, without memory so far."""
+    @abstractmethod
+    def loss(self, net: LossNet, batch: Any) -> Outputs:
+        """The outputs of the graph: "loss" (), and what `report` reads. batch: its leaves."""
+
+    @abstractmethod
+    def report(self, batch: Any, outputs: Mapping[str, np.ndarray]) -> Tally:
+        """The numbers of a batch. outputs: those of `loss`, read."""
+
+    @abstractmethod
+    def feed(
+        self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
+    ) -> Feed:
+        """What feeds the graphs of one run. Raises ConfigError if the corpus has other rows."""
+
+
+# -- texts --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class NextToken:
-    """The mean cross entropy of a step's trained tokens."""
+class TextLeaves(Leaves):
+    """The leaves of a batch of T tokens; `pyggml.lora.data.Batch` explains each."""
 
-    def settled(self) -> Mapping[str, Any]:
-        return {"objective": "sft"}
+    targets: Tensor  # (T,) int32
+    weights: Tensor  # (T,)
 
-    def of(
-        self, model: Model, parameters: Parameters, corpus: Corpus, config: TrainConfig
-    ) -> Minimised:
-        passes = Passes.of(model, parameters, config, corpus.train.ctx, corpus.lengths)
-        return _NextToken(passes, config.batch)
+    @classmethod
+    def empty(cls, n_tokens: int) -> TextLeaves:
+        leaves = zeros((n_tokens,), I32, "targets"), zeros((n_tokens,), F32, "weights")
+        put_together(*leaves)
+        return cls(*leaves)
 
 
-@dataclass(slots=True)
-class _NextToken:
-    passes: Passes
-    batch: int
+@dataclass(frozen=True, slots=True)
+class TextFeed:
+    """Windows of tokens, as many in a batch as the settings say."""
 
-    def train(self, data: Dataset, windows: Windows, sharing: Sharing = NOT_SHARED) -> Outcome:
-        return self._outcome(self.passes.train, data, windows, sharing)
+    size: int
+    graphs: Sequence[Graph] = ()
 
-    def evaluate(self, data: Dataset, windows: Windows, sharing: Sharing = NOT_SHARED) -> Outcome:
-        return self._outcome(self.passes.evaluate, data, windows, sharing)
+    def leaves(self, n_tokens: int) -> TextLeaves:
+        return TextLeaves.empty(n_tokens)
 
-    def _outcome(
-        self, run: Callable[[Batch], float], data: Dataset, windows: Windows, sharing: Sharing
-    ) -> Outcome:
-        def loss_and_right(batch: Batch) -> tuple[float, float]:
-            return run(batch), float(self.passes.watched[0])
+    def batches(
+        self,
+        programs: Sequence[Program],
+        data: Dataset,
+        windows: Windows,
+        ranks: Ranks,
+    ) -> Iterator[Batch]:
+        return data.batches(windows, self.size)
 
-        n = ceil(len(windows) / self.batch)
-        loss, n_right = 0.0, 0
-        batches = data.batches(windows, self.batch)
-        for part, right in sharing.over(batches, n, loss_and_right, 2).tolist():
-            loss += part
-            n_right += int(right)
-        return Outcome(loss, n_right)
+
+@dataclass(frozen=True, kw_only=True)
+class TextObjective(Objective):
+    """An objective that learns tokens of texts and answers; its leaves are `TextLeaves`.
+
+    `report` reads "n_right" (): how many learned tokens have the highest probability.
+    """
+
+    rows: ClassVar[str] = "training"
+    tally: ClassVar[type[Tally]] = TokensRight
+
+    def report(self, batch: Batch, outputs: Mapping[str, np.ndarray]) -> Tally:
+        return TokensRight(int(outputs["n_right"]), int(np.count_nonzero(batch.weights)))
+
+    def feed(
+        self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
+    ) -> TextFeed:
+        return TextFeed(config.batch)

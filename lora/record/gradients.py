@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cpu import read
-from pyggml.look.overview import Column, Measure, Overview, arranged, measure, overview
+from pyggml.look.overview import Column, Measure, Overview, arrange, measure, overview
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.runtime import Devices
 
@@ -113,7 +113,7 @@ def overview_of(records: Iterable[Mapping[str, Any]]) -> Overview | None:
             measures = _measures(record)
             if measures:
                 found[record["step"]] = measures
-    return arranged(found) if found else None
+    return arrange(found) if found else None
 
 
 def _measures(record: Mapping[str, Any]) -> dict[tuple[str, Column], Measure]:

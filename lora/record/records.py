@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from pyggml.lora.trainer.reports import Report, Rewards, StepReport
+from pyggml.lora.trainer.reports import CheckpointReport, Report, StepReport
 
 Record = dict[str, Any]
 
@@ -19,7 +19,10 @@ Record = dict[str, Any]
 def record_of(report: Report) -> Record:
     """The record of a report; what it has none of is left out."""
     name = type(report).__name__.removesuffix("Report").lower()
-    found = {"event": name} | {f.name: _plain(getattr(report, f.name)) for f in fields(report)}
+    plain = (f.name for f in fields(report) if f.name != "tally")
+    found = {"event": name} | {name: _plain(getattr(report, name)) for name in plain}
+    if not isinstance(report, CheckpointReport) and report.tally is not None:
+        found |= report.tally.figures()
     if isinstance(report, StepReport):
         found["tokens_per_second"] = report.tokens_per_second
         # What of this process lies in RAM, pages of mapped weights included.
@@ -28,8 +31,6 @@ def record_of(report: Report) -> Record:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Rewards):
-        return {n: getattr(value, n) for n in ("chosen", "rejected", "margin", "accuracy")}
     return str(value) if isinstance(value, Path) else value
 
 

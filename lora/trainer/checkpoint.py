@@ -28,12 +28,14 @@ from typing import Any
 import numpy as np
 
 from pyggml import gguf
+from pyggml.backends.cpu import read
 from pyggml.errors import CheckpointError, Fault, GGUFError, PyggmlError
 from pyggml.gguf.fields import shown
 from pyggml.graph.dtypes import F32
 from pyggml.lora.trainer import lock
 from pyggml.lora.trainer.computed import Computed
 from pyggml.lora.trainer.reports import History
+from pyggml.model import Model
 
 _NAME = re.compile(r"step-(\d{8})\.gguf")
 _EDGE = 1 << 20  # bytes at both ends of a model file that its identity is made of
@@ -76,6 +78,17 @@ def identity(paths: Iterable[Path]) -> str:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
         size += n
     return f"{size} bytes, {digest.hexdigest()[:32]}"
+
+
+def adapters_identity(model: Model) -> str:
+    """SHA-256 of a model's adapters."""
+    digest = hashlib.sha256()
+    for pairs in model.adapters:
+        for name, pair in pairs.items():
+            digest.update(f"{name} {pair.scale!r}".encode())
+            for t in (pair.a, pair.b):
+                digest.update(read(t).tobytes())
+    return digest.hexdigest()[:32]
 
 
 def _digest(buffers: Buffers) -> str:

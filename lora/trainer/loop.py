@@ -25,9 +25,10 @@ from pyggml.backends.cpu import write
 from pyggml.errors import CheckpointError, Fault, PyggmlError, TokenizerError
 from pyggml.gguf.fields import shown
 from pyggml.lora.adapter.parameters import Parameters
-from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
+from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.data import Corpus
-from pyggml.lora.objectives.objective import Minimised, NextToken, Objective, Sharing
+from pyggml.lora.objectives import USUAL, Objective
+from pyggml.lora.objectives.choice import usual
 from pyggml.lora.optim import OPTIMISERS, Optimiser, n_kept
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer import checkpoint
@@ -36,6 +37,7 @@ from pyggml.lora.trainer.checks import check_alike, check_settings
 from pyggml.lora.trainer.computed import Computed
 from pyggml.lora.trainer.gradient import StepGradient, n_sums
 from pyggml.lora.trainer.learning_rate import LearningRate
+from pyggml.lora.trainer.losses import Losses
 from pyggml.lora.trainer.memory import OnDevice, on_devices
 from pyggml.lora.trainer.passes import Passes
 from pyggml.lora.trainer.reports import (
@@ -53,7 +55,7 @@ _USUAL = {
     "settings": {
         **DataConfig().settled(),
         **TrainConfig().settled(),
-        **PreferenceConfig().settled(),
+        **usual(),
     },
 }
 
@@ -73,9 +75,13 @@ class Reserved:
 class Trainer:
     """A run: a model, what of it is trained, on what, and how.
 
-    `parameters` are leaves of the graphs that `model` builds: an adapter's, or the model's own
-    weights. Memory is taken by `run`, not before. Every one of several ranks has a Trainer and
-    calls it alike; the first one alone writes checkpoints.
+    parameters   leaves of the graphs that `model` builds: an adapter's, or the model's own weights
+    objective    what is minimised; to write the text, unless it is given
+    reference    the fixed model that answers are compared with, by objectives that do so: the base,
+                 or the base with the adapter from which training starts
+
+    Memory is taken by `run`, not before. Every one of several ranks has a Trainer and calls it
+    alike; the first one alone writes checkpoints.
     Raises ConfigError if the settings do not fit the model, DataError for tokens that it lacks.
     """
 
@@ -87,6 +93,7 @@ class Trainer:
         config: TrainConfig,
         objective: Objective | None = None,
         ranks: Ranks = ALONE,
+        reference: Model | None = None,
     ) -> None:
         check_settings(model, corpus, config, ranks)
         self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
@@ -95,8 +102,8 @@ class Trainer:
         steps = config.epochs * ceil(self._n_read / config.windows_per_step)
         self.n_steps = min(steps, config.max_steps or steps)
         self.learning_rate = LearningRate(config, self.n_steps)
-        self.objective = objective or NextToken()
-        self._minimised: Minimised | None = None
+        self.objective, self.reference = objective or USUAL(), reference
+        self._losses: Losses | None = None
         self._gradient: StepGradient | None = None
         self._optimiser: Optimiser | None = None
         self._best = np.zeros_like(parameters.data) if config.keep_best else None
@@ -120,16 +127,17 @@ class Trainer:
     @property
     def passes(self) -> Passes:
         """The graphs of the run, planned."""
-        return self.minimised.passes
+        return self.losses.passes
 
     @property
-    def minimised(self) -> Minimised:
+    def losses(self) -> Losses:
         """The objective, with the graphs of this run."""
-        if self._minimised is None:
-            self._minimised = self.objective.of(
-                self.model, self.parameters, self.corpus, self.config
+        if self._losses is None:
+            self._losses = Losses(
+                *(self.objective, self.model, self.parameters, self.corpus, self.config),
+                reference=self.reference,
             )
-        return self._minimised
+        return self._losses
 
     @property
     def n_threads(self) -> int:
@@ -156,7 +164,7 @@ class Trainer:
 
     def free(self) -> None:
         """Free the graphs and their arenas; later steps make them again."""
-        self._minimised = None
+        self._losses = None
 
     def stop(self) -> None:
         """End the run after the step under way; for signal handlers and other threads."""
@@ -179,28 +187,29 @@ class Trainer:
         Raises PyggmlError, naming the step, if loss or gradient is not finite, or if another rank
         fails, and CheckpointError if the folder for checkpoints is another run's.
         """
-        folder = self.config.checkpoint_dir
+        start, folder = self.progress.step, self.config.checkpoint_dir
         check_alike(self.ranks, self._identity, Computed.by(self.model))
         with ExitStack() as stack:
             with self.ranks.together():
                 if folder is not None and self.ranks.is_first:
                     stack.enter_context(checkpoint.held(Path(folder)))
-            return self._run(report)
-
-    def _run(self, report: Callback) -> bool:
-        start = self.progress.step
-        self._begin()
-        with self.model.devices.holding(*self.parameters.buffers.values()):
-            try:
-                self._train(report)
-            except KeyboardInterrupt:
-                if self._updating:  # the parameters may be half of one step, half of the next
-                    raise
-        if self.progress.step > start:
-            self._save(report)
-        if self.is_done and self._best is not None:
-            write(self.parameters.buffers["data"], self._best)
-        return self.is_done
+            self._begin()
+            with self.model.devices.holding(*self.parameters.buffers.values()):
+                try:
+                    if start == 0:
+                        self._validate(report)
+                    while not self.is_done and not self.ranks.any(self._stopping):
+                        with self.ranks.together():
+                            report(self._step())
+                            self._after_step(report)
+                except KeyboardInterrupt:
+                    if self._updating:  # the parameters may be half of one step, half of the next
+                        raise
+            if self.progress.step > start:
+                self._save(report)
+            if self.is_done and self._best is not None:
+                write(self.parameters.buffers["data"], self._best)
+            return self.is_done
 
     def _begin(self) -> None:
         self._stopping = False
@@ -217,18 +226,13 @@ class Trainer:
             self._optimiser = kind(self.parameters, self.config, devices)
             self._gradient = StepGradient(self.parameters, devices, self.ranks)
 
-    def _train(self, report: Callback) -> None:
-        c = self.config
-        if self.progress.step == 0:
+    def _after_step(self, report: Callback) -> None:
+        """Validate and write a checkpoint, each when it is due."""
+        c, step = self.config, self.progress.step
+        if self.is_done or (c.val_every and step % c.val_every == 0):
             self._validate(report)
-        while not self.is_done and not self.ranks.any(self._stopping):
-            with self.ranks.together():
-                report(self._step())
-                step = self.progress.step
-                if self.is_done or (c.val_every and step % c.val_every == 0):
-                    self._validate(report)
-                if c.checkpoint_every and step % c.checkpoint_every == 0:
-                    self._save(report)
+        if c.checkpoint_every and step % c.checkpoint_every == 0:
+            self._save(report)
 
     def _step(self) -> StepReport:
         began = perf_counter()
@@ -236,8 +240,8 @@ class Trainer:
         windows = self._windows()
         assert self._optimiser is not None and self._gradient is not None
         self._gradient.begin()
-        sharing = Sharing(self.ranks, self._begin_batch)
-        outcome = self.minimised.train(train, windows, sharing)
+        run = self.passes.train
+        outcome = self.losses.over(run, train, windows, self.ranks, self._begin_batch)
         self._gradient.end(ceil(len(windows) / self.config.batch))
         loss = outcome.loss
         norm, lr = self._optimiser.clip(), self.learning_rate(at.step)
@@ -251,16 +255,8 @@ class Trainer:
         seconds = perf_counter() - began
         n_tokens = train.n_targets(windows)
         return StepReport(
-            at.step + 1,
-            self.n_steps,
-            at.epoch,
-            loss,
-            lr,
-            norm,
-            n_tokens,
-            seconds,
-            outcome.share_right(n_tokens),
-            outcome.rewards,
+            *(at.step + 1, self.n_steps, at.epoch, loss, lr, norm, n_tokens, seconds),
+            tally=outcome.tally,
         )
 
     def _begin_batch(self, i: int) -> None:
@@ -276,7 +272,7 @@ class Trainer:
         assert self._gradient is not None
         for window in windows:
             self._gradient.begin()
-            self.minimised.train(self.corpus.train, np.array([window]))
+            self.losses.over(self.passes.train, self.corpus.train, np.array([window]))
             where = self.passes.first_not_finite()
             if where is not None:
                 faults.append(
@@ -310,17 +306,14 @@ class Trainer:
         if held_out is None:
             return
         windows = range(min(len(held_out), self.config.val_windows))
-        outcome = self.minimised.evaluate(held_out, windows, Sharing(self.ranks))
+        outcome = self.losses.over(self.passes.evaluate, held_out, windows, self.ranks)
         step, loss = self.progress.step, outcome.loss
         if not isfinite(loss):
             raise PyggmlError(
                 [f"after step {step} the validation loss is {loss:g}", ("lr", "may be too high")]
             )
         n_tokens = held_out.n_targets(windows)
-        right = outcome.share_right(n_tokens)
-        self.history.validations.append(
-            ValidationReport(step, loss, n_tokens, right, outcome.rewards)
-        )
+        self.history.validations.append(ValidationReport(step, loss, n_tokens, outcome.tally))
         self._gather()
         if self._best is not None and self.history.best is self.history.validations[-1]:
             self._best[:] = self.parameters.data
@@ -394,7 +387,15 @@ class Trainer:
                 **self.corpus.about,
                 "ctx": self.corpus.train.ctx,
                 **self.config.settled(),
-                **self.objective.settled(),
+                **self._of_objective(),
             },
             "tensors": {name: list(t.shape) for name, t in self.parameters.tensors.items()},
         }
+
+    def _of_objective(self) -> dict[str, Any]:
+        """The objective, its settings, and the adapters of the model that it compares with."""
+        about = {"objective": self.objective.name, **self.objective.settled()}
+        reference = self.reference
+        if self.objective.has_reference and reference is not None and reference.adapters:
+            about["reference"] = checkpoint.adapters_identity(reference)
+        return about

@@ -1,16 +1,15 @@
 """The graphs of a run: the loss with its gradients, and the loss alone, over the same inputs.
 
-A `Loss` defines the loss. Batches of another length have graphs of their own. All graphs are built
-and planned first, without memory. They run one after the other, so each device has one arena that
-fits its largest.
+An objective defines the loss. Batches of another length have graphs of their own. All graphs are
+built and planned first, without memory. They run one after the other, so each device has one arena
+that fits its largest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,74 +23,28 @@ from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch
+from pyggml.lora.objectives import USUAL
+from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, TextLeaves
 from pyggml.model import Model
-from pyggml.models import Inputs, Net, Taps, token_loss
+from pyggml.models import Inputs
 from pyggml.ops.arithmetic.dropout import DRAW
 from pyggml.runtime import Arenas, Part, Program, Schedule, bind, compile_backwards, schedule
 
 _WORD = 0xFFFFFFFF
+_USUAL = USUAL()
 Arrays = dict[str, np.ndarray]
-
-
-class Loss(Protocol):
-    """The loss of a run: leaves that every batch fills, and the graph from these to the loss."""
-
-    def build(
-        self,
-        model: Model,
-        inputs: Inputs,
-        trained: Collection[str],
-        gradient: bool,
-        taps: Taps | None = None,
-    ) -> Graph:
-        """The graph over these inputs; outputs: "loss" (), further results to be read, and the
-        activations that `taps` reads, by their names.
-
-        trained: names of the tensors that get gradients
-        """
-
-    def write(self, batch: Any) -> None:
-        """Put a batch's numbers into the loss's own leaves, not into those of the inputs."""
-
-
-class TokenLoss:
-    """Σ weight · cross entropy of the next token: that of text, and of learned answers.
-
-    Its further result is the number () of learned tokens that the model has right.
-    """
-
-    def __init__(self, n_tokens: int) -> None:
-        self._targets = zeros((n_tokens,), I32, "targets")
-        self._weights = zeros((n_tokens,), F32, "weights")
-        put_together(self._targets, self._weights)
-
-    def build(
-        self,
-        model: Model,
-        inputs: Inputs,
-        trained: Collection[str],
-        gradient: bool,
-        taps: Taps | None = None,
-    ) -> Graph:
-        net = Net(model.parts.weights, inputs, model.adapters, taps=taps)
-        loss = token_loss(model.parts, net, self._targets, self._weights, trained, gradient)
-        return net.graph(loss=loss.named("loss"), n_right=loss.saved[0].named("tokens right"))
-
-    def write(self, batch: Batch) -> None:
-        write(self._targets, batch.targets)
-        write(self._weights, batch.weights)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
     """Both graphs over batches of one length: training and the loss alone; and their leaves.
 
-    further       names of the further results of the loss
+    further       names of what is read of each batch beside the loss
     activations   names of those that a trace reads
     """
 
     inputs: Inputs
-    loss: Loss
+    leaves: Leaves
     training: Graph
     alone: Graph
     further: tuple[str, ...]
@@ -99,24 +52,31 @@ class _Pair:
 
     @classmethod
     def of(
-        cls, model: Model, parameters: Parameters, drawn: Inputs, keep: Keep, loss: Loss
+        cls,
+        model: Model,
+        parameters: Parameters,
+        drawn: Inputs,
+        keep: Keep,
+        objective: Objective,
+        leaves: Leaves,
     ) -> _Pair:
         """drawn: the inputs of training, with what is drawn anew for each batch."""
         put_together(drawn.tokens, drawn.positions, drawn.span)
         trained, inputs = parameters.tensors, replace(drawn, draw=None, noise=None)
         taps = model.taps()
-        forward = loss.build(model, drawn, trained, True, taps)
+        net = LossNet.of(model, drawn, trained, True, taps)
+        forward, further = _forward(net, objective, leaves)
         read = taps.read if taps else {}
         sums = [*parameters.gradients.values(), *(None for _ in read)]
         graph = training_graph(forward, {**trained, **read}, sums, model.kept_as, keep)
-        alone = loss.build(model, inputs, trained, False, model.taps())
-        further = tuple(name for name in forward.names if name != "loss" and name not in read)
-        return cls(drawn, loss, graph, alone, further, tuple(read))
+        net = LossNet.of(model, inputs, trained, False, model.taps())
+        alone, _ = _forward(net, objective, leaves)
+        return cls(drawn, leaves, graph, alone, further, tuple(read))
 
     def write(self, batch: Batch) -> None:
         for name in ("tokens", "positions", "span"):
             write(getattr(self.inputs, name), getattr(batch, name))
-        self.loss.write(batch)
+        self.leaves.write(batch)
 
     def traced(self, program: Program, alone: bool) -> tuple[Arrays, Arrays]:
         """A batch's activations that a trace reads, and their gradients, none of the loss alone."""
@@ -127,15 +87,23 @@ class _Pair:
         )
 
 
+def _forward(net: LossNet, objective: Objective, leaves: Leaves) -> tuple[Graph, tuple[str, ...]]:
+    """The loss, what is read beside it, and the activations that taps read; the names of what is
+    read."""
+    outputs = {name: t.named(name) for name, t in objective.loss(net, leaves).items()}
+    return net.net.graph(**outputs), tuple(name for name in outputs if name != "loss")
+
+
 class Passes:
     """Forward and backward over batches of `n_tokens`; gradients are added to the parameters' own.
 
-    n_ctx     length of a sequence, n_tokens unless it is given
-    shorter   further lengths of a batch, each with graphs of its own
-    loss      a batch's number of tokens -> its loss
-    noise     α of NEFTune: training adds at most α/√(L·d) to each number of an embedding; L tokens
-              in its document, d numbers in an embedding
-    others    further graphs that run in the same memory: `other_programs`
+    n_ctx       length of a sequence, n_tokens unless it is given
+    shorter     further lengths of a batch, each with graphs of its own
+    objective   what defines the loss
+    leaves      a batch's number of tokens -> the objective's leaves
+    noise       α of NEFTune: training adds at most α/√(L·d) to each number of an embedding; L
+                tokens in its document, d numbers in an embedding
+    others      further graphs that run in the same memory: `other_programs`
 
     Raises NoGradientError if a parameter cannot be trained.
     """
@@ -147,7 +115,8 @@ class Passes:
         n_tokens: int,
         n_ctx: int | None = None,
         keep: Keep = Keep.COSTLY,
-        loss: Callable[[int], Loss] = TokenLoss,
+        objective: Objective = _USUAL,
+        leaves: Callable[[int], Leaves] = TextLeaves.empty,
         others: Sequence[Graph] = (),
         noise: float = 0.0,
         shorter: Sequence[int] = (),
@@ -159,12 +128,12 @@ class Passes:
         for n in (n_tokens, *shorter):
             size = zeros((n,), F32, "noise") if noise else None
             drawn = replace(Inputs.empty(n, n_ctx or n_tokens), draw=self._draw, noise=size)
-            self._pairs[n] = _Pair.of(model, parameters, drawn, keep, loss(n))
+            self._pairs[n] = _Pair.of(model, parameters, drawn, keep, objective, leaves(n))
         graphs = [g for pair in self._pairs.values() for g in (pair.training, pair.alone)]
         self._schedules = tuple(schedule(g, model.devices) for g in (*graphs, *others))
         self._programs: tuple[Program, ...] = ()
         self._last = 0  # program of the last batch
-        self.watched: tuple[np.ndarray, ...] = ()  # of the last batch: what the loss has read
+        self.outputs: Mapping[str, np.ndarray] = {}  # of the last batch, beside the loss
 
     @classmethod
     def of(
@@ -174,7 +143,8 @@ class Passes:
         config: TrainConfig,
         ctx: int,
         lengths: Sequence[int] = (),
-        loss: Callable[[int], Loss] = TokenLoss,
+        objective: Objective = _USUAL,
+        leaves: Callable[[int], Leaves] = TextLeaves.empty,
         others: Sequence[Graph] = (),
     ) -> Passes:
         """The graphs of a run with these settings, over windows of `ctx` tokens.
@@ -184,7 +154,9 @@ class Passes:
         keep = Keep.LAYERS if config.grad_checkpointing else Keep.COSTLY
         *shorter, n_tokens = [config.batch * n for n in lengths or (ctx,)]
         noise = config.neftune_alpha
-        return cls(model, parameters, n_tokens, ctx, keep, loss, others, noise, shorter)
+        return cls(
+            *(model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise, shorter)
+        )
 
     @property
     def n_bytes(self) -> int:
@@ -260,9 +232,9 @@ class Passes:
         program, self._last = self.programs[which + alone], which
         pair.write(batch)
         program()
-        outputs = (program.schedule.graph[name] for name in ("loss", *pair.further))
-        loss, *watched = map(program.begin_read, outputs)
-        self.watched = tuple(read() for read in watched)
+        graph = program.schedule.graph
+        loss, *others = (program.begin_read(graph[name]) for name in ("loss", *pair.further))
+        self.outputs = {name: read() for name, read in zip(pair.further, others, strict=True)}
         if self._trace:
             self._trace.record(*pair.traced(program, alone))
         return float(loss())

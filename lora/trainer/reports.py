@@ -3,70 +3,39 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from pyggml.lora.objectives.tally import Rewards, Tally, TokensRight
+
 _ENDS = 20  # steps at both ends of a run that a loss is averaged over
 _ENOUGH = 5  # of them, before a rise of their mean is no noise
 
 
-@dataclass(frozen=True, slots=True)
-class Rewards:
-    """Rewards of answers: β times the gain of an answer's ln p over the reference.
+class Tallied:
+    """A report with a tally, as its figures are asked for."""
 
-    ORPO has no reference: its reward is β times the mean log-probability of an answer's tokens.
-    Right is a pair whose chosen answer has the higher reward; of KTO, an answer on its side of the
-    KL. Rewards of several batches add up.
-    """
-
-    chosen_sum: float = 0.0
-    rejected_sum: float = 0.0
-    n_chosen: int = 0
-    n_rejected: int = 0
-    n_right: int = 0
-    n_compared: int = 0
+    __slots__ = ()
+    tally: Tally | None
 
     @property
-    def numbers(self) -> tuple[float, ...]:
-        """The fields, in their order."""
-        return astuple(self)
-
-    @classmethod
-    def of(cls, numbers: Sequence[float]) -> Rewards:
-        """The inverse of `numbers`."""
-        chosen, rejected, *counts = numbers
-        return cls(chosen, rejected, *map(int, counts))
-
-    def __add__(self, other: Rewards) -> Rewards:
-        return Rewards.of([a + b for a, b in zip(self.numbers, other.numbers, strict=True)])
+    def token_accuracy(self) -> float | None:
+        """The share of learned tokens that had the highest probability, if they are counted."""
+        return self.tally.accuracy if isinstance(self.tally, TokensRight) else None
 
     @property
-    def chosen(self) -> float:
-        """The mean reward of chosen, or wanted, answers; 0 without any."""
-        return self.chosen_sum / max(self.n_chosen, 1)
-
-    @property
-    def rejected(self) -> float:
-        """The mean reward of rejected, or unwanted, answers; 0 without any."""
-        return self.rejected_sum / max(self.n_rejected, 1)
-
-    @property
-    def margin(self) -> float:
-        return self.chosen - self.rejected
-
-    @property
-    def accuracy(self) -> float:
-        """The share that is right, 0 to 1."""
-        return self.n_right / max(self.n_compared, 1)
+    def rewards(self) -> Rewards | None:
+        """Those of answers, if they earn any."""
+        return self.tally if isinstance(self.tally, Rewards) else None
 
 
 @dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(Tallied):
     """One step: mean loss before the update, the gradient's length before it was clipped."""
 
     step: int  # steps made, this one included
@@ -77,8 +46,7 @@ class StepReport:
     grad_norm: float
     n_tokens: int  # trained
     seconds: float
-    token_accuracy: float | None = None  # share of them that had the highest probability
-    rewards: Rewards | None = None
+    tally: Tally | None = None  # what the objective counts
 
     @property
     def tokens_per_second(self) -> float:
@@ -86,15 +54,13 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ValidationReport:
+class ValidationReport(Tallied):
     """Mean loss over the held-out windows after `step` steps."""
 
     step: int
     loss: float
     n_tokens: int
-    # Not in checkpoints:
-    token_accuracy: float | None = field(default=None, compare=False)
-    rewards: Rewards | None = field(default=None, compare=False)
+    tally: Tally | None = field(default=None, compare=False)  # not in checkpoints
 
 
 @dataclass(frozen=True, slots=True)

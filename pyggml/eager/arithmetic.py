@@ -75,7 +75,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     except ValueError:
         raise ShapeError(f"matmul: shapes {a.shape} and {b.shape} do not broadcast") from None
     turned = ops.cont(ops.transpose(columns))
-    rows, turned = (_repeated(t, (*batch, *t.shape[-2:])) for t in (rows, turned))
+    rows, turned = (_repeat_to(t, (*batch, *t.shape[-2:])) for t in (rows, turned))
     y = ops.mul_mat(turned, rows)
     kept = [n for n, t in ((y.shape[-2], a), (y.shape[-1], b)) if len(t.shape) > 1]
     return ops.reshape(y, (*batch, *kept))
@@ -88,7 +88,7 @@ def total(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
         return ops.sum_(x)
     y = x
     for i in axes:
-        y = _summed(y, i)
+        y = _sum_along(y, i)
     kept = tuple(n for i, n in enumerate(y.shape) if keepdims or i not in axes)
     return ops.reshape(y, kept)
 
@@ -99,7 +99,7 @@ def average(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return ops.scale(total(x, axis, keepdims), 1 / n if n else float("nan"))
 
 
-def _summed(x: Tensor, i: int) -> Tensor:
+def _sum_along(x: Tensor, i: int) -> Tensor:
     """The sum over axis i, which stays with length 1."""
     last = len(x.shape) - 1
     if i == last:
@@ -151,7 +151,7 @@ def _axes(name: str, x: Tensor, axis: Axes) -> tuple[int, ...]:
     return tuple(sorted({i % n for i in given}))
 
 
-def _repeated(x: Tensor, shape: Shape) -> Tensor:
+def _repeat_to(x: Tensor, shape: Shape) -> Tensor:
     return x if x.shape == shape else ops.repeat(x, shape)
 
 

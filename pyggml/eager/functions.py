@@ -141,8 +141,8 @@ def concatenate(values: Sequence[Any], axis: int = 0) -> Value:
 
 def stack(values: Sequence[Any], axis: int = 0) -> Value:
     """Values of one shape side by side along a new axis."""
-    found = [as_value(v) for v in values]
-    return concatenate([v.reshape(_with_one(v.shape, axis)) for v in found], axis)
+    parts = [as_value(v) for v in values]
+    return concatenate([v.reshape(_with_one(v.shape, axis)) for v in parts], axis)
 
 
 def _with_one(shape: Shape, axis: int) -> Shape:

@@ -128,8 +128,8 @@ def gradcheck(
 def _graph_of(what: Any, inputs: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
     """The output, and the leaves to differentiate by."""
     if isinstance(what, Value):
-        found = [v.node for v in what.sources() if v.node.op is None]
-        return what.node, found
+        nodes = [v.node for v in what.sources() if v.node.op is None]
+        return what.node, nodes
     values = [v if isinstance(v, Value) else tensor(v) for v in inputs]
     floats = [i for i, v in enumerate(values) if v.dtype.kind == "f"]
     if not floats:
@@ -215,8 +215,8 @@ def _by_directions(
     for _ in range(N_DIRECTIONS):
         u, v = rng.standard_normal(f.out.shape), rng.standard_normal(t.shape)
         g = f.gradient(i, u)
-        found, wanted = float(np.sum(g * v)), float(np.sum(u * f.slope(i, x, v)))
-        error = abs(found - wanted) / (float(np.linalg.norm(g)) or 1.0)
+        slope, wanted = float(np.sum(g * v)), float(np.sum(u * f.slope(i, x, v)))
+        error = abs(slope - wanted) / (float(np.linalg.norm(g)) or 1.0)
         if not error <= most:
             most, at = error, (u, g)
     return most, _sought(f, i, x, *at, rng) if at and not most <= tolerance else None
@@ -247,8 +247,8 @@ def _scale(f: _Function, i: int, x: np.ndarray, *derivatives: np.ndarray) -> flo
     """The largest derivative, but no less than the noise of differences allows to tell from 0."""
     value = f.value(i, x)
     noise = 1e-6 * float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
-    found = max(float(np.abs(d[np.isfinite(d)]).max(initial=0.0)) for d in derivatives)
-    return max(found, noise) or 1.0
+    largest = max(float(np.abs(d[np.isfinite(d)]).max(initial=0.0)) for d in derivatives)
+    return max(largest, noise) or 1.0
 
 
 def _units(shape: Index) -> Iterator[np.ndarray]:

@@ -15,14 +15,14 @@ from pyggml.errors import ShapeError
 from pyggml.graph.tensor import Tensor, leaf
 
 
-def indexed(x: Tensor, key: Any) -> Tensor:
+def index(x: Tensor, key: Any) -> Tensor:
     """x[key], F32. Raises ShapeError for a key that the shape does not have."""
     keys = key if isinstance(key, tuple) else (key,)
     if any(_is_array(k) for k in keys):
         if not all(_is_array(k) or _is_whole(k) for k in keys):
             raise ShapeError("index: an array beside a slice, wanted one after the other")
         return _chosen(x, [np.asarray(k) for k in keys])
-    return _sliced(x, keys)
+    return _slice(x, keys)
 
 
 def _is_array(k: Any) -> bool:
@@ -41,13 +41,13 @@ def _chosen(x: Tensor, arrays: list[np.ndarray]) -> Tensor:
     shape = np.broadcast_shapes(*(i.shape for i in ids))
     if len(ids) == 1:
         table = ops.reshape(x, (x.shape[0], -1))
-        found = ops.get_rows(table, leaf(ids[0].reshape(-1)))
-        return ops.reshape(found, (*shape, *x.shape[1:]))
+        rows = ops.get_rows(table, leaf(ids[0].reshape(-1)))
+        return ops.reshape(rows, (*shape, *x.shape[1:]))
     if len(x.shape) != 2:
         raise ShapeError(f"index: two arrays for shape {x.shape}, wanted a matrix")
     flat = np.asarray(ids[0] * x.shape[1] + ids[1], np.int32).reshape(-1)
-    found = ops.get_rows(ops.reshape(x, (x.n_elements, 1)), leaf(flat))
-    return ops.reshape(found, shape)
+    rows = ops.get_rows(ops.reshape(x, (x.n_elements, 1)), leaf(flat))
+    return ops.reshape(rows, shape)
 
 
 def _numbers(a: np.ndarray, n: int) -> np.ndarray:
@@ -63,7 +63,7 @@ def _numbers(a: np.ndarray, n: int) -> np.ndarray:
     return np.where(a < 0, a + n, a).astype(np.int32)
 
 
-def _sliced(x: Tensor, keys: tuple[Any, ...]) -> Tensor:
+def _slice(x: Tensor, keys: tuple[Any, ...]) -> Tensor:
     shape = list[int]()
     axis = 0
     for k in _complete(keys, len(x.shape)):

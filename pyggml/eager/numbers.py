@@ -46,7 +46,7 @@ def numbers(t: Tensor) -> np.ndarray:
     make, and PyggmlError for numbers that an op refuses.
     """
     for node in _unknown(t):
-        _known[node] = _Known(_computed(node), next(_moments))
+        _known[node] = _Known(_compute(node), next(_moments))
     return _numbers(t)
 
 
@@ -97,10 +97,10 @@ def _numbers(t: Tensor) -> np.ndarray:
         return _known[t].numbers
     if t.dtype in (F32, I32):
         return cpu.read(t)
-    return _rounded(in_float64(t))
+    return _round(in_float64(t))
 
 
-def _computed(node: Tensor) -> np.ndarray:
+def _compute(node: Tensor) -> np.ndarray:
     assert node.op is not None
     if node.op is SAVED:
         raise NoGradientError(f"{node!r} is written by a kernel, not by a reference")
@@ -108,11 +108,11 @@ def _computed(node: Tensor) -> np.ndarray:
     n_numbers = node.n_elements + sum(s.size for s in sources)
     if n_numbers > SMALL and cpu.CPU().unsupported(node) is None:
         leaves = (_as_leaf(s, a) for s, a in zip(node.src, sources, strict=True))
-        (found,) = run(node.op(*leaves, **node.params))
-        return _rounded(found)
+        (computed,) = run(node.op(*leaves, **node.params))
+        return _round(computed)
     exact = (a.astype(np.float64) if a.dtype.kind == "f" else a for a in sources)
     with np.errstate(all="ignore"):  # as kernels are: infinity and NaN are results
-        return _rounded(np.asarray(node.op.ref(*exact, **node.params)))
+        return _round(np.asarray(node.op.ref(*exact, **node.params)))
 
 
 def _as_leaf(t: Tensor, known: np.ndarray) -> Tensor:
@@ -120,5 +120,5 @@ def _as_leaf(t: Tensor, known: np.ndarray) -> Tensor:
     return t if t.op is None else leaf(np.ascontiguousarray(known.astype(t.dtype.numpy)))
 
 
-def _rounded(a: np.ndarray) -> np.ndarray:
+def _round(a: np.ndarray) -> np.ndarray:
     return np.asarray(a, np.float32) if a.dtype.kind == "f" else np.asarray(a)

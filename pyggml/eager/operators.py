@@ -10,7 +10,7 @@ import numpy as np
 from pyggml import ops
 from pyggml.eager import arithmetic
 from pyggml.eager.arithmetic import Axes, Builder
-from pyggml.eager.indexing import indexed
+from pyggml.eager.indexing import index
 from pyggml.errors import ShapeError
 from pyggml.graph.tensor import Shape
 
@@ -36,53 +36,53 @@ class Operators(ABC):
         """The Value of builder(self, *others, **params)."""
 
     @abstractmethod
-    def _computed(self, builder: Builder, *others: Any, **params: Any) -> Self:
+    def _compute(self, builder: Builder, *others: Any, **params: Any) -> Self:
         """The same with integers made floats first."""
 
     # -- arithmetic --------------------------------------------------------------------------------
 
     def __add__(self, other: Any) -> Self:
         if isinstance(other, _NUMBER):
-            return self._computed(ops.scale, s=1.0, b=float(other))
-        return self._computed(arithmetic.add, other)
+            return self._compute(ops.scale, s=1.0, b=float(other))
+        return self._compute(arithmetic.add, other)
 
     def __sub__(self, other: Any) -> Self:
         if isinstance(other, _NUMBER):
-            return self._computed(ops.scale, s=1.0, b=-float(other))
-        return self._computed(arithmetic.sub, other)
+            return self._compute(ops.scale, s=1.0, b=-float(other))
+        return self._compute(arithmetic.sub, other)
 
     def __mul__(self, other: Any) -> Self:
         if isinstance(other, _NUMBER):
-            return self._computed(ops.scale, s=float(other))
-        return self._computed(arithmetic.mul, other)
+            return self._compute(ops.scale, s=float(other))
+        return self._compute(arithmetic.mul, other)
 
     def __truediv__(self, other: Any) -> Self:
         if isinstance(other, _NUMBER):
-            return self._computed(ops.scale, s=float(np.divide(1.0, other)))
-        return self._computed(arithmetic.div, other)
+            return self._compute(ops.scale, s=float(np.divide(1.0, other)))
+        return self._compute(arithmetic.div, other)
 
     def __rsub__(self, other: Any) -> Self:
         return -self + other
 
     def __rtruediv__(self, other: Any) -> Self:
-        return self._computed(arithmetic.reciprocal) * other
+        return self._compute(arithmetic.reciprocal) * other
 
     __radd__ = __add__
     __rmul__ = __mul__
 
     def __neg__(self) -> Self:
-        return self._computed(ops.neg)
+        return self._compute(ops.neg)
 
     def __pow__(self, n: Any) -> Self:
         if not isinstance(n, _NUMBER):
             raise ShapeError("**: the exponent is no number; exp(n * log(x)) takes another value")
-        return self._computed(arithmetic.power, n=float(n))
+        return self._compute(arithmetic.power, n=float(n))
 
     def __matmul__(self, other: Any) -> Self:
-        return self._computed(arithmetic.matmul, other)
+        return self._compute(arithmetic.matmul, other)
 
     def __rmatmul__(self, other: Any) -> Self:
-        return self._computed(lambda b, a: arithmetic.matmul(a, b), other)
+        return self._compute(lambda b, a: arithmetic.matmul(a, b), other)
 
     # -- comparisons: arrays of booleans, which no gradient passes ---------------------------------
 
@@ -103,7 +103,7 @@ class Operators(ABC):
     def __getitem__(self, key: Any) -> Self:
         keys = key if isinstance(key, tuple) else (key,)
         plain = tuple(map(_plain, keys))
-        return self._apply(indexed, key=plain if isinstance(key, tuple) else plain[0])
+        return self._apply(index, key=plain if isinstance(key, tuple) else plain[0])
 
     def reshape(self, *shape: Any) -> Self:
         """The same elements with other axes, one of which may be -1."""
@@ -122,15 +122,15 @@ class Operators(ABC):
 
     def sum(self, axis: Axes = None, keepdims: bool = False) -> Self:
         """The sum over axes; over all by default."""
-        return self._computed(arithmetic.total, axis=axis, keepdims=keepdims)
+        return self._compute(arithmetic.total, axis=axis, keepdims=keepdims)
 
     def mean(self, axis: Axes = None, keepdims: bool = False) -> Self:
         """The mean over axes; over all by default."""
-        return self._computed(arithmetic.average, axis=axis, keepdims=keepdims)
+        return self._compute(arithmetic.average, axis=axis, keepdims=keepdims)
 
     def max(self, axis: int | None = None, keepdims: bool = False) -> Self:
         """The maximum over an axis, or of all; its gradient goes to the first of equals."""
-        return self._computed(arithmetic.highest, axis=axis, keepdims=keepdims)
+        return self._compute(arithmetic.highest, axis=axis, keepdims=keepdims)
 
     def argmax(self) -> np.ndarray:
         """Positions of the largest along the last axis, int32."""
@@ -139,25 +139,25 @@ class Operators(ABC):
     # -- functions of each element -----------------------------------------------------------------
 
     def exp(self) -> Self:
-        return self._computed(ops.exp)
+        return self._compute(ops.exp)
 
     def log(self) -> Self:
-        return self._computed(ops.log)
+        return self._compute(ops.log)
 
     def sqrt(self) -> Self:
-        return self._computed(ops.sqrt)
+        return self._compute(ops.sqrt)
 
     def abs(self) -> Self:
-        return self._computed(ops.abs_)
+        return self._compute(ops.abs_)
 
     def tanh(self) -> Self:
-        return self._computed(ops.tanh)
+        return self._compute(ops.tanh)
 
     def sigmoid(self) -> Self:
-        return self._computed(ops.sigmoid)
+        return self._compute(ops.sigmoid)
 
     def relu(self) -> Self:
-        return self._computed(ops.relu)
+        return self._compute(ops.relu)
 
 
 def _plain(x: Any) -> Any:

@@ -51,10 +51,10 @@ class Optimiser(ABC):
         """Update every parameter; NoGradientError if one has no gradient."""
         gradients = [p.grad for p in self.parameters]
         for i, (p, g) in enumerate(zip(self.parameters, gradients, strict=True)):
-            p.data = self.updated(i, p.data, g)
+            p.data = self.update(i, p.data, g)
 
     @abstractmethod
-    def updated(self, i: int, p: np.ndarray, g: np.ndarray) -> np.ndarray:
+    def update(self, i: int, p: np.ndarray, g: np.ndarray) -> np.ndarray:
         """Parameter i after one step, given its numbers and its gradient."""
 
 
@@ -66,7 +66,7 @@ class SGD(Optimiser):
         self.momentum = momentum
         self.v = [np.zeros(p.shape, np.float32) for p in self.parameters]
 
-    def updated(self, i: int, p: np.ndarray, g: np.ndarray) -> np.ndarray:
+    def update(self, i: int, p: np.ndarray, g: np.ndarray) -> np.ndarray:
         self.v[i] = self.momentum * self.v[i] + g
         return p - self.lr * self.v[i]
 
@@ -96,7 +96,7 @@ class AdamW(Optimiser):
         self.n += 1
         super().step()
 
-    def updated(self, i: int, p: np.ndarray, g: np.ndarray) -> np.ndarray:
+    def update(self, i: int, p: np.ndarray, g: np.ndarray) -> np.ndarray:
         b1, b2 = self.betas
         self.m[i] = b1 * self.m[i] + (1 - b1) * g
         self.v[i] = b2 * self.v[i] + (1 - b2) * g * g

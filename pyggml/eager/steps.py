@@ -80,10 +80,10 @@ def backward_steps(loss: Value) -> Iterator[Step]:
     parameters = [v.node for v in loss.sources()]
     refuse_outdated(forward.nodes)
     for step in backward.backward_steps(forward, parameters):
-        yield _shown(step)
+        yield _step_of(step)
 
 
-def _shown(step: backward.BackwardStep) -> Step:
+def _step_of(step: backward.BackwardStep) -> Step:
     node = step.node
     assert node.op is not None
     names = _names(node)

@@ -94,7 +94,7 @@ class Value(Operators):
     @data.setter
     def data(self, values: np.ndarray) -> None:
         if self.node.op is not None:
-            raise ShapeError(f"{self._called()} was computed: only the data of a leaf can be set")
+            raise ShapeError(f"{self._label()} was computed: only the data of a leaf can be set")
         write(self.node, values)
 
     def numpy(self) -> np.ndarray:
@@ -104,9 +104,9 @@ class Value(Operators):
     def item(self) -> float | int:
         """The number of a value that has one element; ShapeError for any other."""
         if self.size != 1:
-            raise ShapeError(f"{self._called()} has {self.size} elements, wanted one")
-        found: float | int = numbers(self.node).item()
-        return found
+            raise ShapeError(f"{self._label()} has {self.size} elements, wanted one")
+        number: float | int = numbers(self.node).item()
+        return number
 
     def tolist(self) -> Any:
         return numbers(self.node).tolist()
@@ -134,7 +134,7 @@ class Value(Operators):
         Raises NoGradientError before the first `backward`.
         """
         if self._grad is None:
-            raise NoGradientError(f"{self._called()} has no gradient yet: {self._missing()}")
+            raise NoGradientError(f"{self._label()} has no gradient yet: {self._missing()}")
         return self._grad
 
     @property
@@ -156,14 +156,14 @@ class Value(Operators):
         seed = None if gradient is None else leaf(_array(gradient, np.float32))
         if seed is None and self.size != 1:
             raise NoGradientError(
-                f"{self._called()} has {self.size} elements, wanted a loss of one number, or the "
+                f"{self._label()} has {self.size} elements, wanted a loss of one number, or the "
                 "gradient of each"
             )
         forward = self.graph
-        found = self.sources()
+        sources = self.sources()
         refuse_outdated(forward.nodes)
-        graph = build_backward(forward, [v.node for v in found], seed)
-        for value, g in zip(found, gradients(graph), strict=True):
+        graph = build_backward(forward, [v.node for v in sources], seed)
+        for value, g in zip(sources, gradients(graph), strict=True):
             value._grad = g.copy() if value._grad is None else value._grad + g
 
     def sources(self) -> list[Value]:
@@ -173,18 +173,18 @@ class Value(Operators):
         order = [*forward.leaves, *forward.nodes]
         reached = tensors_that_reach(self.node, order)
         held = (r() for t in order if t in reached and (r := _values.get(t)) is not None)
-        found = [v for v in held if v is not None and v.requires_grad]
-        if not found:
+        sources = [v for v in held if v is not None and v.requires_grad]
+        if not sources:
             raise NoGradientError(
-                f"{self._called()} depends on no value that was made with requires_grad=True"
+                f"{self._label()} depends on no value that was made with requires_grad=True"
             )
-        return found
+        return sources
 
     def detach(self) -> Value:
         """The same numbers as a leaf that counts as fixed."""
         return Value(leaf(self.numpy(), self.name), False)
 
-    def _called(self) -> str:
+    def _label(self) -> str:
         return self.name or f"a value of shape {list(self.shape)}"
 
     def _missing(self) -> str:
@@ -197,7 +197,7 @@ class Value(Operators):
     def _apply(self, builder: Callable[..., Tensor], *others: Any, **params: Any) -> Value:
         return apply(builder, self, *others, **params)
 
-    def _computed(self, builder: Callable[..., Tensor], *others: Any, **params: Any) -> Value:
+    def _compute(self, builder: Callable[..., Tensor], *others: Any, **params: Any) -> Value:
         return apply(builder, as_float(self), *map(as_float, others), **params)
 
     # -- how it is printed -------------------------------------------------------------------------
@@ -205,15 +205,15 @@ class Value(Operators):
     def __repr__(self) -> str:
         """tensor([2. 4.], shape (2,), w, from mul of x and y)"""
         text = np.array2string(self.data, precision=4, threshold=60, separator=", ", prefix=_OPEN)
-        return f"{_OPEN}{text}, {self._described()})"
+        return f"{_OPEN}{text}, {self._description()})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))
 
-    def _described(self) -> str:
+    def _description(self) -> str:
         facts = [f"shape {self.shape}", self.name]
         if self.node.op is not None:
-            facts.append(f"from {self.node.op.name} of {_listed(self.node.src)}")
+            facts.append(f"from {self.node.op.name} of {_list_names(self.node.src)}")
         elif self.requires_grad:
             facts.append("requires_grad")
         return ", ".join(filter(None, facts))
@@ -222,7 +222,7 @@ class Value(Operators):
 _OPEN = "tensor("
 
 
-def _listed(sources: Sequence[Tensor]) -> str:
+def _list_names(sources: Sequence[Tensor]) -> str:
     names = [s.name or (s.op.name if s.op else f"{s.dtype}{list(s.shape)}") for s in sources]
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 

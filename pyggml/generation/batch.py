@@ -196,19 +196,21 @@ class Batch:
         Raises ConfigError for a closed slot, DataError if tokens exceed a slot's context or are
         outside of the vocabulary; nothing is appended then.
         """
-        checked = {slot: self._checked(slot, tokens) for slot, tokens in pieces.items()}
+        checked = {slot: self._check_tokens(slot, tokens) for slot, tokens in pieces.items()}
         for slot, ids in checked.items():
             slot.tokens += ids
             slot.n_changes += 1
-        found: dict[Slot, list[np.ndarray]] = {slot: [] for slot in checked}
+        logits: dict[Slot, list[np.ndarray]] = {slot: [] for slot in checked}
         for together in self._groups(list(checked)):
             while together:
                 counts = self._next(together)
                 for slot, rows in zip(counts, self._run_pass(counts, every), strict=True):
-                    found[slot] += [rows]
+                    logits[slot] += [rows]
                 together = [slot for slot in together if slot.n_cached < slot.n_past]
         return {
-            slot: np.concatenate(found[slot])[-len(ids) :] if slot in every else found[slot][-1][-1]
+            slot: np.concatenate(logits[slot])[-len(ids) :]
+            if slot in every
+            else logits[slot][-1][-1]
             for slot, ids in checked.items()
         }
 
@@ -217,7 +219,7 @@ class Batch:
 
         Raises as `feed`.
         """
-        slot.tokens += self._checked(slot, tokens)
+        slot.tokens += self._check_tokens(slot, tokens)
         slot.n_changes += 1
         while True:
             (logits,) = self._run_pass(self._next([slot]))
@@ -233,19 +235,19 @@ class Batch:
         sequence was changed meanwhile.
         """
         token = checked_argmax(self.feed_one(slot, tokens))
-        yield from self._unchanged(slot, token)
+        yield from self._give(slot, token)
         if slot.n_past < self.n_ctx and runs_ahead(slot.model):
-            for found in self._run_ahead(slot, token):
-                token = found
-                yield from self._unchanged(slot, token)
+            for after in self._run_ahead(slot, token):
+                token = after
+                yield from self._give(slot, token)
         while slot.n_past < self.n_ctx:
             slot.tokens.append(token)
             slot.n_changes += 1
             (logits,) = self._run_pass({slot: 1})
             token = checked_argmax(logits[-1])
-            yield from self._unchanged(slot, token)
+            yield from self._give(slot, token)
 
-    def _unchanged(self, slot: Slot, token: int) -> Iterator[int]:
+    def _give(self, slot: Slot, token: int) -> Iterator[int]:
         """Give a token, and look whether its sequence is the same when the next is asked for."""
         n_changes = slot.n_changes
         yield token
@@ -289,7 +291,7 @@ class Batch:
             self._running = None
         target.state = self.memory.state() if self._running is source else source.state
 
-    def _checked(self, slot: Slot, tokens: Tokens) -> list[int]:
+    def _check_tokens(self, slot: Slot, tokens: Tokens) -> list[int]:
         if not slot.is_open or slot.batch is not self:
             raise ConfigError(f"slot {slot.number} is not open, wanted one that this batch opened")
         match tokens:

@@ -127,7 +127,7 @@ class Completion:
     def _finish(self, ends: bool) -> Finish | None:
         if ends:
             return Finish.STOP_TOKEN
-        if self._stops.found is not None:
+        if self._stops.reached is not None:
             return Finish.STOP_STRING
         if len(self.tokens) == self._n_tokens:
             return Finish.LENGTH
@@ -138,7 +138,7 @@ class Completion:
     def _rest(self) -> str:
         """The text that waited, at the end of the answer; it may complete a stop string."""
         text = self._stops.feed(self._characters.flush())
-        return text if self._stops.found is not None else text + self._stops.flush()
+        return text if self._stops.reached is not None else text + self._stops.flush()
 
 
 def complete(

@@ -33,7 +33,7 @@ class Sampler:
 
         Raises ConfigError for a logit_bias of no token.
         """
-        self.how = how.seeded()
+        self.how = how.with_seed()
         self._rng = np.random.default_rng(self.how.seed)
         self._bias = _bias(how.logit_bias or {}, tokenizer)
         self._penalises = how.repeat_last_n != 0 and (
@@ -53,7 +53,7 @@ class Sampler:
 
         Raises DataError if the greatest logit is NaN or infinite.
         """
-        token = sample(self.adjusted(logits), self.how, self._rng)
+        token = sample(self.adjust(logits), self.how, self._rng)
         self.accept([token])
         return token
 
@@ -70,7 +70,7 @@ class Sampler:
                 if not self._counts[oldest]:
                     del self._counts[oldest]
 
-    def adjusted(self, logits: np.ndarray) -> np.ndarray:
+    def adjust(self, logits: np.ndarray) -> np.ndarray:
         """The logits with biases and penalties."""
         if not (len(self._bias[0]) or self._counts):
             return logits
@@ -80,9 +80,9 @@ class Sampler:
         z[ids] += biases
         recent = np.fromiter(self._counts, np.int64)
         counts = np.fromiter(self._counts.values(), z.dtype)
-        found, r = z[recent], how.repeat_penalty
-        found = np.where(found > 0, found / r, found * r)
-        z[recent] = found - (counts * how.frequency_penalty + how.presence_penalty)
+        seen, r = z[recent], how.repeat_penalty
+        seen = np.where(seen > 0, seen / r, seen * r)
+        z[recent] = seen - (counts * how.frequency_penalty + how.presence_penalty)
         return z
 
 
@@ -141,8 +141,8 @@ def distribution(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndar
 
 def likeliest(z: np.ndarray, k: int) -> np.ndarray:
     """Indices of the k greatest, the greatest first; of equal ones, the lower index first."""
-    found = _greatest(z, k)
-    return found[np.argsort(-z[found], kind="stable")[:k]]
+    ids = _greatest(z, k)
+    return ids[np.argsort(-z[ids], kind="stable")[:k]]
 
 
 def _greatest(z: np.ndarray, k: int) -> np.ndarray:
@@ -171,10 +171,10 @@ def _head(z: np.ndarray, top_p: float) -> np.ndarray:
     greatest, n = z.max(), min(_FIRST, len(z))
     mass = np.exp(z - greatest).sum(dtype=np.float64)
     while True:
-        found = likeliest(z, n)
-        sums = np.cumsum(np.exp(z[found] - greatest), dtype=np.float64)
+        ids = likeliest(z, n)
+        sums = np.cumsum(np.exp(z[ids] - greatest), dtype=np.float64)
         if sums[-1] >= top_p * mass or n == len(z):
-            return found[: int(np.searchsorted(sums, top_p * mass)) + 1]
+            return ids[: int(np.searchsorted(sums, top_p * mass)) + 1]
         n = min(8 * n, len(z))
 
 
@@ -195,7 +195,7 @@ def _bias(
     given: Mapping[str | int, float], tokenizer: Tokenizer | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Token ids in order, and what is added to each one's logit. A key of digits is an id."""
-    found = dict[int, float]()
+    biases = dict[int, float]()
     for key, bias in given.items():
         if isinstance(key, int) or key.isdecimal():
             ids = [int(key)]
@@ -205,6 +205,6 @@ def _bias(
         if not ids or not 0 <= min(ids) <= max(ids) < n_vocab:
             raise ConfigError([("logit_bias", f"names {key!r}, which is no token of the model")])
         for id in ids:
-            found[id] = found.get(id, 0.0) + bias
-    ids = sorted(found)
-    return np.array(ids, np.int64), np.array([found[i] for i in ids], np.float32)
+            biases[id] = biases.get(id, 0.0) + bias
+    ids = sorted(biases)
+    return np.array(ids, np.int64), np.array([biases[i] for i in ids], np.float32)

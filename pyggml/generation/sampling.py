@@ -136,6 +136,6 @@ class Sampling(Settings):
         group="sampling",
     )
 
-    def seeded(self) -> Sampling:
+    def with_seed(self) -> Sampling:
         """These settings with a seed: their own, or one that is drawn."""
         return self if self.seed >= 0 else replace(self, seed=secrets.randbits(32))

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 class StopStrings:
     """Passes a text on up to the first stop string, and never a part of one.
 
-    found   the stop string that has come, or None
+    reached   the stop string that has come, or None
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self.found: str | None = None
+        self.reached: str | None = None
         self._stops, self._held = tuple(stops), ""
 
     def feed(self, text: str) -> str:
@@ -20,7 +20,7 @@ class StopStrings:
         text, self._held = self._held + text, ""
         starts = [(text.find(stop), stop) for stop in self._stops if stop in text]
         if starts:
-            at, self.found = min(starts)
+            at, self.reached = min(starts)
             return text[:at]
         at = self._possible_start(text)
         self._held = text[at:]

@@ -50,10 +50,10 @@ def loss_and_grads(
     forward = build_loss(
         model.parts, inputs, targets, weights, model.adapters, parameters, taps=taps
     )
-    return _differentiated(model, forward, parameters, taps.read if taps else {})
+    return _differentiate(model, forward, parameters, taps.read if taps else {})
 
 
-def _differentiated(
+def _differentiate(
     model: Model, forward: Graph, parameters: Mapping[str, Tensor], read: Mapping[str, Tensor]
 ) -> tuple[float, dict[str, np.ndarray]]:
     """The loss and its gradient by the parameters; a trace gets the activations to read, which are

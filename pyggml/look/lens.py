@@ -60,7 +60,7 @@ def logit_lens(model: Model, ids: Ids) -> np.ndarray:
     names = [f"blk.{i}.out" for i in range(model.config.n_layer)]
     with model.trace(*names) as t:
         model.logits(ids)
-    return np.stack([_predicted(model, t[name]) for name in names])
+    return np.stack([_predict(model, t[name]) for name in names])
 
 
 def token_losses(model: Model, ids: Ids) -> np.ndarray:
@@ -126,8 +126,8 @@ def logit_attribution(model: Model, ids: Ids, token: int, at: int = -1) -> dict[
     values = {name: t[name][at] for name in branches}
     values = {"token_embd": stream - sum(values.values()), **values}
     direction = _direction(model, stream, token)
-    found = {name: float(v.astype(np.float64) @ direction) for name, v in values.items()}
-    return found | {"bias": float(t["output"][at, token]) - sum(found.values())}
+    shares = {name: float(v.astype(np.float64) @ direction) for name, v in values.items()}
+    return shares | {"bias": float(t["output"][at, token]) - sum(shares.values())}
 
 
 def gradient_x_activation(
@@ -180,10 +180,10 @@ def steering_vector(
 
 def _attention(model: Model, i: int) -> Attention:
     """The attention of block i."""
-    found = [p for p in _parts_of(model.parts.decoder.blocks[i]) if isinstance(p, Attention)]
-    if not found:
+    attention = [p for p in _parts_of(model.parts.decoder.blocks[i]) if isinstance(p, Attention)]
+    if not attention:
         raise ConfigError(f"block {i} has no attention")
-    return found[0]
+    return attention[0]
 
 
 def _parts_of(part: Any) -> Iterator[Part]:
@@ -218,7 +218,7 @@ def _weights(part: Attention, q: np.ndarray, k: np.ndarray, sinks: np.ndarray | 
     return np.asarray(e / (e.sum(axis=-1, keepdims=True) + extra), np.float32)
 
 
-def _predicted(model: Model, stream: np.ndarray) -> np.ndarray:
+def _predict(model: Model, stream: np.ndarray) -> np.ndarray:
     """Logits (T, n_vocab) of a residual stream (T, n_embd): the last norm and what follows."""
     net = Net(model.parts.weights, Inputs.empty(len(stream)), model.adapters)
     decoder = model.parts.decoder

@@ -136,14 +136,14 @@ def _length(a: np.ndarray) -> float:
 
 def overview(measures: Mapping[int, Mapping[str, Measure]]) -> Overview:
     """The overview of {step: {name of a tensor: its measures}}."""
-    found = {step: {cell_of(n): m for n, m in each.items()} for step, each in measures.items()}
-    return arranged(found)
+    cells = {step: {cell_of(n): m for n, m in each.items()} for step, each in measures.items()}
+    return arrange(cells)
 
 
-def arranged(found: Mapping[int, Mapping[tuple[str, Column], Measure]]) -> Overview:
+def arrange(measures: Mapping[int, Mapping[tuple[str, Column], Measure]]) -> Overview:
     """The overview of {step: {(layer, column): its measures}}."""
-    steps = tuple(sorted(found))
-    cells = list(dict.fromkeys(p for step in steps for p in found[step]))
+    steps = tuple(sorted(measures))
+    cells = list(dict.fromkeys(p for step in steps for p in measures[step]))
     layers = _layers(dict.fromkeys(layer for layer, _ in cells))
     columns = _columns(dict.fromkeys(column for _, column in cells))
     row = {name: i for i, name in enumerate(layers)}
@@ -151,7 +151,7 @@ def arranged(found: Mapping[int, Mapping[tuple[str, Column], Measure]]) -> Overv
     numbers = np.full((len(Measure._fields), len(steps), len(layers), len(columns)), np.nan)
     there = np.zeros((len(layers), len(columns)), bool)
     for s, step in enumerate(steps):
-        for (layer, column), m in found[step].items():
+        for (layer, column), m in measures[step].items():
             numbers[:, s, row[layer], at[column]] = m
             there[row[layer], at[column]] = True
     return Overview(steps, layers, columns, there, *numbers)
@@ -159,12 +159,12 @@ def arranged(found: Mapping[int, Mapping[tuple[str, Column], Measure]]) -> Overv
 
 def _layers(names: Iterable[str]) -> tuple[str, ...]:
     """As they come, but the blocks of a stack by their number, where its first one stands."""
-    stacks = {name: _numbered(name) for name in names}
+    stacks = {name: _stack_and_number(name) for name in names}
     first = {stack: i for i, (stack, _) in reversed(list(enumerate(stacks.values())))}
     return tuple(sorted(stacks, key=lambda name: (first[stacks[name][0]], stacks[name][1])))
 
 
-def _numbered(layer: str) -> tuple[str, int]:
+def _stack_and_number(layer: str) -> tuple[str, int]:
     """blk.3 -> ("blk", 3); output -> ("output", 0)."""
     stack, _, number = layer.rpartition(".")
     return (stack, int(number)) if stack.endswith("blk") and number.isdecimal() else (layer, 0)
@@ -189,14 +189,14 @@ def flags(o: Overview, multiple: float = MULTIPLE) -> np.ndarray:
                  if fewer than three layers have one, of its layer over the columns of its factor.
                  Medians are of norms that are finite and not 0, of at least three
     """
-    found = np.zeros(o.norms.shape, np.int8)
+    flags = np.zeros(o.norms.shape, np.int8)
     for s, norms in enumerate(o.norms):
         medians = _medians(o, norms)
         with np.errstate(invalid="ignore"):
-            found[s][norms > multiple * medians] = Flag.EXPLODING
-        found[s][(norms == 0) & ~_explained(o, o.weights[s])] = Flag.DEAD
-        found[s][o.there & ~np.isfinite(norms)] = Flag.NOT_FINITE
-    return found
+            flags[s][norms > multiple * medians] = Flag.EXPLODING
+        flags[s][(norms == 0) & ~_zero_by_factor(o, o.weights[s])] = Flag.DEAD
+        flags[s][o.there & ~np.isfinite(norms)] = Flag.NOT_FINITE
+    return flags
 
 
 def layer_flags(o: Overview, multiple: float = MULTIPLE) -> np.ndarray:
@@ -208,28 +208,28 @@ def layer_flags(o: Overview, multiple: float = MULTIPLE) -> np.ndarray:
                  of its stack; what stands outside of blocks is not compared
     """
     cells, whole = flags(o, multiple), o.layer_norms
-    found = np.zeros(whole.shape, np.int8)
-    stacks = np.array([_numbered(layer)[0] for layer in o.layers])
+    of_layers = np.zeros(whole.shape, np.int8)
+    stacks = np.array([_stack_and_number(layer)[0] for layer in o.layers])
     for s, norms in enumerate(whole):
         for stack in set(stacks):
             blocks = stacks == stack
-            found[s][blocks & (norms > multiple * _median(norms[blocks]))] = Flag.EXPLODING
-    found[(whole == 0) & (cells == Flag.DEAD).any(axis=2)] = Flag.DEAD
-    found[(cells == Flag.NOT_FINITE).any(axis=2)] = Flag.NOT_FINITE
-    return found
+            of_layers[s][blocks & (norms > multiple * _median(norms[blocks]))] = Flag.EXPLODING
+    of_layers[(whole == 0) & (cells == Flag.DEAD).any(axis=2)] = Flag.DEAD
+    of_layers[(cells == Flag.NOT_FINITE).any(axis=2)] = Flag.NOT_FINITE
+    return of_layers
 
 
 def _medians(o: Overview, norms: np.ndarray) -> np.ndarray:
     """What each norm (L, C) is held against."""
-    found = np.full(norms.shape, np.inf)
+    medians = np.full(norms.shape, np.inf)
     for c, column in enumerate(o.columns):
         median = _median(norms[:, c])
         if np.isfinite(median):
-            found[:, c] = median
+            medians[:, c] = median
             continue
         alike = [i for i, other in enumerate(o.columns) if other.factor == column.factor]
-        found[:, c] = [_median(of_layer) for of_layer in norms[:, alike]]
-    return found
+        medians[:, c] = [_median(of_layer) for of_layer in norms[:, alike]]
+    return medians
 
 
 def _median(norms: np.ndarray) -> float:
@@ -238,15 +238,15 @@ def _median(norms: np.ndarray) -> float:
     return float(np.median(counted)) if len(counted) >= _FEWEST else np.inf
 
 
-def _explained(o: Overview, weights: np.ndarray) -> np.ndarray:
+def _zero_by_factor(o: Overview, weights: np.ndarray) -> np.ndarray:
     """(L, C) bool: whether the other factor is 0, so that the gradient must be."""
-    found = np.zeros(weights.shape, bool)
+    zero = np.zeros(weights.shape, bool)
     at = {column: i for i, column in enumerate(o.columns)}
     for c, (module, factor) in enumerate(o.columns):
         other = at.get(Column(module, {"A": "B", "B": "A"}.get(factor, "")))
         if factor and other is not None:
-            found[:, c] = weights[:, other] == 0
-    return found
+            zero[:, c] = weights[:, other] == 0
+    return zero
 
 
 def findings(o: Overview, multiple: float = MULTIPLE) -> list[str]:

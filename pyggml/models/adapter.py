@@ -78,11 +78,11 @@ def _wrong_kind(file: gguf.GGUFFile, parts: Parts) -> list[str]:
         "adapter.type": "lora",
         "general.architecture": parts.config.architecture,
     }
-    found = {key: file.get(key) for key in wanted}
+    given = {key: file.get(key) for key in wanted}
     faults = [
-        f"{key} is {'missing' if found[key] is None else short(found[key])}, wanted {value!r}"
+        f"{key} is {'missing' if given[key] is None else short(given[key])}, wanted {value!r}"
         for key, value in wanted.items()
-        if not isinstance(found[key], str) or found[key] != value
+        if not isinstance(given[key], str) or given[key] != value
     ]
     if _INVOCATION in file.metadata:
         faults.append(
@@ -135,7 +135,7 @@ def _with_own_alphas(
         faults.append(f"{ALPHAS} is not finite and above 0")
         return pairs
     return {
-        base: replace(p, b=_divided(p.b, own / alpha), scale=float(own) / p.rank)
+        base: replace(p, b=_divide(p.b, own / alpha), scale=float(own) / p.rank)
         for (base, p), own in zip(pairs.items(), alphas, strict=True)
     }
 
@@ -157,16 +157,16 @@ def _own(
     file: gguf.GGUFFile, key: str, kind: type[np.generic], n: int, faults: list[str]
 ) -> np.ndarray | None:
     """An array of ours, if it is there."""
-    found = file.get(key)
-    if found is None:
+    value = file.get(key)
+    if value is None:
         return None
-    if isinstance(found, np.ndarray) and found.dtype == kind and found.shape == (n,):
-        return found
-    faults.append(f"{key} is {short(found)}, wanted an array of {n} {np.dtype(kind)}")
+    if isinstance(value, np.ndarray) and value.dtype == kind and value.shape == (n,):
+        return value
+    faults.append(f"{key} is {short(value)}, wanted an array of {n} {np.dtype(kind)}")
     return None
 
 
-def _divided(t: Tensor, by: float) -> Tensor:
+def _divide(t: Tensor, by: float) -> Tensor:
     return leaf(read(t) / np.float32(by), t.name)
 
 

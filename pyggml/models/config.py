@@ -45,8 +45,8 @@ class Reader:
         return self._get(f"{self.architecture}.{key}")
 
     def _refuse(self, key: str, value: object, wanted: str) -> None:
-        found = "missing" if value is None else short(value)
-        self.faults.append(f"{self.architecture}.{key} is {found}, {wanted}")
+        there = "missing" if value is None else short(value)
+        self.faults.append(f"{self.architecture}.{key} is {there}, {wanted}")
 
     def count(
         self, key: str, default: int | None = None, *, least: int = 1, most: int | None = None

@@ -80,8 +80,8 @@ class Decoder:
 
     def _modules(self, wanted: Callable[[TensorSpec], bool]) -> tuple[str, ...]:
         names = (n for n, spec in self.tensors().items() if wanted(spec) and n.startswith("blk."))
-        found = (name.split(".", 2)[2].removesuffix(".weight") for name in names)
-        return tuple(dict.fromkeys(found))
+        modules = (name.split(".", 2)[2].removesuffix(".weight") for name in names)
+        return tuple(dict.fromkeys(modules))
 
     def rows(self) -> Mapping[str, tuple[int, int]]:
         """What a cache keeps of each token, such as its keys: name -> heads, numbers of a head."""

@@ -90,9 +90,9 @@ class Experts(Part):
             gate, up = (net.large(net.by_expert(name, rows, chosen)) for name in names)
         inner = self.unit(gate, up)
         inner = inner if self.bias else mul(inner, weights)
-        found = net.by_expert(f"{at}ffn_down_exps", inner, chosen)
-        found = mul(found, weights) if self.bias else found
-        return reshape(repeat_back(found, (n_tokens, 1, n_embd)), (n_tokens, n_embd))
+        y = net.by_expert(f"{at}ffn_down_exps", inner, chosen)
+        y = mul(y, weights) if self.bias else y
+        return reshape(repeat_back(y, (n_tokens, 1, n_embd)), (n_tokens, n_embd))
 
     def route(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's experts (T, n_used) I32 and their weights w (T, n_used, 1)."""

@@ -41,8 +41,8 @@ class CausalConv(Part):
     bias: bool
 
     def tensors(self, at: str) -> Tensors:
-        found = {f"{at}{self.name}.weight": TensorSpec((self.n, self.width), unpacked=True)}
-        return found | ({f"{at}{self.name}.bias": TensorSpec((self.n,))} if self.bias else {})
+        tensors = {f"{at}{self.name}.weight": TensorSpec((self.n, self.width), unpacked=True)}
+        return tensors | ({f"{at}{self.name}.bias": TensorSpec((self.n,))} if self.bias else {})
 
     def state(self, at: str) -> Mapping[str, Spec]:
         return {f"{at}{self.name}.state": Spec((self.width - 1, self.n))}

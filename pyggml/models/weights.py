@@ -56,10 +56,10 @@ def matrix(
     name: str, n_out: int, n_in: int, bias: bool | None = None, usual: bool = True
 ) -> Tensors:
     """A matrix for Net.linear and its bias. bias: whether it has one; None if it may have one."""
-    found = {f"{name}.weight": TensorSpec((n_out, n_in), linear=True, usual=usual)}
+    tensors = {f"{name}.weight": TensorSpec((n_out, n_in), linear=True, usual=usual)}
     if bias is not False:
-        found[f"{name}.bias"] = TensorSpec((n_out,), optional=bias is None)
-    return found
+        tensors[f"{name}.bias"] = TensorSpec((n_out,), optional=bias is None)
+    return tensors
 
 
 def matrices(name: str, n_expert: int, n_out: int, n_in: int, bias: bool = False) -> Tensors:
@@ -67,18 +67,18 @@ def matrices(name: str, n_expert: int, n_out: int, n_in: int, bias: bool = False
 
     Adapters do not update them by default: updates of so many matrices are large.
     """
-    found = {f"{name}.weight": TensorSpec((n_expert, n_out, n_in), linear=True, usual=False)}
+    tensors = {f"{name}.weight": TensorSpec((n_expert, n_out, n_in), linear=True, usual=False)}
     if bias:
-        found[f"{name}.bias"] = TensorSpec((n_expert, n_out), unpacked=True)
-    return found
+        tensors[f"{name}.bias"] = TensorSpec((n_expert, n_out), unpacked=True)
+    return tensors
 
 
 def merged(tensors: Iterable[Tensors]) -> Tensors:
     """Several lists as one; a tensor that parts share is listed once."""
-    found: dict[str, TensorSpec] = {}
+    merged: dict[str, TensorSpec] = {}
     for some in tensors:
-        found |= some
-    return found
+        merged |= some
+    return merged
 
 
 def read_weights(

@@ -39,19 +39,19 @@ def assign(graph: Graph, backends: Sequence[Backend]) -> Assignment:
     for t in graph.nodes:
         for written in changed_by(t):
             writers[written].append(t)
-    found: dict[Tensor, Backend | None] = {}
+    devices: dict[Tensor, Backend | None] = {}
     fallbacks: dict[tuple[str, str], str] = {}
     for t in graph.nodes:
         if t.op is SAVED:
-            found[t] = found[t.src[0]]
+            devices[t] = devices[t.src[0]]
         elif t.root.op is not None and t.root is not t:
-            found[t] = found[t.root]
+            devices[t] = devices[t.root]
         elif has_kernel(t):
             into = [w for written in (t, *t.saved, *changed_by(t)) for w in writers[written]]
-            found[t] = _first(t, into, backends, fallbacks)
+            devices[t] = _first(t, into, backends, fallbacks)
         else:
-            found[t] = None
-    return Assignment(found, fallbacks)
+            devices[t] = None
+    return Assignment(devices, fallbacks)
 
 
 def _takes_all(backend: Backend, graph: Graph) -> bool:

@@ -26,7 +26,7 @@ def kernel_calls(p: Plan, arena: Any) -> dict[Tensor, Call]:
     Raises PyggmlError, naming op and tensor, for a node that the backend does not support.
     """
     attach(p, arena)
-    return {t: _kernel_call(p, t, arena) for t in _computed(p)}
+    return {t: _kernel_call(p, t, arena) for t in _nodes_with_kernels(p)}
 
 
 def compile_backwards(made: Schedule) -> Iterator[Tensor]:
@@ -40,13 +40,13 @@ def compile_backwards(made: Schedule) -> Iterator[Tensor]:
         if p.backend.is_host:
             arena = p.backend.alloc(p.n_bytes)  # never written, so it takes no pages
             attach(p, arena)
-            for t in reversed(_computed(p)):
+            for t in reversed(_nodes_with_kernels(p)):
                 call = _kernel_call(p, t, arena)
                 compile_for(call.kernel, call.arguments)
                 yield t
 
 
-def _computed(p: Plan) -> list[Tensor]:
+def _nodes_with_kernels(p: Plan) -> list[Tensor]:
     return [t for t in p.graph.nodes if has_kernel(t) and (t.n_elements or t.saved)]
 
 

@@ -10,18 +10,18 @@ from pyggml.errors import ConfigError, DeviceError
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DeviceKind:
     """A kind of device beside the CPU.
 
     open       (number or None for the preferred one, whether products are exact) -> a device;
                DeviceError, which names what is missing
-    found      -> a line for each that this machine has: its word, what it is; or DeviceError
+    machine    -> a line for each that this machine has: its word, what it is; or DeviceError
     numbered   whether a word may name one of several: cuda:1
     automatic  whether `auto` takes it
     """
 
     open: Callable[[int | None, bool], Backend]
-    found: Callable[[], Iterator[tuple[str, str]]]
+    machine: Callable[[], Iterator[tuple[str, str]]]
     numbered: bool = False
     automatic: bool = False
 
@@ -35,7 +35,7 @@ def _open_cuda(number: int | None, exact: bool) -> Backend:
     return open_cuda(number, "f32" if exact else "bf16")
 
 
-def _found_cuda() -> Iterator[tuple[str, str]]:
+def _list_cards() -> Iterator[tuple[str, str]]:
     from pyggml.backends.cuda import cards
 
     for card in cards():
@@ -50,15 +50,15 @@ def _open_webgpu(number: int | None, exact: bool) -> Backend:
     return open_webgpu("f32" if exact else "f16")
 
 
-def _found_webgpu() -> Iterator[tuple[str, str]]:
+def _list_adapter() -> Iterator[tuple[str, str]]:
     from pyggml.backends.webgpu import adapter_name
 
     yield "webgpu", adapter_name()
 
 
 KINDS = {
-    "cuda": Kind(_open_cuda, _found_cuda, numbered=True, automatic=True),
-    "webgpu": Kind(_open_webgpu, _found_webgpu),
+    "cuda": DeviceKind(_open_cuda, _list_cards, numbered=True, automatic=True),
+    "webgpu": DeviceKind(_open_webgpu, _list_adapter),
 }
 WORDS = ["cpu", *(w for n, k in KINDS.items() for w in (n, f"{n}:N")[: 1 + k.numbered]), "auto"]
 WANTED = f"wanted {', '.join(WORDS[:-1])} or {WORDS[-1]}"

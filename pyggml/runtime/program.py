@@ -154,7 +154,7 @@ def _steps(
     after: Mapping[Tensor, Sequence[Call]] = MappingProxyType({}),
 ) -> Iterator[_Step]:
     """All that a run does, in order. after: node → what follows it at once."""
-    devices, changed, inputs = made.devices, _changed(made), _inputs(made)
+    devices, changed, inputs = made.devices, _changed_leaves(made), _input_leaves(made)
     for part in made.parts:
         first, last = part is made.parts[0], part is made.parts[-1]
         for call in _for_each(devices, devices.begin, changed if first else ()):
@@ -174,11 +174,11 @@ def _steps(
 
 def _watching(made: Schedule, arenas: Mapping[Backend, Any]) -> dict[Tensor, list[Call]]:
     """Node → the calls that hand its numbers to those that watch it."""
-    found = defaultdict[Tensor, list[Call]](list)
+    calls = defaultdict[Tensor, list[Call]](list)
     for t, act in made.watched.items():
         twin, home, offset = made.place(t)
-        found[last_write(twin)].append(Call(_show, act, home, twin, arenas[home], offset))
-    return found
+        calls[last_write(twin)].append(Call(_show, act, home, twin, arenas[home], offset))
+    return calls
 
 
 def _show(
@@ -195,23 +195,23 @@ def _releasing(node: Tensor, device: Backend) -> Iterator[Call]:
             yield call
 
 
-def _changed(made: Schedule) -> Mapping[Tensor, None]:
+def _changed_leaves(made: Schedule) -> Mapping[Tensor, None]:
     """All leaves that the run changes."""
     return dict.fromkeys(t for part in made.parts for t in part.changed)
 
 
-def _inputs(made: Schedule) -> Mapping[Part, Sequence[Tensor]]:
+def _input_leaves(made: Schedule) -> Mapping[Part, Sequence[Tensor]]:
     """Of each part the leaves that it reads as the first on its device, and that no part changes.
 
     Unless they are held, they have the host's numbers in the whole run.
     """
-    changed, seen = _changed(made), set[tuple[Backend, Tensor]]()
-    found: dict[Part, Sequence[Tensor]] = {}
+    changed, seen = _changed_leaves(made), set[tuple[Backend, Tensor]]()
+    inputs: dict[Part, Sequence[Tensor]] = {}
     for part in made.parts:
         leaves = (t for t in part.leaves if not (t in changed or is_constant(t)))
-        found[part] = [t for t in leaves if (part.backend, t) not in seen]
-        seen |= {(part.backend, t) for t in found[part]}
-    return found
+        inputs[part] = [t for t in leaves if (part.backend, t) not in seen]
+        seen |= {(part.backend, t) for t in inputs[part]}
+    return inputs
 
 
 def _for_each(

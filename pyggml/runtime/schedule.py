@@ -63,9 +63,9 @@ class Schedule:
     def report(self) -> str:
         """What runs where, as text: devices with their bytes and parts, copies, fallbacks."""
         lines = []
-        for backend, found in self.plans.items():
+        for backend, p in self.plans.items():
             sizes = [len(part.nodes) for part in self.parts if part.backend is backend]
-            about = f"{sum(sizes)} nodes in {len(sizes)} parts, {found.n_bytes:,} bytes"
+            about = f"{sum(sizes)} nodes in {len(sizes)} parts, {p.n_bytes:,} bytes"
             lines.append(f"{backend.name}: {about}")
         lines.append(f"{len(self.copies)} results are copied in every run")
         lines += [f"{device} leaves {op}: {why}" for (device, op), why in self.fallbacks.items()]
@@ -86,12 +86,12 @@ def schedule(
     devices.say_fallbacks(assignment.fallbacks)
     used = {b for b in assignment.backends.values() if b is not None}
     if len(used) <= 1 and all(b.is_host for b in used):
-        found = _whole(rewritten, next(iter(used), devices.host))
+        pieces = _whole(rewritten, next(iter(used), devices.host))
     else:
-        found = split(rewritten, assignment, devices)
-    plans = {backend: plan(part, backend) for backend, part in found.graphs.items()}
-    twins = {**found.twins, **{t: found.twins.get(new, new) for t, new in renewed.items()}}
-    return Schedule(graph, devices, found.parts, plans, twins, assignment.fallbacks, watched)
+        pieces = split(rewritten, assignment, devices)
+    plans = {backend: plan(part, backend) for backend, part in pieces.graphs.items()}
+    twins = {**pieces.twins, **{t: pieces.twins.get(new, new) for t, new in renewed.items()}}
+    return Schedule(graph, devices, pieces.parts, plans, twins, assignment.fallbacks, watched)
 
 
 def _rewritten(

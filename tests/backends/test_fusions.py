@@ -13,11 +13,22 @@ from pyggml.alloc import plan as make_plan
 from pyggml.backends.cpu import CPU, array
 from pyggml.generation import Session
 from pyggml.graph import Graph
-from pyggml.graph.op import SAVED, Memory
-from pyggml.graph.tensor import zeros
+from pyggml.graph.dtypes import F16
+from pyggml.graph.op import SAVED, Memory, changed_by
+from pyggml.graph.tensor import leaf, zeros
 from pyggml.look.check import in_float64
 from pyggml.lora import LoraConfig, attach, loss_and_grads
-from pyggml.ops import add, add_inplace, out_prod, scale
+from pyggml.ops import (
+    add,
+    add_inplace,
+    mul_mat,
+    out_prod,
+    reshape,
+    rms_norm_mul,
+    scale,
+    set_rows,
+)
+from pyggml.ops.attention.rope import rope_apply, rope_table
 from pyggml.runtime import Devices, results
 
 need("numba_cuda")
@@ -135,6 +146,40 @@ def test_a_result_lies_where_no_source_does_that_is_read_after_it(name, dry, pat
             assert apart or (may and n == 0 and w == (start, stop)), (i, s)
 
 
+def dying(*shape):
+    return scale(numbers(*shape), 1.0)
+
+
+def heads():
+    """As many of queries as of keys and values; others read the queries, too."""
+    table = rope_table(leaf(np.array([3, 7], np.int32)), n_dims=8)
+    ids, q, k, v = leaf(np.array([4, 1], np.int32)), *(dying(2, 3, 8) for _ in range(3))
+    q_turned, k_turned = (rope_apply(rms_norm_mul(x, numbers(8)), table, "neox") for x in (q, k))
+    puts = (set_rows(zeros((6, 24), F16), reshape(x, (2, 24)), ids) for x in (k_turned, v))
+    return Graph.of(q_turned, *puts, scale(q, 2.0))
+
+
+def residual():
+    """Others read what is added, too."""
+    added = dying(1, 256)
+    y = mul_mat(card_patterns.packed(256, 256), dying(1, 256))
+    return Graph.of(add(added, y), scale(added, 2.0))
+
+
+@pytest.mark.parametrize(("make", "name"), [
+    (heads, "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows"),
+    (residual, "mul_mat+add"),
+])  # fmt: skip
+def test_a_kernel_that_bears_one_source_below_its_result_gets_no_other(make, name, dry):
+    graph = dry.rewritten(make())
+    plan, node = make_plan(graph, dry), fused_node(graph, name)
+    start, stop = place(node, plan)
+    for s in node.src:
+        if s.root.op is not None:
+            first, last = place(s, plan)
+            assert last <= start or stop <= first, s
+
+
 def logits(path):
     """Of a prompt and a token."""
     session = Session(pyggml.load(path, compute="f32"), len(TOKENS))
@@ -177,3 +222,11 @@ def test_nodes_that_another_one_stands_between_stay_apart(dry):
     back = rms_norm_mul_back(x, w, dy, eps=1e-3)
     graph = dry.rewritten(Graph.of(add(scale(back, 2.0), back)))
     assert [t.op.name for t in graph.nodes] == ["rms_norm_mul_back", "scale", "add"]
+
+
+@pytest.mark.parametrize("name", [name for name in PATTERNS if "+" in name])
+def test_a_fused_node_changes_what_its_nodes_do(name, dry, pattern):
+    node = fused_node(dry.rewritten(pattern(name)[0]), name)
+    apart = [root for t in node.params["of"].nodes for root in changed_by(t)]
+    assert changed_by(node) == apart
+    assert bool(apart) == ("set_rows" in name or "advance" in name)

@@ -2,11 +2,16 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from pyggml import gguf
+from pyggml.lora import StepReport
+from pyggml.lora.objectives import OBJECTIVES
 
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+PAGE = Path(__file__).parents[2] / "docs/adding-an-objective.md"
 PAIRS = [
     {"prompt": f"{name}? ", "chosen": f"the {name}", "rejected": f"no {name[::-1]}"}
     for name in ("ant", "bee", "cow", "dog", "elk", "fox", "gnu", "hen")
@@ -29,7 +34,10 @@ def rows(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("kind, records", [("dpo", PAIRS), ("orpo", PAIRS), ("kto", ANSWERS)])
+@pytest.mark.parametrize(
+    "kind, records",
+    [("dpo", PAIRS), ("orpo", PAIRS), ("kto", ANSWERS), ("simpo", PAIRS), ("ipo", PAIRS)],
+)
 def test_preferences_become_an_adapter(kind, records, rows, tmp_path, finetune):
     ended = finetune("--objective", kind, *LONGER, data=rows(records))
     assert ended.code == 0, ended.err
@@ -72,8 +80,14 @@ def test_an_adapter_to_go_on_from_is_the_reference(rows, tmp_path, finetune, pyg
     "options, message",
     [
         (["--objective", "dpo"], 'line 1 .*wanted .*"chosen" and "rejected"'),
-        (["--preference-beta", "0.3"], "--preference-beta is for dpo and orpo and kto, not for"),
-        (["--objective", "ppo"], "--objective is 'ppo', wanted one of sft, dpo, orpo, kto"),
+        (
+            ["--preference-beta", "0.3"],
+            "--preference-beta is for dpo, orpo, kto, simpo and ipo, not for",
+        ),
+        (
+            ["--objective", "ppo"],
+            "--objective is 'ppo', wanted one of sft, dpo, orpo, kto, simpo, ipo",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said(options, message, rows, tmp_path, finetune):
@@ -85,3 +99,20 @@ def test_what_does_not_fit_is_said(options, message, rows, tmp_path, finetune):
 def test_pairs_stay_whole_so_packing_stays_on(finetune, rows):
     ended = finetune("--objective", "dpo", "--no-packing", data=rows(PAIRS))
     assert ended.code == 2 and "leave out --no-packing" in ended.err
+
+
+def test_help_tells_of_all(pyggml):
+    text = " ".join(pyggml("finetune", "--help-all").out.split())
+    for name, kind in OBJECTIVES.items():
+        assert f"{name} {kind.purpose}" in text
+    assert "default: 0.1; of simpo 2.0" in text
+
+
+def test_the_page_on_adding_one_runs(tiny, rows):
+    names = {}
+    for block in PYTHON.findall(PAGE.read_text("utf-8")):
+        exec(block, names)
+    steps = [r for r in names["train"](tiny, rows(PAIRS)) if isinstance(r, StepReport)]
+    assert len(steps) == 8
+    assert steps[0].loss == pytest.approx(1.0, abs=1e-6), "nothing is preferred at first"
+    assert steps[-1].loss < steps[0].loss and steps[-1].rewards.margin > 0

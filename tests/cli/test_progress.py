@@ -9,10 +9,12 @@ import pytest
 from pyggml.cli.terminal import progress
 from pyggml.cli.terminal.progress import Lines, Meter, display, fitting
 from pyggml.lora import CheckpointReport, History, StepReport, ValidationReport
+from pyggml.lora.objectives import TokensRight
 
 
 def step(number, loss=1.0, seconds=2.0, n_steps=100, n_tokens=64, accuracy=None):
-    return StepReport(number, n_steps, 0, loss, 1e-3, 0.5, n_tokens, seconds, accuracy)
+    tally = None if accuracy is None else TokensRight(round(accuracy * n_tokens), n_tokens)
+    return StepReport(number, n_steps, 0, loss, 1e-3, 0.5, n_tokens, seconds, tally)
 
 
 @pytest.fixture
@@ -62,13 +64,13 @@ def test_accuracy_is_that_of_the_last_steps_tokens(clock, capsys):
     shown = Lines(meter)
     for report in (step(1, accuracy=0.5, n_tokens=30), step(2, accuracy=0.1, n_tokens=10)):
         meter.add(report)
-        assert meter.token_accuracy == pytest.approx(report.token_accuracy)
+        assert meter.tally.accuracy == pytest.approx(report.token_accuracy)
         shown(report)
     meter.add(step(3, accuracy=0.5, n_tokens=30))
-    assert meter.token_accuracy == pytest.approx(16 / 40), (
+    assert meter.tally.accuracy == pytest.approx(16 / 40), (
         "the first step's is left out, as its time"
     )
-    shown(ValidationReport(3, 2.0, 64, 0.25))
+    shown(ValidationReport(3, 2.0, 64, TokensRight(16, 64)))
     said = capsys.readouterr().out
     assert "loss 1.0000  accuracy 50.0 %  lr" in said
     assert "validation loss 2.0000  accuracy 25.0 %" in said

@@ -30,7 +30,7 @@ GREEDY = {"temperature": 0.0}
 def test_a_stop_string_over_several_pieces(stops, pieces, shown, found):
     matched = StopStrings(stops)
     assert [matched.feed(piece) for piece in pieces] == shown
-    assert matched.found == found
+    assert matched.reached == found
 
 
 TEXT = st.text("ab", max_size=4)
@@ -44,9 +44,9 @@ def test_what_is_shown_is_the_text_before_the_first_stop(pieces, stops):
     for piece in pieces:
         shown += matched.feed(piece)
         assert whole.startswith(shown) and not any(stop in shown for stop in stops)
-        if matched.found is not None:
-            assert matched.found in whole and matched.found not in shown
-            assert whole[len(shown) :].startswith(matched.found)
+        if matched.reached is not None:
+            assert matched.reached in whole and matched.found not in shown
+            assert whole[len(shown) :].startswith(matched.reached)
             assert ends
             return
     assert not ends and shown + matched.flush() == whole

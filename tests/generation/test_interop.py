@@ -55,7 +55,7 @@ def theirs(llama, how, logits):
 
 
 def ours(how, logits):
-    ids, p = distribution(Sampler(how, recent=RECENT).adjusted(logits), how)
+    ids, p = distribution(Sampler(how, recent=RECENT).adjust(logits), how)
     return {int(i): float(x) for i, x in zip(ids, p, strict=True) if x > 0}
 
 

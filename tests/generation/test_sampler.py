@@ -90,7 +90,7 @@ Z = np.array([2.0, -2.0, 1.0, 0.0], np.float32)
 )
 def test_biases_and_penalties(how, recent, wanted):
     before = Z.copy()
-    assert Sampler(Sampling(**how), recent=recent).adjusted(Z).tolist() == wanted
+    assert Sampler(Sampling(**how), recent=recent).adjust(Z).tolist() == wanted
     assert (before == Z).all(), "the model's logits stay as they are"
 
 
@@ -103,7 +103,7 @@ def test_a_bias_by_text_reaches_each_of_its_tokens(tiny_tokenizer):
     the = tiny_tokenizer.encode("the", add_special=False)
     assert len(the) == 2
     how = Sampling(logit_bias={"the": 2.0, the[0]: 1.0, " ": -math.inf})
-    z = Sampler(how, tiny_tokenizer).adjusted(np.zeros(tiny_tokenizer.n_vocab, np.float32))
+    z = Sampler(how, tiny_tokenizer).adjust(np.zeros(tiny_tokenizer.n_vocab, np.float32))
     (space,) = tiny_tokenizer.encode(" ", add_special=False)
     wanted = {the[0]: 3.0, the[1]: 2.0, space: -math.inf}
     assert {int(i): float(z[i]) for i in np.flatnonzero(z)} == wanted

@@ -10,7 +10,7 @@ from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import (
     ChatRow,
     CompletionRow,
-    KtoRow,
+    LabelledRow,
     PreferenceRow,
     Source,
     TextRow,
@@ -157,15 +157,19 @@ PREFERENCES = [
 def test_preferences_have_a_prompt_that_no_answer_repeats(
     tmp_path, record, prompt, chosen, rejected
 ):
-    (row,) = rows_of(tmp_path, record, purpose="preference")
+    (row,) = rows_of(tmp_path, record, purpose="pairs")
     assert isinstance(row, PreferenceRow)
     assert (row.prompt, row.chosen, row.rejected) == (prompt, chosen, rejected)
 
 
 def test_an_answer_that_is_wanted_or_not(tmp_path):
     record = {"prompt": "p", "completion": "c", "label": False}
-    (row,) = rows_of(tmp_path, record, purpose="kto")
-    assert isinstance(row, KtoRow) and (row.prompt, row.completion, row.label) == ("p", "c", False)
+    (row,) = rows_of(tmp_path, record, purpose="labels")
+    assert isinstance(row, LabelledRow) and (row.prompt, row.completion, row.label) == (
+        "p",
+        "c",
+        False,
+    )
     assert isinstance(rows_of(tmp_path, record)[0], CompletionRow), "a label is none for training"
 
 

@@ -112,7 +112,7 @@ def test_preferences_take_folders_too(tmp_path):
     for name in "xy":
         (tmp_path / name).write_text(json.dumps(row) + "\n")
     (tmp_path / "notes").write_text("words")
-    corpus = read_preferences([tmp_path], Bytes(), DataConfig(ctx=16, val_split=0.0), "dpo")
+    corpus = read_preferences([tmp_path], Bytes(), DataConfig(ctx=16, val_split=0.0), "pairs")
     assert len(corpus.found) == 2 and [p.name for p, _ in corpus.left_out] == ["notes"]
 
 
@@ -121,7 +121,7 @@ def test_tokens_of_preferences_are_kept(tmp_path, monkeypatch):
     answers = {"prompt": "a", "chosen": "bc", "rejected": "d"}
     labelled = [{"prompt": "a", "completion": "b" * i, "label": i % 3 == 0} for i in range(1, 6)]
     cache = TokenCache(tmp_path / "tokens")
-    for kind, rows in (("dpo", [answers] * 3), ("kto", labelled)):
+    for kind, rows in (("pairs", [answers] * 3), ("labels", labelled)):
         path = tmp_path / f"{kind}.jsonl"
         path.write_text("".join(json.dumps(r) + "\n" for r in rows))
         os.utime(path, (0, 0))
@@ -133,8 +133,8 @@ def test_tokens_of_preferences_are_kept(tmp_path, monkeypatch):
         assert [c.found[0].was_kept for c in (first, plain, again)] == [False, False, True]
         assert first.digest() == plain.digest() == again.digest()
         others = [c.train.mismatched for c in (plain, again)]
-        assert (others[0] is None) == (kind == "dpo")
-        if kind == "kto":
+        assert (others[0] is None) == (kind == "pairs")
+        if kind == "labels":
             np.testing.assert_array_equal(others[0].tokens, others[1].tokens)
         assert again.train.documents.tolist() == plain.train.documents.tolist()
 

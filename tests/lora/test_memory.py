@@ -65,4 +65,4 @@ def test_a_trainer_lets_go_of_its_arenas(trainer_of):
     trainer.free()
     gc.collect()
     assert arena() is None
-    assert trainer.minimised.evaluate(trainer.corpus.train, range(1)).loss > 0
+    assert trainer.losses.over(trainer.passes.evaluate, trainer.corpus.train, range(1)).loss > 0

@@ -15,10 +15,10 @@ import numpy as np
 import pyggml
 from pyggml.cli.terminal.interrupt import stopping
 from pyggml.errors import PyggmlError
-from pyggml.lora import LoraConfig, NextToken, PreferenceConfig, TrainConfig, Trainer, attach
+from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.data.answers import Answer, preferences
-from pyggml.lora.objectives.preference import Preference
+from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.ranks import ALONE, started
 
 CTX, N_VOCAB = 10, 48
@@ -51,11 +51,8 @@ def trainer_of(model, ranks=ALONE, kind="sft", resume=None, **settings):
     adapter = attach(base, LoraConfig(rank=3, alpha=5.0, dropout=0.1))
     rng = np.random.default_rng(9)
     adapter.parameters.data[:] += 0.05 * rng.normal(size=adapter.parameters.data.size)
-    objective = NextToken()
-    if kind != "sft":
-        objective = Preference(PreferenceConfig(objective=kind), base)
-    config = TrainConfig(**settings)
-    trainer = Trainer(adapter.model, adapter.parameters, corpus_of(kind), config, objective, ranks)
+    run = (adapter.model, adapter.parameters, corpus_of(kind), TrainConfig(**settings))
+    trainer = Trainer(*run, OBJECTIVES[kind](), ranks, reference=base)
     if resume is not None:
         trainer.resume(Path(resume))
     return trainer

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from pyggml.cli.commands.finetune import config_file
-from pyggml.cli.commands.finetune.job import LORA_FLAGS, PREFERENCE_FLAGS, Job, job_of
+from pyggml.cli.commands.finetune.job import LORA_FLAGS, OBJECTIVE_FLAGS, Job, job_of
 from pyggml.cli.commands.finetune.memory import chosen
 from pyggml.cli.commands.finetune.stages import run
 from pyggml.cli.terminal.exit import FAILED, STOPPED, silence
@@ -28,7 +28,8 @@ from pyggml.cli.terminal.options import (
 )
 from pyggml.cli.terminal.paths import beside
 from pyggml.errors import PyggmlError
-from pyggml.lora import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
+from pyggml.lora import DataConfig, LoraConfig, TrainConfig
+from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.ranks import Ranks, started
 
 
@@ -115,7 +116,7 @@ _OPTIONS = [
     ),
     *settings_options(LoraConfig, LORA_FLAGS, without=["seed"]),
     *settings_options(DataConfig, {}),
-    *settings_options(PreferenceConfig, PREFERENCE_FLAGS),
+    *settings_options(ObjectiveConfig, OBJECTIVE_FLAGS),
     *settings_options(TrainConfig, {}),
     _path(
         "--resume",

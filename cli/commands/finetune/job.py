@@ -15,8 +15,10 @@ from pyggml.cli.terminal.paths import beside, check_ours, check_output, check_sp
 from pyggml.cli.web import report
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
-from pyggml.lora import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
+from pyggml.lora import DataConfig, LoraConfig, Objective, TrainConfig
 from pyggml.lora.data import Source, TokenCache
+from pyggml.lora.objectives import OBJECTIVES
+from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.optim import n_kept
 from pyggml.lora.record import check_loggers
 from pyggml.lora.trainer.checkpoint import existing, held, newest
@@ -24,12 +26,12 @@ from pyggml.lora.trainer.checkpoint import existing, held, newest
 LORA_FLAGS = {
     name: f"lora_{name}" for name in ("rank", "alpha", "modules", "dropout", "init", "plus_ratio")
 }
-PREFERENCE_FLAGS = {"beta": "preference_beta"}
+OBJECTIVE_FLAGS = {"beta": "preference_beta"}
 SETTINGS_FLAGS: Mapping[type, Mapping[str, str]] = {
     DataConfig: {},
     LoraConfig: LORA_FLAGS,
     TrainConfig: {},
-    PreferenceConfig: PREFERENCE_FLAGS,
+    ObjectiveConfig: OBJECTIVE_FLAGS,
 }
 _NEEDED = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
 # A job's own, no settings.
@@ -58,7 +60,7 @@ class Job:
     lora: LoraConfig
     reading: DataConfig
     train: TrainConfig
-    preference: PreferenceConfig
+    objective: Objective
     dry_run: bool
     max_memory: int | None
     device: str
@@ -98,8 +100,9 @@ class Job:
         found: dict[str, Any] = {name: getattr(self, name) for name in _OWN}
         found["below"] = self.below and tuple(map(adapter_word, self.below))
         settled = _settled_by(found)[0]
-        for config in (self.reading, self.lora, self.train, self.preference):
-            flags = SETTINGS_FLAGS[type(config)]
+        found["objective"] = self.objective.name
+        for config in (self.reading, self.lora, self.train, self.objective):
+            flags = SETTINGS_FLAGS.get(type(config), OBJECTIVE_FLAGS)
             names = {f.name: flags.get(f.name, f.name) for f in fields(config)}
             free = (n for n in names if config is not self.lora or names[n] not in settled)
             found |= {names[n]: getattr(config, n) for n in free}
@@ -121,17 +124,18 @@ def job_of(
     fixed = frozenset(name for name, value in given.items() if value is not None)
     given = _completed(given)
     found: list[Fault] = [*faults, *_clashes(given)]
-    made = []
+    made: list[Any] = []
     for kind, flags in SETTINGS_FLAGS.items():
         try:
-            made.append(kind(**given_settings(kind, flags, given)))
+            config: Any = kind(**given_settings(kind, flags, given))
+            made.append(config.chosen() if kind is ObjectiveConfig else config)
         except ConfigError as error:
             named = [(flags.get(f[0], f[0]), f) for f in error.faults if not isinstance(f, str)]
             found += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
     if found:
         raise ConfigError(found)
     own = {name: given[name] for name in _OWN}
-    names = ("reading", "lora", "train", "preference")
+    names = ("reading", "lora", "train", "objective")
     return Job(
         **own,
         **dict(zip(names, made, strict=True)),
@@ -174,7 +178,8 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
     if clash:
         found.append(f"{why}: leave out {', '.join(clash)}")
     objective = given["objective"]
-    if objective not in (None, "sft") and given["packing"] is False:
+    kind = OBJECTIVES.get(objective)
+    if kind is not None and kind.rows != "training" and given["packing"] is False:
         found.append(
             f"--objective {objective} keeps whole answers together: leave out --no-packing"
         )

@@ -27,7 +27,6 @@ from pyggml.errors import DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import (
     Corpus,
-    NextToken,
     TrainConfig,
     Trainer,
     attach,
@@ -35,10 +34,10 @@ from pyggml.lora import (
     train_tensors,
     unfreeze,
 )
-from pyggml.lora.objectives.objective import Objective
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer import lock
 from pyggml.lora.trainer.computed import stored_compute
+from pyggml.lora.trainer.losses import Losses
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 
@@ -88,8 +87,8 @@ def _prepared(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray
     say_chats(corpus, job.reading, model.tokenizer)
     if job.preview:
         preview(corpus, model.tokenizer, job.preview)
-    objective = _objective(job, base)
-    trainer = Trainer(model, trained.parameters, corpus, job.train, objective, ranks)
+    args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
+    trainer = Trainer(*args, reference=base)
     if job.resume is not None:
         trainer.resume(job.resume)
     summary.say_memory(trainer.reserve(), job.train.grad_checkpointing)
@@ -99,7 +98,7 @@ def _prepared(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray
 
 def _within_memory(job: Job, base: Model, trained: Trained) -> tuple[Job, Corpus, np.ndarray]:
     """The job as its limit of memory settles it, its windows, and the prompt of the answers."""
-    model, objective, wanted = trained.model, _objective(job, base), job.prompt
+    model, wanted = trained.model, job.prompt
 
     @cache
     def corpus(ctx: int) -> Corpus:
@@ -109,7 +108,8 @@ def _within_memory(job: Job, base: Model, trained: Trained) -> tuple[Job, Corpus
         return prompt_ids(model, wanted and unescaped(wanted), corpus(ctx), job.reading)
 
     def planner(config: TrainConfig, ctx: int) -> Passes:
-        return objective.of(model, trained.parameters, corpus(ctx), config).passes
+        args = (model, trained.parameters, corpus(ctx), config)
+        return Losses(job.objective, *args, reference=base).passes
 
     job = memory.within(job, trained, len(prompt(job.reading.ctx)), planner)
     return job, corpus(job.reading.ctx), prompt(job.reading.ctx)
@@ -144,7 +144,7 @@ def _run(
     after = load(job.output, None, model.compute, device=job.device) if written else model
     answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
     record.save_answers(job, trainer.progress.step, asked, answers)
-    read = [] if job.preference.is_preference else readings(before, after, trainer.corpus)
+    read = readings(before, after, trainer.corpus) if job.objective.rows == "training" else []
     record.save_report(job, told, asked, answers, read)
     results.say_how_to_use(
         job, written, question_prompt(trainer.corpus, job.reading, model.tokenizer)
@@ -168,21 +168,8 @@ def _trained(job: Job, model: Model) -> Trained:
 
 
 def _corpus(job: Job, model: Model) -> Corpus:
-    if job.preference.is_preference:
-        from pyggml.lora.data.preferences import read_preferences
-
-        kind = job.preference.objective
-        return read_preferences(job.sources, model.tokenizer, job.reading, kind, job.cache)
-    return read_corpus(job.sources, model.tokenizer, job.reading, job.cache)
-
-
-def _objective(job: Job, base: Model) -> Objective:
-    """What is minimised; answers are compared with the model as its files have it."""
-    if not job.preference.is_preference:
-        return NextToken()
-    from pyggml.lora.objectives.preference import Preference
-
-    return Preference(job.preference, base)
+    rows = job.objective.rows
+    return read_corpus(job.sources, model.tokenizer, job.reading, job.cache, rows)
 
 
 def _compute(job: Job) -> str:

@@ -64,7 +64,7 @@ def _say_devices() -> None:
     label = "devices"
     for kind in KINDS.values():
         try:
-            lines = [f"{word}: {about}" for word, about in kind.found()]
+            lines = [f"{word}: {about}" for word, about in kind.machine()]
         except DeviceError as error:
             lines = [str(error)]
         for line in lines:

@@ -93,9 +93,9 @@ class Scheduler:
             self._shift(pieces)
             reading = {active.slot for active in pieces if active.reads}
             fed = {active.slot: ids for active, ids in pieces.items()}
-            found = self._batch.feed(fed, reading)
+            of_slots = self._batch.feed(fed, reading)
             for active, ids in pieces.items():
-                logits = found[active.slot]
+                logits = of_slots[active.slot]
                 if active.reads:
                     active.note(logits)
                     logits = logits[-1]

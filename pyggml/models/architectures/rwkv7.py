@@ -100,22 +100,22 @@ class TimeMix(Part):
     first: bool
 
     def tensors(self, at: str) -> Tensors:
-        n, found = self.n_embd, dict[str, TensorSpec]()
-        found[f"{at}time_mix_lerp_fused.weight"] = TensorSpec((6, 1, 1, n), unpacked=True)
+        n, tensors = self.n_embd, dict[str, TensorSpec]()
+        tensors[f"{at}time_mix_lerp_fused.weight"] = TensorSpec((6, 1, 1, n), unpacked=True)
         for letter, rank in self.ranks.items():
             unused = self.first and letter == "v"
             rank = self.ranks["a"] if unused else rank
             if letter != "g":
-                found[f"{at}time_mix_{letter}0.weight"] = TensorSpec((n,), optional=unused)
-            found[f"{at}time_mix_{letter}1.weight"] = TensorSpec((rank, n), optional=unused)
-            found[f"{at}time_mix_{letter}2.weight"] = TensorSpec((n, rank), optional=unused)
+                tensors[f"{at}time_mix_{letter}0.weight"] = TensorSpec((n,), optional=unused)
+            tensors[f"{at}time_mix_{letter}1.weight"] = TensorSpec((rank, n), optional=unused)
+            tensors[f"{at}time_mix_{letter}2.weight"] = TensorSpec((n, rank), optional=unused)
         vectors = ("k_k.weight", "k_a.weight", "r_k.weight", "ln.weight", "ln.bias")
         return merged(
             [
                 *(matrix(f"{at}time_mix_{m}", n, n, bias=False) for m in ("receptance", "key")),
                 *(matrix(f"{at}time_mix_{m}", n, n, bias=False) for m in ("value", "output")),
                 {f"{at}time_mix_{name}": TensorSpec((n,)) for name in vectors},
-                found,
+                tensors,
             ]
         )
 

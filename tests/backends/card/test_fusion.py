@@ -89,3 +89,25 @@ def test_a_product_is_added_before_its_source_is_changed(card):
     program, (_, found) = results(card, graph, [total, other])
     assert ops_of(program, card) == ["out_prod_add", "add"]
     np.testing.assert_allclose(found, 1 + x.data.T @ np.ones((3, 7)), rtol=1e-5)
+
+
+def test_what_a_fused_node_writes_is_read_on_another_device(card, monkeypatch):
+    """Keys and values that the card put into the caches, by an attention that the host computes."""
+    heads_alone = "+".join(("rms_norm_mul", "rope_apply") * 2 + ("set_rows",) * 2)
+    plain = CudaBackend.unsupported
+
+    def unsupported(self, node):
+        lacks = node.op.name == "flash_attn_ext"
+        return "the host shall have it" if lacks else plain(self, node)
+
+    monkeypatch.setattr(CudaBackend, "unsupported", unsupported)
+    graph, changed = card_patterns.attended()
+    with pytest.warns(RuntimeWarning, match="flash_attn_ext"):
+        program, found = results(card, graph, changed)
+    assert heads_alone in ops_of(program, card)
+    program = bind(schedule(graph, Devices([CPU()])))
+    for t in changed:
+        write(t, np.ones(t.shape, np.float32))
+    program()
+    for a, b in zip(found, graph.outputs, strict=True):
+        np.testing.assert_allclose(a, program.read(b), atol=3e-3 * abs(program.read(b)).max())

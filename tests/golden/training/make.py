@@ -1,6 +1,6 @@
 """Train tests/golden/models/qwen3 with PyTorch, PEFT and TRL; write the data and every loss.
 
-One folder of arrays for each objective, `sft`, `dpo`, `orpo` and `kto`:
+One file of arrays for each objective, `sft`, `dpo`, `orpo`, `kto`, `simpo` and `ipo`:
 
 settings   JSON: those of `pyggml.lora.TrainConfig`, and the objective's own
 ids, lengths, prompts        documents, one after the other; tokens of each, and of its prompt
@@ -39,6 +39,7 @@ from torch.utils.data import SequentialSampler
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Trainer
 from transformers import TrainingArguments as Arguments
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 HERE = Path(__file__).parent
@@ -54,6 +55,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     | {"beta": 0.25},
     "kto": {"max_steps": 20, "batch": 2, "grad_accum": 1, "lr": 1e-3, "warmup_steps": 5}
     | {"beta": 0.2, "desirable_weight": 1.2, "undesirable_weight": 0.9},
+    "simpo": {"max_steps": 20, "batch": 2, "grad_accum": 1, "lr": 1e-3, "warmup_steps": 5}
+    | {"beta": 2.0, "gamma": 1.2},
+    "ipo": {"max_steps": 20, "batch": 2, "grad_accum": 2, "lr": 1e-3, "warmup_steps": 5}
+    | {"beta": 0.3},
+}
+# What TRL's settings beside its defaults are called.
+OF_TRL: dict[str, dict[str, Any]] = {
+    "simpo": {"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": SETTINGS["simpo"]["gamma"]},
+    "ipo": {"loss_type": "ipo"},
 }
 # module in the GGUF file -> in transformers
 MODULES = {
@@ -248,12 +258,23 @@ class Orpo(Recorded, ORPOTrainer): ...
 class Kto(Recorded, KTOTrainer): ...
 
 
+class Cpo(Recorded, CPOTrainer): ...
+
+
+PAIRS = {
+    "dpo": (Dpo, DPOConfig),
+    "ipo": (Dpo, DPOConfig),
+    "orpo": (Orpo, ORPOConfig),
+    "simpo": (Cpo, CPOConfig),
+}
+
+
 def arguments(kind: type, settings: dict[str, Any], folder: str, per_batch: int) -> Any:
     own = {
         name: settings[name]
         for name in ("beta", "desirable_weight", "undesirable_weight")
         if name in settings
-    }
+    } | settings.get("of_trl", {})
     return kind(
         folder,
         **own,
@@ -350,6 +371,7 @@ def trainer(kind: type, config: type, rows: list[Any], settings: Any, folder: st
 def made(objective: str) -> dict[str, np.ndarray]:
     """The arrays of one objective."""
     settings = COMMON | SETTINGS[objective]
+    of_trl = {"of_trl": OF_TRL.get(objective, {})}
     n_windows = settings["max_steps"] * settings["batch"] * settings["grad_accum"]
     with tempfile.TemporaryDirectory() as folder:
         if objective == "sft":
@@ -360,8 +382,8 @@ def made(objective: str) -> dict[str, np.ndarray]:
             trained = train_labels(data, settings, folder)
         else:
             data = pair_data(n_windows)
-            kinds = {"dpo": (Dpo, DPOConfig), "orpo": (Orpo, ORPOConfig)}[objective]
-            trained = train_pairs(*kinds, data, settings, folder)
+            kinds = PAIRS[objective]
+            trained = train_pairs(*kinds, data, settings | of_trl, folder)
         trained.losses, trained.rewards = [], []
         trained.train()
     steps = np.reshape(trained.losses, (settings["max_steps"], -1))

@@ -1,0 +1,110 @@
+"""The settings of all objectives as one: what a command line and a settings file hold.
+
+A setting of several objectives has one option. Its help tells what it means to each, and its
+default is that of the objective that is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, make_dataclass
+from typing import Any, cast
+
+from pyggml.errors import Fault
+from pyggml.lora.objectives import OBJECTIVES, USUAL, Objective
+from pyggml.settings import Settings, one_of, setting
+
+_ROWS = {
+    "training": "",
+    "pairs": "From rows of prompt, chosen and rejected: ",
+    "labels": "From rows of prompt, completion and label: ",
+}
+
+
+def _purposes() -> str:
+    """Every objective and what it learns from which rows, for help."""
+    by_rows: dict[str, list[str]] = {}
+    for kind in OBJECTIVES.values():
+        by_rows.setdefault(kind.rows, []).append(f"{kind.name} {kind.purpose}")
+    parts = [_ROWS[rows] + "; ".join(purposes) for rows, purposes in by_rows.items()]
+    return f"what is minimised: {'. '.join(parts)}"
+
+
+def _users() -> dict[str, dict[str, Field[Any]]]:
+    """Each setting, and its field in every objective that has it."""
+    users: dict[str, dict[str, Field[Any]]] = {}
+    for kind in OBJECTIVES.values():
+        for each in fields(kind):
+            users.setdefault(each.name, {})[kind.name] = each
+    return users
+
+
+USERS = _users()
+
+
+def _shared(of: Mapping[str, Field[Any]]) -> Field[Any]:
+    """One setting of several objectives: None stands for each one's default."""
+    meanings: dict[str, list[str]] = {}
+    for name, each in of.items():
+        meanings.setdefault(each.metadata["help"], []).append(name)
+    first = next(iter(of.values()))
+    help = "; ".join(f"of {_listed(names)}, {text}" for text, names in meanings.items())
+    apart = [f"of {name} {f.default}" for name, f in of.items() if f.default != first.default]
+    about = {"help": help, "default": "; ".join([f"{first.default}", *apart])}
+    metadata = {**first.metadata, **about, "fits": _fits(first)}
+    return cast("Field[Any]", field(default=cast(Any, None), metadata=metadata))
+
+
+def _fits(of: Field[Any]) -> Any:
+    return lambda value: value is None or of.metadata["fits"](value)
+
+
+def _listed(names: list[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chosen(Settings):
+    """The objective, by its name."""
+
+    objective: str = setting(
+        USUAL.name, _purposes(), *one_of(tuple(OBJECTIVES)), group="optimiser", common=True
+    )
+
+    def _faults(self) -> list[Fault]:
+        return super()._faults() or list(self._unused())
+
+    def _unused(self) -> Iterator[Fault]:
+        """Settings of other objectives, unless they have their defaults."""
+        for name, of in USERS.items():
+            value = getattr(self, name)
+            defaults = [f.default for f in of.values()]
+            if self.objective not in of and value is not None and value not in defaults:
+                yield name, f"is for {_listed([*of])}, not for {self.objective}"
+
+    def chosen(self) -> Objective:
+        """The objective with its settings. Raises ConfigError for one that is out of range."""
+        kind = OBJECTIVES[self.objective]
+        given = {f.name: getattr(self, f.name) for f in fields(kind)}
+        return kind(**{name: value for name, value in given.items() if value is not None})
+
+
+_FIRST = {name: next(iter(of.values())).default for name, of in USERS.items()}
+_SHARED = [(name, type(_FIRST[name]) | None, _shared(of)) for name, of in USERS.items()]
+ObjectiveConfig = make_dataclass(
+    "ObjectiveConfig", _SHARED, bases=(_Chosen,), frozen=True, kw_only=True
+)
+ObjectiveConfig.__doc__ = "The choice of an objective, and the settings of all."
+
+
+def objective_of(name: str, **settings: Any) -> Objective:
+    """An objective by its name. Raises ConfigError for a setting that it lacks or out of range."""
+    config = ObjectiveConfig(objective=name, **settings)
+    assert isinstance(config, _Chosen)
+    return config.chosen()
+
+
+def usual() -> dict[str, Any]:
+    """What held in runs that are older than a setting: the objective and the settings of all."""
+    return {"objective": USUAL.name, **_FIRST}

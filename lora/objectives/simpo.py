@@ -1,0 +1,38 @@
+"""SimPO, simple preference optimisation (Meng, Xia, Chen 2024, arXiv:2405.14734).
+
+loss = −ln σ(β·(a_chosen − a_rejected) − γ), a the mean log-probability of an answer's tokens
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pyggml.lora.objectives.answers import BETA, AnswerLeaves, PairObjective
+from pyggml.lora.objectives.objective import LossNet, Outputs
+from pyggml.ops import scale, softplus, sub
+from pyggml.settings import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimPO(PairObjective):
+    """The chosen answer becomes likelier than the rejected one by a margin, token by token."""
+
+    name: ClassVar[str] = "simpo"
+    purpose: ClassVar[str] = "learns which answer is better by a margin, token by token"
+    per_token: ClassVar[bool] = True
+
+    beta: float = setting(2.0, "the scale of the mean log-probabilities", *BETA, group="optimiser")
+    gamma: float = setting(
+        1.0,
+        "the margin by which the reward of the chosen answer is to be higher",
+        "0 to 100",
+        lambda x: 0 <= x <= 100,
+        group="optimiser",
+    )
+
+    def loss(self, net: LossNet, batch: AnswerLeaves) -> Outputs:
+        log_probs = batch.log_probs(net.token_losses(batch.targets, batch.read))
+        chosen, rejected = batch.pairs(log_probs)
+        loss = softplus(scale(sub(chosen, rejected), -self.beta, self.gamma))
+        return {"loss": batch.mean_of_pairs(loss), "log_probs": log_probs}

@@ -1,0 +1,76 @@
+"""The objective of a run over windows: their loss, and in training their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from itertools import islice
+
+import numpy as np
+
+from pyggml.lora.adapter.parameters import Parameters
+from pyggml.lora.config import TrainConfig
+from pyggml.lora.data import Batch, Corpus, Dataset
+from pyggml.lora.objectives.objective import Objective, Windows
+from pyggml.lora.objectives.tally import Tally
+from pyggml.lora.ranks import ALONE, Ranks
+from pyggml.lora.trainer.passes import Passes
+from pyggml.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The mean loss over some windows, and what the objective counts of them."""
+
+    loss: float
+    tally: Tally
+
+
+class Losses:
+    """An objective with the planned graphs of one run, without memory so far."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        model: Model,
+        parameters: Parameters,
+        corpus: Corpus,
+        config: TrainConfig,
+        reference: Model | None = None,
+    ) -> None:
+        """Raises ConfigError if the corpus has no rows for the objective."""
+        self.objective, self._size = objective, config.batch
+        self.feed = objective.feed(model, corpus, config, reference)
+        self.passes = Passes.of(
+            *(model, parameters, config, corpus.train.ctx, corpus.lengths),
+            objective=objective,
+            leaves=self.feed.leaves,
+            others=self.feed.graphs,
+        )
+
+    def over(
+        self,
+        run: Callable[[Batch], float],
+        data: Dataset,
+        windows: Windows,
+        ranks: Ranks = ALONE,
+        before: Callable[[int], None] = lambda i: None,
+    ) -> Outcome:
+        """The loss over these windows, whose batches the ranks share.
+
+        run      `passes.train`, which adds their gradients, or `passes.evaluate`
+        before   called with the number of each batch that this rank runs, ahead of it
+        """
+        n, kind = -(-len(windows) // self._size), self.objective.tally
+        mine = ranks.share(n)
+        rows = np.empty((len(mine), 1 + len(fields(kind))))
+        batches = self.feed.batches(self.passes.other_programs, data, windows, ranks)
+        with ranks.together():
+            for i, batch in enumerate(islice(batches, mine.start, mine.stop)):
+                before(mine.start + i)
+                loss = run(batch)
+                rows[i] = loss, *self.objective.report(batch, self.passes.outputs).numbers
+        total, tally = 0.0, kind()
+        for part, *numbers in ranks.joined(rows, n).tolist():
+            total, tally = total + part, tally + kind.of(numbers)
+        return Outcome(total, tally)
