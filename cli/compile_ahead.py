@@ -39,7 +39,7 @@ def _note(graph: Graph, compute: str) -> Path | None:
 
 
 @contextmanager
-def helped(
+def run_helper(
     model: Path,
     lora: LoraConfig | None,
     train: TrainConfig,
@@ -58,7 +58,7 @@ def helped(
     alone = lora is None or (train.threads or threads.most()) == 1
     helper = None
     if lora is not None and not alone:
-        helper = _started([str(model), asdict(lora), asdict(train), ctx])
+        helper = _start_helper([str(model), asdict(lora), asdict(train), ctx])
     if helper is None:
         yield partial(_leave, note)
         return
@@ -83,7 +83,7 @@ def _leave(note: Path) -> None:
         note.touch()
 
 
-def _started(job: list[Any]) -> subprocess.Popen[bytes] | None:
+def _start_helper(job: list[Any]) -> subprocess.Popen[bytes] | None:
     """A helper at work on a model and the settings of a run; None if there can be none."""
     assert CACHE is not None
     try:
@@ -114,11 +114,11 @@ def _kind(graph: Graph, compute: str) -> str:
 def main() -> None:
     """The helper. Its job is one line of standard input; the end of that input ends the helper."""
     name, lora, train, ctx = json.loads(sys.stdin.readline())
-    ended = threading.Event()
+    is_over = threading.Event()
 
     def listen() -> None:
         os.read(0, 1)
-        ended.set()
+        is_over.set()
 
     threading.Thread(target=listen, daemon=True).start()
     lora["modules"] = lora["modules"] and tuple(lora["modules"])
@@ -128,7 +128,7 @@ def main() -> None:
     adapter = attach(model, LoraConfig(**lora))
     AdamW(adapter.parameters, settings).compile()
     for _ in Passes.of(adapter.model, adapter.parameters, settings, ctx).compile_backwards():
-        if ended.is_set():
+        if is_over.is_set():
             return
 
 

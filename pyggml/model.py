@@ -17,7 +17,7 @@ from pyggml import gguf, tokenizer
 from pyggml.backends import Backend
 from pyggml.backends.cpu import CPU, write
 from pyggml.errors import AdapterError, ConfigError, DataError, TokenizerError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.graph.tensor import Tensor
@@ -81,7 +81,7 @@ class Model:
             sum(w.n_elements for w in weights),
             " and ".join(t for t, _ in sizes.most_common(2)),
         )
-        name = shown(str(self.file.get("general.name", self.file.path.name)))
+        name = brief(str(self.file.get("general.name", self.file.path.name)))
         adapters = f", {len(self.adapters)} adapter{'s' * (len(self.adapters) > 1)}"
         return (
             f"<Model {name}: {c.architecture}, {c.n_layer} blocks, {n:,} parameters, {types}, "

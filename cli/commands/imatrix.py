@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from time import perf_counter
 
 import click
 
-import pyggml.threads
-from pyggml import load
-from pyggml.cli.terminal.options import PATH, SETTINGS, model_options
-from pyggml.cli.terminal.paths import check_output
-from pyggml.cli.terminal.show import plural, say, size, span
+from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, model_options
+from pyggml.cli.terminal.paths import check_output, check_text
+from pyggml.cli.terminal.progress import Countdown
+from pyggml.cli.terminal.show import plural, say, size
 from pyggml.errors import DataError
 from pyggml.lora.evaluate.importance import Collector
 
@@ -26,11 +24,7 @@ from pyggml.lora.evaluate.importance import Collector
 )
 @click.option("--chunks", type=click.IntRange(min=1), help="most chunks to read (default: all)")
 def command(
-    model: Path,
-    lora: tuple[tuple[Path, float], ...] | None,
-    threads: int,
-    compute: str,
-    device: str,
+    source: ModelSource,
     text: Path,
     output: Path,
     ctx: int,
@@ -40,27 +34,24 @@ def command(
 
     The file is llama.cpp's.
     """
-    inputs = [("model", model), ("text", text), *(("adapter", path) for path, _ in lora or ())]
+    inputs = [("model", source.path), ("text", text)]
+    inputs += [("adapter", path) for path, _ in source.adapters]
+    check_text([text])
     check_output(output, inputs)
-    opened = load(model, lora and [*lora], compute, device=device)
-    pyggml.threads.set(threads)
+    opened = source.load()
     try:
-        found = Collector(opened, _read(text), ctx, chunks, text.name)
+        collector = Collector(opened, _read(text), ctx, chunks, text.name)
     except DataError as error:
         raise DataError(f"{text}: {error}; a smaller --ctx needs less") from None
-    print(f"{plural(found.n_chunks, 'chunk')} of {ctx} tokens", file=sys.stderr, flush=True)
-    began = 0.0
-    for n in found.run():
-        if n == 1:
-            began = perf_counter()  # the first one may have compiled
-        elif n == 2 < found.n_chunks:
-            left = span((perf_counter() - began) * (found.n_chunks - 2))
-            print(f"some {left} left", file=sys.stderr, flush=True)
-    made = found.result(n)
-    made.save(output)
-    n_rare = sum(bool((s.counts == 0).any()) for s in made.sums.values())
+    print(f"{plural(collector.n_chunks, 'chunk')} of {ctx} tokens", file=sys.stderr, flush=True)
+    time = Countdown()
+    for n in collector.run():
+        time.say_left(n, collector.n_chunks)
+    matrix = collector.result(n)
+    matrix.save(output)
+    n_rare = sum(bool((s.counts == 0).any()) for s in matrix.sums.values())
     rare = f", {n_rare} with experts that no token asked" if n_rare else ""
-    say(f"{plural(len(made.sums), 'matrix', 'matrices')}{rare}")
+    say(f"{plural(len(matrix.sums), 'matrix', 'matrices')}{rare}")
     say(f"{output}, {size(output.stat().st_size)}")
 
 

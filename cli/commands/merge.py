@@ -9,12 +9,19 @@ import click
 
 import pyggml.threads
 from pyggml import load
-from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, adapter_word, threads_option
+from pyggml.cli.terminal.options import (
+    ADAPTERS,
+    PATH,
+    SETTINGS,
+    adapter_word,
+    model_option,
+    threads_option,
+)
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
 from pyggml.cli.terminal.show import say
 from pyggml.lora import merge
-from pyggml.lora.adapter.merge import updated
+from pyggml.lora.adapter.merge import update_counts
 from pyggml.quants import FILE_TYPES
 from pyggml.requantize.imatrix import read_imatrix
 
@@ -29,7 +36,7 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
 
 
 @click.command("merge", context_settings=SETTINGS)
-@click.option("-m", "--model", type=PATH, required=True, help="GGUF model")
+@model_option
 @click.option("--lora", **_LORA, help="adapter to merge; several add up")
 @click.option("-o", "--output", type=PATH, required=True, help="GGUF model to write")
 @click.option(
@@ -59,7 +66,7 @@ def command(
     pyggml.threads.set(threads)
     opened = load(model, [*lora])
     importance = read_imatrix(imatrix) if imatrix else None
-    show = tensor_lines(opened.file, updated(opened))
+    show = tensor_lines(opened.file, update_counts(opened))
     merge(opened, output, file_type, show, allow_requantize, importance)
     say_sizes(opened.file, output)
     say(f"with {', '.join(adapter_word(given) for given in lora)}")

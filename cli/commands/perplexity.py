@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter
 
 import click
 
-import pyggml.threads
-from pyggml import Model, load
-from pyggml.cli.terminal.options import PATH, SETTINGS, model_options
-from pyggml.cli.terminal.show import plural, say, span
+from pyggml import Model
+from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, model_options
+from pyggml.cli.terminal.paths import check_text
+from pyggml.cli.terminal.progress import Countdown
+from pyggml.cli.terminal.show import plural, say
 from pyggml.errors import DataError
 from pyggml.lora import Perplexity, perplexity
 from pyggml.lora.config import SPECIAL_TOKENS
@@ -35,11 +35,7 @@ from pyggml.lora.data import Dataset, Encoding, TextRow, encode_rows, pack, read
     help="as for finetune; auto parses rows and leaves plain text plain",
 )
 def command(
-    model: Path,
-    lora: tuple[tuple[Path, float], ...] | None,
-    threads: int,
-    compute: str,
-    device: str,
+    source: ModelSource,
     text: Path,
     ctx: int,
     special_tokens: str,
@@ -49,24 +45,20 @@ def command(
     Of JSON Lines, JSON and CSV, every row is a document, read and scored as finetune's validation
     does.
     """
-    opened = load(model, lora and [*lora], compute, device=device)
-    pyggml.threads.set(threads)
-    source = _source(opened, text, ctx, special_tokens)
-    began = 0.0
-    parse = special_tokens == "parse"
-    for so_far in _named(text, perplexity(opened, source, ctx, parse)):
+    check_text([text])
+    opened = source.load()
+    windows = _windows(opened, text, ctx, special_tokens)
+    time, parse = Countdown(), special_tokens == "parse"
+    for so_far in _name_file(text, perplexity(opened, windows, ctx, parse)):
         if so_far.chunk == 1:
             about = f"{plural(so_far.n_chunks, 'chunk')} of {ctx} tokens"
             print(about, file=sys.stderr, flush=True)
-            began = perf_counter()  # the first one may have compiled
-        elif so_far.chunk == 2 < so_far.n_chunks:
-            left = span((perf_counter() - began) * (so_far.n_chunks - 2))
-            print(f"some {left} left", file=sys.stderr, flush=True)
+        time.say_left(so_far.chunk, so_far.n_chunks)
         say(f"[{so_far.chunk}]{so_far.value:.4f},", end="")
     say(f"\nFinal estimate: PPL = {so_far.value:.4f} +/- {so_far.error:.5f}")
 
 
-def _source(model: Model, path: Path, ctx: int, special_tokens: str) -> str | Dataset:
+def _windows(model: Model, path: Path, ctx: int, special_tokens: str) -> str | Dataset:
     """A text as it is, or windows of rows."""
     kind, rows = read_rows(path)
     if kind == "text":
@@ -79,7 +71,7 @@ def _source(model: Model, path: Path, ctx: int, special_tokens: str) -> str | Da
     return windows
 
 
-def _named(path: Path, results: Iterator[Perplexity]) -> Iterator[Perplexity]:
+def _name_file(path: Path, results: Iterator[Perplexity]) -> Iterator[Perplexity]:
     """The same, and errors that are the text's name its file."""
     try:
         yield from results

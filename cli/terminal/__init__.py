@@ -8,7 +8,7 @@ show       numbers, names and rows for a reader
 words      a text whose pieces are coloured by a level
 paths      whether an output can be written
 progress   a run's figures, as a bar or as lines
-sampling   options of sampling, and tokens with their probabilities
+generation options of commands that write text, and tokens with their probabilities
 samples    answers without and with an adapter
 rewriting  a model that is written again: a line a tensor, and the sizes
 """

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
 
-from pyggml.cli.terminal.exit import STOPPED, silence
+from pyggml.cli.terminal.exit import STOPPED, note_signal, silence
 
 # SIGHUP: the terminal was closed (POSIX). SIGBREAK: the console was (Windows), or Ctrl-Break.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
@@ -25,7 +25,7 @@ _NOTE = b"\nstopping after this step; Ctrl-C again ends at once, without saving\
 
 
 @contextmanager
-def stopping(stop: Callable[[], None], note: bytes = _NOTE) -> Iterator[None]:
+def stop_on_signals(stop: Callable[[], None], note: bytes = _NOTE) -> Iterator[None]:
     """A context in which a first signal, or a standard output without a reader, calls `stop`; the
     note tells the user.
 
@@ -33,12 +33,13 @@ def stopping(stop: Callable[[], None], note: bytes = _NOTE) -> Iterator[None]:
     more. SIGHUP is an exception: a shell and the system may both send it. An output lost for
     another reason, such as a full disk, is an OSError at the end.
     """
-    asked: set[int] = set()
+    received: set[int] = set()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if number in asked and number != _HANGUP:
+        if number in received and number != _HANGUP:
             raise SystemExit(STOPPED)
-        asked.add(number)
+        received.add(number)
+        note_signal(number)
         stop()
         with suppress(OSError):
             os.write(2, note)  # print is not safe here: it may be what was interrupted
@@ -46,7 +47,7 @@ def stopping(stop: Callable[[], None], note: bytes = _NOTE) -> Iterator[None]:
     heard = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup, or `&`
     before = {s: signal.signal(s, handle) for s in heard}
     try:
-        with _outliving(stop):
+        with _survive_lost_output(stop):
             yield
     finally:
         for s, handler in before.items():
@@ -54,7 +55,7 @@ def stopping(stop: Callable[[], None], note: bytes = _NOTE) -> Iterator[None]:
 
 
 @contextmanager
-def _outliving(stop: Callable[[], None]) -> Iterator[None]:
+def _survive_lost_output(stop: Callable[[], None]) -> Iterator[None]:
     """A context in which a standard stream that fails calls `stop`; nothing is raised."""
     before, faults = (sys.stdout, sys.stderr), list[OSError]()
 

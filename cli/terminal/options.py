@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, fields
+from dataclasses import Field, dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
 from pyggml.cli.terminal.help import GroupedOption
 
+if TYPE_CHECKING:
+    from pyggml.model import Model
+
+Adapter = tuple[Path, float]  # a file and its weight
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
 _PLACES = {"dir": "FOLDER", "file": "FILE"}
@@ -30,7 +35,7 @@ class AdapterFile(click.ParamType):
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Path, float]:
+    ) -> Adapter:
         if isinstance(value, tuple):
             return value
         path, colon, weight = str(value).rpartition(":")
@@ -42,7 +47,7 @@ class AdapterFile(click.ParamType):
         return Path(value), 1.0
 
 
-def adapter_word(given: tuple[Path, float]) -> str:
+def adapter_word(given: Adapter) -> str:
     """An adapter file as it is written: a.gguf, or a.gguf:0.5."""
     path, weight = given
     return str(path) if weight == 1 else f"{path}:{weight:g}"
@@ -54,11 +59,19 @@ ADAPTERS: dict[str, Any] = {
     "metavar": "ADAPTER[:WEIGHT]",
     "callback": lambda ctx, param, value: value or None,
 }
-_MODEL: dict[str, Any] = {"cls": GroupedOption, "group": "model", "common": True}
-_MEMORY: dict[str, Any] = {"cls": GroupedOption, "group": "memory", "common": True}
-_model = click.option("-m", "--model", type=PATH, required=True, **_MODEL, help="GGUF model")
-_lora = click.option("--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; several add up")
-_threads = click.option(
+
+
+def grouped(group: str, common: bool = True) -> dict[str, Any]:
+    """Arguments of an option that help lists in this group."""
+    return {"cls": GroupedOption, "group": group, "common": common}
+
+
+_MODEL, _MEMORY = grouped("model"), grouped("memory")
+model_option = click.option("-m", "--model", type=PATH, required=True, **_MODEL, help="GGUF model")
+lora_option = click.option(
+    "--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; several add up"
+)
+threads_option = click.option(
     "--threads",
     type=click.IntRange(min=0),
     default=0,
@@ -66,7 +79,7 @@ _threads = click.option(
     **_MEMORY,
     help="threads to use (default: all)",
 )
-_compute = click.option(
+compute_option = click.option(
     "--compute",
     type=click.Choice(["auto", "int8", "bf16", "f32"]),
     metavar="WORD",
@@ -77,7 +90,7 @@ _compute = click.option(
     "CPU has",
 )
 DEVICE_HELP = "cpu, cuda, cuda:N, webgpu or auto"
-_device = click.option(
+device_option = click.option(
     "--device",
     metavar="WORD",
     default="cpu",
@@ -87,26 +100,46 @@ _device = click.option(
 )
 
 
-def model_options(function: F) -> F:
-    """--model, --lora, --threads, --compute and --device."""
-    return _model(_lora(compute_options(function)))
-
-
 def compute_options(function: F) -> F:
     """--threads, --compute and --device."""
-    return _threads(_compute(_device(function)))
+    return threads_option(compute_option(device_option(function)))
 
 
-def threads_option(function: F) -> F:
-    return _threads(function)
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model file, the adapters on top of it, and what computes; threads 0: all."""
+
+    path: Path
+    adapters: tuple[Adapter, ...] = ()
+    threads: int = 0
+    compute: str = "auto"
+    device: str = "cpu"
+
+    def load(self) -> Model:
+        """Raises PyggmlError as `pyggml.load` does."""
+        from pyggml import load, threads  # which import Numba: not for a help text
+
+        model = load(self.path, [*self.adapters] or None, self.compute, device=self.device)
+        threads.set(self.threads)
+        return model
 
 
-def compute_option(function: F) -> F:
-    return _compute(function)
+def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--model, --lora, --threads, --compute and --device; the command gets them as `source`."""
 
+    @wraps(function)
+    def command(
+        *,
+        model: Path,
+        lora: tuple[Adapter, ...] | None,
+        threads: int,
+        compute: str,
+        device: str,
+        **given: Any,
+    ) -> Any:
+        return function(source=ModelSource(model, lora or (), threads, compute, device), **given)
 
-def device_option(function: F) -> F:
-    return _device(function)
+    return model_option(lora_option(compute_options(command)))
 
 
 class Names(click.ParamType):
@@ -130,8 +163,8 @@ class Size(click.ParamType):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kmgt]?i?)b?", str(value).lower())
-        n = round(float(found[1]) * _UNITS.get(found[2], 0)) if found else 0
+        match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kmgt]?i?)b?", str(value).lower())
+        n = round(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
         if not n:
             raise click.BadParameter(f"is {value!r}, wanted a size such as 4GB or 800MB")
         return n
@@ -150,14 +183,14 @@ class Patterns(click.ParamType):
     ) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
-        found = {}
+        numbers = {}
         for part in str(value).split(","):
             pattern, _, number = part.partition("=")
             try:
-                found[pattern.strip()] = self.kind(number)
+                numbers[pattern.strip()] = self.kind(number)
             except ValueError:
                 self.fail(f"{part!r} is no PATTERN=NUMBER, such as ffn_*=16", param, ctx)
-        return found
+        return numbers
 
 
 class Pair(click.ParamType):
@@ -196,24 +229,24 @@ def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
     if default not in (None, ()):
         notes.append(f"default: {default}")
     name = parameter.replace("_", "-")
-    listed = {"group": field.metadata["group"], "common": field.metadata["common"]}
+    place = {"group": field.metadata["group"], "common": field.metadata["common"]}
     if hint is bool:
         switch = f"--{name}/--no-{name}"
         about = field.metadata["help"] + "  [default: True]" * (field.default is True)
-        return GroupedOption([switch, parameter], default=None, help=about, **listed)
+        return GroupedOption([switch, parameter], default=None, help=about, **place)
     about = field.metadata["help"] + (f"  [{'; '.join(notes)}]" if notes else "")
     if field.metadata["repeated"]:
-        return _repeated([f"--{name}", parameter], many is not None, help=about, **listed)
+        return _repeated_option([f"--{name}", parameter], many is not None, help=about, **place)
     return GroupedOption(
         [f"--{name}", parameter],
         type=Patterns(get_args(many)[1]) if many else kind or Names(),
         metavar=_metavar(parameter, "A=N,B=N" if many else _METAVARS[kind]),
         help=about,
-        **listed,
+        **place,
     )
 
 
-def _repeated(names: list[str], is_mapping: bool, **about: Any) -> GroupedOption:
+def _repeated_option(names: list[str], is_mapping: bool, **about: Any) -> GroupedOption:
     """An option that is given once for every value: {text: number}, or a tuple of texts."""
     collected: type = dict if is_mapping else tuple
     return GroupedOption(
@@ -240,19 +273,19 @@ def given_settings(
 
 def words(options: Iterable[click.Parameter], given: Mapping[str, Any]) -> list[str]:
     """The arguments of a command line that gives these parameters; None is not given."""
-    found: list[str] = []
+    arguments: list[str] = []
     for option in options:
         value = given.get(option.name or "")
         if isinstance(value, bool):
-            found += option.opts[-1:] if value else option.secondary_opts[-1:]
+            arguments += option.opts[-1:] if value else option.secondary_opts[-1:]
         elif isinstance(option, click.Option) and option.multiple:
-            found += [word for one in value or () for word in (option.opts[0], _word(one))]
+            arguments += [word for one in value or () for word in (option.opts[0], _argument(one))]
         elif value is not None:
-            found += [option.opts[0], _word(value)]
-    return found
+            arguments += [option.opts[0], _argument(value)]
+    return arguments
 
 
-def _word(value: Any) -> str:
+def _argument(value: Any) -> str:
     """A parameter as it is written."""
     if isinstance(value, dict):
         return ",".join(f"{name}={number}" for name, number in value.items())

@@ -29,6 +29,25 @@ _EVERY = 10.0  # seconds between two lines
 _COMPILED = 120.0  # a step that takes longer than this is no measure of the compiler
 
 
+class Countdown:
+    """The time that passes will take, by those after the first, which may compile."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+
+    def left(self, done: int, n: int) -> float | None:
+        """Seconds, after each pass; None while they are unknown."""
+        if done == 1:
+            self._began = perf_counter()
+        return (perf_counter() - self._began) / (done - 1) * (n - done) if done > 1 else None
+
+    def say_left(self, done: int, n: int) -> None:
+        """Print the time left on standard error: once, after the second pass."""
+        left = self.left(done, n) if done <= 2 else None
+        if left:
+            print(f"some {span(left)} left", file=sys.stderr, flush=True)
+
+
 class Meter:
     """A run's figures after each step, averaged over the last ones.
 
@@ -121,7 +140,7 @@ def words(tally: Tally | None) -> str:
     return "" if tally is None else f"  {tally.words}"
 
 
-def counted(what: str) -> Callable[[int, int], None]:
+def count_printer(what: str) -> Callable[[int, int], None]:
     """Prints how many of something are done, every 10 s: nothing of what is quick."""
     said = perf_counter()
 
@@ -144,20 +163,20 @@ class Lines:
     """For pipes and files: the first two steps and the last, one every 10 s, every validation."""
 
     def __init__(self, meter: Meter) -> None:
-        self._meter, self._said = meter, 0.0
+        self._meter, self._last_line = meter, 0.0
 
     def __call__(self, report: Report) -> None:
-        told = tell(report, self._meter)
+        has_news = tell(report, self._meter)
         if isinstance(report, StepReport) and (
-            told or report is self._meter.first or self._is_due(report)
+            has_news or report is self._meter.first or self._is_due(report)
         ):
             self._step(report)
 
     def _is_due(self, s: StepReport) -> bool:
-        return s.step == s.n_steps or perf_counter() - self._said >= _EVERY
+        return s.step == s.n_steps or perf_counter() - self._last_line >= _EVERY
 
     def _step(self, s: StepReport) -> None:
-        self._said, m = perf_counter(), self._meter
+        self._last_line, m = perf_counter(), self._meter
         left, right = f", {m.left}" if m.left else "", words(m.tally)
         say(
             f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}{right}  lr {s.lr:.2e}"
@@ -185,16 +204,16 @@ def tell(report: Report, meter: Meter) -> bool:
 Parts = Sequence[tuple[int, str]]  # importance, 0 the highest, and text; in the order of display
 
 
-def fitting(parts: Parts, room: int) -> str:
+def words_that_fit(parts: Parts, room: int) -> str:
     """The most important words that fit into so many columns; always the first one."""
     kept: list[tuple[int, str]] = []
     for part in sorted(p for p in parts if p[1]):
-        if not kept or len(_joined(parts, [*kept, part])) <= room:
+        if not kept or len(_join(parts, [*kept, part])) <= room:
             kept.append(part)
-    return _joined(parts, kept)
+    return _join(parts, kept)
 
 
-def _joined(parts: Parts, kept: Parts) -> str:
+def _join(parts: Parts, kept: Parts) -> str:
     return "  ".join(text for importance, text in parts if (importance, text) in kept)
 
 
@@ -250,7 +269,7 @@ def display(meter: Meter, n_steps: int, done: int) -> Iterator[Display]:
     class Now(ProgressColumn):
         def render(self, task: Task) -> Text:
             taken = len(f"step {n_steps}/{n_steps}  ") + _SHORTEST
-            return Text(fitting(task.fields["now"], progress.console.width - taken))
+            return Text(words_that_fit(task.fields["now"], progress.console.width - taken))
 
     columns = (Count(table_column=whole), BarColumn(None), Now(table_column=whole))
     with Progress(*columns, console=Console()) as progress:

@@ -31,11 +31,11 @@ def prompt_ids(model: Model, prompt: str | None, corpus: Corpus, config: DataCon
     """
     if prompt is None:
         parts = (corpus.validation, corpus.train)
-        found = [_from_text(model, part) for part in parts if part is not None]
-        return max(found, key=len)
+        prompts = [_from_text(model, part) for part in parts if part is not None]
+        return max(prompts, key=len)
     ids = model.tokenizer.encode(prompt, parse_special=True)
     is_plain = ids == model.tokenizer.encode(prompt, parse_special=False)
-    if is_plain and any(CHAT in found.notes for found in corpus.found):
+    if is_plain and any(CHAT in prompts.notes for prompts in corpus.found):
         encoder = encoder_of(model.tokenizer, Chats.of(config, model.tokenizer))
         ids = encoder.prompt([{"role": "user", "content": prompt}])
     if not 0 < len(ids) < model.config.n_ctx:
@@ -72,7 +72,9 @@ def readings(before: Model, after: Model, corpus: Corpus) -> list[Reading]:
     is held out."""
     if corpus.validation is None:
         return []
-    ids, learned = max(documents(corpus.validation, _N_TRIED), key=lambda found: len(found[0]))
+    ids, learned = max(
+        documents(corpus.validation, _N_TRIED), key=lambda document: len(document[0])
+    )
     ids, learned = ids[:N_READ], learned[:N_READ]
     pieces = [before.tokenizer.token_bytes(int(i), special=True) for i in ids]
     models = {"before": before, "after": after}

@@ -18,22 +18,22 @@ def say(text: str = "", end: str = "\n") -> None:
 def row(label: str, text: str) -> None:
     """A line of a table with one word at its left."""
     say(f"{label:<10} {text}")
-    for rows in _kept:
+    for rows in _recordings:
         rows.append((label, text))
 
 
-_kept: list[list[tuple[str, str]]] = []
+_recordings: list[list[tuple[str, str]]] = []
 
 
 @contextmanager
-def kept_rows() -> Iterator[list[tuple[str, str]]]:
+def recorded_rows() -> Iterator[list[tuple[str, str]]]:
     """The rows that are printed inside, for the report of a run."""
     rows: list[tuple[str, str]] = []
-    _kept.append(rows)
+    _recordings.append(rows)
     try:
         yield rows
     finally:
-        _kept.remove(rows)
+        _recordings.remove(rows)
 
 
 def size(n: float) -> str:
@@ -77,6 +77,6 @@ def printable(text: str) -> str:
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
 
 
-def unescaped(text: str) -> str:
+def unescape(text: str) -> str:
     r"""A prompt as llama.cpp reads it from a command line: \n, \t and \\ are one character."""
-    return re.sub(r"\\([nt\\])", lambda found: _ESCAPES[found[1]], text)
+    return re.sub(r"\\([nt\\])", lambda match: _ESCAPES[match[1]], text)

@@ -17,7 +17,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _BACKGROUND = (230, 229, 228, 222, 221, 215, 209, 203)
 
 
-def coloured(words: Sequence[Word], width: int, has_colour: bool) -> Iterator[Text]:
+def coloured_lines(words: Sequence[Word], width: int, has_colour: bool) -> Iterator[Text]:
     """Lines within the width, and what their colours or bars mean. Level −1 has none."""
     for line in _lines(words, width):
         if has_colour:

@@ -49,12 +49,12 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 async def _read(request: Request, most_bytes: int) -> bytes:
-    found = bytearray()
+    body = bytearray()
     async for chunk in request.stream():
-        found += chunk
-        if len(found) > most_bytes:
+        body += chunk
+        if len(body) > most_bytes:
             raise _too_large(most_bytes)
-    return bytes(found)
+    return bytes(body)
 
 
 def _too_large(most_bytes: int) -> ApiError:
@@ -66,13 +66,13 @@ def _too_large(most_bytes: int) -> ApiError:
 
 def _object(raw: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(raw.decode(), parse_constant=_refuse, object_pairs_hook=_once)
+        value = json.loads(raw.decode(), parse_constant=_refuse, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         reason = "too deep" if isinstance(error, RecursionError) else str(error)[:200]
         raise ApiError(400, f"the body is no JSON ({reason})") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ApiError(400, "the body is no JSON object")
-    return found
+    return value
 
 
 def _refuse(word: str) -> Any:
@@ -80,7 +80,7 @@ def _refuse(word: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise ValueError("an object has a name twice")
-    return found
+    return fields

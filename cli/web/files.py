@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
+from pyggml.cli.web.pages import part
+
+_KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cross-origin-opener-policy": "same-origin",
 }
 
 
-def sent(text: str, kind: str, styles: str = "") -> Callable[[Request], Response]:
+def text_endpoint(text: str, kind: str, styles: str = "") -> Callable[[Request], Response]:
     """What answers with this text of a media type. styles: sources of styles beside this server,
     such as the hash of one."""
     headers = {**_HEADERS, "content-security-policy": _policy(styles)}
@@ -22,6 +27,14 @@ def sent(text: str, kind: str, styles: str = "") -> Callable[[Request], Response
         return Response(text, media_type=kind, headers=headers)
 
     return answer
+
+
+def file_routes(package: str, files: Mapping[str, str]) -> list[Route]:
+    """Routes of files of a package: path -> name in its folder."""
+    return [
+        Route(path, text_endpoint(part(package, name), _KINDS[Path(name).suffix]))
+        for path, name in files.items()
+    ]
 
 
 def _policy(styles: str) -> str:

@@ -65,11 +65,11 @@ class Access:
         scheme, _, key = given.partition(" ")
         if not self.keys:
             return None
-        sent = key.strip().encode() if scheme.lower() == "bearer" else b""
+        text_endpoint = key.strip().encode() if scheme.lower() == "bearer" else b""
         # All are compared, so that the time does not tell which one it is.
-        if sum(hmac.compare_digest(sent, known.encode()) for known in self.keys):
+        if sum(hmac.compare_digest(text_endpoint, known.encode()) for known in self.keys):
             return None
-        what = "is not one of this server's" if sent else "is missing"
+        what = "is not one of this server's" if text_endpoint else "is missing"
         return ApiError(
             401,
             f"the API key {what}: wanted the header Authorization: Bearer KEY",

@@ -28,14 +28,14 @@ def listening(host: str, port: int) -> socket.socket:
     """A socket that clients can connect to; what it accepts sends at once. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        found = socket.create_server((host, port), family=family, backlog=128)
+        listener = socket.create_server((host, port), family=family, backlog=128)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{host}:{port}: {reason}") from None
     # Otherwise a second small write waits until the client has acknowledged the first, 40 ms on
     # Linux. asyncio sets this only on sockets that name their protocol, which these do not.
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return found
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def url_of(listening: socket.socket) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from pyggml.cli.terminal.interrupt import stopping
+from pyggml.cli.terminal.interrupt import stop_on_signals
 
 
 def serve(
@@ -41,7 +41,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        with stopping(self._stop, self._note):
+        with stop_on_signals(self._stop, self._note):
             yield
 
     def _stop(self) -> None:

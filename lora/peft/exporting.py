@@ -10,7 +10,7 @@ import numpy as np
 from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError
 from pyggml.files import new_folder
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.lora.peft import settings, tensors
 from pyggml.lora.peft.twins import EXPERTS, Module, Twins
 from pyggml.model import Model
@@ -40,7 +40,7 @@ def to_peft(
         if any(p.tensor in pairs for p in module.parts)
     }
     placed = {p.tensor for module in modules.values() for p in module.parts}
-    faults = [f"{shown(t)} is no module of transformers' class" for t in pairs if t not in placed]
+    faults = [f"{brief(t)} is no module of transformers' class" for t in pairs if t not in placed]
     if faults:
         raise AdapterError(faults[:10], f"{path}: ")
     updates = {name: _halves(module, pairs) for name, module in modules.items()}

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from pyggml.errors import AdapterError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.lora.adapter.file import Update, write_adapter
 from pyggml.lora.peft import settings, tensors
-from pyggml.lora.peft.tensors import Found
+from pyggml.lora.peft.tensors import ModuleFactors
 from pyggml.lora.peft.twins import Module, Part, Twins
 from pyggml.model import Model
 from pyggml.models.adapter import TIED
@@ -45,7 +45,7 @@ def from_peft(
         named = module.name if module.n_expert else name
         rank, scale = how.rank_of(named), how.scale_of(named)
         if fault := _misfit(model, given, module, rank):
-            faults.append(f"{shown(name)} {fault}")
+            faults.append(f"{brief(name)} {fault}")
             continue
         ranks[named] = rank
         for p in module.parts:
@@ -62,11 +62,11 @@ def from_peft(
 
 def _unknown(model: Model, name: str) -> str:
     if name.endswith("lm_head") and model.parts.output_name != "output":
-        return f"{shown(name)} has no tensor: this model's output matrix is its token embedding"
-    return f"{shown(name)} is no module of this model that adapters update"
+        return f"{brief(name)} has no tensor: this model's output matrix is its token embedding"
+    return f"{brief(name)} is no module of this model that adapters update"
 
 
-def _misfit(model: Model, given: Found, module: Module, rank: int) -> str | None:
+def _misfit(model: Model, given: ModuleFactors, module: Module, rank: int) -> str | None:
     """What of a module's A and B does not fit it."""
     n_out, n_in = module.shape
     if given.table != module.table:
@@ -88,7 +88,7 @@ def _misfit(model: Model, given: Found, module: Module, rank: int) -> str | None
     return None
 
 
-def _halves(given: Found, module: Module, part: Part) -> tuple[np.ndarray, np.ndarray]:
+def _halves(given: ModuleFactors, module: Module, part: Part) -> tuple[np.ndarray, np.ndarray]:
     """A tensor's A and B as an adapter file has them: a table's A (n_rows, rank), experts' stacks.
 
     PEFT's A (n_expert · rank, n_in) lies by experts, its B (n_out, rank · n_expert) by ranks.

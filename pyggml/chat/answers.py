@@ -94,9 +94,9 @@ class _Probes:
             return None
         parts = []
         for probe in probes.values():
-            before, found, rest = rest.partition(probe)
+            before, has_probe, rest = rest.partition(probe)
             parts.append(before)
-            if not found:
+            if not has_probe:
                 return None
         parts.append(rest)
         return None if any(self.name in part for part in parts) else parts
@@ -106,14 +106,14 @@ class _Probes:
         parts = self.around(numbers)
         if parts is None:
             return None
-        found, at = [], len(parts[0])
+        answers, at = [], len(parts[0])
         for i, before, after in zip(numbers, parts, parts[1:], strict=False):
             end = self._verbatim(self.messages[i], at, before, after)
             if end is None:
                 return None
-            found.append(Answer(at, end, end + _common(after, parts[-1])))
+            answers.append(Answer(at, end, end + _common(after, parts[-1])))
             at = end + len(after)
-        return found if at == len(self.text) else None
+        return answers if at == len(self.text) else None
 
     def _verbatim(self, message: Message, at: int, before: str, after: str) -> int | None:
         """The end of an answer that begins here; None if something else stands here."""
@@ -122,9 +122,9 @@ class _Probes:
             return None
         if not self.text.startswith(before, at - len(before)):
             return None
-        for kept in (content, content.lstrip(), content.rstrip(), content.strip()):
-            end = at + len(kept)
-            if self.text.startswith(kept, at) and self.text.startswith(after, end):
+        for variant in (content, content.lstrip(), content.rstrip(), content.strip()):
+            end = at + len(variant)
+            if self.text.startswith(variant, at) and self.text.startswith(after, end):
                 return end
         return None
 

@@ -152,23 +152,23 @@ class ChatEncoder:
         self, messages: Sequence[Message], tools: Tools, text: str, opens_answer: bool = False
     ) -> tuple[list[tuple[int, int]], frozenset[str]]:
         """Where names of control tokens stand in messages, not as the template's own; which."""
-        found = set[str]()
+        tokens = set[str]()
 
         def mark(value: str) -> str:
             if MARK in value:
                 raise TemplateError("a message has U+FDD2, which is no character")
-            found.update(self._names.findall(value))
+            tokens.update(self._names.findall(value))
             return self._names.sub(lambda name: MARK + name[0], value)
 
-        marked = [_mapped(mark, message) for message in messages]
-        marked_tools = [_mapped(mark, tool) for tool in tools or ()]
-        if not found:
+        marked = [_map(mark, message) for message in messages]
+        marked_tools = [_map(mark, tool) for tool in tools or ()]
+        if not tokens:
             return [], frozenset()
         rendered = self.template.render(marked, marked_tools, add_generation_prompt=opens_answer)
         parts = rendered.split(MARK)
         if "".join(parts) != text:
             raise TemplateError(
-                f"{self.template.origin}: changes messages around {' and '.join(sorted(found))}, "
+                f"{self.template.origin}: changes messages around {' and '.join(sorted(tokens))}, "
                 "which may be text there or a token"
             )
         ranges, at = [], 0
@@ -176,15 +176,15 @@ class ChatEncoder:
             at += len(part)
             name = self._names.match(following)
             ranges.append((at, at + len(name[0] if name else "")))
-        return ranges, frozenset(found)
+        return ranges, frozenset(tokens)
 
 
-def _mapped(change: Callable[[str], str], value: Any) -> Any:
+def _map(change: Callable[[str], str], value: Any) -> Any:
     """A copy of a value with all strings changed but names and roles."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {k: v if k == "role" else _mapped(change, v) for k, v in value.items()}
+        return {k: v if k == "role" else _map(change, v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_mapped(change, item) for item in value]
+        return [_map(change, item) for item in value]
     return value

@@ -49,7 +49,7 @@ class Spent(threading.local):
         if size > MOST or self.size > TOTAL:
             raise OverflowError("it makes too much text")
 
-    def made(self, result: Any) -> Any:
+    def charge_result(self, result: Any) -> Any:
         if isinstance(result, str | list | tuple | dict):
             self.take(len(result))
         return result
@@ -58,7 +58,7 @@ class Spent(threading.local):
 SPENT = Spent()
 
 
-def weighed(*values: Any) -> None:
+def charge(*values: Any) -> None:
     """Check the weight of values; OverflowError if it is too much."""
     stack, size, n = list(values), 0, 0
     while stack:
@@ -78,11 +78,11 @@ def weighed(*values: Any) -> None:
 # -- operators ----------------------------------------------------------------------------------
 
 
-def combined(operator: str, left: Any, right: Any, make: Callable[[Any, Any], Any]) -> Any:
+def combine(operator: str, left: Any, right: Any, make: Callable[[Any, Any], Any]) -> Any:
     """left + right, left * right, left ** right or left % right."""
     if operator == "%" and isinstance(left, str):
         check_widths(left)
-        weighed(right)
+        charge(right)
     elif operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length()
         bits = bits * abs(right) if operator == "**" else bits + right.bit_length()
@@ -91,7 +91,7 @@ def combined(operator: str, left: Any, right: Any, make: Callable[[Any, Any], An
     elif operator in ("*", "+"):
         SPENT.take(_size_of(operator, left, right))
         return make(left, right)
-    return SPENT.made(make(left, right))
+    return SPENT.charge_result(make(left, right))
 
 
 def _size_of(operator: str, left: Any, right: Any) -> int:
@@ -102,12 +102,12 @@ def _size_of(operator: str, left: Any, right: Any) -> int:
     return a * n if a is not None and isinstance(n, int) else b * m if b and type(m) is int else 0
 
 
-def joined(parts: Iterable[Any], between: str = "") -> str:
+def join(parts: Iterable[Any], between: str = "") -> str:
     """The texts of the parts, one after the other."""
     texts, size = list[str](), 0
     for part in parts:
         if not isinstance(part, str):
-            weighed(part)
+            charge(part)
         texts.append(str(part))
         size += len(texts[-1]) + len(between)
         if size > MOST:
@@ -135,7 +135,7 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON, in which < and & are not escaped, unlike Jinja's own."""
-    weighed(value)
+    charge(value)
     if indent is not None and not 0 <= indent <= 16:
         raise OverflowError("it indents too far")
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,

@@ -49,21 +49,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of one template."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
-    concat = staticmethod(limits.joined)
+    concat = staticmethod(limits.join)
 
     def __init__(self, strftime_now: Callable[[str], str]) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[Generation, loopcontrols],
-            finalize=_weighed,
+            finalize=_charge,
         )
         filters, tests = dict[str, Any](self.filters), dict[str, Any](self.tests)
         checks = dict.fromkeys(FILTERS, _check_filter) | CHECKS
-        self.filters = {name: _measured(filters[name], check) for name, check in checks.items()}
+        self.filters = {name: _measure(filters[name], check) for name, check in checks.items()}
         self.filters |= {"join": _join, "tojson": limits.to_json}
-        self.filters |= {"_joined": limits.joined, "_step": _step, "_weighed": _weighed}
-        self.tests = {name: _measured(test, _check_filter) for name, test in tests.items()}
+        self.filters |= {"_join_parts": limits.join, "_step": _step, "_charge": _charge}
+        self.tests = {name: _measure(test, _check_filter) for name, test in tests.items()}
         del self.globals["lipsum"]
         self.globals |= {
             "dict": _Dict(),
@@ -73,8 +73,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        found = super()._parse(source, name, filename)
-        changed: nodes.Template = _Measuring().visit(found)
+        tree = super()._parse(source, name, filename)
+        changed: nodes.Template = _Measuring().visit(tree)
         return changed
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -88,19 +88,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        return limits.combined(operator, left, right, self.binop_table[operator])
+        return limits.combine(operator, left, right, self.binop_table[operator])
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         SPENT.step()
-        limits.weighed(*args, *kwargs.values())
+        limits.charge(*args, *kwargs.values())
         bound = getattr(__obj, "__wrapped__", __obj)
         owner = getattr(bound, "__self__", None)
         if isinstance(owner, str):
             limits.check_method(owner, bound.__name__, (*args, *kwargs.values()))
             if bound.__name__ == "join":
                 (parts,) = args
-                return limits.joined(parts, owner)
-        return SPENT.made(super().call(__context, __obj, *args, **kwargs))
+                return limits.join(parts, owner)
+        return SPENT.charge_result(super().call(__context, __obj, *args, **kwargs))
 
 
 class _Measuring(NodeTransformer):
@@ -114,35 +114,35 @@ class _Measuring(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return nodes.Filter(nodes.List(node.nodes), "_joined", [], [], None, None).set_lineno(
+        return nodes.Filter(nodes.List(node.nodes), "_join_parts", [], [], None, None).set_lineno(
             node.lineno
         )
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        node.expr = _wrapped(node.expr)
+        node.expr = _wrap(node.expr)
         for operand in node.ops:
-            operand.expr = _wrapped(operand.expr)
+            operand.expr = _wrap(operand.expr)
         return node
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
         self.generic_visit(node)
-        node.key = _wrapped(node.key)
+        node.key = _wrap(node.key)
         return node
 
 
-def _wrapped(node: nodes.Expr) -> nodes.Expr:
+def _wrap(node: nodes.Expr) -> nodes.Expr:
     if isinstance(node, nodes.Const):
         return node
-    found = nodes.Filter(node, "_weighed", [], [], None, None)
-    found.set_lineno(node.lineno)
-    return found
+    call = nodes.Filter(node, "_charge", [], [], None, None)
+    call.set_lineno(node.lineno)
+    return call
 
 
 # -- filters and functions ----------------------------------------------------------------------
 
 
-def _measured(function: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
+def _measure(function: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
     """A filter or test of Jinja's as one step, after a check of its arguments."""
     takes_context = hasattr(function, "jinja_pass_arg")
 
@@ -150,18 +150,18 @@ def _measured(function: Callable[..., Any], check: Callable[..., None]) -> Calla
     def measured(*args: Any, **kwargs: Any) -> Any:
         SPENT.step()
         check(*args[takes_context:], **kwargs)
-        return SPENT.made(function(*args, **kwargs))
+        return SPENT.charge_result(function(*args, **kwargs))
 
     return measured
 
 
 def _check_filter(*args: Any, **kwargs: Any) -> None:
-    limits.weighed(*args, *kwargs.values())
+    limits.charge(*args, *kwargs.values())
 
 
 def _check_format(text: Any, *args: Any, **kwargs: Any) -> None:
     limits.check_widths(str(text))
-    limits.weighed(*args, *kwargs.values())
+    limits.charge(*args, *kwargs.values())
 
 
 def _check_indent(text: Any, width: int | str = 4, *_: Any, **__: Any) -> None:
@@ -191,9 +191,9 @@ def _join(
     """Jinja's join of a list that has been measured."""
     SPENT.step()
     items = list(value)
-    limits.weighed(items)
+    limits.charge(items)
     SPENT.take(len(items) * len(d))
-    return str(SPENT.made(sync_do_join(context, items, d, attribute)))
+    return str(SPENT.charge_result(sync_do_join(context, items, d, attribute)))
 
 
 @pass_context  # so that it is not computed once, when the template is compiled
@@ -202,10 +202,10 @@ def _step(context: Context, value: Any) -> Any:
     return value
 
 
-def _weighed(value: Any) -> Any:
+def _charge(value: Any) -> Any:
     """The value itself, after its weight is checked."""
     if not isinstance(value, str):
-        limits.weighed(value)
+        limits.charge(value)
     return value
 
 
@@ -252,7 +252,7 @@ class Generation(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
 
-    def _marked(self, caller: Callable[[], str]) -> str:
+    def _mark(self, caller: Callable[[], str]) -> str:
         return f"{OPEN}{caller()}{CLOSE}" if MARKING.on else caller()

@@ -116,11 +116,11 @@ class ChatTemplate:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    found = {name: _plain(value) for name, value in message.items() if value is not None}
-    thought = next((found[name] for name in _REASONING if name in found), None)
+    fields = {name: _plain(value) for name, value in message.items() if value is not None}
+    thought = next((fields[name] for name in _REASONING if name in fields), None)
     if thought is not None:
-        found = {"thinking": thought, **found, "reasoning_content": thought}
-    return found
+        fields = {"thinking": thought, **fields, "reasoning_content": thought}
+    return fields
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
@@ -143,14 +143,14 @@ def _reason(error: Exception) -> str:
 
     from pyggml.chat.sandbox import Refusal
 
-    said = " ".join(str(error).split())[:300] or type(error).__name__
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
     match error:
         case Refusal():
-            return f"the chat template says: {said}"
+            return f"the chat template says: {reason}"
         case OverflowError():
-            return f"the chat template was stopped: {said}"
+            return f"the chat template was stopped: {reason}"
         case TemplateSyntaxError():
             return f"line {error.lineno} of the chat template: {error.message}"
         case RecursionError():
             return "the chat template was stopped: it calls itself too often"
-    return f"the chat template fails: {said}"
+    return f"the chat template fails: {reason}"

@@ -62,27 +62,29 @@ def find_turns(template: ChatTemplate, eos: str = "") -> Turns:
     """
     first, answer, second, system = _chat()
     opening, after_user = _parts(template.render([first]), first)
-    _, asking = _parts(_asked(template, [first]), first)
+    _, asking = _parts(_render_probe(template, [first]), first)
     _, after_answer = _parts(template.render([first, answer]), answer)
-    _, between, again, _ = _parts(_asked(template, [first, answer, second]), first, answer, second)
+    _, between, again, _ = _parts(
+        _render_probe(template, [first, answer, second]), first, answer, second
+    )
     if not asking.startswith(after_user):
         after_user = after_user.removesuffix(eos)
     if not again.startswith(after_answer):
         after_answer = after_answer.removesuffix(eos)
     try:
-        before, following, _ = _parts(_asked(template, [system, first]), system, first)
+        before, following, _ = _parts(_render_probe(template, [system, first]), system, first)
         around_system = (before, following)
     except TemplateError:
         around_system = None
-    found = Turns(
+    turns = Turns(
         opening,
         around_system,
         (again.removeprefix(after_answer), after_user),
         (between.removeprefix(after_user), after_answer),
         asking.removeprefix(after_user),
     )
-    _check(found, template)
-    return found
+    _check(turns, template)
+    return turns
 
 
 def _chat() -> list[Message]:
@@ -91,7 +93,7 @@ def _chat() -> list[Message]:
     return [{"role": role, "content": f"zq{i}xw"} for i, role in enumerate(roles)]
 
 
-def _asked(template: ChatTemplate, messages: Sequence[Message]) -> str:
+def _render_probe(template: ChatTemplate, messages: Sequence[Message]) -> str:
     return template.render(messages, add_generation_prompt=True)
 
 
@@ -99,19 +101,19 @@ def _parts(text: str, *messages: Message) -> list[str]:
     """What stands before, between and after the messages. TemplateError if they are not in it."""
     parts = []
     for message in messages:
-        before, found, text = text.partition(message["content"])
-        if not found:
+        before, has_content, text = text.partition(message["content"])
+        if not has_content:
             raise TemplateError("it leaves messages out")
         parts.append(before)
     return [*parts, text]
 
 
-def _check(found: Turns, template: ChatTemplate) -> None:
+def _check(turns: Turns, template: ChatTemplate) -> None:
     """TemplateError if the template writes chats of one to three rounds in another way."""
     first, answer, second, system = _chat()
     chats = [[first], [first, answer, second], [first, answer, second, answer, first]]
-    if found.system is not None:
+    if turns.system is not None:
         chats += [[system, *chat] for chat in chats]
     for chat in chats:
-        if found.render(chat) != _asked(template, chat):
+        if turns.render(chat) != _render_probe(template, chat):
             raise TemplateError("it does more than to write one turn after the other")

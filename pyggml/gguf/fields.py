@@ -56,7 +56,7 @@ SCALARS: dict[ValueType, np.dtype] = {
 _OF_DTYPE = {dtype: kind for kind, dtype in SCALARS.items()}
 
 
-def shown(text: object) -> str:
+def brief(text: object) -> str:
     """A text from a file for an error message: quoted, escaped and shortened."""
     quoted = repr(text)
     return quoted if len(quoted) <= 80 else f"{quoted[:60]}... ({len(quoted)} characters)"
@@ -182,10 +182,12 @@ class Field:
             return _strings(value.raw_list())
         if isinstance(value, list | tuple):
             return _strings(value)
-        return _numbers(value if isinstance(value, np.generic | np.ndarray) else _sized(value))
+        return _numbers(
+            value if isinstance(value, np.generic | np.ndarray) else _sized_scalar(value)
+        )
 
 
-def _sized(value: Any) -> np.generic:
+def _sized_scalar(value: Any) -> np.generic:
     """A Python number as a NumPy number of its type in the file."""
     if isinstance(value, bool):
         return np.bool_(value)
@@ -200,7 +202,7 @@ def _sized(value: Any) -> np.generic:
             if np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
                 return dtype(value)
         raise GGUFError("an integer needs more than 64 bits, which GGUF does not have")
-    raise GGUFError(f"a {type(value).__name__} cannot be a metadata value: {shown(value)}")
+    raise GGUFError(f"a {type(value).__name__} cannot be a metadata value: {brief(value)}")
 
 
 def _numbers(value: np.generic | np.ndarray) -> Field:
@@ -217,7 +219,7 @@ def string(text: str | bytes) -> bytes:
     try:
         data = text.encode() if isinstance(text, str) else text
     except UnicodeEncodeError:
-        raise GGUFError(f"the text {shown(text)} holds half of a surrogate pair") from None
+        raise GGUFError(f"the text {brief(text)} holds half of a surrogate pair") from None
     return _U64.pack(len(data)) + data
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from pyggml.errors import GGUFError
-from pyggml.gguf.fields import SCALARS, Field, ValueType, shown, string_bounds
+from pyggml.gguf.fields import SCALARS, Field, ValueType, brief, string_bounds
 from pyggml.graph.dtypes import BY_NUMBER, DType
 from pyggml.sizes import round_up
 
@@ -92,8 +92,8 @@ def parse(view: memoryview) -> Contents:
         cursor.where = f"metadata key {i}"
         key = cursor.name()
         if not key or key in metadata:
-            raise GGUFError(f"metadata key {i} is {'empty' if not key else f'{shown(key)} again'}")
-        cursor.where = f"the value of {shown(key)}"
+            raise GGUFError(f"metadata key {i} is {'empty' if not key else f'{brief(key)} again'}")
+        cursor.where = f"the value of {brief(key)}"
         metadata[key] = _field(cursor)
     alignment = checked_alignment(metadata)
     cursor.where = "the header"
@@ -149,7 +149,7 @@ class _Cursor:
         try:
             return data.decode()
         except UnicodeDecodeError:
-            raise GGUFError(f"{self.where} has a name that is not UTF-8: {shown(data)}") from None
+            raise GGUFError(f"{self.where} has a name that is not UTF-8: {brief(data)}") from None
 
     def expect(self, n: int, n_bytes: int, things: str) -> None:
         """GGUFError if n things of at least n_bytes each exceed the remaining bytes."""
@@ -192,7 +192,7 @@ def _field(cursor: _Cursor) -> Field:
             raise GGUFError(f"{cursor.where} ends early: {error}") from None
         return Field(kind, n, cursor.take(int(bounds[-1])), bounds)
     cursor.expect(n, SCALARS[kind].itemsize, f"{kind.name} values")
-    return _checked(cursor, Field(kind, n, cursor.take(n * SCALARS[kind].itemsize)))
+    return _check(cursor, Field(kind, n, cursor.take(n * SCALARS[kind].itemsize)))
 
 
 def _value_type(cursor: _Cursor) -> ValueType:
@@ -205,13 +205,13 @@ def _value_type(cursor: _Cursor) -> ValueType:
 
 def _single(cursor: _Cursor, kind: ValueType) -> Field:
     if kind is not ValueType.STRING:
-        return _checked(cursor, Field(kind, None, bytes(cursor.take(SCALARS[kind].itemsize))))
+        return _check(cursor, Field(kind, None, bytes(cursor.take(SCALARS[kind].itemsize))))
     start = cursor.position
     cursor.take(cursor.number(8))
     return Field(kind, None, cursor.view[start : cursor.position])
 
 
-def _checked(cursor: _Cursor, field: Field) -> Field:
+def _check(cursor: _Cursor, field: Field) -> Field:
     """The field; GGUFError for a BOOL other than 0 or 1, an invalid byte of NumPy's bool."""
     if field.type is ValueType.BOOL and len(field.payload):
         largest = int(np.frombuffer(field.payload, np.uint8).max())
@@ -229,7 +229,7 @@ def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> dict[str, Tenso
         cursor.where = f"tensor {i}"
         info = _info(cursor, alignment)
         if info.name in infos:
-            raise GGUFError(f"tensor {i} is {shown(info.name)} again")
+            raise GGUFError(f"tensor {i} is {brief(info.name)} again")
         infos[info.name] = info
     start = round_up(cursor.position, alignment)
     located = {
@@ -243,7 +243,7 @@ def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> dict[str, Tenso
 def _info(cursor: _Cursor, alignment: int) -> TensorInfo:
     """The next tensor's entry. Its offset counts from the start of the data, not of the file."""
     name = cursor.name()
-    tensor = cursor.where = f"tensor {shown(name)}"
+    tensor = cursor.where = f"tensor {brief(name)}"
     n_dims = cursor.number(4)
     if not 1 <= n_dims <= MAX_DIMS:
         raise GGUFError(f"{tensor} has {n_dims} axes, wanted 1 to {MAX_DIMS}")
@@ -264,10 +264,10 @@ def _check_extents(tensors: Mapping[str, TensorInfo], n_file: int) -> None:
     for info in tensors.values():
         if info.offset + info.n_bytes > n_file:
             raise GGUFError(
-                f"tensor {shown(info.name)} of shape {info.shape} needs bytes {info.offset} to"
+                f"tensor {brief(info.name)} of shape {info.shape} needs bytes {info.offset} to"
                 f" {info.offset + info.n_bytes}, but the file has {n_file}"
             )
     by_offset = sorted(tensors.values(), key=lambda info: info.offset)
     for before, after in pairwise(by_offset):
         if after.offset < before.offset + before.n_bytes:
-            raise GGUFError(f"tensors {shown(before.name)} and {shown(after.name)} overlap")
+            raise GGUFError(f"tensors {brief(before.name)} and {brief(after.name)} overlap")

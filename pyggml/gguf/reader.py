@@ -18,7 +18,7 @@ import numpy as np
 
 from pyggml.errors import GGUFError
 from pyggml.gguf import split
-from pyggml.gguf.fields import Field, shown
+from pyggml.gguf.fields import Field, brief
 from pyggml.gguf.parse import Contents, TensorInfo, parse
 
 T = TypeVar("T")
@@ -73,12 +73,12 @@ class GGUFFile:
         field = self.metadata.get(key)
         if field is None:
             raise GGUFError(
-                f"{self.path}: metadata key {shown(key)} is missing, wanted {kind.__name__}"
+                f"{self.path}: metadata key {brief(key)} is missing, wanted {kind.__name__}"
             )
         value = field.value
         if type(value) is not kind:
             raise GGUFError(
-                f"{self.path}: metadata key {shown(key)} is {field.kind}, wanted {kind.__name__}"
+                f"{self.path}: metadata key {brief(key)} is {field.kind}, wanted {kind.__name__}"
             )
         return value
 
@@ -98,7 +98,7 @@ class GGUFFile:
         """
         part = next((p for p in self._open_parts() if name in p.tensors), None)
         if part is None:
-            raise GGUFError(f"{self.path}: has no tensor {shown(name)}")
+            raise GGUFError(f"{self.path}: has no tensor {brief(name)}")
         info = part.tensors[name]
         raw = part.view[info.offset : info.offset + info.n_bytes]
         return np.frombuffer(raw, info.dtype.numpy).reshape(info.stored_shape)
@@ -133,7 +133,7 @@ def open(path: str | os.PathLike[str]) -> GGUFFile:
     """
     path = Path(path)
     try:
-        contents = parse(_mapped(path))
+        contents = parse(_map_file(path))
         if split.n_parts(contents.metadata) == 1:
             return GGUFFile(path, [path], [contents])
         paths = split.paths(path, contents.metadata)
@@ -150,14 +150,14 @@ def open(path: str | os.PathLike[str]) -> GGUFFile:
 def _part(path: Path) -> Contents:
     """The contents of one part; its file name begins every error."""
     try:
-        return parse(_mapped(path))
+        return parse(_map_file(path))
     except OSError as error:
         raise GGUFError(f"{path.name} cannot be opened: {error.strerror or error}") from error
     except GGUFError as error:
         raise GGUFError(f"{path.name}: {error}") from None
 
 
-def _mapped(path: Path) -> memoryview:
+def _map_file(path: Path) -> memoryview:
     """The file's bytes, read-only. Pipes and devices are refused: they may block or never end."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):

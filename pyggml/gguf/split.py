@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pyggml.errors import GGUFError
-from pyggml.gguf.fields import SCALARS, Field, ValueType, shown
+from pyggml.gguf.fields import SCALARS, Field, ValueType, brief
 from pyggml.gguf.parse import Contents
 
 COUNT, NUMBER, N_TENSORS = "split.count", "split.no", "split.tensors.count"
@@ -41,12 +41,12 @@ def paths(path: Path, metadata: Mapping[str, Field]) -> tuple[Path, ...]:
             f"is part {number + 1} of {count} of a model,"
             f" so its name should end in -{number + 1:05}-of-{count:05}.gguf"
         )
-    found = tuple(path.with_name(f"{match[1]}-{i + 1:05}-of-{count:05}.gguf") for i in range(count))
-    missing = [p.name for p in found if not p.exists()]
+    parts = tuple(path.with_name(f"{match[1]}-{i + 1:05}-of-{count:05}.gguf") for i in range(count))
+    missing = [p.name for p in parts if not p.exists()]
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         raise GGUFError(f"wanted beside it, but missing: {', '.join(missing[:5])}{more}")
-    return found
+    return parts
 
 
 def read(files: tuple[Path, ...], parse: Callable[[Path], Contents]) -> tuple[Contents, ...]:
@@ -62,7 +62,7 @@ def read(files: tuple[Path, ...], parse: Callable[[Path], Contents]) -> tuple[Co
             )
         for name in part.tensors:
             if name in home:
-                raise GGUFError(f"tensor {shown(name)} is in {home[name].name} and in {path.name}")
+                raise GGUFError(f"tensor {brief(name)} is in {home[name].name} and in {path.name}")
             home[name] = path
         parts.append(part)
     wanted = _number(parts[0].metadata, N_TENSORS, len(home))

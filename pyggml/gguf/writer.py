@@ -15,7 +15,7 @@ import numpy as np
 
 from pyggml.errors import GGUFError
 from pyggml.files import replacing
-from pyggml.gguf.fields import Field, ValueType, shown, string
+from pyggml.gguf.fields import Field, ValueType, brief, string
 from pyggml.gguf.parse import (
     MAGIC,
     MAX_NAME_BYTES,
@@ -65,9 +65,9 @@ def _fields(metadata: Mapping[str, Any]) -> dict[str, Field]:
         try:
             fields[key] = Field.of(value)
         except GGUFError as error:
-            raise GGUFError(f"metadata key {shown(key)}: {error}") from None
+            raise GGUFError(f"metadata key {brief(key)}: {error}") from None
         if not 8 < len(string(key)) <= 8 + MAX_NAME_BYTES:
-            raise GGUFError(f"metadata key {shown(key)} is not 1 to {MAX_NAME_BYTES} bytes long")
+            raise GGUFError(f"metadata key {brief(key)} is not 1 to {MAX_NAME_BYTES} bytes long")
     return fields
 
 
@@ -76,13 +76,13 @@ def _check_tensors(sources: Sequence[TensorSource]) -> None:
     wrong, names = [], set()
     for name, dtype, shape, _ in sources:
         if name in names:
-            wrong.append(f"there are two tensors {shown(name)}")
+            wrong.append(f"there are two tensors {brief(name)}")
         names.add(name)
         if not 8 < len(string(name)) <= 8 + MAX_TENSOR_NAME_BYTES:
-            wrong.append(f"tensor name {shown(name)} is not 1 to {MAX_TENSOR_NAME_BYTES} bytes")
+            wrong.append(f"tensor name {brief(name)} is not 1 to {MAX_TENSOR_NAME_BYTES} bytes")
         fault = shape_fault(shape, dtype)
         if fault:
-            wrong.append(f"tensor {shown(name)} {fault}")
+            wrong.append(f"tensor {brief(name)} {fault}")
     if wrong:
         raise GGUFError("; ".join(wrong))
 
@@ -113,7 +113,7 @@ def _write_tensor(out: BinaryIO, source: TensorSource) -> None:
     wanted = stored_shape(shape, dtype)
     if array.dtype != dtype.numpy or array.shape != wanted:
         raise GGUFError(
-            f"tensor {shown(name)} got an array of {array.dtype} {array.shape},"
+            f"tensor {brief(name)} got an array of {array.dtype} {array.shape},"
             f" wanted {dtype.numpy} {wanted} for {dtype.name} {shape}"
         )
     out.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

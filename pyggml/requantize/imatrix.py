@@ -28,7 +28,7 @@ import numpy as np
 
 from pyggml import gguf
 from pyggml.errors import GGUFError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.graph.dtypes import F32
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
@@ -97,7 +97,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
         raise GGUFError(f"{path}: is no importance matrix: {error}") from None
     for name, sums in found.sums.items():
         if not all(np.isfinite(a).all() and (a >= 0).all() for a in (sums.squares, sums.counts)):
-            raise GGUFError(f"{path}: {shown(name)} has sums that are not finite and 0 or more")
+            raise GGUFError(f"{path}: {brief(name)} has sums that are not finite and 0 or more")
     return replace(found, path=str(path))
 
 
@@ -113,7 +113,7 @@ def _read_gguf(path: Path) -> ImportanceMatrix:
             elif (
                 not name.endswith(_COUNTS) or name.removesuffix(_COUNTS) + _SUMS not in file.tensors
             ):
-                raise GGUFError(f"{path}: {shown(name)} is no sum with a count, or lacks one")
+                raise GGUFError(f"{path}: {brief(name)} is no sum with a count, or lacks one")
         if not found:
             raise GGUFError(f"{path}: has no tensors, wanted sums and counts of some matrices")
         datasets = file.get("imatrix.datasets")
@@ -129,9 +129,9 @@ def _sums(file: gguf.GGUFFile, base: str) -> Sums:
     squares, counts = (file.tensors[base + suffix] for suffix in (_SUMS, _COUNTS))
     n = int(np.prod(counts.shape))
     if squares.dtype is not F32 or counts.dtype is not F32:
-        raise GGUFError(f"{file.path}: {shown(base)} has {squares.dtype} sums, wanted F32")
+        raise GGUFError(f"{file.path}: {brief(base)} has {squares.dtype} sums, wanted F32")
     if not n or np.prod(squares.shape) % n:
-        raise GGUFError(f"{file.path}: {shown(base)} has {squares.shape} sums for {n} counts")
+        raise GGUFError(f"{file.path}: {brief(base)} has {squares.shape} sums for {n} counts")
     values = np.array(file.data(base + _SUMS)).reshape(n, -1)
     return Sums(values, np.array(file.data(base + _COUNTS)).reshape(n))
 
@@ -162,7 +162,7 @@ def _read_dat(raw: bytes) -> ImportanceMatrix:
         name = text(_MOST_NAME)
         n_calls, n = numbers(2)
         if not 1 <= n <= (len(raw) - at) // 4:
-            raise ValueError(f"{shown(name)} claims {n} values")
+            raise ValueError(f"{brief(name)} claims {n} values")
         squares = np.frombuffer(raw, "<f4", n, at).reshape(1, n)
         at += 4 * n
         found[name] = Sums(squares, np.array([max(n_calls, 1)], np.float32))

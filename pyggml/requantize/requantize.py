@@ -16,7 +16,7 @@ import numpy as np
 
 from pyggml import gguf
 from pyggml.errors import ConfigError, Fault, ModelError, QuantError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.graph.dtypes import F32, DType
 from pyggml.quants import (
     FILE_TYPES,
@@ -126,7 +126,7 @@ def _unweighed(
     lack = "the given one does not name" if sums else "none is given (pyggml imatrix makes one) for"
     return [
         f"{packed[names[0]]} is packed by an importance matrix alone, and {lack} "
-        f"{shown(names[0])}{others}"
+        f"{brief(names[0])}{others}"
     ]
 
 
@@ -138,7 +138,7 @@ def _packed_twice(file: gguf.GGUFFile, wanted: Mapping[str, DType]) -> list[Faul
     if not twice:
         return []
     fault = (
-        f"is off, but {len(twice)} tensors are quantised already ({shown(twice[0].name)} is "
+        f"is off, but {len(twice)} tensors are quantised already ({brief(twice[0].name)} is "
         f"{twice[0].dtype}): quantise the original file (F32, F16, BF16), or turn it on and lose "
         "twice"
     )
@@ -152,7 +152,7 @@ def _misfits(file: gguf.GGUFFile, importance: ImportanceMatrix | None) -> list[F
     known = {n: s.squares.size for n, s in importance.sums.items() if n in file.tensors}
     shapes = {name: file.tensors[name].shape for name in known}
     wrong = [
-        f"{shown(name)} of shape {shapes[name]} has the importance of {size} columns: the "
+        f"{brief(name)} of shape {shapes[name]} has the importance of {size} columns: the "
         "importance matrix is another model's"
         for name, size in known.items()
         if size not in (shapes[name][-1], prod(shapes[name][:-2]) * shapes[name][-1])
@@ -172,7 +172,7 @@ def _types(file: gguf.GGUFFile, file_type: str | None, has_importance: bool) -> 
         name: info.dtype for name, info in file.tensors.items() if not is_packed(name, info.shape)
     }
     unknown = [
-        f"{shown(name)} has type {info.dtype}"
+        f"{brief(name)} has type {info.dtype}"
         for name, info in file.tensors.items()
         if name not in kept and info.dtype.name not in QUANTS
     ]
@@ -221,5 +221,5 @@ def _converted(
     try:
         raw = quantize(values.reshape(info.shape), to.name, None if sums is None else sums.means)
     except QuantError as error:
-        raise QuantError(f"{file.path}: tensor {shown(name)}: {error}") from None
+        raise QuantError(f"{file.path}: tensor {brief(name)}: {error}") from None
     return raw if to.quantised else raw.view(to.numpy).reshape(info.shape)

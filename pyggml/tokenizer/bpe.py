@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from pyggml.errors import TokenizerError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.tokenizer import spm
 from pyggml.tokenizer.codec import Codec
 from pyggml.tokenizer.pretokenizers import Pretokenizer
@@ -46,8 +46,8 @@ def _of_bytes(vocabulary: Vocabulary, pretokenizer: Pretokenizer) -> Codec:
     library = _Late(partial(_library, ids, vocabulary.merges or [], pretokenizer))
 
     def encode(texts: list[str]) -> list[list[int]]:
-        found = [e.ids for e in library().encode_batch_fast(texts, add_special_tokens=False)]
-        return [[id for id in ids if id < n] for ids in found] if missing else found
+        encoded = [e.ids for e in library().encode_batch_fast(texts, add_special_tokens=False)]
+        return [[id for id in ids if id < n] for ids in encoded] if missing else encoded
 
     return Codec(encode, piece)
 
@@ -70,13 +70,13 @@ class _OfCharacters:
     def encode(self, texts: list[str]) -> list[list[int]]:
         cut = [self._pieces(text) for text in texts]
         batch = [piece for parts in cut for piece in parts if isinstance(piece, str)]
-        found = iter(self._library().encode_batch_fast(batch, add_special_tokens=False))
+        encodings = iter(self._library().encode_batch_fast(batch, add_special_tokens=False))
         encoded = []
         for parts in cut:
             ids: list[int] = []
             for part in parts:
                 known = isinstance(part, int)
-                ids.extend([part] if known else self._spelled(part, next(found).ids))
+                ids.extend([part] if known else self._spell(part, next(encodings).ids))
             encoded.append(ids)
         return encoded
 
@@ -89,12 +89,12 @@ class _OfCharacters:
         runs = (piece for piece in _NEWLINE_RUNS.split(text) if piece)
         return [self._ids.get(run, run) if run[0] == "\n" else run for run in runs]
 
-    def _spelled(self, text: str, found: list[int]) -> list[int]:
-        if self._n not in found:
-            return found
+    def _spell(self, text: str, known: list[int]) -> list[int]:
+        if self._n not in known:
+            return known
         strangers = (char for char in text if char not in self._ids)
         ids: list[int] = []
-        for id in found:
+        for id in known:
             ids.extend([id] if id != self._n else self._byte_ids(next(strangers)))
         return ids
 
@@ -128,7 +128,7 @@ def _library(
     try:
         whole: Any = Tokenizer(BPE(ids, cut, **settings))
     except Exception as error:  # the library has no narrower type
-        raise TokenizerError(f"a merge does not fit the vocabulary: {shown(str(error))}") from None
+        raise TokenizerError(f"a merge does not fit the vocabulary: {brief(str(error))}") from None
     whole.pre_tokenizer = splits(pretokenizer)
     return whole
 

@@ -6,6 +6,6 @@ from __future__ import annotations
 SPACES = frozenset(c for c in map(chr, range(0x3001)) if c.isspace()) - set("\x1c\x1d\x1e\x1f")
 
 
-def lowered(char: str) -> str:
+def lower_case(char: str) -> str:
     """The first character of its lower case: "İ" becomes "i", without Python's combining dot."""
     return char.lower()[0]

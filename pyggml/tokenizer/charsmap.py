@@ -41,9 +41,9 @@ class Charsmap:
     def __init__(self, raw: bytes, keep: Iterable[str]) -> None:
         n_trie = int.from_bytes(raw[:4], "little")
         if len(raw) < 4 or n_trie % 4 or n_trie == 0 or 4 + n_trie >= len(raw):
-            raise _damaged(f"it has {len(raw)} bytes, of which {n_trie} are to be its trie")
+            raise _damage_error(f"it has {len(raw)} bytes, of which {n_trie} are to be its trie")
         if raw[-1]:
-            raise _damaged("its last replacement has no end")
+            raise _damage_error("its last replacement has no end")
         self._units: list[int] = np.frombuffer(raw, "<u4", n_trie // 4, 4).tolist()
         self._texts = raw[4 + n_trie :]
         self._root = _base(self._units[0])
@@ -57,9 +57,9 @@ class Charsmap:
         if candidate is None:
             return text
         parts, at = [], 0
-        while found := candidate.search(text, at):
-            parts.append(text[at : found.start()])
-            replacement, at = self._replacement(text, found.start())
+        while match := candidate.search(text, at):
+            parts.append(text[at : match.start()])
+            replacement, at = self._replacement(text, match.start())
             parts.append(replacement)
         return "".join((*parts, text[at:]))
 
@@ -119,30 +119,32 @@ class Charsmap:
         return self._origins[char]
 
     def _may_follow(self, first: str, second: str) -> bool:
-        found = self._follows.get((first, second))
-        if found is None:
+        may_follow = self._follows.get((first, second))
+        if may_follow is None:
             if len(self._follows) > _MOST_PAIRS:  # bounds the memory
                 self._follows.clear()
             origin = self._origin(first)
-            found = origin is not None and self._walk(origin, second)[0] is not None
-            self._follows[first, second] = found
-        return found
+            may_follow = origin is not None and self._walk(origin, second)[0] is not None
+            self._follows[first, second] = may_follow
+        return may_follow
 
     def _unit(self, index: int) -> int:
         if index >= len(self._units):
-            raise _damaged(f"its trie of {len(self._units)} units points at unit {index}")
+            raise _damage_error(f"its trie of {len(self._units)} units points at unit {index}")
         return self._units[index]
 
     def _text(self, start: int) -> str:
         if start >= len(self._texts):
-            raise _damaged(f"a replacement begins at byte {start} of {len(self._texts)}")
+            raise _damage_error(f"a replacement begins at byte {start} of {len(self._texts)}")
         end = self._texts.find(b"\0", start, start + _MOST_BYTES)
         if end < 0:
-            raise _damaged(f"the replacement at byte {start} is longer than {_MOST_BYTES} bytes")
+            raise _damage_error(
+                f"the replacement at byte {start} is longer than {_MOST_BYTES} bytes"
+            )
         try:
             return self._texts[start:end].decode()
         except UnicodeDecodeError:
-            raise _damaged(f"the replacement at byte {start} is not UTF-8") from None
+            raise _damage_error(f"the replacement at byte {start} is not UTF-8") from None
 
 
 def _base(unit: int) -> int:
@@ -162,5 +164,5 @@ def _class(chars: Iterable[str]) -> str:
     return "[" + "".join(re.escape(char) for char in sorted(set(chars))) + "]"
 
 
-def _damaged(why: str) -> TokenizerError:
+def _damage_error(why: str) -> TokenizerError:
     return TokenizerError(f"tokenizer.ggml.precompiled_charsmap is damaged: {why}")

@@ -39,12 +39,12 @@ class Frame:
 
     def ids(self, roles: Roles) -> tuple[list[int], list[int]]:
         """The ids before and after a text. TokenizerError if such a token is missing."""
-        before = [_needed(roles, "bos")] if self.adds_before else []
-        after = [_needed(roles, self.after)] if self.adds_after else []
+        before = [_require(roles, "bos")] if self.adds_before else []
+        after = [_require(roles, self.after)] if self.adds_after else []
         return before, after
 
 
-def _needed(roles: Roles, role: str) -> int:
+def _require(roles: Roles, role: str) -> int:
     id = roles[role]
     if id is None:
         raise TokenizerError(f"a text is to have a {role} token added, but there is no {role}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from pyggml.errors import TokenizerError
 from pyggml.gguf import StringArray
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 
 
 class Metadata:
@@ -24,19 +24,19 @@ class Metadata:
 
     def digest(self) -> str:
         """SHA-256 of all that is said of the tokenizer, its chat template apart."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for key in sorted(self._values):
             if key.startswith("tokenizer.") and not key.startswith("tokenizer.chat_template"):
                 value = self._values[key]
                 if isinstance(value, StringArray):
                     raw = value.raw_list()
-                    told = [str([len(text) for text in raw]).encode(), *raw]
+                    parts = [str([len(text) for text in raw]).encode(), *raw]
                 elif isinstance(value, np.ndarray):
-                    told = [str((value.dtype.str, value.shape)).encode(), value.tobytes()]
+                    parts = [str((value.dtype.str, value.shape)).encode(), value.tobytes()]
                 else:
-                    told = [repr(value).encode()]
-                found.update(b"".join([repr(key).encode(), *told]))
-        return found.hexdigest()
+                    parts = [repr(value).encode()]
+                digest.update(b"".join([repr(key).encode(), *parts]))
+        return digest.hexdigest()
 
     def text(self, key: str) -> str | None:
         value = self._values.get(key)
@@ -66,7 +66,7 @@ class Metadata:
         if value is None:
             return None
         if isinstance(value, StringArray):
-            return _decoded(key, value.raw_list())
+            return _decode(key, value.raw_list())
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return list(value)
         raise _wrong(key, value, "an array of strings")
@@ -98,12 +98,12 @@ class Metadata:
 
 
 def _wrong(key: str, value: object, wanted: str) -> TokenizerError:
-    found = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else shown(value)
-    return TokenizerError(f"{key} is {found}, wanted {wanted}")
+    given = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else brief(value)
+    return TokenizerError(f"{key} is {given}, wanted {wanted}")
 
 
-def _decoded(key: str, raws: Sequence[bytes]) -> list[str]:
+def _decode(key: str, raws: Sequence[bytes]) -> list[str]:
     try:
         return [raw.decode() for raw in raws]
     except UnicodeDecodeError as error:
-        raise TokenizerError(f"{key} holds {shown(error.object)}, which is not UTF-8") from None
+        raise TokenizerError(f"{key} holds {brief(error.object)}, which is not UTF-8") from None

@@ -10,7 +10,7 @@ from pyggml.errors import TokenizerError
 from pyggml.tokenizer.spm import SPACE
 
 
-def located(text: str, spelled: Sequence[bytes]) -> np.ndarray:
+def locate(text: str, spelled: Sequence[bytes]) -> np.ndarray:
     """(n, 2) int64: the characters [first, last + 1) of a text that each of n tokens spells.
 
     A token of some bytes of a character has that character. A space that the tokenizer put before
@@ -34,8 +34,8 @@ def located(text: str, spelled: Sequence[bytes]) -> np.ndarray:
 
 def _data(text: str, whole: bytes) -> bytes | None:
     """The text as the tokens spell it; those of SentencePiece have a space for U+2581."""
-    for shown in (text, text.replace(SPACE, " ")):
-        data = shown.encode()
+    for written in (text, text.replace(SPACE, " ")):
+        data = written.encode()
         if whole in (data, b" " + data):
             return data
     return None

@@ -59,10 +59,10 @@ def partition(
     for special in specials:
         if (special.hidden and not parse_special) or special.text not in text:
             continue
-        kept = plain if special.hidden else ()
+        hidden_plain = plain if special.hidden else ()
         cut: list[Part] = []
         for part in parts:
-            cut.extend(_cut(text, part, special, kept) if part.id is None else (part,))
+            cut.extend(_cut(text, part, special, hidden_plain) if part.id is None else (part,))
         parts = cut
     return parts
 

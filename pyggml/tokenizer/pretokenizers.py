@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyggml.errors import TokenizerError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _any(*alternatives: str) -> str:
     return "|".join(alternatives)
 
 
-def _cased(lead: str, letters: str, suffix: str) -> str:
+def _cased_words(lead: str, letters: str, suffix: str) -> str:
     """Words that end at a lower-case letter before a capital: "camelCase" is two."""
     upper, lower = rf"[{letters}&&[^a-z]]", rf"[{letters}&&[^A-Z]]"
     return f"{lead}{upper}*{lower}+{suffix}|{lead}{upper}+{lower}*{suffix}"
@@ -83,10 +83,12 @@ GPT2 = r"'(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 LLAMA3 = _any(SUFFIX, WORD, DIGITS_1_TO_3, SYMBOLS, SPACES)
 QWEN2 = _any(SUFFIX, WORD, DIGIT, SYMBOLS, SPACES)
 QWEN35 = _any(SUFFIX, MARKED_WORD, DIGIT, r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", SPACES)
-TEKKEN = _any(_cased(LEAD, r"\p{L}", ""), DIGIT, SYMBOLS_OR_SLASH, SPACES)
-GPT4O = _any(_cased(LEAD, r"\p{L}", f"(?:{SUFFIX})?"), DIGITS_1_TO_3, SYMBOLS_OR_SLASH, SPACES)
+TEKKEN = _any(_cased_words(LEAD, r"\p{L}", ""), DIGIT, SYMBOLS_OR_SLASH, SPACES)
+GPT4O = _any(
+    _cased_words(LEAD, r"\p{L}", f"(?:{SUFFIX})?"), DIGITS_1_TO_3, SYMBOLS_OR_SLASH, SPACES
+)
 GPT4O_MARKS = _any(
-    _cased(LEAD, r"\p{L}\p{M}", f"(?:{SUFFIX})?"), DIGITS_1_TO_3, SYMBOLS_OR_SLASH, SPACES
+    _cased_words(LEAD, r"\p{L}\p{M}", f"(?:{SUFFIX})?"), DIGITS_1_TO_3, SYMBOLS_OR_SLASH, SPACES
 )
 MARKED_WORDS = f"{MARKED_WORD}(?:{SUFFIX})?"
 TINY_AYA = _any(MARKED_WORDS, DIGITS_1_TO_3, SYMBOLS_OR_SLASH, SPACES)
@@ -233,8 +235,8 @@ PRETOKENIZERS = {name: pre for pre, names in _GROUPS for name in names.split()}
 
 def pretokenizer(name: str | None) -> Pretokenizer:
     """The pre-tokenizer of this name, "default" for None. TokenizerError for an unknown name."""
-    found = PRETOKENIZERS.get(name or "default")
-    if found is None:
+    chosen = PRETOKENIZERS.get(name or "default")
+    if chosen is None:
         known = ", ".join(sorted(PRETOKENIZERS))
-        raise TokenizerError(f"tokenizer.ggml.pre is {shown(name)}, wanted one of {known}")
-    return found
+        raise TokenizerError(f"tokenizer.ggml.pre is {brief(name)}, wanted one of {known}")
+    return chosen

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from pyggml.errors import TokenizerError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.tokenizer.codec import Codec
 from pyggml.tokenizer.longest import Longest
 from pyggml.tokenizer.vocabulary import Vocabulary
@@ -21,7 +21,7 @@ _NAMED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 def codec(vocabulary: Vocabulary) -> Codec:
     """The codec of a vocabulary. TokenizerError if a byte lacks a token of its own."""
-    ids = {_spelled(i, text): i for i, text in enumerate(vocabulary.tokens)}
+    ids = {_spell(i, text): i for i, text in enumerate(vocabulary.tokens)}
     missing = [byte for byte in range(256) if bytes([byte]) not in ids]
     if missing:
         raise TokenizerError(
@@ -38,29 +38,29 @@ def codec(vocabulary: Vocabulary) -> Codec:
 def _cut(data: bytes, longest: Longest[bytes]) -> list[int]:
     ids, at = [], 0
     while at < len(data):
-        found = longest.at(data, at)
-        assert found is not None  # every byte is a token
-        ids.append(found[0])
-        at += found[1]
+        token = longest.at(data, at)
+        assert token is not None  # every byte is a token
+        ids.append(token[0])
+        at += token[1]
     return ids
 
 
-def _spelled(id: int, text: str) -> bytes:
+def _spell(id: int, text: str) -> bytes:
     raw = piece(text)
     if not raw:
-        raise TokenizerError(f"token {id} is {shown(text)}, which spells no byte")
+        raise TokenizerError(f"token {id} is {brief(text)}, which spells no byte")
     return raw
 
 
 def piece(text: str) -> bytes:
     """The bytes of a token, from its spelling. TokenizerError for an invalid escape."""
 
-    def meant(found: re.Match[bytes]) -> bytes:
-        if found[1]:
-            return bytes.fromhex(found[1].decode())
-        if not found[2]:
-            raise TokenizerError(f"the token {shown(text)} holds an escape that is none")
-        return _NAMED.get(found[2], found[2])
+    def unescape(escape: re.Match[bytes]) -> bytes:
+        if escape[1]:
+            return bytes.fromhex(escape[1].decode())
+        if not escape[2]:
+            raise TokenizerError(f"the token {brief(text)} holds an escape that is none")
+        return _NAMED.get(escape[2], escape[2])
 
     raw = text.encode()
-    return _ESCAPE.sub(meant, raw) if b"\\" in raw else raw
+    return _ESCAPE.sub(unescape, raw) if b"\\" in raw else raw

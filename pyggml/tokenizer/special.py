@@ -107,21 +107,21 @@ def read_specials(metadata: Metadata, vocabulary: Vocabulary, kind: str, has_bos
             roles[role] = next((vocabulary.ids[n] for n in names if n in vocabulary.ids), None)
             _mark(vocabulary, roles[role], Attr.CONTROL)
     ends = _ends(vocabulary, roles)
-    matched = _matched(metadata, vocabulary)
+    matched = _matched_tokens(metadata, vocabulary)
     return Specials(vocabulary.attrs, roles, frozenset(ends), matched)
 
 
 def _role(
     metadata: Metadata, role: str, keys: tuple[str, ...], default: int | None, n: int
 ) -> int | None:
-    found = default if default is not None and default < n else None
+    role_id = default if default is not None and default < n else None
     for key in keys:
         id = metadata.index(f"tokenizer.ggml.{key}")
         if id is not None and 0 <= id < n:
-            found = id
+            role_id = id
         elif id is not None and role in VITAL:
             raise TokenizerError(f"tokenizer.ggml.{key} is {id}, wanted 0 to {n - 1}")
-    return found
+    return role_id
 
 
 def _mark(vocabulary: Vocabulary, id: int | None, attr: int) -> None:
@@ -147,7 +147,7 @@ def _ends(vocabulary: Vocabulary, roles: dict[str, int | None]) -> set[int]:
     return ends
 
 
-def _matched(metadata: Metadata, vocabulary: Vocabulary) -> tuple[Special, ...]:
+def _matched_tokens(metadata: Metadata, vocabulary: Vocabulary) -> tuple[Special, ...]:
     hidden = Attr.CONTROL | Attr.UNKNOWN
     lstrip, rstrip = _strips(metadata, vocabulary)
     return in_order(

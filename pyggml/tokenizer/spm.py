@@ -14,7 +14,7 @@ Every token but the byte tokens is a normal piece, because llama.cpp merges to t
 from __future__ import annotations
 
 from pyggml.errors import TokenizerError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.tokenizer.codec import Codec
 from pyggml.tokenizer.metadata import Metadata
 from pyggml.tokenizer.vocabulary import Vocabulary
@@ -39,7 +39,7 @@ def codec(metadata: Metadata, vocabulary: Vocabulary) -> Codec:
     try:
         processor = SentencePieceProcessor(model_proto=model_proto(vocabulary))
     except RuntimeError as error:
-        raise TokenizerError(f"sentencepiece refuses the vocabulary: {shown(str(error))}") from None
+        raise TokenizerError(f"sentencepiece refuses the vocabulary: {brief(str(error))}") from None
 
     leads = metadata.flag("tokenizer.ggml.add_space_prefix", True)
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from pyggml import gguf
 from pyggml.errors import TokenizerError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.tokenizer.codec import Codec
 from pyggml.tokenizer.kinds import KINDS, Frame, read_codec, read_frame, read_pretokenizer
 from pyggml.tokenizer.metadata import Metadata
-from pyggml.tokenizer.offsets import located
+from pyggml.tokenizer.offsets import locate
 from pyggml.tokenizer.partition import Part, partition
 from pyggml.tokenizer.special import Specials, read_specials
 from pyggml.tokenizer.vocabulary import BYTE_TOKEN, Attr, Vocabulary, read_vocabulary
@@ -74,8 +74,8 @@ class Tokenizer:
         """
         _check_text(text)
         ids = list(self._before) if add_special else []
-        for _, found in self._encoded(text, partition(text, self._matched, parse_special)):
-            ids += found
+        for _, part_ids in self._encode_parts(text, partition(text, self._matched, parse_special)):
+            ids += part_ids
         return [*ids, *self._after] if add_special else ids
 
     def encode_with_offsets(
@@ -91,13 +91,13 @@ class Tokenizer:
         _check_text(text)
         ids, offsets = list[int](), [np.empty((0, 2), np.int64)]
         parts = partition(text, self._matched, True, plain)
-        for part, found in self._encoded(text, parts):
-            ids += found
+        for part, part_ids in self._encode_parts(text, parts):
+            ids += part_ids
             if part.id is not None:
                 offsets.append(np.array([[part.start, part.end]]))
                 continue
-            spelled = [self.token_bytes(id, special=True) for id in found]
-            offsets.append(part.start + located(text[part.start : part.end], spelled))
+            spelled = [self.token_bytes(id, special=True) for id in part_ids]
+            offsets.append(part.start + locate(text[part.start : part.end], spelled))
         return ids, np.concatenate(offsets)
 
     def control_names(self) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ class Tokenizer:
         roles = {"bos": self.bos_id, "eos": self.eos_id, "pad": self.pad_id, "unk": self.unk_id}
         return {f"{role}_token": self._tokens[id] for role, id in roles.items() if id is not None}
 
-    def _encoded(self, text: str, parts: list[Part]) -> Iterator[tuple[Part, Sequence[int]]]:
+    def _encode_parts(self, text: str, parts: list[Part]) -> Iterator[tuple[Part, Sequence[int]]]:
         """Each part with its ids."""
         texts = [text[part.start : part.end] for part in parts if part.id is None]
         encoded = iter(self._codec.encode(texts))
@@ -220,7 +220,7 @@ def from_metadata(values: Mapping[str, Any]) -> Tokenizer:
     if kind not in KINDS:
         raise TokenizerError(
             "tokenizer.ggml.model, the kind of tokenizer, is"
-            f" {'missing' if kind is None else shown(kind)}, wanted one of {', '.join(KINDS)}"
+            f" {'missing' if kind is None else brief(kind)}, wanted one of {', '.join(KINDS)}"
         )
     pre = read_pretokenizer(kind, metadata)
     vocabulary = read_vocabulary(metadata)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.errors import TokenizerError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.tokenizer.charsmap import Charsmap
 from pyggml.tokenizer.codec import Codec
 from pyggml.tokenizer.metadata import Metadata
@@ -68,11 +68,11 @@ def _model(vocabulary: Vocabulary, unknown: int) -> Any:
     scores[attrs & Attr.USER_DEFINED != 0] = 0.0
     searched = (attrs & _SEARCHED != 0) & (scores >= worst)
     names = [
-        text if found else f" {i}"
-        for i, (text, found) in enumerate(zip(vocabulary.tokens, searched.tolist(), strict=True))
+        text if is_found else f" {i}"
+        for i, (text, is_found) in enumerate(zip(vocabulary.tokens, searched.tolist(), strict=True))
     ]
     pairs = list(zip(names, np.where(searched, scores, worst).tolist(), strict=True))
     try:
         return Tokenizer(Unigram(pairs, unknown, False))
     except Exception as error:  # the library has no narrower type
-        raise TokenizerError(f"tokenizers refuses the vocabulary: {shown(str(error))}") from None
+        raise TokenizerError(f"tokenizers refuses the vocabulary: {brief(str(error))}") from None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pyggml.errors import TokenizerError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.tokenizer.metadata import Metadata
 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -66,7 +66,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     if len(ids) != len(tokens):
         first = next(i for i, text in enumerate(tokens) if ids[text] != i)
         raise TokenizerError(
-            f"tokens {first} and {ids[tokens[first]]} are both {shown(tokens[first])}"
+            f"tokens {first} and {ids[tokens[first]]} are both {brief(tokens[first])}"
         )
     attrs = _attrs(metadata, len(tokens))
     _check_byte_tokens(tokens, attrs)
@@ -85,7 +85,7 @@ def _check_byte_tokens(tokens: list[str], attrs: np.ndarray) -> None:
     for i in np.flatnonzero(attrs & Attr.BYTE).tolist():
         if not BYTE_TOKEN.fullmatch(tokens[i]):
             raise TokenizerError(
-                f"token {i} is of type byte and called {shown(tokens[i])}, wanted <0x00> to <0xFF>"
+                f"token {i} is of type byte and called {brief(tokens[i])}, wanted <0x00> to <0xFF>"
             )
 
 
@@ -104,10 +104,10 @@ def pairs(merges: list[str]) -> list[tuple[str, str]]:
 
     TokenizerError for a merge without such a space.
     """
-    found = [(m[:at], m[at + 1 :]) for m in merges if 0 < (at := m.find(" ", 1)) < len(m) - 1]
-    if len(found) != len(merges):
+    halves = [(m[:at], m[at + 1 :]) for m in merges if 0 < (at := m.find(" ", 1)) < len(m) - 1]
+    if len(halves) != len(merges):
         i = next(i for i, m in enumerate(merges) if not 0 < m.find(" ", 1) < len(m) - 1)
         raise TokenizerError(
-            f"merge {i} is {shown(merges[i])}, wanted two tokens and a space between"
+            f"merge {i} is {brief(merges[i])}, wanted two tokens and a space between"
         )
-    return found if len(set(merges)) == len(merges) else list(dict.fromkeys(found))
+    return halves if len(set(merges)) == len(merges) else list(dict.fromkeys(halves))

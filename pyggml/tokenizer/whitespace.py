@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyggml.tokenizer import bpe
-from pyggml.tokenizer.characters import SPACES, lowered
+from pyggml.tokenizer.characters import SPACES, lower_case
 from pyggml.tokenizer.codec import Codec
 from pyggml.tokenizer.metadata import Metadata
 from pyggml.tokenizer.pretokenizers import Pretokenizer
@@ -18,8 +18,8 @@ def codec(metadata: Metadata, vocabulary: Vocabulary, pre: Pretokenizer) -> Code
 
     def encode(texts: list[str]) -> list[list[int]]:
         cut = [text.translate(table).split(" ") for text in texts]
-        found = iter(inner.encode([word for words in cut for word in words]))
-        return [[id for _ in words for id in next(found)] for words in cut]
+        encoded = iter(inner.encode([word for words in cut for word in words]))
+        return [[id for _ in words for id in next(encoded)] for words in cut]
 
     return Codec(encode, inner.piece)
 
@@ -32,6 +32,6 @@ class _Table(dict[int, str]):
 
     def __missing__(self, point: int) -> str:
         char = chr(point)
-        found = " " if char in SPACES else lowered(char) if self._lower else char
-        self[point] = found
-        return found
+        lower = " " if char in SPACES else lower_case(char) if self._lower else char
+        self[point] = lower
+        return lower

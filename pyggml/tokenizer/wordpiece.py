@@ -11,7 +11,7 @@ from __future__ import annotations
 import unicodedata
 
 from pyggml.errors import TokenizerError
-from pyggml.tokenizer.characters import SPACES, lowered
+from pyggml.tokenizer.characters import SPACES, lower_case
 from pyggml.tokenizer.codec import Codec
 from pyggml.tokenizer.longest import Longest
 from pyggml.tokenizer.metadata import Metadata
@@ -34,8 +34,8 @@ def codec(metadata: Metadata, vocabulary: Vocabulary, unknown: int | None) -> Co
     characters, words = _Characters(lower, strip), _Words(vocabulary.ids, unknown)
 
     def encode(texts: list[str]) -> list[list[int]]:
-        found = [text.translate(characters).split(" ") for text in texts]
-        return [[id for word in each if word for id in words[word]] for each in found]
+        split = [text.translate(characters).split(" ") for text in texts]
+        return [[id for word in each if word for id in words[word]] for each in split]
 
     return Codec(encode, piece, leads=True)
 
@@ -55,11 +55,11 @@ class _Words(dict[str, list[int]]):
     def _cut(self, word: str) -> list[int]:
         ids, at = [], 0
         while at < len(word):
-            found = self._longest.at(word, at)
-            if found is None:
+            token = self._longest.at(word, at)
+            if token is None:
                 return [self._unknown]
-            ids.append(found[0])
-            at += found[1]
+            ids.append(token[0])
+            at += token[1]
         return ids
 
 
@@ -70,8 +70,8 @@ class _Characters(dict[int, str]):
         self._lower, self._strip = lower, strip
 
     def __missing__(self, point: int) -> str:
-        found = self[point] = self._normal(chr(point))
-        return found
+        normal = self[point] = self._normal(chr(point))
+        return normal
 
     def _normal(self, char: str) -> str:
         if self._strip:
@@ -83,7 +83,7 @@ class _Characters(dict[int, str]):
         if dropped or (self._strip and category[0] == "M"):
             return ""
         alone = category[0] == "P" or (char < "\x7f" and category[0] == "S")
-        kept = lowered(char) if self._lower else char
+        cased = lower_case(char) if self._lower else char
         if alone or any(first <= ord(char) <= last for first, last in _HAN):
-            return f" {kept} "
-        return kept
+            return f" {cased} "
+        return cased

@@ -46,14 +46,14 @@ def test_answers_are_found_wherever_the_template_takes_the_chat(model, template,
         messages = given["conversation"]
         if TEXTS[model][name] is None or messages[-1]["role"] != "assistant":
             continue
-        made, tools = template(model), given.get("tools")
+        charge_result, tools = template(model), given.get("tools")
         if (model, name) == ("mistralai-Mistral-Nemo-Instruct-2407", "tools, called"):
             with pytest.raises(TemplateError, match="changes what it wrote of message 3"):
-                find_answers(made, messages, tools)
+                find_answers(charge_result, messages, tools)
             continue
-        text, answers = find_answers(made, messages, tools)
+        text, answers = find_answers(charge_result, messages, tools)
         assert text == TEXTS[model][name]
-        last = made.render(messages[:-1], tools, add_generation_prompt=True)
+        last = charge_result.render(messages[:-1], tools, add_generation_prompt=True)
         header = text[len(last) : answers[-1].start]
         told = text.startswith(last) and "user" in [m["role"] for m in messages]
         assert header in ("", "<think>\n\n</think>\n\n") or not told, name

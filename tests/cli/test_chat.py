@@ -319,9 +319,15 @@ def test_a_stop_while_the_prompt_is_read_leaves_no_round(chat, monkeypatch):
         asked.append(1)
         return len(asked) > 2
 
-    assert said(talking, "the path", stopped=stopped) == "" and talking.rounds == []
+    assert said(talking, "the path", is_stopped=stopped) == "" and talking.rounds == []
     assert talking.n_read == 4
     assert said(talking, "the path") == said(chat(), "the path")
+
+
+@pytest.mark.parametrize("word", ["/bye", "/exit"])
+def test_a_word_ends_the_chat(talk, word):
+    ended = talk(f"{word}\nthe path\n")
+    assert (ended.code, ended.out) == (0, "")
 
 
 def test_ctrl_c_ends_a_pipe(talk, monkeypatch, ctrl_c):

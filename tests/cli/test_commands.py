@@ -9,7 +9,7 @@ import pytest
 import pyggml as library
 from pyggml import gguf
 from pyggml.cli.commands import warmup
-from pyggml.cli.terminal.sampling import sampling_of
+from pyggml.cli.terminal.generation import sampling_of
 from pyggml.cli.terminal.show import count, plural, printable, size, span
 from pyggml.generation import Sampling
 from pyggml.generation import generate as tokens_of
@@ -48,7 +48,7 @@ def test_generate_prints_the_prompt_and_what_the_library_makes_of_it(pyggml, tin
 
 def test_generate_writes_each_token_when_it_is_there(pyggml, tiny, monkeypatch):
     heard = []
-    for place in ("commands.generate", "terminal.sampling"):
+    for place in ("commands.generate", "terminal.generation"):
         monkeypatch.setattr(f"pyggml.cli.{place}.say", lambda text, end="\n": heard.append(text))
     pyggml("generate", "-m", tiny, "-p", "the ", "-n", 5, "--temp", 0)
     assert heard[0] == "the " and len(heard) == 1 + 5 + 1
@@ -131,7 +131,7 @@ def test_perplexity_of_json_lines_is_that_of_their_documents(pyggml, tiny, tmp_p
 def test_perplexity_s_estimate_leaves_out_the_start(pyggml, tiny, text, monkeypatch):
     """A first chunk of 78 s, most of it compiling; then one of 2 s."""
     times = iter([0.0, 2.0])
-    monkeypatch.setattr("pyggml.cli.commands.perplexity.perf_counter", lambda: next(times))
+    monkeypatch.setattr("pyggml.cli.terminal.progress.perf_counter", lambda: next(times))
     ended = pyggml("perplexity", "-m", tiny, "-f", text, "--ctx", 32)
     n = ended.out.count("[")
     assert ended.err == f"{n} chunks of 32 tokens\nsome {2 * (n - 2)} s left\n" and n > 5

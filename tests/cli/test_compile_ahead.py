@@ -58,7 +58,7 @@ def wait_for_a_kernel(folder, helper):
 
 
 def test_a_helper_compiles_until_the_first_step(helpers, tiny, plan, tmp_path):
-    with compile_ahead.helped(tiny, LORA, TRAIN, CTX, plan, "f32") as done:
+    with compile_ahead.run_helper(tiny, LORA, TRAIN, CTX, plan, "f32") as done:
         wait_for_a_kernel(tmp_path, helpers[0])
         assert not notes(tmp_path)
         done()
@@ -66,17 +66,17 @@ def test_a_helper_compiles_until_the_first_step(helpers, tiny, plan, tmp_path):
         assert len(list(tmp_path.rglob("*.nbc"))) < 100, "it left some of 119"
         assert notes(tmp_path)
         done()  # after every later step
-    with compile_ahead.helped(tiny, LORA, TRAIN, CTX, plan, "f32") as done:
+    with compile_ahead.run_helper(tiny, LORA, TRAIN, CTX, plan, "f32") as done:
         done()
     assert len(helpers) == 1, "a step of this kind has been taken"
-    with compile_ahead.helped(tiny, LORA, TRAIN, CTX, plan, "bf16"):
+    with compile_ahead.run_helper(tiny, LORA, TRAIN, CTX, plan, "bf16"):
         assert len(helpers) == 2, "other kernels"
 
 
 def test_a_run_that_fails_leaves_no_note(helpers, tiny, plan, tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),
-        compile_ahead.helped(tiny, LORA, TRAIN, CTX, plan, "f32"),
+        compile_ahead.run_helper(tiny, LORA, TRAIN, CTX, plan, "f32"),
     ):
         wait_for_a_kernel(tmp_path, helpers[0])
         raise KeyboardInterrupt
@@ -87,7 +87,7 @@ def test_a_run_that_fails_leaves_no_note(helpers, tiny, plan, tmp_path):
 @pytest.mark.parametrize("program", ["false", "no-such-program"])
 def test_a_helper_that_does_not_start_is_no_error(helpers, tiny, plan, monkeypatch, program):
     monkeypatch.setattr(sys, "executable", program)
-    with compile_ahead.helped(tiny, LORA, TRAIN, CTX, plan, "f32") as done:
+    with compile_ahead.run_helper(tiny, LORA, TRAIN, CTX, plan, "f32") as done:
         for helper in helpers:
             helper.wait(PATIENCE)
         done()
@@ -100,11 +100,11 @@ def test_the_command_asks_for_help_once(helpers, finetune, tmp_path):
 
 
 def test_no_help_for_one_thread_or_where_nothing_is_kept(helpers, tiny, plan, monkeypatch):
-    with compile_ahead.helped(
+    with compile_ahead.run_helper(
         Path(tiny), LORA, replace(TRAIN, threads=1), CTX, plan, "f32"
     ) as done:
         done()
     monkeypatch.setattr(compile_ahead, "CACHE", None)
-    with compile_ahead.helped(Path(tiny), LORA, TRAIN, CTX, plan, "f32") as done:
+    with compile_ahead.run_helper(Path(tiny), LORA, TRAIN, CTX, plan, "f32") as done:
         done()
     assert not helpers

@@ -137,14 +137,14 @@ def test_the_settled_settings_repeat_the_run(finetune, pyggml, tmp_path):
     given = ("--lora-modules", "attn_q,ffn_up", "--lr", 1e-3, "--seed", 3, "--batch", 2,
              "--checkpoint-dir", tmp_path / "points", "--grad-checkpointing")  # fmt: skip
     first = finetune(*given, "--prompt", "the:\\n \u00e9 # yes")
-    adapter, settled = tmp_path / "adapter.gguf", tmp_path / "adapter.yaml"
-    assert first.code == 0 and "points" not in settled.read_text()
+    adapter, identity = tmp_path / "adapter.gguf", tmp_path / "adapter.yaml"
+    assert first.code == 0 and "points" not in identity.read_text()
     whole = adapter.read_bytes()
-    before = settled.read_text()
+    before = identity.read_text()
     adapter.unlink()
-    again = pyggml("finetune", "--config", settled)
+    again = pyggml("finetune", "--config", identity)
     assert again.code == 0 and adapter.read_bytes() == whole
-    assert again.row("result") == first.row("result") and settled.read_text() == before
+    assert again.row("result") == first.row("result") and identity.read_text() == before
     assert first.out.split("-- before")[1] == again.out.split("-- before")[1]
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import pyggml as library
 from pyggml.chat import BUILT_IN, Turns, find_template
-from pyggml.cli.commands.export_ollama.modelfile import go_template, located, quoted
+from pyggml.cli.commands.export_ollama.modelfile import go_template, path_for, quote
 from pyggml.errors import ConfigError
 from pyggml.lora import attach
 
@@ -138,14 +138,14 @@ def test_paths_are_relative_below_and_absolute_elsewhere(export, tiny, tmp_path,
     assert found[:2] == [("FROM", "./some models/tiny ü.gguf"), ("ADAPTER", "./adapter.gguf")]
     found, _ = export("--force", output=tmp_path / "some models" / "Modelfile")
     assert found[0] == ("FROM", str(tiny))
-    assert located(tmp_path / " x", tmp_path / "M") == "./ x"
-    assert located(tmp_path / "x ", tmp_path / "M") == '"./x "'
+    assert path_for(tmp_path / " x", tmp_path / "M") == "./ x"
+    assert path_for(tmp_path / "x ", tmp_path / "M") == '"./x "'
 
 
 @pytest.mark.parametrize("text", ['a"""b', "a\x07b", "a\rb"])
 def test_text_that_no_modelfile_holds_is_refused(export, text):
     with pytest.raises(ConfigError, match="cannot stand in a Modelfile"):
-        quoted(text)
+        quote(text)
     _, ended = export("--system", text)
     assert ended.code == 2 and ended.err.count("\n") == 1
 

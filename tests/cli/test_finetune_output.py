@@ -49,12 +49,12 @@ def test_a_full_disk_leaves_the_older_file_and_saves_the_work(
     ended = finetune()
     assert ended.code == 2 and f"{path}: cannot be written: No space left on device" in ended.err
     assert path.read_bytes() == b"older" and list(tmp_path.iterdir()) == [path]
-    rescued = list(elsewhere.rglob("*"))
+    rescue = list(elsewhere.rglob("*"))
     if spare:
-        assert f"; the adapter of step 4 was saved as {rescued[-1]}\n" in ended.err
-        assert library.load(tiny, rescued[-1]).adapters
+        assert f"; the adapter of step 4 was saved as {rescue[-1]}\n" in ended.err
+        assert library.load(tiny, rescue[-1]).adapters
     else:
-        assert rescued == []
+        assert rescue == []
 
 
 def test_a_disk_that_is_too_small_is_noticed_before(finetune, monkeypatch):

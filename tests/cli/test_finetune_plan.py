@@ -148,8 +148,8 @@ def test_a_limited_run_is_resumed_with_the_settings_that_it_had(finetune, signal
     ended = finetune(*GROWN, "--max-memory", limit, "--checkpoint-dir", tmp_path / "points")
     said = re.search(r"--batch \d+ --grad-accum \d+", ended.row("limit"))[0]
     assert ended.code == 130 and said in ended.row("resume")
-    settled = (tmp_path / "adapter.yaml").read_text()
-    assert said.split()[1] in settled and "max_memory" not in settled
+    identity = (tmp_path / "adapter.yaml").read_text()
+    assert said.split()[1] in identity and "max_memory" not in identity
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")

@@ -15,7 +15,7 @@ from pyggml import gguf
 from pyggml.cli.commands.inspect.command import BATCH, CTX, RANK
 from pyggml.cli.commands.inspect.facts import family
 from pyggml.cli.commands.inspect.fold import ranges
-from pyggml.cli.terminal.words import coloured
+from pyggml.cli.terminal.words import coloured_lines
 from pyggml.graph.dtypes import F32
 from pyggml.look import lens
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, loss_and_grads
@@ -318,11 +318,11 @@ def test_gradients_of_a_text(facts, pyggml, tiny, text, adapter):
 
 def test_bars_stand_below_their_words():
     words = [("ab", 8), (" ", 0), ("c\n", 1), ("wide" * 30, 4), ("x", -1)]
-    lines = [line.plain for line in coloured(words, 40, has_colour=False)]
+    lines = [line.plain for line in coloured_lines(words, 40, has_colour=False)]
     assert lines[:2] == ["ab c", "██ ▁"] and all(len(line) <= 40 for line in lines[:-1])
     assert "".join(lines[2:-1:2]) == "wide" * 30 + "x"
     assert set("".join(lines[3:-1:2])) == {"▄", " "}
-    (first, *_) = coloured(words, 40, has_colour=True)
+    (first, *_) = coloured_lines(words, 40, has_colour=True)
     assert first.plain == "ab c" and "color(203)" in str(first.spans[0].style)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyggml.cli.terminal import progress
-from pyggml.cli.terminal.progress import Lines, Meter, display, fitting
+from pyggml.cli.terminal.progress import Lines, Meter, display, words_that_fit
 from pyggml.lora import CheckpointReport, History, StepReport, ValidationReport
 from pyggml.lora.objectives import TokensRight
 
@@ -157,7 +157,7 @@ ROOMS = [
 
 @pytest.mark.parametrize("room, shown", ROOMS)
 def test_what_matters_less_gives_way(room, shown):
-    assert fitting(PARTS, room) == shown
+    assert words_that_fit(PARTS, room) == shown
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pyggml.cli.web.report.run_page import Page, rendered
+from pyggml.cli.web.report.run_page import Page, render
 from pyggml.cli.web.report.series import charts_of
 
 HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m"
@@ -36,9 +36,7 @@ def test_texts_of_others_stay_texts():
     norms = {"layers": [HOSTILE, "blk.0"], "columns": [HOSTILE], "norm": [[0.5], [0.1]]}
     page = Page(HOSTILE, [("data", HOSTILE)], {"prompt": HOSTILE}, HOSTILE, [("before", HOSTILE)])
     seen = Seen(
-        rendered(
-            page, [_step(1), {"event": "gradients", "step": 1, **norms}, _step(2, loss=HOSTILE)]
-        )
+        render(page, [_step(1), {"event": "gradients", "step": 1, **norms}, _step(2, loss=HOSTILE)])
     )
     assert [tag for tag, _ in seen.tags].count("script") == 2
     assert not any(tag == "img" or "onerror" in about for tag, about in seen.tags)
@@ -50,7 +48,7 @@ def test_texts_of_others_stay_texts():
 
 
 def test_a_page_fetches_nothing():
-    text = rendered(Page("adapter", [], {}), [_step(1)])
+    text = render(Page("adapter", [], {}), [_step(1)])
     seen = Seen(text)
     for tag, about in seen.tags:
         assert tag not in ("link", "iframe", "img", "base") and not {"src", "href"} & about.keys()
@@ -66,13 +64,13 @@ def test_gradients_have_maps_and_a_word_of_what_is_wrong():
     table = {"layers": ["blk.0", "blk.1"], "columns": ["ffn_up A"], "norm": [[0.5], [0.0]]}
     records = [_step(i) for i in (1, 2)]
     records += [{"event": "gradients", "step": i, **table} for i in (1, 2)]
-    seen = Seen(rendered(Page("adapter", [], {}), records))
+    seen = Seen(render(Page("adapter", [], {}), records))
     assert "Gradients" in seen.texts["h2"]
     wrong = [t for t in seen.texts["li"] if t.strip()]
     assert wrong == ["blk.1: dead: the gradient is 0, 2 recorded steps, from 1 to 2"]
     titles = [about["aria-label"] for tag, about in seen.tags if tag == "svg"]
     assert titles == ["gradient norm ‖g‖, step 2", "gradient norm ‖g‖, over steps"]
-    assert "Gradients" not in rendered(Page("adapter", [], {}), records[:2])
+    assert "Gradients" not in render(Page("adapter", [], {}), records[:2])
 
 
 def test_charts_have_the_numbers_of_the_run():

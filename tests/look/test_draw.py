@@ -21,8 +21,8 @@ from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.look.draw import inside, lanes, overview, page, picture
-from pyggml.look.draw.fold import counted, sections
-from pyggml.look.draw.layers import layered
+from pyggml.look.draw.fold import op_counts, sections
+from pyggml.look.draw.layers import place_in_layers
 from pyggml.models import (
     Inputs,
     build_loss,
@@ -66,9 +66,9 @@ def test_equal_blocks_are_one_section(graph):
         ("blocks 1 to 3", 3),
         ("end", 1),
     ]
-    assert dict(counted(found[2].forward))["flash_attn_ext"] == 1
-    assert dict(counted(found[2].backward))["flash_attn_back"] == 1
-    assert "flash_attn_back" not in dict(counted(found[0].backward))
+    assert dict(op_counts(found[2].forward))["flash_attn_ext"] == 1
+    assert dict(op_counts(found[2].backward))["flash_attn_back"] == 1
+    assert "flash_attn_back" not in dict(op_counts(found[0].backward))
 
 
 @pytest.mark.parametrize("architecture", ["gemma3", "lfm2", "mamba", "qwen3moe", "gpt2", "phi2"])
@@ -95,7 +95,7 @@ def test_a_graph_without_blocks_is_one_section():
 @settings(max_examples=30)
 def test_nodes_stand_below_their_sources_and_apart(graph):
     need("igraph")
-    found = layered(graph.nodes)
+    found = place_in_layers(graph.nodes)
     assert found.places.keys() == set(graph.nodes)
     for (source, reader), way in found.ways.items():
         assert found.places[source][1] < found.places[reader][1]

@@ -36,11 +36,11 @@ class Spans(HTMLParser):
                 "title" in about]  # fmt: skip
 
 
-def drawn(pieces, losses, ranks=None, counted=None):
+def drawn(pieces, losses, ranks=None, op_counts=None):
     n = len(pieces)
     ranks = np.zeros(n, int) if ranks is None else np.array(ranks)
-    counted = np.ones(n, bool) if counted is None else np.array(counted)
-    table = TokenTable(np.arange(n) + 7, np.array(losses), ranks, counted)
+    op_counts = np.ones(n, bool) if op_counts is None else np.array(op_counts)
+    table = TokenTable(np.arange(n) + 7, np.array(losses), ranks, op_counts)
     return Spans(fragment(table, pieces))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import pyggml
-from pyggml.cli.terminal.interrupt import stopping
+from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.errors import PyggmlError
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 from pyggml.lora.data import Corpus, Dataset
@@ -84,7 +84,7 @@ def main(model, die=None, differ=None, fail=None, **settings):
 
     trainer.passes.train = train
     try:
-        with stopping(trainer.stop):
+        with stop_on_signals(trainer.stop):
             trainer.run()
     except PyggmlError as error:
         return {"error": str(error)}

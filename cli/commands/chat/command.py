@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
-import pyggml.threads
-from pyggml import load
-from pyggml.chat import BUILT_IN, MODEL, find_template
+from pyggml.chat import find_template
 from pyggml.cli.commands.chat.console import Console
 from pyggml.cli.commands.chat.conversation import Conversation
-from pyggml.cli.terminal.help import GroupedCommand, GroupedOption
-from pyggml.cli.terminal.options import SETTINGS, given_settings, model_options, settings_options
-from pyggml.cli.terminal.sampling import sampling_of, sampling_options
-from pyggml.cli.terminal.show import printable, say, unescaped
-from pyggml.errors import ConfigError
+from pyggml.cli.terminal.generation import (
+    CTX,
+    chat_template_option,
+    ctx_option,
+    n_ctx_of,
+    n_tokens_option,
+    sampling_of,
+    sampling_options,
+    system_option,
+)
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.options import (
+    SETTINGS,
+    ModelSource,
+    given_settings,
+    model_options,
+    settings_options,
+)
+from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.generation import Context
 
-_TEXT: dict[str, Any] = {"cls": GroupedOption, "group": "text", "common": True}
-_CTX = 4096
 _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left out
 
 
@@ -32,36 +41,16 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
     context_settings=SETTINGS,
 )
 @model_options
-@click.option("--system", metavar="TEXT", **_TEXT, help="what stands before all messages")
-@click.option(
-    "--chat-template",
-    metavar="WORD",
-    default=MODEL,
-    show_default=True,
-    **_TEXT,
-    help=f"how chats are written: model is the way of its file; {', '.join(BUILT_IN)}; or a file",
-)
-@click.option(
-    *("-n", "--n-tokens"),
-    type=click.IntRange(min=1),
-    metavar="N",
-    **_TEXT,
-    help="most tokens of an answer (default: as many as fit)",
-)
-@click.option(
-    "--ctx",
-    type=click.IntRange(min=16),
-    metavar="N",
-    **_TEXT,
-    help=f"most tokens that the model remembers (default: {_CTX}, or the model's if that has "
-    "fewer); then the oldest rounds are left out",
+@system_option
+@chat_template_option()
+@n_tokens_option("most tokens of an answer (default: as many as fit)")
+@ctx_option(
+    16,
+    f"most tokens that the model remembers (default: {CTX}, or the model's if that has fewer); "
+    "then the oldest rounds are left out",
 )
 def command(
-    model: Path,
-    lora: tuple[tuple[Path, float], ...] | None,
-    threads: int,
-    compute: str,
-    device: str,
+    source: ModelSource,
     system: str | None,
     chat_template: str,
     n_tokens: int | None,
@@ -74,17 +63,13 @@ def command(
     """
     how = sampling_of(given)
     cache_type = Context(**given_settings(Context, {}, given)).cache_type
-    opened = load(model, lora and [*lora], compute, device=device)
-    pyggml.threads.set(threads)
-    most = opened.config.n_ctx
-    if ctx is not None and ctx > most:
-        raise ConfigError([("ctx", f"is {ctx}, wanted at most the model's {most}")])
+    opened = source.load()
+    n_ctx = n_ctx_of(opened, ctx, CTX)
     template = find_template(opened.tokenizer, chat_template)
-    text = None if system is None else unescaped(system)
-    n_ctx = ctx or min(_CTX, most)
+    text = None if system is None else unescape(system)
     chat = Conversation(opened, template, how, n_ctx, n_tokens, text, cache_type)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive:
-        name = printable(str(opened.file.get("general.name", model.name)))
+        name = printable(str(opened.file.get("general.name", source.path.name)))
         say(f"{name}, as {template.origin} has it; /help lists commands, Ctrl-D ends")
     return Console(chat, interactive).run()

@@ -19,7 +19,7 @@ import click
 from pyggml.cli.commands.chat.conversation import Conversation, Round
 from pyggml.cli.commands.chat.lines import read_messages
 from pyggml.cli.terminal.exit import FAILED
-from pyggml.cli.terminal.sampling import show
+from pyggml.cli.terminal.generation import say_piece
 from pyggml.cli.terminal.show import plural, printable, say
 from pyggml.errors import PyggmlError
 from pyggml.generation import Finish
@@ -41,6 +41,8 @@ class Console:
         self._chat, self._interactive, self._failed = conversation, interactive, False
         self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
             "/help": ("these commands", self._help),
+            "/bye": ("end the chat, as Ctrl-D; /exit too", self._end),
+            "/exit": ("the same", self._end),
             "/undo": ("take the last message and its answer back", self._undo),
             "/retry": ("answer the last message anew", self._retry),
             "/reset": ("begin anew; the system's text stays", self._reset),
@@ -53,6 +55,8 @@ class Console:
         for line in read_messages(self._interactive):
             try:
                 self._handle(line)
+            except EOFError:
+                break
             except PyggmlError as error:
                 self._failed = True
                 self._note(str(error))
@@ -80,11 +84,11 @@ class Console:
 
     def _answer(self, question: str) -> None:
         before, began, n, finish = self._chat.n_dropped, perf_counter(), 0, None
-        with self._stopping() as stopped:
-            for piece in self._chat.ask(question, stopped):
+        with self._stop_on_interrupt() as is_stopped:
+            for piece in self._chat.ask(question, is_stopped):
                 if n == 0:
                     self._say_dropped(self._chat.n_dropped - before)
-                show(piece, self._chat.how, self._chat.tokenizer)
+                say_piece(piece, self._chat.how, self._chat.tokenizer)
                 n, finish = n + 1, piece.finish
         if self._chat.how.logprobs is None:
             say("")
@@ -93,30 +97,30 @@ class Console:
         if self._interactive:
             speed = f"{n / (perf_counter() - began):.1f} tokens/s"
             context = f"{self._chat.n_read:,} of {self._chat.n_ctx:,} of the context"
-            stopped_ = "" if finish else "stopped; "
-            self._note(f"({stopped_}{plural(n, 'token')}, {speed}; {context})")
+            how_ended = "" if finish else "stopped; "
+            self._note(f"({how_ended}{plural(n, 'token')}, {speed}; {context})")
 
     def _say_dropped(self, n: int) -> None:
         if n:
             self._note(f"(the context is full: the model forgets the {_first(n)})")
 
     @contextmanager
-    def _stopping(self) -> Iterator[Callable[[], bool]]:
+    def _stop_on_interrupt(self) -> Iterator[Callable[[], bool]]:
         """A context in which Ctrl-C at a terminal asks for a stop; a second one ends the program.
 
         Yields whether it was asked for: between tokens, since a cache is of no use whose tokens
         were half computed.
         """
-        asked: list[int] = []
+        signals: list[int] = []
 
         def handle(number: int, frame: FrameType | None) -> None:
-            if asked:
+            if signals:
                 raise KeyboardInterrupt
-            asked.append(number)
+            signals.append(number)
 
         before = signal.signal(signal.SIGINT, handle) if self._interactive else None
         try:
-            yield lambda: bool(asked)
+            yield lambda: bool(signals)
         finally:
             if self._interactive:
                 signal.signal(signal.SIGINT, before)
@@ -128,6 +132,9 @@ class Console:
         self._note(
             "A line that ends with \\ goes on in the next. Ctrl-C ends an answer, Ctrl-D all."
         )
+
+    def _end(self, rest: str) -> None:
+        raise EOFError
 
     def _undo(self, rest: str) -> None:
         self._note(f"(taken back: {self._last().question})")
@@ -143,10 +150,10 @@ class Console:
 
     def _last(self) -> Round:
         """The last round, which is taken back."""
-        found = self._chat.undo()
-        if found is None:
+        last = self._chat.undo()
+        if last is None:
             raise PyggmlError("nothing was said yet")
-        return found
+        return last
 
     def _reset(self, rest: str) -> None:
         self._chat.reset()

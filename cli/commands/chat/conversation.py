@@ -67,10 +67,10 @@ class Conversation:
         # Of a model without a token for it, the end of a turn is but text.
         ending = answer_ending(template).strip()
         self.how = replace(how.with_seed(), stop=(*how.stop, *filter(None, [ending])))
-        self._n_asked = 0  # each answer has a seed of its own
+        self._n_answers = 0  # each answer has a seed of its own
         self._session, self._read = Session(model, n_ctx, cache_type), list[int]()
 
-    def ask(self, question: str, stopped: Callable[[], bool] = lambda: False) -> Iterator[Piece]:
+    def ask(self, question: str, is_stopped: Callable[[], bool] = lambda: False) -> Iterator[Piece]:
         """The pieces of the answer, without white space before it.
 
         It ends early once `stopped` says so; what was said stays. Raises DataError if the question
@@ -78,29 +78,29 @@ class Conversation:
         before then.
         """
         ids = self._prompt(question)
-        how = replace(self.how, seed=(self.how.seed + self._n_asked) % _SEEDS)
-        self._n_asked += 1
+        how = replace(self.how, seed=(self.how.seed + self._n_answers) % _SEEDS)
+        self._n_answers += 1
         completion = Completion(self.tokenizer, how, ids, self._n_tokens, self.n_ctx)
         answer = ""
         try:
-            for piece in self._written(completion, ids, stopped):
+            for piece in self._generate(completion, ids, is_stopped):
                 begun, answer = bool(answer.strip()), answer + piece.text
                 yield piece if begun else replace(piece, text=piece.text.lstrip())
         finally:
             if answer.strip():
                 self.rounds.append(Round(question, answer))
 
-    def _written(
-        self, completion: Completion, ids: Sequence[int], stopped: Callable[[], bool]
+    def _generate(
+        self, completion: Completion, ids: Sequence[int], is_stopped: Callable[[], bool]
     ) -> Iterator[Piece]:
         """The pieces of an answer to the prompt. Of that only the new tokens are fed."""
         self._forget_after(_n_shared(self._read, ids[:-1]))
         new = ids[len(self._read) :]
         for first in range(0, len(new), _AT_ONCE):
-            if stopped():
+            if is_stopped():
                 return
             logits = self._feed(new[first : first + _AT_ONCE])
-        while not stopped():
+        while not is_stopped():
             piece = completion.take(logits)
             yield piece
             if piece.finish is not None:
@@ -138,11 +138,11 @@ class Conversation:
 
     def _messages(self, n_dropped: int = 0) -> list[Message]:
         """The system's message and the rounds but the first n_dropped."""
-        found = [] if self.system is None else [_message("system", self.system)]
+        messages = [] if self.system is None else [_message("system", self.system)]
         for round_ in self.rounds[n_dropped:]:
-            found.append(_message("user", round_.question))
-            found.append(_message("assistant", round_.answer))
-        return found
+            messages.append(_message("user", round_.question))
+            messages.append(_message("assistant", round_.answer))
+        return messages
 
     def set_system(self, text: str | None) -> None:
         """Change what stands before all rounds. TemplateError if the template refuses it."""

@@ -9,26 +9,27 @@ from typing import Any
 
 import click
 
-import pyggml.threads
 from pyggml.cli.commands.eval.files import File
 from pyggml.cli.commands.eval.record import record
-from pyggml.cli.commands.eval.subjects import Adapter, Subject, names, subjects
+from pyggml.cli.commands.eval.subjects import names, subjects
 from pyggml.cli.commands.eval.table import NOTE, show
-from pyggml.cli.terminal.help import GroupedCommand, GroupedOption
+from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
-    ADAPTERS,
     PATH,
     SETTINGS,
+    Adapter,
     AdapterFile,
+    ModelSource,
     compute_options,
     given_settings,
+    grouped,
+    lora_option,
     settings_options,
 )
-from pyggml.cli.terminal.show import printable, say, unescaped
+from pyggml.cli.terminal.paths import check_text
+from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.lora.config import EvalConfig
-
-_MODEL: dict[str, Any] = {"cls": GroupedOption, "group": "model", "common": True}
 
 
 @click.command(
@@ -37,12 +38,12 @@ _MODEL: dict[str, Any] = {"cls": GroupedOption, "group": "model", "common": True
     params=[*settings_options(EvalConfig, {})],
     context_settings=SETTINGS,
 )
-@click.option("-m", "--model", type=PATH, **_MODEL, help="GGUF model")
-@click.option("--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; several add up")
+@click.option("-m", "--model", type=PATH, **grouped("model"), help="GGUF model")
+@lora_option
 @click.option(
     "--compare",
     is_flag=True,
-    **_MODEL,
+    **grouped("model"),
     help="evaluate the files that follow too, models and adapters of -m, and say how they differ",
 )
 @click.argument("others", nargs=-1, type=AdapterFile(), metavar="[--compare FILE...]")
@@ -51,9 +52,7 @@ _MODEL: dict[str, Any] = {"cls": GroupedOption, "group": "model", "common": True
     type=PATH,
     multiple=True,
     required=True,
-    cls=GroupedOption,
-    group="data",
-    common=True,
+    **grouped("data"),
     metavar="DATA",
     help="text, rows as for finetune, or questions with choices (docs/evaluation.md); may be given "
     "several times",
@@ -62,9 +61,7 @@ _MODEL: dict[str, Any] = {"cls": GroupedOption, "group": "model", "common": True
     "--json",
     "as_json",
     is_flag=True,
-    cls=GroupedOption,
-    group="output",
-    common=True,
+    **grouped("output"),
     help="print JSON instead of tables",
 )
 @compute_options
@@ -90,26 +87,20 @@ def command(
     if compare and not others:
         raise ConfigError("--compare names no file, wanted models, or adapters of -m")
     if given["delimiter"] is not None:
-        given["delimiter"] = unescaped(given["delimiter"])
+        given["delimiter"] = unescape(given["delimiter"])
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
-    found = [File.read(path, config) for path in files]
-    pyggml.threads.set(threads)
-    _evaluate(subjects(model, lora, others), found, config, as_json, compute, device)
+    check_text(files)
+    data = [File.read(path, config) for path in files]
+    how = {"threads": threads, "compute": compute, "device": device}
+    _evaluate(subjects(model, lora, others, **how), data, config, as_json)
 
 
 def _evaluate(
-    models: Sequence[Subject],
-    files: Sequence[File],
-    config: EvalConfig,
-    as_json: bool,
-    *how: str,
+    models: Sequence[ModelSource], files: Sequence[File], config: EvalConfig, as_json: bool
 ) -> None:
-    """Evaluate all models on one file after the other, and print what came of it.
-
-    how: the compute type, and the device
-    """
+    """Evaluate all models on one file after the other, and print what came of it."""
     called, records = names(models), []
-    opened = [model.load(*how) for model in models]
+    opened = [model.load() for model in models]
     for file in files:
         results = [
             file.evaluate(model, config, printable(f"{file.path.name}, {name}"))

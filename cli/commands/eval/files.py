@@ -15,8 +15,8 @@ from pyggml.lora.config import EvalConfig
 from pyggml.lora.data import QuestionRow, Row, TextRow
 from pyggml.lora.evaluate import (
     Answers,
-    Asking,
     Perplexity,
+    QuestionFormat,
     TokenScores,
     choose,
     encode_questions,
@@ -76,31 +76,33 @@ class File:
 
     def evaluate(self, model: Model, config: EvalConfig, label: str) -> Answers | TokenResult:
         """What a model makes of it."""
-        told = Progress(label)
+        progress = Progress(label)
         if self.kind == QUESTIONS:
-            asked = encode_questions(self.questions, model.tokenizer, Asking.of(config, model))
-            return choose(model, asked, told)
+            encoded = encode_questions(
+                self.questions, model.tokenizer, QuestionFormat.of(config, model)
+            )
+            return choose(model, encoded, progress)
         try:
-            return self._predicted(model, config, told)
+            return self._score_tokens(model, config, progress)
         except DataError as error:
             about = "" if str(self.path) in str(error) else f"{self.path}: "
             raise DataError(f"{about}{error}") from None
 
-    def _predicted(self, model: Model, config: EvalConfig, told: Progress) -> TokenResult:
+    def _score_tokens(self, model: Model, config: EvalConfig, progress: Progress) -> TokenResult:
         rows, n_long = config.rows(model.config.n_ctx), 0
         if self.kind == TEXT:
             (row,) = self.rows
             assert isinstance(row, TextRow)
             text = row.text.removesuffix("\n")  # llama.cpp's -f drops one
             parse = config.special_tokens == "parse"
-            found = perplexity(model, text, rows.ctx, parse, config.limit)
+            results = perplexity(model, text, rows.ctx, parse, config.limit)
         else:
             data, n_long = windows(self.rows, model.tokenizer, rows)
-            found = perplexity(model, data)
+            results = perplexity(model, data)
         parts: list[Perplexity] = []
-        for so_far in found:
+        for so_far in results:
             parts.append(so_far)
-            told(so_far.chunk, so_far.n_chunks)
+            progress(so_far.chunk, so_far.n_chunks)
         scores = TokenScores.joined([part.scores for part in parts])
         return TokenResult(parts[-1], scores, model.tokenizer.identity, n_long)
 

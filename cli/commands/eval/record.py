@@ -46,9 +46,9 @@ def _of_answers(answers: Answers) -> _Object:
 def _share(right: Any) -> _Object:
     """A proportion; its standard error is lm-evaluation-harness's."""
     n = len(right)
-    found = proportion(int(right.sum()), n)
-    error = sqrt(found.value * (1 - found.value) / (n - 1)) if n > 1 else None
-    return {**asdict(found), "stderr": error}
+    share = proportion(int(right.sum()), n)
+    error = sqrt(share.value * (1 - share.value) / (n - 1)) if n > 1 else None
+    return {**asdict(share), "stderr": error}
 
 
 def _of_tokens(result: TokenResult) -> _Object:
@@ -70,12 +70,12 @@ def _tokens_against(ours: TokenResult, first: TokenResult) -> _Object:
     return {"perplexity_ratio": _interval(ratio), "token_accuracy": _difference(share)}
 
 
-def _difference(found: Difference) -> _Object:
-    return {**_interval(found.share), "won": found.won, "lost": found.lost}
+def _difference(d: Difference) -> _Object:
+    return {**_interval(d.share), "won": d.won, "lost": d.lost}
 
 
-def _interval(found: Interval) -> _Object:
-    return {name: _finite(value) for name, value in asdict(found).items()}
+def _interval(interval: Interval) -> _Object:
+    return {name: _finite(value) for name, value in asdict(interval).items()}
 
 
 def _finite(value: float) -> float | None:

@@ -3,58 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pyggml import Model, gguf, load
-from pyggml.cli.terminal.options import adapter_word
+from pyggml import gguf
+from pyggml.cli.terminal.options import Adapter, ModelSource, adapter_word
 from pyggml.errors import ConfigError
-
-Adapter = tuple[Path, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A model file and the adapters on top of it."""
-
-    model: Path
-    adapters: tuple[Adapter, ...] = ()
-
-    def load(self, compute: str, device: str) -> Model:
-        return load(self.model, [*self.adapters] or None, compute, device=device)
 
 
 def subjects(
-    model: Path | None, adapters: Sequence[Adapter] | None, others: Sequence[Adapter]
-) -> list[Subject]:
+    model: Path | None,
+    adapters: Sequence[Adapter] | None,
+    others: Sequence[Adapter],
+    **how: Any,
+) -> list[ModelSource]:
     """-m with its adapters, if it is given, and each other file: a model, or an adapter of -m.
+
+    how: threads, compute type and device of all
 
     Raises ConfigError if there is nothing to evaluate, or an adapter without a model.
     """
     if model is None and (adapters or not others):
         raise ConfigError("-m is missing, wanted -m MODEL.gguf, or --compare and models")
-    found = [] if model is None else [Subject(model, tuple(adapters or ()))]
+    evaluated = [] if model is None else [ModelSource(model, tuple(adapters or ()), **how)]
     for path, weight in others:
         if _is_adapter(path):
             if model is None:
                 raise ConfigError(f"{path}: is an adapter, wanted -m and the model it is for")
-            found.append(Subject(model, ((path, weight),)))
+            evaluated.append(ModelSource(model, ((path, weight),), **how))
         elif weight != 1:
             raise ConfigError(f"{path}: is a model, wanted no weight: those are for adapters")
         else:
-            found.append(Subject(path))
-    return found
+            evaluated.append(ModelSource(path, **how))
+    return evaluated
 
 
-def names(found: Sequence[Subject]) -> list[str]:
+def names(models: Sequence[ModelSource]) -> list[str]:
     """What to call each: the names of its files, with their folders only where it takes them."""
-    short = [_name(subject, whole=False) for subject in found]
-    long = [_name(subject, whole=True) for subject in found]
+    short = [_name(source, whole=False) for source in models]
+    long = [_name(source, whole=True) for source in models]
     return [b if short.count(a) > 1 else a for a, b in zip(short, long, strict=True)]
 
 
-def _name(subject: Subject, whole: bool) -> str:
-    paths = [(subject.model, 1.0), *subject.adapters]
+def _name(source: ModelSource, whole: bool) -> str:
+    paths = [(source.path, 1.0), *source.adapters]
     return " + ".join(adapter_word((p if whole else Path(p.name), w)) for p, w in paths)
 
 

@@ -58,26 +58,26 @@ def _of_tokens(names: Sequence[str], results: Sequence[TokenResult]) -> list[_Li
         if same:
             ratio, right = compare_tokens(r.scores, first.scores)
             less = Interval(ratio.value - 1, ratio.low - 1, ratio.high - 1)
-            lines.append((_against(names), _signed(less, " %"), _signed(right.share)))
+            lines.append((_against(names), _difference(less, " %"), _difference(right.share)))
         else:
             lines.append((_against(names), "other tokens: not comparable", ""))
     return lines
 
 
 def _of_answers(names: Sequence[str], results: Sequence[Answers]) -> list[_Line]:
-    measures = _shown(results)
+    measures = _measures(results)
     lines: list[_Line] = [("", *measures)]
     for name, answers in zip(names, results, strict=True):
         shares = (proportion(int(answers.right[m].sum()), len(answers.right[m])) for m in measures)
         lines.append((name, *map(_share, shares)))
         if answers is not results[0]:
-            found = compare_answers(answers, results[0])
-            lines.append((_against(names), *(_signed(found[m].share) for m in measures)))
-            lines.append(("  won, lost", *(_won(found[m]) for m in measures)))
+            differences = compare_answers(answers, results[0])
+            lines.append((_against(names), *(_difference(differences[m].share) for m in measures)))
+            lines.append(("  won, lost", *(_won(differences[m]) for m in measures)))
     return lines
 
 
-def _shown(results: Sequence[Answers]) -> list[str]:
+def _measures(results: Sequence[Answers]) -> list[str]:
     """The measures, without that by bytes where it says the same as that by characters."""
     same = all((r.right["acc_bytes"] == r.right["acc_norm"]).all() for r in results)
     return [m for m in MEASURES if not (same and m == "acc_bytes")]
@@ -91,14 +91,14 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _share(found: Interval) -> str:
-    return f"{_percent(found.value)}  [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+def _share(interval: Interval) -> str:
+    return f"{_percent(interval.value)}  [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
-def _signed(found: Interval, unit: str = "") -> str:
-    value, low, high = (100 * x for x in (found.value, found.low, found.high))
+def _difference(interval: Interval, unit: str = "") -> str:
+    value, low, high = (100 * x for x in (interval.value, interval.low, interval.high))
     return f"{value:+.1f}{unit}  [{low:+.1f}, {high:+.1f}]"
 
 
-def _won(found: Difference) -> str:
-    return f"{found.won}, {found.lost}"
+def _won(difference: Difference) -> str:
+    return f"{difference.won}, {difference.lost}"

@@ -9,26 +9,24 @@ from typing import Any
 import click
 
 from pyggml import Model, load
-from pyggml.chat import (
-    BUILT_IN,
-    MODEL,
-    ChatTemplate,
-    answer_ending,
-    find_template,
-    find_turns,
+from pyggml.chat import MODEL, ChatTemplate, answer_ending, find_template, find_turns
+from pyggml.cli.commands.export_ollama.modelfile import go_template, path_for, quote
+from pyggml.cli.terminal.generation import (
+    CTX,
+    chat_template_option,
+    ctx_option,
+    n_ctx_of,
+    sampling_of,
+    sampling_options,
+    system_option,
 )
-from pyggml.cli.commands.export_ollama.modelfile import go_template, located, quoted
-from pyggml.cli.terminal.help import GroupedCommand, GroupedOption
-from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS
-from pyggml.cli.terminal.sampling import sampling_of, sampling_options
-from pyggml.cli.terminal.show import printable, say, unescaped
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, grouped, model_option
+from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.files import replacing
 from pyggml.generation import Sampling
 
-_MODEL: dict[str, Any] = {"cls": GroupedOption, "group": "model", "common": True}
-_TEXT: dict[str, Any] = {"cls": GroupedOption, "group": "text", "common": True}
-_CTX = 4096
 # Settings that Ollama has under the same name; of the first four its defaults are others.
 _ALWAYS = ("temperature", "top_k", "top_p", "min_p")
 _IF_GIVEN = ("repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty", "seed")
@@ -41,40 +39,23 @@ _WITHOUT = ("logit_bias", "logprobs")  # it has none
     params=[*sampling_options(without=_WITHOUT)],
     context_settings=SETTINGS,
 )
-@click.option("-m", "--model", type=PATH, required=True, **_MODEL, help="GGUF model")
-@click.option("--lora", **ADAPTERS, **_MODEL, help="adapter to use with it")
-@click.option("--system", metavar="TEXT", **_TEXT, help="what stands before all messages")
-@click.option(
-    "--chat-template",
-    metavar="WORD",
-    default=MODEL,
-    show_default=True,
-    **_TEXT,
-    help=f"how chats are written: model is the way of its file; {', '.join(BUILT_IN)}; or a file",
-)
-@click.option(
-    "--ctx",
-    type=click.IntRange(min=16),
-    metavar="N",
-    **_TEXT,
-    help=f"most tokens of a chat (default: {_CTX}, or the model's if that has fewer)",
-)
+@model_option
+@click.option("--lora", **ADAPTERS, **grouped("model"), help="adapter to use with it")
+@system_option
+@chat_template_option()
+@ctx_option(16, f"most tokens of a chat (default: {CTX}, or the model's if that has fewer)")
 @click.option(
     *("-o", "--output"),
     type=PATH,
     default=Path("Modelfile"),
     show_default=True,
-    cls=GroupedOption,
-    group="output",
-    common=True,
+    **grouped("output"),
     help="file to write",
 )
 @click.option(
     "--force",
     is_flag=True,
-    cls=GroupedOption,
-    group="output",
-    common=True,
+    **grouped("output"),
     help="replace the file if it is there",
 )
 def command(
@@ -98,14 +79,14 @@ def command(
     if output.exists() and not force:
         raise ConfigError(f"{output}: is there already, --force replaces it")
     opened = load(model, adapters or None)
-    template = _chosen(opened, chat_template)
+    template = _find_template(opened, chat_template)
     chat, missing = _chat(opened, template)
     lines = [
-        f"FROM {located(model, output)}",
-        *(f"ADAPTER {located(path, output)}" for path, _ in adapters),
+        f"FROM {path_for(model, output)}",
+        *(f"ADAPTER {path_for(path, output)}" for path, _ in adapters),
         chat,
-        *([] if system is None else [f"SYSTEM {quoted(unescaped(system))}"]),
-        *_parameters(how, template, _context(opened, ctx)),
+        *([] if system is None else [f"SYSTEM {quote(unescape(system))}"]),
+        *_parameters(how, template, n_ctx_of(opened, ctx, CTX)),
     ]
     with replacing(output) as partial:
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -114,7 +95,7 @@ def command(
     say(f"{printable(str(output))} written; next: ollama create NAME -f {printable(str(output))}")
 
 
-def _chosen(model: Model, name: str) -> ChatTemplate | None:
+def _find_template(model: Model, name: str) -> ChatTemplate | None:
     """The named template; None if it would be the model's own and that has none."""
     if name == MODEL and not {"", "default"} & model.tokenizer.chat_templates.keys():
         return None
@@ -124,28 +105,21 @@ def _chosen(model: Model, name: str) -> ChatTemplate | None:
 def _chat(model: Model, template: ChatTemplate | None) -> tuple[str, str]:
     """The template as Ollama has it, and ""; or a comment and a note why there is none."""
     if template is None:
-        return _without("the model has none; --chat-template names one")
+        return _omission("the model has none; --chat-template names one")
     special = model.tokenizer.special_texts()
     bos = special.get("bos_token", "") if model.tokenizer.add_bos else ""
     try:
         turns = find_turns(template, special.get("eos_token", "")).without(bos)
-        text = f"TEMPLATE {quoted(go_template(turns))}"
+        text = f"TEMPLATE {quote(go_template(turns))}"
     except PyggmlError as error:
-        return _without(f"{template.origin} is not one of turns: {error}")
+        return _omission(f"{template.origin} is not one of turns: {error}")
     dated = "strftime_now" in template.source
     return "# The date in this template is that of its export.\n" * dated + text, ""
 
 
-def _without(reason: str) -> tuple[str, str]:
+def _omission(reason: str) -> tuple[str, str]:
     said = f"TEMPLATE is left out: {printable(' '.join(reason.split()))}"
     return f"# {said}", said
-
-
-def _context(model: Model, ctx: int | None) -> int:
-    most = model.config.n_ctx
-    if ctx is not None and ctx > most:
-        raise ConfigError([("ctx", f"is {ctx}, wanted at most the model's {most}")])
-    return ctx or min(_CTX, most)
 
 
 def _parameters(how: Sampling, template: ChatTemplate | None, n_ctx: int) -> list[str]:
@@ -156,5 +130,5 @@ def _parameters(how: Sampling, template: ChatTemplate | None, n_ctx: int) -> lis
     ending = "" if template is None else answer_ending(template).strip()
     stops = dict.fromkeys([*filter(None, [ending]), *how.stop])
     return [f"PARAMETER {name} {number}" for name, number in numbers.items()] + [
-        f"PARAMETER stop {quoted(stop)}" for stop in stops
+        f"PARAMETER stop {quote(stop)}" for stop in stops
     ]

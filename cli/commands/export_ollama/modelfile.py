@@ -15,7 +15,7 @@ from pyggml.chat import Turns
 from pyggml.errors import ConfigError
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """A value in quotation marks. ConfigError for text that no Modelfile can hold."""
     if '"""' in text or not all(c in "\n\t" or c.isprintable() for c in text):
         raise ConfigError(
@@ -25,12 +25,12 @@ def quoted(text: str) -> str:
     return f"{marks}{text}{marks}"
 
 
-def located(file: Path, modelfile: Path) -> str:
+def path_for(file: Path, modelfile: Path) -> str:
     """A file's path for a Modelfile: relative to it if the file lies below, else absolute."""
     # Unlike Path.resolve, abspath follows no links: a model may be one, whose name means more.
     file, folder = (Path(os.path.abspath(p)) for p in (file, modelfile.parent))  # noqa: PTH100
     text = f"./{file.relative_to(folder).as_posix()}" if file.is_relative_to(folder) else str(file)
-    return text if text.isprintable() and text == text.strip() else quoted(text)
+    return text if text.isprintable() and text == text.strip() else quote(text)
 
 
 def go_template(turns: Turns) -> str:

@@ -18,7 +18,7 @@ from pyggml.lora import Corpus, DataConfig
 from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN
 from pyggml.tokenizer import Tokenizer
 
-_SAID = {
+_NOTES = {
     CUT: "lost first rounds, so that the rest fits into a window",
     NAMED: "named control tokens in messages, which are plain text there (--special-tokens parse "
     "takes them as tokens)",
@@ -32,10 +32,10 @@ _PROBE = [
 
 def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
     """Print the template, what is learned, and what was changed; nothing if there are no chats."""
-    found = [f for f in corpus.found if CHAT in f.notes]
-    if not found:
+    sources = [f for f in corpus.found if CHAT in f.notes]
+    if not sources:
         return
-    n = sum(f.notes[CHAT][0] for f in found)
+    n = sum(f.notes[CHAT][0] for f in sources)
     template = (
         "the model's chat template" if config.chat_template == MODEL else config.chat_template
     )
@@ -43,8 +43,8 @@ def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
     row("chats", f"{n:,}, written as {printable(template)} has them; learned: {learned}")
     if config.chat_template != MODEL and _differs(tokenizer, config.chat_template):
         row("", "the model's file has another template: whatever runs it must be told to use this")
-    for part in found:
-        for note, text in _SAID.items():
+    for part in sources:
+        for note, text in _NOTES.items():
             if note in part.notes:
                 count, first = part.notes[note]
                 row("", f"{plural(count, 'chat')} {text}; the first is {first}")
@@ -54,10 +54,10 @@ def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
 
 def question_prompt(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> str:
     """A prompt for `generate -p` that asks "..." as the chats did; without chats, "..." itself."""
-    if not any(CHAT in found.notes for found in corpus.found):
+    if not any(CHAT in source.notes for source in corpus.found):
         return "..."
     template = find_template(tokenizer, config.chat_template)
-    text = _rendered(template, [{"role": "user", "content": "..."}]) or "..."
+    text = _render(template, [{"role": "user", "content": "..."}]) or "..."
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -68,10 +68,10 @@ def _differs(tokenizer: Tokenizer, name: str) -> bool:
     except TemplateError:
         return False
     named = find_template(tokenizer, name)
-    return any(_rendered(own, chat) != _rendered(named, chat) for chat in (_PROBE, _PROBE[1:]))
+    return any(_render(own, chat) != _render(named, chat) for chat in (_PROBE, _PROBE[1:]))
 
 
-def _rendered(template: ChatTemplate, chat: Sequence[Message]) -> str:
+def _render(template: ChatTemplate, chat: Sequence[Message]) -> str:
     """The chat up to an answer; "" if the template refuses it."""
     try:
         return template.render(chat, add_generation_prompt=True)
@@ -81,16 +81,16 @@ def _rendered(template: ChatTemplate, chat: Sequence[Message]) -> str:
 
 def preview(corpus: Corpus, tokenizer: Tokenizer, n: int) -> None:
     """Print n documents. Learned text is green, or between ⟦ and ⟧ without colours."""
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    learned = "green" if coloured else "between ⟦ and ⟧"
+    has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    learned = "green" if has_colour else "between ⟦ and ⟧"
     for i, (ids, trained) in enumerate(islice(documents(corpus.train, n), n)):
         count = int(trained.sum())
         say(f"\n-- sample {i + 1}: {plural(len(ids), 'token')}, {count} learned, {learned} --")
         for is_learned, text in _runs(tokenizer, ids, trained):
-            shown = printable(text)
+            visible = printable(text)
             if is_learned:
-                shown = click.style(shown, fg="green") if coloured else f"⟦{shown}⟧"
-            say(shown, end="")
+                visible = click.style(visible, fg="green") if has_colour else f"⟦{visible}⟧"
+            say(visible, end="")
         say()
     say()
 

@@ -12,7 +12,7 @@ import click
 
 from pyggml.cli.commands.finetune import config_file
 from pyggml.cli.commands.finetune.job import LORA_FLAGS, OBJECTIVE_FLAGS, Job, job_of
-from pyggml.cli.commands.finetune.memory import chosen
+from pyggml.cli.commands.finetune.memory import memory_settings
 from pyggml.cli.commands.finetune.stages import run
 from pyggml.cli.terminal.exit import FAILED, STOPPED, silence
 from pyggml.cli.terminal.help import TITLES, GroupedCommand, GroupedOption
@@ -54,23 +54,23 @@ def _finetune(config: Path | None, **given: Any) -> int:
 
 
 def _train(ranks: Ranks, config: Path | None, given: Mapping[str, Any]) -> int:
-    found = config_file.Given({}, {}, ()) if config is None else config_file.read(config, _IN_FILES)
-    asked = {name: found.values.get(name) if v is None else v for name, v in given.items()}
-    places = {name: place for name, place in found.places.items() if given[name] is None}
-    job = job_of(asked, places, found.faults)
+    file = config_file.FileSettings() if config is None else config_file.read(config, _IN_FILES)
+    parameters = {name: file.values.get(name) if v is None else v for name, v in given.items()}
+    places = {name: place for name, place in file.places.items() if given[name] is None}
+    job = job_of(parameters, places, file.faults)
 
-    def resumed(job: Job, folder: Path) -> str:
-        settled = {"config": config, **given, "resume": folder}
+    def resume_command(job: Job, folder: Path) -> str:
+        given_again = {"config": config, **given, "resume": folder}
         if job.max_memory is not None:  # which would choose anew
-            settled |= chosen(job)
-        again = words(command.params, settled)
+            given_again |= memory_settings(job)
+        again = words(command.params, given_again)
         launcher = ["mpiexec", "-n", str(ranks.size)] if ranks.size > 1 else []
         return shlex.join([*launcher, "pyggml-finetune", *again])
 
     def save_settings(job: Job) -> None:
-        config_file.write(beside(job.output, ".yaml"), job.settled(), command.params)
+        config_file.write(beside(job.output, ".yaml"), job.identity(), command.params)
 
-    return run(job, resumed, save_settings, ranks)
+    return run(job, resume_command, save_settings, ranks)
 
 
 def _path(*names: str, group: str, help: str) -> GroupedOption:
@@ -91,9 +91,9 @@ _OPTIONS = [
         metavar="FILE[:WEIGHT]",
         group="data",
         common=True,
-        help="text, or rows of JSON Lines, JSON, CSV or parquet (docs/data.md); also a folder of "
-        "these, a pattern such as 'data/*.jsonl', or - for standard input; may be given several "
-        "times: an epoch reads FILE:2 twice, of FILE:0.5 a half",
+        help="text, or rows of JSON Lines, JSON, CSV or parquet (docs/data.md), a folder or "
+        "pattern of these, or - for standard input; several may be given: an epoch reads FILE:2 "
+        "twice, of FILE:0.5 a half",
     ),
     _path(
         *("-o", "--output"),
@@ -158,8 +158,8 @@ _OPTIONS = [
         metavar="SIZE",
         group="memory",
         common=True,
-        help="stay below this, such as 4GB: smaller passes (and more in a step), then "
-        "--grad-checkpointing, then a smaller --ctx",
+        help="stay below this, such as 4GB: smaller passes, then --grad-checkpointing, then a "
+        "smaller --ctx",
     ),
     GroupedOption(
         ["--device"],
@@ -171,8 +171,8 @@ _OPTIONS = [
     _path(
         "--config",
         group="help",
-        help="YAML file of settings: the long options' names without dashes, such as "
-        "`lora_rank: 16`; options given here go over it",
+        help="YAML of settings, named like the long options: `lora_rank: 16`; options given here "
+        "go over it",
     ),
     GroupedOption(
         ["--dry-run"],
@@ -196,9 +196,9 @@ command = GroupedCommand(
     "finetune",
     context_settings=SETTINGS,
     callback=_finetune,
-    help="Train a LoRA adapter for a GGUF model; its weights stay as they are, quantised.\n\n"
-    "Ctrl-C, SIGTERM or a closed terminal or pipe ends the run after the step under way, and saves "
-    "adapter and checkpoint; before the first step they stay as they were.",
+    help="Train a LoRA adapter for a GGUF model, whose quantised weights stay.\n\n"
+    "Ctrl-C, SIGTERM, a closed terminal or pipe ends the run after its step and saves adapter and "
+    "checkpoint; before the first step they stay as they were.",
     params=sorted(_OPTIONS, key=lambda option: [*TITLES].index(option.group)),
 )
 # What a file of settings may hold: all but what names such a file, or asks for help.

@@ -11,49 +11,29 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
+from pyggml.cli.terminal.exit import ELSEWHERE
 from pyggml.cli.terminal.help import TITLES, GroupedOption
 from pyggml.cli.terminal.options import Names, Patterns, Size
 from pyggml.errors import ConfigError
 from pyggml.files import replacing
 
 _MOST_BYTES, _DEEPEST = 256 << 10, 5
-# What other trainers call a setting.
-_ELSEWHERE = {
-    "base_model": "model",
-    "batch_size": "batch",
-    "data": "file",
-    "dataset": "file",
-    "gradient_accumulation_steps": "grad_accum",
-    "gradient_checkpointing": "grad_checkpointing",
-    "learning_rate": "lr",
-    "lora_r": "lora_rank",
-    "lora_target_modules": "lora_modules",
-    "max_grad_norm": "clip",
-    "max_seq_length": "ctx",
-    "micro_batch_size": "batch",
-    "num_epochs": "epochs",
-    "num_train_epochs": "epochs",
-    "output_dir": "output",
-    "per_device_train_batch_size": "batch",
-    "sequence_len": "ctx",
-    "target_modules": "lora_modules",
-}
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class FileSettings:
     """The content of a settings file: values by parameter, the place of each, and the faults."""
 
-    values: Mapping[str, Any]
-    places: Mapping[str, str]  # parameter -> "run.yaml: line 3: lora_rank"
-    faults: tuple[str, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)  # rank -> "run.yaml: line 3: lora_rank"
+    faults: tuple[str, ...] = ()
 
 
 def key_of(option: click.Parameter) -> str:
@@ -61,7 +41,7 @@ def key_of(option: click.Parameter) -> str:
     return next(o for o in option.opts if o.startswith("--"))[2:].replace("-", "_")
 
 
-def read(path: Path, options: Iterable[click.Parameter]) -> Given:
+def read(path: Path, options: Iterable[click.Parameter]) -> FileSettings:
     """The settings in a file for these options.
 
     Raises ConfigError for a file that cannot be read or is not YAML; the result lists faulty
@@ -76,7 +56,7 @@ def read(path: Path, options: Iterable[click.Parameter]) -> Given:
         key, place = name.replace("-", "_"), f"{path}: line {line}: {name}"
         option = known.get(key)
         if option is None:
-            faults.append(f"{place} is no setting{_meant(key, known)}")
+            faults.append(f"{place} is no setting{_suggestion(key, known)}")
             continue
         if key in lines:
             faults.append(f"{place} stands on line {lines[key]} already")
@@ -85,19 +65,19 @@ def read(path: Path, options: Iterable[click.Parameter]) -> Given:
             continue
         assert option.name is not None
         try:
-            values[option.name] = _converted(value, option)
+            values[option.name] = _convert(value, option)
             places[option.name] = place
         except ValueError as error:
             faults.append(f"{place} is {value!r}, wanted {error}")
-    return Given(values, places, tuple(faults))
+    return FileSettings(values, places, tuple(faults))
 
 
-def _meant(key: str, known: Mapping[str, Any]) -> str:
-    meant = _ELSEWHERE.get(key) or next(iter(difflib.get_close_matches(key, known, 1)), None)
-    return f": {meant}?" if meant else ""
+def _suggestion(key: str, known: Mapping[str, Any]) -> str:
+    suggestion = ELSEWHERE.get(key) or next(iter(difflib.get_close_matches(key, known, 1)), None)
+    return f": {suggestion}?" if suggestion else ""
 
 
-def _converted(value: Any, option: click.Parameter) -> Any:
+def _convert(value: Any, option: click.Parameter) -> Any:
     """The value as the command line would give it; ValueError says what was wanted.
 
     Ranges and the types of numbers are checked by the settings themselves.
@@ -236,17 +216,17 @@ def write(path: Path, values: Mapping[str, Any], options: Iterable[click.Paramet
         if option.group != group:
             group = option.group
             lines += ["", f"# {TITLES[group]}"]
-        lines.append(f"{key_of(option)}: {_written(value)}")
+        lines.append(f"{key_of(option)}: {_format(value)}")
     with replacing(path) as partial:
         partial.write_bytes(("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
 
 
-def _written(value: Any) -> str:
+def _format(value: Any) -> str:
     """The text that `_plain` reads back as this value: only words are in quotes."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_written(k)}: {_written(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_format(k)}: {_format(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple):
-        return "[" + ", ".join(map(_written, value)) + "]"
+        return "[" + ", ".join(map(_format, value)) + "]"
     if isinstance(value, str | Path):
         quoted = yaml.dump(str(value), default_style='"', allow_unicode=True, width=math.inf)
         return str(quoted).rstrip("\n")

@@ -11,7 +11,7 @@ from typing import Any
 from pyggml.cli import demo
 from pyggml.cli.commands.finetune import config_file
 from pyggml.cli.terminal.options import adapter_word, given_settings
-from pyggml.cli.terminal.paths import beside, check_ours, check_output, check_space
+from pyggml.cli.terminal.paths import beside, check_ours, check_output, check_space, check_text
 from pyggml.cli.web import report
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
@@ -92,21 +92,21 @@ class Job:
         except RuntimeError:  # this user has no home
             return None
 
-    def settled(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """The parameters that identify the run: a job with the same ones is the same run.
 
         The folder of checkpoints is not among them: it holds the run's own.
         """
-        found: dict[str, Any] = {name: getattr(self, name) for name in _OWN}
-        found["below"] = self.below and tuple(map(adapter_word, self.below))
-        settled = _settled_by(found)[0]
-        found["objective"] = self.objective.name
+        parameters: dict[str, Any] = {name: getattr(self, name) for name in _OWN}
+        parameters["below"] = self.below and tuple(map(adapter_word, self.below))
+        excluded = _ruled_out(parameters)[0]
+        parameters["objective"] = self.objective.name
         for config in (self.reading, self.lora, self.train, self.objective):
             flags = SETTINGS_FLAGS.get(type(config), OBJECTIVE_FLAGS)
             names = {f.name: flags.get(f.name, f.name) for f in fields(config)}
-            free = (n for n in names if config is not self.lora or names[n] not in settled)
-            found |= {names[n]: getattr(config, n) for n in free}
-        return {name: value for name, value in found.items() if name not in _CHECKPOINTS}
+            free = (n for n in names if config is not self.lora or names[n] not in excluded)
+            parameters |= {names[n]: getattr(config, n) for n in free}
+        return {name: value for name, value in parameters.items() if name not in _CHECKPOINTS}
 
 
 def job_of(
@@ -122,8 +122,8 @@ def job_of(
     """
     places = places or {}
     fixed = frozenset(name for name, value in given.items() if value is not None)
-    given = _completed(given)
-    found: list[Fault] = [*faults, *_clashes(given)]
+    given = _complete(given)
+    problems: list[Fault] = [*faults, *_clashes(given)]
     made: list[Any] = []
     for kind, flags in SETTINGS_FLAGS.items():
         try:
@@ -131,9 +131,9 @@ def job_of(
             made.append(config.chosen() if kind is ObjectiveConfig else config)
         except ConfigError as error:
             named = [(flags.get(f[0], f[0]), f) for f in error.faults if not isinstance(f, str)]
-            found += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
-    if found:
-        raise ConfigError(found)
+            problems += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
+    if problems:
+        raise ConfigError(problems)
     own = {name: given[name] for name in _OWN}
     names = ("reading", "lora", "train", "objective")
     return Job(
@@ -148,16 +148,16 @@ def job_of(
     )
 
 
-def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
+def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
     """With what the demo brings, and a resumed run's folder for its next checkpoints."""
     given = dict(given)
     if given["demo"]:
         demo.check()
         defaults: dict[str, Any] = {"model": demo.BASE, "output": demo.OUTPUT}
         defaults |= {"data": (demo.TEXT,), "prompt": demo.PROMPT, **demo.SETTINGS}
-        settled, _ = _settled_by(given)
+        excluded, _ = _ruled_out(given)
         for name, value in defaults.items():
-            if given[name] is None and name not in settled:
+            if given[name] is None and name not in excluded:
                 given[name] = value
     if given["resume"] == AUTO and given["checkpoint_dir"] is not None:
         folder = Path(given["checkpoint_dir"])
@@ -169,36 +169,36 @@ def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _clashes(given: Mapping[str, Any]) -> list[str]:
     """What is missing, or excludes each other."""
-    found = []
+    clashes = []
     missing = [flag for name, flag in _NEEDED.items() if given[name] is None]
     if missing:
-        found.append(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
-    settled, why = _settled_by(given)
-    clash = ["--" + name.replace("_", "-") for name in settled if given[name] is not None]
+        clashes.append(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
+    excluded, why = _ruled_out(given)
+    clash = ["--" + name.replace("_", "-") for name in excluded if given[name] is not None]
     if clash:
-        found.append(f"{why}: leave out {', '.join(clash)}")
+        clashes.append(f"{why}: leave out {', '.join(clash)}")
     objective = given["objective"]
     kind = OBJECTIVES.get(objective)
     if kind is not None and kind.rows != "training" and given["packing"] is False:
-        found.append(
+        clashes.append(
             f"--objective {objective} keeps whole answers together: leave out --no-packing"
         )
     alone = ["--checkpoint-every"] if given["checkpoint_every"] is not None else []
     alone += ["--resume auto"] if given["resume"] == AUTO else []
     if alone and given["checkpoint_dir"] is None:
-        found.append(f"{' and '.join(alone)} wants --checkpoint-dir, a folder for checkpoints")
-    return found
+        clashes.append(f"{' and '.join(alone)} wants --checkpoint-dir, a folder for checkpoints")
+    return clashes
 
 
-def _settled_by(given: Mapping[str, Any]) -> tuple[list[str], str]:
+def _ruled_out(given: Mapping[str, Any]) -> tuple[list[str], str]:
     """The adapter parameters that --init or --train-tensors rule out, and the reason."""
     names = [f.name for f in fields(LoraConfig) if f.name != "seed"]
     if given["train_tensors"] is not None:
-        settled = [*(LORA_FLAGS.get(n, n) for n in names), "init"]
-        return settled, "--train-tensors trains the model itself, no adapter"
+        excluded = [*(LORA_FLAGS.get(n, n) for n in names), "init"]
+        return excluded, "--train-tensors trains the model itself, no adapter"
     if given["init"] is not None:
-        settled = [LORA_FLAGS.get(n, n) for n in names if n not in _NOT_IN_FILES]
-        return settled, "--init takes rank, alpha and modules from its file"
+        excluded = [LORA_FLAGS.get(n, n) for n in names if n not in _NOT_IN_FILES]
+        return excluded, "--init takes rank, alpha and modules from its file"
     return [], ""
 
 
@@ -214,6 +214,7 @@ def check_places(job: Job) -> None:
     inputs = [("model", job.model), ("checkpoint", job.resume)]
     inputs += [("text", path) for path in job.files]
     inputs += [(f"adapter {path}", path) for path, _ in job.below or ()]
+    check_text(job.files)
     check_output(job.output, inputs)
     above = job.output.resolve().parents
     around = next((path for path in job.files if path.is_dir() and path.resolve() in above), None)

@@ -57,10 +57,10 @@ def spare(passes: Passes, model: Model) -> int:
 def parts(trainer: Trainer, n_prompt: int) -> Parts:
     """The parts of a planned run that has taken no memory yet."""
     reserved, model = trainer.reserve(), trainer.model
-    elsewhere = sum(found.arena for found in trainer.on_devices())
+    elsewhere = sum(device.arena for device in trainer.on_devices())
     largest = max(t.n_bytes for t in model.parts.weights.values())
     cache, process = _cache(model, n_prompt), resident() + spare(trainer.passes, model)
-    parameters = reserved.parameters + _copied(trainer.parameters)
+    parameters = reserved.parameters + _copy_bytes(trainer.parameters)
     return Parts(process, max(reserved.arena - elsewhere, 0), parameters, largest, cache)
 
 
@@ -69,7 +69,7 @@ def on_devices(trainer: Trainer, n_prompt: int) -> list[OnDevice]:
     return trainer.on_devices(_cache(trainer.model, n_prompt))
 
 
-def _copied(parameters: Parameters) -> int:
+def _copy_bytes(parameters: Parameters) -> int:
     """What the record of gradients keeps over a step: the parameters before it."""
     return parameters.data.nbytes
 
@@ -88,36 +88,39 @@ def within(job: Job, trained: Trained, n_prompt: int, planner: Planner) -> Job:
     if job.max_memory is None:
         return job
     model, p = trained.model, trained.parameters
-    beside = resident() + spare(planner(job.train, job.reading.ctx), model) + _copied(p)
+    beside = resident() + spare(planner(job.train, job.reading.ctx), model) + _copy_bytes(p)
     left = job.max_memory - beside - _cache(model, n_prompt)
-    found, fits = fit(model, p, job.train, job.reading.ctx, left, job.fixed, planner)
+    best, fits = fit(model, p, job.train, job.reading.ctx, left, job.fixed, planner)
     if not fits:
         free, would = fit(model, p, job.train, job.reading.ctx, left, (), planner)
-        raise ConfigError(_refusal(job.max_memory, left, found, free, would))
-    settled = replace(job, train=found.config, reading=replace(job.reading, ctx=found.ctx))
-    taken = found.n_bytes + job.max_memory - left
-    row("limit", f"{size(job.max_memory)}: {_said(found)} takes {size(taken)}{_why(job, settled)}")
+        raise ConfigError(_refusal(job.max_memory, left, best, free, would))
+    settled = replace(job, train=best.config, reading=replace(job.reading, ctx=best.ctx))
+    taken = best.n_bytes + job.max_memory - left
+    row(
+        "limit",
+        f"{size(job.max_memory)}: {_as_options(best)} takes {size(taken)}{_why(job, settled)}",
+    )
     return settled
 
 
 def _why(job: Job, settled: Job) -> str:
     """What was changed of the settings asked for."""
-    before, after = (chosen(j) for j in (job, settled))
+    before, after = (memory_settings(j) for j in (job, settled))
     changed = [f"{n} {before[n]}" for n in _CHOSEN if before[n] != after[n]]
     if not changed:
         return ", as asked for"
     return f", where {', '.join(changed)} would take more".replace("_", " ")
 
 
-def chosen(job: Job) -> dict[str, Any]:
+def memory_settings(job: Job) -> dict[str, Any]:
     """The settings that a limit may change, by parameter."""
     values = {"ctx": job.reading.ctx}
     return values | {name: getattr(job.train, name) for name in _CHOSEN if name != "ctx"}
 
 
-def _said(found: Fit) -> str:
-    c = found.config
-    words = f"--ctx {found.ctx} --batch {c.batch} --grad-accum {c.grad_accum}"
+def _as_options(fit: Fit) -> str:
+    c = fit.config
+    words = f"--ctx {fit.ctx} --batch {c.batch} --grad-accum {c.grad_accum}"
     return words + " --grad-checkpointing" * c.grad_checkpointing
 
 
@@ -125,11 +128,11 @@ def _refusal(limit: int, left: int, least: Fit, free: Fit, fits: bool) -> str:
     """least: with what is given; free: the best without, and whether it fits."""
     base = limit - left
     text = (
-        f"--max-memory {size(limit)} is too little: {_said(least)} takes "
+        f"--max-memory {size(limit)} is too little: {_as_options(least)} takes "
         f"{size(base + least.n_bytes)}, the least with what is given"
     )
     if fits:
-        return f"{text}; {_said(free)} would take {size(base + free.n_bytes)}"
+        return f"{text}; {_as_options(free)} would take {size(base + free.n_bytes)}"
     if free.n_bytes < least.n_bytes:
-        return f"{text}; {_said(free)}, the least of all, {size(base + free.n_bytes)}"
+        return f"{text}; {_as_options(free)}, the least of all, {size(base + free.n_bytes)}"
     return text

@@ -23,17 +23,17 @@ def recorder(job: Job, trainer: Trainer, about: Rows) -> Recorder:
     about: the rows that were told before the first step
     """
     settings = _settings(job)
-    found = Recorder(trainer, job.output, job.log_to or (), settings)
+    made = Recorder(trainer, job.output, job.log_to or (), settings)
     plain = {name: v if _is_plain(v) else str(v) for name, v in settings.items()}
-    found.metrics.add(
+    made.metrics.add(
         {
             "event": "run",
             "step": trainer.progress.step,
             "settings": plain,
-            "about": [*map(list, _joined(about))],
+            "about": [*map(list, _merge_rows(about))],
         }
     )
-    return found
+    return made
 
 
 def say_faults(recorded: Recorder) -> None:
@@ -67,7 +67,7 @@ def save_report(
 
     path = beside(job.output, ".html")
     title = job.output.name.removesuffix(".gguf")
-    page = Page(title, _joined(about), _settings(job), prompt, answers, readings)
+    page = Page(title, _merge_rows(about), _settings(job), prompt, answers, readings)
     try:
         write(path, page, metrics_beside(job.output))
     except PyggmlError as error:
@@ -76,19 +76,21 @@ def save_report(
         row("report", str(path))
 
 
-def _joined(rows: Rows) -> Rows:
+def _merge_rows(rows: Rows) -> Rows:
     """With the rows that have no label put behind those that they go on with."""
-    found: list[tuple[str, str]] = []
+    merged: list[tuple[str, str]] = []
     for label, text in rows:
-        if label or not found:
-            found.append((label, text))
+        if label or not merged:
+            merged.append((label, text))
         else:
-            found[-1] = (found[-1][0], f"{found[-1][1]}\n{text}")
-    return found
+            merged[-1] = (merged[-1][0], f"{merged[-1][1]}\n{text}")
+    return merged
 
 
 def _settings(job: Job) -> dict[str, object]:
-    return {name: _shown(value) for name, value in job.settled().items() if value is not None}
+    return {
+        name: _as_argument(value) for name, value in job.identity().items() if value is not None
+    }
 
 
 def _is_plain(value: object) -> bool:
@@ -96,7 +98,7 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, int | str) or (isinstance(value, float) and isfinite(value))
 
 
-def _shown(value: object) -> object:
+def _as_argument(value: object) -> object:
     """As the command line would have it."""
     if isinstance(value, tuple | list):
         return ", ".join(map(str, value))

@@ -84,12 +84,12 @@ def save(trained: Trained, meter: Meter, path: Path) -> None:
     try:
         _write(trained, path)
     except PyggmlError as error:
-        faults = [*error.faults, *rescued(trained, meter, path)]
+        faults = [*error.faults, *rescue(trained, meter, path)]
         raise PyggmlError(faults, error.about) from error
     row(_word(trained), f"{path}, {size(path.stat().st_size)}")
 
 
-def rescued(trained: Trained, meter: Meter, path: Path) -> list[str]:
+def rescue(trained: Trained, meter: Meter, path: Path) -> list[str]:
     """Save the result in a temporary folder, so that an error costs no work.
 
     Returns a clause that says where; an empty list if no step was made or there was no room.
@@ -105,7 +105,7 @@ def rescued(trained: Trained, meter: Meter, path: Path) -> list[str]:
     return [f"the {_word(trained)} of step {meter.last.step} was saved as {spare}"]
 
 
-def kept(trainer: Trainer) -> list[str]:
+def checkpoint_hint(trainer: Trainer) -> list[str]:
     """What is left of a run whose device was lost: a clause."""
     folder = trainer.config.checkpoint_dir
     if folder is None or not existing(Path(folder)):
@@ -113,7 +113,7 @@ def kept(trainer: Trainer) -> list[str]:
     return [f"--resume {folder} goes on from {newest(Path(folder)).name}"]
 
 
-def say_how_to_resume(trainer: Trainer, start: int, resumed: Callable[[Path], str]) -> None:
+def say_how_to_resume(trainer: Trainer, start: int, resume_command: Callable[[Path], str]) -> None:
     step, folder = trainer.progress.step, trainer.config.checkpoint_dir
     if step == start:
         row("stopped", "before a step was made; adapter and checkpoints are as they were")
@@ -122,7 +122,7 @@ def say_how_to_resume(trainer: Trainer, start: int, resumed: Callable[[Path], st
     if folder is None:
         row("", "without --checkpoint-dir this run cannot be resumed")
         return
-    row("resume", resumed(Path(folder)))
+    row("resume", resume_command(Path(folder)))
 
 
 def say_how_to_use(job: Job, is_model: bool, prompt: str) -> None:

@@ -19,10 +19,10 @@ from pyggml.cli.commands.finetune.dry_run import say_plan
 from pyggml.cli.commands.finetune.job import Job, check_places, check_room, checkpoint_of
 from pyggml.cli.commands.finetune.results import Trained
 from pyggml.cli.terminal.exit import STOPPED
-from pyggml.cli.terminal.interrupt import stopping
-from pyggml.cli.terminal.progress import Meter, counted, display
+from pyggml.cli.terminal.interrupt import stop_on_signals
+from pyggml.cli.terminal.progress import Meter, count_printer, display
 from pyggml.cli.terminal.samples import check_answer, compare, prompt_ids, readings
-from pyggml.cli.terminal.show import kept_rows, row, say, unescaped
+from pyggml.cli.terminal.show import recorded_rows, row, say, unescape
 from pyggml.errors import DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import (
@@ -36,16 +36,20 @@ from pyggml.lora import (
 )
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer import lock
-from pyggml.lora.trainer.computed import stored_compute
+from pyggml.lora.trainer.arithmetic import stored_compute
 from pyggml.lora.trainer.losses import Losses
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 
-Resumed = Callable[[Job, Path], str]  # the command line that goes on from a folder of checkpoints
+# Of a job: the command line that continues from a folder of checkpoints.
+ResumeCommand = Callable[[Job, Path], str]
 
 
 def run(
-    job: Job, resumed: Resumed, save_settings: Callable[[Job], None], ranks: Ranks = ALONE
+    job: Job,
+    resume_command: ResumeCommand,
+    save_settings: Callable[[Job], None],
+    ranks: Ranks = ALONE,
 ) -> int:
     """Do the job; returns the exit code. `save_settings` writes its settings beside its adapter.
 
@@ -54,31 +58,31 @@ def run(
     check_places(job)
     writes = ranks.is_first and not job.dry_run
     with lock.held(job.output) if writes else nullcontext():
-        with kept_rows() as told:
-            job, trainer, trained, prompt = _prepared(job, ranks)
+        with recorded_rows() as rows:
+            job, trainer, trained, prompt = _prepare(job, ranks)
         if job.dry_run:
             n_prompt = len(prompt)
             say_plan(trainer, memory.parts(trainer, n_prompt), memory.on_devices(trainer, n_prompt))
             return 0
         if not ranks.is_first:
             return _help(trainer)
-        return _run(job, trainer, trained, prompt, told, resumed, save_settings)
+        return _run(job, trainer, trained, prompt, rows, resume_command, save_settings)
 
 
 def _help(trainer: Trainer) -> int:
     """Train as a rank that is not the first: it tells and writes nothing."""
-    with stopping(trainer.stop, note=b""):
+    with stop_on_signals(trainer.stop, note=b""):
         finished = trainer.run()
     return 0 if finished else STOPPED
 
 
-def _prepared(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]:
+def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]:
     """All that comes before the first step, said as it is made; the job as memory settles it."""
     if job.resume is not None:
         job = replace(job, resume=checkpoint_of(job.resume))
-    base = _loaded(job, _compute(job))
+    base = _load(job, _compute(job))
     summary.say_model(base)
-    trained = _trained(job, base)
+    trained = _attach(job, base)
     model = trained.model
     summary.say_trained(trained)
     check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
@@ -105,7 +109,7 @@ def _within_memory(job: Job, base: Model, trained: Trained) -> tuple[Job, Corpus
         return _corpus(replace(job, reading=replace(job.reading, ctx=ctx)), model)
 
     def prompt(ctx: int) -> np.ndarray:
-        return prompt_ids(model, wanted and unescaped(wanted), corpus(ctx), job.reading)
+        return prompt_ids(model, wanted and unescape(wanted), corpus(ctx), job.reading)
 
     def planner(config: TrainConfig, ctx: int) -> Passes:
         args = (model, trained.parameters, corpus(ctx), config)
@@ -120,49 +124,49 @@ def _run(
     trainer: Trainer,
     trained: Trained,
     prompt: np.ndarray,
-    told: record.Rows,
-    resumed: Resumed,
+    rows: record.Rows,
+    resume_command: ResumeCommand,
     save_settings: Callable[[Job], None],
 ) -> int:
     if job.output.exists():
         row("output", f"{job.output} exists; it is replaced at the end")
     say()
     model = trained.model
-    before = _loaded(job, model.compute)  # as it is now: -o may replace it
+    before = _load(job, model.compute)  # as it is now: -o may replace it
     for each in (before, model):
         each.release = job.max_memory is not None
     start = trainer.progress.step
-    finished = _train(job, trainer, trained, prompt, told)
+    finished = _train(job, trainer, trained, prompt, rows)
     if finished or trainer.progress.step > start:
         save_settings(job)
     if not finished:
         if trainer.progress.step > start:
-            record.save_report(job, told)
-        results.say_how_to_resume(trainer, start, partial(resumed, job))
+            record.save_report(job, rows)
+        results.say_how_to_resume(trainer, start, partial(resume_command, job))
         return STOPPED
     written = results.is_model(trained)
     after = load(job.output, None, model.compute, device=job.device) if written else model
     answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
     record.save_answers(job, trainer.progress.step, asked, answers)
     read = readings(before, after, trainer.corpus) if job.objective.rows == "training" else []
-    record.save_report(job, told, asked, answers, read)
+    record.save_report(job, rows, asked, answers, read)
     results.say_how_to_use(
         job, written, question_prompt(trainer.corpus, job.reading, model.tokenizer)
     )
     return 0
 
 
-def _loaded(job: Job, compute: str) -> Model:
+def _load(job: Job, compute: str) -> Model:
     """The model from which the run starts."""
     files = [*(job.below or ()), *([] if job.init is None else [(job.init, 1.0)])]
     return load(job.model, files, compute, device=job.device)
 
 
-def _trained(job: Job, model: Model) -> Trained:
+def _attach(job: Job, model: Model) -> Trained:
     if job.train_tensors is not None:
         return train_tensors(model, job.train_tensors)
     if job.init is None:
-        decomposed = counted("PiSSA: matrices decomposed")
+        decomposed = count_printer("PiSSA: matrices decomposed")
         return attach(model, job.lora, on_top=True, started=decomposed)
     return unfreeze(model, dropout=job.lora.dropout, plus_ratio=job.lora.plus_ratio)
 
@@ -176,38 +180,38 @@ def _compute(job: Job) -> str:
     """The compute type: that of the continued run, else the user's."""
     if job.resume is None or job.train.compute != "auto":
         return job.train.compute
-    found = stored_compute(job.resume)
-    if found not in (None, FASTEST):
-        row("compute", f"{found}, as the run that is continued; auto is {FASTEST} here")
-    return found or "auto"
+    stored = stored_compute(job.resume)
+    if stored not in (None, FASTEST):
+        row("compute", f"{stored}, as the run that is continued; auto is {FASTEST} here")
+    return stored or "auto"
 
 
 def _train(
-    job: Job, trainer: Trainer, trained: Trained, prompt: np.ndarray, told: record.Rows
+    job: Job, trainer: Trainer, trained: Trained, prompt: np.ndarray, rows: record.Rows
 ) -> bool:
     """Train and write the result; returns whether training reached its end."""
     start, meter = trainer.progress.step, Meter(trainer.history, trainer.n_first)
-    with stopping(trainer.stop):
+    with stop_on_signals(trainer.stop):
         with (
-            _helped(job, trainer, trained) as compiled,
-            display(meter, trainer.n_steps, start) as shown,
-            record.recorder(job, trainer, told) as recorded,
+            _compile_helper(job, trainer, trained) as step_done,
+            display(meter, trainer.n_steps, start) as show_report,
+            record.recorder(job, trainer, rows) as record_report,
         ):
 
             def report(event: Any) -> None:
                 meter.add(event)
-                shown(event)
-                recorded(event)
+                show_report(event)
+                record_report(event)
                 if meter.last is not None:
-                    compiled()
+                    step_done()
 
             try:
                 finished = trainer.run(report)
             except PyggmlError as error:
                 if isinstance(error, DeviceLostError):  # and the newest numbers with it
-                    left = results.kept(trainer)
+                    left = results.checkpoint_hint(trainer)
                 else:
-                    left = results.rescued(trained, meter, job.output)
+                    left = results.rescue(trained, meter, job.output)
                 if isinstance(error, DeviceMemoryError):
                     left = [results.SMALLER, *left]
                 raise PyggmlError([*error.faults, *left], error.about) from error
@@ -217,11 +221,11 @@ def _train(
         if finished or trainer.progress.step > start:
             results.say_result(trainer)
             results.save(trained, meter, job.output)
-            record.say_faults(recorded)
+            record.say_faults(record_report)
     return finished
 
 
-def _helped(
+def _compile_helper(
     job: Job, trainer: Trainer, trained: Trained
 ) -> AbstractContextManager[Callable[[], None]]:
     """A second process that compiles for the CPU, unless memory is limited: it takes 300 MB of its
@@ -230,4 +234,4 @@ def _helped(
         return nullcontext(lambda: None)
     graph, compute = trainer.passes.training.graph, trainer.model.backend.compute
     lora = results.lora_of(trained) if job.max_memory is None else None
-    return compile_ahead.helped(job.model, lora, job.train, job.reading.ctx, graph, compute)
+    return compile_ahead.run_helper(job.model, lora, job.train, job.reading.ctx, graph, compute)

@@ -14,11 +14,11 @@ from pyggml.lora import (
     Corpus,
     DataConfig,
     LoraConfig,
-    Reserved,
+    RunMemory,
     TrainedTensors,
     Trainer,
 )
-from pyggml.lora.data import Found
+from pyggml.lora.data import FileSummary
 from pyggml.model import Model
 
 _SHOWN = 5  # files that were left out
@@ -89,12 +89,12 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
     train, held_out = corpus.train, corpus.validation
     n, n_out = train.n_targets(), held_out.n_targets() if held_out else 0
     if len(corpus.found) == 1:
-        (found,) = corpus.found
-        kind = f" ({found.kind})" if found.kind != "text" else ""
-        named = f"{found.source.path.name}{kind}: "
+        (read,) = corpus.found
+        kind = f" ({read.kind})" if read.kind != "text" else ""
+        named = f"{read.source.path.name}{kind}: "
     else:
-        for i, found in enumerate(corpus.found):
-            row("" if i else "data", _said(found))
+        for i, read in enumerate(corpus.found):
+            row("" if i else "data", _source_line(read))
         named = "together "
     parts = [
         f"{named}{n:,} tokens to learn",
@@ -109,12 +109,12 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
         parts[2] = f"{plural(corpus.n_held_out, 'document')} held out{share}"
     row("" if len(corpus.found) > 1 else "data", ", ".join(parts))
     _say_left_out(corpus)
-    for found in corpus.found:
-        if found.skipped.total:
-            what = plural(found.skipped.total, "bad row")
-            row("skipped", f"{found.source.path.name}: {what}: {printable(str(found.skipped))}")
-        if found.not_kept:
-            row("", f"its tokens are not kept for the next run: {printable(found.not_kept)}")
+    for read in corpus.found:
+        if read.skipped.total:
+            what = plural(read.skipped.total, "bad row")
+            row("skipped", f"{read.source.path.name}: {what}: {printable(str(read.skipped))}")
+        if read.not_kept:
+            row("", f"its tokens are not kept for the next run: {printable(read.not_kept)}")
     if config.val_split and held_out is None:
         row("", f"nothing is held out: {_why_none(corpus, config.val_split)}")
 
@@ -134,14 +134,12 @@ def _lengths(corpus: Corpus) -> str:
     return f"{', '.join(shorter)} or {longest}" if shorter else longest
 
 
-def _said(found: Found) -> str:
+def _source_line(read: FileSummary) -> str:
     """A file among several."""
-    weight = f", read {found.source.weight:g} times an epoch" * (found.source.weight != 1)
-    several = f" in {plural(found.n_documents, 'document')}" * (found.kind != "text")
-    out = ", held out" * (found.n_held_out == found.n_documents)
-    return (
-        f"{found.source.path.name} ({found.kind}): {found.n_tokens:,} tokens{several}{weight}{out}"
-    )
+    weight = f", read {read.source.weight:g} times an epoch" * (read.source.weight != 1)
+    several = f" in {plural(read.n_documents, 'document')}" * (read.kind != "text")
+    out = ", held out" * (read.n_held_out == read.n_documents)
+    return f"{read.source.path.name} ({read.kind}): {read.n_tokens:,} tokens{several}{weight}{out}"
 
 
 def _why_none(corpus: Corpus, val_split: float) -> str:
@@ -153,7 +151,7 @@ def _why_none(corpus: Corpus, val_split: float) -> str:
     return "there is one window" if len(corpus.train) == 1 else "there is one document"
 
 
-def say_memory(reserved: Reserved, checkpointing: bool) -> None:
+def say_memory(reserved: RunMemory, checkpointing: bool) -> None:
     """Print the memory of a run; ConfigError if the machine has less than its unmapped part."""
     own = reserved.arena + reserved.parameters
     graph = f"{size(reserved.arena)} for the graph" + ", layers computed again" * checkpointing

@@ -33,9 +33,9 @@ def adaptable(file: GGUFFile, rank: int) -> dict[str, Any]:
     names = [*parts.decoder.modules, *_outer_names(parts)]
     modules = [m for name in names if (m := _module(parts, specs, name, rank))["n"]]
     n = sum(m["n_parameters"] for m in modules if m["default"])
-    found = {"buildable": True, "rank": rank, "modules": modules, "n_parameters": n}
-    found |= {"n_bytes": N_BYTES * n, "training_bytes": N_KEPT * n}
-    return found | _refusal(parts, rank)
+    about = {"buildable": True, "rank": rank, "modules": modules, "n_parameters": n}
+    about |= {"n_bytes": N_BYTES * n, "training_bytes": N_KEPT * n}
+    return about | _refusal(parts, rank)
 
 
 def _refusal(parts: Any, rank: int) -> dict[str, str]:

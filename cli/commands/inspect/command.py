@@ -13,7 +13,7 @@ import click
 from pyggml import gguf
 from pyggml.cli.commands.inspect import facts, present
 from pyggml.cli.commands.inspect.sections import Section, Table
-from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS
+from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, ModelSource
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.show import printable, say, size
 from pyggml.errors import ConfigError
@@ -25,7 +25,7 @@ RANK, CTX, BATCH = 8, 256, 1  # LoraConfig's, DataConfig's and TrainConfig's; te
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Inspection:
     """What to look at, and how."""
 
     file: Path
@@ -88,29 +88,29 @@ def command(
         if not machine:
             raise ConfigError("wanted a FILE or --machine")
         return
-    asked = Asked(path, lora=lora or (), **options)
-    _check(asked, given is not None and model is not None, html, as_json)
+    wanted = Inspection(path, lora=lora or (), **options)
+    _check(wanted, given is not None and model is not None, html, as_json)
     if html is not None:
-        check_output(html, [("file", path), ("text", asked.text)])
-    found, sections = _inspected(asked)
+        check_output(html, [("file", path), ("text", wanted.text)])
+    values, sections = _inspect(wanted)
     if as_json:
-        say(json.dumps(found, allow_nan=False))
+        say(json.dumps(values, allow_nan=False))
     elif html is not None:
-        _write(html, present.head(found), sections)
+        _write(html, present.head(values), sections)
     else:
         from pyggml.cli.commands.inspect.terminal import say_sections
 
-        say_sections(present.head(found), sections)
+        say_sections(present.head(values), sections)
 
 
-def _check(asked: Asked, twice: bool, html: Path | None, as_json: bool) -> None:
-    reads = [name for name in ("tokens", "gradients") if getattr(asked, name)]
+def _check(wanted: Inspection, twice: bool, html: Path | None, as_json: bool) -> None:
+    reads = [name for name in ("tokens", "gradients") if getattr(wanted, name)]
     faults = []
     if twice:
         faults.append("FILE and -m name two files, wanted one")
-    if reads and asked.text is None:
+    if reads and wanted.text is None:
         faults.append(f"--{reads[0]} wants a text: -f TEXT")
-    if asked.text is not None and not reads:
+    if wanted.text is not None and not reads:
         faults.append("-f is for --tokens and --gradients")
     if html is not None and as_json:
         faults.append("--html and --json are two ways to show it, wanted one")
@@ -118,23 +118,23 @@ def _check(asked: Asked, twice: bool, html: Path | None, as_json: bool) -> None:
         raise ConfigError(faults)
 
 
-def _inspected(asked: Asked) -> tuple[dict[str, Any], list[Section]]:
+def _inspect(wanted: Inspection) -> tuple[dict[str, Any], list[Section]]:
     """All that was asked for, as plain values and as sections."""
-    if asked.file.suffix == ".dat":
-        found = facts.dat_facts(asked.file)
-        return found, present.sections(found, None, asked.template)
-    with gguf.open(asked.file) as file:
-        found = facts.facts(file)
-        if found["file"]["kind"] == "model":
+    if wanted.file.suffix == ".dat":
+        values = facts.dat_facts(wanted.file)
+        return values, present.sections(values, None, wanted.template)
+    with gguf.open(wanted.file) as file:
+        values = facts.facts(file)
+        if values["file"]["kind"] == "model":
             from pyggml.cli.commands.inspect.adaptable import adaptable
 
-            found["lora"] = adaptable(file, asked.rank or RANK)
-        every = _tensors(file) if asked.tensors else None
-    more = [*_training(asked, found), *_reading(asked, found)]
-    if not asked.template:
-        found.get("chat_template", {}).pop("text", None)
-    sections = present.sections(found, every, asked.template)
-    return found, [*sections[:-1], *more, sections[-1]]
+            values["lora"] = adaptable(file, wanted.rank or RANK)
+        every = _tensors(file) if wanted.tensors else None
+    more = [*_training(wanted, values), *_reading(wanted, values)]
+    if not wanted.template:
+        values.get("chat_template", {}).pop("text", None)
+    sections = present.sections(values, every, wanted.template)
+    return values, [*sections[:-1], *more, sections[-1]]
 
 
 def _tensors(file: gguf.GGUFFile) -> Table:
@@ -145,37 +145,37 @@ def _tensors(file: gguf.GGUFFile) -> Table:
     return Table(("tensor", "type", "shape", "bytes"), rows, frozenset({3}))
 
 
-def _training(asked: Asked, found: dict[str, Any]) -> list[Section]:
+def _training(wanted: Inspection, values: dict[str, Any]) -> list[Section]:
     """The plan and the graph; the plan's numbers also where a rank and a context are given."""
-    costed = asked.ctx is not None and asked.rank is not None and "lora" in found
-    if not (asked.plan or asked.graph or (costed and found["lora"]["buildable"])):
+    costed = wanted.ctx is not None and wanted.rank is not None and "lora" in values
+    if not (wanted.plan or wanted.graph or (costed and values["lora"]["buildable"])):
         return []
     from pyggml.cli.commands.inspect import training
 
     settings = training.Settings(
-        asked.rank or RANK, asked.ctx or CTX, asked.batch, asked.grad_checkpointing
+        wanted.rank or RANK, wanted.ctx or CTX, wanted.batch, wanted.grad_checkpointing
     )
-    planned = training.planned(asked.file, settings)
-    found["plan"] = training.facts(planned)
-    found["lora"]["plan"] = found["plan"]
-    sections = training.plan_sections(planned) if asked.plan else []
-    return [*sections, *([training.graph_section(planned)] if asked.graph else [])]
+    planned = training.plan_pass(ModelSource(wanted.file).load(), settings)
+    values["plan"] = training.facts(planned)
+    values["lora"]["plan"] = values["plan"]
+    sections = training.plan_sections(planned) if wanted.plan else []
+    return [*sections, *([training.graph_section(planned)] if wanted.graph else [])]
 
 
-def _reading(asked: Asked, found: dict[str, Any]) -> list[Section]:
-    if asked.text is None:
+def _reading(wanted: Inspection, values: dict[str, Any]) -> list[Section]:
+    if wanted.text is None:
         return []
     from pyggml.cli.commands.inspect import reading
 
-    read = reading.text_of(asked.file, asked.lora, asked.text, asked.ctx or CTX)
+    read = reading.read_text(wanted.file, wanted.lora, wanted.text, wanted.ctx or CTX)
     sections = []
-    if asked.tokens:
+    if wanted.tokens:
         table = reading.table_of(read)
-        found["tokens"] = reading.token_facts(read, table)
+        values["tokens"] = reading.token_facts(read, table)
         sections.append(reading.token_section(read, table))
-    if asked.gradients:
-        overview = reading.gradients(read, asked.rank or RANK)
-        found["gradients"] = reading.gradient_facts(overview)
+    if wanted.gradients:
+        overview = reading.gradients(read, wanted.rank or RANK)
+        values["gradients"] = reading.gradient_facts(overview)
         sections.append(reading.gradient_section(overview))
     return sections
 

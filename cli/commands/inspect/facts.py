@@ -39,18 +39,18 @@ _FAMILIES = {
 def facts(file: GGUFFile) -> Facts:
     """What can be said of any file, also of one whose architecture is unknown."""
     kind = kind_of(file)
-    found: Facts = {"file": _file(file, kind), "metadata": _metadata(file)}
+    values: Facts = {"file": _file(file, kind), "metadata": _metadata(file)}
     if kind == "model":
-        found["model"] = _model(file)
+        values["model"] = _model(file)
     if kind == "adapter":
-        found["adapter"] = _adapter(file)
+        values["adapter"] = _adapter(file)
     if kind == "imatrix":
-        found["imatrix"] = _imatrix(file)
-    found["tensors"] = {"n": len(file.tensors), "types": types(file), "groups": fold(file.tensors)}
+        values["imatrix"] = _imatrix(file)
+    values["tensors"] = {"n": len(file.tensors), "types": types(file), "groups": fold(file.tensors)}
     if "tokenizer.ggml.model" in file.metadata:
-        found["tokenizer"] = _tokenizer(file)
+        values["tokenizer"] = _tokenizer(file)
     template = _template(file)
-    return found | ({"chat_template": template} if template else {})
+    return values | ({"chat_template": template} if template else {})
 
 
 def dat_facts(path: Path) -> Facts:
@@ -84,16 +84,16 @@ def kind_of(file: GGUFFile) -> str:
 
 def types(file: GGUFFile) -> list[Facts]:
     """The types of its tensors by share of the bytes, largest first."""
-    found: dict[str, list[int]] = {}
+    totals: dict[str, list[int]] = {}
     for t in file.tensors.values():
-        sums = found.setdefault(t.dtype.name, [0, 0, 0])
+        sums = totals.setdefault(t.dtype.name, [0, 0, 0])
         for i, n in enumerate((1, prod(t.shape), t.n_bytes)):
             sums[i] += n
-    whole = max(sum(n_bytes for *_, n_bytes in found.values()), 1)
+    whole = max(sum(n_bytes for *_, n_bytes in totals.values()), 1)
     names = ("n", "n_parameters", "n_bytes")
     rows = [
         {"type": name, **dict(zip(names, sums, strict=True)), "share": sums[2] / whole}
-        for name, sums in found.items()
+        for name, sums in totals.items()
     ]
     return sorted(rows, key=lambda row: -row["n_bytes"])
 
@@ -164,7 +164,7 @@ def _text(file: GGUFFile, key: str) -> str | None:
 def _tokenizer(file: GGUFFile) -> Facts:
     tokens = file.get("tokenizer.ggml.tokens")
     texts = tokens if isinstance(tokens, StringArray) else None
-    found: Facts = {
+    values: Facts = {
         "model": _text(file, "tokenizer.ggml.model"),
         "pre": _text(file, "tokenizer.ggml.pre"),
         "n_tokens": None if texts is None else len(texts),
@@ -174,12 +174,12 @@ def _tokenizer(file: GGUFFile) -> Facts:
         id = file.get(f"tokenizer.ggml.{name}_token_id")
         if type(id) is int:
             known = texts is not None and 0 <= id < len(texts)
-            found["special"][name] = {"id": id, "text": texts[id] if known and texts else None}
+            values["special"][name] = {"id": id, "text": texts[id] if known and texts else None}
     for flag in ("add_bos_token", "add_eos_token", "add_space_prefix"):
         value = file.get(f"tokenizer.ggml.{flag}")
         if isinstance(value, bool):
-            found[flag] = value
-    return found
+            values[flag] = value
+    return values
 
 
 def _template(file: GGUFFile) -> Facts | None:
@@ -214,7 +214,7 @@ def _adapter(file: GGUFFile) -> Facts:
         "alpha": _plain(alpha) if isinstance(alpha, float) else None,
         "n_parameters": sum(prod(t.shape) for t in file.tensors.values()),
         "n_tensors_adapted": sum(map(len, ranks.values())),
-        "modules": {module: sorted(set(found)) for module, found in ranks.items()},
+        "modules": {module: sorted(set(each)) for module, each in ranks.items()},
     }
 
 

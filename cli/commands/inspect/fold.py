@@ -28,8 +28,8 @@ def fold(tensors: Mapping[str, TensorInfo]) -> list[dict[str, Any]]:
         number = int(inside[2]) if inside else -1
         rows.setdefault((name, t.dtype.name, t.shape), []).append((number, t))
     among: dict[str, list[int]] = {}
-    for (name, *_), found in rows.items():
-        among.setdefault(name, []).extend(number for number, _ in found)
+    for (name, *_), members in rows.items():
+        among.setdefault(name, []).extend(number for number, _ in members)
     first = {name: i for i, (name, *_) in reversed(list(enumerate(rows)))}
     keys = sorted(rows, key=lambda key: (first[key[0]], -len(rows[key])))
     return [_row(*key, rows[key], among[key[0]]) for key in keys]
@@ -39,18 +39,18 @@ def _row(
     name: str,
     kind: str,
     shape: tuple[int, ...],
-    found: list[tuple[int, TensorInfo]],
+    members: list[tuple[int, TensorInfo]],
     among: list[int],
 ) -> dict[str, Any]:
     return {
         "name": name,
-        "blocks": ranges(number for number, _ in found if number >= 0),
+        "blocks": ranges(number for number, _ in members if number >= 0),
         "among": ranges(number for number in among if number >= 0),
-        "n": len(found),
+        "n": len(members),
         "type": kind,
         "shape": list(shape),
-        "n_parameters": len(found) * prod(shape),
-        "n_bytes": sum(t.n_bytes for _, t in found),
+        "n_parameters": len(members) * prod(shape),
+        "n_bytes": sum(t.n_bytes for _, t in members),
     }
 
 

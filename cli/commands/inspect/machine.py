@@ -26,8 +26,8 @@ def say_machine() -> None:
     """The CPU, the vector unit with what was passed over, and the path of each kind of product."""
     row("cpu", f"{cpu_name()}; {plural(os.cpu_count() or 1, 'core')}, "
                f"at most {plural(threads.most(), 'thread')}")  # fmt: skip
-    row("vectors", f"{CHOSEN.name}{_forced()}: {CHOSEN.lanes} float32 numbers in one")
-    for isa in [] if _forced() else _better():
+    row("vectors", f"{CHOSEN.name}{_forced_note()}: {CHOSEN.lanes} float32 numbers in one")
+    for isa in [] if _forced_note() else _better():
         row("", f"not {isa.name}: {why_not(isa)}")
     row("compute", f"auto is {FASTEST}; weights that are no whole numbers: {FLOATS}")
     _say_cache()
@@ -42,7 +42,7 @@ def say_machine() -> None:
     say(_line("  attention, backward", [backward_path(p).name for p in problems]))
 
 
-def _forced() -> str:
+def _forced_note() -> str:
     return f", which {ENVIRONMENT} asks for" if os.environ.get(ENVIRONMENT) else ""
 
 

@@ -10,7 +10,7 @@ from pyggml.cli.terminal.show import count, plural, printable, size
 
 Facts = Mapping[str, Any]
 
-_SHOWN = 60  # characters of a metadata value
+_MOST_CHARACTERS = 60  # characters of a metadata value
 _WORDS = {
     "block_count": "layers",
     "embedding_length": "width",
@@ -42,22 +42,22 @@ def head(f: Facts) -> str:
 
 def sections(f: Facts, every_tensor: Table | None, template: bool) -> list[Section]:
     """The glance at a file, in the order in which one asks."""
-    found = [Section("file", list(_file_rows(f)))]
+    parts = [Section("file", list(_file_rows(f)))]
     if "model" in f:
-        found.append(Section("architecture", list(_model_rows(f["model"]))))
+        parts.append(Section("architecture", list(_model_rows(f["model"]))))
     if f["tensors"]["n"]:
-        found.append(_types(f["tensors"]))
-        table = every_tensor or _folded(f["tensors"])
-        found.append(Section("tensors", table=table))
+        parts.append(_types(f["tensors"]))
+        table = every_tensor or _folded_table(f["tensors"])
+        parts.append(Section("tensors", table=table))
     if "lora" in f:
-        found.append(_lora(f["lora"]))
+        parts.append(_lora(f["lora"]))
     if "tokenizer" in f:
-        found.append(Section("tokenizer", list(_tokenizer_rows(f["tokenizer"]))))
+        parts.append(Section("tokenizer", list(_tokenizer_rows(f["tokenizer"]))))
     if "chat_template" in f:
-        found.append(_template(f["chat_template"], template))
+        parts.append(_template(f["chat_template"], template))
     rows = [(key, _value(v)) for key, v in f["metadata"].items()]
-    found.append(Section("metadata", table=Table(("key", "value"), rows), folded=len(rows) > 20))
-    return found
+    parts.append(Section("metadata", table=Table(("key", "value"), rows), folded=len(rows) > 20))
+    return parts
 
 
 # -- the file -------------------------------------------------------------------------------------
@@ -161,14 +161,14 @@ def _types(tensors: Facts) -> Section:
     return Section("types", table=Table(names, rows, frozenset({1, 2, 3, 4})))
 
 
-def _folded(tensors: Facts) -> Table:
+def _folded_table(tensors: Facts) -> Table:
     rows, before = [], ""
     for g in tensors["groups"]:
         name = printable(g["name"])
-        shown = name.replace(".*.", f".{g['among']}.", 1)
+        label = name.replace(".*.", f".{g['among']}.", 1)
         if name == before:  # an exception to the row above
-            shown = f"  but {g['blocks']}"
-        rows.append((shown, g["type"], shape(g["shape"]), size(g["n_bytes"])))
+            label = f"  but {g['blocks']}"
+        rows.append((label, g["type"], shape(g["shape"]), size(g["n_bytes"])))
         before = name
     return Table(("tensor", "type", "shape", "bytes"), rows, frozenset({3}))
 
@@ -239,14 +239,14 @@ def _template(t: Facts, whole: bool) -> Section:
 def _value(v: Facts) -> str:
     """A metadata value in one short line."""
     if "n" in v:
-        text = f"[{v['n']:,}] {', '.join(map(_quoted, v['first'][:4]))}, …"
+        text = f"[{v['n']:,}] {', '.join(map(_quote, v['first'][:4]))}, …"
     elif isinstance(v["value"], list):
-        text = f"[{len(v['value'])}] {', '.join(map(_quoted, v['value']))}"
+        text = f"[{len(v['value'])}] {', '.join(map(_quote, v['value']))}"
     else:
-        text = _quoted(v["value"])
+        text = _quote(v["value"])
     text = printable(text)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 1] + "…"
 
 
-def _quoted(x: Any) -> str:
+def _quote(x: Any) -> str:
     return repr(x) if isinstance(x, str) else f"{x:g}" if isinstance(x, float) else str(x)

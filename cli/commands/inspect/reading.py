@@ -29,7 +29,7 @@ _SURPRISING = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class TextReading:
     """A text's tokens: ids, bytes of each, and how many of the text's there were."""
 
     model: Model
@@ -38,7 +38,7 @@ class Read:
     n_all: int
 
 
-def text_of(path: Path, adapters: Sequence[AdapterFile], text: Path, ctx: int) -> Read:
+def read_text(path: Path, adapters: Sequence[AdapterFile], text: Path, ctx: int) -> TextReading:
     """The first `ctx` tokens of a text. Raises ConfigError for a text that cannot be read or has
     fewer than two tokens."""
     model = load(path, list(adapters))
@@ -51,26 +51,26 @@ def text_of(path: Path, adapters: Sequence[AdapterFile], text: Path, ctx: int) -
     most = min(ctx, model.config.n_ctx)
     if len(ids) < 2:
         raise ConfigError(f"{text}: has {plural(len(ids), 'token')}, wanted 2 or more")
-    found = model.checked(ids[:most])
-    pieces = [model.tokenizer.token_bytes(int(i), special=True) for i in found]
-    return Read(model, found, pieces, len(ids))
+    first = model.checked(ids[:most])
+    pieces = [model.tokenizer.token_bytes(int(i), special=True) for i in first]
+    return TextReading(model, first, pieces, len(ids))
 
 
 # -- losses ---------------------------------------------------------------------------------------
 
 
-def token_facts(r: Read, table: TokenTable) -> dict[str, Any]:
+def token_facts(r: TextReading, table: TokenTable) -> dict[str, Any]:
     """Of every token: id, text, loss, rank; the first has no loss."""
     rows = zip(r.ids.tolist(), r.pieces, table.losses.tolist(), table.ranks.tolist(), strict=True)
-    found = [
+    tokens = [
         {"id": id, "text": piece.decode("utf-8", "replace"), "loss": loss, "rank": rank + 1}
         for id, piece, loss, rank in rows
     ]
-    found[0] |= {"loss": None, "rank": None}
-    return {"loss": table.loss, "n_tokens": len(r.ids), "tokens": found}
+    tokens[0] |= {"loss": None, "rank": None}
+    return {"loss": table.loss, "n_tokens": len(r.ids), "tokens": tokens}
 
 
-def token_section(r: Read, table: TokenTable) -> Section:
+def token_section(r: TextReading, table: TokenTable) -> Section:
     """The mean, and the tokens with the greatest loss; the picture is the whole text."""
     shown = [coloured.signs(text) for text in coloured.texts(r.pieces)]
     levels = [coloured.level(x) if x == x else -1 for x in table.losses.tolist()]
@@ -105,16 +105,16 @@ def token_section(r: Read, table: TokenTable) -> Section:
 # -- gradients ------------------------------------------------------------------------------------
 
 
-def gradients(r: Read, rank: int) -> Overview:
+def gradients(r: TextReading, rank: int) -> Overview:
     """The gradients of the text's loss by the model's adapter, else by a fresh one of this rank."""
     model = r.model
     try:
         adapter = unfreeze(model) if model.adapters else attach(model, LoraConfig(rank=rank))
     except PyggmlError as error:
         raise ConfigError(f"{r.model.file.path}: {error}") from None
-    _, found = loss_and_grads(adapter.model, r.ids, parameters=adapter.parameters.tensors)
+    _, grads = loss_and_grads(adapter.model, r.ids, parameters=adapter.parameters.tensors)
     values = adapter.parameters.tensors
-    return overview({0: {n: measure(g, read(values[n])) for n, g in found.items()}})
+    return overview({0: {n: measure(g, read(values[n])) for n, g in grads.items()}})
 
 
 def gradient_facts(o: Overview) -> Mapping[str, Any]:
@@ -144,5 +144,5 @@ def _cell(o: Overview, i: int, c: int) -> str:
     return f"{o.norms[0, i, c]:.2g}" if o.there[i, c] else ""
 
 
-def table_of(r: Read) -> TokenTable:
+def table_of(r: TextReading) -> TokenTable:
     return token_table(r.model, r.ids)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pyggml.cli.commands.inspect.sections import Section, Table
 from pyggml.cli.terminal.show import printable, say
-from pyggml.cli.terminal.words import coloured
+from pyggml.cli.terminal.words import coloured_lines
 
 _MANY = 7  # columns, from which on their names take several lines
 _LABEL = 10
@@ -39,7 +39,7 @@ def _parts(section: Section, width: int, has_colour: bool) -> Iterator[Renderabl
     if section.text:
         yield Text(printable(section.text))
     if section.words:
-        yield from coloured(section.words, width, has_colour)
+        yield from coloured_lines(section.words, width, has_colour)
     for note in section.notes:
         yield Text(printable(note), style="dim")
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from pyggml import load
 from pyggml.alloc import Plan
 from pyggml.alloc.usage import Moment, peak
 from pyggml.backward import Keep
 from pyggml.cli.commands.inspect.sections import Section, Table
+from pyggml.cli.terminal.generation import n_ctx_of
 from pyggml.cli.terminal.show import plural, printable, size
-from pyggml.errors import ConfigError
 from pyggml.look.draw import inside, lanes, overview, sections
-from pyggml.look.draw.fold import counted
+from pyggml.look.draw.fold import op_counts
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.trainer.passes import Passes
@@ -39,7 +37,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PassPlan:
     """A pass of training: its plan, and what is trained in it."""
 
     settings: Settings
@@ -47,24 +45,18 @@ class Planned:
     parameters: Parameters
 
 
-def planned(path: Path, settings: Settings) -> Planned:
+def plan_pass(model: Model, settings: Settings) -> PassPlan:
     """Raises ConfigError for a context that the model lacks, AdapterError for a rank."""
-    return planned_for(load(path), settings)
-
-
-def planned_for(model: Model, settings: Settings) -> Planned:
-    """The same of an open model."""
     s = settings
-    if s.ctx > model.config.n_ctx:
-        raise ConfigError([("ctx", f"is {s.ctx}, wanted at most the model's {model.config.n_ctx}")])
+    n_ctx_of(model, s.ctx)
     adapter = attach(model, LoraConfig(rank=s.rank, modules=s.modules))
     keep = Keep.LAYERS if s.checkpointing else Keep.COSTLY
     passes = Passes(adapter.model, adapter.parameters, s.batch * s.ctx, n_ctx=s.ctx, keep=keep)
     (plan,) = passes.training.plans.values()
-    return Planned(s, plan, adapter.parameters)
+    return PassPlan(s, plan, adapter.parameters)
 
 
-def facts(p: Planned) -> dict[str, Any]:
+def facts(p: PassPlan) -> dict[str, Any]:
     """The plan as plain values: bytes, nodes by op, and what there is at the peak."""
     moment, s = peak(p.plan), p.settings
     return {
@@ -89,7 +81,7 @@ def _ops(plan: Plan) -> Counter[str]:
 # -- memory -------------------------------------------------------------------------------------
 
 
-def plan_sections(p: Planned) -> list[Section]:
+def plan_sections(p: PassPlan) -> list[Section]:
     """What the pass takes, what its kernels do, and what lies in memory at the peak."""
     s, nodes = p.settings, p.plan.graph.nodes
     again = ", layers computed again" * s.checkpointing
@@ -104,7 +96,7 @@ def plan_sections(p: Planned) -> list[Section]:
         Section("memory plan", rows, pictures=[lanes(p.plan)]),
         Section("at the peak", *_at_peak(peak(p.plan))),
         Section("nodes by op", table=ops, folded=True),
-        _fused(p.plan),
+        _fusion_section(p.plan),
     ]
 
 
@@ -124,7 +116,7 @@ def _at_peak(moment: Moment) -> tuple[list[tuple[str, str]], Table]:
     return [("peak", what)], Table(("tensors", "n", "bytes"), rows, frozenset({1, 2}))
 
 
-def _fused(plan: Plan) -> Section:
+def _fusion_section(plan: Plan) -> Section:
     """Where one kernel does the work of several ops, and what several kernels share."""
     made = Counter(t.op for t in plan.graph.nodes if t.op is not None and t.op.fuses)
     rows = [(op.name, f"{n:,}", ", ".join(op.fuses)) for op, n in made.most_common()]
@@ -137,13 +129,13 @@ def _fused(plan: Plan) -> Section:
 # -- the graph ------------------------------------------------------------------------------------
 
 
-def graph_section(p: Planned) -> Section:
+def graph_section(p: PassPlan) -> Section:
     """The graph block by block, equal blocks as one."""
     graph, trained = p.plan.graph, p.parameters.tensors.values()
     rows, pictures = [], [overview(graph)]
     for section in sections(graph):
         for kind, nodes in (("forward", section.forward), ("backward", section.backward)):
-            ops = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in counted(nodes))
+            ops = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in op_counts(nodes))
             rows.append((section.title if kind == "forward" else "", kind, ops))
             if nodes:
                 drawn = inside(nodes, kind, list(trained))

@@ -200,7 +200,7 @@ class TextForm(Form):
         the first token of a prompt, of which nothing is predicted."""
         if piece.logprob is None:
             return None
-        found: Object = {}
+        likeliest: Object = {}
         for token, p in piece.likeliest:
-            found.setdefault(self._text_of(token), p)
-        return found
+            likeliest.setdefault(self._text_of(token), p)
+        return likeliest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from pyggml.cli.commands.serve.answers import ChatForm, Choice, Form, TextForm, Usage
 from pyggml.cli.commands.serve.limits import BODY_SECONDS
-from pyggml.cli.commands.serve.requests import Asked, ChatAsked, TextAsked, read_chat, read_text
+from pyggml.cli.commands.serve.params import ChatParams, Params, TextParams, read_chat, read_text
 from pyggml.cli.commands.serve.service import Flow, Service
 from pyggml.cli.web.body import read_object, unless_gone
 from pyggml.cli.web.errors import HANDLERS, ApiError
@@ -69,7 +70,7 @@ class Routes:
     """What answers each path."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._service, self._created = service, int(time.time())
 
     async def health(self, request: Request) -> Response:
         worker = self._service.worker
@@ -77,39 +78,43 @@ class Routes:
         return JSONResponse({"status": "ok", **counts})
 
     async def models(self, request: Request) -> Response:
-        found = [_model(name) for name in self._service.models]
-        return JSONResponse({"object": "list", "data": found})
+        data = [self._model(name) for name in self._service.models]
+        return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in self._service.models:
             raise ApiError(404, "there is no model of this name", "model", "model_not_found")
-        return JSONResponse(_model(name))
+        return JSONResponse(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        """created: when this server was started."""
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "pyggml"}
 
     async def chat(self, request: Request) -> Response:
         service = self._service
         given = await self._body(request)
 
-        def read() -> tuple[ChatAsked, list[np.ndarray]]:
-            asked = read_chat(given, service.sampling, service.limits)
-            service.name(asked)
-            how = service.chat_sampling(asked.how)
-            return replace(asked, how=how), service.chat_prompts(asked)
+        def read() -> tuple[ChatParams, list[np.ndarray]]:
+            params = read_chat(given, service.sampling, service.limits)
+            service.name(params)
+            how = service.chat_sampling(params.how)
+            return replace(params, how=how), service.chat_prompts(params)
 
-        asked, prompts = await service.read(read)
-        return await self._answer(request, asked, prompts, ChatForm, [""] * asked.n)
+        params, prompts = await service.read(read)
+        return await self._answer(request, params, prompts, ChatForm, [""] * params.n)
 
     async def text(self, request: Request) -> Response:
         service = self._service
         given = await self._body(request)
 
-        def read() -> tuple[TextAsked, list[np.ndarray], list[str]]:
-            asked = read_text(given, service.sampling, service.limits)
-            service.name(asked)
-            return asked, service.text_prompts(asked), _echoed(asked, service)
+        def read() -> tuple[TextParams, list[np.ndarray], list[str]]:
+            params = read_text(given, service.sampling, service.limits)
+            service.name(params)
+            return params, service.text_prompts(params), _echo_texts(params, service)
 
-        asked, prompts, echoed = await service.read(read)
-        return await self._answer(request, asked, prompts, TextForm, echoed)
+        params, prompts, echoed = await service.read(read)
+        return await self._answer(request, params, prompts, TextForm, echoed)
 
     async def _body(self, request: Request) -> dict[str, Any]:
         return await read_object(request, self._service.limits.max_body, BODY_SECONDS)
@@ -117,16 +122,16 @@ class Routes:
     async def _answer(
         self,
         request: Request,
-        asked: Asked,
+        params: Params,
         prompts: Sequence[np.ndarray],
         form: Callable[..., Form],
         prefixes: Sequence[str],
     ) -> Response:
-        service, name = self._service, self._service.name(asked)
+        service, name = self._service, self._service.name(params)
         made = form(name, service.models[name].tokenizer)
-        flow = service.flow(asked, prompts)
-        if asked.stream:
-            return Streamed(flow, _events(flow, made, prefixes, asked))
+        flow = service.flow(params, prompts)
+        if params.stream:
+            return EventStream(flow, _events(flow, made, prefixes, params))
         choices = [Choice(prefix) for prefix in prefixes]
         try:
             await unless_gone(request, _collect(flow, choices))
@@ -135,17 +140,13 @@ class Routes:
         return JSONResponse(made.whole(choices, _usage(flow)))
 
 
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "pyggml"}
-
-
-def _echoed(asked: TextAsked, service: Service) -> list[str]:
+def _echo_texts(params: TextParams, service: Service) -> list[str]:
     """What each answer begins with."""
-    if not asked.echo:
-        return [""] * (len(asked.prompts) * asked.n)
+    if not params.echo:
+        return [""] * (len(params.prompts) * params.n)
     tokenizer = next(iter(service.models.values())).tokenizer
-    texts = [p if isinstance(p, str) else tokenizer.decode(p) for p in asked.prompts]
-    return [text for text in texts for _ in range(asked.n)]
+    texts = [p if isinstance(p, str) else tokenizer.decode(p) for p in params.prompts]
+    return [text for text in texts for _ in range(params.n)]
 
 
 # -- answers in one piece -----------------------------------------------------------------------
@@ -172,7 +173,7 @@ def _usage(flow: Flow) -> Usage:
 # -- streams ------------------------------------------------------------------------------------
 
 
-class Streamed(StreamingResponse):
+class EventStream(StreamingResponse):
     """Server-sent events. However it ends, also where the client closes the connection, the places
     of its answers are free then."""
 
@@ -190,18 +191,18 @@ class Streamed(StreamingResponse):
 
 
 async def _events(
-    flow: Flow, form: Form, prefixes: Sequence[str], asked: Asked
+    flow: Flow, form: Form, prefixes: Sequence[str], params: Params
 ) -> AsyncIterator[bytes]:
     """The events, several at once where several are ready. A prompt whose own tokens are told comes
     with them."""
     try:
-        first = [""] * len(prefixes) if asked.tells_prompt else prefixes
+        first = [""] * len(prefixes) if params.tells_prompt else prefixes
         opened = [form.opening(i, prefix) for i, prefix in enumerate(first)]
-        if found := b"".join(_event(part) for part in opened if part is not None):
-            yield found
+        if start := b"".join(_event(part) for part in opened if part is not None):
+            yield start
         async for batch in flow.batches():
             yield b"".join(_event(form.chunk(i, told, prefixes[i])) for i, told in batch)
-        if asked.include_usage:
+        if params.include_usage:
             yield _event(form.closing(_usage(flow)))
         yield _DONE
     except ApiError as error:  # the status is sent already

@@ -8,26 +8,25 @@ from typing import Any
 import click
 
 from pyggml import Model, load
-from pyggml.chat import MODEL
 from pyggml.cli.commands.serve.limits import Limits
-from pyggml.cli.terminal.help import GroupedCommand, GroupedOption
+from pyggml.cli.terminal.generation import chat_template_option, sampling_of, sampling_options
+from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
-    PATH,
     SETTINGS,
+    Adapter,
     AdapterFile,
-    compute_option,
-    device_option,
+    compute_options,
     given_settings,
+    grouped,
+    model_option,
     settings_options,
-    threads_option,
 )
-from pyggml.cli.terminal.sampling import sampling_of, sampling_options
 from pyggml.cli.web.listening import check_packages, is_loopback, listening
 from pyggml.errors import ConfigError
 from pyggml.generation import Context
 
-_GROUP: dict[str, Any] = {"cls": GroupedOption, "group": "server"}
-Named = tuple[str, tuple[Path, float]]
+_SERVER = grouped("server")
+Named = tuple[str, Adapter]
 
 
 class NamedAdapter(click.ParamType):
@@ -57,64 +56,39 @@ class NamedAdapter(click.ParamType):
     ],
     context_settings=SETTINGS,
 )
-@click.option(
-    *("-m", "--model"),
-    type=PATH,
-    required=True,
-    cls=GroupedOption,
-    group="model",
-    common=True,
-    help="GGUF model",
-)
+@model_option
 @click.option(
     "--lora",
     type=NamedAdapter(),
     multiple=True,
     metavar="NAME=ADAPTER[:WEIGHT]",
-    cls=GroupedOption,
-    group="model",
-    common=True,
+    **grouped("model"),
     help="adapter that clients ask for as the model NAME; those of one name add up",
 )
 @click.option(
     "--alias",
     metavar="NAME",
-    cls=GroupedOption,
-    group="model",
+    **grouped("model", common=False),
     help="the name of the model without adapters (default: its file's)",
 )
-@click.option(
-    "--chat-template",
-    default=MODEL,
-    metavar="TEMPLATE",
-    cls=GroupedOption,
-    group="model",
-    help="how chats are written: the model's own template, chatml, llama3, gemma, mistral, phi3, "
-    "alpaca, or a file of Jinja2  [default: model]",
-)
-@threads_option
-@compute_option
-@device_option
-@click.option(
-    "--host", default="127.0.0.1", common=True, **_GROUP, help="address  [default: 127.0.0.1]"
-)
+@chat_template_option("model", common=False)
+@compute_options
+@click.option("--host", default="127.0.0.1", **_SERVER, help="address  [default: 127.0.0.1]")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8080,
     metavar="N",
-    common=True,
-    **_GROUP,
+    **_SERVER,
     help="0 takes a free one  [default: 8080]",
 )
-@click.option("--web", is_flag=True, common=True, **_GROUP, help="a chat page at /")
+@click.option("--web", is_flag=True, **_SERVER, help="a chat page at /")
 @click.option(
     "--api-key",
     multiple=True,
     envvar="PYGGML_API_KEY",
     metavar="KEY",
-    common=True,
-    **_GROUP,
+    **_SERVER,
     help="key that clients must send, needed where others can connect; may be given several "
     "times, or as PYGGML_API_KEY, which other users of this machine do not see",
 )
@@ -122,14 +96,14 @@ class NamedAdapter(click.ParamType):
     "--allow-host",
     multiple=True,
     metavar="NAME",
-    **_GROUP,
+    **grouped("server", common=False),
     help="name by which clients may call this server, besides the address",
 )
 @click.option(
     "--allow-origin",
     multiple=True,
     metavar="URL",
-    **_GROUP,
+    **grouped("server", common=False),
     help="site whose pages may call this server, such as https://example.org (default: none)",
 )
 def command(**given: Any) -> int:
@@ -164,7 +138,7 @@ def _models(
     """Name -> model, the one without adapters first."""
     base = load(path, compute=compute, device=device)
     name = alias or path.stem
-    files: dict[str, list[tuple[Path, float]]] = {}
+    files: dict[str, list[Adapter]] = {}
     for adapter, file in lora:
         files.setdefault(adapter, []).append(file)
     if name in files:

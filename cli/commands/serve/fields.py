@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pyggml.cli.web.errors import ApiError
 from pyggml.errors import ConfigError
 from pyggml.lora.data.messages import kind_of
-from pyggml.lora.data.rows import Bad
+from pyggml.lora.data.rows import BadRow
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -17,7 +17,7 @@ D = TypeVar("D")
 class Fields:
     """The fields of an object; null is as if the field were not there.
 
-    A reader makes a field of a JSON value, or raises Bad with what is wrong with it.
+    A reader makes a field of a JSON value, or raises BadRow with what is wrong with it.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -35,7 +35,7 @@ class Fields:
             return default
         try:
             return read(self._given[name])
-        except Bad as bad:
+        except BadRow as bad:
             self.fault(name, str(bad))
             return default
 
@@ -52,13 +52,13 @@ class Fields:
         """A field that is known, and may have no value but these."""
         self._known.add(name)
         if name in self._given and self._given[name] not in values:
-            self.fault(name, f"is {shown(self._given[name])}, {why}")
+            self.fault(name, f"is {brief(self._given[name])}, {why}")
 
     def ignore(self, *names: str) -> None:
         """Fields that change no answer."""
         self._known.update(names)
 
-    def made(self, make: Callable[..., T], given: Mapping[str, Any]) -> T | None:
+    def build(self, make: Callable[..., T], given: Mapping[str, Any]) -> T | None:
         """make(**given), a dataclass of settings; None if it finds a setting out of range."""
         try:
             return make(**given)
@@ -80,7 +80,7 @@ class Fields:
 # -- readers ------------------------------------------------------------------------------------
 
 
-def shown(value: Any) -> str:
+def brief(value: Any) -> str:
     """A value of a client in a sentence."""
     if isinstance(value, str):
         return f"{value[:40]!r}" + "…" * (len(value) > 40)
@@ -98,7 +98,7 @@ def whole(low: int, high: int) -> Callable[[Any], int]:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if type(value) is not int or not low <= value <= high:
-            raise Bad(f"is {shown(value)}, wanted a whole number from {low} to {high}")
+            raise BadRow(f"is {brief(value)}, wanted a whole number from {low} to {high}")
         return value
 
     return read
@@ -106,23 +106,23 @@ def whole(low: int, high: int) -> Callable[[Any], int]:
 
 def flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise Bad(f"is {shown(value)}, wanted true or false")
+        raise BadRow(f"is {brief(value)}, wanted true or false")
     return value
 
 
 def text(value: Any) -> str:
     if not isinstance(value, str):
-        raise Bad(f"is {shown(value)}, wanted a string")
+        raise BadRow(f"is {brief(value)}, wanted a string")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise Bad("has half of a surrogate pair") from None
+        raise BadRow("has half of a surrogate pair") from None
     return value
 
 
 def object_of(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Bad(f"is {shown(value)}, wanted an object")
+        raise BadRow(f"is {brief(value)}, wanted an object")
     return value
 
 

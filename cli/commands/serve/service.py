@@ -14,7 +14,7 @@ import numpy as np
 
 from pyggml.chat import ChatEncoder
 from pyggml.cli.commands.serve.limits import Limits
-from pyggml.cli.commands.serve.requests import Asked, ChatAsked, TextAsked
+from pyggml.cli.commands.serve.params import ChatParams, Params, TextParams
 from pyggml.cli.web.errors import ApiError, of_input, program_fault, too_long, unknown_model
 from pyggml.errors import PyggmlError, TemplateError
 from pyggml.generation import Completion, Piece, Sampling
@@ -60,37 +60,37 @@ class Service:
         except PyggmlError as error:
             raise of_input(error) from None
 
-    def name(self, asked: Asked) -> str:
-        """The name of the model that is asked. Raises ApiError if there is none."""
+    def name(self, params: Params) -> str:
+        """The name of the model that is to answer. Raises ApiError if there is none."""
         names = tuple(self.models)
-        if asked.model is not None and asked.model not in self.models:
-            raise unknown_model(asked.model, names)
-        return asked.model or names[0]
+        if params.model is not None and params.model not in self.models:
+            raise unknown_model(params.model, names)
+        return params.model or names[0]
 
     def chat_sampling(self, how: Sampling) -> Sampling:
         """The settings of a chat's answer, which ends where the template ends a turn."""
         stop = dict.fromkeys([*how.stop, *filter(None, [self.ending])])
         return replace(how, stop=tuple(stop)[:MOST_STOPS])
 
-    def chat_prompts(self, asked: ChatAsked) -> list[np.ndarray]:
+    def chat_prompts(self, params: ChatParams) -> list[np.ndarray]:
         """The prompt of a chat, n times. Raises ApiError, and TemplateError with what the template
         says of the messages."""
         if isinstance(self.chats, TemplateError):
             raise ApiError(400, f"{self.chats} (--chat-template)", "messages", "no_chat_template")
-        ids = self.chats.prompt(asked.messages, asked.tools)
-        return [self._checked(ids, "messages")] * asked.n
+        ids = self.chats.prompt(params.messages, params.tools)
+        return [self._prompt_ids(ids, "messages")] * params.n
 
-    def text_prompts(self, asked: TextAsked) -> list[np.ndarray]:
+    def text_prompts(self, params: TextParams) -> list[np.ndarray]:
         """The prompts, each n times."""
         tokenizer = next(iter(self.models.values())).tokenizer
-        found = [
+        encoded = [
             tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
-            for prompt in asked.prompts
+            for prompt in params.prompts
         ]
-        checked = [self._checked(ids, "prompt") for ids in found]
-        return [ids for ids in checked for _ in range(asked.n)]
+        checked = [self._prompt_ids(ids, "prompt") for ids in encoded]
+        return [ids for ids in checked for _ in range(params.n)]
 
-    def _checked(self, ids: Sequence[int], param: str) -> np.ndarray:
+    def _prompt_ids(self, ids: Sequence[int], param: str) -> np.ndarray:
         if not ids:
             raise ApiError(400, "the prompt is empty, wanted at least one token", param)
         most = min(self.n_ctx, (self.limits.max_prompt or self.n_ctx) + 1)
@@ -98,24 +98,24 @@ class Service:
             raise too_long(len(ids), most, param)
         return next(iter(self.models.values())).checked(ids)
 
-    def flow(self, asked: Asked, prompts: Sequence[np.ndarray]) -> Flow:
+    def flow(self, params: Params, prompts: Sequence[np.ndarray]) -> Flow:
         """The answers to these prompts, submitted to the worker.
 
         Raises ApiError where too many wait, and for settings that do not fit the model.
         """
-        model = self.models[self.name(asked)]
-        most = self.n_ctx if asked.n_tokens is None else asked.n_tokens
+        model = self.models[self.name(params)]
+        most = self.n_ctx if params.n_tokens is None else params.n_tokens
         most = min(most, self.limits.max_tokens or most)
         room = None if self.shifts else self.n_ctx
         try:
             completions = [
-                Completion(model.tokenizer, _with_seed(asked.how, i), prompt, most, room)
+                Completion(model.tokenizer, _with_seed(params.how, i), prompt, most, room)
                 for i, prompt in enumerate(prompts)
             ]
         except PyggmlError as error:
             raise of_input(error) from None
         deadline = time.monotonic() + self.limits.timeout
-        n_likeliest = asked.how.logprobs if asked.tells_prompt else None
+        n_likeliest = params.how.logprobs if params.tells_prompt else None
         return Flow(self.worker, model, prompts, completions, deadline, n_likeliest)
 
     def close(self) -> None:
@@ -180,9 +180,9 @@ class Flow:
             batch = [await self._told.get()]
             while not self._told.empty():
                 batch.append(self._told.get_nowait())
-            found = [(i, _piece(told, self.completions[i])) for i, told in batch]
-            left -= sum(told is None or told.finish is not None for _, told in found)
-            yield found
+            events = [(i, _piece(told, self.completions[i])) for i, told in batch]
+            left -= sum(told is None or told.finish is not None for _, told in events)
+            yield events
 
     def cancel(self) -> None:
         """Free the places of all answers that have not ended."""

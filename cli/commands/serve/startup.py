@@ -14,16 +14,16 @@ from pyggml.cli.commands.serve.chat_page import page_routes
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.service import Service
 from pyggml.cli.terminal.exit import STOPPED
+from pyggml.cli.terminal.generation import CTX, n_ctx_of
 from pyggml.cli.terminal.show import printable, row, size
 from pyggml.cli.web.guard import LOOPBACK, Access
 from pyggml.cli.web.listening import is_loopback, url_of
 from pyggml.cli.web.server import serve
-from pyggml.errors import ConfigError, TemplateError
+from pyggml.errors import TemplateError
 from pyggml.generation import Batch, Context, Sampling
 from pyggml.generation.serving import Scheduler, Worker
 from pyggml.model import Model
 
-DEFAULT_CTX = 4096
 GRACE_SECONDS = 10  # for answers under way when the server is to stop
 _NOTE = b"\nstopping when the answers under way are done, after 10 s at most; again ends at once\n"
 
@@ -38,7 +38,7 @@ def run(
 ) -> int:
     """Serve until a signal comes; the exit code."""
     name, base = next(iter(models.items()))
-    batch = Batch(base, limits.parallel, _context(base, limits.ctx), context.cache_type)
+    batch = Batch(base, limits.parallel, n_ctx_of(base, limits.ctx, CTX), context.cache_type)
     begin = partial(pyggml.threads.set, given["threads"])
     worker = Worker(Scheduler(batch, context.n_keep), limits.parallel + limits.queue, begin)
     chats = _chats(base, given["chat_template"])
@@ -60,13 +60,6 @@ def run(
     most = 4 * (limits.parallel + limits.queue) + 64
     serve(app, listening, _NOTE, GRACE_SECONDS, most)
     return STOPPED
-
-
-def _context(model: Model, wanted: int) -> int:
-    most = model.config.n_ctx
-    if wanted > most:
-        raise ConfigError([("ctx", f"is {wanted}, wanted at most the model's {most}")])
-    return wanted or min(most, DEFAULT_CTX)
 
 
 def _chats(model: Model, wanted: str) -> ChatEncoder | TemplateError:

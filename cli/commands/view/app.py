@@ -20,7 +20,7 @@ from pyggml.cli.commands.view import pictures, reading, weights
 from pyggml.cli.commands.view.browser_page import page_routes
 from pyggml.cli.commands.view.queries import RANKS, read_number, read_pass, read_text
 from pyggml.cli.commands.view.runs import Runs
-from pyggml.cli.commands.view.source import Source, Watched
+from pyggml.cli.commands.view.source import Source, StoppableModel
 from pyggml.cli.commands.view.worker import Worker
 from pyggml.cli.web.body import read_object
 from pyggml.cli.web.errors import HANDLERS, ApiError
@@ -82,7 +82,7 @@ class Routes:
 
     def state(self, request: Request) -> Response:
         """What the page looks at again and again."""
-        runs = None if self._runs is None else self._runs.listed()
+        runs = None if self._runs is None else self._runs.summaries()
         return Json({"model": self._source.state(), "runs": runs})
 
     def model(self, request: Request) -> Response:
@@ -92,62 +92,64 @@ class Routes:
     async def glance(self, request: Request) -> Response:
         query = request.query_params
         rank = read_number(query, "rank", *RANKS) if "rank" in query else LoraConfig.rank
-        found = await self.worker.run(request, lambda stop: self._source.glance(rank))
-        return Json({"rank": rank, "sections": found})
+        sections = await self.worker.run(request, lambda stop: self._source.glance(rank))
+        return Json({"rank": rank, "sections": sections})
 
     async def tensor(self, request: Request) -> Response:
         name, run = read_text(request.query_params, "name"), request.query_params.get("run")
         return Json(await self.worker.run(request, lambda stop: self._tensor(name, run)))
 
     def _tensor(self, name: str, run: str | None) -> dict[str, Any]:
-        found = weights.described(self._source.file, name)
+        about = weights.describe(self._source.file, name)
         if run and self._runs is not None:
             adapter = self._runs.output(run)
-            found["charts"] = self._runs.norms(run, name)
+            about["charts"] = self._runs.norms(run, name)
             if adapter.is_file():
-                found["update"] = weights.update(adapter, self._source.file, name)
-        return found
+                about["update"] = weights.update(adapter, self._source.file, name)
+        return about
 
     # -- graphs and plans --------------------------------------------------------------------------
 
     async def graph(self, request: Request) -> Response:
-        return await self._picture(request, pictures.drawn)
+        return await self._picture(request, pictures.graph_facts)
 
     async def section(self, request: Request) -> Response:
         i = read_number(request.query_params, "section", 0, _MOST_INDEX)
         direction = request.query_params.get("direction", "forward")
         if direction not in ("forward", "backward"):
             raise ApiError(400, "direction is unknown, wanted forward or backward", "direction")
-        return await self._picture(request, partial(pictures.opened, i=i, direction=direction))
+        return await self._picture(
+            request, partial(pictures.section_facts, i=i, direction=direction)
+        )
 
     async def search(self, request: Request) -> Response:
         words = read_text(request.query_params, "words")
-        return await self._picture(request, partial(pictures.sought, words=words))
+        return await self._picture(request, partial(pictures.search, words=words))
 
     async def plan(self, request: Request) -> Response:
-        return await self._picture(request, pictures.planned)
+        return await self._picture(request, pictures.plan_facts)
 
     async def moment(self, request: Request) -> Response:
         i = read_number(request.query_params, "node", 0, _MOST_INDEX)
-        return await self._picture(request, partial(pictures.alive, i=i))
+        return await self._picture(request, partial(pictures.moment_facts, i=i))
 
     async def _picture(
-        self, request: Request, shown: Callable[[pictures.Picture], dict[str, Any]]
+        self, request: Request, describe: Callable[[pictures.Picture], dict[str, Any]]
     ) -> Response:
         asked, made = read_pass(request.query_params), self._pictures
         if made is None:
             raise ApiError(409, self._source.fault)
-        return Json(await self.worker.run(request, lambda stop: shown(made.of(asked))))
+        return Json(await self.worker.run(request, lambda stop: describe(made.of(asked))))
 
     # -- runs --------------------------------------------------------------------------------------
 
     def run(self, request: Request) -> Response:
         if self._runs is None:
             raise ApiError(404, _NO_RUNS)
-        found = self._runs.shown(read_text(request.query_params, "name"))
-        trained = found["settings"].get("model")
+        about = self._runs.describe(read_text(request.query_params, "name"))
+        trained = about["settings"].get("model")
         is_other = isinstance(trained, str) and not self._source.is_file(trained)
-        return Json(found | {"is_other": is_other})
+        return Json(about | {"is_other": is_other})
 
     async def gradients(self, request: Request) -> Response:
         runs, query = self._runs, request.query_params
@@ -180,7 +182,7 @@ class Routes:
         def done(stop: Event) -> dict[str, Any]:
             assert model.tokenizer  # built here once, for all copies of the model
             asked = model.with_adapter_files(*files) if files else model
-            return work(Watched(asked, stop))
+            return work(StoppableModel(asked, stop))
 
         return Json(await self.worker.run(request, done))
 

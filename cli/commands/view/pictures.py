@@ -12,11 +12,11 @@ from typing import Any
 from pyggml.alloc import Plan, plan
 from pyggml.alloc.lifetime import FOREVER
 from pyggml.alloc.usage import bytes_at, moment
-from pyggml.cli.commands.inspect.training import Settings, planned_for
+from pyggml.cli.commands.inspect.training import Settings, plan_pass
 from pyggml.cli.commands.view.queries import Pass
+from pyggml.cli.terminal.generation import n_ctx_of
 from pyggml.cli.terminal.show import size
 from pyggml.cli.web.errors import ApiError
-from pyggml.errors import ConfigError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
 from pyggml.look.draw import Section, inside, lanes, overview, sections
@@ -24,7 +24,7 @@ from pyggml.lora import DataConfig
 from pyggml.model import Model
 from pyggml.models import Inputs, build
 
-_KEPT = 4  # passes whose pictures stay
+_MOST_PICTURES = 4  # passes whose pictures stay
 _MOST_HITS = 100
 _BLOCK = re.compile(r"\bblk\.(\d{1,6})\.")
 
@@ -59,33 +59,28 @@ class Pictures:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._made: dict[Pass, Picture] = {}
+        self._pictures: dict[Pass, Picture] = {}
         self._lock = Lock()
 
     def of(self, asked: Pass) -> Picture:
         """Raises ConfigError for settings that the model refuses."""
-        most = self._model.config.n_ctx
-        asked = replace(asked, ctx=asked.ctx or min(DataConfig.ctx, most))
-        if asked.ctx > most:
-            raise ConfigError([("ctx", f"is {asked.ctx}, wanted at most the model's {most}")])
+        asked = replace(asked, ctx=n_ctx_of(self._model, asked.ctx, DataConfig.ctx))
         with self._lock:
-            if asked not in self._made:
-                while len(self._made) >= _KEPT:
-                    del self._made[next(iter(self._made))]
-                self._made[asked] = _made(self._model, asked)
-            return self._made[asked]
+            if asked not in self._pictures:
+                while len(self._pictures) >= _MOST_PICTURES:
+                    del self._pictures[next(iter(self._pictures))]
+                self._pictures[asked] = _build(self._model, asked)
+            return self._pictures[asked]
 
 
-def _made(model: Model, asked: Pass) -> Picture:
+def _build(model: Model, asked: Pass) -> Picture:
     if asked.kind == "logits":
         out = build(model.parts, Inputs.empty(asked.ctx), model.adapters)
-        found = plan(Graph.of(out), model.backend)
-        return Picture(asked, found, sections(found.graph), frozenset(), 0)
+        logits_plan = plan(Graph.of(out), model.backend)
+        return Picture(asked, logits_plan, sections(logits_plan.graph), frozenset(), 0)
     names = tuple(m.strip() for m in asked.modules.split(",") if m.strip())
     checkpointing = asked.keep == "layers"
-    p = planned_for(
-        model, Settings(asked.rank, asked.ctx, asked.batch, checkpointing, names or None)
-    )
+    p = plan_pass(model, Settings(asked.rank, asked.ctx, asked.batch, checkpointing, names or None))
     trained = frozenset(p.parameters.tensors.values())
     return Picture(asked, p.plan, sections(p.plan.graph), trained, p.parameters.n_bytes())
 
@@ -93,7 +88,7 @@ def _made(model: Model, asked: Pass) -> Picture:
 # -- graphs ---------------------------------------------------------------------------------------
 
 
-def drawn(picture: Picture) -> dict[str, Any]:
+def graph_facts(picture: Picture) -> dict[str, Any]:
     """The overview and the list of its sections."""
     ops = Counter(t.op.name for t in picture.graph.nodes if t.op is not None and not t.is_view)
     return {
@@ -109,7 +104,7 @@ def drawn(picture: Picture) -> dict[str, Any]:
     }
 
 
-def opened(picture: Picture, i: int, direction: str) -> dict[str, Any]:
+def section_facts(picture: Picture, i: int, direction: str) -> dict[str, Any]:
     """The inside of section i and the list of its nodes. Raises ApiError if there is none."""
     if i >= len(picture.sections) or not picture.nodes(i, direction):
         raise ApiError(404, f"the graph has no section {i} with {direction} nodes")
@@ -137,20 +132,20 @@ def _tensor(t: Tensor) -> dict[str, Any]:
     return {"name": t.name, "op": made_by, "type": f"{t.dtype}", "shape": list(t.shape)}
 
 
-def sought(picture: Picture, words: str) -> dict[str, Any]:
+def search(picture: Picture, words: str) -> dict[str, Any]:
     """Nodes that have these words in their name, their op's or the name of a leaf that they read.
 
     Of blocks that are drawn as one, the first stands for the one that was named.
     """
-    found = []
+    hits = []
     for i, section in enumerate(picture.sections):
         wanted = _in_section(words.lower(), section)
         for direction in ("forward", "backward"):
             for j, t in enumerate(picture.nodes(i, direction) if wanted else ()):
                 if any(wanted in name.lower() for name in _names(t)):
                     about = {"section": i, "title": section.title, "direction": direction}
-                    found.append(about | {"node": j} | _tensor(t))
-    return {"hits": found[:_MOST_HITS], "n_hits": len(found)}
+                    hits.append(about | {"node": j} | _tensor(t))
+    return {"hits": hits[:_MOST_HITS], "n_hits": len(hits)}
 
 
 def _in_section(words: str, section: Section) -> str:
@@ -173,33 +168,33 @@ def _names(t: Tensor) -> Iterator[str]:
 # -- plans ----------------------------------------------------------------------------------------
 
 
-def planned(picture: Picture) -> dict[str, Any]:
+def plan_facts(picture: Picture) -> dict[str, Any]:
     """The lanes of a plan, and its bytes in use at every node."""
-    found = picture.plan
-    used = bytes_at(found)
+    p = picture.plan
+    used = bytes_at(p)
     return {
         "pass": asdict(picture.asked),
-        "svg": lanes(found),
+        "svg": lanes(p),
         "facts": [
-            ("arena", size(found.n_bytes)),
+            ("arena", size(p.n_bytes)),
             ("adapter, gradient, optimiser", size(picture.n_trained)),
             ("nodes", f"{len(picture.graph.nodes):,}"),
-            ("overwrite a source", f"{len(found.reused):,}"),
-            ("shared packings", f"{len(set(found.shared.values())):,}"),
+            ("overwrite a source", f"{len(p.reused):,}"),
+            ("shared packings", f"{len(set(p.shared.values())):,}"),
         ],
         "used": used,
         "peak": used.index(max(used)),
     }
 
 
-def alive(picture: Picture, i: int) -> dict[str, Any]:
+def moment_facts(picture: Picture, i: int) -> dict[str, Any]:
     """What is in memory while node i runs. Raises ApiError if there is none."""
     if i >= len(picture.graph.nodes):
         raise ApiError(404, f"the plan has {len(picture.graph.nodes)} nodes, wanted one below it")
-    found = moment(picture.plan, i)
+    at = moment(picture.plan, i)
     return {
-        "node": _tensor(found.node),
-        "bytes": found.n_bytes,
-        "kinds": found.by_kind(),
-        "tensors": len(found.alive),
+        "node": _tensor(at.node),
+        "bytes": at.n_bytes,
+        "kinds": at.by_kind(),
+        "tensors": len(at.alive),
     }

@@ -38,39 +38,39 @@ _WORDS = {"kind": ("logits", "training"), "keep": ("costly", "layers")}
 def read_pass(query: Mapping[str, str]) -> Pass:
     """Raises ApiError."""
     faults: list[str] = []
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, (least, most) in _NUMBERS.items():
         if name in query:
-            found[name] = _number(query, name, least, most, faults)
+            settings[name] = _number(query, name, least, most, faults)
     for name, known in _WORDS.items():
         if query.get(name, known[0]) not in known:
-            faults.append(f"{name} is {shown(query[name])}, wanted {' or '.join(known)}")
-    found |= {name: query[name] for name in (*_WORDS, "modules") if name in query}
-    if len(found.get("modules", "")) > LONGEST_NAME:
+            faults.append(f"{name} is {brief(query[name])}, wanted {' or '.join(known)}")
+    settings |= {name: query[name] for name in (*_WORDS, "modules") if name in query}
+    if len(settings.get("modules", "")) > LONGEST_NAME:
         faults.append(f"modules has more than {LONGEST_NAME} characters")
     if faults:
         raise ApiError(400, "; ".join(faults))
-    return Pass(**found)
+    return Pass(**settings)
 
 
 def read_number(query: Mapping[str, str], name: str, least: int, most: int) -> int:
     """Raises ApiError for what is no whole number in this range."""
     faults: list[str] = []
-    found = _number(query, name, least, most, faults)
+    number = _number(query, name, least, most, faults)
     if faults:
         raise ApiError(400, faults[0], name)
-    return found
+    return number
 
 
 def read_text(query: Mapping[str, str], name: str) -> str:
     """Raises ApiError if it is missing or long."""
-    found = query.get(name, "")
-    if not 0 < len(found) <= LONGEST_NAME:
-        raise ApiError(400, f"{name} has {len(found)} characters, wanted 1 to {LONGEST_NAME}", name)
-    return found
+    text = query.get(name, "")
+    if not 0 < len(text) <= LONGEST_NAME:
+        raise ApiError(400, f"{name} has {len(text)} characters, wanted 1 to {LONGEST_NAME}", name)
+    return text
 
 
-def shown(text: str) -> str:
+def brief(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:60]}…")
 
 
@@ -79,5 +79,5 @@ def _number(query: Mapping[str, str], name: str, least: int, most: int, faults: 
     is_number = given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS
     if is_number and least <= int(given) <= most:
         return int(given)
-    faults.append(f"{name} is {shown(given)}, wanted a whole number from {least} to {most}")
+    faults.append(f"{name} is {brief(given)}, wanted a whole number from {least} to {most}")
     return least

@@ -40,7 +40,7 @@ def attention(model: Model, text: str, block: int) -> dict[str, Any]:
         raise ConfigError(f"block is {block}, wanted 0 to {model.config.n_layer - 1}")
     ids = _ids(model, text, min(_MOST_MAPPED, model.config.n_ctx))
     (maps,) = lens.attention_maps(model, ids, [block])
-    rows = [[_rounded(row[: i + 1], 4) for i, row in enumerate(head)] for head in maps]
+    rows = [[_round(row[: i + 1], 4) for i, row in enumerate(head)] for head in maps]
     texts = [tokens.signs(text) for text in tokens.texts(_pieces(model, ids))]
     return {"n_tokens": len(ids), "tokens": texts, "maps": rows}
 
@@ -56,5 +56,5 @@ def _pieces(model: Model, ids: Sequence[int]) -> list[bytes]:
     return [model.tokenizer.token_bytes(i, special=True) for i in ids]
 
 
-def _rounded(a: np.ndarray, digits: int) -> list[float]:
+def _round(a: np.ndarray, digits: int) -> list[float]:
     return [round(float(x), digits) for x in a]

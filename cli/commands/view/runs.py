@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pyggml.cli.commands.view.queries import shown
+from pyggml.cli.commands.view.queries import brief
 from pyggml.cli.terminal.show import printable, size, span
 from pyggml.cli.web.errors import ApiError
 from pyggml.cli.web.report.run_page import facts
@@ -37,10 +37,10 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            found = "is no folder" if folder.exists() else "does not exist"
-            raise ConfigError(f"{folder}: {found}, wanted the folder of a run's adapter")
+            fault = "is no folder" if folder.exists() else "does not exist"
+            raise ConfigError(f"{folder}: {fault}, wanted the folder of a run's adapter")
         self.folder = folder
-        self._known: dict[str, _Known] = {}
+        self._snapshots: dict[str, _Snapshot] = {}
 
     def names(self) -> list[str]:
         """The runs, those with the newest lines first. Raises ApiError if the folder is gone."""
@@ -48,24 +48,24 @@ class Runs:
             files = list(self.folder.iterdir())
         except OSError as error:
             raise ApiError(410, f"{self.folder}: cannot be read: {error.strerror}") from None
-        found: dict[str, float] = {}
+        changed: dict[str, float] = {}
         for path in files:
             if not path.is_file():  # a folder, or a pipe that would block
                 continue
             if path.name.endswith(_METRICS) and not path.name.endswith(_OLD):
-                found[path.name.removesuffix(_METRICS)] = _changed(path)
+                changed[path.name.removesuffix(_METRICS)] = _mtime(path)
             elif path.name.startswith(".") and path.name.endswith(".gguf.lock"):
-                found.setdefault(path.name[1:].removesuffix(".gguf.lock"), _changed(path))
-        return sorted(found, key=found.__getitem__, reverse=True)[:_MOST_RUNS]
+                changed.setdefault(path.name[1:].removesuffix(".gguf.lock"), _mtime(path))
+        return sorted(changed, key=changed.__getitem__, reverse=True)[:_MOST_RUNS]
 
     def output(self, name: str) -> Path:
         """The adapter of a run, which may not be written yet. Raises ApiError if there is no such
         run."""
         if name not in self.names():
-            raise ApiError(404, f"the folder has no run {shown(name)}", "name")
+            raise ApiError(404, f"the folder has no run {brief(name)}", "name")
         return self.folder / f"{name}.gguf"
 
-    def listed(self) -> list[dict[str, Any]]:
+    def summaries(self) -> list[dict[str, Any]]:
         """Name, state and version of every run; the version changes with its files."""
         return [
             {"name": name, "running": _is_running(output), "version": _version(output)}
@@ -73,34 +73,34 @@ class Runs:
             for output in [self.folder / f"{name}.gguf"]
         ]
 
-    def _read(self, name: str) -> _Known:
+    def _read(self, name: str) -> _Snapshot:
         """The lines of a run's metrics that are whole. Raises ApiError."""
         output = self.output(name)
         path, version = metrics_beside(output), _version(output)
         if _n_bytes(path) > _MOST_BYTES:
             raise ApiError(413, f"{path.name} is larger than {size(_MOST_BYTES)}")
-        known = self._known.get(name)
-        if known is None or known.version != version:
-            known = self._known[name] = _Known(version, list(read_records(path)))
-        return known
+        snapshot = self._snapshots.get(name)
+        if snapshot is None or snapshot.version != version:
+            snapshot = self._snapshots[name] = _Snapshot(version, list(read_records(path)))
+        return snapshot
 
-    def shown(self, name: str) -> dict[str, Any]:
+    def describe(self, name: str) -> dict[str, Any]:
         """A run as the page shows it. Raises ApiError if there is none, and for numbers in its
         records that no run writes."""
         try:
-            return self._shown(name)
+            return self._describe(name)
         except (ArithmeticError, TypeError, ValueError) as error:
             raise ApiError(422, f"the records of this run make no sense: {error}") from None
 
-    def _shown(self, name: str) -> dict[str, Any]:
+    def _describe(self, name: str) -> dict[str, Any]:
         output = self.output(name)
-        running, known = _is_running(output), self._read(name)
-        records, overview = known.records, known.overview
+        running, snapshot = _is_running(output), self._read(name)
+        records, overview = snapshot.records, snapshot.overview
         steps = [r for r in records if r["event"] == "step"]
         last = steps[-1] if steps else {}
         return {
             "name": printable(name),
-            "version": known.version,
+            "version": snapshot.version,
             "state": _state(running, last),
             "step": last.get("step", 0),
             "n_steps": _n_steps(last),
@@ -109,7 +109,7 @@ class Runs:
             "charts": charts_of(records),
             "measured": [] if overview is None else overview.steps,
             "adapter": size(_n_bytes(output)) if output.is_file() else "",
-            **_told(records),
+            **_details(records),
         }
 
     def gradients(self, name: str, kind: str, step: int) -> dict[str, Any]:
@@ -119,9 +119,9 @@ class Runs:
         if o is None or step not in o.steps:
             raise ApiError(404, f"the gradients of step {step} were not measured", "step")
         if kind not in heat.KINDS:
-            raise ApiError(400, f"kind is {shown(kind)}, wanted {', '.join(heat.KINDS)}", "kind")
+            raise ApiError(400, f"kind is {brief(kind)}, wanted {', '.join(heat.KINDS)}", "kind")
         return {
-            "kinds": {known: heat.KINDS[known].title for known in heat.kinds_of(o)},
+            "kinds": {kind: heat.KINDS[kind].title for kind in heat.kinds_of(o)},
             "map": heat.heat_map(o, kind, step),
             "over": heat.heat_steps(o, kind) if len(o.steps) > 1 else "",
             "findings": findings(o)[:_MOST_FINDINGS],
@@ -135,9 +135,9 @@ class Runs:
         layer, (module, _) = cell_of(tensor)
         lines = [
             (str(column), "main" if column.factor != "B" else "second", o.norms[:, i, c])
-            for i, known in enumerate(o.layers)
+            for i, block in enumerate(o.layers)
             for c, column in enumerate(o.columns)
-            if known == layer and column.module == module and o.there[i, c]
+            if block == layer and column.module == module and o.there[i, c]
         ]
         series = [
             {"name": line, "role": role, "y": [float(x) if isfinite(x) else None for x in y]}
@@ -149,7 +149,7 @@ class Runs:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Snapshot:
     """What a run's metrics held when its files had this version."""
 
     version: str
@@ -160,7 +160,7 @@ class _Known:
         return overview_of(self.records)
 
 
-def _changed(path: Path) -> float:
+def _mtime(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:  # it has just gone
@@ -176,14 +176,14 @@ def _n_bytes(path: Path) -> int:
 
 def _version(output: Path) -> str:
     """Of the files of a run: other once one of them has changed."""
-    found = []
+    stamps = []
     for path in (metrics_beside(output), output):
         try:
             stat = path.stat()
-            found.append(f"{stat.st_ino:x}.{stat.st_size:x}.{stat.st_mtime_ns:x}")
+            stamps.append(f"{stat.st_ino:x}.{stat.st_size:x}.{stat.st_mtime_ns:x}")
         except OSError:
-            found.append("")
-    return "-".join(found)
+            stamps.append("")
+    return "-".join(stamps)
 
 
 def _is_running(output: Path) -> bool:
@@ -211,19 +211,19 @@ def _time_left(steps: Records) -> str:
     return span(fmean(recent) * n_left) if recent and n_left > 0 else ""
 
 
-def _told(records: Records) -> dict[str, Any]:
+def _details(records: Records) -> dict[str, Any]:
     """What the run told of itself: its settings, its plan and its answers; the newest of each."""
-    found: dict[str, Any] = {"settings": {}, "about": [], "prompt": "", "answers": []}
+    about: dict[str, Any] = {"settings": {}, "about": [], "prompt": "", "answers": []}
     for record in records:
         if record["event"] == "run":
             settings = record.get("settings")
             pairs = settings.items() if isinstance(settings, dict) else ()
-            found["settings"] = {name: _setting(value) for name, value in pairs}
-            found["about"] = _pairs(record.get("about"))
+            about["settings"] = {name: _setting(value) for name, value in pairs}
+            about["about"] = _pairs(record.get("about"))
         elif record["event"] == "answers":
-            found["prompt"] = str(record.get("prompt", ""))
-            found["answers"] = _pairs(record.get("answers"))
-    return found
+            about["prompt"] = str(record.get("prompt", ""))
+            about["answers"] = _pairs(record.get("answers"))
+    return about
 
 
 def _setting(value: Any) -> Any:

@@ -81,14 +81,14 @@ class Source:
 
     def glance(self, rank: int) -> list[dict[str, Any]]:
         """The file as `pyggml inspect` shows it, but for its tensors; rank: of LoRA's costs."""
-        found = facts(self.file)
-        if found["file"]["kind"] == "model":
-            found["lora"] = adaptable(self.file, rank)
-        sections = present.sections(found, None, template=True)
+        values = facts(self.file)
+        if values["file"]["kind"] == "model":
+            values["lora"] = adaptable(self.file, rank)
+        sections = present.sections(values, None, template=True)
         return [_plain(section) for section in sections if section.title != "tensors"]
 
 
-class Watched(Model):
+class StoppableModel(Model):
     """The same model; once `stop` is set, what it runs ends before the next kernel: Stopped."""
 
     def __init__(self, model: Model, stop: Event) -> None:
@@ -98,15 +98,16 @@ class Watched(Model):
     def program(
         self, out: Tensor, taps: Taps | None = None, arenas: Arenas | None = None
     ) -> Program:
-        made, asked = super().program(out, taps, arenas), Call(self._ask)
-        return replace(made, calls=tuple(call for each in made.calls for call in (asked, each)))
+        program, check = super().program(out, taps, arenas), Call(self._ask)
+        calls = tuple(call for each in program.calls for call in (check, each))
+        return replace(program, calls=calls)
 
     def _ask(self) -> None:
         if self._stop.is_set():
-            raise Stopped
+            raise Cancelled
 
 
-class Stopped(Exception):
+class Cancelled(Exception):
     """Nobody waits for the result any more."""
 
 

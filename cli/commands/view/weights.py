@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import gguf
-from pyggml.cli.commands.view.queries import shown
+from pyggml.cli.commands.view.queries import brief
 from pyggml.cli.web.errors import ApiError
 from pyggml.errors import GGUFError, PyggmlError
 from pyggml.graph.dtypes import DType
@@ -23,13 +23,13 @@ _MOST_BYTES = 1 << 28  # of A or B
 _ALPHA = "adapter.lora.alpha"
 
 
-def described(file: gguf.GGUFFile, name: str) -> dict[str, Any]:
+def describe(file: gguf.GGUFFile, name: str) -> dict[str, Any]:
     """Shape, type, bytes and numbers of a tensor. Raises ApiError if there is none."""
     info = file.tensors.get(name)
     if info is None:
-        raise ApiError(404, f"the file has no tensor {shown(name)}", "name")
+        raise ApiError(404, f"the file has no tensor {brief(name)}", "name")
     n = int(np.prod(info.shape, dtype=object))
-    found: dict[str, Any] = {
+    about: dict[str, Any] = {
         "name": name,
         "type": info.dtype.name,
         "shape": list(info.shape),
@@ -38,9 +38,9 @@ def described(file: gguf.GGUFFile, name: str) -> dict[str, Any]:
         "bits": 8 * info.n_bytes / max(n, 1),
     }
     try:
-        return found | {"numbers": numbers(sample(file.data(name), info.dtype))}
+        return about | {"numbers": numbers(sample(file.data(name), info.dtype))}
     except PyggmlError as error:  # a type that nothing unpacks
-        return found | {"fault": error.said(str)}
+        return about | {"fault": error.said(str)}
 
 
 def sample(data: np.ndarray, dtype: DType) -> np.ndarray:
@@ -79,7 +79,7 @@ def update(adapter: Path, file: gguf.GGUFFile, name: str) -> dict[str, Any] | No
     if pair is None:
         return None
     a, b, alpha = pair
-    found: dict[str, Any] = {
+    about: dict[str, Any] = {
         x: {"shape": list(t.shape), "norm": _norm(t), "numbers": numbers(t.reshape(-1))}
         for x, t in (("a", a), ("b", b))
     }
@@ -87,10 +87,10 @@ def update(adapter: Path, file: gguf.GGUFFile, name: str) -> dict[str, Any] | No
         info = file.tensors[name]
         some = sample(file.data(name), info.dtype).astype(np.float64)
         n = int(np.prod(info.shape, dtype=object))
-        found["alpha"] = alpha
-        found["change"] = alpha / len(a) * _norm_of_product(b, a)
-        found["weight"] = float(np.sqrt(np.mean(some**2) * n))
-    return found
+        about["alpha"] = alpha
+        about["change"] = alpha / len(a) * _norm_of_product(b, a)
+        about["weight"] = float(np.sqrt(np.mean(some**2) * n))
+    return about
 
 
 def _pair(adapter: Path, name: str) -> tuple[np.ndarray, np.ndarray, Any] | None:

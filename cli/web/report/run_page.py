@@ -19,7 +19,6 @@ from pyggml.cli.terminal.show import size, span
 from pyggml.cli.web import pages
 from pyggml.cli.web.report import FIRST_WORDS
 from pyggml.cli.web.report.series import charts_of
-from pyggml.files import replacing
 from pyggml.look.draw import heat, tokens
 from pyggml.look.overview import Overview, findings
 from pyggml.lora import History
@@ -43,15 +42,13 @@ class Page:
 def write(path: Path, page: Page, metrics: Path) -> None:
     """Write the page of the run whose records are in this file. Raises PyggmlError if the disk
     refuses."""
-    text = rendered(page, list(read_records(metrics)))
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    pages.write(path, render(page, list(read_records(metrics))))
 
 
-def rendered(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
+def render(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
     """The page as HTML."""
     overview = overview_of(records)
-    return pages.rendered(
+    return pages.render(
         *("pyggml.cli.web.report", "page.html"),
         styles=("uPlot.min.css", "page.css"),
         scripts=("uPlot.iife.min.js", "charts.js"),
@@ -70,12 +67,12 @@ def rendered(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
 
 def _gradients(o: Overview) -> dict[str, Any]:
     """What the page shows of the gradient overview."""
-    found, last = findings(o), o.at(o.steps[-1:])
+    problems, last = findings(o), o.at(o.steps[-1:])
     over_steps = [kind for kind in heat.kinds_of(o) if kind != "zeros" and len(o.steps) > 1]
     return {
         "n_steps": len(o.steps),
-        "findings": found[:_MOST_FINDINGS],
-        "n_more": max(len(found) - _MOST_FINDINGS, 0),
+        "findings": problems[:_MOST_FINDINGS],
+        "n_more": max(len(problems) - _MOST_FINDINGS, 0),
         "maps": [heat.heat_map(o, kind) for kind in heat.kinds_of(last)],
         "steps": [heat.heat_steps(o, kind) for kind in over_steps],
     }
@@ -85,22 +82,22 @@ def facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """The run in a few numbers: name and value."""
     steps = [r for r in records if r["event"] == "step"]
     held_out = [r["loss"] for r in records if r["event"] == "validation" and _is_number(r, "loss")]
-    found = [("steps", f"{len(steps):,}")]
+    numbers = [("steps", f"{len(steps):,}")]
     losses = [r["loss"] for r in steps if _is_number(r, "loss")]
     if losses:
-        found.append(("loss", change(History(array("d", losses)))))
+        numbers.append(("loss", change(History(array("d", losses)))))
     if held_out:
-        found.append(("validation", f"{held_out[0]:.4f} → {held_out[-1]:.4f}"))
+        numbers.append(("validation", f"{held_out[0]:.4f} → {held_out[-1]:.4f}"))
     n_tokens = sum(r["n_tokens"] for r in steps if _is_number(r, "n_tokens"))
     seconds = sum(r["seconds"] for r in steps if _is_number(r, "seconds"))
     if n_tokens and seconds:
-        found.append(("trained tokens", f"{n_tokens:,}"))
-        found.append(("time in steps", span(seconds)))
-        found.append(("tokens a second", f"{n_tokens / seconds:,.0f}"))
+        numbers.append(("trained tokens", f"{n_tokens:,}"))
+        numbers.append(("time in steps", span(seconds)))
+        numbers.append(("tokens a second", f"{n_tokens / seconds:,.0f}"))
     memory = [r["memory_bytes"] for r in steps if _is_number(r, "memory_bytes")]
     if memory:
-        found.append(("most memory", size(max(memory))))
-    return found
+        numbers.append(("most memory", size(max(memory))))
+    return numbers
 
 
 def _is_number(record: Mapping[str, Any], name: str) -> bool:

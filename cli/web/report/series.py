@@ -27,31 +27,31 @@ def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Those for which the run has numbers."""
     steps = [r for r in records if r["event"] == "step"]
     validations = [r for r in records if r["event"] == "validation"]
-    found = [
-        _learned("Loss", "", _points(steps, "loss"), _points(validations, "loss")),
-        _learned(
+    charts = [
+        _learning_chart("Loss", "", _points(steps, "loss"), _points(validations, "loss")),
+        _learning_chart(
             *("Token accuracy", "share of learned tokens that had the highest probability"),
             *(_points(records, "token_accuracy") for records in (steps, validations)),
         ),
-        _simple("Gradient norm", "before clipping", _points(steps, "grad_norm"), log=True),
-        _layers(overview_of(records)),
-        *_rewards([r | r["rewards"] for r in steps if isinstance(r.get("rewards"), dict)]),
-        _simple("Learning rate", "", _points(steps, "lr")),
-        _simple("Speed", "trained tokens a second", _points(steps, "tokens_per_second")),
+        _line_chart("Gradient norm", "before clipping", _points(steps, "grad_norm"), log=True),
+        _layer_chart(overview_of(records)),
+        *_reward_charts([r | r["rewards"] for r in steps if isinstance(r.get("rewards"), dict)]),
+        _line_chart("Learning rate", "", _points(steps, "lr")),
+        _line_chart("Speed", "trained tokens a second", _points(steps, "tokens_per_second")),
     ]
-    return [chart for chart in found if chart["series"]]
+    return [chart for chart in charts if chart["series"]]
 
 
-def _learned(title: str, note: str, steps: Points, validations: Points) -> Chart:
+def _learning_chart(title: str, note: str, steps: Points, validations: Points) -> Chart:
     window = len(steps) // _SMOOTH
     lines = [("each step", "faint" if window > 1 else "main", steps)]
     if window > 1:
-        lines.append((f"mean of {window} steps", "main", _smoothed(steps, window)))
+        lines.append((f"mean of {window} steps", "main", _moving_mean(steps, window)))
     lines.append(("validation", "points", validations))
     return _chart(title, note, lines)
 
 
-def _layers(overview: Overview | None) -> Chart:
+def _layer_chart(overview: Overview | None) -> Chart:
     """A line for each layer, coloured by its depth."""
     lines: list[tuple[str, float, Points]] = []
     if overview is not None:
@@ -63,38 +63,38 @@ def _layers(overview: Overview | None) -> Chart:
     return _chart("Gradient norm by layer", "at some steps", lines, log=True)
 
 
-def _rewards(steps: Sequence[Mapping[str, Any]]) -> list[Chart]:
+def _reward_charts(steps: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Of a preference run."""
     margins = [
         ("margin", "main", _points(steps, "margin")),
         ("chosen", "second", _points(steps, "chosen")),
         ("rejected", "third", _points(steps, "rejected")),
     ]
-    accuracy = _simple("Reward accuracy", "share of pairs", _points(steps, "accuracy"))
+    accuracy = _line_chart("Reward accuracy", "share of pairs", _points(steps, "accuracy"))
     return [_chart("Rewards", "", margins), accuracy]
 
 
-def _simple(title: str, note: str, points: Points, log: bool = False) -> Chart:
+def _line_chart(title: str, note: str, points: Points, log: bool = False) -> Chart:
     return _chart(title, note, [(title.lower(), "main", points)], log)
 
 
 def _chart(
     title: str, note: str, lines: Sequence[tuple[str, str | float, Points]], log: bool = False
 ) -> Chart:
-    kept = [(name, role, _binned(points)) for name, role, points in lines if points]
-    xs = sorted({x for _, _, points in kept for x in points})
-    series = [{"name": n, "role": role, "y": [p.get(x) for x in xs]} for n, role, p in kept]
-    ys = [y for _, _, points in kept for y in points.values()]
+    drawn = [(name, role, _bin_means(points)) for name, role, points in lines if points]
+    xs = sorted({x for _, _, points in drawn for x in points})
+    series = [{"name": n, "role": role, "y": [p.get(x) for x in xs]} for n, role, p in drawn]
+    ys = [y for _, _, points in drawn for y in points.values()]
     log = log and 0 < _SPREAD * min(ys, default=0.0) < max(ys, default=0.0)
     return {"title": title, "note": note, "log": log, "x": xs, "series": series}
 
 
 def _points(records: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
-    found = ((r["step"], r.get(name)) for r in records)
-    return {s: float(v) for s, v in found if isinstance(v, int | float) and isfinite(v)}
+    values = ((r["step"], r.get(name)) for r in records)
+    return {s: float(v) for s, v in values if isinstance(v, int | float) and isfinite(v)}
 
 
-def _binned(points: Points) -> Points:
+def _bin_means(points: Points) -> Points:
     """At most so many points that a browser is quick: means of steps next to each other."""
     width = -(-len(points) // _MOST_POINTS)
     steps = sorted(points)
@@ -102,12 +102,12 @@ def _binned(points: Points) -> Points:
     return {b[len(b) // 2]: fmean(points[s] for s in b) for b in bins}
 
 
-def _smoothed(points: Points, window: int) -> Points:
+def _moving_mean(points: Points, window: int) -> Points:
     """The mean of the last `window` steps at each."""
     steps = sorted(points)
-    total, found = 0.0, {}
+    total, means = 0.0, {}
     for i, step in enumerate(steps):
         total += points[step] - (points[steps[i - window]] if i >= window else 0.0)
         if i >= window - 1:
-            found[step] = total / window
-    return found
+            means[step] = total / window
+    return means

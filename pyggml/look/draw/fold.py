@@ -58,63 +58,63 @@ def sections(graph: Graph) -> list[Section]:
     for node in graph.nodes:
         part = parts[number[node]]
         (part.forward if node in forward else part.backward).append(node)
-    found: list[Section] = []
+    merged: list[Section] = []
     for i in sorted(parts):
-        part, last = parts[i], found[-1] if found else None
+        part, last = parts[i], merged[-1] if merged else None
         inside = _BEFORE < i < behind
         if last and inside and parts[i - 1].key == part.key and last.title.startswith("block"):
             title = f"blocks {last.first} to {i}"
-            found[-1] = replace(last, title=title, n=last.n + 1)
+            merged[-1] = replace(last, title=title, n=last.n + 1)
             continue
         title = f"block {i}" if inside else "start" if i == _BEFORE else "end"
-        found.append(Section(title, i, 1, tuple(part.forward), tuple(part.backward)))
-    return found
+        merged.append(Section(title, i, 1, tuple(part.forward), tuple(part.backward)))
+    return merged
 
 
 def _n_blocks(graph: Graph) -> int:
-    numbers = [n for t in graph.leaves if (n := _named(t)) is not None]
+    numbers = [n for t in graph.leaves if (n := _block_number(t)) is not None]
     return max(numbers, default=_BEFORE) + 1
 
 
-def _named(t: Tensor) -> int | None:
+def _block_number(t: Tensor) -> int | None:
     """The block in a tensor's name."""
-    found = _BLOCK.search(t.name)
-    return int(found[1]) if found else None
+    match = _BLOCK.search(t.name)
+    return int(match[1]) if match else None
 
 
 def _numbers(graph: Graph, forward: set[Tensor], behind: int) -> dict[Tensor, int]:
     """The block of every node; _BEFORE and `behind` stand for those outside."""
-    found: dict[Tensor, int] = {}
+    numbers: dict[Tensor, int] = {}
     for node in graph.nodes:
-        named = [n for s in node.src if (n := _named(s)) is not None and s.op is None]
+        named = [n for s in node.src if (n := _block_number(s)) is not None and s.op is None]
         if node in forward:
-            made = [found[s] for s in node.src if s in found]
+            made = [numbers[s] for s in node.src if s in numbers]
             if _is_last(node, made):
                 made.append(behind)
-            found[node] = max([*named, *made], default=_BEFORE)
+            numbers[node] = max([*named, *made], default=_BEFORE)
         else:
-            found[node] = _backward(node, named, found, forward, behind)
-    return found
+            numbers[node] = _backward(node, named, numbers, forward, behind)
+    return numbers
 
 
 def _is_last(node: Tensor, made: Sequence[int]) -> bool:
     """Whether a node reads a weight that stands behind the blocks, such as the last norm's."""
     weights = [s for s in node.src if s.op is None and s.name.endswith((".weight", ".bias"))]
-    return max(made, default=_BEFORE) > _BEFORE and any(_named(w) is None for w in weights)
+    return max(made, default=_BEFORE) > _BEFORE and any(_block_number(w) is None for w in weights)
 
 
 def _backward(
-    node: Tensor, named: list[int], found: dict[Tensor, int], forward: set[Tensor], behind: int
+    node: Tensor, named: list[int], numbers: dict[Tensor, int], forward: set[Tensor], behind: int
 ) -> int:
     if _is_last(node, [0]):
         return behind
-    grads = [found[s] for s in node.src if s in found and s not in forward]
-    read = [found[s] for s in node.src if s in forward and s in found]
+    grads = [numbers[s] for s in node.src if s in numbers and s not in forward]
+    read = [numbers[s] for s in node.src if s in forward and s in numbers]
     inside = [n for n in (*named, *read) if n > _BEFORE]
     return min([*grads, max(inside)] if inside else grads, default=behind)
 
 
-def counted(nodes: Sequence[Tensor]) -> list[tuple[str, int]]:
+def op_counts(nodes: Sequence[Tensor]) -> list[tuple[str, int]]:
     """How often each op occurs, in the order of first use; views, which run nothing, left out."""
     counts: dict[str, int] = {}
     for t in nodes:

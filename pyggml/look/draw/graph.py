@@ -14,8 +14,8 @@ from textwrap import wrap
 from pyggml.graph import Graph, reachable
 from pyggml.graph.tensor import Tensor
 from pyggml.look.draw import svg
-from pyggml.look.draw.fold import Section, counted, sections
-from pyggml.look.draw.layers import layered
+from pyggml.look.draw.fold import Section, op_counts, sections
+from pyggml.look.draw.layers import place_in_layers
 
 _WIDTH, _GAP, _LINE = 330.0, 46.0, 15.0  # of a section's box; between boxes; of a line of text
 _NODE, _LAYER = (142.0, 34.0), 66.0  # size of a node's box; from layer to layer
@@ -28,23 +28,23 @@ _SMALL = 40  # nodes and leaves that are drawn one by one
 
 def overview(graph: Graph) -> str:
     """The sections of a graph: how many blocks, which ops, what flows between them."""
-    found = sections(graph)
-    has_backward = any(s.backward for s in found)
+    parts = sections(graph)
+    has_backward = any(s.backward for s in parts)
     elements, y = [], 2 * _MARGIN + _LINE
     left, right = _MARGIN, _MARGIN + _WIDTH + _GAP
     elements.append(svg.text(left, _MARGIN + _LINE / 2, "forward", "title"))
     if has_backward:
         elements.append(svg.text(right, _MARGIN + _LINE / 2, "backward", "title"))
-    for i, section in enumerate(found):
+    for i, section in enumerate(parts):
         lines = [_lines(section.forward), _lines(section.backward)]
         height = (max(map(len, lines)) + 1) * _LINE + 14
         columns = ((left, "forward", section.forward), (right, "backward", section.backward))
         for (x, kind, nodes), words in zip(columns, lines, strict=True):
             if nodes:
-                shown = _section(x, y, height, kind, _title(section), words)
-                elements.append(svg.part("section", i, shown))
-        if i + 1 < len(found):
-            elements += _flow(section, found[i + 1], left, right, y + height)
+                box = _section(x, y, height, kind, _title(section), words)
+                elements.append(svg.part("section", i, box))
+        if i + 1 < len(parts):
+            elements += _flow(section, parts[i + 1], left, right, y + height)
         y += height + _GAP
     width = _MARGIN + _WIDTH + ((_GAP + _WIDTH) if has_backward else 0) + _MARGIN
     return svg.picture(width, y - _GAP + _MARGIN, elements, "the graph, block by block")
@@ -75,9 +75,9 @@ def picture(graph: Graph) -> str:
 
 
 def _nodes(nodes: Sequence[Tensor], kinds: Sequence[str], title: str) -> str:
-    found = layered(nodes)
+    layers = place_in_layers(nodes)
     elements = []
-    for (source, _), way in found.ways.items():
+    for (source, _), way in layers.ways.items():
         points = [(_x(x), _y(y)) for x, y in way]
         points[0] = (points[0][0], points[0][1] + _NODE[1] / 2)
         points[-1] = (points[-1][0], points[-1][1] - _NODE[1] / 2)
@@ -85,9 +85,9 @@ def _nodes(nodes: Sequence[Tensor], kinds: Sequence[str], title: str) -> str:
         x, y = points[0][0] + 4, points[0][1] + 12
         elements.append(svg.text(x, y, _shape(source), "faint"))
     for i, (t, kind) in enumerate(zip(nodes, kinds, strict=True)):
-        x, y = found.places[t]
+        x, y = layers.places[t]
         elements.append(svg.part("node", i, _node(t, _x(x), _y(y), kind)))
-    width, height = found.width * _COLUMN + 2 * _MARGIN, found.height * _LAYER + 2 * _MARGIN
+    width, height = layers.width * _COLUMN + 2 * _MARGIN, layers.height * _LAYER + 2 * _MARGIN
     return svg.picture(width, height, elements, title)
 
 
@@ -105,37 +105,37 @@ def _title(section: Section) -> str:
 
 def _lines(nodes: Sequence[Tensor]) -> list[str]:
     """What a section computes, in lines: op and how often."""
-    words = (f"{name} ×{n}" if n > 1 else name for name, n in counted(nodes))
+    words = (f"{name} ×{n}" if n > 1 else name for name, n in op_counts(nodes))
     return wrap(",  ".join(w.replace(" ", "\u00a0") for w in words), _PER_LINE)
 
 
 def _section(
     x: float, y: float, height: float, kind: str, title: str, lines: Sequence[str]
 ) -> list[str]:
-    found = [svg.box(x, y, _WIDTH, height, kind), svg.text(x + 10, y + 18, title, "title")]
-    return found + [svg.text(x + 10, y + 18 + (i + 1) * _LINE, w) for i, w in enumerate(lines)]
+    elements = [svg.box(x, y, _WIDTH, height, kind), svg.text(x + 10, y + 18, title, "title")]
+    return elements + [svg.text(x + 10, y + 18 + (i + 1) * _LINE, w) for i, w in enumerate(lines)]
 
 
 def _flow(above: Section, below: Section, left: float, right: float, y: float) -> list[str]:
     """The residual stream down, and its gradient, of the same shape, up."""
-    found = []
+    elements = []
     stream = _between(above.forward, below.forward)
     x = left + _WIDTH / 2
-    found.append(svg.arrow([(x, y), (x, y + _GAP)], "flow forward"))
-    found.append(svg.text(x + 8, y + _GAP / 2 + 4, stream, "faint"))
+    elements.append(svg.arrow([(x, y), (x, y + _GAP)], "flow forward"))
+    elements.append(svg.text(x + 8, y + _GAP / 2 + 4, stream, "faint"))
     if above.backward and below.backward:
         x = right + _WIDTH / 2
-        found.append(svg.arrow([(x, y + _GAP), (x, y)], "flow backward"))
-        found.append(svg.text(x + 8, y + _GAP / 2 + 4, stream, "faint"))
-    return found
+        elements.append(svg.arrow([(x, y + _GAP), (x, y)], "flow backward"))
+        elements.append(svg.text(x + 8, y + _GAP / 2 + 4, stream, "faint"))
+    return elements
 
 
 def _between(made: Sequence[Tensor], read: Sequence[Tensor]) -> str:
     """The shape and type of what the second nodes read first of the first ones. They do not read
     those of a folded section, which are an earlier block's; then it is that of the last one."""
     known = set(made)
-    found = next((s for t in read for s in t.src if s in known), None)
-    return _shape(found or made[-1]) if made else ""
+    known_source = next((s for t in read for s in t.src if s in known), None)
+    return _shape(known_source or made[-1]) if made else ""
 
 
 def _node(t: Tensor, x: float, y: float, kind: str) -> list[str]:

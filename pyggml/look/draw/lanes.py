@@ -45,26 +45,26 @@ def lanes(plan: Plan) -> str:
 
 def _axes(n: int, total: int) -> list[str]:
     bottom, right = _MARGIN + _HEIGHT, _MARGIN + _WIDTH
-    found = [svg.arrow([(_MARGIN, bottom), (right + 12, bottom)])]
-    found.append(svg.arrow([(_MARGIN, bottom), (_MARGIN, _MARGIN - 12)]))
+    elements = [svg.arrow([(_MARGIN, bottom), (right + 12, bottom)])]
+    elements.append(svg.arrow([(_MARGIN, bottom), (_MARGIN, _MARGIN - 12)]))
     for part in (0.25, 0.5, 0.75, 1.0):
         y = bottom - part * _HEIGHT
-        found.append(svg.text(_MARGIN - 6, y + 4, bytes_as(part * total), "faint", "end"))
+        elements.append(svg.text(_MARGIN - 6, y + 4, bytes_as(part * total), "faint", "end"))
         x = _MARGIN + part * _WIDTH
-        found.append(svg.text(x, bottom + 16, f"{part * n:.0f}", "faint", "middle"))
-    found.append(svg.text(_MARGIN, _MARGIN - 24, "bytes of the arena", "title"))
-    found.append(svg.text(right, bottom + 34, "node, in the order of execution", "title", "end"))
-    return found
+        elements.append(svg.text(x, bottom + 16, f"{part * n:.0f}", "faint", "middle"))
+    elements.append(svg.text(_MARGIN, _MARGIN - 24, "bytes of the arena", "title"))
+    elements.append(svg.text(right, bottom + 34, "node, in the order of execution", "title", "end"))
+    return elements
 
 
 def _legend() -> list[str]:
     words = {"forward": "forward", "backward": "backward", "scratch": "scratch of one kernel"}
-    found = []
+    elements = []
     for i, (kind, name) in enumerate(words.items()):
         x = _MARGIN + 200 + 130 * i
-        found.append(svg.rectangle(x, _MARGIN - 33, 11, 11, kind, name))
-        found.append(svg.text(x + 16, _MARGIN - 24, name))
-    return found
+        elements.append(svg.rectangle(x, _MARGIN - 33, 11, 11, kind, name))
+        elements.append(svg.text(x + 16, _MARGIN - 24, name))
+    return elements
 
 
 def bytes_as(n: float) -> str:

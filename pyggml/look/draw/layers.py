@@ -33,7 +33,7 @@ class Layers:
         return max((y for _, y in self.places.values()), default=0.0) + 1
 
 
-def layered(nodes: Sequence[Tensor]) -> Layers:
+def place_in_layers(nodes: Sequence[Tensor]) -> Layers:
     """The nodes in layers, with the edges among them; parts without an edge between them stand
     side by side, the largest first. Raises PyggmlError without igraph."""
     known = set(nodes)
@@ -41,16 +41,16 @@ def layered(nodes: Sequence[Tensor]) -> Layers:
     places: dict[Tensor, Point] = {}
     ways: dict[tuple[Tensor, Tensor], list[Point]] = {}
     right = 0.0
-    for part in _connected(nodes, pairs):
+    for part in _components(nodes, pairs):
         inside = set(part)
-        found = _layers(part, [pair for pair in pairs if pair[0] in inside])
-        places |= {t: (x + right, y) for t, (x, y) in found.places.items()}
-        ways |= {pair: [(x + right, y) for x, y in way] for pair, way in found.ways.items()}
-        right += found.width
+        part_layers = _layers(part, [pair for pair in pairs if pair[0] in inside])
+        places |= {t: (x + right, y) for t, (x, y) in part_layers.places.items()}
+        ways |= {pair: [(x + right, y) for x, y in way] for pair, way in part_layers.ways.items()}
+        right += part_layers.width
     return Layers(places, ways)
 
 
-def _connected(
+def _components(
     nodes: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]]
 ) -> list[list[Tensor]]:
     """The nodes in groups without an edge between them, the largest first."""
@@ -60,8 +60,8 @@ def _connected(
         if one is not other:
             one += other
             group |= dict.fromkeys(other, one)
-    found = {id(g): g for g in group.values()}
-    return sorted(found.values(), key=len, reverse=True)
+    groups = {id(g): g for g in group.values()}
+    return sorted(groups.values(), key=len, reverse=True)
 
 
 def _layers(nodes: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]]) -> Layers:
@@ -96,10 +96,10 @@ def _igraph() -> Any:
 def _spread(points: Sequence[Sequence[float]]) -> list[Point]:
     """The points at least a step apart in each layer, and none left of 0."""
     left = min(x for x, _ in points)
-    found = [(0.0, 0.0)] * len(points)
+    spread = [(0.0, 0.0)] * len(points)
     last: dict[float, float] = {}  # layer → x of its rightmost point
     for i in sorted(range(len(points)), key=lambda i: (points[i][1], points[i][0])):
         x, y = points[i]
         last[y] = max(x - left, last[y] + 1) if y in last else x - left
-        found[i] = (last[y], y)
-    return found
+        spread[i] = (last[y], y)
+    return spread

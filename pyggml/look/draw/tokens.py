@@ -59,12 +59,12 @@ def fragment(table: Table, pieces: Sequence[bytes]) -> str:
     The pointer shows a token's id, bytes, loss, probability and rank. Tokens that do not count are
     faint and underlined, without a colour.
     """
-    shown = []
+    spans = []
     for i, text in enumerate(texts(pieces)):
         kind = f"t{level(float(table.losses[i]))}" if table.counted[i] else "masked"
         about = _safe(about_token(table, pieces, i))
-        shown.append(f'<span class="{kind}" title="{about}">{_marked(text)}</span>')
-    return f'<div class="tokens">{_scale(table.counted)}<div>{"".join(shown)}</div></div>'
+        spans.append(f'<span class="{kind}" title="{about}">{_mark(text)}</span>')
+    return f'<div class="tokens">{_scale(table.counted)}<div>{"".join(spans)}</div></div>'
 
 
 def level(loss: float) -> int:
@@ -93,8 +93,8 @@ def about_token(table: Table, pieces: Sequence[bytes], i: int) -> str:
 
 def signs(text: str) -> str:
     """A text whose white space can be seen, but for single spaces before a word."""
-    found = "".join(_SIGNS.get(c, c) + "\n" * (c == "\n") for c in text)
-    return f" {found[1:]}" if found[:1] == "·" and found[1:2] not in ("", "·") else found
+    marked = "".join(_SIGNS.get(c, c) + "\n" * (c == "\n") for c in text)
+    return f" {marked[1:]}" if marked[:1] == "·" and marked[1:2] not in ("", "·") else marked
 
 
 def _visible(c: str) -> str:
@@ -103,7 +103,7 @@ def _visible(c: str) -> str:
     return f"⟨{ord(c):X}⟩" if acts else c
 
 
-def _marked(text: str) -> str:
+def _mark(text: str) -> str:
     """The same as HTML, signs for white space faint."""
     return "".join(f"<i>{c}</i>" if c in _SIGNS.values() else escape(c) for c in signs(text))
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -129,10 +130,10 @@ def test_an_echo_tells_what_was_predicted_of_the_prompt(server, chatty, max_toke
     model = pyggml.load(chatty)
     long = "the path to the other thing " * 12
     prompts = [model.tokenizer.encode(text) for text in ("the ", long, long)]
-    asked = {"echo": True, "logprobs": 3, "max_tokens": max_tokens, "seed": 1}
-    said = server.text(prompts, **asked).json()
+    params = {"echo": True, "logprobs": 3, "max_tokens": max_tokens, "seed": 1}
+    said = server.text(prompts, **params).json()
     assert said["usage"]["completion_tokens"] == 3 * max_tokens
-    streamed = events(server.text(prompts, stream=True, **asked))
+    streamed = events(server.text(prompts, stream=True, **params))
     for i, (ids, choice) in enumerate(zip(prompts, said["choices"], strict=True)):
         told = choice["logprobs"]
         n = len(ids)
@@ -244,4 +245,5 @@ def test_models_are_listed(server):
     listed = server.http.get("/v1/models").json()
     assert [model["id"] for model in listed["data"]] == ["tiny", "red", "blue"]
     assert server.http.get("/v1/models/red").json() == listed["data"][1]
+    assert all(0 <= time.time() - model["created"] < 86_400 for model in listed["data"])
     assert server.http.get("/health").json()["status"] == "ok"

@@ -158,8 +158,8 @@ def test_pages_of_other_sites_call_only_if_they_may(server, serve):
     refused(server.http.get("/v1/models", headers={"origin": "https://a.example"}), 403)
     refused(server.http.get("/v1/models", headers={"origin": "null"}), 403)
     with serve(access=Access(origins=("https://a.example",))) as open_:
-        asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
-        before = open_.http.options("/v1/completions", headers=asked)
+        params = {"origin": "https://a.example", "access-control-request-method": "POST"}
+        before = open_.http.options("/v1/completions", headers=params)
         assert before.headers["access-control-allow-origin"] == "https://a.example"
         refused(open_.http.get("/v1/models", headers={"origin": "https://b.example"}), 403)
 

@@ -78,7 +78,7 @@ def url(tiny, runs):
 @pytest.fixture
 def visit(browser, url):
     """visit("#/graph"): the page there. At the end its console, visit.said, is empty."""
-    opened, said = [], []
+    section_facts, said = [], []
 
     def open_(place, width=1280, scheme="light"):
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -88,12 +88,12 @@ def visit(browser, url):
         page.on("request", lambda r: r.url.startswith(url) or said.append(r.url))
         page.goto(url + place)
         page.set_default_timeout(120_000)
-        opened.append(page)
+        section_facts.append(page)
         return page
 
     open_.said = said
     yield open_
-    for page in opened:
+    for page in section_facts:
         page.close()
     assert not said
 

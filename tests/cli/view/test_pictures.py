@@ -15,7 +15,7 @@ PASS = {"ctx": 16, "batch": 2, "rank": 3, "modules": "attn_q,ffn_down"}
 
 
 @pytest.fixture(scope="module")
-def planned(tiny):
+def plan_facts(tiny):
     """The plan that PASS asks for, made by hand."""
     adapter = attach(pyggml.load(tiny), LoraConfig(rank=3, modules=("attn_q", "ffn_down")))
     passes = Passes(adapter.model, adapter.parameters, 32, n_ctx=16)
@@ -23,12 +23,12 @@ def planned(tiny):
     return found
 
 
-def test_a_training_graph(ask, planned):
+def test_a_training_graph(ask, plan_facts):
     found = ask("graph", **PASS)
-    assert found["n_nodes"] == len(planned.graph.nodes)
+    assert found["n_nodes"] == len(plan_facts.graph.nodes)
     assert dict(found["ops"])["flash_attn_back"] == 2
-    drawn = sum(s["n"] * (s["forward"] + s["backward"]) for s in found["sections"])
-    assert drawn == found["n_nodes"]
+    graph_facts = sum(s["n"] * (s["forward"] + s["backward"]) for s in found["sections"])
+    assert graph_facts == found["n_nodes"]
     for i in range(len(found["sections"])):
         assert f'data-section="{i}"' in found["svg"]
 
@@ -38,7 +38,7 @@ def test_the_graph_of_logits_has_no_backward_nodes(ask):
     assert not any(s["backward"] for s in found["sections"])
 
 
-def test_a_section_s_nodes_are_drawn_and_told(ask, planned):
+def test_a_section_s_nodes_are_drawn_and_told(ask, plan_facts):
     found = ask("graph/section", section=1, direction="forward", **PASS)
     kinds = Counter(node["op"] for node in found["nodes"])
     assert kinds["flash_attn_ext"] == 1 and kinds["mul_mat_add"] == 2
@@ -64,13 +64,13 @@ def test_what_is_sought_is_found_in_the_block_that_stands_for_it(ask):
     assert ask("graph/search", words="flash_attn_back", **PASS)["n_hits"] > 0
 
 
-def test_what_is_alive_at_a_moment(ask, planned):
+def test_what_is_alive_at_a_moment(ask, plan_facts):
     found = ask("plan", **PASS)
-    assert found["used"] == bytes_at(planned)
-    assert found["peak"] == peak(planned).index
+    assert found["used"] == bytes_at(plan_facts)
+    assert found["peak"] == peak(plan_facts).index
     assert found["svg"].startswith("<svg")
     for i in (0, found["peak"], len(found["used"]) - 1):
-        told, wanted = ask("plan/moment", node=i, **PASS), moment(planned, i)
+        told, wanted = ask("plan/moment", node=i, **PASS), moment(plan_facts, i)
         assert told["bytes"] == wanted.n_bytes == found["used"][i]
         assert [tuple(row) for row in told["kinds"]] == wanted.by_kind()
 

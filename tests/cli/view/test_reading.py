@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml.cli.commands.view.source import Stopped, Watched
+from pyggml.cli.commands.view.source import Cancelled, StoppableModel
 from pyggml.look import lens
 from pyggml.look.draw import tokens
 from pyggml.lora import LoraConfig, attach
@@ -84,7 +84,7 @@ def test_a_body_is_bounded(client):
 
 def test_a_run_of_a_model_stops_before_the_next_kernel(model):
     stop, calls = threading.Event(), []
-    watched = Watched(model, stop)
+    watched = StoppableModel(model, stop)
     ids = model.tokenizer.encode(TEXT)
     np.testing.assert_array_equal(watched.logits(ids), model.logits(ids))
 
@@ -93,9 +93,9 @@ def test_a_run_of_a_model_stops_before_the_next_kernel(model):
             calls.append(1)
             return len(calls) == 3
 
-    with pytest.raises(Stopped):
-        Watched(model, Third()).logits(ids)
+    with pytest.raises(Cancelled):
+        StoppableModel(model, Third()).logits(ids)
     assert len(calls) == 3
     stop.set()
-    with pytest.raises(Stopped):
+    with pytest.raises(Cancelled):
         watched.logits(ids)

@@ -112,8 +112,8 @@ def test_a_run_under_way_says_how_long_it_will_be(ask, add_run, folder):
         add_run("mine", [step(i, 100) for i in range(1, 11)])
         found = ask("run", name="mine")
         assert (found["state"], found["left"]) == ("running", "45 s")
-        (listed,) = ask("state")["runs"]
-        assert listed["running"] and listed["name"] == "mine"
+        (summaries,) = ask("state")["runs"]
+        assert summaries["running"] and summaries["name"] == "mine"
     assert ask("run", name="mine")["state"] == "stopped"
 
 
@@ -185,7 +185,7 @@ def test_what_is_no_folder_is_refused(tmp_path):
 
 def test_what_a_real_run_leaves(finetune, tmp_path, tiny):
     assert finetune("--weight-decay", 0.1, "--grad-accum", 2).code == 0
-    found = Runs(tmp_path).shown("adapter")
+    found = Runs(tmp_path).describe("adapter")
     assert (found["state"], found["step"]) == ("finished", 4)
     assert found["settings"]["weight_decay"] == 0.1 and found["settings"]["model"] == str(tiny)
     assert [label for label, _ in found["about"]][:3] == ["model", "adapter", "data"]

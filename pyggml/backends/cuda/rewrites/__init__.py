@@ -20,7 +20,7 @@ from pyggml.backends.cuda.ops.products import OUT_PROD_SCALED, PRODUCT_SCALED
 from pyggml.backends.cuda.rewrites.formulas import with_formulas
 from pyggml.backends.cuda.rewrites.fuse import fuse
 from pyggml.backends.cuda.rewrites.gated_gradients import with_gated_gradients
-from pyggml.backends.cuda.rewrites.narrow import narrowed
+from pyggml.backends.cuda.rewrites.narrow import narrow
 from pyggml.backends.cuda.rewrites.sums import with_sums
 from pyggml.backends.cuda.rewrites.wide_products import with_wide_products
 from pyggml.graph import Graph
@@ -58,7 +58,7 @@ FUSIONS = (
     OUT_PROD_SCALED,
     LIKELIEST_ADVANCE,
 )
-LORA = with_wide_products, with_gated_gradients, with_formulas, narrowed
+LORA = with_wide_products, with_gated_gradients, with_formulas, narrow
 REWRITES: tuple[Rewrite, ...] = (
     *map(_rounding, LORA),
     with_sums,

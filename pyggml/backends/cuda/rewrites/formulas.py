@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pyggml.backends.cuda.ops.lora.nodes import absorbing
 from pyggml.backends.cuda.ops.lora.operands import FORMULAS
+from pyggml.backends.cuda.runtime.kernel import is_of
 from pyggml.graph import Graph
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
@@ -23,17 +24,20 @@ def with_formulas(graph: Graph) -> Graph:
 
 def _takes_in(t: Tensor, graph: Graph) -> bool:
     """Whether t can compute one of its sources, which no other reads."""
-    at = _TAKES_IN.get(t.op.name) if t.op is not None else None
-    if at is None:
+    if not is_of(t, *_TAKES_IN):
         return False
-    made = t.src[at]
+    made = t.src[_operand(t)]
     alone = made not in graph.outputs and len(graph.readers[made]) == 1
-    is_formula = made.op is not None and made.op.name in FORMULAS and not made.params
+    is_formula = is_of(made, *FORMULAS) and not made.params
     return alone and is_formula and all(s.is_contiguous and s.shape == made.shape for s in made.src)
 
 
 def _absorbing(t: Tensor) -> Tensor:
-    assert t.op is not None
-    made = t.src[at := _TAKES_IN[t.op.name]]
+    made = t.src[_operand(t)]
     assert made.op is not None
-    return absorbing(t, made.op.name, made.src, at)
+    return absorbing(t, made.op.name, made.src, _operand(t))
+
+
+def _operand(t: Tensor) -> int:
+    assert t.op is not None
+    return _TAKES_IN[t.op.name]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pyggml.backends.cuda.runtime.fusion import Fusion, fused, maker
+from pyggml.backends.cuda.runtime.fusion import Fusion, maker, replacements
+from pyggml.backends.cuda.runtime.kernel import is_of
 from pyggml.graph import Graph
 from pyggml.graph.op import Memory, changed_by, has_kernel
 from pyggml.graph.rewrite import rewrite
@@ -44,11 +45,11 @@ class _Matcher:
     def replacements(self) -> dict[Tensor, Tensor]:
         new: dict[Tensor, Tensor] = {}
         for i, t in enumerate(self._nodes):
-            if _name(t) == self._fusion.ops[-1] and t not in self._taken:
+            if is_of(t, self._fusion.ops[-1]) and t not in self._taken:
                 nodes = self._chain(i)
                 is_read = [self._is_read(t, nodes) for t in nodes]
                 if nodes and self._fits(nodes) and self._serves(nodes, is_read):
-                    new |= fused(self._fusion, nodes, is_read)
+                    new |= replacements(self._fusion, nodes, is_read)
                     self._taken.update(nodes)
         return new
 
@@ -58,7 +59,7 @@ class _Matcher:
         for name in reversed(self._fusion.ops[:-1]):
             for i in range(first - 1, max(last - _REACH, 0) - 1, -1):
                 t = self._nodes[i]
-                if _name(t) == name and t not in self._taken and _is_linked(t, nodes):
+                if is_of(t, name) and t not in self._taken and _is_linked(t, nodes):
                     first = i
                     nodes.insert(0, t)
                     break
@@ -85,7 +86,7 @@ class _Matcher:
             if t not in nodes and touched:
                 return False
         of_leaves = all(t.op is None for t in changed)
-        known = all(t.op is not None and t.op.memory is Memory.ALIAS for t in _writers(nodes))
+        known = all(t.op and t.op.memory is Memory.ALIAS for t in nodes if t.is_write)
         return of_leaves and known and not self._is_between(nodes)
 
     def _is_between(self, nodes: Sequence[Tensor]) -> bool:
@@ -101,15 +102,6 @@ class _Matcher:
             seen.update(late)
             stack += late
         return False
-
-
-def _writers(nodes: Iterable[Tensor]) -> list[Tensor]:
-    return [t for t in nodes if t.is_write]
-
-
-def _name(t: Tensor) -> str:
-    assert t.op is not None
-    return t.op.name
 
 
 def _is_linked(t: Tensor, nodes: Sequence[Tensor]) -> bool:

@@ -19,6 +19,7 @@ from pyggml.backends.cuda.ops.lora.nodes import (
     wide_rows,
 )
 from pyggml.backends.cuda.ops.lora.operands import FORMULAS
+from pyggml.backends.cuda.runtime.kernel import is_of
 from pyggml.backends.gated import GatedBack, gated_backs
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16
@@ -33,12 +34,12 @@ _READERS = "wide_gradient", "wide_gradient", "gradient_of_a"
 
 def with_gated_gradients(graph: Graph) -> Graph:
     """The graph of wide products with gated units joined; the same graph if there are none."""
-    normed = {t.src[0]: t.src[1] for t in graph.nodes if _is(t, "gradient_of_a")}  # D -> its x
+    normed = {t.src[0]: t.src[1] for t in graph.nodes if is_of(t, "gradient_of_a")}  # D -> its x
     new: dict[Tensor, Tensor] = {}
     for back in gated_backs(graph):
         readers = list(_readers(graph, back))
         x = normed.get(readers[1]) if len(readers) == len(back) else None
-        if x is not None and not _is(x, *FORMULAS) and _are_whole(back.dgate.src):
+        if x is not None and not is_of(x, *FORMULAS) and _are_whole(back.dgate.src):
             gate, up, dy = map(_rounded, back.dgate.src)
             up = _again(up, x, graph)
             new |= _joined((gate, up, dy), *readers)
@@ -49,7 +50,7 @@ def _readers(graph: Graph, back: GatedBack) -> Iterator[Tensor]:
     """The only reader of each of the three, if it is the one that can take it in."""
     for t, name in zip(back, _READERS, strict=True):
         readers = graph.readers[t]
-        if len(readers) == 1 and _is(readers[0], name) and t not in graph.outputs:
+        if len(readers) == 1 and is_of(readers[0], name) and t not in graph.outputs:
             yield readers[0]
 
 
@@ -70,11 +71,11 @@ def _joined(
 def _again(up: Tensor, x: Tensor, graph: Graph) -> Tensor:
     """The product once more, of the x that the backward pass has made; or as it is."""
     made = up.src[0]  # `up` is its copy in BF16
-    if up.n_bytes < LARGE or made in graph.outputs or not _is(made, "wide_product"):
+    if up.n_bytes < LARGE or made in graph.outputs or not is_of(made, "wide_product"):
         return up
     w, rows, b = made.src
     of = rows.src[0]
-    if of.shape != x.shape or of is x or _is(of, *FORMULAS):
+    if of.shape != x.shape or of is x or is_of(of, *FORMULAS):
         return up
     rows = wide_rows(x, rows.src[1:], rows.params["scales"])
     return cpy(wide_product(w, rows, b, made.params["first"]), BF16)
@@ -84,7 +85,3 @@ def _rounded(t: Tensor) -> Tensor:
     """Its copy in BF16. narrow.py leaves out a copy of what can be BF16 itself."""
     is_widened = t.op is CPY and t.src[0].dtype is BF16
     return t.src[0] if is_widened else cpy(t, BF16)
-
-
-def _is(t: Tensor, *names: str) -> bool:
-    return t.op is not None and t.op.name in names

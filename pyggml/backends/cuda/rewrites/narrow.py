@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from pyggml.backends.cuda.attention import TENSOR, path_of
 from pyggml.backends.cuda.ops.norm_mul import holds_rows
+from pyggml.backends.cuda.runtime.kernel import is_of
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import SAVED
@@ -29,9 +30,9 @@ _ROUNDED = 3  # of these q, k and v are rounded at once
 _GRADIENTS = 2  # results that flash_attn_back saves: dk and dv
 
 
-def narrowed(graph: Graph) -> Graph:
+def narrow(graph: Graph) -> Graph:
     """The graph of wide products, with fewer numbers in F32; the same graph if it has none."""
-    is_wide = any(t.op is not None and t.op.name == "wide_rows" for t in graph.nodes)
+    is_wide = any(is_of(t, "wide_rows") for t in graph.nodes)
     return _Narrower(graph).run() if is_wide else graph
 
 
@@ -202,9 +203,9 @@ def _same_size(t: Tensor, other: Tensor) -> bool:
 
 def _is_rounded_copy(t: Tensor) -> bool:
     """Whether t is a copy in BF16 of an F32 tensor."""
-    return t.op is not None and t.op.name == "cpy" and t.dtype is BF16 and t.src[0].dtype is F32
+    return is_of(t, "cpy") and t.dtype is BF16 and t.src[0].dtype is F32
 
 
 def _is_widened_copy(t: Tensor) -> bool:
     """Whether t is a copy in F32 of a BF16 tensor."""
-    return t.op is not None and t.op.name == "cpy" and t.dtype is F32 and t.src[0].dtype is BF16
+    return is_of(t, "cpy") and t.dtype is F32 and t.src[0].dtype is BF16

@@ -25,6 +25,7 @@ from pyggml.backends.cuda.ops.lora.nodes import (
     wide_rows,
 )
 from pyggml.backends.cuda.ops.lora.wide import MOST_COLUMNS, columns
+from pyggml.backends.cuda.runtime.kernel import is_of
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
 from pyggml.graph.rewrite import rewrite
@@ -105,12 +106,12 @@ class _Matcher:
         return t not in self._outputs and set(self._readers[t]) == set(readers)
 
     def _product(self, y: Tensor) -> _Product | None:
-        if not _is(y, "mul_mat_add") or not _is(y.src[0], "mul_mat"):
+        if not is_of(y, "mul_mat_add") or not is_of(y.src[0], "mul_mat"):
             return None
         plain, b, t = y.src
         w, x = plain.src
         u, scale = _unscaled(t)
-        if u is None or not _is(u, "mul_mat") or u.src[1] is not x:
+        if u is None or not is_of(u, "mul_mat") or u.src[1] is not x:
             return None
         p = _Product(y, w, x, u.src[0], b, scale)
         alone = self._is_only_for(plain, y) and (u is t or self._is_only_for(u, t))
@@ -124,7 +125,7 @@ class _Matcher:
     def _back(self, p: _Product, t: Tensor, readers: list[Tensor]) -> _Back | None:
         """The gradients, if the only other reader of t is dB, and all others are found."""
         db = readers[0]
-        if len(readers) > 1 or not _is(db, "out_prod") or db.src[0] is not t:
+        if len(readers) > 1 or not is_of(db, "out_prod") or db.src[0] is not t:
             return None
         dy = db.src[1]
         if dy.shape != p.y.shape or not dy.is_contiguous or dy.dtype is not F32:
@@ -134,14 +135,14 @@ class _Matcher:
 
     def _of_v(self, p: _Product, dy: Tensor, db: Tensor) -> _Back | None:
         for product in self._readers[p.b]:
-            if _is(product, "out_prod") and _is_transposed(product.src[1], dy):
+            if is_of(product, "out_prod") and _is_transposed(product.src[1], dy):
                 after = self._readers[product]
-                v = after[0] if after and _is(after[0], "scale") else product
+                v = after[0] if after and is_of(after[0], "scale") else product
                 if v is not product and not self._is_only_for(product, v):
                     return None
                 if _unscaled(v) != (product, p.scale) or v in self._outputs:
                     return None
-                of_a = [r for r in self._readers[v] if _is(r, "out_prod") and r.src[1] is v]
+                of_a = [r for r in self._readers[v] if is_of(r, "out_prod") and r.src[1] is v]
                 if len(of_a) == 1 and _is_matrix(of_a[0].src[0]):
                     return _Back(dy, db, v, of_a[0], of_a[0].src[0])
         return None
@@ -151,31 +152,27 @@ class _Matcher:
         others = [r for r in self._readers[back.v] if r is not back.da]
         if not others:
             return True
-        if len(others) > 1 or not _is(others[0], "transpose"):
+        if len(others) > 1 or not is_of(others[0], "transpose"):
             return False
         for thin in self._readers[others[0]]:
-            if not _is(thin, "out_prod", "out_prod_add") or thin.src[-2] is not p.a:
+            if not is_of(thin, "out_prod", "out_prod_add") or thin.src[-2] is not p.a:
                 return False
             if len(self._readers[thin]) != 1:
                 return False
             (dx,) = self._readers[thin]
-            if not _is(dx, "out_prod_add") or dx.src[0] is not thin:
+            if not is_of(dx, "out_prod_add") or dx.src[0] is not thin:
                 return False
             if dx.src[1] is not p.w or not _is_transposed(dx.src[2], back.dy):
                 return False
-            back.dx, back.to = dx, thin.src[0] if _is(thin, "out_prod_add") else None
+            back.dx, back.to = dx, thin.src[0] if is_of(thin, "out_prod_add") else None
             if not self._is_only_for(thin, dx):
                 return False
         return len(self._readers[others[0]]) == 1
 
 
-def _is(t: Tensor, *names: str) -> bool:
-    return t.op is not None and t.op.name in names
-
-
 def _unscaled(t: Tensor) -> tuple[Tensor | None, float]:
     """(What t is a multiple of, the factor)."""
-    if not _is(t, "scale"):
+    if not is_of(t, "scale"):
         return t, 1.0
     return (t.src[0], t.params["s"]) if t.params["b"] == 0 else (None, 1.0)
 

@@ -29,6 +29,8 @@ from pyggml.graph.op import SAVED, Memory
 from pyggml.graph.tensor import Tensor
 from pyggml.ops import after
 
+_OVERWRITING = Memory.INPLACE, Memory.INPLACE_FIRST
+
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
@@ -128,38 +130,30 @@ def maker(t: Tensor) -> Tensor:
     return t.src[0] if t.op is SAVED else t
 
 
-def fused(fusion: Fusion, nodes: Sequence[Tensor], is_read: Sequence[bool]) -> dict[Tensor, Tensor]:
+def replacements(
+    fusion: Fusion, nodes: Sequence[Tensor], is_read: Sequence[bool]
+) -> dict[Tensor, Tensor]:
     """What stands for each result that others read: that of the new node, or one that it saves.
 
     A node that writes into a source's memory becomes a view of it, after the new node.
     """
-    kept = [t for t, read in zip(nodes, is_read, strict=True) if read and not t.is_write]
-    kept.sort(key=lambda t: not _overwrites(t))  # in their order otherwise
-    kept += [s for t in nodes for s in t.saved]
+    results = [t for t, read in zip(nodes, is_read, strict=True) if read and not t.is_write]
+    results.sort(key=lambda t: not (t.op and t.op.memory in _OVERWRITING))  # else in their order
+    results += [s for t in nodes for s in t.saved]
     sources, changes = list[Tensor](), list[int]()
     for t in (*nodes[fusion.leads :], *nodes[: fusion.leads]):
         for i, s in enumerate(t.src):
             if maker(s) not in nodes:
-                if (i == 0 and t.is_write) or i in _changes(t):
+                if (i == 0 and t.is_write) or (t.op and i in t.op.changes):
                     changes.append(len(sources))
                 sources.append(s)
-    first, *others = kept
-    parts = {"of": Composition(tuple(nodes), tuple(sources), tuple(kept))}
+    first, *others = results
+    parts = {"of": Composition(tuple(nodes), tuple(sources), tuple(results))}
     op = _op(fusion, tuple(changes))
     new = Tensor(first.shape, first.dtype, op, tuple(sources), parts, first.name)
     new.saved = tuple(Tensor(t.shape, t.dtype, SAVED, (new,)) for t in others)
     views = {t: after(t.src[0], new) for t in nodes if t.is_write}
     return {first: new, **dict(zip(others, new.saved, strict=True)), **views}
-
-
-def _overwrites(t: Tensor) -> bool:
-    assert t.op is not None
-    return t.op.memory in (Memory.INPLACE, Memory.INPLACE_FIRST)
-
-
-def _changes(t: Tensor) -> tuple[int, ...]:
-    assert t.op is not None
-    return t.op.changes
 
 
 @cache

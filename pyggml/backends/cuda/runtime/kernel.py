@@ -73,6 +73,11 @@ class OwnOp(Op):
     results: Callable[..., Iterable[np.ndarray]]
 
 
+def is_of(t: Tensor, *names: str) -> bool:
+    """Whether t is the result of an op of one of these names."""
+    return t.op is not None and t.op.name in names
+
+
 def own_op(
     name: str,
     kernel: Kernel,

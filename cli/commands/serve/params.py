@@ -1,4 +1,4 @@
-"""A request's JSON object → what is asked, or an ApiError with everything that is wrong with it.
+"""A request's JSON object → its parameters, or an ApiError with everything that is wrong with it.
 
 Fields of sampling are those of pyggml.generation.Sampling, by their names; the API's own names for
 some of them (`logprobs`, `top_logprobs`, `stop` as one string) are read here.
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from pyggml.cli.commands.serve.fields import Fields, anything, flag, object_of, shown, text, whole
+from pyggml.cli.commands.serve.fields import Fields, anything, brief, flag, object_of, text, whole
 from pyggml.cli.commands.serve.limits import MOST_TOP_LOGPROBS, Limits
 from pyggml.generation import Sampling
 from pyggml.lora.data.messages import messages_of, tools_of
-from pyggml.lora.data.rows import Bad, Message
+from pyggml.lora.data.rows import BadRow, Message
 
 Prompt = str | list[int]
 _MOST = 1 << 31
@@ -26,7 +26,7 @@ _INERT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "service_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Params:
     """What both kinds of request have.
 
     model           None: the first one
@@ -50,7 +50,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatAsked(Asked):
+class ChatParams(Params):
     """messages and tools are as a chat template reads them."""
 
     messages: tuple[Message, ...]
@@ -58,7 +58,7 @@ class ChatAsked(Asked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextAsked(Asked):
+class TextParams(Params):
     """prompts are texts or token ids. echo: the answer begins with its prompt."""
 
     prompts: list[Prompt]
@@ -69,7 +69,7 @@ class TextAsked(Asked):
         return self.echo and self.how.logprobs is not None
 
 
-def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> ChatAsked:
+def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> ChatParams:
     f = Fields(given)
     messages, _ = f.need("messages", _messages, ((), frozenset()))
     tools = f.take("tools", _tools, ())
@@ -86,10 +86,10 @@ def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> C
     n_tokens = f.take("max_completion_tokens", whole(1, _MOST), None)
     common = _common(f, defaults, limits, n_likeliest if tell else None, n_tokens)
     f.check()
-    return ChatAsked(messages=messages, tools=tools, **common)
+    return ChatParams(messages=messages, tools=tools, **common)
 
 
-def read_text(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> TextAsked:
+def read_text(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> TextParams:
     f = Fields(given)
     prompts: list[Prompt] = f.need("prompt", _prompts, [])
     echo = f.take("echo", flag, False)
@@ -103,7 +103,7 @@ def read_text(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> T
     if n > limits.choices:
         f.fault("prompt", f"and n ask for {n} answers, wanted at most {limits.choices}")
     f.check()
-    return TextAsked(prompts=prompts, echo=echo, **common)
+    return TextParams(prompts=prompts, echo=echo, **common)
 
 
 def _common(
@@ -114,7 +114,7 @@ def _common(
     given = {name: f.take(name, anything, None) for name in _PLAIN if name in f}
     given |= {"stop": f.take("stop", _stops, defaults.stop), "logprobs": n_logprobs}
     given["logit_bias"] = f.take("logit_bias", object_of, defaults.logit_bias)
-    how = f.made(lambda **changes: replace(defaults, **changes), given)
+    how = f.build(lambda **changes: replace(defaults, **changes), given)
     stream = f.take("stream", flag, False)
     options: Mapping[str, bool] = f.take("stream_options", _stream_options, {})
     f.only("store", (False,), "wanted false: nothing is kept")
@@ -134,16 +134,16 @@ def _common(
 
 def _messages(value: Any) -> tuple[tuple[Message, ...], frozenset[int]]:
     if not isinstance(value, list):
-        raise Bad(f"is {shown(value)}, wanted a list of messages")
+        raise BadRow(f"is {brief(value)}, wanted a list of messages")
     for i, message in enumerate(value):
         if not isinstance(message, dict) or "role" not in message:
-            raise Bad(f"has a message {i + 1} without a role")
+            raise BadRow(f"has a message {i + 1} without a role")
     return messages_of(value)
 
 
 def _tools(value: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list):
-        raise Bad(f"is {shown(value)}, wanted a list of tools")
+        raise BadRow(f"is {brief(value)}, wanted a list of tools")
     return tools_of(value)
 
 
@@ -152,7 +152,7 @@ def _prompts(value: Any) -> list[Prompt]:
     if isinstance(value, str) or (isinstance(value, list) and value and _is_id(value[0])):
         value = [value]
     if not isinstance(value, list) or not value:
-        raise Bad(f"is {shown(value)}, wanted a string, token ids, or a list of either")
+        raise BadRow(f"is {brief(value)}, wanted a string, token ids, or a list of either")
     return [_prompt(item, i) for i, item in enumerate(value)]
 
 
@@ -161,7 +161,7 @@ def _prompt(value: Any, i: int) -> Prompt:
         return text(value)
     if isinstance(value, list) and all(_is_id(item) for item in value):
         return value
-    raise Bad(f"{i + 1} is {shown(value)}, wanted a string or token ids")
+    raise BadRow(f"{i + 1} is {brief(value)}, wanted a string or token ids")
 
 
 def _is_id(value: Any) -> bool:
@@ -169,20 +169,20 @@ def _is_id(value: Any) -> bool:
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list):
-        raise Bad(f"is {shown(value)}, wanted a string or a list of strings")
-    return tuple(text(item) for item in found)
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list):
+        raise BadRow(f"is {brief(value)}, wanted a string or a list of strings")
+    return tuple(text(item) for item in stops)
 
 
 def _stream_options(value: Any) -> Mapping[str, bool]:
     for name, option in object_of(value).items():
         if name not in ("include_usage", "include_obfuscation") or not isinstance(option, bool):
-            raise Bad(f"has {name[:40]!r} {shown(option)}, wanted include_usage true or false")
+            raise BadRow(f"has {name[:40]!r} {brief(option)}, wanted include_usage true or false")
     return dict(value)
 
 
 def _format(value: Any) -> None:
     kind = object_of(value).get("type")
     if kind != "text":
-        raise Bad(f"has type {shown(kind)}, wanted text: answers are not held to a form")
+        raise BadRow(f"has type {brief(kind)}, wanted text: answers are not held to a form")

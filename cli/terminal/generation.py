@@ -1,0 +1,96 @@
+"""Commands that write text: their options, and how a token and its probabilities are printed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import click
+
+from pyggml.chat import BUILT_IN, MODEL
+from pyggml.cli.terminal.help import GroupedOption
+from pyggml.cli.terminal.options import F, given_settings, grouped, settings_options
+from pyggml.cli.terminal.show import printable, say, unescape
+from pyggml.errors import ConfigError
+from pyggml.generation import Piece, Sampling
+from pyggml.model import Model
+from pyggml.tokenizer import Tokenizer
+
+CTX = 4096  # most tokens of a chat, where the user names no other number
+_FLAGS = {"temperature": "temp"}  # llama.cpp's name
+system_option = click.option(
+    "--system", metavar="TEXT", **grouped("text"), help="what stands before all messages"
+)
+
+
+def chat_template_option(group: str = "text", common: bool = True) -> Callable[[F], F]:
+    """--chat-template."""
+    return click.option(
+        "--chat-template",
+        metavar="WORD",
+        default=MODEL,
+        show_default=True,
+        **grouped(group, common),
+        help="how chats are written: model is the way of its file; "
+        f"{', '.join(BUILT_IN)}; or a file",
+    )
+
+
+def n_tokens_option(help: str, **settings: Any) -> Callable[[F], F]:
+    """-n, --n-tokens."""
+    names = ("-n", "--n-tokens")
+    kind = click.IntRange(min=1)
+    return click.option(*names, type=kind, metavar="N", **settings, **grouped("text"), help=help)
+
+
+def ctx_option(least: int, help: str) -> Callable[[F], F]:
+    """--ctx."""
+    kind = click.IntRange(min=least)
+    return click.option("--ctx", type=kind, metavar="N", **grouped("text"), help=help)
+
+
+def n_ctx_of(model: Model, wanted: int | None, default: int | None = None) -> int:
+    """The tokens of a context: as many as are wanted; without that the default, if the model has so
+    many, else the model's. ConfigError for more than the model's."""
+    most = model.config.n_ctx
+    if wanted is not None and wanted > most:
+        raise ConfigError([("ctx", f"is {wanted}, wanted at most the model's {most}")])
+    return wanted or min(default or most, most)
+
+
+def sampling_options(without: Iterable[str] = ()) -> list[GroupedOption]:
+    """An option for every setting but those left out."""
+    return settings_options(Sampling, _FLAGS, without)
+
+
+def sampling_of(given: Mapping[str, Any]) -> Sampling:
+    """The settings that the options give; \\n in texts is a new line, as in a prompt.
+
+    ConfigError if one is out of range.
+    """
+    settings = given_settings(Sampling, _FLAGS, given)
+    if "stop" in settings:
+        settings["stop"] = tuple(map(unescape, settings["stop"]))
+    if "logit_bias" in settings:
+        settings["logit_bias"] = {unescape(t): bias for t, bias in settings["logit_bias"].items()}
+    return Sampling(**settings)
+
+
+def say_piece(piece: Piece, how: Sampling, tokenizer: Tokenizer) -> None:
+    """Print the text of a piece; with `logprobs`, a line of its token instead."""
+    if how.logprobs is None:
+        say(printable(piece.text), end="")
+    else:
+        say(_probabilities(piece, tokenizer))
+
+
+def _probabilities(piece: Piece, tokenizer: Tokenizer) -> str:
+    """A token, its log-probability, and the likeliest tokens: 'a' -1.204 | 'the' 60.0 %."""
+
+    def quoted(token: int) -> str:
+        return repr(tokenizer.token_bytes(token, special=True).decode("utf-8", "replace"))
+
+    assert piece.logprob is not None
+    others = [f"{quoted(token)} {100 * math.exp(p):.1f} %" for token, p in piece.likeliest]
+    return f"{quoted(piece.token):<16} {piece.logprob:8.3f}" + "".join(f" | {o}" for o in others)
