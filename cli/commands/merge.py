@@ -22,7 +22,7 @@ from pyggml.cli.terminal.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, 
 from pyggml.cli.terminal.show import say
 from pyggml.lora import merge
 from pyggml.lora.adapter.merge import update_counts
-from pyggml.quants import FILE_TYPES
+from pyggml.requantize import FILE_TYPES
 from pyggml.requantize.imatrix import read_imatrix
 
 _KEEP = "keep"

@@ -15,7 +15,7 @@ from pyggml.graph.tensor import Shape
 from pyggml.lora.config import LoraConfig
 from pyggml.models import Parts, TensorSpec
 from pyggml.models.adapter import TIED
-from pyggml.quants import needs_importance
+from pyggml.requantize import needs_importance
 
 T = TypeVar("T", int, float)
 

@@ -54,10 +54,8 @@ def _one_step(name: str, block: int, block_bytes: int, rounds: bool) -> Any:
 
 @cache
 def _eights_step(name: str, block: int, block_bytes: int, rounds: bool) -> Any:
-    """The same of eight neighbours in each group of 32 of a block; None for a rare type."""
+    """The same of eight neighbours in each group of 32 of a block."""
     eights = eights_of(name, put_eight_bf16 if rounds else put_eight)
-    if eights is None:
-        return None
 
     @device
     def step(out, raw, i, row, gap):
@@ -131,9 +129,9 @@ def _step_of(out: Any, raw: Any, dtype: DType, gap: int) -> tuple[Any, int]:
     """(the step that unpacks raw, how many it takes)."""
     n = raw.size // dtype.block_bytes * dtype.block
     kind = dtype.name, dtype.block, dtype.block_bytes, out.dtype != np.float32
-    in_eights = dtype.block > 1 and gap % 8 == 0 and _is_aligned(out, 16)
-    step = _eights_step(*kind) if in_eights else None
-    return (_one_step(*kind), n) if step is None else (step, n // dtype.block * _PIECES)
+    if dtype.block > 1 and gap % 8 == 0 and _is_aligned(out, 16):
+        return _eights_step(*kind), n // dtype.block * _PIECES
+    return _one_step(*kind), n
 
 
 def unpacked(out: Any, raw: Any, dtype: DType, stream: Any) -> Call:

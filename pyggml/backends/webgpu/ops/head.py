@@ -14,7 +14,7 @@ from pyggml.backends.webgpu.ops.products import Product, multiplied, scratch_byt
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, whole
-from pyggml.backends.webgpu.wgsl.weights import TYPES
+from pyggml.backends.webgpu.wgsl.weights import has_weights
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
@@ -165,7 +165,7 @@ def _rows(
 
 def _lacks(node: Tensor) -> str | None:
     w = node.src[1]
-    if w.dtype is not F32 and w.dtype.name not in TYPES:
+    if w.dtype is not F32 and not has_weights(w.dtype):
         return f"{w.dtype} is unpacked by none of its shaders"
     return None if w.is_contiguous else f"the rows of {w!r} have gaps between them"
 
