@@ -94,15 +94,17 @@ class _Bytes(VectorBlock):
             scaled = b.fmul(floats, broadcast(b, scale, F32X16))
             weights.append(b.fadd(scaled, broadcast(b, minimum, F32X16)))
             ends += [minimum, b.fadd(b.fmul(scale, ir.Constant(F32, most)), minimum)]
-        least, largest = (
-            reduce(lambda x, y, which=which: b.select(b.fcmp_ordered(which, x, y), x, y), ends)
-            for which in ("<", ">")
-        )
+        least, largest = self._extreme(ends, "<"), self._extreme(ends, ">")
         middle = b.fmul(b.fadd(least, largest), ir.Constant(F32, 0.5))
         part = b.fmul(b.fsub(largest, least), ir.Constant(F32, 1 / 254))
         offsets = [b.fsub(v, broadcast(b, middle, F32X16)) for v in weights]
         self._add_bytes(part, offsets, (self._inverse(part),) * 2, i)
         b.store(middle, at(b, self._minima, ir.Constant(I64, i // GROUP)))
+
+    def _extreme(self, numbers: list[Any], which: str) -> Any:
+        """The least (<) or the largest (>) of these floats."""
+        b = self.b
+        return reduce(lambda x, y: b.select(b.fcmp_ordered(which, x, y), x, y), numbers)
 
     def _inverse(self, scale: Any) -> Any:
         """1/scale, 0 for 0."""
