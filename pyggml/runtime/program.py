@@ -140,7 +140,7 @@ def bind(made: Schedule, release: bool = False, arenas: Arenas | None = None) ->
 
 def _refuse_read_only(made: Schedule) -> None:
     """GraphError if a node writes into a leaf whose array is read-only, as a mapped weight is."""
-    for node in (node for part in made.parts for node in part.nodes):
+    for node in made.graph.nodes:
         for root in changed_by(node):
             if root.op is None and is_constant(root):
                 raise GraphError(
