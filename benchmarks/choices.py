@@ -22,7 +22,7 @@ from time import perf_counter
 import pyggml
 from pyggml import threads
 from pyggml.lora.data import QuestionRow, Schema, read_rows
-from pyggml.lora.evaluate import Answers, Asking, choose, encode_questions
+from pyggml.lora.evaluate import Answers, QuestionFormat, choose, encode_questions
 
 from machine import about
 
@@ -76,7 +76,7 @@ def main() -> None:
         for i in range(1 + options.rounds):  # the first compiles
 
             def work() -> Answers:
-                return choose(model, encode_questions(rows, model.tokenizer, Asking()))
+                return choose(model, encode_questions(rows, model.tokenizer, QuestionFormat()))
 
             taken, answers = timed(work)
             ours += [taken] if i else []

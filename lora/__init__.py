@@ -28,7 +28,7 @@ from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
 from pyggml.lora.objectives import OBJECTIVES, Objective, Rewards
 from pyggml.lora.trainer.fit import Fit, fit
-from pyggml.lora.trainer.loop import Reserved, Trainer
+from pyggml.lora.trainer.loop import RunMemory, Trainer
 from pyggml.lora.trainer.reports import (
     CheckpointReport,
     History,
@@ -55,8 +55,8 @@ __all__ = [
     "Parameters",
     "Perplexity",
     "Report",
-    "Reserved",
     "Rewards",
+    "RunMemory",
     "StepReport",
     "TrainConfig",
     "TrainedTensors",

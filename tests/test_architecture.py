@@ -51,6 +51,7 @@ USES_NUMBA |= {
     for name in (
         "code/byte_ptx",
         "code/cluster_ptx",
+        "code/jit",
         "code/ptx",
         "runtime/cubins",
         "runtime/driver",
@@ -79,8 +80,8 @@ USES_LLVM = {  # intrinsics, what kernels close over, and the features of this C
     "pyggml/kernels/gemm/microkernel.py",
     "pyggml/quants/bits.py",
     "pyggml/quants/unpack.py",
-    "pyggml/quants/lanes.py",
-    "pyggml/quants/vectors.py",
+    "pyggml/quants/readers/lanes.py",
+    "pyggml/quants/readers/vectors.py",
 }
 COMPILED = {"kernel", "parallel", "exact", "block_code", "task_code", "intrinsic"}
 MOST_LINES, MOST_FUNCTION_LINES, MOST_KERNEL_LINES = 700, 40, 60
@@ -219,9 +220,7 @@ def test_few_files_talk_to_the_compiler(path):
 def test_the_gguf_package_is_imported_for_its_grids_and_names_alone(path):
     packages = {module.split(".")[0] for module, _ in imports(path)}
     users = (
-        "pyggml/backends/cuda/weights/rare.py",
-        "pyggml/quants/grid_points.py",
-        "pyggml/quants/iq_grids.py",
+        "pyggml/quants/packers/grid_points.py",
         "lora/peft/twins.py",
     )
     assert ("gguf" in packages) == (name_of(path) in users)

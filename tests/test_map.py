@@ -10,7 +10,8 @@ import pytest
 
 import pyggml
 from pyggml.models import ARCHITECTURES
-from pyggml.quants import FILE_TYPES, QUANTS
+from pyggml.quants import QUANTS
+from pyggml.requantize import FILE_TYPES
 from pyggml.tokenizer.kinds import KINDS
 
 pytestmark = pytest.mark.quick

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, model_options
-from pyggml.cli.terminal.paths import check_output
+from pyggml.cli.terminal.paths import check_output, check_text
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, say, size
 from pyggml.errors import DataError
@@ -36,6 +36,7 @@ def command(
     """
     inputs = [("model", source.path), ("text", text)]
     inputs += [("adapter", path) for path, _ in source.adapters]
+    check_text([text])
     check_output(output, inputs)
     opened = source.load()
     try:

@@ -21,8 +21,8 @@ from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
 from pyggml.cli.terminal.show import say
 from pyggml.lora import merge
-from pyggml.lora.adapter.merge import updated
-from pyggml.quants import FILE_TYPES
+from pyggml.lora.adapter.merge import update_counts
+from pyggml.requantize import FILE_TYPES
 from pyggml.requantize.imatrix import read_imatrix
 
 _KEEP = "keep"
@@ -66,7 +66,7 @@ def command(
     pyggml.threads.set(threads)
     opened = load(model, [*lora])
     importance = read_imatrix(imatrix) if imatrix else None
-    show = tensor_lines(opened.file, updated(opened))
+    show = tensor_lines(opened.file, update_counts(opened))
     merge(opened, output, file_type, show, allow_requantize, importance)
     say_sizes(opened.file, output)
     say(f"with {', '.join(adapter_word(given) for given in lora)}")

@@ -10,6 +10,7 @@ import click
 
 from pyggml import Model
 from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, model_options
+from pyggml.cli.terminal.paths import check_text
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, say
 from pyggml.errors import DataError
@@ -44,6 +45,7 @@ def command(
     Of JSON Lines, JSON and CSV, every row is a document, read and scored as finetune's validation
     does.
     """
+    check_text([text])
     opened = source.load()
     windows = _windows(opened, text, ctx, special_tokens)
     time, parse = Countdown(), special_tokens == "parse"

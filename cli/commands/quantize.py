@@ -11,8 +11,7 @@ from pyggml import gguf
 from pyggml.cli.terminal.options import PATH, SETTINGS, threads_option
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
-from pyggml.quants import FILE_TYPES
-from pyggml.requantize import rewrite
+from pyggml.requantize import FILE_TYPES, rewrite
 from pyggml.requantize.imatrix import read_imatrix
 
 

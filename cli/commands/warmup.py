@@ -20,8 +20,7 @@ from pyggml.generation import Session
 from pyggml.graph.dtypes import F32
 from pyggml.lora import Corpus, Dataset, TrainConfig, Trainer, attach
 from pyggml.models import ARCHITECTURES, draw, small_metadata, tensors_of
-from pyggml.quants import FILE_TYPES
-from pyggml.requantize import requantize
+from pyggml.requantize import FILE_TYPES, requantize
 from pyggml.requantize.imatrix import ImportanceMatrix, Sums
 
 _CTX, _N_VOCAB = 32, 64

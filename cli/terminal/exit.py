@@ -1,7 +1,7 @@
 """Runs a command and turns whatever ends it into an exit code and at most one sentence.
 
-0 done    2 an error that input or the machine caused    130 stopped by Ctrl-C, a signal or a reader
-of standard output that closed it
+0 done    2 an error that input or the machine caused    130 stopped by Ctrl-C, a closed terminal or
+a reader of standard output that closed it    143 stopped by SIGTERM
 
 A fault of the program itself keeps its traceback.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,7 +23,29 @@ import click
 from pyggml.cli.terminal.show import printable
 from pyggml.errors import PyggmlError
 
-FAILED, STOPPED = 2, 130
+FAILED, STOPPED, TERMINATED = 2, 130, 143
+_signals: set[int] = set()  # that asked for an end
+# What other trainers call a setting.
+ELSEWHERE = {
+    "base_model": "model",
+    "batch_size": "batch",
+    "data": "file",
+    "dataset": "file",
+    "gradient_accumulation_steps": "grad_accum",
+    "gradient_checkpointing": "grad_checkpointing",
+    "learning_rate": "lr",
+    "lora_r": "lora_rank",
+    "lora_target_modules": "lora_modules",
+    "max_grad_norm": "clip",
+    "max_seq_length": "ctx",
+    "micro_batch_size": "batch",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "output_dir": "output",
+    "per_device_train_batch_size": "batch",
+    "sequence_len": "ctx",
+    "target_modules": "lora_modules",
+}
 # Settings whose option has another name than --SETTING.
 _OPTIONS = {
     "alpha": "--lora-alpha",
@@ -43,9 +66,13 @@ _OPTIONS = {
 def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | None) -> int:
     """The exit code of the command that `command` imports; args None are those of the process."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a character the terminal lacks is no error
-            stream.reconfigure(errors="replace")
+        if isinstance(stream, io.TextIOWrapper):
+            # A character that the terminal lacks is no error. Files and pipes get every character,
+            # whatever the system's code page has.
+            encoding = None if stream.isatty() else "utf-8"
+            stream.reconfigure(encoding=encoding, errors="replace")
     output = sys.stdout
+    _signals.clear()
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
@@ -54,9 +81,11 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
             if sys.stdout is not output:  # click puts another there when a reader went away
                 silence(output)
                 return STOPPED
-            return stop.code if isinstance(stop.code, int) else FAILED
+            return _code_of(stop.code if isinstance(stop.code, int) else FAILED)
         except (KeyboardInterrupt, click.Abort):
             return _report("stopped", name, STOPPED)
+        except click.NoSuchOption as error:
+            return _report(_suggestion(error) or error.format_message(), name, FAILED)
         except click.ClickException as error:
             return _report(error.format_message(), name, FAILED)
         except PyggmlError as error:
@@ -76,9 +105,31 @@ def option(setting: str) -> str:
 
 def _call(command: Callable[[], click.Command], name: str, args: Sequence[str] | None) -> int:
     given = None if args is None else list(args)
-    code = command().main(given, prog_name=name, standalone_mode=False)
+    code = command().main(
+        given, prog_name=name, standalone_mode=False, windows_expand_args=False
+    )  # a pattern, $HOME or ~ in an argument means the same on every system
     sys.stdout.flush()
-    return code if isinstance(code, int) else 0
+    return _code_of(code) if isinstance(code, int) else 0
+
+
+def note_signal(number: int) -> None:
+    """Have the command's exit code say that this signal ended it."""
+    _signals.add(number)
+
+
+def _code_of(code: int) -> int:
+    """SIGTERM has a code of its own, so that a supervisor knows its own signal."""
+    return TERMINATED if code == STOPPED and signal.SIGTERM in _signals else code
+
+
+def _suggestion(error: click.NoSuchOption) -> str:
+    """The error with our option of the same meaning as another trainer's; "" without one."""
+    known = error.option_name.lstrip("-").replace("-", "_")
+    ours = "--" + ELSEWHERE.get(known, "").replace("_", "-")
+    options = [] if error.ctx is None else error.ctx.command.params
+    if not any(ours in option.opts for option in options):
+        return ""
+    return f"No such option '{error.option_name}'. Did you mean '{ours}'?"
 
 
 def _report(reason: str, name: str, code: int) -> int:

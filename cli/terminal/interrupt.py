@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
 
-from pyggml.cli.terminal.exit import STOPPED, silence
+from pyggml.cli.terminal.exit import STOPPED, note_signal, silence
 
 # SIGHUP: the terminal was closed (POSIX). SIGBREAK: the console was (Windows), or Ctrl-Break.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
@@ -39,6 +39,7 @@ def stop_on_signals(stop: Callable[[], None], note: bytes = _NOTE) -> Iterator[N
         if number in received and number != _HANGUP:
             raise SystemExit(STOPPED)
         received.add(number)
+        note_signal(number)
         stop()
         with suppress(OSError):
             os.write(2, note)  # print is not safe here: it may be what was interrupted

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
+from pyggml.cli.web.pages import part
+
+_KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cross-origin-opener-policy": "same-origin",
@@ -22,6 +27,14 @@ def text_endpoint(text: str, kind: str, styles: str = "") -> Callable[[Request],
         return Response(text, media_type=kind, headers=headers)
 
     return answer
+
+
+def file_routes(package: str, files: Mapping[str, str]) -> list[Route]:
+    """Routes of files of a package: path -> name in its folder."""
+    return [
+        Route(path, text_endpoint(part(package, name), _KINDS[Path(name).suffix]))
+        for path, name in files.items()
+    ]
 
 
 def _policy(styles: str) -> str:

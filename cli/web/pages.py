@@ -10,11 +10,13 @@ import base64
 import hashlib
 from collections.abc import Iterable
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from pyggml.cli.terminal.show import printable
+from pyggml.files import replacing
 
 
 def render(
@@ -34,14 +36,27 @@ def render(
     style, script = ("".join(part(package, n) for n in names) for names in (styles, scripts))
     allowed = " ".join(map(hash_of, (style, *drawn)))
     policy = f"default-src 'none'; style-src {allowed}"
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    return environment.from_string(part(package, template)).render(
+    return fill(
+        package,
+        template,
         style=style,
         script=script,
         policy=f"{policy}; script-src {hash_of(script)}" if script else policy,
         printable=printable,
         **fields,
     )
+
+
+def fill(package: str, template: str, **fields: Any) -> str:
+    """A template of a package with its fields, every text of them escaped."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    return environment.from_string(part(package, template)).render(**fields)
+
+
+def write(path: Path, page: str) -> None:
+    """Write a page. Raises PyggmlError if the disk refuses."""
+    with replacing(path) as partial:
+        partial.write_text(page, encoding="utf-8")
 
 
 def part(package: str, name: str) -> str:

@@ -14,7 +14,7 @@ from pyggml.errors import AdapterError
 from pyggml.graph.tensor import Shape, leaf
 from pyggml.lora.adapter.adapter import Adapter
 from pyggml.lora.adapter.parameters import Parameters
-from pyggml.lora.adapter.starts import kaiming, pissa, row_squares, unpacked
+from pyggml.lora.adapter.starts import kaiming, pissa, row_squares, unpack
 from pyggml.lora.adapter.targets import Target, targets
 from pyggml.lora.config import LoraConfig
 from pyggml.model import Model
@@ -112,7 +112,7 @@ def _start(
 ) -> None:
     a, b = parameters.tensors[name + A], parameters.tensors[name + B]
     if config.init == "pissa":
-        w = unpacked(model.parts.weights[name])
+        w = unpack(model.parts.weights[name])
         start = pissa(w, target.rank, target.scale, config.seed, name)
         write(a, start[0])
         write(b, start[1])
@@ -125,7 +125,7 @@ def _start(
 
 def _magnitude(model: Model, parameters: Parameters, name: str) -> Magnitude:
     """DoRA's start: the length of each row of a matrix. B is 0, so nothing changes at first."""
-    squares = row_squares(unpacked(model.parts.weights[name]))
+    squares = row_squares(unpack(model.parts.weights[name]))
     write(parameters.tensors[name + LENGTHS], np.sqrt(squares))
     return Magnitude(parameters.tensors[name + LENGTHS], leaf(squares, f"{name} squares"))
 

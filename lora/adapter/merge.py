@@ -18,7 +18,7 @@ import numpy as np
 
 from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError
-from pyggml.lora.adapter.starts import row_squares, unpacked
+from pyggml.lora.adapter.starts import row_squares, unpack
 from pyggml.model import Model
 from pyggml.models import LoraPair
 from pyggml.requantize import Progress, rewrite
@@ -44,19 +44,19 @@ def merge(
     """
     if not model.adapters:
         raise AdapterError("the model has no adapter: there is nothing to merge")
-    changed = {name: partial(merged, model, name) for name in updated(model)}
+    changed = {name: partial(merged_weight, model, name) for name in update_counts(model)}
     rewrite(model.file, path, file_type, changed, progress, allow_requantize, importance)
 
 
-def updated(model: Model) -> dict[str, int]:
+def update_counts(model: Model) -> dict[str, int]:
     """Names of the tensors that the model's adapters update, and how many of them do."""
     return dict(Counter(name for pairs in model.adapters for name in pairs))
 
 
-def merged(model: Model, name: str) -> np.ndarray:
+def merged_weight(model: Model, name: str) -> np.ndarray:
     """One tensor with its updates, float32, in its own shape."""
     weight = model.parts.weights[name]
-    w = unpacked(weight)
+    w = unpack(weight)
     if np.may_share_memory(w, read(weight)):  # F32 is not copied
         w = w.copy()
     is_table = model.parts.decoder.tensors()[name].table

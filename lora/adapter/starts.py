@@ -24,7 +24,7 @@ _MORE = 16  # directions beyond those wanted: the wanted ones are then found wel
 _ROUNDS = 8  # of the power iteration
 
 
-def unpacked(w: Tensor) -> np.ndarray:
+def unpack(w: Tensor) -> np.ndarray:
     """A weight's numbers as float32."""
     return np.asarray(dequantize(read(w), w.dtype.name), np.float32)
 

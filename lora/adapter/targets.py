@@ -15,7 +15,7 @@ from pyggml.graph.tensor import Shape
 from pyggml.lora.config import LoraConfig
 from pyggml.models import Parts, TensorSpec
 from pyggml.models.adapter import TIED
-from pyggml.quants import needs_importance
+from pyggml.requantize import needs_importance
 
 T = TypeVar("T", int, float)
 
@@ -31,9 +31,9 @@ class Target:
     @property
     def shapes(self) -> tuple[Shape, Shape]:
         """The shapes of A and B, as in the adapter file."""
-        found = self.spec.update(self.rank)
-        assert found is not None, "targets() gives only what can be updated"
-        return found
+        both = self.spec.update(self.rank)
+        assert both is not None, "targets() gives only what can be updated"
+        return both
 
     @property
     def is_matrix(self) -> bool:
@@ -63,14 +63,14 @@ def targets(parts: Parts, config: LoraConfig) -> dict[str, Target]:
     ]
     names += ["output.weight"] * ("output" in modules)
     bases = {n: specs[n] for n in names if n in parts.weights}
-    found = {name: _target(name, spec, config) for name, spec in bases.items()}
-    faults += _unmatched(found, config)
-    faults += _too_small(found, config.rank)
-    faults += _no_matrices(found, config)
-    faults += _unwritable(parts, found) if config.dora else []
+    chosen = {name: _target(name, spec, config) for name, spec in bases.items()}
+    faults += _unmatched(chosen, config)
+    faults += _too_small(chosen, config.rank)
+    faults += _no_matrices(chosen, config)
+    faults += _unwritable(parts, chosen) if config.dora else []
     if faults:
         raise AdapterError(faults)
-    return found
+    return chosen
 
 
 def _target(name: str, spec: TensorSpec, config: LoraConfig) -> Target:
@@ -84,8 +84,8 @@ def _target(name: str, spec: TensorSpec, config: LoraConfig) -> Target:
 
 def _matched(patterns: Mapping[str, T] | None, name: str, default: T) -> T:
     """The value of the last pattern that matches a tensor."""
-    found = [value for pattern, value in (patterns or {}).items() if fits(pattern, name)]
-    return found[-1] if found else default
+    values = [value for pattern, value in (patterns or {}).items() if fits(pattern, name)]
+    return values[-1] if values else default
 
 
 def fits(pattern: str, name: str) -> bool:
@@ -94,20 +94,20 @@ def fits(pattern: str, name: str) -> bool:
     return any(fnmatchcase(n, pattern) for n in (name, short, short.split(".", 2)[-1]))
 
 
-def _unmatched(found: Mapping[str, Target], config: LoraConfig) -> list[Fault]:
+def _unmatched(chosen: Mapping[str, Target], config: LoraConfig) -> list[Fault]:
     """Patterns without a target: most likely they are misspelt."""
     settings = ("rank_pattern", "alpha_pattern")
     return [
         (setting, f"has {pattern!r}, wanted a pattern that fits a matrix of the adapter")
         for setting in settings
         for pattern in getattr(config, setting) or ()
-        if not any(fits(pattern, name) for name in found)
+        if not any(fits(pattern, name) for name in chosen)
     ]
 
 
-def _no_matrices(found: Mapping[str, Target], config: LoraConfig) -> list[Fault]:
+def _no_matrices(chosen: Mapping[str, Target], config: LoraConfig) -> list[Fault]:
     wanting = {"dora": config.dora, "init": config.init == "pissa"}
-    others = [name for name, target in found.items() if not target.is_matrix]
+    others = [name for name, target in chosen.items() if not target.is_matrix]
     return [
         (setting, f"wants plain matrices, and {others[0]} is a table or a matrix for each expert")
         for setting, wants in wanting.items()
@@ -156,14 +156,14 @@ def _known(parts: Parts) -> tuple[str, ...]:
     return (*parts.decoder.modules, *outer)
 
 
-def _too_small(found: Mapping[str, Target], usual: int) -> list[Fault]:
+def _too_small(chosen: Mapping[str, Target], usual: int) -> list[Fault]:
     """Tensors whose rank is above the most that they allow; the sentence names the smallest."""
-    highest = {name: min(target.spec.shape[-2:]) for name, target in found.items()}
-    small = [name for name, most in highest.items() if found[name].rank > most]
+    highest = {name: min(target.spec.shape[-2:]) for name, target in chosen.items()}
+    small = [name for name, most in highest.items() if chosen[name].rank > most]
     if not small:
         return []
     least = min(small, key=highest.__getitem__)
-    rank, most = found[least].rank, highest[least]
+    rank, most = chosen[least].rank, highest[least]
     others = f" and {len(small) - 1} more matrices are too small" if len(small) > 1 else ""
     why = f"{least} has {most} rows or columns{others}"
     setting = "rank" if rank == usual else "rank_pattern"

@@ -19,7 +19,7 @@ from pyggml.errors import AdapterError
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.lora.adapter.parameters import Parameters
-from pyggml.lora.adapter.starts import unpacked
+from pyggml.lora.adapter.starts import unpack
 from pyggml.lora.adapter.targets import fits
 from pyggml.model import Model
 from pyggml.requantize import rewrite
@@ -75,7 +75,7 @@ def train_tensors(model: Model, patterns: Sequence[str]) -> TrainedTensors:
     about = {"train_tensors": list(patterns)}
     parameters = Parameters({name: weights[name].shape for name in chosen}, about)
     for name, t in parameters.tensors.items():
-        write(t, unpacked(weights[name]).reshape(t.shape))
+        write(t, unpack(weights[name]).reshape(t.shape))
     trained = copy(model)
     trained.parts = replace(model.parts, weights={**weights, **parameters.tensors})
     return TrainedTensors(trained, parameters)

@@ -25,7 +25,7 @@ from pyggml.lora.data.files import read_rows
 from pyggml.lora.data.packing import pack
 from pyggml.lora.data.records import Schema
 from pyggml.lora.data.rows import (
-    Bad,
+    BadRow,
     ChatRow,
     CompletionRow,
     LabelledRow,
@@ -37,11 +37,11 @@ from pyggml.lora.data.rows import (
     Row,
     TextRow,
 )
-from pyggml.lora.data.sources import Found, Source
+from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.lora.data.windows import Batch, Corpus, Dataset
 
 __all__ = [
-    "Bad",
+    "BadRow",
     "Batch",
     "ChatRow",
     "CompletionRow",
@@ -50,7 +50,7 @@ __all__ = [
     "Document",
     "Documents",
     "Encoding",
-    "Found",
+    "FileSummary",
     "LabelledRow",
     "Message",
     "Messages",

@@ -23,7 +23,7 @@ from pyggml.lora.data.documents import Document, Documents, Writer
 from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import Faults
 from pyggml.lora.data.rows import (
-    Bad,
+    BadRow,
     ChatRow,
     CompletionRow,
     LabelledRow,
@@ -32,7 +32,7 @@ from pyggml.lora.data.rows import (
     PreferenceRow,
     Row,
 )
-from pyggml.lora.data.sources import Found, Source
+from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.tokenizer import Tokenizer
 
 
@@ -99,7 +99,7 @@ def documents_of(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> list[Doc
     """The wanted answer of a row and the other one; an empty document for what a row with a label
     lacks.
 
-    Raises Bad for a row of another kind, and as `encode` does.
+    Raises BadRow for a row of another kind, and as `encode` does.
     """
 
     def document(completion: str | Messages) -> Document:
@@ -112,7 +112,7 @@ def documents_of(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> list[Doc
         given = [document(row.completion), Document((), np.zeros(0, np.bool_))]
         return given if row.label else given[::-1]
     if not isinstance(row, PreferenceRow):
-        raise Bad(
+        raise BadRow(
             "has no preference: wanted prompt, chosen and rejected, or prompt, completion and label"
         )
     return [document(row.chosen), document(row.rejected)]
@@ -143,7 +143,7 @@ def preference_corpus(
     for row in rows:
         try:
             documents = documents_of(row, tokenizer, encoding or Encoding())
-        except Bad as bad:
+        except BadRow as bad:
             raise DataError(f"{row.place.file}: {bad.at(row.place)}") from None
         for document in documents:
             writer.add(document, row.place)
@@ -174,7 +174,7 @@ def corpus_of(
     out = out if len(out) > alone else set()  # one answer has none to be compared with
     parts = [[u for i, u in enumerate(units) if (i in out) == side] for side in (False, True)]
     train, validation = (preferences(part, ctx, mismatch=alone) for part in parts)
-    whole = Found(Source(Path(file)), kind, len(units), len(out), sum(lengths), Faults())
+    whole = FileSummary(Source(Path(file)), kind, len(units), len(out), sum(lengths), Faults())
     return Corpus(train, validation if len(validation) else None, (whole,))
 
 

@@ -1,4 +1,4 @@
-"""Kept tokens: the tokens of files read before, as GGUF files mapped into memory.
+"""CachedDocuments tokens: the tokens of files read before, as GGUF files mapped into memory.
 
     DIGEST.gguf   general.type "tokens"; the tensors ids, lengths, trained, places of `Documents`
                   tokens.key       JSON: what the tokens depend on; DIGEST is its SHA-256
@@ -41,7 +41,7 @@ _DTYPES: dict[str, DType] = {"ids": I32, "lengths": I64, "trained": I8, "places"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedDocuments:
     """A file's documents and format, its skipped rows, and remarks for the user."""
 
     documents: Documents
@@ -56,18 +56,18 @@ class TokenCache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def find(self, key: Mapping[str, Any], n_vocab: int) -> Kept | None:
+    def find(self, key: Mapping[str, Any], n_vocab: int) -> CachedDocuments | None:
         """The entry with this key, mapped; None if there is none."""
         path = self._path(key)
         try:
             with gguf.open(path) as file:
-                found = _checked(file, key, n_vocab)
+                entry = _checked(file, key, n_vocab)
             os.utime(path)  # it was used now
-            return found
+            return entry
         except (GGUFError, ValueError, OSError):
             return None
 
-    def keep(self, key: Mapping[str, Any], kept: Kept) -> str:
+    def keep(self, key: Mapping[str, Any], kept: CachedDocuments) -> str:
         """Write an entry. Returns the reason if it cannot be written, else ""."""
         documents = kept.documents
         tensors = {"ids": documents.ids, "lengths": documents.lengths}
@@ -103,9 +103,9 @@ class TokenCache:
 
     def _prune(self, room_for: int) -> None:
         """Remove the least recently used entries, until there is room for another."""
-        found = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        entries = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         left = MOST_BYTES - room_for
-        for i, path in enumerate(p for p in found if p.suffix in (".gguf", ".json", ".partial")):
+        for i, path in enumerate(p for p in entries if p.suffix in (".gguf", ".json", ".partial")):
             left -= path.stat().st_size
             if left < 0 or i >= MOST_FILES:
                 with suppress(OSError):  # another run was faster, or Windows has it mapped
@@ -125,7 +125,7 @@ class TokenCache:
             if known.get("about") == about and isinstance(known.get("sha256"), str):
                 return str(known["sha256"])
             with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise DataError(f"{path}: cannot be read: {reason}") from error
@@ -133,8 +133,8 @@ class TokenCache:
             with suppress(OSError, PyggmlError):  # then the next run reads the file again
                 self.folder.mkdir(parents=True, exist_ok=True)
                 with replacing(stamp) as partial:
-                    partial.write_text(_text({"about": about, "sha256": found}))
-        return found
+                    partial.write_text(_text({"about": about, "sha256": sha256}))
+        return sha256
 
     def _stamp(self, path: Path) -> Path:
         name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
@@ -143,18 +143,18 @@ class TokenCache:
 
 def _about(path: Path) -> list[int]:
     """What changes with a file's content."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _loaded(path: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one if there is none."""
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(1 << 16))
+            value = json.loads(file.read(1 << 16))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _text(value: Any) -> str:
@@ -162,13 +162,13 @@ def _text(value: Any) -> str:
 
 
 def _crc32(array: np.ndarray) -> int:
-    found = 0
+    crc = 0
     for block in blocks(array):
-        found = zlib.crc32(block.tobytes(), found)
-    return found
+        crc = zlib.crc32(block.tobytes(), crc)
+    return crc
 
 
-def _checked(file: gguf.GGUFFile, key: Mapping[str, Any], n_vocab: int) -> Kept:
+def _checked(file: gguf.GGUFFile, key: Mapping[str, Any], n_vocab: int) -> CachedDocuments:
     """GGUFError or ValueError for anything that `keep` would not have written."""
     said = [file.require(name, str) for name in ("general.type", "tokens.key")]
     tensors = {name: file.data(name) for name in file.tensors}
@@ -190,7 +190,7 @@ def _checked(file: gguf.GGUFFile, key: Mapping[str, Any], n_vocab: int) -> Kept:
         None if trained is None else trained.view(np.bool_),
         tensors.get("places"),
     )
-    return Kept(documents, *_about_rows(file.require("tokens.about", str)))
+    return CachedDocuments(documents, *_about_rows(file.require("tokens.about", str)))
 
 
 def _fits(tensors: Mapping[str, np.ndarray], n_vocab: int) -> bool:
@@ -212,10 +212,10 @@ def _within(values: np.ndarray, end: int) -> bool:
 
 def _about_rows(text: str) -> tuple[str, Faults, Notes]:
     """A file's format, its faulty rows, and what is to be said of the others."""
-    found = json.loads(text)
-    if not isinstance(found, dict) or found.keys() != {"kind", "notes", "total", "shown"}:
+    about = json.loads(text)
+    if not isinstance(about, dict) or about.keys() != {"kind", "notes", "total", "shown"}:
         raise ValueError("other things said")
-    kind, notes, total, shown = (found[name] for name in ("kind", "notes", "total", "shown"))
+    kind, notes, total, shown = (about[name] for name in ("kind", "notes", "total", "shown"))
     words = isinstance(shown, list) and all(isinstance(word, str) for word in shown)
     if kind not in (*UNITS, "text") or type(total) is not int or not words or len(shown) > SHOWN:
         raise ValueError("other things said")

@@ -12,7 +12,7 @@ from pyggml.chat import MODEL, ChatEncoder, ChatTemplate, EncodedChat, find_temp
 from pyggml.errors import TemplateError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.documents import Document
-from pyggml.lora.data.rows import Bad, ChatRow, Message
+from pyggml.lora.data.rows import BadRow, ChatRow, Message
 from pyggml.tokenizer import Tokenizer
 
 TOOL_USE = "tool_use"  # the template of a file for chats with tools, where it has one
@@ -75,8 +75,8 @@ class Chats:
 def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Document:
     """The tokens of a chat.
 
-    Raises Bad for messages that the template refuses, or if the learned tokens cannot be told from
-    others. Raises TemplateError if there is no template.
+    Raises BadRow for messages that the template refuses, or if the learned tokens cannot be told
+    from others. Raises TemplateError if there is no template.
     """
     encoder = encoder_of(tokenizer, chats.for_tools() if chats and row.tools else chats)
     messages, read_only = _messages(row, encoder.template), row.read_only
@@ -91,7 +91,7 @@ def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Docu
                 break
             found, n_left_out = encoder(messages, row.tools, read_only), n_left_out + len(n)
     except TemplateError as error:
-        raise Bad(str(error), joint=": ") from None
+        raise BadRow(str(error), joint=": ") from None
     return Document(found.ids, found.trained, _notes(found, n_left_out))
 
 

@@ -15,13 +15,13 @@ from pyggml.lora.data.cache import TokenCache
 from pyggml.lora.data.chats import CHAT, OPEN
 from pyggml.lora.data.documents import Document, Documents, Notes
 from pyggml.lora.data.encode import AUTO, Encoding, encode
-from pyggml.lora.data.expand import expanded
+from pyggml.lora.data.expand import expand
 from pyggml.lora.data.files import UNITS
-from pyggml.lora.data.lengths import bucketed
+from pyggml.lora.data.lengths import bucket
 from pyggml.lora.data.packing import join, pack
 from pyggml.lora.data.reader import Reader
-from pyggml.lora.data.rows import Bad, Place, Row
-from pyggml.lora.data.sources import Found, Source
+from pyggml.lora.data.rows import BadRow, Place, Row
+from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
 
@@ -65,8 +65,8 @@ def _read_training(
     given: Sequence[File], tokenizer: Tokenizer, c: DataConfig, cache: TokenCache | None
 ) -> Corpus:
     reader = _Parts(tokenizer, c, cache)
-    held_out, left_out = expanded([Source(Path(f)) for f in c.val_file or ()], reader.schema)
-    sources, others = expanded([Source.of(file) for file in given], reader.schema)
+    held_out, left_out = expand([Source(Path(f)) for f in c.val_file or ()], reader.schema)
+    sources, others = expand([Source.of(file) for file in given], reader.schema)
     apart = reader.all(held_out, 0.0)
     trained = reader.all(sources, 0.0 if apart else c.val_split)
     train = reader.joined([part.train for part in trained])
@@ -75,7 +75,7 @@ def _read_training(
     found = [part.found for part in trained]
     found += [replace(p.found, n_held_out=p.found.n_documents) for p in apart]
     if not c.packing:
-        train, validation = bucketed([train, validation])
+        train, validation = bucket([train, validation])
     held_out_windows = validation if len(validation) else None
     return Corpus(train, held_out_windows, tuple(found), (*others, *left_out), c.settled())
 
@@ -88,7 +88,7 @@ def encode_rows(
     for row in rows:
         try:
             documents.append(encode(row, tokenizer, encoding))
-        except Bad as bad:
+        except BadRow as bad:
             raise DataError(f"{row.place.file}: {bad.at(row.place)}") from None
     return documents
 
@@ -99,7 +99,7 @@ class _Part:
 
     train: Dataset
     validation: Dataset
-    found: Found
+    found: FileSummary
     whole: bool
 
 
@@ -155,7 +155,7 @@ class _Parts(Reader):
         counts = (len(documents), n_held_out, documents.n_tokens)
         how = (read.kept.faults, read.was_kept, read.not_kept)
         n_dropped = len(read.kept.documents) - len(documents)
-        found = Found(source, kind, *counts, *how, read.kept.notes, n_dropped)
+        found = FileSummary(source, kind, *counts, *how, read.kept.notes, n_dropped)
         return _Part(train, validation, found, whole)
 
 

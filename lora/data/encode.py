@@ -17,7 +17,7 @@ from pyggml.lora.config import DataConfig
 from pyggml.lora.data.chats import Chats, encode_chat
 from pyggml.lora.data.documents import Document
 from pyggml.lora.data.long_text import whole
-from pyggml.lora.data.rows import Bad, ChatRow, CompletionRow, Row, TextRow
+from pyggml.lora.data.rows import BadRow, ChatRow, CompletionRow, Row, TextRow
 from pyggml.tokenizer import Tokenizer
 
 
@@ -50,7 +50,7 @@ AUTO = Encoding()
 def encode(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> Document:
     """The tokens of a row.
 
-    Raises Bad for a row that has none, which is told with its place as other bad rows are.
+    Raises BadRow for a row that has none, which is told with its place as other bad rows are.
     """
     if isinstance(row, ChatRow):
         return encode_chat(row, tokenizer, encoding.chats)
@@ -59,7 +59,7 @@ def encode(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> Document:
         return Document(whole(row.text, tokenizer, parse))
     if isinstance(row, CompletionRow):
         return _completion(row, tokenizer, parse)
-    raise Bad(f"is a {type(row).__name__}, which cannot be encoded")
+    raise BadRow(f"is a {type(row).__name__}, which cannot be encoded")
 
 
 def _completion(row: CompletionRow, tokenizer: Tokenizer, parse: bool) -> Document:

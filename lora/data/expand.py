@@ -31,7 +31,7 @@ from pyggml.lora.data.files import format_of, records
 from pyggml.lora.data.formats.parquet import MAGIC
 from pyggml.lora.data.formats.source import HEAD_BYTES, MOST_BYTES, head
 from pyggml.lora.data.records import Schema
-from pyggml.lora.data.rows import Bad
+from pyggml.lora.data.rows import BadRow
 from pyggml.lora.data.sources import Source
 
 STDIN = Path("-")
@@ -41,7 +41,7 @@ PATIENCE = 2.0  # seconds before it is said that nothing comes
 LeftOut = tuple[Path, str]  # a file and the reason
 
 
-def expanded(sources: Iterable[Source], schema: Schema) -> tuple[list[Source], tuple[LeftOut, ...]]:
+def expand(sources: Iterable[Source], schema: Schema) -> tuple[list[Source], tuple[LeftOut, ...]]:
     """The files of these sources, with their weights, and what of folders was left out.
 
     Raises DataError, with all faults, for folders without data, patterns that fit nothing, and
@@ -128,8 +128,8 @@ def _kind(path: Path, schema: Schema) -> str:
         if b"\0" in start or "\ufffd" in start[:-4].decode(errors="replace"):
             raise DataError(f"{path}: is neither text in UTF-8 nor rows")
         return kind
-    _, first = next(iter(records(path, kind, schema)), (None, Bad("is none")))
-    if not isinstance(first, Bad) and not (isinstance(first, dict) and schema.has_row(first)):
+    _, first = next(iter(records(path, kind, schema)), (None, BadRow("is none")))
+    if not isinstance(first, BadRow) and not (isinstance(first, dict) and schema.has_row(first)):
         raise DataError(f"{path}: is {kind} without the names of rows")
     return kind
 

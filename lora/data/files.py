@@ -22,7 +22,7 @@ from pyggml.lora.data.formats.json_rows import json_items, json_lines, value_at_
 from pyggml.lora.data.formats.parquet import MAGIC, parquet_rows
 from pyggml.lora.data.formats.source import HEAD_BYTES, blocks, head
 from pyggml.lora.data.records import TRAINING, Schema
-from pyggml.lora.data.rows import Bad, Place, Row, TextRow
+from pyggml.lora.data.rows import BadRow, Place, Row, TextRow
 
 UNITS = {"JSON Lines": "line", "JSON": "item", "CSV": "record", "parquet": "row"}
 SHOWN = 5  # faulty rows that are told
@@ -62,7 +62,7 @@ def _has_row(text: str, schema: Schema) -> bool:
 
 
 def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]]:
-    """What stands in a file of this format but text: values, or Bad where there is none.
+    """What stands in a file of this format but text: values, or BadRow where there is none.
 
     Raises DataError for a file that cannot be read on, or a table without the columns of a row.
     """
@@ -103,7 +103,7 @@ class Faults:
     total: int = 0
     shown: list[str] = field(default_factory=list)
 
-    def add(self, place: Place, bad: Bad) -> None:
+    def add(self, place: Place, bad: BadRow) -> None:
         self.total += 1
         if len(self.shown) < SHOWN:
             self.shown.append(bad.at(place))
@@ -120,10 +120,10 @@ def rows(path: Path, kind: str, schema: Schema, faults: Faults) -> Iterator[Row]
     """
     for place, record in records(path, kind, schema):
         try:
-            if isinstance(record, Bad):
+            if isinstance(record, BadRow):
                 raise record
             yield schema.row(place, record)
-        except Bad as bad:
+        except BadRow as bad:
             faults.add(place, bad)
 
 

@@ -19,7 +19,7 @@ N_LENGTHS = 4  # at most
 _UNITS = 32  # a length is a multiple of so much of a window
 
 
-def bucketed(datasets: Sequence[Dataset]) -> list[Dataset]:
+def bucket(datasets: Sequence[Dataset]) -> list[Dataset]:
     """The same windows, each with the length in which it is computed; all share few lengths."""
     filled = [_filled(data) for data in datasets]
     lengths = few_lengths(np.concatenate(filled), datasets[0].ctx)

@@ -1,4 +1,4 @@
-"""Messages as files have them → messages as `pyggml.lora.data.rows` describes them, or `Bad`.
+"""Messages as files have them → messages as `pyggml.lora.data.rows` describes them, or `BadRow`.
 
 OpenAI     {"role", "content", "tool_calls", "tool_call_id", "name"}; "weight" 0 or "train" false:
            read, not learned
@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any
 
 from pyggml.lora.data.formats.json_rows import parsed
-from pyggml.lora.data.rows import ROLES, Bad, Message, Messages
+from pyggml.lora.data.rows import ROLES, BadRow, Message, Messages
 
 MOST_DEPTH = 64  # lists and objects within each other
 KINDS = {
@@ -41,29 +41,29 @@ def kind_of(value: object) -> str:
 
 
 def checked_text(value: Any, may_be_empty: bool) -> str:
-    """A string that a tokenizer can read. Bad otherwise: `is a number`."""
+    """A string that a tokenizer can read. BadRow otherwise: `is a number`."""
     if not isinstance(value, str):
-        raise Bad(f"is a {kind_of(value)}")
+        raise BadRow(f"is a {kind_of(value)}")
     if not may_be_empty and not value.strip():
-        raise Bad("is empty")
+        raise BadRow("is empty")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # JSON can write half of a pair, which no UTF-8 can hold
         half = f"\\u{ord(value[error.start]):04x}"
-        raise Bad(f"has {half}, half of a surrogate pair, at character {error.start}") from None
+        raise BadRow(f"has {half}, half of a surrogate pair, at character {error.start}") from None
     if "\0" in value:
-        raise Bad(f"has a NUL at character {value.index(chr(0))}")
+        raise BadRow(f"has a NUL at character {value.index(chr(0))}")
     return value
 
 
 def checked_value(value: Any, depth: int = 0) -> Any:
-    """Any JSON value that a template may print. Bad if it nests too deeply or holds no number."""
+    """A JSON value that a template may print. BadRow if it nests too deeply or is no number."""
     if depth > MOST_DEPTH:
-        raise Bad(f"is nested more than {MOST_DEPTH} deep")
+        raise BadRow(f"is nested more than {MOST_DEPTH} deep")
     if isinstance(value, str):
         checked_text(value, may_be_empty=True)
     elif isinstance(value, float) and not isfinite(value):
-        raise Bad(f"holds {value}, which is no JSON")
+        raise BadRow(f"holds {value}, which is no JSON")
     elif isinstance(value, dict):
         for name, inner in value.items():
             checked_text(name, may_be_empty=True)
@@ -72,7 +72,7 @@ def checked_value(value: Any, depth: int = 0) -> Any:
         for inner in value:
             checked_value(inner, depth + 1)
     elif type(value) not in KINDS:
-        raise Bad(f"holds a {kind_of(value)}")
+        raise BadRow(f"holds a {kind_of(value)}")
     return value
 
 
@@ -80,7 +80,7 @@ def listed(value: Any) -> list[Any]:
     """A list, or the text of one, as a column of a table holds it."""
     found = parsed(value) if isinstance(value, str) else value
     if not isinstance(found, list):
-        raise Bad(f"is a {kind_of(found)}, wanted a list")
+        raise BadRow(f"is a {kind_of(found)}, wanted a list")
     return found
 
 
@@ -88,13 +88,13 @@ def messages_of(value: Any) -> tuple[Messages, frozenset[int]]:
     """Messages of either form, and the numbers of those that are not learned."""
     found = listed(value)
     if not found:
-        raise Bad("is empty")
+        raise BadRow("is empty")
     messages, read_only = [], set()
     for i, item in enumerate(found):
         try:
             messages.append(_message(item))
-        except Bad as bad:
-            raise Bad(f"has a message {i + 1} that {bad}") from None
+        except BadRow as bad:
+            raise BadRow(f"has a message {i + 1} that {bad}") from None
         if messages[-1]["role"] != "assistant" or not _is_learned(item):
             read_only.add(i)
     return tuple(messages), frozenset(read_only)
@@ -106,7 +106,7 @@ def _is_learned(item: dict[str, Any]) -> bool:
 
 def _message(item: Any) -> Message:
     if not isinstance(item, dict):
-        raise Bad(f"is a {kind_of(item)}")
+        raise BadRow(f"is a {kind_of(item)}")
     share_gpt = "from" in item and "role" not in item
     speaker, said = ("from", "value") if share_gpt else ("role", "content")
     who = item.get(speaker)
@@ -114,7 +114,7 @@ def _message(item: Any) -> Message:
     role = known.get(who) if isinstance(who, str) else None
     if role is None:
         shown = f"{who[:20]!r}" if isinstance(who, str) else f"a {kind_of(who)}"
-        raise Bad(f'has the "{speaker}" {shown}, wanted one of {", ".join(known)}')
+        raise BadRow(f'has the "{speaker}" {shown}, wanted one of {", ".join(known)}')
     rest = {k: checked_value(v) for k, v in item.items() if k not in _SEPARATE and v is not None}
     if who == "function_call":
         calls = _within("value", lambda: _calls(parsed(_text(item, said))))
@@ -130,8 +130,8 @@ def _within(name: str, read: Callable[[], Any]) -> Any:
     """What `read` returns; its complaint says of what name."""
     try:
         return read()
-    except Bad as bad:
-        raise Bad(f'has a "{name}" that {bad}') from None
+    except BadRow as bad:
+        raise BadRow(f'has a "{name}" that {bad}') from None
 
 
 def _text(item: dict[str, Any], name: str) -> str:
@@ -148,7 +148,9 @@ def _content(item: dict[str, Any], name: str, may_lack: bool) -> str | list[dict
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, dict) else kind_of(part)
-            raise Bad(f'has a "{name}" with a part of type {str(kind)[:20]!r}, wanted text alone')
+            raise BadRow(
+                f'has a "{name}" with a part of type {str(kind)[:20]!r}, wanted text alone'
+            )
         _within(name, partial(checked_text, part.get("text"), may_be_empty=True))
     return [{"type": "text", "text": part["text"]} for part in value]
 
@@ -163,12 +165,12 @@ def _call(item: Any) -> dict[str, Any]:
     call = item.get("function", item) if isinstance(item, dict) else None
     name = call.get("name") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(name, str) or not name:
-        raise Bad('holds what is no call: wanted objects with a "name" and "arguments"')
+        raise BadRow('holds what is no call: wanted objects with a "name" and "arguments"')
     arguments = call.get("arguments")
     arguments = parsed(arguments or "{}") if isinstance(arguments, str) else arguments
     arguments = {} if arguments is None else arguments
     if not isinstance(arguments, dict):
-        raise Bad(f'has "arguments" that are a {kind_of(arguments)}, wanted an object')
+        raise BadRow(f'has "arguments" that are a {kind_of(arguments)}, wanted an object')
     function = {"name": checked_text(name, False), "arguments": checked_value(arguments)}
     id = {"id": checked_text(item["id"], True)} if item.get("id") is not None else {}
     return {**id, "type": "function", "function": function}
@@ -180,10 +182,10 @@ def tools_of(value: Any) -> tuple[dict[str, Any], ...]:
     for item in listed(value) if value else ():
         tool = parsed(item) if isinstance(item, str) else item
         if not isinstance(tool, dict):
-            raise Bad(f"holds a {kind_of(tool)}, wanted objects")
+            raise BadRow(f"holds a {kind_of(tool)}, wanted objects")
         tool = tool if "function" in tool else {"type": "function", "function": tool}
         function = tool["function"]
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Bad('holds a function without "name"')
+            raise BadRow('holds a function without "name"')
         tools.append(checked_value(tool))
     return tuple(tools)

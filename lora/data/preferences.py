@@ -13,9 +13,9 @@ from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data import Corpus, Dataset, Source
 from pyggml.lora.data.answers import Preferences, corpus_of, documents_of
-from pyggml.lora.data.cache import Kept, TokenCache
+from pyggml.lora.data.cache import CachedDocuments, TokenCache
 from pyggml.lora.data.documents import Document
-from pyggml.lora.data.expand import expanded
+from pyggml.lora.data.expand import expand
 from pyggml.lora.data.files import UNITS, format_of
 from pyggml.lora.data.reader import Reader
 from pyggml.lora.data.rows import Row
@@ -28,7 +28,7 @@ class _Answers(Reader):
     def encoded(self, row: Row) -> Sequence[Document]:
         return documents_of(row, self.tokenizer, self.encoding)
 
-    def read(self, path: Path) -> Kept:
+    def read(self, path: Path) -> CachedDocuments:
         if format_of(path, self.schema) == "text":
             raise DataError(f"{path}: is plain text, which prefers nothing; {self.schema.wanted}")
         return super().read(path)
@@ -63,8 +63,8 @@ def read_preferences(
     or are plain text, rows that are not as wanted, and as `preference_corpus` does.
     """
     reader = _Answers(tokenizer, config, cache, kind)
-    apart, left_out = expanded([Source(Path(f)) for f in config.val_file or ()], reader.schema)
-    sources, others = expanded([Source.of(f) for f in files], reader.schema)
+    apart, left_out = expand([Source(Path(f)) for f in config.val_file or ()], reader.schema)
+    sources, others = expand([Source.of(f) for f in files], reader.schema)
     held_out = [reader.corpus(source, 0.0) for source in apart]
     share = 0.0 if held_out else config.val_split
     trained = [reader.corpus(source, share) for source in sources]

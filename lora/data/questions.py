@@ -17,7 +17,7 @@ import re
 from typing import Any
 
 from pyggml.lora.data.messages import checked_text, kind_of, listed
-from pyggml.lora.data.rows import Bad, Place, QuestionRow
+from pyggml.lora.data.rows import BadRow, Place, QuestionRow
 from pyggml.lora.data.shapes import Record, Shape, read_text, read_value
 
 MOST_CHOICES = 100
@@ -74,9 +74,9 @@ def _choices(value: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         value = value.get("text")
     choices = tuple(map(_text, listed(value)))
     if not 2 <= len(choices) <= MOST_CHOICES:
-        raise Bad(f"has {len(choices)} choices, wanted 2 to {MOST_CHOICES}")
+        raise BadRow(f"has {len(choices)} choices, wanted 2 to {MOST_CHOICES}")
     if labels and len(labels) != len(choices):
-        raise Bad(f"has {len(choices)} texts and {len(labels)} labels")
+        raise BadRow(f"has {len(choices)} texts and {len(labels)} labels")
     return choices, labels
 
 
@@ -88,13 +88,13 @@ def _answer(value: Any, choices: tuple[str, ...], labels: tuple[str, ...]) -> in
     """
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if not is_number and not isinstance(value, str):
-        raise Bad(f"is a {kind_of(value)}, wanted a choice, its number from 0, or its letter")
+        raise BadRow(f"is a {kind_of(value)}, wanted a choice, its number from 0, or its letter")
     word = str(value)
     numbers = [str(i) for i in range(len(choices))]
     for names in (labels, () if is_number else choices, numbers, _LETTERS[: len(choices)]):
         if word in names:
             return list(names).index(word)
-    raise Bad(
+    raise BadRow(
         f"is {word[:40]!r}, wanted one of the {len(choices)} choices, its number from 0, or its "
         "letter"
     )

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data.cache import VERSION, Kept, TokenCache
+from pyggml.lora.data.cache import VERSION, CachedDocuments, TokenCache
 from pyggml.lora.data.documents import Document, Writer
 from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import Faults, check_rows, format_of, rows
 from pyggml.lora.data.formats.source import blocks
 from pyggml.lora.data.long_text import token_parts
 from pyggml.lora.data.records import schema_of
-from pyggml.lora.data.rows import Bad, Row
+from pyggml.lora.data.rows import BadRow, Row
 from pyggml.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """A file's content, and remarks on its reading. See `Found`."""
+class FileContent:
+    """A file's content, and remarks on its reading. See `FileSummary`."""
 
-    kept: Kept
+    kept: CachedDocuments
     was_kept: bool = False
     not_kept: str = ""
 
@@ -45,7 +45,7 @@ class Reader:
         self.skip_bad_rows = config.skip_bad_rows
 
     def encoded(self, row: Row) -> Sequence[Document]:
-        """The documents of a row. Raises Bad for one that has none."""
+        """The documents of a row. Raises BadRow for one that has none."""
         return [encode(row, self.tokenizer, self.encoding)]
 
     @property
@@ -53,21 +53,22 @@ class Reader:
         """Where large arrays lie; None is the system's choice."""
         return None if self.cache is None else self.cache.made()
 
-    def documents(self, path: Path) -> Read:
+    def documents(self, path: Path) -> FileContent:
         """Those of a file, from the cache if they are there, else kept in it."""
         if self.cache is None:
-            return Read(self.read(path))
+            return FileContent(self.read(path))
         key = self.key(path, self.cache.content(path))
         kept = self.cache.find(key, self.tokenizer.n_vocab)
         if kept is not None:
             if not self.skip_bad_rows:
                 check_rows(path, self.schema, len(kept.documents), kept.faults)
-            return Read(kept, was_kept=True)
-        found = Read(self.read(path))
+            return FileContent(kept, was_kept=True)
+        content = FileContent(self.read(path))
         if self.cache.content(path) != key["content"]:
-            return replace(found, not_kept="the file changed while it was read")
-        fault = self.cache.keep(key, found.kept)
-        return Read(self.cache.find(key, self.tokenizer.n_vocab) or found.kept, not_kept=fault)
+            return replace(content, not_kept="the file changed while it was read")
+        fault = self.cache.keep(key, content.kept)
+        mapped = self.cache.find(key, self.tokenizer.n_vocab)
+        return FileContent(mapped or content.kept, not_kept=fault)
 
     def key(self, path: Path, content: str) -> dict[str, Any]:
         """What the tokens of a file depend on."""
@@ -81,19 +82,19 @@ class Reader:
             "libraries": [version(name) for name in ("tokenizers", "sentencepiece")],
         }
 
-    def read(self, path: Path) -> Kept:
+    def read(self, path: Path) -> CachedDocuments:
         """The documents of a file. DataError for faulty rows, if they may not be skipped."""
         kind, faults = format_of(path, self.schema), Faults()
         writer, notes = Writer(self.folder), dict[str, tuple[int, str]]()
         if kind == "text":
             parse = self.encoding.parses(plain=True)
             writer.add_parts(token_parts(blocks(path), self.tokenizer, parse))
-            return Kept(writer.documents(), kind, faults)
+            return CachedDocuments(writer.documents(), kind, faults)
         for row in rows(path, kind, self.schema, faults):
             if self.skip_bad_rows or not faults.total:  # else the others are but counted
                 try:
                     found = self.encoded(row)
-                except Bad as bad:
+                except BadRow as bad:
                     faults.add(row.place, bad)
                     continue
                 for document in found:
@@ -103,4 +104,4 @@ class Reader:
                     notes[note] = (n + 1, first)
         documents = writer.documents()
         check_rows(path, self.schema, len(documents), Faults() if self.skip_bad_rows else faults)
-        return Kept(documents, kind, faults, notes)
+        return CachedDocuments(documents, kind, faults, notes)

@@ -23,7 +23,7 @@ from pyggml.errors import ConfigError
 from pyggml.lora.data.messages import kind_of, messages_of, tools_of
 from pyggml.lora.data.questions import QUESTION_SHAPES
 from pyggml.lora.data.rows import (
-    Bad,
+    BadRow,
     ChatRow,
     CompletionRow,
     LabelledRow,
@@ -85,7 +85,7 @@ def _chat(
 ) -> ChatRow:
     said = [m for i, m in enumerate(messages) if i not in read_only]
     if not any(m["content"] or m.get("tool_calls") for m in said):
-        raise Bad(f'is an object whose "{name}" has no answer of the assistant to learn')
+        raise BadRow(f'is an object whose "{name}" has no answer of the assistant to learn')
     return ChatRow(place, messages, _tools(record), read_only)
 
 
@@ -115,9 +115,9 @@ def _of_chosen(place: Place, record: Record) -> Row:
     chosen, rejected = _answer(record, "chosen"), _answer(record, "rejected")
     if isinstance(chosen, str) != isinstance(rejected, str):
         kinds = [kind_of(record[name]) for name in ("chosen", "rejected")]
-        raise Bad('is an object whose "chosen" is a {} and "rejected" a {}'.format(*kinds))
+        raise BadRow('is an object whose "chosen" is a {} and "rejected" a {}'.format(*kinds))
     if chosen == rejected:
-        raise Bad('is an object whose "chosen" and "rejected" are the same')
+        raise BadRow('is an object whose "chosen" and "rejected" are the same')
     prompt = _prompt(record, chosen)
     if not prompt:
         n = _n_shared(chosen, rejected)
@@ -151,16 +151,16 @@ def _n_shared(chosen: Answer, rejected: Answer) -> int:
 def _check_answer(name: str, answer: Answer) -> None:
     if isinstance(answer, str):
         if not answer.strip():
-            raise Bad(f'is an object whose "{name}" has no answer beside the prompt')
+            raise BadRow(f'is an object whose "{name}" has no answer beside the prompt')
     elif not answer or answer[0]["role"] != "assistant":
-        raise Bad(f'is an object whose "{name}" has no answer of the assistant after the prompt')
+        raise BadRow(f'is an object whose "{name}" has no answer of the assistant after the prompt')
 
 
 def _of_label(place: Place, record: Record) -> Row:
     completion = _answer(record, "completion")
     label = _LABELS.get(str(record.get("label")).lower())  # a table has words, or 0 and 1
     if label is None:
-        raise Bad('is an object whose "label" is neither true nor false')
+        raise BadRow('is an object whose "label" is neither true nor false')
     prompt = _prompt(record, completion)
     _check_answer("completion", completion)
     return LabelledRow(place, prompt, completion, label, _tools(record))
@@ -232,9 +232,9 @@ class Schema:
         return any(found.keys() >= set(s.names) for s in SHAPES[self.purpose])
 
     def row(self, place: Place, record: Any) -> Row:
-        """The row of a record. Raises Bad for a record without the names or values wanted."""
+        """The row of a record. Raises BadRow for a record without the names or values wanted."""
         if not isinstance(record, dict):
-            raise Bad(f"is a JSON {kind_of(record)}")
+            raise BadRow(f"is a JSON {kind_of(record)}")
         found = self._renamed(record)
         for shape in SHAPES[self.purpose]:
             if all(name in found for name in shape.names):
@@ -242,7 +242,7 @@ class Schema:
         there = ", ".join(str(key)[:20] for key in list(record)[:5]) or "nothing"
         missing = "text" if self.purpose == "training" else SHAPES[self.purpose][0].names[0]
         missing = next((column for _, column in self.columns if column not in record), missing)
-        raise Bad(f'is an object without "{missing}" (it has {there})')
+        raise BadRow(f'is an object without "{missing}" (it has {there})')
 
     def _renamed(self, record: Mapping[str, Any]) -> Record:
         if not self.columns:

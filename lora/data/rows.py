@@ -130,10 +130,10 @@ class QuestionRow:
 Row = TextRow | CompletionRow | ChatRow | PreferenceRow | LabelledRow | QuestionRow
 
 
-class Bad(Exception):
+class BadRow(Exception):
     """A record that makes no row, or a row that cannot be encoded.
 
-    The message is the rest of a sentence that starts with the place: Bad("is no JSON").
+    The message is the rest of a sentence that starts with the place: BadRow("is no JSON").
     """
 
     def __init__(self, fault: str, joint: str = " ") -> None:

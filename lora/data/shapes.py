@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyggml.lora.data.messages import checked_text
-from pyggml.lora.data.rows import Bad, Place, Row
+from pyggml.lora.data.rows import BadRow, Place, Row
 
 Record = dict[str, Any]
 
@@ -25,11 +25,11 @@ def read_value(record: Record, name: str, read: Callable[[Any], Any]) -> Any:
     """What `read` makes of the value of a name; its complaint says of what name."""
     try:
         return read(record.get(name))
-    except Bad as bad:
-        raise Bad(f'is an object whose "{name}" {bad}') from None
+    except BadRow as bad:
+        raise BadRow(f'is an object whose "{name}" {bad}') from None
 
 
 def read_text(record: Record, name: str, may_be_empty: bool = False) -> str:
-    """The text of a name. Bad if it is none that a tokenizer can read."""
+    """The text of a name. BadRow if it is none that a tokenizer can read."""
     found: str = read_value(record, name, lambda value: checked_text(value, may_be_empty))
     return found

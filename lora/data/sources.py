@@ -48,7 +48,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FileSummary:
     """The rows found in a file: documents made of them, documents held out, and faulty rows
     skipped.
 

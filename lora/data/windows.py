@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.lora.data.sources import Found
+from pyggml.lora.data.sources import FileSummary
 from pyggml.lora.data.spill import BLOCK, blocks
 
 
@@ -177,7 +177,7 @@ class Corpus:
 
     train: Dataset
     validation: Dataset | None
-    found: tuple[Found, ...] = ()
+    found: tuple[FileSummary, ...] = ()
     left_out: tuple[tuple[Path, str], ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 

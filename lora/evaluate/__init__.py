@@ -14,16 +14,16 @@ from pyggml.lora.evaluate.choices import MEASURES, Answers, choose
 from pyggml.lora.evaluate.compare import Difference, compare_answers, compare_tokens
 from pyggml.lora.evaluate.intervals import Interval
 from pyggml.lora.evaluate.perplexity import Perplexity, TokenScores, perplexity
-from pyggml.lora.evaluate.questions import Asking, Question, encode_questions
+from pyggml.lora.evaluate.questions import Question, QuestionFormat, encode_questions
 
 __all__ = [
     "MEASURES",
     "Answers",
-    "Asking",
     "Difference",
     "Interval",
     "Perplexity",
     "Question",
+    "QuestionFormat",
     "TokenScores",
     "choose",
     "compare_answers",

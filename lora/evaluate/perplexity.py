@@ -23,7 +23,7 @@ import numpy as np
 from pyggml.backends.cpu import write
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.data import Dataset
-from pyggml.lora.evaluate.scorer import Scored, Scorer
+from pyggml.lora.evaluate.scorer import Predictions, Scorer
 from pyggml.model import Model, fill
 
 
@@ -134,7 +134,7 @@ def _of_windows(model: Model, data: Dataset) -> Iterator[TokenScores]:
         yield _scores(found, data.documents[number][positions])
 
 
-def _scores(found: Scored, documents: np.ndarray) -> TokenScores:
+def _scores(found: Predictions, documents: np.ndarray) -> TokenScores:
     return TokenScores(found.losses, found.right, documents.astype(np.int64))
 
 

@@ -21,14 +21,14 @@ from itertools import takewhile
 from pyggml.chat import ChatTemplate, find_template
 from pyggml.errors import ConfigError, DataError, TemplateError
 from pyggml.lora.config import EvalConfig
-from pyggml.lora.data import Bad, QuestionRow
+from pyggml.lora.data import BadRow, QuestionRow
 from pyggml.lora.evaluate.passes import Continuation, Ids
 from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class QuestionFormat:
     """How a question becomes tokens.
 
     delimiter   the text between prompt and choice
@@ -46,13 +46,13 @@ class Asking:
     cut: bool = False
 
     @staticmethod
-    def of(config: EvalConfig, model: Model) -> Asking:
+    def of(config: EvalConfig, model: Model) -> QuestionFormat:
         """As the settings say. Raises TemplateError for an unknown template, and ConfigError for
         more tokens than the model's context has."""
         most, name = model.config.n_ctx, config.chat_template
         if config.ctx is not None and config.ctx > most:
             raise ConfigError([("ctx", f"is {config.ctx}, wanted at most the model's {most}")])
-        return Asking(
+        return QuestionFormat(
             delimiter=" " if config.delimiter is None else config.delimiter,
             template=None if name is None else find_template(model.tokenizer, name),
             parse=config.special_tokens != "plain",
@@ -80,14 +80,14 @@ class Question:
 
 
 def encode_questions(
-    rows: Sequence[QuestionRow], tokenizer: Tokenizer, asking: Asking
+    rows: Sequence[QuestionRow], tokenizer: Tokenizer, asking: QuestionFormat
 ) -> list[Question]:
     """The tokens of each question. Raises DataError for those that cannot be asked, by place."""
     found, faults = [], []
     for row in rows:
         try:
             found.append(_question(row, tokenizer, asking))
-        except Bad as bad:
+        except BadRow as bad:
             faults.append(bad.at(row.place))
     if faults:
         more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
@@ -95,7 +95,7 @@ def encode_questions(
     return found
 
 
-def _question(row: QuestionRow, tokenizer: Tokenizer, asking: Asking) -> Question:
+def _question(row: QuestionRow, tokenizer: Tokenizer, asking: QuestionFormat) -> Question:
     prompt, delimiter = row.prompt, asking.delimiter
     if asking.template is not None:
         prompt, delimiter = _asked(row.prompt, asking.template), ""
@@ -107,7 +107,7 @@ def _question(row: QuestionRow, tokenizer: Tokenizer, asking: Asking) -> Questio
     choices = []
     for text, ids in zip(row.choices, encoded, strict=True):
         if not 0 < len(alone) < len(ids) or not n_same:
-            raise Bad(f"has no token of its own for the choice {text[:20]!r}")
+            raise BadRow(f"has no token of its own for the choice {text[:20]!r}")
         whole = Continuation((*alone, *ids[len(alone) :])[n_cut:], len(alone) - n_cut)
         own = Continuation(ids[n_cut:], n_same - n_cut)
         choices.append(Choice(whole, own, len(text), len(text.encode())))
@@ -119,7 +119,7 @@ def _asked(prompt: str, template: ChatTemplate) -> str:
     try:
         return template.render([message], add_generation_prompt=True)
     except TemplateError as error:
-        raise Bad(str(error), joint=": ") from None
+        raise BadRow(str(error), joint=": ") from None
 
 
 def _ids(text: str, tokenizer: Tokenizer, parse: bool) -> Ids:
@@ -135,16 +135,18 @@ def _n_same(sequences: Sequence[Ids]) -> int:
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
-def _n_cut(n_read: int, n_prompt: int, asking: Asking) -> int:
+def _n_cut(n_read: int, n_prompt: int, asking: QuestionFormat) -> int:
     """Tokens that are left out at the beginning of all choices of a question, the longest of which
-    has n_read tokens to be read. Bad if that is not allowed, or leaves nothing of the prompt."""
+    has n_read tokens to be read. BadRow if that is not allowed, or leaves nothing of the prompt."""
     n = max(n_read - asking.most, 0)
     if n and not asking.cut:
-        raise Bad(
+        raise BadRow(
             f"has {n_read} tokens to be read, wanted at most {asking.most}: --long cut leaves out "
             "the beginning"
         )
     if n and n >= n_prompt:
         n_own = n_read + 1 - n_prompt
-        raise Bad(f"has a choice of {n_own} tokens, wanted fewer than the {asking.most} to be read")
+        raise BadRow(
+            f"has a choice of {n_own} tokens, wanted fewer than the {asking.most} to be read"
+        )
     return n

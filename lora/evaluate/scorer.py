@@ -20,7 +20,7 @@ from pyggml.ops.loss.loss import cross_entropies
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scored:
+class Predictions:
     """n predictions: −log p of the wanted token, (n,) float64; whether it was the likeliest,
     (n,) bool."""
 
@@ -47,7 +47,7 @@ class Scorer:
         self._logits = parts.decoder.logits(net, get_rows(self._hidden, self._rows))
         self._head = model.program(self._logits)
 
-    def score(self, positions: np.ndarray, targets: np.ndarray) -> Scored:
+    def score(self, positions: np.ndarray, targets: np.ndarray) -> Predictions:
         """The targets as predicted at these positions of the pass that `inputs` hold.
 
         positions may repeat: several tokens may be asked for at one place.
@@ -63,4 +63,4 @@ class Scorer:
             logits = self._head.read(self._logits)[: some.stop - first]
             losses[some] = cross_entropies(logits, targets[some])
             right[some] = logits.argmax(axis=1) == targets[some]
-        return Scored(losses, right)
+        return Predictions(losses, right)

@@ -20,7 +20,7 @@ class DPO(PairObjective):
     """The chosen answer becomes likelier than the rejected one, measured from a fixed model."""
 
     name: ClassVar[str] = "dpo"
-    purpose: ClassVar[str] = "learns which answer is better, measured from the model as it was"
+    purpose: ClassVar[str] = "learns the better answer, against the model as it was"
     has_reference: ClassVar[bool] = True
 
     label_smoothing: float = setting(

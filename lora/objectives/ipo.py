@@ -19,7 +19,7 @@ class IPO(PairObjective):
     """The lead of the chosen answer over the rejected one comes to 1/(2β), and stays there."""
 
     name: ClassVar[str] = "ipo"
-    purpose: ClassVar[str] = "learns which answer is better, up to a lead that is enough"
+    purpose: ClassVar[str] = "learns to prefer it up to a lead"
     has_reference: ClassVar[bool] = True
     per_token: ClassVar[bool] = True
 

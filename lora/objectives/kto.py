@@ -24,7 +24,7 @@ class KTO(LabelObjective):
     """Wanted answers become likelier and others less so, measured from a fixed model."""
 
     name: ClassVar[str] = "kto"
-    purpose: ClassVar[str] = "learns from answers judged one by one, measured from that model"
+    purpose: ClassVar[str] = "learns from answers judged one by one"
     has_reference: ClassVar[bool] = True
     has_kl: ClassVar[bool] = True
 

@@ -24,7 +24,7 @@ class ORPO(PairObjective):
     """Learns to write the chosen answer, and to prefer it, in one run."""
 
     name: ClassVar[str] = "orpo"
-    purpose: ClassVar[str] = "learns to write the better answer and to prefer it, in one run"
+    purpose: ClassVar[str] = "learns to write and prefer it, in one run"
     per_token: ClassVar[bool] = True
     learns_chosen: ClassVar[bool] = True
 

@@ -19,7 +19,7 @@ class SimPO(PairObjective):
     """The chosen answer becomes likelier than the rejected one by a margin, token by token."""
 
     name: ClassVar[str] = "simpo"
-    purpose: ClassVar[str] = "learns which answer is better by a margin, token by token"
+    purpose: ClassVar[str] = "learns to prefer it by a margin, by the token"
     per_token: ClassVar[bool] = True
 
     beta: float = setting(2.0, "the scale of the mean log-probabilities", *BETA, group="optimiser")

@@ -13,7 +13,7 @@ from pyggml.errors import AdapterError
 from pyggml.gguf.fields import brief
 from pyggml.lora.adapter.file import Update, write_adapter
 from pyggml.lora.peft import settings, tensors
-from pyggml.lora.peft.tensors import Found
+from pyggml.lora.peft.tensors import ModuleFactors
 from pyggml.lora.peft.twins import Module, Part, Twins
 from pyggml.model import Model
 from pyggml.models.adapter import TIED
@@ -66,7 +66,7 @@ def _unknown(model: Model, name: str) -> str:
     return f"{brief(name)} is no module of this model that adapters update"
 
 
-def _misfit(model: Model, given: Found, module: Module, rank: int) -> str | None:
+def _misfit(model: Model, given: ModuleFactors, module: Module, rank: int) -> str | None:
     """What of a module's A and B does not fit it."""
     n_out, n_in = module.shape
     if given.table != module.table:
@@ -88,7 +88,7 @@ def _misfit(model: Model, given: Found, module: Module, rank: int) -> str | None
     return None
 
 
-def _halves(given: Found, module: Module, part: Part) -> tuple[np.ndarray, np.ndarray]:
+def _halves(given: ModuleFactors, module: Module, part: Part) -> tuple[np.ndarray, np.ndarray]:
     """A tensor's A and B as an adapter file has them: a table's A (n_rows, rank), experts' stacks.
 
     PEFT's A (n_expert · rank, n_in) lies by experts, its B (n_out, rank · n_expert) by ranks.

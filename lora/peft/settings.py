@@ -73,13 +73,13 @@ def _fitting(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
 def read(folder: Path) -> Settings:
     """AdapterError with everything in the file that an adapter file cannot hold."""
     path = folder / NAME
-    found = _json(path)
+    settings = _json(path)
     faults = [
-        f"{key} is {short(found[key])}, but {why}"
+        f"{key} is {short(settings[key])}, but {why}"
         for key, (usual, why) in _REFUSED.items()
-        if key in found and found[key] not in usual
+        if key in settings and settings[key] not in usual
     ]
-    kind, start = found.get("peft_type", "LORA"), found.get("init_lora_weights")
+    kind, start = settings.get("peft_type", "LORA"), settings.get("init_lora_weights")
     if kind != "LORA":
         faults.append(f"peft_type is {short(kind)}, wanted 'LORA'")
     if isinstance(start, str) and start.startswith(_CHANGED_BASE):
@@ -87,16 +87,16 @@ def read(folder: Path) -> Settings:
             f"init_lora_weights is {short(start)}, which changes the base model: save it in PEFT "
             "with path_initial_model_for_weight_conversion, which makes it a plain adapter"
         )
-    rank = _number(found, "r", faults, whole=True)
-    alpha = _number(found, "lora_alpha", faults)
-    rank_pattern = _patterns(found, "rank_pattern", faults, whole=True)
-    alpha_pattern = _patterns(found, "alpha_pattern", faults)
+    rank = _number(settings, "r", faults, whole=True)
+    alpha = _number(settings, "lora_alpha", faults)
+    rank_pattern = _patterns(settings, "rank_pattern", faults, whole=True)
+    alpha_pattern = _patterns(settings, "alpha_pattern", faults)
     if faults:
         raise AdapterError(faults, f"{path}: ")
     return Settings(
         rank=int(rank),
         alpha=alpha,
-        rslora=found.get("use_rslora") is True,
+        rslora=settings.get("use_rslora") is True,
         rank_pattern={k: int(v) for k, v in rank_pattern.items()},
         alpha_pattern=alpha_pattern,
     )
@@ -106,30 +106,30 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise AdapterError(f"{path}: has {path.stat().st_size} bytes, wanted a few thousand")
-        found = json.loads(path.read_text("utf-8"))
+        value = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise AdapterError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise AdapterError(f"{path}: is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise AdapterError(f"{path}: is {short(found)}, wanted an object of settings")
-    return found
+    if not isinstance(value, dict):
+        raise AdapterError(f"{path}: is {short(value)}, wanted an object of settings")
+    return value
 
 
-def _number(found: Mapping[str, Any], key: str, faults: list[str], whole: bool = False) -> float:
-    value = found.get(key)
+def _number(settings: Mapping[str, Any], key: str, faults: list[str], whole: bool = False) -> float:
+    value = settings.get(key)
     kinds = int if whole else (int, float)
     if isinstance(value, kinds) and not isinstance(value, bool) and 0 < value < 1e9:
         return float(value)
-    was = short(value) if key in found else "missing"
+    was = short(value) if key in settings else "missing"
     faults.append(f"{key} is {was}, wanted {'a whole' if whole else 'a'} number above 0")
     return 1.0
 
 
 def _patterns(
-    found: Mapping[str, Any], key: str, faults: list[str], whole: bool = False
+    settings: Mapping[str, Any], key: str, faults: list[str], whole: bool = False
 ) -> dict[str, float]:
-    patterns = found.get(key) or {}
+    patterns = settings.get(key) or {}
     if not isinstance(patterns, dict):
         faults.append(f"{key} is {short(patterns)}, wanted numbers by pattern")
         return {}

@@ -24,7 +24,7 @@ _WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ModuleFactors:
     """A module's tensors, float32: A (rank, n_in) and B (n_out, rank).
 
     table      they are an embedding's, A (rank, n_rows) and B (n, rank)
@@ -37,7 +37,7 @@ class Found:
     of_shape: Shape | None
 
 
-def read(folder: Path, most_bytes: int) -> dict[str, Found]:
+def read(folder: Path, most_bytes: int) -> dict[str, ModuleFactors]:
     """Module → its A and B. AdapterError for a file that is larger than `most_bytes`, damaged, or
     holds anything else."""
     path = folder / NAME
@@ -64,7 +64,9 @@ def read(folder: Path, most_bytes: int) -> dict[str, Found]:
         faults.append("there are no tensors, wanted an A and a B of at least one module")
     if faults:
         raise AdapterError(faults[:10], f"{path}: ")
-    return {m: Found(table, h["A"], h["B"], bases.get(m)) for (m, table), h in modules.items()}
+    return {
+        m: ModuleFactors(table, h["A"], h["B"], bases.get(m)) for (m, table), h in modules.items()
+    }
 
 
 def _stored(path: Path, most_bytes: int) -> list[tuple[str, dict[str, Any]]]:
@@ -106,7 +108,7 @@ def _floats(raw: bytes, dtype: str) -> np.ndarray:
 def write(
     path: Path, updates: Mapping[str, tuple[np.ndarray, np.ndarray]], tables: set[str]
 ) -> None:
-    """Module → A and B, float32, in the shapes of `Found`; `tables` are embeddings."""
+    """Module → A and B, float32, in the shapes of `ModuleFactors`; `tables` are embeddings."""
     from safetensors.numpy import save_file
 
     arrays = {}

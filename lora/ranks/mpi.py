@@ -43,9 +43,9 @@ class MpiRanks(Ranks):
         self._agree()
         width = int(np.prod(rows.shape[1:]))
         counts = [len(share) * width for share in self._shares(n)]
-        found = np.empty((n, *rows.shape[1:]), rows.dtype)
-        self._gather(np.ascontiguousarray(rows), found, counts)
-        return found
+        all_rows = np.empty((n, *rows.shape[1:]), rows.dtype)
+        self._gather(np.ascontiguousarray(rows), all_rows, counts)
+        return all_rows
 
     def added(self, gradients: Sequence[np.ndarray], n: int, size: int) -> np.ndarray:
         """Each rank adds one part of all gradients; then the parts are joined."""
@@ -95,23 +95,23 @@ class MpiRanks(Ranks):
     def _texts(self, text: str) -> list[str]:
         mine = np.frombuffer(text.encode(), np.uint8)
         counts = self._gathered(np.array([len(mine)], np.int64)).tolist()
-        found = np.empty(sum(counts), np.uint8)
-        self._gather(mine, found, counts)
+        data = np.empty(sum(counts), np.uint8)
+        self._gather(mine, data, counts)
         ends = zip(counts, np.cumsum(counts), strict=True)
-        return [found[end - n : end].tobytes().decode() for n, end in ends]
+        return [data[end - n : end].tobytes().decode() for n, end in ends]
 
     def _shares(self, n: int) -> list[range]:
         return [share(n, rank, self.size) for rank in range(self.size)]
 
     def _gathered(self, values: np.ndarray) -> np.ndarray:
         """As many numbers of each rank, one rank after the other."""
-        found = np.empty(self.size * len(values), values.dtype)
-        self._wait(self._comm.Iallgather(values, found))
-        return found
+        numbers = np.empty(self.size * len(values), values.dtype)
+        self._wait(self._comm.Iallgather(values, numbers))
+        return numbers
 
-    def _gather(self, mine: np.ndarray, found: np.ndarray, counts: Sequence[int]) -> None:
-        """found: counts[r] numbers of each rank r, one rank after the other."""
-        self._wait(self._comm.Iallgatherv(mine, [found, list(counts)]))
+    def _gather(self, mine: np.ndarray, target: np.ndarray, counts: Sequence[int]) -> None:
+        """target: counts[r] numbers of each rank r, one rank after the other."""
+        self._wait(self._comm.Iallgatherv(mine, [target, list(counts)]))
 
     def _wait(self, request: MPI.Request) -> None:
         pause = _SHORTEST

@@ -6,7 +6,7 @@ gradient        the gradient of a step, as the sum of its batches'
 learning_rate   the learning rate of each step
 reports         what a run tells as it goes, and its history
 checkpoint      a run's whole state as one file
-computed        compute type, vector unit and compiler, which a resumed run must match
+arithmetic      compute type, vector unit and compiler, which a resumed run must match
 lock            one writer at a time
 checks          what holds when a run begins
 fit             a limit of memory → the settings that stay below it

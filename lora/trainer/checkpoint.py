@@ -3,7 +3,7 @@
 general.type      "checkpoint"
 checkpoint.step, .epoch, .index     steps made; windows read of the epoch under way
 checkpoint.run    JSON: what makes the run what it is (model, text, settings, tensors)
-checkpoint.compute, .vectors, .compiler     what computed it: `computed.Computed`
+checkpoint.compute, .vectors, .compiler     what computed it: `arithmetic.Arithmetic`
 checkpoint.sha256 SHA-256 of all that is here: `_whole_digest`. Older files have checkpoint.digest,
                   that of the numbers, which is then all that is checked
 checkpoint.history.losses, .validation.steps, .losses, .tokens      `reports.History`
@@ -34,7 +34,7 @@ from pyggml.errors import CheckpointError, Fault, GGUFError, PyggmlError
 from pyggml.gguf.fields import brief
 from pyggml.graph.dtypes import F32
 from pyggml.lora.trainer import lock
-from pyggml.lora.trainer.computed import Computed
+from pyggml.lora.trainer.arithmetic import Arithmetic
 from pyggml.lora.trainer.reports import History
 from pyggml.model import Model
 
@@ -121,7 +121,7 @@ def save(
     progress: Progress,
     history: History,
     run: Run,
-    computed: Computed,
+    arithmetic: Arithmetic,
 ) -> None:
     """Write a checkpoint; an older file at `path` stays whole until the new one is complete."""
     metadata = {
@@ -130,7 +130,7 @@ def save(
         "checkpoint.epoch": np.uint64(progress.epoch),
         "checkpoint.index": np.uint64(progress.index),
         "checkpoint.run": json.dumps(run, sort_keys=True),
-        **computed.metadata(),
+        **arithmetic.metadata(),
         **{f"{_HISTORY}{name}": array for name, array in history.arrays().items()},
     }
     fields = {key: gguf.Field.of(value) for key, value in metadata.items()}
@@ -142,7 +142,7 @@ def load(
     path: Path,
     buffers: Buffers,
     run: Run,
-    computed: Computed,
+    arithmetic: Arithmetic,
     usual: Run | None = None,
 ) -> tuple[Progress, History]:
     """Put a checkpoint's numbers into the buffers; where the run stood, and what came before.
@@ -156,13 +156,13 @@ def load(
     """
     try:
         with gguf.open(path) as file:
-            return _load(file, buffers, run, computed, usual or {})
+            return _load(file, buffers, run, arithmetic, usual or {})
     except GGUFError as error:
         raise CheckpointError(f"{error}; wanted a checkpoint") from None
 
 
 def _load(
-    file: gguf.GGUFFile, buffers: Buffers, run: Run, computed: Computed, usual: Run
+    file: gguf.GGUFFile, buffers: Buffers, run: Run, arithmetic: Arithmetic, usual: Run
 ) -> tuple[Progress, History]:
     found = file.get("general.type")
     if not isinstance(found, str) or found != "checkpoint":
@@ -174,7 +174,7 @@ def _load(
     apart = differences(stored_run, wanted)
     if apart:
         raise CheckpointError(apart, f"{file.path}: is of another run: ")
-    computed.check(file)
+    arithmetic.check(file)
     stored = {}
     for name, buffer in buffers.items():
         info = file.tensors.get(name)
@@ -206,19 +206,19 @@ def _history(file: gguf.GGUFFile) -> History:
 
 def _stored_run(file: gguf.GGUFFile) -> dict[str, Any]:
     try:
-        found = json.loads(file.require("checkpoint.run", str))
+        run = json.loads(file.require("checkpoint.run", str))
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        run = None
+    if not isinstance(run, dict):
         raise CheckpointError(f"{file.path}: checkpoint.run is no JSON object")
-    return found
+    return run
 
 
 def _filled(run: Run, usual: Run) -> dict[str, Any]:
     """The run with the usual settings of each part where it has none."""
     return {
-        part: usual.get(part, {}) | found if isinstance(found, dict) else found
-        for part, found in run.items()
+        part: usual.get(part, {}) | settings if isinstance(settings, dict) else settings
+        for part, settings in run.items()
     }
 
 
@@ -230,22 +230,22 @@ def _plain(run: Run) -> dict[str, Any]:
 
 def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Fault]:
     """What sets two runs apart: the settings, and nothing that follows from them."""
-    found: dict[str, list[Fault]] = {}
+    by_part: dict[str, list[Fault]] = {}
     for part in sorted({*stored, *wanted}):
         theirs, ours = stored.get(part), wanted.get(part)
         if isinstance(theirs, dict) and isinstance(ours, dict):
             names = sorted({*theirs, *ours})
             apart = [(name, theirs.get(name), ours.get(name)) for name in names]
-            found[part] = [(f"{part}.{n}", _apart(a, b)) for n, a, b in apart if _differ(a, b)]
+            by_part[part] = [(f"{part}.{n}", _apart(a, b)) for n, a, b in apart if _differ(a, b)]
         elif _differ(theirs, ours):
-            found[part] = [(part, _OTHER.get(part) or _apart(theirs, ours))]
-    if any(found.get(cause) for cause in ("adapter", "model")):
-        del found["tensors"]
-    elif found.get("tensors"):
-        found["tensors"] = ["other tensors are trained"]
-    if found.get("settings"):
-        found.pop("text", None)
-    return [fault for faults in found.values() for fault in faults]
+            by_part[part] = [(part, _OTHER.get(part) or _apart(theirs, ours))]
+    if any(by_part.get(cause) for cause in ("adapter", "model")):
+        del by_part["tensors"]
+    elif by_part.get("tensors"):
+        by_part["tensors"] = ["other tensors are trained"]
+    if by_part.get("settings"):
+        by_part.pop("text", None)
+    return [fault for faults in by_part.values() for fault in faults]
 
 
 def _differ(theirs: object, ours: object) -> bool:
@@ -297,12 +297,12 @@ def newest(folder: Path) -> Path:
 
     Raises CheckpointError if there is none.
     """
-    found = existing(folder)
-    for path in reversed(found):
+    paths = existing(folder)
+    for path in reversed(paths):
         if _is_whole(path):
             return path
         warnings.warn(f"{path}: is damaged; an older one is taken", RuntimeWarning, stacklevel=2)
-    raise CheckpointError(f"{folder}: holds no {'whole ' if found else ''}checkpoint")
+    raise CheckpointError(f"{folder}: holds no {'whole ' if paths else ''}checkpoint")
 
 
 def _is_whole(path: Path) -> bool:

@@ -11,8 +11,8 @@ from pyggml.errors import ConfigError, Fault, PyggmlError
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus
 from pyggml.lora.ranks import Ranks
+from pyggml.lora.trainer.arithmetic import Arithmetic
 from pyggml.lora.trainer.checkpoint import differences
-from pyggml.lora.trainer.computed import Computed
 from pyggml.model import Model
 
 
@@ -41,14 +41,14 @@ def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ran
             model.checked(block.tokens.reshape(-1))
 
 
-def check_alike(ranks: Ranks, run: Mapping[str, Any], computed: Computed) -> None:
+def check_alike(ranks: Ranks, run: Mapping[str, Any], arithmetic: Arithmetic) -> None:
     """Raises PyggmlError if a rank makes another run than the first, or computes it otherwise.
 
     run: what makes a run what it is, see `pyggml.lora.trainer.checkpoint`. All ranks call this.
     """
     if ranks.size == 1:
         return
-    told = ranks.texts(json.dumps([run, {"computed": asdict(computed)}]))
+    told = ranks.texts(json.dumps([run, {"computed": asdict(arithmetic)}]))
     of_first = json.loads(told[0])
     for rank, text in enumerate(told):
         pairs = zip(json.loads(text), of_first, strict=True)

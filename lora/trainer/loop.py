@@ -32,9 +32,9 @@ from pyggml.lora.objectives.choice import usual
 from pyggml.lora.optim import OPTIMISERS, Optimiser, n_kept
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer import checkpoint
+from pyggml.lora.trainer.arithmetic import Arithmetic
 from pyggml.lora.trainer.checkpoint import Progress
 from pyggml.lora.trainer.checks import check_alike, check_settings
-from pyggml.lora.trainer.computed import Computed
 from pyggml.lora.trainer.gradient import StepGradient, n_sums
 from pyggml.lora.trainer.learning_rate import LearningRate
 from pyggml.lora.trainer.losses import Losses
@@ -61,7 +61,7 @@ _USUAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class RunMemory:
     """Bytes that a run takes: its arena, its parameters and the mapped weights.
 
     The arena is that of its graphs. The parameters include gradients and moments.
@@ -112,12 +112,12 @@ class Trainer:
         self._updating = False
         self._saved = -1  # step of the newest checkpoint
 
-    def reserve(self) -> Reserved:
+    def reserve(self) -> RunMemory:
         """Build and plan the graphs; returns the bytes that a run will take. Takes none yet."""
         weights = sum(t.n_bytes for t in self.model.parts.weights.values())
         n_more = n_kept(self.config) + n_sums(self.config, self.ranks)
         taken = self.parameters.n_bytes(n_more)
-        return Reserved(self.passes.n_bytes, taken, weights)
+        return RunMemory(self.passes.n_bytes, taken, weights)
 
     def on_devices(self, cache: int = 0) -> list[OnDevice]:
         """What a run takes of devices that are not the host. cache: of a session, in bytes."""
@@ -188,7 +188,7 @@ class Trainer:
         fails, and CheckpointError if the folder for checkpoints is another run's.
         """
         start, folder = self.progress.step, self.config.checkpoint_dir
-        check_alike(self.ranks, self._identity, Computed.by(self.model))
+        check_alike(self.ranks, self._identity, Arithmetic.by(self.model))
         with ExitStack() as stack:
             with self.ranks.together():
                 if folder is not None and self.ranks.is_first:
@@ -332,7 +332,7 @@ class Trainer:
         Raises CheckpointError for a file that is damaged, of another run, or of another compute
         type. Warns if its run had another vector unit, Python or Numba: bits then differ.
         """
-        here = Computed.by(self.model)
+        here = Arithmetic.by(self.model)
         progress, history = checkpoint.load(
             Path(path), self._buffers(), self._identity, here, _USUAL
         )
@@ -364,7 +364,7 @@ class Trainer:
         """The checkpoint of the last whole step; of all ranks it has the same bytes."""
         path = checkpoint.path_of(Path(str(self.config.checkpoint_dir)), self.progress.step)
         self._gather()
-        made_by, buffers = Computed.by(self.model), self._buffers()
+        made_by, buffers = Arithmetic.by(self.model), self._buffers()
         checkpoint.save(path, buffers, self.progress, self.history, self._identity, made_by)
         return path
 

@@ -17,7 +17,7 @@ _ENDS = 20  # steps at both ends of a run that a loss is averaged over
 _ENOUGH = 5  # of them, before a rise of their mean is no noise
 
 
-class Tallied:
+class TallyReport:
     """A report with a tally, as its figures are asked for."""
 
     __slots__ = ()
@@ -35,7 +35,7 @@ class Tallied:
 
 
 @dataclass(frozen=True, slots=True)
-class StepReport(Tallied):
+class StepReport(TallyReport):
     """One step: mean loss before the update, the gradient's length before it was clipped."""
 
     step: int  # steps made, this one included
@@ -54,7 +54,7 @@ class StepReport(Tallied):
 
 
 @dataclass(frozen=True, slots=True)
-class ValidationReport(Tallied):
+class ValidationReport(TallyReport):
     """Mean loss over the held-out windows after `step` steps."""
 
     step: int

@@ -333,8 +333,9 @@ class Batch:
         if not self.model.batches:
             self._switch(*pieces)
         try:
-            run, of = self._fill(pieces, counts)
-            logits = run(of)
+            run = self._fill(pieces, counts)
+            run.program()
+            logits = run.read(sum(counts))
         except BaseException:  # broken off: a state would be that of none of its tokens
             for slot in () if self.model.batches else pieces:
                 slot.n_cached = 0
@@ -344,11 +345,8 @@ class Batch:
             self._note_use(slot)
         return [logits[end - n : end] for n, end in zip(counts, accumulate(counts), strict=True)]
 
-    def _fill(
-        self, pieces: Mapping[Slot, int], counts: Sequence[int]
-    ) -> tuple[passes.Pass, list[int]]:
-        """A pass with the next tokens of some slots, and the numbers of those whose logits are
-        wanted: the last `counts` of each slot's."""
+    def _fill(self, pieces: Mapping[Slot, int], counts: Sequence[int]) -> passes.Pass:
+        """A pass of the next tokens of some slots, with logits of the last `counts` of each."""
         n_tokens = sum(pieces.values())
         n = passes.size_of_pass(n_tokens) if self.model.batches else n_tokens
         filled = self._passes[next(iter(pieces)).model, n, sum(counts)]
@@ -359,7 +357,8 @@ class Batch:
             end += n
             of += range(end - n_wanted, end)
         filled.pad(end, self.memory.first_spare)
-        return filled, of
+        filled.of[:] = of + of[-1:] * (len(filled.of) - len(of))
+        return filled
 
     def _note_use(self, slot: Slot) -> None:
         self._clock += 1

@@ -66,12 +66,11 @@ class Pass:
             self.fill(at, [0] * n, 0, spare)
             self.positions[at:], self.span[at:] = 0, spare
 
-    def __call__(self, of: list[int]) -> np.ndarray:
-        """The logits of tokens `of`, as many as there are or fewer."""
-        self.of[:] = of + of[-1:] * (len(self.of) - len(of))
-        self.program()
-        self.model.record(self.taps, self.program, n_tokens=of[-1] + 1, n_logits=len(of))
-        return self.program.read(self.logits)[: len(of)]
+    def read(self, n: int) -> np.ndarray:
+        """The logits of the first n tokens of `of`, after a run; a trace gets its activations."""
+        n_tokens = int(self.of[n - 1]) + 1
+        self.model.record(self.taps, self.program, n_tokens=n_tokens, n_logits=n)
+        return self.program.read(self.logits)[:n]
 
     def release(self) -> None:
         """Let go of the arena: nodes refer to each other in circles, which would keep it."""

@@ -43,7 +43,8 @@ def rewrite(
     """
     if not replacements and steps is None:
         return graph
-    _pass_names_on(graph, replacements)
+    if replacements:
+        _pass_names_on(graph, replacements)
     images = _images(graph.outputs, replacements)
     order = [_maker(images[t]) for t in steps or graph.nodes if t in images]
     new = Graph.of(*(images[t] for t in graph.outputs), steps=_when_ready(order))
@@ -62,19 +63,19 @@ def _images(outputs: Iterable[Tensor], replacements: Replacements) -> dict[Tenso
     """What stands for each tensor that the outputs still need, new ones included."""
     images: dict[Tensor, Tensor] = {}
     entered: set[Tensor] = set()
-    stack = [(t, False) for t in outputs]
+    stack = list(outputs)
     while stack:
-        t, complete = stack.pop()
+        t = stack[-1]
+        needs = (replacements[t],) if t in replacements else t.src
         if t in images:
-            continue
-        if complete:
-            images[t] = _image(t, replacements, images)
-        elif t in entered:
-            raise GraphError(f"{t!r} is needed by what replaces it")
-        else:
+            stack.pop()
+        elif missing := [s for s in needs if s not in images]:
+            if t in entered:
+                raise GraphError(f"{t!r} is needed by what replaces it")
             entered.add(t)
-            needs = (replacements[t],) if t in replacements else t.src
-            stack += [(t, True), *((s, False) for s in needs)]
+            stack += missing
+        else:
+            images[stack.pop()] = _image(t, replacements, images)
     return images
 
 
@@ -110,17 +111,18 @@ def _when_ready(order: Sequence[Tensor]) -> list[Tensor]:
         """Append a node, unless it was before, or a step that it needs is missing."""
         if node in complete:
             return False
-        needs, stack = {node}, [node]
-        while stack:
-            for s in map(_maker, stack.pop().src):
-                if s.op is None or s in complete or s in needs:
+        needs = [node]  # and new nodes that are no steps
+        for t in needs:
+            for s in t.src:
+                maker = _maker(s)
+                if maker.op is None or maker in complete:
                     continue
-                if s in steps:
+                if maker in steps:
                     waiting.append(node)
-                    missing.add(s)
+                    missing.add(maker)
                     return False
-                needs.add(s)
-                stack.append(s)
+                if maker not in needs:
+                    needs.append(maker)
         complete.update(needs)
         ready.append(node)
         return True

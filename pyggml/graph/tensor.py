@@ -6,7 +6,7 @@ Building a tensor computes nothing: it fixes a shape, a type and where the numbe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
@@ -112,8 +112,9 @@ class Tensor:
     def reading(self, src: tuple[Tensor, ...]) -> Tensor:
         """This node anew, of other sources with the same shapes, types and strides."""
         base = None if self.base is None else src[0].root
-        new = replace(self, src=src, base=base, data=None, saved=())
-        new.saved = tuple(replace(s, src=(new,), data=None) for s in self.saved)
+        layout = self.name, self.strides, base, self.offset
+        new = Tensor(self.shape, self.dtype, self.op, src, self.params, *layout)
+        new.saved = tuple(s.reading((new,)) for s in self.saved)
         return new
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numba
 from numba import types
@@ -20,25 +20,16 @@ _BLOCK_SIGNATURE = types.void(
 
 
 class Code:
-    """A function over raw pointers, compiled when its address is first asked for.
+    """A function over raw pointers, compiled when its address is first asked for."""
 
-    `ready` is called before it is compiled or interpreted: it fills tables that the code reads.
-    """
-
-    def __init__(self, code: Callable, signature: Any, ready: Callable[[], None] | None) -> None:
-        self.code, self._signature, self._ready = code, signature, ready
-
-    @cached_property
-    def _interpreted(self) -> Callable:
-        if self._ready is not None:
-            self._ready()
-        return self.code
+    def __init__(self, code: Callable, signature: Any) -> None:
+        self.code, self._signature = code, signature
 
     @cached_property
     def _compiled(self) -> Any:
         options = {name: value for name, value in OPTIONS.items() if name != "nogil"}
         bounds = bool(config.BOUNDSCHECK)
-        return numba.cfunc(self._signature, boundscheck=bounds, **options)(self._interpreted)
+        return numba.cfunc(self._signature, boundscheck=bounds, **options)(self.code)
 
     @property
     def address(self) -> int:
@@ -56,17 +47,9 @@ class BlockCode(Code):
         if JIT:
             self._compiled.ctypes(d, s, n_blocks)
         else:
-            self._interpreted(d, s, n_blocks)
+            self.code(d, s, n_blocks)
 
 
-@overload
-def block_code(code: Callable) -> BlockCode: ...
-@overload
-def block_code(*, ready: Callable[[], None]) -> Callable[[Callable], BlockCode]: ...
-def block_code(
-    code: Callable | None = None, *, ready: Callable[[], None] | None = None
-) -> BlockCode | Callable[[Callable], BlockCode]:
-    """Declare a block unpacker; `carray` turns its pointers into arrays. `ready`: see Code."""
-    if code is None:
-        return lambda code: BlockCode(code, _BLOCK_SIGNATURE, ready)
-    return BlockCode(code, _BLOCK_SIGNATURE, None)
+def block_code(code: Callable) -> BlockCode:
+    """Declare a block unpacker; `carray` turns its pointers into arrays."""
+    return BlockCode(code, _BLOCK_SIGNATURE)

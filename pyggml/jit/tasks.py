@@ -28,7 +28,7 @@ Stage = tuple[int, int, int, Frame]  # addresses of code and frame, tasks, the f
 def task_code(declaration: type[Frame]) -> Callable[[Callable], Code]:
     """Declare `code(f, task, thread)`, one task of a large kernel whose frame is of this class."""
     signature = types.void(FrameType(declaration), types.intp, types.intp)
-    return lambda code: Code(code, signature, None)
+    return lambda code: Code(code, signature)
 
 
 def stage(code: Code, f: Frame, n_tasks: int) -> Stage:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.graph.dtypes import DType
-from pyggml.jit import BlockCode
 from pyggml.quants.layout import Decoder
 
 # Weights up to this magnitude overflow no float16 scale.
@@ -21,7 +20,7 @@ Pack = Callable[[np.ndarray, np.ndarray], None]
 @dataclass(frozen=True, slots=True)
 class NoPack:
     """A declared lack of `pack`, for `reason`: tensors of this type are read but not written, or
-    written by importance alone (pyggml.quants.weighted)."""
+    written by importance alone (pyggml.quants.packers.weighted)."""
 
     reason: str
 
@@ -32,14 +31,15 @@ class Quant:
 
     dtype   name, number, elements and bytes of a block; a block of a plain type (F32, F16, BF16)
             has one element
-    decode  the decoder of a block; pyggml.quants.unpack and the products derive their code from it.
-            Or code(dst, src, n_blocks): unpacks n_blocks consecutive blocks at src to n_blocks ·
-            block float32 at dst; products unpack such a type first
+    decode  the decoder of a block; pyggml.quants.unpack and the products derive their code from it
     pack    float32 → blocks, with bytes equal to those of ggml's `quantize_row_*_ref`; or NoPack
     limit   weights up to this magnitude are packed without overflow; above it the result is checked
+    direct  whether products of few rows, and those in integers, read its blocks as they lie; those
+            of other types unpack them first, and are made of floats
     """
 
     dtype: DType
-    decode: Decoder | BlockCode
+    decode: Decoder
     pack: Pack | NoPack
     limit: float
+    direct: bool = True

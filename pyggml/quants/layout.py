@@ -1,13 +1,15 @@
 """The decoder of a weight type: the layout of its blocks, written once for every reader of blocks.
 
 A decoder is a function of a `Block`. It reads bytes of the block, combines them to whole numbers q
-and scales, and adds the weights in order (`add…`). The subclasses of `Block` decide what happens:
+and scales, and adds the weights in order (`add…`). The subclasses of `Block` decide what happens
+(pyggml.quants.readers):
 
-pyggml.quants.arrays    NumPy arrays over many blocks: the reference, and the only one without JIT
-pyggml.quants.vectors   LLVM vectors; its subclasses unpack to float32, unpack to bytes for a tile
-                        (pyggml.kernels.gemm.int8_tile), or multiply (pyggml.kernels.gemm.dots)
-pyggml.quants.lanes     LLVM vectors over the same block of several rows; its subclass multiplies
-                        (pyggml.kernels.gemm.lane_dots)
+arrays         NumPy arrays over many blocks: the reference, and the only one without JIT
+vectors        LLVM vectors; its subclasses unpack to float32, unpack to bytes for a tile
+               (pyggml.kernels.gemm.int8_tile), or multiply (pyggml.kernels.gemm.dots)
+lanes          LLVM vectors over the same block of several rows; its subclass multiplies
+               (pyggml.kernels.gemm.lane_dots)
+expressions    source code: device functions of CUDA, and WGSL
 
 A decoder does not branch on values, so every read has a fixed offset.
 """
@@ -16,10 +18,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-GROUP = 32  # weights in one `add`; they share a minimum
-SUBGROUP = 16  # the fewest weights with one scale
+import numpy as np
+
+GROUP = 32  # weights in one `add`
+SUBGROUP = 16  # the fewest weights with one scale or one minimum
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows of `width` signed bytes, 4 or 8: points of a grid, or signs."""
+
+    width: int
+    make: Callable[[], np.ndarray]
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """int8 (n, width), made at their first use."""
+        return np.ascontiguousarray(self.make(), np.int8).reshape(-1, self.width)
 
 
 class Block(ABC):
@@ -38,19 +57,25 @@ class Block(ABC):
 
     @abstractmethod
     def bytes(self, offset: int, n: int = GROUP) -> Any:
-        """n bytes."""
+        """n bytes, a multiple of 4."""
 
-    @abstractmethod
-    def nibbles(self, offset: int) -> Any:
-        """GROUP bytes: the low 4 bits of 16 bytes, then their high 4 bits."""
+    def nibbles(self, offset: int, n: int = SUBGROUP) -> Any:
+        """2n bytes: the low 4 bits of n bytes, then their high 4 bits."""
+        both = self.bytes(offset, n)
+        return self.join(self.bits(both, 0, 4), self.bits(both, 4, 4))
 
     @abstractmethod
     def flags(self, offset: int, value: int) -> Any:
         """GROUP bytes: `value` where bit i of the 32 bits at `offset` is 1, else 0."""
 
     @abstractmethod
-    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Any:
-        """The n-bit fields of a word of 2 or 4 bytes, as ints, lowest bits first."""
+    def pairs(self, offset: int) -> Any:
+        """GROUP bytes: the fields of 2 bits of 8 bytes, lowest bits first."""
+
+    @abstractmethod
+    def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Any:
+        """The fields of n_bits of a word of 1, 2, 4 or 8 bytes, as ints, lowest bits first: all of
+        them, or n. In 8 bytes none lies in both halves."""
 
     @abstractmethod
     def f16(self, offset: int, n: int = 1) -> Any:
@@ -68,6 +93,10 @@ class Block(ABC):
     def half_e8m0(self, offset: int) -> Any:
         """Half of an E8M0 scale: 2^(e − 128) for byte e, as a float; subnormal for e < 2."""
 
+    @abstractmethod
+    def constant(self, value: float) -> Any:
+        """The same float in every block."""
+
     # -- arithmetic ----------------------------------------------------------------------------
 
     @abstractmethod
@@ -76,23 +105,43 @@ class Block(ABC):
 
     @abstractmethod
     def either(self, a: Any, b: Any) -> Any:
-        """Bitwise or, of bytes or ints."""
+        """Bitwise or, of bytes or ints; b may be one int for all of a."""
 
     @abstractmethod
     def join(self, a: Any, b: Any) -> Any:
-        """The bytes of a, then the same number of bytes of b."""
+        """The bytes, ints or floats of a, then the same number of b."""
 
     @abstractmethod
     def minus(self, whole: Any, n: int) -> Any:
         """Bytes or ints − n."""
 
     @abstractmethod
+    def except_for(self, ints: Any, n: int) -> Any:
+        """Ints, but 0 for n."""
+
+    @abstractmethod
+    def digits(self, whole: Any, i: int) -> Any:
+        """Digit i in base 3, from 0 on, of bytes that are fractions: ⌊3 · frac(3^i · byte/256)⌋."""
+
+    @abstractmethod
+    def negated(self, whole: Any, where: Any) -> Any:
+        """Bytes, negated where bytes of `where` are 255 and not where they are 0."""
+
+    @abstractmethod
     def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:
         """table[i] for GROUP bytes i below 16; the table has 16 signed bytes."""
 
     @abstractmethod
+    def points(self, indices: Any, table: Table) -> Any:
+        """GROUP bytes: the rows that GROUP / width ints choose, one after the other."""
+
+    @abstractmethod
     def floats(self, whole: Any) -> Any:
         """Bytes (signed) or ints as floats."""
+
+    @abstractmethod
+    def half(self, ints: Any) -> Any:
+        """The float16 with these bits, as floats."""
 
     @abstractmethod
     def times(self, floats: Any, factor: Any) -> Any:
@@ -103,8 +152,8 @@ class Block(ABC):
         """−floats."""
 
     @abstractmethod
-    def lane(self, floats: Any, i: int) -> Any:
-        """Float number i of several."""
+    def lane(self, numbers: Any, i: int) -> Any:
+        """Number i of several ints or floats."""
 
     # -- adding weights: scale·q, or scale·q + minimum; i is the index of the first --------------
     # Minima come before all weights.
@@ -115,15 +164,17 @@ class Block(ABC):
 
     @abstractmethod
     def add_minima(self, minima: Any) -> None:
-        """The minima of 8 · GROUP weights, floats (8,)."""
+        """The minima of 256 weights, floats: 8, one for each GROUP; with `add_two` alone also 16,
+        one for each SUBGROUP."""
 
     @abstractmethod
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
         """GROUP weights: bytes q and one scale."""
 
     @abstractmethod
-    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        """GROUP weights: bytes q, a scale for the first SUBGROUP and one for the second."""
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
+        """GROUP weights: bytes q, a scale for the first SUBGROUP and one for the second; most: the
+        largest |q|."""
 
     def add_floats(self, floats: Any, i: int) -> None:
         """Weights of a plain type."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pyggml.errors import QuantError
 from pyggml.graph.dtypes import F64, I8, I16, I32, I64, DType, dtype
 from pyggml.quants.base import Quant
-from pyggml.quants.blocks32 import Q4_0, Q5_0, Q8_0, Q8_1
-from pyggml.quants.blocks32_min import Q4_1, Q5_1
-from pyggml.quants.few_bits import Q1_0, Q2_0, TQ1_0, TQ2_0
-from pyggml.quants.fp4 import MXFP4, NVFP4
-from pyggml.quants.iq4 import IQ4_NL, IQ4_XS
-from pyggml.quants.iq_grids import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS
-from pyggml.quants.kquants_min import Q2_K, Q4_K, Q5_K
-from pyggml.quants.kquants_sym import Q3_K, Q6_K
-from pyggml.quants.plain import BF16, F16, F32
+from pyggml.quants.types.blocks32 import Q4_0, Q5_0, Q8_0, Q8_1
+from pyggml.quants.types.blocks32_min import Q4_1, Q5_1
+from pyggml.quants.types.few_bits import Q1_0, Q2_0, TQ1_0, TQ2_0
+from pyggml.quants.types.fp4 import MXFP4, NVFP4
+from pyggml.quants.types.iq4 import IQ4_NL, IQ4_XS
+from pyggml.quants.types.iq_grids import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS
+from pyggml.quants.types.kquants_min import Q2_K, Q4_K, Q5_K
+from pyggml.quants.types.kquants_sym import Q3_K, Q6_K
+from pyggml.quants.types.plain import BF16, F16, F32
 
 QUANTS: dict[str, Quant] = {
     q.dtype.name: q

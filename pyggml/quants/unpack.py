@@ -1,7 +1,8 @@
 """UNPACK: each weight type's blocks → float32, derived from its decoder.
 
-LAYOUTS        types with a decoder; the others have an unpacker of their own
-INTEGER_TYPES  types with a decoder whose weights are whole numbers with scales
+LAYOUTS        the decoder of every type
+DIRECT_TYPES   types whose products read blocks as they lie
+INTEGER_TYPES  direct types whose weights are whole numbers with scales
 MINIMA_TYPES   integer types with minima
 """
 
@@ -15,17 +16,16 @@ from llvmlite import ir
 from pyggml.graph.dtypes import BY_NUMBER, DType
 from pyggml.jit import JIT, BlockCode, block_code, carray, intrinsic, types
 from pyggml.jit.llvm import I64
-from pyggml.quants.arrays import decode, facts
 from pyggml.quants.layout import GROUP, Decoder
+from pyggml.quants.readers.arrays import decode, facts
+from pyggml.quants.readers.vectors import FloatsOut, emit_blocks
 from pyggml.quants.registry import QUANTS
-from pyggml.quants.vectors import FloatsOut, emit_blocks
 
-LAYOUTS: dict[str, Decoder] = {
-    name: q.decode for name, q in QUANTS.items() if not isinstance(q.decode, BlockCode)
-}
-_FACTS = {name: facts(decoder, QUANTS[name].dtype) for name, decoder in LAYOUTS.items()}
-INTEGER_TYPES = tuple(name for name, found in _FACTS.items() if not found.plain)
-MINIMA_TYPES = frozenset(name for name, found in _FACTS.items() if found.minima)
+LAYOUTS: dict[str, Decoder] = {name: q.decode for name, q in QUANTS.items()}
+DIRECT_TYPES = tuple(name for name, q in QUANTS.items() if q.direct)
+_FACTS = {name: facts(LAYOUTS[name], QUANTS[name].dtype) for name in DIRECT_TYPES}
+INTEGER_TYPES = tuple(name for name, of in _FACTS.items() if not of.plain)
+MINIMA_TYPES = frozenset(name for name, of in _FACTS.items() if of.minima)
 
 
 @intrinsic(prefer_literal=True)
@@ -78,10 +78,5 @@ def _unpacker(kind: DType) -> BlockCode:
     return block_code(compiled if JIT else interpreted)
 
 
-def _code(name: str) -> BlockCode:
-    own = QUANTS[name].decode
-    return own if isinstance(own, BlockCode) else _unpacker(QUANTS[name].dtype)
-
-
 # code(dst, src, n_blocks): n_blocks consecutive blocks at src to n_blocks · block float32.
-UNPACK: dict[str, BlockCode] = {name: _code(name) for name in QUANTS}
+UNPACK: dict[str, BlockCode] = {name: _unpacker(q.dtype) for name, q in QUANTS.items()}

@@ -12,10 +12,10 @@ from pyggml.errors import QuantError
 from pyggml.graph.dtypes import DType, dtype
 from pyggml.jit import JIT
 from pyggml.quants.base import NoPack, Quant
-from pyggml.quants.fits import mean_squares
+from pyggml.quants.packers.fits import mean_squares
+from pyggml.quants.packers.weighted import WEIGHTED
 from pyggml.quants.registry import NUMBERS, quant
 from pyggml.quants.unpack import UNPACK
-from pyggml.quants.weighted import WEIGHTED
 
 _PIECE = 1 << 18  # weights of one call in one thread: 1 MiB of float32, some 10 ms of packing
 

@@ -1,5 +1,18 @@
-"""Models as files of other weight types, and the importance of their columns."""
+"""Models as files of other weight types, and the importance of their columns.
 
+FILE_TYPES has the file types; `mix` chooses the type of each tensor of a file.
+"""
+
+from pyggml.requantize.file_types import FILE_TYPES, ModelFacts
+from pyggml.requantize.mix import mix, needs_importance
 from pyggml.requantize.requantize import Progress, requantize, rewrite
 
-__all__ = ["Progress", "requantize", "rewrite"]
+__all__ = [
+    "FILE_TYPES",
+    "ModelFacts",
+    "Progress",
+    "mix",
+    "needs_importance",
+    "requantize",
+    "rewrite",
+]

@@ -18,17 +18,10 @@ from pyggml import gguf
 from pyggml.errors import ConfigError, Fault, ModelError, QuantError
 from pyggml.gguf.fields import brief
 from pyggml.graph.dtypes import F32, DType
-from pyggml.quants import (
-    FILE_TYPES,
-    QUANTS,
-    ModelFacts,
-    dequantize,
-    is_packed,
-    mix,
-    needs_importance,
-    quantize,
-)
+from pyggml.quants import QUANTS, dequantize, quantize
+from pyggml.requantize.file_types import FILE_TYPES, ModelFacts
 from pyggml.requantize.imatrix import ImportanceMatrix, Sums
+from pyggml.requantize.mix import is_packed, mix, needs_importance
 
 QUANTISATION_VERSION = 2  # of ggml's block formats
 
@@ -69,7 +62,7 @@ def rewrite(
                 llama.cpp
     changed     tensor name → its new numbers, called right before the tensor is written
     progress    called before each tensor
-    importance  of columns, in the fits of types that weight them (pyggml.quants.weighted)
+    importance  of columns, in the fits of types that weight them (pyggml.quants.packers.weighted)
 
     A tensor is packed at most once, from float32 numbers, and one is in memory at a time. A tensor
     that is quantised already gets another type than F32 only with `allow_requantize`: the two

@@ -105,7 +105,7 @@ def _rewritten(
     outputs = zip(before.outputs, after.outputs, strict=True)
     renewed = {t: new for t, new in outputs if t is not new}
     if watched:  # a node that is watched need not last
-        after = replace(after, outputs=after.outputs[: len(graph.outputs)])
+        after = replace(after, outputs=tuple(renewed.get(t, t) for t in graph.outputs))
     return after, renewed
 
 

@@ -9,7 +9,10 @@ from extras import reason
 
 import pyggml
 from pyggml.generation import Session
+from pyggml.graph import Graph
 from pyggml.lora import LoraConfig, attach, loss_and_grads
+from pyggml.models import Inputs, build
+from pyggml.runtime import schedule
 
 from peers.peer import LORA_RANK
 from peers.trial import wide_modules
@@ -92,3 +95,18 @@ def test_a_token_and_a_step_are_no_more_launches_than_they_were(name):
     loss_and_grads(attach(model, LoraConfig(rank=4)).model, TOKENS)
     counts.append(card.n_steps)
     assert all(n <= most for n, most in zip(counts, LAUNCHES[name], strict=True)), counts
+
+
+def test_a_card_computes_what_is_watched():
+    """Norms join products and gates join their products, but what is watched stays a node."""
+    from dry_card import DryCard
+
+    card = DryCard()
+    model = pyggml.load(GOLDEN / "models/qwen3-F16.gguf", compute="bf16", backends=[card])
+    graph = Graph.of(build(model.parts, Inputs.empty(1)))
+    products = [t for t in graph.nodes if t.op.name == "mul_mat"]
+    watched = dict.fromkeys((t.src[1] for t in products), print)
+    made = schedule(graph, model.devices, watched)
+    assert len(watched) >= 4 * model.config.n_layer
+    assert {made.place(t)[1] for t in watched} == {card}
+    assert made.n_bytes <= 2 * schedule(graph, model.devices).n_bytes

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from extras import reason
 
-from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS, dequantize
 
 pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
@@ -12,11 +11,7 @@ pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 from pyggml.backends.cuda.gemm.packed_dots import source_of
 from pyggml.backends.cuda.weights.packed import unit_of
 
-NAMES = [
-    name
-    for name, quant in QUANTS.items()
-    if quant.dtype.quantised and not isinstance(quant.decode, BlockCode)
-]
+NAMES = [name for name, quant in QUANTS.items() if quant.dtype.quantised and quant.direct]
 F_AT = 4096  # where factors of A begin in the memory of the test
 
 

@@ -222,6 +222,7 @@ SETTINGS = {
     "prompt": (("--prompt", "long" * 20), "the prompt has 80 tokens, wanted 1 to 63"),
     "empty prompt": (("--prompt", ""), "the prompt has 0 tokens, wanted 1 to 63"),
     "unknown": (("--lora-ranks", 3), "No such option '--lora-ranks'"),
+    "another trainer's": (("--learning-rate", 3), "'--learning-rate'. Did you mean '--lr'?"),
     "nothing to resume": (("--resume", "/none"), "/none"),
 }
 
@@ -237,6 +238,15 @@ def test_what_is_missing_is_named(pyggml, tiny):
     refused(pyggml("finetune", "-m", tiny), "wanted -f TEXT, -o ADAPTER.gguf, or --demo")
     refused(pyggml("generate", "-p", "a"), "Missing option '-m'")
     refused(pyggml("nonsense"), "No such command 'nonsense'")
+    refused(pyggml("finetun"), "No such command 'finetun'. Did you mean 'finetune'?")
+
+
+@pytest.mark.parametrize("command", ["eval", "finetune", "imatrix", "perplexity"])
+def test_a_model_as_text_is_named(pyggml, tiny, tmp_path, command):
+    output = () if command in ("eval", "perplexity") else ("-o", tmp_path / "o.gguf")
+    refused(
+        pyggml(command, "-m", tiny, "-f", tiny, *output), f"{tiny}: is a GGUF file, wanted text"
+    )
 
 
 GENERATE = {

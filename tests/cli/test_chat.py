@@ -324,6 +324,12 @@ def test_a_stop_while_the_prompt_is_read_leaves_no_round(chat, monkeypatch):
     assert said(talking, "the path") == said(chat(), "the path")
 
 
+@pytest.mark.parametrize("word", ["/bye", "/exit"])
+def test_a_word_ends_the_chat(talk, word):
+    ended = talk(f"{word}\nthe path\n")
+    assert (ended.code, ended.out) == (0, "")
+
+
 def test_ctrl_c_ends_a_pipe(talk, monkeypatch, ctrl_c):
     interrupted_at(monkeypatch, 3)
     assert talk("the path\nother\n").code == 130

@@ -1,5 +1,6 @@
 """--device: what is refused, and a device that is lost in the middle of a run."""
 
+import io
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,9 @@ from separate_cpu import SeparateCPU
 
 from pyggml.backends.cuda import cards
 from pyggml.backends.webgpu import adapter_name
+from pyggml.cli.__main__ import COMMANDS, command
 from pyggml.cli.commands.finetune import memory
+from pyggml.cli.commands.serve.command import _models
 from pyggml.cli.terminal.options import DEVICE_HELP
 from pyggml.errors import ConfigError, DeviceError, DeviceLostError, DeviceMemoryError
 from pyggml.lora import Trainer
@@ -68,6 +71,29 @@ def test_a_command_computes_on_its_device(pyggml, tiny, text, command, tmp_path,
         )
         assert bool(device.launches) == (name == "cuda")
     assert said[0] == said[1]
+
+
+def test_which_commands_take_a_device():
+    """Those that the tests here and of `serve` run on one; no other command accepts the option."""
+    takes = {n for n in COMMANDS if any(p.name == "device" for p in command(n).params)}
+    assert takes == {"chat", "eval", "finetune", "generate", "imatrix", "perplexity", "serve"}
+
+
+def test_a_chat_computes_on_its_device(pyggml, model_with, monkeypatch):
+    device = SeparateCPU()
+    monkeypatch.setattr("pyggml.model.backends_of", lambda word, _: [device])
+    monkeypatch.setattr("sys.stdin", io.StringIO("the path\n"))
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    model = model_with(tokenizer__chat_template=template)
+    ended = pyggml("chat", "-m", model, "-n", 2, "--compute", "f32", "--device", "cuda")
+    assert ended.code == 0 and device.launches, ended.err
+
+
+def test_a_server_opens_its_models_on_its_device(tiny, monkeypatch):
+    device = SeparateCPU()
+    monkeypatch.setattr("pyggml.model.backends_of", lambda word, _: [device])
+    (model,) = _models(tiny, None, (), "f32", "cuda").values()
+    assert device in model.devices.backends
 
 
 @pytest.mark.parametrize("word", ["cuda:", "cuda:-1", "cuda:²", "webgpu:0", "cpu:0", "auto:0"])

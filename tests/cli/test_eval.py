@@ -8,7 +8,7 @@ import pytest
 import pyggml as library
 from pyggml.lora import LoraConfig, attach, merge, perplexity
 from pyggml.lora.data import Schema, read_rows
-from pyggml.lora.evaluate import Asking, choose, encode_questions
+from pyggml.lora.evaluate import QuestionFormat, choose, encode_questions
 
 PROMPTS = [f"the path {i} to the" for i in range(12)]
 
@@ -58,7 +58,7 @@ def test_questions_as_a_table(pyggml, tiny, adapter, questions):
     assert header.split() == ["acc", "acc_norm", "acc_token"]
     rows = read_rows(questions, Schema("question"))[1]
     for line, model in ((first, library.load(tiny)), (second, library.load(tiny, adapter))):
-        found = choose(model, encode_questions(rows, model.tokenizer, Asking(most=64)))
+        found = choose(model, encode_questions(rows, model.tokenizer, QuestionFormat(most=64)))
         assert f"{100 * found.right['acc'].mean():.1f} %  [" in line
     assert first.startswith("tiny.gguf  ") and second.startswith("tiny.gguf + adapter.gguf  ")
     assert against.startswith("  against tiny.gguf  ") and won.startswith("  won, lost  ")

@@ -148,6 +148,31 @@ def test_a_full_standard_output_is_one_sentence(tiny):
     assert ended.stderr == "pyggml: standard output: No space left on device\n"
 
 
+def test_a_pipe_gets_every_character(tiny):
+    """Whatever the system's code page has: a terminal alone gets ? for what it lacks."""
+    there = os.environ | {"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-P", "-m", "pyggml.cli", "generate", "-m", str(tiny), "-p", "日本"]
+    ended = subprocess.run([*command, "-n", "1"], capture_output=True, env=there, timeout=300)
+    assert ended.stdout.startswith("日本".encode())
+
+
+def test_arguments_mean_the_same_on_windows(pyggml, tiny, monkeypatch):
+    """click would put $HOME's value, and the files of a pattern, in the place of an argument."""
+
+    class Windows:
+        name = "nt"
+
+        def __getattr__(self, name):
+            return getattr(os, name)
+
+    monkeypatch.setattr("click.core.os", Windows())
+    monkeypatch.setattr(
+        "sys.argv", ["pyggml", "generate", "-m", str(tiny), "-p", "$HOME", "-n", "1"]
+    )
+    assert cli.main() == 0
+    assert pyggml("--version").out.startswith("$HOME")
+
+
 def test_a_reader_that_goes_away_is_no_traceback(tiny):
     read, write = os.pipe()
     os.close(read)

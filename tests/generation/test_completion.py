@@ -45,7 +45,7 @@ def test_what_is_shown_is_the_text_before_the_first_stop(pieces, stops):
         shown += matched.feed(piece)
         assert whole.startswith(shown) and not any(stop in shown for stop in stops)
         if matched.reached is not None:
-            assert matched.reached in whole and matched.found not in shown
+            assert matched.reached in whole and matched.reached not in shown
             assert whole[len(shown) :].startswith(matched.reached)
             assert ends
             return

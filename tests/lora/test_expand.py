@@ -12,7 +12,7 @@ import pytest
 from pyggml.errors import DataError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Schema, Source, TokenCache
-from pyggml.lora.data.expand import expanded
+from pyggml.lora.data.expand import expand
 from pyggml.lora.data.preferences import read_preferences
 
 ROW = json.dumps({"text": "some words of a row"}) + "\n"
@@ -54,7 +54,7 @@ def folder(tmp_path):
 
 
 def names(*given):
-    found, left_out = expanded([Source.of(g) for g in given], Schema())
+    found, left_out = expand([Source.of(g) for g in given], Schema())
     return [s.path.name for s in found], {path.name: reason for path, reason in left_out}
 
 
@@ -84,9 +84,9 @@ def test_a_row_with_a_fault_is_refused_not_left_out(folder):
 
 def test_files_of_a_pattern_and_of_a_folder_have_its_weight(folder):
     (folder / "a.jsonl").write_text(ROW)
-    found, _ = expanded([Source.of(f"{folder}/*.jsonl:2")], Schema())
+    found, _ = expand([Source.of(f"{folder}/*.jsonl:2")], Schema())
     assert [(s.path.name, s.weight) for s in found] == [("a.jsonl", 2.0), ("b.jsonl", 2.0)]
-    found, _ = expanded([Source.of(f"{folder}:0.5")], Schema())
+    found, _ = expand([Source.of(f"{folder}:0.5")], Schema())
     assert [s.weight for s in found] == [0.5] * 3
     assert names(f"{folder}/**/a*")[0] == ["a.jsonl", "a"]
 

@@ -10,7 +10,7 @@ import pyggml
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, ValidationReport, attach
 from pyggml.lora.data import Corpus
 from pyggml.lora.data.documents import Document
-from pyggml.lora.data.lengths import N_LENGTHS, bucketed, few_lengths
+from pyggml.lora.data.lengths import N_LENGTHS, bucket, few_lengths
 from pyggml.lora.data.packing import pack
 
 from runs import state, steps
@@ -29,7 +29,7 @@ def documents(n, seed=0):
 
 def corpus(n=23, n_held_out=6, **changes):
     parts = [pack(d, CTX, True, alone=True) for d in (documents(n), documents(n_held_out, 1))]
-    return Corpus(*(dataclasses.replace(part, **changes) for part in bucketed(parts)))
+    return Corpus(*(dataclasses.replace(part, **changes) for part in bucket(parts)))
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pyggml
 from pyggml import gguf
 from pyggml.errors import ConfigError, PyggmlError, QuantError
 from pyggml.lora import LoraConfig, attach, merge
-from pyggml.quants import FILE_TYPES
-from pyggml.requantize import requantize
+from pyggml.requantize import FILE_TYPES, requantize
 
 from measures import nmse
 from peers.trial import llama_cpp_logits

@@ -16,6 +16,7 @@ from pyggml.lora.record.records import record_of
 from pyggml.ops import scale
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.quick
 
 
 def test_no_other_file_names_an_objective():

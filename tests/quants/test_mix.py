@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyggml.errors import QuantError
-from pyggml.quants import FILE_TYPES, ModelFacts, mix
+from pyggml.requantize import FILE_TYPES, ModelFacts, mix
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/quants/mix.json").read_text())
 MODELS = list(GOLDEN["models"])

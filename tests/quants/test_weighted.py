@@ -10,7 +10,7 @@ from pyggml import gguf
 from pyggml.errors import GGUFError, QuantError
 from pyggml.jit import JIT
 from pyggml.quants import QUANTS, dequantize, quantize
-from pyggml.quants.weighted import WEIGHTED
+from pyggml.quants.packers.weighted import WEIGHTED
 from pyggml.requantize import requantize
 from pyggml.requantize.imatrix import ImportanceMatrix, Sums, read_imatrix
 
@@ -215,7 +215,7 @@ def test_a_type_that_wants_an_importance_matrix_says_so(importance, tmp_path):
 
 def test_knowing_the_importance_changes_the_types_of_some(tmp_path):
     """llama.cpp's rules for ffn_down in the first eighth of the layers."""
-    from pyggml.quants import ModelFacts, mix
+    from pyggml.requantize import ModelFacts, mix
 
     facts = {"architecture": "llama", "n_layer": 16, "n_head": 8, "n_head_kv": 8, "n_expert": 0}
     tensors = [(f"blk.{i}.ffn_down.weight", (256, 256)) for i in range(16)]

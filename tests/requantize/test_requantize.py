@@ -12,8 +12,8 @@ import pyggml
 from pyggml import gguf
 from pyggml.errors import GGUFError, ModelError, QuantError
 from pyggml.graph.dtypes import DTYPES, F32, I32
-from pyggml.quants import FILE_TYPES, dequantize
-from pyggml.requantize import requantize
+from pyggml.quants import dequantize
+from pyggml.requantize import FILE_TYPES, requantize
 
 # Error of the matrices of a file, as a share of their root mean square.
 ERRORS = {

@@ -41,6 +41,8 @@ class Console:
         self._chat, self._interactive, self._failed = conversation, interactive, False
         self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
             "/help": ("these commands", self._help),
+            "/bye": ("end the chat, as Ctrl-D; /exit too", self._end),
+            "/exit": ("the same", self._end),
             "/undo": ("take the last message and its answer back", self._undo),
             "/retry": ("answer the last message anew", self._retry),
             "/reset": ("begin anew; the system's text stays", self._reset),
@@ -53,6 +55,8 @@ class Console:
         for line in read_messages(self._interactive):
             try:
                 self._handle(line)
+            except EOFError:
+                break
             except PyggmlError as error:
                 self._failed = True
                 self._note(str(error))
@@ -128,6 +132,9 @@ class Console:
         self._note(
             "A line that ends with \\ goes on in the next. Ctrl-C ends an answer, Ctrl-D all."
         )
+
+    def _end(self, rest: str) -> None:
+        raise EOFError
 
     def _undo(self, rest: str) -> None:
         self._note(f"(taken back: {self._last().question})")

@@ -26,6 +26,7 @@ from pyggml.cli.terminal.options import (
     lora_option,
     settings_options,
 )
+from pyggml.cli.terminal.paths import check_text
 from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.lora.config import EvalConfig
@@ -88,6 +89,7 @@ def command(
     if given["delimiter"] is not None:
         given["delimiter"] = unescape(given["delimiter"])
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
+    check_text(files)
     data = [File.read(path, config) for path in files]
     how = {"threads": threads, "compute": compute, "device": device}
     _evaluate(subjects(model, lora, others, **how), data, config, as_json)

@@ -15,8 +15,8 @@ from pyggml.lora.config import EvalConfig
 from pyggml.lora.data import QuestionRow, Row, TextRow
 from pyggml.lora.evaluate import (
     Answers,
-    Asking,
     Perplexity,
+    QuestionFormat,
     TokenScores,
     choose,
     encode_questions,
@@ -78,7 +78,9 @@ class File:
         """What a model makes of it."""
         progress = Progress(label)
         if self.kind == QUESTIONS:
-            encoded = encode_questions(self.questions, model.tokenizer, Asking.of(config, model))
+            encoded = encode_questions(
+                self.questions, model.tokenizer, QuestionFormat.of(config, model)
+            )
             return choose(model, encoded, progress)
         try:
             return self._score_tokens(model, config, progress)

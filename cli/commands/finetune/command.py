@@ -91,9 +91,9 @@ _OPTIONS = [
         metavar="FILE[:WEIGHT]",
         group="data",
         common=True,
-        help="text, or rows of JSON Lines, JSON, CSV or parquet (docs/data.md); also a folder of "
-        "these, a pattern such as 'data/*.jsonl', or - for standard input; may be given several "
-        "times: an epoch reads FILE:2 twice, of FILE:0.5 a half",
+        help="text, or rows of JSON Lines, JSON, CSV or parquet (docs/data.md), a folder or "
+        "pattern of these, or - for standard input; several may be given: an epoch reads FILE:2 "
+        "twice, of FILE:0.5 a half",
     ),
     _path(
         *("-o", "--output"),
@@ -158,8 +158,8 @@ _OPTIONS = [
         metavar="SIZE",
         group="memory",
         common=True,
-        help="stay below this, such as 4GB: smaller passes (and more in a step), then "
-        "--grad-checkpointing, then a smaller --ctx",
+        help="stay below this, such as 4GB: smaller passes, then --grad-checkpointing, then a "
+        "smaller --ctx",
     ),
     GroupedOption(
         ["--device"],
@@ -171,8 +171,8 @@ _OPTIONS = [
     _path(
         "--config",
         group="help",
-        help="YAML file of settings: the long options' names without dashes, such as "
-        "`lora_rank: 16`; options given here go over it",
+        help="YAML of settings, named like the long options: `lora_rank: 16`; options given here "
+        "go over it",
     ),
     GroupedOption(
         ["--dry-run"],
@@ -196,9 +196,9 @@ command = GroupedCommand(
     "finetune",
     context_settings=SETTINGS,
     callback=_finetune,
-    help="Train a LoRA adapter for a GGUF model; its weights stay as they are, quantised.\n\n"
-    "Ctrl-C, SIGTERM or a closed terminal or pipe ends the run after the step under way, and saves "
-    "adapter and checkpoint; before the first step they stay as they were.",
+    help="Train a LoRA adapter for a GGUF model, whose quantised weights stay.\n\n"
+    "Ctrl-C, SIGTERM, a closed terminal or pipe ends the run after its step and saves adapter and "
+    "checkpoint; before the first step they stay as they were.",
     params=sorted(_OPTIONS, key=lambda option: [*TITLES].index(option.group)),
 )
 # What a file of settings may hold: all but what names such a file, or asks for help.

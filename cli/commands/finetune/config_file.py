@@ -18,33 +18,13 @@ from typing import Any
 import click
 import yaml
 
+from pyggml.cli.terminal.exit import ELSEWHERE
 from pyggml.cli.terminal.help import TITLES, GroupedOption
 from pyggml.cli.terminal.options import Names, Patterns, Size
 from pyggml.errors import ConfigError
 from pyggml.files import replacing
 
 _MOST_BYTES, _DEEPEST = 256 << 10, 5
-# What other trainers call a setting.
-_ELSEWHERE = {
-    "base_model": "model",
-    "batch_size": "batch",
-    "data": "file",
-    "dataset": "file",
-    "gradient_accumulation_steps": "grad_accum",
-    "gradient_checkpointing": "grad_checkpointing",
-    "learning_rate": "lr",
-    "lora_r": "lora_rank",
-    "lora_target_modules": "lora_modules",
-    "max_grad_norm": "clip",
-    "max_seq_length": "ctx",
-    "micro_batch_size": "batch",
-    "num_epochs": "epochs",
-    "num_train_epochs": "epochs",
-    "output_dir": "output",
-    "per_device_train_batch_size": "batch",
-    "sequence_len": "ctx",
-    "target_modules": "lora_modules",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +73,7 @@ def read(path: Path, options: Iterable[click.Parameter]) -> FileSettings:
 
 
 def _suggestion(key: str, known: Mapping[str, Any]) -> str:
-    suggestion = _ELSEWHERE.get(key) or next(iter(difflib.get_close_matches(key, known, 1)), None)
+    suggestion = ELSEWHERE.get(key) or next(iter(difflib.get_close_matches(key, known, 1)), None)
     return f": {suggestion}?" if suggestion else ""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pyggml.cli import demo
 from pyggml.cli.commands.finetune import config_file
 from pyggml.cli.terminal.options import adapter_word, given_settings
-from pyggml.cli.terminal.paths import beside, check_ours, check_output, check_space
+from pyggml.cli.terminal.paths import beside, check_ours, check_output, check_space, check_text
 from pyggml.cli.web import report
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
@@ -214,6 +214,7 @@ def check_places(job: Job) -> None:
     inputs = [("model", job.model), ("checkpoint", job.resume)]
     inputs += [("text", path) for path in job.files]
     inputs += [(f"adapter {path}", path) for path, _ in job.below or ()]
+    check_text(job.files)
     check_output(job.output, inputs)
     above = job.output.resolve().parents
     around = next((path for path in job.files if path.is_dir() and path.resolve() in above), None)

@@ -36,7 +36,7 @@ from pyggml.lora import (
 )
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer import lock
-from pyggml.lora.trainer.computed import stored_compute
+from pyggml.lora.trainer.arithmetic import stored_compute
 from pyggml.lora.trainer.losses import Losses
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model

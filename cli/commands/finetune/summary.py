@@ -14,11 +14,11 @@ from pyggml.lora import (
     Corpus,
     DataConfig,
     LoraConfig,
-    Reserved,
+    RunMemory,
     TrainedTensors,
     Trainer,
 )
-from pyggml.lora.data import Found
+from pyggml.lora.data import FileSummary
 from pyggml.model import Model
 
 _SHOWN = 5  # files that were left out
@@ -134,7 +134,7 @@ def _lengths(corpus: Corpus) -> str:
     return f"{', '.join(shorter)} or {longest}" if shorter else longest
 
 
-def _source_line(read: Found) -> str:
+def _source_line(read: FileSummary) -> str:
     """A file among several."""
     weight = f", read {read.source.weight:g} times an epoch" * (read.source.weight != 1)
     several = f" in {plural(read.n_documents, 'document')}" * (read.kind != "text")
@@ -151,7 +151,7 @@ def _why_none(corpus: Corpus, val_split: float) -> str:
     return "there is one window" if len(corpus.train) == 1 else "there is one document"
 
 
-def say_memory(reserved: Reserved, checkpointing: bool) -> None:
+def say_memory(reserved: RunMemory, checkpointing: bool) -> None:
     """Print the memory of a run; ConfigError if the machine has less than its unmapped part."""
     own = reserved.arena + reserved.parameters
     graph = f"{size(reserved.arena)} for the graph" + ", layers computed again" * checkpointing

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pyggml.cli.commands.inspect.sections import Section
 from pyggml.cli.web import pages
-from pyggml.files import replacing
 from pyggml.look.draw import heat, svg, tokens
 
 FIRST_WORDS = "<!doctype html><!-- Written by pyggml inspect -->"
@@ -15,9 +14,7 @@ FIRST_WORDS = "<!doctype html><!-- Written by pyggml inspect -->"
 
 def write(path: Path, title: str, sections: Sequence[Section]) -> None:
     """Raises PyggmlError if the disk refuses."""
-    text = render(title, sections)
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    pages.write(path, render(title, sections))
 
 
 def render(title: str, sections: Sequence[Section]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -69,7 +70,7 @@ class Routes:
     """What answers each path."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._service, self._created = service, int(time.time())
 
     async def health(self, request: Request) -> Response:
         worker = self._service.worker
@@ -77,14 +78,18 @@ class Routes:
         return JSONResponse({"status": "ok", **counts})
 
     async def models(self, request: Request) -> Response:
-        data = [_model(name) for name in self._service.models]
+        data = [self._model(name) for name in self._service.models]
         return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in self._service.models:
             raise ApiError(404, "there is no model of this name", "model", "model_not_found")
-        return JSONResponse(_model(name))
+        return JSONResponse(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        """created: when this server was started."""
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "pyggml"}
 
     async def chat(self, request: Request) -> Response:
         service = self._service
@@ -133,10 +138,6 @@ class Routes:
         finally:
             flow.cancel()
         return JSONResponse(made.whole(choices, _usage(flow)))
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "pyggml"}
 
 
 def _echo_texts(params: TextParams, service: Service) -> list[str]:

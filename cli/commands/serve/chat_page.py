@@ -5,28 +5,22 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from starlette.routing import Route
 
 from pyggml.cli.terminal.show import printable
-from pyggml.cli.web.files import text_endpoint
-from pyggml.cli.web.pages import part
+from pyggml.cli.web.files import file_routes, text_endpoint
+from pyggml.cli.web.pages import fill
 from pyggml.generation import Sampling
 
 _HOME = "pyggml.cli.commands.serve"
-_KINDS = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+_FILES = ("page.css", "page.js", "icon.svg")
 
 
 def page_routes(title: str, chats: bool, defaults: Sampling) -> list[Route]:
     """The page at /, and its parts. title: the model's name; chats: whether it has a template."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    page = environment.from_string(part(_HOME, "web/page.html"))
-    text = page.render(title=printable(title), chats=chats, settings=_settings(defaults))
-    parts = [
-        Route(f"/{name}", text_endpoint(part(_HOME, f"web/{name}"), kind))
-        for name, kind in _KINDS.items()
-    ]
-    return [Route("/", text_endpoint(text, "text/html")), *parts]
+    fields = {"title": printable(title), "chats": chats, "settings": _settings(defaults)}
+    page = Route("/", text_endpoint(fill(_HOME, "web/page.html", **fields), "text/html"))
+    return [page, *file_routes(_HOME, {f"/{name}": f"web/{name}" for name in _FILES})]
 
 
 def _settings(defaults: Sampling) -> list[dict[str, Any]]:

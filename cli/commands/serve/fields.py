@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pyggml.cli.web.errors import ApiError
 from pyggml.errors import ConfigError
 from pyggml.lora.data.messages import kind_of
-from pyggml.lora.data.rows import Bad
+from pyggml.lora.data.rows import BadRow
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -17,7 +17,7 @@ D = TypeVar("D")
 class Fields:
     """The fields of an object; null is as if the field were not there.
 
-    A reader makes a field of a JSON value, or raises Bad with what is wrong with it.
+    A reader makes a field of a JSON value, or raises BadRow with what is wrong with it.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -35,7 +35,7 @@ class Fields:
             return default
         try:
             return read(self._given[name])
-        except Bad as bad:
+        except BadRow as bad:
             self.fault(name, str(bad))
             return default
 
@@ -98,7 +98,7 @@ def whole(low: int, high: int) -> Callable[[Any], int]:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if type(value) is not int or not low <= value <= high:
-            raise Bad(f"is {brief(value)}, wanted a whole number from {low} to {high}")
+            raise BadRow(f"is {brief(value)}, wanted a whole number from {low} to {high}")
         return value
 
     return read
@@ -106,23 +106,23 @@ def whole(low: int, high: int) -> Callable[[Any], int]:
 
 def flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise Bad(f"is {brief(value)}, wanted true or false")
+        raise BadRow(f"is {brief(value)}, wanted true or false")
     return value
 
 
 def text(value: Any) -> str:
     if not isinstance(value, str):
-        raise Bad(f"is {brief(value)}, wanted a string")
+        raise BadRow(f"is {brief(value)}, wanted a string")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise Bad("has half of a surrogate pair") from None
+        raise BadRow("has half of a surrogate pair") from None
     return value
 
 
 def object_of(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Bad(f"is {brief(value)}, wanted an object")
+        raise BadRow(f"is {brief(value)}, wanted an object")
     return value
 
 

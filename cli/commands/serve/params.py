@@ -14,7 +14,7 @@ from pyggml.cli.commands.serve.fields import Fields, anything, brief, flag, obje
 from pyggml.cli.commands.serve.limits import MOST_TOP_LOGPROBS, Limits
 from pyggml.generation import Sampling
 from pyggml.lora.data.messages import messages_of, tools_of
-from pyggml.lora.data.rows import Bad, Message
+from pyggml.lora.data.rows import BadRow, Message
 
 Prompt = str | list[int]
 _MOST = 1 << 31
@@ -134,16 +134,16 @@ def _common(
 
 def _messages(value: Any) -> tuple[tuple[Message, ...], frozenset[int]]:
     if not isinstance(value, list):
-        raise Bad(f"is {brief(value)}, wanted a list of messages")
+        raise BadRow(f"is {brief(value)}, wanted a list of messages")
     for i, message in enumerate(value):
         if not isinstance(message, dict) or "role" not in message:
-            raise Bad(f"has a message {i + 1} without a role")
+            raise BadRow(f"has a message {i + 1} without a role")
     return messages_of(value)
 
 
 def _tools(value: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list):
-        raise Bad(f"is {brief(value)}, wanted a list of tools")
+        raise BadRow(f"is {brief(value)}, wanted a list of tools")
     return tools_of(value)
 
 
@@ -152,7 +152,7 @@ def _prompts(value: Any) -> list[Prompt]:
     if isinstance(value, str) or (isinstance(value, list) and value and _is_id(value[0])):
         value = [value]
     if not isinstance(value, list) or not value:
-        raise Bad(f"is {brief(value)}, wanted a string, token ids, or a list of either")
+        raise BadRow(f"is {brief(value)}, wanted a string, token ids, or a list of either")
     return [_prompt(item, i) for i, item in enumerate(value)]
 
 
@@ -161,7 +161,7 @@ def _prompt(value: Any, i: int) -> Prompt:
         return text(value)
     if isinstance(value, list) and all(_is_id(item) for item in value):
         return value
-    raise Bad(f"{i + 1} is {brief(value)}, wanted a string or token ids")
+    raise BadRow(f"{i + 1} is {brief(value)}, wanted a string or token ids")
 
 
 def _is_id(value: Any) -> bool:
@@ -171,18 +171,18 @@ def _is_id(value: Any) -> bool:
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list):
-        raise Bad(f"is {brief(value)}, wanted a string or a list of strings")
+        raise BadRow(f"is {brief(value)}, wanted a string or a list of strings")
     return tuple(text(item) for item in stops)
 
 
 def _stream_options(value: Any) -> Mapping[str, bool]:
     for name, option in object_of(value).items():
         if name not in ("include_usage", "include_obfuscation") or not isinstance(option, bool):
-            raise Bad(f"has {name[:40]!r} {brief(option)}, wanted include_usage true or false")
+            raise BadRow(f"has {name[:40]!r} {brief(option)}, wanted include_usage true or false")
     return dict(value)
 
 
 def _format(value: Any) -> None:
     kind = object_of(value).get("type")
     if kind != "text":
-        raise Bad(f"has type {brief(kind)}, wanted text: answers are not held to a form")
+        raise BadRow(f"has type {brief(kind)}, wanted text: answers are not held to a form")

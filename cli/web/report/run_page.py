@@ -19,7 +19,6 @@ from pyggml.cli.terminal.show import size, span
 from pyggml.cli.web import pages
 from pyggml.cli.web.report import FIRST_WORDS
 from pyggml.cli.web.report.series import charts_of
-from pyggml.files import replacing
 from pyggml.look.draw import heat, tokens
 from pyggml.look.overview import Overview, findings
 from pyggml.lora import History
@@ -43,9 +42,7 @@ class Page:
 def write(path: Path, page: Page, metrics: Path) -> None:
     """Write the page of the run whose records are in this file. Raises PyggmlError if the disk
     refuses."""
-    text = render(page, list(read_records(metrics)))
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    pages.write(path, render(page, list(read_records(metrics))))
 
 
 def render(page: Page, records: Sequence[Mapping[str, Any]]) -> str:

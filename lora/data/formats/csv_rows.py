@@ -9,7 +9,7 @@ from typing import Any
 
 from pyggml.errors import DataError
 from pyggml.lora.data.formats.source import MOST_BYTES, whole_lines
-from pyggml.lora.data.rows import Bad, Place
+from pyggml.lora.data.rows import BadRow, Place
 
 
 def comma(header: str) -> str:
@@ -54,7 +54,7 @@ def csv_records(path: Path) -> Iterator[tuple[Place, Any]]:
         raise DataError(f"{path}: line {line} is no CSV ({error})") from None
 
 
-def _named(names: list[str], record: list[str]) -> dict[str, str | None] | Bad:
+def _named(names: list[str], record: list[str]) -> dict[str, str | None] | BadRow:
     if len(record) > len(names):
-        return Bad(f"has {len(record)} fields, the first line names {len(names)}")
+        return BadRow(f"has {len(record)} fields, the first line names {len(names)}")
     return dict.fromkeys(names) | dict(zip(names, record, strict=False))

@@ -9,17 +9,17 @@ from typing import Any
 
 from pyggml.errors import DataError
 from pyggml.lora.data.formats.source import MOST_BYTES, blocks, lines
-from pyggml.lora.data.rows import Bad, Place
+from pyggml.lora.data.rows import BadRow, Place
 
 _SPACE = " \t\r\n"
 
 
 def parsed(text: str) -> Any:
-    """A JSON value. Bad if it is none, or gives a name twice."""
+    """A JSON value. BadRow if it is none, or gives a name twice."""
     try:
         return _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
-        raise Bad(f"is no JSON ({_reason(error)})") from None
+        raise BadRow(f"is no JSON ({_reason(error)})") from None
 
 
 def value_at_start(text: str) -> tuple[Any, int] | None:
@@ -34,12 +34,12 @@ def json_lines(path: Path) -> Iterator[tuple[Place, Any]]:
     """A value for each line that is not blank."""
     for number, line in enumerate(lines(path), 1):
         place = Place(str(path), "line", number)
-        if isinstance(line, Bad):
+        if isinstance(line, BadRow):
             yield place, line
         elif line.strip():
             try:
                 yield place, parsed(line)
-            except Bad as bad:
+            except BadRow as bad:
                 yield place, bad
 
 

@@ -1,7 +1,7 @@
 """A file's bytes → its lines, or its text in blocks, read as a stream within bounds.
 
-A fault of the whole file is a DataError that names it. `Bad` is a fault of one record: the reader
-goes on after it.
+A fault of the whole file is a DataError that names it. `BadRow` is a fault of one record: the
+reader goes on after it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pyggml.errors import DataError
-from pyggml.lora.data.rows import Bad, Place
+from pyggml.lora.data.rows import BadRow, Place
 
 MOST_BYTES = 32 << 20  # of one line or record
 HEAD_BYTES = 1 << 20  # what a format is told by
@@ -55,15 +55,15 @@ def head(path: Path) -> bytes:
     return start.removeprefix(_BOM)
 
 
-def lines(path: Path) -> Iterator[str | Bad]:
-    """The text of every line, ends kept, marks removed; Bad if it is too long or not UTF-8."""
+def lines(path: Path) -> Iterator[str | BadRow]:
+    """The text of every line, ends kept, marks removed; BadRow if it is too long or not UTF-8."""
     start = 0
     with opened(path) as file:
         while raw := file.readline(MOST_BYTES + 1):
             n_bytes = len(raw)
             if n_bytes > MOST_BYTES:
                 n_bytes += _skipped(file, raw)
-                yield Bad(f"is longer than {MOST_BYTES >> 20} MiB")
+                yield BadRow(f"is longer than {MOST_BYTES >> 20} MiB")
             else:
                 yield _decoded(raw, start)
             start += n_bytes
@@ -77,12 +77,12 @@ def _skipped(file: BinaryIO, raw: bytes) -> int:
     return n_bytes
 
 
-def _decoded(raw: bytes, start: int) -> str | Bad:
+def _decoded(raw: bytes, start: int) -> str | BadRow:
     try:
         return raw.removeprefix(_BOM).decode()  # also where files with marks were put together
     except UnicodeDecodeError as error:
         byte = start + error.start + (len(raw) - len(error.object))
-        return Bad(_not_utf_8(byte, error.object[error.start]), joint=": ")
+        return BadRow(_not_utf_8(byte, error.object[error.start]), joint=": ")
 
 
 def _not_utf_8(at: int, byte: int) -> str:
@@ -92,7 +92,7 @@ def _not_utf_8(at: int, byte: int) -> str:
 def whole_lines(path: Path) -> Iterator[str]:
     """The same for formats whose records span lines: DataError for a bad one."""
     for number, line in enumerate(lines(path), 1):
-        if isinstance(line, Bad):
+        if isinstance(line, BadRow):
             raise DataError(f"{path}: {line.at(Place(str(path), 'line', number))}")
         yield line
 

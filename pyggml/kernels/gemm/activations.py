@@ -36,7 +36,7 @@ from pyggml.jit.llvm import (
     store,
 )
 from pyggml.quants.layout import GROUP
-from pyggml.quants.vectors import F32X16
+from pyggml.quants.readers.vectors import F32X16
 
 BLOCK_WORDS = GROUP // 4  # of the bytes of a block
 LIMIT = 127.0

@@ -3,13 +3,13 @@
 Weights are scale·q + minimum in groups of 16 or more. A group's part of a dot product is therefore
 scale·Σ q x + minimum·Σ x, and Σ x is the same for every row. With x in float32, the whole numbers q
 become vectors of floats. With x in bytes (pyggml.kernels.gemm.activations), Σ q x is a sum of
-integers, and exact. Types with a decoder (pyggml.quants.layout) are multiplied so; others are
-unpacked first.
+integers, and exact. Direct types (pyggml.quants.base) are multiplied so; others are unpacked first.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import reduce
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -36,8 +36,8 @@ from pyggml.jit.llvm import (
 )
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
 from pyggml.quants.layout import GROUP, SUBGROUP
-from pyggml.quants.unpack import LAYOUTS
-from pyggml.quants.vectors import F32X8, F32X16, VectorBlock
+from pyggml.quants.readers.vectors import F32X8, F32X16, VectorBlock
+from pyggml.quants.unpack import DIRECT_TYPES, LAYOUTS
 
 LONGEST = 1 << 16  # numbers of a row whose sums fit into a thread's scratch
 # Rows that are multiplied at once. On Intel's CPUs with tiles, a thread takes a fifth more from
@@ -54,8 +54,8 @@ def step(kind: DType) -> int:
 
 def kind_of_rows(kind: DType, depth: int) -> int:
     """The number of a type in row_dots; -1 if that cannot take rows of it."""
-    known = kind.name in LAYOUTS and depth % step(kind) == 0 and depth <= LONGEST
-    return list(LAYOUTS).index(kind.name) if known else -1
+    known = kind.name in DIRECT_TYPES and depth % step(kind) == 0 and depth <= LONGEST
+    return DIRECT_TYPES.index(kind.name) if known else -1
 
 
 @kernel
@@ -74,6 +74,7 @@ class _Dot(VectorBlock):
     def __init__(self, chains: list[Any], builder: Any, source: Any, sums: Any) -> None:
         super().__init__(builder, source)
         self._chains, self._sums = cycle(chains), sums
+        self._of_subgroups = None  # minima
 
     def _sum(self, a: Any, b: Any) -> None:
         sums = next(self._chains)
@@ -92,7 +93,16 @@ class _Dot(VectorBlock):
         self._sum(self._widened(first), self._widened(every(F32X8, 1.0)))
 
     def add_minima(self, minima: Any) -> None:
-        self._sum(self._widened(minima), self._widened(self._loaded(self._sums, 0, F32X8)))
+        if minima.type == F32X16:
+            self._of_subgroups = minima
+        else:
+            self._sum(self._widened(minima), self._widened(self._loaded(self._sums, 0, F32X8)))
+
+    def _two_minima(self, i: int) -> Sequence[Any]:
+        """The minima of the SUBGROUPs from weight i on; none, if they have none of their own."""
+        if self._of_subgroups is None:
+            return ()
+        return [self.lane(self._of_subgroups, i // SUBGROUP + n) for n in range(2)]
 
 
 class _FloatDot(_Dot):
@@ -108,10 +118,12 @@ class _FloatDot(_Dot):
             part = fma(self.b, floats, self._loaded(self._x, i + n * SUBGROUP, F32X16), part)
         self._sum(part, broadcast(self.b, scale, F32X16))
 
-    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
+        b, minima = self.b, self._two_minima(i)
         for n, (scale, floats) in enumerate(zip(scales, self.subgroups(q), strict=True)):
-            scaled = self.b.fmul(floats, broadcast(self.b, scale, F32X16))
-            self.add_floats(scaled, i + n * SUBGROUP)
+            each = broadcast(b, scale, F32X16)
+            weights = fma(b, floats, each, broadcast(b, minima[n], F32X16)) if minima else None
+            self.add_floats(weights or b.fmul(floats, each), i + n * SUBGROUP)
 
     def add_floats(self, floats: Any, i: int) -> None:
         self._sum(floats, self._loaded(self._x, i, F32X16))
@@ -134,10 +146,18 @@ class _IntDot(_Dot):
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
         self._sum(self._products(q, i), broadcast(self.b, self._scaled(scale, i), F32X8))
 
-    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        first, second = (broadcast(self.b, self._scaled(scale, i), F32X8) for scale in scales)
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
+        self._sum(self._products(q, i), self._halves(scales, i))
+        if minima := self._two_minima(i):
+            per_start = every(F32X8, -1 / 128)  # starts are −128 · Σ q of x
+            start = self.floats(self._loaded(self._starts, i // 4, _EIGHT_INTS))
+            self._sum(self.b.fmul(start, per_start), self._halves(minima, i))
+
+    def _halves(self, two: Sequence[Any], i: int) -> Any:
+        """Two floats times x's scale, each in four lanes."""
+        first, second = (broadcast(self.b, self._scaled(one, i), F32X8) for one in two)
         mask = ir.Constant(_EIGHT_INTS, [0, 1, 2, 3, 12, 13, 14, 15])
-        self._sum(self._products(q, i), self.b.shuffle_vector(first, second, mask))
+        return self.b.shuffle_vector(first, second, mask)
 
     def _products(self, q: Any, i: int) -> Any:
         """Σ q x of each four of GROUP weights, as floats."""
@@ -170,7 +190,7 @@ def row_dots(
 ) -> Any:  # fmt: skip
     """Σ w x of up to TOGETHER rows of type `kind`, a constant; addresses of TOGETHER results, the
     first row, x and x's group sums."""
-    name = list(LAYOUTS)[kind.literal_value]
+    name = DIRECT_TYPES[kind.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, to, row, stride, n_rows, *bases, depth = arguments
@@ -187,7 +207,7 @@ def row_dots_ints(
     scales: Any, totals: Any, depth: Any,
 ) -> Any:  # fmt: skip
     """The same with x as pyggml.kernels.gemm.activations leaves it; addresses."""
-    name = list(LAYOUTS)[kind.literal_value]
+    name = DIRECT_TYPES[kind.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, to, row, stride, n_rows, *bases, depth = arguments

@@ -27,7 +27,7 @@ from pyggml.kernels.gemm.frames import Product, block_matrix
 from pyggml.kernels.gemm.microkernel import call_block, fetch
 from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
 from pyggml.quants.layout import GROUP
-from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS, UNPACK
+from pyggml.quants.unpack import DIRECT_TYPES, INTEGER_TYPES, UNPACK
 from pyggml.sizes import round_up
 
 FEW = 3  # tokens at most: they would fill no tile
@@ -106,8 +106,10 @@ def _unpacked_dot(w, address, x, piece):
     return found
 
 
-_FLOATS = {kind: _few_tasks(kind, False) for kind in range(-1, len(LAYOUTS))}
-_INTS = {kind: _few_tasks(kind, True) for kind, name in enumerate(LAYOUTS) if name in INTEGER_TYPES}
+_FLOATS = {kind: _few_tasks(kind, False) for kind in range(-1, len(DIRECT_TYPES))}
+_INTS = {
+    kind: _few_tasks(kind, True) for kind, name in enumerate(DIRECT_TYPES) if name in INTEGER_TYPES
+}
 
 # -- the paths ------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ unsigned; x is signed (see pyggml.kernels.gemm.activations).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir
@@ -35,11 +37,10 @@ from pyggml.kernels.gemm.activations import BLOCK_WORDS, largest, rounded, scale
 from pyggml.kernels.gemm.dots import step
 from pyggml.kernels.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP, SUBGROUP
+from pyggml.quants.readers.vectors import F32X16, VectorBlock, emit_blocks
 from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
-from pyggml.quants.vectors import F32X16, VectorBlock, emit_blocks
 
 KINDS = list(INTEGER_TYPES)
-_QUARTER = ir.Constant(F32, 0.25)
 
 LANES, MR, NV, PANEL = BYTE_TILE.lanes, BYTE_TILE.mr, BYTE_TILE.nv, BYTE_TILE.panel
 _COLUMNS = range(0, PANEL, LANES)
@@ -55,11 +56,13 @@ _NUMBERS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
 class _Bytes(VectorBlock):
-    """A decoder's target: it writes GROUP bytes q + 128 per scale, and minima."""
+    """A decoder's target: it writes GROUP bytes q + 128 per scale, and minima. 32 weights have one
+    scale and one minimum."""
 
     def __init__(self, builder: Any, source: Any, q: Any, scales: Any, minima: Any) -> None:
         super().__init__(builder, source)
         self._q, self._scales, self._minima = q, scales, minima
+        self._of_subgroups = None  # minima
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
         unsigned = self.b.xor(q, every(q.type, -128))
@@ -67,28 +70,65 @@ class _Bytes(VectorBlock):
         store(self.b, words, at(self.b, self._q, ir.Constant(I64, i // 4)))
         self.b.store(scale, at(self.b, self._scales, ir.Constant(I64, i // GROUP)))
 
-    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        """Both subgroups get one scale, a quarter of the larger. The other's weights are rounded to
-        it, which adds a 16th of the variance that the larger scale's own rounding has."""
-        b, zero = self.b, ir.Constant(F32, 0.0)
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
+        """Both subgroups get one scale, a part of the larger: the smallest with which q fits into
+        bytes. The other's weights are rounded to it; of Q6_K, by quarters, which adds a 16th of the
+        variance that the larger scale's own rounding has."""
+        if self._of_subgroups is not None:
+            self._add_rounded(scales, q, i, most)
+            return
+        b = self.b
         sizes = [b.call(declare_intrinsic(b, "llvm.fabs.f32", F32, [F32]), [s]) for s in scales]
-        quarter = b.fmul(b.select(b.fcmp_unordered("uge", *sizes), *scales), _QUARTER)
-        not_zero = b.fcmp_unordered("une", quarter, zero)
-        per_quarter = b.select(not_zero, b.fdiv(ir.Constant(F32, 1.0), quarter), zero)
-        factors = (b.fmul(scale, per_quarter) for scale in scales)
-        most = every(ir.VectorType(I32, SUBGROUP), 127)
-        parts = []
-        for floats, factor in zip(self.subgroups(q), factors, strict=True):
+        part = ir.Constant(F32, 1 / (128 // most))
+        part = b.fmul(b.select(b.fcmp_unordered("uge", *sizes), *scales), part)
+        per_part = self._inverse(part)
+        factors = (b.fmul(scale, per_part) for scale in scales)
+        self._add_bytes(part, self.subgroups(q), factors, i)
+
+    def _add_rounded(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
+        """Subgroups with minima of their own, q from 0 to `most`: from the least weight that both
+        can have to the largest in steps of a 254th, around one minimum in their middle."""
+        b, weights, ends = self.b, [], []
+        for n, (scale, floats) in enumerate(zip(scales, self.subgroups(q), strict=True)):
+            minimum = self.lane(self._of_subgroups, i // SUBGROUP + n)
+            scaled = b.fmul(floats, broadcast(b, scale, F32X16))
+            weights.append(b.fadd(scaled, broadcast(b, minimum, F32X16)))
+            ends += [minimum, b.fadd(b.fmul(scale, ir.Constant(F32, most)), minimum)]
+        least, largest = self._extreme(ends, "<"), self._extreme(ends, ">")
+        middle = b.fmul(b.fadd(least, largest), ir.Constant(F32, 0.5))
+        part = b.fmul(b.fsub(largest, least), ir.Constant(F32, 1 / 254))
+        offsets = [b.fsub(v, broadcast(b, middle, F32X16)) for v in weights]
+        self._add_bytes(part, offsets, (self._inverse(part),) * 2, i)
+        b.store(middle, at(b, self._minima, ir.Constant(I64, i // GROUP)))
+
+    def _extreme(self, numbers: list[Any], which: str) -> Any:
+        """The least (<) or the largest (>) of these floats."""
+        b = self.b
+        return reduce(lambda x, y: b.select(b.fcmp_ordered(which, x, y), x, y), numbers)
+
+    def _inverse(self, scale: Any) -> Any:
+        """1/scale, 0 for 0."""
+        zero = ir.Constant(F32, 0.0)
+        not_zero = self.b.fcmp_unordered("une", scale, zero)
+        return self.b.select(not_zero, self.b.fdiv(ir.Constant(F32, 1.0), scale), zero)
+
+    def _add_bytes(self, scale: Any, halves: list[Any], factors: Iterable[Any], i: int) -> None:
+        """Weights of two subgroups, floats, times a factor for each, rounded."""
+        b, most, parts = self.b, every(ir.VectorType(I32, SUBGROUP), 127), []
+        for floats, factor in zip(halves, factors, strict=True):
             whole = rounded(b, floats, broadcast(b, factor, F32X16))
             inside = b.select(b.icmp_signed("<", whole, most), whole, most)
             parts.append(b.trunc(inside, ir.VectorType(I8, SUBGROUP)))
         order = ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)])
-        self.add(quarter, b.shuffle_vector(*parts, order), i)
+        self.add(scale, b.shuffle_vector(*parts, order), i)
 
     def add_minimum(self, minimum: Any) -> None:
         self.b.store(minimum, at(self.b, self._minima, ir.Constant(I64, 0)))
 
     def add_minima(self, minima: Any) -> None:
+        if minima.type == F32X16:
+            self._of_subgroups = minima
+            return
         store(self.b, minima, at(self.b, self._minima, ir.Constant(I64, 0)))
 
 

@@ -1,8 +1,8 @@
 """Dot products of LANES quantised rows at once, a row in each lane, with a few tokens in bytes.
 
-A block of the rows is decoded into registers (pyggml.quants.lanes) and meets each token there.
-Every sum of a row and a token stays in its lane, so that a token's products are the same whatever
-tokens are beside it.
+A block of the rows is decoded into registers (pyggml.quants.readers.lanes) and meets each token
+there. Every sum of a row and a token stays in its lane, so that a token's products are the same
+whatever tokens are beside it.
 
 Packed x holds for each block of GROUP numbers: the bytes of every token, BLOCK_WORDS words; then,
 for one term after the other, that of every token: scale, total, and the starts of the block, of its
@@ -21,8 +21,8 @@ from pyggml.jit import cgutils, intrinsic, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import I64, at, broadcast, by_quads, every, fma, store
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
-from pyggml.quants.lanes import BYTES, FLOATS, INTS, LANES, LOAD, LaneBlock, Lanes
 from pyggml.quants.layout import GROUP, SUBGROUP
+from pyggml.quants.readers.lanes import BYTES, FLOATS, INTS, LANES, LOAD, LaneBlock, Lanes
 from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
 
 KINDS = [name for name in INTEGER_TYPES if dtype(name).block_bytes >= LOAD]
@@ -40,31 +40,42 @@ class _LaneDots(LaneBlock):
     ) -> None:
         super().__init__(builder, source, step, n_bytes)
         self._sums, self._x = sums, x
+        self._of_subgroups: Lanes = ()  # minima
 
     def add_minimum(self, minimum: Lanes) -> None:
         self.add_minima(minimum)
 
     def add_minima(self, minima: Lanes) -> None:
+        if len(minima) == 2 * BLOCK_WORDS:
+            per_start = every(FLOATS, -1 / 128)  # starts are −128 · Σ q of x
+            self._of_subgroups = tuple(self.b.fmul(v, per_start) for v in minima)
+            return
         for block, minimum in enumerate(minima):
             for t in range(len(self._sums)):
                 self._add(t, minimum, self._term(TOTAL, GROUP * block, t))
 
     def add(self, scale: Lanes, q: Lanes, i: int = 0) -> None:
-        self._add_products(scale, q, i, 0, START)
+        self._add_products(scale, q, i, 0, START, ())
 
-    def add_two(self, scales: tuple[Lanes, Lanes], q: Lanes, i: int) -> None:
-        self._add_products(scales[0], q[:_HALF], i, 0, FIRST)
-        self._add_products(scales[1], q[_HALF:], i, _HALF, SECOND)
+    def add_two(self, scales: tuple[Lanes, Lanes], q: Lanes, i: int, most: int) -> None:
+        minima = self._of_subgroups[i // SUBGROUP :]
+        self._add_products(scales[0], q[:_HALF], i, 0, FIRST, minima[:1])
+        self._add_products(scales[1], q[_HALF:], i, _HALF, SECOND, minima[1:2])
 
-    def _add_products(self, scale: Lanes, q: Lanes, i: int, first: int, start: int) -> None:
-        """Sums += scale · x's scale · Σ q x over words of a block of x, from word `first` on."""
+    def _add_products(
+        self, scale: Lanes, q: Lanes, i: int, first: int, start: int, minimum: Lanes
+    ) -> None:
+        """Sums += x's scale · (scale · Σ q x + minimum · start) over words of a block of x, from
+        word `first` on."""
         unsigned = [self.b.bitcast(self.b.xor(v, every(BYTES, -128)), INTS) for v in q]
         for t in range(len(self._sums)):
-            whole = self.b.bitcast(self._term(start, i, t), INTS)
+            begin = whole = self.b.bitcast(self._term(start, i, t), INTS)
             for word, weights in enumerate(unsigned, t * BLOCK_WORDS + first):
                 x = self._each_lane(i, word, INTS)
                 whole = by_quads(self.b, weights, x, whole, CHOSEN.vnni)
             products = self.b.fmul(self.b.sitofp(whole, FLOATS), scale[0])
+            if minimum:
+                products = fma(self.b, self.b.sitofp(begin, FLOATS), minimum[0], products)
             self._add(t, products, self._term(SCALE, i, t))
 
     def _add(self, t: int, a: Any, b: Any) -> None:

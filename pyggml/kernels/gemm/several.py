@@ -32,8 +32,8 @@ from pyggml.kernels.gemm.lane_dots import (
     lane_dots,
 )
 from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
-from pyggml.quants.lanes import LANES
 from pyggml.quants.layout import GROUP
+from pyggml.quants.readers.lanes import LANES
 from pyggml.sizes import round_up
 
 FEWEST, MOST = 4, 16  # tokens, measured

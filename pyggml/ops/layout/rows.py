@@ -28,7 +28,7 @@ from pyggml.ops.expect import check_ids, expect, expect_gapless, expect_type
 from pyggml.ops.layout.layout import dup, reshape
 from pyggml.quants import QUANTS, UNPACK
 from pyggml.quants.bits import float_to_f16
-from pyggml.quants.blocks32 import pack_q8_0
+from pyggml.quants.types.blocks32 import pack_q8_0
 
 
 def get_rows(table: Tensor, ids: Tensor) -> Tensor:

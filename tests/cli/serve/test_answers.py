@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -244,4 +245,5 @@ def test_models_are_listed(server):
     listed = server.http.get("/v1/models").json()
     assert [model["id"] for model in listed["data"]] == ["tiny", "red", "blue"]
     assert server.http.get("/v1/models/red").json() == listed["data"][1]
+    assert all(0 <= time.time() - model["created"] < 86_400 for model in listed["data"])
     assert server.http.get("/health").json()["status"] == "ok"

@@ -11,12 +11,13 @@ from pyggml.kernels.gemm import BYTE_TILE, CHOSEN, dots, few, int8, lane_dots, r
 from pyggml.kernels.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
 from pyggml.kernels.gemm.int8_tile import BACKWARD_DEPTH, FORWARD_DEPTH, KINDS
 from pyggml.quants import QUANTS, dequantize, quantize
-from pyggml.quants.lanes import LANES
+from pyggml.quants.readers.lanes import LANES
 
 from measures import nmse
 
 MR = BYTE_TILE.mr
 NUMPY = not CHOSEN.compiled
+OF_SIXTEEN = ("Q2_K", "Q3_K", "Q6_K")  # weights with one scale
 
 
 def forward(x, w, kind, start=None, compute="int8"):
@@ -71,13 +72,13 @@ def test_rows_meet_tokens_of_any_number(kind, rng, some_weight):
         w = some_weight(rng, (2 * n_out, depth), kind)[::2]
         x = normal(rng, n_tokens, depth + 8)[:, 4:-4]
         found, wanted = forward(x, w, kind), doubled(x, w, kind)
-        one_scale = kind == "Q6_K" and path(n_tokens, n_out, depth, kind) == "int8"
+        one_scale = kind in OF_SIXTEEN and path(n_tokens, n_out, depth, kind) == "int8"
         assert nmse(found, wanted) < (3e-5 if one_scale else 1e-11)
         assert nmse(forward(x, w, kind, 0.5), doubled(x, w, kind, 0.5)) < 3e-5
 
 
 @pytest.mark.skipif(NUMPY, reason="one path for any number of tokens")
-@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q2_K", "Q4_K", "Q6_K"])
 def test_a_token_has_the_same_product_whatever_is_beside_it(kind, rng, some_weight):
     """To the bit, so that a text does not depend on how many others are written."""
     w, x = some_weight(rng, (several.TASK_ROWS + 5, 512), kind), normal(rng, several.MOST, 512)
@@ -125,7 +126,7 @@ def test_how_far_from_exact(kind, n_tokens, rng, some_weight):
     """The figure that int8's docstring states."""
     w, x = some_weight(rng, (300, 768), kind), normal(rng, n_tokens, 768)
     wanted = x.astype(np.float64) @ dequantize(w, kind).T.astype(np.float64)
-    assert 1e-5 < nmse(forward(x, w, kind), wanted) < (6e-5 if kind == "Q6_K" else 4e-5)
+    assert 1e-5 < nmse(forward(x, w, kind), wanted) < (6e-5 if kind in OF_SIXTEEN else 4e-5)
 
 
 @pytest.mark.parametrize("n_tokens", [2, 5, 40])

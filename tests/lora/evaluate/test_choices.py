@@ -14,7 +14,7 @@ from pyggml.chat import find_template
 from pyggml.cli import demo
 from pyggml.errors import DataError
 from pyggml.lora.data import Place, QuestionRow, Schema, read_rows
-from pyggml.lora.evaluate import Asking, choose, encode_questions
+from pyggml.lora.evaluate import QuestionFormat, choose, encode_questions
 from pyggml.lora.evaluate.intervals import proportion
 
 GOLDEN = Path(__file__).parents[2] / "golden/evaluation"
@@ -38,7 +38,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def answers(model, rows):
-    return choose(model, encode_questions(rows, model.tokenizer, Asking()))
+    return choose(model, encode_questions(rows, model.tokenizer, QuestionFormat()))
 
 
 def row(prompt, *choices, answer=0):
@@ -46,7 +46,7 @@ def row(prompt, *choices, answer=0):
 
 
 def asked(model, *rows, **asking):
-    return encode_questions(rows, model.tokenizer, Asking(**asking))
+    return encode_questions(rows, model.tokenizer, QuestionFormat(**asking))
 
 
 # -- against the programs -----------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_a_faulty_question_is_told(tmp_path, change, said):
 def test_llama_cpp_s_logits_give_these_log_probabilities(model, rows, answers):
     from peers.trial import llama_cpp_logits
 
-    questions = encode_questions(rows, model.tokenizer, Asking())
+    questions = encode_questions(rows, model.tokenizer, QuestionFormat())
     for question, mine in list(zip(questions, answers.log_probs, strict=True))[::5]:
         for choice, value in zip(question.choices, mine, strict=True):
             ids, first = choice.whole.ids, choice.whole.first

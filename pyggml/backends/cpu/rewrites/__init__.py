@@ -9,7 +9,10 @@ from pyggml.graph import Graph
 from pyggml.jit import JIT
 
 REWRITES: tuple[Callable[[Graph], Graph], ...] = (
-    *([with_joint_backs] if JIT else []),  # NumPy rounds its exponentials otherwise
+    # The backward pass of swiglu in one node. Without JIT NumPy rounds its exponentials otherwise.
+    *([with_joint_backs] if JIT else []),
+    # A product with a weight and what LoRA adds to it in one node.
     with_joint_products,
+    # Of products of one source the thin ones first: the order of the nodes that are left.
     thin_first,
 )

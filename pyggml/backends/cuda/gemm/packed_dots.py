@@ -21,14 +21,15 @@ import numpy as np
 
 from pyggml.backends.cuda.code import byte_ptx, ptx
 from pyggml.backends.cuda.code.formulas import ZERO, silu
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.gemm import digits
-from pyggml.backends.cuda.runtime.driver import cuda, device
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.weights.packed import Loads, Unit, closed, groups_of, known
 
 CHUNK = 32  # units
 
 
-class Kind(NamedTuple):
+class DotShape(NamedTuple):
     """What a product is compiled for.
 
     unit        of W
@@ -91,34 +92,38 @@ def source_of(unit: Unit, rows: int) -> str:
     for i, group in enumerate(groups_of(unit)):
         both = group.scales[0] == group.scales[1]
         scales = group.scales[:1] if both else group.scales
-        minimum = [group.minimum] if group.minimum else []
-        lines += loads.lines((*group.words, *scales, *minimum))
+        lines += loads.lines((*group.words, *scales, *group.minima))
         lines += [f"    a{n} = {word}" for n, word in enumerate(group.words)]
         lines += [f"    scale{n} = {scale}" for n, scale in enumerate(scales)]
-        lines += [f"    minimum = {text}" for text in minimum]
+        lines += [f"    minimum{n} = {minimum}" for n, minimum in enumerate(group.minima)]
         for t, total in enumerate(totals):
-            lines += [f"    {line}" for line in _of_row(i, t, len(scales), bool(minimum))]
+            of_row = _of_row(i, t, len(scales), len(group.minima))
+            lines += [f"    {line}" for line in of_row]
             lines += [f"    {total} += found"]
     return "\n".join([*lines, f"    return ({''.join(f'{total}, ' for total in totals)})"])
 
 
-def _of_row(i: int, t: int, n_scales: int, has_minimum: bool) -> list[str]:
+def _of_row(i: int, t: int, n_scales: int, n_minima: int) -> list[str]:
     """The lines that find group i's part of the product with row t."""
     at = f"x + {t} * x_step + {digits.GROUP_BYTES * i}"
     lines = [f"h{q}, l{q}, h{q + 4}, l{q + 4} = shared_words(memory, {at} + {16 * q})"
              for q in range(4)]  # fmt: skip
     lines += [f"step, sum_of_a = shared_pair(memory, f + {t} * f_step + {digits.FACTOR_BYTES * i})"]
     halves = [range(8)] if n_scales == 1 else [range(4), range(4, 8)]
-    terms = [f"scale{n} * {_dot(half)}" for n, half in enumerate(halves)]
+    terms = [f"scale{n} * {_dot(half, 'a{}')}" for n, half in enumerate(halves)]
+    if n_minima == 2:
+        ones = "np.uint32(0x01010101)"
+        terms += [f"minimum{n} * {_dot(half, ones)}" for n, half in enumerate(halves)]
     found = f"as_float(step) * ({' + '.join(terms)})"
-    return [*lines, f"found = {found}{' + as_float(sum_of_a) * minimum' if has_minimum else ''}"]
+    return [*lines, f"found = {found}{' + as_float(sum_of_a) * minimum0' if n_minima == 1 else ''}"]
 
 
-def _dot(words: range) -> str:
-    """The product of these words of W and of both digits."""
+def _dot(words: range, of: str) -> str:
+    """The product of both digits of A and of words of W, or of a word for all."""
     high = low = "np.int32(0)"
     for n in words:
-        high, low = f"dot_bytes(a{n}, h{n}, {high})", f"dot_bytes(a{n}, l{n}, {low})"
+        w = of.format(n)
+        high, low = f"dot_bytes({w}, h{n}, {high})", f"dot_bytes({w}, l{n}, {low})"
     return f"np.float32(np.int32(({high} << np.int32(8)) + {low}))"
 
 
@@ -151,7 +156,7 @@ def _fetcher(unit: Unit, is_whole: bool) -> Any:
 
 
 @cache
-def _chunk_fetcher(kind: Kind) -> Any:
+def _chunk_fetcher(kind: DotShape) -> Any:
     """What begins to copy a chunk of a block, if it has as many. Of a gated product, every other
     chunk is the gate's."""
     fetch_chunk, chunk_bytes = _fetcher(kind.unit, kind.is_whole), CHUNK * kind.unit.n_bytes
@@ -170,7 +175,7 @@ def _chunk_fetcher(kind: Kind) -> Any:
 
 
 @cache
-def _bounds(kind: Kind) -> Any:
+def _bounds(kind: DotShape) -> Any:
     row_bytes, n_units = kind.units * kind.unit.n_bytes, kind.units << kind.is_gated
 
     @device
@@ -182,7 +187,7 @@ def _bounds(kind: Kind) -> Any:
 
 
 @cache
-def beginner(kind: Kind) -> Any:
+def beginner(kind: DotShape) -> Any:
     fetch, bounds = _chunk_fetcher(kind), _bounds(kind)
 
     @device
@@ -202,7 +207,7 @@ def beginner(kind: Kind) -> Any:
 
 
 @cache
-def adder(kind: Kind) -> Any:
+def adder(kind: DotShape) -> Any:
     unit, units, rows, is_gated = kind.unit, kind.units, kind.rows, kind.is_gated
     multiply, fetch, bounds = _multiplier(unit, rows), _chunk_fetcher(kind), _bounds(kind)
     x_unit, f_unit = digits.unit_digits(unit.n_groups), digits.unit_factors(unit.n_groups)
@@ -269,7 +274,7 @@ def adds_reader(rows: int) -> Any:
 
 
 @cache
-def finisher(kind: Kind, has_norm: bool) -> Any:
+def finisher(kind: DotShape, has_norm: bool) -> Any:
     units, rows, is_gated = kind.units, kind.rows, kind.is_gated
     rate_of, keep = digits.rater(has_norm), _keeper(has_norm)
 

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.backends.cuda.code import byte_ptx, ptx
-from pyggml.backends.cuda.runtime.driver import device
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.weights.readers import half_e8m0
-from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS
 from pyggml.quants.layout import GROUP, SUBGROUP, Block
 
@@ -40,11 +39,12 @@ class Values(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Expressions of 32 weights: a scale for each half, eight words, and a minimum or ''."""
+    """Expressions of 32 weights: a scale for each half, eight words, and minima: none, one, or one
+    for each half."""
 
     scales: tuple[str, str]
     words: tuple[str, ...]
-    minimum: str
+    minima: tuple[str, ...]
 
 
 def _whole(n: int) -> str:
@@ -56,7 +56,8 @@ def _bits(n: int) -> str:
 
 
 class PackedBlock(Block):
-    """Collects the groups of the block that begins at byte `start` of its unit."""
+    """Collects the groups of the block that begins at byte `start` of its unit. It has the reading
+    and the arithmetic of direct types only: others have no units."""
 
     size = 1  # of plain types, which have no words
 
@@ -93,10 +94,6 @@ class PackedBlock(Block):
 
         return Values("bytes", n, one, word if n >= SUBGROUP else None)
 
-    def nibbles(self, offset: int) -> Values:
-        both = self.bytes(offset, SUBGROUP)
-        return self.join(self.bits(both, 0, 4), self.bits(both, 4, 4))
-
     def flags(self, offset: int, value: int) -> Values:
         def one(i: int) -> str:
             byte = f"np.int32({self._byte(offset + i // 8)})"
@@ -108,13 +105,13 @@ class PackedBlock(Block):
 
         return Values("bytes", GROUP, one, word)
 
-    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Values:
+    def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Values:
         def one(i: int) -> str:
             first = i * n_bits
             byte = f"np.int32({self._byte(offset + first // 8)})"
             return f"(({byte} >> {_whole(first % 8)}) & {_whole((1 << n_bits) - 1)})"
 
-        return Values("ints", 8 * n_bytes // n_bits, one)
+        return Values("ints", n or 8 * n_bytes // n_bits, one)
 
     def f16(self, offset: int, n: int = 1) -> Values:
         return Values("floats", n, lambda i: f"half_of({self._short(offset + 2 * i)})")
@@ -202,8 +199,13 @@ class PackedBlock(Block):
     def negative(self, floats: Values) -> Values:
         return floats._replace(one=lambda i: f"(-{floats.one(i)})")
 
-    def lane(self, floats: Values, i: int) -> Values:
-        return Values("floats", 1, lambda _: floats.one(i))
+    def lane(self, numbers: Values, i: int) -> Values:
+        return Values(numbers.kind, 1, lambda _: numbers.one(i))
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("only types whose products read blocks as they lie have units")
+
+    pairs = constant = except_for = digits = negated = points = half = _refuse
 
     # -- weights -------------------------------------------------------------------------------
 
@@ -214,13 +216,20 @@ class PackedBlock(Block):
         self._minima = minima
 
     def add(self, scale: Values, q: Values, i: int = 0) -> None:
-        self.add_two((scale, scale), q, i)
+        self.add_two((scale, scale), q, i, most=127)
 
-    def add_two(self, scales: tuple[Values, Values], q: Values, i: int) -> None:
+    def add_two(self, scales: tuple[Values, Values], q: Values, i: int, most: int) -> None:
         assert q.word is not None
-        minimum = self._minima.one(i // GROUP) if self._minima else ""
         both = scales[0].one(0), scales[1].one(0)
-        self._groups[i] = Group(both, tuple(q.word(n) for n in range(GROUP // 4)), minimum)
+        words = tuple(q.word(n) for n in range(GROUP // 4))
+        self._groups[i] = Group(both, words, self._minima_of(i))
+
+    def _minima_of(self, i: int) -> tuple[str, ...]:
+        if self._minima is None:
+            return ()
+        if self._minima.n <= GROUP // 4:
+            return (self._minima.one(i // GROUP),)
+        return tuple(self._minima.one(i // SUBGROUP + n) for n in range(2))
 
     @property
     def groups(self) -> list[Group]:
@@ -244,7 +253,7 @@ def unit_of(name: str, k: int) -> Unit | None:
     """The unit of rows of k weights of this type; None if they have none."""
     dtype = QUANTS[name].dtype
     n_groups = gcd(k // GROUP, MOST_GROUPS)
-    if isinstance(QUANTS[name].decode, BlockCode) or k % GROUP or GROUP * n_groups % dtype.block:
+    if not QUANTS[name].direct or k % GROUP or GROUP * n_groups % dtype.block:
         return None
     n_bytes = GROUP * n_groups // dtype.block * dtype.block_bytes
     return None if n_bytes % 2 else Unit(name, n_groups, n_bytes)
@@ -254,7 +263,6 @@ def unit_of(name: str, k: int) -> Unit | None:
 def groups_of(unit: Unit) -> tuple[Group, ...]:
     """The groups of a unit, in the order of its weights."""
     quant, groups = QUANTS[unit.name], list[Group]()
-    assert not isinstance(quant.decode, BlockCode), f"{unit.name} has no decoder"
     for start in range(0, unit.n_bytes, quant.dtype.block_bytes):
         block = PackedBlock(start)
         quant.decode(block)

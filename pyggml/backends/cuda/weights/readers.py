@@ -5,10 +5,9 @@
     eights_of    eights(out, i, raw, at, lane): of each group of 32 the eight weights from `lane`
                  on, a multiple of 8, to out from element i on
 
-The types with a decoder (pyggml.quants.layout) get theirs from it: `LaneBlock` runs the decoder and
-writes down, for each group of 32 weights, the expression of one of them. The others stand in
-`rare_weights`. `weight` and `four` branch by group: threads of a warp that take the 32 weights of
-one group take the same branch. `eights` does all groups, without a branch.
+`LaneBlock` runs the type's decoder (pyggml.quants.layout) and writes down, for each group of 32
+weights, the expression of one of them. `weight` and `four` branch by group: threads of a warp that
+take the 32 weights of one group take the same branch. `eights` does all groups, without a branch.
 """
 
 from __future__ import annotations
@@ -16,22 +15,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pyggml.backends.cuda.code import ptx
-from pyggml.backends.cuda.runtime.driver import device
-from pyggml.backends.cuda.weights.rare import RARE
-from pyggml.jit import BlockCode
+from pyggml.backends.cuda.code.jit import device
 from pyggml.quants import QUANTS
-from pyggml.quants.expressions import ExpressionBlock, Lanes
-from pyggml.quants.layout import GROUP, Decoder
+from pyggml.quants.layout import GROUP, Decoder, Table
+from pyggml.quants.readers.expressions import ExpressionBlock, Lanes
 
 
 class LaneBlock(ExpressionBlock):
-    """Expressions of Python, for a device function. A lane may be a sum: what needs it whole, puts
-    it in brackets."""
+    """Expressions of Python, for a device function, and the tables that they name. A lane may be a
+    sum: what needs it whole, puts it in brackets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[Table] = []
 
     def chosen(self, lane: str, n: int, below: str, other: str) -> str:
         return f"({below} if {lane} < {n} else {other})"
@@ -51,14 +52,28 @@ class LaneBlock(ExpressionBlock):
 
         return Lanes("bytes", GROUP, text)
 
-    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Lanes:
-        per_byte, mask = 8 // n_bits, (1 << n_bits) - 1
+    def pairs(self, offset: int) -> Lanes:
+        return self.fields(offset, 8, 2)._replace(kind="bytes")
 
-        def text(lane: str) -> str:
+    def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Lanes:
+        many, mask = -(-8 * n_bytes // n_bits), (1 << n_bits) - 1
+
+        def of_byte(lane: str) -> str:
+            per_byte = 8 // n_bits
             byte = f"np.int32(raw[at + {offset} + ({lane}) // {per_byte}])"
             return f"(({byte} >> ({n_bits} * (({lane}) % {per_byte}))) & {mask})"
 
-        return Lanes("ints", 8 * n_bytes // n_bits, text)
+        def of_shorts(lane: str) -> str:
+            return f"np.int32(load_short(raw, at + {offset} + 2 * ({lane})))"
+
+        def of_word(lane: str) -> str:
+            word = f"load_short(raw, at + {offset})"
+            if n_bytes > 2:
+                word = f"({word} | (load_short(raw, at + {offset + 2}) << np.uint32(16)))"
+            return f"np.int32(({word} >> np.uint32({n_bits} * ({lane}))) & np.uint32({mask}))"
+
+        text = of_shorts if n_bits == 16 else of_word if 8 % n_bits else of_byte
+        return Lanes("ints", n or many, text)
 
     def f16(self, offset: int, n: int = 1) -> Lanes:
         return Lanes("floats", n, lambda lane: f"load_half(raw, at + {offset} + 2 * ({lane}))")
@@ -77,6 +92,9 @@ class LaneBlock(ExpressionBlock):
     def half_e8m0(self, offset: int) -> Lanes:
         return Lanes("floats", 1, lambda lane: f"half_e8m0(np.uint32(raw[at + {offset}]))")
 
+    def constant(self, value: float) -> Lanes:
+        return Lanes("floats", 1, lambda lane: f"np.float32({value})")
+
     # -- arithmetic ----------------------------------------------------------------------------
 
     def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
@@ -86,6 +104,35 @@ class LaneBlock(ExpressionBlock):
             return f"({field} << {to})" if to else field
 
         return whole._replace(text=text)
+
+    def except_for(self, ints: Lanes, n: int) -> Lanes:
+        return ints._replace(
+            text=lambda lane: f"(0 if {ints.text(lane)} == {n} else {ints.text(lane)})"
+        )
+
+    def digits(self, whole: Lanes, i: int) -> Lanes:
+        return whole._replace(text=lambda lane: f"((({whole.text(lane)} * {3**i}) & 255) * 3 >> 8)")
+
+    def negated(self, whole: Lanes, where: Lanes) -> Lanes:
+        def text(lane: str) -> str:
+            return f"((({whole.text(lane)} ^ {where.text(lane)}) - {where.text(lane)}) & 255)"
+
+        return whole._replace(text=text)
+
+    def points(self, indices: Lanes, table: Table) -> Lanes:
+        name, width = self._table(table), table.width
+
+        def text(lane: str) -> str:
+            index = indices.text(f"({lane}) // {width}")
+            return f"np.int32({name}[{index}, ({lane}) % {width}])"
+
+        return Lanes("bytes", GROUP, text)
+
+    def _table(self, table: Table) -> str:
+        """The name of a table in expressions."""
+        if table not in self.tables:
+            self.tables.append(table)
+        return f"table{self.tables.index(table)}"
 
     def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
         halves = (
@@ -101,6 +148,9 @@ class LaneBlock(ExpressionBlock):
             return f"np.float32(np.int32({number}))"  # 64 bits take much longer to convert
 
         return Lanes("floats", whole.n, text)
+
+    def half(self, ints: Lanes) -> Lanes:
+        return Lanes("floats", ints.n, lambda lane: f"half_of({ints.text(lane)})")
 
 
 class EightLanes(LaneBlock):
@@ -134,8 +184,21 @@ class EightLanes(LaneBlock):
         if lane.isdigit():
             return super().within(lane, n, below, other)
         first, _, i = lane.partition("+")
+        if n == 4:  # the eight are the four of both
+            return below(f"0+{i}") if int(i) < n else other(f"0+{int(i) - n}")
         inside = f"({first} & {n - 1})+{i}"
         return self.chosen(lane, n, below(inside), other(inside))
+
+    def points(self, indices: Lanes, table: Table) -> Lanes:
+        """The eight are of one row of the table, or of two."""
+        name, width = self._table(table), table.width
+
+        def text(lane: str) -> str:
+            first, _, i = lane.rpartition("+")
+            row = f"({first}) // {width} + {int(i) // width}"
+            return f"np.int32({name}[{self._named(indices.text(row))}, {int(i) % width}])"
+
+        return Lanes("bytes", GROUP, text)
 
     def bytes(self, offset: int, n: int = GROUP) -> Lanes:
         size = gcd(4, self._block_bytes, offset)  # bytes of a load
@@ -178,8 +241,28 @@ def half_e8m0(e):
     return ptx.as_float((e - np.uint32(1)) << np.uint32(23))
 
 
-def source_of(decoder: Decoder, count: int = 1) -> str:
-    """The Python source of `weight(raw, at, j)`; of several weights, a tuple."""
+@device
+def half_of(bits):
+    """The float16 with these bits, from 0 to 65535, as float32."""
+    magnitude = bits & 0x7FFF
+    if magnitude < 0x0400:  # subnormal
+        value = np.float32(magnitude) * np.float32(2.0**-24)
+    elif magnitude >= 0x7C00:  # infinity, NaN
+        value = ptx.as_float(np.uint32((magnitude << 13) + 0x70000000))
+    else:
+        value = ptx.as_float(np.uint32((magnitude << 13) + 0x38000000))
+    return -value if bits & 0x8000 else value
+
+
+class Source(NamedTuple):
+    """A function in Python, and the tables that it names table0, table1, …"""
+
+    text: str
+    tables: list[Table]
+
+
+def source_of(decoder: Decoder, count: int = 1) -> Source:
+    """`weight(raw, at, j)`; of several weights, a tuple."""
     block = LaneBlock()
     decoder(block)
     lanes = ["lane", *(f"(lane + {i})" for i in range(1, count))]
@@ -187,26 +270,28 @@ def source_of(decoder: Decoder, count: int = 1) -> str:
     *some, last = sorted(block.groups)
     for i in some:
         lines += [f"    if j < {i + GROUP}:", f"        return {_values(block.groups[i], lanes)}"]
-    return "\n".join([*lines, f"    return {_values(block.groups[last], lanes)}"])
+    lines.append(f"    return {_values(block.groups[last], lanes)}")
+    return Source("\n".join(lines), block.tables)
 
 
-def _source_of_eights(decoder: Decoder, block_bytes: int) -> str:
-    """The Python source of `eights(out, i, raw, at, lane)`."""
+def _source_of_eights(decoder: Decoder, block_bytes: int) -> Source:
+    """`eights(out, i, raw, at, lane)`."""
     block = EightLanes(block_bytes)
     decoder(block)
     lanes = [f"lane+{i}" for i in range(8)]
     for i in sorted(block.groups):
         values = _values(block.groups[i], lanes)
         block.lines.append(f"    put_eight(out, i + {i} + lane, {values})")
-    return "\n".join(["def eights(out, i, raw, at, lane):", *block.lines])
+    return Source("\n".join(["def eights(out, i, raw, at, lane):", *block.lines]), block.tables)
 
 
 def _values(group: Callable[[str], str], lanes: Sequence[str]) -> str:
     return ", ".join(group(lane) for lane in lanes)
 
 
-def _compiled(source: str, name: str, function: str, **known: Any) -> Any:
+def _compiled(source: Source, name: str, function: str, **known: Any) -> Any:
     """The device function of this name in a source for the weights of a type."""
+    known |= {f"table{i}": table.rows.view(np.uint8) for i, table in enumerate(source.tables)}
     known |= {
         "np": np,
         "load_byte": ptx.load_byte,
@@ -216,47 +301,28 @@ def _compiled(source: str, name: str, function: str, **known: Any) -> Any:
         "as_float": ptx.as_float,
         "byte_of": byte_of,
         "half_e8m0": half_e8m0,
+        "half_of": half_of,
     }
-    exec(compile(source, f"<{function} of {name}>", "exec"), known)
+    exec(compile(source.text, f"<{function} of {name}>", "exec"), known)
     return device(known[function])
 
 
 @cache
 def weight_of(name: str) -> Any:
     """The device function of one weight of the type of this name."""
-    decode = QUANTS[name].decode
-    if isinstance(decode, BlockCode):
-        return RARE[name]()
-    return _compiled(source_of(decode), name, "weight")
+    return _compiled(source_of(QUANTS[name].decode), name, "weight")
 
 
 @cache
 def four_of(name: str) -> Any:
     """The device function of four weights of a type with blocks."""
-    decode = QUANTS[name].decode
-    if not isinstance(decode, BlockCode):
-        return _compiled(source_of(decode, 4), name, "weight")
-    weight = weight_of(name)
-
-    @device
-    def four(raw, at, j):
-        return (
-            weight(raw, at, j),
-            weight(raw, at, j + 1),
-            weight(raw, at, j + 2),
-            weight(raw, at, j + 3),
-        )
-
-    return four
+    return _compiled(source_of(QUANTS[name].decode, 4), name, "weight")
 
 
 def eights_of(name: str, put_eight: Any) -> Any:
-    """The device function of the eights of a type with blocks; None for a rare type.
+    """The device function of the eights of a type with blocks.
 
     put_eight(out, i, a, …, h): out[i …] = eight floats
     """
-    decode, dtype = QUANTS[name].decode, QUANTS[name].dtype
-    if isinstance(decode, BlockCode):
-        return None
-    source = _source_of_eights(decode, dtype.block_bytes)
+    source = _source_of_eights(QUANTS[name].decode, QUANTS[name].dtype.block_bytes)
     return _compiled(source, name, "eights", put_eight=put_eight)

@@ -12,7 +12,7 @@ from pyggml.backends.webgpu.ops.layout import TO_F16
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, View, per_element, whole
-from pyggml.backends.webgpu.wgsl.weights import QUAD, TYPES, weight_source
+from pyggml.backends.webgpu.wgsl.weights import QUAD, has_weights, weight_source
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
 from pyggml.graph.tensor import Shape, Tensor
 
@@ -53,7 +53,7 @@ def _no_such_row(site: Site, n_rows: int) -> tuple[View, int]:
 # -- get_rows -----------------------------------------------------------------------------------
 
 
-def _unpacked(dtype: DType) -> tuple[str, str, int]:
+def _unpack_functions(dtype: DType) -> tuple[str, str, int]:
     """WGSL: functions, and how unit j of row `at` of the table `w` is put; numbers of a unit.
 
     N counts the units of a row.
@@ -79,7 +79,7 @@ def _get_rows(site: Site) -> Sequence[Dispatch]:
     table, ids = site.node.src
     *batch, n_rows, n = table.shape
     cell, no_row = _no_such_row(site, n_rows)
-    functions, put, unit = _unpacked(table.dtype)
+    functions, put, unit = _unpack_functions(table.dtype)
     body = functions + whole(_GET.replace("PUT", put))
     total, calls = site.node.n_elements // unit, []
     for first, rows, some in parts_of(table, site.src[0], site.shaders.limit):
@@ -95,7 +95,7 @@ def _get_rows(site: Site) -> Sequence[Dispatch]:
 
 def _unread(node: Tensor) -> str | None:
     dtype = node.src[0].dtype
-    known = dtype in _PLAIN or dtype.name in TYPES
+    known = dtype in _PLAIN or has_weights(dtype)
     return None if known else f"{dtype} is unpacked by none of its shaders"
 
 

@@ -1,4 +1,4 @@
-"""Four neighbouring weights of a block, for every weight type without a grid, as a WGSL function.
+"""Four neighbouring weights of a block, for every weight type without a table, as a WGSL function.
 
     fn weights(at: u32, j: u32) -> vec4<f32>     weights j … j + 3 of the block at byte `at` of `w`
 
@@ -12,15 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from pyggml.backends.webgpu.wgsl.rare_weights import RARE
 from pyggml.graph.dtypes import DType
-from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS
-from pyggml.quants.expressions import ExpressionBlock, Lanes
-from pyggml.quants.layout import GROUP
+from pyggml.quants.layout import GROUP, Table
+from pyggml.quants.readers.expressions import ExpressionBlock, Lanes
 
-_DECLARED = (name for name, quant in QUANTS.items() if not isinstance(quant.decode, BlockCode))
-TYPES = (*_DECLARED, *RARE)
 QUAD = 4  # neighbouring weights that are read at once; the first has an index divisible by 4
 _HELPERS = """
 fn half(i: u32) -> f32 { return unpack2x16float(w_word(i)).x; }
@@ -28,6 +24,10 @@ fn half_e8m0(e: u32) -> f32 {
     return bitcast<f32>(select((e - 1u) << 23u, 0x00200000u << e, e < 2u));
 }
 """
+
+
+class NoTablesError(TypeError):
+    """The type's weights are points of a table."""
 
 
 def _u(lane: str) -> str:
@@ -84,16 +84,19 @@ class WordsBlock(ExpressionBlock):
 
         return Lanes("bytes", GROUP, text)
 
-    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Lanes:
-        mask = (1 << n_bits) - 1
+    def pairs(self, offset: int) -> Lanes:
+        return self.fields(offset, 8, 2)._replace(kind="bytes")
 
-        def text(lane: str) -> str:
-            def one(field: str) -> str:
-                return f"i32((w_word(at + {offset}u) >> ({n_bits}u * {_u(field)})) & {mask}u)"
+    def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Lanes:
+        many, mask, per_word = -(-8 * n_bytes // n_bits), (1 << n_bits) - 1, 32 // n_bits
 
-            return _each(lane, one)
+        def one(field: str) -> str:
+            word, i = f"at + {offset}u", _u(field)
+            if n_bytes > 4:
+                word, i = f"{word} + 4u * ({i} / {per_word}u)", f"({i} % {per_word}u)"
+            return f"i32((w_word({word}) >> ({n_bits}u * {i})) & {mask}u)"
 
-        return Lanes("ints", 8 * n_bytes // n_bits, text)
+        return Lanes("ints", n or many, lambda lane: _each(lane, one))
 
     def f16(self, offset: int, n: int = 1) -> Lanes:
         def one(lane: str) -> str:
@@ -116,6 +119,9 @@ class WordsBlock(ExpressionBlock):
     def half_e8m0(self, offset: int) -> Lanes:
         return Lanes("floats", 1, lambda lane: f"half_e8m0(w_at(at + {offset}u))")
 
+    def constant(self, value: float) -> Lanes:
+        return Lanes("floats", 1, lambda lane: f"{value}f")
+
     # -- arithmetic ----------------------------------------------------------------------------
 
     def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
@@ -125,12 +131,53 @@ class WordsBlock(ExpressionBlock):
 
         return whole._replace(text=text)
 
+    def either(self, a: Lanes, b: Lanes) -> Lanes:
+        if b.n == 1:
+            of_all = b.text("0")
+            b = b._replace(text=lambda lane: of_all if lane.isdigit() else f"vec4<i32>({of_all})")
+        return a._replace(text=lambda lane: f"({a.text(lane)} | {b.text(lane)})")
+
     def minus(self, whole: Lanes, n: int) -> Lanes:
         def text(lane: str) -> str:
             mask = f" & {_all(lane, 'i32', 255)}" if whole.kind == "bytes" else ""
             return f"(({whole.text(lane)} - {n}){mask})"
 
         return whole._replace(text=text)
+
+    def except_for(self, ints: Lanes, n: int) -> Lanes:
+        def text(lane: str) -> str:
+            zero, same = _all(lane, "i32", 0), f"{ints.text(lane)} == {_all(lane, 'i32', n)}"
+            return f"select({ints.text(lane)}, {zero}, {same})"
+
+        return ints._replace(text=text)
+
+    def digits(self, whole: Lanes, i: int) -> Lanes:
+        def text(lane: str) -> str:
+            fraction = f"(({whole.text(lane)} * {3**i}) & {_all(lane, 'i32', 255)})"
+            return f"(({fraction} * 3) >> {_all(lane, 'u32', 8)})"
+
+        return whole._replace(text=text)
+
+    def negated(self, whole: Lanes, where: Lanes) -> Lanes:
+        def text(lane: str) -> str:
+            mask = where.text(lane)
+            return f"((({whole.text(lane)} ^ {mask}) - {mask}) & {_all(lane, 'i32', 255)})"
+
+        return whole._replace(text=text)
+
+    def points(self, indices: Lanes, table: Table) -> Lanes:
+        """Refused: WGSL has no constant memory. As a variable of each thread a table of 512 words
+        takes 10 s to compile on software Vulkan, one of IQ1 would take 32 KiB of a thread."""
+        raise NoTablesError
+
+    def half(self, ints: Lanes) -> Lanes:
+        def text(lane: str) -> str:
+            bits = ints.text(lane)
+            each = [bits] if lane.isdigit() else [f"({bits}).{i}" for i in "xyzw"]
+            halves = ", ".join(f"unpack2x16float(u32({one})).x" for one in each)
+            return halves if lane.isdigit() else f"vec4({halves})"
+
+        return Lanes("floats", ints.n, text)
 
     def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
         values = tuple(v & 255 for v in table)
@@ -183,13 +230,22 @@ def blocks_of(dtype: DType) -> Blocks:
 @cache
 def weight_source(name: str) -> str:
     """The WGSL of `weights` for the weight type of this name, which reads `w_at` and `w_word`."""
-    if name in RARE:
-        return RARE[name]
-    block, decode = WordsBlock(), QUANTS[name].decode
-    assert not isinstance(decode, BlockCode), f"{name} has no decoder"
-    decode(block)
+    block = WordsBlock()
+    QUANTS[name].decode(block)
     lines = [_HELPERS, *(_table(i, table) for i, table in enumerate(block.tables))]
     lines += ["fn weights(at: u32, j: u32) -> vec4<f32> {", "    let lane = j & 31u;"]
     *some, last = sorted(block.groups)
     lines += [f"    if (j < {i + GROUP}u) {{ return {block.groups[i]('lane')}; }}" for i in some]
     return "\n".join([*lines, f"    return {block.groups[last]('lane')};", "}"])
+
+
+@cache
+def has_weights(dtype: DType) -> bool:
+    """Whether the type is of weights, and has a `weights`; else the CPU computes with it."""
+    if dtype.name not in QUANTS:
+        return False
+    try:
+        weight_source(dtype.name)
+    except NoTablesError:
+        return False
+    return True

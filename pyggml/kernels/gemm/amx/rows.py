@@ -24,8 +24,8 @@ from pyggml.kernels.gemm.frames import BlockMatrix, block_matrix
 from pyggml.kernels.gemm.microkernel import call_block, fetch, make_transpose
 from pyggml.kernels.gemm.panels import rounded_up
 from pyggml.quants import UNPACK
+from pyggml.quants.readers.vectors import FloatsOut, emit_blocks
 from pyggml.quants.unpack import LAYOUTS
-from pyggml.quants.vectors import FloatsOut, emit_blocks
 from pyggml.sizes import round_up
 
 LINE = 64  # bytes of a cache line; added to strides, which as powers of two would meet in few sets

@@ -53,12 +53,9 @@ class ExpressionBlock(Block):
             return below(lane) if number < n else other(str(number - n))
         return self.chosen(lane, n, below(lane), other(self.moved(lane, n)))
 
-    def nibbles(self, offset: int) -> Lanes:
-        both = self.bytes(offset, SUBGROUP)
-        return self.join(self.bits(both, 0, 4), self.bits(both, 4, 4))
-
     def either(self, a: Lanes, b: Lanes) -> Lanes:
-        return a._replace(text=lambda lane: f"({a.text(lane)} | {b.text(lane)})")
+        each = b if b.n > 1 else self.lane(b, 0)
+        return a._replace(text=lambda lane: f"({a.text(lane)} | {each.text(lane)})")
 
     def join(self, a: Lanes, b: Lanes) -> Lanes:
         return Lanes(a.kind, a.n + b.n, lambda lane: self.within(lane, a.n, a.text, b.text))
@@ -73,8 +70,8 @@ class ExpressionBlock(Block):
     def negative(self, floats: Lanes) -> Lanes:
         return floats._replace(text=lambda lane: f"(-{floats.text(lane)})")
 
-    def lane(self, floats: Lanes, i: int) -> Lanes:
-        return Lanes("floats", 1, lambda _: floats.text(str(i)))
+    def lane(self, numbers: Lanes, i: int) -> Lanes:
+        return Lanes(numbers.kind, 1, lambda _: numbers.text(str(i)))
 
     def add_minimum(self, minimum: Lanes) -> None:
         self._minima = minimum
@@ -85,14 +82,27 @@ class ExpressionBlock(Block):
     def add(self, scale: Lanes, q: Lanes, i: int = 0) -> None:
         self._put(scale.text("0"), q, i)
 
-    def add_two(self, scales: tuple[Lanes, Lanes], q: Lanes, i: int) -> None:
-        first, second = (scale.text("0") for scale in scales)
-        self._put(self.chosen("lane", SUBGROUP, first, second), q, i)
+    def add_two(self, scales: tuple[Lanes, Lanes], q: Lanes, i: int, most: int) -> None:
+        self._put(self._of_halves(scales), q, i)
+
+    def _of_halves(self, two: tuple[Lanes, Lanes]) -> str:
+        """The first of two floats for the first SUBGROUP, the second for the second."""
+        first, second = (one.text("0") for one in two)
+        return self.chosen("lane", SUBGROUP, first, second)
+
+    def _minimum(self, i: int) -> str:
+        minima = self._minima
+        if minima is None:
+            return ""
+        if minima.n <= GROUP // 4:
+            return self.lane(minima, i // GROUP).text("0")
+        first = i // SUBGROUP
+        return self._of_halves((self.lane(minima, first), self.lane(minima, first + 1)))
 
     def _put(self, scale: str, q: Lanes, i: int) -> None:
-        minimum = f" + {self.lane(self._minima, i // GROUP).text('0')}" if self._minima else ""
-        numbers = self.floats(q)
-        self.groups[i] = lambda lane: f"{scale} * {numbers.text(lane)}{minimum}"
+        minimum, numbers = self._minimum(i), self.floats(q)
+        added = f" + {minimum}" if minimum else ""
+        self.groups[i] = lambda lane: f"{scale} * {numbers.text(lane)}{added}"
 
     def add_floats(self, floats: Lanes, i: int) -> None:
         self.groups[i] = floats.text

@@ -17,7 +17,8 @@ from llvmlite import ir
 
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import F32, I8, I16, I32, I64, every, from_f16, prefetch
-from pyggml.quants.layout import GROUP, Block
+from pyggml.quants.layout import GROUP, Block, Table
+from pyggml.quants.readers.vectors import table_pointer
 
 LANES = CHOSEN.lanes
 LOAD = 16  # bytes of a row that are read at once: the fewest of a block
@@ -96,23 +97,20 @@ class LaneBlock(Block):
         start = offset // LOAD * LOAD
         if offset % WORD + n_bytes > WORD or start + LOAD > self.n_bytes:
             start = min(offset, self.n_bytes - LOAD)
+        if (offset - start) % WORD + n_bytes > WORD:
+            start -= WORD - (offset - start) % WORD  # an earlier load, in which they fill a word
         which, byte = divmod(offset - start, WORD)
-        if byte + n_bytes > WORD:
-            raise ValueError(f"{n_bytes} bytes at {offset} of a block of {self.n_bytes}: two words")
         word = self._loaded(start)[which]
         if byte:
             word = self.b.lshr(word, every(INTS, 8 * byte))
         return self.b.and_(word, every(INTS, (1 << 8 * n_bytes) - 1)) if n_bytes < WORD else word
 
     def bytes(self, offset: int, n: int = GROUP) -> Lanes:
-        if n == WORD:
-            return (self.b.bitcast(self._word(offset, WORD), BYTES),)
+        if n % LOAD:
+            words = (self._word(at, WORD) for at in range(offset, offset + n, WORD))
+            return tuple(self.b.bitcast(word, BYTES) for word in words)
         loads = (self._loaded(start) for start in range(offset, offset + n, LOAD))
         return tuple(self.b.bitcast(word, BYTES) for load in loads for word in load)
-
-    def nibbles(self, offset: int) -> Lanes:
-        both = self.bytes(offset, LOAD)
-        return self.join(self.bits(both, 0, 4), self.bits(both, 4, 4))
 
     def flags(self, offset: int, value: int) -> Lanes:
         """A product moves each of four bits to the lowest of a byte of its own."""
@@ -124,16 +122,27 @@ class LaneBlock(Block):
             found.append(self.b.bitcast(self.b.mul(ones, every(INTS, value)), BYTES))
         return tuple(found)
 
-    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Lanes:
+    def pairs(self, offset: int) -> Lanes:
+        """Each byte becomes a word: its halves are parted, and the halves of these."""
+        b, words = self.b, []
+        for first in range(0, GROUP // 4, WORD):
+            word = self._word(offset + first, WORD)
+            for byte in range(WORD):
+                four = b.and_(b.lshr(word, every(INTS, 8 * byte)), every(INTS, 255))
+                apart = b.or_(four, b.shl(four, every(INTS, 6)))
+                apart = b.or_(apart, b.shl(apart, every(INTS, 12)))
+                words.append(b.bitcast(b.and_(apart, every(INTS, 0x03030303)), BYTES))
+        return tuple(words)
+
+    def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Lanes:
+        if n_bytes > WORD:
+            return self.fields(offset, WORD, n_bits) + self.fields(offset + WORD, WORD, n_bits)
         word, mask = self._word(offset, n_bytes), every(INTS, (1 << n_bits) - 1)
-        shifts = range(0, 8 * n_bytes, n_bits)
-        return tuple(self.b.and_(self.b.lshr(word, every(INTS, n)), mask) for n in shifts)
+        shifts = range(0, 8 * n_bytes, n_bits)[:n]
+        return tuple(self.b.and_(self.b.lshr(word, every(INTS, at)), mask) for at in shifts)
 
     def f16(self, offset: int, n: int = 1) -> Lanes:
-        shorts = ir.VectorType(I16, LANES)
-        words = (self.b.trunc(self._word(offset + 2 * i, 2), shorts) for i in range(n))
-        float16 = ir.VectorType(ir.HalfType(), LANES)
-        return tuple(from_f16(self.b, self.b.bitcast(word, float16), FLOATS) for word in words)
+        return self.half(tuple(self._word(offset + 2 * i, 2) for i in range(n)))
 
     def bf16(self, offset: int, n: int = 1) -> Lanes:
         words = (self._word(offset + 2 * i, 2) for i in range(n))
@@ -150,6 +159,9 @@ class LaneBlock(Block):
         is_subnormal = b.icmp_unsigned("<", e, every(INTS, 2))
         return (b.bitcast(b.select(is_subnormal, subnormal, normal), FLOATS),)
 
+    def constant(self, value: float) -> Lanes:
+        return (every(FLOATS, value),)
+
     # -- arithmetic ------------------------------------------------------------------------------
 
     def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
@@ -161,13 +173,33 @@ class LaneBlock(Block):
         return tuple(self.b.and_(v, every(kind, mask)) for v in whole)
 
     def either(self, a: Lanes, b: Lanes) -> Lanes:
-        return tuple(self.b.or_(one, other) for one, other in zip(a, b, strict=True))
+        each = b * len(a) if len(b) == 1 else b
+        return tuple(self.b.or_(one, other) for one, other in zip(a, each, strict=True))
 
     def join(self, a: Lanes, b: Lanes) -> Lanes:
         return a + b
 
     def minus(self, whole: Lanes, n: int) -> Lanes:
         return tuple(self.b.sub(v, every(v.type, n)) for v in whole)
+
+    def except_for(self, ints: Lanes, n: int) -> Lanes:
+        zero = every(INTS, 0)
+        return tuple(
+            self.b.select(self.b.icmp_signed("==", v, every(INTS, n)), zero, v) for v in ints
+        )
+
+    def digits(self, whole: Lanes, i: int) -> Lanes:
+        """Fractions from a third on, and those from two thirds on, counted."""
+        b, found = self.b, []
+        for v in whole:
+            fraction = b.mul(v, every(BYTES, 3**i))
+            steps = (b.icmp_unsigned(">=", fraction, every(BYTES, n)) for n in (86, 171))
+            found.append(b.add(*(b.zext(step, BYTES) for step in steps)))
+        return tuple(found)
+
+    def negated(self, whole: Lanes, where: Lanes) -> Lanes:
+        pairs = zip(whole, where, strict=True)
+        return tuple(self.b.sub(self.b.xor(v, mask), mask) for v, mask in pairs)
 
     def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
         return tuple(self._looked_up(v, table) for v in nibbles)
@@ -182,6 +214,22 @@ class LaneBlock(Block):
             left = [self.b.select(is_set, odd, even) for even, odd in pairs]
         return left[0]
 
+    def points(self, indices: Lanes, table: Table) -> Lanes:
+        """Row by row of the matrix, its row of the table."""
+        b, rows = self.b, table_pointer(self.b, table)
+        words = []
+        for index in indices:
+            parts = [every(INTS, 0)] * (table.width // WORD)
+            for lane in range(LANES):
+                here = b.zext(b.extract_element(index, ir.Constant(I32, lane)), I64)
+                point = b.gep(rows, [b.mul(here, ir.Constant(I64, table.width))])
+                for n, part in enumerate(parts):
+                    word = b.gep(point, [ir.Constant(I64, n * WORD)])
+                    word = b.load(b.bitcast(word, I32.as_pointer()))
+                    parts[n] = b.insert_element(part, word, ir.Constant(I32, lane))
+            words += [b.bitcast(part, BYTES) for part in parts]
+        return tuple(words)
+
     def floats(self, whole: Lanes) -> Lanes:
         ints = self._widened(whole) if whole[0].type == BYTES else whole
         return tuple(self.b.sitofp(v, FLOATS) for v in ints)
@@ -192,11 +240,16 @@ class LaneBlock(Block):
         tops = [self.b.shl(v, every(INTS, up)) for v in words for up in (24, 16, 8, 0)]
         return tuple(self.b.ashr(v, every(INTS, 24)) for v in tops)
 
+    def half(self, ints: Lanes) -> Lanes:
+        shorts, float16 = (ir.VectorType(t, LANES) for t in (I16, ir.HalfType()))
+        halves = (self.b.bitcast(self.b.trunc(v, shorts), float16) for v in ints)
+        return tuple(from_f16(self.b, half, FLOATS) for half in halves)
+
     def times(self, floats: Lanes, factor: Lanes) -> Lanes:
         return tuple(self.b.fmul(v, factor[0]) for v in floats)
 
     def negative(self, floats: Lanes) -> Lanes:
         return tuple(self.b.fneg(v) for v in floats)
 
-    def lane(self, floats: Lanes, i: int) -> Lanes:
-        return (floats[i],)
+    def lane(self, numbers: Lanes, i: int) -> Lanes:
+        return (numbers[i],)

@@ -1,18 +1,19 @@
 """Decoders run in LLVM vectors: code for the block at an address.
 
-Offsets are not checked here: pyggml.quants.arrays checks that a decoder stays within its block.
+Offsets are not checked here: `arrays` checks that a decoder stays within its block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import Any
 
 from llvmlite import ir
 
 from pyggml.jit import cgutils
 from pyggml.jit.llvm import F32, I8, I16, I32, I64, at, broadcast, every, from_f16, store
-from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder
+from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder, Table
 
 F32X8 = ir.VectorType(F32, 8)
 F32X16 = ir.VectorType(F32, SUBGROUP)
@@ -25,9 +26,26 @@ def _vector(kind: Any, n: int) -> Any:
     return kind if n == 1 else ir.VectorType(kind, n)
 
 
+def _count(value: Any) -> int:
+    """How many elements a value has."""
+    return value.type.count if isinstance(value.type, ir.VectorType) else 1
+
+
 def _constant(kind: Any, value: Any) -> Any:
     """A constant of a scalar type, or of a vector type with the value in every lane."""
     return every(kind, value) if isinstance(kind, ir.VectorType) else ir.Constant(kind, value)
+
+
+def table_pointer(builder: Any, table: Table) -> Any:
+    """The bytes of a table, which lies in the module once."""
+    module, name = builder.module, f"pyggml.table.{sha256(table.rows.tobytes()).hexdigest()[:16]}"
+    known = module.globals.get(name)
+    if known is None:
+        raw = bytearray(table.rows)
+        constant = ir.Constant(ir.ArrayType(I8, len(raw)), raw)
+        known = cgutils.global_constant(module, name, constant)
+        known.align = table.width
+    return builder.bitcast(known, I8.as_pointer())
 
 
 class VectorBlock(Block):
@@ -50,18 +68,26 @@ class VectorBlock(Block):
     def bytes(self, offset: int, n: int = GROUP) -> Any:
         return self._read(offset, ir.VectorType(I8, n))
 
-    def nibbles(self, offset: int) -> Any:
-        both = self.bytes(offset, SUBGROUP)
-        return self.join(self.bits(both, 0, 4), self.bits(both, 4, 4))
-
     def flags(self, offset: int, value: int) -> Any:
         bits = self._read(offset, ir.VectorType(ir.IntType(1), GROUP))
         return self.b.select(bits, every(_I8X32, value), every(_I8X32, 0))
 
-    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Any:
+    def pairs(self, offset: int) -> Any:
+        """Each byte four times, each time another pair of its bits."""
+        byte = self.bytes(offset, GROUP // 4)
+        order = ir.Constant(ir.VectorType(I32, GROUP), [i // 4 for i in range(GROUP)])
+        shifts = ir.Constant(_I8X32, [2 * (i % 4) for i in range(GROUP)])
+        return self.b.and_(
+            self.b.lshr(self.b.shuffle_vector(byte, byte, order), shifts), every(_I8X32, 3)
+        )
+
+    def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Any:
+        if n_bytes > 4:
+            halves = (self.fields(offset + at, 4, n_bits) for at in (0, 4))
+            return self.join(*halves)
         word = self._read(offset, ir.IntType(8 * n_bytes))
         word = word if n_bytes == 4 else self.b.zext(word, I32)
-        shifts = list(range(0, 8 * n_bytes, n_bits))
+        shifts = list(range(0, 8 * n_bytes, n_bits))[:n]
         kind = ir.VectorType(I32, len(shifts))
         shifted = self.b.lshr(broadcast(self.b, word, kind), ir.Constant(kind, shifts))
         return self.b.and_(shifted, every(kind, (1 << n_bits) - 1))
@@ -93,23 +119,41 @@ class VectorBlock(Block):
         is_subnormal = b.icmp_unsigned("<", e, ir.Constant(I32, 2))
         return b.bitcast(b.select(is_subnormal, subnormal, normal), F32)
 
+    def constant(self, value: float) -> Any:
+        return ir.Constant(F32, value)
+
     def bits(self, whole: Any, first: int, n: int, to: int = 0) -> Any:
         b, kind, mask = self.b, whole.type, ((1 << n) - 1) << to
         if to < first:
-            whole = b.lshr(whole, every(kind, first - to))
+            whole = b.lshr(whole, _constant(kind, first - to))
         elif to > first:
-            whole = b.shl(whole, every(kind, to - first))
-        return b.and_(whole, every(kind, mask))
+            whole = b.shl(whole, _constant(kind, to - first))
+        return b.and_(whole, _constant(kind, mask))
 
     def either(self, a: Any, b: Any) -> Any:
-        return self.b.or_(a, b)
+        is_one_of_all = _count(a) > _count(b)
+        return self.b.or_(a, broadcast(self.b, b, a.type) if is_one_of_all else b)
 
     def join(self, a: Any, b: Any) -> Any:
         n = 2 * a.type.count
         return self.b.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, n), [*range(n)]))
 
     def minus(self, whole: Any, n: int) -> Any:
-        return self.b.sub(whole, every(whole.type, n))
+        return self.b.sub(whole, _constant(whole.type, n))
+
+    def except_for(self, ints: Any, n: int) -> Any:
+        is_n = self.b.icmp_signed("==", ints, every(ints.type, n))
+        return self.b.select(is_n, every(ints.type, 0), ints)
+
+    def digits(self, whole: Any, i: int) -> Any:
+        """Fractions from a third on, and those from two thirds on, counted."""
+        b, kind = self.b, whole.type
+        fraction = b.mul(whole, every(kind, 3**i))
+        third, two_thirds = (b.icmp_unsigned(">=", fraction, every(kind, n)) for n in (86, 171))
+        return b.add(b.zext(third, kind), b.zext(two_thirds, kind))
+
+    def negated(self, whole: Any, where: Any) -> Any:
+        return self.b.sub(self.b.xor(whole, where), where)
 
     def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:
         """Binary selection: each bit of the index halves the remaining table."""
@@ -120,17 +164,36 @@ class VectorBlock(Block):
             left = [self.b.select(is_set, odd, even) for even, odd in pairs]
         return left[0]
 
+    def points(self, indices: Any, table: Table) -> Any:
+        b, kind = self.b, ir.VectorType(I8, table.width)
+        rows = table_pointer(b, table)
+        loads = []
+        for i in range(GROUP // table.width):
+            start = b.shl(b.zext(self.lane(indices, i), I64), I64(table.width.bit_length() - 1))
+            load = b.load(b.bitcast(b.gep(rows, [start]), kind.as_pointer()))
+            load.align = table.width
+            loads.append(load)
+        while len(loads) > 1:
+            loads = [self.join(*pair) for pair in zip(loads[::2], loads[1::2], strict=True)]
+        return loads[0]
+
     def floats(self, whole: Any) -> Any:
-        return self.b.sitofp(whole, ir.VectorType(F32, whole.type.count))
+        return self.b.sitofp(whole, _vector(F32, _count(whole)))
+
+    def half(self, ints: Any) -> Any:
+        n = _count(ints)
+        words = self.b.trunc(ints, _vector(I16, n))
+        return from_f16(self.b, self.b.bitcast(words, _vector(ir.HalfType(), n)), _vector(F32, n))
 
     def times(self, floats: Any, factor: Any) -> Any:
-        return self.b.fmul(floats, broadcast(self.b, factor, floats.type))
+        n = _count(floats)
+        return self.b.fmul(floats, factor if n == 1 else broadcast(self.b, factor, floats.type))
 
     def negative(self, floats: Any) -> Any:
         return self.b.fneg(floats)
 
-    def lane(self, floats: Any, i: int) -> Any:
-        return self.b.extract_element(floats, ir.Constant(I32, i))
+    def lane(self, numbers: Any, i: int) -> Any:
+        return self.b.extract_element(numbers, ir.Constant(I32, i))
 
     def subgroups(self, q: Any) -> list[Any]:
         """The first and the second SUBGROUP of GROUP bytes q, as floats."""
@@ -154,13 +217,17 @@ class FloatsOut(VectorBlock):
         self._minima = minima
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        self.add_two((scale, scale), q, i)
+        self._add(scale, scale, q, i)
 
-    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        for n, (scale, floats) in enumerate(zip(scales, self.subgroups(q), strict=True)):
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
+        self._add(*scales, q, i)
+
+    def _add(self, first: Any, second: Any, q: Any, i: int) -> None:
+        for n, (scale, floats) in enumerate(zip((first, second), self.subgroups(q), strict=True)):
             weights = self.times(floats, scale)
             if self._minima is not None:
-                minimum = self.lane(self._minima, i // GROUP)
+                each = SUBGROUP * 16 // self._minima.type.count  # weights with one minimum
+                minimum = self.lane(self._minima, (i + n * SUBGROUP) // each)
                 weights = self.b.fadd(weights, broadcast(self.b, minimum, F32X16))
             self.add_floats(weights, i + n * SUBGROUP)
 

@@ -21,18 +21,18 @@ import numpy as np
 
 from pyggml.jit import exact
 from pyggml.quants.bits import put_f16
-from pyggml.quants.fits import fit_from, fit_levels, weights_of
-from pyggml.quants.grid_signed import (
+from pyggml.quants.packers.fits import fit_from, fit_levels, weights_of
+from pyggml.quants.packers.grid_signed import (
     pack_iq2_s,
     pack_iq2_xs,
     pack_iq2_xxs,
     pack_iq3_s,
     pack_iq3_xxs,
 )
-from pyggml.quants.grid_ternary import pack_iq1_m, pack_iq1_s
-from pyggml.quants.iq4 import pack_iq4
-from pyggml.quants.kquants_min import pack_q2_k, pack_q4_k, pack_q5_k
-from pyggml.quants.kquants_sym import pack_q3_k, pack_q6_k
+from pyggml.quants.packers.grid_ternary import pack_iq1_m, pack_iq1_s
+from pyggml.quants.types.iq4 import pack_iq4
+from pyggml.quants.types.kquants_min import pack_q2_k, pack_q4_k, pack_q5_k
+from pyggml.quants.types.kquants_sym import pack_q3_k, pack_q6_k
 
 # pack(dst, src, importance, means): src and importance float32 (n_blocks, block), means float32
 # (n_blocks,), the mean of x² over each block's row → dst uint8 (n_blocks, block_bytes).

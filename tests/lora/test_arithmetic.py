@@ -13,7 +13,7 @@ from pyggml.errors import CheckpointError
 from pyggml.graph.dtypes import F32
 from pyggml.kernels.gemm import CHOSEN
 from pyggml.lora import TrainConfig, Trainer, attach
-from pyggml.lora.trainer.computed import stored_compute
+from pyggml.lora.trainer.arithmetic import stored_compute
 
 NAME = "step-00000002.gguf"
 

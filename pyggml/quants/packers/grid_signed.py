@@ -17,8 +17,8 @@ import numpy as np
 
 from pyggml.jit import exact
 from pyggml.quants.bits import clear, copy, nearest_int, put_f16
-from pyggml.quants.fits import Given, fit_above, weights_of
-from pyggml.quants.grid_points import grid
+from pyggml.quants.packers.fits import Given, fit_above, weights_of
+from pyggml.quants.packers.grid_points import grid
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.graph.dtypes import DType
-from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder
+from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder, Table
 
 
 class ArrayBlock(Block):
@@ -25,7 +25,7 @@ class ArrayBlock(Block):
     def __init__(self, raw: np.ndarray, out: np.ndarray) -> None:
         self._raw, self._out = raw, out
         self.size = out.shape[1]
-        self.minima: np.ndarray | None = None  # (n_blocks, 1 or 8)
+        self.minima: np.ndarray | None = None  # (n_blocks, 1, 8 or 16)
         self.is_plain = False  # whether the weights were added as floats
 
     def bytes(self, offset: int, n: int = GROUP) -> Any:
@@ -41,18 +41,17 @@ class ArrayBlock(Block):
         raw = self.bytes(offset, n * np.dtype(kind).itemsize)
         return np.ascontiguousarray(raw).view(kind)
 
-    def nibbles(self, offset: int) -> Any:
-        both = self.bytes(offset, SUBGROUP)
-        return self.join(self.bits(both, 0, 4), self.bits(both, 4, 4))
-
     def flags(self, offset: int, value: int) -> Any:
         bits = np.unpackbits(self.bytes(offset, GROUP // 8), axis=1, bitorder="little")
         return bits * np.uint8(value)
 
-    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Any:
-        word = self._numbers(offset, 1, f"<u{n_bytes}").astype(np.uint32)
-        shifts = np.arange(0, 8 * n_bytes, n_bits, dtype=np.uint32)
-        return ((word >> shifts) & np.uint32((1 << n_bits) - 1)).astype(np.int32)
+    def pairs(self, offset: int) -> Any:
+        return self.fields(offset, 8, 2).astype(np.uint8)
+
+    def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Any:
+        word = self._numbers(offset, 1, f"<u{n_bytes}").astype(np.uint64)
+        shifts = np.arange(0, 8 * n_bytes, n_bits, dtype=np.uint64)[:n]
+        return ((word >> shifts) & np.uint64((1 << n_bits) - 1)).astype(np.int32)
 
     def f16(self, offset: int, n: int = 1) -> Any:
         return self._numbers(offset, n, "<f2").astype(np.float32)
@@ -65,6 +64,9 @@ class ArrayBlock(Block):
 
     def half_e8m0(self, offset: int) -> Any:
         return np.ldexp(np.float32(1), self.bytes(offset, 1).astype(np.int32) - 128)
+
+    def constant(self, value: float) -> Any:
+        return np.full((len(self._raw), 1), value, np.float32)
 
     def bits(self, whole: Any, first: int, n: int, to: int = 0) -> Any:
         kind = whole.dtype.type
@@ -79,12 +81,28 @@ class ArrayBlock(Block):
     def minus(self, whole: Any, n: int) -> Any:
         return whole - whole.dtype.type(n)
 
+    def except_for(self, ints: Any, n: int) -> Any:
+        return np.where(ints == n, np.int32(0), ints)
+
+    def digits(self, whole: Any, i: int) -> Any:
+        fraction = whole * np.uint8(3**i)
+        return ((fraction.astype(np.uint16) * np.uint16(3)) >> np.uint16(8)).astype(np.uint8)
+
+    def negated(self, whole: Any, where: Any) -> Any:
+        return (whole ^ where) - where
+
     def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:
         return np.array(table, np.int8).view(np.uint8)[nibbles]
+
+    def points(self, indices: Any, table: Table) -> Any:
+        return table.rows.view(np.uint8)[indices].reshape(len(indices), GROUP)
 
     def floats(self, whole: Any) -> Any:
         signed = np.ascontiguousarray(whole).view(np.int8) if whole.dtype == np.uint8 else whole
         return signed.astype(np.float32)
+
+    def half(self, ints: Any) -> Any:
+        return ints.astype(np.uint16).view(np.float16).astype(np.float32)
 
     def times(self, floats: Any, factor: Any) -> Any:
         return floats * factor
@@ -92,8 +110,8 @@ class ArrayBlock(Block):
     def negative(self, floats: Any) -> Any:
         return -floats
 
-    def lane(self, floats: Any, i: int) -> Any:
-        return floats[:, i : i + 1]
+    def lane(self, numbers: Any, i: int) -> Any:
+        return numbers[:, i : i + 1]
 
     def add_minimum(self, minimum: Any) -> None:
         self.minima = minimum
@@ -104,13 +122,15 @@ class ArrayBlock(Block):
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
         self._put(scale * self.floats(q), i)
 
-    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        first, second = (np.repeat(scale, SUBGROUP, axis=1) for scale in scales)
-        self._put(self.join(first, second) * self.floats(q), i)
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
+        scale = np.repeat(self.join(*scales), SUBGROUP, axis=1)
+        self._put(scale * self.floats(q), i)
 
     def _put(self, weights: Any, i: int) -> None:
         if self.minima is not None:
-            weights = weights + self.lane(self.minima, i // GROUP)
+            each = self.size // self.minima.shape[1]  # weights with one minimum
+            minima = self.minima[:, i // each : max(i + GROUP, each) // each]
+            weights = weights + np.repeat(minima, GROUP // minima.shape[1], axis=1)
         self._out[:, i : i + GROUP] = weights
 
     def add_floats(self, floats: Any, i: int) -> None:

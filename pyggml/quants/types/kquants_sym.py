@@ -19,19 +19,17 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
-from pyggml.jit import block_code, carray, exact
+from pyggml.jit import exact
 from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.bits import (
     clear,
     extreme,
-    f16_at,
-    lanes,
     nearest_int,
     put_f16,
     two_bit_planes,
 )
-from pyggml.quants.fits import Given, clip, fit_levels, round_levels, total, weights_of
 from pyggml.quants.layout import Block
+from pyggml.quants.packers.fits import Given, clip, fit_levels, round_levels, total, weights_of
 
 _ZERO = np.float32(0)
 _TINY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: a sub-block below it counts as zero
@@ -44,7 +42,7 @@ def _decode_q6_k(block: Block) -> None:
         low = block.bits(block.bytes(64 * half + k % 2 * 32), k // 2 * 4, 4)
         high = block.bits(block.bytes(128 + 32 * half), 2 * k, 2, to=4)
         both = block.lane(scales, 2 * i), block.lane(scales, 2 * i + 1)
-        block.add_two(both, block.minus(block.either(low, high), 32), 32 * i)
+        block.add_two(both, block.minus(block.either(low, high), 32), 32 * i, 32)
 
 
 @exact
@@ -93,29 +91,17 @@ def pack_q6_k(
 Q6_K = Quant(dtype=DTYPES["Q6_K"], decode=_decode_q6_k, pack=pack_q6_k, limit=F16_LIMIT)
 
 
-@exact
-def _three_bit_scale(x, b, i):
-    """s of sub-block i of Q3_K."""
-    low = np.int32(x[b, 96 + i % 8]) >> np.int32(4 * (i // 8))
-    high = np.int32(x[b, 104 + i % 4]) >> np.int32(2 * (i // 4))
-    return ((low & np.int32(15)) | ((high & np.int32(3)) << np.int32(4))) - np.int32(32)
-
-
-@block_code
-def _unpack_q3_k(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 110))
-    y = carray(dst, (n_blocks, 256))
-    n = lanes(16)
-    for b in range(n_blocks):
-        d = f16_at(x, b, 108)
-        for i in range(16):
-            scale = d * np.float32(_three_bit_scale(x, b, i))
-            of, shift = 32 + 32 * (i // 8) + 16 * (i % 2), np.int32(2 * (i % 8 // 2))
-            top, plane = 16 * (i % 2), np.int32(i // 2)
-            for j in range(n):
-                q = (np.int32(x[b, of + j]) >> shift) & np.int32(3)
-                q += ((np.int32(x[b, top + j]) >> plane) & np.int32(1)) << np.int32(2)
-                y[b, 16 * i + j] = scale * np.float32(q - np.int32(4))
+def _decode_q3_k(block: Block) -> None:
+    top = block.bytes(104, 4)
+    first, second, third, fourth = (block.bits(top, 2 * i, 2, to=4) for i in range(4))
+    high = block.join(block.join(first, second), block.join(third, fourth))
+    s = block.minus(block.either(block.nibbles(96, 8), high), 32)
+    scales = block.times(block.floats(s), block.f16(108))
+    third_bits = block.bytes(0)
+    for i in range(8):
+        q = block.bits(block.bytes(32 + i // 4 * 32), 2 * (i % 4), 2)
+        q = block.minus(block.either(q, block.bits(third_bits, i, 1, to=2)), 4)
+        block.add_two((block.lane(scales, 2 * i), block.lane(scales, 2 * i + 1)), q, 32 * i, 4)
 
 
 @exact
@@ -205,4 +191,4 @@ def pack_q3_k(
     dst[:, 104:108] = np.bitwise_or.reduce(high.reshape(-1, 4, 4) << shifts, axis=1)
 
 
-Q3_K = Quant(dtype=DTYPES["Q3_K"], decode=_unpack_q3_k, pack=pack_q3_k, limit=F16_LIMIT)
+Q3_K = Quant(dtype=DTYPES["Q3_K"], decode=_decode_q3_k, pack=pack_q3_k, limit=F16_LIMIT)

@@ -16,9 +16,9 @@ import numpy as np
 
 from pyggml.jit import exact
 from pyggml.quants.bits import clear, extreme, nearest_int
-from pyggml.quants.fits import Given, weights_of
-from pyggml.quants.grid_points import grid
-from pyggml.quants.grid_signed import joined
+from pyggml.quants.packers.fits import Given, weights_of
+from pyggml.quants.packers.grid_points import grid
+from pyggml.quants.packers.grid_signed import joined
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _NONE = np.float32(np.finfo(np.float32).min)  # worse than every fit

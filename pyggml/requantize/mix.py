@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from pyggml.errors import QuantError
 from pyggml.graph.dtypes import DTYPES, DType
-from pyggml.quants.file_types import FILE_TYPES, Choice, FileType, ModelFacts, of_model
+from pyggml.requantize.file_types import FILE_TYPES, Choice, FileType, ModelFacts, of_model
 
 Shape = tuple[int, ...]
 

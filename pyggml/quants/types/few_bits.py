@@ -15,24 +15,17 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
-from pyggml.jit import block_code, carray, exact
+from pyggml.jit import exact
 from pyggml.quants.base import F16_LIMIT, Quant
-from pyggml.quants.bits import clear, extreme, f16_at, inverse, lanes, put_f16, round_away
+from pyggml.quants.bits import clear, extreme, inverse, put_f16, round_away
+from pyggml.quants.layout import Block
 
 _INFINITY = np.float32(np.inf)
 
 
-@block_code
-def _unpack_q1_0(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 18))
-    y = carray(dst, (n_blocks, 128))
-    n = lanes(8)
-    for b in range(n_blocks):
-        d = f16_at(x, b, 0)
-        for i in range(16):
-            bits = np.uint32(x[b, 2 + i])
-            for j in range(n):
-                y[b, 8 * i + j] = d if (bits >> np.uint32(j)) & np.uint32(1) else -d
+def _decode_q1_0(block: Block) -> None:
+    for i in range(4):
+        block.add(block.f16(0), block.minus(block.flags(2 + 4 * i, 2), 1), 32 * i)
 
 
 @exact
@@ -47,21 +40,14 @@ def _pack_q1_0(dst, src):
         put_f16(dst, b, 0, total / np.float32(128))
 
 
-Q1_0 = Quant(dtype=DTYPES["Q1_0"], decode=_unpack_q1_0, pack=_pack_q1_0, limit=65504.0)
+Q1_0 = Quant(
+    dtype=DTYPES["Q1_0"], decode=_decode_q1_0, pack=_pack_q1_0, limit=65504.0, direct=False
+)
 
 
-@block_code
-def _unpack_q2_0(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 18))
-    y = carray(dst, (n_blocks, 64))
-    n = lanes(4)
-    for b in range(n_blocks):
-        d = f16_at(x, b, 0)
-        for i in range(16):
-            bits = np.int32(x[b, 2 + i])
-            for j in range(n):
-                q = (bits >> np.int32(2 * j)) & np.int32(3)
-                y[b, 4 * i + j] = d * np.float32(q - np.int32(1))
+def _decode_q2_0(block: Block) -> None:
+    for i in range(2):
+        block.add(block.f16(0), block.minus(block.pairs(2 + 8 * i), 1), 32 * i)
 
 
 @exact
@@ -78,21 +64,15 @@ def _pack_q2_0(dst, src):
             dst[b, 2 + j // 4] |= np.uint8(max(0, min(3, q)) << (2 * (j % 4)))
 
 
-Q2_0 = Quant(dtype=DTYPES["Q2_0"], decode=_unpack_q2_0, pack=_pack_q2_0, limit=F16_LIMIT)
+Q2_0 = Quant(
+    dtype=DTYPES["Q2_0"], decode=_decode_q2_0, pack=_pack_q2_0, limit=F16_LIMIT, direct=False
+)
 
 
-@block_code
-def _unpack_tq2_0(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 66))
-    y = carray(dst, (n_blocks, 256))
-    n = lanes(32)
-    for b in range(n_blocks):
-        d = f16_at(x, b, 64)
-        for k in range(8):
-            of, shift = 32 * (k // 4), np.int32(2 * (k % 4))
-            for j in range(n):
-                q = (np.int32(x[b, of + j]) >> shift) & np.int32(3)
-                y[b, 32 * k + j] = d * np.float32(q - np.int32(1))
+def _decode_tq2_0(block: Block) -> None:
+    for i in range(8):
+        q = block.bits(block.bytes(i // 4 * 32), 2 * (i % 4), 2)
+        block.add(block.f16(64), block.minus(q, 1), 32 * i)
 
 
 @exact
@@ -107,7 +87,9 @@ def _pack_tq2_0(dst, src):
             dst[b, 32 * (j // 128) + j % 32] |= np.uint8(q << (2 * (j % 128 // 32)))
 
 
-TQ2_0 = Quant(dtype=DTYPES["TQ2_0"], decode=_unpack_tq2_0, pack=_pack_tq2_0, limit=F16_LIMIT)
+TQ2_0 = Quant(
+    dtype=DTYPES["TQ2_0"], decode=_decode_tq2_0, pack=_pack_tq2_0, limit=F16_LIMIT, direct=False
+)
 
 
 @exact
@@ -120,21 +102,15 @@ def _group(i):
     return 48, 240, 4, 4
 
 
-@block_code
-def _unpack_tq1_0(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 54))
-    y = carray(dst, (n_blocks, 256))
-    for b in range(n_blocks):
-        d = f16_at(x, b, 52)
-        for i in range(3):
-            of, to, size, n_digits = _group(i)
-            power = np.uint32(1)
-            for k in range(n_digits):
-                for j in range(size):
-                    fraction = (np.uint32(x[b, of + j]) * power) & np.uint32(255)
-                    q = np.int32((fraction * np.uint32(3)) >> np.uint32(8))
-                    y[b, to + size * k + j] = d * np.float32(q - np.int32(1))
-                power = np.uint32(power * np.uint32(3))
+def _decode_tq1_0(block: Block) -> None:
+    first, second, third = block.bytes(0), block.bytes(32, 16), block.bytes(48, 4)
+    halves = [block.digits(second, i) for i in range(5)]
+    a, b, c, d = (block.digits(third, i) for i in range(4))
+    halves.append(block.join(block.join(a, b), block.join(c, d)))
+    groups = [block.digits(first, i) for i in range(5)]
+    groups += [block.join(*halves[i : i + 2]) for i in (0, 2, 4)]
+    for i, digits in enumerate(groups):
+        block.add(block.f16(52), block.minus(digits, 1), 32 * i)
 
 
 @exact
@@ -154,4 +130,6 @@ def _pack_tq1_0(dst, src):
                 dst[b, to + j] = np.uint8((digits * np.int32(256) + np.int32(242)) // np.int32(243))
 
 
-TQ1_0 = Quant(dtype=DTYPES["TQ1_0"], decode=_unpack_tq1_0, pack=_pack_tq1_0, limit=F16_LIMIT)
+TQ1_0 = Quant(
+    dtype=DTYPES["TQ1_0"], decode=_decode_tq1_0, pack=_pack_tq1_0, limit=F16_LIMIT, direct=False
+)

@@ -27,7 +27,7 @@ _COMPILER_HERE = f"Python {_PYTHON}, Numba {version('numba')}"
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class Arithmetic:
     """A compute type, never "auto", a vector unit, and what compiled the kernels: "int8",
     "avx512bf16", "Python 3.12, Numba 0.68.1"; "" if a checkpoint does not say."""
 
@@ -36,9 +36,9 @@ class Computed:
     compiler: str = _COMPILER_HERE
 
     @staticmethod
-    def by(model: Model) -> Computed:
+    def by(model: Model) -> Arithmetic:
         """What computes a model in this process."""
-        return Computed(model.backend.compute, CHOSEN.name)
+        return Arithmetic(model.backend.compute, CHOSEN.name)
 
     def metadata(self) -> dict[str, str]:
         """As a checkpoint's file holds it."""
@@ -49,27 +49,27 @@ class Computed:
 
         Raises CheckpointError if it did with another compute type.
         """
-        found = _stored(file)
-        if found is None:
+        stored = _stored(file)
+        if stored is None:
             return
-        if found.compute != self.compute:
+        if stored.compute != self.compute:
             raise CheckpointError(
-                f"{file.path}: its run computed as {found.compute}, this one computes as "
-                f"{self.compute}: load the model with compute={found.compute!r}"
+                f"{file.path}: its run computed as {stored.compute}, this one computes as "
+                f"{self.compute}: load the model with compute={stored.compute!r}"
             )
-        if found.vectors != self.vectors:
-            is_alike = found.compiler == self.compiler and not why_not(ISAS[found.vectors])
-            exactly = f"; {ENVIRONMENT}={found.vectors} continues it exactly"
+        if stored.vectors != self.vectors:
+            is_alike = stored.compiler == self.compiler and not why_not(ISAS[stored.vectors])
+            exactly = f"; {ENVIRONMENT}={stored.vectors} continues it exactly"
             warnings.warn(
-                f"{file.path}: its run computed with {found.vectors}, this process computes with "
+                f"{file.path}: its run computed with {stored.vectors}, this process computes with "
                 f"{self.vectors}: results are equal to rounding, not bit for bit"
                 + (exactly if is_alike else ""),
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if found.compiler not in ("", self.compiler):
+        if stored.compiler not in ("", self.compiler):
             warnings.warn(
-                f"{file.path}: its kernels were compiled by {brief(found.compiler)}, here by "
+                f"{file.path}: its kernels were compiled by {brief(stored.compiler)}, here by "
                 f"{self.compiler!r}: results are equal to rounding, not bit for bit",
                 RuntimeWarning,
                 stacklevel=2,
@@ -83,13 +83,13 @@ def stored_compute(path: Path) -> str | None:
     """
     try:
         with gguf.open(path) as file:
-            found = _stored(file)
+            stored = _stored(file)
     except GGUFError as error:
         raise CheckpointError(f"{error}; wanted a checkpoint") from None
-    return None if found is None else found.compute
+    return None if stored is None else stored.compute
 
 
-def _stored(file: gguf.GGUFFile) -> Computed | None:
+def _stored(file: gguf.GGUFFile) -> Arithmetic | None:
     compute, vectors = file.get(_COMPUTE), file.get(_VECTORS)
     if compute is None and vectors is None:
         return None
@@ -103,4 +103,4 @@ def _stored(file: gguf.GGUFFile) -> Computed | None:
         wrong.append(f"{_COMPILER} is {brief(compiler)}, wanted text")
     if wrong:
         raise CheckpointError(wrong, f"{file.path}: ")
-    return Computed(str(compute), str(vectors), str(compiler or ""))
+    return Arithmetic(str(compute), str(vectors), str(compiler or ""))

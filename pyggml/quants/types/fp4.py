@@ -14,9 +14,9 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
-from pyggml.jit import block_code, carray, exact
+from pyggml.jit import exact
 from pyggml.quants.base import F16_LIMIT, Quant
-from pyggml.quants.bits import extreme, lanes, truncate
+from pyggml.quants.bits import extreme, truncate
 from pyggml.quants.layout import Block
 
 # q of each nibble.
@@ -103,18 +103,13 @@ def _scale_bits(v):
     return scale if scale < 15 << 3 else np.int32(0x7E)
 
 
-@block_code
-def _unpack_nvfp4(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 36))
-    y = carray(dst, (n_blocks, 64))
-    n = lanes(8)
-    for b in range(n_blocks):
-        for i in range(4):
-            d = _half_scale(np.int32(x[b, i]))
-            for j in range(n):
-                q = np.int32(x[b, 4 + 8 * i + j])
-                y[b, 16 * i + j] = d * np.float32(_value(q & np.int32(15)))
-                y[b, 16 * i + 8 + j] = d * np.float32(_value(q >> np.int32(4)))
+def _decode_nvfp4(block: Block) -> None:
+    bits = block.bits(block.except_for(block.fields(0, 4, 8), 0x7F), 0, 7, to=7)  # as a float16
+    scales = block.times(block.half(bits), block.constant(2.0**7))
+    for i in range(2):
+        nibbles = block.join(*(block.nibbles(4 + 16 * i + 8 * n, 8) for n in range(2)))
+        both = block.lane(scales, 2 * i), block.lane(scales, 2 * i + 1)
+        block.add_two(both, block.lookup(nibbles, _TABLE), 32 * i, 12)
 
 
 @exact
@@ -130,4 +125,6 @@ def _pack_nvfp4(dst, src):
                 dst[b, 4 + 8 * i + j] = np.uint8(first | (second << 4))
 
 
-NVFP4 = Quant(dtype=DTYPES["NVFP4"], decode=_unpack_nvfp4, pack=_pack_nvfp4, limit=448.0 * 6.0)
+NVFP4 = Quant(
+    dtype=DTYPES["NVFP4"], decode=_decode_nvfp4, pack=_pack_nvfp4, limit=448.0 * 6.0, direct=False
+)

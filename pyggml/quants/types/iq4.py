@@ -18,8 +18,8 @@ from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import exact
 from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.bits import extreme, inverse, nearest_int, put_f16
-from pyggml.quants.fits import Given, weights_of
 from pyggml.quants.layout import Block
+from pyggml.quants.packers.fits import Given, weights_of
 
 _VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32

@@ -11,14 +11,12 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
-from pyggml.jit import block_code, carray, exact
+from pyggml.jit import exact
 from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.bits import (
     clear,
     extreme,
-    f16_at,
     inverse,
-    lanes,
     put_f16,
     round_away,
     truncate,
@@ -43,16 +41,8 @@ def pack_q8_0(dst, src):
 Q8_0 = Quant(dtype=DTYPES["Q8_0"], decode=_decode_q8_0, pack=pack_q8_0, limit=F16_LIMIT)
 
 
-@block_code
-def _unpack_q8_1(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 36))
-    q = x.view(np.int8)
-    y = carray(dst, (n_blocks, 32))
-    n = lanes(32)
-    for b in range(n_blocks):
-        d = f16_at(x, b, 0)
-        for j in range(n):
-            y[b, j] = d * np.float32(q[b, 4 + j])
+def _decode_q8_1(block: Block) -> None:
+    block.add(block.f16(0), block.bytes(4))
 
 
 @exact
@@ -69,7 +59,9 @@ def _pack_q8_1(dst, src):
         put_f16(dst, b, 2, np.float32(total) * d)
 
 
-Q8_1 = Quant(dtype=DTYPES["Q8_1"], decode=_unpack_q8_1, pack=_pack_q8_1, limit=F16_LIMIT)
+Q8_1 = Quant(
+    dtype=DTYPES["Q8_1"], decode=_decode_q8_1, pack=_pack_q8_1, limit=F16_LIMIT, direct=False
+)
 
 
 def _decode_q4_0(block: Block) -> None:

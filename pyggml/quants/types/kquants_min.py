@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
-from pyggml.jit import block_code, carray, exact
+from pyggml.jit import exact
 from pyggml.quants.base import F16_LIMIT, Quant
-from pyggml.quants.bits import f16_at, lanes, nearest_int, put_f16, two_bit_planes
-from pyggml.quants.fits import Given, fit_above, fit_from, total, weights_of
+from pyggml.quants.bits import nearest_int, put_f16, two_bit_planes
 from pyggml.quants.layout import Block
+from pyggml.quants.packers.fits import Given, fit_above, fit_from, total, weights_of
 
 _ZERO = np.float32(0)
 
@@ -171,21 +171,14 @@ def pack_q5_k(
 Q5_K = Quant(dtype=DTYPES["Q5_K"], decode=_decode_q5_k, pack=pack_q5_k, limit=F16_LIMIT)
 
 
-@block_code
-def _unpack_q2_k(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 84))
-    y = carray(dst, (n_blocks, 256))
-    n = lanes(16)
-    for b in range(n_blocks):
-        d, dmin = f16_at(x, b, 80), f16_at(x, b, 82)
-        for i in range(16):
-            s = np.int32(x[b, i])
-            scale = d * np.float32(s & np.int32(15))
-            minimum = dmin * np.float32(s >> np.int32(4))
-            of, shift = 16 + 32 * (i // 8) + 16 * (i % 2), np.int32(2 * (i % 8 // 2))
-            for j in range(n):
-                q = (np.int32(x[b, of + j]) >> shift) & np.int32(3)
-                y[b, 16 * i + j] = scale * np.float32(q) - minimum
+def _decode_q2_k(block: Block) -> None:
+    both = block.bytes(0, 16)
+    s, m = (block.floats(block.bits(both, first, 4)) for first in (0, 4))
+    scales = block.times(s, block.f16(80))
+    block.add_minima(block.times(m, block.negative(block.f16(82))))
+    for i in range(8):
+        q = block.bits(block.bytes(16 + i // 4 * 32), 2 * (i % 4), 2)
+        block.add_two((block.lane(scales, 2 * i), block.lane(scales, 2 * i + 1)), q, 32 * i, 3)
 
 
 def pack_q2_k(
@@ -201,4 +194,4 @@ def pack_q2_k(
     dst[:, 16:80] = two_bit_planes(q)
 
 
-Q2_K = Quant(dtype=DTYPES["Q2_K"], decode=_unpack_q2_k, pack=pack_q2_k, limit=F16_LIMIT)
+Q2_K = Quant(dtype=DTYPES["Q2_K"], decode=_decode_q2_k, pack=pack_q2_k, limit=F16_LIMIT)

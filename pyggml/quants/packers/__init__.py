@@ -1,0 +1,1 @@
+"""How weights are fitted to the levels and points of a type, where it takes more than rounding."""

@@ -1,0 +1,1 @@
+"""What decoders run on: NumPy arrays, LLVM vectors, LLVM lanes, and source code for devices."""

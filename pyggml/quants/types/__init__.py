@@ -1,0 +1,1 @@
+"""The declarations of weight types, a family of them in a file."""
