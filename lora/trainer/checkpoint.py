@@ -101,7 +101,7 @@ def _whole_digest(metadata: Mapping[str, gguf.Field], tensors: Buffers) -> str:
             digest.update(repr((key, field.kind, len(field.payload))).encode() + field.payload)
     for name, array in sorted(tensors.items()):
         digest.update(repr((name, array.dtype.str, array.shape)).encode())
-        digest.update(np.ascontiguousarray(array).data)
+        digest.update(array.tobytes())
     return digest.hexdigest()
 
 
