@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, ItemsView, Iterable, KeysView, ValuesView
+from collections.abc import Callable, Iterable
 from itertools import islice
 from time import thread_time
 from typing import Any
@@ -30,6 +30,7 @@ _NUMBER, _GAP = re.compile(r"\d+"), re.compile(r"\s+")
 _QUOTED = re.compile(r"!|%(?:\([^)]*\))?[^%()a-zA-Z]*[ar]")  # a conversion to Python's own form
 _ESCAPED = 10  # characters that Python's form has for one, at most
 _DIGITS = 400  # of a number with a fraction, written out
+_LISTS = (list, tuple, *(type(view) for view in ({}.keys(), {}.values(), {}.items())))
 _DATE = re.compile(r"%[^A-Za-z%]*\d")  # C libraries take widths in formats of dates
 
 
@@ -45,7 +46,8 @@ class Spent(threading.local):
 
     def step(self) -> None:
         self.steps += 1
-        if self.steps > STEPS or thread_time() > self.end:
+        # The clock costs more than most steps, which take milliseconds at most.
+        if self.steps > STEPS or (self.steps % 8 == 0 and thread_time() > self.end):
             raise OverflowError("it does not come to an end")
 
     def take(self, size: int) -> None:
@@ -74,15 +76,15 @@ def charge(*values: Any) -> int:
         n += 1
         if isinstance(value, str):
             size += len(value)
-        elif isinstance(value, int):
-            size += value.bit_length() // 32
-        elif isinstance(value, list | tuple | KeysView | ValuesView | ItemsView):
+        elif isinstance(value, _LISTS):
             if len(value) > VALUES:
                 raise OverflowError("it makes too much text")
             stack += value
         elif isinstance(value, dict):
             stack += value
             stack += value.values()
+        elif isinstance(value, int):
+            size += value.bit_length() // 32
         elif (content_of := getattr(type(value), "weighed", None)) is not None:
             stack += content_of(value)
         if size > MOST or n + len(stack) > VALUES:
@@ -179,7 +181,14 @@ def to_json(
     charge(value)
     if indent is not None and not 0 <= indent <= 16:
         raise OverflowError("it indents too far")
-    _check_json(value, indent or 0, sum(map(len, separators or ())))
+    if indent or separators:
+        between = sum(map(len, separators or ())) + 2
+        # Most have so few parts that they are short however deep; that costs a tenth to know.
+        compact = json.dumps(value)
+        n_inside = compact.count("[") + compact.count("{")
+        n_parts = compact.count(",") + compact.count(":") + 2 * n_inside
+        if len(compact) + n_parts * (between + (indent or 0) * n_inside) > MOST:
+            _check_json(value, indent or 0, between)
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
                       sort_keys=sort_keys)  # fmt: skip
     SPENT.take(len(text))
@@ -191,7 +200,7 @@ def _check_json(value: Any, indent: int, between: int) -> None:
     level, depth, size = [value], 0, 0
     while level:
         inner = [v for v in level if isinstance(v, list | tuple | dict)]
-        size += len(level) * (indent * depth + between + 2) + len(inner) * (indent * depth)
+        size += len(level) * (indent * depth + between) + len(inner) * (indent * depth)
         size += sum(len(v) for v in level if isinstance(v, str))
         size += sum(len(key) for v in inner if isinstance(v, dict) for key in map(str, v))
         if size > MOST:
