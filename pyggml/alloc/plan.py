@@ -20,7 +20,7 @@ from pyggml.backends.base import Backend
 from pyggml.errors import GraphError
 from pyggml.graph import Graph
 from pyggml.graph.graph import expect_graph
-from pyggml.graph.op import SAVED, has_kernel
+from pyggml.graph.op import SAVED, computes
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
 
@@ -147,7 +147,7 @@ class _Pieces:
             if shared is not None and shared not in taken:
                 taken.add(shared)
                 self._take(shared)
-            n_bytes = self.backend.scratch(node) if has_kernel(node) else 0
+            n_bytes = self.backend.scratch(node) if computes(node) else 0
             if n_bytes:
                 self.n_scratch[node] = n_bytes
                 self.steps.append((_SCRATCH, node, n_bytes))

@@ -182,6 +182,11 @@ def has_kernel(node: Tensor) -> bool:
     return node.op not in (None, SAVED, COPIED) and not node.is_view
 
 
+def computes(node: Tensor) -> bool:
+    """Whether a kernel runs for the node: it has one, and there is a number to compute."""
+    return has_kernel(node) and any(t.n_elements for t in (node, *node.saved))
+
+
 def changed_by(node: Tensor) -> list[Tensor]:
     """The owners of all memory that a node's kernel changes, other than its own result."""
     further = node.op.changes if node.op is not None else ()

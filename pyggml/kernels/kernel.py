@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -94,7 +95,7 @@ def four(kernel: Callable[..., None]) -> Callable[[Site], Call]:
 
 def as_rows(a: np.ndarray) -> np.ndarray:
     """(..., n) as (n_rows, n), no copy; a scalar as (1, 1)."""
-    return a.reshape(-1, a.shape[-1]) if a.ndim else a.reshape(1, 1)
+    return a.reshape(prod(a.shape[:-1]), a.shape[-1]) if a.ndim else a.reshape(1, 1)
 
 
 def as_four(a: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from pyggml.graph.tensor import Tensor, leaf
 from pyggml.jit import kernel
 from pyggml.jit.scratch import Array, Layout
 from pyggml.kernels import gemm
-from pyggml.kernels.kernel import Compute, Site, cpu_kernel
+from pyggml.kernels.kernel import Compute, Site, as_rows, cpu_kernel
 from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
 from pyggml.ops.layout.rows import get_rows_back
 from pyggml.quants import QUANTS, quantize
@@ -131,7 +131,7 @@ def _kernel_by_expert(declared: Op, form: gemm.Form) -> None:
         dtype = site.node.src[0].dtype
         experts = [gemm.Weight(matrix, dtype, site.compute) for matrix in w]
         scratch = layout(site.node, site.compute).cut(site.scratch).values()
-        out, rows = (a.reshape(-1, a.shape[-1]) for a in (site.out, x))
+        out, rows = as_rows(site.out), as_rows(x)
         multiply = _MULTIPLY[form]
         return Call(_by_expert, declared.name, multiply, out, rows, ids, experts, *scratch)
 
@@ -258,7 +258,7 @@ def _out_prod_id_spec(x: Tensor, dy: Tensor, ids: Tensor, n_expert: int) -> Spec
 def _out_prod_id_run(site: Site) -> Call:
     x, dy, ids = site.src
     scratch = _out_prod_id_layout(site.node).cut(site.scratch).values()
-    return Call(_sums, site.out, *(a.reshape(-1, a.shape[-1]) for a in (x, dy)), ids, *scratch)
+    return Call(_sums, site.out, as_rows(x), as_rows(dy), ids, *scratch)
 
 
 def _sums(
@@ -342,7 +342,7 @@ def _add_id(y: np.ndarray, x: np.ndarray, b: np.ndarray, ids: np.ndarray) -> Non
 
 def _add_id_run(site: Site) -> Call:
     x, b, ids = site.src
-    y, rows = (a.reshape(-1, a.shape[-1]) for a in (site.out, x))
+    y, rows = as_rows(site.out), as_rows(x)
     return Call(_add_id, y, rows, b, ids.reshape(-1))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pyggml.alloc import Plan
 from pyggml.errors import PyggmlError
 from pyggml.graph.call import Call
-from pyggml.graph.op import has_kernel
+from pyggml.graph.op import computes
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import compile_for
 from pyggml.runtime.schedule import Schedule
@@ -47,7 +47,7 @@ def compile_backwards(made: Schedule) -> Iterator[Tensor]:
 
 
 def _nodes_with_kernels(p: Plan) -> list[Tensor]:
-    return [t for t in p.graph.nodes if has_kernel(t) and (t.n_elements or t.saved)]
+    return [t for t in p.graph.nodes if computes(t)]
 
 
 def _kernel_call(p: Plan, node: Tensor, arena: Any) -> Call:

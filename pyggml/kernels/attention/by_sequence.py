@@ -15,6 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from pyggml.errors import PyggmlError
 from pyggml.graph.call import Call
 from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.kernels.attention.path import PROBLEMS, Forward, Path, Problem
@@ -78,6 +79,11 @@ class _Pass:
             if is_run:
                 span = self.a.span[first:stop]
                 start, end = int(span[:, 0].min()), int(span[:, 1].max())
+                if end - start > self.p.n_seen:
+                    raise PyggmlError(
+                        f"flash_attn: queries {first} to {stop} see the keys from {start} to "
+                        f"{end}, wanted {self.p.n_seen} at most for one sequence"
+                    )
                 part, call = self.run_of(first, stop, start, end)
                 np.subtract(span, start, out=part.span)
             else:

@@ -48,14 +48,23 @@ def scratch_bytes(p: Problem, fewer_rows: bool = False) -> int:
     """Scratch of a product. With fewer_rows: enough for it with any smaller number of rows of A."""
     some = _largest_of_each_path(p.m) if fewer_rows else [p.m]
     problems = [q for m in some for q in _calls_of(replace(p, m=m))]
-    return max(layout_of(path_of(q), q).n_bytes for q in problems)
+    sizes = (layout_of(path_of(q), q).n_bytes for q in problems if not _is_empty(q))
+    return max(sizes, default=0)
+
+
+def _is_empty(p: Problem) -> bool:
+    """Whether there is nothing to multiply: the product is empty or all zeros."""
+    return 0 in (p.m, p.n, p.k, p.n_batches)
+
+
+def _is_joined(p: Problem) -> bool:
+    """Whether one path computes all: what is beside too, or nothing is."""
+    return not p.rank or not (_is_empty(p) or not path_of(p).joins)
 
 
 def _calls_of(p: Problem) -> list[Problem]:
     """The products that are computed: this one or, if its path adds nothing beside it, two."""
-    if not p.rank or path_of(p).joins:
-        return [p]
-    return [replace(p, rank=0), thin_of(p)]
+    return [p] if _is_joined(p) else [replace(p, rank=0), thin_of(p)]
 
 
 def thin_of(p: Problem) -> Problem:
@@ -65,19 +74,26 @@ def thin_of(p: Problem) -> Problem:
 
 def call_of(p: Problem, o: Operands) -> Call:
     """The product, bound to its memory, on the path whose scratch was reserved."""
-    if o.beside is None or path_of(p).joins:
-        return path_of(p).call(p, o)
+    if o.beside is None or (p.rank and _is_joined(p)):
+        return _plain_call(p, o)
     backward = (
         p.form == "out_prod"
     )  # what is beside then comes first, see pyggml.kernels.gemm.beside
-    whole, thin = _calls_of(p)
+    whole, thin = replace(p, rank=0), thin_of(p)
     d, b, rounded = o.beside
     own = replace(o, accumulate=o.accumulate or backward, beside=None)
     other = Operands(o.c, d, b, o.scratch, o.accumulate or not backward)
-    calls = [path_of(whole).call(whole, own), path_of(thin).call(thin, other)]
+    calls = [_plain_call(whole, own), _plain_call(thin, other)]
     if rounded is not None:
         calls.append(Call(round_all, rounded.reshape(-1), o.c.reshape(-1)))
     return Call(one_by_one, calls[::-1] if backward else calls)
+
+
+def _plain_call(p: Problem, o: Operands) -> Call:
+    """The product on one path. Without a number to multiply, C becomes zeros or stays as it is."""
+    if _is_empty(p):
+        return Call(one_by_one, () if o.accumulate else (Call(o.c.fill, 0),))
+    return path_of(p).call(p, o)
 
 
 def _largest_of_each_path(m: int) -> Iterator[int]:
@@ -93,6 +109,8 @@ def packing(p: Problem) -> tuple[int, str]:
 
     Products with float32 matrices (adapters, or small) share none.
     """
+    if _is_empty(p):
+        return 0, ""
     path = path_of(p)
     if not path.shares or p.weight_type is F32:
         return 0, ""

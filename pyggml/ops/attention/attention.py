@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.errors import ShapeError
+from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F16, F32, Q8_0
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor, leaf
+from pyggml.jit import kernel
 from pyggml.kernels import attention
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.attention.positions import alibi_slopes
@@ -48,8 +49,9 @@ def flash_attn_ext(
     """Attention of q (T, H, D) over k and v (S, HK, D) -> (T, H, D) (ggml FLASH_ATTN_EXT).
 
     span (T, 2) int32 holds the first key that a query sees and the one past the last; a query that
-    sees none yields zeros. Head h uses key head h // (H / HK). All are F32. k and v may both be
-    F16 or Q8_0, as in a cache; the op then has no gradient.
+    sees none yields zeros. The kernel raises PyggmlError for a span that reaches out of the keys.
+    Head h uses key head h // (H / HK). All are F32. k and v may both be F16 or Q8_0, as in a cache;
+    the op then has no gradient.
     logit_softcap c > 0 turns a score s into c·tanh(s / c) (Gemma 2, arXiv:2408.00118). mask (T, S)
     or (n, T, S), n dividing H, is added to the scores of head h as mask[h % n]; it has no gradient.
     max_bias > 0 is ALiBi: each head's slope multiplies the mask, or without a mask the distance
@@ -129,12 +131,36 @@ def _scratch(node: Tensor, compute: Compute) -> int:
     return attention.forward_path(problem).n_bytes(problem)
 
 
+@kernel
+def _first_wrong(span, n_keys, longest):
+    """The first query whose span reaches out of the keys or is too long, −1 if there is none."""
+    for t in range(span.shape[0]):
+        first, end = span[t, 0], span[t, 1]
+        if min(first, end) < 0 or max(first, end) > n_keys or end - first > longest:
+            return t
+    return -1
+
+
+def _after_check(call: Call, span: np.ndarray, n_keys: int, longest: int) -> None:
+    """Check the spans, then run a kernel that uses them as indices."""
+    wrong = _first_wrong(span, n_keys, longest)
+    if wrong >= 0:
+        first, end = span[wrong].tolist()
+        most = f", of which one query sees {longest} at most" if longest < n_keys else ""
+        raise PyggmlError(
+            f"flash_attn: query {wrong} sees the keys from {first} to {end}, wanted a range of the "
+            f"{n_keys} keys{most}"
+        )
+    call()
+
+
 def _run(site: Site) -> Call:
     problem = _problem_of(site.node, site.compute)
     q, k, v, span, *extras = site.src
     sources = _sources(q, k, v, span, tuple(extras), site.node.params)
     arrays = attention.Forward(**sources, o=site.out, lse=site.saved[0])
-    return attention.forward_path(problem).call(problem, arrays, site.scratch)
+    call = attention.forward_path(problem).call(problem, arrays, site.scratch)
+    return Call(_after_check, call, span, problem.n_keys, problem.n_seen)
 
 
 def _back_problem_of(node: Tensor, compute: Compute) -> attention.Problem:
@@ -156,7 +182,8 @@ def _back_run(site: Site) -> Call:
     arrays = attention.Backward(
         **sources, o=o, lse=lse, do=do, dq=site.out, dk=dk, dv=dv, dsinks=dsinks
     )
-    return attention.backward_path(problem).call(problem, arrays, site.scratch)
+    call = attention.backward_path(problem).call(problem, arrays, site.scratch)
+    return Call(_after_check, call, span, problem.n_keys, problem.n_keys)
 
 
 # -- flash_attn_ext -----------------------------------------------------------------------------

@@ -61,7 +61,7 @@ _REFUSES = {
 
 def _sizes(x: Shape, size: Pair, stride: Pair, padding: Pair) -> Pair:
     """(OH, OW)."""
-    valid = len(x) == 4 and min(*size, *stride) > 0
+    valid = len(x) == 4 and min(*x[-2:], *size, *stride) > 0
     valid = valid and all(0 <= p < k for p, k in zip(padding, size, strict=True))
     axes = zip(x[-2:], size, stride, padding, strict=True)
     out = [out_size(*axis, dilation=1) for axis in axes] if valid else [0]

@@ -320,7 +320,8 @@ def _set_rows_run(site: Site) -> Call:
     _, src, ids = site.src
     shape = site.out.shape
     batch, n_rows, row = shape[: ids.ndim - 1], shape[ids.ndim - 1], prod(shape[ids.ndim :])
-    dst, src = site.out.reshape(-1, row), src.reshape(prod(batch) * ids.shape[-1], -1)
+    dst = site.out.reshape(prod(batch) * n_rows, row)
+    src = src.reshape(prod(batch) * ids.shape[-1], prod(src.shape[ids.ndim :]))
     if site.node.dtype is Q8_0:
         return Call(_overwrite, _put_q8_0, dst, src, ids, batch, n_rows)
     if site.node.dtype is F16:

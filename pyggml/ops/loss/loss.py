@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pyggml.errors import PyggmlError
+from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F64, I32
 from pyggml.graph.ggml_enums import GGMLOp
@@ -107,6 +107,8 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 def _labels_fit(name: str, logits: Tensor, labels: Tensor, *mask: Tensor) -> None:
     expect_type(name, "logits", logits)
     expect(name, "labels", labels, logits.shape)
+    if 0 in logits.shape[-1:]:
+        raise ShapeError(f"{name}: logits are {logits!r}, wanted a vocabulary that is not empty")
     for m in mask:
         expect(name, "mask", m, logits.shape[:-1])
 

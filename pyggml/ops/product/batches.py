@@ -56,7 +56,7 @@ def strided(
 
 def _as_batches(a: np.ndarray) -> np.ndarray:
     """(…, rows, columns) as (batches, rows, columns), no copy where the strides allow."""
-    return a.reshape(-1, *a.shape[-2:])
+    return a.reshape(prod(a.shape[:-2]), *a.shape[-2:])
 
 
 def _is_by_outer(c: Shape, a: Placed | np.ndarray, b: Placed | np.ndarray) -> bool:

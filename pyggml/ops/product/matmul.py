@@ -23,7 +23,7 @@ from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.kernels import gemm
-from pyggml.kernels.kernel import Compute, Site, cpu_kernel
+from pyggml.kernels.kernel import Compute, Site, as_rows, cpu_kernel
 from pyggml.ops.layout.layout import cont, reshape, transpose
 from pyggml.ops.layout.repeat import repeat_back
 from pyggml.ops.product.batches import placed, strided, strided_bytes, transposed
@@ -123,7 +123,7 @@ def _mul_mat_spec(w: Tensor, x: Tensor) -> Spec:
 def _mul_mat_call(site: Site, w: np.ndarray, x: np.ndarray, accumulate: bool) -> Call:
     y = site.out
     if _is_rows(w) and x.flags.c_contiguous:
-        flat_y, flat_x = y.reshape(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])
+        flat_y, flat_x = as_rows(y), as_rows(x)
         weight = gemm.Weight(w, site.node.src[-2].dtype, site.compute)
         packing = None
         if site.shared is not None:
@@ -275,8 +275,8 @@ def _out_prod_spec(a: Tensor, b: Tensor) -> Spec:
 def _out_prod_call(site: Site, a: np.ndarray, b: np.ndarray, accumulate: bool) -> Call:
     rows = b.swapaxes(-1, -2)  # (…, N, R)
     if _is_rows(a) and rows.flags.c_contiguous:
-        dx = site.out.reshape(-1, site.out.shape[-1])
-        flat = rows.reshape(-1, rows.shape[-1])
+        dx = as_rows(site.out)
+        flat = as_rows(rows)
         weight = gemm.Weight(a, site.node.src[-2].dtype, site.compute)
         return gemm.out_prod(dx, flat, weight, site.scratch, accumulate)
     return strided(site.out, rows, a.swapaxes(-1, -2), site.scratch, accumulate)

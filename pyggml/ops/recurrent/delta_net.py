@@ -111,7 +111,7 @@ def _spec(
 def _run(site: Site) -> Call:
     state, q, k, v, g, beta, positions = site.src
     (work,) = recurrence.scratch(site, n_tasks(v.shape[1]), v.shape[0], state, False)
-    g = g.reshape(*v.shape[:2], -1)
+    g = g if g.ndim == 3 else g[..., None]
     return Call(
         _gated_delta_net, *(site.out, *site.saved, work), *(state, q, k, v, g, beta, positions)
     )
@@ -122,7 +122,7 @@ def _factors(
 ) -> dict[str, Any]:
     """The recurrence's factors of every head in float64, all but v."""
     of_key = np.arange(v.shape[1]) % k.shape[1]
-    keys, decay = k[:, of_key], np.broadcast_to(np.exp(g.reshape(*v.shape[:2], -1)), v.shape)
+    keys, decay = k[:, of_key], np.broadcast_to(np.exp(g if g.ndim == 3 else g[..., None]), v.shape)
     a = -beta[:, :, None] * decay * keys
     return {"w": decay, "k": keys, "r": q[:, of_key] / np.sqrt(v.shape[2]), "a": a, "b": keys}
 
@@ -139,7 +139,7 @@ def _ref(
     """As in the paper, not through the recurrence's factors."""
     s, y = state.astype(np.float64), np.empty(v.shape)
     of_key = np.arange(v.shape[1]) % k.shape[1]
-    decay = np.exp(g.reshape(*v.shape[:2], -1))
+    decay = np.exp(g if g.ndim == 3 else g[..., None])
     for t, position in enumerate(positions):
         s = s * decay[t, :, None] * (position != 0)
         kt = k[t, of_key]
@@ -241,7 +241,7 @@ def _back_run(site: Site) -> Call:
     state, q, k, v, g, beta, positions, dy = site.src
     dstate, dq, dk, dg, dbeta = site.saved
     work = recurrence.scratch(site, n_tasks(k.shape[1]), v.shape[0], state, True)
-    g, dg = (x.reshape(*v.shape[:2], -1) for x in (g, dg))
+    g, dg = (x if x.ndim == 3 else x[..., None] for x in (g, dg))
     return Call(
         _gated_delta_net_back,
         *(site.out, dstate, dq, dk, dg, dbeta, *work),

@@ -100,7 +100,7 @@ def _scan_spec(
     expect_type("ssm_scan", "x", x)
     n_tokens, h, p = x.shape
     n, groups = state.shape[2], b.shape[1]
-    if not groups or h % groups or a.shape[1] not in (1, n):
+    if not h or not groups or h % groups or a.shape[1] not in (1, n):
         raise ShapeError(
             f"ssm_scan: x {x.shape}, a {a.shape}, b {b.shape}, state {state.shape}; wanted groups "
             "that divide the heads, and a with one decay for a head or for each of its states"

@@ -345,6 +345,8 @@ cpu_kernel(GATED_LINEAR_ATTN, _gla_run, scratch=_scratch)
 def _back_spec(state: Tensor, *others: Tensor, scale: float) -> Spec:
     w, k, r, v, positions, dy, *own = others
     alike = own if len(own) == 2 else ()
+    if len(own) == 1:
+        expect("wkv_back", "u", own[0], v.shape[1:])
     return _wkv_spec("wkv_back", state, positions, v, w, k, r, dy, *alike)
 
 
