@@ -94,5 +94,5 @@ def test_a_span_reaches_no_further_than_the_keys():
 
 if __name__ == "__main__":
     found = list(faults(globals()[sys.argv[1]], sys.argv[2:] or list(OPS)))
-    print("\n".join(found))
+    sys.stdout.write("\n".join(found))
     sys.exit(bool(found))

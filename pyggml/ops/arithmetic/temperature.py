@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pyggml.errors import ShapeError
+from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.dtypes import I32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
@@ -23,7 +23,8 @@ def log_temperature(positions: Tensor, strength: float, every: int) -> Tensor:
     """The factors (T,) F32 of queries at positions (T,) I32, none below 0.
 
     ggml has no such op: llama.cpp computes the factors outside the graph. Raises ShapeError for
-    another shape or type, or if `every` is below 1.
+    another shape or type, or if `every` is below 1. The kernel raises PyggmlError for a position
+    below 0.
     """
     return LOG_TEMPERATURE(positions, strength=float(strength), every=every)
 
@@ -43,8 +44,16 @@ def _log_temperature(out, positions, strength, every):
         out[i] = np.float32(1) + strength * np.log(np.float32(1) + steps)
 
 
+def _check_then_run(
+    out: np.ndarray, positions: np.ndarray, strength: np.float32, every: int
+) -> None:
+    if positions.size and positions.min() < 0:
+        raise PyggmlError(f"log_temperature: position {positions.min()}, wanted 0 or more")
+    _log_temperature(out, positions, strength, every)
+
+
 def _ref(positions: np.ndarray, strength: float, every: int) -> np.ndarray:
-    return 1 + strength * np.log(1 + positions // every)
+    return 1 + strength * np.log(1.0 + positions // every)
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -63,4 +72,4 @@ LOG_TEMPERATURE = op(
     refuses={"strength": (), "every": (0, -1)},
     memory=Memory.FRESH,
 )
-cpu_kernel(LOG_TEMPERATURE, flat(_log_temperature))
+cpu_kernel(LOG_TEMPERATURE, flat(_check_then_run))

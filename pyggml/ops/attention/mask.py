@@ -136,7 +136,8 @@ def _window_span(out, span, window):
 
 
 def _ref(span: np.ndarray, window: int) -> np.ndarray:
-    return np.stack([np.maximum(span[:, 0], span[:, 1] - window), span[:, 1]], axis=1)
+    first, end = span.astype(np.int64).T
+    return np.stack([np.maximum(first, end - window), end], axis=1)
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
