@@ -43,7 +43,8 @@ import numpy as np
 import pyggml
 from pyggml.backends.cuda import cards, open_cuda
 from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem
-from pyggml.backends.cuda.runtime.driver import Captured, cuda
+from pyggml.backends.cuda.runtime.captures import Captured
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.generation import Session
 from pyggml.graph.dtypes import DTYPES
 from pyggml.lora import LoraConfig, TrainConfig, attach

@@ -38,8 +38,8 @@ import wgpu
 from step import matrix_weights, random_batch
 
 import pyggml
-from pyggml.backends.kit.factors import Factor
-from pyggml.backends.webgpu.ops.products import Product, multiplied, scratch_bytes
+from pyggml.backends.kit.products import Factor
+from pyggml.backends.webgpu.ops.products import Problem, multiply, scratch_bytes
 from pyggml.backends.webgpu.runtime.device import FEATURES, WebGPUBackend
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, View
 from pyggml.graph.dtypes import DTYPES, F32
@@ -106,7 +106,7 @@ class Card:
 # -- machine and products -----------------------------------------------------------------------
 
 
-def product_seconds(card: Card, p: Product, w: np.ndarray) -> float:
+def product_seconds(card: Card, p: Problem, w: np.ndarray) -> float:
     """A product with random x: its median time, unpacking included."""
     backend, rng = card.backend, np.random.default_rng(1)
     n_scratch = max(scratch_bytes(p, backend.shaders), 64)
@@ -116,7 +116,7 @@ def product_seconds(card: Card, p: Product, w: np.ndarray) -> float:
     backend.device.queue.write_buffer(a.buffer, 0, x)
     backend.device.queue.write_buffer(b.buffer, 0, w)
     b = b if p.b.dtype is F32 else b.of("u8")
-    calls = multiplied(p, c, a, b, scratch, backend.shaders)
+    calls = multiply(p, c, a, b, scratch, backend.shaders)
     began = perf_counter()
     while perf_counter() - began < WARM:  # clocks rise under load
         card.seconds([calls] * ROUNDS, REPEATS)
@@ -124,7 +124,7 @@ def product_seconds(card: Card, p: Product, w: np.ndarray) -> float:
 
 
 def machine(card: Card, size: int) -> None:
-    p = Product(size, size, size, Factor(size, 1), Factor(size, 1))
+    p = Problem(size, size, size, Factor(size, 1), Factor(size, 1))
     w = np.random.default_rng(0).standard_normal(size * size, np.float32)
     card.flops = 2 * size**3 / product_seconds(card, p, w)
     card.say("machine", size=size, f32_tflops=card.flops / 1e12)
@@ -140,7 +140,7 @@ def products(card: Card, tokens: int) -> None:
                 n, k = (n_in, n_out) if back else (n_out, n_in)
                 step = Factor(1, n_in, dtype=DTYPES[kind])
                 of_w = step if back else Factor(n_in, 1, dtype=DTYPES[kind])
-                taken = product_seconds(card, Product(rows, n, k, Factor(k, 1), of_w), w)
+                taken = product_seconds(card, Problem(rows, n, k, Factor(k, 1), of_w), w)
                 card.say(
                     "product", type=kind, rows=rows, n_out=n_out, n_in=n_in, back=back,
                     microseconds=taken * 1e6, tflops=2 * rows * n * k / taken / 1e12,

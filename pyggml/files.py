@@ -1,17 +1,27 @@
 """Atomic writing of files and folders: a crash, a full disk or Ctrl-C leaves no partial one.
 
-And the folder where caches lie."""
+What a killed process left, the next one that writes to the same folder removes. And the folder
+where caches lie.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from pyggml.errors import PyggmlError
+
+# Another machine may write to the same folder, and its processes are not seen from here.
+_MACHINE = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
+_HERE = f"{zlib.crc32(_MACHINE.encode()):08x}"
+_PARTIAL = re.compile(rf"\..+\.(\d+)-{_HERE}\.partial", re.DOTALL)
 
 
 @contextmanager
@@ -25,7 +35,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(path)
     if not target.name or "\0" in str(target):
         raise PyggmlError(f"{str(target)!r}: cannot be written: this is no name of a file")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial = _partial(target)
     try:
         if target.exists() and not target.is_file():  # a rename would replace it by a file
             found = "folder" if target.is_dir() else "device"
@@ -50,7 +60,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     OSError.
     """
     target = Path(path).absolute()
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial = _partial(target)
     try:
         if target.exists() and not (target.is_dir() and not any(target.iterdir())):
             raise PyggmlError(f"{path}: is there already, wanted a new folder or an empty one")
@@ -67,6 +77,28 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise PyggmlError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _partial(target: Path) -> Path:
+    """Where this process writes what becomes `target`."""
+    _remove_left(target.parent.absolute())
+    return target.with_name(f".{target.name}.{os.getpid()}-{_HERE}.partial")
+
+
+@cache
+def _remove_left(folder: Path) -> None:
+    """Remove what processes of this machine that are gone have left in a folder."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            match = _PARTIAL.fullmatch(path.name)
+            if match and not _is_running(int(match[1])):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _is_running(pid: int) -> bool:
+    import psutil  # takes 10 ms, and is needed after a crash only
+
+    return pid < 1 << 31 and psutil.pid_exists(pid)
 
 
 def user_cache() -> Path:

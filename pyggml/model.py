@@ -117,7 +117,7 @@ class Model:
         """Logits float32 (n_tokens, n_vocab) of one sequence from its start.
 
         Raises DataError if there are no tokens, more than the model's context, or one outside the
-        vocabulary.
+        vocabulary; and if a logit is NaN or infinite.
         """
         ids = self.checked(tokens)
         if len(ids) > self.config.n_ctx:
@@ -131,7 +131,9 @@ class Model:
         program = self.program(out, taps)
         program()
         self.record(taps, program)
-        return program.read(out)
+        logits = program.read(out)
+        check_greatest(logits.max())  # NaN if any is
+        return logits
 
     @cached_property
     def batches(self) -> bool:
@@ -227,6 +229,15 @@ class Model:
         if ids.astype(np.uint64).max() >= n:  # as those below 0 are, then
             raise DataError(f"tokens: ids from {ids.min()} to {ids.max()}, wanted 0 to {n - 1}")
         return ids.astype(np.int32)
+
+
+def check_greatest(logit: float) -> None:
+    """DataError if the greatest logit is NaN or infinite."""
+    if not np.isfinite(logit):
+        raise DataError(
+            f"the greatest logit is {logit}, wanted a finite number: the model's "
+            "weights or its adapter make no numbers"
+        )
 
 
 def fill(inputs: Inputs, ids: np.ndarray, start: int = 0) -> None:

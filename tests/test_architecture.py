@@ -51,6 +51,7 @@ USES_NUMBA |= {
     for name in (
         "code/byte_ptx",
         "code/cluster_ptx",
+        "code/jit",
         "code/ptx",
         "runtime/cubins",
         "runtime/driver",

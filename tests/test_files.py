@@ -1,12 +1,15 @@
 """A file is replaced as a whole or not at all, and what goes wrong names the file."""
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pyggml.errors import PyggmlError
-from pyggml.files import replacing
+from pyggml.files import _remove_left, replacing
 
 
 def write(path, text):
@@ -39,6 +42,37 @@ def test_a_path_may_be_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write("here.txt", "one")
     assert names(tmp_path) == ["here.txt"]
+
+
+LEAVE = """
+import os, signal, sys
+from pyggml.files import new_folder, replacing
+with replacing(sys.argv[1] + "/a.gguf") as partial, new_folder(sys.argv[1] + "/b"):
+    partial.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows kills in another way")
+def test_what_a_killed_run_left_is_removed_by_the_next_in_that_folder(tmp_path):
+    left = subprocess.run([sys.executable, "-P", "-c", LEAVE, str(tmp_path)])
+    assert left.returncode == -signal.SIGKILL and len(names(tmp_path)) == 2
+    with replacing(tmp_path / "c.txt") as partial:
+        partial.write_text("one")
+        assert names(tmp_path) == [partial.name]
+
+
+def test_what_others_are_writing_stays(tmp_path):
+    """Of a process that runs, of another machine, and of no process."""
+    with replacing(tmp_path / "mine") as mine:
+        mine.write_text("one")
+        suffix = mine.name.partition(".mine.")[2].removeprefix(str(os.getpid()))
+        others = [f".x.{os.getppid()}{suffix}", ".x.999999-00000000.partial", "x.partial"]
+        for name in others:
+            (tmp_path / name).write_text("half")
+        _remove_left.cache_clear()
+        write(tmp_path / "next", "two")
+        assert names(tmp_path) == sorted([*others, mine.name, "next"])
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, PyggmlError])

@@ -57,12 +57,19 @@ def check_ours(path: Path, first: str, what: str, other_ways: str) -> None:
 def _same(a: Path, b: Path) -> bool:
     try:
         return a.resolve() == b.resolve() or os.path.samefile(a, b)  # noqa: PTH121
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: a link that leads to itself
         return False
 
 
 def _check_writable(path: Path) -> None:
     """Make a file and remove it: the only check that holds on every system."""
+    try:
+        if path.is_symlink():
+            path.stat()  # of a link to nothing, as of no file, or to itself, which is refused
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path}: is a device, wanted the name of a file to write")

@@ -24,7 +24,7 @@ async def read_object(request: Request, most_bytes: int, seconds: float) -> dict
     than `seconds`; 400 for what is no JSON object.
     """
     said = request.headers.get("content-length", "0")
-    if said.isdecimal() and len(said) < 19 and int(said) > most_bytes:
+    if said.isdecimal() and (len(said) > 18 or int(said) > most_bytes):
         raise _too_large(most_bytes)
     try:
         raw = await asyncio.wait_for(_read(request, most_bytes), seconds)

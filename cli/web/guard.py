@@ -4,12 +4,15 @@ host      A page of the web may name this machine as its own host (DNS rebinding
           be of the same origin as this server. So the Host header must be one of those allowed.
 origin    A page of another origin may not read answers, but could send requests. They are refused,
           unless the origin was allowed.
+site      Browsers say where a request comes from. One from another site may open the page, as a
+          link does, and nothing else.
 key       Compared in constant time. The page and /health are open: they tell nothing.
 """
 
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -18,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyggml.cli.web.errors import ApiError
 
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/@]+))(?::[0-9]{1,5})?")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _SECURE = {
     "x-content-type-options": "nosniff",
@@ -46,11 +50,15 @@ class Access:
         """Why this request is refused, if it is."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
+        if len(headers.getlist("host")) > 1 or len(headers.getlist("origin")) > 1:
+            return ApiError(400, "a header is there twice, wanted one Host and one Origin")
         if self.hosts and name_of(host) not in self.hosts:
             return self._refusal("the Host header names no host of this server", "--allow-host")
         origin = headers.get("origin")
         if origin is not None and not self._may_call(origin, host):
             return self._refusal("pages of this origin may not call", "--allow-origin")
+        if origin is None and not _is_from_here(scope, headers):
+            return self._refusal("pages of other sites may not call", "--allow-origin")
         if scope["path"].startswith("/v1/") and scope["method"] != "OPTIONS":
             return self._key_fault(headers.get("authorization", ""))
         return None
@@ -59,7 +67,8 @@ class Access:
         return ApiError(403, why if self.fixed else f"{why} ({option})")
 
     def _may_call(self, origin: str, host: str) -> bool:
-        return origin in self.origins or origin.partition("://")[2] == host
+        own = host and origin in (f"http://{host}", f"https://{host}")
+        return origin in self.origins or bool(own)
 
     def _key_fault(self, given: str) -> ApiError | None:
         scheme, _, key = given.partition(" ")
@@ -79,10 +88,18 @@ class Access:
 
 
 def name_of(host: str) -> str:
-    """The name in a Host header: localhost:8080 -> localhost, [::1]:8080 -> ::1."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+    """The name in a Host header: localhost:8080 -> localhost, [::1]:8080 -> ::1; "" for none."""
+    parts = _HOST.fullmatch(host)
+    return (parts[1] or parts[2]).lower() if parts else ""
+
+
+def _is_from_here(scope: Scope, headers: Headers) -> bool:
+    """Whether a request comes from a page of this server, from no page, or opens the first page."""
+    if headers.get("sec-fetch-site", "none") in ("same-origin", "none"):
+        return True
+    is_link = headers.get("sec-fetch-mode") == "navigate"
+    is_whole = headers.get("sec-fetch-dest", "document") == "document"
+    return is_link and is_whole and scope["method"] == "GET" and scope["path"] == "/"
 
 
 class Guard:

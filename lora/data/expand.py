@@ -13,18 +13,23 @@ README; hidden files are not looked at.
 from __future__ import annotations
 
 import glob
+import io
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from pyggml.errors import DataError
 from pyggml.lora.data.files import format_of, records
-from pyggml.lora.data.formats.source import head
+from pyggml.lora.data.formats.parquet import MAGIC
+from pyggml.lora.data.formats.source import HEAD_BYTES, MOST_BYTES, head
 from pyggml.lora.data.records import Schema
 from pyggml.lora.data.rows import BadRow
 from pyggml.lora.data.sources import Source
@@ -32,6 +37,7 @@ from pyggml.lora.data.sources import Source
 STDIN = Path("-")
 _STDIN = 0  # its descriptor
 MOST_FILES = 1 << 16  # in a folder
+PATIENCE = 2.0  # seconds before it is said that nothing comes
 LeftOut = tuple[Path, str]  # a file and the reason
 
 
@@ -59,6 +65,11 @@ def _files(path: Path, schema: Schema) -> tuple[list[Path], list[LeftOut]]:
         mode = os.fstat(_STDIN).st_mode if path == STDIN else path.stat().st_mode
     except (OSError, ValueError):  # ValueError: a NUL
         return _fitting(path), []
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):  # which may have no end
+        if path != STDIN:
+            raise DataError(f"{path}: cannot be read: it is a pipe or device, wanted a file")
+        kind = "terminal" if os.isatty(_STDIN) else "device"
+        raise DataError(f"-: standard input is a {kind}, wanted a pipe or a file")
     if stat.S_ISDIR(mode):
         return _of_folder(path, schema)
     if path == STDIN or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
@@ -128,8 +139,6 @@ def _kind(path: Path, schema: Schema) -> str:
 
 def _copied(path: Path) -> Path:
     """A file with all that comes through a pipe, which a process reads once."""
-    if path == STDIN and os.isatty(_STDIN):
-        raise DataError("-: standard input is a terminal, wanted a pipe or a file")
     about = os.fstat(_STDIN) if path == STDIN else path.stat()
     return _copy(about.st_dev, about.st_ino, path)
 
@@ -141,12 +150,44 @@ def _copy(device: int, inode: int, path: Path) -> Path:
     copy = Path(_folder().name, f"{device}-{inode}", name)
     try:
         copy.parent.mkdir(exist_ok=True)
-        given = _STDIN if path == STDIN else path
-        with open(given, "rb", closefd=path != STDIN) as pipe, copy.open("wb") as to:
+        with _opened(path) as pipe, copy.open("wb") as to:
+            to.write(_beginning(pipe, path))
             shutil.copyfileobj(pipe, to)
     except OSError as error:
         raise DataError(f"{path}: cannot be copied to {copy}: {error.strerror}") from error
     return copy
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedReader]:
+    """A pipe through which something has come, or nothing will. Says what is awaited, if it is."""
+    late = f"{path}: nothing has come through this pipe yet, waiting for what writes to it"
+    timer = threading.Timer(PATIENCE, warnings.warn, (late, RuntimeWarning))
+    timer.daemon = True
+    timer.start()
+    try:
+        given = _STDIN if path == STDIN else path
+        with open(given, "rb", closefd=path != STDIN) as pipe:
+            pipe.peek(1)
+            timer.cancel()
+            yield pipe
+    finally:
+        timer.cancel()
+
+
+def _beginning(pipe: io.BufferedReader, path: Path) -> bytes:
+    """What comes through a pipe up to its first block with text.
+
+    DataError for what may go on for ever without any: NULs, and more white space than a row has.
+    """
+    start = block = pipe.read(HEAD_BYTES)
+    while block and not block.strip():
+        if len(start) > MOST_BYTES:
+            raise DataError(f"{path}: begins with {MOST_BYTES >> 20} MiB of white space")
+        start += (block := pipe.read(HEAD_BYTES))
+    if b"\0" in start and not start.startswith(MAGIC):
+        raise DataError(f"{path}: holds a NUL, wanted UTF-8 text")
+    return start
 
 
 @cache

@@ -4,7 +4,8 @@ general.type      "checkpoint"
 checkpoint.step, .epoch, .index     steps made; windows read of the epoch under way
 checkpoint.run    JSON: what makes the run what it is (model, text, settings, tensors)
 checkpoint.compute, .vectors, .compiler     what computed it: `arithmetic.Arithmetic`
-checkpoint.digest SHA-256 of the tensors
+checkpoint.sha256 SHA-256 of all that is here: `_whole_digest`. Older files have checkpoint.digest,
+                  that of the numbers, which is then all that is checked
 checkpoint.history.losses, .validation.steps, .losses, .tokens      `reports.History`
 the flat float32 buffers: parameters, the optimiser's moments (adamw.m, adamw.v); constants and the
                   parameters that validated best, if a run has them
@@ -40,6 +41,7 @@ from pyggml.model import Model
 _NAME = re.compile(r"step-(\d{8})\.gguf")
 _EDGE = 1 << 20  # bytes at both ends of a model file that its identity is made of
 _PREFIX, _HISTORY = "checkpoint.", "checkpoint.history."
+_SUM, _OLDER_SUM = "checkpoint.sha256", "checkpoint.digest"
 Buffers = Mapping[str, np.ndarray]  # (n,) float32 each
 Run = Mapping[str, Any]  # what makes a run what it is, by part
 _OTHER = {"model": "is another model than that run's", "text": "is another text than that run's"}
@@ -91,7 +93,19 @@ def adapters_identity(model: Model) -> str:
     return digest.hexdigest()[:32]
 
 
-def _digest(buffers: Buffers) -> str:
+def _whole_digest(metadata: Mapping[str, gguf.Field], tensors: Buffers) -> str:
+    """SHA-256 of all values but itself, with keys and types, and of all tensors."""
+    digest = hashlib.sha256()
+    for key, field in sorted(metadata.items()):
+        if key != _SUM:
+            digest.update(repr((key, field.kind, len(field.payload))).encode() + field.payload)
+    for name, array in sorted(tensors.items()):
+        digest.update(repr((name, array.dtype.str, array.shape)).encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _numbers_digest(buffers: Buffers) -> str:
     digest = hashlib.sha256()
     for name, buffer in buffers.items():
         digest.update(name.encode() + buffer.tobytes())
@@ -117,10 +131,11 @@ def save(
         "checkpoint.index": np.uint64(progress.index),
         "checkpoint.run": json.dumps(run, sort_keys=True),
         **arithmetic.metadata(),
-        "checkpoint.digest": _digest(buffers),
         **{f"{_HISTORY}{name}": array for name, array in history.arrays().items()},
     }
-    gguf.write(path, metadata, [(name, F32, b.shape, b) for name, b in buffers.items()])
+    fields = {key: gguf.Field.of(value) for key, value in metadata.items()}
+    fields[_SUM] = gguf.Field.of(_whole_digest(fields, buffers))
+    gguf.write(path, fields, [(name, F32, b.shape, b) for name, b in buffers.items()])
 
 
 def load(
@@ -153,6 +168,8 @@ def _load(
     if not isinstance(found, str) or found != "checkpoint":
         named = "missing" if found is None else brief(found)
         raise CheckpointError(f"{file.path}: general.type is {named}, wanted 'checkpoint'")
+    if not _matches(file):
+        raise CheckpointError(f"{file.path}: is damaged: its content does not match its SHA-256")
     stored_run, wanted = (_filled(r, _plain(usual)) for r in (_stored_run(file), _plain(run)))
     apart = differences(stored_run, wanted)
     if apart:
@@ -165,8 +182,6 @@ def _load(
             found = "missing" if info is None else f"{info.dtype} {info.shape}"
             raise CheckpointError(f"{file.path}: {name} is {found}, wanted F32 {buffer.shape}")
         stored[name] = file.data(name)
-    if file.require("checkpoint.digest", str) != _digest(stored):
-        raise CheckpointError(f"{file.path}: is damaged: its numbers do not match their SHA-256")
     step, epoch, index = (file.require(f"{_PREFIX}{k}", int) for k in ("step", "epoch", "index"))
     history = _history(file)
     for name, buffer in buffers.items():
@@ -293,10 +308,17 @@ def newest(folder: Path) -> Path:
 def _is_whole(path: Path) -> bool:
     try:
         with gguf.open(path) as file:
-            numbers = {name: file.data(name) for name in file.tensors}
-            return file.require("checkpoint.digest", str) == _digest(numbers)
+            return _matches(file)
     except PyggmlError:
         return False
+
+
+def _matches(file: gguf.GGUFFile) -> bool:
+    """Whether a checkpoint is as it was written, as far as its sum goes."""
+    tensors = {name: file.data(name) for name in file.tensors}
+    if _OLDER_SUM in file.metadata and _SUM not in file.metadata:
+        return file.require(_OLDER_SUM, str) == _numbers_digest(tensors)
+    return file.require(_SUM, str) == _whole_digest(file.metadata, tensors)
 
 
 def prune(folder: Path, step: int, n_kept: int) -> None:

@@ -14,6 +14,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable
+from itertools import islice
 from time import thread_time
 from typing import Any
 
@@ -25,6 +26,11 @@ SECONDS = 5.0
 _BITS = 4096  # of an integer
 _WORK = 1 << 30  # characters compared in a search: text times pattern
 _WIDTH = re.compile(r"\d{5}|\*|\{[^}]*\{")  # 10000 or more, or a width that is an argument
+_NUMBER, _GAP = re.compile(r"\d+"), re.compile(r"\s+")
+_QUOTED = re.compile(r"!|%(?:\([^)]*\))?[^%()a-zA-Z]*[ar]")  # a conversion to Python's own form
+_ESCAPED = 10  # characters that Python's form has for one, at most
+_DIGITS = 400  # of a number with a fraction, written out
+_LISTS: tuple[type, ...] = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
 _DATE = re.compile(r"%[^A-Za-z%]*\d")  # C libraries take widths in formats of dates
 
 
@@ -40,7 +46,8 @@ class Spent(threading.local):
 
     def step(self) -> None:
         self.steps += 1
-        if self.steps > STEPS or thread_time() > self.end:
+        # The clock costs more than most steps, which take milliseconds at most.
+        if self.steps > STEPS or (self.steps % 8 == 0 and thread_time() > self.end):
             raise OverflowError("it does not come to an end")
 
     def take(self, size: int) -> None:
@@ -58,21 +65,37 @@ class Spent(threading.local):
 SPENT = Spent()
 
 
-def charge(*values: Any) -> None:
-    """Check the weight of values; OverflowError if it is too much."""
+def charge(*values: Any) -> int:
+    """The weight of values; OverflowError if it is too much.
+
+    A namespace and what shows a mapping's content weigh what is in them, as their text has it all.
+    """
     stack, size, n = list(values), 0, 0
     while stack:
         value = stack.pop()
         n += 1
         if isinstance(value, str):
             size += len(value)
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, _LISTS):
+            if len(value) > VALUES:
+                raise OverflowError("it makes too much text")
             stack += value
         elif isinstance(value, dict):
             stack += value
             stack += value.values()
+        elif isinstance(value, int):
+            size += value.bit_length() // 32
+        elif (content_of := getattr(type(value), "weighed", None)) is not None:
+            stack += content_of(value)
         if size > MOST or n + len(stack) > VALUES:
             raise OverflowError("it makes too much text")
+    return size
+
+
+def check_listed(value: Any) -> None:
+    """OverflowError for a text too long to be a list of its characters."""
+    if isinstance(value, str) and len(value) > VALUES:
+        raise OverflowError("it makes too long a list")
 
 
 # -- operators ----------------------------------------------------------------------------------
@@ -81,8 +104,10 @@ def charge(*values: Any) -> None:
 def combine(operator: str, left: Any, right: Any, make: Callable[[Any, Any], Any]) -> Any:
     """left + right, left * right, left ** right or left % right."""
     if operator == "%" and isinstance(left, str):
-        check_widths(left)
-        charge(right)
+        if isinstance(right, dict):  # whose values are written as often as they are named
+            check_format(left, right.values())
+        else:
+            check_format(left, right if isinstance(right, tuple) else (right,), is_once=True)
     elif operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length()
         bits = bits * abs(right) if operator == "**" else bits + right.bit_length()
@@ -116,10 +141,28 @@ def join(parts: Iterable[Any], between: str = "") -> str:
     return between.join(texts)
 
 
-def check_widths(text: str) -> None:
-    """OverflowError for a format that pads to thousands of characters."""
+def check_format(text: str, values: Iterable[Any], is_once: bool = False) -> None:
+    """OverflowError for a format that may write too much: wide fields, many, or of long values.
+
+    is_once: each value is written once at most, else each as often as there are fields.
+    """
     if _WIDTH.search(text):
         raise OverflowError("it pads a text to too many characters")
+    is_quoted = _QUOTED.search(text) is not None
+    sizes = [_written(value, is_quoted) for value in values]
+    fields = text.count("%") + text.count("{")
+    most = sum(sizes) if is_once else fields * max(sizes, default=0)
+    if len(text) + sum(map(int, _NUMBER.findall(text))) + most > MOST:
+        raise OverflowError("it makes too much text")
+
+
+def _written(value: Any, is_quoted: bool) -> int:
+    """The most characters that one field makes of a value."""
+    if isinstance(value, str) and not is_quoted:
+        return len(value)
+    if isinstance(value, int):
+        return _DIGITS + value.bit_length()
+    return _DIGITS + _ESCAPED * charge(value)
 
 
 def check_date(text: str) -> None:
@@ -138,10 +181,32 @@ def to_json(
     charge(value)
     if indent is not None and not 0 <= indent <= 16:
         raise OverflowError("it indents too far")
+    if indent or separators:
+        between = sum(map(len, separators or ())) + 2
+        # Most have so few parts that they are short however deep; that costs a tenth to know.
+        compact = json.dumps(value)
+        n_inside = compact.count("[") + compact.count("{")
+        n_parts = compact.count(",") + compact.count(":") + 2 * n_inside
+        if len(compact) + n_parts * (between + (indent or 0) * n_inside) > MOST:
+            _check_json(value, indent or 0, between)
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
                       sort_keys=sort_keys)  # fmt: skip
     SPENT.take(len(text))
     return text
+
+
+def _check_json(value: Any, indent: int, between: int) -> None:
+    """OverflowError for a value whose JSON would be long with all that stands between its parts."""
+    level, depth, size = [value], 0, 0
+    while level:
+        inner = [v for v in level if isinstance(v, list | tuple | dict)]
+        size += len(level) * (indent * depth + between) + len(inner) * (indent * depth)
+        size += sum(len(v) for v in level if isinstance(v, str))
+        size += sum(len(key) for v in inner if isinstance(v, dict) for key in map(str, v))
+        if size > MOST:
+            raise OverflowError("it makes too much text")
+        level = [x for v in inner for x in (v.values() if isinstance(v, dict) else v)]
+        depth += 1
 
 
 # -- methods of strings -------------------------------------------------------------------------
@@ -155,4 +220,18 @@ def check_method(text: str, name: str, arguments: tuple[Any, ...]) -> None:
     if name == "replace" and len(texts) > 1:
         SPENT.take(len(text) + text.count(texts[0]) * len(texts[1]))
     if name in ("format", "format_map"):
-        check_widths(text)
+        check_format(text, arguments)
+    if name in ("split", "rsplit", "splitlines", "partition", "rpartition"):
+        SPENT.take(len(text))
+        _check_parts(text, name, texts[0] if texts else None)
+
+
+def _check_parts(text: str, name: str, separator: str | None) -> None:
+    """OverflowError for a text that is split into too many."""
+    if len(text) <= VALUES or "partition" in name:
+        return
+    n_parts = (
+        text.count(separator) if separator else sum(1 for _ in islice(_GAP.finditer(text), VALUES))
+    )
+    if n_parts >= VALUES:
+        raise OverflowError("it makes too long a list")

@@ -8,6 +8,7 @@ functions, and methods of strings and mappings. All are measured, see `limits`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
@@ -42,6 +43,7 @@ METHODS = {
     },
     dict: {"get", "items", "keys", "values"},
 }
+_LINE_END = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _BUILT_IN = (str, bytes, int, float, complex, list, tuple, set, frozenset, dict, range)
 
 
@@ -63,6 +65,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters = {name: _measure(filters[name], check) for name, check in checks.items()}
         self.filters |= {"join": _join, "tojson": limits.to_json}
         self.filters |= {"_join_parts": limits.join, "_step": _step, "_charge": _charge}
+        self.filters["_take"] = SPENT.charge_result
         self.tests = {name: _measure(test, _check_filter) for name, test in tests.items()}
         del self.globals["lipsum"]
         self.globals |= {
@@ -125,6 +128,12 @@ class _Measuring(NodeTransformer):
             operand.expr = _wrap(operand.expr)
         return node
 
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        return nodes.Filter(node, "_take", [], [], None, None).set_lineno(node.lineno)
+
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
         self.generic_visit(node)
         node.key = _wrap(node.key)
@@ -160,15 +169,24 @@ def _check_filter(*args: Any, **kwargs: Any) -> None:
 
 
 def _check_format(text: Any, *args: Any, **kwargs: Any) -> None:
-    limits.check_widths(str(text))
-    limits.charge(*args, *kwargs.values())
+    limits.charge(text, *args, *kwargs.values())
+    limits.check_format(str(text), (*args, *kwargs.values()))
 
 
 def _check_indent(text: Any, width: int | str = 4, *_: Any, **__: Any) -> None:
-    limits.SPENT.take(str(text).count("\n") * (width if isinstance(width, int) else len(width)))
+    """Jinja makes the indentation also where no line has it; its lines have many kinds of end."""
+    limits.charge(text, width)
+    n_lines = len(_LINE_END.findall(str(text))) + 2
+    limits.SPENT.take(n_lines * (width if isinstance(width, int) else len(width)))
+
+
+def _check_list(value: Any, *args: Any, **kwargs: Any) -> None:
+    limits.check_listed(value)
+    limits.charge(value, *args, *kwargs.values())
 
 
 def _check_replace(text: Any, old: Any, new: Any, *_: Any, **__: Any) -> None:
+    limits.charge(text, old, new)
     limits.check_method(str(text), "replace", (str(old), str(new)))
 
 
@@ -179,6 +197,8 @@ def _check_trim(text: Any, chars: Any = None) -> None:
 CHECKS: dict[str, Callable[..., None]] = {
     "format": _check_format,
     "indent": _check_indent,
+    "list": _check_list,
+    "sort": _check_list,
     "replace": _check_replace,
     "trim": _check_trim,
 }
@@ -190,6 +210,7 @@ def _join(
 ) -> str:
     """Jinja's join of a list that has been measured."""
     SPENT.step()
+    limits.check_listed(value)
     items = list(value)
     limits.charge(items)
     SPENT.take(len(items) * len(d))
@@ -237,6 +258,11 @@ class _Namespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         super().__setitem__(name, value)
+
+    def weighed(self) -> Iterable[Any]:
+        """What its text holds."""
+        attributes: dict[str, Any] = object.__getattribute__(self, "_Namespace__attrs")
+        return (*attributes, *attributes.values())
 
 
 def _check_name(name: object) -> None:

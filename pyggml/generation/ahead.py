@@ -13,10 +13,9 @@ from functools import partial
 import numpy as np
 
 from pyggml.backends.cpu import detach, write
-from pyggml.generation.sampler import check_greatest
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor, put_together, zeros
-from pyggml.model import Model
+from pyggml.model import Model, check_greatest
 from pyggml.models import Cache, Inputs, build
 from pyggml.ops import advance, likeliest
 from pyggml.runtime import Arenas, bind, schedule

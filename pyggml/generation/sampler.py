@@ -13,8 +13,9 @@ from functools import partial
 
 import numpy as np
 
-from pyggml.errors import ConfigError, DataError
+from pyggml.errors import ConfigError
 from pyggml.generation.sampling import Sampling
+from pyggml.model import check_greatest
 from pyggml.tokenizer import Tokenizer
 
 _FIRST = 256  # tokens that top_p looks at first; more if they do not reach its sum
@@ -104,15 +105,6 @@ def checked_argmax(logits: np.ndarray) -> int:
     best = int(logits.argmax())  # the first NaN, if there is one
     check_greatest(logits[best])
     return best
-
-
-def check_greatest(logit: float) -> None:
-    """DataError if the greatest logit is NaN or infinite."""
-    if not np.isfinite(logit):
-        raise DataError(
-            f"the greatest logit is {logit}, wanted a finite number: the model's "
-            "weights or its adapter make no numbers"
-        )
 
 
 def distribution(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndarray]:

@@ -85,8 +85,8 @@ class Sampling(Settings):
     repeat_penalty: float = setting(
         1.0,
         "divides the logits of recent tokens (1: off)",
-        "above 0, at most 100",
-        lambda r: 0 < r <= 100,
+        "0.01 to 100",
+        lambda r: 0.01 <= r <= 100,
         group="sampling",
         common=True,
     )

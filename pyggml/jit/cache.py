@@ -5,6 +5,9 @@ change of the bounds-check flag or of the instruction set that is chosen. The fo
 named after those, also in a folder that NUMBA_CACHE_DIR names: kernels of other sources would write
 past the ends of today's arrays. A kernel may take compiled helpers and constants from its own file
 and from SHARED only.
+
+Numba's files are pickles, and run as whoever reads them. So the folder and its files must be this
+user's and writable by nobody else, wherever they lie.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import warnings
@@ -99,10 +103,13 @@ def _name() -> str:
     return digest.hexdigest()[:12]
 
 
+class _UntrustedError(Exception):
+    """A folder that somebody else could put machine code into."""
+
+
 def writable_folder() -> Path | None:
-    """The cache folder, in the user's or that of NUMBA_CACHE_DIR. Where it cannot be written, with
-    a warning, one for this process alone: in one that others can write they could put their machine
-    code. None if that fails too.
+    """The cache folder, in the user's or that of NUMBA_CACHE_DIR. Where it cannot be written, or
+    others can write there too, with a warning, one for this process alone. None if that fails too.
     """
     try:
         given = os.environ.get("NUMBA_CACHE_DIR")
@@ -110,25 +117,63 @@ def writable_folder() -> Path | None:
         _check_room(folder)
         return folder
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
-        warnings.warn(
-            f"the cache of compiled kernels cannot be written ({error}), so every run compiles "
-            "them anew; NUMBA_CACHE_DIR can name another folder",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        reason = f"cannot be written ({error})"
+    except _UntrustedError as error:
+        reason = f"is refused ({error})"
+    warnings.warn(
+        f"the cache of compiled kernels {reason}, so every run compiles them anew; "
+        "NUMBA_CACHE_DIR can name another folder",
+        RuntimeWarning,
+        stacklevel=2,
+    )
     try:
         own = Path(tempfile.mkdtemp(prefix="pyggml-"))
         atexit.register(shutil.rmtree, own, ignore_errors=True)
         _check_room(own / _name())
         return own / _name()
-    except OSError:
+    except (OSError, _UntrustedError):
         return None
 
 
 def _check_room(folder: Path) -> None:
-    """OSError unless a file can be made there, and the disk has room for all kernels."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """OSError unless a file can be made there, and the disk has room for all kernels.
+
+    _UntrustedError if somebody else could put a file there, or another folder in its place.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _check_owners(folder.absolute())
     with tempfile.TemporaryFile(dir=folder):
         pass
     if shutil.disk_usage(folder).free < _CACHE_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def _check_owners(folder: Path) -> None:
+    """_UntrustedError unless the folder is this user's alone, and nobody can replace it.
+
+    A folder above may be root's, a group's, or everybody's if it is sticky, as /tmp is.
+    """
+    wrong = stranger(folder.lstat())
+    if wrong:
+        raise _UntrustedError(f"{folder}: {wrong}")
+    if os.name != "posix":
+        return
+    for above in folder.parents:
+        status = above.stat()
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+            raise _UntrustedError(f"{above}: others may write there")
+    if folder.parent.stat().st_uid not in (0, os.geteuid()):
+        raise _UntrustedError(f"{folder.parent}: belongs to another user")
+
+
+def stranger(status: os.stat_result) -> str:
+    """Who else could have written a file or folder of this status; "" if nobody.
+
+    Windows keeps no such bits: there a user's folders are his.
+    """
+    if os.name != "posix":
+        return ""
+    if status.st_uid != os.geteuid():
+        return "belongs to another user"
+    return "others may write there" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""

@@ -15,7 +15,7 @@ from numba.core.codegen import get_host_cpu_features
 
 from pyggml.jit.cache import writable_folder
 from pyggml.jit.permission import tiles_granted
-from pyggml.jit.workarounds import call_own_copies, name_files_apart
+from pyggml.jit.workarounds import call_own_copies, check_files, name_files_apart
 
 
 def _let_threads_sleep() -> None:
@@ -52,6 +52,7 @@ def _keep_kernels() -> Path | None:
     folder = writable_folder()
     if folder is not None:
         config.CACHE_DIR = str(folder)
+        check_files(folder)
     return folder
 
 

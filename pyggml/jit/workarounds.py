@@ -1,17 +1,27 @@
-"""What Numba's cache lacks: the same bits in every process, and a file of its own for each process.
+"""What Numba's cache lacks: the same bits in every process, a file of its own for each process, and
+files that are known to be whole and this user's before they are read.
 
-Both change a private method of Numba, and do nothing where another version lacks it.
+Each changes private methods of Numba, and does nothing where another version lacks them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
-from typing import Any
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
 
 from llvmlite.binding import Linkage
 from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 
+from pyggml.jit.cache import stranger
+
+_SUM_BYTES = hashlib.sha256().digest_size
 _WEAK = (Linkage.linkonce_odr, Linkage.weak_odr)
 
 
@@ -50,3 +60,63 @@ def name_files_apart() -> None:
     if name is not None:
         first = os.getpid() << 16
         IndexDataCacheFile._data_name = lambda file, number: name(file, first + number)
+
+
+def check_files(folder: Path) -> None:
+    """End each file of this cache with its SHA-256, and take one that lacks it for missing.
+
+    Numba unpickles what it finds: a file cut off or changed by a full disk or a power cut would end
+    the program, and one that somebody else wrote would run as this user. What is missing is
+    compiled anew. Pickle reads no further than its own end, so a sum behind it is in nobody's way.
+    """
+    names = ("_open_for_write", "_load_index", "_load_data")
+    if not all(hasattr(IndexDataCacheFile, name) for name in (*names, "_data_path")):
+        return
+    open_plain, load_index, load_data = (getattr(IndexDataCacheFile, name) for name in names)
+
+    def is_ours(file: Any) -> bool:  # other packages have caches of their own
+        return Path(file._cache_path).is_relative_to(folder)
+
+    @contextmanager
+    def open_summed(file: Any, path: str) -> Iterator[IO[bytes]]:
+        with open_plain(file, path) as written:
+            if not is_ours(file):
+                yield written
+                return
+            whole = io.BytesIO()
+            yield whole
+            if hasattr(os, "fchmod"):
+                os.fchmod(written.fileno(), 0o600)
+            written.write(whole.getvalue() + hashlib.sha256(whole.getvalue()).digest())
+
+    def load_whole_index(file: Any) -> dict[Any, str]:
+        is_good = not is_ours(file) or _is_whole(file._index_path)
+        return load_index(file) if is_good else {}
+
+    def load_whole_data(file: Any, name: str) -> Any:
+        path = file._data_path(name)
+        if is_ours(file) and not _is_whole(path):
+            raise FileNotFoundError(path)
+        return load_data(file, name)
+
+    IndexDataCacheFile._open_for_write = open_summed
+    IndexDataCacheFile._load_index = load_whole_index
+    IndexDataCacheFile._load_data = load_whole_data
+
+
+def _is_whole(path: str) -> bool:
+    """Whether a file is this user's and ends with its sum. Warns if it is somebody else's."""
+    try:
+        with Path(path).open("rb") as file:
+            wrong = stranger(os.fstat(file.fileno()))
+            if wrong:
+                warnings.warn(
+                    f"{path}: {wrong}, so this kernel is compiled anew",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                return False
+            content = file.read()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_SUM_BYTES]).digest() == content[-_SUM_BYTES:]

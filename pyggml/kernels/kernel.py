@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from pyggml.backends.kit import kernels
 from pyggml.graph.call import Call
 from pyggml.graph.op import Op
 from pyggml.graph.tensor import Tensor
@@ -16,34 +17,18 @@ Compute = Literal["f32", "bf16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """The memory of one node, as a kernel's `run` gets it; arrays have the node's shapes."""
+class Site(kernels.Site[np.ndarray]):
+    """The memory of one node, as a kernel's `run` gets it; arrays have the node's shapes.
 
-    node: Tensor
-    out: np.ndarray
-    src: tuple[np.ndarray, ...]
-    saved: tuple[np.ndarray, ...]
-    scratch: np.ndarray  # uint8, of the bytes that the kernel asks for, 64-byte aligned
+    Scratch is uint8, 64-byte aligned.
+    """
+
     compute: Compute  # how quantised weights are multiplied, see pyggml.kernels.gemm
     shared: np.ndarray | None = None  # scratch that several nodes read, see Kernel.shared
     fills_shared: bool = False  # whether this node is the first of them
 
-    @property
-    def scalars(self) -> tuple[Any, ...]:
-        """The node's parameters in order of declaration, floats as float32 for the kernels."""
-        values = self.node.params.values()
-        return tuple(np.float32(v) if isinstance(v, float) else v for v in values)
-
 
 Shared = Callable[[Tensor, Compute], tuple[int, str]]
-
-
-def _no_scratch(node: Tensor, compute: Compute) -> int:
-    return 0
-
-
-def _nothing_shared(node: Tensor, compute: Compute) -> tuple[int, str]:
-    return 0, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +42,8 @@ class Kernel:
     """
 
     run: Callable[[Site], Call]
-    scratch: Callable[[Tensor, Compute], int] = _no_scratch
-    shared: Shared = _nothing_shared
+    scratch: Callable[[Tensor, Compute], int] = kernels.no_scratch
+    shared: Shared = kernels.nothing_shared
 
 
 KERNELS: dict[Op, Kernel] = {}
@@ -67,8 +52,8 @@ KERNELS: dict[Op, Kernel] = {}
 def cpu_kernel(
     op: Op,
     run: Callable[[Site], Call],
-    scratch: Callable[[Tensor, Compute], int] = _no_scratch,
-    shared: Shared = _nothing_shared,
+    scratch: Callable[[Tensor, Compute], int] = kernels.no_scratch,
+    shared: Shared = kernels.nothing_shared,
 ) -> None:
     """Declare how the CPU computes an op. Ops that only look at memory need no kernel."""
     KERNELS[op] = Kernel(run, scratch, shared)

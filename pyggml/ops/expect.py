@@ -1,4 +1,4 @@
-"""Checks for shape rules: each raises an error that names what was types and what was wanted."""
+"""Checks for shape rules: each raises an error that names what was found and what was wanted."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ It prints, for each, what it is and its error.
 """
 
 import numpy as np
-from by_thread import LANES, byte_ptx, run_block, run_cluster, show
+from by_thread import LANES, run_block, run_cluster, show
 
 from pyggml.backends.cuda.attention import decode, keys
 from pyggml.backends.cuda.attention.one_token import Token
@@ -12,7 +12,7 @@ from pyggml.backends.cuda.attention.scores import Factors, Sizes
 from pyggml.ops import OPS
 
 decode.SIMULATED, decode._WARPS = False, 2
-keys.SIMULATED, keys.half_of = False, byte_ptx.half_of
+keys.SIMULATED = False
 JOINED = {True: "in clusters", False: "by tickets"}
 SIZE, N_KEYS, N_KEY_HEADS, N_PARTS, SCALE, EPS = 128, 21, 2, 2, 0.3, 1e-3
 rng = np.random.default_rng(1)

@@ -33,6 +33,9 @@ class Cuda:
 
     atomic = Atomic()
 
+    def jit(self, function=None, **_):
+        return function or (lambda function: function)
+
     def __getattr__(self, name):
         return getattr(own, name)
 
@@ -58,12 +61,11 @@ class Cuda:
 
 
 driver.cuda = Cuda()
-driver.device = lambda function: function
-driver.kernel = lambda function, **_: function
-driver.most_shared = lambda: 227 << 10
 
-# The modules below take `cuda`, `device` and `kernel` from the driver when they are imported.
-from pyggml.backends.cuda.code import byte_ptx, cluster_ptx, ptx, warp  # noqa: E402
+# The modules below take `cuda` from the driver when they are imported.
+from pyggml.backends.cuda.code import byte_ptx, cluster_ptx, jit, ptx, warp  # noqa: E402
+
+jit.most_shared = lambda: 227 << 10
 
 
 def word_of(raw):

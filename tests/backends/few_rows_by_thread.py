@@ -39,7 +39,7 @@ def matrix(kind, n, k):
 def part_of(kind, n, k, rows, **more):
     packed, plain = matrix(kind, n, k)
     out = np.full(rows * n, np.nan, np.float32)
-    return few_rows.Part(out, packed, DTYPES[kind], n, **more), plain
+    return few_rows.RowProduct(out, packed, DTYPES[kind], n, **more), plain
 
 
 def added(kind, n, k, rows, scales=1):

@@ -10,7 +10,7 @@ pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from failing_card import Fails, of_package
 
-from pyggml.backends.cuda.runtime import driver
+from pyggml.backends.cuda.runtime import captures, driver, failures
 from pyggml.errors import DeviceMemoryError
 
 
@@ -19,10 +19,10 @@ class Recorder:
 
     def __init__(self, monkeypatch, **fails):
         self.called, self.fails = [], fails
-        monkeypatch.setattr(driver, "driver", self)
-        monkeypatch.setattr(driver, "direct", self)
-        monkeypatch.setattr(driver, "SIMULATED", False)
-        monkeypatch.setattr(driver, "free_what_is_gone", lambda: None)
+        monkeypatch.setattr(captures, "driver", self)
+        monkeypatch.setattr(captures, "direct", self)
+        monkeypatch.setattr(captures, "SIMULATED", False)
+        monkeypatch.setattr(captures, "free_what_is_gone", lambda: None)
 
     def __getattr__(self, name):
         def call(*_):
@@ -35,9 +35,9 @@ class Recorder:
 
 
 def test_no_memory_for_a_captured_graph(monkeypatch):
-    card, no_memory = Fails(monkeypatch), driver.CudaAPIError(driver.OUT_OF_MEMORY, "no memory")
+    card, no_memory = Fails(monkeypatch), driver.CudaAPIError(failures.OUT_OF_MEMORY, "no memory")
     found = Recorder(monkeypatch, cuGraphInstantiate=no_memory)
-    calls = driver.Captured([lambda: None], SimpleNamespace(handle=0))
+    calls = captures.Captured([lambda: None], SimpleNamespace(handle=0))
     calls()
     with pytest.raises(DeviceMemoryError, match="a kernel's own memory is wanted, 5 of 80 are"):
         card.backend._run(calls)
@@ -54,7 +54,7 @@ def test_a_library_that_fails_in_a_capture(monkeypatch, text):
         if found.called == ["cuStreamBeginCapture"]:
             raise of_package("nvmath", text)
 
-    calls = driver.Captured([product], SimpleNamespace(handle=0))
+    calls = captures.Captured([product], SimpleNamespace(handle=0))
     card.backend._run(calls)
     if text.startswith("ALLOC"):
         with pytest.raises(DeviceMemoryError):
@@ -69,7 +69,7 @@ def test_a_library_that_fails_in_a_capture(monkeypatch, text):
 def test_a_driver_that_refuses_launches_that_begin_early(monkeypatch, refuses):
     """The second capture does without them."""
     found, tried = Recorder(monkeypatch), []
-    monkeypatch.setattr(driver, "_next", lambda stream: [])
+    monkeypatch.setattr(captures, "_next", lambda stream: [])
 
     def set_next(stream, nodes, is_early):
         tried.append(is_early)
@@ -79,8 +79,8 @@ def test_a_driver_that_refuses_launches_that_begin_early(monkeypatch, refuses):
         if is_early:
             found.fails["cuGraphInstantiate"] = driver.CudaAPIError(1, "no such graph")
 
-    monkeypatch.setattr(driver, "_set_next", set_next)
-    calls = driver.Captured(
+    monkeypatch.setattr(captures, "_set_next", set_next)
+    calls = captures.Captured(
         [lambda: None], SimpleNamespace(handle=0), lambda: [()], lambda waits: [True]
     )
     calls(), calls()
@@ -95,7 +95,7 @@ def test_an_interrupt_in_a_capture(monkeypatch):
         if found.called:
             raise KeyboardInterrupt
 
-    calls = driver.Captured([interrupted], SimpleNamespace(handle=0))
+    calls = captures.Captured([interrupted], SimpleNamespace(handle=0))
     calls()
     with pytest.raises(KeyboardInterrupt):
         calls()

@@ -13,23 +13,24 @@ pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from failing_card import of_package, raising
 
+from pyggml.backends.cuda.code import jit
 from pyggml.backends.cuda.runtime import cubins, driver, failures
-from pyggml.backends.cuda.runtime.cubins import Cubins, described
+from pyggml.backends.cuda.runtime.cubins import Cubins, description_of
 
 DIGESTS = """
 import hashlib, json
 from pyggml.backends.cuda.attention.decode import _Shape, _attend
-from pyggml.backends.cuda.runtime.cubins import described
+from pyggml.backends.cuda.runtime.cubins import description_of
 from pyggml.backends.cuda.gemm import few_rows
-from pyggml.backends.cuda.gemm.packed_dots import Kind
+from pyggml.backends.cuda.gemm.packed_dots import DotShape
 from pyggml.backends.cuda.weights.packed import unit_of
 from pyggml.backends.cuda.ops.unary import _silu_back
 from pyggml.backends.cuda.weights.readers import four_of
-kinds = [Kind(unit_of(n, 256), 1, 1, False, True, True) for n in ("Q8_0", "Q4_K", "Q6_K")]
+kinds = [DotShape(unit_of(n, 256), 1, 1, False, True, True) for n in ("Q8_0", "Q4_K", "Q6_K")]
 found = [_silu_back, *(four_of(name) for name in ("Q4_K", "Q6_K", "IQ2_XS"))]
 found += [few_rows._kernel((kind,), True) for kind in kinds]
 found += [_attend(_Shape(128, "F16", 2, 1, False, True, True, False, 4))]
-texts = [json.dumps(described(k)) for k in found]
+texts = [json.dumps(description_of(k)) for k in found]
 print([hashlib.sha256(t.encode()).hexdigest() for t in texts])
 """
 
@@ -59,14 +60,14 @@ def test_what_a_kernel_closes_over_is_in_its_description():
 
         return kernel
 
-    same, other = described(scaling(2.0)), described(scaling(3.0))
-    assert json.dumps(same) == json.dumps(described(scaling(2.0))) != json.dumps(other)
-    assert described(scaling(2)) != same, "2 and 2.0 make different code"
-    helpers = [driver.device(scaling(by)) for by in (2.0, 3.0, 2.0)]
-    first, second, third = (described(with_helper(h)) for h in helpers)
+    same, other = description_of(scaling(2.0)), description_of(scaling(3.0))
+    assert json.dumps(same) == json.dumps(description_of(scaling(2.0))) != json.dumps(other)
+    assert description_of(scaling(2)) != same, "2 and 2.0 make different code"
+    helpers = [jit.device(scaling(by)) for by in (2.0, 3.0, 2.0)]
+    first, second, third = (description_of(with_helper(h)) for h in helpers)
     assert first == third != second
     with pytest.raises(TypeError, match="no plain value"):
-        described(scaling(object()))
+        description_of(scaling(object()))
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_a_block_asks_for_no_more_shared_memory_than_there_is(monkeypatch, limit
         assert few_rows.serves(DTYPES["Q8_0"], rows, k) or limit == 99 << 10
         if few_rows.serves(DTYPES["Q8_0"], rows, k):
             w, out = np.empty(n * k // 32 * 34, np.uint8), np.empty(rows * n, np.float32)
-            part = few_rows.Part(out, w, DTYPES["Q8_0"], n, up=w if is_gated else None)
+            part = few_rows.RowProduct(out, w, DTYPES["Q8_0"], n, up=w if is_gated else None)
             call = few_rows.products([part], np.empty(rows * k, np.float32), rows, k, None)
             _, (_, _, _, n_bytes), _, _ = call.arguments
             assert n_bytes <= min(limit, 200 << 10)

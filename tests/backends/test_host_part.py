@@ -17,7 +17,7 @@ pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from dry_card import DryCard
 
-from pyggml.backends.cuda.runtime import device, driver, events, transfers
+from pyggml.backends.cuda.runtime import captures, device, driver, events, transfers
 
 
 class Notes:
@@ -25,7 +25,7 @@ class Notes:
 
     def __init__(self, monkeypatch, comes=1):
         self.called, self.comes, self.copied = [], comes, []
-        for module in (driver, events, transfers):
+        for module in (captures, driver, events, transfers):
             monkeypatch.setattr(module, "SIMULATED", False)
             monkeypatch.setattr(module, "direct", self)
         monkeypatch.setattr(events, "driver", self)
@@ -53,7 +53,7 @@ class NotingCard(DryCard):
         self._transfers = transfers.Transfers(self.stream)
 
     def join(self, calls):
-        captured = driver.Captured((), self.stream)
+        captured = captures.Captured((), self.stream)
         captured._times, captured._graph = 2, "graph"
         return [Call(self._run, captured)]
 

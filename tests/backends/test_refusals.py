@@ -138,10 +138,11 @@ def test_without_numba_cuda_the_extra_is_named():
 
 
 def test_kernels_that_may_ask_for_no_more_memory_do_not(monkeypatch):
-    from pyggml.backends.cuda.runtime import driver, early
+    from pyggml.backends.cuda.code import jit
+    from pyggml.backends.cuda.runtime import early
 
     assert early.SIMULATED or early.least_shared() > 0
-    monkeypatch.setattr(driver, "_store", lambda: None)
+    monkeypatch.setattr(jit, "_store", lambda: None)
     assert early.least_shared() == 0
 
 
@@ -163,6 +164,7 @@ def test_a_multiprocessor_has_room_for_two_blocks_that_begin_early(
     monkeypatch, capability, whole, block, wanted
 ):
     """And for no third one; the driver has a KiB of each."""
+    from pyggml.backends.cuda.code import jit
     from pyggml.backends.cuda.runtime import early
 
     card = SimpleNamespace(
@@ -170,10 +172,10 @@ def test_a_multiprocessor_has_room_for_two_blocks_that_begin_early(
         MAX_SHARED_MEMORY_PER_MULTIPROCESSOR=whole * KIB,
         MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=block * KIB,
     )
-    monkeypatch.setattr(driver, "_store", lambda: "a store")
+    monkeypatch.setattr(jit, "_store", lambda: "a store")
     monkeypatch.setattr(driver.cuda, "get_current_device", lambda: card)
     found = early.least_shared()
-    assert found == wanted <= driver.most_shared() == block * KIB
+    assert found == wanted <= jit.most_shared() == block * KIB
     assert not found or 2 * (found + KIB) <= whole * KIB < 3 * (found + KIB)
     monkeypatch.setattr(early, "versions", lambda: ((12, 3), (12, 9)))
     assert early.knows_early() == (capability >= (9, 0))

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from pyggml.backends.kit.factors import Factor
+from pyggml.backends.kit.products import Factor
 from pyggml.graph.dtypes import DTYPES
 from pyggml.quants import dequantize, quantize
 
 
 def product(gpu, p, a, b, before=None):
     """C of a product, whose factors lie in `a` and `b`, flat."""
-    from pyggml.backends.webgpu.ops.products import multiplied, scratch_bytes
+    from pyggml.backends.webgpu.ops.products import multiply, scratch_bytes
     from pyggml.backends.webgpu.wgsl.shader import View
 
     c = np.zeros((p.m, p.n), np.float32) if before is None else before
@@ -21,7 +21,7 @@ def product(gpu, p, a, b, before=None):
         gpu.device.queue.write_buffer(buffer, 0, array.tobytes())
         kind = "u8" if array.dtype == np.uint8 else "f32"
         views.append(View(buffer, 0, array.nbytes, kind, is_written=True))
-    gpu._run(multiplied(p, *views, gpu.shaders))
+    gpu._run(multiply(p, *views, gpu.shaders))
     return np.array(gpu._range(views[0].buffer, 0, c.nbytes)).view(np.float32).reshape(p.m, p.n)
 
 
@@ -50,7 +50,7 @@ SHAPES = [  # (m, n, k): multiples of 4, and none
 @pytest.mark.parametrize("a_along_k", [ALONG_K, ALONG_ROWS])
 @pytest.mark.parametrize("size", SHAPES, ids=str)
 def test_factors_in_either_order(size, a_along_k, b_along_k, gpu):
-    from pyggml.backends.webgpu.ops.products import Product
+    from pyggml.backends.webgpu.ops.products import Problem
 
     (m, n, k), rng = size, np.random.default_rng(1)
     a, b = (rng.normal(size=rows * k).astype(np.float32) for rows in (m, n))
@@ -60,8 +60,8 @@ def test_factors_in_either_order(size, a_along_k, b_along_k, gpu):
     )
     before = rng.normal(size=(m, n)).astype(np.float32)
     wanted = rows_of(a.astype(float), m, k, of_a) @ rows_of(b.astype(float), n, k, of_b).T
-    near(product(gpu, Product(m, n, k, of_a, of_b), a, b), wanted)
-    near(product(gpu, Product(m, n, k, of_a, of_b, adds=True), a, b, before), before + wanted)
+    near(product(gpu, Problem(m, n, k, of_a, of_b), a, b), wanted)
+    near(product(gpu, Problem(m, n, k, of_a, of_b, adds=True), a, b, before), before + wanted)
 
 
 def test_large_tiles_and_one_part(gpu, monkeypatch):
@@ -70,7 +70,7 @@ def test_large_tiles_and_one_part(gpu, monkeypatch):
     monkeypatch.setattr(products, "_TILES_OF_LARGE", 1)
     (m, n, k), rng = (140, 100, 68), np.random.default_rng(2)
     a, b = (rng.normal(size=(rows, k)).astype(np.float32) for rows in (m, n))
-    p = products.Product(m, n, k, Factor(k, 1), Factor(k, 1))
+    p = products.Problem(m, n, k, Factor(k, 1), Factor(k, 1))
     assert products._tile_of(p, gpu.limit) == (products.LARGE, 1)
     near(product(gpu, p, a.reshape(-1), b.reshape(-1)), a.astype(float) @ b.T)
 
@@ -88,18 +88,18 @@ def test_weights_are_rounded_to_float16_first(name, size, at_once, back, gpu, mo
     rounded = dequantize(w, name).astype(np.float16).astype(float)
     x = rng.normal(size=(m, n if back else k)).astype(np.float32)
     step = Factor(1, k, dtype=dtype) if back else Factor(k, 1, dtype=dtype)
-    p = products.Product(m, *((k, n) if back else (n, k)), Factor(x.shape[1], 1), step)
+    p = products.Problem(m, *((k, n) if back else (n, k)), Factor(x.shape[1], 1), step)
     found = product(gpu, p, x.reshape(-1), np.ascontiguousarray(w).view(np.uint8).reshape(-1))
     near(found, x.astype(float) @ (rounded if back else rounded.T))
 
 
 def test_weights_too_large_for_a_half_stay_finite(gpu, monkeypatch):
-    from pyggml.backends.webgpu.ops.products import Product
+    from pyggml.backends.webgpu.ops.products import Problem
 
     monkeypatch.setattr(gpu.shaders, "in_f16", True)
     w = np.full((20, 32), 1e6, np.float32)
     raw = np.ascontiguousarray(quantize(w, "BF16")).view(np.uint8).reshape(-1)
-    p = Product(20, 20, 32, Factor(32, 1), Factor(32, 1, dtype=DTYPES["BF16"]))
+    p = Problem(20, 20, 32, Factor(32, 1), Factor(32, 1, dtype=DTYPES["BF16"]))
     found = product(gpu, p, np.ones(20 * 32, np.float32), raw)
     np.testing.assert_allclose(found, 32 * 65504.0)
 
@@ -107,13 +107,13 @@ def test_weights_too_large_for_a_half_stay_finite(gpu, monkeypatch):
 @pytest.mark.parametrize("m", [1, 5])
 @pytest.mark.parametrize("name", ["F16", "Q8_0", "Q6_K"])
 def test_few_rows_are_multiplied_with_packed_weights_at_once(name, m, gpu):
-    from pyggml.backends.webgpu.ops.products import Product, scratch_bytes
+    from pyggml.backends.webgpu.ops.products import Problem, scratch_bytes
 
     n, k = 20, 1278 if name == "F16" else 1280
     rng, dtype = np.random.default_rng(4), DTYPES[name]
     w = quantize(rng.normal(size=(n, k)).astype(np.float32), name)
     x = rng.normal(size=(m, k)).astype(np.float32)
-    p = Product(m, n, k, Factor(k, 1), Factor(k, 1, dtype=dtype))
+    p = Problem(m, n, k, Factor(k, 1), Factor(k, 1, dtype=dtype))
     found = product(gpu, p, x.reshape(-1), np.ascontiguousarray(w).view(np.uint8).reshape(-1))
     near(found, x.astype(float) @ dequantize(w, name).T)
     assert scratch_bytes(p, gpu.shaders) == 0

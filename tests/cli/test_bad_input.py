@@ -35,6 +35,15 @@ def damaged(path, how, source):
     return path
 
 
+@pytest.mark.parametrize("which", ["text", "out"])
+def test_a_link_to_itself(pyggml, tiny, text, tmp_path, which):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    files = {"text": text, "out": tmp_path / "out.gguf", which: loop}
+    ended = pyggml("finetune", "-m", tiny, "-f", files["text"], "-o", files["out"])
+    refused(ended, loop, "Too many levels of symbolic links")
+
+
 DAMAGES = ["empty", "text", "truncated", "cut in the header", "a huge count"]
 READERS = ["finetune", "generate", "perplexity", "eval", "inspect", "quantize"]
 

@@ -72,7 +72,7 @@ def test_a_disk_that_is_too_small_is_noticed_before(finetune, monkeypatch):
 
 def test_an_adapter_that_makes_no_numbers_is_not_written(finetune, tmp_path, monkeypatch):
     """The last update may be what breaks it: no later step finds out."""
-    whole, older = Trainer._run, tmp_path / "adapter.gguf"
+    whole, older = Trainer.run, tmp_path / "adapter.gguf"
     older.write_bytes(b"a good one")
 
     def broken(self, report):
@@ -80,7 +80,7 @@ def test_an_adapter_that_makes_no_numbers_is_not_written(finetune, tmp_path, mon
         self.parameters.data[:] = float("nan")
         return done
 
-    monkeypatch.setattr(Trainer, "_run", broken)
+    monkeypatch.setattr(Trainer, "run", broken)
     ended = finetune()
     said = "the model's answer to the prompt is no number (nan); --lr may be too high; the adapter"
     assert ended.code == 2 and said in ended.err and "result" not in ended.out

@@ -21,14 +21,16 @@ def test_measure_then_pack(pyggml, tiny, text, tmp_path):
 
 
 def test_what_is_wrong_is_one_sentence(pyggml, tiny, text, tmp_path):
-    out = tmp_path / "o.gguf"
+    out, latin = tmp_path / "o.gguf", text.with_name("latin.txt")
+    latin.write_bytes("Straße".encode("latin-1"))
     for arguments, said in [
         (("imatrix", "-m", tiny, "-f", text, "-o", text), "is the text, wanted another name"),
         (
             ("imatrix", "-m", tiny, "-f", text, "-o", out, "--ctx", 400),
             "--ctx is 400, wanted 16 to",
         ),
-        (("imatrix", "-m", tiny, "-f", tiny, "-o", out), "is no UTF-8"),
+        (("imatrix", "-m", tiny, "-f", tiny, "-o", out), "is a GGUF file, wanted text"),
+        (("imatrix", "-m", tiny, "-f", latin, "-o", out), "is no UTF-8"),
         (("imatrix", "-m", tiny, "-f", tmp_path, "-o", out), "cannot be read"),
         (("quantize", tiny, out, "Q4_0", "--imatrix", tiny), "general.type is not 'imatrix'"),
         (("quantize", tiny, out, "Q4_0", "--imatrix", text), "is no importance matrix"),

@@ -121,7 +121,7 @@ def test_a_bias_of_no_token_is_refused(tiny_tokenizer, token):
         *[("temperature", t) for t in (-0.1, 101, math.nan, "1", True)],
         *[("top_k", k) for k in (-1, 1.5)],
         *[(name, p) for name in ("top_p", "min_p") for p in (-0.1, 1.1, math.nan)],
-        *[("repeat_penalty", r) for r in (0, -1, math.inf, math.nan)],
+        *[("repeat_penalty", r) for r in (0, 1e-320, 0.009, -1, math.inf, math.nan)],
         *[("frequency_penalty", 101), ("presence_penalty", math.nan), ("repeat_last_n", -2)],
         *[("logit_bias", b) for b in ({"": 1}, {"a": math.inf}, {"a": math.nan}, {"a": "b"}, [1])],
         *[("logit_bias", {"a": 10**400}), ("seed", 1 << 64), ("seed", -2)],

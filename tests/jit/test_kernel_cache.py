@@ -1,11 +1,18 @@
 """Where compiled kernels are kept, and what happens where that is not possible: a note, no more."""
 
+import hashlib
 import os
+import pickle
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from numba.core.caching import IndexDataCacheFile
+
+from pyggml.jit import CACHE
+from pyggml.jit.cache import writable_folder
 
 # Compiles one kernel, uses it, and prints where Numba looks for caches.
 SCRIPT = """
@@ -85,6 +92,100 @@ BROKEN = {
 def test_a_machine_without_a_place_for_them(run, patch):
     environment = {"XDG_CACHE_HOME": ""}  # which counts as not set
     assert NOTE in run(patch + SCRIPT, **environment)[1]
+
+
+def give_away(folder):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(folder, 65534, 65534)
+
+
+EXPOSE = {
+    "root": lambda leaf: leaf.parent.chmod(0o777),
+    "leaf": lambda leaf: leaf.chmod(0o775),
+    "another's root": lambda leaf: give_away(leaf.parent),
+    "another's leaf": give_away,
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "NUMBA_CACHE_DIR"])
+@pytest.mark.parametrize("expose", EXPOSE.values(), ids=list(EXPOSE))
+def test_a_folder_that_others_may_write_is_refused(monkeypatch, tmp_path, variable, expose):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "root"))
+    leaf = writable_folder()
+    assert leaf.is_relative_to(tmp_path) and leaf.stat().st_mode & 0o777 == 0o700
+    expose(leaf)
+    with pytest.warns(RuntimeWarning, match="compiled kernels is refused .*root.*, so every run"):
+        assert not writable_folder().is_relative_to(tmp_path)
+
+
+def test_everybodys_folder_will_do_if_it_is_sticky(monkeypatch, tmp_path):
+    tmp_path.chmod(0o1777)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert writable_folder().is_relative_to(tmp_path)
+
+
+class Planted:
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.fixture
+def entry():
+    """A cache entry in this process's folder, its index and its file of machine code."""
+    if CACHE is None:
+        pytest.skip("this machine keeps no kernels")
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        file = IndexDataCacheFile(folder, "kernel", "stamp")
+        file.save("key", "code")
+        yield file, *(next(Path(folder).glob(f"*.{suffix}")) for suffix in ("nbi", "nbc"))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("which", [0, 1], ids=["index", "code"])
+def test_a_planted_file_is_never_unpickled(entry, tmp_path, which):
+    """A file that others may write, in a folder that is closed by now."""
+    file, *paths = entry
+    assert file.load("key") == "code" and paths[which].stat().st_mode & 0o777 == 0o600
+    content = pickle.dumps(Planted(tmp_path / "mark"))
+    paths[which].write_bytes(content + hashlib.sha256(content).digest())
+    paths[which].chmod(0o666)
+    with pytest.warns(RuntimeWarning, match="others may write there, so this kernel is compiled"):
+        assert file.load("key") is None
+    assert not (tmp_path / "mark").exists()
+
+
+def flip(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+DAMAGE = {"empty": lambda _: b"", "cut": lambda c: c[: len(c) // 2], "flipped": flip}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
+@pytest.mark.parametrize("which", [0, 1], ids=["index", "code"])
+def test_a_damaged_file_counts_as_missing(entry, damage, which):
+    file, *paths = entry
+    paths[which].write_bytes(damage(paths[which].read_bytes()))
+    assert file.load("key") is None
+    file.save("key", "new code")
+    assert file.load("key") == "new code"
+
+
+def test_damaged_kernels_are_compiled_anew_in_silence(run, tmp_path):
+    run(SCRIPT, NUMBA_CACHE_DIR=str(tmp_path))
+    files = [*tmp_path.rglob("*.nbc")]
+    for path in files:
+        path.write_bytes(b"")
+    assert files and run(SCRIPT, NUMBA_CACHE_DIR=str(tmp_path))[1] == ""
+    assert all(path.read_bytes() for path in files)
 
 
 SUMS = """

@@ -1,5 +1,6 @@
 """Folders, patterns and pipes: which files they are, in what order, and what is left out."""
 
+import contextlib
 import json
 import os
 import threading
@@ -152,6 +153,50 @@ def test_a_pipe_is_copied_once(tmp_path):
     assert corpus.found[0].source.path.name == "rows"
 
 
-def test_a_device_is_refused():
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_that_nobody_writes_to_says_what_is_awaited(tmp_path, monkeypatch):
+    monkeypatch.setattr("pyggml.lora.data.expand.PATIENCE", 0.05)
+    pipe = tmp_path / "rows"
+    os.mkfifo(pipe)
+    writer = threading.Timer(1.0, pipe.write_text, [ROW])
+    writer.start()
+    with pytest.warns(RuntimeWarning, match="rows: nothing has come through this pipe yet, wait"):
+        assert read_corpus(pipe, Bytes(), DataConfig(ctx=18, val_split=0.0)).n_documents == 1
+    writer.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+@pytest.mark.parametrize("byte, wrong", [(b"\0", "holds a NUL"), (b" ", "MiB of white space")])
+def test_a_pipe_without_an_end_that_holds_no_row(tmp_path, monkeypatch, byte, wrong):
+    monkeypatch.setattr("pyggml.lora.data.expand.MOST_BYTES", 3 << 20)
+    pipe, n_blocks = tmp_path / "rows", 0
+    os.mkfifo(pipe)
+
+    def pour():
+        nonlocal n_blocks
+        with contextlib.suppress(BrokenPipeError), pipe.open("wb", buffering=0) as out:
+            for _ in range(200):
+                out.write(byte * (1 << 20))
+                n_blocks += 1
+
+    writer = threading.Thread(target=pour)
+    writer.start()
+    with pytest.raises(DataError, match=f"rows: .*{wrong}"):
+        read_corpus(pipe, Bytes(), DataConfig(ctx=18, val_split=0.0))
+    writer.join()
+    assert n_blocks < 8
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_device_is_refused(tmp_path, cached):
+    cache = TokenCache(tmp_path) if cached else None
     with pytest.raises(DataError, match="it is a pipe or device"):
-        read_corpus("/dev/zero", Bytes(), DataConfig(ctx=8))
+        read_corpus("/dev/zero", Known(), DataConfig(ctx=8), cache)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_link_to_itself_is_refused(tmp_path, cached):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    cache = TokenCache(tmp_path / "cache") if cached else None
+    with pytest.raises(DataError, match="loop: cannot be read: Too many levels"):
+        read_corpus(tmp_path / "loop", Known(), DataConfig(ctx=8), cache)

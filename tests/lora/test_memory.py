@@ -43,19 +43,32 @@ def test_a_step_allocates_nothing_of_the_model_s_size(tiny, corpus_of, checkpoin
 
 
 def test_a_run_binds_its_kernels_once(tiny, corpus_of, monkeypatch):
-    """Programs are calls with their arrays; a step looks nothing up."""
+    """Programs are calls with their arrays; a step binds nothing, and finds what it reads alone."""
     model = pyggml.load(tiny)
     adapter = attach(model)
     corpus = corpus_of(10, [90, 60, 30])
     trainer = Trainer(adapter.model, adapter.parameters, corpus, TrainConfig())
     trainer.passes.bind()
     before = trainer.passes.programs
-    monkeypatch.setattr(type(model.backend), "bind", None)
-    monkeypatch.setattr(type(model.backend), "attach", None)
+    device = type(model.backend)
+    whole, look, attached, were_read = device.attach, device.begin_read, [], []
+
+    def attach_one(self, tensor, arena, offset):
+        attached.append(tensor)
+        whole(self, tensor, arena, offset)
+
+    def read_one(self, tensor):
+        were_read.append(tensor.root)
+        return look(self, tensor)
+
+    monkeypatch.setattr(device, "bind", None)
+    monkeypatch.setattr(device, "attach", attach_one)
+    monkeypatch.setattr(device, "begin_read", read_one)
     for b in trainer.corpus.train.batches(np.arange(3), 1):
         trainer.passes.train(b)
         trainer.passes.evaluate(b)
     assert trainer.passes.programs is before
+    assert attached == [t for t in were_read if t.op is not None]
 
 
 def test_a_trainer_lets_go_of_its_arenas(trainer_of):

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import pyggml
 from pyggml import gguf
-from pyggml.errors import PyggmlError
+from pyggml.errors import DataError, PyggmlError
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import leaf
 from pyggml.lora.trainer.passes import Passes
@@ -50,6 +51,13 @@ def test_the_step_the_window_and_the_tensor_are_named(trainer_of, corpus_of, spo
     assert sorted(p.name for p in (tmp_path / "c").glob("*.gguf"))[-1:] == [
         f"step-{step - 1:08d}.gguf"
     ]
+
+
+def test_logits_that_are_no_numbers_are_refused(spoilt):
+    model = pyggml.load(spoilt(3))
+    assert np.isfinite(model.logits([1, 2])).all()
+    with pytest.raises(DataError, match="the greatest logit is nan, wanted a finite number"):
+        model.logits([1, 3])
 
 
 def test_a_second_result_is_looked_at_too():

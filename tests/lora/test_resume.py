@@ -1,5 +1,6 @@
 """Stopping and resuming: a resumed run is the same run, and no other run's checkpoint is taken."""
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from pyggml import gguf
 from pyggml.errors import CheckpointError
 from pyggml.graph.dtypes import F32
 from pyggml.lora import CheckpointReport, StepReport
+from pyggml.lora.trainer import checkpoint
 
 from runs import state, steps
 
@@ -154,6 +156,11 @@ def without(path, part, name):
         tensors = [(n, F32, t.shape, file.data(n).copy()) for n, t in file.tensors.items()]
     run = json.loads(metadata["checkpoint.run"])
     del run[part][name]
+    metadata.pop("checkpoint.sha256", None)  # which came later, too
+    digest = hashlib.sha256()
+    for name, _, _, array in tensors:
+        digest.update(name.encode() + array.tobytes())
+    metadata["checkpoint.digest"] = digest.hexdigest()
     whole = {"step": np.uint64, "epoch": np.uint64, "index": np.uint64}
     metadata |= {f"checkpoint.{k}": kind(metadata[f"checkpoint.{k}"]) for k, kind in whole.items()}
     gguf.write(path, metadata | {"checkpoint.run": json.dumps(run)}, tensors)
@@ -195,6 +202,24 @@ def test_a_damaged_checkpoint_is_refused(trainer_of, tmp_path, how):
     with pytest.raises(CheckpointError, match="damaged|wanted a checkpoint"):
         other.resume(path)
     assert state(other) == before
+
+
+@pytest.mark.parametrize("key, value", [("step", 1), ("epoch", 1 << 63), ("index", 0)])
+def test_a_checkpoint_with_another_position_is_damaged(trainer_of, tmp_path, key, value):
+    """Also one whose numbers are whole. A folder's newest is then the one before."""
+    trainer_of(max_steps=2, checkpoint_dir=str(tmp_path), checkpoint_every=1).run()
+    path = tmp_path / "step-00000002.gguf"
+    with gguf.open(path) as file:
+        tensors = [(n, F32, t.shape, file.data(n).copy()) for n, t in file.tensors.items()]
+        metadata = dict(file.metadata)
+        gguf.write(tmp_path / "same.gguf", metadata, tensors)
+        metadata[f"checkpoint.{key}"] = gguf.Field.of(np.uint64(value))
+    trainer_of(max_steps=2).resume(tmp_path / "same.gguf")
+    gguf.write(path, metadata, tensors)
+    with pytest.raises(CheckpointError, match="is damaged: its content does not match its SHA-256"):
+        trainer_of(max_steps=2).resume(path)
+    with pytest.warns(RuntimeWarning, match="is damaged; an older one is taken"):
+        assert checkpoint.newest(tmp_path) == tmp_path / "step-00000001.gguf"
 
 
 def test_a_file_of_another_kind_is_no_checkpoint(trainer_of, tiny):

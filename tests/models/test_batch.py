@@ -147,13 +147,13 @@ def test_long_prompts_and_short_ones_share_passes(tiny, monkeypatch):
     texts = sequences(11, (31, 1, 9))
     batch = Batch(model, 3, 40)
     slots = [batch.open() for _ in texts]
-    passes, run = [], Batch._pass
+    passes, run = [], Batch._run_pass
 
-    def spy(self, pieces, every):
+    def spy(self, pieces, *every):
         passes.append(dict(pieces))
-        return run(self, pieces, every)
+        return run(self, pieces, *every)
 
-    monkeypatch.setattr(Batch, "_pass", spy)
+    monkeypatch.setattr(Batch, "_run_pass", spy)
     found = batch.feed(dict(zip(slots, texts, strict=True)))
     assert [list(p.values()) for p in passes] == [[2, 1, 9], [12], [12], [5]]
     for slot, text in zip(slots, texts, strict=True):
@@ -197,13 +197,13 @@ def test_a_pass_that_was_broken_off_is_made_again(architecture, tiny, monkeypatc
     model = pyggml.load(tiny(architecture), compute="f32")
     session = Session(model, 24)
     session.feed([1, 2, 3])
-    run = Batch._pass
+    run = Batch._run_pass
 
-    def broken(self, pieces, every):
-        run(self, pieces, every)
+    def broken(self, pieces, *every):
+        run(self, pieces, *every)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Batch, "_pass", broken)
+    monkeypatch.setattr(Batch, "_run_pass", broken)
     with pytest.raises(KeyboardInterrupt):
         session.feed([4, 5])
     monkeypatch.undo()

@@ -30,7 +30,7 @@ def span(t: Tensor) -> int:
     return whole + sum((n - 1) * step for n, step in steps)
 
 
-def seen(t: Tensor, spanned: np.ndarray) -> np.ndarray:
+def host_view(t: Tensor, spanned: np.ndarray) -> np.ndarray:
     """The tensor's array in those bytes on the host: rows of quantised types as bytes."""
     shape, strides = t.shape, t.strides
     if t.dtype.quantised:

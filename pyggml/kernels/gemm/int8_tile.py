@@ -12,6 +12,7 @@ unsigned; x is signed (see pyggml.kernels.gemm.activations).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir
@@ -74,7 +75,7 @@ class _Bytes(VectorBlock):
         bytes. The other's weights are rounded to it; of Q6_K, by quarters, which adds a 16th of the
         variance that the larger scale's own rounding has."""
         if self._of_subgroups is not None:
-            self._add_rounded(scales, q, i)
+            self._add_rounded(scales, q, i, most)
             return
         b = self.b
         sizes = [b.call(declare_intrinsic(b, "llvm.fabs.f32", F32, [F32]), [s]) for s in scales]
@@ -84,33 +85,32 @@ class _Bytes(VectorBlock):
         factors = (b.fmul(scale, per_part) for scale in scales)
         self._add_bytes(part, self.subgroups(q), factors, i)
 
-    def _add_rounded(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        """Subgroups with minima of their own: from the least weight of both to the largest in steps
-        of a 254th, around one minimum in their middle."""
-        b, weights = self.b, []
+    def _add_rounded(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
+        """Subgroups with minima of their own, q from 0 to `most`: from the least weight that both
+        can have to the largest in steps of a 254th, around one minimum in their middle."""
+        b, weights, ends = self.b, [], []
         for n, (scale, floats) in enumerate(zip(scales, self.subgroups(q), strict=True)):
             minimum = self.lane(self._of_subgroups, i // SUBGROUP + n)
             scaled = b.fmul(floats, broadcast(b, scale, F32X16))
             weights.append(b.fadd(scaled, broadcast(b, minimum, F32X16)))
-        least, largest = (self._extreme(weights, which) for which in ("<", ">"))
+            ends += [minimum, b.fadd(b.fmul(scale, ir.Constant(F32, most)), minimum)]
+        least, largest = self._extreme(ends, "<"), self._extreme(ends, ">")
         middle = b.fmul(b.fadd(least, largest), ir.Constant(F32, 0.5))
         part = b.fmul(b.fsub(largest, least), ir.Constant(F32, 1 / 254))
         offsets = [b.fsub(v, broadcast(b, middle, F32X16)) for v in weights]
         self._add_bytes(part, offsets, (self._inverse(part),) * 2, i)
         b.store(middle, at(b, self._minima, ir.Constant(I64, i // GROUP)))
 
+    def _extreme(self, numbers: list[Any], which: str) -> Any:
+        """The least (<) or the largest (>) of these floats."""
+        b = self.b
+        return reduce(lambda x, y: b.select(b.fcmp_ordered(which, x, y), x, y), numbers)
+
     def _inverse(self, scale: Any) -> Any:
         """1/scale, 0 for 0."""
         zero = ir.Constant(F32, 0.0)
         not_zero = self.b.fcmp_unordered("une", scale, zero)
         return self.b.select(not_zero, self.b.fdiv(ir.Constant(F32, 1.0), scale), zero)
-
-    def _extreme(self, vectors: list[Any], which: str) -> Any:
-        """The least or the largest number of two vectors."""
-        b = self.b
-        each = b.select(b.fcmp_ordered(which, *vectors), *vectors)
-        name = f"llvm.vector.reduce.f{'min' if which == '<' else 'max'}.v{SUBGROUP}f32"
-        return b.call(declare_intrinsic(b, name, F32, [F32X16]), [each])
 
     def _add_bytes(self, scale: Any, halves: list[Any], factors: Iterable[Any], i: int) -> None:
         """Weights of two subgroups, floats, times a factor for each, rounded."""

@@ -42,6 +42,14 @@ def dropout(x: Tensor, draw: Tensor, p: float, stream: int) -> Tensor:
     return DROPOUT(x, draw, p=float(p), stream=stream)
 
 
+def quarters(x: Tensor) -> tuple[int, int, int]:
+    """(length of a row, of a quarter of it, quarters of all rows): a counter draws for one column
+    in the four quarters of a row."""
+    n = x.shape[-1] if x.shape else 1
+    quarter = (n + 3) // 4
+    return n, quarter, x.n_elements // n * quarter
+
+
 def uniform_noise(x: Tensor, size: Tensor, draw: Tensor, stream: int) -> Tensor:
     """x (T, n) F32 with noise, at most size[r] in row r (no op of ggml; Jain et al. 2023).
 

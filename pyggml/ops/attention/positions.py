@@ -60,6 +60,13 @@ def frequencies(
     return radians * (freq_scale * (1 - mix) + mix), attn_factor * (1 + 0.1 * log(1 / freq_scale))
 
 
+def rotations(**params: Any) -> tuple[np.ndarray, np.ndarray, float]:
+    """Of a rope's parameters: which position each pair uses, its radians by position (float64),
+    and the factor of cosines and sines."""
+    axes, exponents = positions_of_pairs(params["mode"], params["n_dims"], params["sections"])
+    return axes, *frequencies(exponents, **params)
+
+
 def alibi_slopes(n_head: int, max_bias: float) -> np.ndarray:
     """ALiBi's slope of each head (n_head,) float64; ones if max_bias is not positive."""
     if max_bias <= 0:

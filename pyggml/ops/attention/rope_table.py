@@ -35,9 +35,8 @@ from pyggml.ops.attention.positions import (
     FOUR_POSITIONS,
     ONE_POSITION,
     Sections,
-    frequencies,
     n_pairs,
-    positions_of_pairs,
+    rotations,
 )
 from pyggml.ops.expect import NONE_ABOVE_ZERO, expect_above_zero, expect_axes, expect_type
 
@@ -152,8 +151,7 @@ def _rope_table(table, positions, axes, radians, factors, m):
 
 def _run(site: Site) -> Call:
     p = site.node.params
-    axes, exponents = positions_of_pairs(p["mode"], p["n_dims"], p["sections"])
-    radians, m = frequencies(exponents, **p)
+    axes, radians, m = rotations(**p)
     ones = np.ones(radians.shape, np.float32)
     factors = site.src[1] if len(site.src) > 1 else ones
     positions = site.src[0].reshape(-1, site.out.shape[0])

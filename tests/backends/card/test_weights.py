@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.weights.unpack import Thin, unpacked, unpacked_beside
+from pyggml.backends.cuda.weights.unpack import Thin, unpack, unpacked_beside
 from pyggml.quants import QUANTS, dequantize
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*value encountered in:RuntimeWarning")
@@ -18,7 +18,7 @@ def blocks(name, n):
 
 def on_the_card(raw, name, dtype, size):
     out = cuda.to_device(np.full(size, 7, dtype))
-    unpacked(out, cuda.to_device(raw), QUANTS[name].dtype, cuda.default_stream())()
+    unpack(out, cuda.to_device(raw), QUANTS[name].dtype, cuda.default_stream())()
     return out.copy_to_host()
 
 

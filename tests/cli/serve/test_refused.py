@@ -1,10 +1,14 @@
 """What a client may not: each fault is an error object with its status, and names the field."""
 
+import asyncio
 import json
 import socket
 
 import pytest
+from starlette.requests import Request
 
+from pyggml.cli.web.body import read_object
+from pyggml.cli.web.errors import ApiError
 from pyggml.cli.web.guard import Access, name_of
 
 SAID = [{"role": "user", "content": "a"}]
@@ -17,6 +21,7 @@ TEXTS = [
     ({"prompt": "a", "max_tokens": -1}, "max_tokens", "is -1, wanted a whole number from 0"),
     ({"prompt": "a", "temperature": "hot"}, "temperature", "is 'hot', wanted 0 to 100"),
     ({"prompt": "a", "temperature": True}, "temperature", "is True"),
+    ({"prompt": "a", "repeat_penalty": 1e-320}, "repeat_penalty", "wanted 0.01 to 100"),
     ({"prompt": "a", "top_p": 2}, "top_p", "is 2, wanted 0 to 1"),
     ({"prompt": "a", "stream": "yes"}, "stream", "is 'yes', wanted true or false"),
     ({"prompt": "a", "stop": ["x"] * 17}, "stop", "wanted at most 16 texts"),
@@ -152,6 +157,59 @@ def test_names_that_a_page_of_another_site_gives_to_this_machine(server):
     assert name_of("[::1]:80") == name_of("[::1]") == "::1"
 
 
+def fault(*headers, access=None, method="GET", path="/api/model"):
+    """The status of the refusal of a request with these headers, or None."""
+    raw = [(name.encode(), value.encode()) for name, value in headers]
+    scope = {"type": "http", "method": method, "path": path, "headers": raw}
+    refusal = (access or Access()).fault(scope)
+    return refusal and refusal.status
+
+
+HERE = ("host", "127.0.0.1:80")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["[::1]evil.com", "127.0.0.1:evil.com", "127.0.0.1:80:80", "[::1", "127.0.0.1:", "a@localhost"],
+)
+def test_a_host_that_only_begins_like_this_machine(host):
+    assert fault(("host", host)) == 403 and fault(HERE) is None
+
+
+def test_origins_are_whole_and_alone():
+    for origin in ("ftp://127.0.0.1:80", "127.0.0.1:80", "://127.0.0.1:80", "http://127.0.0.1:81"):
+        assert fault(HERE, ("origin", origin)) == 403, origin
+    own = ("origin", "http://127.0.0.1:80")
+    assert fault(HERE, own) is None
+    assert fault(HERE, own, ("origin", "https://evil.com")) == 400
+    assert fault(HERE, HERE, own) == 400
+
+
+def test_browsers_say_that_another_site_asks():
+    for site in ("cross-site", "same-site"):
+        told = ("sec-fetch-site", site)
+        assert fault(HERE, told) == 403
+        link = (("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document"))
+        assert fault(HERE, told, *link) == 403, "a link to what a page reads"
+        assert fault(HERE, told, *link, path="/") is None
+        assert fault(HERE, told, ("sec-fetch-dest", "iframe"), path="/") == 403
+        allowed = Access(origins=("https://a.example",))
+        assert fault(HERE, told, ("origin", "https://a.example"), access=allowed) is None
+    for site in ("same-origin", "none"):
+        assert fault(HERE, ("sec-fetch-site", site)) is None
+
+
+@pytest.mark.parametrize("length", ["9" * 20, "9" * 18, "101"])
+def test_a_body_that_says_it_is_too_large_is_not_awaited(length):
+    async def receive():
+        raise AssertionError("it was awaited")
+
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-length", length.encode())]}
+    with pytest.raises(ApiError, match="more than 100 bytes") as caught:
+        asyncio.run(read_object(Request(scope, receive), 100, 1))
+    assert caught.value.status == 413
+
+
 def test_pages_of_other_sites_call_only_if_they_may(server, serve):
     here = server.http.get("/v1/models", headers={"origin": server.url})
     assert here.status_code == 200
@@ -190,7 +248,8 @@ def test_a_fault_of_the_program_ends_no_server(serve, monkeypatch, caplog):
         error = refused(server.text(), 500)
         assert error["type"] == "server_error" and "division" not in error["message"]
         assert "ZeroDivisionError" in caplog.text
-        (event,) = server.text(stream=True).text.split("\n\n")[:1]
+        (event, *rest) = server.text(stream=True).text.split("\n\n")
+        assert rest == [""], "a stream that fails has no [DONE]"
         assert json.loads(event.removeprefix("data: "))["error"] == error
         monkeypatch.setattr(server.batch, "feed", feed)
         assert server.text(max_tokens=1).status_code == 200

@@ -27,6 +27,15 @@ def test_a_page_of_another_origin_may_not_ask(client):
     assert client.post("/api/losses", json={"text": "the"}, headers=headers).status_code == 403
 
 
+def test_another_site_may_link_to_the_page_and_no_more(client):
+    """An image or a script of another site has no Origin header."""
+    headers = {"sec-fetch-site": "cross-site"}
+    for path in ("/api/model", "/", "/api/graph"):
+        assert client.get(path, headers=headers).status_code == 403
+    headers |= {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert client.get("/", headers=headers).status_code == 200
+
+
 @pytest.mark.parametrize(
     "path",
     [

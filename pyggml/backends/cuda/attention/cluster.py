@@ -17,8 +17,9 @@ from pyggml.backends.cuda.attention.parts import part_summer
 from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ZERO
 from pyggml.backends.cuda.code import cluster_ptx, ptx
 from pyggml.backends.cuda.code.formulas import short_exp
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.code.warp import LANES
-from pyggml.backends.cuda.runtime.driver import SIMULATED, CudaSupportError, cuda, device
+from pyggml.backends.cuda.runtime.driver import SIMULATED, CudaSupportError, cuda
 
 _SINCE = (9, 0)  # compute capability
 _LN_2 = np.float32(math.log(2))

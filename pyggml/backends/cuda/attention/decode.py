@@ -22,14 +22,15 @@ from pyggml.backends.cuda.attention.scores import (
     bias_of,
     capped,
     factors_of,
-    seen,
+    keys_of_query,
     sizes_of,
 )
 from pyggml.backends.cuda.attention.spread import Spread
 from pyggml.backends.cuda.code.formulas import short_exp
 from pyggml.backends.cuda.code.fours import vectorizable
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
@@ -38,12 +39,13 @@ from pyggml.backends.cuda.runtime.early import (
 )
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
 
-MOST_QUERIES = 2 if SIMULATED else 8
-_WARPS = 2 if SIMULATED else 8
+MOST_QUERIES = small(8)
+_WARPS = small(8)
 _BLOCKS = 264  # that are wanted: two for each multiprocessor of a large card
 _MOST_OF_CLUSTERS = 4096  # keys: for many more, the 16 parts that there are without are faster
 _TOGETHER, _NUMBERS = 4, 1024  # heads of a block, and numbers of them, at most
@@ -81,7 +83,7 @@ def _heads(node: Tensor) -> int:
 def _batch(head_size: int) -> int:
     """Keys that a warp reads at once: a power of two."""
     most = 16 * LANES // max(head_size, 2 * LANES)
-    return 2 if SIMULATED else 1 << max(1, most).bit_length() - 1
+    return small(1 << max(1, most).bit_length() - 1)
 
 
 def _in_clusters(node: Tensor) -> bool:
@@ -238,7 +240,7 @@ def _attend(shape: _Shape) -> Any:
         lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         head, key_head = cuda.blockIdx.y * n_together, cuda.blockIdx.y // sharing
         row = np.int64(query) * sizes.n_heads + head
-        start, stop = seen(span, query, sizes.n_keys)
+        start, stop = keys_of_query(span, query, sizes.n_keys)
         last = np.int32(stop)
         key = np.int32(start + np.int32((part * _WARPS + warp) * batch))
         fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane)

@@ -21,13 +21,14 @@ from pyggml.backends.cuda.attention.scores import (
     capped,
     dot_of,
     factors_of,
-    seen,
-    seen_by_some,
+    keys_of_queries,
+    keys_of_query,
     sizes_of,
     tile_filler,
     tile_rows,
 )
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.code.jit import device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Site
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
@@ -42,7 +43,7 @@ def _score(s, qs, kv, span, mask, first, key, head, head_size, sizes, factors):
         i, j = e // keys, e % keys
         s[i, j] = MINUS_INF
         if first + i < sizes.n_queries:
-            start, stop = seen(span, first + i, sizes.n_keys)
+            start, stop = keys_of_query(span, first + i, sizes.n_keys)
             if start <= key + j < stop:
                 z = capped(dot_of(qs, i, kv, j, head_size), factors)
                 s[i, j] = z + bias_of(head, first + i, key + j, stop, mask, sizes, factors)
@@ -106,7 +107,7 @@ def _kernel(head_size: int, key_type: str) -> Any:
             sums[e // head_size, e % head_size] = ZERO
         for i in range(me, rows, THREADS):
             top[i], total[i] = MINUS_INF, ZERO
-        start, stop = seen_by_some(span, first, count, sizes.n_keys)
+        start, stop = keys_of_queries(span, first, count, sizes.n_keys)
         for key in range(start, stop, keys):
             fill_keys(kv, k, key, key_head, sizes.n_keys, sizes.n_key_heads)
             cuda.syncthreads()

@@ -21,14 +21,15 @@ from pyggml.backends.cuda.attention.scores import (
     capped,
     dot_of,
     factors_of,
-    seen,
-    seen_by_some,
+    keys_of_queries,
+    keys_of_query,
     sizes_of,
     tile_filler,
     tile_rows,
 )
 from pyggml.backends.cuda.code.blocks import block_sum
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.code.jit import device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import THREADS as MOST_THREADS
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element, per_row
@@ -66,7 +67,7 @@ def _one_score(dot, product, query, key, head, span, mask, lse, delta, sizes, fa
     """(p, ds) of a query and a key, given q·k and do·v; zeros where the query does not see it."""
     if query >= sizes.n_queries:
         return ZERO, ZERO
-    start, stop = seen(span, query, sizes.n_keys)
+    start, stop = keys_of_query(span, query, sizes.n_keys)
     if not start <= key < stop:
         return ZERO, ZERO
     z = capped(dot, factors)
@@ -98,7 +99,7 @@ def _queries_kernel(head_size: int) -> Any:
         fill(dos, do, first, head, sizes.n_queries, sizes.n_heads)
         for e in range(me, rows * head_size, THREADS):
             sums[e // head_size, e % head_size] = ZERO
-        start, stop = seen_by_some(span, first, count, sizes.n_keys)
+        start, stop = keys_of_queries(span, first, count, sizes.n_keys)
         for key in range(start, stop, rows):
             fill(ks, k, key, key_head, sizes.n_keys, sizes.n_key_heads)
             fill(vs, v, key, key_head, sizes.n_keys, sizes.n_key_heads)
@@ -159,7 +160,7 @@ def _keys_kernel(head_size: int) -> Any:
             dks[e // head_size, e % head_size] = dvs[e // head_size, e % head_size] = ZERO
         for query in range(0, sizes.n_queries, rows):
             count = min(rows, sizes.n_queries - query)
-            start, stop = seen_by_some(span, query, count, sizes.n_keys)
+            start, stop = keys_of_queries(span, query, count, sizes.n_keys)
             if start >= first + keys or stop <= first:
                 continue
             for head in range(key_head * repeats, key_head * repeats + repeats):

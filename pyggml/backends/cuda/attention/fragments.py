@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code import ptx
-from pyggml.backends.cuda.runtime.driver import cuda, device
+from pyggml.backends.cuda.code.jit import device
+from pyggml.backends.cuda.runtime.driver import cuda
 
 THREADS = 128  # of a block: four warps
 HEAD_SIZES = (64, 128)

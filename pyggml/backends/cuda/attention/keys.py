@@ -13,13 +13,12 @@ import numpy as np
 
 from pyggml.backends.cuda.attention.scores import ZERO, key_loader
 from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.byte_ptx import half_of
 from pyggml.backends.cuda.code.fours import load_four
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.code.warp import LANES
-from pyggml.backends.cuda.runtime.driver import SIMULATED, device
+from pyggml.backends.cuda.runtime.driver import SIMULATED
 from pyggml.graph.dtypes import F16, F32
-
-if not SIMULATED:
-    from pyggml.backends.cuda.code.byte_ptx import half_of
 
 
 def fours_of(head_size: int) -> int:

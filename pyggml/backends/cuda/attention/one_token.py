@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.ops.norm_rope import HEAD, angles, normed_and_turned
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
 from pyggml.graph.dtypes import F16
 from pyggml.graph.tensor import Tensor
 

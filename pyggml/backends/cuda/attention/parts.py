@@ -22,10 +22,12 @@ import numpy as np
 from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ONE, ZERO
 from pyggml.backends.cuda.code.blocks import is_last
 from pyggml.backends.cuda.code.formulas import short_exp
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.code.warp import LANES, warp_max, warp_sum
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.simulator import small
 
-MOST_PARTS = 5 if SIMULATED else 16  # of a query's keys
+MOST_PARTS = small(16, 5)  # of a query's keys
 _OF_LANE = -(-MOST_PARTS // LANES)
 
 
@@ -106,8 +108,8 @@ def _share_out(shares, lse, parts, sinks, first, query, head, n_parts, head_size
         if part < n_parts:
             shares[part] = tops[u] * whole
     if lane == 0:
-        found = base + math.log(weight) if weight > ZERO else NO_KEYS
-        lse[np.int64(head) * sizes.n_queries + query] = found
+        log_sum = base + math.log(weight) if weight > ZERO else NO_KEYS
+        lse[np.int64(head) * sizes.n_queries + query] = log_sum
 
 
 def _joiner(n_together: int, head_size: int, n_warps: int) -> Any:

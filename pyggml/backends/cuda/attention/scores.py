@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device
+from pyggml.backends.cuda.code.jit import device
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.graph.tensor import Tensor
 
 WIDEST = 512  # numbers of a head
-THREADS = 4 if SIMULATED else 128  # of a block
+THREADS = small(128, 4)  # of a block
 NO_KEYS = np.float32(1e30)  # the logarithm of a sum over no key, as on the CPU
 MINUS_INF = np.float32(-np.inf)
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -76,17 +78,17 @@ def factors_of(node: Tensor) -> Factors:
 
 
 @device
-def seen(span, query, n_keys):
+def keys_of_query(span, query, n_keys):
     """The first key that a query sees, and the one past the last."""
     return max(span[2 * query], 0), min(span[2 * query + 1], n_keys)
 
 
 @device
-def seen_by_some(span, first, count, n_keys):
+def keys_of_queries(span, first, count, n_keys):
     """The first key that any of `count` queries sees, and the one past the last."""
     start, stop = n_keys, 0
     for query in range(first, first + count):
-        one, other = seen(span, query, n_keys)
+        one, other = keys_of_query(span, query, n_keys)
         if one < other:
             start, stop = min(start, one), max(stop, other)
     return start, stop

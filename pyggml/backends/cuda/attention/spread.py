@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.code.warp import ALL, LANES
-from pyggml.backends.cuda.runtime.driver import cuda, device
+from pyggml.backends.cuda.runtime.driver import cuda
 
 
 class Spread:

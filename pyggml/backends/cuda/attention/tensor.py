@@ -32,11 +32,12 @@ from pyggml.backends.cuda.attention.scores import (
     MINUS_INF,
     NO_KEYS,
     ZERO,
-    seen,
+    keys_of_query,
 )
 from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import quad_max, quad_sum
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, launch
 from pyggml.backends.cuda.weights.unpack import rounded
@@ -133,8 +134,8 @@ def _write(out, lse, o, top, total, query, head, n_queries, n_heads, head_size, 
         share = np.float32(1) / weight if weight > ZERO else ZERO
         if row < n_queries:
             if lane & 3 == 0:
-                found = (top[r] + math.log2(weight)) * LN_2 if weight > ZERO else NO_KEYS
-                lse[np.int64(head) * n_queries + row] = found
+                log_sum = (top[r] + math.log2(weight)) * LN_2 if weight > ZERO else NO_KEYS
+                lse[np.int64(head) * n_queries + row] = log_sum
             at = (np.int64(row) * n_heads + head) * head_size + ((lane & 3) << 1)
             for i in range(head_size // 8):
                 put(out, at + 8 * i, o[i, 2 * r] * share, o[i, 2 * r + 1] * share)
@@ -166,7 +167,7 @@ def _kernel(head_size: int, out_in_bf16: bool) -> Any:
         for r in range(2):
             top[r], total[r], starts[r], stops[r] = MINUS_INF, ZERO, 0, 0
             if query + 8 * r < n_queries:
-                starts[r], stops[r] = seen(span, query + 8 * r, n_keys)
+                starts[r], stops[r] = keys_of_query(span, query + 8 * r, n_keys)
         start, stop = seen_by_rows(span, first, min(BR, n_queries - first), n_keys)
         clear(o, results)
         ptx.await_copies()

@@ -27,13 +27,14 @@ from pyggml.backends.cuda.attention.fragments import (
     seen_by_rows,
     tile_copier,
 )
-from pyggml.backends.cuda.attention.scores import ZERO, seen
+from pyggml.backends.cuda.attention.scores import ZERO, keys_of_query
 from pyggml.backends.cuda.attention.tensor import in_bf16, scratch_in_bf16
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import block_max
 from pyggml.backends.cuda.code.fours import loader
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Site
 from pyggml.backends.cuda.runtime.launches import THREADS as MOST_THREADS
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_row
@@ -73,7 +74,7 @@ def _records(o_in_bf16: bool, do_in_bf16: bool) -> Any:
                     total += p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3]
                 total = warp_sum(total)
                 power = lse[head * n_queries + query] * LOG2_E
-                one, other = seen(span, query, n_keys)
+                one, other = keys_of_query(span, query, n_keys)
                 start, stop = np.int32(one), np.int32(other)
             if lane == 0:
                 at = 2 * (head * n_padded + query)
@@ -165,7 +166,7 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
         for r in range(2):
             top[r], slope[r], starts[r], stops[r] = ZERO, ZERO, 0, 0
             if query + 8 * r < n_queries:
-                starts[r], stops[r] = seen(span, query + 8 * r, n_keys)
+                starts[r], stops[r] = keys_of_query(span, query + 8 * r, n_keys)
                 at = 2 * (np.int64(head) * n_padded + query + 8 * r)
                 top[r], slope[r] = pairs[at], pairs[at + 1]
         start, stop = seen_by_rows(span, first, min(BR, n_queries - first), n_keys)
@@ -206,7 +207,7 @@ def _find_queries(range_of, span, n_queries, n_keys):
     for group in range(cuda.blockIdx.x, range_of.size // 2, cuda.gridDim.x):
         first, before, past = group * BC, np.int32(-n_queries), np.int32(0)
         for query in range(cuda.threadIdx.x, n_queries, cuda.blockDim.x):
-            start, stop = seen(span, query, n_keys)
+            start, stop = keys_of_query(span, query, n_keys)
             if start < stop and start < first + BC and stop > first:
                 before, past = max(before, np.int32(-query)), np.int32(query + 1)
         before, past = block_max(before, parts), block_max(past, parts)

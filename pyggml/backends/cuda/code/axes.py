@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml.backends.cuda.runtime.driver import device
+from pyggml.backends.cuda.code.jit import device
 from pyggml.graph.tensor import MAX_AXES, Shape, Tensor
 
 Four = tuple[np.int64, ...]

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from pyggml.backends.cuda.code.jit import device
+from pyggml.backends.cuda.code.ptx import take_ticket
 from pyggml.backends.cuda.code.warp import ALL, warp_max, warp_sum
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device
-
-if not SIMULATED:
-    from pyggml.backends.cuda.code.ptx import take_ticket
+from pyggml.backends.cuda.runtime.driver import cuda
 
 
 @device
@@ -29,70 +28,42 @@ def rows_apart():
     return cuda.gridDim.x * cuda.blockDim.y
 
 
-if SIMULATED:  # which has no warps, and one row in a block
+@device
+def _exchanged(x, parts):
+    """Each lane's number becomes that of one warp; lanes n_warps apart have the same."""
+    lane = cuda.threadIdx.x & 31
+    if lane == 0:
+        parts[cuda.threadIdx.x >> 5] = x
+    cuda.syncthreads()
+    x = parts[lane & ((cuda.blockDim.x >> 5) - 1)]
+    cuda.syncthreads()  # before the next one writes
+    return x
 
-    @device
-    def take_ticket(tickets, at, last):
-        return cuda.atomic.inc(tickets, at, last)
 
-    @device
-    def block_sum(x, parts):
-        """The sum of one number of each thread."""
-        parts[cuda.threadIdx.x] = x
-        cuda.syncthreads()
-        total = parts[0]
-        for i in range(1, cuda.blockDim.x):
-            total += parts[i]
-        cuda.syncthreads()
-        return total
+@device
+def block_sum(x, parts):
+    """The sum of one number of each thread."""
+    x = warp_sum(x)
+    if cuda.blockDim.x > 32:
+        x = _exchanged(x, parts)
+        step = cuda.blockDim.x >> 6
+        while step > 0:
+            x += cuda.shfl_xor_sync(ALL, x, step)
+            step >>= 1
+    return x
 
-    @device
-    def block_max(x, parts):
-        """The greatest of one number of each thread."""
-        parts[cuda.threadIdx.x] = x
-        cuda.syncthreads()
-        top = parts[0]
-        for i in range(1, cuda.blockDim.x):
-            top = max(top, parts[i])
-        cuda.syncthreads()
-        return top
 
-else:
-
-    @device
-    def _exchanged(x, parts):
-        """Each lane's number becomes that of one warp; lanes n_warps apart have the same."""
-        lane = cuda.threadIdx.x & 31
-        if lane == 0:
-            parts[cuda.threadIdx.x >> 5] = x
-        cuda.syncthreads()
-        x = parts[lane & ((cuda.blockDim.x >> 5) - 1)]
-        cuda.syncthreads()  # before the next one writes
-        return x
-
-    @device
-    def block_sum(x, parts):
-        """The sum of one number of each thread."""
-        x = warp_sum(x)
-        if cuda.blockDim.x > 32:
-            x = _exchanged(x, parts)
-            step = cuda.blockDim.x >> 6
-            while step > 0:
-                x += cuda.shfl_xor_sync(ALL, x, step)
-                step >>= 1
-        return x
-
-    @device
-    def block_max(x, parts):
-        """The greatest of one number of each thread."""
-        x = warp_max(x)
-        if cuda.blockDim.x > 32:
-            x = _exchanged(x, parts)
-            step = cuda.blockDim.x >> 6
-            while step > 0:
-                x = max(x, cuda.shfl_xor_sync(ALL, x, step))
-                step >>= 1
-        return x
+@device
+def block_max(x, parts):
+    """The greatest of one number of each thread."""
+    x = warp_max(x)
+    if cuda.blockDim.x > 32:
+        x = _exchanged(x, parts)
+        step = cuda.blockDim.x >> 6
+        while step > 0:
+            x = max(x, cuda.shfl_xor_sync(ALL, x, step))
+            step >>= 1
+    return x
 
 
 @device

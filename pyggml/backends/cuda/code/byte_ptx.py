@@ -9,153 +9,165 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from llvmlite import ir
+from numba import types
 
-if not SIMULATED:
-    from llvmlite import ir
-    from numba import types
-    from numba.cuda.extending import intrinsic
+from pyggml.backends.cuda.code.jit import intrinsic
 
-    _BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
-    _FLOAT, _ANY = ir.FloatType(), _BYTE.as_pointer()
-    _SHARED = 3  # an address space
+_BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
+_FLOAT, _ANY = ir.FloatType(), _BYTE.as_pointer()
+_SHARED = 3  # an address space
 
-    def _pure(builder: Any, text: str, result: Any, names: str, operands: Any) -> Any:
-        """Inline PTX whose result depends on its operands alone."""
-        form = ir.FunctionType(result, [o.type for o in operands])
-        call = builder.asm(form, text, names, operands, False)
-        call.attributes.add("readnone")
-        return call
 
-    def _shared(context: Any, builder: Any, kind: Any, place: Any, to: Any) -> Any:
-        """What lies at a byte of an array in shared memory, of LLVM type `to`."""
-        return builder.load(_shared_pointer(context, builder, kind, place, to))
+def _pure(builder: Any, text: str, result: Any, names: str, operands: Any) -> Any:
+    """Inline PTX whose result depends on its operands alone."""
+    form = ir.FunctionType(result, [o.type for o in operands])
+    call = builder.asm(form, text, names, operands, False)
+    call.attributes.add("readnone")
+    return call
 
-    def _shared_pointer(context: Any, builder: Any, kind: Any, place: Any, to: Any) -> Any:
-        array, at = place
-        start = builder.bitcast(context.make_array(kind)(context, builder, array).data, _ANY)
-        start = builder.addrspacecast(start, _BYTE.as_pointer(_SHARED))
-        return builder.bitcast(builder.gep(start, [at]), to.as_pointer(_SHARED))
+
+def _shared(context: Any, builder: Any, kind: Any, place: Any, to: Any) -> Any:
+    """What lies at a byte of an array in shared memory, of LLVM type `to`."""
+    return builder.load(_shared_pointer(context, builder, kind, place, to))
+
+
+def _shared_pointer(context: Any, builder: Any, kind: Any, place: Any, to: Any) -> Any:
+    array, at = place
+    start = builder.bitcast(context.make_array(kind)(context, builder, array).data, _ANY)
+    start = builder.addrspacecast(start, _BYTE.as_pointer(_SHARED))
+    return builder.bitcast(builder.gep(start, [at]), to.as_pointer(_SHARED))
+
+
+@intrinsic
+def shared_word(typing, shared, at):
+    """The word (uint32) at byte `at` of an array in shared memory."""
+
+    def emit(context, builder, signature, arguments):
+        return _shared(context, builder, shared, arguments, _WORD)
+
+    return types.uint32(shared, types.int64), emit
+
+
+def _shared_words(n: int) -> Any:
+    @intrinsic
+    def load(typing, shared, at):
+        def emit(context, builder, signature, arguments):
+            kind = ir.VectorType(_WORD, n)
+            vector = _shared(context, builder, shared, arguments, kind)
+            places = (ir.Constant(_WORD, i) for i in range(n))
+            words = [builder.extract_element(vector, i) for i in places]
+            return context.make_tuple(builder, signature.return_type, words)
+
+        return types.Tuple([types.uint32] * n)(shared, types.int64), emit
+
+    return load
+
+
+# The words (uint32) from byte `at` of an array in shared memory on.
+shared_pair, shared_words = _shared_words(2), _shared_words(4)
+
+
+def _put_shared(context: Any, builder: Any, kind: Any, arguments: Any) -> Any:
+    array, at, *words = arguments
+    vector = ir.Constant(ir.VectorType(_WORD, len(words)), ir.Undefined)
+    for i, word in enumerate(words):
+        vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
+    to = _shared_pointer(context, builder, kind, (array, at), vector.type)
+    builder.store(vector, to)
+    return context.get_dummy_value()
+
+
+@intrinsic
+def put_shared_pair(typing, shared, at, a, b):
+    """Two uint32 to the eight bytes at `at` of shared memory."""
+
+    def emit(context, builder, signature, arguments):
+        return _put_shared(context, builder, shared, arguments)
+
+    return types.void(shared, types.int64, types.uint32, types.uint32), emit
+
+
+@intrinsic
+def put_shared_words(typing, shared, at, a, b, c, d):
+    """Four uint32 to the 16 bytes at `at` of shared memory."""
+
+    def emit(context, builder, signature, arguments):
+        return _put_shared(context, builder, shared, arguments)
+
+    word = types.uint32
+    return types.void(shared, types.int64, word, word, word, word), emit
+
+
+@intrinsic
+def half_of(typing, word):
+    """The float16 in the low half of a word, as float32."""
+
+    def emit(context, builder, signature, arguments):
+        half = builder.bitcast(builder.trunc(arguments[0], _SHORT), ir.HalfType())
+        return builder.fpext(half, _FLOAT)
+
+    return types.float32(types.uint32), emit
+
+
+@cache
+def copier(n_bytes: int) -> Any:
+    """copy(shared, to, source, at): begin to copy n_bytes to shared memory, as all lanes of a
+    warp call it, each with the places of its own first 16 bytes."""
+    one = "cp.async.cg.shared.global [$0 + {0}], [$1 + {0}], 16;"
+    lines = [one.format(i) for i in range(0, n_bytes - 511, 512)]
+    if n_bytes % 512:
+        last, n_lanes = n_bytes // 512 * 512, n_bytes % 512 // 16
+        lines += ["{ .reg .pred p; .reg .u32 l; mov.u32 l, %laneid;"]
+        lines += [f"setp.lt.u32 p, l, {n_lanes}; @p {one.format(last)} }}"]
+    text = " ".join(lines)
 
     @intrinsic
-    def shared_word(typing, shared, at):
-        """The word (uint32) at byte `at` of an array in shared memory."""
-
+    def copy(typing, shared, to, source, at):
         def emit(context, builder, signature, arguments):
-            return _shared(context, builder, shared, arguments, _WORD)
+            to_array, to, from_array, at = arguments
+            here = _shared_pointer(context, builder, shared, (to_array, to), _BYTE)
+            start = context.make_array(source)(context, builder, from_array).data
+            there = builder.add(builder.ptrtoint(start, _LONG), at)
+            operands = [builder.ptrtoint(here, _WORD), there]
+            form = ir.FunctionType(ir.VoidType(), [_WORD, _LONG])
+            builder.asm(form, text, "r,l,~{memory}", operands, True)
+            return context.get_dummy_value()
 
-        return types.uint32(shared, types.int64), emit
+        return types.void(shared, types.int64, source, types.int64), emit
 
-    def _shared_words(n: int) -> Any:
-        @intrinsic
-        def load(typing, shared, at):
-            def emit(context, builder, signature, arguments):
-                kind = ir.VectorType(_WORD, n)
-                vector = _shared(context, builder, shared, arguments, kind)
-                places = (ir.Constant(_WORD, i) for i in range(n))
-                words = [builder.extract_element(vector, i) for i in places]
-                return context.make_tuple(builder, signature.return_type, words)
+    return copy
 
-            return types.Tuple([types.uint32] * n)(shared, types.int64), emit
 
-        return load
+@intrinsic
+def shared_float(typing, shared, i):
+    """Number i of an array of float32 in shared memory. i is not below 0, of which Numba
+    would ask each time."""
 
-    # The words (uint32) from byte `at` of an array in shared memory on.
-    shared_pair, shared_words = _shared_words(2), _shared_words(4)
+    def emit(context, builder, signature, arguments):
+        array, i = arguments
+        at = builder.mul(i, ir.Constant(_LONG, 4))
+        return _shared(context, builder, shared, (array, at), _FLOAT)
 
-    def _put_shared(context: Any, builder: Any, kind: Any, arguments: Any) -> Any:
-        array, at, *words = arguments
-        vector = ir.Constant(ir.VectorType(_WORD, len(words)), ir.Undefined)
-        for i, word in enumerate(words):
-            vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
-        to = _shared_pointer(context, builder, kind, (array, at), vector.type)
-        builder.store(vector, to)
-        return context.get_dummy_value()
+    return types.float32(shared, types.int64), emit
 
-    @intrinsic
-    def put_shared_pair(typing, shared, at, a, b):
-        """Two uint32 to the eight bytes at `at` of shared memory."""
 
-        def emit(context, builder, signature, arguments):
-            return _put_shared(context, builder, shared, arguments)
+@intrinsic
+def dot_bytes(typing, a, b, c):
+    """c + the sum of four products of signed bytes of the words a and b."""
 
-        return types.void(shared, types.int64, types.uint32, types.uint32), emit
+    def emit(context, builder, signature, arguments):
+        text = "dp4a.s32.s32 $0, $1, $2, $3;"
+        return _pure(builder, text, _WORD, "=r,r,r,r", arguments)
 
-    @intrinsic
-    def put_shared_words(typing, shared, at, a, b, c, d):
-        """Four uint32 to the 16 bytes at `at` of shared memory."""
+    return types.int32(types.uint32, types.uint32, types.int32), emit
 
-        def emit(context, builder, signature, arguments):
-            return _put_shared(context, builder, shared, arguments)
 
-        word = types.uint32
-        return types.void(shared, types.int64, word, word, word, word), emit
+@intrinsic
+def pick_bytes(typing, low, high, which):
+    """Four of the bytes of two words; bits 4i to 4i + 2 of `which` say which is byte i."""
 
-    @intrinsic
-    def half_of(typing, word):
-        """The float16 in the low half of a word, as float32."""
+    def emit(context, builder, signature, arguments):
+        return _pure(builder, "prmt.b32 $0, $1, $2, $3;", _WORD, "=r,r,r,r", arguments)
 
-        def emit(context, builder, signature, arguments):
-            half = builder.bitcast(builder.trunc(arguments[0], _SHORT), ir.HalfType())
-            return builder.fpext(half, _FLOAT)
-
-        return types.float32(types.uint32), emit
-
-    @cache
-    def copier(n_bytes: int) -> Any:
-        """copy(shared, to, source, at): begin to copy n_bytes to shared memory, as all lanes of a
-        warp call it, each with the places of its own first 16 bytes."""
-        one = "cp.async.cg.shared.global [$0 + {0}], [$1 + {0}], 16;"
-        lines = [one.format(i) for i in range(0, n_bytes - 511, 512)]
-        if n_bytes % 512:
-            last, n_lanes = n_bytes // 512 * 512, n_bytes % 512 // 16
-            lines += ["{ .reg .pred p; .reg .u32 l; mov.u32 l, %laneid;"]
-            lines += [f"setp.lt.u32 p, l, {n_lanes}; @p {one.format(last)} }}"]
-        text = " ".join(lines)
-
-        @intrinsic
-        def copy(typing, shared, to, source, at):
-            def emit(context, builder, signature, arguments):
-                to_array, to, from_array, at = arguments
-                here = _shared_pointer(context, builder, shared, (to_array, to), _BYTE)
-                start = context.make_array(source)(context, builder, from_array).data
-                there = builder.add(builder.ptrtoint(start, _LONG), at)
-                operands = [builder.ptrtoint(here, _WORD), there]
-                form = ir.FunctionType(ir.VoidType(), [_WORD, _LONG])
-                builder.asm(form, text, "r,l,~{memory}", operands, True)
-                return context.get_dummy_value()
-
-            return types.void(shared, types.int64, source, types.int64), emit
-
-        return copy
-
-    @intrinsic
-    def shared_float(typing, shared, i):
-        """Number i of an array of float32 in shared memory. i is not below 0, of which Numba
-        would ask each time."""
-
-        def emit(context, builder, signature, arguments):
-            array, i = arguments
-            at = builder.mul(i, ir.Constant(_LONG, 4))
-            return _shared(context, builder, shared, (array, at), _FLOAT)
-
-        return types.float32(shared, types.int64), emit
-
-    @intrinsic
-    def dot_bytes(typing, a, b, c):
-        """c + the sum of four products of signed bytes of the words a and b."""
-
-        def emit(context, builder, signature, arguments):
-            text = "dp4a.s32.s32 $0, $1, $2, $3;"
-            return _pure(builder, text, _WORD, "=r,r,r,r", arguments)
-
-        return types.int32(types.uint32, types.uint32, types.int32), emit
-
-    @intrinsic
-    def pick_bytes(typing, low, high, which):
-        """Four of the bytes of two words; bits 4i to 4i + 2 of `which` say which is byte i."""
-
-        def emit(context, builder, signature, arguments):
-            return _pure(builder, "prmt.b32 $0, $1, $2, $3;", _WORD, "=r,r,r,r", arguments)
-
-        return types.uint32(types.uint32, types.uint32, types.uint32), emit
+    return types.uint32(types.uint32, types.uint32, types.uint32), emit

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from pyggml.backends.cuda.code import ptx
-from pyggml.backends.cuda.runtime.driver import device
+from pyggml.backends.cuda.code.jit import device
 
 ZERO, HALF, ONE, TWO, THREE = (np.float32(v) for v in (0, 0.5, 1, 2, 3))
 QUICK = np.float32(1.702)

@@ -10,8 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.code.ptx import put_four_bf16
-from pyggml.backends.cuda.runtime.driver import SIMULATED, address, device
+from pyggml.backends.cuda.code.jit import device
+from pyggml.backends.cuda.code.ptx import (
+    as_float,
+    bits_of,
+    load_pair,
+    load_words,
+    put_four_bf16,
+    store_words,
+)
+from pyggml.backends.cuda.runtime.driver import SIMULATED, address
 from pyggml.backends.kit.places import span
 from pyggml.graph.tensor import Tensor
 
@@ -26,38 +34,28 @@ __all__ = [
     "vectorizable",
 ]
 
-if SIMULATED:
 
-    def load_four(x, i):
-        return x[i], x[i + 1], x[i + 2], x[i + 3]
+@device
+def load_four(x, i):
+    """Numbers i to i + 3 of x (float32)."""
+    a, b, c, d = load_words(x, 4 * i)
+    return as_float(a), as_float(b), as_float(c), as_float(d)
 
-    def load_four_bf16(x, i):
-        return tuple((np.uint32(x[i + k]) << np.uint32(16)).view(np.float32) for k in range(4))
 
-    def store_four(y, i, a, b, c, d):
-        y[i], y[i + 1], y[i + 2], y[i + 3] = a, b, c, d
-else:
-    from pyggml.backends.cuda.code.ptx import as_float, bits_of, load_pair, load_words, store_words
+@device
+def load_four_bf16(x, i):
+    """The same of bfloat16 (uint16), as float32."""
+    low, high = load_pair(x, 2 * i)
+    half, top = np.uint32(16), np.uint32(0xFFFF0000)
+    return (
+        as_float(low << half), as_float(low & top), as_float(high << half), as_float(high & top)
+    )  # fmt: skip
 
-    @device
-    def load_four(x, i):
-        """Numbers i to i + 3 of x (float32)."""
-        a, b, c, d = load_words(x, 4 * i)
-        return as_float(a), as_float(b), as_float(c), as_float(d)
 
-    @device
-    def load_four_bf16(x, i):
-        """The same of bfloat16 (uint16), as float32."""
-        low, high = load_pair(x, 2 * i)
-        half, top = np.uint32(16), np.uint32(0xFFFF0000)
-        return (
-            as_float(low << half), as_float(low & top), as_float(high << half), as_float(high & top)
-        )  # fmt: skip
-
-    @device
-    def store_four(y, i, a, b, c, d):
-        """y[i …] = four numbers, float32."""
-        store_words(y, 4 * i, bits_of(a), bits_of(b), bits_of(c), bits_of(d))
+@device
+def store_four(y, i, a, b, c, d):
+    """y[i …] = four numbers, float32."""
+    store_words(y, 4 * i, bits_of(a), bits_of(b), bits_of(c), bits_of(d))
 
 
 def loader(in_bf16: bool) -> Any:

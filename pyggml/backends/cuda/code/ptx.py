@@ -1,8 +1,7 @@
 """Instructions that Numba has no name for: loads of several bytes, and NVIDIA's tensor cores.
 
-Each is a device function. Under Numba's simulator (NUMBA_ENABLE_CUDASIM=1) there is no PTX: loads
-and conversions have twins in Python, the tensor cores have none (`TENSOR_CORES` is False), and
-products take a path without them.
+Each is a device function. Numba's simulator has no PTX: simulator.py has what takes its place, and
+products take a path without tensor cores (`TENSOR_CORES` is False).
 
 Addresses count bytes from the start of a flat array; a load of n bytes starts at a multiple of n.
 """
@@ -12,383 +11,342 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.targetconfig import ConfigStack
 
-from pyggml.backends.cuda.runtime.driver import SIMULATED, device
+from pyggml.backends.cuda.code.jit import device, intrinsic
+from pyggml.backends.cuda.runtime.driver import SIMULATED
 
 TENSOR_CORES = not SIMULATED
 
-if TENSOR_CORES:
-    from llvmlite import ir
-    from numba import types
-    from numba.core import cgutils
-    from numba.core.targetconfig import ConfigStack
-    from numba.cuda.extending import intrinsic
+_BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
+_FLOAT = ir.FloatType()
+_TWO_WORDS: Any = types.Tuple([types.uint32] * 2)
+_FOUR_WORDS: Any = types.Tuple([types.uint32] * 4)
+_FOUR_FLOATS: Any = types.Tuple([types.float32] * 4)
 
-    _BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
-    _FLOAT = ir.FloatType()
-    _TWO_WORDS: Any = types.Tuple([types.uint32] * 2)
-    _FOUR_WORDS: Any = types.Tuple([types.uint32] * 4)
-    _FOUR_FLOATS: Any = types.Tuple([types.float32] * 4)
 
-    def _pointer(context: Any, builder: Any, kind: Any, place: Any, to: Any) -> Any:
-        """A pointer of LLVM type `to`; place: an array, and a byte of it."""
-        array, at = place
-        start = builder.ptrtoint(context.make_array(kind)(context, builder, array).data, _LONG)
-        return builder.inttoptr(builder.add(start, at), to.as_pointer())
+def _pointer(context: Any, builder: Any, kind: Any, place: Any, to: Any) -> Any:
+    """A pointer of LLVM type `to`; place: an array, and a byte of it."""
+    array, at = place
+    start = builder.ptrtoint(context.make_array(kind)(context, builder, array).data, _LONG)
+    return builder.inttoptr(builder.add(start, at), to.as_pointer())
 
-    def shared_address(context: Any, builder: Any, kind: Any, place: Any) -> Any:
-        """The 32-bit address of a byte of an array in shared memory. That of the array is found
-        once, and what is added to it takes no 64-bit arithmetic."""
-        array, at = place
-        start = builder.ptrtoint(context.make_array(kind)(context, builder, array).data, _LONG)
-        convert = "{ .reg .u64 a; cvta.to.shared.u64 a, $1; cvt.u32.u64 $0, a; }"
-        form = ir.FunctionType(_WORD, [_LONG])
-        base = builder.asm(form, convert, "=r,l", [start], False)
-        return builder.add(base, builder.trunc(at, _WORD))
 
-    def _assemble(builder: Any, text: str, results: list, operands: list, names: str) -> list:
-        """Inline PTX with several results of one LLVM type."""
-        kind = ir.LiteralStructType(results)
-        form = ir.FunctionType(kind, [o.type for o in operands])
-        packed = builder.asm(form, text, names, operands, True)
-        return [builder.extract_value(packed, i) for i in range(len(results))]
+def shared_address(context: Any, builder: Any, kind: Any, place: Any) -> Any:
+    """The 32-bit address of a byte of an array in shared memory. That of the array is found
+    once, and what is added to it takes no 64-bit arithmetic."""
+    array, at = place
+    start = builder.ptrtoint(context.make_array(kind)(context, builder, array).data, _LONG)
+    convert = "{ .reg .u64 a; cvta.to.shared.u64 a, $1; cvt.u32.u64 $0, a; }"
+    form = ir.FunctionType(_WORD, [_LONG])
+    base = builder.asm(form, convert, "=r,l", [start], False)
+    return builder.add(base, builder.trunc(at, _WORD))
+
+
+def _assemble(builder: Any, text: str, results: list, operands: list, names: str) -> list:
+    """Inline PTX with several results of one LLVM type."""
+    kind = ir.LiteralStructType(results)
+    form = ir.FunctionType(kind, [o.type for o in operands])
+    packed = builder.asm(form, text, names, operands, True)
+    return [builder.extract_value(packed, i) for i in range(len(results))]
+
+
+@intrinsic
+def load_half(typing, raw, at):
+    """The float16 at byte `at`, as float32."""
+
+    def emit(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, raw, arguments, ir.HalfType())
+        return builder.fpext(builder.load(pointer), _FLOAT)
+
+    return types.float32(raw, types.int64), emit
+
+
+@intrinsic
+def load_byte(typing, raw, at):
+    """The byte at `at` as uint32."""
+
+    def emit(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, raw, arguments, _BYTE)
+        return builder.zext(builder.load(pointer), _WORD)
+
+    return types.uint32(raw, types.int64), emit
+
+
+@intrinsic
+def load_word(typing, raw, at):
+    """The four bytes at `at` as uint32."""
+
+    def emit(context, builder, signature, arguments):
+        return builder.load(_pointer(context, builder, raw, arguments, _WORD))
+
+    return types.uint32(raw, types.int64), emit
+
+
+@intrinsic
+def load_short(typing, raw, at):
+    """The two bytes at `at` as uint32."""
+
+    def emit(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, raw, arguments, _SHORT)
+        return builder.zext(builder.load(pointer), _WORD)
+
+    return types.uint32(raw, types.int64), emit
+
+
+@intrinsic
+def load_words(typing, raw, at):
+    """The 16 bytes at `at` as four uint32."""
+
+    def emit(context, builder, signature, arguments):
+        kind = ir.VectorType(_WORD, 4)
+        vector = builder.load(_pointer(context, builder, raw, arguments, kind))
+        vector_of = [builder.extract_element(vector, ir.Constant(_WORD, i)) for i in range(4)]
+        return context.make_tuple(builder, signature.return_type, vector_of)
+
+    return _FOUR_WORDS(raw, types.int64), emit
+
+
+@intrinsic
+def load_pair(typing, raw, at):
+    """The 8 bytes at `at` as two uint32."""
+
+    def emit(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, raw, arguments, ir.VectorType(_WORD, 2))
+        vector = builder.load(pointer)
+        vector_of = [builder.extract_element(vector, ir.Constant(_WORD, i)) for i in range(2)]
+        return context.make_tuple(builder, signature.return_type, vector_of)
+
+    return _TWO_WORDS(raw, types.int64), emit
+
+
+@intrinsic
+def store_words(typing, raw, at, a, b, c, d):
+    """Four uint32 to the 16 bytes at `at`."""
+
+    def emit(context, builder, signature, arguments):
+        array, at, *words = arguments
+        kind = ir.VectorType(_WORD, 4)
+        vector = ir.Constant(kind, ir.Undefined)
+        for i, word in enumerate(words):
+            vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
+        builder.store(vector, _pointer(context, builder, raw, (array, at), kind))
+        return context.get_dummy_value()
+
+    word = types.uint32
+    return types.void(raw, types.int64, word, word, word, word), emit
+
+
+@intrinsic
+def store_word(typing, raw, at, word):
+    """A uint32 to the four bytes at `at`."""
+
+    def emit(context, builder, signature, arguments):
+        array, at, word = arguments
+        builder.store(word, _pointer(context, builder, raw, (array, at), _WORD))
+        return context.get_dummy_value()
+
+    return types.void(raw, types.int64, types.uint32), emit
+
+
+@intrinsic
+def store_pair(typing, raw, at, a, b):
+    """Two uint32 to the eight bytes at `at`."""
+
+    def emit(context, builder, signature, arguments):
+        array, at, *words = arguments
+        kind = ir.VectorType(_WORD, 2)
+        vector = ir.Constant(kind, ir.Undefined)
+        for i, word in enumerate(words):
+            vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
+        builder.store(vector, _pointer(context, builder, raw, (array, at), kind))
+        return context.get_dummy_value()
+
+    return types.void(raw, types.int64, types.uint32, types.uint32), emit
+
+
+@intrinsic
+def as_float(typing, word):
+    """The float32 of these bits (uint32)."""
+
+    def emit(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], _FLOAT)
+
+    return types.float32(types.uint32), emit
+
+
+@intrinsic
+def bits_of(typing, x):
+    """The bits of a float32, as uint32."""
+
+    def emit(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], _WORD)
+
+    return types.uint32(types.float32), emit
+
+
+@intrinsic
+def two_bf16(typing, first, second):
+    """Two floats rounded to bfloat16 (ties to even), as uint32: the first in the low bits."""
+
+    def emit(context, builder, signature, arguments):
+        first, second = arguments
+        form = ir.FunctionType(_WORD, [_FLOAT, _FLOAT])
+        text = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+        return builder.asm(form, text, "=r,f,f", [first, second], False)
+
+    return types.uint32(types.float32, types.float32), emit
+
+
+def _of_one_float(name: str, instruction: str) -> Any:
+    def of_one_float(typing, x):
+        def emit(context, builder, signature, arguments):
+            form = ir.FunctionType(_FLOAT, [_FLOAT])
+            return builder.asm(form, f"{instruction} $0, $1;", "=f,f", [*arguments], False)
+
+        return types.float32(types.float32), emit
+
+    of_one_float.__name__ = name
+    return intrinsic(of_one_float)
+
+
+power_of_two = _of_one_float("power_of_two", "ex2.approx.ftz.f32")  # to two units of the last place
+reciprocal = _of_one_float("reciprocal", "rcp.approx.ftz.f32")  # to one
+inverse_root = _of_one_float("inverse_root", "rsqrt.approx.ftz.f32")  # to two
+logarithm_of_two = _of_one_float("logarithm_of_two", "lg2.approx.ftz.f32")  # to 2⁻²² of one
+
+
+@intrinsic
+def multiply_tile(typing, c, a, b0, b1):
+    """c + A·B of a warp: mma.sync.m16n8k16 of bfloat16 with float32 sums.
+
+    c four floats, a four and b two uint32 of two bfloat16 each, laid out over the warp's lanes
+    as the PTX manual says: lane l = 4g + t holds rows g and g + 8, columns 2t and 2t + 1.
+    """
+
+    def emit(context, builder, signature, arguments):
+        c, a, b0, b1 = arguments
+        operands = [*cgutils.unpack_tuple(builder, a, 4), b0, b1]
+        operands += cgutils.unpack_tuple(builder, c, 4)
+        text = (
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+            "{$0,$1,$2,$3},{$4,$5,$6,$7},{$8,$9},{$10,$11,$12,$13};"
+        )
+        names = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+        sums = _assemble(builder, text, [_FLOAT] * 4, operands, names)
+        return context.make_tuple(builder, signature.return_type, sums)
+
+    word = types.uint32
+    return _FOUR_FLOATS(_FOUR_FLOATS, _FOUR_WORDS, word, word), emit
+
+
+def _load_matrices(suffix: str) -> tuple[Any, Any]:
+    """(shared, at) and (shared, at, flip): four 8×8 matrices of 16-bit numbers. Lane l gives
+    the address of row l % 8 of matrix l // 8: byte `at`, in the second the bits `flip` of the
+    address turned over."""
+
+    def emit(context, builder, signature, arguments):
+        address = shared_address(context, builder, signature.args[0], arguments[:2])
+        if len(arguments) == 3:
+            address = builder.xor(address, builder.trunc(arguments[2], _WORD))
+        text = f"ldmatrix.sync.aligned.m8n8.x4{suffix}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
+        words = _assemble(builder, text, [_WORD] * 4, [address], "=r,=r,=r,=r,r")
+        return context.make_tuple(builder, signature.return_type, words)
 
     @intrinsic
-    def load_half(typing, raw, at):
-        """The float16 at byte `at`, as float32."""
-
-        def emit(context, builder, signature, arguments):
-            pointer = _pointer(context, builder, raw, arguments, ir.HalfType())
-            return builder.fpext(builder.load(pointer), _FLOAT)
-
-        return types.float32(raw, types.int64), emit
+    def load(typing, shared, at):
+        return _FOUR_WORDS(shared, types.int64), emit
 
     @intrinsic
-    def load_byte(typing, raw, at):
-        """The byte at `at` as uint32."""
+    def load_flipped(typing, shared, at, flip):
+        return _FOUR_WORDS(shared, types.int64, types.int64), emit
 
-        def emit(context, builder, signature, arguments):
-            pointer = _pointer(context, builder, raw, arguments, _BYTE)
-            return builder.zext(builder.load(pointer), _WORD)
+    return load, load_flipped
 
-        return types.uint32(raw, types.int64), emit
 
-    @intrinsic
-    def load_word(typing, raw, at):
-        """The four bytes at `at` as uint32."""
+load_matrices, load_flipped_matrices = _load_matrices("")
+load_matrices_transposed, load_flipped_matrices_transposed = _load_matrices(".trans")
 
-        def emit(context, builder, signature, arguments):
-            return builder.load(_pointer(context, builder, raw, arguments, _WORD))
 
-        return types.uint32(raw, types.int64), emit
+@intrinsic
+def copy_16(typing, shared, to, source, at, n_bytes):
+    """Start a copy of 16 bytes to shared memory; of them n_bytes are read, the rest are 0."""
 
-    @intrinsic
-    def load_short(typing, raw, at):
-        """The two bytes at `at` as uint32."""
+    def emit(context, builder, signature, arguments):
+        to_array, to, from_array, at, n = arguments
+        address = shared_address(context, builder, shared, (to_array, to))
+        pointer = _pointer(context, builder, source, (from_array, at), _BYTE)
+        operands = [address, builder.ptrtoint(pointer, _LONG), n]
+        form = ir.FunctionType(ir.VoidType(), [_WORD, _LONG, _WORD])
+        text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
+        builder.asm(form, text, "r,l,r", operands, True)
+        return context.get_dummy_value()
 
-        def emit(context, builder, signature, arguments):
-            pointer = _pointer(context, builder, raw, arguments, _SHORT)
-            return builder.zext(builder.load(pointer), _WORD)
+    return types.void(shared, types.int64, source, types.int64, types.int32), emit
 
-        return types.uint32(raw, types.int64), emit
 
-    @intrinsic
-    def load_words(typing, raw, at):
-        """The 16 bytes at `at` as four uint32."""
+@intrinsic
+def take_ticket(typing, tickets, at, last):
+    """tickets[at], which becomes one more, 0 after `last`. What was written before it
+    is seen by all that read after it. Numba's fence would do the same, but wait longer."""
 
-        def emit(context, builder, signature, arguments):
-            kind = ir.VectorType(_WORD, 4)
-            vector = builder.load(_pointer(context, builder, raw, arguments, kind))
-            vector_of = [builder.extract_element(vector, ir.Constant(_WORD, i)) for i in range(4)]
-            return context.make_tuple(builder, signature.return_type, vector_of)
+    def emit(context, builder, signature, arguments):
+        array, at, last = arguments
+        place = builder.mul(at, ir.Constant(_LONG, 4))
+        pointer = _pointer(context, builder, tickets, (array, place), _WORD)
+        operands = [builder.ptrtoint(pointer, _LONG), last]
+        form = ir.FunctionType(_WORD, [_LONG, _WORD])
+        text = "atom.acq_rel.gpu.global.inc.u32 $0, [$1], $2;"
+        return builder.asm(form, text, "=r,l,r,~{memory}", operands, True)
 
-        return _FOUR_WORDS(raw, types.int64), emit
+    return types.uint32(tickets, types.int64, types.uint32), emit
 
-    @intrinsic
-    def load_pair(typing, raw, at):
-        """The 8 bytes at `at` as two uint32."""
 
-        def emit(context, builder, signature, arguments):
-            pointer = _pointer(context, builder, raw, arguments, ir.VectorType(_WORD, 2))
-            vector = builder.load(pointer)
-            vector_of = [builder.extract_element(vector, ir.Constant(_WORD, i)) for i in range(2)]
-            return context.make_tuple(builder, signature.return_type, vector_of)
-
-        return _TWO_WORDS(raw, types.int64), emit
+def plain(text: str, since: tuple[int, int] = (0, 0)) -> Any:
+    """An instruction without operands; nothing on cards before the compute capability."""
 
     @intrinsic
-    def store_words(typing, raw, at, a, b, c, d):
-        """Four uint32 to the 16 bytes at `at`."""
-
+    def instruction(typing):
         def emit(context, builder, signature, arguments):
-            array, at, *words = arguments
-            kind = ir.VectorType(_WORD, 4)
-            vector = ir.Constant(kind, ir.Undefined)
-            for i, word in enumerate(words):
-                vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
-            builder.store(vector, _pointer(context, builder, raw, (array, at), kind))
+            form = ir.FunctionType(ir.VoidType(), [])
+            if ConfigStack().top().compute_capability >= since:
+                builder.asm(form, text, "~{memory}", [], True)
             return context.get_dummy_value()
 
-        word = types.uint32
-        return types.void(raw, types.int64, word, word, word, word), emit
+        return types.void(), emit
 
-    @intrinsic
-    def store_word(typing, raw, at, word):
-        """A uint32 to the four bytes at `at`."""
+    return instruction
 
-        def emit(context, builder, signature, arguments):
-            array, at, word = arguments
-            builder.store(word, _pointer(context, builder, raw, (array, at), _WORD))
-            return context.get_dummy_value()
 
-        return types.void(raw, types.int64, types.uint32), emit
-
-    @intrinsic
-    def store_pair(typing, raw, at, a, b):
-        """Two uint32 to the eight bytes at `at`."""
-
-        def emit(context, builder, signature, arguments):
-            array, at, *words = arguments
-            kind = ir.VectorType(_WORD, 2)
-            vector = ir.Constant(kind, ir.Undefined)
-            for i, word in enumerate(words):
-                vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
-            builder.store(vector, _pointer(context, builder, raw, (array, at), kind))
-            return context.get_dummy_value()
-
-        return types.void(raw, types.int64, types.uint32, types.uint32), emit
-
-    @intrinsic
-    def as_float(typing, word):
-        """The float32 of these bits (uint32)."""
-
-        def emit(context, builder, signature, arguments):
-            return builder.bitcast(arguments[0], _FLOAT)
-
-        return types.float32(types.uint32), emit
-
-    @intrinsic
-    def bits_of(typing, x):
-        """The bits of a float32, as uint32."""
-
-        def emit(context, builder, signature, arguments):
-            return builder.bitcast(arguments[0], _WORD)
-
-        return types.uint32(types.float32), emit
-
-    @intrinsic
-    def two_bf16(typing, first, second):
-        """Two floats rounded to bfloat16 (ties to even), as uint32: the first in the low bits."""
-
-        def emit(context, builder, signature, arguments):
-            first, second = arguments
-            form = ir.FunctionType(_WORD, [_FLOAT, _FLOAT])
-            text = "cvt.rn.bf16x2.f32 $0, $2, $1;"
-            return builder.asm(form, text, "=r,f,f", [first, second], False)
-
-        return types.uint32(types.float32, types.float32), emit
-
-    def _of_one_float(instruction: str) -> Any:
-        @intrinsic
-        def of_one_float(typing, x):
-            def emit(context, builder, signature, arguments):
-                form = ir.FunctionType(_FLOAT, [_FLOAT])
-                return builder.asm(form, f"{instruction} $0, $1;", "=f,f", [*arguments], False)
-
-            return types.float32(types.float32), emit
-
-        return of_one_float
-
-    power_of_two = _of_one_float("ex2.approx.ftz.f32")  # to two units of the last place
-    reciprocal = _of_one_float("rcp.approx.ftz.f32")  # to one
-    inverse_root = _of_one_float("rsqrt.approx.ftz.f32")  # to two
-    logarithm_of_two = _of_one_float("lg2.approx.ftz.f32")  # to 2⁻²² of one
-
-    @intrinsic
-    def multiply_tile(typing, c, a, b0, b1):
-        """c + A·B of a warp: mma.sync.m16n8k16 of bfloat16 with float32 sums.
-
-        c four floats, a four and b two uint32 of two bfloat16 each, laid out over the warp's lanes
-        as the PTX manual says: lane l = 4g + t holds rows g and g + 8, columns 2t and 2t + 1.
-        """
-
-        def emit(context, builder, signature, arguments):
-            c, a, b0, b1 = arguments
-            operands = [*cgutils.unpack_tuple(builder, a, 4), b0, b1]
-            operands += cgutils.unpack_tuple(builder, c, 4)
-            text = (
-                "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                "{$0,$1,$2,$3},{$4,$5,$6,$7},{$8,$9},{$10,$11,$12,$13};"
-            )
-            names = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
-            sums = _assemble(builder, text, [_FLOAT] * 4, operands, names)
-            return context.make_tuple(builder, signature.return_type, sums)
-
-        word = types.uint32
-        return _FOUR_FLOATS(_FOUR_FLOATS, _FOUR_WORDS, word, word), emit
-
-    def _load_matrices(suffix: str) -> tuple[Any, Any]:
-        """(shared, at) and (shared, at, flip): four 8×8 matrices of 16-bit numbers. Lane l gives
-        the address of row l % 8 of matrix l // 8: byte `at`, in the second the bits `flip` of the
-        address turned over."""
-
-        def emit(context, builder, signature, arguments):
-            address = shared_address(context, builder, signature.args[0], arguments[:2])
-            if len(arguments) == 3:
-                address = builder.xor(address, builder.trunc(arguments[2], _WORD))
-            text = f"ldmatrix.sync.aligned.m8n8.x4{suffix}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
-            words = _assemble(builder, text, [_WORD] * 4, [address], "=r,=r,=r,=r,r")
-            return context.make_tuple(builder, signature.return_type, words)
-
-        @intrinsic
-        def load(typing, shared, at):
-            return _FOUR_WORDS(shared, types.int64), emit
-
-        @intrinsic
-        def load_flipped(typing, shared, at, flip):
-            return _FOUR_WORDS(shared, types.int64, types.int64), emit
-
-        return load, load_flipped
-
-    load_matrices, load_flipped_matrices = _load_matrices("")
-    load_matrices_transposed, load_flipped_matrices_transposed = _load_matrices(".trans")
-
-    @intrinsic
-    def copy_16(typing, shared, to, source, at, n_bytes):
-        """Start a copy of 16 bytes to shared memory; of them n_bytes are read, the rest are 0."""
-
-        def emit(context, builder, signature, arguments):
-            to_array, to, from_array, at, n = arguments
-            address = shared_address(context, builder, shared, (to_array, to))
-            pointer = _pointer(context, builder, source, (from_array, at), _BYTE)
-            operands = [address, builder.ptrtoint(pointer, _LONG), n]
-            form = ir.FunctionType(ir.VoidType(), [_WORD, _LONG, _WORD])
-            text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
-            builder.asm(form, text, "r,l,r", operands, True)
-            return context.get_dummy_value()
-
-        return types.void(shared, types.int64, source, types.int64, types.int32), emit
-
-    @intrinsic
-    def take_ticket(typing, tickets, at, last):
-        """tickets[at], which becomes one more, 0 after `last`. What was written before it
-        is seen by all that read after it. Numba's fence would do the same, but wait longer."""
-
-        def emit(context, builder, signature, arguments):
-            array, at, last = arguments
-            place = builder.mul(at, ir.Constant(_LONG, 4))
-            pointer = _pointer(context, builder, tickets, (array, place), _WORD)
-            operands = [builder.ptrtoint(pointer, _LONG), last]
-            form = ir.FunctionType(_WORD, [_LONG, _WORD])
-            text = "atom.acq_rel.gpu.global.inc.u32 $0, [$1], $2;"
-            return builder.asm(form, text, "=r,l,r,~{memory}", operands, True)
-
-        return types.uint32(tickets, types.int64, types.uint32), emit
-
-    def plain(text: str, since: tuple[int, int] = (0, 0)) -> Any:
-        """An instruction without operands; nothing on cards before the compute capability."""
-
-        @intrinsic
-        def instruction(typing):
-            def emit(context, builder, signature, arguments):
-                form = ir.FunctionType(ir.VoidType(), [])
-                if ConfigStack().top().compute_capability >= since:
-                    builder.asm(form, text, "~{memory}", [], True)
-                return context.get_dummy_value()
-
-            return types.void(), emit
-
-        return instruction
-
-    commit_copies = plain("cp.async.commit_group;")
-    await_copies = plain("cp.async.wait_group 0;")
-    await_all_but_one = plain("cp.async.wait_group 1;")
-else:
-
-    def _bytes(raw, at, n):
-        return bytes(int(raw[at + i]) for i in range(n))
-
-    def load_half(raw, at):
-        return np.frombuffer(_bytes(raw, at, 2), np.float16)[0].astype(np.float32)
-
-    def load_byte(raw, at):
-        return np.uint32(raw[at])
-
-    def load_short(raw, at):
-        return np.frombuffer(_bytes(raw, at, 2), np.uint16)[0].astype(np.uint32)
-
-    def load_word(raw, at):
-        return np.frombuffer(_bytes(raw, at, 4), np.uint32)[0]
-
-    def as_float(word):
-        return np.uint32(word).view(np.float32)
-
-    def bits_of(x):
-        return np.float32(x).view(np.uint32)
-
-    def power_of_two(x):
-        return np.exp2(np.float32(x))
+commit_copies = plain("cp.async.commit_group;")
+await_copies = plain("cp.async.wait_group 0;")
+await_all_but_one = plain("cp.async.wait_group 1;")
 
 
 @device
 def bf16_bits(x):
     """A float rounded to bfloat16 (ties to even), as uint16; NaN stays NaN."""
-    return _bf16_bits(x)
+    return np.uint16(two_bf16(x, np.float32(0)) & np.uint32(0xFFFF))
 
 
 @device
 def put_four_bf16(out, i, a, b, c, d):
     """out[i …] = four floats rounded to bfloat16; out (uint16) and i are aligned to four."""
-    _put_four_bf16(out, i, a, b, c, d)
+    store_pair(out, 2 * i, two_bf16(a, b), two_bf16(c, d))
 
 
 @device
 def put_eight_bf16(out, i, a, b, c, d, e, f, g, h):
     """The same of eight."""
-    _put_eight_bf16(out, i, a, b, c, d, e, f, g, h)
+    words = two_bf16(a, b), two_bf16(c, d), two_bf16(e, f), two_bf16(g, h)
+    store_words(out, 2 * i, words[0], words[1], words[2], words[3])
 
 
 @device
 def put_eight(out, i, a, b, c, d, e, f, g, h):
     """out[i …] = eight floats; out (float32) and i are aligned to four."""
-    _put_eight(out, i, a, b, c, d, e, f, g, h)
-
-
-if TENSOR_CORES:
-
-    @device
-    def _bf16_bits(x):
-        return np.uint16(two_bf16(x, np.float32(0)) & np.uint32(0xFFFF))
-
-    @device
-    def _put_four_bf16(out, i, a, b, c, d):
-        store_pair(out, 2 * i, two_bf16(a, b), two_bf16(c, d))
-
-    @device
-    def _put_eight_bf16(out, i, a, b, c, d, e, f, g, h):
-        words = two_bf16(a, b), two_bf16(c, d), two_bf16(e, f), two_bf16(g, h)
-        store_words(out, 2 * i, words[0], words[1], words[2], words[3])
-
-    @device
-    def _put_eight(out, i, a, b, c, d, e, f, g, h):
-        store_words(out, 4 * i, bits_of(a), bits_of(b), bits_of(c), bits_of(d))
-        store_words(out, 4 * i + 16, bits_of(e), bits_of(f), bits_of(g), bits_of(h))
-else:
-
-    def _bf16_bits(x):
-        bits = np.float32(x).view(np.uint32)
-        if x != x:
-            return np.uint16(0x7FC0)
-        return np.uint16((int(bits) + 0x7FFF + ((int(bits) >> 16) & 1)) >> 16)
-
-    def _put_four_bf16(out, i, a, b, c, d):
-        for k, x in enumerate((a, b, c, d)):
-            out[i + k] = _bf16_bits(x)
-
-    def _put_eight_bf16(out, i, *eight):
-        for k, x in enumerate(eight):
-            out[i + k] = _bf16_bits(x)
-
-    def _put_eight(out, i, *eight):
-        for k, x in enumerate(eight):
-            out[i + k] = x
+    store_words(out, 4 * i, bits_of(a), bits_of(b), bits_of(c), bits_of(d))
+    store_words(out, 4 * i + 16, bits_of(e), bits_of(f), bits_of(g), bits_of(h))

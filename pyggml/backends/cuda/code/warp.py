@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device
+from pyggml.backends.cuda.code.jit import device
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.simulator import small
 
-LANES = 1 if SIMULATED else 32
+LANES = small(32, 1)
 ALL = 0xFFFFFFFF  # lanes, as a mask
 
 
@@ -32,33 +34,23 @@ def quad_max(x):
     return max(x, cuda.shfl_xor_sync(ALL, x, 2))
 
 
-if SIMULATED:
+@device
+def sync_warp():
+    """Behind it all lanes of a warp see what each has written before it."""
+    cuda.syncwarp()
 
-    def sync_warp():
-        pass
 
-    def warp_sum(x):
-        return x
+@device
+def warp_sum(x):
+    """The sum over the lanes of a warp, in every lane."""
+    for step in (16, 8, 4, 2, 1):
+        x += cuda.shfl_xor_sync(ALL, x, step)
+    return x
 
-    def warp_max(x):
-        return x
-else:
 
-    @device
-    def sync_warp():
-        """Behind it all lanes of a warp see what each has written before it."""
-        cuda.syncwarp()
-
-    @device
-    def warp_sum(x):
-        """The sum over the lanes of a warp, in every lane."""
-        for step in (16, 8, 4, 2, 1):
-            x += cuda.shfl_xor_sync(ALL, x, step)
-        return x
-
-    @device
-    def warp_max(x):
-        """The greatest over the lanes of a warp, in every lane."""
-        for step in (16, 8, 4, 2, 1):
-            x = max(x, cuda.shfl_xor_sync(ALL, x, step))
-        return x
+@device
+def warp_max(x):
+    """The greatest over the lanes of a warp, in every lane."""
+    for step in (16, 8, 4, 2, 1):
+        x = max(x, cuda.shfl_xor_sync(ALL, x, step))
+    return x

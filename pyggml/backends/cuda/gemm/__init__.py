@@ -2,6 +2,6 @@
 
 from pyggml.backends.cuda.gemm.paths import PATHS, path_of
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
-from pyggml.backends.kit.factors import Factor
+from pyggml.backends.kit.products import Factor
 
 __all__ = ["PATHS", "Factor", "Operands", "Path", "Problem", "path_of"]

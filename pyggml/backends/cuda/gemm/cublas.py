@@ -14,7 +14,7 @@ from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.gemm.slices import Form
 from pyggml.backends.cuda.runtime.driver import SIMULATED, address, cuda
 from pyggml.backends.cuda.runtime.launches import of_library
-from pyggml.backends.kit.factors import Factor
+from pyggml.backends.kit.products import Factor
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 

@@ -21,8 +21,9 @@ import numpy as np
 from pyggml.backends.cuda.code import byte_ptx, ptx
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.fours import load_four
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.code.warp import quad_max, quad_sum, warp_sum
-from pyggml.backends.cuda.runtime.driver import cuda, device
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
 

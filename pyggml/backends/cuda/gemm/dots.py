@@ -11,17 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.weights.readers import four_of, weight_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DTYPES
 from pyggml.quants.layout import GROUP
 
 _FEW_ROWS, _MOST_ROWS = 2, 8  # of A: where cuBLAS takes longer, and where it may be absent
-WARPS = 2 if SIMULATED else 4  # of a block
+WARPS = small(4)  # of a block
 
 
 @cache
@@ -88,7 +90,7 @@ def _takes_few(p: Problem) -> bool:
 def _bind(p: Problem, o: Operands) -> Call:
     rows = next(n for n in (1, 2, 4, 8) if n >= p.m)
     run = _kernel(p.b.dtype.name, rows)
-    grid = min(-(-p.n // WARPS), 2 if SIMULATED else 1 << 20)
+    grid = min(-(-p.n // WARPS), small(1 << 20))
     sizes = (p.m, p.n, p.k, o.accumulate)
     return launch(run, grid, WARPS * LANES, o.stream, o.c, o.a, o.b.view(np.uint8), *sizes)
 

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code.fours import vectorizable
+from pyggml.backends.cuda.code.jit import kernel, most_shared
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.gemm.packed_dots import (
     CHUNK,
     Cut,
-    Kind,
+    DotShape,
     SharedLayout,
     adder,
     adds_reader,
@@ -29,7 +30,7 @@ from pyggml.backends.cuda.gemm.packed_dots import (
     rows_of,
 )
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, kernel, most_shared
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
 from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
@@ -52,7 +53,7 @@ _SHARED = 200 << 10  # bytes that a block takes at most, of a card that has them
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowProduct:
     """A result (rows, n): A · wᵀ, with `added` to it; or with `up` a gated product."""
 
     out: Any
@@ -115,7 +116,7 @@ def _chunk_bytes(unit: Unit) -> int:
 
 
 def products(
-    parts: Sequence[Part], a: Any, rows: int, k: int, stream: Any, norm: Norm | None = None
+    parts: Sequence[RowProduct], a: Any, rows: int, k: int, stream: Any, norm: Norm | None = None
 ) -> Call:
     """The launch. `serves` holds for all parts."""
     of_norm = (a, np.float32(0), a, False) if norm is None else (
@@ -140,12 +141,12 @@ def products(
     )  # fmt: skip
 
 
-def _kind(part: Part, unit: Unit, rows: int, k: int, vectorized: bool) -> Kind:
+def _kind(part: RowProduct, unit: Unit, rows: int, k: int, vectorized: bool) -> DotShape:
     units, slab = _slab(unit, k)
-    return Kind(unit, units, rows, part.up is not None, vectorized, part.n % slab == 0)
+    return DotShape(unit, units, rows, part.up is not None, vectorized, part.n % slab == 0)
 
 
-def _unit(part: Part, k: int) -> Unit:
+def _unit(part: RowProduct, k: int) -> Unit:
     unit = unit_of(part.dtype.name, k)
     assert unit is not None
     return unit
@@ -166,11 +167,11 @@ def _slab(unit: Unit, k: int) -> tuple[int, int]:
     return row, CHUNK // gcd(row, CHUNK)
 
 
-def _n_slabs(part: Part, unit: Unit, k: int) -> int:
+def _n_slabs(part: RowProduct, unit: Unit, k: int) -> int:
     return -(-part.n // _slab(unit, k)[1])
 
 
-def _fitting(n_blocks: int, part: Part, unit: Unit, rows: int, k: int) -> int:
+def _fitting(n_blocks: int, part: RowProduct, unit: Unit, rows: int, k: int) -> int:
     """n_blocks, or more where a block's sums would not fit in its shared memory beside A and the
     chunks of the fewest warps, or half of what A leaves if that is less. Each block has a slab."""
     free, chunk = _shared() - _bytes_of_a(unit, rows, k), _largest_chunk()
@@ -180,14 +181,14 @@ def _fitting(n_blocks: int, part: Part, unit: Unit, rows: int, k: int) -> int:
     return min(n_slabs, max(n_blocks, -(-n_slabs // most)))
 
 
-def _cut(part: Part, unit: Unit, k: int, n_blocks: int) -> Cut:
+def _cut(part: RowProduct, unit: Unit, k: int, n_blocks: int) -> Cut:
     row, slab = _slab(unit, k)
     slabs, more = divmod(_n_slabs(part, unit, k), n_blocks)
     return Cut(slab, slabs, more, (slabs + (more > 0)) * slab * row)
 
 
 def _shared_layout(
-    kinds: Sequence[Kind], cuts: Sequence[Cut], k: int
+    kinds: Sequence[DotShape], cuts: Sequence[Cut], k: int
 ) -> tuple[SharedLayout, int, int]:
     """Of a block: its shared memory, its warps, and its bytes. As many warps as chunks, or as many
     as have a chunk in each of a few rounds, if the memory is enough."""
@@ -210,7 +211,7 @@ def _shared_layout(
     return SharedLayout(a, sums, chunks, chunk, second), n_warps, n_bytes + second
 
 
-def _argument(part: Part, cut: Cut) -> tuple[Any, ...]:
+def _argument(part: RowProduct, cut: Cut) -> tuple[Any, ...]:
     """As packed_dots.py has it: (out, added, w, up, n, cut, adds)."""
     added, w = part.out if part.added is None else part.added, part.w.view(np.uint8)
     up = w if part.up is None else part.up.view(np.uint8)
@@ -230,7 +231,7 @@ _SOURCE = """
     finish(floats, held, part, a, k, layout, norm, first, min(n_rows, part[4] - first))"""
 
 
-def _source(kinds: Sequence[Kind]) -> str:
+def _source(kinds: Sequence[DotShape]) -> str:
     """The source of a launch's kernel: each block computes some of one part. All parts share its
     code, but for what depends on the type of W: the less of it, the shorter such a launch."""
     different = list(dict.fromkeys(kinds))
@@ -261,7 +262,7 @@ def _by_kind(name: str, arguments: str, n_kinds: int) -> str:
 
 
 @cache
-def _kernel(kinds: tuple[Kind, ...], has_norm: bool) -> Any:
+def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
     # In rows of A and units of a row all are alike, as k is; a gated product is alone.
     of_a = kinds[0]
     known: dict[str, Any] = {
@@ -287,7 +288,7 @@ def _takes(p: Problem) -> bool:
 
 
 def _bind(p: Problem, o: Operands) -> Call:
-    part = Part(o.c, o.b, p.b.dtype, p.n, added=o.c if o.accumulate else None)
+    part = RowProduct(o.c, o.b, p.b.dtype, p.n, added=o.c if o.accumulate else None)
     return products([part], o.a, p.m, p.k, o.stream)
 
 

@@ -21,14 +21,15 @@ import numpy as np
 
 from pyggml.backends.cuda.code import byte_ptx, ptx
 from pyggml.backends.cuda.code.formulas import ZERO, silu
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.gemm import digits
-from pyggml.backends.cuda.runtime.driver import cuda, device
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.weights.packed import Loads, Unit, closed, groups_of, known
 
 CHUNK = 32  # units
 
 
-class Kind(NamedTuple):
+class DotShape(NamedTuple):
     """What a product is compiled for.
 
     unit        of W
@@ -155,7 +156,7 @@ def _fetcher(unit: Unit, is_whole: bool) -> Any:
 
 
 @cache
-def _chunk_fetcher(kind: Kind) -> Any:
+def _chunk_fetcher(kind: DotShape) -> Any:
     """What begins to copy a chunk of a block, if it has as many. Of a gated product, every other
     chunk is the gate's."""
     fetch_chunk, chunk_bytes = _fetcher(kind.unit, kind.is_whole), CHUNK * kind.unit.n_bytes
@@ -174,7 +175,7 @@ def _chunk_fetcher(kind: Kind) -> Any:
 
 
 @cache
-def _bounds(kind: Kind) -> Any:
+def _bounds(kind: DotShape) -> Any:
     row_bytes, n_units = kind.units * kind.unit.n_bytes, kind.units << kind.is_gated
 
     @device
@@ -186,7 +187,7 @@ def _bounds(kind: Kind) -> Any:
 
 
 @cache
-def beginner(kind: Kind) -> Any:
+def beginner(kind: DotShape) -> Any:
     fetch, bounds = _chunk_fetcher(kind), _bounds(kind)
 
     @device
@@ -206,7 +207,7 @@ def beginner(kind: Kind) -> Any:
 
 
 @cache
-def adder(kind: Kind) -> Any:
+def adder(kind: DotShape) -> Any:
     unit, units, rows, is_gated = kind.unit, kind.units, kind.rows, kind.is_gated
     multiply, fetch, bounds = _multiplier(unit, rows), _chunk_fetcher(kind), _bounds(kind)
     x_unit, f_unit = digits.unit_digits(unit.n_groups), digits.unit_factors(unit.n_groups)
@@ -273,7 +274,7 @@ def adds_reader(rows: int) -> Any:
 
 
 @cache
-def finisher(kind: Kind, has_norm: bool) -> Any:
+def finisher(kind: DotShape, has_norm: bool) -> Any:
     units, rows, is_gated = kind.units, kind.rows, kind.is_gated
     rate_of, keep = digits.rater(has_norm), _keeper(has_norm)
 

@@ -13,24 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyggml.backends.cuda.runtime.kernel import Compute
-from pyggml.backends.kit.factors import Factor
+from pyggml.backends.kit.products import Product
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Sizes, factors, and how a B of another type than F32 is multiplied.
+class Problem(Product):
+    """A product, and how a B of another type than F32 is multiplied.
 
     b_aligned: whether B begins where 16 bytes can be copied at once: a view of rows may not
     """
 
-    m: int
-    n: int
-    k: int
-    a: Factor
-    b: Factor
-    batches: tuple[int, int] = (1, 1)
     compute: Compute = "f32"
     b_aligned: bool = True
 

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DTYPES, F32
 
-SIDE = 2 if SIMULATED else 16  # threads along each side of a block
-EACH = 2 if SIMULATED else 4  # rows, and columns, of C of one thread
+SIDE = small(16)  # threads along each side of a block
+EACH = small(4)  # rows, and columns, of C of one thread
 TILE = SIDE * EACH
 DEPTH = 16  # numbers along k in shared memory
 _SHAPE = (DEPTH, TILE + 1)  # of a tile there; a column more keeps threads in banks of their own

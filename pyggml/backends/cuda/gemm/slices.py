@@ -14,7 +14,7 @@ import numpy as np
 from pyggml.backends.cuda.gemm.problem import Operands, Problem
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT
 from pyggml.backends.cuda.runtime.launches import in_turn
-from pyggml.backends.cuda.weights.unpack import rounded, unpacked
+from pyggml.backends.cuda.weights.unpack import rounded, unpack
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.sizes import round_up
@@ -89,7 +89,7 @@ def _slice(
     else:
         raw, number = w, np.uint16 if p.rounds else np.float32
         w = memory[: some * row * _number_size(p)].view(number)
-        calls.append(unpacked(w, raw, kind, o.stream))
+        calls.append(unpack(w, raw, kind, o.stream))
     if p.b_in_rows:
         sizes, c, columns = (p.m, some, p.k), o.c[first:], a
         form, accumulate = (True, p.k), o.accumulate

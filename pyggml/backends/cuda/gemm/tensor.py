@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.gemm import slices
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.gemm.slices import Form
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
 

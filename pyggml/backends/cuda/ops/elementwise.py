@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pyggml.backends.cuda.code.fours import load_four, store_four, vectorizable
-from pyggml.backends.cuda.runtime.driver import cuda, kernel
+from pyggml.backends.cuda.code.jit import kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.graph.call import Call

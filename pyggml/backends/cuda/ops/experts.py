@@ -11,17 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import launch, per_element
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DTYPES
 from pyggml.graph.tensor import Tensor
 
-_WARPS = 2 if SIMULATED else 8  # of a block
+_WARPS = small(8)  # of a block
 _ZERO = np.float32(0)
 
 
@@ -117,7 +119,7 @@ def _rows_of(x: Tensor, ids: Tensor) -> int:
 def _bind_forward(site: Site) -> Call:
     w, x, ids = site.node.src
     run, arrays = _forward(w.dtype.name), (site.out, site.src[0].view(np.uint8), *site.src[1:])
-    grid = 2 if SIMULATED else min(-(-site.node.n_elements // _WARPS), 1 << 20)
+    grid = small(min(-(-site.node.n_elements // _WARPS), 1 << 20))
     rest = (w.shape, _rows_of(x, ids), *_fault(site, w.shape[0]))
     return launch(run, grid, _WARPS * LANES, site.stream, *arrays, *rest)
 

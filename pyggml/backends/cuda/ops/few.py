@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from pyggml.backends.cuda.gemm import path_of
-from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS, Norm, Part, products
+from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS, Norm, RowProduct, products
 from pyggml.backends.cuda.ops.products import problem_of
 from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
@@ -63,15 +63,15 @@ def _adds(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) ->
     return others[0].n_elements == product.n_elements == total.n_elements
 
 
-def _bind(sites: Sequence[Site], parts: Sequence[Part], norm: Norm | None = None) -> Call:
+def _bind(sites: Sequence[Site], parts: Sequence[RowProduct], norm: Norm | None = None) -> Call:
     """A launch for a normalised A, of the first node, or for that of the first product."""
     (product, *_), (first, *_) = (s for s in sites if s.node.op is MUL_MAT), sites
     p, a = problem_of(product.node, product.compute), first.src[0 if norm else 1]
     return products(parts, a, p.m, p.k, first.stream, norm)
 
 
-def _part(site: Site) -> Part:
-    return Part(site.out, site.src[0], site.node.src[0].dtype, site.node.shape[-1])
+def _part(site: Site) -> RowProduct:
+    return RowProduct(site.out, site.src[0], site.node.src[0].dtype, site.node.shape[-1])
 
 
 def _norm(site: Site, is_read: bool, other: Any) -> Norm:

@@ -9,8 +9,9 @@ import numpy as np
 from pyggml.backends.cuda.code import formulas as f
 from pyggml.backends.cuda.code.formulas import ONE, sigmoid
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, store_four
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.elementwise import of_three, of_two
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import per_element

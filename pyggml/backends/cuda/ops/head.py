@@ -18,14 +18,15 @@ from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import block_max, block_sum
 from pyggml.backends.cuda.code.formulas import LOG2_E
 from pyggml.backends.cuda.code.fours import load_four
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits, put_four_bf16
 from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
-from pyggml.backends.cuda.ops.losses import summed, target_fault
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.ops.losses import sum_of, target_fault
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_row
 from pyggml.backends.cuda.runtime.table import declare
-from pyggml.backends.cuda.weights.unpack import unpacked
+from pyggml.backends.cuda.weights.unpack import unpack
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.graph.tensor import Tensor
@@ -242,15 +243,15 @@ def _bind(site: Site) -> Call:
             rest[w_bytes:],
         )
         packed = site.src[1].view(np.uint8)
-        calls.append(unpacked(w, packed, site.node.src[1].dtype, site.stream))
+        calls.append(unpack(w, packed, site.node.src[1].dtype, site.stream))
     for first in range(0, n_rows, chunk):
         some = slice(first, min(first + chunk, n_rows))
         rows = losses[some], right[some], *(t[some] for t in site.src[2:])
         ends_of = ends[2 * some.start : 2 * some.stop]
         calls += _chunk(site, some, (z, w, rest), rows, ends_of)
     if not site.node.shape:
-        calls.append(summed(site.out, losses, site.stream))
-    return in_turn(*calls, summed(site.saved[0], right, site.stream))
+        calls.append(sum_of(site.out, losses, site.stream))
+    return in_turn(*calls, sum_of(site.saved[0], right, site.stream))
 
 
 def _chunk(

@@ -16,12 +16,14 @@ import numpy as np
 from pyggml.backends.cuda.attention import DECODE, decode, path_of
 from pyggml.backends.cuda.attention.one_token import Token, serves
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_sum
 from pyggml.backends.cuda.ops.rows import faults_of_rows
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.kit.places import span
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F16, F32
@@ -31,7 +33,7 @@ from pyggml.graph.tensor import Tensor
 
 MOST_TOKENS = 8
 _WIDEST = 512  # numbers of a head
-_WARPS = 1 if SIMULATED else 4  # of a block
+_WARPS = small(4, 1)  # of a block
 
 
 class Turn(NamedTuple):

@@ -1,4 +1,4 @@
-"""Copies: without gaps, of another type, into a range, as tiles."""
+"""Copies without gaps, of another type, into a range, as tiles; windows; triangular matrices."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from pyggml.backends.cuda.code.fours import (
     store_four,
     vectorizable,
 )
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, DType
 from pyggml.graph.tensor import Shape, Tensor, contiguous_strides
+
+# -- copies ---------------------------------------------------------------------------------------
+
 
 # -- numbers of one type to another -------------------------------------------------------------
 
@@ -98,7 +102,7 @@ _FOURS = {
 }
 
 
-def copied(out: Any, x: Any, t: Tensor, stream: Any, convert: Callable = as_it_is) -> Call:
+def copy_of(out: Any, x: Any, t: Tensor, stream: Any, convert: Callable = as_it_is) -> Call:
     """out, which has no gaps, = the numbers of x, which lie as those of t do."""
     types = x.dtype.type, out.dtype.type
     if t.is_contiguous and types in _FOURS and vectorizable(out, x):
@@ -111,7 +115,7 @@ def copied(out: Any, x: Any, t: Tensor, stream: Any, convert: Callable = as_it_i
 def _copy(site: Site) -> Call:
     (x,) = site.node.src
     convert = conversion(x.dtype, site.node.dtype)
-    return copied(site.out, site.src[0], x, site.stream, convert)
+    return copy_of(site.out, site.src[0], x, site.stream, convert)
 
 
 @kernel
@@ -151,7 +155,7 @@ def _fill(out, value):
         out[i] = value
 
 
-def filled(site: Site, value: np.float32) -> Call:
+def fill(site: Site, value: np.float32) -> Call:
     """One value everywhere in the result."""
     return per_element(_fill, site.out.size, site.stream, site.out, value)
 
@@ -159,11 +163,11 @@ def filled(site: Site, value: np.float32) -> Call:
 def _narrow_back(site: Site) -> Call:
     (dy,) = site.node.src
     first = site.node.params["start"] * _elements(site.node)[site.node.params["axis"]]
-    return in_turn(filled(site, ZERO), _into(site, first, dy, site.src[0]))
+    return in_turn(fill(site, ZERO), _into(site, first, dy, site.src[0]))
 
 
-def _filled(site: Site) -> Call:
-    return filled(site, *site.scalars)
+def _bind_fill(site: Site) -> Call:
+    return fill(site, *site.scalars)
 
 
 # -- repeat, repeat_back ------------------------------------------------------------------------
@@ -204,6 +208,131 @@ for _name in ("cont", "dup", "cpy"):
     declare(_name, Kernel(_copy, _blocks_with_gaps))
 declare("concat", Kernel(_concat))
 declare("narrow_back", Kernel(_narrow_back))
-declare("fill", Kernel(_filled))
+declare("fill", Kernel(_bind_fill))
 declare("repeat", Kernel(_tiles))
 declare("repeat_back", Kernel(_tiles_back))
+
+
+# -- windows of a tensor: numbers written into one, added to one ----------------------------------
+
+
+@kernel
+def _set(out, b, shape, steps, offset):
+    for i in range(cuda.grid(1), b.size, cuda.gridsize(1)):
+        out[offset + offset_of(i, shape, steps)] = b[i]
+
+
+@kernel
+def _add(out, b, shape, steps, offset):
+    for i in range(cuda.grid(1), b.size, cuda.gridsize(1)):
+        out[offset + offset_of(i, shape, steps)] += b[i]
+
+
+def _overlaps(node: Tensor) -> str | None:
+    """Additions to one number from several threads have no order."""
+    window, reach = node.src[-1], 0
+    for step, n in sorted(zip(node.params["strides"], window.shape, strict=True)):
+        if n > 1 and step <= reach:
+            return "a window whose elements overlap"
+        reach += (n - 1) * step
+    return None
+
+
+def _after(first: Callable[[Site], Call], run: Any) -> Callable[[Site], Call]:
+    """`first` makes the whole, `run` puts the last source into its window."""
+
+    def bind(site: Site) -> Call:
+        window, p = site.node.src[-1], site.node.params
+        where = (sizes(window.shape), steps_of(p["strides"]), p["offset"])
+        put = per_element(run, window.n_elements, site.stream, site.out, site.src[-1], *where)
+        return in_turn(first(site), put)
+
+    return bind
+
+
+def _first(site: Site) -> Call:
+    return copy_of(site.out, site.src[0], site.node.src[0], site.stream)
+
+
+def _zeros(site: Site) -> Call:
+    return fill(site, ZERO)
+
+
+declare("acc", Kernel(_after(_first, _add), _overlaps))
+declare("set", Kernel(_after(_first, _set)))
+declare("view_back", Kernel(_after(_zeros, _add), _overlaps))
+
+
+# -- triangular and diagonal matrices -------------------------------------------------------------
+
+
+@kernel
+def _tri(out, x, n, is_lower, first):
+    """out = x where that lies `first` or more beyond the diagonal, else 0."""
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        beyond = i % n - i // n % n
+        if is_lower:
+            beyond = -beyond
+        out[i] = x[i] if beyond >= first else ZERO
+
+
+def _bind_tri(site: Site) -> Call:
+    n, kind = site.node.shape[-1], site.node.params["kind"]
+    rest = n, kind.startswith("lower"), 0 if kind.endswith("_diag") else 1
+    return per_element(_tri, site.out.size, site.stream, site.out, *site.src, *rest)
+
+
+@kernel
+def _solve(x, a, b, n, m, transposed):
+    """X of A X = B or Aᵀ X = B, a thread for each column: each row after those that it needs."""
+    for e in range(cuda.grid(1), x.size // n, cuda.gridsize(1)):
+        matrix, column = e // m, e % m
+        of_a, of_x = matrix * n * n, matrix * n * m + column
+        for step in range(n):
+            i = n - 1 - step if transposed else step
+            rest = b[of_x + i * m]
+            for known in range(step):
+                t = n - 1 - known if transposed else known
+                factor = a[of_a + t * n + i] if transposed else a[of_a + i * n + t]
+                rest -= factor * x[of_x + t * m]
+            x[of_x + i * m] = rest / a[of_a + i * n + i]
+
+
+def _bind_solve(transposed: bool) -> Callable[[Site], Call]:
+    def bind(site: Site) -> Call:
+        n, m = site.node.shape[-2:]
+        columns = site.out.size // n
+        arrays = site.out, *site.src
+        return per_element(_solve, columns, site.stream, *arrays, n, m, transposed)
+
+    return bind
+
+
+@kernel
+def _diag(out, x, n):
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        row = i // n
+        out[i] = x[row // n * n + i % n] if row % n == i % n else ZERO
+
+
+@kernel
+def _diag_back(out, dy, n):
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        out[i] = dy[i * n + i % n]
+
+
+def _bind_diag(site: Site) -> Call:
+    n = site.node.shape[-1]
+    return per_element(_diag, site.out.size, site.stream, site.out, *site.src, n)
+
+
+def _bind_diag_back(site: Site) -> Call:
+    n = site.node.shape[-1]
+    return per_element(_diag_back, site.out.size, site.stream, site.out, *site.src, n)
+
+
+declare("tri", Kernel(_bind_tri))
+declare("solve_tri", Kernel(_bind_solve(transposed=False)))
+declare("solve_tri_t", Kernel(_bind_solve(transposed=True)))
+declare("diag", Kernel(_bind_diag))
+declare("diag_back", Kernel(_bind_diag_back))

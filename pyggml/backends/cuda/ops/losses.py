@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code.blocks import block_max, block_sum
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.code.jit import device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_row
 from pyggml.backends.cuda.runtime.table import declare
@@ -53,7 +54,7 @@ def _total(out, terms, mask, divisor):
         out[0] = total / max(n, np.float64(1))
 
 
-def summed(out: Any, terms: Any, stream: Any) -> Call:
+def sum_of(out: Any, terms: Any, stream: Any) -> Call:
     """A call for out = Σ terms, float32."""
     return per_row(_total, 1, terms.size, stream, out, terms, terms, 1)
 
@@ -112,7 +113,7 @@ def _two_rows(node: Tensor, compute: Compute) -> int:
 
 def _bind_rows(site: Site) -> Call:
     losses, right = _losses_and_right(site.scratch)
-    sums = summed(site.out, losses, site.stream), summed(site.saved[0], right, site.stream)
+    sums = sum_of(site.out, losses, site.stream), sum_of(site.saved[0], right, site.stream)
     return in_turn(_forward(site, losses, right), *sums)
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from pyggml.backends.cuda.code.blocks import block_max, is_last
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.fours import load_four, vectorizable
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bits_of
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
@@ -27,12 +28,13 @@ from pyggml.backends.cuda.runtime.early import (
 from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import THREADS, launch
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 
-_BLOCKS = 2 if SIMULATED else 132  # one for each multiprocessor of a large card
-_THREADS = 4 if SIMULATED else THREADS
+_BLOCKS = small(132)  # one for each multiprocessor of a large card
+_THREADS = small(THREADS, 4)
 _INDICES = (1 << 31) - 1  # the bits of a rank that hold an index; those above hold a number
 _SIGN, _NAN = 1 << 31, (1 << 32) - 1
 

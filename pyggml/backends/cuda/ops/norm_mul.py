@@ -26,8 +26,9 @@ from pyggml.backends.cuda.code.fours import (
     storer,
     vectorizable,
 )
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.norm import squares
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import (

@@ -17,8 +17,9 @@ from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ONE
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, loader, storer
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import ALL, warp_sum
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import per_rows

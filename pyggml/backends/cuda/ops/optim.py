@@ -8,7 +8,8 @@ import numpy as np
 
 from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
-from pyggml.backends.cuda.runtime.driver import cuda, kernel
+from pyggml.backends.cuda.code.jit import kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_row, per_rows
 from pyggml.backends.cuda.runtime.table import declare

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
-from pyggml.backends.cuda.ops.layout import copied
+from pyggml.backends.cuda.ops.layout import copy_of
 from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.runtime.table import declare
-from pyggml.backends.kit.factors import factor_of
+from pyggml.backends.kit.products import sides_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
@@ -26,15 +26,8 @@ _COPY = 16  # bytes that a thread copies to shared memory at once
 
 def problem_of(node: Tensor, compute: Compute) -> Problem:
     """The product that a node is."""
-    assert node.op is not None
-    b, a = node.src[-2:]
-    is_transposed = node.op.name.startswith("out_prod")
-    outer, inner = (1,) * (4 - len(node.shape)) + node.shape[:-2]
-    m, n = node.shape[-2:]
-    k = a.shape[-2] if is_transposed else a.shape[-1]
-    of_a, of_b = (factor_of(t, (outer, inner), is_transposed) for t in (a, b))
-    aligned = b.offset % _COPY == 0  # owners begin at multiples of 64
-    return _flat(Problem(m, n, k, of_a, of_b, (outer, inner), compute, aligned))
+    aligned = node.src[-2].offset % _COPY == 0  # owners begin at multiples of 64
+    return _flat(Problem(*sides_of(node), compute, aligned))
 
 
 def _flat(p: Problem) -> Problem:
@@ -94,7 +87,7 @@ def adding(site: Site, product: Call) -> Call:
     if is_in_place(site.node):
         return product
     first = site.node.src[0]
-    return in_turn(copied(site.out, site.src[0], first, site.stream), product)
+    return in_turn(copy_of(site.out, site.src[0], first, site.stream), product)
 
 
 def is_in_place(node: Tensor) -> bool:

@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, lanes_sum
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Site
 from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.graph.call import Call
 
 W, K, R, A, B = range(5)  # factors in the order of `Factors.read`; an early op's u stands at A
@@ -147,7 +149,7 @@ def bind_forward(site: Site, factors: Factors, src: tuple, sizes: tuple) -> Call
     n_heads, dv, dk = site.node.src[0].shape
     lanes = min(LANES, power(dk))
     columns = -(-dk // lanes)
-    rows = 2 if SIMULATED else _THREADS // lanes
+    rows = small(_THREADS // lanes)
     arguments = (site.out, site.saved[0], src, sizes, site.src[0], site.src[-1], n_heads, dv, dk)
     run = _forward(factors, columns)
     return launch(run, -(-n_heads * dv // rows), (lanes, rows), site.stream, *arguments)

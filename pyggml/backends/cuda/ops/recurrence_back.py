@@ -16,16 +16,18 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, lanes_sum
 from pyggml.backends.cuda.ops.recurrence import A, B, Factors, K, R, W, along, clear, power, steps
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Site
 from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 
 _MOST_SHARED = 48 << 10  # bytes of shared memory that every card gives a block
-_THREADS = 4 if SIMULATED else 256  # 255 registers each are there
+_THREADS = small(256, 4)  # 255 registers each are there
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.ops.layout import conversion
-from pyggml.backends.cuda.runtime.driver import cuda, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, DType
-from pyggml.ops.attention.positions import frequencies, positions_of_pairs
+from pyggml.ops.attention.positions import rotations
 
 
 @kernel
@@ -33,8 +34,7 @@ def _table(table, positions, axes, radians, factors, m):
 
 def _bind_table(site: Site) -> Call:
     p = site.node.params
-    axes, exponents = positions_of_pairs(p["mode"], p["n_dims"], p["sections"])
-    radians, m = frequencies(exponents, **p)
+    axes, radians, m = rotations(**p)
     ones = np.ones(radians.shape, np.float32)
     factors = site.src[1] if len(site.src) > 1 else site.constant(ones)
     constants = site.constant(axes.astype(np.int32)), site.constant(radians)

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.layout import as_it_is, bf16_to_float
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
 from pyggml.backends.cuda.runtime.table import declare

@@ -8,8 +8,8 @@ import numpy as np
 
 from pyggml.backends.cuda.code import formulas as f
 from pyggml.backends.cuda.code.formulas import ONE, TWO, ZERO, sigmoid
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.ops.elementwise import of_one, of_two
-from pyggml.backends.cuda.runtime.driver import device
 from pyggml.backends.cuda.runtime.table import declare
 
 _HALF, _THREE, _SIXTH = np.float32(0.5), np.float32(3), np.float32(1 / 6)

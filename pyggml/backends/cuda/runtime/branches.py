@@ -34,7 +34,7 @@ def _waits(calls: Iterable[BoundCall]) -> Waits:
 def _accesses(calls: Iterable[BoundCall]) -> Iterator[Access]:
     """Of each step."""
     for call in calls:
-        may_change = ranges(changed(call.site))
+        may_change = ranges(written_arrays(call.site))
         for step in steps(call):
             yield _access(step, may_change)
 
@@ -44,20 +44,20 @@ def may_begin_early(calls: Sequence[BoundCall], before: Waits) -> list[bool]:
 
     They must be launches, and none before it may write what it reads early.
     """
-    found, written = list[bool](), list[Range]()
+    may_begin, written = list[bool](), list[Range]()
     every = [step for call in calls for step in steps(call)]
     for step, access, waited in zip(every, _accesses(calls), before, strict=True):
         early = read_early(step)
-        found.append(
+        may_begin.append(
             early is not None
             and all(any(launches(every[i])) for i in waited)
             and not any(r.meets(w) for r in ranges(early) for w in written)
         )
         written += access.writes
-    return found
+    return may_begin
 
 
-def changed(site: Site) -> Iterator[Any]:
+def written_arrays(site: Site) -> Iterator[Any]:
     """The arrays that a node's kernels may write."""
     yield site.out
     yield from site.saved
@@ -80,7 +80,7 @@ def _access(step: Call, may_change: Sequence[Range]) -> Access:
     return Access(reads, writes)
 
 
-def ranges(found: Iterable[Any]) -> list[Range]:
+def ranges(may_begin: Iterable[Any]) -> list[Range]:
     """Where arrays lie; those without elements lie nowhere."""
-    sizes = ((a, a.size * a.dtype.itemsize) for a in found)
+    sizes = ((a, a.size * a.dtype.itemsize) for a in may_begin)
     return [Range(address(a), address(a) + n) for a, n in sizes if n]

@@ -20,7 +20,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 # It makes numba.cuda that of the package numba-cuda, so it comes first.
-from pyggml.backends.cuda.runtime.driver import allow_shared, is_failure, ran_out  # isort: skip
+from pyggml.backends.cuda.runtime.driver import allow_shared  # isort: skip
+from pyggml.backends.cuda.runtime.failures import is_failure, ran_out  # isort: skip
 
 import numpy as np
 from llvmlite import ir
@@ -53,7 +54,7 @@ def _folder() -> Path | None:
     return Path(CACHE) / f"cuda-{digest.hexdigest()[:12]}"
 
 
-def described(value: Any) -> Any:
+def description_of(value: Any) -> Any:
     """What a function closes over, equal in every process; TypeError for what has no such form.
 
     The sources are in the folder's name. So a function is its place in them, its code (some are
@@ -65,13 +66,13 @@ def described(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
     if isinstance(value, tuple):
-        return [described(v) for v in value]
+        return [description_of(v) for v in value]
     if isinstance(value, CodeType):
-        consts = [described(c) for c in value.co_consts]
+        consts = [description_of(c) for c in value.co_consts]
         return [value.co_code.hex(), consts, value.co_names, value.co_varnames]
     if isinstance(value, FunctionType):
-        cells = [described(cell.cell_contents) for cell in value.__closure__ or ()]
-        return [value.__module__, value.__qualname__, described(value.__code__), cells]
+        cells = [description_of(cell.cell_contents) for cell in value.__closure__ or ()]
+        return [value.__module__, value.__qualname__, description_of(value.__code__), cells]
     name = getattr(value, "__name__", None)
     if name and (isinstance(value, type | ModuleType) or callable(value)):
         return f"{getattr(value, '__module__', '')} {name}"
@@ -104,7 +105,7 @@ class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
         if folder is None:
             return None
         try:
-            function = described(self._function)
+            function = description_of(self._function)
         except TypeError:
             return None
         capability = get_current_device().compute_capability
@@ -123,9 +124,9 @@ class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
         """The kernel of these argument types, or None."""
         argtypes = tuple(getattr(sig, "args", sig))
         path = self._path(argtypes)
-        found = path and read(path)
+        stored = path and read(path)
         try:
-            return found and self._ready(kernel_of(*found, argtypes))
+            return stored and self._ready(kernel_of(*stored, argtypes))
         except Exception as error:
             if not is_failure(error) or ran_out(error) or lost_by(error) is not None:
                 raise

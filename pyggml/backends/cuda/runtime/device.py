@@ -14,24 +14,22 @@ from pyggml.backends.base import Backend
 from pyggml.backends.cuda.gemm.cublas import workspaces
 from pyggml.backends.cuda.rewrites import rewritten
 from pyggml.backends.cuda.runtime.branches import may_begin_early, side_by_side
+from pyggml.backends.cuda.runtime.captures import Captured
 from pyggml.backends.cuda.runtime.driver import (
-    Captured,
     abandon,
     cuda,
     free_what_is_gone,
-    is_failure,
     make_current,
-    ran_out,
     shared_cell,
 )
 from pyggml.backends.cuda.runtime.early import knows_early
 from pyggml.backends.cuda.runtime.events import Event
-from pyggml.backends.cuda.runtime.failures import lost_by, reason_of
+from pyggml.backends.cuda.runtime.failures import is_failure, lost_by, ran_out, reason_of
 from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, Kernel, OwnOp, Site
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Transfers, is_locked
 from pyggml.backends.kit.faults import Faults
-from pyggml.backends.kit.places import Place, seen, span
+from pyggml.backends.kit.places import Place, host_view, span
 from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
@@ -101,7 +99,7 @@ class CudaBackend(Backend):
         """As Backend.begin_read. The function raises PyggmlError as `read` does."""
         with self._working():
             copy, arrived = self._transfers.to_host(self._bytes(tensor))
-        return partial(self._arrived, seen(tensor, copy), arrived)
+        return partial(self._arrived, host_view(tensor, copy), arrived)
 
     def _arrived(self, found: np.ndarray, arrived: Event) -> np.ndarray:
         with self._working():
@@ -119,7 +117,7 @@ class CudaBackend(Backend):
             else:  # what lies in the gaps stays
                 spanned, arrived = self._transfers.to_host(target)
                 arrived.wait()
-                seen(tensor, spanned)[...] = values
+                host_view(tensor, spanned)[...] = values
             self._transfers.to_card(target, spanned)
 
     def bind_write(self, tensor: Tensor, values: np.ndarray) -> Call:

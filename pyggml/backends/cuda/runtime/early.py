@@ -24,36 +24,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pyggml.backends.cuda.runtime.driver import (
-    ALWAYS_SHARED,
-    SIMULATED,
-    CudaSupportError,
-    cuda,
-    device,
-    most_shared,
-    versions,
-)
+from pyggml.backends.cuda.code.jit import ALWAYS_SHARED, most_shared
+from pyggml.backends.cuda.code.ptx import plain
+from pyggml.backends.cuda.runtime.driver import SIMULATED, CudaSupportError, cuda, versions
 from pyggml.backends.cuda.runtime.launches import launches
 from pyggml.graph.call import Call
 
 _SINCE, _DRIVER = (9, 0), (12, 3)  # compute capability, and CUDA of the driver
 _SHARED_OF_LARGE = 228 << 10  # of a multiprocessor, of a card that there is none of
 
-if SIMULATED:
-
-    @device
-    def await_others():
-        pass
-
-    @device
-    def release_others():
-        pass
-
-else:
-    from pyggml.backends.cuda.code.ptx import plain
-
-    await_others = plain("griddepcontrol.wait;", since=_SINCE)
-    release_others = plain("griddepcontrol.launch_dependents;", since=_SINCE)
+await_others = plain("griddepcontrol.wait;", since=_SINCE)
+release_others = plain("griddepcontrol.launch_dependents;", since=_SINCE)
 
 Reads = Callable[[tuple[Any, ...]], Iterable[Any]]
 _EARLY: WeakKeyDictionary[Any, Reads] = WeakKeyDictionary()

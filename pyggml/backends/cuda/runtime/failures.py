@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from pyggml.backends.cuda.runtime.driver import CudaAPIError, driver, is_failure
+from pyggml.backends.cuda.runtime.driver import CudaAPIError, driver
 
 _FATAL = {
     "DEINITIALIZED": "the driver is shutting down",
@@ -69,6 +69,32 @@ _REFUSED = {
     "MPS_MAX_CLIENTS_REACHED": _BUSY_MPS,
     "MPS_MAX_CONNECTIONS_REACHED": _BUSY_MPS,
 }
+
+
+OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether the card, its driver or a library of NVIDIA's refused something.
+
+    Launches raise CUDAError of cuda.core, products an error of nvmath's own.
+    """
+    return isinstance(error, CudaAPIError) or _package(error) in ("cuda", "nvmath")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether there was not enough memory on the card.
+
+    cuBLAS calls itself not initialised where it finds no memory for a handle.
+    """
+    if isinstance(error, CudaAPIError):
+        return int(error.code or 0) == OUT_OF_MEMORY
+    of_library = ("ALLOC_FAILED", "NOT_INITIALIZED") if _package(error) == "nvmath" else ()
+    return any(word in str(error) for word in ("OUT_OF_MEMORY", *of_library))
+
+
+def _package(error: BaseException) -> str:
+    return type(error).__module__.partition(".")[0]
 
 
 def lost_by(failure: Exception, is_current: bool = True) -> Exception | None:

@@ -19,10 +19,9 @@ from pyggml.backends.cuda.runtime.kernel import (
     Kernel,
     OwnOp,
     Site,
-    no_scratch,
-    nothing_shared,
     own_op,
 )
+from pyggml.backends.kit.kernels import no_scratch, nothing_shared
 from pyggml.backends.kit.places import span
 from pyggml.graph.call import Call
 from pyggml.graph.graph import last_write

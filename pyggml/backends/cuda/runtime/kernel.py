@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pyggml.backends.kit import kernels
 from pyggml.backends.kit.faults import Faults
 from pyggml.graph.call import Call
 from pyggml.graph.op import SAVED, Memory, NoGrad, Op
@@ -18,30 +19,20 @@ ALIGNMENT = 64  # bytes: of scratch, and of each array in it
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Site(kernels.Site[Any]):
     """The memory of one node, as a kernel's `bind` gets it.
 
     Arrays lie on the card and have one axis: the elements from the tensor's first to its last,
-    gaps included. Quantised types and scratch are uint8, BF16 is uint16.
+    gaps included. Quantised types and scratch are uint8, BF16 is uint16. Scratch is aligned to
+    ALIGNMENT.
     """
 
-    node: Tensor
-    out: Any
-    src: tuple[Any, ...]
-    saved: tuple[Any, ...]
-    scratch: Any  # of the bytes that the kernel asks for, aligned to ALIGNMENT
     shared: Any  # scratch that several nodes read, see Kernel.shared; None if there is none
     fills_shared: bool  # whether this node is the first of them
     compute: Compute  # how products with weights round
     stream: Any  # all launches go here
     faults: Faults  # a kernel notes one by `cuda.atomic.max(cell, 0, number)`
     constant: Callable[[np.ndarray], Any]  # a small array of the host's, copied to the card
-
-    @property
-    def scalars(self) -> tuple[Any, ...]:
-        """The node's parameters in order of declaration, floats as float32."""
-        values = self.node.params.values()
-        return tuple(np.float32(v) if isinstance(v, float) else v for v in values)
 
 
 class BoundCall(Call):
@@ -52,18 +43,6 @@ class BoundCall(Call):
     def __init__(self, call: Call, site: Site) -> None:
         super().__init__(call.kernel, *call.arguments)
         self.site = site
-
-
-def _nothing_lacks(node: Tensor) -> str | None:
-    return None
-
-
-def no_scratch(node: Tensor, compute: Compute) -> int:
-    return 0
-
-
-def nothing_shared(node: Tensor, compute: Compute) -> tuple[int, str]:
-    return 0, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +57,9 @@ class Kernel:
     """
 
     bind: Callable[[Site], Call]
-    lacks: Callable[[Tensor], str | None] = _nothing_lacks
-    scratch: Callable[[Tensor, Compute], int] = no_scratch
-    shared: Callable[[Tensor, Compute], tuple[int, str]] = nothing_shared
+    lacks: Callable[[Tensor], str | None] = kernels.nothing_lacks
+    scratch: Callable[[Tensor, Compute], int] = kernels.no_scratch
+    shared: Callable[[Tensor, Compute], tuple[int, str]] = kernels.nothing_shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -47,14 +47,14 @@ def cards() -> list[Card]:
                 f"no CUDA device: the driver runs CUDA {runs[0]}.{runs[1]}, wanted a driver for "
                 f"{made_for[0]}.{made_for[1]}, the version of numba-cuda's compiler"
             )
-        found = [_card(i) for i in range(driver.get_device_count())]
+        present = [_card(i) for i in range(driver.get_device_count())]
     except Exception as error:
         if (reason := _reason(error)) is None:
             raise
         raise DeviceError(f"no CUDA device: {reason}") from error
-    usable = [card for card in found if card.capability >= OLDEST]
+    usable = [card for card in present if card.capability >= OLDEST]
     if not usable:
-        names = ", ".join(f"{c.name} ({c.capability[0]}.{c.capability[1]})" for c in found)
+        names = ", ".join(f"{c.name} ({c.capability[0]}.{c.capability[1]})" for c in present)
         wanted = f"wanted one of compute capability {OLDEST[0]}.{OLDEST[1]} or later"
         raise DeviceError(f"no CUDA device: found {names or 'no card'}, {wanted}")
     return usable
@@ -62,8 +62,8 @@ def cards() -> list[Card]:
 
 def _reason(error: Exception) -> str | None:
     """What keeps the driver from being asked; None for an error of another kind."""
-    from pyggml.backends.cuda.runtime.driver import CudaSupportError, is_failure
-    from pyggml.backends.cuda.runtime.failures import reason_of
+    from pyggml.backends.cuda.runtime.driver import CudaSupportError
+    from pyggml.backends.cuda.runtime.failures import is_failure, reason_of
 
     if not isinstance(error, CudaSupportError) and not is_failure(error):
         return None
@@ -89,15 +89,15 @@ def open_cuda(index: int | None = None, compute: Compute = "bf16") -> CudaBacken
     Raises DeviceError if there is none, or if the process uses one of another compute capability:
     it decides what kernels are compiled for, and how much shared memory they may have.
     """
-    found = cards()
-    if index is not None and index not in {card.index for card in found}:
-        names = ", ".join(f"cuda:{card.index} ({card.name})" for card in found)
+    present = cards()
+    if index is not None and index not in {card.index for card in present}:
+        names = ", ".join(f"cuda:{card.index} ({card.name})" for card in present)
         raise DeviceError(f"cuda:{index}: no such device, found {names}")
-    chosen = next(card for card in found if index in (None, card.index))
+    chosen = next(card for card in present if index in (None, card.index))
     for other in _OPENED:
         if other.capability != chosen.capability:
             raise DeviceError(
-                f"{_described(chosen)}: this process uses {_described(other)}, "
+                f"{_full_name(chosen)}: this process uses {_full_name(other)}, "
                 "wanted cards of one compute capability"
             )
     from pyggml.backends.cuda.runtime.device import CudaBackend
@@ -107,6 +107,6 @@ def open_cuda(index: int | None = None, compute: Compute = "bf16") -> CudaBacken
     return backend
 
 
-def _described(card: Card) -> str:
+def _full_name(card: Card) -> str:
     major, minor = card.capability
     return f"cuda:{card.index} ({card.name}, compute capability {major}.{minor})"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.backends.cuda.code import byte_ptx, ptx
-from pyggml.backends.cuda.runtime.driver import device
+from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.weights.readers import half_e8m0
 from pyggml.quants import QUANTS
 from pyggml.quants.layout import GROUP, SUBGROUP, Block

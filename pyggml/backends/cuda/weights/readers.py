@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.backends.cuda.code import ptx
-from pyggml.backends.cuda.runtime.driver import device
+from pyggml.backends.cuda.code.jit import device
 from pyggml.quants import QUANTS
 from pyggml.quants.layout import GROUP, Decoder, Table
 from pyggml.quants.readers.expressions import ExpressionBlock, Lanes

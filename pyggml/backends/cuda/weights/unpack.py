@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.backends.cuda.code.fours import load_four, put_four_bf16, vectorizable
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits, put_eight, put_eight_bf16
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.weights.readers import eights_of, weight_of
 from pyggml.graph.call import Call
@@ -134,7 +135,7 @@ def _step_of(out: Any, raw: Any, dtype: DType, gap: int) -> tuple[Any, int]:
     return _one_step(*kind), n
 
 
-def unpacked(out: Any, raw: Any, dtype: DType, stream: Any) -> Call:
+def unpack(out: Any, raw: Any, dtype: DType, stream: Any) -> Call:
     """A call that unpacks the blocks of raw (bytes) to out, of float32 or, as uint16, bfloat16."""
     step, n = _step_of(out, raw, dtype, 0)
     return per_element(_kernel(step), n, stream, out, raw, n, 1, 0)
@@ -172,5 +173,5 @@ def rounded(out: Any, x: Any, stream: Any) -> Call:
 
 def _is_aligned(array: Any, n_bytes: int) -> bool:
     """Whether it begins at a multiple of n_bytes; a host's array stands for one that does."""
-    found = getattr(array, "__cuda_array_interface__", None)
-    return found is None or found["data"][0] % n_bytes == 0
+    interface = getattr(array, "__cuda_array_interface__", None)
+    return interface is None or interface["data"][0] % n_bytes == 0

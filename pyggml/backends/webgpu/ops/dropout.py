@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
+from pyggml.ops.arithmetic.dropout import quarters
 
 TIMES = """
 fn times(a: u32, b: u32) -> vec2<u32> {  // the product's upper and lower word
@@ -56,11 +57,8 @@ _NOISE = "x_at(at) + size_at(row) * (f32(word >> 8u) * 0x1p-23f - 1.0)"
 _NOISY = _DRAWN.replace("NUMBER", _NOISE)
 
 
-def _drawn(site: Site, body: str, names: Sequence[str], **more: float) -> Sequence[Dispatch]:
-    x = site.node.src[0]
-    n = x.shape[-1] if x.shape else 1
-    quarter = (n + 3) // 4
-    jobs = x.n_elements // n * quarter
+def _draw(site: Site, body: str, names: Sequence[str], **more: float) -> Sequence[Dispatch]:
+    n, quarter, jobs = quarters(site.node)
     constants = {"JOBS": jobs, "N": n, "QUARTER": quarter, "STREAM": site.node.params["stream"]}
     views = {"y": site.out, **dict(zip(names, site.src, strict=True))}
     return [site.shaders.dispatch(body, views, per_element(jobs), constants | more)]
@@ -69,11 +67,11 @@ def _drawn(site: Site, body: str, names: Sequence[str], **more: float) -> Sequen
 def _dropout(site: Site) -> Sequence[Dispatch]:
     p = site.node.params["p"]
     least = min(round(p * (1 << 32)), (1 << 32) - 1)  # the least word whose element is kept
-    return _drawn(site, _DROPPED, ("x", "draw"), LEAST=least, GROWN=1 / (1 - p))
+    return _draw(site, _DROPPED, ("x", "draw"), LEAST=least, GROWN=1 / (1 - p))
 
 
 def _uniform_noise(site: Site) -> Sequence[Dispatch]:
-    return _drawn(site, _NOISY, ("x", "size", "draw"))
+    return _draw(site, _NOISY, ("x", "size", "draw"))
 
 
 declare("dropout", Kernel(_dropout))

@@ -87,11 +87,11 @@ def _repeats(node: Tensor) -> dict[str, int]:
     """What _REPEATED names: where an element finds its number in a source that is repeated."""
     shapes = (node.shape, node.src[-1].shape)
     large, small = ((1,) * (MAX_AXES - len(s)) + s for s in shapes)
-    found: dict[str, int] = {}
+    constants: dict[str, int] = {}
     for a in range(MAX_AXES):
-        found |= {f"BELOW{a}": prod(large[a + 1 :]), f"STEP{a}": prod(small[a + 1 :])}
-        found |= {f"MANY{a}": large[a], f"FEW{a}": small[a]}
-    return found
+        constants |= {f"BELOW{a}": prod(large[a + 1 :]), f"STEP{a}": prod(small[a + 1 :])}
+        constants |= {f"MANY{a}": large[a], f"FEW{a}": small[a]}
+    return constants
 
 
 for _name, _formula in {

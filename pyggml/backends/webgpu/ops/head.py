@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyggml.backends.kit.factors import Factor
-from pyggml.backends.webgpu.ops.products import Product, multiplied, scratch_bytes
+from pyggml.backends.kit.products import Factor
+from pyggml.backends.webgpu.ops.products import Problem, multiply, scratch_bytes
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, whole
@@ -85,12 +85,12 @@ def _chunk(node: Tensor, limit: int) -> int:
     return min(round_up(-(-n_rows // n_chunks), _TILE_ROWS), n_rows)
 
 
-def _products(node: Tensor, n_rows: int) -> tuple[Product, Product]:
+def _products(node: Tensor, n_rows: int) -> tuple[Problem, Problem]:
     """The logits of some rows, and the gradient of those rows."""
     w = node.src[1]
     n_vocab, k = w.shape
-    forward = Product(n_rows, n_vocab, k, Factor(k, 1), Factor(k, 1, dtype=w.dtype))
-    back = Product(n_rows, k, n_vocab, Factor(n_vocab, 1), Factor(1, k, dtype=w.dtype))
+    forward = Problem(n_rows, n_vocab, k, Factor(k, 1), Factor(k, 1, dtype=w.dtype))
+    back = Problem(n_rows, k, n_vocab, Factor(n_vocab, 1), Factor(1, k, dtype=w.dtype))
     return forward, back
 
 
@@ -149,7 +149,7 @@ def _rows(
     some = z.part(0, m * n_vocab)
     forward, back = _products(site.node, m)
     h = h.part(rows.start * k, m * k)
-    calls = multiplied(forward, some, h, w, scratch, site.shaders)
+    calls = multiply(forward, some, h, w, scratch, site.shaders)
     views = {"z": some, "losses": losses, "right": right, "targets": targets, "weights": weights}
     p, gradient = site.node.params, bool(site.node.params["gradient"])
     constants: dict[str, int | float] = {
@@ -159,7 +159,7 @@ def _rows(
     calls.append(site.shaders.dispatch(_SOFTMAX, views, m, constants))
     if gradient:
         dh = site.saved[1].part(rows.start * k, m * k)
-        calls += multiplied(back, dh, some, w, scratch, site.shaders)
+        calls += multiply(back, dh, some, w, scratch, site.shaders)
     return calls
 
 

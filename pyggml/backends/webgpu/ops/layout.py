@@ -100,7 +100,7 @@ def _rounded(site: Site, x: Tensor, view: View) -> Dispatch:
     return site.shaders.dispatch(body, {"y": words, "x": read}, per_element(n), constants)
 
 
-def _copied(site: Site) -> Sequence[Dispatch]:
+def _copy_of(site: Site) -> Sequence[Dispatch]:
     (x,), (view,), to = site.node.src, site.src, site.node.dtype
     if to in (F16, BF16):
         return [_rounded(site, x, view)]
@@ -128,7 +128,7 @@ def _step_along(node: Tensor, axis: int) -> int:
     return contiguous_strides(node.shape, node.dtype)[axis] // WORD
 
 
-def _joined(site: Site) -> Sequence[Dispatch]:
+def _concat(site: Site) -> Sequence[Dispatch]:
     a, b = site.node.src
     axis = site.node.params["axis"]
     second = a.shape[axis] * _step_along(site.node, axis)
@@ -148,13 +148,13 @@ def _set_among_zeros(site: Site) -> Sequence[Dispatch]:
     return [fill(site, 0.0), _into(site, dy, site.src[0], first)]
 
 
-def _filled(site: Site) -> Sequence[Dispatch]:
+def _fill_all(site: Site) -> Sequence[Dispatch]:
     (value,) = site.node.params.values()
     return [fill(site, float(value))]
 
 
 for _name in ("cont", "dup", "cpy"):
-    declare(_name, Kernel(_copied, lacks=_copy_lacks, mixed=(0, 1)))
-declare("concat", Kernel(_joined))
+    declare(_name, Kernel(_copy_of, lacks=_copy_lacks, mixed=(0, 1)))
+declare("concat", Kernel(_concat))
 declare("narrow_back", Kernel(_set_among_zeros))
-declare("fill", Kernel(_filled))
+declare("fill", Kernel(_fill_all))

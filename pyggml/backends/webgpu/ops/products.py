@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pyggml.backends.kit.factors import Factor, factor_of
+from pyggml.backends.kit.products import Factor, Product, sides_of
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.few import AT_ONCE, few_source, rows_of_group
@@ -56,15 +56,9 @@ _TOTAL = """
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """Sizes and factors. c_row: numbers from row to row of C; c_first: C's first column."""
+class Problem(Product):
+    """c_row: numbers from row to row of C; c_first: C's first column."""
 
-    m: int
-    n: int
-    k: int
-    a: Factor
-    b: Factor
-    batches: tuple[int, int] = (1, 1)
     c_row: int = 0
     c_first: int = 0
     adds: bool = False
@@ -79,8 +73,8 @@ class Product:
         return (self.n, self.k) if self.b.k == 1 else (self.k, self.n)
 
 
-def multiplied(
-    p: Product, c: View, a: View, b: View, scratch: View, shaders: Shaders
+def multiply(
+    p: Problem, c: View, a: View, b: View, scratch: View, shaders: Shaders
 ) -> list[Dispatch]:
     """The dispatches of a product; `scratch` has `scratch_bytes` or more."""
     p = replace(p, c_row=p.c_row or p.n)
@@ -106,7 +100,7 @@ def multiplied(
     return calls
 
 
-def scratch_bytes(p: Product, shaders: Shaders) -> int:
+def scratch_bytes(p: Problem, shaders: Shaders) -> int:
     """Bytes that `multiplied` needs: unpacked weights, and parts of sums."""
     n_rows, n_columns = p.b_rows
     is_packed = p.b.dtype is not F32
@@ -124,7 +118,7 @@ def _weight_bytes(shaders: Shaders) -> int:
     return (F16 if shaders.in_f16 else F32).block_bytes
 
 
-def _rows_at_once(p: Product, shaders: Shaders) -> int:
+def _rows_at_once(p: Problem, shaders: Shaders) -> int:
     """Rows of a matrix B that are in one binding, and unpacked in one more."""
     n_columns = p.b_rows[1]
     limit = shaders.limit
@@ -134,7 +128,7 @@ def _rows_at_once(p: Product, shaders: Shaders) -> int:
     return max(most // 16 * 16, 1)
 
 
-def _parts(p: Product, a: View, b: View, shaders: Shaders) -> Iterator[tuple[Product, View, View]]:
+def _parts(p: Problem, a: View, b: View, shaders: Shaders) -> Iterator[tuple[Problem, View, View]]:
     """The product of some rows of a single matrix B at a time."""
     n_rows, n_columns = p.b_rows
     row_bytes, most = p.b.dtype.row_bytes(n_columns), _rows_at_once(p, shaders)
@@ -152,7 +146,7 @@ def _parts(p: Product, a: View, b: View, shaders: Shaders) -> Iterator[tuple[Pro
 
 
 def _dense(
-    p: Product, c: View, a: View, b: View, scratch: View, shaders: Shaders
+    p: Problem, c: View, a: View, b: View, scratch: View, shaders: Shaders
 ) -> list[Dispatch]:
     if min(p.m, p.n) <= FEW:
         return [_few(p, c, a, b, shaders)]
@@ -172,7 +166,7 @@ def _dense(
     return [_tiles(own, tile, n_parts, sums, a, b, shaders), total]
 
 
-def _tile_of(p: Product, limit: int) -> tuple[Tile, int]:
+def _tile_of(p: Problem, limit: int) -> tuple[Tile, int]:
     """The tile, and the number of parts of the sum over k, that keep the card busy."""
     large, small = (-(-p.m // tile.m) * -(-p.n // tile.n) * p.n_batches for tile in (LARGE, SMALL))
     if large >= _TILES_OF_LARGE:
@@ -183,7 +177,7 @@ def _tile_of(p: Product, limit: int) -> tuple[Tile, int]:
     return SMALL, max(min(-(-_MANY_GROUPS // small), p.k // _LEAST_K, most), 1)
 
 
-def _sums_bytes(p: Product, limit: int) -> int:
+def _sums_bytes(p: Problem, limit: int) -> int:
     if min(p.m, p.n) <= FEW:
         return 0
     parts = _tile_of(p, limit)[1]
@@ -192,14 +186,14 @@ def _sums_bytes(p: Product, limit: int) -> int:
 
 def _steps(name: str, f: Factor) -> dict[str, int | float]:
     """Constants of a factor."""
-    found: dict[str, int | float] = {f"{name}_ROW": f.row, f"{name}_K": f.k}
+    constants: dict[str, int | float] = {f"{name}_ROW": f.row, f"{name}_K": f.k}
     for i in (0, 1):
-        found |= {f"{name}_STEP{i}": f.batches[i], f"{name}_REPEAT{i}": f.repeats[i]}
-    return found
+        constants |= {f"{name}_STEP{i}": f.batches[i], f"{name}_REPEAT{i}": f.repeats[i]}
+    return constants
 
 
 def _tiles(
-    p: Product, tile: Tile, n_parts: int, c: View, a: View, b: View, shaders: Shaders
+    p: Problem, tile: Tile, n_parts: int, c: View, a: View, b: View, shaders: Shaders
 ) -> Dispatch:
     per_part = round_up(-(-p.k // n_parts), tile.depth)
     constants: dict[str, int | float] = {
@@ -230,7 +224,7 @@ def _quads(view: View, reading: Reading) -> View:
     return view.in_quads if reading.in_quads else view
 
 
-def _few(p: Product, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
+def _few(p: Problem, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
     many, few = ((p.a, p.m, a), (p.b, p.n, b)) if p.n <= p.m else ((p.b, p.n, b), (p.a, p.m, a))
     steps = (p.c_row, 1) if p.n <= p.m else (1, p.c_row)
     constants: dict[str, int | float] = {
@@ -246,12 +240,12 @@ def _few(p: Product, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
     return shaders.dispatch(few_source(of_l, of_f), views, groups, constants)
 
 
-def _is_dot(p: Product) -> bool:
+def _is_dot(p: Problem) -> bool:
     """Whether packed weights are multiplied as they are read."""
     return p.b.dtype is not F32 and p.m <= MOST_ROWS and p.b.k == 1 and p.n_batches == 1
 
 
-def _dots(p: Product, c: View, a: View, w: View, shaders: Shaders) -> Dispatch:
+def _dots(p: Problem, c: View, a: View, w: View, shaders: Shaders) -> Dispatch:
     constants = {
         "M": p.m, "N": p.n, "K": p.k, "A_ROW": p.a.row, "A_K": p.a.k, "C_ROW": p.c_row,
         "C_FIRST": p.c_first, "ADDS": p.adds, "ROW_BYTES": p.b.dtype.row_bytes(p.k),
@@ -266,27 +260,20 @@ def _dots(p: Product, c: View, a: View, w: View, shaders: Shaders) -> Dispatch:
 # -- ops ----------------------------------------------------------------------------------------
 
 
-def _product(node: Tensor, adds: bool) -> Product:
-    assert node.op is not None
-    b, a = node.src[-2:]
-    is_transposed = node.op.name.startswith("out_prod")
-    outer, inner = (1,) * (4 - len(node.shape)) + node.shape[:-2]
-    m, n = node.shape[-2:]
-    k = a.shape[-2] if is_transposed else a.shape[-1]
-    of_a, of_b = (factor_of(t, (outer, inner), is_transposed) for t in (a, b))
-    return Product(m, n, k, of_a, of_b, (outer, inner), adds=adds)
+def _product(node: Tensor, adds: bool) -> Problem:
+    return Problem(*sides_of(node), adds=adds)
 
 
 def _bind(site: Site) -> Sequence[Dispatch]:
     b, a = site.src[-2:]
     p = _product(site.node, adds=False)
-    return multiplied(p, site.out, a, b, site.scratch, site.shaders)
+    return multiply(p, site.out, a, b, site.scratch, site.shaders)
 
 
 def _bind_added(site: Site) -> Sequence[Dispatch]:
     b, a = site.src[-2:]
     p = _product(site.node, adds=True)
-    product = multiplied(p, site.out, a, b, site.scratch, site.shaders)
+    product = multiply(p, site.out, a, b, site.scratch, site.shaders)
     first = site.src[0]
     if (first.buffer, first.start) == (site.out.buffer, site.out.start):
         return product

@@ -53,7 +53,7 @@ def _no_such_row(site: Site, n_rows: int) -> tuple[View, int]:
 # -- get_rows -----------------------------------------------------------------------------------
 
 
-def _unpacked(dtype: DType) -> tuple[str, str, int]:
+def _unpack_functions(dtype: DType) -> tuple[str, str, int]:
     """WGSL: functions, and how unit j of row `at` of the table `w` is put; numbers of a unit.
 
     N counts the units of a row.
@@ -79,7 +79,7 @@ def _get_rows(site: Site) -> Sequence[Dispatch]:
     table, ids = site.node.src
     *batch, n_rows, n = table.shape
     cell, no_row = _no_such_row(site, n_rows)
-    functions, put, unit = _unpacked(table.dtype)
+    functions, put, unit = _unpack_functions(table.dtype)
     body = functions + whole(_GET.replace("PUT", put))
     total, calls = site.node.n_elements // unit, []
     for first, rows, some in parts_of(table, site.src[0], site.shaders.limit):

@@ -12,7 +12,7 @@ import wgpu
 
 from pyggml.backends.base import Backend
 from pyggml.backends.kit.faults import Faults
-from pyggml.backends.kit.places import Place, seen, span
+from pyggml.backends.kit.places import Place, host_view, span
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import kernels
 from pyggml.backends.webgpu.wgsl.shader import WORD, Dispatch, Shaders, View
@@ -99,7 +99,7 @@ class WebGPUBackend(Backend):
     def read(self, tensor: Tensor) -> np.ndarray:
         if not tensor.n_elements:
             return np.empty(tensor.shape, tensor.dtype.numpy)
-        return np.array(seen(tensor, self._bytes(tensor)), order="C")
+        return np.array(host_view(tensor, self._bytes(tensor)), order="C")
 
     def write(self, tensor: Tensor, values: np.ndarray) -> None:
         if not tensor.n_elements:
@@ -111,7 +111,7 @@ class WebGPUBackend(Backend):
         else:  # what lies in the gaps, or in the same words, stays
             first = start % WORD
             spanned = self._range(place.buffer, start - first, round_up(first + span(tensor), WORD))
-        seen(tensor, spanned[first:])[...] = values
+        host_view(tensor, spanned[first:])[...] = values
         with self._working():
             self.device.queue.write_buffer(place.buffer, start - first, spanned)
 
@@ -210,13 +210,13 @@ class WebGPUBackend(Backend):
             wanted = f": {n_bytes:,} bytes are wanted" if n_bytes else ""
             raise DeviceError(f"{self.name} is out of memory{wanted}") from error
         except (wgpu.GPUError, RuntimeError) as error:
-            said = _said(error)
+            said = _message_of(error)
             if "lost" in said:
                 raise DeviceLostError(f"{self.name} has failed: {said}") from error
             raise DeviceError(f"{self.name} has failed: {said}") from error
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """What wgpu says, without the names of its functions and the drawing of a shader's line."""
     said = " ".join(str(error).split()).partition(" ┌─")[0]
     return re.sub(r"^Validation Error Caused by: (In \w+ )?", "", said)[:300]

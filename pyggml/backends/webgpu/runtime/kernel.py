@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml.backends.kit import kernels
 from pyggml.backends.kit.faults import Faults
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
@@ -14,17 +15,12 @@ from pyggml.graph.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Site(kernels.Site[View]):
     """The memory of one node, as a kernel's `bind` gets it. `scratch` is a range of floats.
 
     Tensors of other types than F32 and I32 are views of bytes; see `View.of` and `numbers`.
     """
 
-    node: Tensor
-    out: View
-    src: tuple[View, ...]
-    saved: tuple[View, ...]
-    scratch: View
     shaders: Shaders
     faults: Faults  # a kernel notes one by put_fault(0u, number)
     constant: Callable[[np.ndarray], View]  # a small array of the host's, copied to the device
@@ -43,14 +39,6 @@ def numbers(view: View, dtype: DType) -> View:
     return view.of(_KINDS[dtype])
 
 
-def _nothing_lacks(node: Tensor) -> str | None:
-    return None
-
-
-def _no_scratch(node: Tensor, shaders: Shaders) -> int:
-    return 0
-
-
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """The device's way to compute an op.
@@ -63,7 +51,7 @@ class Kernel:
     """
 
     bind: Callable[[Site], Sequence[Dispatch]]
-    lacks: Callable[[Tensor], str | None] = _nothing_lacks
-    scratch: Callable[[Tensor, Shaders], int] = _no_scratch
+    lacks: Callable[[Tensor], str | None] = kernels.nothing_lacks
+    scratch: Callable[[Tensor, Shaders], int] = kernels.no_scratch
     tiled: tuple[int, ...] = ()
     mixed: tuple[int, ...] = ()

@@ -165,19 +165,19 @@ class Shaders:
 
     def _windows(self, views: Mapping[str, View]) -> list[_Window]:
         """The ranges to bind, those that overlap joined."""
-        found: list[_Window] = []
+        windows: list[_Window] = []
         buffers = list(dict.fromkeys(id(v.buffer) for v in views.values()))
         by_place = sorted(views.items(), key=lambda i: (buffers.index(id(i[1].buffer)), i[1].start))
         for name, v in by_place:
             start, end = v.start // self._aligned * self._aligned, round_up(v.end, WORD)
-            last = found[-1] if found else None
+            last = windows[-1] if windows else None
             if last is not None and last.buffer is v.buffer and start < last.end:
                 last.end, last.is_written = max(last.end, end), last.is_written or v.is_written
                 last.views[name] = v
             else:
-                found.append(_Window(v.buffer, start, end, {name: v}, v.is_written))
-        changed = {id(w.buffer) for w in found if w.is_written}
-        for window in found:
+                windows.append(_Window(v.buffer, start, end, {name: v}, v.is_written))
+        changed = {id(w.buffer) for w in windows if w.is_written}
+        for window in windows:
             window.is_written = id(window.buffer) in changed  # a buffer has one use in a dispatch
             n = window.end - window.start
             if n > self.limit:
@@ -185,7 +185,7 @@ class Shaders:
                     f"webgpu: {', '.join(window.views)} take {n:,} bytes of one buffer, wanted at "
                     f"most {self.limit:,}, the device's limit of a binding"
                 )
-        return found
+        return windows
 
     def _bindings(self, pipeline: Any, windows: Sequence[_Window], words: Sequence[int]) -> Any:
         uniform = self._device.create_buffer_with_data(
@@ -310,7 +310,7 @@ def _named(body: str, constants: Mapping[str, int | float]) -> str:
             words[name] = f"bitcast<f32>({_word(i)})"
     if not words:
         return body
-    return re.sub(rf"\b({'|'.join(words)})\b", lambda found: words[found[0]], body)
+    return re.sub(rf"\b({'|'.join(words)})\b", lambda windows: words[windows[0]], body)
 
 
 def _bits(value: int | float) -> int:

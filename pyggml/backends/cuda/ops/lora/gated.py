@@ -17,6 +17,7 @@ import numpy as np
 
 from pyggml.backends.cuda.code.blocks import is_last
 from pyggml.backends.cuda.code.formulas import ONE
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.lora.operands import eights, in_words, quick_sigmoid
 from pyggml.backends.cuda.ops.lora.wide import (
     COLUMNS,
@@ -35,7 +36,7 @@ from pyggml.backends.cuda.ops.lora.wide import (
     total_tiles,
     width,
 )
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call

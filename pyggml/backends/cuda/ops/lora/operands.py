@@ -10,8 +10,9 @@ import numpy as np
 
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.formulas import LOG2_E, ONE
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.glu import OF_THREE, OF_TWO
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.weights.unpack import rounded
 from pyggml.graph.call import Call

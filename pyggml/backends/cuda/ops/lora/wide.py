@@ -19,6 +19,7 @@ from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import is_last
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.fours import load_four, vectorizable
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.lora.operands import (
     Types,
     formula_of,
@@ -27,7 +28,7 @@ from pyggml.backends.cuda.ops.lora.operands import (
     three,
     types_of,
 )
-from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call

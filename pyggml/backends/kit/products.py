@@ -1,4 +1,8 @@
-"""The factors of a product on a device: C[z, m, n] = Σ_k A[z, m, k] · B[z, n, k]."""
+"""Products on a device, before they have memory.
+
+C[z, m, n] (+)= Σ_k A[z, m, k] · B[z, n, k]      mul_mat(w, x): A = x, B = w
+                                                 out_prod(a, b): A = bᵀ, B = aᵀ
+"""
 
 from __future__ import annotations
 
@@ -39,3 +43,27 @@ def factor_of(t: Tensor, batches: tuple[int, int], is_transposed: bool) -> Facto
     along = (0,) * (4 - len(t.shape)) + (*steps[:-2],)
     repeats = tuple(many // max(few, 1) for many, few in zip(batches, some, strict=True))
     return Factor(row, k, (along[0], along[1]), (repeats[0], repeats[1]), t.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Sizes and factors; each device adds how it computes one."""
+
+    m: int
+    n: int
+    k: int
+    a: Factor
+    b: Factor
+    batches: tuple[int, int] = (1, 1)
+
+
+def sides_of(node: Tensor) -> tuple[int, int, int, Factor, Factor, tuple[int, int]]:
+    """What a `Product` has of a node's: mul_mat, out_prod, and those that add to what is there."""
+    assert node.op is not None
+    b, a = node.src[-2:]
+    is_transposed = node.op.name.startswith("out_prod")
+    outer, inner = (1,) * (4 - len(node.shape)) + node.shape[:-2]
+    m, n = node.shape[-2:]
+    k = a.shape[-2] if is_transposed else a.shape[-1]
+    of_a, of_b = (factor_of(t, (outer, inner), is_transposed) for t in (a, b))
+    return m, n, k, of_a, of_b, (outer, inner)

@@ -1,0 +1,67 @@
+"""How kernels are compiled: device functions, instructions that Numba lacks, kernels.
+
+Under Numba's simulator, functions of this folder that have a twin in simulator.py are that twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyggml.backends.cuda.runtime.driver import SIMULATED, CudaSupportError, cuda
+from pyggml.backends.cuda.runtime.simulator import absent, twin_of
+
+_compile: Callable[[Callable], Any] = cuda.jit(device=True)
+
+
+def device(function: Callable) -> Any:
+    """A function that kernels call."""
+    return (twin_of(function) if SIMULATED else None) or _compile(function)
+
+
+def intrinsic(function: Callable) -> Any:
+    """An instruction: what `function` (typing, *types) returns emits it as LLVM's code."""
+    if SIMULATED:
+        return twin_of(function) or absent(function)
+    from numba.cuda import extending
+
+    return extending.intrinsic(function)
+
+
+def _store() -> Any:
+    """The store of compiled kernels; None with a version of numba-cuda that lacks what it needs."""
+    try:
+        from pyggml.backends.cuda.runtime.cubins import Cubins
+    except ImportError:
+        return None
+    return Cubins
+
+
+def kernel(function: Callable, most_threads: int = 0, shared_bytes: int = 0) -> Any:
+    """A kernel, compiled when it is first launched and kept on disk (cubins.py).
+
+    most_threads: of a block, which limits the registers of each; 0 for any number
+    shared_bytes: of dynamic shared memory that a launch may ask for, if that is more than 48 KiB;
+                  at most `most_shared()`
+    """
+    if SIMULATED:
+        return cuda.jit(function)
+    made = cuda.jit(launch_bounds=most_threads)(function) if most_threads else cuda.jit(function)
+    store = _store()
+    if store is not None:
+        made._cache = store(function, shared_bytes)
+    return made
+
+
+ALWAYS_SHARED = 48 << 10  # bytes of dynamic shared memory without `allow_shared`
+_SHARED_OF_LARGE = 227 << 10  # of a card that there is none of
+
+
+def most_shared() -> int:
+    """Bytes of shared memory that a block may have on this card."""
+    if _store() is None:  # which allows a kernel more
+        return ALWAYS_SHARED
+    try:
+        return int(cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+    except CudaSupportError:
+        return _SHARED_OF_LARGE

@@ -1,0 +1,162 @@
+"""What only Numba's simulator needs (NUMBA_ENABLE_CUDASIM=1), where Python threads run the kernels.
+
+It has no PTX and no warps: there a warp is one thread, and a block has one row. A function of
+pyggml/backends/cuda/code without which kernels could not run there has a twin here, by its name;
+the others raise when they are called, and products take paths without tensor cores. Launches are
+small: each thread of a block is a thread of Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+
+_CODE = "pyggml.backends.cuda.code."
+_device: Any = cuda.jit(device=True)
+
+
+def small(n: int, simulated: int = 2) -> int:
+    """n of a card; in the simulator a smaller number."""
+    return simulated if SIMULATED else n
+
+
+def twin_of(function: Callable) -> Any:
+    """What takes the place of a device function in the simulator; None if the function itself."""
+    return TWINS.get(function.__name__) if (function.__module__ or "").startswith(_CODE) else None
+
+
+def absent(function: Callable) -> Callable:
+    """What stands for an instruction that the simulator lacks."""
+
+    def missing(*_: Any) -> None:
+        raise NotImplementedError(f"the simulator has no {function.__name__}")
+
+    return missing
+
+
+# -- twins --------------------------------------------------------------------------------------
+
+
+def _bytes(raw, at, n):
+    return bytes(int(raw[at + i]) for i in range(n))
+
+
+def load_half(raw, at):
+    return np.frombuffer(_bytes(raw, at, 2), np.float16)[0].astype(np.float32)
+
+
+def load_byte(raw, at):
+    return np.uint32(raw[at])
+
+
+def load_short(raw, at):
+    return np.frombuffer(_bytes(raw, at, 2), np.uint16)[0].astype(np.uint32)
+
+
+def load_word(raw, at):
+    return np.frombuffer(_bytes(raw, at, 4), np.uint32)[0]
+
+
+def as_float(word):
+    return np.uint32(word).view(np.float32)
+
+
+def bits_of(x):
+    return np.float32(x).view(np.uint32)
+
+
+def power_of_two(x):
+    return np.exp2(np.float32(x))
+
+
+def bf16_bits(x):
+    bits = np.float32(x).view(np.uint32)
+    if x != x:
+        return np.uint16(0x7FC0)
+    return np.uint16((int(bits) + 0x7FFF + ((int(bits) >> 16) & 1)) >> 16)
+
+
+def put_four_bf16(out, i, *numbers):
+    for k, x in enumerate(numbers):
+        out[i + k] = bf16_bits(x)
+
+
+def put_eight(out, i, *numbers):
+    for k, x in enumerate(numbers):
+        out[i + k] = x
+
+
+def load_four(x, i):
+    return x[i], x[i + 1], x[i + 2], x[i + 3]
+
+
+def load_four_bf16(x, i):
+    return tuple((np.uint32(x[i + k]) << np.uint32(16)).view(np.float32) for k in range(4))
+
+
+def instruction():
+    """One without operands, such as one that orders what threads of a card do."""
+
+
+def sync_warp():
+    """A warp is one thread."""
+
+
+def warp_sum(x):
+    return x
+
+
+@_device
+def take_ticket(tickets, at, last):
+    return cuda.atomic.inc(tickets, at, last)
+
+
+@_device
+def block_sum(x, parts):
+    parts[cuda.threadIdx.x] = x
+    cuda.syncthreads()
+    total = parts[0]
+    for i in range(1, cuda.blockDim.x):
+        total += parts[i]
+    cuda.syncthreads()
+    return total
+
+
+@_device
+def block_max(x, parts):
+    parts[cuda.threadIdx.x] = x
+    cuda.syncthreads()
+    top = parts[0]
+    for i in range(1, cuda.blockDim.x):
+        top = max(top, parts[i])
+    cuda.syncthreads()
+    return top
+
+
+TWINS: dict[str, Any] = {
+    "load_half": load_half,
+    "load_byte": load_byte,
+    "load_short": load_short,
+    "load_word": load_word,
+    "as_float": as_float,
+    "bits_of": bits_of,
+    "power_of_two": power_of_two,
+    "bf16_bits": bf16_bits,
+    "put_four_bf16": put_four_bf16,
+    "put_eight_bf16": put_four_bf16,
+    "put_eight": put_eight,
+    "load_four": load_four,
+    "load_four_bf16": load_four_bf16,
+    "store_four": put_eight,
+    "instruction": instruction,
+    "sync_warp": sync_warp,
+    "warp_sum": warp_sum,
+    "warp_max": warp_sum,
+    "take_ticket": take_ticket,
+    "block_sum": block_sum,
+    "block_max": block_max,
+}

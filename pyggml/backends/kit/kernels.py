@@ -1,0 +1,76 @@
+"""How a device computes an op: the site that a kernel is bound to, and the table of its kernels."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from pyggml.graph.tensor import Tensor
+
+Memory = TypeVar("Memory")
+Kernel = TypeVar("Kernel")
+
+
+@dataclass(frozen=True, slots=True)
+class Site(Generic[Memory]):
+    """The memory of one node, as a kernel is bound to it; each device adds what its kernels need.
+
+    scratch has the bytes that the kernel asks for.
+    """
+
+    node: Tensor
+    out: Memory
+    src: tuple[Memory, ...]
+    saved: tuple[Memory, ...]
+    scratch: Memory
+
+    @property
+    def scalars(self) -> tuple[Any, ...]:
+        """The node's parameters in order of declaration, floats as float32 for the kernels."""
+        values = self.node.params.values()
+        return tuple(np.float32(v) if isinstance(v, float) else v for v in values)
+
+
+def nothing_lacks(_node: Tensor) -> str | None:
+    """Of a kernel that computes every node of its op."""
+    return None
+
+
+def no_scratch(_node: Tensor, _of_device: Any) -> int:
+    """Of a kernel without scratch."""
+    return 0
+
+
+def nothing_shared(_node: Tensor, _compute: str) -> tuple[int, str]:
+    """Of a kernel that shares no scratch with others."""
+    return 0, ""
+
+
+class KernelTable(Generic[Kernel]):
+    """The kernels of a device by the name of their op.
+
+    The modules of a package, and `others`, enter their own when they are imported: at the first
+    call of `kernels`.
+    """
+
+    def __init__(self, package: str, *others: str) -> None:
+        self._package, self._others = package, others
+        self._kernels: dict[str, Kernel] = {}
+
+    def declare(self, name: str, kernel: Kernel) -> None:
+        """Enter the kernel of the op with this name. Raises ValueError if it has one."""
+        if name in self._kernels:
+            raise ValueError(f"op {name!r} has two kernels")
+        self._kernels[name] = kernel
+
+    def kernels(self) -> dict[str, Kernel]:
+        """All kernels by the op's name."""
+        package = importlib.import_module(self._package)
+        names = (module.name for module in pkgutil.iter_modules(package.__path__))
+        for module in (*self._others, *(f"{self._package}.{name}" for name in names)):
+            importlib.import_module(module)
+        return self._kernels
