@@ -30,7 +30,7 @@ _NUMBER, _GAP = re.compile(r"\d+"), re.compile(r"\s+")
 _QUOTED = re.compile(r"!|%(?:\([^)]*\))?[^%()a-zA-Z]*[ar]")  # a conversion to Python's own form
 _ESCAPED = 10  # characters that Python's form has for one, at most
 _DIGITS = 400  # of a number with a fraction, written out
-_LISTS: tuple[type, ...] = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
+_LISTS: Any = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
 _DATE = re.compile(r"%[^A-Za-z%]*\d")  # C libraries take widths in formats of dates
 
 
