@@ -16,7 +16,7 @@ from pyggml.chat.marks import CLOSE, MARKING, OPEN
 from pyggml.errors import TemplateError
 
 Message = Mapping[str, Any]
-MOST_SOURCE = 1 << 18  # characters
+MOST_SOURCE = 1 << 16  # characters; to compile that takes 200 MB where each is a number
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _DEEPEST = 64  # of lists and objects in a message
 
