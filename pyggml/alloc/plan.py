@@ -17,7 +17,9 @@ from pyggml.alloc.lifetime import FOREVER, Lifetime, lifetimes, reusable_source
 from pyggml.alloc.sharing import sharing
 from pyggml.alloc.usage import peak
 from pyggml.backends.base import Backend
+from pyggml.errors import GraphError
 from pyggml.graph import Graph
+from pyggml.graph.graph import expect_graph
 from pyggml.graph.op import SAVED, has_kernel
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
@@ -53,12 +55,18 @@ class Plan:
         return t
 
 
-def plan(graph: Graph, backend: Backend, reuse: bool = True, share: bool = True) -> Plan:
+def plan(
+    graph: Graph, backend: Backend | None = None, reuse: bool = True, share: bool = True
+) -> Plan:
     """The memory of a graph on a backend.
 
     For tests and timings: reuse=False gives every tensor an address of its own, share=False lets
-    every node pack its sources for itself. Results are bitwise the same.
+    every node pack its sources for itself. Results are bitwise the same. Raises GraphError for what
+    is no graph, and without a backend.
     """
+    expect_graph("plan", graph)
+    if backend is None:
+        raise GraphError("plan needs a backend; schedule(graph) plans for the host")
     pieces = _Pieces(graph, backend, reuse, share)
     best = pieces.place()
     if not (reuse and graph.nodes):

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pyggml.errors import NoGradientError, ShapeError, first_of
+from pyggml.errors import GraphError, NoGradientError, ShapeError, first_of
 from pyggml.graph import Graph, last_write, reachable, topological
+from pyggml.graph.graph import expect_graph
 from pyggml.graph.op import OPS, Detached, NoGrad
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.ops import add, add_inplace, repeat_back
@@ -54,8 +55,12 @@ def build_backward(
 
     Raises NoGradientError, before anything is computed, if an op on a path has no gradient, if a
     parameter does not reach the loss, or if a gradient needs numbers that were overwritten since.
-    Raises ShapeError for a seed or an accumulator of another shape.
+    Raises ShapeError for a seed or an accumulator of another shape, GraphError for what is no
+    graph, or one of several outputs none of which is named "loss".
     """
+    expect_graph("build_backward", forward)
+    if isinstance(parameters, Tensor):
+        raise GraphError(f"build_backward takes parameters in a list, [w]; found {parameters!r}")
     loss, names = _loss(forward), _names(parameters)
     wanted = list(parameters.values() if isinstance(parameters, Mapping) else parameters)
     walk, gradients = _walk(forward, wanted, seed, accumulators)
@@ -79,6 +84,11 @@ def backward_steps(forward: Graph, parameters: Sequence[Tensor]) -> list[Backwar
 def _loss(forward: Graph) -> Tensor:
     if len(forward.outputs) == 1:
         return forward.outputs[0]
+    if "loss" not in forward.names:
+        raise GraphError(
+            f"build_backward: none of the {len(forward.outputs)} outputs is the loss: "
+            "Graph.of(y, loss=loss) names it"
+        )
     return forward["loss"]
 
 

@@ -12,12 +12,14 @@ from functools import cached_property
 from typing import Any
 
 from pyggml.chat import limits
+from pyggml.chat.calls import AS_GIVEN, FORMS, Form
 from pyggml.chat.marks import CLOSE, MARKING, OPEN
 from pyggml.errors import TemplateError
 
 Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]] | None
 MOST_SOURCE = 1 << 16  # characters; to compile that takes 200 MB where each is a number
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
 _DEEPEST = 64  # of lists and objects in a message
 
 
@@ -28,6 +30,7 @@ class ChatTemplate:
     origin      its name in errors, such as "chatml" or a path
     names       its inputs besides messages: bos_token, eos_token, … → text, or other settings
     today       the date that strftime_now gives; None: the day of the call
+    tool_use    the template for chats with tools; None: the same
 
     Raises TemplateError for a template that is not Jinja2.
     """
@@ -38,8 +41,9 @@ class ChatTemplate:
         origin: str,
         names: Mapping[str, Any] | None = None,
         today: date | None = None,
+        tool_use: ChatTemplate | None = None,
     ) -> None:
-        self.source, self.origin = source, origin
+        self.source, self.origin, self.tool_use = source, origin, tool_use
         self._names, self._today = dict(names or {}), today
         if len(source) > MOST_SOURCE:
             raise TemplateError(
@@ -54,6 +58,10 @@ class ChatTemplate:
             self._compiled = self._sandbox.from_string(source)
         except Exception as error:  # Jinja2 raises whatever Python does
             raise TemplateError(f"{origin}: {_reason(error)}") from None
+
+    def for_tools(self, tools: Tools) -> ChatTemplate:
+        """The template that writes a chat with these tools, as transformers chooses it."""
+        return self.tool_use if tools and self.tool_use is not None else self
 
     @cached_property
     def reads(self) -> frozenset[str]:
@@ -71,7 +79,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
     ) -> str:
@@ -81,20 +89,32 @@ class ChatTemplate:
         Raises TemplateError with the template's own complaint about the messages, or for a template
         that costs too much or does what it may not.
         """
+        if (other := self.for_tools(tools)) is not self:
+            return other.render(messages, tools, documents, add_generation_prompt)
+        has_calls = any(message.get("tool_calls") for message in messages)
+        form = self._form if has_calls else AS_GIVEN
         given = {
-            "messages": [_message(m) for m in messages],
+            "messages": [form.write(_message(m)) for m in messages],
             "tools": _plain(tools) if tools else None,
             "documents": _plain(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
+        return self._render(given)
+
+    def _render(self, given: Mapping[str, Any]) -> str:
         limits.SPENT.begin()
         try:
-            return self._compiled.render(self._names | given)
+            return self._compiled.render({**self._names, **given})
         except Exception as error:  # whatever Python raises for an operation
             raise TemplateError(f"{self.origin}: {_reason(error)}") from None
 
+    @cached_property
+    def _form(self) -> Form:
+        """The form of calls that the template was written for, found by trying."""
+        return next((form for form in FORMS if form.fits(self._render)), AS_GIVEN)
+
     def render_marked(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+        self, messages: Sequence[Message], tools: Tools = None
     ) -> tuple[str, list[tuple[int, int]]]:
         """The text, and the character ranges inside {% generation %} blocks."""
         MARKING.on = True
@@ -117,7 +137,7 @@ class ChatTemplate:
 
 def _message(message: Message) -> dict[str, Any]:
     fields = {name: _plain(value) for name, value in message.items() if value is not None}
-    thought = next((fields[name] for name in _REASONING if name in fields), None)
+    thought = next((fields[name] for name in REASONING if name in fields), None)
     if thought is not None:
         fields = {"thinking": thought, **fields, "reasoning_content": thought}
     return fields

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,6 +9,7 @@ from typing import Any
 
 from pyggml.errors import GraphError
 from pyggml.graph.op import SAVED
+from pyggml.graph.overwriting import readers_of_overwritten, refuse_late_reads
 from pyggml.graph.tensor import Tensor
 
 
@@ -47,16 +47,28 @@ class Graph:
         """The graph of these outputs, with no node that they do not need.
 
         It computes the `steps` first, each right after its sources, and then the outputs. Raises
-        GraphError if a node needs numbers that an earlier one must overwrite.
+        GraphError if a node or an output needs numbers that an earlier node must overwrite, and
+        for what is no tensor.
         """
         every = (*outputs, *named.values())
+        if strangers := [t for t in every if not isinstance(t, Tensor)]:
+            raise GraphError(f"Graph.of takes tensors, as Graph.of(loss); found {strangers[0]!r}")
+        graph = cls.in_order(every, steps, (*("" for _ in outputs), *named))
+        refuse_late_reads((*graph.leaves, *graph.nodes), every)
+        return graph
+
+    @classmethod
+    def in_order(
+        cls, every: Sequence[Tensor], steps: Iterable[Tensor] = (), names: Sequence[str] = ()
+    ) -> Graph:
+        """`of` for outputs of a graph that was checked before: a pass does not check it again."""
         needed = reachable(*every)
         order = _in_order([*(s for s in steps if s in needed), *every], needed)
         return cls(
             nodes=tuple(t for t in order if t.op is not None),
             leaves=tuple(t for t in order if t.op is None),
-            outputs=every,
-            names=(*("" for _ in outputs), *named),
+            outputs=tuple(every),
+            names=tuple(names) or ("",) * len(every),
         )
 
     def __getitem__(self, name: str) -> Tensor:
@@ -122,6 +134,13 @@ class Graph:
         return "\n".join([*lines, "}"])
 
 
+def expect_graph(verb: str, graph: object) -> None:
+    """GraphError unless it is a graph; `verb` is the function that takes it."""
+    if not isinstance(graph, Graph):
+        of = "Graph.of(t)" if isinstance(graph, Tensor) else "Graph.of(loss)"
+        raise GraphError(f"{verb} takes a graph, such as {of}; found {graph!r}")
+
+
 def topological(*roots: Tensor) -> list[Tensor]:
     """All tensors that the roots depend on, leaves included, sources before users.
 
@@ -134,7 +153,7 @@ def topological(*roots: Tensor) -> list[Tensor]:
 
 def _in_order(roots: Sequence[Tensor], tensors: Collection[Tensor]) -> list[Tensor]:
     """`topological` of roots that depend on these tensors."""
-    overwrites = _readers_of_overwritten(tensors)
+    overwrites = readers_of_overwritten(tensors)
     order: dict[Tensor, None] = {}
     entered: set[Tensor] = set()
     stack = [(root, False) for root in reversed(roots)]
@@ -152,13 +171,6 @@ def _in_order(roots: Sequence[Tensor], tensors: Collection[Tensor]) -> list[Tens
     return list(order)
 
 
-def last_write(t: Tensor) -> Tensor:
-    """The tensor that wrote the numbers of t: t itself unless it is a view."""
-    while t.is_view:
-        t = t.src[0]
-    return t
-
-
 def reachable(*roots: Tensor) -> Collection[Tensor]:
     """The roots and all that they depend on. The order has no meaning, but is always the same."""
     needed = dict.fromkeys(roots)
@@ -169,17 +181,3 @@ def reachable(*roots: Tensor) -> Collection[Tensor]:
                 needed[s] = None
                 stack.append(s)
     return needed.keys()
-
-
-def _readers_of_overwritten(tensors: Iterable[Tensor]) -> Mapping[Tensor, Sequence[Tensor]]:
-    """The readers of the old numbers, for each node that writes into another tensor's memory."""
-    writes = {t: last_write(t.src[0]) for t in tensors if t.is_write}
-    if not writes:
-        return {}
-    overwritten, readers = set(writes.values()), defaultdict[Tensor, list[Tensor]](list)
-    for t in tensors:
-        for s in t.src:
-            old = last_write(s)
-            if old in overwritten and writes.get(t) is not old and t not in readers[old][-1:]:
-                readers[old].append(t)
-    return {t: readers[old] for t, old in writes.items()}

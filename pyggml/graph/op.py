@@ -63,6 +63,9 @@ NO_SETTINGS: Refused = MappingProxyType({})
 GradRule = Callable[[Tensor, Tensor], tuple[Tensor | None, ...]]
 
 
+_NUMBERS = "settings are fixed when the graph is built; mul(x, t) and add(x, t) take tensors"
+
+
 def _nothing_saved(*src: Tensor, **params: Any) -> tuple[Spec, ...]:
     return ()
 
@@ -83,6 +86,7 @@ class Op:
     costly    many operations for each number read or written
     fuses     the ops that it replaces, if it is a fusion
     changes   positions of further sources, leaves, that the kernel changes
+    shares    several may write side by side into one tensor: each result shows what all wrote
     """
 
     name: str
@@ -98,6 +102,7 @@ class Op:
     costly: bool = False
     fuses: tuple[str, ...] = ()
     changes: tuple[int, ...] = ()
+    shares: bool = False
     is_view: bool = field(init=False)  # whether nothing runs: every walk over a graph asks this
 
     def __post_init__(self) -> None:
@@ -115,6 +120,9 @@ class Op:
                 f"{self.name}: {strangers[0]!r} is no Tensor: wanted leaf(array) for numbers, "
                 "scale(x, s) for a product with one, and apply(op, …) for Values"
             )
+        for name, value in params.items():
+            if isinstance(value, Tensor):
+                raise ShapeError(f"{self.name}: {name} is {value!r}, wanted a number: {_NUMBERS}")
         if not self.strided:
             src = tuple(s if s.is_contiguous else OPS["cont"](s) for s in src)
         spec = self.spec(*src, **params)

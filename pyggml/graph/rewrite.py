@@ -47,7 +47,7 @@ def rewrite(
         _pass_names_on(graph, replacements)
     images = _images(graph.outputs, replacements)
     order = [_maker(images[t]) for t in steps or graph.nodes if t in images]
-    new = Graph.of(*(images[t] for t in graph.outputs), steps=_when_ready(order))
+    new = Graph.in_order([images[t] for t in graph.outputs], _when_ready(order))
     return replace(new, notes=_renew(graph.notes, images), names=graph.names)
 
 

@@ -117,6 +117,20 @@ class Tensor:
         new.saved = tuple(s.reading((new,)) for s in self.saved)
         return new
 
+    def __index__(self) -> int:
+        """Refused, as are float(t) and t < 1: nothing is computed while a graph is built."""
+        raise ShapeError(
+            f"{self!r} is no number: its numbers are known when the graph has run; mul(x, t) and "
+            "add(x, t) take tensors"
+        )
+
+    __float__ = __int__ = __index__
+
+    def __lt__(self, other: object) -> bool:
+        return bool(self.__index__())
+
+    __le__ = __gt__ = __ge__ = __lt__
+
     def __repr__(self) -> str:
         made_by = self.op.name if self.op else "leaf"
         return f"<{self.name or made_by} {self.dtype}{list(self.shape)} = {made_by}>"

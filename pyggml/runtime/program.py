@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends import Backend
-from pyggml.backends.cpu import is_constant
+from pyggml.backends.cpu import Held, expect_held, held, is_constant
+from pyggml.errors import GraphError
 from pyggml.graph import Graph, last_write
 from pyggml.graph.call import Call
+from pyggml.graph.op import changed_by
 from pyggml.graph.tensor import Tensor
 from pyggml.runtime.calls import attach, kernel_calls
 from pyggml.runtime.devices import Devices, ForEach
@@ -35,15 +37,21 @@ class Program:
     arenas    of each device, the memory of its plan
     kernels   of each device: node → its kernel, bound
     calls     kernels, which devices may have joined, and copies, in the order of execution
+    leaves    the graph's leaves, each with the array that the kernels are bound to
     """
 
     schedule: Schedule
     arenas: Mapping[Backend, Any]
     kernels: Mapping[Backend, Mapping[Tensor, Call]]
     calls: tuple[Call, ...]
+    leaves: Held
 
     def __call__(self) -> None:
-        """Compute every output of the graph; on the host, nothing is allocated."""
+        """Compute every output of the graph; on the host, nothing is allocated.
+
+        GraphError for a leaf that was given another array since: kernels read the one of `bind`.
+        """
+        expect_held(self.leaves)
         for call in self.calls:
             call.kernel(*call.arguments)
 
@@ -107,8 +115,12 @@ def bind(made: Schedule, release: bool = False, arenas: Arenas | None = None) ->
     pays where each read serves many tokens.
     arenas: memory that programs share: the outputs of one last until another one runs. Without,
     the program has its own. Raises PyggmlError, naming op and tensor, for a node that its device
-    does not support.
+    does not support; GraphError for what is no schedule, and for a node that writes into a leaf
+    over a read-only array.
     """
+    if not isinstance(made, Schedule):
+        raise GraphError(f"bind takes a schedule, as bind(schedule(graph)); found {made!r}")
+    _refuse_read_only(made)
     memory = arenas or Arenas()
     of_devices = {backend: memory.of(backend, p.n_bytes) for backend, p in made.plans.items()}
     for part in made.parts:
@@ -123,7 +135,18 @@ def bind(made: Schedule, release: bool = False, arenas: Arenas | None = None) ->
     for (part, are_kernels), steps in groupby(_steps(made, kernels, after), _kind):
         some = [call for _, _, call in steps]
         calls += part.backend.join(some) if are_kernels else some
-    return Program(made, of_devices, kernels, tuple(calls))
+    return Program(made, of_devices, kernels, tuple(calls), held(made.graph.leaves))
+
+
+def _refuse_read_only(made: Schedule) -> None:
+    """GraphError if a node writes into a leaf whose array is read-only, as a mapped weight is."""
+    for node in made.graph.nodes:
+        for root in changed_by(node):
+            if root.op is None and is_constant(root):
+                raise GraphError(
+                    f"{node!r} writes over {root!r}, whose array is read-only, as that of a "
+                    "weight in a file: give the leaf a copy"
+                )
 
 
 def run(*outputs: Tensor, devices: Devices | None = None) -> list[np.ndarray]:

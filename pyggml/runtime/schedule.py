@@ -10,7 +10,9 @@ import numpy as np
 
 from pyggml.alloc import Plan, plan
 from pyggml.backends import Backend
+from pyggml.errors import GraphError
 from pyggml.graph import Graph
+from pyggml.graph.graph import expect_graph
 from pyggml.graph.op import changed_by, has_kernel
 from pyggml.graph.tensor import Tensor
 from pyggml.runtime.assign import assign
@@ -45,9 +47,15 @@ class Schedule:
         return cls(p.graph, Devices([p.backend]), made.parts, {p.backend: p}, {}, {})
 
     def place(self, t: Tensor) -> tuple[Tensor, Backend, int]:
-        """The node that computes a result, its device, and where in the arena its memory begins."""
+        """The node that computes a result, its device, and where in the arena its memory begins.
+
+        GraphError for a tensor of another graph.
+        """
         twin = self.twins.get(t, t)
-        home, p = next(at for at in self.plans.items() if twin.root in at[1].offsets)
+        places = (at for at in self.plans.items() if twin.root in at[1].offsets)
+        home, p = next(places, (None, None))
+        if home is None or p is None:
+            raise GraphError(f"{t!r} is no result of this program, which computes {self.graph!r}")
         return twin, home, p.offsets[twin.root]
 
     @property
@@ -73,14 +81,20 @@ class Schedule:
 
 
 def schedule(
-    graph: Graph, devices: Devices, watched: Mapping[Tensor, Watcher] = MappingProxyType({})
+    graph: Graph,
+    devices: Devices | None = None,
+    watched: Mapping[Tensor, Watcher] = MappingProxyType({}),
 ) -> Schedule:
     """Assign, split and plan. Warns once about each op that a device leaves to a later one.
 
+    devices: where it runs; by default on the host alone, in float32.
     watched: result of a node -> what is to get a copy of its numbers in every run, right after they
     are made. No device computes it away, and its memory is used again as without.
-    Raises PyggmlError, naming op and tensor, if no backend takes a node.
+    Raises PyggmlError, naming op and tensor, if no backend takes a node; GraphError for what is no
+    graph.
     """
+    expect_graph("schedule", graph)
+    devices = devices or Devices()
     rewritten, renewed = _rewritten(graph, devices, watched)
     assignment = assign(rewritten, devices.backends)
     devices.say_fallbacks(assignment.fallbacks)

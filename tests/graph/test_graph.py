@@ -9,7 +9,20 @@ from hypothesis.vendor.pretty import pretty
 from pyggml.errors import GraphError
 from pyggml.graph import Graph, topological
 from pyggml.graph.tensor import leaf, zeros
-from pyggml.ops import add, add_inplace, mul, narrow, reshape, scale, set_rows, silu, sqr
+from pyggml.ops import (
+    add,
+    add_inplace,
+    dup,
+    fill_inplace,
+    mul,
+    narrow,
+    reshape,
+    scale,
+    set_rows,
+    silu,
+    sqr,
+)
+from pyggml.runtime import results
 
 pytestmark = pytest.mark.quick
 
@@ -148,3 +161,64 @@ def test_an_output_has_a_name():
         graph["logits"]
     with pytest.raises(GraphError, match="the names are: none"):
         Graph.of(a)[""]
+
+
+# -- what is written over ------------------------------------------------------------------------
+
+
+def test_two_writes_over_one_tensor_are_refused():
+    """The second would add to what the first left; windows that do not meet are let through."""
+    for both in (add_inplace, lambda t, b: fill_inplace(t, 1.0)):
+        t = scale(zeros((4, 4)), 1.0)
+        first, second = both(t, zeros((4, 4))), both(t, zeros((4, 4)))
+        with pytest.raises(GraphError, match="has written over them|is written over by"):
+            Graph.of(scale(first, 1.0), scale(second, 1.0))
+        with pytest.raises(GraphError, match="has written over them|is written over by"):
+            Graph.of(first, second)
+    t = scale(zeros((4, 4)), 1.0)
+    halves = [narrow(t, 0, i, 2) for i in (0, 2)]
+    assert len(Graph.of(*(add_inplace(h, zeros((2, 4))) for h in halves)).nodes) == 5
+    meeting = [narrow(t, 0, i, 2) for i in (0, 1)]
+    with pytest.raises(GraphError, match="has written over them|is written over by"):
+        Graph.of(*(add_inplace(h, zeros((2, 4))) for h in meeting))
+
+
+@pytest.mark.parametrize("made", [lambda: scale(zeros((3,)), 1.0), lambda: zeros((3,))])
+def test_an_output_that_is_written_over_is_refused(made):
+    t = made()
+    written = add_inplace(t, zeros((3,)))
+    for outputs in ((t, written), (written, t), (reshape(t, (3, 1)), written)):
+        with pytest.raises(GraphError, match="the output .* is written over by"):
+            Graph.of(*outputs)
+    assert Graph.of(dup(t), written).outputs[1] is written
+
+
+def test_rows_may_be_set_side_by_side():
+    table, rows = scale(zeros((4, 2)), 1.0), zeros((1, 2))
+    ids = [leaf(np.array([i], np.int32)) for i in (1, 2)]
+    first, second = (set_rows(table, rows, i) for i in ids)
+    assert len(Graph.of(scale(first, 1.0), scale(second, 1.0), first).nodes) == 5
+    with pytest.raises(GraphError, match="has written over them"):
+        Graph.of(first, scale(add_inplace(table, zeros((4, 2))), 1.0))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9)), max_size=12))
+def test_a_graph_has_its_own_numbers_or_an_error(steps):
+    """Random graphs of writes, windows and sums, against arrays that nothing writes over."""
+    first = np.arange(8, dtype=np.float32)
+    pool = [(scale(leaf(first.copy()), 1.0), first)]
+    for kind, i, j in steps:
+        (a, x), (b, y) = pool[i % len(pool)], pool[j % len(pool)]
+        fitting = y if x.shape == y.shape else y[:1]
+        other = b if x.shape == y.shape else narrow(b, 0, 0, 1)
+        start, stop = (0, len(x) // 2 or 1) if kind == 2 else (len(x) // 2, len(x))
+        if kind < 2:
+            pool.append(((add, add_inplace)[kind](a, other), x + fitting))
+        else:
+            pool.append((narrow(a, 0, start, stop - start), x[start:stop]))
+    try:
+        graph = Graph.of(*(t for t, _ in pool[-3:]))
+    except GraphError:
+        return
+    for found, (_, wanted) in zip(results(graph), pool[-3:], strict=True):
+        np.testing.assert_array_equal(found, wanted)

@@ -84,7 +84,7 @@ class Service:
         """The prompts, each n times."""
         tokenizer = next(iter(self.models.values())).tokenizer
         encoded = [
-            tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
+            tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
             for prompt in params.prompts
         ]
         checked = [self._prompt_ids(ids, "prompt") for ids in encoded]

@@ -1,5 +1,27 @@
 """The CPU, through Numba: its memory, and its order of a graph; ops declare its kernels."""
 
-from pyggml.backends.cpu.device import CPU, array, copy_rows, detach, is_constant, read, write
+from pyggml.backends.cpu.device import (
+    CPU,
+    Held,
+    array,
+    copy_rows,
+    detach,
+    expect_held,
+    held,
+    is_constant,
+    read,
+    write,
+)
 
-__all__ = ["CPU", "array", "copy_rows", "detach", "is_constant", "read", "write"]
+__all__ = [
+    "CPU",
+    "Held",
+    "array",
+    "copy_rows",
+    "detach",
+    "expect_held",
+    "held",
+    "is_constant",
+    "read",
+    "write",
+]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from pyggml.backends.base import Backend
 from pyggml.backends.cpu import pages
 from pyggml.backends.cpu.rewrites import REWRITES
+from pyggml.errors import GraphError
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
@@ -84,8 +86,14 @@ def read(t: Tensor) -> np.ndarray:
 
 
 def write(t: Tensor, values: npt.ArrayLike) -> None:
-    """Set the numbers of a leaf: an input, a parameter. Programs that read it see them."""
-    array(t)[...] = values
+    """Set the numbers of a leaf: an input, a parameter. Programs that read it see them.
+
+    GraphError for a leaf whose array is read-only.
+    """
+    to = array(t)
+    if not to.flags.writeable:
+        raise GraphError(f"{t!r}: its array is read-only, as that of a weight in a file")
+    to[...] = values
 
 
 def copy_rows(t: Tensor, source: int, target: int, n: int) -> None:
@@ -98,6 +106,24 @@ def detach(*tensors: Tensor) -> None:
     """Take tensors, of any device, their memory away; it is free once nobody else has it."""
     for t in tensors:
         t.data = None
+
+
+Held = tuple[tuple[Tensor, Any], ...]
+
+
+def held(leaves: Iterable[Tensor]) -> Held:
+    """Leaves with the arrays that they have now."""
+    return tuple((leaf, leaf.data) for leaf in leaves)
+
+
+def expect_held(leaves: Held) -> None:
+    """GraphError for a leaf that was given another array: kernels still read the first one."""
+    for leaf, data in leaves:
+        if leaf.data is not data and leaf.data is not None:
+            raise GraphError(
+                f"{leaf!r} has another array than when the program was bound: write the new "
+                "numbers into that, as leaf.data[...] = new, or bind again"
+            )
 
 
 def is_constant(leaf: Tensor) -> bool:

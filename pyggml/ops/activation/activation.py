@@ -425,21 +425,24 @@ def xielu(
 ) -> Tensor:
     """xIELU with a_p = softplus(alpha_p), a_n = beta + softplus(alpha_n), F32 (ggml's XIELU).
 
-    The alphas are constants, as in ggml. Raises ShapeError if eps is above 0.
+    The alphas are constants, as in ggml. An eps above 0 counts as 0. Raises ShapeError if it is no
+    number.
     """
+    beta = float(beta)
     a_n, a_p = beta + _log1p_exp(alpha_n), _log1p_exp(alpha_p)
-    return XIELU(x, a_n=a_n, a_p=a_p, beta=float(beta), eps=float(eps))
+    return XIELU(x, a_n=a_n, a_p=a_p, beta=beta, eps=float(eps))
 
 
-_XIELU_REFUSES = {"a_n": (), "a_p": (), "beta": (), "eps": (0.1, NAN)}
+_XIELU_REFUSES = {"a_n": (), "a_p": (), "beta": (), "eps": (NAN,)}
 
 
 def _check_eps(name: str, eps: float, **_: float) -> None:
-    if not eps <= 0:
-        raise ShapeError(f"{name}: eps is {eps}, wanted 0 or less")
+    if math.isnan(eps):
+        raise ShapeError(f"{name}: eps is {eps}, wanted a number")
 
 
 def _log1p_exp(x: float) -> float:
+    x = float(x)
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 

@@ -7,6 +7,7 @@ floor   ceil   round (halves away from 0)   trunc (towards 0)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -140,10 +141,16 @@ def exp(x: Tensor) -> Tensor:
     return EXP(x)
 
 
+_REACH, _E = np.float32(88.37), np.float32(math.e)  # where exp32 ends
+
+
 @kernel
 def _exp(y, x):
+    """From 88.37 to 88.72, where a float32 ends too, e^x = e · e^(x − 1)."""
     for i in range(x.size):
-        y[i] = exp32(x[i])
+        far = x[i] > _REACH
+        z = exp32(x[i] - np.float32(1) if far else x[i])
+        y[i] = z * _E if far else z
 
 
 def _exp_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:

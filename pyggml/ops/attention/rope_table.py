@@ -61,9 +61,9 @@ def rope_table(
     positions (n_tokens,) I32, or (4, n_tokens) in modes "mrope", "imrope" and "vision", which need
     four `sections`; freq_factors (at least n_pairs,) F32.
 
-    Raises ShapeError for an odd n_dims, a mode that is unknown or lacks sections, a freq_base,
-    freq_scale or beta that is not above 0, and an ext_factor other than 0 if n_ctx_orig or
-    freq_base does not allow YaRN.
+    Raises ShapeError for an odd n_dims, a mode that is unknown or lacks sections, a freq_base or
+    freq_scale that is not above 0, and an ext_factor other than 0 if a beta, n_ctx_orig or
+    freq_base does not allow YaRN. With an ext_factor of 0 the betas are not read.
     """
     return ROPE_TABLE(
         *(t for t in (positions, freq_factors) if t is not None),
@@ -130,9 +130,10 @@ def _spec(
 
 
 def _check_settings(ext_factor: float, n_ctx_orig: int, **frequencies: float) -> None:
-    """ShapeError unless base, scale and betas are above 0, and YaRN, if asked for, is possible."""
+    """ShapeError unless base and scale are above 0, and YaRN, if asked for, is possible."""
     for what, value in frequencies.items():
-        expect_above_zero("rope_table", what, value)
+        if ext_factor or not what.startswith("beta_"):
+            expect_above_zero("rope_table", what, value)
     if ext_factor and (n_ctx_orig <= 0 or frequencies["freq_base"] <= 1):
         raise ShapeError(
             "rope_table: YaRN needs n_ctx_orig > 0 and freq_base > 1, found "

@@ -1,7 +1,8 @@
 """Axes made longer or shorter by interpolation, with sample points as in PyTorch's interpolate.
 
 From n to m elements, result i lies at (i + 1/2)·n/m − 1/2 of the source; with align_corners, at
-i·(n − 1)/(m − 1). The cubic is Keys' with a = −3/4. Beyond an end, the last element is repeated.
+i·(n − 1)/(m − 1) on the last two axes, as in ggml. The cubic is Keys' with a = −3/4. Beyond an
+end, the last element is repeated.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ def upscale(
 ) -> Tensor:
     """x F32 with axes of these sizes (ggml's UPSCALE, also called INTERPOLATE; no antialiasing).
 
-    Mode "nearest" treats all axes alike; "bilinear" and "bicubic" interpolate the last two axes and
-    treat the others as "nearest" does. Raises ShapeError for another mode or number of axes, or a
-    size below 1.
+    Mode "nearest" takes floor(i·n/m) on all axes; "bilinear" and "bicubic" interpolate the last
+    two. align_corners stretches the last two axes alone. Raises ShapeError for another mode or
+    number of axes, or a size below 1.
     """
     return UPSCALE(x, sizes=tuple(map(int, sizes)), mode=mode, align_corners=align_corners)
 
@@ -73,15 +74,19 @@ def _axes(shape: Shape, sizes: Shape, mode: str, align_corners: bool) -> list[Ax
         raise ShapeError(f"upscale: sizes {sizes}, wanted {len(shape)} numbers of 1 or more")
     first = len(shape) - 2
     pairs = enumerate(zip(shape, sizes, strict=True))
-    return [_axis(n, m, mode if i >= first else "nearest", align_corners) for i, (n, m) in pairs]
+    return [
+        _axis(n, m, mode, align_corners) if i >= first else _axis(n, m, "nearest", False)
+        for i, (n, m) in pairs
+    ]
 
 
 def _ref(x: np.ndarray, sizes: Shape, mode: str, align_corners: bool) -> np.ndarray:
     """One axis after the other, one element after the other."""
     for axis, m in enumerate(sizes):
-        own = mode if axis >= x.ndim - 2 else "nearest"
+        inner = axis >= x.ndim - 2
+        own = mode if inner else "nearest"
         lines = np.moveaxis(x, axis, -1)
-        columns = [_at(lines, i, m, own, align_corners) for i in range(m)]
+        columns = [_at(lines, i, m, own, align_corners and inner) for i in range(m)]
         x = np.moveaxis(np.stack(columns, -1), -1, axis)
     return x
 

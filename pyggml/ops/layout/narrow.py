@@ -60,7 +60,8 @@ def _axis_from_front(name: str, x: Tensor, axis: int) -> int:
 
 def _narrow_spec(x: Tensor, axis: int, start: int, size: int) -> Spec:
     n = x.shape[axis] if 0 <= axis < len(x.shape) else 0
-    if not 0 <= start < start + size <= n:
+    inside = 0 <= axis < len(x.shape) and 0 <= start <= start + size <= n
+    if not inside:
         raise ShapeError(
             f"narrow: {start} to {start + size} (size {size}) of axis {axis} does not lie "
             f"inside {x!r}"
@@ -98,7 +99,7 @@ NARROW = op(
     ref=_slice_of,
     grad=_narrow_grad,
     samples=_narrow_samples,
-    refuses={"axis": (-1, 9), "start": (-1, 999), "size": (0, -1)},
+    refuses={"axis": (-1, 9), "start": (-1, 999), "size": (-1, 999)},
     memory=Memory.VIEW,
     strided=True,
 )

@@ -366,5 +366,6 @@ SET_ROWS = op(
     samples=_set_rows_samples,
     refuses=NO_SETTINGS,
     memory=Memory.ALIAS,
+    shares=True,
 )
 cpu_kernel(SET_ROWS, _set_rows_run)

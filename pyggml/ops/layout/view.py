@@ -75,9 +75,10 @@ _REFUSES = {"strides": ((-1, -1), (99, 99), (1,) * 5), "offset": (-1, 999)}
 
 def _check_window(name: str, x: Tensor, shape: Shape, strides: Shape, offset: int) -> None:
     """ShapeError unless every element of the window is one of x's."""
-    last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=False))
+    steps = sum((n - 1) * s for n, s in zip(shape, strides, strict=False))
+    end = offset + (0 if 0 in shape else steps + 1)
     inside = len(shape) == len(strides) <= 4 and min((offset, *strides)) >= 0
-    if not inside or min(shape, default=1) < 1 or last >= x.n_elements:
+    if not inside or min(shape, default=1) < 0 or end > x.n_elements:
         raise ShapeError(
             f"{name}: a window of shape {shape}, strides {strides} and offset {offset} (elements)"
             f" does not lie inside {x!r}"

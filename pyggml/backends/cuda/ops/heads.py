@@ -27,8 +27,8 @@ from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.kit.places import span
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F16, F32
-from pyggml.graph.graph import last_write
 from pyggml.graph.op import Memory
+from pyggml.graph.overwriting import last_write
 from pyggml.graph.tensor import Tensor
 
 MOST_TOKENS = 8

@@ -24,8 +24,8 @@ from pyggml.backends.cuda.runtime.kernel import (
 from pyggml.backends.kit.kernels import no_scratch, nothing_shared
 from pyggml.backends.kit.places import span
 from pyggml.graph.call import Call
-from pyggml.graph.graph import last_write
 from pyggml.graph.op import SAVED, Memory
+from pyggml.graph.overwriting import last_write
 from pyggml.graph.tensor import Tensor
 from pyggml.ops import after
 

@@ -1,0 +1,107 @@
+"""Memory that nodes write over: who must run before the writer, and what comes too late.
+
+A tensor stands for its numbers at the time when it was made. A node that writes into another
+tensor's memory ends that time: every reader of the old numbers runs before it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+
+import numpy as np
+
+from pyggml.errors import GraphError
+from pyggml.graph.op import SAVED, changed_by
+from pyggml.graph.tensor import Tensor
+
+
+def last_write(t: Tensor) -> Tensor:
+    """The tensor that wrote the numbers of t: t itself unless it is a view."""
+    while t.is_view:
+        t = t.src[0]
+    return t
+
+
+def readers_of_overwritten(tensors: Iterable[Tensor]) -> Mapping[Tensor, Sequence[Tensor]]:
+    """The readers of the old numbers, for each node that writes into another tensor's memory."""
+    writes = {t: last_write(t.src[0]) for t in tensors if t.is_write}
+    if not writes:
+        return {}
+    overwritten, readers = set(writes.values()), defaultdict[Tensor, list[Tensor]](list)
+    for t in tensors:
+        for s in t.src:
+            old = last_write(s)
+            if old in overwritten and writes.get(t) is not old and t not in readers[old][-1:]:
+                readers[old].append(t)
+    return {t: readers[old] for t, old in writes.items()}
+
+
+def refuse_late_reads(order: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    """GraphError if a node, run in this order, or an output needs numbers that an earlier node
+    has written over. Writers that share a tensor (`Op.shares`) may stand side by side."""
+    changed = {root for t in order if t.op is not None for root in changed_by(t)}
+    if not changed:
+        return
+    writers = defaultdict[Tensor, list[Tensor]](list)  # of each memory, in their order
+    for t in order:
+        if t.op is None or t.is_view or t.op is SAVED:
+            continue
+        for s in t.src:
+            if s.root in changed and (late := _overwriter(s, writers[s.root], t)) is not None:
+                raise GraphError(
+                    f"{t!r} needs the numbers of {s!r}, but {late!r} has written over them"
+                )
+        for root in changed_by(t):
+            writers[root].append(t)
+    for s in outputs:
+        if s.root in changed and (late := _overwriter(s, writers[s.root])) is not None:
+            raise GraphError(
+                f"the output {s!r} is written over by {late!r}: give a copy of it, dup(…)"
+            )
+
+
+def _overwriter(
+    s: Tensor, writers: Sequence[Tensor], reader: Tensor | None = None
+) -> Tensor | None:
+    """The last of these writers after s's own that changes what a reader needs of it."""
+    own = last_write(s)
+    later = takewhile(lambda writer: writer is not own, reversed(writers))
+    return next((w for w in later if not _share(own, w, reader) and _overlap(s, w)), None)
+
+
+def _share(own: Tensor, writer: Tensor, reader: Tensor | None) -> bool:
+    """Whether both write into a tensor side by side: `own` and `writer`, or its reader and
+    `writer`."""
+    beside = own if own.is_write else reader
+    if beside is None or beside.op is None or writer.op is None:
+        return False
+    beside_it = own.is_write or (beside.is_write and last_write(beside.src[0]) is own)
+    return beside_it and beside.op.shares and writer.op.shares
+
+
+def _overlap(s: Tensor, writer: Tensor) -> bool:
+    """Whether a writer changes an element of s, which lies in the same memory."""
+    if not writer.is_write or writer.root is not s.root:  # it changes a whole leaf besides
+        return True
+    ends = [t.offset + _extent(t) for t in (s, writer)]
+    if ends[0] <= writer.offset or ends[1] <= s.offset:
+        return False
+    memory = np.empty(max(ends), np.uint8)  # never touched
+    return np.shares_memory(_elements(s, memory), _elements(writer, memory))
+
+
+def _extent(t: Tensor) -> int:
+    """Bytes from the first element of a window to the end of its last."""
+    if not t.n_elements:
+        return 0
+    blocks = (*t.shape[:-1], t.shape[-1] // t.dtype.block) if t.shape else ()
+    steps = sum((n - 1) * step for n, step in zip(blocks, t.strides, strict=True))
+    return steps + t.dtype.block_bytes
+
+
+def _elements(t: Tensor, memory: np.ndarray) -> np.ndarray:
+    """The elements of a window, or the blocks of a quantised one, as an array of raw bytes."""
+    blocks = (*t.shape[:-1], t.shape[-1] // t.dtype.block) if t.shape else ()
+    return np.ndarray(blocks, np.dtype((np.void, t.dtype.block_bytes)), memory, t.offset, t.strides)
