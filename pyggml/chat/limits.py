@@ -155,7 +155,7 @@ def check_format(text: str, values: Iterable[Any], is_once: bool = False) -> Non
 
     is_once: each value is written once at most, else each as often as there are fields.
     """
-    if _WIDTH.search(text):
+    if _WIDTH.search(text.replace("{{", " ")):  # an escaped brace opens no field
         raise OverflowError("it pads a text to too many characters")
     is_quoted = _QUOTED.search(text) is not None
     sizes = [_written(value, is_quoted) for value in values]

@@ -31,7 +31,7 @@ FILTERS = (
     *("abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float"),
     *("int", "items", "last", "length", "list", "lower", "map", "max", "min", "reject"),
     *("rejectattr", "reverse", "safe", "select", "selectattr", "sort", "string", "title"),
-    *("unique", "upper"),
+    *("truncate", "unique", "upper", "wordcount"),
 )
 METHODS = {
     str: {
@@ -42,8 +42,10 @@ METHODS = {
         *("startswith", "strip", "swapcase", "title", "upper"),
     },
     dict: {"get", "items", "keys", "values"},
+    tuple: {"grouper", "list"},  # of those that groupby makes
 }
 _LINE_END = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_PLACES = 300  # of a number that is rounded
 _BUILT_IN = (str, bytes, int, float, complex, list, tuple, set, frozenset, dict, range)
 
 
@@ -215,7 +217,30 @@ def _check_trim(text: Any, chars: Any = None) -> None:
     limits.check_method(str(text), "strip", (chars,))
 
 
+def _check_round(value: Any, precision: int = 0, method: str = "common") -> None:
+    limits.charge(value)
+    if abs(precision) > _PLACES:
+        raise OverflowError("it makes too large a number")
+
+
+def _check_sum(values: Any, attribute: Any = None, start: int | float = 0) -> None:
+    """Numbers alone: each sum of lists is copied anew."""
+    limits.charge(values)
+    if not isinstance(start, int | float):
+        raise OverflowError("it adds up what are no numbers")
+
+
+def _check_batch(values: Any, linecount: int, fill_with: Any = None) -> None:
+    limits.charge(values, fill_with)
+    if linecount > limits.VALUES:
+        raise OverflowError("it makes too long a list")
+
+
 CHECKS: dict[str, Callable[..., None]] = {
+    "batch": _check_batch,
+    "round": _check_round,
+    "sum": _check_sum,
+    "groupby": _check_list,
     "format": _check_format,
     "indent": _check_indent,
     "list": _check_list,

@@ -91,7 +91,31 @@ def test_the_date_is_the_one_that_is_given():
     assert ChatTemplate(source, "t").render(MESSAGES) == time.strftime("%d %b %Y")
 
 
+PLAIN = {
+    "{{ '{{}} {} {{x}}'.format('mid') }}": "{} mid {x}",
+    "{{ '{{\"name\": \"{}\"}}'.format('f') }}": '{"name": "f"}',
+    "{{ messages | map(attribute='content') | map('length') | sum }}": "18",
+    "{{ 'a b c d' | wordcount }}": "4",
+    "{{ 2.345 | round(1) }}": "2.3",
+    "{{ 'one two three' | truncate(9, leeway=0) }}": "one...",
+    "{% for b in [1, 2, 3] | batch(2, 0) %}{{ b }}{% endfor %}": "[1, 2][3, 0]",
+    "{% for g in messages | groupby('role') %}{{ g.grouper }}{{ g.list | length }}{% endfor %}": (
+        "assistant1system1user2"
+    ),
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("source", PLAIN)
+def test_plain_jinja_means_what_it_does(source):
+    assert ChatTemplate(source, "t").render(MESSAGES) == PLAIN[source]
+
+
 HOSTILE = {
+    "summed lists": "{{ [[1]] * 99999 | sum(start=[]) }}{{ ([[1]] * 99999) | sum(start=[]) }}",
+    "rounded": "{{ 1 | round(10**9, 'floor') }}",
+    "batches": "{{ [1] | batch(10**9, 0) | list }}",
+    "padded by a field in a field": "{{ '{{{:{}}'.format(1, 10**9) }}",
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "loops in a filter": "{% for i in range(99999) if range(99999)|max %}{% endfor %}",
     "calls": "{% macro f(n) %}{{ f(n-1) if n }}{{ f(n-1) if n }}{% endmacro %}{{ f(60) }}",
