@@ -52,7 +52,8 @@ _BUILT_IN = (str, bytes, int, float, complex, list, tuple, set, frozenset, dict,
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of one template."""
 
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    intercepted_binops = frozenset(("+", "-", "*", "**", "//", "%"))
+    intercepted_unops = frozenset(("-", "+"))
     concat = staticmethod(limits.join)
 
     def __init__(self, strftime_now: Callable[[str], str]) -> None:
@@ -95,6 +96,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         return limits.combine(operator, left, right, self.binop_table[operator])
 
+    def call_unop(self, context: Context, operator: str, arg: Any) -> Any:
+        return SPENT.charge_result(self.unop_table[operator](arg))
+
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         SPENT.step()
         limits.charge(*args, *kwargs.values())
@@ -132,9 +136,19 @@ class _Measuring(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
-        if not isinstance(node.arg, nodes.Slice):
-            return node
-        return nodes.Filter(node, "_take", [], [], None, None).set_lineno(node.lineno)
+        return _take(node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        self.generic_visit(node)
+        return _take(node)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        return _take(node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _take(node) if node.ctx == "load" else node
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
         self.generic_visit(node)
@@ -146,6 +160,13 @@ def _wrap(node: nodes.Expr) -> nodes.Expr:
     if isinstance(node, nodes.Const):
         return node
     call = nodes.Filter(node, "_charge", [], [], None, None)
+    call.set_lineno(node.lineno)
+    return call
+
+
+def _take(node: nodes.Expr) -> nodes.Expr:
+    """The same, whose result is measured."""
+    call = nodes.Filter(node, "_take", [], [], None, None)
     call.set_lineno(node.lineno)
     return call
 

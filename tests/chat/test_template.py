@@ -163,6 +163,14 @@ HOSTILE = {
     "parts": "{% set n = namespace(s=[]) %}{% set t = 'ab' * 499999 %}{% for i in range(999) %}"
     "{% set n.s = n.s + [t.partition('b')] %}{% endfor %}",
     "words": "{{ ('ab ' * 2000000).split()|length }}",
+    "lists": "{% set n = namespace(s=[]) %}{% for i in range(9999) %}{% set n.s = [n.s"
+    + ", 0" * 10_000
+    + "] %}{% endfor %}",
+    "mappings": "{% set n = namespace(s=0) %}{% for i in range(9999) %}{% set n.s = {0: n.s"
+    + "".join(f",{i}:0" for i in range(1, 2_000))
+    + "} %}{% endfor %}",
+    "negated numbers": "{% set n = namespace(s=[]) %}{% set x = 2**4000 %}"
+    "{% for i in range(9999) %}{% set n.s = [n.s" + ", -x" * 5_000 + "] %}{% endfor %}",
     "characters": "{{ ('€' * 8000000)|list|length }}",
     "large numbers": "{{ ([2**4000] * 200000)|string|length }}",
     "padded date": "{{ strftime_now('%99999d') }}",
