@@ -126,7 +126,7 @@ class ChatTemplate:
         has_calls = any(message.get("tool_calls") for message in messages)
         form = self._form if has_calls else AS_GIVEN
         given = {
-            "messages": [form.write(_message(m)) for m in messages],
+            "messages": [self._with_parts(form.write(_message(m))) for m in messages],
             "tools": _plain(tools) if tools else None,
             "documents": _plain(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
@@ -139,6 +139,28 @@ class ChatTemplate:
             return self._compiled.render({**self._names, **given})
         except Exception as error:  # whatever Python raises for an operation
             raise TemplateError(f"{self.origin}: {_reason(error)}") from None
+
+    def _with_parts(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with its content as a list of parts, if the template reads no other."""
+        content = message.get("content")
+        if not isinstance(content, str) or not self._reads_parts:
+            return message
+        return {**message, "content": [{"type": "text", "text": content}]}
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template writes lists of parts alone, as those for pictures do."""
+        if "content" not in self.source or "text" not in self.source:
+            return False
+        return not self._writes("zqasked") and self._writes([{"type": "text", "text": "zqasked"}])
+
+    def _writes(self, content: Any) -> bool:
+        message = {"role": "user", "content": content}
+        given = dict.fromkeys(_OWN) | {"messages": [message], "add_generation_prompt": True}
+        try:
+            return "zqasked" in self._render(given)
+        except TemplateError:
+            return False
 
     @cached_property
     def _form(self) -> Form:

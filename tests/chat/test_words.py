@@ -249,3 +249,15 @@ def test_a_template_gets_further_inputs_that_it_reads(vocabulary):
     given = {"messages": [user("a")], "chat_template_kwargs": {"thinks": "no"}}
     asked = read_chat(given | {"enable_thinking": False}, Sampling(), Limits())
     assert asked.names == {"thinks": "no", "enable_thinking": False}
+
+
+@pytest.mark.quick
+def test_a_template_for_lists_of_parts_gets_them(vocabulary):
+    source = (
+        "{% for m in messages %}{{ m.role }}{% for part in m.content if part.type == 'text' %}"
+        ":{{ part.text }}{% endfor %}</s>{% endfor %}"
+    )
+    encoder = ChatEncoder(ChatTemplate(source, "t"), vocabulary())
+    assert encoder([user("a"), assistant("b")]).text == "user:a</s>assistant:b</s>"
+    words = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", "t")
+    assert words.render([user("text")]) == "text"
