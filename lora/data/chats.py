@@ -15,6 +15,7 @@ from pyggml.chat import (
     EncodedChat,
     Message,
     find_template,
+    read_names,
 )
 from pyggml.errors import TemplateError
 from pyggml.lora.config import DataConfig
@@ -39,6 +40,7 @@ class Chats:
     today            the date for templates that ask for one, as YYYY-MM-DD
     parse            whether names of control tokens in messages become these tokens
     most             the most tokens of a chat; longer ones lose their first rounds. 0: any number
+    names            further inputs of the template, a JSON object
     with_tools       the text of the template for chats with tools; "" if it is the same
     """
 
@@ -49,6 +51,7 @@ class Chats:
     parse: bool = False
     most: int = 0
     with_tools: str = ""
+    names: str = ""
 
     @staticmethod
     def of(config: DataConfig, tokenizer: Tokenizer) -> Chats | None:
@@ -58,7 +61,8 @@ class Chats:
         """
         if config.chat_template == MODEL and not tokenizer.chat_templates:
             return None
-        template = find_template(tokenizer, config.chat_template)
+        names = config.chat_template_kwargs or ""
+        template = find_template(tokenizer, config.chat_template, names=names)
         return Chats(
             template.source,
             template.origin,
@@ -67,6 +71,7 @@ class Chats:
             config.special_tokens == "parse",
             config.ctx + 1 if config.long_chats == "cut" else 0,
             template.tool_use.source if template.tool_use else "",
+            names,
         )
 
 
@@ -105,6 +110,7 @@ def encoder_of(tokenizer: Tokenizer, chats: Chats | None) -> ChatEncoder:
         origin = f"the model's chat template {TOOL_USE}"
         tool_use = ChatTemplate(chats.with_tools, origin, names, today)
     template = ChatTemplate(chats.source, chats.origin, names, today, tool_use)
+    template = template.with_names(read_names(chats.names))
     return ChatEncoder(template, tokenizer, chats.train_on, chats.parse)
 
 

@@ -14,7 +14,7 @@ encode     the tokens, and which of them are learned
 from pyggml.chat.answers import answer_ending
 from pyggml.chat.encode import TRAIN_ON, ChatEncoder, EncodedChat
 from pyggml.chat.source import BUILT_IN, MODEL, TOOL_USE, find_template
-from pyggml.chat.template import ChatTemplate, Message
+from pyggml.chat.template import ChatTemplate, Message, read_names
 from pyggml.chat.turns import Turns, find_turns
 
 __all__ = [
@@ -30,4 +30,5 @@ __all__ = [
     "answer_ending",
     "find_template",
     "find_turns",
+    "read_names",
 ]

@@ -99,6 +99,13 @@ class ChatEncoder:
             raise TemplateError("has no token to be learned")
         return EncodedChat(text, ids, offsets, trained, ended.count(False), names, n_thoughts)
 
+    def with_names(self, names: Mapping[str, Any]) -> ChatEncoder:
+        """The same with further inputs of the template, as its `with_names` has them."""
+        if not names:
+            return self
+        template = self.template.with_names(names)
+        return ChatEncoder(template, self.tokenizer, self.train_on, self.parse)
+
     def prompt(self, messages: Sequence[Message], tools: Tools = None) -> list[int]:
         """The tokens of a chat up to where the assistant's next answer begins.
 

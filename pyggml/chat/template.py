@@ -6,7 +6,9 @@ reasoning is given under all its names, as transformers does before it renders.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import date, datetime
 from functools import cached_property
 from typing import Any
@@ -20,6 +22,7 @@ Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]] | None
 MOST_SOURCE = 1 << 16  # characters; to compile that takes 200 MB where each is a number
 REASONING = ("reasoning_content", "thinking", "reasoning")
+_OWN = ("messages", "tools", "documents", "add_generation_prompt")
 _DEEPEST = 64  # of lists and objects in a message
 
 
@@ -45,6 +48,7 @@ class ChatTemplate:
     ) -> None:
         self.source, self.origin, self.tool_use = source, origin, tool_use
         self._names, self._today = dict(names or {}), today
+        self._fixed = frozenset(self._names)
         if len(source) > MOST_SOURCE:
             raise TemplateError(
                 f"{origin}: the chat template has {len(source)} characters, wanted at most "
@@ -62,6 +66,34 @@ class ChatTemplate:
     def for_tools(self, tools: Tools) -> ChatTemplate:
         """The template that writes a chat with these tools, as transformers chooses it."""
         return self.tool_use if tools and self.tool_use is not None else self
+
+    def with_names(self, names: Mapping[str, Any]) -> ChatTemplate:
+        """The template with further inputs, such as enable_thinking.
+
+        Raises TemplateError for one that it does not read, or that is no input of a user's.
+        """
+        if not names:
+            return self
+        templates = [self, self.tool_use] if self.tool_use else [self]
+        for name in names:
+            if name in _OWN or name in self._fixed:
+                raise TemplateError(f"{name}, an input of {self.origin}, cannot be set")
+            if not any(name in template.inputs for template in templates):
+                raise TemplateError(f"{self.origin} does not read {name}")
+        changed = copy(self)
+        changed._names = {**self._names, **{name: _plain(value) for name, value in names.items()}}
+        if self.tool_use is not None:
+            read = {name: value for name, value in names.items() if name in self.tool_use.inputs}
+            changed.tool_use = self.tool_use.with_names(read)
+        return changed
+
+    @cached_property
+    def inputs(self) -> frozenset[str]:
+        """The names that it reads, those too that it gives a default."""
+        from jinja2 import nodes
+
+        tree = self._sandbox.parse(self.source)
+        return frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
 
     @cached_property
     def reads(self) -> frozenset[str]:
@@ -133,6 +165,17 @@ class ChatTemplate:
     def _strftime_now(self, format: str) -> str:
         limits.check_date(format)
         return (self._today or datetime.now()).strftime(format)
+
+
+def read_names(text: str) -> dict[str, Any]:
+    """Further inputs of a template, a JSON object. TemplateError for anything else."""
+    try:
+        names = json.loads(text or "{}")
+    except ValueError as error:
+        raise TemplateError(f"inputs of a chat template are no JSON: {error}") from None
+    if not isinstance(names, dict):
+        raise TemplateError("inputs of a chat template are no JSON object")
+    return names
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -227,3 +227,25 @@ def test_gemma_4_learns_its_calls_and_not_their_results(shared):
     learned = tokenizer.decode(np.array(found.ids)[found.trained].tolist(), special=True)
     assert 'call:zqsky{zqtown:<|"|>zqOslo<|"|>}<tool_call|>' in learned and "zqsaid" in learned
     assert "zqgrey" not in learned and "response:" not in learned
+
+
+@pytest.mark.quick
+def test_a_template_gets_further_inputs_that_it_reads(vocabulary):
+    source = (
+        "{% if thinks is not defined %}{% set thinks = 'yes' %}{% endif %}"
+        "{{ thinks }}{% for m in messages %}:{{ m.content }}</s>{% endfor %}"
+    )
+    tokenizer = vocabulary(template=source, tool_use="{{ tools | tojson }}" + source)
+    encoder = ChatEncoder(find_template(tokenizer, names='{"thinks": "no"}'), tokenizer)
+    assert encoder([user("a"), assistant("b")]).text == "no:a</s>:b</s>"
+    assert encoder.prompt([user("a")], TOOLS) != encoder.with_names({"thinks": "so"}).prompt(
+        [user("a")], TOOLS
+    )
+    for name, message in {"thoughts": "does not read", "tools": "cannot be set"}.items():
+        with pytest.raises(TemplateError, match=message):
+            encoder.with_names({name: 1})
+    with pytest.raises(TemplateError, match="no JSON object"):
+        find_template(tokenizer, names="[]")
+    given = {"messages": [user("a")], "chat_template_kwargs": {"thinks": "no"}}
+    asked = read_chat(given | {"enable_thinking": False}, Sampling(), Limits())
+    assert asked.names == {"thinks": "no", "enable_thinking": False}

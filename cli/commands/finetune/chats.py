@@ -57,7 +57,8 @@ def question_prompt(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) ->
     """A prompt for `generate -p` that asks "..." as the chats did; without chats, "..." itself."""
     if not any(CHAT in source.notes for source in corpus.found):
         return "..."
-    template = find_template(tokenizer, config.chat_template)
+    names = config.chat_template_kwargs or ""
+    template = find_template(tokenizer, config.chat_template, names=names)
     text = _render(template, [{"role": "user", "content": "..."}]) or "..."
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
 

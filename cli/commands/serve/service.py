@@ -77,7 +77,7 @@ class Service:
         says of the messages."""
         if isinstance(self.chats, TemplateError):
             raise ApiError(400, f"{self.chats} (--chat-template)", "messages", "no_chat_template")
-        ids = self.chats.prompt(params.messages, params.tools)
+        ids = self.chats.with_names(params.names).prompt(params.messages, params.tools)
         return [self._prompt_ids(ids, "messages")] * params.n
 
     def text_prompts(self, params: TextParams) -> list[np.ndarray]:
