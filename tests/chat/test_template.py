@@ -169,10 +169,10 @@ HOSTILE = {
     "mappings": "{% set n = namespace(s=0) %}{% for i in range(9999) %}{% set n.s = {0: n.s"
     + "".join(f",{i}:0" for i in range(1, 2_000))
     + "} %}{% endfor %}",
-    "negated numbers": "{% set n = namespace(s=[]) %}{% set x = 2**4000 %}"
-    "{% for i in range(9999) %}{% set n.s = [n.s" + ", -x" * 5_000 + "] %}{% endfor %}",
+    "negated numbers": "{% set n = namespace(s=[]) %}{% set x = 2**2000 %}"
+    "{% for i in range(9999) %}{% set n.s = [n.s" + ", -x" * 2_000 + "] %}{% endfor %}",
     "characters": "{{ ('€' * 8000000)|list|length }}",
-    "large numbers": "{{ ([2**4000] * 200000)|string|length }}",
+    "large numbers": "{{ ([2**2000] * 200000)|string|length }}",
     "padded date": "{{ strftime_now('%99999d') }}",
     "stripped": "{{ ('a' * 999999).strip('b' * 999999) }}",
     "range": "{{ range(10**9)|list }}",
@@ -203,6 +203,14 @@ def test_a_hostile_template_is_stopped_before_it_costs(name, monkeypatch):
     finally:
         tracemalloc.stop()
     assert time.thread_time() - began < 5
+
+
+@pytest.mark.parametrize("name", ["lists", "mappings", "negated numbers"])
+def test_what_is_written_out_counts_where_it_is_kept(name, monkeypatch):
+    """Before its seconds end: they would do for a gigabyte."""
+    monkeypatch.setattr("pyggml.chat.limits.SECONDS", 60)
+    with pytest.raises(TemplateError, match="it makes too much text"):
+        ChatTemplate(HOSTILE[name], "evil").render(MESSAGES)
 
 
 def test_what_is_refused_is_named():
