@@ -55,7 +55,7 @@ def command(
     cache = Context(**given_settings(Context, {}, given))
     opened = source.load()
     prompt = unescape(prompt)
-    ids = opened.tokenizer.encode(prompt, parse_special=True)
+    ids = opened.tokenizer.encode_prompt(prompt)
     n_ctx = _context(opened, len(ids), ctx)
     as_text = how.logprobs is None
     say(printable(prompt), end="" if as_text else "\n")

@@ -37,6 +37,17 @@ def chat_template_option(group: str = "text", common: bool = True) -> Callable[[
     )
 
 
+def chat_template_kwargs_option(group: str = "text") -> Callable[[F], F]:
+    """--chat-template-kwargs."""
+    return click.option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        default="",
+        **grouped(group, common=False),
+        help='further inputs of the chat template: {"enable_thinking": false}',
+    )
+
+
 def n_tokens_option(help: str, **settings: Any) -> Callable[[F], F]:
     """-n, --n-tokens."""
     names = ("-n", "--n-tokens")

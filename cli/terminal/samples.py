@@ -33,8 +33,9 @@ def prompt_ids(model: Model, prompt: str | None, corpus: Corpus, config: DataCon
         parts = (corpus.validation, corpus.train)
         prompts = [_from_text(model, part) for part in parts if part is not None]
         return max(prompts, key=len)
-    ids = model.tokenizer.encode(prompt, parse_special=True)
-    is_plain = ids == model.tokenizer.encode(prompt, parse_special=False)
+    ids = model.tokenizer.encode_prompt(prompt)
+    parsed, plain = (model.tokenizer.encode(prompt, parse_special=p) for p in (True, False))
+    is_plain = parsed == plain
     if is_plain and any(CHAT in prompts.notes for prompts in corpus.found):
         encoder = encoder_of(model.tokenizer, Chats.of(config, model.tokenizer))
         ids = encoder.prompt([{"role": "user", "content": prompt}])

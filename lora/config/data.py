@@ -93,6 +93,11 @@ class DataConfig(Settings):
         group="data",
         common=True,
     )
+    chat_template_kwargs: str | None = setting(
+        None,
+        'further inputs of the chat template, a JSON object: {"enable_thinking": false}',
+        group="data",
+    )
     train_on: str = setting(
         "assistant",
         "what of a chat is learned: assistant takes its answers and the end of each, all takes "

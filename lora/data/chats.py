@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
-from typing import Any
 
-from pyggml.chat import MODEL, ChatEncoder, ChatTemplate, EncodedChat, find_template
+from pyggml.chat import (
+    MODEL,
+    TOOL_USE,
+    ChatEncoder,
+    ChatTemplate,
+    EncodedChat,
+    Message,
+    find_template,
+    read_names,
+)
 from pyggml.errors import TemplateError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.documents import Document
-from pyggml.lora.data.rows import BadRow, ChatRow, Message
+from pyggml.lora.data.rows import BadRow, ChatRow
 from pyggml.tokenizer import Tokenizer
 
-TOOL_USE = "tool_use"  # the template of a file for chats with tools, where it has one
 # What may be said of a chat besides its tokens.
 CHAT = "chat"  # it is one
 CUT = "cut"  # its first rounds were left out, so that the rest fits into a window
 NAMED = "named"  # names of control tokens stand in its messages, as plain text
+THOUGHTS = "thoughts"  # the template takes thoughts out of earlier turns
 OPEN = "open"  # an answer is learned without a token that ends it
 
 
@@ -32,6 +40,7 @@ class Chats:
     today            the date for templates that ask for one, as YYYY-MM-DD
     parse            whether names of control tokens in messages become these tokens
     most             the most tokens of a chat; longer ones lose their first rounds. 0: any number
+    names            further inputs of the template, a JSON object
     with_tools       the text of the template for chats with tools; "" if it is the same
     """
 
@@ -42,6 +51,7 @@ class Chats:
     parse: bool = False
     most: int = 0
     with_tools: str = ""
+    names: str = ""
 
     @staticmethod
     def of(config: DataConfig, tokenizer: Tokenizer) -> Chats | None:
@@ -51,9 +61,8 @@ class Chats:
         """
         if config.chat_template == MODEL and not tokenizer.chat_templates:
             return None
-        template, with_tools = find_template(tokenizer, config.chat_template), ""
-        if config.chat_template == MODEL and TOOL_USE in tokenizer.chat_templates:
-            with_tools = find_template(tokenizer, TOOL_USE).source
+        names = config.chat_template_kwargs or ""
+        template = find_template(tokenizer, config.chat_template, names=names)
         return Chats(
             template.source,
             template.origin,
@@ -61,15 +70,9 @@ class Chats:
             config.chat_date,
             config.special_tokens == "parse",
             config.ctx + 1 if config.long_chats == "cut" else 0,
-            with_tools,
+            template.tool_use.source if template.tool_use else "",
+            names,
         )
-
-    def for_tools(self) -> Chats:
-        """The same with the template for chats with tools, as transformers chooses it."""
-        if not self.with_tools:
-            return self
-        origin = f"the model's chat template {TOOL_USE}"
-        return replace(self, source=self.with_tools, origin=origin, with_tools="")
 
 
 def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Document:
@@ -78,7 +81,7 @@ def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Docu
     Raises BadRow for messages that the template refuses, or if the learned tokens cannot be told
     from others. Raises TemplateError if there is no template.
     """
-    encoder = encoder_of(tokenizer, chats.for_tools() if chats and row.tools else chats)
+    encoder = encoder_of(tokenizer, chats)
     messages, read_only = _messages(row, encoder.template), row.read_only
     try:
         found = encoder(messages, row.tools, read_only)
@@ -102,23 +105,23 @@ def encoder_of(tokenizer: Tokenizer, chats: Chats | None) -> ChatEncoder:
         return ChatEncoder(find_template(tokenizer), tokenizer)
     today = date.fromisoformat(chats.today)
     names = tokenizer.special_texts()
-    template = ChatTemplate(chats.source, chats.origin, names, today)
+    tool_use = None
+    if chats.with_tools:
+        origin = f"the model's chat template {TOOL_USE}"
+        tool_use = ChatTemplate(chats.with_tools, origin, names, today)
+    template = ChatTemplate(chats.source, chats.origin, names, today, tool_use)
+    template = template.with_names(read_names(chats.names))
     return ChatEncoder(template, tokenizer, chats.train_on, chats.parse)
 
 
 def _messages(row: ChatRow, template: ChatTemplate) -> list[Message]:
-    """The messages in the form of templates: one text each; with Alpaca's names if asked for."""
-    messages = [{**m, "content": _text(m["content"])} for m in row.messages]
+    """The messages, with Alpaca's names if the template asks for them."""
+    messages: list[Message] = [*row.messages]
     if row.alpaca is not None and ".instruction" in template.source:
         instruction, given = row.alpaca
-        asked = next(m for m in messages if m["role"] == "user")
-        asked |= {"instruction": instruction, "input": given}
+        i = next(i for i, m in enumerate(messages) if m["role"] == "user")
+        messages[i] = {**messages[i], "instruction": instruction, "input": given}
     return messages
-
-
-def _text(content: Any) -> str:
-    """A message's content as one text; a list consists of texts."""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def _first_round(messages: Sequence[Message]) -> range:
@@ -136,5 +139,5 @@ def _is_learned(messages: Sequence[Message], read_only: frozenset[int]) -> bool:
 
 
 def _notes(found: EncodedChat, n_left_out: int) -> tuple[str, ...]:
-    said = {CUT: n_left_out, NAMED: found.names, OPEN: found.n_open}
+    said = {CUT: n_left_out, NAMED: found.names, THOUGHTS: found.n_thoughts, OPEN: found.n_open}
     return (CHAT, *(note for note, there in said.items() if there))

@@ -1,7 +1,7 @@
 """Messages as files have them → messages as `pyggml.lora.data.rows` describes them, or `BadRow`.
 
 OpenAI     {"role", "content", "tool_calls", "tool_call_id", "name"}; "weight" 0 or "train" false:
-           read, not learned
+           read, not learned. In its older form "function_call", and the role "function" for results
 ShareGPT   {"from": human | gpt | system | tool …, "value"}
 """
 
@@ -32,7 +32,17 @@ _SPEAKERS = {
     "function_call": "assistant",
     **dict.fromkeys(("observation", "function_response", "function"), "tool"),
 }
-_SEPARATE = ("role", "content", "tool_calls", "weight", "train", "from", "value")  # read one by one
+_ROLES = {**{role: role for role in ROLES}, "function": "tool"}
+_SEPARATE = (
+    "role",
+    "content",
+    "tool_calls",
+    "function_call",
+    "weight",
+    "train",
+    "from",
+    "value",
+)  # read one by one
 
 
 def kind_of(value: object) -> str:
@@ -110,7 +120,7 @@ def _message(item: Any) -> Message:
     share_gpt = "from" in item and "role" not in item
     speaker, said = ("from", "value") if share_gpt else ("role", "content")
     who = item.get(speaker)
-    known = _SPEAKERS if share_gpt else {role: role for role in ROLES}
+    known = _SPEAKERS if share_gpt else _ROLES
     role = known.get(who) if isinstance(who, str) else None
     if role is None:
         shown = f"{who[:20]!r}" if isinstance(who, str) else f"a {kind_of(who)}"
@@ -119,10 +129,11 @@ def _message(item: Any) -> Message:
     if who == "function_call":
         calls = _within("value", lambda: _calls(parsed(_text(item, said))))
         return {"role": role, "content": "", "tool_calls": calls, **rest}
-    calls = item.get("tool_calls")
+    calls = item.get("tool_calls") or item.get("function_call")
     message: Message = {"role": role, "content": _content(item, said, may_lack=bool(calls)), **rest}
     if calls:
-        message["tool_calls"] = _within("tool_calls", lambda: _calls(calls))
+        name = "tool_calls" if item.get("tool_calls") else "function_call"
+        message["tool_calls"] = _within(name, lambda: _calls(calls))
     return message
 
 
@@ -138,8 +149,8 @@ def _text(item: dict[str, Any], name: str) -> str:
     return checked_text(item.get(name), may_be_empty=True)
 
 
-def _content(item: dict[str, Any], name: str, may_lack: bool) -> str | list[dict[str, Any]]:
-    """A string, or parts that are all text."""
+def _content(item: dict[str, Any], name: str, may_lack: bool) -> str:
+    """A text, or parts that are all texts as one."""
     value = item.get(name)
     if value is None and may_lack:
         return ""
@@ -152,7 +163,7 @@ def _content(item: dict[str, Any], name: str, may_lack: bool) -> str | list[dict
                 f'has a "{name}" with a part of type {str(kind)[:20]!r}, wanted text alone'
             )
         _within(name, partial(checked_text, part.get("text"), may_be_empty=True))
-    return [{"type": "text", "text": part["text"]} for part in value]
+    return "".join(part["text"] for part in value)
 
 
 def _calls(value: Any) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ QuestionRow     a prompt with choices, one of them right
 A message is what a chat template reads, a dict as the OpenAI API has it:
 
 role           one of ROLES
-content        a string, or a list of {"type": "text", "text": string}; "" beside calls of tools
+content        a string; "" beside calls of tools that have none
 tool_calls     [{"type": "function", "function": {"name": string, "arguments": object}}]; each may
                have an "id"
 tool_call_id   on a message of role "tool": whose result it is

@@ -4,6 +4,8 @@ limits     the most that a template may cost
 sandbox    Jinja2 as chat templates expect it
 template   messages → text
 source     the choice of a template: the model's own, a built-in one, a file's
+calls      the form of calls that a template reads
+words      the words of messages, and whether the text has them
 turns      what a template writes around messages, where that is all it does
 answers    the ranges of the assistant's answers in the text
 encode     the tokens, and which of them are learned
@@ -11,13 +13,14 @@ encode     the tokens, and which of them are learned
 
 from pyggml.chat.answers import answer_ending
 from pyggml.chat.encode import TRAIN_ON, ChatEncoder, EncodedChat
-from pyggml.chat.source import BUILT_IN, MODEL, find_template
-from pyggml.chat.template import ChatTemplate, Message
+from pyggml.chat.source import BUILT_IN, MODEL, TOOL_USE, find_template
+from pyggml.chat.template import ChatTemplate, Message, read_names
 from pyggml.chat.turns import Turns, find_turns
 
 __all__ = [
     "BUILT_IN",
     "MODEL",
+    "TOOL_USE",
     "TRAIN_ON",
     "ChatEncoder",
     "ChatTemplate",
@@ -27,4 +30,5 @@ __all__ = [
     "answer_ending",
     "find_template",
     "find_turns",
+    "read_names",
 ]

@@ -10,32 +10,41 @@ depends on no answer. The range of an answer is accepted if the text is made of 
    what stands behind
 3. where the template refuses a probe: the text begins with the prompt for this answer, and with all
    messages up to it
+4. where it writes earlier messages in another way, too: what the prompt has behind the last word
+   before the answer, and a chat that ends with the answer behind its last word, stand there
 
 What the template puts before every answer, such as an empty <think> block, is no answer.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from itertools import accumulate
 
-from pyggml.chat.template import ChatTemplate, Message
+from pyggml.chat.marks import MARK
+from pyggml.chat.template import REASONING, ChatTemplate, Message, Tools
+from pyggml.chat.words import flat, map_words, words_of
 from pyggml.errors import TemplateError
 
 ASSISTANT = "assistant"
-Tools = Sequence[dict[str, Any]] | None
-_REWRITTEN = ("tool_calls", "reasoning_content", "thinking", "reasoning")
+_SENTENCE = re.compile(r"\w{3,}\s+\w{3,}")
+_TAG = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")
+_ESCAPED_MARK = "\\ufdd2"
+_REWRITTEN = ("tool_calls", *REASONING)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Characters [start, end) of a text are an answer. The token that ends it lies before
-    `limit`."""
+    `limit`. is_open: without such a token, all before the limit is the answer."""
 
     start: int
     end: int
     limit: int
+    is_open: bool = False
 
 
 def find_answers(
@@ -140,22 +149,118 @@ class _Probes:
         return found
 
     def _single(self, i: int, ending: str) -> Answer:
-        parts = self.around([i])
-        if parts is not None:
-            before, after = parts
-            start = self._start(i, before)
-            end = len(self.text) - len(after)
-            if start is not None and start <= end and self.text.endswith(after):
-                return Answer(start, end, end + _common(after, ending))
-        start = self._start(i, None)
-        through = self._prefix(self.messages[: i + 1], False)
-        if start is None or through is None or start > len(through.rstrip()):
+        for answer in (self._by_parts(i, ending), self._by_prefix(i)):
+            if answer is not None and self._is_alone(i, answer):
+                return answer
+        answer = self._between_words(i)
+        if answer is None or not self._is_alone(i, answer):
             raise TemplateError(
                 f"{self.template.origin}: changes what it wrote of message {i + 1}, so that its "
                 "tokens cannot be told from the others"
             )
+        return answer
+
+    def _by_parts(self, i: int, ending: str) -> Answer | None:
+        parts = self.around([i])
+        if parts is None:
+            return None
+        before, after = parts
+        start = self._start(i, before)
+        end = len(self.text) - len(after)
+        if start is None or start > end or not self.text.endswith(after):
+            return None
+        return Answer(start, end, end + _common(after, ending))
+
+    def _by_prefix(self, i: int) -> Answer | None:
+        start = self._start(i, None)
+        through = self._prefix(self.messages[: i + 1], False)
+        if start is None or through is None or start > len(through.rstrip()):
+            return None
         end = len(through.rstrip())
         return Answer(start, end, end)
+
+    def _is_alone(self, i: int, answer: Answer) -> bool:
+        """Whether the range holds the words of a message with calls and of no later one, as far as
+        that can be told: what follows a call may name it again, and its content may come later."""
+        if not self.messages[i].get("tool_calls"):
+            return True
+        told, after = (self._word_ends(i, n, where="call") for n in (None, i + 1))
+        if told and after and len(told[0]) >= len(after[0]):
+            n = len(after[0])
+            if told[0][n - 1] > answer.end or any(at <= answer.end for at in told[0][n:]):
+                return False
+        later = self._word_ends(i + 1, None) if i + 1 < len(self.messages) else None
+        if later is None:
+            return True
+        said = self._word_ends(i, None, where="content")
+        return later[0][0] > answer.end and (said is None or said[0][-1] < later[0][0])
+
+    def _between_words(self, i: int) -> Answer | None:
+        """The answer from where the template asks for it, behind the last word of the message
+        before, to where a chat ends that has no more messages; None if that is not exact."""
+        where = "call" if self.messages[i].get("tool_calls") else ""
+        told, after = (self._word_ends(i, n, where=where) for n in (None, i + 1))
+        asked = self._word_ends(i - 1, None)
+        if not asked or not told or not after or len(told[0]) < len(after[0]):
+            return None
+        rest = after[1][after[0][-1] :]
+        if self._instructs(i, rest):
+            return None
+        end = told[0][len(after[0]) - 1]  # later messages may name a call again
+        headings = (self._heading_end(i, at) for at in asked[0])
+        starts = [start for start in headings if start is not None and start < told[0][0]]
+        if not starts:
+            return None
+        shared = _common(rest, self.text[end:])
+        if shared < len(rest.rstrip()):
+            shared = len(_whole_tags(rest[:shared]))
+        return Answer(starts[-1], end, end + shared, is_open=True)
+
+    def _instructs(self, i: int, rest: str) -> bool:
+        """Whether the template ends every chat with words of its own, whoever speaks last."""
+        asked = self._word_ends(i - 1, i)
+        behind = asked[1][asked[0][-1] :] if asked else ""
+        both = rest[len(rest) - _common(rest[::-1], behind[::-1]) :]
+        return _SENTENCE.search(_TAG.sub("", both)) is not None
+
+    def _heading_end(self, i: int, at: int) -> int | None:
+        """Where the answer begins, if the last word before it ends at this character: behind what
+        the prompt for it and another answer in its place have there, or begin with, as where a
+        thought opens; None if they have nothing of it."""
+        prompt, around = self._word_ends(i - 1, i, True), self.around([i])
+        headings = [prompt[1][prompt[0][-1] :]] if prompt else []
+        if around and self.text.startswith(around[0][:at]):
+            headings.append(around[0][at:])
+        if not headings:
+            return None
+        rest = self.text[at:]
+        whole = [heading for heading in headings if rest.startswith(heading)]
+        begun = [_whole_tags(heading[: _common(heading, rest)]) for heading in headings]
+        heading = max(whole or begun, key=len)
+        return at + len(heading) if heading else None
+
+    def _word_ends(
+        self, i: int, n: int | None, asks: bool = False, where: str = ""
+    ) -> tuple[list[int], str] | None:
+        """Where the words of message i, or those of one kind, end in the text of the first n
+        messages, and that text; None if that cannot be told."""
+        if i < 0:
+            return None
+        messages = [*self.messages[:n]]
+        try:
+            text = self.template.render(messages, self.tools, add_generation_prompt=asks)
+            changed = [*messages]
+            changed[i] = map_words(messages[i], partial(_mark_end, where))
+            marked = self.template.render(changed, self.tools, add_generation_prompt=asks)
+        except TemplateError:
+            return None
+        parts = marked.replace(_ESCAPED_MARK, MARK).split(MARK)
+        if len(parts) == 1 or "".join(parts) != text:
+            return None
+        words = tuple(flat(word.text) for word in words_of(i, messages[i]))
+        if not all(flat(part).endswith(words) for part in parts[:-1]):  # written backwards, say
+            return None
+        return list(accumulate(map(len, parts[:-1]))), text
 
     def _start(self, i: int, before: str | None) -> int | None:
         if before is not None and self.text.startswith(before):
@@ -170,6 +275,19 @@ class _Probes:
         except TemplateError:
             return None
         return text if self.text.startswith(text) else None
+
+
+def _mark_end(wanted: str, text: str, where: str) -> str:
+    """A word with a mark behind it, before white space, if it is of the kind that is wanted."""
+    word = text.rstrip() if wanted in ("", where) else ""
+    return f"{word}{MARK}{text[len(word) :]}" if word else text
+
+
+def _whole_tags(text: str) -> str:
+    """The text up to a tag that it only begins."""
+    first = max(text.rfind("<"), text.rfind("["))
+    is_whole = first < 0 or any(end in text[first:] for end in ">]")
+    return text if is_whole else text[:first]
 
 
 def _common(a: str, b: str) -> int:

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.chat.answers import ASSISTANT, Answer, Tools, find_answers
+from pyggml.chat.answers import ASSISTANT, Answer, find_answers
 from pyggml.chat.marks import MARK
-from pyggml.chat.template import ChatTemplate, Message
+from pyggml.chat.template import ChatTemplate, Message, Tools
+from pyggml.chat.words import check_words
 from pyggml.errors import TemplateError
 from pyggml.tokenizer import Tokenizer
 
@@ -34,6 +35,7 @@ class EncodedChat:
     trained    (n,) bool, whether each token is learned
     n_open     how many answers are learned without a token that ends them
     names      the control tokens whose names occur in messages as plain text
+    n_thoughts how many thoughts of earlier turns the template takes out
     """
 
     text: str
@@ -42,6 +44,7 @@ class EncodedChat:
     trained: np.ndarray
     n_open: int
     names: frozenset[str]
+    n_thoughts: int = 0
 
 
 class ChatEncoder:
@@ -87,14 +90,21 @@ class ChatEncoder:
             learned = [answer for i, answer in turns if i not in read_only]
         else:
             text = self.template.render(messages, tools)
-        self._check_kept(messages, text)
         plain, names = ([], frozenset[str]()) if self.parse else self._plain(messages, tools, text)
+        n_thoughts = check_words(self.template, messages, tools, text, asks=False)
         ids, offsets = self._tokens(text, plain)
         trained = np.full(len(ids), self.train_on != ASSISTANT)
         ended = [self._learn(answer, ids, offsets, trained) for answer in learned]
         if not trained.any():
             raise TemplateError("has no token to be learned")
-        return EncodedChat(text, ids, offsets, trained, ended.count(False), names)
+        return EncodedChat(text, ids, offsets, trained, ended.count(False), names, n_thoughts)
+
+    def with_names(self, names: Mapping[str, Any]) -> ChatEncoder:
+        """The same with further inputs of the template, as its `with_names` has them."""
+        if not names:
+            return self
+        template = self.template.with_names(names)
+        return ChatEncoder(template, self.tokenizer, self.train_on, self.parse)
 
     def prompt(self, messages: Sequence[Message], tools: Tools = None) -> list[int]:
         """The tokens of a chat up to where the assistant's next answer begins.
@@ -103,25 +113,17 @@ class ChatEncoder:
         """
         self._check_places(messages, tools)
         text = self.template.render(messages, tools, add_generation_prompt=True)
-        self._check_kept(messages, text)
         plain = [] if self.parse else self._plain(messages, tools, text, True)[0]
+        check_words(self.template, messages, tools, text, asks=True)
         return self._tokens(text, plain)[0]
 
     def _check_places(self, messages: Sequence[Message], tools: Tools) -> None:
         """TemplateError if the chat uses tools and the template has no place for them."""
-        if tools and "tools" not in self.template.reads:
-            raise TemplateError(f"has tools, for which {self.template.origin} has no place")
-        if any(m.get("tool_calls") for m in messages) and "tool_calls" not in self.template.source:
-            raise TemplateError(f"calls tools, for which {self.template.origin} has no place")
-
-    def _check_kept(self, messages: Sequence[Message], text: str) -> None:
-        """TemplateError if the text lacks a user's or a tool's message; Alpaca's are exempt."""
-        for i, message in enumerate(messages):
-            content = message.get("content")
-            if message["role"] not in ("user", "tool") or "instruction" in message:
-                continue
-            if isinstance(content, str) and content.strip() not in text:
-                raise TemplateError(f"{self.template.origin}: leaves out message {i + 1}")
+        template = self.template.for_tools(tools)
+        if tools and "tools" not in template.reads:
+            raise TemplateError(f"has tools, for which {template.origin} has no place")
+        if any(m.get("tool_calls") for m in messages) and "tool_calls" not in template.source:
+            raise TemplateError(f"calls tools, for which {template.origin} has no place")
 
     def _tokens(self, text: str, plain: Sequence[tuple[int, int]]) -> tuple[list[int], np.ndarray]:
         """Token ids and their characters; one BOS comes first where the tokenizer adds it."""
@@ -146,6 +148,7 @@ class ChatEncoder:
             if self.tokenizer.is_eog(ids[i]):
                 trained[(offsets[:, 0] >= answer.end) & (offsets[:, 0] <= offsets[i, 0])] = True
                 return True
+        trained[behind] |= answer.is_open
         return False
 
     def _plain(

@@ -1,6 +1,7 @@
 """Limits on what a chat template may cost: each operation is measured before it is made.
 
-size       characters of a text, items of a list: at most MOST in one result, TOTAL in all results
+size       characters of a text, eight for an item of a list: at most MOST in one result, TOTAL in
+           all results
 weight     size of a value with everything in it, for comparisons: at most MOST characters in
            VALUES values
 steps      passes of loops, calls, filters and tests; also the seconds of processor time for them
@@ -23,6 +24,7 @@ TOTAL = 1 << 26
 VALUES = 1 << 18
 STEPS = 1 << 21
 SECONDS = 5.0
+ITEM = 8  # characters that an item of a list counts as: it has a place, and may be a number
 _BITS = 4096  # of an integer
 _WORK = 1 << 30  # characters compared in a search: text times pattern
 _WIDTH = re.compile(r"\d{5}|\*|\{[^}]*\{")  # 10000 or more, or a width that is an argument
@@ -57,8 +59,12 @@ class Spent(threading.local):
             raise OverflowError("it makes too much text")
 
     def charge_result(self, result: Any) -> Any:
-        if isinstance(result, str | list | tuple | dict):
+        if isinstance(result, str):
             self.take(len(result))
+        elif isinstance(result, list | tuple | dict):
+            self.take(ITEM * len(result))
+        elif isinstance(result, int) and result.bit_length() > 64:
+            self.take(result.bit_length() // 8)
         return result
 
 
@@ -113,14 +119,17 @@ def combine(operator: str, left: Any, right: Any, make: Callable[[Any, Any], Any
         bits = bits * abs(right) if operator == "**" else bits + right.bit_length()
         if bits > _BITS:
             raise OverflowError("it makes too large a number")
-    elif operator in ("*", "+"):
+    elif operator in ("*", "+") and not (isinstance(left, int) and isinstance(right, int)):
         SPENT.take(_size_of(operator, left, right))
         return make(left, right)
     return SPENT.charge_result(make(left, right))
 
 
 def _size_of(operator: str, left: Any, right: Any) -> int:
-    sizes = [len(x) if isinstance(x, str | list | tuple) else None for x in (left, right)]
+    sizes = [
+        len(x) if isinstance(x, str) else ITEM * len(x) if isinstance(x, list | tuple) else None
+        for x in (left, right)
+    ]
     if operator == "+":
         return sum(size or 0 for size in sizes)
     (a, b), (m, n) = sizes, (left, right)
@@ -146,7 +155,7 @@ def check_format(text: str, values: Iterable[Any], is_once: bool = False) -> Non
 
     is_once: each value is written once at most, else each as often as there are fields.
     """
-    if _WIDTH.search(text):
+    if _WIDTH.search(text.replace("{{", " ")):  # an escaped brace opens no field
         raise OverflowError("it pads a text to too many characters")
     is_quoted = _QUOTED.search(text) is not None
     sizes = [_written(value, is_quoted) for value in values]

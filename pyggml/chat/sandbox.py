@@ -31,7 +31,7 @@ FILTERS = (
     *("abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float"),
     *("int", "items", "last", "length", "list", "lower", "map", "max", "min", "reject"),
     *("rejectattr", "reverse", "safe", "select", "selectattr", "sort", "string", "title"),
-    *("unique", "upper"),
+    *("truncate", "unique", "upper", "wordcount"),
 )
 METHODS = {
     str: {
@@ -42,15 +42,18 @@ METHODS = {
         *("startswith", "strip", "swapcase", "title", "upper"),
     },
     dict: {"get", "items", "keys", "values"},
+    tuple: {"grouper", "list"},  # of those that groupby makes
 }
 _LINE_END = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_PLACES = 300  # of a number that is rounded
 _BUILT_IN = (str, bytes, int, float, complex, list, tuple, set, frozenset, dict, range)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of one template."""
 
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    intercepted_binops = frozenset(("+", "-", "*", "**", "//", "%"))
+    intercepted_unops = frozenset(("-", "+"))
     concat = staticmethod(limits.join)
 
     def __init__(self, strftime_now: Callable[[str], str]) -> None:
@@ -93,6 +96,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         return limits.combine(operator, left, right, self.binop_table[operator])
 
+    def call_unop(self, context: Context, operator: str, arg: Any) -> Any:
+        return SPENT.charge_result(self.unop_table[operator](arg))
+
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         SPENT.step()
         limits.charge(*args, *kwargs.values())
@@ -130,9 +136,19 @@ class _Measuring(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
-        if not isinstance(node.arg, nodes.Slice):
-            return node
-        return nodes.Filter(node, "_take", [], [], None, None).set_lineno(node.lineno)
+        return _take(node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        self.generic_visit(node)
+        return _take(node)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        return _take(node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _take(node) if node.ctx == "load" else node
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
         self.generic_visit(node)
@@ -144,6 +160,13 @@ def _wrap(node: nodes.Expr) -> nodes.Expr:
     if isinstance(node, nodes.Const):
         return node
     call = nodes.Filter(node, "_charge", [], [], None, None)
+    call.set_lineno(node.lineno)
+    return call
+
+
+def _take(node: nodes.Expr) -> nodes.Expr:
+    """The same, whose result is measured."""
+    call = nodes.Filter(node, "_take", [], [], None, None)
     call.set_lineno(node.lineno)
     return call
 
@@ -194,7 +217,30 @@ def _check_trim(text: Any, chars: Any = None) -> None:
     limits.check_method(str(text), "strip", (chars,))
 
 
+def _check_round(value: Any, precision: int = 0, method: str = "common") -> None:
+    limits.charge(value)
+    if abs(precision) > _PLACES:
+        raise OverflowError("it makes too large a number")
+
+
+def _check_sum(values: Any, attribute: Any = None, start: int | float = 0) -> None:
+    """Numbers alone: each sum of lists is copied anew."""
+    limits.charge(values)
+    if not isinstance(start, int | float):
+        raise OverflowError("it adds up what are no numbers")
+
+
+def _check_batch(values: Any, linecount: int, fill_with: Any = None) -> None:
+    limits.charge(values, fill_with)
+    if linecount > limits.VALUES:
+        raise OverflowError("it makes too long a list")
+
+
 CHECKS: dict[str, Callable[..., None]] = {
+    "batch": _check_batch,
+    "round": _check_round,
+    "sum": _check_sum,
+    "groupby": _check_list,
     "format": _check_format,
     "indent": _check_indent,
     "list": _check_list,

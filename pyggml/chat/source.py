@@ -14,28 +14,35 @@ from __future__ import annotations
 from datetime import date
 from pathlib import Path
 
-from pyggml.chat.template import MOST_SOURCE, ChatTemplate
+from pyggml.chat.template import MOST_SOURCE, ChatTemplate, read_names
 from pyggml.errors import TemplateError
 from pyggml.tokenizer import Tokenizer
 
 BUILT_IN = ("chatml", "llama3", "gemma", "mistral", "phi3", "alpaca")
 MODEL = "model"
+TOOL_USE = "tool_use"  # the template of a file for chats with tools, where it has one
 
 
 def find_template(
-    tokenizer: Tokenizer, wanted: str = MODEL, today: date | None = None
+    tokenizer: Tokenizer, wanted: str = MODEL, today: date | None = None, names: str = ""
 ) -> ChatTemplate:
-    """The template that `wanted` names.
+    """The template that `wanted` names, with further inputs, a JSON object.
 
-    "model"        the one of the model's file
+    "model"        the one of the model's file; for chats with tools its tool_use, if it has that
     a built-in     one of BUILT_IN
     NAME           the file's tokenizer.chat_template.NAME
     a path         the content of that file
 
-    Raises TemplateError if there is none, and for a template that is not Jinja2.
+    Raises TemplateError if there is none, for a template that is not Jinja2, and for names that it
+    does not read.
     """
-    source, origin = _source(tokenizer, wanted)
-    return ChatTemplate(source, origin, tokenizer.special_texts(), today)
+
+    def template(name: str, tool_use: ChatTemplate | None = None) -> ChatTemplate:
+        return ChatTemplate(*_source(tokenizer, name), tokenizer.special_texts(), today, tool_use)
+
+    has_other = wanted == MODEL and TOOL_USE in tokenizer.chat_templates
+    made = template(wanted, template(TOOL_USE) if has_other else None)
+    return made.with_names(read_names(names))
 
 
 def _source(tokenizer: Tokenizer, wanted: str) -> tuple[str, str]:

@@ -6,18 +6,23 @@ reasoning is given under all its names, as transformers does before it renders.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import date, datetime
 from functools import cached_property
 from typing import Any
 
 from pyggml.chat import limits
+from pyggml.chat.calls import AS_GIVEN, FORMS, Form
 from pyggml.chat.marks import CLOSE, MARKING, OPEN
 from pyggml.errors import TemplateError
 
 Message = Mapping[str, Any]
-MOST_SOURCE = 1 << 18  # characters
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+Tools = Sequence[Mapping[str, Any]] | None
+MOST_SOURCE = 1 << 16  # characters; to compile that takes 200 MB where each is a number
+REASONING = ("reasoning_content", "thinking", "reasoning")
+_OWN = ("messages", "tools", "documents", "add_generation_prompt")
 _DEEPEST = 64  # of lists and objects in a message
 
 
@@ -28,6 +33,7 @@ class ChatTemplate:
     origin      its name in errors, such as "chatml" or a path
     names       its inputs besides messages: bos_token, eos_token, … → text, or other settings
     today       the date that strftime_now gives; None: the day of the call
+    tool_use    the template for chats with tools; None: the same
 
     Raises TemplateError for a template that is not Jinja2.
     """
@@ -38,9 +44,11 @@ class ChatTemplate:
         origin: str,
         names: Mapping[str, Any] | None = None,
         today: date | None = None,
+        tool_use: ChatTemplate | None = None,
     ) -> None:
-        self.source, self.origin = source, origin
+        self.source, self.origin, self.tool_use = source, origin, tool_use
         self._names, self._today = dict(names or {}), today
+        self._fixed = frozenset(self._names)
         if len(source) > MOST_SOURCE:
             raise TemplateError(
                 f"{origin}: the chat template has {len(source)} characters, wanted at most "
@@ -54,6 +62,38 @@ class ChatTemplate:
             self._compiled = self._sandbox.from_string(source)
         except Exception as error:  # Jinja2 raises whatever Python does
             raise TemplateError(f"{origin}: {_reason(error)}") from None
+
+    def for_tools(self, tools: Tools) -> ChatTemplate:
+        """The template that writes a chat with these tools, as transformers chooses it."""
+        return self.tool_use if tools and self.tool_use is not None else self
+
+    def with_names(self, names: Mapping[str, Any]) -> ChatTemplate:
+        """The template with further inputs, such as enable_thinking.
+
+        Raises TemplateError for one that it does not read, or that is no input of a user's.
+        """
+        if not names:
+            return self
+        templates = [self, self.tool_use] if self.tool_use else [self]
+        for name in names:
+            if name in _OWN or name in self._fixed:
+                raise TemplateError(f"{name}, an input of {self.origin}, cannot be set")
+            if not any(name in template.inputs for template in templates):
+                raise TemplateError(f"{self.origin} does not read {name}")
+        changed = copy(self)
+        changed._names = {**self._names, **{name: _plain(value) for name, value in names.items()}}
+        if self.tool_use is not None:
+            read = {name: value for name, value in names.items() if name in self.tool_use.inputs}
+            changed.tool_use = self.tool_use.with_names(read)
+        return changed
+
+    @cached_property
+    def inputs(self) -> frozenset[str]:
+        """The names that it reads, those too that it gives a default."""
+        from jinja2 import nodes
+
+        tree = self._sandbox.parse(self.source)
+        return frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
 
     @cached_property
     def reads(self) -> frozenset[str]:
@@ -71,7 +111,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
     ) -> str:
@@ -81,20 +121,54 @@ class ChatTemplate:
         Raises TemplateError with the template's own complaint about the messages, or for a template
         that costs too much or does what it may not.
         """
+        if (other := self.for_tools(tools)) is not self:
+            return other.render(messages, tools, documents, add_generation_prompt)
+        has_calls = any(message.get("tool_calls") for message in messages)
+        form = self._form if has_calls else AS_GIVEN
         given = {
-            "messages": [_message(m) for m in messages],
+            "messages": [self._with_parts(form.write(_message(m))) for m in messages],
             "tools": _plain(tools) if tools else None,
             "documents": _plain(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
+        return self._render(given)
+
+    def _render(self, given: Mapping[str, Any]) -> str:
         limits.SPENT.begin()
         try:
-            return self._compiled.render(self._names | given)
+            return self._compiled.render({**self._names, **given})
         except Exception as error:  # whatever Python raises for an operation
             raise TemplateError(f"{self.origin}: {_reason(error)}") from None
 
+    def _with_parts(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with its content as a list of parts, if the template reads no other."""
+        content = message.get("content")
+        if not isinstance(content, str) or not self._reads_parts:
+            return message
+        return {**message, "content": [{"type": "text", "text": content}]}
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template writes lists of parts alone, as those for pictures do."""
+        if "content" not in self.source or "text" not in self.source:
+            return False
+        return not self._writes("zqasked") and self._writes([{"type": "text", "text": "zqasked"}])
+
+    def _writes(self, content: Any) -> bool:
+        message = {"role": "user", "content": content}
+        given = dict.fromkeys(_OWN) | {"messages": [message], "add_generation_prompt": True}
+        try:
+            return "zqasked" in self._render(given)
+        except TemplateError:
+            return False
+
+    @cached_property
+    def _form(self) -> Form:
+        """The form of calls that the template was written for, found by trying."""
+        return next((form for form in FORMS if form.fits(self._render)), AS_GIVEN)
+
     def render_marked(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+        self, messages: Sequence[Message], tools: Tools = None
     ) -> tuple[str, list[tuple[int, int]]]:
         """The text, and the character ranges inside {% generation %} blocks."""
         MARKING.on = True
@@ -115,9 +189,20 @@ class ChatTemplate:
         return (self._today or datetime.now()).strftime(format)
 
 
+def read_names(text: str) -> dict[str, Any]:
+    """Further inputs of a template, a JSON object. TemplateError for anything else."""
+    try:
+        names = json.loads(text or "{}")
+    except ValueError as error:
+        raise TemplateError(f"inputs of a chat template are no JSON: {error}") from None
+    if not isinstance(names, dict):
+        raise TemplateError("inputs of a chat template are no JSON object")
+    return names
+
+
 def _message(message: Message) -> dict[str, Any]:
     fields = {name: _plain(value) for name, value in message.items() if value is not None}
-    thought = next((fields[name] for name in _REASONING if name in fields), None)
+    thought = next((fields[name] for name in REASONING if name in fields), None)
     if thought is not None:
         fields = {"thinking": thought, **fields, "reasoning_content": thought}
     return fields

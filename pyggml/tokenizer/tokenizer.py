@@ -78,6 +78,16 @@ class Tokenizer:
             ids += part_ids
         return [*ids, *self._after] if add_special else ids
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a text that is to go on, as chats have them: names of control tokens are these
+        tokens, BOS comes first where `add_bos`, not twice where the text has it, and no EOS last.
+
+        Raises TokenizerError as `encode`.
+        """
+        ids = self.encode(text, add_special=False, parse_special=True)
+        before = list(self._before)
+        return ids if ids[: len(before)] == before else before + ids
+
     def encode_with_offsets(
         self, text: str, plain: Sequence[tuple[int, int]] = ()
     ) -> tuple[list[int], np.ndarray]:

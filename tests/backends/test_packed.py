@@ -9,6 +9,7 @@ from pyggml.quants import QUANTS, dequantize
 pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from pyggml.backends.cuda.gemm.packed_dots import source_of
+from pyggml.backends.cuda.weights import readers
 from pyggml.backends.cuda.weights.packed import unit_of
 
 NAMES = [name for name, quant in QUANTS.items() if quant.dtype.quantised and quant.direct]
@@ -104,3 +105,11 @@ def test_a_unit_times_rows_of_a_is_what_the_cpu_unpacks_times_them(name, k):
     weights = dequantize(raw, name).astype(float)
     largest = abs(weights).sum() * abs(x).max()
     np.testing.assert_allclose(found, x.reshape(2, -1) @ weights, atol=1e-4 * largest)
+
+
+@pytest.mark.parametrize("name", ["IQ1_M", "IQ2_XXS", "IQ3_S"])
+def test_a_function_names_a_table_once(name):
+    """Each mention of a constant array is a copy of it, and a card has 64 KiB for all."""
+    source = readers.source_of(QUANTS[name].decode, 4)
+    assert source.tables
+    assert all(source.text.count(f"table{i}") == 1 for i in range(len(source.tables)))

@@ -91,7 +91,31 @@ def test_the_date_is_the_one_that_is_given():
     assert ChatTemplate(source, "t").render(MESSAGES) == time.strftime("%d %b %Y")
 
 
+PLAIN = {
+    "{{ '{{}} {} {{x}}'.format('mid') }}": "{} mid {x}",
+    "{{ '{{\"name\": \"{}\"}}'.format('f') }}": '{"name": "f"}',
+    "{{ messages | map(attribute='content') | map('length') | sum }}": "18",
+    "{{ 'a b c d' | wordcount }}": "4",
+    "{{ 2.345 | round(1) }}": "2.3",
+    "{{ 'one two three' | truncate(9, leeway=0) }}": "one...",
+    "{% for b in [1, 2, 3] | batch(2, 0) %}{{ b }}{% endfor %}": "[1, 2][3, 0]",
+    "{% for g in messages | groupby('role') %}{{ g.grouper }}{{ g.list | length }}{% endfor %}": (
+        "assistant1system1user2"
+    ),
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("source", PLAIN)
+def test_plain_jinja_means_what_it_does(source):
+    assert ChatTemplate(source, "t").render(MESSAGES) == PLAIN[source]
+
+
 HOSTILE = {
+    "summed lists": "{{ [[1]] * 99999 | sum(start=[]) }}{{ ([[1]] * 99999) | sum(start=[]) }}",
+    "rounded": "{{ 1 | round(10**9, 'floor') }}",
+    "batches": "{{ [1] | batch(10**9, 0) | list }}",
+    "padded by a field in a field": "{{ '{{{:{}}'.format(1, 10**9) }}",
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "loops in a filter": "{% for i in range(99999) if range(99999)|max %}{% endfor %}",
     "calls": "{% macro f(n) %}{{ f(n-1) if n }}{{ f(n-1) if n }}{% endmacro %}{{ f(60) }}",
@@ -139,8 +163,16 @@ HOSTILE = {
     "parts": "{% set n = namespace(s=[]) %}{% set t = 'ab' * 499999 %}{% for i in range(999) %}"
     "{% set n.s = n.s + [t.partition('b')] %}{% endfor %}",
     "words": "{{ ('ab ' * 2000000).split()|length }}",
+    "lists": "{% set n = namespace(s=[]) %}{% for i in range(9999) %}{% set n.s = [n.s"
+    + ", 0" * 10_000
+    + "] %}{% endfor %}",
+    "mappings": "{% set n = namespace(s=0) %}{% for i in range(9999) %}{% set n.s = {0: n.s"
+    + "".join(f",{i}:0" for i in range(1, 2_000))
+    + "} %}{% endfor %}",
+    "negated numbers": "{% set n = namespace(s=[]) %}{% set x = 2**2000 %}"
+    "{% for i in range(9999) %}{% set n.s = [n.s" + ", -x" * 2_000 + "] %}{% endfor %}",
     "characters": "{{ ('€' * 8000000)|list|length }}",
-    "large numbers": "{{ ([2**4000] * 200000)|string|length }}",
+    "large numbers": "{{ ([2**2000] * 200000)|string|length }}",
     "padded date": "{{ strftime_now('%99999d') }}",
     "stripped": "{{ ('a' * 999999).strip('b' * 999999) }}",
     "range": "{{ range(10**9)|list }}",
@@ -171,6 +203,14 @@ def test_a_hostile_template_is_stopped_before_it_costs(name, monkeypatch):
     finally:
         tracemalloc.stop()
     assert time.thread_time() - began < 5
+
+
+@pytest.mark.parametrize("name", ["lists", "mappings", "negated numbers"])
+def test_what_is_written_out_counts_where_it_is_kept(name, monkeypatch):
+    """Before its seconds end: they would do for a gigabyte."""
+    monkeypatch.setattr("pyggml.chat.limits.SECONDS", 60)
+    with pytest.raises(TemplateError, match="it makes too much text"):
+        ChatTemplate(HOSTILE[name], "evil").render(MESSAGES)
 
 
 def test_what_is_refused_is_named():

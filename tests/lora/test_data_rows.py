@@ -91,7 +91,7 @@ CHATS = [
                 assistant("a", reasoning_content="r"),
             ]
         },
-        (user([{"type": "text", "text": "q"}]), assistant("a", reasoning_content="r")),
+        (user("q"), assistant("a", reasoning_content="r")),
         {0},
     ),
     (

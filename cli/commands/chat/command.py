@@ -12,6 +12,7 @@ from pyggml.cli.commands.chat.console import Console
 from pyggml.cli.commands.chat.conversation import Conversation
 from pyggml.cli.terminal.generation import (
     CTX,
+    chat_template_kwargs_option,
     chat_template_option,
     ctx_option,
     n_ctx_of,
@@ -43,6 +44,7 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
 @model_options
 @system_option
 @chat_template_option()
+@chat_template_kwargs_option()
 @n_tokens_option("most tokens of an answer (default: as many as fit)")
 @ctx_option(
     16,
@@ -53,6 +55,7 @@ def command(
     source: ModelSource,
     system: str | None,
     chat_template: str,
+    chat_template_kwargs: str,
     n_tokens: int | None,
     ctx: int | None,
     **given: Any,
@@ -65,7 +68,7 @@ def command(
     cache_type = Context(**given_settings(Context, {}, given)).cache_type
     opened = source.load()
     n_ctx = n_ctx_of(opened, ctx, CTX)
-    template = find_template(opened.tokenizer, chat_template)
+    template = find_template(opened.tokenizer, chat_template, names=chat_template_kwargs)
     text = None if system is None else unescape(system)
     chat = Conversation(opened, template, how, n_ctx, n_tokens, text, cache_type)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()

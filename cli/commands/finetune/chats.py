@@ -15,13 +15,14 @@ from pyggml.cli.terminal.samples import documents
 from pyggml.cli.terminal.show import plural, printable, row, say
 from pyggml.errors import TemplateError
 from pyggml.lora import Corpus, DataConfig
-from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN
+from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN, THOUGHTS
 from pyggml.tokenizer import Tokenizer
 
 _NOTES = {
     CUT: "lost first rounds, so that the rest fits into a window",
     NAMED: "named control tokens in messages, which are plain text there (--special-tokens parse "
     "takes them as tokens)",
+    THOUGHTS: "lost thoughts of earlier turns, which the template takes out",
     OPEN: "taught an answer that no token ends, so that the model may not stop",
 }
 
@@ -56,7 +57,8 @@ def question_prompt(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) ->
     """A prompt for `generate -p` that asks "..." as the chats did; without chats, "..." itself."""
     if not any(CHAT in source.notes for source in corpus.found):
         return "..."
-    template = find_template(tokenizer, config.chat_template)
+    names = config.chat_template_kwargs or ""
+    template = find_template(tokenizer, config.chat_template, names=names)
     text = _render(template, [{"role": "user", "content": "..."}]) or "..."
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
 

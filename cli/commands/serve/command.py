@@ -9,7 +9,12 @@ import click
 
 from pyggml import Model, load
 from pyggml.cli.commands.serve.limits import Limits
-from pyggml.cli.terminal.generation import chat_template_option, sampling_of, sampling_options
+from pyggml.cli.terminal.generation import (
+    chat_template_kwargs_option,
+    chat_template_option,
+    sampling_of,
+    sampling_options,
+)
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
     SETTINGS,
@@ -72,6 +77,7 @@ class NamedAdapter(click.ParamType):
     help="the name of the model without adapters (default: its file's)",
 )
 @chat_template_option("model", common=False)
+@chat_template_kwargs_option("model")
 @compute_options
 @click.option("--host", default="127.0.0.1", **_SERVER, help="address  [default: 127.0.0.1]")
 @click.option(

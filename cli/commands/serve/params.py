@@ -13,7 +13,7 @@ from typing import Any
 from pyggml.cli.commands.serve.fields import Fields, anything, brief, flag, object_of, text, whole
 from pyggml.cli.commands.serve.limits import MOST_TOP_LOGPROBS, Limits
 from pyggml.generation import Sampling
-from pyggml.lora.data.messages import messages_of, tools_of
+from pyggml.lora.data.messages import checked_value, messages_of, tools_of
 from pyggml.lora.data.rows import BadRow, Message
 
 Prompt = str | list[int]
@@ -51,10 +51,11 @@ class Params:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatParams(Params):
-    """messages and tools are as a chat template reads them."""
+    """messages and tools are as a chat template reads them; names: further inputs of it."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
+    names: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,10 @@ def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> C
     f.only("tool_choice", ("auto", "none"), "wanted auto or none: no call can be forced")
     if given.get("tool_choice") == "none":
         tools = ()
+    names = {**f.take("chat_template_kwargs", _names, {})}
+    for name in ("enable_thinking", "reasoning_effort"):
+        if name in f:
+            names[name] = f.take(name, anything, None)
     f.ignore("parallel_tool_calls")
     f.only("modalities", (["text"],), "wanted text alone")
     f.take("response_format", _format, None)
@@ -86,7 +91,7 @@ def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> C
     n_tokens = f.take("max_completion_tokens", whole(1, _MOST), None)
     common = _common(f, defaults, limits, n_likeliest if tell else None, n_tokens)
     f.check()
-    return ChatParams(messages=messages, tools=tools, **common)
+    return ChatParams(messages=messages, tools=tools, names=names, **common)
 
 
 def read_text(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> TextParams:
@@ -139,6 +144,11 @@ def _messages(value: Any) -> tuple[tuple[Message, ...], frozenset[int]]:
         if not isinstance(message, dict) or "role" not in message:
             raise BadRow(f"has a message {i + 1} without a role")
     return messages_of(value)
+
+
+def _names(value: Any) -> Mapping[str, Any]:
+    names: Mapping[str, Any] = checked_value(dict(object_of(value)))
+    return names
 
 
 def _tools(value: Any) -> tuple[dict[str, Any], ...]:

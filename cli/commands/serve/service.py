@@ -77,14 +77,14 @@ class Service:
         says of the messages."""
         if isinstance(self.chats, TemplateError):
             raise ApiError(400, f"{self.chats} (--chat-template)", "messages", "no_chat_template")
-        ids = self.chats.prompt(params.messages, params.tools)
+        ids = self.chats.with_names(params.names).prompt(params.messages, params.tools)
         return [self._prompt_ids(ids, "messages")] * params.n
 
     def text_prompts(self, params: TextParams) -> list[np.ndarray]:
         """The prompts, each n times."""
         tokenizer = next(iter(self.models.values())).tokenizer
         encoded = [
-            tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
+            tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
             for prompt in params.prompts
         ]
         checked = [self._prompt_ids(ids, "prompt") for ids in encoded]

@@ -41,7 +41,7 @@ def run(
     batch = Batch(base, limits.parallel, n_ctx_of(base, limits.ctx, CTX), context.cache_type)
     begin = partial(pyggml.threads.set, given["threads"])
     worker = Worker(Scheduler(batch, context.n_keep), limits.parallel + limits.queue, begin)
-    chats = _chats(base, given["chat_template"])
+    chats = _chats(base, given["chat_template"], given["chat_template_kwargs"])
     ending = answer_ending(chats.template).strip() if isinstance(chats, ChatEncoder) else ""
     service = Service(
         models, worker, chats, sampling, limits, batch.n_ctx, ending, context.context_shift
@@ -62,11 +62,11 @@ def run(
     return STOPPED
 
 
-def _chats(model: Model, wanted: str) -> ChatEncoder | TemplateError:
+def _chats(model: Model, wanted: str, names: str) -> ChatEncoder | TemplateError:
     """What writes chats. A model without a template serves texts; a template that was asked for
     must be one."""
     try:
-        return ChatEncoder(find_template(model.tokenizer, wanted), model.tokenizer)
+        return ChatEncoder(find_template(model.tokenizer, wanted, names=names), model.tokenizer)
     except TemplateError as error:
         if wanted != "model" or model.tokenizer.chat_templates:
             raise

@@ -55,7 +55,7 @@ def test_any_order_that_the_waits_allow_gives_the_bits_of_the_line(card):
     steps, tell = side_by_side(list(program.kernels[card].values()))
     waits = tell()
     assert len({len(w) for w in waits}) > 1, "there are branches"
-    on_card = next(t for t in program.schedule.parts[-1].written_arrays)
+    on_card = next(t for t in program.schedule.parts[-1].changed)
     for seed in range(9):
         write(total, np.zeros(total.shape, np.float32))
         card.write(program.schedule.devices.copy_of(on_card, card), np.zeros(total.shape))

@@ -129,10 +129,15 @@ class LaneBlock(ExpressionBlock):
         return Lanes("bytes", GROUP, text)
 
     def _table(self, table: Table) -> str:
-        """The name of a table in expressions."""
+        """The name of a table in expressions: a variable, as Numba would put a copy of a constant
+        array into a card's 64 KiB of constants wherever one is named."""
         if table not in self.tables:
             self.tables.append(table)
-        return f"table{self.tables.index(table)}"
+        return f"grid{self.tables.index(table)}"
+
+    def grids(self) -> list[str]:
+        """The first lines of a function: each table gets its variable."""
+        return [f"    grid{i} = table{i}" for i in range(len(self.tables))]
 
     def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
         halves = (
@@ -266,7 +271,7 @@ def source_of(decoder: Decoder, count: int = 1) -> Source:
     block = LaneBlock()
     decoder(block)
     lanes = ["lane", *(f"(lane + {i})" for i in range(1, count))]
-    lines = ["def weight(raw, at, j):", "    lane = j & 31"]
+    lines = ["def weight(raw, at, j):", *block.grids(), "    lane = j & 31"]
     *some, last = sorted(block.groups)
     for i in some:
         lines += [f"    if j < {i + GROUP}:", f"        return {_values(block.groups[i], lanes)}"]
@@ -282,7 +287,8 @@ def _source_of_eights(decoder: Decoder, block_bytes: int) -> Source:
     for i in sorted(block.groups):
         values = _values(block.groups[i], lanes)
         block.lines.append(f"    put_eight(out, i + {i} + lane, {values})")
-    return Source("\n".join(["def eights(out, i, raw, at, lane):", *block.lines]), block.tables)
+    lines = ["def eights(out, i, raw, at, lane):", *block.grids(), *block.lines]
+    return Source("\n".join(lines), block.tables)
 
 
 def _values(group: Callable[[str], str], lanes: Sequence[str]) -> str:
