@@ -147,6 +147,13 @@ _REACH, _E = np.float32(88.37), np.float32(math.e)  # where exp32 ends
 @kernel
 def _exp(y, x):
     """From 88.37 to 88.72, where a float32 ends too, e^x = e · e^(x − 1)."""
+    n_far = 0
+    for i in range(x.size):
+        n_far += x[i] > _REACH
+    if n_far == 0:
+        for i in range(x.size):
+            y[i] = exp32(x[i])
+        return
     for i in range(x.size):
         far = x[i] > _REACH
         z = exp32(x[i] - np.float32(1) if far else x[i])
