@@ -69,7 +69,7 @@ def test_gradients_of_an_adapter_are_the_host_s(name, fixture, gpu, record_prope
     loss, found = gradients(fixture, [gpu])
     of_host, wanted = gradients(fixture, [])
     assert loss == pytest.approx(of_host, rel=1e-6)
-    record_property("far", far(found, wanted))
+    record_property("far", float(far(found, wanted)))
     assert far(found, wanted) < 2e-5
 
 
@@ -79,7 +79,7 @@ def test_gradients_with_weights_in_float16(name, fixture, gpu, record_property, 
     monkeypatch.setattr(gpu.shaders, "in_f16", True)
     loss, found = gradients(fixture, [gpu])
     assert loss == pytest.approx(exact_loss, rel=1e-4)
-    record_property("far", far(found, exact))
+    record_property("far", float(far(found, exact)))
     assert 1e-5 < far(found, exact) < 2.5e-3
 
 
@@ -91,7 +91,7 @@ def test_generation_with_a_cache_of_float16(name, fixture, gpu, record_property)
     for n in (7, 1, 3, 1):
         found = session.feed(tokens[session.n_past : session.n_past + n])
         error = nmse(found, wanted[session.n_past - 1])
-        record_property("nmse", error)
+        record_property("nmse", float(error))
         assert error < 1e-5
 
 
@@ -113,7 +113,7 @@ def test_golden_logits_and_gradients(name, gpu, record_property):
         values = dict(arrays)
     model = pyggml.load(GOLDEN / f"{name}.gguf", compute="f32", backends=[gpu])
     error = nmse(model.logits(values["tokens"]), values["logits"])
-    record_property("nmse", error)
+    record_property("nmse", float(error))
     assert error < 1e-10
     modules = wide_modules(model, LORA_RANK)
     config = LoraConfig(rank=LORA_RANK, alpha=LORA_RANK * LORA_SCALE, modules=modules)
@@ -124,7 +124,7 @@ def test_golden_logits_and_gradients(name, gpu, record_property):
     loss, found = loss_and_grads(adapter.model, values["tokens"])
     assert loss == pytest.approx(float(values["lora_loss"]), rel=1e-6)
     wanted = {k.removeprefix("grad/"): v for k, v in values.items() if k.startswith("grad/")}
-    record_property("far", far(found, wanted))
+    record_property("far", float(far(found, wanted)))
     assert far(found, wanted) < 1e-4
 
 
