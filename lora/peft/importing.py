@@ -14,7 +14,7 @@ from pyggml.gguf.fields import brief
 from pyggml.lora.adapter.file import Update, write_adapter
 from pyggml.lora.peft import settings, tensors
 from pyggml.lora.peft.tensors import ModuleFactors
-from pyggml.lora.peft.twins import Module, Part, Twins
+from pyggml.lora.peft.twins import Module, ModulePart, Twins
 from pyggml.model import Model
 from pyggml.models.adapter import TIED
 
@@ -88,7 +88,9 @@ def _misfit(model: Model, given: ModuleFactors, module: Module, rank: int) -> st
     return None
 
 
-def _halves(given: ModuleFactors, module: Module, part: Part) -> tuple[np.ndarray, np.ndarray]:
+def _halves(
+    given: ModuleFactors, module: Module, part: ModulePart
+) -> tuple[np.ndarray, np.ndarray]:
     """A tensor's A and B as an adapter file has them: a table's A (n_rows, rank), experts' stacks.
 
     PEFT's A (n_expert · rank, n_in) lies by experts, its B (n_out, rank · n_expert) by ranks.

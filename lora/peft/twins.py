@@ -24,7 +24,7 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,5})\.(.+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModulePart:
     """A tensor that is a module, or some of its rows.
 
     rows      (n_out,): the module's row that each row of the tensor is
@@ -48,7 +48,7 @@ class Module:
 
     name: str
     shape: Shape
-    parts: tuple[Part, ...]
+    parts: tuple[ModulePart, ...]
     table: bool = False
     n_expert: int = 0
 
@@ -101,7 +101,7 @@ class Twins:
         shape = self._specs[tensor].shape if tensor in self._specs else ()
         if len(shape) != 3 or i >= shape[0]:
             return None
-        part = Part(tensor, np.arange(shape[1]), np.arange(shape[2]), i)
+        part = ModulePart(tensor, np.arange(shape[1]), np.arange(shape[2]), i)
         return Module(name, shape[1:], (part,))
 
 
@@ -133,7 +133,7 @@ def _modules(model: Model, layout: Layout, names: Any) -> Iterator[Module]:
         if ending in layout.columns:
             (columns,) = layout.columns[ending](columns, heads)
         split = layout.rows[ending](rows, heads) if ending in layout.rows else [rows]
-        parts = (Part(t, r, columns) for t, r in zip(found, split, strict=True))
+        parts = (ModulePart(t, r, columns) for t, r in zip(found, split, strict=True))
         yield Module(name, shape, tuple(parts), specs[found[0]].table)
 
 
@@ -148,7 +148,7 @@ def _stacks(model: Model, layout: Layout) -> Iterator[Module]:
             n_expert, n_out, n_in = specs[tensors[0]].shape
             rows = np.arange(n_out * len(tensors))
             split = layout.gate_up(rows, _heads(model, i)) if len(tensors) == 2 else [rows]
-            parts = [Part(t, r, np.arange(n_in)) for t, r in zip(tensors, split, strict=True)]
+            parts = [ModulePart(t, r, np.arange(n_in)) for t, r in zip(tensors, split, strict=True)]
             name = f"{layout.layers}.{i}.{layout.experts}.{parameter}"
             yield Module(name, (len(rows), n_in), tuple(parts), n_expert=n_expert)
 

@@ -28,7 +28,7 @@ from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, TextLea
 from pyggml.model import Model
 from pyggml.models import Inputs
 from pyggml.ops.arithmetic.dropout import DRAW
-from pyggml.runtime import Arenas, Part, Program, Schedule, bind, compile_backwards, schedule
+from pyggml.runtime import Arenas, DevicePart, Program, Schedule, bind, compile_backwards, schedule
 
 _WORD = 0xFFFFFFFF
 _USUAL = USUAL()
@@ -173,7 +173,7 @@ class Passes:
         return found
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[DevicePart]:
         """All parts of the graphs, each of one device."""
         return [part for made in self._schedules for part in made.parts]
 

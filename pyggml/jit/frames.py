@@ -36,7 +36,7 @@ _WHOLE, _REAL, _BOOL = (int, np.integer), (float, np.floating), (bool, np.bool_)
 # -- kinds of fields ------------------------------------------------------------------------------
 
 
-class Kind(ABC):
+class FieldKind(ABC):
     """What a field holds: how Python writes it into words, and how a task loads it."""
 
     n_words: int
@@ -70,7 +70,7 @@ def _word(builder: Any, words: Any, i: int = 0) -> Any:
 
 
 @dataclass(frozen=True)
-class _Integer(Kind):
+class _Integer(FieldKind):
     """An int, at most 64 bits."""
 
     n_words = 1
@@ -86,7 +86,7 @@ class _Integer(Kind):
 
 
 @dataclass(frozen=True)
-class _Boolean(Kind):
+class _Boolean(FieldKind):
     """A bool."""
 
     n_words = 1
@@ -102,7 +102,7 @@ class _Boolean(Kind):
 
 
 @dataclass(frozen=True)
-class _Number(Kind):
+class _Number(FieldKind):
     """A float32."""
 
     n_words = 1
@@ -123,7 +123,7 @@ class _Number(Kind):
 
 
 @dataclass(frozen=True)
-class _Array(Kind):
+class _Array(FieldKind):
     """The address and the shape of a C-contiguous array."""
 
     item: types.Type
@@ -174,7 +174,7 @@ class _Array(Kind):
 
 
 @dataclass(frozen=True)
-class _Group(Kind):
+class _Group(FieldKind):
     """A NamedTuple of ints, which several frames have in common."""
 
     group: type[tuple]
@@ -223,7 +223,7 @@ class Field(NamedTuple):
     """Where a field begins, in words, and what it holds."""
 
     start: int
-    kind: Kind
+    kind: FieldKind
 
 
 @dataclass_transform(kw_only_default=True)
@@ -280,9 +280,9 @@ class Frame:
             ) from None
 
 
-def _kind_of(hint: Any) -> Kind | None:
+def _kind_of(hint: Any) -> FieldKind | None:
     for mark in getattr(hint, "__metadata__", ()):
-        if isinstance(mark, Kind):
+        if isinstance(mark, FieldKind):
             return mark
     is_group = isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")
     return _Group(hint) if is_group else None

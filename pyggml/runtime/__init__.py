@@ -10,14 +10,14 @@ from pyggml.runtime.choice import backends_of
 from pyggml.runtime.devices import Devices
 from pyggml.runtime.program import Arenas, Program, bind, results, run
 from pyggml.runtime.schedule import Schedule, schedule
-from pyggml.runtime.split import Copy, Part, Split, split
+from pyggml.runtime.split import Copy, DevicePart, Split, split
 
 __all__ = [
     "Arenas",
     "Assignment",
     "Copy",
+    "DevicePart",
     "Devices",
-    "Part",
     "Program",
     "Schedule",
     "Split",

@@ -27,7 +27,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.runtime.calls import attach, kernel_calls
 from pyggml.runtime.devices import Devices, ForEach
 from pyggml.runtime.schedule import Schedule, schedule
-from pyggml.runtime.split import Copy, Part
+from pyggml.runtime.split import Copy, DevicePart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,10 +164,10 @@ def results(graph: Graph, devices: Devices | None = None) -> list[np.ndarray]:
     return [program.read(t) for t in graph.outputs]
 
 
-_Step = tuple[Part, Tensor | None, Call]  # None: no kernel, but what is done between kernels
+_Step = tuple[DevicePart, Tensor | None, Call]  # None: no kernel, but what is done between kernels
 
 
-def _kind(step: _Step) -> tuple[Part, bool]:
+def _kind(step: _Step) -> tuple[DevicePart, bool]:
     return step[0], step[1] is not None
 
 
@@ -223,13 +223,13 @@ def _changed_leaves(made: Schedule) -> Mapping[Tensor, None]:
     return dict.fromkeys(t for part in made.parts for t in part.changed)
 
 
-def _input_leaves(made: Schedule) -> Mapping[Part, Sequence[Tensor]]:
+def _input_leaves(made: Schedule) -> Mapping[DevicePart, Sequence[Tensor]]:
     """Of each part the leaves that it reads as the first on its device, and that no part changes.
 
     Unless they are held, they have the host's numbers in the whole run.
     """
     changed, seen = _changed_leaves(made), set[tuple[Backend, Tensor]]()
-    inputs: dict[Part, Sequence[Tensor]] = {}
+    inputs: dict[DevicePart, Sequence[Tensor]] = {}
     for part in made.parts:
         leaves = (t for t in part.leaves if not (t in changed or is_constant(t)))
         inputs[part] = [t for t in leaves if (part.backend, t) not in seen]
@@ -246,7 +246,7 @@ def _for_each(
 
 
 def _before(
-    made: Schedule, part: Part, inputs: Sequence[Tensor], changed: Collection[Tensor]
+    made: Schedule, part: DevicePart, inputs: Sequence[Tensor], changed: Collection[Tensor]
 ) -> Iterator[Call]:
     devices = made.devices
     fetch = partial(devices.fetch, backend=part.backend)
@@ -257,7 +257,7 @@ def _before(
         yield Call(_transfer, copy)
 
 
-def _after(made: Schedule, part: Part) -> Iterator[Call]:
+def _after(made: Schedule, part: DevicePart) -> Iterator[Call]:
     changed = partial(made.devices.changed, backend=part.backend)
     yield from _for_each(made.devices, changed, part.changed)
 

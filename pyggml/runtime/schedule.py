@@ -17,7 +17,7 @@ from pyggml.graph.op import changed_by, has_kernel
 from pyggml.graph.tensor import Tensor
 from pyggml.runtime.assign import assign
 from pyggml.runtime.devices import Devices
-from pyggml.runtime.split import Copy, Part, Split, split
+from pyggml.runtime.split import Copy, DevicePart, Split, split
 
 Watcher = Callable[[np.ndarray], None]
 
@@ -34,7 +34,7 @@ class Schedule:
 
     graph: Graph
     devices: Devices
-    parts: Sequence[Part]
+    parts: Sequence[DevicePart]
     plans: Mapping[Backend, Plan]
     twins: Mapping[Tensor, Tensor]
     fallbacks: Mapping[tuple[str, str], str]
@@ -131,5 +131,5 @@ def _whole(graph: Graph, host: Backend) -> Split:
     nodes = [t for t in graph.nodes if has_kernel(t)]
     leaves = {s.root: None for t in nodes for s in t.src if s.root.op is None}
     changed = {root: None for t in nodes for root in changed_by(t) if root.op is None}
-    parts = [Part(host, [], nodes, leaves, changed)] if nodes else []
+    parts = [DevicePart(host, [], nodes, leaves, changed)] if nodes else []
     return Split(parts, {host: graph}, {})

@@ -39,7 +39,7 @@ class Copy:
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class DevicePart:
     """Consecutive nodes of one device; before them, the copies that they read are made.
 
     leaves    the leaves that the nodes read or change, directly or through views
@@ -61,7 +61,7 @@ class Split:
     twins       node of the whole graph -> the node that computes it
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[DevicePart]
     graphs: Mapping[Backend, Graph]
     twins: Mapping[Tensor, Tensor]
 
@@ -74,7 +74,7 @@ def split(graph: Graph, assignment: Assignment, devices: Devices) -> Split:
 class _Splitter:
     def __init__(self, graph: Graph, assignment: Assignment, devices: Devices) -> None:
         self.graph, self.backends, self.devices = graph, assignment.backends, devices
-        self.parts: list[Part] = []
+        self.parts: list[DevicePart] = []
         self.twins: dict[Tensor, Tensor] = {}
         self.order: dict[Backend, list[list[Tensor]]] = defaultdict(lambda: [[]])  # for graphs
         self.copies: dict[tuple[Tensor, Backend], Tensor] = {}
@@ -96,7 +96,7 @@ class _Splitter:
             return
         assert backend is not None
         if not self.parts or self.parts[-1].backend is not backend:
-            self.parts.append(Part(backend))
+            self.parts.append(DevicePart(backend))
             self.order[backend] += [], []  # copies, which come first, and nodes
         part = self.parts[-1]
         twin = self._twin(t, tuple(self._here(s, backend) for s in t.src))

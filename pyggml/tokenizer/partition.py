@@ -34,7 +34,7 @@ def in_order(specials: Iterable[Special]) -> tuple[Special, ...]:
     return tuple(sorted(specials, key=lambda special: (-len(special.text.encode()), special.id)))
 
 
-class Part(NamedTuple):
+class TextPart(NamedTuple):
     """Characters [start, end) of a text: the name of a special token, or a piece of text (id None).
 
     Spaces that a match includes are in no part.
@@ -50,17 +50,17 @@ def partition(
     specials: Iterable[Special],
     parse_special: bool,
     plain: Sequence[tuple[int, int]] = (),
-) -> list[Part]:
+) -> list[TextPart]:
     """The text in order, as non-empty pieces and special tokens.
 
     plain: ranges of characters in which hidden tokens are not looked for, not even in part.
     """
-    parts = [Part(0, len(text))] if text else []
+    parts = [TextPart(0, len(text))] if text else []
     for special in specials:
         if (special.hidden and not parse_special) or special.text not in text:
             continue
         hidden_plain = plain if special.hidden else ()
-        cut: list[Part] = []
+        cut: list[TextPart] = []
         for part in parts:
             cut.extend(_cut(text, part, special, hidden_plain) if part.id is None else (part,))
         parts = cut
@@ -68,8 +68,8 @@ def partition(
 
 
 def _cut(
-    text: str, part: Part, special: Special, plain: Sequence[tuple[int, int]]
-) -> Iterator[Part]:
+    text: str, part: TextPart, special: Special, plain: Sequence[tuple[int, int]]
+) -> Iterator[TextPart]:
     start, at = part.start, part.start - 1
     while (at := text.find(special.text, at + 1, part.end)) >= 0:
         end = at + len(special.text)
@@ -79,10 +79,10 @@ def _cut(
         while special.lstrip and left > start and text[left - 1] in SPACES:
             left -= 1
         if left > start:
-            yield Part(start, left)
+            yield TextPart(start, left)
         while special.rstrip and end < part.end and text[end] in SPACES:
             end += 1
-        yield Part(at, at + len(special.text), special.id)
+        yield TextPart(at, at + len(special.text), special.id)
         start, at = end, end - 1
     if start < part.end:
-        yield Part(start, part.end)
+        yield TextPart(start, part.end)

@@ -21,7 +21,7 @@ from pyggml.tokenizer.codec import Codec
 from pyggml.tokenizer.kinds import KINDS, Frame, read_codec, read_frame, read_pretokenizer
 from pyggml.tokenizer.metadata import Metadata
 from pyggml.tokenizer.offsets import locate
-from pyggml.tokenizer.partition import Part, partition
+from pyggml.tokenizer.partition import TextPart, partition
 from pyggml.tokenizer.special import Specials, read_specials
 from pyggml.tokenizer.vocabulary import BYTE_TOKEN, Attr, Vocabulary, read_vocabulary
 
@@ -119,7 +119,9 @@ class Tokenizer:
         roles = {"bos": self.bos_id, "eos": self.eos_id, "pad": self.pad_id, "unk": self.unk_id}
         return {f"{role}_token": self._tokens[id] for role, id in roles.items() if id is not None}
 
-    def _encode_parts(self, text: str, parts: list[Part]) -> Iterator[tuple[Part, Sequence[int]]]:
+    def _encode_parts(
+        self, text: str, parts: list[TextPart]
+    ) -> Iterator[tuple[TextPart, Sequence[int]]]:
         """Each part with its ids."""
         texts = [text[part.start : part.end] for part in parts if part.id is None]
         encoded = iter(self._codec.encode(texts))

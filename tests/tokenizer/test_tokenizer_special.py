@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pyggml.tokenizer import from_metadata
-from pyggml.tokenizer.partition import Part, Special, in_order, partition
+from pyggml.tokenizer.partition import Special, TextPart, in_order, partition
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 
@@ -152,7 +152,7 @@ def test_plain_ranges_hold_no_hidden_token():
     specials = in_order([Special("<c>", 3, hidden=True), Special("cd", 4, hidden=False)])
     text = "<c>x<c><c>cd"
     assert partition(text, specials, True, [(5, 6), (10, 12)]) == [
-        Part(0, 3, 3), Part(3, 7), Part(7, 10, 3), Part(10, 12, 4),
+        TextPart(0, 3, 3), TextPart(3, 7), TextPart(7, 10, 3), TextPart(10, 12, 4),
     ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyggml.generation import Finish, Piece
-from pyggml.generation.serving import Read
+from pyggml.generation.serving import ReadPrompt
 from pyggml.tokenizer import Tokenizer
 
 Object = dict[str, Any]
@@ -46,7 +46,7 @@ class Choice:
         if piece.finish is not None:
             self.reason = _REASONS[piece.finish]
 
-    def add_prompt(self, read: Read) -> None:
+    def add_prompt(self, read: ReadPrompt) -> None:
         """What the model said of the prompt's own tokens."""
         self.pieces += read.pieces
         if read.finish is not None:
@@ -92,11 +92,11 @@ class Form(ABC):
         ]
         return {**self._head, "object": self.kind, "choices": made, "usage": usage.object()}
 
-    def chunk(self, index: int, told: Piece | Read | None, prefix: str = "") -> Object:
+    def chunk(self, index: int, told: Piece | ReadPrompt | None, prefix: str = "") -> Object:
         """A part of answer `index`: a piece, the prompt and what was read of it, or without either
         its end."""
         part = Choice()
-        if isinstance(told, Read):
+        if isinstance(told, ReadPrompt):
             part.text = prefix
             part.add_prompt(told)
         elif told is not None:

@@ -26,7 +26,7 @@ from pyggml.cli.commands.serve.service import Flow, Service
 from pyggml.cli.web.body import read_object, unless_gone
 from pyggml.cli.web.errors import HANDLERS, ApiError
 from pyggml.cli.web.guard import Access, Guard
-from pyggml.generation.serving import Read
+from pyggml.generation.serving import ReadPrompt
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -157,7 +157,7 @@ async def _collect(flow: Flow, choices: list[Choice]) -> None:
         for i, piece in batch:
             if piece is None:
                 choices[i].reason = "length"
-            elif isinstance(piece, Read):
+            elif isinstance(piece, ReadPrompt):
                 choices[i].add_prompt(piece)
             else:
                 choices[i].add(piece)

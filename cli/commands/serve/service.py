@@ -19,11 +19,11 @@ from pyggml.cli.web.errors import ApiError, of_input, program_fault, too_long, u
 from pyggml.errors import PyggmlError, TemplateError
 from pyggml.generation import Completion, Piece, Sampling
 from pyggml.generation.sampling import MOST_STOPS
-from pyggml.generation.serving import Closed, Expired, Failure, Full, Read, Request, Worker
+from pyggml.generation.serving import Closed, Expired, Failure, Full, ReadPrompt, Request, Worker
 from pyggml.model import Model
 
 T = TypeVar("T")
-Told = Piece | Read | Failure
+Told = Piece | ReadPrompt | Failure
 _LOG = logging.getLogger("pyggml.serve")
 
 
@@ -169,7 +169,7 @@ class Flow:
 
         return tell
 
-    async def batches(self) -> AsyncIterator[list[tuple[int, Piece | Read | None]]]:
+    async def batches(self) -> AsyncIterator[list[tuple[int, Piece | ReadPrompt | None]]]:
         """What has come since the last time of answer i: its pieces, before them what was read of
         its prompt, or None if its time has ended.
 
@@ -189,7 +189,7 @@ class Flow:
         self._worker.cancel(self.requests)
 
 
-def _piece(told: Told, completion: Completion) -> Piece | Read | None:
+def _piece(told: Told, completion: Completion) -> Piece | ReadPrompt | None:
     if not isinstance(told, Failure):
         return told
     error = told.error

@@ -5,8 +5,8 @@ scheduler   which tokens go into the next pass
 worker      the thread that owns the scheduler
 """
 
-from pyggml.generation.serving.request import Expired, Failure, Read, Request
+from pyggml.generation.serving.request import Expired, Failure, ReadPrompt, Request
 from pyggml.generation.serving.scheduler import Scheduler
 from pyggml.generation.serving.worker import Closed, Full, Worker
 
-__all__ = ["Closed", "Expired", "Failure", "Full", "Read", "Request", "Scheduler", "Worker"]
+__all__ = ["Closed", "Expired", "Failure", "Full", "ReadPrompt", "Request", "Scheduler", "Worker"]

@@ -26,7 +26,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadPrompt:
     """A prompt's own tokens, as the model predicts them: pieces without text. Of the first token
     nothing is predicted.
 
@@ -46,9 +46,9 @@ class Request:
     model        the batch's model, or that with other adapters
     tell         called with each piece, from the thread that computes. The last call has a
                  `finish`, or is a Failure; there is none after a cancellation
-    n_likeliest  not None: the first call has a Read, with so many of the likeliest tokens at each
-                 place. The prompt is then computed as a whole, and the completion may be one of no
-                 tokens
+    n_likeliest  not None: the first call has a ReadPrompt, with so many of the likeliest tokens at
+                 each place. The prompt is then computed as a whole, and the completion may be one
+                 of no tokens
     deadline     time.monotonic() at which it fails with Expired
     n_cached     how many tokens of the prompt were in the cache; known with the first piece
     """
@@ -56,7 +56,7 @@ class Request:
     prompt: np.ndarray
     completion: Completion
     model: Model
-    tell: Callable[[Piece | Read | Failure], None]
+    tell: Callable[[Piece | ReadPrompt | Failure], None]
     n_likeliest: int | None = None
     deadline: float = math.inf
     n_cached: int = field(default=0, init=False)

@@ -18,7 +18,7 @@ from pyggml.errors import PyggmlError
 from pyggml.generation import Batch, Piece, Slot
 from pyggml.generation.batch import check_shift
 from pyggml.generation.sampler import logprobs
-from pyggml.generation.serving.request import Expired, Failure, Read, Request
+from pyggml.generation.serving.request import Expired, Failure, ReadPrompt, Request
 
 PREFILL = 512  # prompt tokens of a pass in which nobody writes
 PREFILL_BESIDE = 64  # in one in which somebody does
@@ -181,7 +181,7 @@ class Scheduler:
             finish = active.request.completion.finish
             if finish is not None:
                 self._release(active)
-            active.request.tell(Read(tuple(active.read), finish))
+            active.request.tell(ReadPrompt(tuple(active.read), finish))
             if finish is not None:
                 return
         self._sample(active, logits)

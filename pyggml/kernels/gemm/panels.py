@@ -139,7 +139,7 @@ def _whole_stores(depth, mr):
 # -- multiplying ----------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class PackedPart(NamedTuple):
     """A part of packed A: some groups, and some of their words."""
 
     depth: int  # words of a whole row

@@ -36,7 +36,7 @@ from pyggml.kernels.gemm.panels import (
     LANES,
     PAIR_NUMBERS,
     PIECE_WORDS,
-    Part,
+    PackedPart,
     View,
     Window,
     multiply_panels,
@@ -73,7 +73,9 @@ def _multiply(f, thread, first, n_columns, groups, k0, k):
     if k0 == 0:
         take_columns(f, thread, columns)
         begin(f, thread, rows, columns)
-    part = Part(words_of(tile, f.k), k0 // tile.per_word, words_of(tile, k), groups[0], groups[1])
+    part = PackedPart(
+        words_of(tile, f.k), k0 // tile.per_word, words_of(tile, k), groups[0], groups[1]
+    )
     window = Window(first, f.n, f.m, n_columns)
     added = f.accumulate or f.begins or k0 > 0
     multiply_panels(tile, f.packed_a, part, f.panels[thread], f.edge[thread], f.c, window, added)

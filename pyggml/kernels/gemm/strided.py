@@ -17,7 +17,7 @@ from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.kernels.gemm.frames import shares
-from pyggml.kernels.gemm.panels import Part, View, Window, multiply_panels, pack_group, split
+from pyggml.kernels.gemm.panels import PackedPart, View, Window, multiply_panels, pack_group, split
 from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
 from pyggml.kernels.gemm.tile import FLOAT_TILE
 
@@ -99,7 +99,7 @@ def _multiply_task(f, task, thread):
         k = min(DEPTH, f.k - k0)
         view = View(start + k0 * strides.column, strides.row, strides.column)
         _gather_panels(f.panels[thread], f.b, view, n, k)
-        part, added = Part(f.k, k0, k, groups[0], groups[1]), f.accumulate or k0 > 0
+        part, added = PackedPart(f.k, k0, k, groups[0], groups[1]), f.accumulate or k0 > 0
         multiply_panels(
             SHAPE, f.packed_a[batch], part, f.panels[thread], f.edge[thread], f.c, window, added
         )

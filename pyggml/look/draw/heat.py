@@ -37,7 +37,7 @@ _LEAST_WIDTH = 470.0  # what the legend takes
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class HeatKind:
     """What a heat map shows: its title, its numbers (S, L, C), and whether these are shares."""
 
     title: str
@@ -46,9 +46,9 @@ class Kind:
 
 
 KINDS = {
-    "norm": Kind("gradient norm ‖g‖", lambda o: o.norms),
-    "ratio": Kind("update ratio ‖ΔW‖ / ‖W‖", lambda o: o.ratios),
-    "zeros": Kind("share of zeros in the gradient", lambda o: o.zeros, is_share=True),
+    "norm": HeatKind("gradient norm ‖g‖", lambda o: o.norms),
+    "ratio": HeatKind("update ratio ‖ΔW‖ / ‖W‖", lambda o: o.ratios),
+    "zeros": HeatKind("share of zeros in the gradient", lambda o: o.zeros, is_share=True),
 }
 
 
