@@ -19,7 +19,6 @@ TITLES = {
     "output": "Output",
     "help": "Settings and help",
 }
-_WIDTH = 25  # columns of the options, so that all groups align
 
 
 class GroupedOption(click.Option):
@@ -53,17 +52,22 @@ class GroupedCommand(click.Command):
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
-        for group, title in TITLES.items():
-            listed = [
-                record
-                for option in self.params
-                if isinstance(option, GroupedOption) and option.group == group
-                if (whole or option.common) and (record := option.get_help_record(ctx))
-            ]
-            if listed:
-                with formatter.section(title):
-                    formatter.write_dl([(o.ljust(_WIDTH), about) for o, about in listed])
+        groups = {title: self._records(ctx, group, whole) for group, title in TITLES.items()}
+        width = max(len(option) for records in groups.values() for option, _ in records)
+        for title, records in groups.items():
+            if records:
+                with formatter.section(title):  # padded, so that the texts of all groups align
+                    formatter.write_dl([(o.ljust(width), about) for o, about in records])
         return formatter.getvalue().rstrip("\n")
+
+    def _records(self, ctx: click.Context, group: str, whole: bool) -> list[tuple[str, str]]:
+        """The options of a group and what each is for, or of these the common ones."""
+        return [
+            record
+            for option in self.params
+            if isinstance(option, GroupedOption) and option.group == group
+            if (whole or option.common) and (record := option.get_help_record(ctx))
+        ]
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(self.help_text(ctx, whole=False) + "\n")

@@ -1,5 +1,6 @@
 """A resumed run computes as the run did that it continues, or says why it cannot."""
 
+import hashlib
 import json
 import warnings
 
@@ -32,10 +33,15 @@ def run_of(tiny, corpus_of):
 
 
 def rewritten(path, **changes):
-    """The checkpoint with other metadata; None leaves a key out."""
+    """The checkpoint with other metadata; None leaves a key out. Its sum is that of older ones, of
+    the numbers alone."""
     with gguf.open(path) as file:
         metadata = {key: field.value for key, field in file.metadata.items()} | changes
         tensors = [(n, F32, t.shape, np.array(file.data(n))) for n, t in file.tensors.items()]
+    digest = hashlib.sha256()
+    for name, _, _, array in tensors:
+        digest.update(name.encode() + array.tobytes())
+    metadata |= {"checkpoint.sha256": None, "checkpoint.digest": digest.hexdigest()}
     kept = {key: value for key, value in metadata.items() if value is not None}
     kept["checkpoint.run"] = json.dumps(json.loads(kept["checkpoint.run"]))
     gguf.write(path, kept, tensors)

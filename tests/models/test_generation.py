@@ -153,15 +153,25 @@ def test_the_context_ends_an_answer_and_refuses_a_longer_prompt(model):
 
 
 def test_a_token_binds_nothing(model, monkeypatch):
-    """From the second on, all that changes are the numbers of the inputs."""
+    """From the second on, all that changes are the numbers of the inputs; memory is looked up of
+    the logits alone, which are read."""
     session, whole = Session(model, 20), [*PROMPT, 3, 8, 11, 40, 7]
     session.feed(PROMPT)
     session.feed(whole[4:5])
-    for name in ("bind", "attach", "alloc"):
-        monkeypatch.setattr(type(model.backend), name, None)
+    device = type(model.backend)
+    attach, attached = device.attach, []
+
+    def attach_one(self, tensor, arena, offset):
+        attached.append(tensor)
+        attach(self, tensor, arena, offset)
+
+    for name in ("bind", "alloc"):
+        monkeypatch.setattr(device, name, None)
+    monkeypatch.setattr(device, "attach", attach_one)
     for token in whole[5:]:
         last = session.feed([token])
     monkeypatch.undo()
+    assert len(attached) == len(whole[5:]) and len(set(attached)) == 1
     wanted = model.logits(whole)[-1]
     assert np.abs(last - wanted).max() < 0.02 * np.abs(wanted).max()
 
