@@ -99,9 +99,9 @@ def say_piece(piece: Piece, how: Sampling, tokenizer: Tokenizer) -> None:
 def _probabilities(piece: Piece, tokenizer: Tokenizer) -> str:
     """A token, its log-probability, and the likeliest tokens: 'a' -1.204 | 'the' 60.0 %."""
 
-    def quoted(token: int) -> str:
+    def quote(token: int) -> str:
         return repr(tokenizer.token_bytes(token, special=True).decode("utf-8", "replace"))
 
     assert piece.logprob is not None
-    others = [f"{quoted(token)} {100 * math.exp(p):.1f} %" for token, p in piece.likeliest]
-    return f"{quoted(piece.token):<16} {piece.logprob:8.3f}" + "".join(f" | {o}" for o in others)
+    others = [f"{quote(token)} {100 * math.exp(p):.1f} %" for token, p in piece.likeliest]
+    return f"{quote(piece.token):<16} {piece.logprob:8.3f}" + "".join(f" | {o}" for o in others)

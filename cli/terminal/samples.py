@@ -36,7 +36,7 @@ def prompt_ids(model: Model, prompt: str | None, corpus: Corpus, config: DataCon
     ids = model.tokenizer.encode_prompt(prompt)
     parsed, plain = (model.tokenizer.encode(prompt, parse_special=p) for p in (True, False))
     is_plain = parsed == plain
-    if is_plain and any(CHAT in prompts.notes for prompts in corpus.found):
+    if is_plain and any(CHAT in prompts.notes for prompts in corpus.files):
         encoder = encoder_of(model.tokenizer, Chats.of(config, model.tokenizer))
         ids = encoder.prompt([{"role": "user", "content": prompt}])
     if not 0 < len(ids) < model.config.n_ctx:

@@ -64,7 +64,7 @@ def targets(parts: Parts, config: LoraConfig) -> dict[str, Target]:
     names += ["output.weight"] * ("output" in modules)
     bases = {n: specs[n] for n in names if n in parts.weights}
     chosen = {name: _target(name, spec, config) for name, spec in bases.items()}
-    faults += _unmatched(chosen, config)
+    faults += _faults_of_modules(chosen, config)
     faults += _too_small(chosen, config.rank)
     faults += _no_matrices(chosen, config)
     faults += _unwritable(parts, chosen) if config.dora else []
@@ -94,7 +94,7 @@ def fits(pattern: str, name: str) -> bool:
     return any(fnmatchcase(n, pattern) for n in (name, short, short.split(".", 2)[-1]))
 
 
-def _unmatched(chosen: Mapping[str, Target], config: LoraConfig) -> list[Fault]:
+def _faults_of_modules(chosen: Mapping[str, Target], config: LoraConfig) -> list[Fault]:
     """Patterns without a target: most likely they are misspelt."""
     settings = ("rank_pattern", "alpha_pattern")
     return [

@@ -211,11 +211,11 @@ def preferences(units: Sequence[Sequence[Answer]], ctx: int, mismatch: bool) -> 
     """
     windows = [[a for unit in w for a in unit] for w in _placed(units, ctx + 1)]
     if not mismatch:
-        return filled(windows, ctx)
+        return fill_windows(windows, ctx)
     if len(units) == 1:
         raise DataError("single answers are compared with one another: there is one, wanted two")
-    others = filled([_moved_on(windows, i) for i in range(len(windows))], ctx)
-    return replace(filled(windows, ctx), mismatched=others)
+    others = fill_windows([_moved_on(windows, i) for i in range(len(windows))], ctx)
+    return replace(fill_windows(windows, ctx), mismatched=others)
 
 
 def _placed(units: Sequence[Sequence[Answer]], width: int) -> list[list[Sequence[Answer]]]:
@@ -241,7 +241,7 @@ def _moved_on(windows: Sequence[Sequence[Answer]], i: int) -> list[Answer]:
     return [other.after_prompt_of(a) for a, other in zip(window, before, strict=True)]
 
 
-def filled(windows: Sequence[Sequence[Answer]], ctx: int) -> Preferences:
+def fill_windows(windows: Sequence[Sequence[Answer]], ctx: int) -> Preferences:
     """Windows of these answers; an answer longer than a window is cut."""
     shape = (len(windows), ctx + 1)
     signs = np.zeros((len(windows), max(map(len, windows), default=0)), np.int8)

@@ -61,7 +61,7 @@ class TokenCache:
         path = self._path(key)
         try:
             with gguf.open(path) as file:
-                entry = _checked(file, key, n_vocab)
+                entry = _read_entry(file, key, n_vocab)
             os.utime(path)  # it was used now
             return entry
         except (GGUFError, ValueError, OSError):
@@ -168,7 +168,7 @@ def _crc32(array: np.ndarray) -> int:
     return crc
 
 
-def _checked(file: gguf.GGUFFile, key: Mapping[str, Any], n_vocab: int) -> CachedDocuments:
+def _read_entry(file: gguf.GGUFFile, key: Mapping[str, Any], n_vocab: int) -> CachedDocuments:
     """GGUFError or ValueError for anything that `keep` would not have written."""
     said = [file.require(name, str) for name in ("general.type", "tokens.key")]
     tensors = {name: file.data(name) for name in file.tensors}

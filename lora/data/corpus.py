@@ -72,12 +72,12 @@ def _read_training(
     train = reader.joined([part.train for part in trained])
     validation = reader.joined([p.validation for p in trained] + [p.train for p in apart])
     _check_amount(train, trained, c.ctx)
-    found = [part.found for part in trained]
-    found += [replace(p.found, n_held_out=p.found.n_documents) for p in apart]
+    files = [part.summary for part in trained]
+    files += [replace(p.summary, n_held_out=p.summary.n_documents) for p in apart]
     if not c.packing:
         train, validation = bucket([train, validation])
     held_out_windows = validation if len(validation) else None
-    return Corpus(train, held_out_windows, tuple(found), (*others, *left_out), c.settled())
+    return Corpus(train, held_out_windows, tuple(files), (*others, *left_out), c.settled())
 
 
 def encode_rows(
@@ -99,7 +99,7 @@ class _Part:
 
     train: Dataset
     validation: Dataset
-    found: FileSummary
+    summary: FileSummary
     whole: bool
 
 
@@ -155,16 +155,16 @@ class _Parts(Reader):
         counts = (len(documents), n_held_out, documents.n_tokens)
         how = (read.kept.faults, read.was_kept, read.not_kept)
         n_dropped = len(read.kept.documents) - len(documents)
-        found = FileSummary(source, kind, *counts, *how, read.kept.notes, n_dropped)
-        return _Part(train, validation, found, whole)
+        summary = FileSummary(source, kind, *counts, *how, read.kept.notes, n_dropped)
+        return _Part(train, validation, summary, whole)
 
 
 def _check_amount(train: Dataset, parts: Sequence[_Part], ctx: int) -> None:
     """There is a window at least, and one that is full where documents may be cut."""
-    n_tokens = sum(part.found.n_tokens for part in parts)
+    n_tokens = sum(part.summary.n_tokens for part in parts)
     if not len(train) or (n_tokens < ctx + 1 and not any(part.whole for part in parts)):
-        names = ", ".join(str(part.found.source.path) for part in parts)
-        n_dropped = sum(part.found.n_dropped for part in parts)
+        names = ", ".join(str(part.summary.source.path) for part in parts)
+        n_dropped = sum(part.summary.n_dropped for part in parts)
         if n_dropped and not n_tokens:
             raise DataError(
                 f"{names}: every row ({n_dropped}) is longer than a window of {ctx}: give a larger "
@@ -211,14 +211,14 @@ def _check_lengths(path: Path, kind: str, documents: Documents, ctx: int) -> Non
 
 
 def held_out(lengths: Sequence[int], share: float) -> list[int]:
-    """Documents whose tokens come nearest to this share of all, found from the last to the first.
+    """Documents whose tokens come nearest to this share of all, chosen from the last to the first.
 
     They never have more than half of all, so one document at least is left.
     """
-    whole, taken, found = sum(lengths), 0, list[int]()
+    whole, taken, chosen = sum(lengths), 0, list[int]()
     for i in reversed(range(len(lengths)) if share else ()):
         more = taken + lengths[i]
         if abs(more - share * whole) <= abs(taken - share * whole) and 2 * more <= whole:
             taken = more
-            found.append(i)
-    return found
+            chosen.append(i)
+    return chosen

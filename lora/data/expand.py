@@ -150,7 +150,7 @@ def _copy(device: int, inode: int, path: Path) -> Path:
     copy = Path(_folder().name, f"{device}-{inode}", name)
     try:
         copy.parent.mkdir(exist_ok=True)
-        with _opened(path) as pipe, copy.open("wb") as to:
+        with _open_pipe(path) as pipe, copy.open("wb") as to:
             to.write(_beginning(pipe, path))
             shutil.copyfileobj(pipe, to)
     except OSError as error:
@@ -159,7 +159,7 @@ def _copy(device: int, inode: int, path: Path) -> Path:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[io.BufferedReader]:
+def _open_pipe(path: Path) -> Iterator[io.BufferedReader]:
     """A pipe through which something has come, or nothing will. Says what is awaited, if it is."""
     late = f"{path}: nothing has come through this pipe yet, waiting for what writes to it"
     timer = threading.Timer(PATIENCE, warnings.warn, (late, RuntimeWarning))

@@ -39,7 +39,7 @@ class _Answers(Reader):
         kept = read.kept
         unit, path = UNITS[kept.kind], str(source.path)
         made = corpus_of(kept.documents, path, unit, self.ctx, share, self.schema.purpose)
-        (whole,) = made.found
+        (whole,) = made.files
         whole = replace(
             whole,
             source=source,
@@ -47,7 +47,7 @@ class _Answers(Reader):
             was_kept=read.was_kept,
             not_kept=read.not_kept,
         )
-        return replace(made, found=(whole,))
+        return replace(made, files=(whole,))
 
 
 def read_preferences(
@@ -69,26 +69,26 @@ def read_preferences(
     share = 0.0 if held_out else config.val_split
     trained = [reader.corpus(source, share) for source in sources]
     validation = [c.validation for c in trained] + [c.train for c in held_out]
-    read = [f for c in trained for f in c.found]
-    read += [replace(f, n_held_out=f.n_documents) for c in held_out for f in c.found]
+    read = [f for c in trained for f in c.files]
+    read += [replace(f, n_held_out=f.n_documents) for c in held_out for f in c.files]
     return Corpus(
-        _joined([_repeated(c) for c in trained]),
-        _joined([v for v in validation if v is not None]) if any(validation) else None,
+        _join([_repeat(c) for c in trained]),
+        _join([v for v in validation if v is not None]) if any(validation) else None,
         tuple(read),
         (*others, *left_out),
         config.settled(),
     )
 
 
-def _repeated(corpus: Corpus) -> Dataset:
+def _repeat(corpus: Corpus) -> Dataset:
     """The windows to train on, each as often as its file's weight says."""
-    (file,), train = corpus.found, corpus.train
+    (file,), train = corpus.files, corpus.train
     if file.source.weight == 1:
         return train
     return replace(train, repeats=np.full(len(train), file.source.weight))
 
 
-def _joined(datasets: Sequence[Dataset]) -> Preferences:
+def _join(datasets: Sequence[Dataset]) -> Preferences:
     """The windows of all files, one file's after another's."""
     parts = [p for p in datasets if isinstance(p, Preferences)]
     mismatched = [p.mismatched for p in parts if p.mismatched is not None]
@@ -101,5 +101,5 @@ def _joined(datasets: Sequence[Dataset]) -> Preferences:
         np.concatenate([p.trained for p in parts if p.trained is not None]),
         repeats=np.concatenate(repeats) if is_weighted else None,
         signs=np.concatenate([np.pad(p.signs, ((0, 0), (0, room - p.room))) for p in parts]),
-        mismatched=_joined(mismatched) if mismatched else None,
+        mismatched=_join(mismatched) if mismatched else None,
     )

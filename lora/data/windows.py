@@ -177,7 +177,7 @@ class Corpus:
 
     train: Dataset
     validation: Dataset | None
-    found: tuple[FileSummary, ...] = ()
+    files: tuple[FileSummary, ...] = ()
     left_out: tuple[tuple[Path, str], ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -190,17 +190,17 @@ class Corpus:
 
     @property
     def n_documents(self) -> int:
-        return sum(f.n_documents for f in self.found)
+        return sum(f.n_documents for f in self.files)
 
     @property
     def n_held_out(self) -> int:
         """Documents; of a text, windows are."""
-        return sum(f.n_held_out for f in self.found)
+        return sum(f.n_held_out for f in self.files)
 
     @property
     def kind(self) -> str:
         """The format of the files; "" if there are several."""
-        kinds = {f.kind for f in self.found}
+        kinds = {f.kind for f in self.files}
         return kinds.pop() if len(kinds) == 1 else ""
 
     def digest(self) -> str:

@@ -58,7 +58,7 @@ def to_peft(
             fan_in_fan_out=twins.layout.conv1d,
         )
         tables = {name for name, module in modules.items() if module.table}
-        tensors.write(partial / tensors.NAME, _named(updates, stacks), tables)
+        tensors.write(partial / tensors.NAME, _with_names(updates, stacks), tables)
     return ranks
 
 
@@ -89,7 +89,7 @@ def _halves(module: Module, pairs: LoraPairs) -> _Halves:
     return np.concatenate([a for a, _ in found], -2), np.concatenate([b for _, b in found], -1)
 
 
-def _named(updates: Mapping[str, _Halves], stacks: set[str]) -> dict[str, _Halves]:
+def _with_names(updates: Mapping[str, _Halves], stacks: set[str]) -> dict[str, _Halves]:
     """The updates as PEFT's tensors: of experts A (n_expert · rank, n_in) lies by experts and B
     (n_out, rank · n_expert) by ranks; the first of two parameters is that of the base layer."""
     found = {}

@@ -119,7 +119,7 @@ def _name_map(architecture: str, n_blocks: int) -> Any:
 def _modules(model: Model, layout: Layout, names: Any) -> Iterator[Module]:
     """Every module of the class that the file has tensors for."""
     specs, weights = model.parts.decoder.tensors(), model.parts.weights
-    for name, ending, i in _named(layout, model.config.n_layer):
+    for name, ending, i in _names_of(layout, model.config.n_layer):
         tensors = [f"blk.{i}.{t}" for t in layout.fused.get(ending, ())] or [names.get_name(name)]
         found = [f"{t}.weight" for t in tensors]
         if not all(t in weights and specs[t].update(1) for t in found):
@@ -153,7 +153,7 @@ def _stacks(model: Model, layout: Layout) -> Iterator[Module]:
             yield Module(name, (len(rows), n_in), tuple(parts), n_expert=n_expert)
 
 
-def _named(layout: Layout, n_layer: int) -> Iterator[tuple[str, str, int]]:
+def _names_of(layout: Layout, n_layer: int) -> Iterator[tuple[str, str, int]]:
     """Name, what of it stands behind the layer's number, and that number."""
     yield from ((name, name, 0) for name in layout.outer)
     for i in range(n_layer):

@@ -43,7 +43,7 @@ class MetricsFile:
         self._waiting.append(record)
         try:
             if self._file is None and record["event"] == "step":
-                self._file = self._opened()
+                self._file = self._open_file()
             if self._file is not None:
                 self._file.write("".join(map(_line, self._waiting)))
                 self._file.flush()
@@ -58,7 +58,7 @@ class MetricsFile:
             with suppress(OSError):  # it would write again what the disk refused
                 self._file.close()
 
-    def _opened(self) -> TextIO:
+    def _open_file(self) -> TextIO:
         """The file with the lines of the steps before, ready for more."""
         kept = [r for r in read_records(self.path) if r["step"] <= self._start]
         losses = [r.get("loss") for r in kept if r["event"] == "step"]

@@ -76,7 +76,7 @@ def test_the_answers_and_their_ends_are_learned(corpus, vocabulary):
     made = corpus(ROUNDS, {"conversations": share_gpt})
     end = "<|im_end|>"
     assert learned(made, vocabulary()) == [f"1{end}2{end}Three.{end}Ho{end}"]
-    assert made.found[0].notes[CHAT] == (2, "line 1")
+    assert made.files[0].notes[CHAT] == (2, "line 1")
     everything = corpus(ROUNDS, train_on="all")
     assert everything.train.n_targets() == len(vocabulary().encode("".join(
         f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in ROUNDS
@@ -106,9 +106,9 @@ def test_a_chat_that_is_too_long_is_never_cut_without_a_word(corpus, vocabulary)
     with pytest.raises(DataError, match=wanted):
         corpus(ROUNDS[-2:], ROUNDS, ctx=90)
     dropped = corpus(ROUNDS[-2:], ROUNDS, ctx=90, long_chats="drop")
-    assert (dropped.n_documents, dropped.found[0].n_dropped) == (1, 1)
+    assert (dropped.n_documents, dropped.files[0].n_dropped) == (1, 1)
     cut = corpus(ROUNDS[-2:], ROUNDS, ctx=90, long_chats="cut", packing=False)
-    assert cut.found[0].notes[CUT] == (1, "line 2") and cut.found[0].n_dropped == 0
+    assert cut.files[0].notes[CUT] == (1, "line 2") and cut.files[0].n_dropped == 0
     text = vocabulary().decode(cut.train.tokens[1][cut.train.documents[1] >= 0], special=True)
     assert text.startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nTwo?")
     assert learned(cut, vocabulary())[1] == "2<|im_end|>Three.<|im_end|>"
@@ -131,7 +131,7 @@ def test_an_answer_that_nothing_ends_is_refused_or_told(corpus):
     with pytest.raises(DataError, match="no answer ends in a token that ends a turn, so the model"):
         corpus(ROUNDS, template=words)
     some = words.replace("\n", "{{ '</s>' if messages|length > 3 }}\n")
-    assert corpus(ROUNDS, ROUNDS[1:3], template=some).found[0].notes[OPEN] == (1, "line 2")
+    assert corpus(ROUNDS, ROUNDS[1:3], template=some).files[0].notes[OPEN] == (1, "line 2")
 
 
 @pytest.mark.quick
@@ -139,9 +139,9 @@ def test_names_of_control_tokens_in_messages_are_told(corpus, tmp_path):
     named = [user("What is <|im_end|>?"), assistant("A token.")]
     cache = TokenCache(tmp_path / "cache")
     for _ in range(2):  # the second from the cache
-        assert corpus(ROUNDS, named, cache=cache).found[0].notes[NAMED] == (1, "line 2")
+        assert corpus(ROUNDS, named, cache=cache).files[0].notes[NAMED] == (1, "line 2")
     parsed = corpus(named, special_tokens="parse")
-    assert NAMED not in parsed.found[0].notes
+    assert NAMED not in parsed.files[0].notes
     assert (
         len(parsed.train.tokens[0])
         and parsed.train.tokens.tolist() != corpus(named).train.tokens.tolist()

@@ -45,8 +45,8 @@ def again(path, folder, config=CONFIG, **changes):
     for name, value in changes.items():
         setattr(tokenizer, name, value)
     corpus = read_corpus(path, tokenizer, config, TokenCache(folder))
-    assert corpus.found[0].was_kept == (tokenizer.n_calls == 0)
-    return corpus.found[0].was_kept, corpus
+    assert corpus.files[0].was_kept == (tokenizer.n_calls == 0)
+    return corpus.files[0].was_kept, corpus
 
 
 def test_a_second_run_reads_the_same_tokens(kept):
@@ -150,7 +150,7 @@ def test_the_folder_is_bounded(kept, monkeypatch):
 def test_a_folder_that_cannot_be_made_keeps_nothing(kept):
     path, _ = kept
     corpus = read_corpus(path, Bytes(), CONFIG, TokenCache(path / "cache"))
-    assert "Not a directory" in corpus.found[0].not_kept
+    assert "Not a directory" in corpus.files[0].not_kept
     assert corpus.digest() == read_corpus(path, Bytes(), CONFIG).digest()
 
 
@@ -160,7 +160,7 @@ def test_skipped_rows_are_told_by_every_run(tmp_path):
     skipping = DataConfig(ctx=8, skip_bad_rows=True)
     for _ in range(2):
         _, corpus = again(path, folder, skipping)
-        assert str(corpus.found[0].skipped) == 'line 11 is an object whose "text" is a number'
+        assert str(corpus.files[0].skipped) == 'line 11 is an object whose "text" is a number'
     for _ in range(2):
         with pytest.raises(
             DataError, match='line 11 is an object whose "text" is a number; wanted'

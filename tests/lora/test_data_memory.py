@@ -38,7 +38,7 @@ opened.clear()
 corpus = read_corpus(path, Words(), DataConfig(ctx=255), TokenCache(folder))
 corpus.digest()
 print(corpus.train.n_targets() + corpus.validation.n_targets())
-print("read" if str(path) in opened else "not read", *[f.was_kept for f in corpus.found])
+print("read" if str(path) in opened else "not read", *[f.was_kept for f in corpus.files])
 """
 
 

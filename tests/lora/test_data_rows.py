@@ -245,7 +245,7 @@ def test_hostile_lines_are_refused_and_the_next_one_read(tmp_path, monkeypatch, 
     with pytest.raises(DataError, match="line 2.*; wanted one JSON object") as error:
         read_corpus(path, Bytes(), DataConfig(ctx=4))
     assert message in str(error.value)
-    (found,) = read_corpus(path, Bytes(), DataConfig(ctx=4, skip_bad_rows=True)).found
+    (found,) = read_corpus(path, Bytes(), DataConfig(ctx=4, skip_bad_rows=True)).files
     assert (found.n_documents, found.skipped.total) == (2, 1) and message in str(found.skipped)
 
 

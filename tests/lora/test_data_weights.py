@@ -67,7 +67,7 @@ def test_no_window_has_rows_of_two_files(tmp_path):
     for part in (corpus.train, corpus.validation):
         for tokens, documents in zip(part.tokens, part.documents, strict=True):
             assert len({*tokens[documents >= 0]}) == 1
-    assert [found.n_tokens for found in corpus.found] == [63, 63]
+    assert [found.n_tokens for found in corpus.files] == [63, 63]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])

@@ -105,7 +105,7 @@ def test_several_files_are_held_out(folder):
     config = DataConfig(ctx=18, val_file=(str(folder / "b.jsonl"), str(folder / "below")))
     corpus = read_corpus(folder / "b.jsonl", Bytes(), config)
     assert len(corpus.train) == 1 and len(corpus.validation) == 3
-    assert [f.n_held_out for f in corpus.found] == [0, 1, 2]
+    assert [f.n_held_out for f in corpus.files] == [0, 1, 2]
 
 
 def test_preferences_take_folders_too(tmp_path):
@@ -114,7 +114,7 @@ def test_preferences_take_folders_too(tmp_path):
         (tmp_path / name).write_text(json.dumps(row) + "\n")
     (tmp_path / "notes").write_text("words")
     corpus = read_preferences([tmp_path], Bytes(), DataConfig(ctx=16, val_split=0.0), "pairs")
-    assert len(corpus.found) == 2 and [p.name for p, _ in corpus.left_out] == ["notes"]
+    assert len(corpus.files) == 2 and [p.name for p, _ in corpus.left_out] == ["notes"]
 
 
 def test_tokens_of_preferences_are_kept(tmp_path, monkeypatch):
@@ -131,7 +131,7 @@ def test_tokens_of_preferences_are_kept(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr("pyggml.lora.data.preferences.documents_of", None)
             again = read(cache)
-        assert [c.found[0].was_kept for c in (first, plain, again)] == [False, False, True]
+        assert [c.files[0].was_kept for c in (first, plain, again)] == [False, False, True]
         assert first.digest() == plain.digest() == again.digest()
         others = [c.train.mismatched for c in (plain, again)]
         assert (others[0] is None) == (kind == "pairs")
@@ -150,7 +150,7 @@ def test_a_pipe_is_copied_once(tmp_path):
         corpus = read_corpus(pipe, Bytes(), DataConfig(ctx=18, val_split=0.0))
         assert (corpus.kind, corpus.n_documents) == ("JSON Lines", 3)
     writer.join()
-    assert corpus.found[0].source.path.name == "rows"
+    assert corpus.files[0].source.path.name == "rows"
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")

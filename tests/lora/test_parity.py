@@ -19,7 +19,7 @@ from pyggml.lora import (
     unfreeze,
 )
 from pyggml.lora.data import Corpus
-from pyggml.lora.data.answers import Answer, Preferences, filled
+from pyggml.lora.data.answers import Answer, Preferences, fill_windows
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.objectives.sft import SFT
 
@@ -52,7 +52,7 @@ def windows_of(run, ctx, numbers=None):
 
 
 def dataset(windows, ctx, mismatched=None):
-    d = filled(windows, ctx)
+    d = fill_windows(windows, ctx)
     return InOrder(d.tokens, d.documents, d.trained, signs=d.signs, mismatched=mismatched)
 
 
@@ -98,7 +98,7 @@ def test_trl(kind, n_steps):
             [b.after_prompt_of(a) for a, b in zip(batch, batch[-1:] + batch, strict=False)]
             for batch in batches
         ]
-        mismatched = filled([part for m in moved for part in (m[:2], m[2:])], 48)
+        mismatched = fill_windows([part for m in moved for part in (m[:2], m[2:])], 48)
     steps = losses(run, dataset(windows, 48, mismatched), preference(kind, run))
     found = [e.loss for e in steps]
     assert len(found) == n_steps

@@ -33,7 +33,7 @@ _PROBE = [
 
 def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
     """Print the template, what is learned, and what was changed; nothing if there are no chats."""
-    sources = [f for f in corpus.found if CHAT in f.notes]
+    sources = [f for f in corpus.files if CHAT in f.notes]
     if not sources:
         return
     n = sum(f.notes[CHAT][0] for f in sources)
@@ -55,7 +55,7 @@ def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
 
 def question_prompt(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> str:
     """A prompt for `generate -p` that asks "..." as the chats did; without chats, "..." itself."""
-    if not any(CHAT in source.notes for source in corpus.found):
+    if not any(CHAT in source.notes for source in corpus.files):
         return "..."
     names = config.chat_template_kwargs or ""
     template = find_template(tokenizer, config.chat_template, names=names)

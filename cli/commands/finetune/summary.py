@@ -88,12 +88,12 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
     """What was read, file by file if there are several, what is held out, and what was skipped."""
     train, held_out = corpus.train, corpus.validation
     n, n_out = train.n_targets(), held_out.n_targets() if held_out else 0
-    if len(corpus.found) == 1:
-        (read,) = corpus.found
+    if len(corpus.files) == 1:
+        (read,) = corpus.files
         kind = f" ({read.kind})" if read.kind != "text" else ""
         named = f"{read.source.path.name}{kind}: "
     else:
-        for i, read in enumerate(corpus.found):
+        for i, read in enumerate(corpus.files):
             row("" if i else "data", _source_line(read))
         named = "together "
     parts = [
@@ -107,9 +107,9 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
         parts[0] += f" in {plural(corpus.n_documents - corpus.n_held_out, 'document')}"
         share = f", {100 * n_out / (n + n_out):.2g} % of the tokens" * (n_out > 0)
         parts[2] = f"{plural(corpus.n_held_out, 'document')} held out{share}"
-    row("" if len(corpus.found) > 1 else "data", ", ".join(parts))
+    row("" if len(corpus.files) > 1 else "data", ", ".join(parts))
     _say_left_out(corpus)
-    for read in corpus.found:
+    for read in corpus.files:
         if read.skipped.total:
             what = plural(read.skipped.total, "bad row")
             row("skipped", f"{read.source.path.name}: {what}: {printable(str(read.skipped))}")

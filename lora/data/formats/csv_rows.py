@@ -48,13 +48,13 @@ def csv_records(path: Path) -> Iterator[tuple[Place, Any]]:
             if record:
                 number += 1
                 place = Place(str(path), "record", number, n_before + 1 + reader.line_num)
-                yield place, _named(names, record)
+                yield place, _row_of(names, record)
     except csv.Error as error:
         line = n_before + 1 + reader.line_num
         raise DataError(f"{path}: line {line} is no CSV ({error})") from None
 
 
-def _named(names: list[str], record: list[str]) -> dict[str, str | None] | BadRow:
+def _row_of(names: list[str], record: list[str]) -> dict[str, str | None] | BadRow:
     if len(record) > len(names):
         return BadRow(f"has {len(record)} fields, the first line names {len(names)}")
     return dict.fromkeys(names) | dict(zip(names, record, strict=False))

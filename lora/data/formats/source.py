@@ -65,7 +65,7 @@ def lines(path: Path) -> Iterator[str | BadRow]:
                 n_bytes += _skipped(file, raw)
                 yield BadRow(f"is longer than {MOST_BYTES >> 20} MiB")
             else:
-                yield _decoded(raw, start)
+                yield _decode(raw, start)
             start += n_bytes
 
 
@@ -77,7 +77,7 @@ def _skipped(file: BinaryIO, raw: bytes) -> int:
     return n_bytes
 
 
-def _decoded(raw: bytes, start: int) -> str | BadRow:
+def _decode(raw: bytes, start: int) -> str | BadRow:
     try:
         return raw.removeprefix(_BOM).decode()  # also where files with marks were put together
     except UnicodeDecodeError as error:
