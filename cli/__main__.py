@@ -1,7 +1,5 @@
 """`pyggml COMMAND …` and `pyggml-finetune …`; only the command that is called is imported."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence

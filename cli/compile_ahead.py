@@ -5,8 +5,6 @@ cache's folder, where the other finds them. A note in that folder says that a st
 been taken, so that no later run starts a helper, or sets memory aside for the compiler.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -40,12 +38,7 @@ def _note(graph: Graph, compute: str) -> Path | None:
 
 @contextmanager
 def run_helper(
-    model: Path,
-    lora: LoraConfig | None,
-    train: TrainConfig,
-    ctx: int,
-    graph: Graph,
-    compute: str,
+    model: Path, lora: LoraConfig | None, train: TrainConfig, ctx: int, graph: Graph, compute: str
 ) -> Iterator[Callable[[], None]]:
     """A context with a helper, if the graph may be the first of its kind.
 

@@ -1,8 +1,6 @@
 """Errors that a user can cause. Each is one sentence: the thing, what was found, what was
 wanted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 Fault = str | tuple[str, str]  # a sentence, or a setting and what is wrong with it

@@ -4,8 +4,6 @@ What a killed process left, the next one that writes to the same folder removes.
 where caches lie.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

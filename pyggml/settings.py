@@ -9,8 +9,6 @@ repeated     whether its option is given once for every value, as --stop, rather
 may_change   whether a resumed run may have another value, since no number depends on it
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Arithmetic with sizes."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import numpy as np

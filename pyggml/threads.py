@@ -8,8 +8,6 @@ threads.most()  # what this process was started with: all cores, or NUMBA_NUM_TH
 threads.set(0)  # that many
 """
 
-from __future__ import annotations
-
 import warnings
 
 import numba

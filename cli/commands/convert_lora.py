@@ -1,7 +1,5 @@
 """`pyggml convert-lora`: an adapter of PEFT → one of llama.cpp, or back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

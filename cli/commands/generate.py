@@ -1,7 +1,5 @@
 """`pyggml generate`: prompt → prompt and what follows, as it is made."""
 
-from __future__ import annotations
-
 import sys
 from time import perf_counter
 from typing import Any
@@ -43,13 +41,7 @@ from pyggml.generation import Context, Finish, complete
 )
 @n_tokens_option("most tokens to write", default=128, show_default=True)
 @ctx_option(2, "most tokens, prompt included (default: the model's context)")
-def command(
-    source: ModelSource,
-    prompt: str,
-    n_tokens: int,
-    ctx: int | None,
-    **given: Any,
-) -> None:
+def command(source: ModelSource, prompt: str, n_tokens: int, ctx: int | None, **given: Any) -> None:
     """Write text that follows a prompt; the same seed gives the same text."""
     how = sampling_of(given).with_seed()
     cache = Context(**given_settings(Context, {}, given))

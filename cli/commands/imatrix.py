@@ -1,7 +1,5 @@
 """`pyggml imatrix`: a model and a text → the importance of its matrices' columns."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -23,13 +21,7 @@ from pyggml.lora.evaluate.importance import Collector
     "--ctx", type=click.IntRange(min=16), default=512, show_default=True, help="tokens of a chunk"
 )
 @click.option("--chunks", type=click.IntRange(min=1), help="most chunks to read (default: all)")
-def command(
-    source: ModelSource,
-    text: Path,
-    output: Path,
-    ctx: int,
-    chunks: int | None,
-) -> None:
+def command(source: ModelSource, text: Path, output: Path, ctx: int, chunks: int | None) -> None:
     """Measure which columns of a model's matrices a text makes large, for quantize --imatrix.
 
     The file is llama.cpp's.

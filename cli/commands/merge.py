@@ -1,7 +1,5 @@
 """`pyggml merge`: a model and adapters → one model, a line for each tensor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

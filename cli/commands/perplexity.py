@@ -1,7 +1,5 @@
 """`pyggml perplexity`: text → the running perplexity, then its final estimate and error."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,12 +32,7 @@ from pyggml.lora.data import Dataset, Encoding, TextRow, encode_rows, pack, read
     show_default=True,
     help="as for finetune; auto parses rows and leaves plain text plain",
 )
-def command(
-    source: ModelSource,
-    text: Path,
-    ctx: int,
-    special_tokens: str,
-) -> None:
+def command(source: ModelSource, text: Path, ctx: int, special_tokens: str) -> None:
     """How well a model predicts a text, as llama.cpp's tool of this name computes it.
 
     Of JSON Lines, JSON and CSV, every row is a document, read and scored as finetune's validation

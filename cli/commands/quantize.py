@@ -1,7 +1,5 @@
 """`pyggml quantize`: one line a tensor, then the sizes of both files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

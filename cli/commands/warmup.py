@@ -2,8 +2,6 @@
 and writes one token, so that every kernel that these need lies compiled on the disk.
 """
 
-from __future__ import annotations
-
 import tempfile
 from math import prod
 from pathlib import Path

@@ -25,7 +25,7 @@ DEMO_LORA = {
 }
 # Arguments of DataConfig.
 DEMO_DATA = {
-    "ctx": 128,  # what the base model was trained with; some ten lines of verse
+    "ctx": 128  # what the base model was trained with; some ten lines of verse
 }
 # Arguments of TrainConfig; a step takes 0.14 s on two cores, so all of them a minute.
 DEMO_TRAIN = {

@@ -6,8 +6,6 @@ a reader of standard output that closed it    143 stopped by SIGTERM
 A fault of the program itself keeps its traceback.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """Commands that write text: their options, and how a token and its probabilities are printed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

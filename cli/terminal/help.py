@@ -1,7 +1,5 @@
 """Help in groups: the common options of each at `--help`, all of them at `--help-all`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

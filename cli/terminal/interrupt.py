@@ -3,8 +3,6 @@
 Each asks for an end after the step under way; a second Ctrl-C or SIGTERM ends at once.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

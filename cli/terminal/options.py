@@ -91,12 +91,7 @@ compute_option = click.option(
 )
 DEVICE_HELP = "cpu, cuda, cuda:N, webgpu or auto"
 device_option = click.option(
-    "--device",
-    metavar="WORD",
-    default="cpu",
-    show_default=True,
-    **_MEMORY,
-    help=DEVICE_HELP,
+    "--device", metavar="WORD", default="cpu", show_default=True, **_MEMORY, help=DEVICE_HELP
 )
 
 

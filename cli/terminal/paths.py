@@ -1,7 +1,5 @@
 """Whether an output is possible, asked before the work: no run ends without a place for it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -11,13 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from pyggml.cli.terminal.show import row, say, span
-from pyggml.lora import (
-    CheckpointReport,
-    History,
-    Report,
-    StepReport,
-    ValidationReport,
-)
+from pyggml.lora import CheckpointReport, History, Report, StepReport, ValidationReport
 from pyggml.lora.objectives import Tally
 
 if TYPE_CHECKING:

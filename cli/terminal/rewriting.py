@@ -1,7 +1,5 @@
 """What commands that write a model again have in common: a line for each tensor, and both sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path

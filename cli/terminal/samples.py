@@ -1,7 +1,5 @@
 """Samples: answers to one prompt without and with the adapter, drawn in the same way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Numbers and names as a reader wants them."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterator

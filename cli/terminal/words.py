@@ -1,7 +1,5 @@
 """A text on a terminal, and a level from 0 to 8 of every piece: its colour, or a bar below it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len

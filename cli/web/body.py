@@ -3,8 +3,6 @@
 The body is hostile: its size, its time and its depth end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable

@@ -1,7 +1,5 @@
 """Faults → the API's error objects: {"error": {"message", "type", "param", "code"}}."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parts of a page, which lie beside the code; browsers fetch nothing but this server's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

@@ -9,8 +9,6 @@ site      Browsers say where a request comes from. One from another site may ope
 key       Compared in constant time. The page and /health are open: they tell nothing.
 """
 
-from __future__ import annotations
-
 import hmac
 import re
 from collections.abc import Collection

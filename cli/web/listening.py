@@ -1,7 +1,5 @@
 """A socket on this machine, and the packages that a server needs."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from importlib.util import find_spec

@@ -4,8 +4,6 @@ The template escapes every text that it gets. The page's policy lets no script a
 but these, and nothing be fetched.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Runs an application until a signal comes; imported when it is needed, as uvicorn is."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ The start that PiSSA subtracts follows A and B in the file, as further ranks. Tw
 (pyggml.models.adapter) let such a file be trained on.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

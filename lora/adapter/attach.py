@@ -1,7 +1,5 @@
 """Model → Adapter: fresh updates of chosen matrices, or the updates of a loaded adapter."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace

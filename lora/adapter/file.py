@@ -13,8 +13,6 @@ other one B is multiplied by the ratio. A key of our own has each one's alpha, s
 back.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Mapping

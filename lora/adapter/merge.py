@@ -8,8 +8,6 @@ had, or as that of a file type. A coarse type loses changes below its step. One 
 at a time.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from functools import partial

@@ -4,8 +4,6 @@ An all-reduce, a norm or an optimiser step is one loop over a buffer, whatever t
 tensors. Every tensor starts at a multiple of 64 bytes; the gaps stay zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 from typing import Any

@@ -9,8 +9,6 @@ pissa     W ≈ U S Vᵀ, its r largest directions:  A = √(S / s) Vᵀ,  B = U
 Every tensor has a random stream of its own, given by seed and tensor name.
 """
 
-from __future__ import annotations
-
 from zlib import crc32
 
 import numpy as np

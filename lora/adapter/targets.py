@@ -1,7 +1,5 @@
 """Config, model → the tensors that get an update, with their ranks and scales."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

@@ -4,8 +4,6 @@ The trained tensors replace the file's in the model's graphs. An adapter file ca
 the result is a model file.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from copy import copy

@@ -14,11 +14,4 @@ from pyggml.lora.config.data import SPECIAL_TOKENS, DataConfig
 from pyggml.lora.config.evaluation import EvalConfig
 from pyggml.lora.config.train import SCHEDULERS, TrainConfig
 
-__all__ = [
-    "SCHEDULERS",
-    "SPECIAL_TOKENS",
-    "DataConfig",
-    "EvalConfig",
-    "LoraConfig",
-    "TrainConfig",
-]
+__all__ = ["SCHEDULERS", "SPECIAL_TOKENS", "DataConfig", "EvalConfig", "LoraConfig", "TrainConfig"]

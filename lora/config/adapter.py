@@ -1,7 +1,5 @@
 """What an adapter is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -39,12 +37,7 @@ class LoraConfig(Settings):
     """
 
     rank: int = setting(
-        8,
-        "rank of the update",
-        "1 to 4096",
-        lambda r: 1 <= r <= 4096,
-        group="adapter",
-        common=True,
+        8, "rank of the update", "1 to 4096", lambda r: 1 <= r <= 4096, group="adapter", common=True
     )
     alpha: float = setting(
         16.0,

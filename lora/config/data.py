@@ -1,7 +1,5 @@
 """What is read, and how it becomes windows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import date
 

@@ -1,7 +1,5 @@
 """What is evaluated, and how it is asked."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pyggml.chat import BUILT_IN, MODEL

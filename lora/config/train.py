@@ -1,7 +1,5 @@
 """How a run trains."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pyggml.errors import Fault
@@ -25,11 +23,7 @@ class TrainConfig(Settings):
         1, "times that the text is read", *at_least(1), group="optimiser", common=True
     )
     max_steps: int = setting(
-        0,
-        "end after this many steps (0: no limit)",
-        *at_least(0),
-        group="optimiser",
-        common=True,
+        0, "end after this many steps (0: no limit)", *at_least(0), group="optimiser", common=True
     )
     batch: int = setting(
         1, "windows in one pass; more need more memory", *_COUNT, group="optimiser", common=True
@@ -66,11 +60,7 @@ class TrainConfig(Settings):
         group="optimiser",
     )
     lr_min: float = setting(
-        0.0,
-        "learning rate at the end",
-        "0 or more",
-        lambda x: 0 <= x <= 10,
-        group="optimiser",
+        0.0, "learning rate at the end", "0 or more", lambda x: 0 <= x <= 10, group="optimiser"
     )
     warmup_steps: int = setting(
         10,
@@ -159,11 +149,7 @@ class TrainConfig(Settings):
         may_change=True,
     )
     val_windows: int = setting(
-        32,
-        "most windows that a validation reads",
-        *at_least(1),
-        group="output",
-        may_change=True,
+        32, "most windows that a validation reads", *at_least(1), group="output", may_change=True
     )
     patience: int = setting(
         0,
@@ -173,9 +159,7 @@ class TrainConfig(Settings):
         may_change=True,
     )
     keep_best: bool = setting(
-        False,
-        "write what validated best, not what the last step made",
-        group="output",
+        False, "write what validated best, not what the last step made", group="output"
     )
     checkpoint_dir: str | None = setting(
         None,

@@ -10,8 +10,6 @@ A file is known by the SHA-256 of its bytes. Its size and times stand for that h
 second run need not read it. Damaged or inconsistent entries count as absent and are made anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

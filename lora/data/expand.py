@@ -10,8 +10,6 @@ What of a folder holds no data is left out by name, as is plain text beside file
 README; hidden files are not looked at.
 """
 
-from __future__ import annotations
-
 import glob
 import io
 import os

@@ -9,8 +9,6 @@ CSV          .csv, .tsv; else the first line is a header with known names    a r
 text         anything else                                                   the whole file
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

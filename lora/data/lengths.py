@@ -4,8 +4,6 @@ Graphs are planned and bound once for each length of a batch, so there are few l
 leave the least padding of all windows together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations

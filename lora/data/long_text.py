@@ -5,8 +5,6 @@ gives the same tokens with and without what stands after it. The next part is en
 before it, whose tokens are dropped, so that it begins as it does in the whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pyggml.tokenizer import Tokenizer

@@ -5,8 +5,6 @@ OpenAI     {"role", "content", "tool_calls", "tool_call_id", "name"}; "weight" 0
 ShareGPT   {"from": human | gpt | system | tool …, "value"}
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from math import isfinite

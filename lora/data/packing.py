@@ -1,7 +1,5 @@
 """Documents → windows, the documents one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

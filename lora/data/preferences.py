@@ -1,7 +1,5 @@
 """Files of preferences → the windows to train on and those held out."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

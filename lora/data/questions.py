@@ -11,8 +11,6 @@ The prompt is what the model reads; nothing is added to it. HellaSwag's and PubM
 together as lm-evaluation-harness does, so that scores can be compared.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A file → its documents, those that an earlier run kept or read anew."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version

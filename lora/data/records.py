@@ -13,8 +13,6 @@ see `questions`                       QuestionRow      question
 The first line whose names a record has decides. A column map gives names of the file for these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -20,8 +20,6 @@ A name that a message lacks is absent, never None; names that are not in this li
 templates that ask for them (`reasoning_content`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

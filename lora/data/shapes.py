@@ -1,7 +1,5 @@
 """What a record must have to be a row of some kind, and how its values are read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 The file has no name. It is gone when the array is freed or the process ends, in any way.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

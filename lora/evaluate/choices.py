@@ -9,8 +9,6 @@ acc_token   mean log-probability of its tokens      llama.cpp, which calls it ac
 Of equal choices the first is taken. How tokens are told from those of the prompt: see `questions`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

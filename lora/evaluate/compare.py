@@ -3,8 +3,6 @@
 What both find hard cancels out, so that a difference is known better than either figure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ read is watched as it is made; matrices that share an input, such as q, k and v,
 Source: llama.cpp, tools/imatrix/imatrix.cpp (`collect_imatrix`).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -8,8 +8,6 @@ paired_share      of the difference of two proportions on the same items, adjust
                   for few and for none that differ (Bonett and Price 2012)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import sqrt
 

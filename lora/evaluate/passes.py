@@ -7,8 +7,6 @@ either side: one sequence goes on behind the beginning, the other before it, its
 to left. That needs attention which does not ask how far a key is (`_takes_pairs`).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

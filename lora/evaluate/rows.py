@@ -1,7 +1,5 @@
 """A file → what of it is evaluated: text, rows or questions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 A pass computes the hidden states of all its tokens, and logits where a token is scored.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ A setting of several objectives has one option. Its help tells what it means to 
 default is that of the objective that is chosen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from typing import Any, cast

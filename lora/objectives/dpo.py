@@ -4,8 +4,6 @@ x = β·((log p_chosen − log p̂_chosen) − (log p_rejected − log p̂_rejec
 loss = −ln σ(x); with label smoothing ε: −(1 − ε)·ln σ(x) − ε·ln σ(−x)         (Mitchell 2023)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

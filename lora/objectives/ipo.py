@@ -4,8 +4,6 @@ loss = (h − 1/(2β))², h = (a_chosen − â_chosen) − (a_rejected − â_re
 log-probabilities of an answer's tokens, as TRL takes them; β is the paper's τ
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

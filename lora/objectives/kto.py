@@ -4,8 +4,6 @@ loss = w·(1 − σ(±β·(log p − log p̂ − KL))), + for wanted answers, �
 log p − log p̂ over mismatched answers, and a constant.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

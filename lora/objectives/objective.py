@@ -96,11 +96,7 @@ class Feed(Protocol):
         """Those of a batch of so many tokens."""
 
     def batches(
-        self,
-        programs: Sequence[Program],
-        data: Dataset,
-        windows: Windows,
-        ranks: Ranks,
+        self, programs: Sequence[Program], data: Dataset, windows: Windows, ranks: Ranks
     ) -> Iterator[Batch]:
         """The batches of one step over these windows. programs: `graphs`, bound.
 
@@ -161,11 +157,7 @@ class TextFeed:
         return TextLeaves.empty(n_tokens)
 
     def batches(
-        self,
-        programs: Sequence[Program],
-        data: Dataset,
-        windows: Windows,
-        ranks: Ranks,
+        self, programs: Sequence[Program], data: Dataset, windows: Windows, ranks: Ranks
     ) -> Iterator[Batch]:
         return data.batches(windows, self.size)
 

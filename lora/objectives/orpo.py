@@ -4,8 +4,6 @@ loss = NLL(prompt and chosen) − β·ln σ(odds(chosen) − odds(rejected)), od
 the mean log-probability a of an answer's tokens. The NLL is the mean over the step's tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -5,8 +5,6 @@ scores are kept: one float for each answer. Windows are scored one at a time, so
 depend on the rest of a batch: a resumed run finds the same numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

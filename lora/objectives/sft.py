@@ -1,7 +1,5 @@
 """SFT, supervised fine-tuning: the mean cross entropy of a step's learned tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -3,8 +3,6 @@
 loss = −ln σ(β·(a_chosen − a_rejected) − γ), a the mean log-probability of an answer's tokens
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

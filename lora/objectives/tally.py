@@ -1,7 +1,5 @@
 """What a batch adds to a report. The numbers of several batches, and of several ranks, add up."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """AdamW: two moments of the gradient, and decoupled weight decay (Loshchilov, Hutter 2019)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pyggml.graph.tensor import Tensor

@@ -4,8 +4,6 @@ It keeps half of AdamW's state. Each number moves by the whole learning rate in 
 therefore needs a third to a tenth of AdamW's rate, and as many times its weight decay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pyggml.graph.tensor import Tensor

@@ -1,7 +1,5 @@
 """The common part of all optimisers: clip, step. A subclass defines the step."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """An adapter in llama.cpp's format → a folder that PEFT loads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterable, Mapping
 

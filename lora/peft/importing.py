@@ -1,7 +1,5 @@
 """An adapter of PEFT → one in llama.cpp's format."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from math import prod

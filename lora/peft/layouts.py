@@ -7,8 +7,6 @@ s·BA follows with the rows of B and the columns of A.
 Source: llama.cpp, conversion/*.py (`modify_tensors`); transformers' model classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """adapter_config.json: PEFT's settings of an adapter, read and checked, or written."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

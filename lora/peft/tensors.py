@@ -1,7 +1,5 @@
 """adapter_model.safetensors: the A and B of modules, read and checked, or written."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

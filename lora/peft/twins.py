@@ -4,8 +4,6 @@ Names come from gguf's own map, which its converters use. It knows every class's
 say which of them are this architecture's.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a group of ranks can do, for a group of one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

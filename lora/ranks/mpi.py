@@ -4,8 +4,6 @@ Every exchange is begun and then asked after, not waited for: signals are heard 
 processor is left to ranks that still compute. Only numbers and UTF-8 text are sent.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

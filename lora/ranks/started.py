@@ -1,7 +1,5 @@
 """How this process was started: alone, or as one of many by mpiexec or srun."""
 
-from __future__ import annotations
-
 import os
 
 from pyggml.errors import PyggmlError

@@ -8,8 +8,6 @@ number that is not finite is a word:
  "norm": [[0.012, …], …], "zeros": …, "weight": …, "update": …}
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from math import isfinite, sqrt
 from typing import Any

@@ -4,8 +4,6 @@ TensorBoard        adapter.tensorboard/, by the package tensorboardX
 Weights & Biases   adapter.wandb/, by wandb; offline unless WANDB_MODE says otherwise
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec

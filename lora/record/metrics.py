@@ -7,8 +7,6 @@ sets the file of an older one aside, as adapter.metrics.old.jsonl. Nothing is wr
 first step.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import suppress

@@ -3,8 +3,6 @@
 {"event": "step", "step": 1, "loss": 2.1, …}    the fields of the report by their names
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 from typing import Any

@@ -139,11 +139,7 @@ def save(
 
 
 def load(
-    path: Path,
-    buffers: Buffers,
-    run: Run,
-    arithmetic: Arithmetic,
-    usual: Run | None = None,
+    path: Path, buffers: Buffers, run: Run, arithmetic: Arithmetic, usual: Run | None = None
 ) -> tuple[Progress, History]:
     """Put a checkpoint's numbers into the buffers; where the run stood, and what came before.
 

@@ -1,7 +1,5 @@
 """What holds when a run begins: its settings fit its model and text, and all ranks are alike."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict

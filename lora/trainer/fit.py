@@ -11,8 +11,6 @@ Candidates in their order, each with the largest batch that fits:
 A step keeps its number of windows, so a smaller batch means more passes a step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 

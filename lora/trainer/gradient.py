@@ -5,8 +5,6 @@ g = 0 + g₁ + g₂ + … + gₙ     of n batches; g₁ where n is 1
 The sum does not depend on which rank computed which batch, so neither does the run.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.backends.cpu import read, write

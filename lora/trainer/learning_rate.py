@@ -11,8 +11,6 @@ shape      constant           1
                               (Hu et al. 2024)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import cos, pi

@@ -4,8 +4,6 @@ The lock is the system's, on the open file (flock; on Windows a locked byte). It
 process in any case, so a file left behind by a killed process is taken over.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

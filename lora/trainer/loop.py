@@ -6,8 +6,6 @@ at times     validation, checkpoint; both between two steps, where a run may als
 Of several ranks each makes some batches of a step, and all the same optimiser's step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -52,11 +50,7 @@ from pyggml.model import Model
 # What held in runs that are older than a setting.
 _USUAL = {
     "adapter": LoraConfig().settled(),
-    "settings": {
-        **DataConfig().settled(),
-        **TrainConfig().settled(),
-        **usual(),
-    },
+    "settings": {**DataConfig().settled(), **TrainConfig().settled(), **usual()},
 }
 
 

@@ -1,7 +1,5 @@
 """The objective of a run over windows: their loss, and in training their gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import islice

@@ -1,7 +1,5 @@
 """The memory of a run on devices beside the host, by part, before any is taken."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pyggml.backends import Backend

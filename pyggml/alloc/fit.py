@@ -1,7 +1,5 @@
 """Best-fit offsets in one arena that grows at its end."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import deque
 

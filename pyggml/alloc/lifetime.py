@@ -1,7 +1,5 @@
 """The lifetime of each piece of memory: its first and its last node."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from pyggml.graph import Graph

@@ -6,8 +6,6 @@ there is a second plan, in which all that is alive at the peak lies side by side
 without gaps. The smaller one is taken.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ microkernel. In a plan only the first product packs, and the others use its resu
 the same.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The seam between the engine and a device."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The backward pass of a gated unit, y = silu(gate)·up: the nodes that a device may join."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ Its sources, in turn, are either kept or computed again. Gradients are therefore
 only memory and time change.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 from pyggml.backward.substitute import (

@@ -5,8 +5,6 @@ forward pass. The backward pass widens the copy to float32 and reads that. Resul
 large tensors are not kept: they are computed again, from the widened copies.
 """
 
-from __future__ import annotations
-
 from pyggml.backward.substitute import (
     forward_and_backward,
     irreplaceable,

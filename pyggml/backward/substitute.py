@@ -1,8 +1,6 @@
 """The common part of the passes over a finished backward graph: forward nodes stay as they are, and
 backward nodes read substitutes of some of them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace

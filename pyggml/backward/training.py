@@ -1,7 +1,5 @@
 """The passes from the graph of a loss to that of a training step, in their order."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from pyggml.backward.recompute import Keep, rematerialise

@@ -16,8 +16,6 @@ depends on no answer. The range of an answer is accepted if the text is made of 
 What the template puts before every answer, such as an empty <think> block, is no answer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

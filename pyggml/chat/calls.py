@@ -5,8 +5,6 @@ were written for that, or for what else their authors had: arguments as an objec
 none. Which one is found by trying: the first form of which the template writes every word.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -67,10 +67,7 @@ class ChatEncoder:
         self._names = re.compile(names or "(?!)")
 
     def __call__(
-        self,
-        messages: Sequence[Message],
-        tools: Tools = None,
-        read_only: Collection[int] = (),
+        self, messages: Sequence[Message], tools: Tools = None, read_only: Collection[int] = ()
     ) -> EncodedChat:
         """The tokens of a chat. read_only: indices of assistant messages that are not learned.
 

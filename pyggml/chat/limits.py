@@ -9,8 +9,6 @@ steps      passes of loops, calls, filters and tests; also the seconds of proces
 A template above a limit is refused with OverflowError. Real ones stay a hundred times below.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading

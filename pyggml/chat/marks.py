@@ -1,7 +1,5 @@
 """Marks in a rendered text: around generated text, and at the start of given text."""
 
-from __future__ import annotations
-
 import threading
 
 # No characters of Unicode. What stands between the first two stands in {% generation %}; the third

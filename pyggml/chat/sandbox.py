@@ -6,8 +6,6 @@ generation %}, which marks what the assistant writes. The rights are listed here
 functions, and methods of strings and mappings. All are measured, see `limits`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from functools import wraps

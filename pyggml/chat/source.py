@@ -9,8 +9,6 @@ phi3       Phi 3
 alpaca     base models: words for turns, no special token but the end of text
 """
 
-from __future__ import annotations
-
 from datetime import date
 from pathlib import Path
 

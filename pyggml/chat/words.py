@@ -8,8 +8,6 @@ A word counts as written if the text has it, in whatever way it was escaped, and
 another one where the word is changed.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 ggml repeats an op's second source only; NumPy stretches axes of length 1 of both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 

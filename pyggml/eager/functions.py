@@ -4,8 +4,6 @@ Each takes Values, arrays, lists or numbers, and gives a Value. Any other op is 
 `apply(ops.rms_norm, x)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any

@@ -10,8 +10,6 @@ Numeric derivatives are (f(x + h) - f(x - h)) / 2h of the float64 references. A 
 compared element by element; of a large one, u·J·v along random directions u and v.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ An index is an integer, a slice with a positive step, None for a new axis, or `.
 integers or booleans chooses rows of the first axis; one for each axis of a matrix chooses elements.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ A small node is computed by its op's reference in float64 and rounded to float32
 nothing. A large one is computed by the backend's kernel, once that is compiled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count

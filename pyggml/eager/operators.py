@@ -1,7 +1,5 @@
 """The operators and methods of a Value. Each makes a node of the graph by a builder on Tensors."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any, Self
 

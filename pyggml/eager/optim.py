@@ -10,8 +10,6 @@
 They are written in NumPy, to be read. `pyggml.lora.optim` runs the same steps in compiled kernels.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 

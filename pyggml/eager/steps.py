@@ -9,8 +9,6 @@ mul = w * x (shape (2,))        da = dy · b, db = dy · a
   w      [1. 2.]        + [3. 4.]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import getdoc

@@ -5,8 +5,6 @@ next pass. Here the device chooses by itself (pyggml.ops.next_token), and keeps 
 So the host starts a pass before it has read the choice of the one before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -11,8 +11,6 @@
 `complete` is this loop over a session of its own, `generate` its tokens alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

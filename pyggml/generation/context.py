@@ -1,7 +1,5 @@
 """How a sequence's context is kept: the settings that every command with a cache shares."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pyggml.generation.memory import CACHE_TYPES

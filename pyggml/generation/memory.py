@@ -1,7 +1,5 @@
 """The cache of several sequences: each has a stretch of its rows, and a state of its own."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.backends.cpu import copy_rows, detach, read, write

@@ -1,7 +1,5 @@
 """Passes: programs that take some tokens of several sequences through the model at once."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The formulas and their order stand in `pyggml.generation.sampling`. Nothing here
 vocabulary unless the settings keep all of it.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """A model and its cache: tokens in, the logits of the last one out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from weakref import finalize
 

@@ -1,7 +1,5 @@
 """Stop strings in a text that comes in pieces."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

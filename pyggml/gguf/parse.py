@@ -4,8 +4,6 @@ Counts are bounded by the remaining bytes; products are Python integers, which c
 violated rule raises GGUFError with one sentence, to which `open` adds the path.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

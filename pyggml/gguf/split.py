@@ -5,8 +5,6 @@ NAME-00002-of-00003.gguf    split.count, split.no = 1, more tensors
 …                           split.tensors.count counts the tensors of all parts
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ The header comes first and has every offset, so all names, types and shapes are 
 tensor's array may be a callable; it is called just before the tensor is written.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,9 +30,7 @@ TensorSource = tuple[str, DType, tuple[int, ...], np.ndarray | Callable[[], np.n
 
 
 def write(
-    path: str | os.PathLike[str],
-    metadata: Mapping[str, Any],
-    tensors: Iterable[TensorSource],
+    path: str | os.PathLike[str], metadata: Mapping[str, Any], tensors: Iterable[TensorSource]
 ) -> None:
     """Write a GGUF file atomically: on failure, the old file at `path` is unchanged.
 

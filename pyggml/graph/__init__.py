@@ -4,13 +4,4 @@ from pyggml.graph.graph import Graph, Notes, reachable, topological
 from pyggml.graph.overwriting import last_write
 from pyggml.graph.tensor import Tensor, leaf, zeros
 
-__all__ = [
-    "Graph",
-    "Notes",
-    "Tensor",
-    "last_write",
-    "leaf",
-    "reachable",
-    "topological",
-    "zeros",
-]
+__all__ = ["Graph", "Notes", "Tensor", "last_write", "leaf", "reachable", "topological", "zeros"]

@@ -1,7 +1,5 @@
 """Call: a kernel with the arguments that it is bound to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tensor types: ggml's name and number, elements and bytes of a block."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ggml's op numbers, as upstream's ggml.h has them (ggml 0.25): an op here names its twin there."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 

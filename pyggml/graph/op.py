@@ -1,7 +1,5 @@
 """Op: the meaning of an operation, the same on every device. Kernels belong to the backends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum

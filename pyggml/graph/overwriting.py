@@ -4,8 +4,6 @@ A tensor stands for its numbers at the time when it was made. A node that writes
 tensor's memory ends that time: every reader of the old numbers runs before it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile

@@ -10,8 +10,6 @@ A new tensor is made of tensors of the old graph, as if nothing else were replac
 become one, its saved results stand for the others: `{dgate: joint, dup: joint.saved[0]}`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 

@@ -11,8 +11,6 @@ define: cache.py the folder of compiled kernels, workarounds.py what Numba's cac
 decorators.py and code.py the above. `pyggml.threads` says how many threads kernels use.
 """
 
-from __future__ import annotations
-
 from numba import carray, get_thread_id, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic

@@ -10,8 +10,6 @@ Numba's files are pickles, and run as whoever reads them. So the folder and its 
 user's and writable by nobody else, wherever they lie.
 """
 
-from __future__ import annotations
-
 import atexit
 import errno
 import hashlib

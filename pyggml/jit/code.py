@@ -1,7 +1,5 @@
 """Functions over raw pointers, called by their address in machine code."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The decorators that turn functions into kernels; see pyggml.jit for which is which."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -11,8 +11,6 @@ A field that no task reads costs nothing. Numba knows a frame by its class and t
 fields, so kernels that take one are cached.
 """
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -14,8 +14,6 @@ machine lacks it. `generic` runs on any CPU. `numpy` unpacks whole matrices and 
 NumPy: slow, and the only one without Numba's JIT.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from dataclasses import dataclass

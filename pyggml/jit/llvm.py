@@ -4,8 +4,6 @@ Addresses are integers and nothing is checked: callers must. LLVM splits vectors
 register, so their width affects speed only.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llvmlite import ir

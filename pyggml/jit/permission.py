@@ -1,7 +1,5 @@
 """Linux's permission to use tile registers (AMX)."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import sys

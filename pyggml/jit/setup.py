@@ -5,8 +5,6 @@ workarounds for Numba's cache. Numba reads its settings when a kernel is declare
 own when it first runs: importing this file does it all, and pyggml.jit imports it first.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

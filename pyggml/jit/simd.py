@@ -8,8 +8,6 @@ dot(a, b)     Σ a_i b_i over the elements of a, in lanes; b may have more
 fill(a, v)    every element of a = v
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.jit import kernel

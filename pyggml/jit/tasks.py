@@ -5,21 +5,12 @@ stages one after the other, every stage's tasks in parallel. Which thread runs a
 matter to its result. Tasks need the JIT: what is written this way has a plain twin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 
-from pyggml.jit import (
-    Code,
-    get_thread_id,
-    intrinsic,
-    parallel,
-    prange,
-    types,
-)
+from pyggml.jit import Code, get_thread_id, intrinsic, parallel, prange, types
 from pyggml.jit.frames import Frame, FrameType
 
 Stage = tuple[int, int, int, Frame]  # addresses of code and frame, tasks, the frame itself

@@ -4,8 +4,6 @@ files that are known to be whole and this user's before they are read.
 Each changes private methods of Numba, and does nothing where another version lacks them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

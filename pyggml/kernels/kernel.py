@@ -1,7 +1,5 @@
 """The CPU's kernel of an op, declared beside the op: `cpu_kernel(ADD, run)`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod

@@ -7,8 +7,6 @@ the gradient comes from the kernels. A random seed, unlike a plain sum, also see
 (the gradients of softmax sum to zero).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

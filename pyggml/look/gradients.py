@@ -3,8 +3,6 @@
 L = mean over the counted targets t of −log softmax(logits at t − 1)[tokens_t]
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -12,8 +12,6 @@ steering_vector         the mean difference between activations of two sets of t
 Texts are token ids (T,). Everything is float32, or float64 where NumPy computes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any

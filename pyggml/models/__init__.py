@@ -2,15 +2,7 @@
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.architectures import ARCHITECTURES
-from pyggml.models.build import (
-    Parts,
-    build,
-    build_loss,
-    compose,
-    read,
-    token_loss,
-    token_losses,
-)
+from pyggml.models.build import Parts, build, build_loss, compose, read, token_loss, token_losses
 from pyggml.models.config import ModelConfig
 from pyggml.models.decoder import Decoder
 from pyggml.models.low_rank import LoraPair, LoraPairs, Magnitude

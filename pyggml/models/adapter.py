@@ -13,8 +13,6 @@ pyggml.lora.alphas        float64 array: each tensor's own alpha, where they dif
 pyggml.lora.fixed_ranks   int32 array: so many of a tensor's last ranks are not to be trained
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

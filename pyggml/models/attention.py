@@ -1,7 +1,5 @@
 """Grouped-query attention, the mixer of most decoders."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

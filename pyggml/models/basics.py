@@ -1,7 +1,5 @@
 """The usual parts of an attention decoder; an architecture states only its differences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

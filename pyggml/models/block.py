@@ -1,7 +1,5 @@
 """Parts that combine other parts: chains, residual branches and sums."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pyggml.graph.tensor import Tensor

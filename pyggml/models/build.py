@@ -1,7 +1,5 @@
 """A model file -> decoder and weights -> the graph of its logits or its loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 

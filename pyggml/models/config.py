@@ -1,7 +1,5 @@
 """Hyperparameters, read from GGUF metadata and checked before any kernel uses them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

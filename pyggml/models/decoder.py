@@ -1,7 +1,5 @@
 """A decoder: token embedding, blocks, last norm and output matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from zlib import crc32

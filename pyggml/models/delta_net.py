@@ -1,7 +1,5 @@
 """The mixers of Qwen 3 Next and 3.5: gated delta nets and gated attention."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Mixtures of experts: a router chooses a few of many feed-forward networks for each token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

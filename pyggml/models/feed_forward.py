@@ -1,7 +1,5 @@
 """Feed-forward parts: n_embd -> n_ff -> n_embd numbers a token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

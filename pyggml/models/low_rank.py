@@ -5,8 +5,6 @@ dropout   y += s · B(A drop(x)), in training alone         the same, section 4
 DoRA      y  = m / ‖W + s·BA‖ ∘ (W x + s · B(A x))         Liu et al. 2024, arXiv:2402.09353
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from zlib import crc32

@@ -1,7 +1,5 @@
 """Norms over the last axis."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 

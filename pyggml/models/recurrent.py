@@ -1,7 +1,5 @@
 """Common to recurrent parts: their states in the cache, and the short causal convolution."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Rotary positions (RoPE): hyperparameters, frequency factors and tables of angles."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from math import log
 

@@ -5,8 +5,6 @@ moves by d positions is turned by d more, in float32; values, and keys without r
 as they are. What a token has taken from tokens that are gone stays in its rows, as in llama.cpp.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

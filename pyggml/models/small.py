@@ -1,7 +1,5 @@
 """Metadata and weights of small models of every architecture, for warm-up and tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

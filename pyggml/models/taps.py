@@ -16,8 +16,6 @@ A name is that of one tensor of the graph. An edit makes further nodes in its pl
 gradients and devices know of it. Without taps a model's graph is the same as if there were none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

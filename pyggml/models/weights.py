@@ -1,7 +1,5 @@
 """A file's tensors as leaves of a graph, checked against the decoder's list of tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 

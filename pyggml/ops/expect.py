@@ -1,7 +1,5 @@
 """Checks for shape rules: each raises an error that names what was found and what was wanted."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.errors import PyggmlError, ShapeError

@@ -10,8 +10,6 @@ Experts without rows are not read. The ids are data: they are checked when the g
 any expert is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

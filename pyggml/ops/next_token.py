@@ -6,8 +6,6 @@ advance      a pass's inputs become those of the chosen token, one position furt
 Neither changes smoothly, so gradients end here. ggml has no such ops: llama.cpp's host does both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

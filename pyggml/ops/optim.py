@@ -13,8 +13,6 @@ The settings are data, not parameters of the node, so that one plan serves every
 [α, β1, β2, wd], SGD [α, wd].
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import isfinite, sqrt
 

@@ -4,8 +4,6 @@ The length must not depend on the number of threads: the last few elements of a 
 other machine code than its vectors, and may differ in the last bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import gcd, prod
 

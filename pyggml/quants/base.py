@@ -1,7 +1,5 @@
 """The declaration of a weight type: how its blocks are decoded and packed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ float   float32: 1 sign, 8 exponent (bias 127), 23 fraction bits
 Kernels of other files inline these functions, so SHARED of pyggml/jit/cache.py has this file.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

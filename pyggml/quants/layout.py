@@ -14,8 +14,6 @@ expressions    source code: device functions of CUDA, and WGSL
 A decoder does not branch on values, so every read has a fixed offset.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """All weight types by ggml's name, and the types of other tensors."""
 
-from __future__ import annotations
-
 from pyggml.errors import QuantError
 from pyggml.graph.dtypes import F64, I8, I16, I32, I64, DType, dtype
 from pyggml.quants.base import Quant

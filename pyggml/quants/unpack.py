@@ -6,8 +6,6 @@ INTEGER_TYPES  direct types whose weights are whole numbers with scales
 MINIMA_TYPES   integer types with minima
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole tensors: rows of blocks ↔ rows of float32, on all threads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 

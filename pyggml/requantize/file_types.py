@@ -5,8 +5,6 @@ in `llama_tensor_get_type_impl`). Not included: Q1_0 and NVFP4, for which llama.
 if a row does not fit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -191,9 +189,7 @@ FILE_TYPES: dict[str, FileType] = {
         _row("MXFP4_MOE", 38, "Q8_0", output="Q8_0", experts="MXFP4"),
         _row("Q3_K_L", 13, "Q3_K", (("Q5_K", _all),), (("Q5_K", _all),), attn_output="Q5_K"),
         _row(
-            *("Q3_K_M", 12, "Q3_K", _Q3_M_V, _Q3_M_DOWN),
-            attn_output="Q4_K",
-            attn_output_8="Q5_K",
+            *("Q3_K_M", 12, "Q3_K", _Q3_M_V, _Q3_M_DOWN), attn_output="Q4_K", attn_output_8="Q5_K"
         ),
         _row("Q3_K_S", 11, "Q3_K", attn_output_8="Q5_K"),
         _row(

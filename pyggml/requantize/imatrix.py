@@ -15,8 +15,6 @@ GGUF      general.type = "imatrix"; imatrix.datasets (names of texts), imatrix.c
 Source: llama.cpp, tools/imatrix/imatrix.cpp, common/imatrix-loader.cpp.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Mapping

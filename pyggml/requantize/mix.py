@@ -9,8 +9,6 @@ Source: llama.cpp, src/llama-quant.cpp (`llama_tensor_get_type_impl`, `tensor_al
 `tensor_type_fallback`). The rules of GLM 5 and BailingMoE 3 are not included.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """A GGUF model → the same model in another file type, as from llama.cpp's quantiser, with other
 numbers in some of its tensors, or both."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -200,11 +198,7 @@ def _facts(file: gguf.GGUFFile) -> ModelFacts:
 
 
 def _converted(
-    file: gguf.GGUFFile,
-    name: str,
-    to: DType,
-    numbers: Numbers | None,
-    sums: Sums | None,
+    file: gguf.GGUFFile, name: str, to: DType, numbers: Numbers | None, sums: Sums | None
 ) -> np.ndarray:
     """A tensor as the new file holds it."""
     info = file.tensors[name]

@@ -4,8 +4,6 @@ Views and writers stay with the memory that they view or change. All writers of 
 device, the first that supports them all, so that the leaf is not copied to and fro.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The kernel calls of one plan: its tensors get their memory, each node its kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The devices that a word names: cpu, cuda, cuda:1, webgpu, auto."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

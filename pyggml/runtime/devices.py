@@ -9,8 +9,6 @@ others     inputs, which the host may have written: copied in every run; changes
            are copied back at its end
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -13,8 +13,6 @@ This is no `rewrite`: one graph becomes several, and what stands for a tensor de
 of its reader.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

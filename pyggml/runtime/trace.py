@@ -9,8 +9,6 @@ Names are those of `pyggml.models.taps`; `model.activations` lists them. An acti
 is an output of the graph, on whatever device it is computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ On characters (Gemma 4): a character without a token becomes the tokens of its b
 <0xFF>.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

@@ -12,8 +12,6 @@ unit o. NFKC has 225,000 keys, almost all a letter with marks, so keys are looke
 listed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from itertools import pairwise

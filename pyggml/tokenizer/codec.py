@@ -1,7 +1,5 @@
 """The interface of the kinds of tokenizer: text ↔ ids, without special tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

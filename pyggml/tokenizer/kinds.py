@@ -12,8 +12,6 @@ rwkv        longest match                    nothing, always
 A file's add_bos_token and add_eos_token replace the default, but not where it says "always".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

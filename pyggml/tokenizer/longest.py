@@ -1,7 +1,5 @@
 """The longest token at a position of a text, for WordPiece and RWKV."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import AnyStr, Generic
 

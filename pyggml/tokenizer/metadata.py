@@ -1,7 +1,5 @@
 """Typed access to metadata: key → plain Python value, as from `GGUFFile.get`."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any

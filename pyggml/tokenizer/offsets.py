@@ -1,7 +1,5 @@
 """Which characters of a text its tokens spell."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

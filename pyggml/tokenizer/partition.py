@@ -5,8 +5,6 @@ The whole text is searched for the longest special token, then for the next: wit
 search from left to right would find "xab".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

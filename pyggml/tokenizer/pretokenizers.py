@@ -9,8 +9,6 @@ patterns here, even if a model's regex does not. Character classes are those of 
 llama.cpp those of Unicode 15: they differ in the characters assigned in 2024.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pyggml.errors import TokenizerError
@@ -129,14 +127,10 @@ HAN = (
     r"\x{2F800}-\x{2FA1F}"
 )
 KIMI = _any(
-    rf"[{HAN}]+",
-    rf"{LEAD}[\p{{L}}&&[^{HAN}]]+(?:{SUFFIX})?",
-    *(DIGITS_1_TO_3, SYMBOLS, SPACES),
+    rf"[{HAN}]+", rf"{LEAD}[\p{{L}}&&[^{HAN}]]+(?:{SUFFIX})?", *(DIGITS_1_TO_3, SYMBOLS, SPACES)
 )
 EXAONE_MOE = _any(
-    SUFFIX,
-    LEAD + r"\p{L}(?:[\p{L}\p{M}]| \p{L})*",
-    *(DIGIT, r" ?[^\s\p{L}\p{N}]+[\r\n/]?", SPACES),
+    SUFFIX, LEAD + r"\p{L}(?:[\p{L}\p{M}]| \p{L})*", *(DIGIT, r" ?[^\s\p{L}\p{N}]+[\r\n/]?", SPACES)
 )
 SEED_CODER = _any(SUFFIX, WORD, DIGIT, r" ?[^\s\p{L}\p{N}\r\n]+", SPACES)
 JAIS2 = _any(
@@ -151,10 +145,7 @@ CHAMELEON = (
 )
 
 _GROUPS: tuple[tuple[Pretokenizer, str], ...] = (
-    (
-        Pretokenizer((r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-        "default",
-    ),
+    (Pretokenizer((r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")), "default"),
     (
         Pretokenizer((LLAMA3,), ignore_merges=True, add_bos=True),
         "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
@@ -187,10 +178,7 @@ _GROUPS: tuple[tuple[Pretokenizer, str], ...] = (
         Pretokenizer((DIGIT, GPT2)),
         "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2",
     ),
-    (
-        Pretokenizer((r"[\p{P}$+<=>^~|`]+", GPT2, "[0-9][0-9][0-9]")),
-        "falcon",
-    ),
+    (Pretokenizer((r"[\p{P}$+<=>^~|`]+", GPT2, "[0-9][0-9][0-9]")), "falcon"),
     (
         Pretokenizer(
             (
@@ -200,10 +188,7 @@ _GROUPS: tuple[tuple[Pretokenizer, str], ...] = (
         ),
         "deepseek-llm",
     ),
-    (
-        Pretokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN_TO_HANGUL, DIGIT)),
-        "deepseek-coder",
-    ),
+    (Pretokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN_TO_HANGUL, DIGIT)), "deepseek-coder"),
     (
         Pretokenizer((DIGITS_1_TO_3, HAN_KANA, DEEPSEEK3)),
         "deepseek-v3 hunyuan-dense joyai-llm hy_v4",

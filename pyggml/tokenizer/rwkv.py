@@ -5,8 +5,6 @@ another character means that character. Control tokens are in the same table, so
 text.
 """
 
-from __future__ import annotations
-
 import re
 
 from pyggml.errors import TokenizerError

@@ -8,8 +8,6 @@ The rules are those of llama_vocab::impl::load:
 3. tokens with a name in ENDS are control tokens and end a generation, whatever their type
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

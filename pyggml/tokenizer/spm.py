@@ -11,8 +11,6 @@ The library `sentencepiece` encodes, with a ModelProto written here:
 Every token but the byte tokens is a normal piece, because llama.cpp merges to tokens of all types.
 """
 
-from __future__ import annotations
-
 from pyggml.errors import TokenizerError
 from pyggml.gguf.fields import brief
 from pyggml.tokenizer.codec import Codec

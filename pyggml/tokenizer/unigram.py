@@ -6,8 +6,6 @@ An unknown character scores 10 less than the worst normal token; adjacent ones b
 token. User-defined tokens score 0; control and byte tokens are excluded.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -7,8 +7,6 @@ scores   (n,) float32; kind `llama`: the pair with the highest score merges firs
 merges   BPE's pairs "a b", in order of priority, or None; checked by `pairs`
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 
@@ -34,10 +32,7 @@ class Attr:
 
 # By token type: undefined, normal, unknown, control, user defined, unused, byte.
 _OF_TYPE = np.array(
-    [
-        *(0, Attr.NORMAL, Attr.UNKNOWN, Attr.CONTROL),
-        *(Attr.USER_DEFINED, Attr.UNUSED, Attr.BYTE),
-    ],
+    [*(0, Attr.NORMAL, Attr.UNKNOWN, Attr.CONTROL), *(Attr.USER_DEFINED, Attr.UNUSED, Attr.BYTE)],
     np.uint8,
 )
 

@@ -1,7 +1,5 @@
 """BPE on the words between white space; white space is dropped (jina-embeddings-v2-base-zh)."""
 
-from __future__ import annotations
-
 from pyggml.tokenizer import bpe
 from pyggml.tokenizer.characters import SPACES, lower_case
 from pyggml.tokenizer.codec import Codec

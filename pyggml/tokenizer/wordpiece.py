@@ -6,8 +6,6 @@ llama.cpp's llm_tokenizer_wpm_session: only the first character of a decompositi
 case, is kept.
 """
 
-from __future__ import annotations
-
 import unicodedata
 
 from pyggml.errors import TokenizerError

@@ -1,7 +1,5 @@
 """The options of `pyggml chat`."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -3,8 +3,6 @@
 Notes go to standard error, so that a pipe gets answers alone.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -5,8 +5,6 @@ already there are fed. Once a prompt does not fit, its oldest rounds are left ou
 half of the context, so that the cache serves the rounds that follow. The system's text stays.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

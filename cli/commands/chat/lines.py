@@ -1,7 +1,5 @@
 """Lines from whoever is at standard input: with a prompt and editing at a terminal."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """The options of `pyggml eval`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,11 +56,7 @@ from pyggml.lora.config import EvalConfig
     "several times",
 )
 @click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    **grouped("output"),
-    help="print JSON instead of tables",
+    "--json", "as_json", is_flag=True, **grouped("output"), help="print JSON instead of tables"
 )
 @compute_options
 def command(

@@ -1,7 +1,5 @@
 """How far an evaluation is, on standard error."""
 
-from __future__ import annotations
-
 import sys
 
 from pyggml.cli.terminal.progress import Countdown

@@ -1,20 +1,12 @@
 """The figures of a file as JSON: shares from 0 to 1, intervals of 95 %."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import isfinite, sqrt
 from typing import Any
 
 from pyggml.cli.commands.eval.files import File, TokenResult, are_comparable
-from pyggml.lora.evaluate import (
-    Answers,
-    Difference,
-    Interval,
-    compare_answers,
-    compare_tokens,
-)
+from pyggml.lora.evaluate import Answers, Difference, Interval, compare_answers, compare_tokens
 from pyggml.lora.evaluate.intervals import clustered_proportion, proportion
 
 _Object = dict[str, Any]

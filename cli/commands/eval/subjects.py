@@ -1,7 +1,5 @@
 """The models to evaluate: the one of -m with its adapters, and those of --compare."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,7 @@ from pyggml.errors import ConfigError
 
 
 def subjects(
-    model: Path | None,
-    adapters: Sequence[Adapter] | None,
-    others: Sequence[Adapter],
-    **how: Any,
+    model: Path | None, adapters: Sequence[Adapter] | None, others: Sequence[Adapter], **how: Any
 ) -> list[ModelSource]:
     """-m with its adapters, if it is given, and each other file: a model, or an adapter of -m.
 

@@ -1,8 +1,6 @@
 """The figures of a file as a table: a line for each model, and below it how it differs from the
 first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pyggml.cli.commands.eval.files import File, TokenResult, are_comparable

@@ -1,7 +1,5 @@
 """`pyggml export-ollama`: model, adapter and settings → a Modelfile for `ollama create`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,12 +50,7 @@ _WITHOUT = ("logit_bias", "logprobs")  # it has none
     **grouped("output"),
     help="file to write",
 )
-@click.option(
-    "--force",
-    is_flag=True,
-    **grouped("output"),
-    help="replace the file if it is there",
-)
+@click.option("--force", is_flag=True, **grouped("output"), help="replace the file if it is there")
 def command(
     model: Path,
     lora: tuple[tuple[Path, float], ...] | None,

@@ -5,8 +5,6 @@ lines. There are no escapes, and characters that do not print are lost. Ollama p
 prompt itself, where the model's tokenizer does.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chats on the command line: a summary before training, and samples as the model will read them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The options of `pyggml-finetune`."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Mapping

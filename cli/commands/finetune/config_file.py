@@ -4,8 +4,6 @@ Words without quotes have their YAML 1.2 meaning: 2e-4 is a number, `yes` is tex
 until checked: its size and depth are bounded, and it can make no objects and no copies of parts.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -1,7 +1,5 @@
 """`--dry-run`: the memory of a run by part, and its time, measured on one step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The job that the command line describes, and whether its disks have room and a place for it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields

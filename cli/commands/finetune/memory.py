@@ -1,7 +1,5 @@
 """The memory of a run by part, and settings that stay below `--max-memory`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What of a run stays beside its adapter: metrics, logs of other tools, and the report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -51,11 +49,7 @@ def save_answers(job: Job, step: int, prompt: str, answers: Rows) -> None:
 
 
 def save_report(
-    job: Job,
-    about: Rows,
-    prompt: str = "",
-    answers: Rows = (),
-    readings: Sequence[Reading] = (),
+    job: Job, about: Rows, prompt: str = "", answers: Rows = (), readings: Sequence[Reading] = ()
 ) -> None:
     """Write the report, unless the user wants none; a full disk costs no more than that.
 

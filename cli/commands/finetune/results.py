@@ -1,7 +1,5 @@
 """The end of a run: what it prints and saves."""
 
-from __future__ import annotations
-
 import shlex
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The stages of a run: model, adapter, data, graphs, training, adapter file, answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -25,15 +23,7 @@ from pyggml.cli.terminal.samples import check_answer, compare, prompt_ids, readi
 from pyggml.cli.terminal.show import recorded_rows, row, say, unescape
 from pyggml.errors import DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.kernels.gemm import FASTEST
-from pyggml.lora import (
-    Corpus,
-    TrainConfig,
-    Trainer,
-    attach,
-    read_corpus,
-    train_tensors,
-    unfreeze,
-)
+from pyggml.lora import Corpus, TrainConfig, Trainer, attach, read_corpus, train_tensors, unfreeze
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer import lock
 from pyggml.lora.trainer.arithmetic import stored_compute

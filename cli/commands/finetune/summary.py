@@ -1,7 +1,5 @@
 """The plan of a fine-tune, printed line by line before it takes memory or time."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from math import prod
@@ -9,15 +7,7 @@ from math import prod
 from pyggml.cli.terminal.show import count, plural, printable, row, size
 from pyggml.errors import ConfigError
 from pyggml.gguf import GGUFFile
-from pyggml.lora import (
-    Adapter,
-    Corpus,
-    DataConfig,
-    LoraConfig,
-    RunMemory,
-    TrainedTensors,
-    Trainer,
-)
+from pyggml.lora import Adapter, Corpus, DataConfig, LoraConfig, RunMemory, TrainedTensors, Trainer
 from pyggml.lora.data import FileSummary
 from pyggml.model import Model
 

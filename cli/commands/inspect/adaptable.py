@@ -1,7 +1,5 @@
 """Which modules of a model LoRA can target, and what an adapter of some rank costs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 from typing import Any

@@ -1,7 +1,5 @@
 """What a GGUF file is and says of itself, as plain values: the keys of `pyggml inspect --json`."""
 
-from __future__ import annotations
-
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tensors, with those that only differ in their block as one row: blk.0..27 attn_q.weight Q4_K."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from itertools import groupby

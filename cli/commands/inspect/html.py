@@ -1,7 +1,5 @@
 """Sections as one page that needs nothing but a browser."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`pyggml inspect --machine`: the CPU, its vector unit and the chosen paths, with reasons."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Plain values of a file → the sections that a terminal and a page show."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A text as a model reads it: the loss of every token, and the gradients of one step over it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp

@@ -1,7 +1,5 @@
 """What an inspection shows, in sections that a terminal and a page both know how to draw."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Sections on a terminal: within its width, and readable without colour."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 

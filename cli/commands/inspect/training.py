@@ -1,7 +1,5 @@
 """One pass of LoRA training, planned but not run: its memory, its nodes, its pictures."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any

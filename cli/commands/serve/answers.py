@@ -3,8 +3,6 @@
 Chats and texts differ in where text and log-probabilities stand: each has a `Form`.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """The routes: OpenAI's, /health, and the page."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """The chat page of `--web`: files that lie in web/, and fetch nothing but this server's answers."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

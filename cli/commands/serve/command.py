@@ -1,7 +1,5 @@
 """`pyggml serve`: the options, and what starts the server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

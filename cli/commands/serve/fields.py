@@ -1,7 +1,5 @@
 """A JSON object → checked fields. Every fault is kept, and all are told at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """What clients may ask of a server: every limit's default, range and help."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pyggml.settings import Settings, at_least, setting

@@ -4,8 +4,6 @@ Fields of sampling are those of pyggml.generation.Sampling, by their names; the 
 some of them (`logprobs`, `top_logprobs`, `stop` as one string) are read here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any

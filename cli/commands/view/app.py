@@ -1,7 +1,5 @@
 """The routes: the page with its parts, and what it asks for, as JSON. Nothing is written."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping

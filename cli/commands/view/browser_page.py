@@ -1,7 +1,5 @@
 """The page: files that lie in web/, and the charts of the report."""
 
-from __future__ import annotations
-
 from starlette.routing import Route
 
 from pyggml.cli.web.files import file_routes, text_endpoint

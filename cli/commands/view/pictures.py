@@ -1,7 +1,5 @@
 """Graphs and plans, drawn and searched. Nothing is run: building and planning take a second."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

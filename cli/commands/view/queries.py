@@ -1,7 +1,5 @@
 """The fields of a request → checked settings; every fault is told, and all at once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

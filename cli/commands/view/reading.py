@@ -1,7 +1,5 @@
 """A text as the model reads it: how surprising each token is, and what attends to what."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

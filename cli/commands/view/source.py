@@ -1,7 +1,5 @@
 """The model file, and the model that is made of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from threading import Event

@@ -1,7 +1,5 @@
 """Starts the server and stops it; imported when it is needed, as the packages of the web are."""
 
-from __future__ import annotations
-
 import socket
 
 from pyggml.cli.commands.view.app import make_app

@@ -3,8 +3,6 @@
 A histogram is of a sample, blocks evenly spread over the tensor, so that none takes long.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One thread for what takes long, one thing after the other; it ends with the request for it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

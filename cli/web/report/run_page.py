@@ -5,8 +5,6 @@ package, and let the reader zoom and point. Plotly brings 4 MB, Vega a network o
 50 MB of packages for pictures that answer no pointer and know one width and one scheme.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Role says how a line looks: "main", "faint", "second", "third", "points", or a n
 the depth of a block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from statistics import fmean

@@ -1,7 +1,5 @@
 """CSV with a header → records, one in memory at a time."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path

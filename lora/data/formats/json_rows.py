@@ -1,7 +1,5 @@
 """JSON Lines and JSON → records, one in memory at a time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

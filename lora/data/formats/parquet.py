@@ -1,7 +1,5 @@
 """Parquet → records, by pyarrow, which is imported when a file needs it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any

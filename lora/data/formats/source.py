@@ -4,8 +4,6 @@ A fault of the whole file is a DataError that names it. `BadRow` is a fault of o
 reader goes on after it.
 """
 
-from __future__ import annotations
-
 import codecs
 import stat
 from collections.abc import Iterator

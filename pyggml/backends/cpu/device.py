@@ -1,7 +1,5 @@
 """The CPU: buffers are byte arrays, kernels are the ones that ops declare."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from typing import Any
 

@@ -6,8 +6,6 @@ pages of 4 KB and mapping them again costs 0.05 to 0.1 ms a MB; huge pages, for 
 asks, cost nearly nothing.
 """
 
-from __future__ import annotations
-
 import mmap
 import sys
 

@@ -1,7 +1,5 @@
 """What a device's kernels find wrong in their data, such as an id that is no row of a table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

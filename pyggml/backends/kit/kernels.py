@@ -1,7 +1,5 @@
 """How a device computes an op: the site that a kernel is bound to, and the table of its kernels."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from dataclasses import dataclass

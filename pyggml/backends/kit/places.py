@@ -1,7 +1,5 @@
 """Where a tensor's numbers lie in a device's memory, and how the host sees a copy of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

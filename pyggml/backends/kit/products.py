@@ -4,8 +4,6 @@ C[z, m, n] (+)= Σ_k A[z, m, k] · B[z, n, k]      mul_mat(w, x): A = x, B = w
                                                  out_prod(a, b): A = bᵀ, B = aᵀ
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pyggml.graph.dtypes import F32, DType

@@ -1,7 +1,5 @@
 """What is asked of a scheduler, and what it tells on the way."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

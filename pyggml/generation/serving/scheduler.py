@@ -5,8 +5,6 @@ that are not read yet. The chunk is short while others write, so that a long pro
 but does not stop them. Requests begin in the order in which they came, as slots become free.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The thread that owns a scheduler: others submit and cancel, it computes while there is work."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ other products round their factors to bfloat16, as those with weights do.
 Keys and values are packed first. A task then takes a tile's queries of one head.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call
@@ -35,12 +33,7 @@ from pyggml.kernels.attention.amx_tile import (
     transposed_array,
 )
 from pyggml.kernels.attention.path import Forward, Path, Problem
-from pyggml.kernels.attention.softmax import (
-    MASKED,
-    ZERO,
-    divide_tile,
-    group_ranges,
-)
+from pyggml.kernels.attention.softmax import MASKED, ZERO, divide_tile, group_ranges
 from pyggml.kernels.gemm.amx.rows import LANES, LINE, put_pairs
 from pyggml.kernels.gemm.amx.tiles import SIDE, STEP, configure, release
 from pyggml.kernels.gemm.panels import rounded_up

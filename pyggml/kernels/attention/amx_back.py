@@ -6,8 +6,6 @@ if there are few heads, every n-th tile of its queries. It sums dk and dv in mem
 last stage adds these sums up.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call

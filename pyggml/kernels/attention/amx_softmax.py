@@ -5,8 +5,6 @@ here probabilities are rounded to bfloat16 while a row's vectors are in register
 query does not see do not count, whatever they hold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple

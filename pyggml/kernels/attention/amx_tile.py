@@ -13,8 +13,6 @@ of three times as many features, with rows (hi, lo, hi) and columns (hi, hi, lo)
 2^−16 of what is summed, not by 2^−8.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.jit import kernel

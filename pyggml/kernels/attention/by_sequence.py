@@ -6,8 +6,6 @@ problem of few queries. Each goes to the path that would serve it alone: its wor
 keys seen, however large the cache is, and its result that of the sequence alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache

@@ -6,8 +6,6 @@ largest score m, Σ e^(s − m) and Σ e^(s − m) v of each head. Then each hea
 split depends on the number of keys only. Keys and values are float32 or, as in a cache, float16.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call

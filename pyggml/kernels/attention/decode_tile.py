@@ -6,8 +6,6 @@ are rows of float32, one for each head. A tile takes the whole vectors of a row:
 D // LANES · LANES numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -9,8 +9,6 @@ added to all keys does not change a softmax. The cap is Gemma 2's (arXiv:2408.00
 score per head without a value: it enters the sum alone (gpt-oss, arXiv:2508.10925).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -11,8 +11,6 @@ relative ones. Rounding P and V to bfloat16 would save a tenth of the time, and 
 error of the logits (measured).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call

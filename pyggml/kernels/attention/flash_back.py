@@ -11,8 +11,6 @@ thread that computes it.
 With `pairs` the factors of the products are rounded to bfloat16.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call

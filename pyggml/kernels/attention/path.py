@@ -4,8 +4,6 @@ Sizes: T queries of H heads, S keys of HK heads, D numbers to a head. Query head
 h // (H / HK).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

@@ -3,8 +3,6 @@
 It serves without the JIT. Its backward pass also serves queries too few to fill a tile.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call

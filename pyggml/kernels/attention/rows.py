@@ -3,8 +3,6 @@
 So few do not repay a matrix product's start. Keys and values are float32 or float16.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call

@@ -5,8 +5,6 @@ come in groups, as many as a microkernel takes at once; group g sees keys of
 [starts[g], stops[g]) only, and products leave out what no query of a group sees.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.jit import kernel

@@ -17,8 +17,6 @@ type that may round. Without the JIT there are neither decode, amx nor flash.
 A faster path for some CPUs is one more row, above those that it replaces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import lru_cache
 

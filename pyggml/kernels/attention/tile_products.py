@@ -9,8 +9,6 @@ as in pyggml.kernels.attention.tiles. A depth counts words, which hold one numbe
 `pairs`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.jit import kernel

@@ -11,8 +11,6 @@ Both are padded with zeros to whole panels and tiles. With `pairs` a word holds 
 neighbours along the depth.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call

@@ -4,8 +4,6 @@ A row of scores belongs to one query and head. SCORE_ROWS of them are made at a 
 that any of them sees. Heads that share a key head are rows of one product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

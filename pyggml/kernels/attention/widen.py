@@ -1,7 +1,5 @@
 """float16 and Q8_0 keys and values of a cache, made float32 for paths that read that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

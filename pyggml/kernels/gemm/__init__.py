@@ -10,8 +10,6 @@ A planner asks the table of paths for a Problem's scratch. The product asks the 
 runs on the path whose scratch was reserved.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -13,8 +13,6 @@ totals   scale · Σ q of each block: the factor of the minimum of a block of we
 A number that is not finite makes its block's scale infinite or NaN, and so the block's products.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from typing import Any
 

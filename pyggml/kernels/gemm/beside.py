@@ -11,8 +11,6 @@ In this order products one after the other would add them: the bits are the same
 R and is then added to C.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -8,8 +8,6 @@ A bfloat16 is the upper half of a float32. A pair of them, neighbours along the 
 fills a word of 32 bits.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llvmlite import ir

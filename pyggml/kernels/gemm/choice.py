@@ -1,7 +1,5 @@
 """The compute type that "auto" means on this machine; see docs/adding-a-compute-path.md."""
 
-from __future__ import annotations
-
 from pyggml.jit.isa import CHOSEN
 from pyggml.kernels.kernel import Compute
 

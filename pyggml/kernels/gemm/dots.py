@@ -6,8 +6,6 @@ become vectors of floats. With x in bytes (pyggml.kernels.gemm.activations), Σ 
 integers, and exact. Direct types (pyggml.quants.base) are multiplied so; others are unpacked first.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import reduce

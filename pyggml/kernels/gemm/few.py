@@ -4,8 +4,6 @@ Rows of the types in pyggml.kernels.gemm.dots are multiplied as they lie, with x
 `ints`, rounded to bytes. Rows of other types are unpacked piece by piece.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call
@@ -16,13 +14,7 @@ from pyggml.jit.simd import dot
 from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.kernels.gemm import int8
 from pyggml.kernels.gemm.activations import BLOCK_WORDS, quantize
-from pyggml.kernels.gemm.dots import (
-    TOGETHER,
-    group_sums,
-    kind_of_rows,
-    row_dots,
-    row_dots_ints,
-)
+from pyggml.kernels.gemm.dots import TOGETHER, group_sums, kind_of_rows, row_dots, row_dots_ints
 from pyggml.kernels.gemm.frames import Product, block_matrix
 from pyggml.kernels.gemm.microkernel import call_block, fetch
 from pyggml.kernels.gemm.path import Operands, Path, Problem, flat

@@ -3,8 +3,6 @@
 A task multiplies some columns of B with a share of A's groups of rows.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

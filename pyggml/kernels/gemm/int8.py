@@ -10,8 +10,6 @@ terms (B, 3, MR): scales, starts, totals. Packed W is panels (WORDS, PANEL) of b
 (2 · BLOCKS, PANEL) of terms: scales, minima.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call

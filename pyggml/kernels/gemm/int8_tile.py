@@ -9,8 +9,6 @@ it becomes a float32, which the block's two scales multiply. Weights are multipl
 unsigned; x is signed (see pyggml.kernels.gemm.activations).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import reduce
 from typing import Any

@@ -9,8 +9,6 @@ for one term after the other, that of every token: scale, total, and the starts 
 first and of its second SUBGROUP (pyggml.kernels.gemm.activations).
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

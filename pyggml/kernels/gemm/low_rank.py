@@ -5,8 +5,6 @@ and B, packed as rows, stays near. A sum runs along R and is then added to C, as
 pyggml.kernels.gemm.product: the bits are the same.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call

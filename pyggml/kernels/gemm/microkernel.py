@@ -11,8 +11,6 @@ The vectors are LLVM's own types, so the same text becomes AVX-512, AVX2, NEON o
 tiles differ (pyggml.kernels.gemm.tile).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llvmlite import ir

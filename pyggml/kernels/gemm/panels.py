@@ -5,8 +5,6 @@ pyggml.kernels.gemm.tile. A matrix of pairs is stored and moved like a float32 m
 depth. Only rounding and the microkernel differ.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -3,8 +3,6 @@
 Each path is declared in the file of its kernels; pyggml.kernels.gemm.paths puts them in order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

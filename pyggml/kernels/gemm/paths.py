@@ -1,7 +1,5 @@
 """The table of paths: the first that takes a product computes it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache

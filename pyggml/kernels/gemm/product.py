@@ -9,8 +9,6 @@ The order of every sum depends on the shapes only, so that threads do not change
 pairs, packing rounds both operands to bfloat16.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call

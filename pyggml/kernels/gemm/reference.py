@@ -1,7 +1,5 @@
 """The reference: unpack the whole matrix, let NumPy multiply. Tests compare all paths with it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call
@@ -74,9 +72,4 @@ def _bind(p: Problem, o: Operands) -> Call:
     return Call(multiply, o.c, o.a, o.b, p.weight_type, o.accumulate, p.rounds, int8.takes(p))
 
 
-NUMPY = Path(
-    name="numpy",
-    takes=lambda p: True,
-    layout=lambda p: Layout(),
-    bind=_bind,
-)
+NUMPY = Path(name="numpy", takes=lambda p: True, layout=lambda p: Layout(), bind=_bind)

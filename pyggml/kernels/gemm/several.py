@@ -5,8 +5,6 @@ LANES of them at once. Nothing is unpacked to memory (pyggml.kernels.gemm.lane_d
 taken in groups: a token has the same products in any group, beside any others.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

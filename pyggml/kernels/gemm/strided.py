@@ -5,8 +5,6 @@ strided    c[M, N]  (+)= a[M, K] · b[N, K]ᵀ
 Tasks are cut as in pyggml.kernels.gemm.product. Panels are gathered from b's rows or columns.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

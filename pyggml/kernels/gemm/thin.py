@@ -7,8 +7,6 @@ Only the thin matrix is packed. All arrays are flat float32, with steps in float
 is summed by one task, in an order that depends on the shapes only.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call
@@ -193,12 +191,7 @@ def _outer(
     return Call(launch, pack, stage(_outer_task, f, -(-len(other) // OUTER_COLUMNS)))
 
 
-DOTS = Path(
-    name="thin",
-    takes=_takes_weight,
-    layout=lambda p: _layout(p.n, p.k),
-    bind=_bind_dots,
-)
+DOTS = Path(name="thin", takes=_takes_weight, layout=lambda p: _layout(p.n, p.k), bind=_bind_dots)
 OUTER = Path(
     name="thin outer",
     takes=lambda p: _is_one_batch(p) and p.b_in_columns,

@@ -11,8 +11,6 @@ pyggml.kernels.gemm.panels packs floats and pairs, pyggml.kernels.gemm.int8 byte
 not pack B (pyggml.kernels.gemm.thin), attention does not pack A (pyggml.kernels.attention.tiles).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ to the last block among them, a backward node to the first. The backward nodes o
 beside its forward nodes.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

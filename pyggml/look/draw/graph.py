@@ -4,8 +4,6 @@ Equal blocks are one section. The inside of a section is a picture of its own. O
 every node is drawn.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from importlib.util import find_spec

@@ -4,8 +4,6 @@ A cell's colour is one of nine, over a logarithmic scale but for shares. What is
 not finite has a mark as well, and the pointer shows every number.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A plan as a lane chart: which tensor lies where in the arena, and from when to when."""
 
-from __future__ import annotations
-
 from pyggml.alloc import Plan
 from pyggml.graph import reachable
 from pyggml.look.draw import svg

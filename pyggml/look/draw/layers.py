@@ -1,7 +1,5 @@
 """Nodes in layers, every node below its sources (Sugiyama et al. 1981, by igraph)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A graph as a page of its own: overview, the inside of every section, and the plan; no network."""
 
-from __future__ import annotations
-
 from html import escape
 
 from pyggml.alloc import Plan

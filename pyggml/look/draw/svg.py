@@ -1,7 +1,5 @@
 """Scalable pictures: elements as text. Colours are names of a style that knows light and dark."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from html import escape
 

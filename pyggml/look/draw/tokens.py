@@ -4,8 +4,6 @@ STYLE belongs once into the page. Nothing of a text is markup, nor can it comman
 screen: control and format characters are shown by their numbers.
 """
 
-from __future__ import annotations
-
 import codecs
 import unicodedata
 from collections.abc import Iterator, Sequence

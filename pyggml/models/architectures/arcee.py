@@ -1,7 +1,5 @@
 """arcee: as llama, with a squared ReLU instead of a gate."""
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

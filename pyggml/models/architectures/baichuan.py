@@ -1,8 +1,6 @@
 """baichuan: Baichuan 7B and 13B. As llama; the 13B, recognised by its 40 layers, has ALiBi instead
 of rotary positions."""
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

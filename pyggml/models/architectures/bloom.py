@@ -1,7 +1,5 @@
 """bloom: BLOOM. ALiBi instead of positions, a norm after the embedding, biases everywhere."""
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

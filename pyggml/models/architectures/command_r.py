@@ -5,8 +5,6 @@ them on q and k too, with a weight for each head. In cohere2, a layer has either
 and rotary positions, or neither.
 """
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
@@ -46,9 +44,5 @@ COMMAND_R = Architecture("command-r", _command_r, {"logit_scale": 0.25})
 COHERE2 = Architecture(
     "cohere2",
     _cohere2,
-    {
-        "logit_scale": 0.25,
-        "attention.sliding_window": 8,
-        "attention.sliding_window_pattern": 2,
-    },
+    {"logit_scale": 0.25, "attention.sliding_window": 8, "attention.sliding_window_pattern": 2},
 )

@@ -1,8 +1,6 @@
 """gemma, gemma2 and gemma3. Embeddings are scaled by √n_embd; gates are GELUs. A norm weight in a
 file is the published one plus 1."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pyggml.models.architecture import Architecture

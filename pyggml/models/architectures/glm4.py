@@ -4,8 +4,6 @@ a head.
 Multimodal files rotate time, height and width separately; they are refused.
 """
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

@@ -1,8 +1,6 @@
 """gpt2 and starcoder (StarCoder 1). Learned positions; layer norms; q, k and v in one matrix; a
 feed-forward without a gate. In starcoder all query heads share one key and value head."""
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

@@ -6,8 +6,6 @@ the sum over the chosen. YaRN's corner dimensions are rounded to whole pairs, as
 published model does not round.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pyggml.models.architecture import Architecture

@@ -3,8 +3,6 @@
 The GELU is the tanh form, as in llama.cpp; the published models were trained with the exact one.
 """
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

@@ -1,8 +1,6 @@
 """granite and granitemoe. As llama, with factors of embeddings, scores, residual branches and
 logits. granitemoe has experts, some models also a shared expert."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

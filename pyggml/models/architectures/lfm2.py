@@ -1,8 +1,6 @@
 """lfm2 (LFM 2) and lfm2moe. The mixer of most blocks is a gated short convolution, of the others
 attention. lfm2moe has experts in all layers but the first few."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

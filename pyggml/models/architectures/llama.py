@@ -1,7 +1,5 @@
 """llama: Llama 1 to 3, Mistral, and Mixtral with experts. Rotary pairs are (2i, 2i + 1)."""
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

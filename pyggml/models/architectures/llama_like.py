@@ -1,8 +1,6 @@
 """Architectures with llama's graph: internlm2, ernie4_5 (without experts) and exaone (3, 3.5).
 Rotary pairs are (2i, 2i + 1), in exaone (i, i + d/2)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from pyggml.models.architecture import Architecture

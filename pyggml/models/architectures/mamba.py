@@ -1,7 +1,5 @@
 """mamba: Mamba and FalconMamba. No attention; each channel has a state (1 × N)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -101,10 +99,5 @@ def _decoder(r: Reader) -> Decoder:
 MAMBA = Architecture(
     "mamba",
     _decoder,
-    {
-        "ssm.inner_size": 512,
-        "ssm.state_size": 16,
-        "ssm.time_step_rank": 16,
-        "ssm.conv_kernel": 4,
-    },
+    {"ssm.inner_size": 512, "ssm.state_size": 16, "ssm.time_step_rank": 16, "ssm.conv_kernel": 4},
 )

@@ -1,7 +1,5 @@
 """mamba2: Mamba 2. No attention; each head has a state (P × N) with one decay."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

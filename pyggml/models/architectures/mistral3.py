@@ -1,8 +1,6 @@
 """mistral3: Ministral 3 and Mistral Small 3.1. As llama, with its own YaRN parameters, and queries
 multiplied by a factor that grows with the position."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from math import log
 

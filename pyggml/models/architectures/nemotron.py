@@ -3,8 +3,6 @@
 A norm weight in a file is the published one plus 1.
 """
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

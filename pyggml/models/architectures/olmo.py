@@ -6,8 +6,6 @@ olmo2   norms after attention and feed-forward instead of before; norms of q and
 olmoe   the usual norms before attention and experts; norms of q and k as in olmo2
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pyggml.models.architecture import Architecture

@@ -1,7 +1,5 @@
 """phi2: Phi 1 to 2. Attention and feed-forward are parallel, with one norm; biases everywhere."""
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

@@ -3,8 +3,6 @@
 The file's sliding window is ignored, as in llama.cpp: its converter writes a wrong one.
 """
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

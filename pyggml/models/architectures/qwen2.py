@@ -1,8 +1,6 @@
 """qwen2 (Qwen 2 and 2.5) and qwen2moe. Biases on q, k and v; rotary pairs are (i, i + d/2).
 qwen2moe has experts and a gated shared expert."""
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.block import Sum

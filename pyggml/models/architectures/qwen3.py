@@ -1,8 +1,6 @@
 """qwen3 and qwen3moe. As qwen2, without biases and with an RMS norm of each head of q and k before
 rope. qwen3moe has experts in every layer."""
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

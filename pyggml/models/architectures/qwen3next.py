@@ -2,8 +2,6 @@
 gated delta net, of the fourth gated attention. All but qwen35 have experts and a gated shared
 expert."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

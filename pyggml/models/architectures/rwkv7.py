@@ -1,8 +1,6 @@
 """rwkv7: RWKV 7 (arXiv:2503.14456). A block is a time mix, linear attention with the generalised
 delta rule, and a channel mix, a feed-forward part that also reads the token before."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """seed_oss: Seed OSS. As qwen2; the norm before the feed-forward is named post_attention_norm."""
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.block import Chain, residual

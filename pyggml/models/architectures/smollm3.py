@@ -1,7 +1,5 @@
 """smollm3: as llama, but every fourth layer has no rotary positions."""
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

@@ -4,8 +4,6 @@ Attention and feed-forward are parallel if the file has no ffn_norm, as in llama
 use_parallel_residual is ignored. The 12B has norms of q and k, with a weight for each head.
 """
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

@@ -1,7 +1,5 @@
 """starcoder2: StarCoder 2. Layer norms, biases everywhere, a feed-forward without a gate."""
 
-from __future__ import annotations
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader

@@ -14,8 +14,6 @@ xielu_back   dy 路 (slope + beta); slope = 2路a_p路x  where x > 0,  a_n路(e^x 鈭
              else 鈭抋_n
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -14,8 +14,6 @@ swiglu_clamp      g · s(g) · u
 Without `up`, the last axis of `gate` holds both: first the gate, then up; `swapped`, the reverse.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -322,11 +320,7 @@ GEGLU_QUICK = glu_op(
     _product_grad(gelu_quick),
 )
 GEGLU_ERF = glu_op(
-    "geglu_erf",
-    GGMLGLUOp.GEGLU_ERF,
-    _geglu_erf,
-    _product_ref("gelu_erf"),
-    _product_grad(gelu_erf),
+    "geglu_erf", GGMLGLUOp.GEGLU_ERF, _geglu_erf, _product_ref("gelu_erf"), _product_grad(gelu_erf)
 )
 
 # -- swiglu_oai, swiglu_clamp ---------------------------------------------------------------------

@@ -4,8 +4,6 @@ add   a + b        sub   a - b        mul   a · b        div   a / b
 add1  a + b of one element            scale   s · x + b with numbers s and b      neg   -x
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from math import prod
 

@@ -4,8 +4,6 @@ Shapes get leading ones until they have four axes. Each axis of the smaller must
 larger, so (3, 4, 5) takes (5,), (1, 4, 1) and also (3, 2, 5).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.errors import ShapeError

@@ -12,8 +12,6 @@ counter (4 words)   (column in a quarter of the row, row, stream, number of the 
                     numbers are of the same column in the row's four quarters
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -11,8 +11,6 @@ last; top_k takes a NaN only from the first k numbers. An order does not change 
 gradients end there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

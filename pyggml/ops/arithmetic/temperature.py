@@ -3,8 +3,6 @@
 log_temperature    y = 1 + strength · ln(1 + floor(position / every))
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -5,8 +5,6 @@ sgn -1, 0 or 1   step 1 where x > 0, else 0   clamp(x, low, high)
 floor   ceil   round (halves away from 0)   trunc (towards 0)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -13,8 +13,6 @@ pyggml.kernels.attention.table chooses the CPU's kernel. The unfused twin is sof
 mul_mats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -7,8 +7,6 @@ diag_mask_zero   0 elsewhere, which is also the gradient of both
 window_span      (first, end) -> (max(first, end − window), end): a sliding window
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

@@ -1,8 +1,6 @@
 """What every device computes of positions before a graph runs: the frequencies of rotary positions
 (see pyggml.ops.attention.rope_table), and ALiBi's slopes."""
 
-from __future__ import annotations
-
 from math import ceil, floor, log, pi
 from typing import Any
 

@@ -9,8 +9,6 @@ rope_apply        y  = the pairs of x turned by a table (see pyggml.ops.attentio
 rope_apply_back   dx = the pairs of dy turned back; the table's factor m scales them as before
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -15,8 +15,6 @@ again after the fourth. Mode "imrope" takes them in turns: pair 3j uses time, 3j
 and there are n_dims pairs; in the others, n_dims/2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import pi
 from typing import Any

@@ -8,8 +8,6 @@ another head 2^(−max_bias·(2·(h − m) + 1)/(2·m)); m is the largest power 
 A mask of −inf gives exactly 0. A row masked as a whole becomes zeros; ggml's is NaN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -7,8 +7,6 @@ c' is c plus the first channel of o's group; with as many groups as channels it 
 three are linear in both sources, and each is a gradient of the others: one kernel serves all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,11 +42,7 @@ def conv_2d_direct(
 
 
 def conv_2d_dw(
-    w: Tensor,
-    x: Tensor,
-    stride: Pair = (1, 1),
-    padding: Pair = (0, 0),
-    dilation: Pair = (1, 1),
+    w: Tensor, x: Tensor, stride: Pair = (1, 1), padding: Pair = (0, 0), dilation: Pair = (1, 1)
 ) -> Tensor:
     """Each channel of x (N, C, H, W) with its own w (C, 1, KH, KW) (ggml's CONV_2D_DW)."""
     return conv_2d_direct(w, x, stride, padding, dilation, groups=w.shape[0] if w.shape else 1)

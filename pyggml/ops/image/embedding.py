@@ -4,8 +4,6 @@ arange               start, start + step, … below stop
 timestep_embedding   cos(t·f_0) … cos(t·f_(h−1)), sin(t·f_0) …; f_j = max_period^(−j/h), h = dim/2
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import ceil, isfinite
 

@@ -4,8 +4,6 @@ im2col        cols[n, i, j, (c, p, q)] = x[n, c, i·sh + p·dh − ph, j·sw + q
 im2col_back   its transpose: it adds each row to its window (1-D: ggml's COL2IM_1D)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 from typing import Any
@@ -40,11 +38,7 @@ def im2col(
 
 
 def conv_2d(
-    w: Tensor,
-    x: Tensor,
-    stride: Pair = (1, 1),
-    padding: Pair = (0, 0),
-    dilation: Pair = (1, 1),
+    w: Tensor, x: Tensor, stride: Pair = (1, 1), padding: Pair = (0, 0), dilation: Pair = (1, 1)
 ) -> Tensor:
     """x (N, C, H, W) with w (OC, C, KH, KW) -> (N, OC, OH, OW), F32, by im2col and mul_mat.
 

@@ -4,8 +4,6 @@ pool_avg   the mean of a window; as in ggml, 2-D counts padding as zeros, 1-D do
 pool_max   the maximum of a window, which alone gets the gradient; among equals, the first
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

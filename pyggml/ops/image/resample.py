@@ -5,8 +5,6 @@
 pyggml/ops/image/sample_points.py says what an axis (i, w) is. The transpose uses the same pairs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ An axis is a pair (i, w) of arrays (n_out, n_taps): the indices of the elements 
 result, and their weights. A weight of 0 skips its element.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -5,8 +5,6 @@ i·(n − 1)/(m − 1) on the last two axes, as in ggml. The cubic is Keys' with
 end, the last element is repeated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

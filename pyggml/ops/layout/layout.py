@@ -4,8 +4,6 @@ cont, dup   a gapless copy                          cpy   a gapless copy of anot
 reshape     a view: other axes, the same order      permute, transpose   a view: axes reordered
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 from typing import Any
@@ -250,11 +248,7 @@ RESHAPE = op(
 
 
 def _permuted_spec(x: Tensor, axes: Shape) -> Spec:
-    return Spec(
-        tuple(x.shape[a] for a in axes),
-        x.dtype,
-        tuple(x.strides[a] for a in axes),
-    )
+    return Spec(tuple(x.shape[a] for a in axes), x.dtype, tuple(x.strides[a] for a in axes))
 
 
 def _permute_spec(x: Tensor, axes: Shape) -> Spec:

@@ -5,8 +5,6 @@ narrow_back   its transpose: zeros, with dy in that range
 concat        a, then b, along one axis
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -5,8 +5,6 @@ pad_reflect_1d   the last axis mirrored at its ends; the end elements are not re
 roll             each axis shifted; elements that leave at one end enter at the other
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

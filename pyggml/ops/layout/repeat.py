@@ -1,7 +1,5 @@
 """repeat: copies of x, side by side, that fill a shape. repeat_back: the sum of such tiles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

@@ -8,8 +8,6 @@ b stands for any number of batch axes, or none. Ids with fewer batches are repea
 known only when the graph runs: the kernel checks them before it reads or writes a row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from math import prod
 

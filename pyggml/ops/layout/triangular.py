@@ -8,8 +8,6 @@ diag_back    the diagonal of a matrix
 fill         one number everywhere
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

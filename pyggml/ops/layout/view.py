@@ -11,8 +11,6 @@ A window is (shape, strides, offset). Functions take strides and offset in bytes
 node's parameters hold them in elements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from math import prod
 

@@ -13,8 +13,6 @@ of it does. The unfused twins are mul_mat, then cross_entropy_by_row or cross_en
 also have a gradient for w.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -14,8 +14,6 @@ A task takes a part of the vocabulary, a block of W's rows at a time. A block is
 logits and gradient, and met by all positions, SIDE at a time. The parts are added up at the end.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

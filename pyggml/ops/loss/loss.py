@@ -11,8 +11,6 @@ cross_entropy_by_row      L_i = w_i·(ln Σ e^x − x[target_i]), the terms of c
 d is d(loss)/dL. A row is summed in float32 lanes, the rows in float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

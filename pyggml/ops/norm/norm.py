@@ -12,8 +12,6 @@ l2_norm_back    dx = (dy − y·Σ y·dy) / ‖x‖ where ‖x‖ > eps, else dy
 group_norm      norm of each group of channels; group_norm_back is as norm_back
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

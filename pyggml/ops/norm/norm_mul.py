@@ -5,8 +5,6 @@ rms_norm_mul_back    dx = r·(w·dy − x·r²·mean(x·w·dy))
 rms_norm_mul_back_w  dw = Σ over rows of r·x·dy
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 
@@ -86,10 +84,7 @@ def _rms_norm_mul_ref(x: np.ndarray, w: np.ndarray, eps: float) -> np.ndarray:
 def _rms_norm_mul_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = r · (g - n · mean(g · n)) with g = dy · w and n = r · x, dw = Σ_rows dy · n"""
     x, w = node.src
-    return (
-        RMS_NORM_MUL_BACK(x, w, dy, **node.params),
-        RMS_NORM_MUL_BACK_W(x, dy, **node.params),
-    )
+    return (RMS_NORM_MUL_BACK(x, w, dy, **node.params), RMS_NORM_MUL_BACK_W(x, dy, **node.params))
 
 
 def _rms_norm_mul_samples(rng: np.random.Generator) -> Iterator[Sample]:

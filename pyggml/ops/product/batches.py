@@ -3,8 +3,6 @@
 Batch i of the result takes batch i // r of a source that has r times fewer batches.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple

@@ -9,8 +9,6 @@ puts them in graphs (pyggml.backends.cpu.rewrites.joint_products). pyggml.kernel
 how they keep the bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -9,8 +9,6 @@ Leading axes are batches. As in ggml, batch i of the result takes batch i // r o
 r times fewer batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 

@@ -7,8 +7,6 @@ gated_delta_net_back  dv; its `saved` are the gradients of state, q, k, g, β
 A row of tokens holds one sequence after another; a token at position 0 begins one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

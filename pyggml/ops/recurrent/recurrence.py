@@ -14,8 +14,6 @@ those of its sources. That pass needs the state before each token: every √T-th
 those between are computed again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from math import isqrt
 

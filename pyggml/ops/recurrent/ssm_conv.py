@@ -6,8 +6,6 @@ ssm_conv_back  dx; its `saved` are the gradients of the initial state and w
 A row of tokens holds one sequence after another; a token at position 0 begins one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -6,8 +6,6 @@ ssm_scan_back  dx; its `saved` are the gradients of state, dt, A, B, C
 A row of tokens holds one sequence after another; a token at position 0 begins one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -9,8 +9,6 @@ wkv_back           dv of any of these; its `saved` are the gradients of the othe
 All vectors have D elements. A token at position 0 begins a sequence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

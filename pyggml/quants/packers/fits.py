@@ -7,8 +7,6 @@ Source: ggml, src/ggml-quants.c (`make_qx_quants`, `make_qkx2_quants`, `make_qkx
 `make_qp_quants`).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.jit import exact

@@ -6,8 +6,6 @@ read as digits, are the group's code. Levels that are no point are moved to one 
 Source: ggml, src/ggml-quants.c (`iq2xs_init_impl`, `iq3xs_init_impl`).
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

@@ -9,8 +9,6 @@ Source: ggml, src/ggml-quants.c (`quantize_row_iq2_xxs_impl`, `…_iq2_xs_impl`,
 `…_iq3_xxs_impl`, `…_iq3_s_impl`). There IQ3_S puts weights behind 32 zeros in the wrong place.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

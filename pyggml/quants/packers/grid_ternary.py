@@ -8,8 +8,6 @@ has 16, and a shift for each half.
 Source: ggml, src/ggml-quants.c (`quantize_row_iq1_s_impl`, `quantize_row_iq1_m_impl`).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -12,8 +12,6 @@ their types.
 Source: ggml, src/ggml-quants.c (`quantize_row_*_impl`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -3,8 +3,6 @@
 Values are arrays (n_blocks, n): bytes uint8, ints int32, floats float32. A single float has n = 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@
 one of them. A subclass knows a language: how it reads bytes, and what it writes in its own way.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple

@@ -7,8 +7,6 @@ A value is a tuple of LLVM vectors of LANES words of 32 bits: of bytes, four to 
 floats, one to a word. A single float is a tuple of one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

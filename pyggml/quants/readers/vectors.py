@@ -3,8 +3,6 @@
 Offsets are not checked here: `arrays` checks that a decoder stays within its block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any

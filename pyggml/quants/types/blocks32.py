@@ -6,21 +6,12 @@ Q4_0   18 bytes: d, 16 × uint8; byte j holds q+8 of weight j (low 4 bits) and j
 Q5_0   22 bytes: d, uint32 of fifth bits (bit j: weight j), 16 bytes as Q4_0 with q+16
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import exact
 from pyggml.quants.base import F16_LIMIT, Quant
-from pyggml.quants.bits import (
-    clear,
-    extreme,
-    inverse,
-    put_f16,
-    round_away,
-    truncate,
-)
+from pyggml.quants.bits import clear, extreme, inverse, put_f16, round_away, truncate
 from pyggml.quants.layout import Block
 
 

@@ -4,8 +4,6 @@ Q4_1   20 bytes: d, m, 16 × uint8; byte j holds q of weight j (low 4 bits) and 
 Q5_1   24 bytes: d, m, uint32 of fifth bits (bit j: weight j), 16 bytes as Q4_1's
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.dtypes import DTYPES

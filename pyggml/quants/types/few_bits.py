@@ -10,8 +10,6 @@ TQ1_0   54 bytes for 256: groups of 32, 16 and 4 bytes with digits q+1 in base 3
         carries the next digit out
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.dtypes import DTYPES

@@ -9,8 +9,6 @@ NVFP4   36 bytes for 64: 4 scales with 4 exponent and 3 fraction bits (bias 7, n
         32 bytes; 8 of them for each sub-block of 16, byte j holding weight j and j+8
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.dtypes import DTYPES

@@ -10,8 +10,6 @@ Packing as in ggml: each sub-block is fitted by least squares, weighted by x² o
 nearest v.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.dtypes import DTYPES

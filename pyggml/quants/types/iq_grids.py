@@ -20,8 +20,6 @@ Of a shifted point the table has eighths, behind the points shifted up those shi
 weights of IQ1 are whole numbers too. Every product of scales and q is exact in float32.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

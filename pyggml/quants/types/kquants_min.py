@@ -19,8 +19,6 @@ best s and m are rounded, by importance fitted as well, then every q is chosen a
 fit is a sum of squares; without importance, in Q2_K, of absolute values.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -14,20 +14,12 @@ Packing as in ggml. Each sub-block is fitted by least squares, weighted by x² o
 one trial, and levels change one by one as long as the fit improves.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import exact
 from pyggml.quants.base import F16_LIMIT, Quant
-from pyggml.quants.bits import (
-    clear,
-    extreme,
-    nearest_int,
-    put_f16,
-    two_bit_planes,
-)
+from pyggml.quants.bits import clear, extreme, nearest_int, put_f16, two_bit_planes
 from pyggml.quants.layout import Block
 from pyggml.quants.packers.fits import Given, clip, fit_levels, round_levels, total, weights_of
 

@@ -5,8 +5,6 @@ F16    2 bytes, a float16
 BF16   2 bytes, a bfloat16: the upper 16 bits of a float32
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

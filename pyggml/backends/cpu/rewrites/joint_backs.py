@@ -5,8 +5,6 @@ swiglu(gate, dy), and swiglu(gate, up) made again. They move 52 bytes for each n
 take three exponentials. swiglu_back moves 20 and takes one; its bits are the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from pyggml.backends.gated import GatedBack, gated_backs

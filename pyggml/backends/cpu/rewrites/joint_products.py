@@ -8,8 +8,6 @@ Apart, the nodes write and read the whole result up to three times, and caches a
 A joint node writes it once. The bits are the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from pyggml.graph import Graph

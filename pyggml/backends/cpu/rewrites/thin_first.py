@@ -4,8 +4,6 @@ Where LoRA adapts W, both x·Wᵀ and x·Aᵀ read x. The first takes millisecon
 with W; the second hardly does more than read x. So it stands before, where x has just been made.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from pyggml.graph import Graph

@@ -1,8 +1,6 @@
 """Attention on the card: for few queries by keys, on tensor cores where scores have no extras,
 else exactly, by tiles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

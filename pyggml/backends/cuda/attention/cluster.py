@@ -6,8 +6,6 @@ the maxima and weights to all. So nothing goes through the card's memory, and no
 last one. Cards have clusters since Hopper (compute capability 9.0).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

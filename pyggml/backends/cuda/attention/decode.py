@@ -6,8 +6,6 @@ of a query join their sums in a cluster (cluster.py) or through the card's memor
 heads of one token may be made in the kernel (one_token.py).
 """
 
-from __future__ import annotations
-
 from functools import cache, partial
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Keys come tile by tile; maximum, sum and result are carried along (Dao et al. 20
 (queries × keys) matrix exists.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any

@@ -5,8 +5,6 @@
 Each block sums alone what it writes, in a fixed order: no two blocks add to the same number.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any

@@ -5,8 +5,6 @@ number, so that eight rows of one column of chunks lie in different banks. Lane 
 holds, of a 16×8 result, the numbers (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1).
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

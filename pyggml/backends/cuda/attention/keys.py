@@ -4,8 +4,6 @@ A lane has four neighbouring numbers of every 128 of a head. Words are made numb
 are needed, so that nothing waits for them before.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

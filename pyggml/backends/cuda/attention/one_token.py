@@ -4,8 +4,6 @@ Each warp makes its queries, and the token's key, by itself, and takes that for 
 in the token's row; one block puts key and value there. A lane has four numbers of a head of 128.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -12,8 +12,6 @@ out      flat, (queries, heads, head_size)
 lse      flat, (heads, queries)
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

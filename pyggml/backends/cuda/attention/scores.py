@@ -7,8 +7,6 @@ T queries of H heads, S keys of HK heads, D numbers to a head; query head h uses
 h // (H / HK).
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 n is a power of two up to 32. Under the simulator, where a warp is one thread, that has all n.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

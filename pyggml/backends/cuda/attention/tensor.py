@@ -4,8 +4,6 @@ A block takes 64 queries of a head, each of its four warps 16 of them. Their q s
 keys come 64 at a time, values while the scores are made, the next keys while values are added.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any
@@ -28,12 +26,7 @@ from pyggml.backends.cuda.attention.fragments import (
     seen_by_rows,
     tile_copier,
 )
-from pyggml.backends.cuda.attention.scores import (
-    MINUS_INF,
-    NO_KEYS,
-    ZERO,
-    keys_of_query,
-)
+from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ZERO, keys_of_query
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import quad_max, quad_sum

@@ -5,8 +5,6 @@ One kernel makes dq, a block for 64 queries of a head; another dk and dv, a bloc
 key head. Both make the scores again, so that each number is summed by one warp in a fixed order.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Tensors of up to four axes, as kernels get them: sizes, and steps in elements."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.backends.cuda.code.jit import device

@@ -6,8 +6,6 @@ is `cuda.shared.array(THREADS, …)`; a warp alone does not touch it. The order 
 fixed, so that every run gives the same bits.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.backends.cuda.code.jit import device

@@ -4,8 +4,6 @@ written, products of four bytes. Numba's simulator has none of them.
 Addresses count bytes from the start of an array in shared memory, as in ptx.py.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

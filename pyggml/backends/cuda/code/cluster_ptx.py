@@ -6,8 +6,6 @@ count bytes from the start of an array in shared memory, as in ptx.py. Numba's s
 of these.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llvmlite import ir

@@ -1,7 +1,5 @@
 """Formulas of one number that several families use, float32."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

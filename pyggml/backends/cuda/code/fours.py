@@ -4,8 +4,6 @@ A card moves most bytes a second where each thread moves 16 at a time. Places co
 multiples of four.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

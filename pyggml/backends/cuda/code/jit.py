@@ -3,8 +3,6 @@
 Under Numba's simulator, functions of this folder that have a twin in simulator.py are that twin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ products take a path without tensor cores (`TENSOR_CORES` is False).
 Addresses count bytes from the start of a flat array; a load of n bytes starts at a multiple of n.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

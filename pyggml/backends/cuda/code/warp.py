@@ -1,7 +1,5 @@
 """Warps: threads that run in step. The simulator has none: there a warp is one thread."""
 
-from __future__ import annotations
-
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.simulator import small

@@ -1,7 +1,5 @@
 """cuBLAS, through nvmath-python where it is installed; a CUDA graph can capture its calls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from itertools import cycle

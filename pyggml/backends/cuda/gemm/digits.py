@@ -11,8 +11,6 @@ group. A unit's groups (packed.py) are followed by room that spreads the units o
 Where A is normalised, the digits are those of a · w; the rate of a row multiplies its results.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A lane unpacks every 32nd weight of a row (of types with blocks of 32, every 32n
 multiplies them with all rows of A.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

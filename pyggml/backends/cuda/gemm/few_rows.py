@@ -5,8 +5,6 @@
 Each part, a result of its own, has some of the blocks of the launch. All round A by themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache

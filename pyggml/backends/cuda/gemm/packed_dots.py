@@ -12,8 +12,6 @@ place Numba asks whether it counts from the end. No whole number is divided by o
 when the kernel is compiled.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

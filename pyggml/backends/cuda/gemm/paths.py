@@ -12,8 +12,6 @@ two such matrices in one launch, a norm before them.
     simt          339     340     684    2163
 """
 
-from __future__ import annotations
-
 from pyggml.backends.cuda.gemm.cublas import CUBLAS
 from pyggml.backends.cuda.gemm.dots import DOTS, DOTS_OF_FEW
 from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS

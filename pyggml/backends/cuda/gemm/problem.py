@@ -6,8 +6,6 @@ A is float32, B of any type. A `Factor` says where its numbers lie, so that a tr
 the same product with other steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

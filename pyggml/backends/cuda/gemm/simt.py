@@ -1,8 +1,6 @@
 """Any product, in float32: a block of threads makes a tile of C from tiles of A and B in shared
 memory, each weight unpacked as it is read. It is the reference of the other paths."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@
 (whether k is its near axis, elements from one row or column to the next).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ are copied to shared memory two steps ahead, in three places. The 16-byte chunks
 exchanged by the row's number, so that eight rows of a column lie in different banks.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

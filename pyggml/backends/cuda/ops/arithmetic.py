@@ -1,7 +1,5 @@
 """Arithmetic of tensors: see pyggml/ops/arithmetic. Sums are in float64, as on the host."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

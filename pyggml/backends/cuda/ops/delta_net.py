@@ -1,7 +1,5 @@
 """The gated delta net of Qwen 3 Next and Kimi, and its gradient: see ops/recurrent/delta_net.py."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -3,8 +3,6 @@
 A thread takes four neighbours at a time where all arrays can be moved so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Each warp or thread finds its row's expert by itself, so that the ids never leav
 an id that is no expert is left 0, and the fault is noted.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@ Few rows wait for launches and for weights: so the products of q, k and v are on
 and swiglu another, and each makes the norm before it again in all its blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Gated linear units and what their gradients need: see ops/activation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ all rows if that does not take too much memory. Rows of weight 0 have gradients 
 much as others here.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache

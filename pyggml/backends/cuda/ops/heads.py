@@ -4,8 +4,6 @@ A warp has one head of one token. This is what stands between the products of q,
 attention in the generation of models with norms of heads, such as Qwen 3 and Gemma 3.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

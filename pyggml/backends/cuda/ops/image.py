@@ -1,7 +1,5 @@
 """Ops of images: see pyggml/ops/image. A thread has a number of the result."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from math import prod

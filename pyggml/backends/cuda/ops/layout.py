@@ -1,7 +1,5 @@
 """Copies without gaps, of another type, into a range, as tiles; windows; triangular matrices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

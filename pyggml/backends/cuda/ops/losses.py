@@ -4,8 +4,6 @@ A block of threads takes a row: the greatest logit and the sum of exponentials f
 made of them. Sums over rows are in float64, by one block, so that they do not depend on the grid.
 """
 
-from __future__ import annotations
-
 import math
 from math import prod
 from typing import Any

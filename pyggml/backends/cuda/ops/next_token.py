@@ -5,8 +5,6 @@ all. A logit and its index are one whole number, a rank: the greater rank is the
 of equal ones, the lower index. One launch computes both ops where they follow each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any

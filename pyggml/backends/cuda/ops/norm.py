@@ -1,7 +1,5 @@
 """Normalisation of rows, a block for each: see pyggml/ops/norm/norm.py."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ not begin where fours can be moved, are read twice. The x of a norm, its result 
 may be BF16 where rows are held; so may a copy of the residual sum, for the backward pass.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

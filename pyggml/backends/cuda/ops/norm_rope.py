@@ -5,8 +5,6 @@ j + 64) is with the lane 16 further, or 16 before. Heads of one token share its 
 gradients are F32 or BF16.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """One step of an optimiser, in place, and the limit of the gradient's norm."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -105,9 +103,5 @@ def _clip_scratch(node, compute):
 
 
 declare("clip_norm", Kernel(_clip_norm, scratch=_clip_scratch))
-for _name, _run in {
-    "opt_step_adamw": _adamw,
-    "opt_step_lion": _lion,
-    "opt_step_sgd": _sgd,
-}.items():
+for _name, _run in {"opt_step_adamw": _adamw, "opt_step_lion": _lion, "opt_step_sgd": _sgd}.items():
     declare(_name, Kernel(_step(_run)))

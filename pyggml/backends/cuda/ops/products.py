@@ -4,8 +4,6 @@ All four are one product, C = A · Bᵀ with steps (pyggml.backends.cuda.gemm): 
 and B = w, out_prod(a, b) has A = bᵀ and B = aᵀ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -10,8 +10,6 @@ registers, a part of the columns each, and take the tokens in order. recurrence_
 gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

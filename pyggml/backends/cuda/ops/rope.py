@@ -1,7 +1,5 @@
 """Rotary positions: the table of cosines and sines, and pairs turned by it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Softmax of rows with mask, ALiBi and sinks, its gradient, and causal masks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Row m of what a token may see is state m for m < n_back, else token m − n_back.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from pyggml.backends.cuda.code.formulas import ZERO

@@ -1,7 +1,5 @@
 """The selective scan of Mamba 1 and 2 and its gradient: see pyggml/ops/recurrent/ssm_scan.py."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

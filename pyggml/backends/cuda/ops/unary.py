@@ -1,7 +1,5 @@
 """Functions of one number, and gradients of activations: see ops/arithmetic, ops/activation."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Linear attention of RWKV 6 and 7 and gated linear attention: see pyggml/ops/recurrent/wkv.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

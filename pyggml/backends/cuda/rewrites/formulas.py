@@ -5,8 +5,6 @@ wide_gradient(swiglu_back_gate(…), …)    likewise
 gradient_of_a(D, swiglu(…))              likewise
 """
 
-from __future__ import annotations
-
 from pyggml.backends.cuda.ops.lora.nodes import absorbing
 from pyggml.backends.cuda.ops.lora.operands import FORMULAS
 from pyggml.backends.cuda.runtime.kernel import is_of

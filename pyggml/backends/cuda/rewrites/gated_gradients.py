@@ -8,8 +8,6 @@ It reads BF16. A large `up` is not kept for it, but computed again of the norm t
 pass makes anyway: a quarter of the memory of a step for a twentieth of its time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from pyggml.backends.cuda.ops.lora.nodes import (

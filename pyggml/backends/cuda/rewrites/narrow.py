@@ -9,8 +9,6 @@
 Copies to BF16, and of BF16 to F32, of which nothing is left to do are left out.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pyggml.backends.cuda.attention import TENSOR, path_of

@@ -10,8 +10,6 @@ The x of dA may be another tensor than that of the product: the backward pass ma
 again. A product whose results have further readers stays as it is.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 

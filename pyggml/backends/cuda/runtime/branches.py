@@ -8,8 +8,6 @@ sources that the op changes. All others it reads. Where a plan gives the same me
 steps wait that could run together; hence `CudaBackend.room`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any

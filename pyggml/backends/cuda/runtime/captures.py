@@ -1,7 +1,5 @@
 """Calls captured into a graph that the card starts at once; the simulator captures nothing."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress

@@ -7,8 +7,6 @@ function with what it closes over, and the types of its arguments. A file that i
 anew. It lies in a folder of the user, where the CPU's kernels lie too.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """The card as a backend: buffers of plain device memory, and a stream of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial

@@ -3,8 +3,6 @@
 Under NUMBA_ENABLE_CUDASIM=1 Python threads run the kernels (`SIMULATED`, see simulator.py).
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import warnings

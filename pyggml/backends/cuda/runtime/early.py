@@ -18,8 +18,6 @@ never for three: else two of the next share the first that is free. And all such
 carve-out (`driver.allow_shared`). Cards before Hopper (compute capability 9.0) have no such launch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary

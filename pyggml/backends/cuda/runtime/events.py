@@ -1,7 +1,5 @@
 """Points in a stream's work for which the host waits: awake at first, then asleep."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from time import perf_counter
 from typing import Any

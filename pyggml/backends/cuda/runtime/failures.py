@@ -5,8 +5,6 @@ Errors are those of CUDA's driver API, as its documentation explains them (`CUre
 to wait for its work, too.
 """
 
-from __future__ import annotations
-
 import re
 
 from pyggml.backends.cuda.runtime.driver import CudaAPIError, driver

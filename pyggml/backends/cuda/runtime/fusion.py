@@ -5,8 +5,6 @@ its own; `pyggml.backends.cuda.rewrites` has their order. In a graph, one node s
 Its op is called "add+rms_norm_mul", say, and its reference is theirs, one after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -14,13 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.runtime.kernel import (
-    Compute,
-    Kernel,
-    OwnOp,
-    Site,
-    own_op,
-)
+from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, OwnOp, Site, own_op
 from pyggml.backends.kit.kernels import no_scratch, nothing_shared
 from pyggml.backends.kit.places import span
 from pyggml.graph.call import Call

@@ -1,7 +1,5 @@
 """How the card computes an op: `Kernel`, and the `Site` that it is bound to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal

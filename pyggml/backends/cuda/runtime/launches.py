@@ -4,8 +4,6 @@ Kernels walk their elements or rows in steps of the grid, so that any grid is ri
 runs each thread of a block as a Python thread: there, grids are small.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

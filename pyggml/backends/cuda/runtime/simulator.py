@@ -6,8 +6,6 @@ the others raise when they are called, and products take paths without tensor co
 small: each thread of a block is a thread of Python.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

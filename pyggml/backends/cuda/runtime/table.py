@@ -1,7 +1,5 @@
 """The table of kernels, into which each file of ops/, and attention/, enters its own."""
 
-from __future__ import annotations
-
 from pyggml.backends.cuda.runtime.kernel import Kernel
 from pyggml.backends.kit.kernels import KernelTable
 

@@ -4,8 +4,6 @@ What the card sends arrives in page-locked memory, into which it writes while th
 Readers get that memory itself; when nobody has an array of it any more, it is used again.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections import defaultdict
 from collections.abc import Callable

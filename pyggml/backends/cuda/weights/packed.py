@@ -5,8 +5,6 @@ A unit is what one thread multiplies: at most eight groups of 32 weights, in one
 of its scales, its minimum and its eight words, of the unit's own words w0, w1, …
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache

@@ -10,8 +10,6 @@ weights, the expression of one of them. `weight` and `four` branch by group: thr
 take the 32 weights of one group take the same branch. `eights` does all groups, without a branch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import gcd

@@ -4,8 +4,6 @@ Results may lie in wider rows: row r of n numbers begins at r · (n + gap). A sm
 rounded into the gaps, or below, by the same launch.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

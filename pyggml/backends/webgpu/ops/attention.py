@@ -9,8 +9,6 @@ A workgroup has a tile of queries of a head and walks along the keys, or a tile 
 along the queries (attention_tiles). It sums alone what it writes, so every sum has a fixed order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache

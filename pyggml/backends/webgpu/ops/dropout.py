@@ -1,7 +1,5 @@
 """Random draws of training, the same numbers as the host's: see ops/arithmetic/dropout.py."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
@@ -49,7 +47,7 @@ _DRAWN = (
             }
         }
     }
-""",
+"""
     )
 )
 _DROPPED = _DRAWN.replace("NUMBER", "select(0.0, x_at(at) * GROWN, word >= LEAST)")

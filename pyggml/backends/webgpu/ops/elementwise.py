@@ -3,8 +3,6 @@
 A formula names the sources' numbers a, b and c, and the op's parameters p_NAME.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import prod
 

@@ -5,8 +5,6 @@ that is no expert is left 0, and the fault is noted. Weights that no binding hol
 rows at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.ops.rows import parts_of
@@ -55,7 +53,7 @@ _FORWARD = whole(
         workgroupBarrier();
     }}
     if (lane == 0u && mine) {{ put_y(i, parts[me]); }}
-""",
+"""
 )
 # dx[r, k] = Σ_n dy[r, n] · w[ids[r], n, k]: a thread for each unit.
 _BACKWARD = whole(
@@ -73,7 +71,7 @@ _BACKWARD = whole(
         }
         put_unit(i, total);
     }
-""",
+"""
 )
 # Units of a plain type are numbers, those of a packed one four.
 _ONE = """

@@ -4,8 +4,6 @@ The (rows × vocabulary) matrix never exists as a whole. A target that is no tok
 NaN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

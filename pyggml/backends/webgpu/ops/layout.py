@@ -1,7 +1,5 @@
 """Copies: without gaps, of another type, into a range; and fills."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers

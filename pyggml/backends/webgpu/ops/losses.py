@@ -3,8 +3,6 @@
 A workgroup takes a row: the greatest logit and the sum of exponentials, then what is made of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.ops.reduce import sum_of

@@ -1,7 +1,5 @@
 """Normalisation of rows, a workgroup for each: see pyggml/ops/norm/norm.py and norm_mul.py."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

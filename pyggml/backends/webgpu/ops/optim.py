@@ -1,7 +1,5 @@
 """One step of an optimiser, in place, and the limit of the gradient's norm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site

@@ -1,7 +1,5 @@
 """The order of numbers, and what is made of positions: argsort, top_k, spans, temperatures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
@@ -28,7 +26,7 @@ fn comes_before(a: f32, i: u32, b: f32, j: u32) -> bool {  // equal ones keep th
         }
         if (rank < KEPT) { put_y(i / N * KEPT + rank, i32(i - first)); }
     }
-""",
+"""
 )
 
 

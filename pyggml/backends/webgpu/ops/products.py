@@ -9,8 +9,6 @@ shader of its own; all else goes by tiles. A matrix B that is larger than a bind
 rows at a time: along n their products are parts of C, along k they add up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -203,11 +201,7 @@ def _tiles(
     }  # fmt: skip
     of_a, of_b = _reading(p.a, p.m, p.k, a), _reading(p.b, p.n, p.k, b)
     c_in_quads = c.has_quads and not any(size % 4 for size in (p.n, p.c_row, p.c_first))
-    views = {
-        "c": c.in_quads if c_in_quads else c,
-        "a": _quads(a, of_a),
-        "b": _quads(b, of_b),
-    }
+    views = {"c": c.in_quads if c_in_quads else c, "a": _quads(a, of_a), "b": _quads(b, of_b)}
     views["c"] = views["c"].written()
     groups = (-(-p.n // tile.n), -(-p.m // tile.m), p.n_batches * n_parts)
     return shaders.dispatch(product_source(tile, of_a, of_b, c_in_quads), views, groups, constants)

@@ -1,7 +1,5 @@
 """Sums: of rows, of everything, of tiles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import prod
 

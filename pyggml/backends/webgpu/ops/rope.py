@@ -5,8 +5,6 @@ position times it, in whole numbers, loses the whole turns without an error: wha
 is right to 2^-32 at any position.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import pi
 
@@ -66,7 +64,7 @@ _TABLE = (
         put_y(2u * t * PAIRS + pair, FACTOR * cosine);
         put_y((2u * t + 1u) * PAIRS + pair, FACTOR * select(sine, -sine, position < 0));
     }
-""",
+"""
     )
 )
 

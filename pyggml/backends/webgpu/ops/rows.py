@@ -3,8 +3,6 @@
 Ids are data. A kernel leaves out those that are no row, and notes the fault.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from math import prod
 

@@ -1,7 +1,5 @@
 """Softmax of rows, a workgroup for each: see pyggml/ops/attention/softmax.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import prod
 

@@ -3,8 +3,6 @@
 Row m of what a token may see is state m for m < BACK, else token m − BACK.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
@@ -29,7 +27,7 @@ _FORWARD = _KNOWN + whole(
         put_y(i, total);
     }
     if (i < BACK * C) { put_last(i, known(T + i / C, c)); }
-""",
+"""
 )
 # Each row m has reached the tokens m − BACK … m of its own sequence.
 _BACK_X = """
@@ -63,7 +61,7 @@ _BACK_W = _KNOWN + whole(
         }
         put_dw(i, total);
     }
-""",
+"""
 )
 
 

@@ -1,7 +1,5 @@
 """A GPU through WebGPU as a backend: storage buffers, and dispatches that are encoded together."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

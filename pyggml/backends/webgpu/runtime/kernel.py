@@ -1,7 +1,5 @@
 """How the device computes an op: `Kernel`, and the `Site` that it is bound to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

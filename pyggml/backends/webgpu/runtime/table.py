@@ -1,7 +1,5 @@
 """The table of kernels, into which each file of ops/ enters its own."""
 
-from __future__ import annotations
-
 from pyggml.backends.kit.kernels import KernelTable
 from pyggml.backends.webgpu.runtime.kernel import Kernel
 

@@ -12,8 +12,6 @@ Rows of `mine` and `weights` end in a gap, so that neighbouring threads store in
 All takes less than the 16 KB of memory that any device gives a workgroup.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.wgsl.shader import QUADS, View

@@ -7,8 +7,6 @@ an l are added up in the workgroup's memory, in a fixed order. L is read four nu
 one l and four k, or for four l and one k.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from pyggml.backends.webgpu.wgsl.tiles import QUAD, Reading, factor_start, quad_function

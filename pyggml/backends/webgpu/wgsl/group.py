@@ -7,8 +7,6 @@ add up in registers first, and a workgroup waits twice instead of nine times. Bo
 are fixed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 _FUNCTIONS = {"summed": ("{} + {}", "subgroupAdd"), "highest": ("max({}, {})", "subgroupMax")}

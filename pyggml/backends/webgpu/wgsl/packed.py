@@ -4,8 +4,6 @@ Both use 32 threads for four blocks. Of each block, 8 threads take the same grou
 four weights each. So all 32 threads follow one branch of the decoder.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from pyggml.backends.webgpu.wgsl.tiles import Reading, quad_function

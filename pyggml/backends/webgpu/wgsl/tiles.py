@@ -11,8 +11,6 @@ The sum over k may be taken in parts, by workgroups of their own (`PER_PART` of 
 of a long sum would leave most of a large card idle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache

@@ -6,8 +6,6 @@
 the expression of four: their bytes are one word, and they share a scale.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple

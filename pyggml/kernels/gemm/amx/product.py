@@ -8,8 +8,6 @@ time, and multiplies all tokens of its share with it. Every sum runs in an order
 shapes only, so that threads do not change it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.graph.call import Call

@@ -4,8 +4,6 @@ A row is addressed in bytes. Rows are padded with zeros to whole steps of k: wha
 must be finite.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -12,8 +12,6 @@ Where the CPU has no tiles, plain vector code does what the instructions do: tha
 but the instructions.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 

@@ -8,8 +8,6 @@ Each of gate, up and dy is read once, where three kernels would read eight matri
 as in wide.py. All matrices are BF16.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,16 +1,9 @@
 """Gradients of LoRA's factors: sums over all rows of a wide matrix."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.backends.cuda.gemm.cublas import multiply
-from pyggml.backends.cuda.ops.lora.operands import (
-    formula_of,
-    is_ready,
-    rounded_formula,
-    types_of,
-)
+from pyggml.backends.cuda.ops.lora.operands import formula_of, is_ready, rounded_formula, types_of
 from pyggml.backends.cuda.ops.products import adding
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn

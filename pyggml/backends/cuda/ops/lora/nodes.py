@@ -3,8 +3,6 @@
 What an op computes of arrays stands before it. Its first operand may be a formula of several.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operands of a formula whose value a kernel needs: F32 or BF16, eight neighbours at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Products of a wide matrix: W is unpacked beside the thin factor, and cuBLAS multiplies."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pyggml.backends.cuda.gemm.cublas import multiply

@@ -7,8 +7,6 @@ all have found. Columns are multiplied in another order than they lie in, the sa
 so a lane's eight numbers are neighbours. Rows begin at whole cache lines: cuBLAS reads them faster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
