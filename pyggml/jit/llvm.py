@@ -4,12 +4,17 @@ Addresses are integers and nothing is checked: callers must. LLVM splits vectors
 register, so their width affects speed only.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
 
 from pyggml.jit.isa import CHOSEN
 
+# x86 without VNNI: unsigned and signed bytes are multiplied, and two products summed in 16 bits.
+PAIRS = CHOSEN.name in ("avx512", "avx2")
+_X86 = PAIRS or CHOSEN.vnni
+_REGISTER = 4 * CHOSEN.lanes  # bytes
 F32 = ir.FloatType()
 I8 = ir.IntType(8)
 I16 = ir.IntType(16)
@@ -139,3 +144,88 @@ def by_quads(builder: Any, u: Any, s: Any, sums: Any, vnni: bool) -> Any:
         mask = ir.Constant(sums.type, [4 * lane + i for lane in range(n)])
         sums = builder.add(sums, builder.shuffle_vector(products, products, mask))
     return sums
+
+
+def quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
+    """by_quads of any number of bytes, u at most 128: registers one by one, on x86 without VNNI by
+    VPMADDUBSW and VPMADDWD."""
+
+    def one(u: Any, s: Any, sums: Any) -> Any:
+        if not PAIRS:
+            return by_quads(builder, u, s, sums, CHOSEN.vnni)
+        pairs = ir.VectorType(I16, 2 * sums.type.count)
+        ubsw, wd = _PAIR_NAMES[4 * sums.type.count]
+        multiply = declare_intrinsic(builder, ubsw, pairs, [u.type, s.type])
+        add = declare_intrinsic(builder, wd, sums.type, [pairs, pairs])
+        two = builder.call(multiply, [u, s])
+        return builder.add(sums, builder.call(add, [two, every(pairs, 1)]))
+
+    return by_registers(builder, one, u, s, sums)
+
+
+_PAIR_NAMES = {
+    16: ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
+    32: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
+    64: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
+}
+
+
+def signed_quads(builder: Any, q: Any, s: Any, sums: Any) -> Any:
+    """The same of signed q, by |q| and s with the sign of q; s is above −128."""
+    zero = every(q.type, 0)
+    is_below = builder.icmp_signed("<", q, zero)
+    size = builder.select(is_below, builder.neg(q), q)
+    if _REGISTER > 32:
+        return quads(builder, size, builder.select(is_below, builder.neg(s), s), sums)
+
+    def sign(s: Any, q: Any) -> Any:
+        name = "llvm.x86.avx2.psign.b"
+        return builder.call(declare_intrinsic(builder, name, q.type, [q.type, q.type]), [s, q])
+
+    return quads(builder, size, by_registers(builder, sign, s, q), sums)
+
+
+def lookup16(builder: Any, indices: Any, table: Sequence[int]) -> Any:
+    """table[i] of bytes i below 16, by a shuffle of bytes; where there is none, each bit of the
+    index halves the remaining table."""
+
+    def one(indices: Any) -> Any:
+        n = indices.type.count
+        name = _SHUFFLES.get(n) if _X86 else None
+        if name:
+            shuffle = declare_intrinsic(builder, name, indices.type, [indices.type] * 2)
+            rows = ir.Constant(indices.type, [*table] * (n // 16))
+            return builder.call(shuffle, [rows, indices])
+        left = [every(indices.type, v) for v in table]
+        for bit in range(4):
+            masked = builder.and_(indices, every(indices.type, 1 << bit))
+            is_set = builder.icmp_unsigned("!=", masked, every(indices.type, 0))
+            pairs = zip(left[::2], left[1::2], strict=True)
+            left = [builder.select(is_set, odd, even) for even, odd in pairs]
+        return left[0]
+
+    return by_registers(builder, one, indices)
+
+
+_SHUFFLES = {
+    16: "llvm.x86.ssse3.pshuf.b.128",
+    32: "llvm.x86.avx2.pshuf.b",
+    64: "llvm.x86.avx512.pshuf.b.512",
+}
+
+
+def by_registers(builder: Any, emit: Callable[..., Any], *vectors: Any) -> Any:
+    """emit(*vectors); vectors of more bytes than a register are cut in halves until they fit."""
+    n = vectors[0].type.count
+    if n <= _REGISTER:
+        return emit(*vectors)
+    found = []
+    for half in range(2):
+        parts = []
+        for v in vectors:
+            size = v.type.count // 2
+            mask = ir.Constant(ir.VectorType(I32, size), [*range(half * size, (half + 1) * size)])
+            parts.append(builder.shuffle_vector(v, v, mask))
+        found.append(by_registers(builder, emit, *parts))
+    both = ir.Constant(ir.VectorType(I32, 2 * found[0].type.count), [*range(2 * found[0].type.count)])
+    return builder.shuffle_vector(*found, both)

@@ -3,6 +3,7 @@
 LAYOUTS        the decoder of every type
 DIRECT_TYPES   types whose products read blocks as they lie
 INTEGER_TYPES  direct types whose weights are whole numbers with scales
+WHOLE_TYPES    all types whose weights are whole numbers with scales
 MINIMA_TYPES   integer types with minima
 """
 
@@ -23,6 +24,7 @@ LAYOUTS: dict[str, Decoder] = {name: q.decode for name, q in QUANTS.items()}
 DIRECT_TYPES = tuple(name for name, q in QUANTS.items() if q.direct)
 _FACTS = {name: facts(LAYOUTS[name], QUANTS[name].dtype) for name in DIRECT_TYPES}
 INTEGER_TYPES = tuple(name for name, of in _FACTS.items() if not of.plain)
+WHOLE_TYPES = tuple(name for name, q in QUANTS.items() if q.dtype.block > 1)
 MINIMA_TYPES = frozenset(name for name, of in _FACTS.items() if of.minima)
 
 

@@ -131,48 +131,6 @@ class _FloatDot(_Dot):
         return self.b.shuffle_vector(eight, every(F32X8, 0.0), mask)
 
 
-class _IntDot(_Dot):
-    """Σ w x with x in bytes."""
-
-    def __init__(
-        self, chains: list[Any], builder: Any, source: Any, x: Any, starts: Any, scales: Any,
-        totals: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(chains, builder, source, totals)
-        self._x, self._starts, self._scales = x, starts, scales
-
-    def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        self._sum(self._products(q, i), broadcast(self.b, self._scaled(scale, i), F32X8))
-
-    def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
-        self._sum(self._products(q, i), self._halves(scales, i))
-        if minima := self._two_minima(i):
-            per_start = every(F32X8, -1 / 128)  # starts are −128 · Σ q of x
-            start = self.floats(self._loaded(self._starts, i // 4, _EIGHT_INTS))
-            self._sum(self.b.fmul(start, per_start), self._halves(minima, i))
-
-    def _halves(self, two: Sequence[Any], i: int) -> Any:
-        """Two floats times x's scale, each in four lanes."""
-        first, second = (broadcast(self.b, self._scaled(one, i), F32X8) for one in two)
-        mask = ir.Constant(_EIGHT_INTS, [0, 1, 2, 3, 12, 13, 14, 15])
-        return self.b.shuffle_vector(first, second, mask)
-
-    def _products(self, q: Any, i: int) -> Any:
-        """Σ q x of each four of GROUP weights, as floats."""
-        unsigned = self.b.xor(q, every(q.type, -128))
-        x = self._loaded(self._x, i // 4, _EIGHT_INTS)
-        start = self._loaded(self._starts, i // 4, _EIGHT_INTS)
-        return self.floats(by_quads(self.b, unsigned, x, start, CHOSEN.vnni))
-
-    def _scaled(self, scale: Any, i: int) -> Any:
-        return self.b.fmul(
-            scale, self.b.load(at(self.b, self._scales, ir.Constant(I64, i // GROUP)))
-        )
-
-    def _widened(self, eight: Any) -> Any:
-        return eight
-
-
 class _Rows(NamedTuple):
     """Up to TOGETHER rows: n of them, at least one."""
 
@@ -197,23 +155,6 @@ def row_dots(
         return context.get_dummy_value()
 
     return types.void(kind, *(types.intp,) * 7), codegen
-
-
-@intrinsic(prefer_literal=True)
-def row_dots_ints(
-    typing: Any, kind: Any, to: Any, row: Any, stride: Any, n_rows: Any, x: Any, starts: Any,
-    scales: Any, totals: Any, depth: Any,
-) -> Any:  # fmt: skip
-    """The same with x as pyggml.kernels.gemm.activations leaves it; addresses."""
-    name = DIRECT_TYPES[kind.literal_value]
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, to, row, stride, n_rows, *bases, depth = arguments
-        rows, sizes = _Rows(row, stride, n_rows), (GROUP, GROUP, 4, 4)
-        _emit_rows(builder, to, rows, bases, depth, dtype(name), _IntDot, F32X8, sizes)
-        return context.get_dummy_value()
-
-    return types.void(kind, *(types.intp,) * 9), codegen
 
 
 def _emit_rows(

@@ -1,44 +1,56 @@
 """y[T, N] (+)= x[T, K] · W[N, K]ᵀ for few tokens: each number is one dot product with a row of W.
 
-Rows of the types in pyggml.kernels.gemm.dots are multiplied as they lie, with x in float32 or, with
-`ints`, rounded to bytes. Rows of other types are unpacked piece by piece.
+In integers, x is rounded to bytes and meets rows of any quantised type as they lie
+(pyggml.kernels.gemm.int_dots). In floats, rows of the types in pyggml.kernels.gemm.dots are
+multiplied as they lie; rows of other types are unpacked piece by piece.
 """
+
+from functools import cache
 
 import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.jit import Code, kernel
-from pyggml.jit.frames import Floats2
+from pyggml.jit.frames import Floats2, Int
 from pyggml.jit.scratch import Layout, Scratch, per_thread
 from pyggml.jit.simd import dot
 from pyggml.jit.tasks import launch, stage, task_code
-from pyggml.kernels.gemm import int8
-from pyggml.kernels.gemm.activations import BLOCK_WORDS, quantize
-from pyggml.kernels.gemm.dots import TOGETHER, group_sums, kind_of_rows, row_dots, row_dots_ints
+from pyggml.kernels.gemm.dots import TOGETHER, group_sums, kind_of_rows, row_dots
 from pyggml.kernels.gemm.frames import Product, block_matrix
+from pyggml.kernels.gemm.int_dots import int_dots, pack_token, packed_bytes
 from pyggml.kernels.gemm.microkernel import call_block, fetch
 from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
 from pyggml.quants.layout import GROUP
-from pyggml.quants.unpack import DIRECT_TYPES, INTEGER_TYPES, UNPACK
+from pyggml.quants.unpack import DIRECT_TYPES, UNPACK, WHOLE_TYPES
 from pyggml.sizes import round_up
 
 FEW = 3  # tokens at most: they would fill no tile
 TASK_ROWS = 64  # weight rows of one task, a multiple of TOGETHER
+MOST_ROWS = 256  # of one task in integers, each of which rounds x
+_TASKS = 4  # of a thread, if they have fewer rows
 AHEAD = 8192  # bytes ahead that are fetched: the CPU itself does not look beyond a page
 PIECE = 256  # numbers of a weight row that are unpacked at a time; a multiple of every block
-_TOKEN_WORDS = 2 * BLOCK_WORDS + 2  # that `quantize` writes for each block of a token
 
 
 class FewProduct(Product):
-    """A product of few tokens. A task takes TASK_ROWS rows of W."""
+    """A product of few tokens in floats. A task takes TASK_ROWS rows of W."""
 
     # of each thread
     found: Floats2  # one token's dot products
     piece: Floats2
-    token: Floats2  # what `quantize` or `group_sums` make of a token
+    token: Floats2  # the sums of a token's groups
 
 
-def _few_tasks(kind: int, ints: bool) -> Code:
+class FewInts(Product):
+    """A product of few tokens in integers. A task takes `rows` rows of W."""
+
+    rows: Int
+    # of each thread
+    found: Floats2  # each token's dot products, MOST_ROWS apart
+    packed: Floats2  # all tokens
+
+
+def _few_tasks(kind: int) -> Code:
     """The task that multiplies TASK_ROWS weight rows with one token after the other.
 
     `kind`, a constant when it is compiled, is the rows' type (pyggml.kernels.gemm.dots); −1: unpack
@@ -48,26 +60,20 @@ def _few_tasks(kind: int, ints: bool) -> Code:
     def task_of_few(f, task, thread):
         x, depth, stride = f.a, f.k, f.w.row_bytes
         first, last = task * TASK_ROWS, min((task + 1) * TASK_ROWS, f.n)
-        found, n = f.found[thread, : last - first], depth // GROUP
-        at = f.token[thread].ctypes.data
-        starts, scales = at + 4 * BLOCK_WORDS * n, at + 8 * BLOCK_WORDS * n
+        found = f.found[thread, : last - first]
+        sums = f.token[thread]
         for t in range(f.m):
             token = x[t * f.lda : t * f.lda + depth]
-            if ints:
-                quantize(at, starts, scales, scales + 4 * n, token.ctypes.data, n)
-            elif kind >= 0:
-                group_sums(f.token[thread], token)
+            if kind >= 0:
+                group_sums(sums, token)
             for i in range(0, last - first, TOGETHER):
                 here, n_rows = f.w.address + (first + i) * stride, min(TOGETHER, last - first - i)
                 to = f.found[thread, i:].ctypes.data
                 if kind < 0 or TOGETHER == 1:
                     fetch(here + AHEAD, n_rows * stride)
-                if ints:
-                    row_dots_ints(
-                        kind, to, here, stride, n_rows, at, starts, scales, scales + 4 * n, depth
-                    )
-                elif kind >= 0:
-                    row_dots(kind, to, here, stride, n_rows, token.ctypes.data, at, depth)
+                if kind >= 0:
+                    x_here, sums_here = token.ctypes.data, sums.ctypes.data
+                    row_dots(kind, to, here, stride, n_rows, x_here, sums_here, depth)
                 else:
                     for j in range(n_rows):
                         row = here + j * stride
@@ -98,17 +104,34 @@ def _unpacked_dot(w, address, x, piece):
     return found
 
 
-_FLOATS = {kind: _few_tasks(kind, False) for kind in range(-1, len(DIRECT_TYPES))}
-_INTS = {
-    kind: _few_tasks(kind, True) for kind, name in enumerate(DIRECT_TYPES) if name in INTEGER_TYPES
-}
+_FLOATS = {kind: _few_tasks(kind) for kind in range(-1, len(DIRECT_TYPES))}
+
+
+@cache
+def _int_tasks(kind: int, n_tokens: int) -> Code:
+    """The task that multiplies some rows of type WHOLE_TYPES[kind] with all of n_tokens at once."""
+
+    def task_of_few_ints(f, task, thread):
+        first, last = task * f.rows, min((task + 1) * f.rows, f.n)
+        packed, to = f.packed[thread].ctypes.data, f.found[thread].ctypes.data
+        for t in range(n_tokens):
+            pack_token(kind, n_tokens, packed, t, f.a[t * f.lda :].ctypes.data, f.k)
+        for i in range(first, last):
+            row = f.w.address + i * f.w.row_bytes
+            int_dots(kind, n_tokens, to + 4 * (i - first), 4 * MOST_ROWS, row, packed, f.k)
+        for t in range(n_tokens):
+            found = f.found[thread, t * MOST_ROWS : t * MOST_ROWS + last - first]
+            _put_few(f, t, first, found)
+
+    return task_code(FewInts)(task_of_few_ints)
+
 
 # -- the paths ------------------------------------------------------------------------------------
 
 
 def _layout(p: Problem) -> Layout:
-    token = round_up(p.k, GROUP) // GROUP * _TOKEN_WORDS
-    return Layout(found=per_thread(TASK_ROWS), piece=per_thread(PIECE), token=per_thread(token))
+    sums = round_up(p.k, GROUP) // GROUP
+    return Layout(found=per_thread(TASK_ROWS), piece=per_thread(PIECE), token=per_thread(sums))
 
 
 def _call(p: Problem, o: Operands, scratch: Scratch, code: Code, unpack: int) -> Call:
@@ -126,13 +149,27 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     return _call(p, o, scratch, _FLOATS[kind], unpack)
 
 
-def _bind_int8(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
-    return _call(p, o, scratch, _INTS[kind_of_rows(p.weight_type, p.k)], 0)
+def _takes_ints(p: Problem) -> bool:
+    return p.form == "mul_mat" and p.compute == "int8" and p.weight_type.name in WHOLE_TYPES
 
 
-def _takes_int8(p: Problem) -> bool:
-    return p.form == "mul_mat" and int8.takes(p) and kind_of_rows(p.weight_type, p.k) >= 0
+def _layout_of_ints(p: Problem) -> Layout:
+    n = p.m * packed_bytes(p.weight_type.name, p.k) // 4
+    return Layout(found=per_thread(p.m * MOST_ROWS), packed=per_thread(n))
 
 
-INT8 = Path(name="few int8", takes=_takes_int8, layout=_layout, bind=_bind_int8, most=FEW)
+def _bind_ints(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
+    w, n_threads = block_matrix(o.b, p.weight_type, 0), len(scratch["packed"])
+    rows = max(1, min(MOST_ROWS, p.n // (_TASKS * n_threads)))
+    f = FewInts(
+        c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
+        accumulate=o.accumulate, rows=rows, **scratch,
+    )  # fmt: skip
+    code = _int_tasks(WHOLE_TYPES.index(p.weight_type.name), p.m)
+    return Call(launch, stage(code, f, -(-p.n // rows)))
+
+
+INT8 = Path(
+    name="few int8", takes=_takes_ints, layout=_layout_of_ints, bind=_bind_ints, most=FEW
+)
 FLOATS = Path(name="few", takes=lambda p: p.form == "mul_mat", layout=_layout, bind=_bind, most=FEW)

@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.jit import cgutils
-from pyggml.jit.llvm import F32, I8, I16, I32, I64, at, broadcast, every, from_f16, store
+from pyggml.jit.llvm import F32, I8, I16, I32, I64, at, broadcast, every, from_f16, lookup16, store
 from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder, Table
 
 F32X8 = ir.VectorType(F32, 8)
@@ -154,13 +154,7 @@ class VectorBlock(Block):
         return self.b.sub(self.b.xor(whole, where), where)
 
     def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:
-        """Binary selection: each bit of the index halves the remaining table."""
-        left = [every(_I8X32, v) for v in table]
-        for bit in range(4):
-            is_set = self.b.icmp_unsigned("!=", self.bits(nibbles, bit, 1), every(_I8X32, 0))
-            pairs = zip(left[::2], left[1::2], strict=True)
-            left = [self.b.select(is_set, odd, even) for even, odd in pairs]
-        return left[0]
+        return lookup16(self.b, nibbles, table)
 
     def points(self, indices: Any, table: Table) -> Any:
         b, kind = self.b, ir.VectorType(I8, table.width)

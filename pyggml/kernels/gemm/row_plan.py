@@ -1,0 +1,200 @@
+"""How a type's rows are multiplied in bytes: which weights meet in a vector, in which order.
+
+A unit is n_blocks neighbouring blocks: 256 weights, or one block where a row has fewer left. Its
+weights are cut in pieces that lie together in the file, and 64 of them, from several pieces, make
+one vector of bytes. Any order will do, as x is laid in the same order once. So the cheapest is
+taken: that of the fewest instructions, found by emitting all.
+
+CPUs multiply unsigned bytes by signed ones. Weights are u − zero, u unsigned; zero times Σ x is
+subtracted with the scales. Without VNNI two products are summed in 16 bits, so u is at most 128;
+types with more values stay signed.
+
+Fields of bits need not be shifted to bit 0: 16 q with a 16th of the scale is as good.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from pyggml.graph.dtypes import DType, dtype
+from pyggml.jit.llvm import I64, PAIRS
+from pyggml.quants.layout import SUBGROUP
+from pyggml.quants.readers.pieces import (
+    Node,
+    Piece,
+    PieceBlock,
+    is_fields,
+    moved,
+    n_shifts,
+    span,
+)
+from pyggml.quants.unpack import LAYOUTS
+
+UNIT = 256  # weights of a unit, if the row has as many
+VECTOR = 64  # bytes
+MOST = 128 if PAIRS else 255  # of an unsigned byte
+_LANE = 4  # bytes whose products one lane sums
+_JOINT = 4  # instructions that a vector of sums takes on its way to the row's
+
+
+class Plan(NamedTuple):
+    """The order of a unit's weights.
+
+    pieces     of the weights in order
+    within     the order of the weights of each group in its pieces
+    size       weights of a piece
+    vectors    the numbers of the pieces of each vector; vectors one after the other
+    sums       numbers of vectors whose sums have the same scales, summed as integers
+    zero       weights are u − zero
+    signed     weights are signed, and zero is 0
+    factors    of each SUBGROUP: u is weights + zero by this factor's inverse
+    n_minima   of a unit
+    one_scale  each GROUP has one, not two
+    """
+
+    pieces: tuple[Piece, ...]
+    within: tuple[int, ...]
+    size: int
+    vectors: tuple[tuple[int, ...], ...]
+    sums: tuple[tuple[int, ...], ...]
+    zero: int
+    signed: bool
+    factors: tuple[float, ...]
+    n_minima: int
+    one_scale: bool
+
+    def lanes(self, vector: int) -> list[int]:
+        """The SUBGROUP whose scale each lane of a vector's sums has; the first of equals."""
+        firsts = (piece * self.size for piece in self.vectors[vector])
+        subgroups = [
+            (first + at) // SUBGROUP for first in firsts for at in range(0, self.size, _LANE)
+        ]
+        return [i - i % 2 if self._is_as_before(i) else i for i in subgroups]
+
+    def _is_as_before(self, subgroup: int) -> bool:
+        """Whether the second SUBGROUP of a GROUP has the scale of the first."""
+        first = subgroup - subgroup % 2
+        return self.one_scale and self.factors[first] == self.factors[subgroup]
+
+
+def units(kind: DType, depth: int) -> list[tuple[int, int]]:
+    """(blocks of a unit, units of that size) of a row, one size after the other."""
+    most = max(1, UNIT // kind.block)
+    left = depth % (most * kind.block) // kind.block
+    return [(n, count) for n, count in ((most, depth // (most * kind.block)), (1, left)) if count]
+
+
+@lru_cache
+def plan(name: str, n_blocks: int) -> Plan:
+    """The cheapest order for units of so many blocks of a type."""
+    return min(_plans(name, n_blocks), key=lambda p: _cost(name, n_blocks, p))
+
+
+def _builder() -> Any:
+    """A builder whose code is only counted."""
+    function = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), [I64]), "counted")
+    return ir.IRBuilder(function.append_basic_block())
+
+
+def decoded(builder: Any, source: Any, name: str, n_blocks: int) -> PieceBlock:
+    """The blocks of a unit as their decoder writes them down."""
+    block = PieceBlock(builder, source, n_blocks, dtype(name).block_bytes)
+    LAYOUTS[name](block)
+    return block
+
+
+def _plans(name: str, n_blocks: int) -> Iterator[Plan]:
+    """All orders in which some digits of a piece's number choose its place in a vector, the others
+    the vector; with fields shifted to bit 0, or not."""
+    builder = _builder()
+    block = decoded(builder, builder.function.args[0], name, n_blocks)
+    pieces = block.pieces()
+    size = pieces[0][1].n
+    unsigned, zeros, spans = zip(*(_unsigned(node) for _, node in pieces), strict=True)
+    signed, zero = MOST < max(spans), max(zeros)
+    nodes = [(n, node) for (n, _), node in zip(pieces, unsigned, strict=True)]
+    n_minima = 0 if block.minima is None else block.minima.type.count
+    inside = min(VECTOR // size, len(pieces))
+    for vectors in _orders(len(pieces), inside):
+        for by in {0, *(() if signed else _moves(unsigned))}:
+            moves = [_move(node) if by else 0 for node in unsigned]
+            factors = _factors(moves, size)
+            if factors is None:
+                continue
+            each = pieces if signed else [
+                (n, moved(node, m) if m else node)
+                for (n, node), m in zip(nodes, moves, strict=True)
+            ]  # fmt: skip
+            start = Plan(
+                tuple(each), block.within, size, vectors, (), 0 if signed else zero, signed, factors,
+                n_minima, block.has_one_scale,
+            )
+            yield start._replace(sums=_sums(start))
+
+
+def _orders(n: int, inside: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """n pieces, 2^k, to vectors of `inside`, 2^i."""
+    digits, wanted = range(n.bit_length() - 1), inside.bit_length() - 1
+    for chosen in combinations(digits, wanted):
+        others = [digit for digit in digits if digit not in chosen]
+        yield tuple(
+            tuple(_number(vector, others) + _number(place, chosen) for place in range(inside))
+            for vector in range(n // inside)
+        )
+
+
+def _number(bits: int, digits: Any) -> int:
+    """The number with these bits at these digits."""
+    return sum((bits >> i & 1) << digit for i, digit in enumerate(digits))
+
+
+def _unsigned(node: Node) -> tuple[Node, int, int]:
+    """u and zero of a piece's weights, and the largest u."""
+    low, high = span(node)
+    if node.op == "minus" and span(node.of[0])[0] == 0:
+        return node.of[0], node.at[0], high - low
+    if node.op == "lookup":
+        return node._replace(at=tuple(v - low for v in node.at)), -low, high - low
+    if low < 0:
+        return Node("minus", node.n, (node,), (low,)), -low, high - low
+    return node, 0, high
+
+
+def _moves(nodes: Any) -> set[int]:
+    return {_move(node) for node in nodes}
+
+
+def _move(node: Node) -> int:
+    """How far to the left a piece's fields are best left."""
+    if not is_fields(node):
+        return 0
+    room = range(8)
+    fits = [n for n in room if span(node)[1] << n <= MOST]
+    return min(fits, key=lambda n: n_shifts(moved(node, n)))
+
+
+def _factors(moves: list[int], size: int) -> tuple[float, ...] | None:
+    """Of each SUBGROUP; None if its pieces are moved by different numbers."""
+    each = [moves[i : i + SUBGROUP // size] for i in range(0, len(moves), SUBGROUP // size)]
+    return None if any(len({*some}) > 1 for some in each) else tuple(2.0 ** -m[0] for m in each)
+
+
+def _sums(p: Plan) -> tuple[tuple[int, ...], ...]:
+    """The vectors whose lanes have the same scales, together."""
+    together: dict[tuple[int, ...], list[int]] = {}
+    for i in range(len(p.vectors)):
+        together.setdefault(tuple(p.lanes(i)), []).append(i)
+    return tuple(tuple(some) for some in together.values())
+
+
+def _cost(name: str, n_blocks: int, p: Plan) -> int:
+    """Instructions of a unit."""
+    builder = _builder()
+    block = decoded(builder, builder.function.args[0], name, n_blocks)
+    before = len(builder.block.instructions)
+    for vector in p.vectors:
+        block.wide(p.pieces[piece] for piece in vector)
+    return len(builder.block.instructions) - before + _JOINT * len(p.sums)
