@@ -48,7 +48,7 @@ def measure(options: argparse.Namespace) -> None:
     threads.set(options.threads)
     rng = np.random.default_rng(0)
     for megabytes in options.sizes:
-        numbers = np.zeros(int(megabytes * 1e6) // 8, np.int64)
+        numbers = np.ones(int(megabytes * 1e6) // 8, np.int64)
         print(json.dumps(["sum", 0, megabytes, rate(numbers.nbytes, numbers.sum)]), flush=True)
     for kind in options.types.split(","):
         for width in options.widths:
@@ -79,7 +79,8 @@ def table(options: argparse.Namespace, given: list[str]) -> None:
                 cell[tree] = max(rate, cell.get(tree, 0.0))
     print(f"GB/s, {options.tokens} row(s), {options.threads} thread(s), best of {options.rounds};"
           f" of each size: {', '.join(Path(tree).name for tree in trees)}")  # fmt: skip
-    print(f"{'':8}{'width':>6}" + "".join(f"{size:>9g} MB{'':{8 * len(trees) - 12}}" for size in options.sizes))
+    heads = (f"{size:g} MB".center(8 * len(trees)) for size in options.sizes)
+    print(f"{'':8}{'width':>6}{''.join(heads)}")
     for kind, width in dict.fromkeys(key[:2] for key in best):
         cells = (best[kind, width, size] for size in options.sizes)
         rates = "".join(f"{cell[tree]:8.1f}" for cell in cells for tree in trees)

@@ -75,12 +75,16 @@ USES_LLVM = {  # intrinsics, what kernels close over, and the features of this C
     "pyggml/kernels/attention/decode_tile.py",
     "pyggml/kernels/gemm/dots.py",
     "pyggml/kernels/gemm/int8_tile.py",
+    "pyggml/kernels/gemm/int_dots.py",
+    "pyggml/kernels/gemm/int_pack.py",
     "pyggml/kernels/gemm/lane_dots.py",
+    "pyggml/kernels/gemm/row_plan.py",
     "pyggml/kernels/gemm/bfloat16.py",
     "pyggml/kernels/gemm/microkernel.py",
     "pyggml/quants/bits.py",
     "pyggml/quants/unpack.py",
     "pyggml/quants/readers/lanes.py",
+    "pyggml/quants/readers/pieces.py",
     "pyggml/quants/readers/vectors.py",
 }
 COMPILED = {"kernel", "parallel", "exact", "block_code", "task_code", "intrinsic"}

@@ -72,9 +72,10 @@ def total(builder: Any, values: Any) -> Any:
     return builder.call(add, [ir.Constant(F32, 0.0), values], fastmath=("reassoc",))
 
 
-def totals(builder: Any, vectors: list[Any]) -> Any:
-    """The sums of the lanes of 2^k float32 vectors, as one vector of 2^k sums."""
-    lanes = vectors[0].type.count  # partial sums left for each vector
+def totals(builder: Any, vectors: list[Any], add: Callable[..., Any] | None = None) -> Any:
+    """The sums of the lanes of 2^k vectors, float32 unless `add` is another addition, as one vector
+    of 2^k sums."""
+    add, lanes = add or builder.fadd, vectors[0].type.count  # partial sums left for each vector
     while lanes > 1:
         pairs = zip(vectors[::2], vectors[1::2] or vectors, strict=True)
         n = vectors[0].type.count if len(vectors) > 1 else vectors[0].type.count // 2
@@ -83,10 +84,20 @@ def totals(builder: Any, vectors: list[Any]) -> Any:
             for first in (0, 1)
         )
         vectors = [
-            builder.fadd(builder.shuffle_vector(a, b, even), builder.shuffle_vector(a, b, odd))
+            add(builder.shuffle_vector(a, b, even), builder.shuffle_vector(a, b, odd))
             for a, b in pairs
         ]
         lanes //= 2
+    return concatenated(builder, vectors)
+
+
+def concatenated(builder: Any, vectors: list[Any]) -> Any:
+    """The lanes of 2^k vectors, one after the other."""
+    while len(vectors) > 1:
+        n = 2 * vectors[0].type.count
+        order = ir.Constant(ir.VectorType(I32, n), [*range(n)])
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [builder.shuffle_vector(a, b, order) for a, b in pairs]
     return vectors[0]
 
 
@@ -227,5 +238,4 @@ def by_registers(builder: Any, emit: Callable[..., Any], *vectors: Any) -> Any:
             mask = ir.Constant(ir.VectorType(I32, size), [*range(half * size, (half + 1) * size)])
             parts.append(builder.shuffle_vector(v, v, mask))
         found.append(by_registers(builder, emit, *parts))
-    both = ir.Constant(ir.VectorType(I32, 2 * found[0].type.count), [*range(2 * found[0].type.count)])
-    return builder.shuffle_vector(*found, both)
+    return concatenated(builder, found)

@@ -84,15 +84,7 @@ def quantize_for_tile(typing: Any, bytes_: Any, terms: Any, step: Any, x: Any, n
 
 def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any, Any]:
     """Block i of x to bytes. Returns its scale, Σ q of each word, and Σ q of the block."""
-    q, scale, sums = rounded_block(b, x, b.mul(i, ir.Constant(I64, GROUP)))
-    ints = ir.VectorType(I32, BLOCK_WORDS)
-    store(b, b.bitcast(q, ints), at(b, bytes_, b.mul(i, ir.Constant(I64, BLOCK_WORDS))))
-    name = f"llvm.vector.reduce.add.v{BLOCK_WORDS}i32"
-    return scale, sums, b.call(declare_intrinsic(b, name, I32, [ints]), [sums])
-
-
-def rounded_block(b: Any, x: Any, first: Any) -> tuple[Any, Any, Any]:
-    """GROUP numbers of x from `first` on: bytes q, their scale, and Σ q of each word."""
+    first = b.mul(i, ir.Constant(I64, GROUP))
     values = [load(b, at(b, x, first, n), F32X16) for n in (0, F32X16.count)]
     name = f"llvm.vector.reduce.umax.v{_BITS.count}i32"
     bits = b.bitcast(largest(b, values), _BITS)
@@ -101,8 +93,11 @@ def rounded_block(b: Any, x: Any, first: Any) -> tuple[Any, Any, Any]:
     per_scale = broadcast(b, per_scale, F32X16)
     parts = [b.trunc(rounded(b, v, per_scale), _BYTES) for v in values]
     q = b.shuffle_vector(*parts, ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)]))
-    zeros = every(ir.VectorType(I32, BLOCK_WORDS), 0)
-    return q, scale, by_quads(b, every(q.type, 1), q, zeros, CHOSEN.vnni)
+    ints = ir.VectorType(I32, BLOCK_WORDS)
+    store(b, b.bitcast(q, ints), at(b, bytes_, b.mul(i, ir.Constant(I64, BLOCK_WORDS))))
+    sums = by_quads(b, every(q.type, 1), q, every(ints, 0), CHOSEN.vnni)
+    name = f"llvm.vector.reduce.add.v{BLOCK_WORDS}i32"
+    return scale, sums, b.call(declare_intrinsic(b, name, I32, [ints]), [sums])
 
 
 def largest(b: Any, values: list[Any]) -> Any:

@@ -24,7 +24,6 @@ from pyggml.jit.llvm import (
     I64,
     at,
     broadcast,
-    by_quads,
     every,
     fma,
     load,

@@ -17,7 +17,8 @@ from pyggml.jit.simd import dot
 from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.kernels.gemm.dots import TOGETHER, group_sums, kind_of_rows, row_dots
 from pyggml.kernels.gemm.frames import Product, block_matrix
-from pyggml.kernels.gemm.int_dots import int_dots, pack_token, packed_bytes
+from pyggml.kernels.gemm.int_dots import int_dots
+from pyggml.kernels.gemm.int_pack import pack_token, packed_bytes
 from pyggml.kernels.gemm.microkernel import call_block, fetch
 from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
 from pyggml.quants.layout import GROUP
@@ -27,7 +28,7 @@ from pyggml.sizes import round_up
 FEW = 3  # tokens at most: they would fill no tile
 TASK_ROWS = 64  # weight rows of one task, a multiple of TOGETHER
 MOST_ROWS = 256  # of one task in integers, each of which rounds x
-_TASKS = 4  # of a thread, if they have fewer rows
+_TASKS = 2  # of a thread, if they have fewer rows
 AHEAD = 8192  # bytes ahead that are fetched: the CPU itself does not look beyond a page
 PIECE = 256  # numbers of a weight row that are unpacked at a time; a multiple of every block
 
@@ -169,7 +170,5 @@ def _bind_ints(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     return Call(launch, stage(code, f, -(-p.n // rows)))
 
 
-INT8 = Path(
-    name="few int8", takes=_takes_ints, layout=_layout_of_ints, bind=_bind_ints, most=FEW
-)
+INT8 = Path(name="few int8", takes=_takes_ints, layout=_layout_of_ints, bind=_bind_ints, most=FEW)
 FLOATS = Path(name="few", takes=lambda p: p.form == "mul_mat", layout=_layout, bind=_bind, most=FEW)

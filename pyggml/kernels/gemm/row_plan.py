@@ -21,7 +21,7 @@ from llvmlite import ir
 
 from pyggml.graph.dtypes import DType, dtype
 from pyggml.jit.llvm import I64, PAIRS
-from pyggml.quants.layout import SUBGROUP
+from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.readers.pieces import (
     Node,
     Piece,
@@ -66,18 +66,17 @@ class Plan(NamedTuple):
     n_minima: int
     one_scale: bool
 
-    def lanes(self, vector: int) -> list[int]:
-        """The SUBGROUP whose scale each lane of a vector's sums has; the first of equals."""
-        firsts = (piece * self.size for piece in self.vectors[vector])
-        subgroups = [
-            (first + at) // SUBGROUP for first in firsts for at in range(0, self.size, _LANE)
-        ]
-        return [i - i % 2 if self._is_as_before(i) else i for i in subgroups]
+    @property
+    def of_group(self) -> int:
+        """Scales of a GROUP: two, if the weights have two or are moved by two numbers."""
+        first, second = self.factors[::2], self.factors[1::2]
+        return 1 if self.one_scale and first == second else 2
 
-    def _is_as_before(self, subgroup: int) -> bool:
-        """Whether the second SUBGROUP of a GROUP has the scale of the first."""
-        first = subgroup - subgroup % 2
-        return self.one_scale and self.factors[first] == self.factors[subgroup]
+    def lanes(self, vector: int) -> list[int]:
+        """The number of the scale that each lane of a vector's sums has."""
+        firsts = (piece * self.size for piece in self.vectors[vector])
+        weights = GROUP // self.of_group  # of a scale
+        return [(first + at) // weights for first in firsts for at in range(0, self.size, _LANE)]
 
 
 def units(kind: DType, depth: int) -> list[tuple[int, int]]:
@@ -114,7 +113,7 @@ def _plans(name: str, n_blocks: int) -> Iterator[Plan]:
     pieces = block.pieces()
     size = pieces[0][1].n
     unsigned, zeros, spans = zip(*(_unsigned(node) for _, node in pieces), strict=True)
-    signed, zero = MOST < max(spans), max(zeros)
+    signed, zero = max(spans) > MOST, max(zeros)
     nodes = [(n, node) for (n, _), node in zip(pieces, unsigned, strict=True)]
     n_minima = 0 if block.minima is None else block.minima.type.count
     inside = min(VECTOR // size, len(pieces))
@@ -129,9 +128,9 @@ def _plans(name: str, n_blocks: int) -> Iterator[Plan]:
                 for (n, node), m in zip(nodes, moves, strict=True)
             ]  # fmt: skip
             start = Plan(
-                tuple(each), block.within, size, vectors, (), 0 if signed else zero, signed, factors,
-                n_minima, block.has_one_scale,
-            )
+                tuple(each), block.within, size, vectors, (), 0 if signed else zero, signed,
+                factors, n_minima, block.has_one_scale,
+            )  # fmt: skip
             yield start._replace(sums=_sums(start))
 
 

@@ -198,7 +198,9 @@ class PieceBlock(VectorBlock):
         return numbers
 
     def _number(self, offset: int, kind: Any) -> Any:
-        return self._word(offset) if kind == I16 and self.n_blocks == 1 else self._read(offset, kind)
+        return (
+            self._word(offset) if kind == I16 and self.n_blocks == 1 else self._read(offset, kind)
+        )
 
     def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Any:
         if n_bytes > 4:
@@ -275,10 +277,10 @@ class PieceBlock(VectorBlock):
         """Whether each GROUP has one."""
         return all(added.scales[0] is added.scales[1] for added in self.added)
 
-    def scales(self) -> Any:
-        """The scale of each SUBGROUP of all blocks, one vector."""
+    def scales(self, n: int) -> Any:
+        """The scales of all blocks, one or two of each GROUP, one vector."""
         refs = [self._ref(scale, block) for block in range(self.n_blocks)
-                for added in self.added for scale in added.scales]  # fmt: skip
+                for added in self.added for scale in added.scales[:n]]  # fmt: skip
         vectors = {id(numbers): numbers for numbers, _ in refs}
         if len(vectors) == 1:
             return self._shuffled(refs[0][0], [lane for _, lane in refs])
@@ -393,10 +395,7 @@ class PieceBlock(VectorBlock):
         b, n = self.b, whole.type.count
         if not any(amounts):
             return whole
-        if len({*amounts}) == 1:
-            size = 16
-        else:
-            size = 8 * min(8, n // len(amounts))
+        size = 16 if len({*amounts}) == 1 else 8 * min(8, n // len(amounts))
         words = ir.VectorType(ir.IntType(size), 8 * n // size)
         each = [amounts[i * size // 8 * len(amounts) // n] for i in range(words.count)]
         v = b.bitcast(whole, words)
