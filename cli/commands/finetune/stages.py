@@ -24,6 +24,7 @@ from pyggml.cli.terminal.show import recorded_rows, row, say, unescape
 from pyggml.errors import DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import Corpus, TrainConfig, Trainer, attach, read_corpus, train_tensors, unfreeze
+from pyggml.lora.adapter.names import meanings
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer import lock
 from pyggml.lora.trainer.arithmetic import stored_compute
@@ -74,7 +75,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     summary.say_model(base)
     trained = _attach(job, base)
     model = trained.model
-    summary.say_trained(trained)
+    summary.say_trained(trained, meanings(base.parts, job.lora.modules or ()))
     check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
     job, corpus, prompt = _within_memory(job, base, trained)
     summary.say_data(corpus, job.reading)
