@@ -56,8 +56,8 @@ class LoraConfig(Settings):
     modules: tuple[str, ...] | None = setting(
         None,
         "target modules, by their names in GGUF files (attn_q,ffn_down_exps,output,token_embd) or "
-        "in transformers (q_proj,down_proj,lm_head); all-linear, the default, is all linear ones in "
-        "the blocks but experts and their routers",
+        "in transformers (q_proj,down_proj,lm_head); all-linear, the default, is all linear ones "
+        "in the blocks but experts and their routers",
         "names, none of them twice",
         _modules_fit,
         group="adapter",

@@ -79,8 +79,8 @@ class DataConfig(Settings):
     special_tokens: str = setting(
         "auto",
         "special tokens in the text, such as <|im_start|>: parse reads each as one token, plain as "
-        "its characters; auto parses rows (JSON Lines, JSON, CSV), and reads plain text and messages "
-        "of chats as plain",
+        "its characters; auto parses rows (JSON Lines, JSON, CSV), and reads plain text and "
+        "messages of chats as plain",
         *one_of(SPECIAL_TOKENS),
         group="data",
     )

@@ -50,8 +50,8 @@ class EvalConfig(Settings):
     )
     chat_template: str | None = setting(
         None,
-        "chat template (default: the model's); where it is given, questions are asked with it, too, "
-        "as a user's message: "
+        "chat template (default: the model's); where it is given, questions are asked with it, "
+        "too, as a user's message: "
         f"{MODEL} is the one in the model's file; {', '.join(BUILT_IN)}; or a file",
         "a name or a file",
         lambda name: name is None or bool(name.strip()),
