@@ -392,7 +392,8 @@ def test_an_empty_chat_has_samples(open_page, server):
     text = sample.inner_text()
     sample.click()
     settle(page, 1)
-    assert page.locator("#left .said").inner_text() == text and not page.locator("#left .samples").count()
+    assert page.locator("#left .said").inner_text() == text
+    assert not page.locator("#left .samples").count()
 
 
 def test_a_phone_has_tabs_and_sheets(open_page, server):
