@@ -8,7 +8,7 @@ from types import MappingProxyType
 import click
 
 from pyggml.cli.terminal.options import PATH, grouped
-from pyggml.cli.terminal.show import plural, printable, say, size
+from pyggml.cli.terminal.show import plural, printable, progress_lines, say, size
 from pyggml.gguf import GGUFFile
 from pyggml.graph.dtypes import DType
 
@@ -41,10 +41,11 @@ def tensor_lines(
         if old is not new:
             said = f"{old.name} → {new.name}, {size(info.n_bytes)} → {size(after)}"
         more = f", {plural(n, 'update')}" if n else ""
-        say(
-            f"[{next(number):4}/{len(file.tensors)}] {printable(name):<32} {info.shape!s:<16} "
-            f"{said}{more}"
-        )
+        with progress_lines():
+            say(
+                f"[{next(number):4}/{len(file.tensors)}] {printable(name):<32} {info.shape!s:<16} "
+                f"{said}{more}"
+            )
 
     return show
 

@@ -18,7 +18,9 @@ class DPO(PairObjective):
     """The chosen answer becomes likelier than the rejected one, measured from a fixed model."""
 
     name: ClassVar[str] = "dpo"
-    purpose: ClassVar[str] = "prefers the chosen answer, against a reference, the model as it was"
+    purpose: ClassVar[str] = (
+        "learns to prefer the chosen answer, against a reference, the model as it was"
+    )
     has_reference: ClassVar[bool] = True
 
     label_smoothing: float = setting(

@@ -22,7 +22,9 @@ class ORPO(PairObjective):
     """Learns to write the chosen answer, and to prefer it, in one run."""
 
     name: ClassVar[str] = "orpo"
-    purpose: ClassVar[str] = "is sft on the chosen answer and prefers it by the ratio of odds"
+    purpose: ClassVar[str] = (
+        "learns to write the chosen answer and to prefer it by the ratio of odds"
+    )
     per_token: ClassVar[bool] = True
     learns_chosen: ClassVar[bool] = True
 

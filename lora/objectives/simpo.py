@@ -17,7 +17,7 @@ class SimPO(PairObjective):
     """The chosen answer becomes likelier than the rejected one by a margin, token by token."""
 
     name: ClassVar[str] = "simpo"
-    purpose: ClassVar[str] = "prefers it by a margin, per token and without a reference"
+    purpose: ClassVar[str] = "learns to prefer it by a margin, per token and without a reference"
     per_token: ClassVar[bool] = True
 
     beta: float = setting(
