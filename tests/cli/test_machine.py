@@ -3,6 +3,7 @@
 from pyggml.backends.cuda import Card
 from pyggml.jit.isa import ISAS
 from pyggml.kernels.gemm import CHOSEN, FASTEST, PATHS
+from pyggml.quants import QUANTS
 
 
 def test_inspect_says_what_computes_on_this_machine(pyggml):
@@ -14,6 +15,17 @@ def test_inspect_says_what_computes_on_this_machine(pyggml):
     product = next(line for line in lines if line.startswith("  Q8_0 · x"))
     named = [cell.strip() for cell in product.split("Q8_0 · x", 1)[1].split("  ") if cell.strip()]
     assert len(named) == 5 and set(named) <= {path.name for path in PATHS}
+
+
+def test_inspect_says_of_every_weight_type_what_computes(pyggml):
+    """None is missing, and of a quantised type one token is computed as that of any other."""
+    out = pyggml("inspect", "--machine").out
+    rows = {line.split(" · x")[0].strip(): line for line in out.splitlines() if " · x" in line}
+    others = " ".join(out.split()).replace(",", "").split()
+    assert all(name in rows or name in others for name in QUANTS)
+    few = {line.split(" · x", 1)[1][:24].strip()[:8] for name, line in rows.items()
+           if QUANTS[name].dtype.block > 1}  # fmt: skip
+    assert len(few) == 1
 
 
 def test_a_vector_unit_that_was_asked_for_is_named_as_such(pyggml, monkeypatch):

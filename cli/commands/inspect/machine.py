@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from textwrap import fill
 
 from pyggml import threads
 from pyggml.cli.terminal.show import plural, row, say, size
@@ -12,10 +13,11 @@ from pyggml.jit.isa import CHOSEN, ENVIRONMENT, ISA, ISAS, cpu_name, why_not
 from pyggml.kernels.attention import Problem as Attention
 from pyggml.kernels.attention import backward_path, forward_path
 from pyggml.kernels.gemm import FASTEST, FLOATS, Form, Problem, path_of
+from pyggml.quants import QUANTS
 from pyggml.runtime.choice import KINDS
 
 _TOKENS = (1, 8, 16, 64, 512)
-_WEIGHTS = ("Q8_0", "Q4_K", "IQ3_S", "F16", "F32")
+_INDENT = 4 * " "
 _SIDE = 2048  # rows and columns of the matrix that is asked about
 _HEADS, _KEY_HEADS, _HEAD_SIZE = 16, 8, 128
 
@@ -32,9 +34,12 @@ def say_machine() -> None:
     _say_devices()
     say()
     say(_line("what computes, by tokens", [str(n) for n in _TOKENS]))
-    for name in _WEIGHTS:
-        say(_line(f"  {name} · x", [_product("mul_mat", name, n) for n in _TOKENS]))
-        say(_line(f"  {name}ᵀ · dy", [_product("out_prod", name, n) for n in _TOKENS]))
+    for first, *others in _alike():
+        say(_line(f"  {first} · x", _products("mul_mat", first)))
+        say(_line(f"  {first}ᵀ · dy", _products("out_prod", first)))
+        if others:
+            text = f"and so {', '.join(others)}"
+            say(fill(text, 100, initial_indent=_INDENT, subsequent_indent=_INDENT))
     problems = [_attention(n) for n in _TOKENS]
     say(_line("  attention", [forward_path(p).name for p in problems]))
     say(_line("  attention, backward", [backward_path(p).name for p in problems]))
@@ -70,9 +75,19 @@ def _say_devices() -> None:
             label = ""
 
 
-def _product(form: Form, weight: str, n_tokens: int) -> str:
-    p = Problem(form, n_tokens, _SIDE, _SIDE, dtype(weight), FASTEST)
-    return path_of(p).name
+def _alike() -> list[list[str]]:
+    """All weight types; those that the same paths compute are together."""
+    together: dict[tuple[str, ...], list[str]] = {}
+    for name in QUANTS:
+        paths = *_products("mul_mat", name), *_products("out_prod", name)
+        together.setdefault(paths, []).append(name)
+    return list(together.values())
+
+
+def _products(form: Form, weight: str) -> list[str]:
+    """The path for each number of tokens."""
+    problems = (Problem(form, n, _SIDE, _SIDE, dtype(weight), FASTEST) for n in _TOKENS)
+    return [path_of(p).name for p in problems]
 
 
 def _attention(n_tokens: int) -> Attention:
