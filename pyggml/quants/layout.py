@@ -7,6 +7,8 @@ and scales, and adds the weights in order (`add…`). The subclasses of `Block` 
 arrays         NumPy arrays over many blocks: the reference, and the only one without JIT
 vectors        LLVM vectors; its subclasses unpack to float32, unpack to bytes for a tile
                (pyggml.kernels.gemm.int8_tile), or multiply (pyggml.kernels.gemm.dots)
+pieces         LLVM vectors over neighbouring blocks, in any order of their weights
+               (pyggml.kernels.gemm.int_dots)
 lanes          LLVM vectors over the same block of several rows; its subclass multiplies
                (pyggml.kernels.gemm.lane_dots)
 expressions    source code: device functions of CUDA, and WGSL

@@ -26,6 +26,8 @@ from pyggml.quants.unpack import DIRECT_TYPES, UNPACK, WHOLE_TYPES
 from pyggml.sizes import round_up
 
 FEW = 3  # tokens at most: they would fill no tile
+FEW_IN_BYTES = 8  # at most in integers, where no other path for as few takes the type
+TOGETHER_IN_BYTES = 4  # tokens whose sums leave registers for a unit of a row
 TASK_ROWS = 64  # weight rows of one task, a multiple of TOGETHER
 MOST_ROWS = 256  # of one task in integers, each of which rounds x
 _TASKS = 2  # of a thread, if they have fewer rows
@@ -46,6 +48,7 @@ class FewInts(Product):
     """A product of few tokens in integers. A task takes `rows` rows of W."""
 
     rows: Int
+    group_bytes: Int  # packed tokens that are multiplied at once
     # of each thread
     found: Floats2  # each token's dot products, MOST_ROWS apart
     packed: Floats2  # all tokens
@@ -110,17 +113,23 @@ _FLOATS = {kind: _few_tasks(kind) for kind in range(-1, len(DIRECT_TYPES))}
 
 @cache
 def _int_tasks(kind: int, n_tokens: int) -> Code:
-    """The task that multiplies some rows of type WHOLE_TYPES[kind] with all of n_tokens at once."""
+    """The task that multiplies some rows of type WHOLE_TYPES[kind] with all tokens, n_tokens at
+    once; the last one again where there are fewer."""
 
     def task_of_few_ints(f, task, thread):
         first, last = task * f.rows, min((task + 1) * f.rows, f.n)
         packed, to = f.packed[thread].ctypes.data, f.found[thread].ctypes.data
-        for t in range(n_tokens):
-            pack_token(kind, n_tokens, packed, t, f.a[t * f.lda :].ctypes.data, f.k)
+        size, n_groups = f.group_bytes, (f.m + n_tokens - 1) // n_tokens
+        for t in range(n_groups * n_tokens):
+            x = f.a[min(t, f.m - 1) * f.lda :].ctypes.data
+            pack_token(kind, n_tokens, packed + t // n_tokens * size, t % n_tokens, x, f.k)
         for i in range(first, last):
-            row = f.w.address + i * f.w.row_bytes
-            int_dots(kind, n_tokens, to + 4 * (i - first), 4 * MOST_ROWS, row, packed, f.k)
-        for t in range(n_tokens):
+            row, here = f.w.address + i * f.w.row_bytes, to + 4 * (i - first)
+            for group in range(n_groups):
+                of_group = here + 4 * MOST_ROWS * n_tokens * group
+                x = packed + group * size
+                int_dots(kind, n_tokens, of_group, 4 * MOST_ROWS, row, x, f.k)
+        for t in range(f.m):
             found = f.found[thread, t * MOST_ROWS : t * MOST_ROWS + last - first]
             _put_few(f, t, first, found)
 
@@ -155,20 +164,24 @@ def _takes_ints(p: Problem) -> bool:
 
 
 def _layout_of_ints(p: Problem) -> Layout:
-    n = p.m * packed_bytes(p.weight_type.name, p.k) // 4
-    return Layout(found=per_thread(p.m * MOST_ROWS), packed=per_thread(n))
+    tokens = round_up(p.m, min(p.m, TOGETHER_IN_BYTES))
+    n = tokens * packed_bytes(p.weight_type.name, p.k) // 4
+    return Layout(found=per_thread(tokens * MOST_ROWS), packed=per_thread(n))
 
 
 def _bind_ints(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     w, n_threads = block_matrix(o.b, p.weight_type, 0), len(scratch["packed"])
     rows = max(1, min(MOST_ROWS, p.n // (_TASKS * n_threads)))
+    name, n = p.weight_type.name, min(p.m, TOGETHER_IN_BYTES)
     f = FewInts(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
-        accumulate=o.accumulate, rows=rows, **scratch,
+        accumulate=o.accumulate, rows=rows, group_bytes=n * packed_bytes(name, p.k), **scratch,
     )  # fmt: skip
-    code = _int_tasks(WHOLE_TYPES.index(p.weight_type.name), p.m)
+    code = _int_tasks(WHOLE_TYPES.index(name), n)
     return Call(launch, stage(code, f, -(-p.n // rows)))
 
 
-INT8 = Path(name="few int8", takes=_takes_ints, layout=_layout_of_ints, bind=_bind_ints, most=FEW)
+INT8 = Path(
+    name="few int8", takes=_takes_ints, layout=_layout_of_ints, bind=_bind_ints, most=FEW_IN_BYTES
+)
 FLOATS = Path(name="few", takes=lambda p: p.form == "mul_mat", layout=_layout, bind=_bind, most=FEW)

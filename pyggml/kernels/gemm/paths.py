@@ -19,9 +19,9 @@ _MANY = (tiles.MANY,) if CHOSEN.tiles else ()
 _SOME = (tiles.SOME,) if CHOSEN.tiles else ()
 PATHS: tuple[Path, ...] = (
     *_ALL,
+    several.INT8,
     few.INT8,
     few.FLOATS,
-    several.INT8,
     thin.DOTS,
     thin.OUTER,
     thin.OUTER_TRANSPOSED,

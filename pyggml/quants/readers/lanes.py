@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.llvm import F32, I8, I16, I32, I64, every, from_f16, prefetch
+from pyggml.jit.llvm import F32, I8, I16, I32, I64, every, from_f16, lookup16, prefetch
 from pyggml.quants.layout import GROUP, Block, Table
 from pyggml.quants.readers.vectors import table_pointer
 
@@ -200,17 +200,7 @@ class LaneBlock(Block):
         return tuple(self.b.sub(self.b.xor(v, mask), mask) for v, mask in pairs)
 
     def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
-        return tuple(self._looked_up(v, table) for v in nibbles)
-
-    def _looked_up(self, nibbles: Any, table: Sequence[int]) -> Any:
-        """Binary selection: each bit of the index halves the remaining table."""
-        left = [every(BYTES, v) for v in table]
-        for bit in range(4):
-            (found,) = self.bits((nibbles,), bit, 1)
-            is_set = self.b.icmp_unsigned("!=", found, every(BYTES, 0))
-            pairs = zip(left[::2], left[1::2], strict=True)
-            left = [self.b.select(is_set, odd, even) for even, odd in pairs]
-        return left[0]
+        return tuple(lookup16(self.b, v, table) for v in nibbles)
 
     def points(self, indices: Lanes, table: Table) -> Lanes:
         """Row by row of the matrix, its row of the table."""

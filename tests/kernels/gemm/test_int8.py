@@ -192,10 +192,11 @@ def test_threads_do_not_change_a_bit(rng):
 
 def test_weights_that_are_no_whole_numbers_are_multiplied_as_floats(rng, some_weight):
     assert not int8.takes(gemm.Problem("mul_mat", 9, 9, 40, dtype("Q8_0"), "int8"))
-    x = normal(rng, 8, 256)  # too few for tiles (AMX), which would round them
+    n = few.FEW_IN_BYTES + 1  # too few for tiles (AMX), which would round them
+    x = normal(rng, n, 256)
     for kind in set(QUANTS) - set(KINDS):
         w = some_weight(rng, (33, 256), kind)
-        assert not int8.takes(gemm.Problem("mul_mat", 8, 33, 256, dtype(kind), "int8"))
+        assert not int8.takes(gemm.Problem("mul_mat", n, 33, 256, dtype(kind), "int8"))
         np.testing.assert_array_equal(forward(x, w, kind), forward(x, w, kind, None, gemm.FLOATS))
         found, wanted = (
             backward(x[:, :32], w[:32], kind, 256, None, c) for c in ("int8", gemm.FLOATS)

@@ -54,9 +54,9 @@ def test_rows_of_every_type_and_width(kind, rng, some_weight):
     for width in WIDTHS:
         n = few.MOST_ROWS + 3 if width == 256 else 5
         w = some_weight(rng, (2 * n, width), kind)[::2]
-        x = rng.standard_normal((few.FEW, width + 8)).astype(np.float32)[:, 4:-4]
+        x = rng.standard_normal((few.FEW_IN_BYTES, width + 8)).astype(np.float32)[:, 4:-4]
         wanted = as_the_reference(x, w, kind)
-        for m in (1, few.FEW):
+        for m in (1, 5):
             assert nmse(multiplied(x[:m], w, kind), wanted[:m]) < 1e-11
 
 
@@ -84,9 +84,9 @@ def test_an_order_has_each_weight_once(kind):
 def test_a_token_has_the_same_product_beside_others(rng, some_weight):
     """To the bit, whatever the number of tokens."""
     w = some_weight(rng, (70, 1024), "Q4_K")
-    x = rng.standard_normal((few.FEW, 1024)).astype(np.float32)
+    x = rng.standard_normal((few.FEW_IN_BYTES, 1024)).astype(np.float32)
     together = multiplied(x, w, "Q4_K")
-    for t in range(few.FEW):
+    for t in range(few.FEW_IN_BYTES):
         np.testing.assert_array_equal(multiplied(x[t : t + 1], w, "Q4_K")[0], together[t])
 
 

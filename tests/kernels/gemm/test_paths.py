@@ -11,7 +11,7 @@ from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import dtype
 from pyggml.kernels import gemm
 from pyggml.kernels.gemm import CHOSEN, Problem, int8, reference
-from pyggml.kernels.gemm.few import FEW
+from pyggml.kernels.gemm.few import FEW, FEW_IN_BYTES
 from pyggml.kernels.gemm.paths import PATHS
 from pyggml.kernels.gemm.several import MOST
 from pyggml.kernels.gemm.thin import WIDEST
@@ -56,6 +56,10 @@ SERVED = {
     "few tokens of floats": (weight("mul_mat", "F16", "int8", m=1), "few"),
     "few tokens, very long rows": (weight("mul_mat", "Q8_0", "int8", m=1, k=1 << 17), "few int8"),
     "few tokens, points of a grid": (weight("mul_mat", "IQ3_S", "int8", m=FEW), "few int8"),
+    "several tokens, points of a grid": (
+        weight("mul_mat", "IQ3_S", "int8", m=FEW_IN_BYTES),
+        "few int8",
+    ),
     "few tokens backward": (weight("out_prod", "Q4_K", "f32", m=1, n=256, k=64), "f32"),
     "an adapter's A": (weight("mul_mat", "F32", "int8", n=WIDEST), "thin"),
     "an adapter's B, backward": (weight("out_prod", "F32", "int8", n=8), "thin"),
