@@ -64,6 +64,7 @@ SHARED = (
     "kernels/gemm/activations.py",
     "kernels/gemm/beside.py",
     "kernels/gemm/dots.py",
+    "kernels/gemm/few.py",
     "kernels/gemm/int8_tile.py",
     "kernels/gemm/int_dots.py",
     "kernels/gemm/int_pack.py",

@@ -4,6 +4,7 @@ lanes       float32 numbers in one vector register
 registers   of them
 bf16        the CPU multiplies bf16 pairs, at twice the rate of float32
 vnni        it multiplies bytes, four to a 32-bit lane, at four times the rate of float32
+byte_pairs  instead it multiplies unsigned and signed bytes to sums of two, of 16 bits
 tiles       it multiplies bfloat16 tiles (AMX), at up to 16 times the rate of float32; then bf16 is
             not set, as such CPUs multiply bf16 pairs at half the rate of float32
 f16         it converts float16 in one instruction
@@ -39,6 +40,7 @@ class ISA:
     registers: int
     bf16: bool = False
     vnni: bool = False
+    byte_pairs: bool = False
     tiles: bool = False
     f16: bool = True
     compiled: bool = True
@@ -54,8 +56,8 @@ ISAS: dict[str, ISA] = {
         ISA("amx", _VNNI | {"avx512bf16"} | _AMX, lanes=16, registers=32, vnni=True, tiles=True),
         ISA("avx512bf16", _VNNI | {"avx512bf16"}, lanes=16, registers=32, bf16=True, vnni=True),
         ISA("avx512vnni", _VNNI, lanes=16, registers=32, vnni=True),
-        ISA("avx512", _AVX512, lanes=16, registers=32),
-        ISA("avx2", frozenset({"avx2", "fma"}), lanes=8, registers=16),
+        ISA("avx512", _AVX512, lanes=16, registers=32, byte_pairs=True),
+        ISA("avx2", frozenset({"avx2", "fma"}), lanes=8, registers=16, byte_pairs=True),
         ISA("neon", frozenset({"neon"}), lanes=4, registers=32),
         ISA("generic", frozenset(), lanes=4, registers=16, f16=False),
         ISA("numpy", frozenset(), lanes=4, registers=16, f16=False, compiled=False),

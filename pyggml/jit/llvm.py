@@ -11,9 +11,7 @@ from llvmlite import ir
 
 from pyggml.jit.isa import CHOSEN
 
-# x86 without VNNI: unsigned and signed bytes are multiplied, and two products summed in 16 bits.
-PAIRS = CHOSEN.name in ("avx512", "avx2")
-_X86 = PAIRS or CHOSEN.vnni
+_X86 = CHOSEN.byte_pairs or CHOSEN.vnni
 _REGISTER = 4 * CHOSEN.lanes  # bytes
 F32 = ir.FloatType()
 I8 = ir.IntType(8)
@@ -162,7 +160,7 @@ def quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
     VPMADDUBSW and VPMADDWD."""
 
     def one(u: Any, s: Any, sums: Any) -> Any:
-        if not PAIRS:
+        if not CHOSEN.byte_pairs:
             return by_quads(builder, u, s, sums, CHOSEN.vnni)
         pairs = ir.VectorType(I16, 2 * sums.type.count)
         ubsw, wd = _PAIR_NAMES[4 * sums.type.count]

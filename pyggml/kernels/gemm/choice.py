@@ -4,7 +4,8 @@ from pyggml.jit.isa import CHOSEN
 from pyggml.kernels.kernel import Compute
 
 FLOATS: Compute = "bf16" if CHOSEN.bf16 else "f32"  # the fastest products of floats here
-FASTEST: Compute = "int8" if CHOSEN.vnni else FLOATS  # what "auto" stands for on this machine
+# What "auto" stands for on this machine. Without VNNI, few tokens alone are multiplied in bytes.
+FASTEST: Compute = "int8" if CHOSEN.vnni or CHOSEN.byte_pairs else FLOATS
 
 
 def rounds(compute: Compute) -> bool:

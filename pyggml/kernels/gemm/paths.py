@@ -7,7 +7,17 @@ from functools import lru_cache
 from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import F32
 from pyggml.jit.isa import CHOSEN
-from pyggml.kernels.gemm import few, int8, low_rank, product, reference, several, strided, thin
+from pyggml.kernels.gemm import (
+    by_rows,
+    few,
+    int8,
+    low_rank,
+    product,
+    reference,
+    several,
+    strided,
+    thin,
+)
 from pyggml.kernels.gemm.amx import product as tiles
 from pyggml.kernels.gemm.beside import round_all
 from pyggml.kernels.gemm.path import PROBLEMS, Operands, Path, Problem, layout_of
@@ -17,10 +27,13 @@ _ALL = () if CHOSEN.compiled else (reference.NUMPY,)
 # Where the CPU has tile registers: above bytes, and above floats.
 _MANY = (tiles.MANY,) if CHOSEN.tiles else ()
 _SOME = (tiles.SOME,) if CHOSEN.tiles else ()
+# Without VNNI, tiles of bytes are slower than those of floats.
+_LANES = () if CHOSEN.byte_pairs else (several.INT8,)
+_BYTES = () if CHOSEN.byte_pairs else (int8.INT8,)
 PATHS: tuple[Path, ...] = (
     *_ALL,
-    several.INT8,
-    few.INT8,
+    *_LANES,
+    by_rows.INT8,
     few.FLOATS,
     thin.DOTS,
     thin.OUTER,
@@ -28,7 +41,7 @@ PATHS: tuple[Path, ...] = (
     low_rank.LOW_RANK,
     strided.STRIDED,
     *_MANY,
-    int8.INT8,
+    *_BYTES,
     *_SOME,
     product.BF16,
     product.F32,

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from pyggml.graph.dtypes import DType, dtype
-from pyggml.jit.llvm import I64, PAIRS
+from pyggml.jit.isa import CHOSEN
+from pyggml.jit.llvm import I64
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.readers.pieces import (
     Node,
@@ -35,7 +36,7 @@ from pyggml.quants.unpack import LAYOUTS
 
 UNIT = 256  # weights of a unit, if the row has as many
 VECTOR = 64  # bytes
-MOST = 128 if PAIRS else 255  # of an unsigned byte
+MOST = 128 if CHOSEN.byte_pairs else 255  # of an unsigned byte
 _LANE = 4  # bytes whose products one lane sums
 _JOINT = 4  # instructions that a vector of sums takes on its way to the row's
 

@@ -7,7 +7,7 @@ from pyggml import threads
 from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import dtype
 from pyggml.kernels import gemm
-from pyggml.kernels.gemm import BYTE_TILE, CHOSEN, few, int8, lane_dots, reference, several
+from pyggml.kernels.gemm import BYTE_TILE, CHOSEN, by_rows, few, int8, lane_dots, reference, several
 from pyggml.kernels.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
 from pyggml.kernels.gemm.int8_tile import BACKWARD_DEPTH, FORWARD_DEPTH, KINDS
 from pyggml.quants import QUANTS, dequantize, quantize
@@ -192,7 +192,7 @@ def test_threads_do_not_change_a_bit(rng):
 
 def test_weights_that_are_no_whole_numbers_are_multiplied_as_floats(rng, some_weight):
     assert not int8.takes(gemm.Problem("mul_mat", 9, 9, 40, dtype("Q8_0"), "int8"))
-    n = few.FEW_IN_BYTES + 1  # too few for tiles (AMX), which would round them
+    n = by_rows.MOST + 1  # too few for tiles (AMX), which would round them
     x = normal(rng, n, 256)
     for kind in set(QUANTS) - set(KINDS):
         w = some_weight(rng, (33, 256), kind)

@@ -7,7 +7,7 @@ from pyggml import threads
 from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import dtype
 from pyggml.kernels import gemm
-from pyggml.kernels.gemm import CHOSEN, few, reference, row_plan
+from pyggml.kernels.gemm import CHOSEN, by_rows, reference, row_plan
 from pyggml.kernels.gemm.int_pack import packed_bytes
 from pyggml.quants import dequantize
 from pyggml.quants.unpack import WHOLE_TYPES
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not CHOSEN.compiled, reason="tasks need the JIT"
 WIDTHS = (256, 1024, 4096, 14336)
 
 
-def multiplied(x, w, kind, path=few.INT8):
+def multiplied(x, w, kind, path=by_rows.INT8):
     """x · wᵀ on the path for few rows; scratch holds NaN before."""
     p = gemm.Problem("mul_mat", len(x), len(w), x.shape[1], dtype(kind), "int8")
     assert path.takes(p)
@@ -52,9 +52,9 @@ def twin(x, w, kind):
 def test_rows_of_every_type_and_width(kind, rng, some_weight):
     """One row of x and several, rows of W that lie apart; more of them than one task has."""
     for width in WIDTHS:
-        n = few.MOST_ROWS + 3 if width == 256 else 5
+        n = by_rows.TASK_ROWS + 3 if width == 256 else 5
         w = some_weight(rng, (2 * n, width), kind)[::2]
-        x = rng.standard_normal((few.FEW_IN_BYTES, width + 8)).astype(np.float32)[:, 4:-4]
+        x = rng.standard_normal((by_rows.MOST, width + 8)).astype(np.float32)[:, 4:-4]
         wanted = as_the_reference(x, w, kind)
         for m in (1, 5):
             assert nmse(multiplied(x[:m], w, kind), wanted[:m]) < 1e-11
@@ -84,9 +84,9 @@ def test_an_order_has_each_weight_once(kind):
 def test_a_token_has_the_same_product_beside_others(rng, some_weight):
     """To the bit, whatever the number of tokens."""
     w = some_weight(rng, (70, 1024), "Q4_K")
-    x = rng.standard_normal((few.FEW_IN_BYTES, 1024)).astype(np.float32)
+    x = rng.standard_normal((by_rows.MOST, 1024)).astype(np.float32)
     together = multiplied(x, w, "Q4_K")
-    for t in range(few.FEW_IN_BYTES):
+    for t in range(by_rows.MOST):
         np.testing.assert_array_equal(multiplied(x[t : t + 1], w, "Q4_K")[0], together[t])
 
 

@@ -9,9 +9,11 @@ import pytest
 
 from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import dtype
+from pyggml.jit.isa import ISAS, why_not
 from pyggml.kernels import gemm
 from pyggml.kernels.gemm import CHOSEN, Problem, int8, reference
-from pyggml.kernels.gemm.few import FEW, FEW_IN_BYTES
+from pyggml.kernels.gemm.by_rows import MOST as BY_ROWS
+from pyggml.kernels.gemm.few import FEW
 from pyggml.kernels.gemm.paths import PATHS
 from pyggml.kernels.gemm.several import MOST
 from pyggml.kernels.gemm.thin import WIDEST
@@ -50,15 +52,18 @@ SERVED = {
     "exact": (weight("mul_mat", "Q4_K", "f32"), "f32"),
     "float32, never rounded": (weight("mul_mat", "F32", "bf16"), "f32"),
     "few tokens": (weight("mul_mat", "Q4_K", "bf16", m=FEW), "few"),
-    "few tokens in bytes": (weight("mul_mat", "Q4_K", "int8", m=1), "few int8"),
+    "few tokens in bytes": (weight("mul_mat", "Q4_K", "int8", m=1), "int8 by rows"),
     "several tokens in bytes": (weight("mul_mat", "Q4_K", "int8", m=MOST), "several int8"),
     "several tokens, few rows": (weight("mul_mat", "Q4_K", "int8", m=MOST, n=3), "int8"),
     "few tokens of floats": (weight("mul_mat", "F16", "int8", m=1), "few"),
-    "few tokens, very long rows": (weight("mul_mat", "Q8_0", "int8", m=1, k=1 << 17), "few int8"),
-    "few tokens, points of a grid": (weight("mul_mat", "IQ3_S", "int8", m=FEW), "few int8"),
+    "few tokens, very long rows": (
+        weight("mul_mat", "Q8_0", "int8", m=1, k=1 << 17),
+        "int8 by rows",
+    ),
+    "few tokens, points of a grid": (weight("mul_mat", "IQ3_S", "int8", m=FEW), "int8 by rows"),
     "several tokens, points of a grid": (
-        weight("mul_mat", "IQ3_S", "int8", m=FEW_IN_BYTES),
-        "few int8",
+        weight("mul_mat", "IQ3_S", "int8", m=BY_ROWS),
+        "int8 by rows",
     ),
     "few tokens backward": (weight("out_prod", "Q4_K", "f32", m=1, n=256, k=64), "f32"),
     "an adapter's A": (weight("mul_mat", "F32", "int8", n=WIDEST), "thin"),
@@ -138,7 +143,7 @@ def bound(p, c, a, b, memory, accumulate):
 
 # Paths that round both factors to bfloat16, and those that round to bytes; the others are exact.
 ROUND_TO_BF16 = {"amx", SOME, "bf16"}
-ROUND_TO_BYTES = {"int8", "few int8", "several int8"}
+ROUND_TO_BYTES = {"int8", "int8 by rows", "several int8"}
 
 
 def compute_slowly(p, c, a, b):
@@ -195,6 +200,7 @@ def test_a_path_keeps_to_its_scratch(name, rng):
 
 
 SCRIPT = """
+from pyggml.jit.isa import ISAS, why_not
 from pyggml.kernels import gemm
 from pyggml.graph.dtypes import dtype
 for compute in ("f32", "bf16", "int8"):
@@ -204,13 +210,16 @@ for compute in ("f32", "bf16", "int8"):
             print(gemm.path_of(p).name, end=";")
 """
 BY_ISA = {
-    "generic": "few;few;f32;f32;few;few;bf16;bf16;few int8;few;int8;f32;",
+    "generic": "few;few;f32;f32;few;few;bf16;bf16;int8 by rows;few;int8;f32;",
     "numpy": "numpy;" * 12,
+    "avx2": "few;few;f32;f32;few;few;bf16;bf16;int8 by rows;few;f32;f32;",
 }
 
 
 @pytest.mark.parametrize("isa", BY_ISA)
 def test_paths_of_other_isas(isa, monkeypatch):
+    if "lacks" in why_not(ISAS[isa]):
+        pytest.skip(f"this machine has no {isa}")
     monkeypatch.setenv("PYGGML_ISA", isa)
     command = [sys.executable, "-P", "-c", SCRIPT]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)

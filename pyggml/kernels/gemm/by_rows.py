@@ -1,0 +1,104 @@
+"""y[T, N] (+)= x[T, K] · W[N, K]ᵀ in integers, row by row of W as it lies, any quantised type.
+
+x is rounded to bytes (pyggml.kernels.gemm.int_pack), and some tokens at once meet a row
+(pyggml.kernels.gemm.int_dots). A task takes some rows and some tokens, and rounds those itself: a
+twentieth of its time, and no other task is waited for. A token has the same products beside any
+others.
+
+With VNNI, tiles are faster for more than a few tokens. Without (AVX2) this makes as many operations
+a second as tiles of float32 make of 64 tokens and more, twice as many as they do of one to eight.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from pyggml.graph.call import Call
+from pyggml.jit import Code
+from pyggml.jit.frames import Floats2, Int
+from pyggml.jit.isa import CHOSEN
+from pyggml.jit.scratch import Layout, per_thread
+from pyggml.jit.tasks import launch, stage, task_code
+from pyggml.kernels.gemm.few import put_products
+from pyggml.kernels.gemm.frames import Product, block_matrix
+from pyggml.kernels.gemm.int_dots import int_dots
+from pyggml.kernels.gemm.int_pack import pack_token, packed_bytes
+from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
+from pyggml.quants.unpack import WHOLE_TYPES
+from pyggml.sizes import round_up
+
+# Tokens at most, measured. Four and more of types that pyggml.kernels.gemm.several takes are its.
+MOST = 32 if CHOSEN.byte_pairs else 8
+TOGETHER = 4  # tokens whose sums leave registers for a unit of a row
+TASK_ROWS, TASK_TOKENS = 256, 64  # at most, of one task
+CLOSE_ROWS = 32  # that all tokens of a task meet before the next: they stay in the second cache
+_TASKS = 2  # of a thread, where rows are few
+
+
+class RowProduct(Product):
+    """A product row by row. A task takes `rows` rows of W, and one of n_shares shares of tokens."""
+
+    rows: Int
+    n_shares: Int
+    group_bytes: Int  # packed tokens that are multiplied at once
+    # of each thread
+    found: Floats2  # each token's dot products, TASK_ROWS apart
+    packed: Floats2  # the tokens of a task
+
+
+@cache
+def _task(kind: int, n_tokens: int) -> Code:
+    """The task for rows of type WHOLE_TYPES[kind], n_tokens at once; the last token is taken again
+    where there are fewer."""
+
+    def task_of_rows(f, task, thread):
+        first, last = task // f.n_shares * f.rows, min((task // f.n_shares + 1) * f.rows, f.n)
+        t0 = task % f.n_shares * TASK_TOKENS
+        n = min(TASK_TOKENS, f.m - t0)
+        n_groups = (n + n_tokens - 1) // n_tokens
+        packed = f.packed[thread].ctypes.data
+        for t in range(n_groups * n_tokens):
+            x, to = f.a[(t0 + min(t, n - 1)) * f.lda :], packed + t // n_tokens * f.group_bytes
+            pack_token(kind, n_tokens, to, t % n_tokens, x.ctypes.data, f.k)
+        for start in range(first, last, CLOSE_ROWS):
+            for group in range(n_groups):
+                to = f.found[thread, group * n_tokens * TASK_ROWS + start - first :].ctypes.data
+                x = packed + group * f.group_bytes
+                for i in range(min(CLOSE_ROWS, last - start)):
+                    row = f.w.address + (start + i) * f.w.row_bytes
+                    int_dots(kind, n_tokens, to + 4 * i, 4 * TASK_ROWS, row, x, f.k)
+        for t in range(n):
+            found = f.found[thread, t * TASK_ROWS : t * TASK_ROWS + last - first]
+            put_products(f, t0 + t, first, found)
+
+    return task_code(RowProduct)(task_of_rows)
+
+
+# -- the path -------------------------------------------------------------------------------------
+
+
+def _takes(p: Problem) -> bool:
+    return p.form == "mul_mat" and p.compute == "int8" and p.weight_type.name in WHOLE_TYPES
+
+
+def _layout(p: Problem) -> Layout:
+    tokens = round_up(min(p.m, TASK_TOKENS), min(p.m, TOGETHER))
+    n = tokens * packed_bytes(p.weight_type.name, p.k) // 4
+    return Layout(found=per_thread(tokens * TASK_ROWS), packed=per_thread(n))
+
+
+def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
+    w, name = block_matrix(o.b, p.weight_type, 0), p.weight_type.name
+    n_shares, n_tokens = -(-p.m // TASK_TOKENS), min(p.m, TOGETHER)
+    wanted = p.n * n_shares // (_TASKS * len(scratch["packed"]))
+    rows = max(1, min(TASK_ROWS, wanted))
+    f = RowProduct(
+        c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
+        accumulate=o.accumulate, rows=rows, n_shares=n_shares,
+        group_bytes=n_tokens * packed_bytes(name, p.k), **scratch,
+    )  # fmt: skip
+    code = _task(WHOLE_TYPES.index(name), n_tokens)
+    return Call(launch, stage(code, f, -(-p.n // rows) * n_shares))
+
+
+INT8 = Path(name="int8 by rows", takes=_takes, layout=_layout, bind=_bind, most=MOST)
