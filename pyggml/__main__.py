@@ -1,8 +1,6 @@
 """`python -m pyggml COMMAND …`, also in a checkout that is not installed."""
 
-import sys
-
 from pyggml.cli.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -15,7 +15,7 @@ class ModelPath(click.Path):
     """A GGUF file, or the name of a model on the hub, whose file it becomes."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return model_file(Path(super().convert(value, param, ctx)))
+        return model_file(Path(str(super().convert(value, param, ctx))))
 
 
 MODEL = ModelPath(path_type=Path)
