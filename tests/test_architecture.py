@@ -42,6 +42,7 @@ eager
 generation
 lora
 cli
+__main__
 """
 LEVEL = {room: i for i, rooms in enumerate(MAP.strip().splitlines()) for room in rooms.split()}
 JIT_FILES = {f"pyggml/jit/{p.name}" for p in (ROOT / "pyggml/jit").glob("*.py")}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from pyggml.cli.terminal.show import row, say, span
 from pyggml.lora import CheckpointReport, History, Report, StepReport, ValidationReport
@@ -40,6 +41,23 @@ class Countdown:
         left = self.left(done, n) if done <= 2 else None
         if left:
             print(f"some {span(left)} left", file=sys.stderr, flush=True)
+
+
+class ChangingLine:
+    """One line that is written over on a terminal, in plain characters; elsewhere nothing."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._width = stream, 0
+        self.is_shown = stream.isatty()
+
+    def show(self, text: str) -> None:
+        """Put this text in the place of the last one; "" leaves an empty line to go on in."""
+        if not self.is_shown:
+            return
+        text = text[: shutil.get_terminal_size().columns - 1]
+        end = "\r" if not text else ""
+        print(f"\r{text:<{self._width}}", end=end, file=self._stream, flush=True)
+        self._width = len(text)
 
 
 class Meter:
