@@ -7,7 +7,8 @@ import click
 
 import pyggml.threads
 from pyggml import gguf
-from pyggml.cli.terminal.options import PATH, SETTINGS, threads_option
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.options import PATH, SETTINGS, grouped, threads_option
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.rewriting import (
     IMATRIX,
@@ -21,7 +22,16 @@ from pyggml.requantize import FILE_TYPES, rewrite
 from pyggml.requantize.imatrix import read_imatrix
 
 
-@click.command("quantize", context_settings=SETTINGS)
+@click.command(
+    "quantize",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    examples=[
+        "pyggml quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M",
+        "pyggml quantize model-F16.gguf model-IQ2_S.gguf IQ2_S --imatrix imatrix.gguf",
+        "pyggml quantize model-Q8_0.gguf model-Q4_0.gguf Q4_0 --allow-requantize",
+    ],
+)
 @click.argument("source", metavar="IN.gguf", type=PATH)
 @click.argument("target", metavar="OUT.gguf", type=PATH)
 @click.argument("file_type", metavar="TYPE")
@@ -29,12 +39,15 @@ from pyggml.requantize.imatrix import read_imatrix
 @click.option(
     "--allow-requantize",
     is_flag=True,
-    help="also of a model that is quantised already, which loses twice",
+    **grouped("output"),
+    help="requantise: write another type than a quantised model has, whose error adds to that of "
+    "the first quantisation",
 )
 @IMATRIX
 @click.option(
     "--base",
     type=PATH,
+    **grouped("output"),
     help="the model before training, of a merged IN.gguf: rounded so that what was learned is kept",
 )
 @TENSORS

@@ -1,6 +1,5 @@
 """What commands that write a model again have in common: progress, what was lost, sizes."""
 
-import sys
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -9,7 +8,7 @@ from types import MappingProxyType
 import click
 
 from pyggml.cli.terminal.exit import end_if_signalled
-from pyggml.cli.terminal.options import PATH
+from pyggml.cli.terminal.options import PATH, grouped
 from pyggml.cli.terminal.progress import ChangingLine
 from pyggml.cli.terminal.show import percent, plural, printable, row, say, size
 from pyggml.gguf import GGUFFile
@@ -20,10 +19,13 @@ from pyggml.requantize.losses import TensorLoss
 IMATRIX = click.option(
     "--imatrix",
     type=PATH,
-    help="importance of columns, by pyggml imatrix or llama.cpp: Q4 to Q5, K-quants and IQ types "
-    "use it",
+    **grouped("output"),
+    help="importance matrix, by pyggml imatrix or llama.cpp (Q4 to Q5, K-quants and IQ types use "
+    "it)",
 )
-TENSORS = click.option("--tensors", is_flag=True, help="print a line for each tensor as well")
+TENSORS = click.option(
+    "--tensors", is_flag=True, **grouped("output"), help="print a line for each tensor as well"
+)
 
 
 class Progress:
@@ -31,7 +33,7 @@ class Progress:
 
     def __init__(self, file: GGUFFile) -> None:
         self._n, self._done = len(file.tensors), 0
-        self._line = ChangingLine(sys.stderr)
+        self._line = ChangingLine()
 
     def __call__(self, name: str, old: DType, new: DType) -> None:
         end_if_signalled()
