@@ -1,6 +1,6 @@
-"""`python -m pyggml`: the commands of `pyggml`."""
+"""`python -m pyggml COMMAND …`, also in a checkout that is not installed."""
 
-import runpy
+from pyggml.cli.__main__ import main
 
 if __name__ == "__main__":
-    runpy.run_module("pyggml.cli", run_name="__main__", alter_sys=True)
+    raise SystemExit(main())

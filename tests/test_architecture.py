@@ -18,7 +18,7 @@ OTHERS = sorted(p for folder in ("examples", "benchmarks") for p in (ROOT / fold
 
 # The map: a room may import itself and the rooms of earlier lines, never those of later ones.
 MAP = """
-errors files settings sizes
+errors extras files hub settings sizes
 graph
 backends.base backends.kit
 jit threads

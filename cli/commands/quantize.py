@@ -8,6 +8,7 @@ import click
 import pyggml.threads
 from pyggml import gguf
 from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import PATH, SETTINGS, grouped, threads_option
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.rewriting import (
@@ -32,7 +33,7 @@ from pyggml.requantize.imatrix import read_imatrix
         "pyggml quantize model-Q8_0.gguf model-Q4_0.gguf Q4_0 --allow-requantize",
     ],
 )
-@click.argument("source", metavar="IN.gguf", type=PATH)
+@click.argument("source", metavar="IN.gguf", type=MODEL)
 @click.argument("target", metavar="OUT.gguf", type=PATH)
 @click.argument("file_type", metavar="TYPE")
 @threads_option
@@ -46,7 +47,7 @@ from pyggml.requantize.imatrix import read_imatrix
 @IMATRIX
 @click.option(
     "--base",
-    type=PATH,
+    type=MODEL,
     **grouped("output"),
     help="the model before training, of a merged IN.gguf: rounded so that what was learned is kept",
 )

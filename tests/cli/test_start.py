@@ -51,12 +51,6 @@ def test_every_command_in_the_table_has_help(pyggml, name):
     assert cli.COMMANDS[name] in " ".join(pyggml("--help").out.split())
 
 
-def test_python_m_pyggml_is_the_command(tmp_path):
-    command = [sys.executable, "-P", "-m", "pyggml", "--version"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (ended.returncode, ended.stdout) == (0, f"pyggml {library.__version__}\n")
-
-
 def test_the_package_says_what_it_is():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     versions = {c.rpartition(" ")[2] for c in project["classifiers"] if " :: 3." in c}
