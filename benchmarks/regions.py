@@ -39,7 +39,7 @@ def _add_one(f, task, thread):
 
 
 @parallel
-def pyggml_loop(x, n):  # the package's name in its own: loops of others stay with Numba's threads
+def our_loop(x, n):
     for i in prange(n):
         x[i * STEP] += np.float32(1)
 
@@ -56,7 +56,7 @@ def one_call(of: str, n: int) -> Callable[[], object]:
     if of == "tasks":
         tasks = stage(_add_one, Numbers(x=x), n)
         return lambda: launch(tasks)
-    loop = pyggml_loop if of == "loop" else numba_loop
+    loop = our_loop if of == "loop" else numba_loop
     return lambda: loop(x, n)
 
 
