@@ -24,8 +24,8 @@ exact: Callable[[Callable], Callable] = numba.njit(**OPTIONS | {"fastmath": Fals
 
 
 def parallel(function: Callable) -> Callable:
-    """A kernel whose loops with `prange` are shared out; by this package's name in its own, wherever
-    it is declared, they are known as ours (see call_own_copies in pyggml.jit.workarounds)."""
+    """A kernel whose loops with `prange` are shared out. They are known as ours by this package's
+    name in that of the kernel, wherever it is declared (call_own_copies in jit/workarounds.py)."""
     if "pyggml" not in function.__module__:
         function.__qualname__ = f"pyggml.{function.__qualname__}"
     compiled: Callable = numba.njit(parallel=True, **OPTIONS)(function)
