@@ -45,6 +45,6 @@ def test_a_line_of_progress_is_overwritten_without_escape_sequences(monkeypatch,
     for done in (1, 2, 3):
         progress(done, 3)
     first, second, last, end = capsys.readouterr().err.split("\r")[1:]
-    assert first == "a long label: 1 of 3 passes, some 90 s left"
+    assert first == "a long label: 1 of 3 passes, some 1 min 30 s left"
     assert second.rstrip() == "a long label: 2 of 3 passes" and len(second) == len(first)
     assert last == " " * len(second.rstrip()) and end == ""
