@@ -46,8 +46,10 @@ def _factor(x: np.ndarray, pairs: bool) -> np.ndarray:
 def _in_bytes(x: np.ndarray) -> np.ndarray:
     """x, rounded as pyggml.kernels.gemm.activations rounds it."""
     blocks = x.reshape(-1, 32)
-    scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
-    whole = np.rint(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale > 0))
+    most = np.abs(blocks).max(axis=1, keepdims=True)
+    scale, usual = most / np.float32(127), np.isfinite(most) & (most > 1e-30)
+    per_scale = np.divide(np.float32(127), most, out=np.zeros_like(most), where=usual)
+    whole = np.rint(blocks * per_scale)  # the same products, so the same edges between bytes
     return np.where(np.isfinite(scale), whole * scale, np.nan).reshape(x.shape)
 
 

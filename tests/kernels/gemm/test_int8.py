@@ -207,5 +207,4 @@ def test_weights_that_are_no_whole_numbers_are_multiplied_as_floats(rng, some_we
 def test_rows_of_any_length_are_rounded_alike(rng):
     x, w = normal(rng, 1, (1 << 17) + 32), normal(rng, 2, (1 << 17) + 32)
     packed = quantize(w, "Q8_0")
-    # Two numbers only; x on the edge between two bytes may be rounded either way.
-    assert nmse(forward(x, packed, "Q8_0"), doubled(x, packed, "Q8_0")) < 1e-7
+    assert nmse(forward(x, packed, "Q8_0"), doubled(x, packed, "Q8_0")) < 1e-9  # two numbers only
