@@ -175,10 +175,10 @@ def plan_facts(picture: Picture) -> dict[str, Any]:
         "svg": lanes(p),
         "facts": [
             ("arena", size(p.n_bytes)),
-            ("adapter, gradient, optimiser", size(picture.n_trained)),
+            ("adapter, gradients, optimiser state", size(picture.n_trained)),
             ("nodes", f"{len(picture.graph.nodes):,}"),
-            ("overwrite a source", f"{len(p.reused):,}"),
-            ("shared packings", f"{len(set(p.shared.values())):,}"),
+            ("nodes in place, over an input", f"{len(p.reused):,}"),
+            ("packed operands that products share", f"{len(set(p.shared.values())):,}"),
         ],
         "used": used,
         "peak": used.index(max(used)),

@@ -9,7 +9,7 @@ export const passOf = (fields) => Object.fromEntries(NAMES.map((name) => [name, 
 export function passForm(changed) {
   const kind = choice("kind", { training: "LoRA training", logits: "logits alone" });
   const ctx = number("ctx", 256, 2), batch = number("batch", 1, 1), rank = number("rank", 8, 1);
-  const modules = make("input", { name: "modules", placeholder: "usual ones", autocomplete: "off" });
+  const modules = make("input", { name: "modules", placeholder: "all-linear", autocomplete: "off" });
   const keep = choice("keep", { costly: "costly activations", layers: "layers (checkpointing)" });
   const training = [field("windows", batch), field("rank", rank), field("matrices", modules), field("kept for backward", keep)];
   const button = make("button", { type: "submit", class: "main" }, "Show");
