@@ -264,6 +264,46 @@ def test_a_run_under_way_grows(browser, tiny, tmp_path):
         assert not said
 
 
+def test_runs_are_sorted_and_laid_over_each_other(browser, tiny, tmp_path):
+    for name, factor in (("one", 1), ("two", 3), ("three", 2)):
+        records = [step(i) | {"loss": factor * 5 / i} for i in range(1, 9)]
+        path = tmp_path / f"{name}.metrics.jsonl"
+        path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    with served(make_app(Source(tiny), Runs(tmp_path))) as url:
+        page, said = browser.new_page(), []
+        page.on("console", lambda message: said.append(message.text))
+        page.goto(f"{url}#/run/two")
+
+        def order():
+            return page.locator(".runs tbody a").all_inner_texts()
+
+        page.click("th button:text-is('final loss')")
+        page.wait_for_selector("[aria-sort=ascending]")
+        assert order() == ["one", "three", "two"]
+        page.click("th button:text-is('final loss')")
+        page.wait_for_selector("[aria-sort=descending]")
+        assert order() == ["two", "three", "one"] and "down=1" in page.url
+        for name in ("one", "three"):
+            page.check(f"[aria-label='Lay {name} over others']")
+        page.wait_for_selector("section[aria-label^='Runs laid'] canvas")
+        legend = page.locator("section[aria-label^='Runs laid'] .u-legend").first.inner_text()
+        assert "one" in legend and "three" in legend and "two" not in legend
+        page.reload()
+        page.wait_for_selector("section[aria-label^='Runs laid'] canvas")
+        page.click(".runs a:text-is('one')")
+        page.wait_for_selector("h2:text-is('one')")
+        assert order() == ["two", "three", "one"], "sorted as before"
+        page.close()
+        assert not said
+
+
+def test_a_legend_has_the_last_numbers_before_it_is_pointed_at(visit):
+    page = visit("#/run")
+    page.wait_for_selector(".u-legend")
+    values = page.locator(".u-legend >> nth=0").locator(".u-value").all_inner_texts()
+    assert values[:2] == ["8", "0.625"]
+
+
 # -- texts --------------------------------------------------------------------------------------
 
 
