@@ -23,8 +23,7 @@ _SMOOTH, _LEAST = 20, 6  # a smooth line is the mean of one part in so many of a
 
 def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Those for which the run has numbers."""
-    steps = [r for r in records if r["event"] == "step"]
-    validations = [r for r in records if r["event"] == "validation"]
+    steps, validations = _of(records, "step"), _of(records, "validation")
     charts = [
         _learning_chart("Loss", "", _points(steps, "loss"), _points(validations, "loss")),
         _learning_chart(
@@ -45,13 +44,7 @@ def overlay(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Chart]:
 
     Lines are smooth where steps are noisy; the role of run i is "run0", "run1", ….
     """
-    events = {
-        name: (
-            [r for r in rs if r["event"] == "step"],
-            [r for r in rs if r["event"] == "validation"],
-        )
-        for name, rs in runs.items()
-    }
+    events = {name: [_of(rs, "step"), _of(rs, "validation")] for name, rs in runs.items()}
 
     def chart(title: str, note: str, field: str, part: int = 0, smooth: bool = False) -> Chart:
         lines = []
@@ -72,11 +65,15 @@ def overlay(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Chart]:
 def final_and_best(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None, bool]:
     """The smooth loss at the end of a run, the best loss, and whether that one is of validation:
     else it is the lowest of the smooth line. None where there is no number."""
-    smooth = _smooth(_points((r for r in records if r["event"] == "step"), "loss"))
-    held_out = _points((r for r in records if r["event"] == "validation"), "loss")
+    smooth = _smooth(_points(_of(records, "step"), "loss"))
+    held_out = _points(_of(records, "validation"), "loss")
     final = smooth[max(smooth)] if smooth else None
     best = min(held_out.values(), default=None) if held_out else min(smooth.values(), default=None)
     return final, best, bool(held_out)
+
+
+def _of(records: Iterable[Mapping[str, Any]], event: str) -> list[Mapping[str, Any]]:
+    return [r for r in records if r["event"] == event]
 
 
 def _learning_chart(title: str, note: str, steps: Points, validations: Points) -> Chart:

@@ -69,9 +69,8 @@ class Scale:
         """Round numbers along the scale: the part of it that each stands at, and its text."""
         if not self.is_log:
             numbers = linear_ticks(self.high)
-            return [
-                (x / self.high, s) for x, s in zip(numbers, linear_labels(numbers), strict=True)
-            ]
+            texts = zip(numbers, linear_labels(numbers), strict=True)
+            return [(x / self.high, s) for x, s in texts]
         numbers, width = log_ticks(self.low, self.high), self.high - self.low
         if not numbers or not width:  # too narrow for a round one
             return [(part, f"{self.at(part):.3g}") for part in (0.0, 1.0)[: 1 + bool(width)]]

@@ -51,7 +51,7 @@ export function graph(place) {
 
 async function overviewOf(pass, open, form, signal) {
   const found = await ask("graph", pass, signal);
-  form.take(found.pass);
+  form.answered(found.pass);
   const svg = picture(found.svg);
   svg.addEventListener("click", (event) => {
     const box = event.target.closest("[data-section]");

@@ -20,7 +20,12 @@ export function passForm(changed) {
     event.preventDefault();
     changed(Object.fromEntries(new FormData(form)));
   });
+  let isTouched = false;
+  form.addEventListener("input", () => (isTouched = true));
+  // What the server made of it; what was entered while it answered stays.
+  form.answered = (pass) => isTouched || form.take(pass);
   form.take = (pass) => {
+    isTouched = false;
     for (const name of NAMES) if (pass[name] != null) form.elements[name].value = pass[name];
     arrange();
   };

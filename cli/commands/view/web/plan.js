@@ -21,7 +21,7 @@ export function plan(place) {
         moment.replaceChildren();
         await fill(lanes, async (signal) => {
           const found = await ask("plan", pass, signal);
-          form.take(found.pass);
+          form.answered(found.pass);
           shown = lanesOf(found, (node) => history.replaceState(null, "", address("plan", { ...pass, node })), moment, pass);
           return shown.nodes;
         });
