@@ -178,6 +178,26 @@ def test_a_section_opens_and_a_node_is_told(visit):
     page.wait_for_selector("h2:text-is('blk.0.attn_q.weight')")
 
 
+@pytest.mark.parametrize("width", [1280, 1600])
+def test_no_box_of_the_overview_is_clipped(visit, width):
+    page = visit("#/graph", width)
+    page.wait_for_selector("svg [data-section]")
+    frame = page.locator(".scroll:has([data-section])").first
+    assert frame.evaluate("node => node.scrollWidth <= node.clientWidth")
+
+
+def test_the_line_of_the_moment_has_its_name(visit):
+    page = visit("#/plan?node=3")
+    page.wait_for_selector(".lanes text.title:has-text('node 3: ')")
+    assert "upright line is the moment" in page.inner_text("main")
+
+
+def test_text_begins_with_a_text(visit):
+    page = visit("#/text")
+    page.wait_for_function("document.querySelector('textarea').value.length > 0")
+    assert page.input_value("textarea") == f"the {HOSTILE}"
+
+
 def test_a_search_leads_to_the_node(visit):
     page = visit("#/graph")
     page.fill('[aria-label="Find nodes"]', "blk.1.attn_q.weight")
@@ -333,6 +353,11 @@ def test_attention_by_head(visit):
     page.click("canvas.map", position={"x": 5, "y": 5})
     assert page.locator(".reading [aria-pressed=true]").inner_text() == "th"
     assert page.locator("main p[role=status] >> nth=-1").inner_text() == "“th” reads “th” 100 %"
+    for names in (".mapped .rows span", ".mapped .columns span"):
+        assert page.locator(names).all_inner_texts()[:2] == ["th", "e"]
+    first = [page.locator(f".mapped .{n} span").first.bounding_box() for n in ("rows", "columns")]
+    box = page.locator("canvas.map").bounding_box()
+    assert abs(first[0]["y"] - box["y"]) < 2 and abs(first[1]["x"] - box["x"]) < 2
 
 
 def test_a_computation_is_stopped(visit, monkeypatch):
