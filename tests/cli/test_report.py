@@ -184,6 +184,6 @@ def test_a_stopped_run_has_metrics_and_report_too(finetune, signal_after, tmp_pa
 
 
 def test_an_unknown_logger_is_refused_before_the_work(finetune, tmp_path):
-    ended = finetune("--log-to", "mlflow")
+    ended = finetune("--log-to", "aim")
     assert ended.code == 2 and ended.out == "" and not list(tmp_path.iterdir())
-    assert "--log-to mlflow is unknown, wanted some of tensorboard, wandb" in ended.err
+    assert "--log-to aim is unknown, wanted some of tensorboard, wandb, mlflow" in ended.err
