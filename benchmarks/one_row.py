@@ -1,13 +1,14 @@
 """Products of one row, or a few, with a weight of each type: GB/s of weight bytes.
 
 usage: one_row.py [--types Q4_K,…] [--widths 1024,4096,14336] [--tokens 1] [--threads 1]
-           [--sizes 0.6,6,200] [--rounds 3] [--against FOLDER …]
+           [--sizes 0.6,6,200] [--rounds 3] [--model FILE …] [--against FOLDER …]
 
 A matrix of each size, in MB, is multiplied for a tenth of a second: one that stays in the second
 cache, one in the third, and one that comes from memory. Every product includes the rounding of x.
 With --against, a source tree of another revision, both run in processes of their own, in turns.
 Each cell is the best of the rounds: on a machine that others use too, the least disturbed. Before
-the table stands what a plain sum over as many bytes makes.
+the table stands what a plain sum over as many bytes makes. With --model, tokens a second of models,
+one sequence from nothing, instead.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ def measure(options: argparse.Namespace) -> None:
         return n_bytes / best / 1e9
 
     threads.set(options.threads)
+    if options.model:
+        measure_models(options.model)
+        return
     rng = np.random.default_rng(0)
     for megabytes in options.sizes:
         numbers = np.ones(int(megabytes * 1e6) // 8, np.int64)
@@ -63,6 +67,20 @@ def measure(options: argparse.Namespace) -> None:
                 print(json.dumps([kind, width, megabytes, rate(w.nbytes, call)]), flush=True)
 
 
+def measure_models(paths: list[str]) -> None:
+    """Print a JSON line for each model: tokens a second, the fastest of 64."""
+    import pyggml
+    from pyggml.generation import Session
+
+    for path in paths:
+        session, best = Session(pyggml.load(path), 128), float("inf")
+        for token in range(64):
+            start = perf_counter()
+            session.feed([token + 100])
+            best = min(best, perf_counter() - start)
+        print(json.dumps([Path(path).stem, 0, 0.0, 1 / best]), flush=True)
+
+
 def table(options: argparse.Namespace, given: list[str]) -> None:
     """Run all trees in turns; print the best of each cell."""
     own = str(Path(__file__).parents[1])
@@ -77,8 +95,13 @@ def table(options: argparse.Namespace, given: list[str]) -> None:
                 kind, width, size, rate = json.loads(line)
                 cell = best.setdefault((kind, width, size), {})
                 cell[tree] = max(rate, cell.get(tree, 0.0))
-    print(f"GB/s, {options.tokens} row(s), {options.threads} thread(s), best of {options.rounds};"
+    unit = "tokens a second" if options.model else f"GB/s, {options.tokens} row(s)"
+    print(f"{unit}, {options.threads} thread(s), best of {options.rounds};"
           f" of each size: {', '.join(Path(tree).name for tree in trees)}")  # fmt: skip
+    if options.model:
+        for (name, *_), cell in best.items():
+            print(f"{name:24}" + "".join(f"{cell[tree]:8.1f}" for tree in trees))
+        return
     heads = (f"{size:g} MB".center(8 * len(trees)) for size in options.sizes)
     print(f"{'':8}{'width':>6}{''.join(heads)}")
     for kind, width in dict.fromkeys(key[:2] for key in best):
@@ -96,6 +119,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sizes", default="0.6,6,200", help=numbers)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", action="append", default=[])
     parser.add_argument("--against", action="append", default=[])
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
