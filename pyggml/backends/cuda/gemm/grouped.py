@@ -1,0 +1,337 @@
+"""Products with one weight per expert, of many rows: each expert's rows make tiles on tensor cores.
+
+    forward    C[r] = x[r] · w[e]ᵀ          backward    C[r] = dy[r] · w[e]          e = ids[r]
+
+`order` sorts the rows by expert, on the card, so that ids never leave it. Then a block takes an
+expert and some columns of C. It goes through the expert's rows a tile at a time: A's rows are
+gathered in bfloat16 into shared memory while the weights are unpacked beside them, 256 of each row
+of w. Chunks of 8 numbers are exchanged by their row's number, so that eight rows of a column lie in
+different banks.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyggml.backends.cuda.code import byte_ptx, ptx
+from pyggml.backends.cuda.code.jit import device, kernel, most_shared
+from pyggml.backends.cuda.code.warp import LANES
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.weights.readers import eights_of, weight_of
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import DTYPES
+from pyggml.quants.layout import GROUP
+
+THREADS, _WARPS = 256, 8
+_COUNTS = _WARPS + 1
+ACROSS = 256  # weights of a row of w that are unpacked at once
+_EIGHT = 8  # numbers of a chunk of 16 bytes
+_ZERO = np.float32(0)
+
+
+class GroupedTile(NamedTuple):
+    """What a block multiplies at once.
+
+    rows         of A
+    of_w         rows of w
+    is_forward   whether the sum runs along w's rows of numbers, else down them
+    """
+
+    rows: int
+    of_w: int
+    is_forward: bool
+
+    @property
+    def depth(self) -> int:
+        """Numbers of a sum."""
+        return ACROSS if self.is_forward else self.of_w
+
+    @property
+    def columns(self) -> int:
+        """Columns of C."""
+        return self.of_w if self.is_forward else ACROSS
+
+    @property
+    def a_bytes(self) -> int:
+        return 2 * self.rows * self.depth
+
+    @property
+    def n_bytes(self) -> int:
+        """Of shared memory: the tiles of A and w, and the numbers of the rows."""
+        return self.a_bytes + 2 * self.of_w * ACROSS + 4 * self.rows
+
+
+# Few rows of an expert let two blocks share a multiprocessor; many repay what is unpacked.
+_FORWARD = GroupedTile(32, 128, True), GroupedTile(128, 128, True)
+_BACKWARD = GroupedTile(32, 64, False), GroupedTile(64, 64, False)
+_FEW = 48  # rows of an expert, on average
+
+
+def tile_of(is_forward: bool, n_rows: int, n_experts: int) -> GroupedTile:
+    """The tile for so many rows in all."""
+    few, many = _FORWARD if is_forward else _BACKWARD
+    return many if n_rows > _FEW * n_experts and many.n_bytes <= most_shared() else few
+
+
+# -- the order of rows --------------------------------------------------------------------------
+
+
+@kernel
+def _order(places, starts, c, ids, n_experts, width, fault, number):
+    """places: the numbers of the rows by expert, in order; starts[e]: where those of e begin. A
+    block for each expert. Of a row without an expert the result is 0, and the fault is noted."""
+    counts = cuda.shared.array(_COUNTS, np.int32)
+    lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+    expert, n = np.int32(cuda.blockIdx.x), ids.size
+    if cuda.threadIdx.x == 0:
+        counts[_WARPS] = 0
+    cuda.syncthreads()
+    below = np.int32(0)
+    for i in range(cuda.threadIdx.x, n, THREADS):
+        if 0 <= ids[i] < expert:
+            below += np.int32(1)
+        elif expert == 0 and not 0 <= ids[i] < n_experts:
+            cuda.atomic.max(fault, 0, number)
+            for j in range(width):
+                c[np.int64(i) * width + j] = _ZERO
+    cuda.atomic.add(counts, _WARPS, below)
+    cuda.syncthreads()
+    place = counts[_WARPS]
+    if cuda.threadIdx.x == 0:
+        starts[expert] = place
+    for first in range(0, n, THREADS):
+        i = first + cuda.threadIdx.x
+        is_own = i < n and ids[i] == expert
+        own = cuda.ballot_sync(0xFFFFFFFF, is_own)
+        if lane == 0:
+            counts[warp] = cuda.popc(own)
+        cuda.syncthreads()
+        before = cuda.popc(own & ((np.uint32(1) << np.uint32(lane)) - np.uint32(1)))
+        for w in range(_WARPS):
+            if w < warp:
+                before += counts[w]
+        if is_own:
+            places[place + before] = i
+        for w in range(_WARPS):
+            place += counts[w]
+        cuda.syncthreads()
+    if cuda.threadIdx.x == 0 and expert == n_experts - 1:
+        starts[n_experts] = place
+
+
+def ordered(places: Any, starts: Any, c: Any, ids: Any, width: int, fault: Any, of: Any) -> Call:
+    """The launch of `order`. of: (experts, stream)"""
+    n_experts, stream = of
+    arguments = places, starts, c, ids, n_experts, width, *fault
+    return launch(_order, n_experts, THREADS, stream, *arguments)
+
+
+# -- tiles --------------------------------------------------------------------------------------
+
+
+@device
+def _of_a(row, chunk, depth):
+    """The byte of a chunk in the tile of A."""
+    return row * 2 * depth + ((chunk ^ (row & 7)) << 4)
+
+
+@device
+def _of_w(row, chunk):
+    """The byte of a chunk in the tile of w."""
+    return row * 2 * ACROSS + ((chunk ^ (row & 7)) << 4)
+
+
+@cache
+def _unpacker(name: str, tile: GroupedTile) -> Any:
+    """fill(memory, w, start, first_row, first, n, k): rows first_row … of an expert's w (n, k),
+    weights first … of each, to shared memory; zeros outside."""
+    block, block_bytes = DTYPES[name].block, DTYPES[name].block_bytes
+    at_once = max(block, _EIGHT)  # weights whose eights are put by one call
+    pieces = min(at_once, GROUP) // _EIGHT
+    per_row, w_at = ACROSS // at_once, tile.a_bytes
+
+    @device
+    def put(memory, i, a, b, c, d, e, f, g, h):
+        at = w_at + _of_w(i // ACROSS, i % ACROSS // _EIGHT)
+        byte_ptx.put_shared_words(
+            memory, at,
+            ptx.two_bf16(a, b), ptx.two_bf16(c, d), ptx.two_bf16(e, f), ptx.two_bf16(g, h),
+        )  # fmt: skip
+
+    eights = eights_of(name, put) if block > 1 else _eights_of_plain(name, put)
+    n_groups, step = max(1, at_once // GROUP), at_once // max(block, 1) * block_bytes
+    n_tasks = tile.of_w * per_row * pieces
+
+    @device
+    def fill(memory, w, start, first_row, first, n, k):
+        for task in range(cuda.threadIdx.x, n_tasks, THREADS):
+            piece, number = task % pieces, task // pieces
+            row, of_row = number // per_row, number % per_row
+            i = row * ACROSS + of_row * at_once
+            if first_row + row < n and first + of_row * at_once < k:
+                at = start + (first_row + row) * (k // at_once * step)
+                at += (first // at_once + of_row) * step
+                eights(memory, i, w, at, piece * _EIGHT)
+            else:
+                for group in range(n_groups):
+                    to = i + group * GROUP + piece * _EIGHT
+                    put(memory, to, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO)
+
+    return fill
+
+
+def _eights_of_plain(name: str, put: Any) -> Any:
+    """`eights` of a type without blocks."""
+    weight, size = weight_of(name), DTYPES[name].block_bytes
+
+    @device
+    def eights(out, i, raw, at, lane):
+        put(
+            out, i,
+            weight(raw, at, 0), weight(raw, at + size, 0),
+            weight(raw, at + 2 * size, 0), weight(raw, at + 3 * size, 0),
+            weight(raw, at + 4 * size, 0), weight(raw, at + 5 * size, 0),
+            weight(raw, at + 6 * size, 0), weight(raw, at + 7 * size, 0),
+        )  # fmt: skip
+
+    return eights
+
+
+@cache
+def _gatherer(tile: GroupedTile) -> Any:
+    depth, chunks, n_chunks = tile.depth, tile.depth // _EIGHT, tile.rows * tile.depth // _EIGHT
+    numbers_at = (tile.n_bytes - 4 * tile.rows) // 4
+
+    @device
+    def gather(memory, numbers, a, first, k, rows_of_a):
+        """Numbers first … of the tile's rows of A (…, k) in bfloat16; zeros outside."""
+        for e in range(cuda.threadIdx.x, n_chunks, THREADS):
+            row, chunk = e // chunks, e % chunks
+            number = numbers[numbers_at + row]
+            left = k - first - _EIGHT * chunk if number >= 0 else 0
+            n_bytes = np.int32(2 * max(0, min(_EIGHT, left)))
+            source = np.int64(0)
+            if n_bytes > 0:
+                source = 2 * (np.int64(number // rows_of_a) * k + first + _EIGHT * chunk)
+            ptx.copy_16(memory, _of_a(row, chunk, depth), a, source, n_bytes)
+        ptx.commit_copies()
+
+    return gather
+
+
+@cache
+def _multiplier(tile: GroupedTile, down: int, across: int) -> Any:
+    """multiply(sums, memory, row, column): `down` tiles of 16 rows and `across` of 16 columns."""
+    depth, w_at, is_forward = tile.depth, tile.a_bytes, tile.is_forward
+
+    @device
+    def near(memory, column, k, lane):
+        row = column + (lane & 7) + ((lane >> 4) << 3)
+        return ptx.load_matrices(memory, w_at + _of_w(row, 2 * k + ((lane >> 3) & 1)))
+
+    @device
+    def far(memory, column, k, lane):
+        place = w_at + _of_w(16 * k + (lane & 15), (column >> 3) + (lane >> 4))
+        return ptx.load_matrices_transposed(memory, place)
+
+    read = near if is_forward else far
+
+    @device
+    def add(sums, i, a, b0, b1):
+        c = sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]
+        sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3] = ptx.multiply_tile(c, a, b0, b1)
+
+    @device
+    def multiply(sums, memory, row, column):
+        lane = cuda.threadIdx.x & 31
+        for k in range(depth // 16):
+            for i in range(down):
+                place = _of_a(row + 16 * i + (lane & 15), 2 * k + (lane >> 4), depth)
+                a = ptx.load_matrices(memory, place)
+                for j in range(across):
+                    b = read(memory, column + 16 * j, k, lane)
+                    add(sums, 2 * (i * across + j), a, b[0], b[1])
+                    add(sums, 2 * (i * across + j) + 1, a, b[2], b[3])
+
+    return multiply
+
+
+@cache
+def _writer(tile: GroupedTile, down: int, across: int) -> Any:
+    numbers_at = (tile.n_bytes - 4 * tile.rows) // 4
+
+    @device
+    def write(c, sums, numbers, row, column, first, width):
+        lane = cuda.threadIdx.x & 31
+        for i in range(2 * down * across):
+            for e in range(4):
+                of_tile = row + i // (2 * across) * 16 + (lane >> 2) + 8 * (e >> 1)
+                to = first + column + i % (2 * across) * 8 + ((lane & 3) << 1) + (e & 1)
+                number = numbers[numbers_at + of_tile]
+                if number >= 0 and to < width:
+                    c[np.int64(number) * width + to] = sums[i, e]
+
+    return write
+
+
+@cache
+def _kernel(name: str, tile: GroupedTile) -> Any:
+    warps_down = 2 if tile.rows > 32 else 1
+    high, wide = tile.rows // warps_down, tile.columns * warps_down // _WARPS
+    down, across = high // 16, wide // 16
+    fill, gather = _unpacker(name, tile), _gatherer(tile)
+    multiply, write = _multiplier(tile, down, across), _writer(tile, down, across)
+    n_rows, depth, columns, is_forward = tile.rows, tile.depth, tile.columns, tile.is_forward
+    n_sums, numbers_at = 2 * down * across, (tile.n_bytes - 4 * tile.rows) // 4
+    block, block_bytes = DTYPES[name].block, DTYPES[name].block_bytes
+
+    def product(c, a, w, places, starts, n, k, rows_of_a):
+        memory = cuda.shared.array(0, np.uint8)
+        numbers = cuda.shared.array(0, np.int32)
+        sums = cuda.local.array((n_sums, 4), np.float32)
+        warp, expert = cuda.threadIdx.x >> 5, np.int64(cuda.blockIdx.y)
+        row, column = warp % warps_down * high, warp // warps_down * wide
+        to, start = np.int64(cuda.blockIdx.x) * columns, np.int64(starts[expert])
+        of_w = expert * n * (k // block * block_bytes)
+        count, length, width = starts[expert + 1] - start, k, n
+        if not is_forward:
+            length, width = n, k
+        for first in range(0, count, n_rows):
+            for i in range(n_sums):
+                for e in range(4):
+                    sums[i, e] = _ZERO
+            if cuda.threadIdx.x < n_rows:
+                number = first + cuda.threadIdx.x
+                numbers[numbers_at + cuda.threadIdx.x] = (
+                    places[start + number] if number < count else -1
+                )
+            cuda.syncthreads()
+            for at in range(0, length, depth):
+                gather(memory, numbers, a, at, length, rows_of_a)
+                if is_forward:
+                    fill(memory, w, of_w, to, at, n, k)
+                else:
+                    fill(memory, w, of_w, at, to, n, k)
+                ptx.await_copies()
+                cuda.syncthreads()
+                multiply(sums, memory, row, column)
+                cuda.syncthreads()
+            write(c, sums, numbers, row, column, to, width)
+            cuda.syncthreads()
+
+    return kernel(product, most_threads=THREADS, shared_bytes=tile.n_bytes)
+
+
+def multiplied(
+    name: str, tile: GroupedTile, sizes: tuple[int, int, int], rows_of_a: int, stream: Any,
+    c: Any, a: Any, w: Any, places: Any, starts: Any,
+) -> Call:  # fmt: skip
+    """The launch: C of all rows. a in bfloat16, of which `rows_of_a` rows of C take one row each;
+    sizes (experts, n, k) of w, whose type has this name."""
+    n_experts, n, k = sizes
+    grid = -(-(n if tile.is_forward else k) // tile.columns), n_experts
+    arguments = c, a, w, places, starts, n, k, rows_of_a
+    run = _kernel(name, tile)
+    return launch(run, grid, THREADS, stream, *arguments, shared_bytes=tile.n_bytes)
