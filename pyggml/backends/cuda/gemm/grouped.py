@@ -3,10 +3,11 @@
     forward    C[r] = x[r] · w[e]ᵀ          backward    C[r] = dy[r] · w[e]          e = ids[r]
 
 `order` sorts the rows by expert, on the card, so that ids never leave it. Then a block takes an
-expert and some columns of C. It goes through the expert's rows a tile at a time: A's rows are
-gathered in bfloat16 into shared memory while the weights are unpacked beside them, 256 of each row
-of w. Chunks of 8 numbers are exchanged by their row's number, so that eight rows of a column lie in
-different banks.
+expert and some columns of C. It goes through the expert's rows a tile at a time. Packed weights,
+256 of each row of w, are copied to shared memory a step ahead, and unpacked there to bfloat16 while
+A's rows are gathered. Chunks of 8 numbers are exchanged by their row's number, so that eight rows
+of a column lie in different banks. Loops count in unsigned numbers of 32 bits, for unpacking is
+bound by its instructions.
 """
 
 from functools import cache
@@ -23,6 +24,7 @@ from pyggml.backends.cuda.weights.readers import eights_of, weight_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DTYPES
 from pyggml.quants.layout import GROUP
+from pyggml.sizes import round_up
 
 THREADS, _WARPS = 256, 8
 _COUNTS = _WARPS + 1
@@ -37,11 +39,13 @@ class GroupedTile(NamedTuple):
     rows         of A
     of_w         rows of w
     is_forward   whether the sum runs along w's rows of numbers, else down them
+    warps_down   warps that share the columns of C; the others share its rows
     """
 
     rows: int
     of_w: int
     is_forward: bool
+    warps_down: int
 
     @property
     def depth(self) -> int:
@@ -54,25 +58,45 @@ class GroupedTile(NamedTuple):
         return self.of_w if self.is_forward else ACROSS
 
     @property
-    def a_bytes(self) -> int:
+    def w_at(self) -> int:
+        """Where the unpacked weights begin in shared memory, in bytes; before them is A."""
         return 2 * self.rows * self.depth
 
     @property
-    def n_bytes(self) -> int:
-        """Of shared memory: the tiles of A and w, and the numbers of the rows."""
-        return self.a_bytes + 2 * self.of_w * ACROSS + 4 * self.rows
+    def numbers_at(self) -> int:
+        """Where the numbers of C's rows begin; behind them are those of A's."""
+        return self.w_at + 2 * self.of_w * ACROSS
+
+    @property
+    def packed_at(self) -> int:
+        """Where the packed weights begin, of two steps."""
+        return self.numbers_at + 8 * self.rows
+
+    def n_bytes(self, name: str) -> int:
+        """Of shared memory, for weights of this type."""
+        return self.packed_at + 2 * self.of_w * _packed_row(name)
 
 
-# Few rows of an expert let two blocks share a multiprocessor; many repay what is unpacked.
-_FORWARD = GroupedTile(32, 128, True), GroupedTile(128, 128, True)
-_BACKWARD = GroupedTile(32, 64, False), GroupedTile(64, 64, False)
+def _at_once(name: str) -> int:
+    """Weights of a row that are unpacked together."""
+    return max(DTYPES[name].block, _EIGHT)
+
+
+def _packed_row(name: str) -> int:
+    """Bytes of 256 packed weights in shared memory: they may begin in the middle of 16."""
+    return round_up(DTYPES[name].row_bytes(ACROSS), 16) + 16
+
+
+# Few rows of an expert let blocks share a multiprocessor; many repay what is unpacked.
+_FORWARD = GroupedTile(32, 64, True, 2), GroupedTile(128, 128, True, 2)
+_BACKWARD = GroupedTile(32, 64, False, 1), GroupedTile(64, 64, False, 2)
 _FEW = 48  # rows of an expert, on average
 
 
-def tile_of(is_forward: bool, n_rows: int, n_experts: int) -> GroupedTile:
-    """The tile for so many rows in all."""
+def tile_of(name: str, is_forward: bool, n_rows: int, n_experts: int) -> GroupedTile:
+    """The tile for so many rows in all, and weights of this type."""
     few, many = _FORWARD if is_forward else _BACKWARD
-    return many if n_rows > _FEW * n_experts and many.n_bytes <= most_shared() else few
+    return many if n_rows > _FEW * n_experts and many.n_bytes(name) <= most_shared() else few
 
 
 # -- the order of rows --------------------------------------------------------------------------
@@ -139,47 +163,75 @@ def _of_a(row, chunk, depth):
 
 @device
 def _of_w(row, chunk):
-    """The byte of a chunk in the tile of w."""
-    return row * 2 * ACROSS + ((chunk ^ (row & 7)) << 4)
+    """The byte of a chunk in the tile of w, where a row has 512."""
+    row, chunk = np.uint32(row), np.uint32(chunk)
+    place = (row << np.uint32(9)) + ((chunk ^ (row & np.uint32(7))) << np.uint32(4))
+    return np.int64(place)
+
+
+@cache
+def _copier(name: str, tile: GroupedTile) -> Any:
+    """copy(memory, place, w, start, row_bytes, n_rows, n_left): the packed weights of a step, to
+    the first or second place. start: the byte of the first row's; n_left: weights of a row left."""
+    row, block, block_bytes = _packed_row(name), DTYPES[name].block, DTYPES[name].block_bytes
+    chunks, of_w, packed_at = row // 16, tile.of_w, tile.packed_at
+
+    @device
+    def copy(memory, place, w, start, row_bytes, n_rows, n_left):
+        n_bytes = min(ACROSS, n_left) // block * block_bytes
+        e = np.uint32(cuda.threadIdx.x)
+        while e < np.uint32(of_w * chunks):
+            i, chunk = e // np.uint32(chunks), e % np.uint32(chunks)
+            first = start + np.int64(i) * row_bytes
+            at = (first & ~np.int64(15)) + 16 * np.int64(chunk)
+            if i < n_rows and at < first + n_bytes:
+                left = np.int32(min(16, w.size - at))
+                to = packed_at + (place * of_w + np.int64(i)) * row + 16 * np.int64(chunk)
+                ptx.copy_16(memory, to, w, at, left)
+            e += np.uint32(THREADS)
+        ptx.commit_copies()
+
+    return copy
 
 
 @cache
 def _unpacker(name: str, tile: GroupedTile) -> Any:
-    """fill(memory, w, start, first_row, first, n, k): rows first_row … of an expert's w (n, k),
-    weights first … of each, to shared memory; zeros outside."""
-    block, block_bytes = DTYPES[name].block, DTYPES[name].block_bytes
-    at_once = max(block, _EIGHT)  # weights whose eights are put by one call
-    pieces = min(at_once, GROUP) // _EIGHT
-    per_row, w_at = ACROSS // at_once, tile.a_bytes
+    """unpack(memory, place, start, row_bytes, n_rows, n_left): what `copy` brought; zeros where it
+    brought nothing."""
+    at_once, row_size, w_at = _at_once(name), _packed_row(name), tile.w_at
+    pieces, per_row = min(at_once, GROUP) // _EIGHT, ACROSS // at_once
+    step = at_once // DTYPES[name].block * DTYPES[name].block_bytes
+    of_w, packed_at, n_tasks = tile.of_w, tile.packed_at, tile.of_w * per_row * pieces
 
     @device
     def put(memory, i, a, b, c, d, e, f, g, h):
-        at = w_at + _of_w(i // ACROSS, i % ACROSS // _EIGHT)
+        at = w_at + _of_w(
+            np.uint32(i) >> np.uint32(8), (np.uint32(i) >> np.uint32(3)) & np.uint32(31)
+        )
         byte_ptx.put_shared_words(
             memory, at,
             ptx.two_bf16(a, b), ptx.two_bf16(c, d), ptx.two_bf16(e, f), ptx.two_bf16(g, h),
         )  # fmt: skip
 
-    eights = eights_of(name, put) if block > 1 else _eights_of_plain(name, put)
-    n_groups, step = max(1, at_once // GROUP), at_once // max(block, 1) * block_bytes
-    n_tasks = tile.of_w * per_row * pieces
+    eights = eights_of(name, put) if DTYPES[name].block > 1 else _eights_of_plain(name, put)
 
     @device
-    def fill(memory, w, start, first_row, first, n, k):
-        for task in range(cuda.threadIdx.x, n_tasks, THREADS):
-            piece, number = task % pieces, task // pieces
-            row, of_row = number // per_row, number % per_row
-            i = row * ACROSS + of_row * at_once
-            if first_row + row < n and first + of_row * at_once < k:
-                at = start + (first_row + row) * (k // at_once * step)
-                at += (first // at_once + of_row) * step
-                eights(memory, i, w, at, piece * _EIGHT)
+    def unpack(memory, place, start, row_bytes, n_rows, n_left):
+        task = np.uint32(cuda.threadIdx.x)
+        while task < np.uint32(n_tasks):
+            piece, number = task % np.uint32(pieces), task // np.uint32(pieces)
+            row, of_row = np.int64(number // np.uint32(per_row)), number % np.uint32(per_row)
+            i, lane = row * ACROSS + np.int64(of_row) * at_once, np.int64(piece) * _EIGHT
+            if row < n_rows and np.int64(of_row) * at_once < n_left:
+                at = packed_at + (place * of_w + row) * row_size + np.int64(of_row) * step
+                eights(memory, i, memory, at + ((start + row * row_bytes) & 15), lane)
             else:
-                for group in range(n_groups):
-                    to = i + group * GROUP + piece * _EIGHT
+                for group in range(0, at_once, GROUP):
+                    to = i + group + lane
                     put(memory, to, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO)
+            task += np.uint32(THREADS)
 
-    return fill
+    return unpack
 
 
 def _eights_of_plain(name: str, put: Any) -> Any:
@@ -202,20 +254,22 @@ def _eights_of_plain(name: str, put: Any) -> Any:
 @cache
 def _gatherer(tile: GroupedTile) -> Any:
     depth, chunks, n_chunks = tile.depth, tile.depth // _EIGHT, tile.rows * tile.depth // _EIGHT
-    numbers_at = (tile.n_bytes - 4 * tile.rows) // 4
+    numbers_at, tile_rows = tile.numbers_at // 4, tile.rows
 
     @device
-    def gather(memory, numbers, a, first, k, rows_of_a):
+    def gather(memory, numbers, a, first, k):
         """Numbers first … of the tile's rows of A (…, k) in bfloat16; zeros outside."""
-        for e in range(cuda.threadIdx.x, n_chunks, THREADS):
-            row, chunk = e // chunks, e % chunks
-            number = numbers[numbers_at + row]
+        e = np.uint32(cuda.threadIdx.x)
+        while e < np.uint32(n_chunks):
+            row, chunk = np.int64(e // np.uint32(chunks)), np.int64(e % np.uint32(chunks))
+            number = numbers[np.uint32(numbers_at + tile_rows + row)]
             left = k - first - _EIGHT * chunk if number >= 0 else 0
             n_bytes = np.int32(2 * max(0, min(_EIGHT, left)))
             source = np.int64(0)
             if n_bytes > 0:
-                source = 2 * (np.int64(number // rows_of_a) * k + first + _EIGHT * chunk)
+                source = 2 * (np.int64(number) * k + first + _EIGHT * chunk)
             ptx.copy_16(memory, _of_a(row, chunk, depth), a, source, n_bytes)
+            e += np.uint32(THREADS)
         ptx.commit_copies()
 
     return gather
@@ -224,7 +278,7 @@ def _gatherer(tile: GroupedTile) -> Any:
 @cache
 def _multiplier(tile: GroupedTile, down: int, across: int) -> Any:
     """multiply(sums, memory, row, column): `down` tiles of 16 rows and `across` of 16 columns."""
-    depth, w_at, is_forward = tile.depth, tile.a_bytes, tile.is_forward
+    depth, w_at, is_forward = tile.depth, tile.w_at, tile.is_forward
 
     @device
     def near(memory, column, k, lane):
@@ -260,7 +314,7 @@ def _multiplier(tile: GroupedTile, down: int, across: int) -> Any:
 
 @cache
 def _writer(tile: GroupedTile, down: int, across: int) -> Any:
-    numbers_at = (tile.n_bytes - 4 * tile.rows) // 4
+    numbers_at = tile.numbers_at // 4
 
     @device
     def write(c, sums, numbers, row, column, first, width):
@@ -278,14 +332,21 @@ def _writer(tile: GroupedTile, down: int, across: int) -> Any:
 
 @cache
 def _kernel(name: str, tile: GroupedTile) -> Any:
-    warps_down = 2 if tile.rows > 32 else 1
-    high, wide = tile.rows // warps_down, tile.columns * warps_down // _WARPS
+    warps_down, n_rows, depth, columns = tile.warps_down, tile.rows, tile.depth, tile.columns
+    high, wide = n_rows // warps_down, columns * warps_down // _WARPS
     down, across = high // 16, wide // 16
-    fill, gather = _unpacker(name, tile), _gatherer(tile)
+    copy, unpack, gather = _copier(name, tile), _unpacker(name, tile), _gatherer(tile)
     multiply, write = _multiplier(tile, down, across), _writer(tile, down, across)
-    n_rows, depth, columns, is_forward = tile.rows, tile.depth, tile.columns, tile.is_forward
-    n_sums, numbers_at = 2 * down * across, (tile.n_bytes - 4 * tile.rows) // 4
+    n_sums, numbers_at, is_forward = 2 * down * across, tile.numbers_at // 4, tile.is_forward
     block, block_bytes = DTYPES[name].block, DTYPES[name].block_bytes
+
+    @device
+    def part(of_w, row_bytes, to, at, n, k):
+        """(byte where a step's weights begin, rows, weights of a row) from column `to` of C and
+        number `at` of its sums on."""
+        if is_forward:
+            return of_w + to * row_bytes + at // block * block_bytes, n - to, k - at
+        return of_w + at * row_bytes + to // block * block_bytes, n - at, k - to
 
     def product(c, a, w, places, starts, n, k, rows_of_a):
         memory = cuda.shared.array(0, np.uint8)
@@ -294,8 +355,8 @@ def _kernel(name: str, tile: GroupedTile) -> Any:
         warp, expert = cuda.threadIdx.x >> 5, np.int64(cuda.blockIdx.y)
         row, column = warp % warps_down * high, warp // warps_down * wide
         to, start = np.int64(cuda.blockIdx.x) * columns, np.int64(starts[expert])
-        of_w = expert * n * (k // block * block_bytes)
-        count, length, width = starts[expert + 1] - start, k, n
+        row_bytes = k // block * block_bytes
+        of_w, count, length, width = expert * n * row_bytes, starts[expert + 1] - start, k, n
         if not is_forward:
             length, width = n, k
         for first in range(0, count, n_rows):
@@ -303,25 +364,35 @@ def _kernel(name: str, tile: GroupedTile) -> Any:
                 for e in range(4):
                     sums[i, e] = _ZERO
             if cuda.threadIdx.x < n_rows:
-                number = first + cuda.threadIdx.x
-                numbers[numbers_at + cuda.threadIdx.x] = (
-                    places[start + number] if number < count else -1
-                )
+                number = np.int32(-1)
+                if first + cuda.threadIdx.x < count:
+                    number = places[start + first + cuda.threadIdx.x]
+                numbers[numbers_at + cuda.threadIdx.x] = number
+                of_a = number // rows_of_a if number >= 0 else np.int64(-1)
+                numbers[numbers_at + n_rows + cuda.threadIdx.x] = of_a
+            begin, n_left, k_left = part(of_w, row_bytes, to, 0, n, k)
+            copy(memory, 0, w, begin, row_bytes, n_left, k_left)
             cuda.syncthreads()
+            place = 0
             for at in range(0, length, depth):
-                gather(memory, numbers, a, at, length, rows_of_a)
-                if is_forward:
-                    fill(memory, w, of_w, to, at, n, k)
-                else:
-                    fill(memory, w, of_w, at, to, n, k)
-                ptx.await_copies()
+                gather(memory, numbers, a, at, length)
+                begin, n_left, k_left = part(of_w, row_bytes, to, at, n, k)
+                ahead, n_ahead, k_ahead = part(of_w, row_bytes, to, at + depth, n, k)
+                copy(memory, 1 - place, w, ahead, row_bytes, n_ahead, k_ahead)
+                ptx.await_all_but_two()
+                cuda.syncthreads()
+                unpack(memory, place, begin, row_bytes, n_left, k_left)
+                ptx.await_all_but_one()
                 cuda.syncthreads()
                 multiply(sums, memory, row, column)
                 cuda.syncthreads()
+                place = 1 - place
+            ptx.await_copies()
             write(c, sums, numbers, row, column, to, width)
             cuda.syncthreads()
 
-    return kernel(product, most_threads=THREADS, shared_bytes=tile.n_bytes)
+    shared_bytes, least = tile.n_bytes(name), 2 if n_rows == 32 else 1
+    return kernel(product, THREADS, shared_bytes, least_blocks=least)
 
 
 def multiplied(
@@ -334,4 +405,4 @@ def multiplied(
     grid = -(-(n if tile.is_forward else k) // tile.columns), n_experts
     arguments = c, a, w, places, starts, n, k, rows_of_a
     run = _kernel(name, tile)
-    return launch(run, grid, THREADS, stream, *arguments, shared_bytes=tile.n_bytes)
+    return launch(run, grid, THREADS, stream, *arguments, shared_bytes=tile.n_bytes(name))

@@ -177,7 +177,8 @@ def _is_grouped(node: Tensor, compute: Compute) -> bool:
     """Whether a product is made of tiles: its factors are rounded, and lie as copies want them."""
     w, _, ids = node.src
     rounds = compute == "bf16" and w.dtype is not F32 and ptx.TENSOR_CORES
-    return rounds and ids.n_elements > _FEW_ROWS and w.shape[1] % 8 == w.shape[2] % 8 == 0
+    lies_well = w.offset % 16 == w.shape[1] % 8 == w.shape[2] % 8 == 0
+    return rounds and lies_well and ids.n_elements > _FEW_ROWS
 
 
 def _order_parts(ids: Tensor, n_experts: int) -> tuple[int, int]:
@@ -212,7 +213,7 @@ def _bind_grouped(site: Site, is_forward: bool) -> Call:
     w, a, ids = site.node.src
     places, starts, rest, order = _ordered(site, w.shape[0], site.node.shape[-1])
     halves = rest[: 2 * a.n_elements].view(np.uint16)
-    tile = tile_of(is_forward, ids.n_elements, w.shape[0])
+    tile = tile_of(w.dtype.name, is_forward, ids.n_elements, w.shape[0])
     rows_of_a = _rows_of(a, ids) if is_forward else 1
     product = multiplied(
         w.dtype.name, tile, w.shape, rows_of_a, site.stream,
