@@ -252,6 +252,24 @@ def _eights_of_plain(name: str, put: Any) -> Any:
 
 
 @cache
+def _row_taker(tile: GroupedTile) -> Any:
+    n_rows, numbers_at = tile.rows, tile.numbers_at // 4
+
+    @device
+    def take_rows(numbers, places, first, n_left, rows_of_a):
+        """The numbers of the tile's rows of C and of A; -1 behind the expert's last."""
+        i = cuda.threadIdx.x
+        if i < n_rows:
+            number = np.int32(-1)
+            if i < n_left:
+                number = places[first + i]
+            numbers[numbers_at + i] = number
+            numbers[numbers_at + n_rows + i] = number // rows_of_a if number >= 0 else np.int64(-1)
+
+    return take_rows
+
+
+@cache
 def _gatherer(tile: GroupedTile) -> Any:
     depth, chunks, n_chunks = tile.depth, tile.depth // _EIGHT, tile.rows * tile.depth // _EIGHT
     numbers_at, tile_rows = tile.numbers_at // 4, tile.rows
@@ -337,7 +355,7 @@ def _kernel(name: str, tile: GroupedTile) -> Any:
     down, across = high // 16, wide // 16
     copy, unpack, gather = _copier(name, tile), _unpacker(name, tile), _gatherer(tile)
     multiply, write = _multiplier(tile, down, across), _writer(tile, down, across)
-    n_sums, numbers_at, is_forward = 2 * down * across, tile.numbers_at // 4, tile.is_forward
+    n_sums, take_rows, is_forward = 2 * down * across, _row_taker(tile), tile.is_forward
     block, block_bytes = DTYPES[name].block, DTYPES[name].block_bytes
 
     @device
@@ -363,13 +381,7 @@ def _kernel(name: str, tile: GroupedTile) -> Any:
             for i in range(n_sums):
                 for e in range(4):
                     sums[i, e] = _ZERO
-            if cuda.threadIdx.x < n_rows:
-                number = np.int32(-1)
-                if first + cuda.threadIdx.x < count:
-                    number = places[start + first + cuda.threadIdx.x]
-                numbers[numbers_at + cuda.threadIdx.x] = number
-                of_a = number // rows_of_a if number >= 0 else np.int64(-1)
-                numbers[numbers_at + n_rows + cuda.threadIdx.x] = of_a
+            take_rows(numbers, places, start + first, count - first, rows_of_a)
             begin, n_left, k_left = part(of_w, row_bytes, to, 0, n, k)
             copy(memory, 0, w, begin, row_bytes, n_left, k_left)
             cuda.syncthreads()
