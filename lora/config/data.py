@@ -7,7 +7,7 @@ from pyggml.chat import BUILT_IN, MODEL, TRAIN_ON
 from pyggml.settings import Settings, one_of, setting
 
 SPECIAL_TOKENS = ("auto", "plain", "parse")
-LONG_CHATS = ("refuse", "drop", "cut")
+LONG_CHATS = ("refuse", "drop", "cut", "truncate")
 
 
 def _is_date(text: str) -> bool:
@@ -72,6 +72,17 @@ class DataConfig(Settings):
         group="data",
         may_change=True,
     )
+    end_of_text: bool = setting(
+        True,
+        "rows of text end in the model's end of text; answers always do",
+        group="data",
+    )
+    val_shuffle: bool = setting(
+        True,
+        "rows that are held out stand anywhere in their file, as if it were shuffled; without it, "
+        "at its end",
+        group="data",
+    )
     special_tokens: str = setting(
         "auto",
         "what <|im_start|> and the like are in the text: parse makes each one token, plain leaves "
@@ -105,8 +116,9 @@ class DataConfig(Settings):
     )
     long_chats: str = setting(
         "refuse",
-        "chats that are longer than a window: refuse ends the run, drop leaves them out, cut "
-        "leaves their first rounds out, but not the system's turn",
+        "chats, answers and pairs that are longer than a window: refuse ends the run, drop leaves "
+        "them out, cut leaves first rounds of chats out, but not the system's turn, and what is "
+        "longer then; truncate takes the first tokens that fit, and learns the answers in them",
         *one_of(LONG_CHATS),
         group="data",
     )

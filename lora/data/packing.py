@@ -32,7 +32,8 @@ def pack(
     masked = documents.trained is not None
     tokens = spill.empty((n,), np.int32, folder)
     owner = spill.empty((n,), np.int32, folder)
-    trained = spill.empty((n,), np.bool_, folder) if masked else None
+    kind = np.bool_ if documents.trained is None else documents.trained.dtype.type
+    trained = spill.empty((n,), kind, folder) if masked else None
     for first in range(0, n, spill.BLOCK):
         span = slice(first, min(first + spill.BLOCK, n))
         tokens[span] = 0
@@ -117,7 +118,9 @@ def join(datasets: Sequence[Dataset], folder: Path | None = None) -> Dataset:
     masked = any(d.trained is not None for d in datasets)
     tokens = spill.empty((n, width), np.int32, folder)
     owner = spill.empty((n, width), np.int32, folder)
-    trained = spill.empty((n, width), np.bool_, folder) if masked else None
+    is_weighted = any(d.trained is not None and d.trained.dtype != np.bool_ for d in datasets)
+    kind = np.float32 if is_weighted else np.bool_
+    trained = spill.empty((n, width), kind, folder) if masked else None
     repeats = np.ones(n)
     at = 0
     for part in (block for dataset in datasets for block in dataset.blocks()):

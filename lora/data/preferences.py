@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.errors import DataError
+from pyggml.errors import ConfigError, DataError, Fault
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data import Corpus, Dataset, Source
 from pyggml.lora.data.answers import Preferences, corpus_of, documents_of
@@ -18,6 +18,23 @@ from pyggml.lora.data.files import UNITS, format_of
 from pyggml.lora.data.reader import Reader
 from pyggml.lora.data.rows import Row
 from pyggml.tokenizer import Tokenizer
+
+# Settings that change nothing of answers that are compared, but for their defaults, and why.
+_WITHOUT_USE = {
+    "packing": "keeps whole answers together",
+    "train_on": "scores the answers alone",
+    "end_of_text": "has no rows of text",
+}
+
+
+def unused(config: DataConfig, objective: str) -> list[Fault]:
+    """The settings that would do nothing where this objective compares answers."""
+    usual = DataConfig()
+    given = [name for name in _WITHOUT_USE if getattr(config, name) != getattr(usual, name)]
+    return [
+        (name, f"is {getattr(config, name)}, but {objective} {_WITHOUT_USE[name]}: leave it out")
+        for name in given
+    ]
 
 
 class _Answers(Reader):
@@ -36,7 +53,7 @@ class _Answers(Reader):
         read = self.documents(source.path)
         kept = read.kept
         unit, path = UNITS[kept.kind], str(source.path)
-        made = corpus_of(kept.documents, path, unit, self.ctx, share, self.schema.purpose)
+        made = corpus_of(kept.documents, path, unit, self.config, share, self.schema.purpose)
         (whole,) = made.files
         whole = replace(
             whole,
@@ -44,6 +61,7 @@ class _Answers(Reader):
             skipped=kept.faults,
             was_kept=read.was_kept,
             not_kept=read.not_kept,
+            notes=kept.notes,
         )
         return replace(made, files=(whole,))
 
@@ -58,8 +76,11 @@ def read_preferences(
     """Windows of the "pairs", or of the answers of "labels", of JSON Lines, JSON, CSV or parquet.
 
     Files, config and cache are as of `read_corpus`. Raises DataError for files that cannot be read
-    or are plain text, rows that are not as wanted, and as `preference_corpus` does.
+    or are plain text, rows that are not as wanted, and as `preference_corpus` does; ConfigError
+    for settings that would do nothing.
     """
+    if faults := unused(config, f"an objective of {kind}"):
+        raise ConfigError(faults)
     reader = _Answers(tokenizer, config, cache, kind)
     apart, left_out = expand([Source(Path(f)) for f in config.val_file or ()], reader.schema)
     sources, others = expand([Source.of(f) for f in files], reader.schema)

@@ -16,6 +16,7 @@ from pyggml.cli.commands.finetune.chats import preview, question_prompt, say_cha
 from pyggml.cli.commands.finetune.dry_run import say_plan
 from pyggml.cli.commands.finetune.job import Job, check_places, check_room, checkpoint_of
 from pyggml.cli.commands.finetune.results import Trained
+from pyggml.cli.commands.finetune.rows import say_rows
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.cli.terminal.progress import Meter, count_printer, display
@@ -79,6 +80,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     job, corpus, prompt = _within_memory(job, base, trained)
     summary.say_data(corpus, job.reading)
     say_chats(corpus, job.reading, model.tokenizer)
+    say_rows(corpus, model.tokenizer)
     if job.preview:
         preview(corpus, model.tokenizer, job.preview)
     args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
