@@ -18,12 +18,11 @@ import numpy as np
 
 from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.data.chats import CUT, first_round
-from pyggml.lora.data.corpus import held_out
 from pyggml.lora.data.documents import Document, Documents, Writer
 from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import Faults
+from pyggml.lora.data.packing import held_out
 from pyggml.lora.data.rows import (
     BadRow,
     ChatRow,
@@ -35,6 +34,7 @@ from pyggml.lora.data.rows import (
     Row,
 )
 from pyggml.lora.data.sources import FileSummary, Source
+from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
 
 

@@ -16,7 +16,7 @@ from pyggml.lora.data.encode import AUTO, Encoding, encode
 from pyggml.lora.data.expand import expand
 from pyggml.lora.data.files import UNITS
 from pyggml.lora.data.lengths import bucket
-from pyggml.lora.data.packing import join, pack
+from pyggml.lora.data.packing import held_out, join, pack
 from pyggml.lora.data.reader import Reader
 from pyggml.lora.data.rows import BadRow, Place, Row
 from pyggml.lora.data.sources import FileSummary, Source
@@ -54,7 +54,7 @@ def read_corpus(
     given = [files] if isinstance(files, str | os.PathLike | Source) else files
     if rows == "training":
         return _read_training(given, tokenizer, c, cache)
-    from pyggml.lora.data.preferences import read_preferences
+    from pyggml.lora.data.preferences import read_preferences  # other runs start without it
 
     return read_preferences(given, tokenizer, c, rows, cache)
 
@@ -225,20 +225,3 @@ def fitted(documents: Documents, ctx: int, long: str) -> tuple[Documents, int]:
     both = np.sort(np.concatenate([kept, cut]))
     found = documents.part(both)
     return found.shortened(np.minimum(found.lengths, ctx + 1)), len(cut)
-
-
-def held_out(lengths: Sequence[int], share: float, shuffle: bool) -> list[int]:
-    """Documents whose tokens come nearest to this share of all, chosen one by one.
-
-    shuffle: in an order that is drawn, the same for as many documents; else from the last to the
-    first. They never have more than half of all, so one document at least is left.
-    """
-    whole, taken, chosen = sum(lengths), 0, list[int]()
-    n = len(lengths) if share else 0
-    order = np.random.default_rng(n).permutation(n).tolist() if shuffle else reversed(range(n))
-    for i in order:
-        more = taken + lengths[i]
-        if abs(more - share * whole) <= abs(taken - share * whole) and 2 * more <= whole:
-            taken = more
-            chosen.append(i)
-    return chosen

@@ -131,3 +131,20 @@ def join(datasets: Sequence[Dataset], folder: Path | None = None) -> Dataset:
         repeats[span] = 1.0 if part.repeats is None else part.repeats
         at += len(part)
     return Dataset(tokens, owner, trained, None if (repeats == 1).all() else repeats)
+
+
+def held_out(lengths: Sequence[int], share: float, shuffle: bool) -> list[int]:
+    """Documents whose tokens come nearest to this share of all, chosen one by one.
+
+    shuffle: in an order that is drawn, the same for as many documents; else from the last to the
+    first. They never have more than half of all, so one document at least is left.
+    """
+    whole, taken, chosen = sum(lengths), 0, list[int]()
+    n = len(lengths) if share else 0
+    order = np.random.default_rng(n).permutation(n).tolist() if shuffle else reversed(range(n))
+    for i in order:
+        more = taken + lengths[i]
+        if abs(more - share * whole) <= abs(taken - share * whole) and 2 * more <= whole:
+            taken = more
+            chosen.append(i)
+    return chosen

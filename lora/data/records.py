@@ -348,7 +348,8 @@ class Schema:
 
     def _missing(self, record: Mapping[str, Any], found: Record) -> BadRow:
         """What to say of a record without the names of a row."""
-        for purpose, shapes in SHAPES.items():
+        for purpose in ("pairs", "labels", "question", "training"):
+            shapes = SHAPES[purpose]
             names = next((s.names for s in shapes if found.keys() >= set(s.names)), None)
             if names is not None and purpose != self.purpose:
                 fault = f"has {' and '.join(names)}, which {_LEARNED[purpose]}"
