@@ -149,7 +149,12 @@ class TrainConfig(Settings):
         may_change=True,
     )
     val_windows: int = setting(
-        32, "most windows that a validation reads", *at_least(1), group="output", may_change=True
+        0,
+        "about how many windows a validation reads, spread over what is held out (0: all, or where "
+        "that costs more than a tenth of the run, a sample that does not)",
+        *at_least(0),
+        group="output",
+        may_change=True,
     )
     patience: int = setting(
         0,

@@ -34,6 +34,11 @@ class Batch:
     targets: np.ndarray
     weights: np.ndarray
 
+    @property
+    def weight(self) -> float:
+        """How much the batch counts in its step."""
+        return float(self.weights.sum(dtype=np.float64))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:

@@ -16,7 +16,7 @@ from pyggml.cli.commands.finetune.chats import preview, question_prompt, say_cha
 from pyggml.cli.commands.finetune.dry_run import say_plan
 from pyggml.cli.commands.finetune.job import Job, check_places, check_room, checkpoint_of
 from pyggml.cli.commands.finetune.results import Trained
-from pyggml.cli.commands.finetune.rows import say_rows
+from pyggml.cli.commands.finetune.rows import say_rows, say_validation
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.cli.terminal.progress import Meter, count_printer, display
@@ -89,6 +89,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
         trainer.resume(job.resume)
     summary.say_memory(trainer.reserve(), job.train.grad_checkpointing)
     summary.say_steps(trainer)
+    say_validation(trainer)
     return job, trainer, trained, prompt
 
 
