@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from pyggml.chat import BUILT_IN, MODEL, TRAIN_ON
+from pyggml.errors import Fault
 from pyggml.settings import Settings, one_of, setting
 
 SPECIAL_TOKENS = ("auto", "plain", "parse")
@@ -135,3 +136,12 @@ class DataConfig(Settings):
         "computed no further than it is filled",
         group="data",
     )
+
+    def _faults(self) -> list[Fault]:
+        faults = super()._faults()
+        if self.val_file is not None and self.val_split not in (0, DataConfig.val_split):
+            faults.append(("val_split", "does nothing beside val_file: leave one of them out"))
+        if not self.val_shuffle and (self.val_file is not None or self.val_split == 0):
+            fault = "is False, but no share of the rows is held out: leave it out"
+            faults.append(("val_shuffle", fault))
+        return faults

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.errors import ConfigError, DataError, Fault
+from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.answers import Preferences, corpus_of, documents_of
 from pyggml.lora.data.cache import CachedDocuments, TokenCache
@@ -17,25 +17,9 @@ from pyggml.lora.data.files import UNITS, format_of
 from pyggml.lora.data.reader import Reader
 from pyggml.lora.data.rows import Row
 from pyggml.lora.data.sources import Source
+from pyggml.lora.data.unused import unused_by_answers
 from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
-
-# Settings that change nothing of answers that are compared, but for their defaults, and why.
-_WITHOUT_USE = {
-    "packing": "keeps whole answers together",
-    "train_on": "scores the answers alone",
-    "end_of_text": "has no rows of text",
-}
-
-
-def unused(config: DataConfig, objective: str) -> list[Fault]:
-    """The settings that would do nothing where this objective compares answers."""
-    usual = DataConfig()
-    given = [name for name in _WITHOUT_USE if getattr(config, name) != getattr(usual, name)]
-    return [
-        (name, f"is {getattr(config, name)}, but {objective} {_WITHOUT_USE[name]}: leave it out")
-        for name in given
-    ]
 
 
 class _Answers(Reader):
@@ -80,7 +64,7 @@ def read_preferences(
     or are plain text, rows that are not as wanted, and as `preference_corpus` does; ConfigError
     for settings that would do nothing.
     """
-    if faults := unused(config, f"an objective of {kind}"):
+    if faults := unused_by_answers(config, f"an objective of {kind}"):
         raise ConfigError(faults)
     reader = _Answers(tokenizer, config, cache, kind)
     apart, left_out = expand([Source(Path(f)) for f in config.val_file or ()], reader.schema)

@@ -15,7 +15,7 @@ from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
 from pyggml.lora import DataConfig, LoraConfig, Objective, TrainConfig
 from pyggml.lora.data import Source, TokenCache
-from pyggml.lora.data.preferences import unused
+from pyggml.lora.data.unused import unused_by_answers
 from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.optim import n_kept
 from pyggml.lora.record import check_loggers
@@ -131,7 +131,9 @@ def job_of(
             named = [(flags.get(f[0], f[0]), f) for f in error.faults if not isinstance(f, str)]
             problems += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
     if not problems:
-        problems += _unused(*made)
+        reading, _, _, objective = made
+        if objective.rows != "training":
+            problems += unused_by_answers(reading, objective.name)
     if problems:
         raise ConfigError(problems)
     own = {name: given[name] for name in _OWN}
@@ -177,18 +179,12 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
     clash = ["--" + name.replace("_", "-") for name in excluded if given[name] is not None]
     if clash:
         clashes.append(f"{why}: leave out {', '.join(clash)}")
-    alone = ["--checkpoint-every"] if given["checkpoint_every"] is not None else []
+    names = ("checkpoint_every", "checkpoint_keep")
+    alone = ["--" + name.replace("_", "-") for name in names if given[name] is not None]
     alone += ["--resume auto"] if given["resume"] == AUTO else []
     if alone and given["checkpoint_dir"] is None:
         clashes.append(f"{' and '.join(alone)} wants --checkpoint-dir, a folder for checkpoints")
     return clashes
-
-
-def _unused(
-    reading: DataConfig, lora: LoraConfig, train: TrainConfig, objective: Objective
-) -> list[Fault]:
-    """Settings that would do nothing with the others, but for their defaults."""
-    return [] if objective.rows == "training" else unused(reading, objective.name)
 
 
 def _ruled_out(given: Mapping[str, Any]) -> tuple[list[str], str]:

@@ -22,10 +22,12 @@ from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.cli.terminal.progress import Meter, count_printer, display
 from pyggml.cli.terminal.samples import check_answer, compare, prompt_ids, readings
 from pyggml.cli.terminal.show import recorded_rows, row, say, unescape
-from pyggml.errors import DeviceLostError, DeviceMemoryError, PyggmlError
+from pyggml.errors import ConfigError, DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import Corpus, TrainConfig, Trainer, attach, read_corpus, train_tensors, unfreeze
+from pyggml.lora.data.unused import unused_by_rows
 from pyggml.lora.ranks import ALONE, Ranks
+from pyggml.lora.ranks.device import device_of_rank
 from pyggml.lora.trainer import lock
 from pyggml.lora.trainer.arithmetic import stored_compute
 from pyggml.lora.trainer.losses import Losses
@@ -71,6 +73,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     """All that comes before the first step, said as it is made; the job as memory settles it."""
     if job.resume is not None:
         job = replace(job, resume=checkpoint_of(job.resume))
+    job = replace(job, device=device_of_rank(job.device, ranks))
     base = _load(job, _compute(job))
     summary.say_model(base)
     trained = _attach(job, base)
@@ -78,6 +81,8 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     summary.say_trained(trained)
     check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
     job, corpus, prompt = _within_memory(job, base, trained)
+    if faults := unused_by_rows(corpus, job.reading):
+        raise ConfigError(faults)
     summary.say_data(corpus, job.reading)
     say_chats(corpus, job.reading, model.tokenizer)
     say_rows(corpus, model.tokenizer)
@@ -89,6 +94,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
         trainer.resume(job.resume)
     summary.say_memory(trainer.reserve(), job.train.grad_checkpointing)
     summary.say_steps(trainer)
+    summary.say_ranks(trainer, job.device)
     say_validation(trainer)
     return job, trainer, trained, prompt
 
