@@ -12,6 +12,7 @@ import numpy as np
 
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus, Dataset, Documents, pack
+from pyggml.lora.data.units import Units
 
 SHARE = 0.1  # of the run, that all validations may take
 LEAST = 32  # windows' worth of tokens that a sample has
@@ -47,19 +48,19 @@ class ValidationSample:
         held_out = corpus.validation
         if held_out is None:
             return None
-        run, n_times = _cost_of_run(corpus.train, config)
-        units = _Units.of(held_out)
-        n, whole = len(units.starts), float(units.lengths.sum())
+        run, n_times = cost_of_run(corpus.train, config)
+        units = _units(held_out)
+        n, whole = len(units), float(units.lengths.sum())
         most = float(config.val_windows * (held_out.ctx + 1))
         if not config.val_windows:
             most = max(SHARE * run / (_FORWARD * n_times), LEAST * (held_out.ctx + 1))
         k = n if whole <= most else max(round(n * most / whole), 1)
         share = _FORWARD * n_times * whole * k / n / run
-        data, windows = units.chosen(held_out, ((np.arange(k) + 0.5) * n / k).astype(np.int64))
+        data, windows = _windows(held_out, units, units.spread(k))
         return cls(data, windows, k, n, n_times, share)
 
 
-def _cost_of_run(train: Dataset, config: TrainConfig) -> tuple[float, int]:
+def cost_of_run(train: Dataset, config: TrainConfig) -> tuple[float, int]:
     """The tokens that a run trains, and how often it validates; both as of full windows, so that
     they do not depend on the packing."""
     repeats = np.ones(len(train)) if train.repeats is None else train.repeats
@@ -70,42 +71,26 @@ def _cost_of_run(train: Dataset, config: TrainConfig) -> tuple[float, int]:
     return run, 2 + (int(run / step / config.val_every) if config.val_every else 0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Units:
-    """The parts of documents that lie in one window and have a target: their first tokens, counted
-    over all windows, and their tokens. Of answers, whole windows."""
+def _units(data: Dataset) -> Units:
+    """The rows of a dataset; of answers, whole windows: pairs belong together, and so do exchanged
+    answers."""
+    if type(data) is Dataset:
+        return Units.of(data)
+    n = np.count_nonzero(data.documents >= 0, axis=1)
+    return Units(np.arange(len(data)) * (data.ctx + 1), n)
 
-    starts: np.ndarray
-    lengths: np.ndarray
 
-    @classmethod
-    def of(cls, data: Dataset) -> "_Units":
-        if type(data) is not Dataset:  # pairs belong together, and so do exchanged answers
-            n = np.count_nonzero(data.documents >= 0, axis=1)
-            return cls(np.arange(len(data)) * (data.ctx + 1), n)
-        starts, lengths, before = [], [], 0
-        for block in data.blocks():
-            is_first = np.diff(block.documents, axis=1, prepend=block.documents[:, :1] - 1) != 0
-            number = np.cumsum(is_first).reshape(is_first.shape) - 1
-            n = int(number[-1, -1]) + 1
-            counts = np.bincount(number.reshape(-1), minlength=n)
-            learned = np.bincount(number[:, 1:][block.targets()], minlength=n) > 0
-            starts.append(np.flatnonzero(is_first)[learned] + before)
-            lengths.append(counts[learned])
-            before += is_first.size
-        return cls(np.concatenate(starts), np.concatenate(lengths))
-
-    def chosen(self, data: Dataset, which: np.ndarray) -> tuple[Dataset, np.ndarray | range]:
-        """Windows of some units: those of the data where each has its own, else packed anew."""
-        if len(which) == len(self.starts):
-            return data, range(len(data))
-        windows = self.starts // (data.ctx + 1)
-        if len(np.unique(windows)) == len(windows):
-            return data, windows[which]
-        trained = None if data.trained is None else data.trained.reshape(-1)
-        some = self.starts[which], self.lengths[which]
-        packed = pack(Documents(data.tokens.reshape(-1), *some, trained), data.ctx, whole=True)
-        return packed, range(len(packed))
+def _windows(data: Dataset, units: Units, which: np.ndarray) -> tuple[Dataset, np.ndarray | range]:
+    """Windows of some units: those of the data where each has its own, else packed anew."""
+    if len(which) == len(units):
+        return data, range(len(data))
+    windows = units.starts // (data.ctx + 1)
+    if len(np.unique(windows)) == len(windows):
+        return data, windows[which]
+    trained = None if data.trained is None else data.trained.reshape(-1)
+    some = units.starts[which], units.lengths[which]
+    packed = pack(Documents(data.tokens.reshape(-1), *some, trained), data.ctx, whole=True)
+    return packed, range(len(packed))
 
 
 def margin(parts: np.ndarray, read: float) -> float | None:

@@ -179,8 +179,9 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
     clash = ["--" + name.replace("_", "-") for name in excluded if given[name] is not None]
     if clash:
         clashes.append(f"{why}: leave out {', '.join(clash)}")
-    names = ("checkpoint_every", "checkpoint_keep")
-    alone = ["--" + name.replace("_", "-") for name in names if given[name] is not None]
+    alone = ["--checkpoint-every"] if given["checkpoint_every"] is not None else []
+    keeps = given["checkpoint_keep"] not in (None, TrainConfig.checkpoint_keep)
+    alone += ["--checkpoint-keep"] if keeps else []
     alone += ["--resume auto"] if given["resume"] == AUTO else []
     if alone and given["checkpoint_dir"] is None:
         clashes.append(f"{' and '.join(alone)} wants --checkpoint-dir, a folder for checkpoints")

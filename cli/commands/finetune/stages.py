@@ -16,15 +16,22 @@ from pyggml.cli.commands.finetune.chats import preview, question_prompt, say_cha
 from pyggml.cli.commands.finetune.dry_run import say_plan
 from pyggml.cli.commands.finetune.job import Job, check_places, check_room, checkpoint_of
 from pyggml.cli.commands.finetune.results import Trained
-from pyggml.cli.commands.finetune.rows import say_rows, say_validation
+from pyggml.cli.commands.finetune.rows import (
+    say_report,
+    say_row_losses,
+    say_rows,
+    say_validation,
+)
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.cli.terminal.progress import Meter, count_printer, display
-from pyggml.cli.terminal.samples import check_answer, compare, prompt_ids, readings
+from pyggml.cli.terminal.row_losses import RowLoss, row_losses
+from pyggml.cli.terminal.samples import Reading, check_answer, compare, prompt_ids, readings
 from pyggml.cli.terminal.show import recorded_rows, row, say, unescape
 from pyggml.errors import ConfigError, DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import Corpus, TrainConfig, Trainer, attach, read_corpus, train_tensors, unfreeze
+from pyggml.lora.data.report import data_report
 from pyggml.lora.data.unused import unused_by_rows
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.ranks.device import device_of_rank
@@ -32,7 +39,10 @@ from pyggml.lora.trainer import lock
 from pyggml.lora.trainer.arithmetic import stored_compute
 from pyggml.lora.trainer.losses import Losses
 from pyggml.lora.trainer.passes import Passes
+from pyggml.lora.trainer.validation import cost_of_run
 from pyggml.model import Model
+
+_READ_AGAIN = 0.01  # share of the run's tokens of which the rows have their losses in the report
 
 # Of a job: the command line that continues from a folder of checkpoints.
 ResumeCommand = Callable[[Job, Path], str]
@@ -86,7 +96,11 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     summary.say_data(corpus, job.reading)
     say_chats(corpus, job.reading, model.tokenizer)
     say_rows(corpus, model.tokenizer)
+    report = data_report(corpus, model.tokenizer)
+    say_report(report, in_full=bool(job.preview))
     if job.preview:
+        if job.objective.rows == "training":
+            say_row_losses(row_losses([model], corpus), "before training")
         preview(corpus, model.tokenizer, job.preview)
     args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
     trainer = Trainer(*args, reference=base)
@@ -146,8 +160,12 @@ def _run(
     written = results.is_model(trained)
     after = load(job.output, None, model.compute, device=job.device) if written else model
     answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
-    record.save_answers(job, trainer.progress.step, asked, answers)
-    read = readings(before, after, trainer.corpus) if job.objective.rows == "training" else []
+    read, losses = list[Reading](), list[RowLoss]()
+    if job.objective.rows == "training" and job.report is not False:
+        read = readings(before, after, trainer.corpus)
+        most = _READ_AGAIN * cost_of_run(trainer.corpus.train, job.train)[0]
+        losses = row_losses([before, after], trainer.corpus, most)
+    record.save_answers(job, trainer.progress.step, asked, answers, losses)
     record.save_report(job, rows, asked, answers, read)
     results.say_how_to_use(
         job, written, question_prompt(trainer.corpus, job.reading, model.tokenizer)
