@@ -139,7 +139,7 @@ class _Findings:
         self._add(names[1], np.flatnonzero(alike & ~again & ~across[1]))
         self._add("held out and trained on too", np.flatnonzero(across[0]))
         self._add(
-            "held out, and nearly the same as one that is trained on",
+            "held out, and nearly the same as one trained on",
             np.flatnonzero(across[1] & ~across[0] & ~again),
         )
 

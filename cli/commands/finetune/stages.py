@@ -27,10 +27,11 @@ from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.cli.terminal.progress import Meter, count_printer, display
 from pyggml.cli.terminal.row_losses import RowLoss, row_losses
 from pyggml.cli.terminal.samples import Reading, check_answer, compare, prompt_ids, readings
-from pyggml.cli.terminal.show import recorded_rows, row, say, unescape
+from pyggml.cli.terminal.show import progress_lines, recorded_rows, row, say, unescape
 from pyggml.errors import ConfigError, DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import Corpus, TrainConfig, Trainer, attach, read_corpus, train_tensors, unfreeze
+from pyggml.lora.adapter.names import meanings
 from pyggml.lora.data.report import data_report
 from pyggml.lora.data.unused import unused_by_rows
 from pyggml.lora.ranks import ALONE, Ranks
@@ -59,10 +60,14 @@ def run(
     Of several ranks the first one alone writes.
     """
     check_places(job)
-    writes = ranks.is_first and not job.dry_run
+    writes = ranks.is_first and not (job.dry_run or job.previews_only)
     with lock.held(job.output) if writes else nullcontext():
-        with recorded_rows() as rows:
+        with recorded_rows() as rows, progress_lines():
             job, trainer, trained, prompt = _prepare(job, ranks)
+        if job.preview:
+            _preview(job, trainer)
+        if job.previews_only:
+            return 0
         if job.dry_run:
             n_prompt = len(prompt)
             say_plan(trainer, memory.parts(trainer, n_prompt), memory.on_devices(trainer, n_prompt))
@@ -70,6 +75,26 @@ def run(
         if not ranks.is_first:
             return _help(trainer)
         return _run(job, trainer, trained, prompt, rows, resume_command, save_settings)
+
+
+def _preview(job: Job, trainer: Trainer) -> None:
+    """Print the report on the rows, those with the highest and lowest loss, and samples."""
+    corpus, model = trainer.corpus, trainer.model
+    say()
+    say_report(data_report(corpus, model.tokenizer), in_full=True)
+    if job.objective.rows == "training":
+        say_row_losses(row_losses([model], corpus), "before training")
+    preview(corpus, model.tokenizer, job.preview or 0)
+
+
+def _read_again(
+    job: Job, before: Model, after: Model, corpus: Corpus
+) -> tuple[list[Reading], list[RowLoss]]:
+    """A held-out text as both models read it, and the losses of some rows, for the report."""
+    if job.objective.rows != "training" or job.report is False:
+        return [], []
+    most = _READ_AGAIN * cost_of_run(corpus.train, job.train)[0]
+    return readings(before, after, corpus), row_losses([before, after], corpus, most)
 
 
 def _help(trainer: Trainer) -> int:
@@ -88,7 +113,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     summary.say_model(base)
     trained = _attach(job, base)
     model = trained.model
-    summary.say_trained(trained)
+    summary.say_trained(trained, meanings(base.parts, job.lora.modules or ()))
     check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
     job, corpus, prompt = _within_memory(job, base, trained)
     if faults := unused_by_rows(corpus, job.reading):
@@ -96,12 +121,8 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     summary.say_data(corpus, job.reading)
     say_chats(corpus, job.reading, model.tokenizer)
     say_rows(corpus, model.tokenizer)
-    report = data_report(corpus, model.tokenizer)
-    say_report(report, in_full=bool(job.preview))
-    if job.preview:
-        if job.objective.rows == "training":
-            say_row_losses(row_losses([model], corpus), "before training")
-        preview(corpus, model.tokenizer, job.preview)
+    if not job.preview:  # which tells more
+        say_report(data_report(corpus, model.tokenizer), in_full=False)
     args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
     trainer = Trainer(*args, reference=base)
     if job.resume is not None:
@@ -141,9 +162,10 @@ def _run(
     resume_command: ResumeCommand,
     save_settings: Callable[[Job], None],
 ) -> int:
-    if job.output.exists():
-        row("output", f"{job.output} exists; it is replaced at the end")
-    say()
+    with progress_lines():
+        if job.output.exists():
+            row("output", f"{job.output} exists; it is replaced at the end")
+        say()
     model = trained.model
     before = _load(job, model.compute)  # as it is now: -o may replace it
     for each in (before, model):
@@ -159,12 +181,9 @@ def _run(
         return STOPPED
     written = results.is_model(trained)
     after = load(job.output, None, model.compute, device=job.device) if written else model
-    answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
-    read, losses = list[Reading](), list[RowLoss]()
-    if job.objective.rows == "training" and job.report is not False:
-        read = readings(before, after, trainer.corpus)
-        most = _READ_AGAIN * cost_of_run(trainer.corpus.train, job.train)[0]
-        losses = row_losses([before, after], trainer.corpus, most)
+    with progress_lines():
+        answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
+    read, losses = _read_again(job, before, after, trainer.corpus)
     record.save_answers(job, trainer.progress.step, asked, answers, losses)
     record.save_report(job, rows, asked, answers, read)
     results.say_how_to_use(
