@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.look.lens import token_table
 from pyggml.lora import Corpus
+from pyggml.lora.data import Dataset, Documents, pack
 from pyggml.lora.data.units import Units
+from pyggml.lora.evaluate import perplexity
 from pyggml.model import Model
 
 LEAST, MOST = 8, 64  # rows
+_LEAST_CTX = 4  # of `perplexity`
 _TOKENS = 16  # of a row that are shown
 
 
@@ -23,17 +25,32 @@ class RowLoss:
 
 
 def row_losses(models: Sequence[Model], corpus: Corpus, n_tokens: float = 0) -> list[RowLoss]:
-    """Of some rows that are trained on, spread over all, the highest loss by the last model first.
+    """Of some rows that are trained on, spread over all, the highest loss by the last model first;
+    none in windows of fewer than four tokens.
 
     n_tokens: about how many tokens each model may read, of 8 to 64 rows
     """
     train = corpus.train
     units = Units.of(train)
-    n = int(n_tokens / max(units.lengths.mean(), 1)) if len(units) else 0
-    found = []
-    for i in units.spread(min(max(n, LEAST), MOST)):
-        ids, learned = units.tokens(train, int(i))
-        losses = tuple(float(token_table(model, ids, learned).loss) for model in models)
-        text = " ".join(models[0].tokenizer.decode(ids[:_TOKENS]).split())
-        found.append(RowLoss(text, losses))
+    if not len(units) or train.ctx < _LEAST_CTX:
+        return []
+    which = units.spread(min(max(int(n_tokens / units.lengths.mean()), LEAST), MOST))
+    trained = None if train.trained is None else train.trained.reshape(-1)
+    where = units.starts[which], units.lengths[which]
+    windows = pack(Documents(train.tokens.reshape(-1), *where, trained), train.ctx, whole=True)
+    means = [_means(model, windows, len(which)) for model in models]
+    decode = models[0].tokenizer.decode
+    texts = (" ".join(decode(units.tokens(train, int(i))[0][:_TOKENS]).split()) for i in which)
+    each = zip(*means, strict=True)
+    found = [RowLoss(text, losses) for text, losses in zip(texts, each, strict=True)]
     return sorted(found, key=lambda row: -np.nan_to_num(row.losses[-1], nan=np.inf))
+
+
+def _means(model: Model, windows: Dataset, n: int) -> list[float]:
+    """The mean loss of each of n documents in these windows."""
+    sums, counts = np.zeros(n), np.zeros(n)
+    for window in perplexity(model, windows):
+        scores = window.scores
+        sums += np.bincount(scores.documents, scores.losses, n)
+        counts += np.bincount(scores.documents, minlength=n)
+    return [float(x) for x in sums / np.maximum(counts, 1)]
