@@ -18,7 +18,7 @@ OTHERS = sorted(p for folder in ("examples", "benchmarks") for p in (ROOT / fold
 
 # The map: a room may import itself and the rooms of earlier lines, never those of later ones.
 MAP = """
-errors files settings sizes
+errors extras files hub settings sizes
 graph
 backends.base backends.kit
 jit threads
@@ -42,6 +42,7 @@ eager
 generation
 lora
 cli
+__main__
 """
 LEVEL = {room: i for i, rooms in enumerate(MAP.strip().splitlines()) for room in rooms.split()}
 JIT_FILES = {f"pyggml/jit/{p.name}" for p in (ROOT / "pyggml/jit").glob("*.py")}
