@@ -26,11 +26,12 @@ from pyggml.lora.data.units import Units
 from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
 
-MOST = 20_000  # rows that are looked at, spread over all
+MOST = 5_000  # rows that are looked at, spread over all
+_READ = 500  # of these, that are read for their script
 _SHOWN, _SHOWN_TOKENS = 3, 24  # examples of a finding, and tokens of each
 _GRAM, _HASHES, _BANDS, _ALIKE = 5, 32, 8, 0.8
 _COMMON = 0.2  # share of rows from which on a sequence is boilerplate
-_LETTERS = 400  # of a row that are looked at for its script
+_TOKENS = 32  # of a row that are looked at for its script
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def data_report(corpus: Corpus, tokenizer: Tokenizer) -> DataReport:
         for row in _rows(data, some, is_held_out, MOST * len(some) // max(n_all, MOST) or len(some))
     ]
     said = _Findings(rows, tokenizer)
-    said.repeats()
+    said.repeats(nearly=corpus.kind != "text")
     if corpus.kind != "text":
         said.answers(whole=not any(TEXT in file.notes for file in corpus.files))
     scripts = said.scripts()
@@ -125,12 +126,12 @@ class _Findings:
             shown = tuple(" ".join(self._tokenizer.decode(ids).split()) for ids in first)
             self.found.append(Finding(what, len(which), shown))
 
-    def repeats(self) -> None:
-        """Rows that stand there twice, and those held out that are trained on."""
+    def repeats(self, nearly: bool) -> None:
+        """Rows that stand there twice, or nearly so, and those held out that are trained on."""
         first, seen = np.arange(len(self._rows)), dict[bytes, int]()
         for i, row in enumerate(self._rows):
             first[i] = seen.setdefault(row.ids.tobytes(), i)
-        near = _nearest([row.ids for row in self._rows])
+        near = _nearest([row.ids for row in self._rows]) if nearly else first
         again, alike = first < np.arange(len(first)), near < np.arange(len(near))
         both = np.array([row.is_held_out for row in self._rows], np.bool_)
         across = both & ~both[first], both & ~both[near]
@@ -153,21 +154,28 @@ class _Findings:
         self._add("whose answer ends in no token that ends a turn", cut)
 
     def scripts(self) -> tuple[tuple[str, float], ...]:
-        """The share of rows in each script."""
-        found = [_script(self._tokenizer.decode(row.ids[:_LETTERS])) for row in self._rows]
+        """The share of rows in each script, of some that are spread over all."""
+        n = min(len(self._rows), _READ)
+        which = [i * len(self._rows) // n for i in range(n)]
+        texts = (self._tokenizer.decode(self._rows[i].ids[:_TOKENS]) for i in which)
+        found = [_script(text) for text in texts]
         counts = Counter(script for script in found if script)
         usual = {script for script, n in counts.items() if n > len(found) / 20}
-        rare = [i for i, script in enumerate(found) if script and script not in usual]
+        each = zip(which, found, strict=True)
+        rare = [i for i, script in each if script and script not in usual]
         self._add("in a script that few rows have", rare if usual else [])
         whole = max(counts.total(), 1)
         return tuple((script, round(n / whole, 4)) for script, n in counts.most_common())
 
 
+@lru_cache(maxsize=1 << 12)
+def _script_of(letter: str) -> str:
+    return unicodedata.name(letter, "").split(" ", 1)[0]
+
+
 def _script(text: str) -> str:
     """The script of most letters, such as Latin; "" without letters."""
-    names = Counter(
-        unicodedata.name(c, "").split(" ", 1)[0] for c in text[:_LETTERS] if c.isalpha()
-    )
+    names = Counter(_script_of(c) for c in text if c.isalpha())
     return names.most_common(1)[0][0].capitalize() if names else ""
 
 
