@@ -46,7 +46,7 @@ __main__
 """
 LEVEL = {room: i for i, rooms in enumerate(MAP.strip().splitlines()) for room in rooms.split()}
 JIT_FILES = {f"pyggml/jit/{p.name}" for p in (ROOT / "pyggml/jit").glob("*.py")}
-USES_NUMBA = {*JIT_FILES, "pyggml/jit/frames.py", "pyggml/jit/isa.py", "pyggml/threads.py"}
+USES_NUMBA = {*JIT_FILES, "pyggml/jit/frames.py", "pyggml/jit/isa.py"}
 USES_NUMBA |= {
     f"pyggml/backends/cuda/{name}.py"
     for name in (
@@ -64,7 +64,9 @@ USES_LLVM = {  # intrinsics, what kernels close over, and the features of this C
     "pyggml/jit/cache.py",
     "pyggml/jit/workarounds.py",
     "pyggml/jit/llvm.py",
-    "pyggml/jit/tasks.py",
+    "pyggml/jit/atomics.py",
+    "pyggml/jit/pool.py",
+    "pyggml/jit/regions.py",
     "pyggml/backends/cuda/code/byte_ptx.py",
     "pyggml/backends/cuda/code/cluster_ptx.py",
     "pyggml/backends/cuda/runtime/cubins.py",
