@@ -152,11 +152,11 @@ def _why_none(corpus: Corpus, val_split: float) -> str:
 def say_memory(reserved: RunMemory, checkpointing: bool) -> None:
     """Print the memory of a run; ConfigError if the machine has less than its unmapped part."""
     own = reserved.arena + reserved.parameters
-    graph = f"{size(reserved.arena)} for the graph" + ", layers computed again" * checkpointing
+    graph = f"{size(reserved.arena)} for the graph" + ", gradient checkpointing" * checkpointing
     row(
         "memory",
-        f"{size(own)}: {graph}, {size(reserved.parameters)} for adapter, gradient and optimiser; "
-        f"{size(reserved.weights)} of weights stay in the file",
+        f"{size(own)}: {graph}, {size(reserved.parameters)} for adapter, gradients and optimiser "
+        f"state; {size(reserved.weights)} of weights stay in the file",
     )
     import psutil
 
@@ -177,6 +177,15 @@ def say_steps(trainer: Trainer) -> None:
         f"{trainer.n_steps:,}{start}, {plural(c.windows_per_step, 'window')} each; "
         f"learning rate {c.lr:g}, {c.lr_scheduler}; {plural(trainer.n_threads, 'thread')}",
     )
-    if trainer.ranks.size > 1:
-        passes = plural(c.grad_accum, "pass", "passes")
-        row("ranks", f"{trainer.ranks.size} processes share the {passes} of a step")
+
+
+def say_ranks(trainer: Trainer, device: str) -> None:
+    """Print how many ranks share a step, and the device of each that has one. All ranks call it."""
+    ranks = trainer.ranks
+    if ranks.size == 1:
+        return
+    passes = plural(trainer.config.grad_accum, "pass", "passes")
+    row("ranks", f"{ranks.size} processes share the {passes} of a step")
+    devices = ranks.texts(device)
+    if any(d != "cpu" for d in devices):
+        row("", ", ".join(f"rank {i} on {d}" for i, d in enumerate(devices)))
