@@ -70,10 +70,10 @@ class Settings:
             raise ConfigError(faults)
 
     def _faults(self) -> list[Fault]:
-        found = [(f, getattr(self, f.name)) for f in fields(self)]
+        values = [(f, getattr(self, f.name)) for f in fields(self)]
         return [
             (f.name, f"is {value!r}, wanted {f.metadata['wanted'] or 'true or false'}")
-            for f, value in found
+            for f, value in values
             if not (is_of_kind(value, f.default) and f.metadata["fits"](value))
         ]
 

@@ -325,7 +325,7 @@ def test_drawn_sources(op, gradients, data):
             lambda *src: op(*src, **params), arrays, np.random.default_rng(1), wrt
         )
         for s in slopes:
-            rounding = abs(s.found - s.wanted) < ROUNDING
+            rounding = abs(s.gradient - s.reference) < ROUNDING
             assert s.error < GRADIENT_TOLERANCE or rounding, f"source {s.source}: {s}"
         gradients[op.name] += len(slopes)
 

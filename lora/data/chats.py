@@ -84,18 +84,18 @@ def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Docu
     encoder = encoder_of(tokenizer, chats)
     messages, read_only = _messages(row, encoder.template), row.read_only
     try:
-        found = encoder(messages, row.tools, read_only)
+        chat = encoder(messages, row.tools, read_only)
         n_left_out, most = 0, chats.most if chats else 0
-        while most and len(found.ids) > most and (n := _first_round(messages)):
+        while most and len(chat.ids) > most and (n := _first_round(messages)):
             kept = [i for i in range(len(messages)) if i not in n]
             messages = [messages[i] for i in kept]
             read_only = frozenset(new for new, old in enumerate(kept) if old in read_only)
             if not _is_learned(messages, read_only):
                 break
-            found, n_left_out = encoder(messages, row.tools, read_only), n_left_out + len(n)
+            chat, n_left_out = encoder(messages, row.tools, read_only), n_left_out + len(n)
     except TemplateError as error:
         raise BadRow(str(error), joint=": ") from None
-    return Document(found.ids, found.trained, _notes(found, n_left_out))
+    return Document(chat.ids, chat.trained, _notes(chat, n_left_out))
 
 
 @lru_cache(maxsize=4)
@@ -138,6 +138,6 @@ def _is_learned(messages: Sequence[Message], read_only: frozenset[int]) -> bool:
     return any(m["role"] == "assistant" for i, m in enumerate(messages) if i not in read_only)
 
 
-def _notes(found: EncodedChat, n_left_out: int) -> tuple[str, ...]:
-    said = {CUT: n_left_out, NAMED: found.names, THOUGHTS: found.n_thoughts, OPEN: found.n_open}
+def _notes(chat: EncodedChat, n_left_out: int) -> tuple[str, ...]:
+    said = {CUT: n_left_out, NAMED: chat.names, THOUGHTS: chat.n_thoughts, OPEN: chat.n_open}
     return (CHAT, *(note for note, there in said.items() if there))

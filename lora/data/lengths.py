@@ -34,12 +34,12 @@ def few_lengths(filled: np.ndarray, ctx: int) -> np.ndarray:
     """
     unit = -(-ctx // _UNITS)
     rounded = np.minimum(round_up(filled, unit), ctx)
-    found, counts = np.unique(rounded, return_counts=True)
-    shorter, longest = found[:-1].tolist(), found[-1:].tolist()
+    distinct, counts = np.unique(rounded, return_counts=True)
+    shorter, longest = distinct[:-1].tolist(), distinct[-1:].tolist()
 
     def n_computed(chosen: tuple[int, ...]) -> int:
         lengths = np.array([*chosen, *longest])
-        return int(counts @ lengths[np.searchsorted(lengths, found)])
+        return int(counts @ lengths[np.searchsorted(lengths, distinct)])
 
     choices = combinations(shorter, min(N_LENGTHS - 1, len(shorter)))
     return np.array([*min(choices, key=n_computed), *longest], np.int64)

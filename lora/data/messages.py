@@ -86,19 +86,19 @@ def checked_value(value: Any, depth: int = 0) -> Any:
 
 def listed(value: Any) -> list[Any]:
     """A list, or the text of one, as a column of a table holds it."""
-    found = parsed(value) if isinstance(value, str) else value
-    if not isinstance(found, list):
-        raise BadRow(f"is a {kind_of(found)}, wanted a list")
-    return found
+    items = parsed(value) if isinstance(value, str) else value
+    if not isinstance(items, list):
+        raise BadRow(f"is a {kind_of(items)}, wanted a list")
+    return items
 
 
 def messages_of(value: Any) -> tuple[Messages, frozenset[int]]:
     """Messages of either form, and the numbers of those that are not learned."""
-    found = listed(value)
-    if not found:
+    items = listed(value)
+    if not items:
         raise BadRow("is empty")
     messages, read_only = [], set()
-    for i, item in enumerate(found):
+    for i, item in enumerate(items):
         try:
             messages.append(_message(item))
         except BadRow as bad:
@@ -166,8 +166,8 @@ def _content(item: dict[str, Any], name: str, may_lack: bool) -> str:
 
 def _calls(value: Any) -> list[dict[str, Any]]:
     """Calls of functions, their arguments an object, though the API has them as its text."""
-    found = [value] if isinstance(value, dict) else listed(value)
-    return [_call(item) for item in found]
+    calls = [value] if isinstance(value, dict) else listed(value)
+    return [_call(item) for item in calls]
 
 
 def _call(item: Any) -> dict[str, Any]:

@@ -53,8 +53,8 @@ def _without_markup(text: str) -> str:
 
 
 def _of_abstract(place: Place, record: Record) -> QuestionRow:
-    found = read_value(record, "CONTEXTS", listed)
-    abstract = "\n".join(read_value({"CONTEXTS": c}, "CONTEXTS", _text) for c in found)
+    contexts = read_value(record, "CONTEXTS", listed)
+    abstract = "\n".join(read_value({"CONTEXTS": c}, "CONTEXTS", _text) for c in contexts)
     prompt = f"Abstract: {abstract}\nQuestion: {read_text(record, 'QUESTION')}\nAnswer:"
     answer = read_value(record, "final_decision", lambda value: _answer(value, _PUBMEDQA, ()))
     return QuestionRow(place, prompt, _PUBMEDQA, answer)

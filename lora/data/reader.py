@@ -91,13 +91,13 @@ class Reader:
         for row in rows(path, kind, self.schema, faults):
             if self.skip_bad_rows or not faults.total:  # else the others are but counted
                 try:
-                    found = self.encoded(row)
+                    of_row = self.encoded(row)
                 except BadRow as bad:
                     faults.add(row.place, bad)
                     continue
-                for document in found:
+                for document in of_row:
                     writer.add(document, row.place)
-                for note in dict.fromkeys(n for document in found for n in document.notes):
+                for note in dict.fromkeys(n for document in of_row for n in document.notes):
                     n, first = notes.get(note, (0, str(row.place)))
                     notes[note] = (n + 1, first)
         documents = writer.documents()

@@ -38,8 +38,8 @@ Answer = str | Messages
 
 
 def _tools(record: Record) -> tuple[dict[str, Any], ...]:
-    found: tuple[dict[str, Any], ...] = read_value(record, "tools", tools_of)
-    return found
+    tools: tuple[dict[str, Any], ...] = read_value(record, "tools", tools_of)
+    return tools
 
 
 # -- for training -------------------------------------------------------------------------------
@@ -127,12 +127,12 @@ def _of_chosen(place: Place, record: Record) -> Row:
 
 def _prompt(record: Record, answer: Answer) -> Answer:
     """The prompt in the form of the answer; empty if there is none, or the answer repeats it."""
-    found = record.get("prompt")
-    if found is None:
+    prompt = record.get("prompt")
+    if prompt is None:
         return () if isinstance(answer, tuple) else ""
     if isinstance(answer, str):
         return read_text(record, "prompt", may_be_empty=True)
-    if isinstance(found, str):
+    if isinstance(prompt, str):
         asked: Messages = ({"role": "user", "content": read_text(record, "prompt")},)
     else:
         asked = read_value(record, "prompt", messages_of)[0]
@@ -221,22 +221,22 @@ class Schema:
 
     def has_row(self, names: Any) -> bool:
         """Whether these names of a file make a row, of whatever purpose."""
-        found = set(self._renamed(dict.fromkeys(names)))
-        return any(found >= set(s.names) for some in SHAPES.values() for s in some)
+        fields = set(self._renamed(dict.fromkeys(names)))
+        return any(fields >= set(s.names) for some in SHAPES.values() for s in some)
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Whether a record has the names of a row of this purpose."""
-        found = self._renamed(record)
-        return any(found.keys() >= set(s.names) for s in SHAPES[self.purpose])
+        fields = self._renamed(record)
+        return any(fields.keys() >= set(s.names) for s in SHAPES[self.purpose])
 
     def row(self, place: Place, record: Any) -> Row:
         """The row of a record. Raises BadRow for a record without the names or values wanted."""
         if not isinstance(record, dict):
             raise BadRow(f"is a JSON {kind_of(record)}")
-        found = self._renamed(record)
+        fields = self._renamed(record)
         for shape in SHAPES[self.purpose]:
-            if all(name in found for name in shape.names):
-                return shape.make(place, found)
+            if all(name in fields for name in shape.names):
+                return shape.make(place, fields)
         there = ", ".join(str(key)[:20] for key in list(record)[:5]) or "nothing"
         missing = "text" if self.purpose == "training" else SHAPES[self.purpose][0].names[0]
         missing = next((column for _, column in self.columns if column not in record), missing)

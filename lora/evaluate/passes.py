@@ -84,10 +84,10 @@ def log_probs(
     losses = [np.empty(0)] * len(rows)
     for done, some in enumerate(passes, 1):
         positions, targets = _fill(scorer, rows, [groups[g] for g in some])
-        found = scorer.score(positions, targets).losses
+        of_pass = scorer.score(positions, targets).losses
         read = [r for g in some for r in groups[g].rows]
         ends = np.cumsum([len(rows[r].wanted) for r in read])
-        for r, part in zip(read, np.split(found, ends[:-1]), strict=True):
+        for r, part in zip(read, np.split(of_pass, ends[:-1]), strict=True):
             losses[r] = part
         told(done, len(passes))
     return [-losses[r][which] for r, which in zip(row_of, order, strict=True)]

@@ -83,16 +83,16 @@ def encode_questions(
     rows: Sequence[QuestionRow], tokenizer: Tokenizer, asking: QuestionFormat
 ) -> list[Question]:
     """The tokens of each question. Raises DataError for those that cannot be asked, by place."""
-    found, faults = [], []
+    questions, faults = [], []
     for row in rows:
         try:
-            found.append(_question(row, tokenizer, asking))
+            questions.append(_question(row, tokenizer, asking))
         except BadRow as bad:
             faults.append(bad.at(row.place))
     if faults:
         more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
         raise DataError(f"{rows[0].place.file}: {faults[0]}{more}")
-    return found
+    return questions
 
 
 def _question(row: QuestionRow, tokenizer: Tokenizer, asking: QuestionFormat) -> Question:

@@ -128,10 +128,10 @@ class Answers:
     def members(self, mean: bool) -> np.ndarray:
         """(n, room, ctx) float32: 1 at each answer's learned tokens; mean: 1 / their number."""
         numbers = np.arange(self.sign.shape[1])[:, None]
-        found = ((self.of[:, None] == numbers) & self.learned[:, None]).astype(np.float32)
+        weights = ((self.of[:, None] == numbers) & self.learned[:, None]).astype(np.float32)
         if mean:
-            found /= np.maximum(found.sum(axis=2, keepdims=True), 1)
-        return found
+            weights /= np.maximum(weights.sum(axis=2, keepdims=True), 1)
+        return weights
 
     def of_chosen(self) -> np.ndarray:
         """(n, ctx) bool: the tokens of wanted answers and their prompts."""

@@ -31,11 +31,11 @@ def from_peft(
     """
     source, twins = Path(folder), Twins(model)
     how = settings.read(source)
-    found = tensors.read(source, 4 * sum(prod(i.shape) for i in model.file.tensors.values()))
+    modules = tensors.read(source, 4 * sum(prod(i.shape) for i in model.file.tensors.values()))
     faults: list[str] = []
     ranks: dict[str, int] = {}
     placed: dict[str, _Updates] = {}
-    for name, given in found.items():
+    for name, given in modules.items():
         module = twins.find(name, (given.b.shape[0], given.a.shape[1]))
         if module is None:
             faults.append(_unknown(model, name))

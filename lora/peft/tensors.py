@@ -44,18 +44,18 @@ def read(folder: Path, most_bytes: int) -> dict[str, ModuleFactors]:
     modules: dict[tuple[str, bool], dict[str, np.ndarray]] = {}
     bases: dict[str, Shape] = {}
     for name, info in tensors:
-        found, base = _TENSOR.fullmatch(name), _BASE.fullmatch(name)
+        match, base = _TENSOR.fullmatch(name), _BASE.fullmatch(name)
         if base is not None:
             bases |= {base[1]: tuple(info["shape"])} if base[2] == "weight" else {}
-        elif found is None:
+        elif match is None:
             faults.append(f"{brief(name)} is {_what(name)}")
         elif info["dtype"] not in _WIDTHS or len(info["shape"]) != 2:
             wanted = f"wanted a matrix of {', '.join(_WIDTHS)}"
             faults.append(f"{brief(name)} is {info['dtype']} {tuple(info['shape'])}, {wanted}")
         else:
-            table, factor = found[2] in _TABLE_FACTORS, found[2].removesuffix(".weight")[-1]
+            table, factor = match[2] in _TABLE_FACTORS, match[2].removesuffix(".weight")[-1]
             values = _floats(info["data"], info["dtype"]).reshape(info["shape"])
-            modules.setdefault((found[1], table), {})[factor] = values
+            modules.setdefault((match[1], table), {})[factor] = values
     for (module, _), factors in modules.items():
         faults += [f"{brief(module)} has no {factor}" for factor in "AB" if factor not in factors]
     if not tensors:

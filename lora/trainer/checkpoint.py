@@ -160,9 +160,9 @@ def load(
 def _load(
     file: gguf.GGUFFile, buffers: Buffers, run: Run, arithmetic: Arithmetic, usual: Run
 ) -> tuple[Progress, History]:
-    found = file.get("general.type")
-    if not isinstance(found, str) or found != "checkpoint":
-        named = "missing" if found is None else brief(found)
+    kind = file.get("general.type")
+    if not isinstance(kind, str) or kind != "checkpoint":
+        named = "missing" if kind is None else brief(kind)
         raise CheckpointError(f"{file.path}: general.type is {named}, wanted 'checkpoint'")
     if not _matches(file):
         raise CheckpointError(f"{file.path}: is damaged: its content does not match its SHA-256")
@@ -175,8 +175,8 @@ def _load(
     for name, buffer in buffers.items():
         info = file.tensors.get(name)
         if info is None or info.dtype is not F32 or info.shape != buffer.shape:
-            found = "missing" if info is None else f"{info.dtype} {info.shape}"
-            raise CheckpointError(f"{file.path}: {name} is {found}, wanted F32 {buffer.shape}")
+            actual = "missing" if info is None else f"{info.dtype} {info.shape}"
+            raise CheckpointError(f"{file.path}: {name} is {actual}, wanted F32 {buffer.shape}")
         stored[name] = file.data(name)
     step, epoch, index = (file.require(f"{_PREFIX}{k}", int) for k in ("step", "epoch", "index"))
     history = _history(file)

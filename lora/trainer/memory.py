@@ -46,7 +46,7 @@ def on_devices(
     n_more: buffers as large as the parameters, besides them and their gradient
     cache: bytes of a session's, which are the first device's
     """
-    found = []
+    by_device = []
     own = {t.root for t in (*parameters.tensors.values(), *parameters.gradients.values())}
     for backend, plans in passes.plans.items():
         if backend.is_host:
@@ -56,6 +56,6 @@ def on_devices(
         inputs = sum(t.n_bytes for t in leaves - own if not is_constant(t))
         arena = max(p.n_bytes for p in plans)
         held = parameters.n_bytes(n_more)
-        found.append(OnDevice(backend, constant, held, arena + inputs, cache, backend.own))
+        by_device.append(OnDevice(backend, constant, held, arena + inputs, cache, backend.own))
         cache = 0
-    return found
+    return by_device

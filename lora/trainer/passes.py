@@ -166,11 +166,11 @@ class Passes:
     @property
     def plans(self) -> dict[Backend, list[Plan]]:
         """Each device's plans of its part of the graphs; one arena fits them all."""
-        found: dict[Backend, list[Plan]] = {}
+        plans: dict[Backend, list[Plan]] = {}
         for made in self._schedules:
             for backend, plan in made.plans.items():
-                found.setdefault(backend, []).append(plan)
-        return found
+                plans.setdefault(backend, []).append(plan)
+        return plans
 
     @property
     def parts(self) -> list[DevicePart]:

@@ -66,8 +66,8 @@ class Backend(ABC):
         They are the numbers of now, even if later runs change the tensor. The host can go on while
         the device computes, and waits when it calls the function.
         """
-        found = self.read(tensor)
-        return lambda: found
+        values = self.read(tensor)
+        return lambda: values
 
     @abstractmethod
     def write(self, tensor: Tensor, values: np.ndarray) -> None:

@@ -134,11 +134,11 @@ def inverse(d):
 @exact
 def extreme(x):
     """The element of x (n,) with the largest magnitude, signed; the first of equals."""
-    found = np.float32(0)
+    farthest = np.float32(0)
     for v in x:
-        if abs(v) > abs(found):
-            found = v
-    return found
+        if abs(v) > abs(farthest):
+            farthest = v
+    return farthest
 
 
 def two_bit_planes(q: np.ndarray) -> np.ndarray:

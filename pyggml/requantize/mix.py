@@ -71,17 +71,17 @@ def mix(
     row = of_model(FILE_TYPES[file_type], model)
     shapes = dict(sorted(tensors, key=lambda t: (_layer(t[0]), t[0])))  # llama.cpp's own order
     count = _Count(n_attn_v=sum(_is_attn_v(name) for name in shapes))
-    found = {}
+    types = {}
     for name, shape in shapes.items():
         if not is_packed(name, shape):
-            found[name] = DTYPES["F32"]
+            types[name] = DTYPES["F32"]
         elif not DTYPES[row.base].quantised:
-            found[name] = DTYPES[row.base]
+            types[name] = DTYPES[row.base]
         else:
             tied = "output.weight" not in shapes
             wanted = _wanted(row, name, shape, tied, model, count)
-            found[name] = DTYPES[_fitting(wanted, shape[-1])]
-    return found
+            types[name] = DTYPES[_fitting(wanted, shape[-1])]
+    return types
 
 
 @dataclass(slots=True)

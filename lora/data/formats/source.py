@@ -28,8 +28,8 @@ def opened(path: Path) -> BinaryIO:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):  # a pipe cannot be read twice, a device may never end
-            found = "folder" if stat.S_ISDIR(mode) else "pipe or device"
-            raise DataError(f"{path}: cannot be read: it is a {found}, wanted a file")
+            kind = "folder" if stat.S_ISDIR(mode) else "pipe or device"
+            raise DataError(f"{path}: cannot be read: it is a {kind}, wanted a file")
         file = path.open("rb")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error

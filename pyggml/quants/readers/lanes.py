@@ -112,13 +112,13 @@ class LaneBlock(Block):
 
     def flags(self, offset: int, value: int) -> Lanes:
         """A product moves each of four bits to the lowest of a byte of its own."""
-        word, found = self._word(offset, WORD), []
+        word, masks = self._word(offset, WORD), []
         for first in range(0, GROUP, WORD):
             four = self.b.and_(self.b.lshr(word, every(INTS, first)), every(INTS, 15))
             apart = self.b.mul(four, every(INTS, 0x00204081))
             ones = self.b.and_(apart, every(INTS, 0x01010101))
-            found.append(self.b.bitcast(self.b.mul(ones, every(INTS, value)), BYTES))
-        return tuple(found)
+            masks.append(self.b.bitcast(self.b.mul(ones, every(INTS, value)), BYTES))
+        return tuple(masks)
 
     def pairs(self, offset: int) -> Lanes:
         """Each byte becomes a word: its halves are parted, and the halves of these."""
@@ -188,12 +188,12 @@ class LaneBlock(Block):
 
     def digits(self, whole: Lanes, i: int) -> Lanes:
         """Fractions from a third on, and those from two thirds on, counted."""
-        b, found = self.b, []
+        b, sums = self.b, []
         for v in whole:
             fraction = b.mul(v, every(BYTES, 3**i))
             steps = (b.icmp_unsigned(">=", fraction, every(BYTES, n)) for n in (86, 171))
-            found.append(b.add(*(b.zext(step, BYTES) for step in steps)))
-        return tuple(found)
+            sums.append(b.add(*(b.zext(step, BYTES) for step in steps)))
+        return tuple(sums)
 
     def negated(self, whole: Lanes, where: Lanes) -> Lanes:
         pairs = zip(whole, where, strict=True)
@@ -206,8 +206,8 @@ class LaneBlock(Block):
         """Binary selection: each bit of the index halves the remaining table."""
         left = [every(BYTES, v) for v in table]
         for bit in range(4):
-            (found,) = self.bits((nibbles,), bit, 1)
-            is_set = self.b.icmp_unsigned("!=", found, every(BYTES, 0))
+            (flag,) = self.bits((nibbles,), bit, 1)
+            is_set = self.b.icmp_unsigned("!=", flag, every(BYTES, 0))
             pairs = zip(left[::2], left[1::2], strict=True)
             left = [self.b.select(is_set, odd, even) for even, odd in pairs]
         return left[0]

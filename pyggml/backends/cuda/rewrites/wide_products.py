@@ -94,11 +94,11 @@ class _Matcher:
 
     def products(self) -> list[_Product]:
         """Those that can be joined; none of an x whose products have too many columns together."""
-        found = [p for t in self._graph.nodes if (p := self._product(t)) is not None]
+        all_of = [p for t in self._graph.nodes if (p := self._product(t)) is not None]
         n_columns: dict[Tensor, int] = defaultdict(int)
-        for p in found:
+        for p in all_of:
             n_columns[p.x] += columns(p.rank)
-        return [p for p in found if n_columns[p.x] <= MOST_COLUMNS]
+        return [p for p in all_of if n_columns[p.x] <= MOST_COLUMNS]
 
     def _is_only_for(self, t: Tensor, *readers: Tensor) -> bool:
         return t not in self._outputs and set(self._readers[t]) == set(readers)

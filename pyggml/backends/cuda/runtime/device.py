@@ -59,8 +59,8 @@ class CudaBackend(Backend):
             self._faults = Faults(cell)
 
     def unsupported(self, node: Tensor) -> str | None:
-        found = self._known(node)
-        return "no kernel is declared" if found is None else found.lacks(node)
+        kernel = self._known(node)
+        return "no kernel is declared" if kernel is None else kernel.lacks(node)
 
     def rewritten(self, graph: Graph) -> Graph:
         """By the passes of pyggml.backends.cuda.rewrites."""
@@ -99,13 +99,13 @@ class CudaBackend(Backend):
             copy, arrived = self._transfers.to_host(self._bytes(tensor))
         return partial(self._arrived, host_view(tensor, copy), arrived)
 
-    def _arrived(self, found: np.ndarray, arrived: Event) -> np.ndarray:
+    def _arrived(self, array: np.ndarray, arrived: Event) -> np.ndarray:
         with self._working():
             arrived.wait()
         if fault := int(self._fault[0]):
             self._fault[0] = 0
             raise PyggmlError(self._faults.sentence(fault))
-        return np.asarray(found, order="C")
+        return np.asarray(array, order="C")
 
     def write(self, tensor: Tensor, values: np.ndarray) -> None:
         with self._working():
@@ -186,9 +186,9 @@ class CudaBackend(Backend):
         return own or self._kernels.get(node.op.name)
 
     def _kernel(self, node: Tensor) -> Kernel:
-        found = self._known(node)
-        assert found is not None
-        return found
+        kernel = self._known(node)
+        assert kernel is not None
+        return kernel
 
     def _constant(self, values: np.ndarray) -> Any:
         """A copy of a small array on the card."""

@@ -288,9 +288,9 @@ class Loads:
 
     def lines(self, expressions: Sequence[str]) -> Iterator[str]:
         """The lines for the words in these expressions that are not loaded yet."""
-        found = {int(i) for text in expressions for i in re.findall(r"\bw(\d+)\b", text)}
+        words = {int(i) for text in expressions for i in re.findall(r"\bw(\d+)\b", text)}
         step = max(1, self._alignment // 4)
-        for start in sorted({i // step * step for i in found}):
+        for start in sorted({i // step * step for i in words}):
             if self._alignment > 2:
                 yield from self._load("w", start, step)
             elif start not in self._loaded:

@@ -111,14 +111,14 @@ _DELTAS = """
 
 
 def _all_x(value: str, together: str) -> str:
-    """`together` of `value`, a vector of the thread's rows, over all x, as `found`."""
+    """`together` of `value`, a vector of the thread's rows, over all x, as `result`."""
     others = "\n".join(
-        f"found = {together.format('found', f'mine[{i * 8}u + y]')};" for i in range(1, 16)
+        f"result = {together.format('result', f'mine[{i * 8}u + y]')};" for i in range(1, 16)
     )
     return f"""
 mine[x * 8u + y] = {value};
 workgroupBarrier();
-var found = mine[y];
+var result = mine[y];
 {others}
 workgroupBarrier();"""
 
@@ -145,11 +145,11 @@ def _forward_source(n_bands: int) -> str:
         {dots("s", rows, ("k", _KEY_COLUMNS, "range.y"))}
         {scored}
         let before = top;
-        {{ {_all_x("max(max(z0, z1), max(z2, z3))", "max({}, {})")} top = max(top, found); }}
+        {{ {_all_x("max(max(z0, z1), max(z2, z3))", "max({}, {})")} top = max(top, result); }}
         let shrink = exp(before - top);
         {chances}
         {set_weights([f"p{j}" for j in every])}
-        {{ {_all_x("p0 + p1 + p2 + p3", "{} + {}")} total = total * shrink + found; }}
+        {{ {_all_x("p0 + p1 + p2 + p3", "{} + {}")} total = total * shrink + result; }}
         {shrink}
         {add_columns("o", n_bands, ("v", _KEY_COLUMNS, "range.y"))}
     }}

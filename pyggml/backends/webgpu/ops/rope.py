@@ -25,16 +25,16 @@ _DIVIDED = """
 fn divided(f: vec2<u32>, by: f32) -> vec2<u32> {
     let bits = bitcast<u32>(by);
     let m = (bits & 0x7fffffu) | 0x800000u;
-    var found = vec2<u32>(0u, 0u);
+    var bits = vec2<u32>(0u, 0u);
     var rest = 0u;
     for (var n = 0u; n < 214u - min(bits >> 23u, 214u); n++) {
         rest = 2u * rest;
         if (n < 64u) { rest += (select(f.x, f.y, n >= 32u) >> (31u - n % 32u)) & 1u; }
         let one = select(0u, 1u, rest >= m);
         rest -= one * m;
-        found = vec2<u32>((found.x << 1u) | (found.y >> 31u), (found.y << 1u) | one);
+        bits = vec2<u32>((bits.x << 1u) | (bits.y >> 31u), (bits.y << 1u) | one);
     }
-    return found;
+    return bits;
 }
 """
 _TABLE = (

@@ -90,8 +90,8 @@ def _adding(name: str, kernel: Kernel, results: Callable[..., Iterator[np.ndarra
     """The op that adds what another one computes to its first source."""
 
     def added(to: np.ndarray, *arrays: np.ndarray, **params: Any) -> Iterator[np.ndarray]:
-        (found,) = results(*arrays, **params)
-        yield to + found
+        (product,) = results(*arrays, **params)
+        yield to + product
 
     return own_op(name, kernel, added, Memory.INPLACE_FIRST)
 
