@@ -8,7 +8,7 @@ import click
 
 from pyggml.chat import BUILT_IN, MODEL
 from pyggml.cli.terminal.help import GroupedOption
-from pyggml.cli.terminal.options import F, given_settings, grouped, settings_options
+from pyggml.cli.terminal.options import F, given_settings, in_group, settings_options
 from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.generation import Piece, Sampling
@@ -18,7 +18,7 @@ from pyggml.tokenizer import Tokenizer
 CTX = 4096  # most tokens of a chat, where the user names no other number
 _FLAGS = {"temperature": "temp"}  # llama.cpp's name
 system_option = click.option(
-    "--system", metavar="TEXT", **grouped("text"), help="what stands before all messages"
+    "--system", metavar="TEXT", **in_group("text"), help="what stands before all messages"
 )
 
 
@@ -29,7 +29,7 @@ def chat_template_option(group: str = "text", common: bool = True) -> Callable[[
         metavar="WORD",
         default=MODEL,
         show_default=True,
-        **grouped(group, common),
+        **in_group(group, common),
         help="how chats are written: model is the way of its file; "
         f"{', '.join(BUILT_IN)}; or a file",
     )
@@ -41,7 +41,7 @@ def chat_template_kwargs_option(group: str = "text") -> Callable[[F], F]:
         "--chat-template-kwargs",
         metavar="JSON",
         default="",
-        **grouped(group, common=False),
+        **in_group(group, common=False),
         help='further inputs of the chat template: {"enable_thinking": false}',
     )
 
@@ -50,13 +50,13 @@ def n_tokens_option(help: str, **settings: Any) -> Callable[[F], F]:
     """-n, --n-tokens."""
     names = ("-n", "--n-tokens")
     kind = click.IntRange(min=1)
-    return click.option(*names, type=kind, metavar="N", **settings, **grouped("text"), help=help)
+    return click.option(*names, type=kind, metavar="N", **settings, **in_group("text"), help=help)
 
 
 def ctx_option(least: int, help: str) -> Callable[[F], F]:
     """--ctx."""
     kind = click.IntRange(min=least)
-    return click.option("--ctx", type=kind, metavar="N", **grouped("text"), help=help)
+    return click.option("--ctx", type=kind, metavar="N", **in_group("text"), help=help)
 
 
 def n_ctx_of(model: Model, wanted: int | None, default: int | None = None) -> int:

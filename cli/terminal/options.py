@@ -61,12 +61,12 @@ ADAPTERS: dict[str, Any] = {
 }
 
 
-def grouped(group: str, common: bool = True) -> dict[str, Any]:
+def in_group(group: str, common: bool = True) -> dict[str, Any]:
     """Arguments of an option that help lists in this group."""
     return {"cls": GroupedOption, "group": group, "common": common}
 
 
-_MODEL, _MEMORY = grouped("model"), grouped("memory")
+_MODEL, _MEMORY = in_group("model"), in_group("memory")
 model_option = click.option("-m", "--model", type=PATH, required=True, **_MODEL, help="GGUF model")
 lora_option = click.option(
     "--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; several add up"

@@ -50,7 +50,7 @@ class ApiError(Exception):
 def of_input(error: PyggmlError) -> ApiError:
     """A fault of what the client sent, found by the library."""
     param = next((fault[0] for fault in error.faults if not isinstance(fault, str)), None)
-    return ApiError(400, error.said(str), param)
+    return ApiError(400, error.message(str), param)
 
 
 def program_fault() -> ApiError:

@@ -106,11 +106,11 @@ class Writer:
 
     def documents(self) -> Documents:
         """All documents added; call it once, at the end."""
-        lengths, places = self._lengths.finished(), self._places.finished()
+        lengths, places = self._lengths.finish(), self._places.finish()
         return Documents(
-            self._ids.finished(),
+            self._ids.finish(),
             np.cumsum(lengths) - lengths,
             lengths,
-            self._trained.finished() if self._masked else None,
+            self._trained.finish() if self._masked else None,
             places.reshape(-1, 2) if len(places) == 2 * len(lengths) else None,
         )

@@ -71,7 +71,7 @@ def _files(path: Path, schema: Schema) -> tuple[list[Path], list[LeftOut]]:
     if stat.S_ISDIR(mode):
         return _of_folder(path, schema)
     if path == STDIN or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-        return [_copied(path)], []
+        return [_copy_of(path)], []
     return [path], []
 
 
@@ -135,7 +135,7 @@ def _kind(path: Path, schema: Schema) -> str:
 # -- pipes --------------------------------------------------------------------------------------
 
 
-def _copied(path: Path) -> Path:
+def _copy_of(path: Path) -> Path:
     """A file with all that comes through a pipe, which a process reads once."""
     about = os.fstat(_STDIN) if path == STDIN else path.stat()
     return _copy(about.st_dev, about.st_ino, path)

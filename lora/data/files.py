@@ -69,7 +69,7 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
         return
     if kind == "JSON":
         for place, item in json_items(path):
-            yield from _unfolded(place, item, schema)
+            yield from _unfold(place, item, schema)
         return
     table = csv_records(path) if kind == "CSV" else parquet_rows(path, schema.names)
     for i, (place, record) in enumerate(table):
@@ -80,7 +80,7 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
         yield place, record
 
 
-def _unfolded(place: Place, item: Any, schema: Schema) -> Iterator[tuple[Place, Any]]:
+def _unfold(place: Place, item: Any, schema: Schema) -> Iterator[tuple[Place, Any]]:
     """The item; of an object of rows by their names, as PubMedQA's file is one, these rows."""
     if isinstance(item, dict) and not schema.has_row(item):
         inner = list(item.values())

@@ -19,7 +19,7 @@ _UNITS = 32  # a length is a multiple of so much of a window
 
 def bucket(datasets: Sequence[Dataset]) -> list[Dataset]:
     """The same windows, each with the length in which it is computed; all share few lengths."""
-    filled = [_filled(data) for data in datasets]
+    filled = [_n_inputs(data) for data in datasets]
     lengths = few_lengths(np.concatenate(filled), datasets[0].ctx)
     return [
         replace(data, lengths=lengths[np.searchsorted(lengths, n)])
@@ -45,7 +45,7 @@ def few_lengths(filled: np.ndarray, ctx: int) -> np.ndarray:
     return np.array([*min(choices, key=n_computed), *longest], np.int64)
 
 
-def _filled(data: Dataset) -> np.ndarray:
+def _n_inputs(data: Dataset) -> np.ndarray:
     """(n,) inputs of each window up to its last target, at least one."""
     blocks = (block.targets() for block in data.blocks())
     ends = [targets.shape[1] - targets[:, ::-1].argmax(axis=1) for targets in blocks]

@@ -221,19 +221,19 @@ class Schema:
 
     def has_row(self, names: Any) -> bool:
         """Whether these names of a file make a row, of whatever purpose."""
-        fields = set(self._renamed(dict.fromkeys(names)))
+        fields = set(self._rename(dict.fromkeys(names)))
         return any(fields >= set(s.names) for some in SHAPES.values() for s in some)
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Whether a record has the names of a row of this purpose."""
-        fields = self._renamed(record)
+        fields = self._rename(record)
         return any(fields.keys() >= set(s.names) for s in SHAPES[self.purpose])
 
     def row(self, place: Place, record: Any) -> Row:
         """The row of a record. Raises BadRow for a record without the names or values wanted."""
         if not isinstance(record, dict):
             raise BadRow(f"is a JSON {kind_of(record)}")
-        fields = self._renamed(record)
+        fields = self._rename(record)
         for shape in SHAPES[self.purpose]:
             if all(name in fields for name in shape.names):
                 return shape.make(place, fields)
@@ -242,7 +242,7 @@ class Schema:
         missing = next((column for _, column in self.columns if column not in record), missing)
         raise BadRow(f'is an object without "{missing}" (it has {there})')
 
-    def _renamed(self, record: Mapping[str, Any]) -> Record:
+    def _rename(self, record: Mapping[str, Any]) -> Record:
         if not self.columns:
             return dict(record)
         return {name: record[column] for name, column in self.columns if column in record}

@@ -46,7 +46,7 @@ def choose(
     """
     choices = [choice for question in questions for choice in question.choices]
     for choice in choices:
-        model.checked(choice.whole.ids)
+        model.check_tokens(choice.whole.ids)
     by_choice = log_probs(model, [c.whole for c in choices] + [c.own for c in choices], told)
     ends = np.cumsum([len(question.choices) for question in questions])[:-1]
     sums = np.split(np.array([f.sum() for f in by_choice[: len(choices)]]), ends)

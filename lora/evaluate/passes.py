@@ -74,7 +74,7 @@ def log_probs(
     if not asked:
         return []
     rows, row_of = _rows(asked)
-    order = [_wanted(rows[r], one) for r, one in zip(row_of, asked, strict=True)]
+    order = [_places(rows[r], one) for r, one in zip(row_of, asked, strict=True)]
     longest = max(len(row.ids) for row in rows)
     groups = _groups(rows, _takes_pairs(model))
     lengths = [group.n_tokens(rows) for group in groups]
@@ -130,7 +130,7 @@ def _groups(rows: Sequence[_Row], in_pairs: bool) -> list[_Group]:
     return groups
 
 
-def _wanted(row: _Row, one: Continuation) -> list[int]:
+def _places(row: _Row, one: Continuation) -> list[int]:
     """The places of a continuation's tokens among the row's predictions, which it may add to."""
     keys = ((at - 1, one.ids[at]) for at in range(one.first, len(one.ids)))
     return [row.wanted.setdefault(key, len(row.wanted)) for key in keys]

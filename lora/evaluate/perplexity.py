@@ -37,7 +37,7 @@ class TokenScores:
     documents: np.ndarray
 
     @staticmethod
-    def joined(parts: Sequence[TokenScores]) -> TokenScores:
+    def join(parts: Sequence[TokenScores]) -> TokenScores:
         """The tokens of all parts, one after the other."""
         return TokenScores(
             np.concatenate([p.losses for p in parts]),
@@ -82,7 +82,7 @@ def perplexity(
         fault = f"is {n_ctx}, wanted 4 to the model's {model.config.n_ctx}"
         raise ConfigError([("n_ctx", fault)])
     if isinstance(source, Dataset):
-        model.checked(source.tokens.reshape(-1))
+        model.check_tokens(source.tokens.reshape(-1))
         source = replace(source.part(slice(limit)), lengths=None)
         n_chunks, chunk_scores = len(source), _of_windows(model, source)
     else:
@@ -101,7 +101,7 @@ def perplexity(
 
 def chunks_of(model: Model, tokens: Sequence[int], n_ctx: int) -> np.ndarray:
     """(n, n_ctx) int32: a text's whole chunks."""
-    ids = model.checked(tokens or [0])
+    ids = model.check_tokens(tokens or [0])
     n_chunks = len(ids) // n_ctx
     if n_chunks < 2:
         raise DataError(

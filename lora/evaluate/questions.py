@@ -98,7 +98,7 @@ def encode_questions(
 def _question(row: QuestionRow, tokenizer: Tokenizer, asking: QuestionFormat) -> Question:
     prompt, delimiter = row.prompt, asking.delimiter
     if asking.template is not None:
-        prompt, delimiter = _asked(row.prompt, asking.template), ""
+        prompt, delimiter = _as_chat(row.prompt, asking.template), ""
     texts = [f"{prompt}{delimiter}{choice}" for choice in row.choices]
     encoded = [_ids(text, tokenizer, asking.parse) for text in texts]
     n_same = min(_n_same(encoded), min(map(len, encoded)) - 1)
@@ -114,7 +114,7 @@ def _question(row: QuestionRow, tokenizer: Tokenizer, asking: QuestionFormat) ->
     return Question(tuple(choices), row.answer)
 
 
-def _asked(prompt: str, template: ChatTemplate) -> str:
+def _as_chat(prompt: str, template: ChatTemplate) -> str:
     message = {"role": "user", "content": prompt}
     try:
         return template.render([message], add_generation_prompt=True)

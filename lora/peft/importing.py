@@ -112,13 +112,13 @@ def _whole(model: Model, tensor: str, updates: _Updates, faults: list[str]) -> U
         return first
     n = model.parts.decoder.tensors()[tensor].shape[0]
     return Update(
-        _stacked(n, {i: u.a for i, u in updates.items()}),
-        _stacked(n, {i: u.b for i, u in updates.items()}),
+        _stack(n, {i: u.a for i, u in updates.items()}),
+        _stack(n, {i: u.b for i, u in updates.items()}),
         first.alpha,
     )
 
 
-def _stacked(n: int, matrices: Mapping[int | None, np.ndarray]) -> np.ndarray:
+def _stack(n: int, matrices: Mapping[int | None, np.ndarray]) -> np.ndarray:
     stack = np.zeros((n, *next(iter(matrices.values())).shape), np.float32)
     for i, matrix in matrices.items():
         stack[i] = matrix

@@ -39,7 +39,7 @@ def read(folder: Path, most_bytes: int) -> dict[str, ModuleFactors]:
     """Module → its A and B. AdapterError for a file that is larger than `most_bytes`, damaged, or
     holds anything else."""
     path = folder / NAME
-    tensors = _stored(path, most_bytes)
+    tensors = _stored_tensors(path, most_bytes)
     faults: list[str] = []
     modules: dict[tuple[str, bool], dict[str, np.ndarray]] = {}
     bases: dict[str, Shape] = {}
@@ -67,7 +67,7 @@ def read(folder: Path, most_bytes: int) -> dict[str, ModuleFactors]:
     }
 
 
-def _stored(path: Path, most_bytes: int) -> list[tuple[str, dict[str, Any]]]:
+def _stored_tensors(path: Path, most_bytes: int) -> list[tuple[str, dict[str, Any]]]:
     """Name, and dtype, shape and data, of every tensor."""
     from safetensors import SafetensorError, deserialize
 

@@ -44,7 +44,7 @@ class Watch:
 
         grad_norm: the length of the gradient before it was clipped, which the norms are of too.
         """
-        picture = self._measured(step, grad_norm) if self._is_kept else None
+        picture = self._measure(step, grad_norm) if self._is_kept else None
         self._is_kept = self._keep(step + 1)
         return picture
 
@@ -63,7 +63,7 @@ class Watch:
     def _gather(self, *names: str) -> None:
         self._devices.gather(*(self._parameters.buffers[name] for name in names))
 
-    def _measured(self, step: int, grad_norm: float) -> Overview:
+    def _measure(self, step: int, grad_norm: float) -> Overview:
         self._gather("data", "gradient")
         measures = {}
         for name, t in self._parameters.tensors.items():

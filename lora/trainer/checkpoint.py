@@ -166,7 +166,7 @@ def _load(
         raise CheckpointError(f"{file.path}: general.type is {named}, wanted 'checkpoint'")
     if not _matches(file):
         raise CheckpointError(f"{file.path}: is damaged: its content does not match its SHA-256")
-    stored_run, wanted = (_filled(r, _plain(usual)) for r in (_stored_run(file), _plain(run)))
+    stored_run, wanted = (_fill_in(r, _plain(usual)) for r in (_stored_run(file), _plain(run)))
     apart = differences(stored_run, wanted)
     if apart:
         raise CheckpointError(apart, f"{file.path}: is of another run: ")
@@ -210,7 +210,7 @@ def _stored_run(file: gguf.GGUFFile) -> dict[str, Any]:
     return run
 
 
-def _filled(run: Run, usual: Run) -> dict[str, Any]:
+def _fill_in(run: Run, usual: Run) -> dict[str, Any]:
     """The run with the usual settings of each part where it has none."""
     return {
         part: usual.get(part, {}) | settings if isinstance(settings, dict) else settings
@@ -268,7 +268,7 @@ def existing(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def hold(folder: Path) -> Iterator[None]:
     """Inside, the folder exists and no other process writes there; folders that were made for it
     and stay empty are removed.
 
@@ -280,7 +280,7 @@ def held(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be made: {error.strerror or error}") from error
     try:
-        with lock.held(folder):
+        with lock.hold(folder):
             yield
     finally:
         with suppress(OSError):  # which ends at the first one that holds something

@@ -69,6 +69,6 @@ class Losses:
                 loss = run(batch)
                 rows[i] = loss, *self.objective.report(batch, self.passes.outputs).numbers
         total, tally = 0.0, kind()
-        for part, *numbers in ranks.joined(rows, n).tolist():
+        for part, *numbers in ranks.join(rows, n).tolist():
             total, tally = total + part, tally + kind.of(numbers)
         return Outcome(total, tally)

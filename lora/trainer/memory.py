@@ -52,7 +52,7 @@ def on_devices(
         if backend.is_host:
             continue
         leaves = {leaf for part in passes.parts if part.backend is backend for leaf in part.leaves}
-        constant = sum(backend.taken(t.n_bytes) for t in leaves if is_constant(t))
+        constant = sum(backend.allocation(t.n_bytes) for t in leaves if is_constant(t))
         inputs = sum(t.n_bytes for t in leaves - own if not is_constant(t))
         arena = max(p.n_bytes for p in plans)
         held = parameters.n_bytes(n_more)

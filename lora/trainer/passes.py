@@ -78,7 +78,7 @@ class _Pair:
             write(getattr(self.inputs, name), getattr(batch, name))
         self.leaves.write(batch)
 
-    def traced(self, program: Program, alone: bool) -> tuple[Arrays, Arrays]:
+    def read_traces(self, program: Program, alone: bool) -> tuple[Arrays, Arrays]:
         """A batch's activations that a trace reads, and their gradients, none of the loss alone."""
         graph, names = program.schedule.graph, self.activations
         return (
@@ -236,7 +236,7 @@ class Passes:
         loss, *others = (program.begin_read(graph[name]) for name in ("loss", *pair.further))
         self.outputs = {name: read() for name, read in zip(pair.further, others, strict=True)}
         if self._trace:
-            self._trace.record(*pair.traced(program, alone))
+            self._trace.record(*pair.read_traces(program, alone))
         return float(loss())
 
     def first_not_finite(self) -> str | None:

@@ -28,7 +28,7 @@ class Backend(ABC):
     room: int = 0
 
     @abstractmethod
-    def unsupported(self, node: Tensor) -> str | None:
+    def refusal(self, node: Tensor) -> str | None:
         """None if this device can run the node, else the reason in a few words."""
 
     def rewritten(self, graph: Graph) -> Graph:
@@ -99,7 +99,7 @@ class Backend(ABC):
         """
         return calls
 
-    def taken(self, n_bytes: int) -> int:
+    def allocation(self, n_bytes: int) -> int:
         """Bytes of the device's memory that `alloc(n_bytes)` takes."""
         return n_bytes
 

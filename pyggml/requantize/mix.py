@@ -79,7 +79,7 @@ def mix(
             types[name] = DTYPES[row.base]
         else:
             tied = "output.weight" not in shapes
-            wanted = _wanted(row, name, shape, tied, model, count)
+            wanted = _type_by_rules(row, name, shape, tied, model, count)
             types[name] = DTYPES[_fitting(wanted, shape[-1])]
     return types
 
@@ -110,7 +110,7 @@ def is_packed(name: str, shape: Shape) -> bool:
     return n_dims >= 2 and name.endswith("weight") and not kept
 
 
-def _wanted(
+def _type_by_rules(
     row: FileType, name: str, shape: Shape, tied: bool, model: ModelFacts, count: _Count
 ) -> str:
     """The type by the rules, before the check that its block divides the row."""

@@ -73,7 +73,7 @@ def rewrite(
     wanted = _types(file, file_type, importance is not None)
     sums = importance.sums if importance else _NONE
     packed = {n: d for n, d in wanted.items() if n in changed or d is not file.tensors[n].dtype}
-    faults = [*_misfits(file, importance), *_unweighed(packed, file_type, sums)]
+    faults = [*_misfits(file, importance), *_lacks_importance(packed, file_type, sums)]
     faults += [] if allow_requantize else _packed_twice(file, wanted)
     if faults:
         raise QuantError(faults, f"{file.path}: ")
@@ -81,7 +81,7 @@ def rewrite(
     def data(name: str) -> np.ndarray:
         if progress is not None:
             progress(name, file.tensors[name].dtype, wanted[name])
-        return _converted(file, name, wanted[name], changed.get(name), sums.get(name))
+        return _convert(file, name, wanted[name], changed.get(name), sums.get(name))
 
     tensors = [(n, wanted[n], info.shape, partial(data, n)) for n, info in file.tensors.items()]
     gguf.write(target, _metadata(file, file_type, importance), tensors)
@@ -105,7 +105,7 @@ def _metadata(
     return kept
 
 
-def _unweighed(
+def _lacks_importance(
     packed: Mapping[str, DType], file_type: str | None, sums: Mapping[str, Sums]
 ) -> list[Fault]:
     """Whether the importance of columns is missing where a type is packed by it alone."""
@@ -197,7 +197,7 @@ def _facts(file: gguf.GGUFFile) -> ModelFacts:
     )
 
 
-def _converted(
+def _convert(
     file: gguf.GGUFFile, name: str, to: DType, numbers: Numbers | None, sums: Sums | None
 ) -> np.ndarray:
     """A tensor as the new file holds it."""

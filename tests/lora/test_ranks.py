@@ -72,10 +72,10 @@ class Third(Ranks):
     def __init__(self, before, after):
         self.before, self.after = before, after
 
-    def added(self, gradients, n, size):
+    def add(self, gradients, n, size):
         every = [*self.before, *gradients, *self.after]
         assert len(every) == n
-        return super().added(every, n, size)
+        return super().add(every, n, size)
 
 
 @pytest.mark.parametrize("backend", [CPU(), SeparateCPU()], ids=["host", "device"])

@@ -20,7 +20,7 @@ from pyggml.cli.terminal.options import (
     ModelSource,
     compute_options,
     given_settings,
-    grouped,
+    in_group,
     lora_option,
     settings_options,
 )
@@ -36,12 +36,12 @@ from pyggml.lora.config import EvalConfig
     params=[*settings_options(EvalConfig, {})],
     context_settings=SETTINGS,
 )
-@click.option("-m", "--model", type=PATH, **grouped("model"), help="GGUF model")
+@click.option("-m", "--model", type=PATH, **in_group("model"), help="GGUF model")
 @lora_option
 @click.option(
     "--compare",
     is_flag=True,
-    **grouped("model"),
+    **in_group("model"),
     help="evaluate the files that follow too, models and adapters of -m, and say how they differ",
 )
 @click.argument("others", nargs=-1, type=AdapterFile(), metavar="[--compare FILE...]")
@@ -50,13 +50,13 @@ from pyggml.lora.config import EvalConfig
     type=PATH,
     multiple=True,
     required=True,
-    **grouped("data"),
+    **in_group("data"),
     metavar="DATA",
     help="text, rows as for finetune, or questions with choices (docs/evaluation.md); may be given "
     "several times",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, **grouped("output"), help="print JSON instead of tables"
+    "--json", "as_json", is_flag=True, **in_group("output"), help="print JSON instead of tables"
 )
 @compute_options
 def command(

@@ -96,7 +96,7 @@ class Service:
         most = min(self.n_ctx, (self.limits.max_prompt or self.n_ctx) + 1)
         if len(ids) >= most:
             raise too_long(len(ids), most, param)
-        return next(iter(self.models.values())).checked(ids)
+        return next(iter(self.models.values())).check_tokens(ids)
 
     def flow(self, params: Params, prompts: Sequence[np.ndarray]) -> Flow:
         """The answers to these prompts, submitted to the worker.

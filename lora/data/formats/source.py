@@ -60,14 +60,14 @@ def lines(path: Path) -> Iterator[str | BadRow]:
         while raw := file.readline(MOST_BYTES + 1):
             n_bytes = len(raw)
             if n_bytes > MOST_BYTES:
-                n_bytes += _skipped(file, raw)
+                n_bytes += _skip_line(file, raw)
                 yield BadRow(f"is longer than {MOST_BYTES >> 20} MiB")
             else:
                 yield _decode(raw, start)
             start += n_bytes
 
 
-def _skipped(file: BinaryIO, raw: bytes) -> int:
+def _skip_line(file: BinaryIO, raw: bytes) -> int:
     """Read on to the end of a line; how many bytes that were."""
     n_bytes = 0
     while not raw.endswith(b"\n") and (raw := file.readline(_BLOCK)):

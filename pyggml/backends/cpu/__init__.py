@@ -2,26 +2,26 @@
 
 from pyggml.backends.cpu.device import (
     CPU,
-    Held,
+    LeafArrays,
     array,
     copy_rows,
     detach,
     expect_held,
-    held,
     is_constant,
+    leaf_arrays,
     read,
     write,
 )
 
 __all__ = [
     "CPU",
-    "Held",
+    "LeafArrays",
     "array",
     "copy_rows",
     "detach",
     "expect_held",
-    "held",
     "is_constant",
+    "leaf_arrays",
     "read",
     "write",
 ]

@@ -27,7 +27,7 @@ class CPU(Backend):
     def __init__(self, compute: Compute = "f32") -> None:
         self.compute: Compute = compute
 
-    def unsupported(self, node: Tensor) -> str | None:
+    def refusal(self, node: Tensor) -> str | None:
         return None if node.op in KERNELS else "no kernel is declared"
 
     def rewritten(self, graph: Graph) -> Graph:
@@ -106,15 +106,15 @@ def detach(*tensors: Tensor) -> None:
         t.data = None
 
 
-Held = tuple[tuple[Tensor, Any], ...]
+LeafArrays = tuple[tuple[Tensor, Any], ...]
 
 
-def held(leaves: Iterable[Tensor]) -> Held:
+def leaf_arrays(leaves: Iterable[Tensor]) -> LeafArrays:
     """Leaves with the arrays that they have now."""
     return tuple((leaf, leaf.data) for leaf in leaves)
 
 
-def expect_held(leaves: Held) -> None:
+def expect_held(leaves: LeafArrays) -> None:
     """GraphError for a leaf that was given another array: kernels still read the first one."""
     for leaf, data in leaves:
         if leaf.data is not data and leaf.data is not None:

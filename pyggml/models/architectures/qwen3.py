@@ -14,7 +14,7 @@ def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i, **b.head_norms(i)), b.gated(i, swiglu))
+        return b.pre_norm(b.attention(i, **b.head_norms(i)), b.gated_mlp(i, swiglu))
 
     return b.decoder(block)
 

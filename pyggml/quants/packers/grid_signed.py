@@ -249,8 +249,8 @@ def _points(
 def pack_iq2_xxs(dst: np.ndarray, src: np.ndarray, importance: np.ndarray, _means: Given) -> None:
     indices, signs, s = _points("IQ2_XXS", dst, src, importance, 1)
     words = np.empty((len(src), 8, 2), np.uint32)
-    words[..., 0] = joined(indices.astype(np.uint32), 8)
-    words[..., 1] = joined((signs & 127).astype(np.uint32), 7) | s.astype(np.uint32) << 28
+    words[..., 0] = join_fields(indices.astype(np.uint32), 8)
+    words[..., 1] = join_fields((signs & 127).astype(np.uint32), 7) | s.astype(np.uint32) << 28
     dst[:, 2:] = words.reshape(-1, 16).view(np.uint8)
 
 
@@ -266,7 +266,7 @@ def pack_iq2_s(
     indices, signs, s = _points("IQ2_S", dst, src, importance, 0.5 if importance is None else 2)
     dst[:, 2:34] = indices & 255
     dst[:, 34:66] = signs
-    dst[:, 66:74] = joined(indices >> 8, 2)
+    dst[:, 66:74] = join_fields(indices >> 8, 2)
     dst[:, 74:] = s[:, ::2] | s[:, 1::2] << 4
 
 
@@ -275,7 +275,7 @@ def pack_iq3_xxs(
 ) -> None:
     indices, signs, s = _points("IQ3_XXS", dst, src, importance, 0 if importance is None else 2)
     dst[:, 2:66] = indices
-    words = joined((signs & 127).astype(np.uint32), 7) | s.astype(np.uint32) << 28
+    words = join_fields((signs & 127).astype(np.uint32), 7) | s.astype(np.uint32) << 28
     dst[:, 66:] = words.view(np.uint8)
 
 
@@ -289,7 +289,7 @@ def pack_iq3_s(
     dst[:, 106:] = s[:, ::2] | s[:, 1::2] << 4
 
 
-def joined(fields: np.ndarray, n_bits: int) -> np.ndarray:
+def join_fields(fields: np.ndarray, n_bits: int) -> np.ndarray:
     """Each four fields of n_bits as one number."""
     shifts = np.arange(0, 4 * n_bits, n_bits, dtype=fields.dtype)
     return np.bitwise_or.reduce(fields.reshape(len(fields), -1, 4) << shifts, axis=2)

@@ -16,7 +16,7 @@ from pyggml.jit import exact
 from pyggml.quants.bits import clear, extreme, nearest_int
 from pyggml.quants.packers.fits import Given, weights_of
 from pyggml.quants.packers.grid_points import grid
-from pyggml.quants.packers.grid_signed import joined
+from pyggml.quants.packers.grid_signed import join_fields
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _NONE = np.float32(np.finfo(np.float32).min)  # worse than every fit
@@ -260,7 +260,7 @@ def pack_iq1_s(dst: np.ndarray, src: np.ndarray, importance: np.ndarray, _means:
     dst[:, :2] = _as_float16(d * np.float32(1.125)).view(np.uint8)
     dst[:, 2:34] = points & 255
     top = s.astype(np.uint16) | down[:, ::4].astype(np.uint16) << 3
-    dst[:, 34:] = (joined(points >> 8, 3) | top << 12).view(np.uint8)
+    dst[:, 34:] = (join_fields(points >> 8, 3) | top << 12).view(np.uint8)
 
 
 def pack_iq1_m(
@@ -271,7 +271,7 @@ def pack_iq1_m(
     extra = (points >> 8).astype(np.uint8) | down << 3
     dst[:, 32:48] = extra[:, ::2] | extra[:, 1::2] << 4
     bits = _as_float16(d * np.float32(1.1125)) >> np.array([0, 4, 8, 12], np.uint16)
-    dst[:, 48:] = (joined(s.astype(np.uint16), 3) | (bits & 15) << 12).view(np.uint8)
+    dst[:, 48:] = (join_fields(s.astype(np.uint16), 3) | (bits & 15) << 12).view(np.uint8)
 
 
 def _as_float16(d: np.ndarray) -> np.ndarray:

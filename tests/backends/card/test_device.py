@@ -156,7 +156,7 @@ def test_what_cannot_be_captured_is_launched(card):
         if len(times) == 2:
             raise CudaAPIError(900, "this cannot be captured")
 
-    calls = device.Captured([sometimes], card.stream)
+    calls = device.Capture([sometimes], card.stream)
     for _ in range(4):
         calls()
     assert len(times) == 5

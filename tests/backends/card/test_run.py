@@ -42,10 +42,10 @@ def same(path, card):
 class Cheap(CudaBackend):
     """Leaves what is costly to the host, so that numbers go to and fro."""
 
-    def unsupported(self, node):
+    def refusal(self, node):
         family = self._kernels.get(node.op.name)
         costly = family and family.bind.__module__.split(".")[3] in COSTLY
-        return "it is costly" if costly else super().unsupported(node)
+        return "it is costly" if costly else super().refusal(node)
 
 
 @pytest.mark.filterwarnings("ignore:.* leaves .* to cpu")

@@ -18,7 +18,7 @@ from pyggml.backends.cuda.attention.scores import (
     MINUS_INF,
     ZERO,
     bias_of,
-    capped,
+    cap_score,
     factors_of,
     keys_of_query,
     sizes_of,
@@ -151,7 +151,7 @@ def _scorer(shape: _Shape, mine: int, batch: int) -> Any:
         for i in range(n_own):
             j = number(i)
             this = np.int32(key + (j & batch - 1))
-            logit = capped(x[i], factors) if shape.has_cap else x[i] * factors.scale
+            logit = cap_score(x[i], factors) if shape.has_cap else x[i] * factors.scale
             if shape.has_bias and this < last and j < n_scores:
                 logit += bias_of(head + j // batch, query, this, last, mask, sizes, factors)
             x[i] = logit if this < last else MINUS_INF

@@ -88,10 +88,10 @@ def _rounder(key_type: str) -> Any:
     if key_type == F16.name:
 
         @device
-        def rounded(x):
+        def round_to_half(x):
             return np.float32(np.float16(x))
 
-        return rounded
+        return round_to_half
 
     @device
     def same(x):
@@ -108,7 +108,7 @@ def of_token(key_type: str, n_together: int, batch: int) -> tuple[Any, Any, Any,
     keep(own, token, row, key_head, writes)      if `writes`, the row gets key and value
     replace(keys, values, own, row, key, last)   those of the token, if it is in a batch of keys
     """
-    rounded = _rounder(key_type)
+    round_to_half = _rounder(key_type)
 
     @device
     def make(held, own, token, turns):
@@ -118,7 +118,7 @@ def of_token(key_type: str, n_together: int, batch: int) -> tuple[Any, Any, Any,
             _put(held, _FOUR * g, normed_and_turned(q, of_q, cos, sin, token.eps[0]))
         _put(own, 0, normed_and_turned(_four_of(own, 0), of_k, cos, sin, token.eps[1]))
         for i in range(2 * _FOUR):
-            own[i] = rounded(own[i])
+            own[i] = round_to_half(own[i])
 
     @device
     def replace(keys, values, own, row, key, last):

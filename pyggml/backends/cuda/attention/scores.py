@@ -101,7 +101,7 @@ def slope_of(head, sizes, factors):
 
 
 @device
-def capped(dot, factors):
+def cap_score(dot, factors):
     """cap·tanh(scale·dot / cap), or scale·dot."""
     if factors.cap > ZERO:
         return factors.cap * math.tanh(dot * (factors.scale / factors.cap))

@@ -22,7 +22,7 @@ from pyggml.backends.cuda.code.formulas import ZERO, silu
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.weights.packed import Loads, Unit, closed, groups_of, known
+from pyggml.backends.cuda.weights.packed import Loads, Unit, closed, groups_of, vocabulary
 
 CHUNK = 32  # units
 
@@ -130,7 +130,7 @@ def _dot(words: range, of: str) -> str:
 
 @cache
 def _multiplier(unit: Unit, rows: int) -> Any:
-    names = {**known(), "ZERO": ZERO, "dot_bytes": byte_ptx.dot_bytes}
+    names = {**vocabulary(), "ZERO": ZERO, "dot_bytes": byte_ptx.dot_bytes}
     return device(closed(source_of(unit, rows), "multiply_unit", names))
 
 

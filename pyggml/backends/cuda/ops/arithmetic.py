@@ -220,7 +220,7 @@ def _comes_before(a, i, b, j, descending):
 
 
 @kernel
-def _ranked(out, x, n, n_kept, descending):
+def _rank(out, x, n, n_kept, descending):
     """Each number counts those before it: that is its place. n² comparisons of a row."""
     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
         row, j = i // n, i % n
@@ -235,14 +235,12 @@ def _ranked(out, x, n, n_kept, descending):
 def _argsort(site: Site) -> Call:
     n = site.node.shape[-1]
     arguments = (site.out, *site.src, n, n, bool(site.node.params["descending"]))
-    return per_element(_ranked, site.out.size, site.stream, *arguments)
+    return per_element(_rank, site.out.size, site.stream, *arguments)
 
 
 def _top_k(site: Site) -> Call:
     x, k = site.node.src[0], site.node.params["k"]
-    return per_element(
-        _ranked, x.n_elements, site.stream, site.out, *site.src, x.shape[-1], k, True
-    )
+    return per_element(_rank, x.n_elements, site.stream, site.out, *site.src, x.shape[-1], k, True)
 
 
 @kernel

@@ -31,7 +31,7 @@ def of_one(formula: Any) -> Kernel:
                 formula(d, *params),
             )  # fmt: skip
 
-    return Kernel(_bound(run, run_fours))
+    return Kernel(_binder(run, run_fours))
 
 
 def of_two(formula: Any) -> Kernel:
@@ -51,7 +51,7 @@ def of_two(formula: Any) -> Kernel:
                 formula(p[2], q[2], *params), formula(p[3], q[3], *params),
             )  # fmt: skip
 
-    return Kernel(_bound(run, run_fours))
+    return Kernel(_binder(run, run_fours))
 
 
 def of_three(formula: Any) -> Kernel:
@@ -72,10 +72,10 @@ def of_three(formula: Any) -> Kernel:
                 formula(p[2], q[2], r[2], *params), formula(p[3], q[3], r[3], *params),
             )  # fmt: skip
 
-    return Kernel(_bound(run, run_fours))
+    return Kernel(_binder(run, run_fours))
 
 
-def _bound(run: Any, run_fours: Any) -> Callable[[Site], Call]:
+def _binder(run: Any, run_fours: Any) -> Callable[[Site], Call]:
     def bind(site: Site) -> Call:
         arrays, n = (site.out, *site.src), site.node.n_elements
         if all(s.n_elements == n for s in site.node.src) and vectorizable(*arrays):

@@ -19,7 +19,7 @@ _SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
 _PROGRAMMATIC = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 
 
-class Captured:
+class Capture:
     """Calls on a stream, started at once from the second time on.
 
     The first time each is launched by itself: that compiles what is not compiled yet, which cannot
@@ -46,10 +46,10 @@ class Captured:
     def __call__(self) -> None:
         self._times += 1
         if self._times == 2 and not SIMULATED:
-            self._graph = self._captured()
+            self._graph = self._capture()
             if self._graph is None and self.early is not None:
                 self.early = None
-                self._graph = self._captured()
+                self._graph = self._capture()
         if self._graph is None:
             self._launch()
         else:
@@ -72,7 +72,7 @@ class Captured:
             call()
             last.append(_next(self._stream))
 
-    def _captured(self) -> Any:
+    def _capture(self) -> Any:
         """The graph, ready to start; None if a call cannot be captured.
 
         Raises what the driver or a library says if there is too little memory.

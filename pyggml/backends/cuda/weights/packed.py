@@ -203,7 +203,7 @@ class PackedBlock(Block):
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("only types whose products read blocks as they lie have units")
 
-    pairs = constant = except_for = digits = negated = points = half = _refuse
+    pairs = constant = except_for = digits = negate = points = half = _refuse
 
     # -- weights -------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ def _look_up(indices, a, b, c, d):
     return (above & is_above) | (below & ~is_above)
 
 
-def known() -> dict[str, Any]:
+def vocabulary() -> dict[str, Any]:
     """What the expressions of groups and the lines that load words name."""
     return {
         "np": np, "as_float": ptx.as_float, "half_e8m0": half_e8m0, "half_of": byte_ptx.half_of,

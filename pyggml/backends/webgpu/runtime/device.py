@@ -64,9 +64,9 @@ class WebGPUBackend(Backend):
         most = int(limits["max-storage-buffer-binding-size"])
         self.limit, self._most_bytes = min(limit or most, most), int(limits["max-buffer-size"])
         self.shaders, self._kernels = Shaders(self.device, self.limit, compute == "f16"), kernels()
-        self._faults = Faults(self._constant(np.zeros(1, np.int32)).written())
+        self._faults = Faults(self._constant(np.zeros(1, np.int32)).for_writing())
 
-    def unsupported(self, node: Tensor) -> str | None:
+    def refusal(self, node: Tensor) -> str | None:
         assert node.op is not None
         kernel = self._kernels.get(node.op.name)
         if kernel is None:
@@ -155,9 +155,9 @@ class WebGPUBackend(Backend):
         memory = View(arena, scratch or 0, self.scratch(node), "f32", True)
         site = Site(
             node,
-            self._view(node).written(),
+            self._view(node).for_writing(),
             tuple(self._view(s) for s in node.src),
-            tuple(self._view(s).written() for s in node.saved),
+            tuple(self._view(s).for_writing() for s in node.saved),
             memory,
             self.shaders,
             self._faults,
