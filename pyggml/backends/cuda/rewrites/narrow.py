@@ -37,7 +37,8 @@ def narrow(graph: Graph) -> Graph:
 class _Narrower:
     def __init__(self, graph: Graph) -> None:
         self._graph, self._outputs = graph, set(graph.outputs)
-        nodes, loss = graph.nodes, graph.outputs[0]
+        nodes = graph.nodes
+        loss = graph["loss"] if "loss" in graph.names else None
         self._backward = set(nodes[nodes.index(loss) + 1 :] if loss in nodes else ())
         self._narrow = {t for t in nodes if self._may_narrow(t)}
         self._copies = self._residuals()
