@@ -55,6 +55,7 @@ USES_NUMBA |= {
         "code/ptx",
         "runtime/cubins",
         "runtime/driver",
+        "runtime/toolkit",
     )
 }
 USES_LLVM = {  # intrinsics, what kernels close over, and the features of this CPU

@@ -8,7 +8,7 @@ from card_patterns import PATTERNS, numbers
 from pyggml.backends.cpu import CPU, write
 from pyggml.backends.cuda import rewrites
 from pyggml.backends.cuda.runtime.device import CudaBackend
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.tensor import zeros
 from pyggml.ops import add_inplace, out_prod, scale

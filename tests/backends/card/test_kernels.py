@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pyggml.backends.cpu import CPU
-from pyggml.backends.cuda.runtime.driver import SIMULATED
 from pyggml.backends.cuda.runtime.table import kernels
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.op import Memory

@@ -9,7 +9,7 @@ from tiny_models import write_llama
 
 import pyggml
 from pyggml.backends.cuda.runtime.device import CudaBackend
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.generation import Session
 from pyggml.generation.ahead import runs_ahead
 from pyggml.lora import LoraConfig, attach, loss_and_grads

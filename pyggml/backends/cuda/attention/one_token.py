@@ -11,7 +11,8 @@ import numpy as np
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.ops.norm_rope import HEAD, angles, normed_and_turned
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.graph.dtypes import F16
 from pyggml.graph.tensor import Tensor
 
@@ -44,8 +45,8 @@ class Token(NamedTuple):
 
 
 def serves(head_size: int, n_pairs: int, *sources: Tensor) -> bool:
-    """Whether all pairs of a head are turned, and all lies well. The simulator has no lanes."""
-    return not SIMULATED and head_size == HEAD and 2 * n_pairs == HEAD and lies_in_fours(*sources)
+    """Whether all pairs of a head are turned, and all lies well."""
+    return HAS_PTX and head_size == HEAD and 2 * n_pairs == HEAD and lies_in_fours(*sources)
 
 
 @device

@@ -6,20 +6,20 @@ Under Numba's simulator, functions of this folder that have a twin in simulator.
 from collections.abc import Callable
 from typing import Any
 
-from pyggml.backends.cuda.runtime.driver import SIMULATED, CudaSupportError, cuda
-from pyggml.backends.cuda.runtime.simulator import absent, twin_of
+from pyggml.backends.cuda.runtime.driver import CudaSupportError, cuda
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX, absent, twin_of
 
 _compile: Callable[[Callable], Any] = cuda.jit(device=True)
 
 
 def device(function: Callable) -> Any:
     """A function that kernels call."""
-    return (twin_of(function) if SIMULATED else None) or _compile(function)
+    return twin_of(function) or _compile(function)
 
 
 def intrinsic(function: Callable) -> Any:
     """An instruction: what `function` (typing, *types) returns emits it as LLVM's code."""
-    if SIMULATED:
+    if not HAS_PTX:
         return twin_of(function) or absent(function)
     from numba.cuda import extending
 
@@ -42,9 +42,11 @@ def kernel(function: Callable, most_threads: int = 0, shared_bytes: int = 0) -> 
     shared_bytes: of dynamic shared memory that a launch may ask for, if that is more than 48 KiB;
                   at most `most_shared()`
     """
-    if SIMULATED:
-        return cuda.jit(function)
-    made = cuda.jit(launch_bounds=most_threads)(function) if most_threads else cuda.jit(function)
+    made = (
+        cuda.jit(launch_bounds=most_threads)(function)
+        if most_threads and HAS_PTX
+        else cuda.jit(function)
+    )
     store = _store()
     if store is not None:
         made._cache = store(function, shared_bytes)

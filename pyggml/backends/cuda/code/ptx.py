@@ -15,9 +15,9 @@ from numba.core import cgutils
 from numba.core.targetconfig import ConfigStack
 
 from pyggml.backends.cuda.code.jit import device, intrinsic
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 
-TENSOR_CORES = not SIMULATED
+TENSOR_CORES = HAS_PTX
 
 _BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
 _FLOAT = ir.FloatType()

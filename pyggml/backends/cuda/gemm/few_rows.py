@@ -28,7 +28,7 @@ from pyggml.backends.cuda.gemm.packed_dots import (
     rows_of,
 )
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
@@ -36,6 +36,7 @@ from pyggml.backends.cuda.runtime.early import (
     release_others,
 )
 from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.backends.cuda.weights.packed import MOST_GROUPS, Unit, closed, unit_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DType
@@ -74,7 +75,7 @@ class Norm:
 
 def serves(dtype: DType, rows: int, k: int) -> bool:
     """Whether there are such products with W of this type."""
-    if SIMULATED or not dtype.quantised or rows > MOST_ROWS:
+    if not HAS_PTX or not dtype.quantised or rows > MOST_ROWS:
         return False
     unit = unit_of(dtype.name, k)
     return unit is not None and _least_bytes(unit, rows, k) <= _shared()

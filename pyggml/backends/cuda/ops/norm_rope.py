@@ -17,10 +17,11 @@ from pyggml.backends.cuda.code.formulas import ONE
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, loader, storer
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import ALL, warp_sum
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import per_rows
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.op import Memory
@@ -127,7 +128,7 @@ def _are_whole(norm: Tensor, rope: Tensor, *others: Tensor) -> bool:
     table = rope.src[1]
     whole = rope.params["neox"] and not rope.params["offset"] and table.shape[2] == PAIRS
     is_head = rope.shape[-1] == norm.shape[-1] == HEAD
-    return not SIMULATED and whole and is_head and lies_in_fours(table, *others)
+    return HAS_PTX and whole and is_head and lies_in_fours(table, *others)
 
 
 def _norms_first(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:

@@ -1,4 +1,4 @@
-"""Calls captured into a graph that the card starts at once; the simulator captures nothing."""
+"""Calls captured into a graph that the card starts at once."""
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -6,14 +6,15 @@ from contextlib import suppress
 from typing import Any
 
 from pyggml.backends.cuda.runtime.driver import (
-    SIMULATED,
     CudaAPIError,
     direct,
     driver,
     free_what_is_gone,
 )
 from pyggml.backends.cuda.runtime.failures import is_failure, ran_out
+from pyggml.backends.cuda.runtime.simulator import small
 
+_CAPTURED = small(2, 0)  # the call that is captured; the simulator captures none
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: memory may be freed meanwhile
 _SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
 _PROGRAMMATIC = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
@@ -45,7 +46,7 @@ class Capture:
 
     def __call__(self) -> None:
         self._times += 1
-        if self._times == 2 and not SIMULATED:
+        if self._times == _CAPTURED:
             self._graph = self._capture()
             if self._graph is None and self.early is not None:
                 self.early = None
