@@ -7,11 +7,13 @@ import click
 
 import pyggml.threads
 from pyggml import load
+from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
     ADAPTERS,
     PATH,
     SETTINGS,
     adapter_word,
+    in_group,
     model_option,
     threads_option,
 )
@@ -33,10 +35,23 @@ def _file_type(ctx: click.Context, param: click.Parameter, value: str) -> str | 
 _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
 
 
-@click.command("merge", context_settings=SETTINGS)
+@click.command(
+    "merge",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    examples=[
+        "pyggml merge -m model.gguf --lora adapter.gguf -o merged.gguf",
+        "pyggml merge -m model.gguf --lora adapter.gguf -o merged.gguf --type Q4_K_M",
+        "pyggml merge -m model.gguf --lora a.gguf:0.7 --lora b.gguf:0.3 -o both.gguf",
+    ],
+)
 @model_option
-@click.option("--lora", **_LORA, help="adapter to merge; several add up")
-@click.option("-o", "--output", type=PATH, required=True, help="GGUF model to write")
+@click.option(
+    "--lora", **_LORA, **in_group("model"), help="adapter to merge; of several the updates add up"
+)
+@click.option(
+    "-o", "--output", type=PATH, required=True, **in_group("output"), help="GGUF model to write"
+)
 @click.option(
     "--type",
     "file_type",
@@ -44,6 +59,7 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
     default=_KEEP,
     show_default=True,
     callback=_file_type,
+    **in_group("output"),
     help="file type of the output; keep: every tensor keeps its own type",
 )
 @ALLOW_REQUANTIZE
