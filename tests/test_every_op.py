@@ -87,7 +87,7 @@ def call(op, node, out, src):
     saved = tuple(np.empty(s.shape, s.dtype.numpy) for s in node.saved)
     kernel = KERNELS[op]
     site = Site(node, out, src, saved, scratch(kernel.scratch(node, "f32")), "f32")
-    kernel.run(site)()  # which may hold addresses only: site keeps the arrays
+    kernel.bind(site)()  # which may hold addresses only: site keeps the arrays
     return out
 
 

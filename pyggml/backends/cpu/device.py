@@ -58,7 +58,7 @@ class CPU(Backend):
             None if shared is None else array(shared).view(np.uint8),
             shared is not None and shared.src[0] is node,
         )
-        return _kernel(node).run(site)
+        return _kernel(node).bind(site)
 
     def read(self, tensor: Tensor) -> np.ndarray:
         return read(tensor)
