@@ -43,7 +43,9 @@ class BoundCall(Call):
         self.site = site
 
 
-Kernel = kernels.Kernel[Site, Call, Compute]
+@dataclass(frozen=True, slots=True)
+class Kernel(kernels.Kernel[Site, Call, Compute]):
+    """The card's way to compute an op: `bind` returns a Call, see launches.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
