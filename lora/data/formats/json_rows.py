@@ -12,7 +12,7 @@ from pyggml.lora.data.rows import BadRow, Place
 _SPACE = " \t\r\n"
 
 
-def parsed(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """A JSON value. BadRow if it is none, or gives a name twice."""
     try:
         return _DECODER.decode(text)
@@ -36,7 +36,7 @@ def json_lines(path: Path) -> Iterator[tuple[Place, Any]]:
             yield place, line
         elif line.strip():
             try:
-                yield place, parsed(line)
+                yield place, parse_json(line)
             except BadRow as bad:
                 yield place, bad
 

@@ -20,7 +20,7 @@ _BOM = codecs.BOM_UTF8  # which some editors put at the start of a file
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def opened(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BinaryIO:
     """The file, to read its bytes.
 
     Raises DataError if it cannot be read, is no regular file, or is UTF-16.
@@ -43,7 +43,7 @@ def opened(path: Path) -> BinaryIO:
 
 def head(path: Path) -> bytes:
     """The first bytes of a file, without a byte order mark. DataError if it holds white space."""
-    with opened(path) as file:
+    with open_file(path) as file:
         start = file.read(HEAD_BYTES)
         blank = not start.strip()
         while blank and (more := file.read(_BLOCK)):
@@ -56,7 +56,7 @@ def head(path: Path) -> bytes:
 def lines(path: Path) -> Iterator[str | BadRow]:
     """The text of every line, ends kept, marks removed; BadRow if it is too long or not UTF-8."""
     start = 0
-    with opened(path) as file:
+    with open_file(path) as file:
         while raw := file.readline(MOST_BYTES + 1):
             n_bytes = len(raw)
             if n_bytes > MOST_BYTES:
@@ -102,7 +102,7 @@ def blocks(path: Path) -> Iterator[str]:
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     start, line = 0, 1
-    with opened(path) as file:
+    with open_file(path) as file:
         while True:
             raw = file.read(_BLOCK)
             kept = decoder.getstate()[0]  # the start of a character

@@ -55,7 +55,7 @@ def _dense(r: Reader) -> Decoder:
     return _decoder(r, b, [b.gated_mlp(i, swiglu) for i in range(b.config.n_layer)], window)
 
 
-def _mixed(r: Reader) -> Decoder:
+def _with_experts(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", least_heads=0)
     n_dense = r.count("leading_dense_block_count", 0, least=0, most=1024)
     experts = read_experts(r, b, swiglu, gating=read_gating(r), biased=True)
@@ -80,7 +80,7 @@ _EXAMPLE = {"shortconv.l_cache": 3, "attention.head_count_kv": np.array([0, 2], 
 LFM2 = Architecture("lfm2", _dense, _EXAMPLE)
 LFM2MOE = Architecture(
     "lfm2moe",
-    _mixed,
+    _with_experts,
     _EXAMPLE
     | {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256}
     | {"leading_dense_block_count": 1, "expert_gating_func": 2},

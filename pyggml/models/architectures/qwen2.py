@@ -20,7 +20,7 @@ def _decoder(r: Reader) -> Decoder:
     return b.decoder(block)
 
 
-def _mixed(r: Reader) -> Decoder:
+def _with_experts(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
     experts = read_experts(r, b, swiglu, normalised=False)
     shared = read_shared(r, b, swiglu, b.n_ff[0])
@@ -36,7 +36,7 @@ def _mixed(r: Reader) -> Decoder:
 QWEN2 = Architecture("qwen2", _decoder, {})
 QWEN2MOE = Architecture(
     "qwen2moe",
-    _mixed,
+    _with_experts,
     {
         "expert_count": 4,
         "expert_used_count": 2,

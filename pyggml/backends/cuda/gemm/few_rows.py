@@ -37,7 +37,7 @@ from pyggml.backends.cuda.runtime.early import (
 )
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
-from pyggml.backends.cuda.weights.packed import MOST_GROUPS, Unit, closed, unit_of
+from pyggml.backends.cuda.weights.packed import MOST_GROUPS, Unit, compile_closure, unit_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DType
 from pyggml.quants import QUANTS
@@ -273,7 +273,7 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
     }  # fmt: skip
     for i, kind in enumerate(dict.fromkeys(kinds)):
         known |= {f"begin{i}": beginner(kind), f"add{i}": adder(kind)}
-    source = closed(_source(kinds), "multiply", known)
+    source = compile_closure(_source(kinds), "multiply", known)
     made = kernel(source, most_threads=32 * _MOST_WARPS, shared_bytes=_shared())
     return begins_early(made, lambda arguments: [w for part in arguments[0] for w in part[2:4]])
 

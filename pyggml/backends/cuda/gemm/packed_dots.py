@@ -22,7 +22,7 @@ from pyggml.backends.cuda.code.formulas import ZERO, silu
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.weights.packed import Loads, Unit, closed, groups_of, vocabulary
+from pyggml.backends.cuda.weights.packed import Loads, Unit, compile_closure, groups_of, vocabulary
 
 CHUNK = 32  # units
 
@@ -131,7 +131,7 @@ def _dot(words: range, of: str) -> str:
 @cache
 def _multiplier(unit: Unit, rows: int) -> Any:
     names = {**vocabulary(), "ZERO": ZERO, "dot_bytes": byte_ptx.dot_bytes}
-    return device(closed(source_of(unit, rows), "multiply_unit", names))
+    return device(compile_closure(source_of(unit, rows), "multiply_unit", names))
 
 
 # -- a chunk -------------------------------------------------------------------------------------

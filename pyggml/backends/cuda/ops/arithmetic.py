@@ -52,7 +52,7 @@ def _repeating(formula: Any) -> Kernel:
             out[i] = formula(a[i], b[i % b.size])
 
     @kernel
-    def tiled(out, a, b, shape, small):
+    def write_tiles(out, a, b, shape, small):
         for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
             out[i] = formula(a[i], b[tile_offset(i, shape, small)])
 
@@ -67,7 +67,7 @@ def _repeating(formula: Any) -> Kernel:
             small[first] == large[first] or first == len(small) - 1
         ):
             return per_element(cycling, *run)
-        return per_element(tiled, *run, large, small)
+        return per_element(write_tiles, *run, large, small)
 
     return Kernel(bind)
 

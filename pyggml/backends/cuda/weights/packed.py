@@ -333,7 +333,7 @@ def vocabulary() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def closed(source: str, name: str, known: Mapping[str, Any]) -> Any:
+def compile_closure(source: str, name: str, known: Mapping[str, Any]) -> Any:
     """The function of this name and source, with `known` in its closure, where the cache of
     compiled kernels looks for what makes two of one source differ."""
     body = indent(source, "    ")
