@@ -20,7 +20,7 @@ from pyggml.cli.terminal.options import (
     SETTINGS,
     ModelSource,
     given_settings,
-    in_group,
+    grouped,
     model_options,
     settings_options,
 )
@@ -43,7 +43,7 @@ from pyggml.generation import Context, Finish, complete
 )
 @model_options
 @click.option(
-    "-p", "--prompt", required=True, **in_group("text"), help="text to continue; \\n is a new line"
+    "-p", "--prompt", required=True, **grouped("text"), help="text to continue; \\n is a new line"
 )
 @n_tokens_option("most tokens to write", default=128, show_default=True)
 @ctx_option(2, "most tokens, prompt included (default: the model's context)")

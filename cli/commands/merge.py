@@ -13,7 +13,7 @@ from pyggml.cli.terminal.options import (
     PATH,
     SETTINGS,
     adapter_word,
-    in_group,
+    grouped,
     model_option,
     threads_option,
 )
@@ -47,10 +47,10 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
 )
 @model_option
 @click.option(
-    "--lora", **_LORA, **in_group("model"), help="adapter to merge; of several the updates add up"
+    "--lora", **_LORA, **grouped("model"), help="adapter to merge; of several the updates add up"
 )
 @click.option(
-    "-o", "--output", type=PATH, required=True, **in_group("output"), help="GGUF model to write"
+    "-o", "--output", type=PATH, required=True, **grouped("output"), help="GGUF model to write"
 )
 @click.option(
     "--type",
@@ -59,7 +59,7 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
     default=_KEEP,
     show_default=True,
     callback=_file_type,
-    **in_group("output"),
+    **grouped("output"),
     help="file type of the output; keep: every tensor keeps its own type",
 )
 @ALLOW_REQUANTIZE

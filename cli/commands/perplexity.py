@@ -7,7 +7,8 @@ import click
 
 from pyggml import Model
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, in_group, model_options
+from pyggml.cli.terminal.hub import held_out_files
+from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, grouped, model_options
 from pyggml.cli.terminal.paths import check_text
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, progress_lines, say, say_progress
@@ -32,7 +33,8 @@ from pyggml.lora.data import Dataset, Encoding, TextRow, encode_rows, pack, read
     *("-f", "--file", "text"),
     type=PATH,
     required=True,
-    **in_group("data"),
+    callback=held_out_files,
+    **grouped("data"),
     help="UTF-8 text, or rows as for finetune",
 )
 @click.option(
@@ -41,7 +43,7 @@ from pyggml.lora.data import Dataset, Encoding, TextRow, encode_rows, pack, read
     metavar="N",
     default=512,
     show_default=True,
-    **in_group("data", aliases=("ctx-size",)),
+    **grouped("data", aliases=("ctx-size",)),
     help="tokens of a chunk",
 )
 @click.option(
@@ -50,7 +52,7 @@ from pyggml.lora.data import Dataset, Encoding, TextRow, encode_rows, pack, read
     metavar="WORD",
     default="auto",
     show_default=True,
-    **in_group("data"),
+    **grouped("data"),
     help="special tokens in the text: auto, plain or parse, as for finetune; auto parses rows, and "
     "reads plain text as plain",
 )

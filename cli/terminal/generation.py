@@ -8,7 +8,7 @@ import click
 
 from pyggml.chat import BUILT_IN, MODEL
 from pyggml.cli.terminal.help import GroupedOption
-from pyggml.cli.terminal.options import F, given_settings, in_group, settings_options
+from pyggml.cli.terminal.options import F, given_settings, grouped, settings_options
 from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.generation import Piece, Sampling
@@ -17,7 +17,7 @@ from pyggml.tokenizer import Tokenizer
 
 CTX = 4096  # most tokens of a chat, where the user names no other number
 _FLAGS = {"temperature": "temp"}  # llama.cpp's name
-system_option = click.option("--system", metavar="TEXT", **in_group("text"), help="system prompt")
+system_option = click.option("--system", metavar="TEXT", **grouped("text"), help="system prompt")
 
 
 def chat_template_option(group: str = "text", common: bool = True) -> Callable[[F], F]:
@@ -27,7 +27,7 @@ def chat_template_option(group: str = "text", common: bool = True) -> Callable[[
         metavar="WORD",
         default=MODEL,
         show_default=True,
-        **in_group(group, common, brief="chat template, a name or a file"),
+        **grouped(group, common, brief="chat template, a name or a file"),
         help=f"chat template: model is the one in its file; {', '.join(BUILT_IN)}; or a file",
     )
 
@@ -38,7 +38,7 @@ def chat_template_kwargs_option(group: str = "text") -> Callable[[F], F]:
         "--chat-template-kwargs",
         metavar="JSON",
         default="",
-        **in_group(group, common=False),
+        **grouped(group, common=False),
         help='further inputs of the chat template: {"enable_thinking": false}',
     )
 
@@ -47,14 +47,14 @@ def n_tokens_option(help: str, **settings: Any) -> Callable[[F], F]:
     """-n, --n-tokens."""
     names = ("-n", "--n-tokens")
     kind = click.IntRange(min=1)
-    place = in_group("text", aliases=("n-predict", "max-tokens", "max-new-tokens"))
+    place = grouped("text", aliases=("n-predict", "max-tokens", "max-new-tokens"))
     return click.option(*names, type=kind, metavar="N", **settings, **place, help=help)
 
 
 def ctx_option(least: int, help: str) -> Callable[[F], F]:
     """--ctx."""
     kind = click.IntRange(min=least)
-    place = in_group("text", aliases=("ctx-size",))
+    place = grouped("text", aliases=("ctx-size",))
     return click.option("--ctx", type=kind, metavar="N", **place, help=help)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 import click
 
 from pyggml.cli.terminal.help import GroupedOption
+from pyggml.cli.terminal.hub import MODEL
 
 if TYPE_CHECKING:
     from pyggml.model import Model
@@ -66,7 +67,7 @@ ADAPTERS: dict[str, Any] = {
 }
 
 
-def in_group(
+def grouped(
     group: str, common: bool = True, aliases: Sequence[str] = (), brief: str = ""
 ) -> dict[str, Any]:
     """Arguments of an option that help lists in this group."""
@@ -74,15 +75,15 @@ def in_group(
     return {"cls": GroupedOption, **about}
 
 
-_MODEL, _MEMORY = in_group("model"), in_group("memory")
+_MODEL, _MEMORY = grouped("model"), grouped("memory")
 MODEL_ALIASES = ("model-name-or-path", "base-model")
 model_option = click.option(
     "-m",
     "--model",
-    type=PATH,
+    type=MODEL,
     required=True,
-    **in_group("model", aliases=MODEL_ALIASES),
-    help="GGUF model",
+    **grouped("model", aliases=MODEL_ALIASES),
+    help="GGUF model, or OWNER/NAME:TYPE of the hub",
 )
 lora_option = click.option(
     "--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; of several the updates add up"
@@ -101,7 +102,7 @@ compute_option = click.option(
     metavar="WORD",
     default="auto",
     show_default=True,
-    **in_group("memory", brief="precision of products: int8, bf16, f32, auto"),
+    **grouped("memory", brief="precision of products: int8, bf16, f32, auto"),
     help="precision of matrix products: int8, bf16, f32, which is exact, or auto, the fastest that "
     "this CPU has",
 )

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import click
 
-from pyggml.cli.terminal.options import PATH, in_group
+from pyggml.cli.terminal.options import PATH, grouped
 from pyggml.cli.terminal.show import plural, printable, progress_lines, say, size
 from pyggml.gguf import GGUFFile
 from pyggml.graph.dtypes import DType
@@ -15,14 +15,14 @@ from pyggml.graph.dtypes import DType
 ALLOW_REQUANTIZE = click.option(
     "--allow-requantize",
     is_flag=True,
-    **in_group("output"),
+    **grouped("output"),
     help="requantise: write another type than a quantised model has, whose error adds to that of "
     "the first quantisation",
 )
 IMATRIX = click.option(
     "--imatrix",
     type=PATH,
-    **in_group("output"),
+    **grouped("output"),
     help="importance matrix, by pyggml imatrix or llama.cpp (Q4 to Q5, K-quants and IQ types use "
     "it)",
 )

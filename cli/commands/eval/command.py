@@ -12,6 +12,7 @@ from pyggml.cli.commands.eval.record import record
 from pyggml.cli.commands.eval.subjects import names, subjects
 from pyggml.cli.commands.eval.table import NOTE, show
 from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.hub import MODEL, held_out_files
 from pyggml.cli.terminal.options import (
     MODEL_ALIASES,
     PATH,
@@ -21,7 +22,7 @@ from pyggml.cli.terminal.options import (
     ModelSource,
     compute_options,
     given_settings,
-    in_group,
+    grouped,
     lora_option,
     settings_options,
 )
@@ -30,7 +31,7 @@ from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.lora.config import EvalConfig
 
-_MODEL = in_group("model", aliases=MODEL_ALIASES)
+_MODEL = grouped("model", aliases=MODEL_ALIASES)
 
 
 @click.command(
@@ -44,12 +45,12 @@ _MODEL = in_group("model", aliases=MODEL_ALIASES)
         "pyggml eval -m model.gguf --lora adapter.gguf -f questions.jsonl --json",
     ],
 )
-@click.option("-m", "--model", type=PATH, **_MODEL, help="GGUF model")
+@click.option("-m", "--model", type=MODEL, **_MODEL, help="GGUF model")
 @lora_option
 @click.option(
     "--compare",
     is_flag=True,
-    **in_group("model", brief="also evaluate the files that follow"),
+    **grouped("model", brief="also evaluate the files that follow"),
     help="also evaluate the files that follow, models and adapters of -m, and print how they "
     "differ from the first",
 )
@@ -59,13 +60,14 @@ _MODEL = in_group("model", aliases=MODEL_ALIASES)
     type=PATH,
     multiple=True,
     required=True,
-    **in_group("data"),
+    callback=held_out_files,
+    **grouped("data"),
     metavar="DATA",
     help="text, rows as for finetune, or questions with choices (docs/evaluation.md); may be given "
     "several times",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, **in_group("output"), help="print JSON instead of tables"
+    "--json", "as_json", is_flag=True, **grouped("output"), help="print JSON instead of tables"
 )
 @compute_options
 def command(

@@ -19,7 +19,7 @@ from pyggml.cli.terminal.generation import (
     system_option,
 )
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, in_group, model_option
+from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, grouped, model_option
 from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.files import replacing
@@ -44,7 +44,7 @@ _WITHOUT = ("logit_bias", "logprobs")  # it has none
     ],
 )
 @model_option
-@click.option("--lora", **ADAPTERS, **in_group("model"), help="adapter to use with it")
+@click.option("--lora", **ADAPTERS, **grouped("model"), help="adapter to use with it")
 @system_option
 @chat_template_option()
 @ctx_option(16, f"most tokens of a chat (default: {CTX}, or the model's if that has fewer)")
@@ -53,10 +53,10 @@ _WITHOUT = ("logit_bias", "logprobs")  # it has none
     type=PATH,
     default=Path("Modelfile"),
     show_default=True,
-    **in_group("output"),
+    **grouped("output"),
     help="file to write",
 )
-@click.option("--force", is_flag=True, **in_group("output"), help="replace the file if it is there")
+@click.option("--force", is_flag=True, **grouped("output"), help="replace the file if it is there")
 def command(
     model: Path,
     lora: tuple[tuple[Path, float], ...] | None,

@@ -14,7 +14,8 @@ from pyggml import gguf
 from pyggml.cli.commands.inspect import facts, present
 from pyggml.cli.commands.inspect.sections import Section, Table
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, ModelSource, in_group
+from pyggml.cli.terminal.hub import MODEL
+from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, ModelSource, grouped
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.show import printable, say, size
 from pyggml.errors import ConfigError
@@ -45,11 +46,11 @@ class Inspection:
 
 
 _number = click.IntRange(min=1)
-_DATA = in_group("data")
+_DATA = grouped("data")
 
 
 def _flag(name: str, help: str, group: str = "output") -> Any:
-    return click.option(name, is_flag=True, **in_group(group), help=help)
+    return click.option(name, is_flag=True, **grouped(group), help=help)
 
 
 @click.command(
@@ -63,8 +64,8 @@ def _flag(name: str, help: str, group: str = "output") -> Any:
         "pyggml inspect model.gguf --tokens -f text.txt --html page.html",
     ],
 )
-@click.argument("given", metavar="FILE", type=PATH, required=False)
-@click.option("-m", "--model", type=PATH, **in_group("model"), help="the same as FILE")
+@click.argument("given", metavar="FILE", type=MODEL, required=False)
+@click.option("-m", "--model", type=MODEL, **grouped("model"), help="the same as FILE")
 @_flag("--machine", "what computes on this machine, and why", "help")
 @_flag("--tensors", "every tensor, instead of equal ones folded")
 @_flag("--template", "the text of the chat template")
@@ -76,13 +77,13 @@ def _flag(name: str, help: str, group: str = "output") -> Any:
     *("-f", "--file", "text"), type=PATH, **_DATA, help="text for --tokens and --gradients"
 )
 @click.option(
-    "--lora", **ADAPTERS, **in_group("model"), help="adapter to read it with; several add up"
+    "--lora", **ADAPTERS, **grouped("model"), help="adapter to read it with; several add up"
 )
 @click.option(
     "--rank",
     type=_number,
     metavar="N",
-    **in_group("adapter", aliases=("lora-rank", "lora-r")),
+    **grouped("adapter", aliases=("lora-rank", "lora-r")),
     help=f"rank of the LoRA adapter whose training is planned  [default: {RANK}]",
 )
 @click.option(
@@ -106,13 +107,13 @@ def _flag(name: str, help: str, group: str = "output") -> Any:
     *("--html", "html"),
     type=PATH,
     metavar="PAGE",
-    **in_group("output"),
+    **grouped("output"),
     help="write all of it as a page, with pictures",
 )
 @click.option(
     *("--json", "as_json"),
     is_flag=True,
-    **in_group("output"),
+    **grouped("output"),
     help="print it as JSON (docs/looking-inside.md)",
 )
 def command(

@@ -20,7 +20,7 @@ from pyggml.cli.terminal.options import (
     AdapterFile,
     compute_options,
     given_settings,
-    in_group,
+    grouped,
     model_option,
     settings_options,
 )
@@ -28,7 +28,7 @@ from pyggml.cli.web.listening import check_packages, is_loopback, listening
 from pyggml.errors import ConfigError
 from pyggml.generation import Context
 
-_SERVER = in_group("server")
+_SERVER = grouped("server")
 Named = tuple[str, Adapter]
 
 
@@ -71,14 +71,14 @@ class NamedAdapter(click.ParamType):
     type=NamedAdapter(),
     multiple=True,
     metavar="NAME=ADAPTER[:WEIGHT]",
-    **in_group("model"),
+    **grouped("model"),
     help="adapter that clients ask for as the model NAME; a NAME that is given again combines its "
     "adapters: their updates add up",
 )
 @click.option(
     "--alias",
     metavar="NAME",
-    **in_group("model", common=False),
+    **grouped("model", common=False),
     help="the name of the model without adapters (default: its file's)",
 )
 @chat_template_option("model", common=False)
@@ -99,7 +99,7 @@ class NamedAdapter(click.ParamType):
     multiple=True,
     envvar="PYGGML_API_KEY",
     metavar="KEY",
-    **in_group("server", brief="key that clients must send"),
+    **grouped("server", brief="key that clients must send"),
     help="key that clients must send, needed where others can connect; may be given several "
     "times, or as PYGGML_API_KEY, which other users of this machine do not see",
 )
@@ -107,14 +107,14 @@ class NamedAdapter(click.ParamType):
     "--allow-host",
     multiple=True,
     metavar="NAME",
-    **in_group("server", common=False),
+    **grouped("server", common=False),
     help="name by which clients may call this server, besides the address",
 )
 @click.option(
     "--allow-origin",
     multiple=True,
     metavar="URL",
-    **in_group("server", common=False),
+    **grouped("server", common=False),
     help="site whose pages may call this server, such as https://example.org (default: none)",
 )
 def command(**given: Any) -> int:

@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.options import PATH, SETTINGS, compute_option, in_group, threads_option
+from pyggml.cli.terminal.hub import MODEL
+from pyggml.cli.terminal.options import PATH, SETTINGS, compute_option, grouped, threads_option
 from pyggml.cli.web.listening import check_packages, listening
 from pyggml.errors import ConfigError
 
@@ -23,14 +24,14 @@ HOST = "127.0.0.1"
         "pyggml view model.gguf --port 0",
     ],
 )
-@click.argument("given", metavar="[MODEL]", type=PATH, required=False)
-@click.option("-m", "--model", type=PATH, **in_group("model"), help="the same as MODEL")
+@click.argument("given", metavar="[MODEL]", type=MODEL, required=False)
+@click.option("-m", "--model", type=MODEL, **grouped("model"), help="the same as MODEL")
 @click.option(
     "--run",
     "runs",
     type=PATH,
     metavar="FOLDER",
-    **in_group("data", brief="folder of adapters whose runs are shown"),
+    **grouped("data", brief="folder of adapters whose runs are shown"),
     help="folder of adapters whose runs are shown, finished ones and those under way",
 )
 @click.option(
@@ -38,7 +39,7 @@ HOST = "127.0.0.1"
     type=click.IntRange(0, 65535),
     default=8090,
     metavar="N",
-    **in_group("server"),
+    **grouped("server"),
     help="port; 0 takes a free one  [default: 8090]",
 )
 @threads_option
