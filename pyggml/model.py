@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
@@ -16,7 +16,7 @@ import numpy as np
 from pyggml import gguf, tokenizer
 from pyggml.backends import Backend
 from pyggml.backends.cpu import CPU, write
-from pyggml.errors import AdapterError, ConfigError, DataError, TokenizerError
+from pyggml.errors import AdapterError, ConfigError, DataError, TokenizerError, suggestion
 from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32, DType
@@ -25,6 +25,7 @@ from pyggml.kernels.gemm import FASTEST
 from pyggml.kernels.kernel import Compute
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, build, read
 from pyggml.models.adapter import read_adapter
+from pyggml.models.stack import missing
 from pyggml.models.taps import Edit, Numbers, check_names, edits
 from pyggml.runtime import Arenas, Devices, Program, bind, schedule
 from pyggml.runtime.choice import backends_of
@@ -69,6 +70,14 @@ class Model:
     def with_adapter_files(self, *given: AdapterFile) -> Model:
         """The same with the updates of these files. Raises AdapterError as `load` does."""
         adapters = [_adapter(one, self.parts) for one in given]
+        for name, lacks in missing(adapters).items():
+            words = ", ".join(below.word for below in lacks)
+            warnings.warn(
+                f"{name} was trained on top of {words}, which is not here (by its numbers and "
+                "weight): without it, it is not what was trained",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         self.devices.hold(*(t for pairs in adapters for p in pairs.values() for t in (p.a, p.b)))
         return self.with_adapters(*adapters)
 
@@ -269,7 +278,8 @@ def load(
     """
     known = next((name for name in COMPUTE_TYPES if name == compute), None)
     if known is None:
-        raise ConfigError(f"compute is {compute!r}, known are {', '.join(COMPUTE_TYPES)}")
+        near = suggestion(compute, COMPUTE_TYPES)
+        raise ConfigError(f"compute is {compute!r}, known are {', '.join(COMPUTE_TYPES)}{near}")
     if any(b.is_host for b in backends):
         raise ConfigError("backends has a CPU, wanted other devices: the CPU runs what they lack")
     file = gguf.open(path)
@@ -287,4 +297,4 @@ def _adapter(given: AdapterFile, parts: Parts) -> LoraPairs:
     pairs = read_adapter(path, parts)
     if weight == 1:
         return pairs
-    return {name: replace(pair, scale=weight * pair.scale) for name, pair in pairs.items()}
+    return pairs.times(weight)

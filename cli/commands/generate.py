@@ -24,7 +24,7 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
-from pyggml.cli.terminal.show import printable, say, unescape
+from pyggml.cli.terminal.show import printable, say, say_progress, unescape
 from pyggml.errors import ConfigError
 from pyggml.generation import Context, Finish, complete
 
@@ -34,6 +34,12 @@ from pyggml.generation import Context, Finish, complete
     cls=GroupedCommand,
     params=[*settings_options(Context, {}), *sampling_options()],
     context_settings=SETTINGS,
+    quiet="speed",
+    examples=[
+        'pyggml generate -m model.gguf -p "Once upon a time"',
+        'pyggml generate -m model.gguf --lora adapter.gguf -p "..." -n 256 --temp 0',
+        'pyggml generate -m model.gguf -p "The answer is" -n 1 --logprobs 10',
+    ],
 )
 @model_options
 @click.option(
@@ -61,7 +67,7 @@ def command(source: ModelSource, prompt: str, n_tokens: int, ctx: int | None, **
         print(f"note: the context of {n_ctx} tokens is full", file=sys.stderr)
     if sys.stderr.isatty():
         speed = n / (perf_counter() - began)
-        print(f"({n} tokens, {speed:.1f} tokens/s, --seed {how.seed})", file=sys.stderr)
+        say_progress(f"({n} tokens, {speed:.1f} tokens/s, --seed {how.seed})")
 
 
 def _context(model: Model, n_prompt: int, ctx: int | None) -> int:

@@ -1,4 +1,4 @@
-"""`pyggml merge`: a model and adapters → one model, a line for each tensor."""
+"""`pyggml merge`: a model and adapters → one model, and how much of the updates is in it."""
 
 from pathlib import Path
 from typing import Any
@@ -6,21 +6,30 @@ from typing import Any
 import click
 
 import pyggml.threads
-from pyggml import load
+from pyggml import gguf, load
+from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
     ADAPTERS,
     PATH,
     SETTINGS,
     adapter_word,
+    grouped,
     model_option,
     threads_option,
 )
 from pyggml.cli.terminal.paths import check_output
-from pyggml.cli.terminal.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
+from pyggml.cli.terminal.rewriting import (
+    IMATRIX,
+    TENSORS,
+    Progress,
+    say_losses,
+    say_sizes,
+    say_tensors,
+)
 from pyggml.cli.terminal.show import say
 from pyggml.lora import merge
 from pyggml.lora.adapter.merge import update_counts
-from pyggml.requantize import FILE_TYPES
+from pyggml.requantize import FILE_TYPES, ROUNDINGS
 from pyggml.requantize.imatrix import read_imatrix
 
 _KEEP = "keep"
@@ -33,10 +42,23 @@ def _file_type(ctx: click.Context, param: click.Parameter, value: str) -> str | 
 _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
 
 
-@click.command("merge", context_settings=SETTINGS)
+@click.command(
+    "merge",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    examples=[
+        "pyggml merge -m model.gguf --lora adapter.gguf -o merged.gguf",
+        "pyggml merge -m model.gguf --lora adapter.gguf -o merged.gguf --type Q4_K_M",
+        "pyggml merge -m model.gguf --lora a.gguf:0.7 --lora b.gguf:0.3 -o both.gguf",
+    ],
+)
 @model_option
-@click.option("--lora", **_LORA, help="adapter to merge; several add up")
-@click.option("-o", "--output", type=PATH, required=True, help="GGUF model to write")
+@click.option(
+    "--lora", **_LORA, **grouped("model"), help="adapter to merge; of several the updates add up"
+)
+@click.option(
+    "-o", "--output", type=PATH, required=True, **grouped("output"), help="GGUF model to write"
+)
 @click.option(
     "--type",
     "file_type",
@@ -44,28 +66,48 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
     default=_KEEP,
     show_default=True,
     callback=_file_type,
+    **grouped("output"),
     help="file type of the output; keep: every tensor keeps its own type",
 )
-@ALLOW_REQUANTIZE
+@click.option(
+    "--rounding",
+    type=click.Choice(ROUNDINGS),
+    default=ROUNDINGS[0],
+    show_default=True,
+    metavar="WORD",
+    **grouped("output"),
+    help="update: so that the updates are kept where they are smaller than the steps of a type; "
+    "nearest: as llama.cpp packs the sums, byte for byte",
+)
+@click.option("--allow-requantize", is_flag=True, hidden=True)  # of before: merging may, always
 @IMATRIX
+@TENSORS
 @threads_option
 def command(
     model: Path,
     lora: tuple[tuple[Path, float], ...],
     output: Path,
     file_type: str | None,
+    rounding: str,
     allow_requantize: bool,
     imatrix: Path | None,
+    tensors: bool,
     threads: int,
 ) -> None:
-    """Add adapters to the weights of a model: updated in float32, then packed once."""
+    """Add adapters to the weights of a model, packed once; says how much of them is in it."""
     read = [("model", model), ("importance matrix", imatrix)]
     check_output(output, [*read, *(("adapter", path) for path, _ in lora)])
     pyggml.threads.set(threads)
     opened = load(model, [*lora])
     importance = read_imatrix(imatrix) if imatrix else None
-    show = tensor_lines(opened.file, update_counts(opened))
-    merge(opened, output, file_type, show, allow_requantize, importance)
+    show = Progress(opened.file)
+    losses = merge(opened, output, file_type, show, importance, rounding)
+    if tensors:
+        with gguf.open(output) as written:
+            say_tensors(opened.file, written, losses, update_counts(opened))
+    say_losses(
+        losses, "" if rounding == ROUNDINGS[0] else f", and so does --rounding {ROUNDINGS[0]}"
+    )
     say_sizes(opened.file, output)
     say(f"with {', '.join(adapter_word(given) for given in lora)}")
 

@@ -3,6 +3,8 @@
 0 done    2 an error that input or the machine caused    130 stopped by Ctrl-C, a closed terminal or
 a reader of standard output that closed it    143 stopped by SIGTERM
 
+SIGTERM and a closed terminal (SIGHUP) end any command so that no half-written file is left.
+
 A fault of the program itself keeps its traceback.
 """
 
@@ -11,38 +13,35 @@ import io
 import os
 import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TextIO
 
 import click
 
-from pyggml.cli.terminal.show import printable
+from pyggml.cli.terminal.show import printable, set_quiet
 from pyggml.errors import PyggmlError
 
 FAILED, STOPPED, TERMINATED = 2, 130, 143
 _signals: set[int] = set()  # that asked for an end
-# What other trainers call a setting.
+# What other trainers have for a setting of ours, with another meaning: aliases have the same.
 ELSEWHERE = {
-    "base_model": "model",
+    "adapter_path": "output",
     "batch_size": "batch",
     "data": "file",
     "dataset": "file",
-    "gradient_accumulation_steps": "grad_accum",
-    "gradient_checkpointing": "grad_checkpointing",
-    "learning_rate": "lr",
-    "lora_r": "lora_rank",
-    "lora_target_modules": "lora_modules",
-    "max_grad_norm": "clip",
-    "max_seq_length": "ctx",
-    "micro_batch_size": "batch",
-    "num_epochs": "epochs",
-    "num_train_epochs": "epochs",
+    "dataset_name": "file",
+    "init_lora_weights": "lora_init",
+    "iters": "max_steps",
+    "logging_dir": "log_to",
+    "num_layers": "skip_layers",
     "output_dir": "output",
-    "per_device_train_batch_size": "batch",
-    "sequence_len": "ctx",
-    "target_modules": "lora_modules",
+    "rl": "objective",
+    "stage": "objective",
+    "val_set_size": "val_split",
 }
 # Settings whose option has another name than --SETTING.
 _OPTIONS = {
@@ -71,7 +70,8 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
             stream.reconfigure(encoding=encoding, errors="replace")
     output = sys.stdout
     _signals.clear()
-    with warnings.catch_warnings():
+    set_quiet(False)
+    with warnings.catch_warnings(), _ended_by_signals():
         warnings.showwarning = _show_warning
         try:
             return _call(command, name, args)
@@ -115,13 +115,43 @@ def note_signal(number: int) -> None:
     _signals.add(number)
 
 
+def end_if_signalled() -> None:
+    """End here if a signal asked for it: what it raised is lost where Python was in a finaliser."""
+    if _signals:
+        raise SystemExit(STOPPED)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP end a command as Ctrl-C does: what it was writing is removed.
+
+    Commands that go on for a while after a signal have handlers of their own over these.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        note_signal(number)
+        raise SystemExit(STOPPED)
+
+    numbers = [getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n)]
+    if threading.current_thread() is not threading.main_thread():  # others hear no signals
+        numbers = []
+    heard = [n for n in numbers if signal.getsignal(n) is signal.SIG_DFL]  # not ignored: nohup
+    for number in heard:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def _code_of(code: int) -> int:
     """SIGTERM has a code of its own, so that a supervisor knows its own signal."""
     return TERMINATED if code == STOPPED and signal.SIGTERM in _signals else code
 
 
 def _suggestion(error: click.NoSuchOption) -> str:
-    """The error with our option of the same meaning as another trainer's; "" without one."""
+    """The error with our option beside another trainer's; "" without one."""
     known = error.option_name.lstrip("-").replace("-", "_")
     ours = "--" + ELSEWHERE.get(known, "").replace("_", "-")
     options = [] if error.ctx is None else error.ctx.command.params

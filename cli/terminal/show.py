@@ -1,26 +1,68 @@
 """Numbers and names as a reader wants them."""
 
+import os
 import re
+import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+_WARNINGS = ("warning", "skipped", "left out")  # labels of rows that --quiet leaves in
+_is_quiet = False
+_progresses = 0  # contexts of `progress_lines` that are open
+_recordings: list[list[tuple[str, str]]] = []
+
+
+def set_quiet(value: bool) -> None:
+    """Whether what is printed inside `progress_lines` is left out from now on."""
+    global _is_quiet
+    _is_quiet = value
+
+
+def is_quiet() -> bool:
+    return _is_quiet
+
+
+@contextmanager
+def progress_lines() -> Iterator[None]:
+    """What is printed inside tells of the way, not of a result: --quiet leaves it out."""
+    global _progresses
+    _progresses += 1
+    try:
+        yield
+    finally:
+        _progresses -= 1
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that takes colours, and the user wants them."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not plain
 
 
 def say(text: str = "", end: str = "\n") -> None:
     """Print at once, also into a pipe."""
-    print(text, end=end, flush=True)
+    if not (_is_quiet and _progresses):
+        print(text, end=end, flush=True)
+
+
+def say_progress(text: str, end: str = "\n") -> None:
+    """Print on standard error, where results are not; --quiet leaves it out."""
+    if not _is_quiet:
+        print(text, end=end, file=sys.stderr, flush=True)
 
 
 def row(label: str, text: str) -> None:
     """A line of a table with one word at its left."""
-    say(f"{label:<10} {text}")
+    line = f"{label:<10} {text}"
+    if label in _WARNINGS:
+        print(line, flush=True)
+    else:
+        say(line)
     for rows in _recordings:
         rows.append((label, text))
-
-
-_recordings: list[list[tuple[str, str]]] = []
 
 
 @contextmanager
@@ -54,6 +96,12 @@ def count(n: int) -> str:
 def plural(n: int, thing: str, things: str | None = None) -> str:
     """1 window, 1,370 windows."""
     return f"{n:,} {thing if n == 1 else things or thing + 's'}"
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 with two digits at least: 0.31 %, 98 %, 100 %."""
+    value = 100 * (share or 0.0)
+    return f"{value:.2g} %" if abs(value) < 99.5 else f"{value:.0f} %"
 
 
 def span(seconds: float) -> str:

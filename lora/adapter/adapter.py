@@ -6,6 +6,7 @@ The start that PiSSA subtracts follows A and B in the file, as further ranks. Tw
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import LoraConfig
 from pyggml.model import Model
 from pyggml.models import LoraPairs
-from pyggml.models.adapter import FIXED_RANKS
+from pyggml.models.adapter import BASE_NAME, FIXED_RANKS
+from pyggml.models.stack import below_metadata
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -57,7 +59,9 @@ class Adapter:
         """
         if not self.fits_a_file:
             raise AdapterError("an adapter file cannot hold DoRA's magnitudes: merge(model, path)")
-        more = {}
+        below = [p for p in self.model.adapters if p is not self.pairs and p is not self.fixed]
+        more: dict[str, Any] = {"general.base_model.count": np.uint32(1), BASE_NAME: self.base_name}
+        more |= below_metadata(below)
         if self.fixed:
             ranks = [self._rank(n) - p.rank for n, p in self.pairs.items()]
             more[FIXED_RANKS] = np.array(ranks, np.int32)

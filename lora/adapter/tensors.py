@@ -20,7 +20,7 @@ from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import unpack
 from pyggml.lora.adapter.targets import fits
 from pyggml.model import Model
-from pyggml.requantize import rewrite
+from pyggml.requantize import Losses, rewrite
 
 _FLOATS = (F32, F16, BF16)
 
@@ -36,14 +36,15 @@ class TrainedTensors:
     model: Model
     parameters: Parameters
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str]) -> Losses:
         """Write the whole model, with these tensors in the types of its file.
 
-        An older file at `path` stays whole until the new one is complete. Raises QuantError for
-        numbers that F16 cannot hold, PyggmlError if the disk refuses.
+        Returns how much of what was trained is in the file, by tensor. An older file at `path`
+        stays whole until the new one is complete. Raises QuantError for numbers that F16 cannot
+        hold, PyggmlError if the disk refuses.
         """
         changed = {name: partial(_numbers, t) for name, t in self.parameters.tensors.items()}
-        rewrite(self.model.file, path, changed=changed)
+        return rewrite(self.model.file, path, changed=changed)
 
 
 def _numbers(t: Tensor) -> np.ndarray:

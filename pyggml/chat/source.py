@@ -13,7 +13,7 @@ from datetime import date
 from pathlib import Path
 
 from pyggml.chat.template import MOST_SOURCE, ChatTemplate, read_names
-from pyggml.errors import TemplateError
+from pyggml.errors import TemplateError, suggestion
 from pyggml.tokenizer import Tokenizer
 
 BUILT_IN = ("chatml", "llama3", "gemma", "mistral", "phi3", "alpaca")
@@ -68,8 +68,8 @@ def _source(tokenizer: Tokenizer, wanted: str) -> tuple[str, str]:
     except UnicodeDecodeError:
         raise TemplateError(f"{path}: is not UTF-8, wanted a chat template") from None
     except (OSError, ValueError) as error:
-        names = ", ".join((MODEL, *filter(None, own), *BUILT_IN))
+        names = (MODEL, *filter(None, own), *BUILT_IN)
         raise TemplateError(
-            f"{wanted}: is no chat template, wanted one of {names}, or a file "
-            f"({getattr(error, 'strerror', None) or error})"
+            f"{wanted}: is no chat template, wanted one of {', '.join(names)}, or a file "
+            f"({getattr(error, 'strerror', None) or error}){suggestion(wanted, names)}"
         ) from None

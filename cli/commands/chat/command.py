@@ -8,6 +8,7 @@ import click
 from pyggml.chat import find_template
 from pyggml.cli.commands.chat.console import Console
 from pyggml.cli.commands.chat.conversation import Conversation
+from pyggml.cli.commands.chat.lines import END_KEYS
 from pyggml.cli.terminal.generation import (
     CTX,
     chat_template_kwargs_option,
@@ -27,7 +28,7 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
-from pyggml.cli.terminal.show import printable, say, unescape
+from pyggml.cli.terminal.show import is_quiet, printable, say, unescape
 from pyggml.generation import Context
 
 _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left out
@@ -38,6 +39,12 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
     cls=GroupedCommand,
     params=[*settings_options(Context, {}, _OF_TEXTS), *sampling_options()],
     context_settings=SETTINGS,
+    quiet="greeting",
+    examples=[
+        "pyggml chat -m model.gguf",
+        'pyggml chat -m model.gguf --lora adapter.gguf --system "Answer in one line."',
+        'echo "What is a tensor?" | pyggml chat -m model.gguf --temp 0',
+    ],
 )
 @model_options
 @system_option
@@ -58,7 +65,7 @@ def command(
     ctx: int | None,
     **given: Any,
 ) -> int:
-    """Talk with a model. /help lists the commands, Ctrl-C ends an answer, Ctrl-D the chat.
+    """Talk with a model. /help lists the commands, Ctrl-C ends an answer, /bye the chat.
 
     Without a terminal, each line of standard input is a message.
     """
@@ -70,7 +77,7 @@ def command(
     text = None if system is None else unescape(system)
     chat = Conversation(opened, template, how, n_ctx, n_tokens, text, cache_type)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    if interactive:
+    if interactive and not is_quiet():
         name = printable(str(opened.file.get("general.name", source.path.name)))
-        say(f"{name}, as {template.origin} has it; /help lists commands, Ctrl-D ends")
+        say(f"{name}, as {template.origin} has it; /help lists commands, {END_KEYS} ends")
     return Console(chat, interactive).run()

@@ -3,7 +3,6 @@
 Notes go to standard error, so that a pipe gets answers alone.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -15,10 +14,10 @@ from types import FrameType
 import click
 
 from pyggml.cli.commands.chat.conversation import Conversation, Round
-from pyggml.cli.commands.chat.lines import read_messages
+from pyggml.cli.commands.chat.lines import END_KEYS, read_messages
 from pyggml.cli.terminal.exit import FAILED
 from pyggml.cli.terminal.generation import say_piece
-from pyggml.cli.terminal.show import plural, printable, say
+from pyggml.cli.terminal.show import has_colours, plural, printable, say
 from pyggml.errors import PyggmlError
 from pyggml.generation import Finish
 
@@ -39,7 +38,7 @@ class Console:
         self._chat, self._interactive, self._failed = conversation, interactive, False
         self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
             "/help": ("these commands", self._help),
-            "/bye": ("end the chat, as Ctrl-D; /exit too", self._end),
+            "/bye": (f"end the chat, as {END_KEYS}; /exit too", self._end),
             "/exit": ("the same", self._end),
             "/undo": ("take the last message and its answer back", self._undo),
             "/retry": ("answer the last message anew", self._retry),
@@ -75,7 +74,7 @@ class Console:
 
     def _note(self, text: str) -> None:
         text = printable(text)
-        coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        coloured = has_colours(sys.stderr)
         print(click.style(text, dim=True) if coloured else text, file=sys.stderr, flush=True)
 
     # -- answers --------------------------------------------------------------------------------
@@ -128,7 +127,7 @@ class Console:
     def _help(self, rest: str) -> None:
         self._note("\n".join(f"{name:<8} {about}" for name, (about, _) in self._commands.items()))
         self._note(
-            "A line that ends with \\ goes on in the next. Ctrl-C ends an answer, Ctrl-D all."
+            f"A line that ends with \\ goes on in the next. Ctrl-C ends an answer, {END_KEYS} all."
         )
 
     def _end(self, rest: str) -> None:

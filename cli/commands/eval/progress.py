@@ -1,9 +1,7 @@
 """How far an evaluation is, on standard error."""
 
-import sys
-
-from pyggml.cli.terminal.progress import Countdown
-from pyggml.cli.terminal.show import span
+from pyggml.cli.terminal.progress import ChangingLine, Countdown
+from pyggml.cli.terminal.show import say_progress, span
 
 _WORTH_TELLING = 5.0  # seconds
 
@@ -13,13 +11,12 @@ class Progress:
 
     def __init__(self, label: str) -> None:
         self._label, self._time = label, Countdown()
-        self._is_terminal = sys.stderr.isatty()
+        self._line = ChangingLine()
 
     def __call__(self, done: int, n: int) -> None:
         left = self._time.left(done, n)
-        if self._is_terminal:
+        if self._line.is_shown:
             time = f", some {span(left)} left" if left else ""
-            text = f"{self._label}: {done} of {n} passes{time}" if done < n else ""
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            self._line.show(f"{self._label}: {done} of {n} passes{time}" if done < n else "")
         elif done == 2 and left and left > _WORTH_TELLING:
-            print(f"{self._label}: {n} passes, some {span(left)} left", file=sys.stderr, flush=True)
+            say_progress(f"{self._label}: {n} passes, some {span(left)} left")

@@ -1,6 +1,5 @@
 """Chats on the command line: a summary before training, and samples as the model will read them."""
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -10,7 +9,7 @@ import numpy as np
 
 from pyggml.chat import MODEL, ChatTemplate, Message, find_template
 from pyggml.cli.terminal.samples import documents
-from pyggml.cli.terminal.show import plural, printable, row, say
+from pyggml.cli.terminal.show import has_colours, plural, printable, row, say
 from pyggml.errors import TemplateError
 from pyggml.lora import Corpus, DataConfig
 from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN, THOUGHTS
@@ -81,7 +80,7 @@ def _render(template: ChatTemplate, chat: Sequence[Message]) -> str:
 
 def preview(corpus: Corpus, tokenizer: Tokenizer, n: int) -> None:
     """Print n documents. Learned text is green, or between ⟦ and ⟧ without colours."""
-    has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    has_colour = has_colours(sys.stdout)
     learned = "green" if has_colour else "between ⟦ and ⟧"
     for i, (ids, trained) in enumerate(islice(documents(corpus.train, n), n)):
         count = int(trained.sum())

@@ -2,17 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from pyggml.cli import demo
 from pyggml.cli.commands.finetune import config_file
+from pyggml.cli.terminal.hub import data_files, model_file
 from pyggml.cli.terminal.options import adapter_word, given_settings
 from pyggml.cli.terminal.paths import beside, check_ours, check_output, check_space, check_text
 from pyggml.cli.web import report
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
+from pyggml.hub import HELD_OUT
 from pyggml.lora import DataConfig, LoraConfig, Objective, TrainConfig
 from pyggml.lora.data import Source, TokenCache
 from pyggml.lora.objectives import OBJECTIVES
@@ -32,6 +34,7 @@ SETTINGS_FLAGS: Mapping[type, Mapping[str, str]] = {
     ObjectiveConfig: OBJECTIVE_FLAGS,
 }
 _NEEDED = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
+_PLACEHOLDER = Path("adapter.gguf")  # of a job that writes nothing
 # A job's own, no settings.
 _OWN = (*_NEEDED, "init", "below", "train_tensors", "prompt", "log_to", "report")
 _NOT_IN_FILES = ("seed", "dropout", "plus_ratio")  # of an adapter, so given again with --init
@@ -63,6 +66,7 @@ class Job:
     max_memory: int | None
     device: str
     fixed: frozenset[str]  # parameters that the user gave, which nothing overrides
+    previews_only: bool  # without an output, which a preview does not need
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -78,7 +82,7 @@ class Job:
     @property
     def cache(self) -> TokenCache | None:
         """The folder of kept tokens: beside the checkpoints, else the user's; None in a dry run."""
-        if self.dry_run:
+        if self.dry_run or self.previews_only:
             return None
         if self.reading.cache_dir is not None:
             return TokenCache(Path(self.reading.cache_dir))
@@ -143,12 +147,15 @@ def job_of(
         max_memory=given["max_memory"],
         device=given["device"] or "cpu",
         fixed=fixed,
+        previews_only=given["output"] is _PLACEHOLDER and not given["dry_run"],
     )
 
 
 def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
     """With what the demo brings, and a resumed run's folder for its next checkpoints."""
     given = dict(given)
+    if given["output"] is None and not given["demo"] and (given["dry_run"] or given["preview"]):
+        given["output"] = _PLACEHOLDER
     if given["demo"]:
         demo.check()
         defaults: dict[str, Any] = {"model": demo.BASE, "output": demo.OUTPUT}
@@ -200,24 +207,26 @@ def _ruled_out(given: Mapping[str, Any]) -> tuple[list[str], str]:
     return [], ""
 
 
+def with_hub_files(job: Job) -> Job:
+    """With the files of what the job names by its name on the hub, which are downloaded now."""
+    data: list[str | Path] = []
+    for given in job.data:
+        source = Source.of(given)
+        files = data_files(source.path)
+        weight = "" if source.weight == 1 else f":{source.weight:g}"
+        data += [given] if files == [source.path] else [f"{f}{weight}" for f in files]
+    out = job.reading.val_file
+    held_out = out and tuple(str(f) for path in out for f in data_files(Path(path), HELD_OUT))
+    reading = replace(job.reading, val_file=held_out)
+    return replace(job, model=model_file(job.model), data=tuple(data), reading=reading)
+
+
 def check_places(job: Job) -> None:
     """Check the outputs now, so that nothing fails after hours. A dry run takes no lock file."""
-    rename = "give it another name, or the adapter"
-    settings = beside(job.output, ".yaml")
-    check_ours(settings, config_file.FIRST_WORDS, "the settings", rename)
-    if job.report is not False:
-        page = beside(job.output, ".html")
-        check_ours(page, report.FIRST_WORDS, "the report", f"{rename}, or --no-report")
+    if job.output is not _PLACEHOLDER:
+        _check_output(job)
     check_loggers(job.log_to or ())
-    inputs = [("model", job.model), ("checkpoint", job.resume)]
-    inputs += [("text", path) for path in job.files]
-    inputs += [(f"adapter {path}", path) for path, _ in job.below or ()]
     check_text(job.files)
-    check_output(job.output, inputs)
-    above = job.output.resolve().parents
-    around = next((path for path in job.files if path.is_dir() and path.resolve() in above), None)
-    if around is not None:
-        raise ConfigError(f"{job.output}: lies in {around}, all of which is read as data")
     folder = job.train.checkpoint_dir
     if folder is not None and Path(folder).exists():
         if not Path(folder).is_dir():
@@ -229,6 +238,24 @@ def check_places(job: Job) -> None:
             pass
     if job.resume is not None and not job.resume.exists():
         raise CheckpointError(f"{job.resume}: does not exist, wanted a checkpoint to resume from")
+
+
+def _check_output(job: Job) -> None:
+    """Check the adapter's place, and those of what lies beside it."""
+    rename = "give it another name, or the adapter"
+    settings = beside(job.output, ".yaml")
+    check_ours(settings, config_file.FIRST_WORDS, "the settings", rename)
+    if job.report is not False:
+        page = beside(job.output, ".html")
+        check_ours(page, report.FIRST_WORDS, "the report", f"{rename}, or --no-report")
+    inputs = [("model", job.model), ("checkpoint", job.resume)]
+    inputs += [("text", path) for path in job.files]
+    inputs += [(f"adapter {path}", path) for path, _ in job.below or ()]
+    check_output(job.output, inputs, makes_folder=not job.dry_run)
+    above = job.output.resolve().parents
+    around = next((path for path in job.files if path.is_dir() and path.resolve() in above), None)
+    if around is not None:
+        raise ConfigError(f"{job.output}: lies in {around}, all of which is read as data")
 
 
 def check_room(job: Job, n_trained: int, n_output: int) -> None:

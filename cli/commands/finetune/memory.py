@@ -93,21 +93,22 @@ def within(job: Job, trained: Trained, n_prompt: int, planner: Planner) -> Job:
         free, would = fit(model, p, job.train, job.reading.ctx, left, (), planner)
         raise ConfigError(_refusal(job.max_memory, left, best, free, would))
     settled = replace(job, train=best.config, reading=replace(job.reading, ctx=best.ctx))
-    taken = best.n_bytes + job.max_memory - left
-    row(
-        "limit",
-        f"{size(job.max_memory)}: {_as_options(best)} takes {size(taken)}{_why(job, settled)}",
-    )
+    base = job.max_memory - left
+    text = f"{size(job.max_memory)}: {_as_options(best)} takes {size(base + best.n_bytes)}"
+    row("limit", text + _instead(job, settled, base, planner, trained))
     return settled
 
 
-def _why(job: Job, settled: Job) -> str:
-    """What was changed of the settings asked for."""
-    before, after = (memory_settings(j) for j in (job, settled))
-    changed = [f"{n} {before[n]}" for n in _CHOSEN if before[n] != after[n]]
-    if not changed:
-        return ", as asked for"
-    return f", where {', '.join(changed)} would take more".replace("_", " ")
+def _instead(job: Job, settled: Job, base: int, planner: Planner, trained: Trained) -> str:
+    """The settings that were given, where a limit changed them, and what they would take.
+
+    base: the bytes beside those of a fit
+    """
+    if memory_settings(job) == memory_settings(settled):
+        return ", as given"
+    args = (trained.model, trained.parameters, job.train, job.reading.ctx)
+    given, _ = fit(*args, 0, _CHOSEN, planner)
+    return f"; {_as_options(given)}, as given, would take {size(base + given.n_bytes)}"
 
 
 def memory_settings(job: Job) -> dict[str, Any]:
@@ -127,10 +128,10 @@ def _refusal(limit: int, left: int, least: Fit, free: Fit, fits: bool) -> str:
     base = limit - left
     text = (
         f"--max-memory {size(limit)} is too little: {_as_options(least)} takes "
-        f"{size(base + least.n_bytes)}, the least with what is given"
+        f"{size(base + least.n_bytes)}, the least that the given settings can take"
     )
     if fits:
         return f"{text}; {_as_options(free)} would take {size(base + free.n_bytes)}"
     if free.n_bytes < least.n_bytes:
-        return f"{text}; {_as_options(free)}, the least of all, {size(base + free.n_bytes)}"
+        return f"{text}; the least of all is {size(base + free.n_bytes)}, with {_as_options(free)}"
     return text

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyggml.cli.commands.finetune.job import Job
+from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.options import adapter_word
 from pyggml.cli.terminal.progress import Meter, change, rise
 from pyggml.cli.terminal.show import row, say, size
@@ -134,7 +135,8 @@ def say_how_to_use(job: Job, is_model: bool, prompt: str) -> None:
         ours = (*base, *(w for given in adapters for w in ("--lora", adapter_word(given))))
         theirs = (*base, *(w for given in adapters for w in _llama_cpp(*given)))
     prompt_word = '"..."' if prompt == "..." else shlex.quote(prompt)
-    row("use it", f"pyggml generate {shlex.join(ours)} -p {prompt_word}")
+    start = shlex.join(program("generate"))
+    row("use it", f"{start} {shlex.join(ours)} -p {prompt_word}")
     row("use it", f'llama-cli {shlex.join(theirs)} -p "..."')
 
 

@@ -1,8 +1,9 @@
 """The plan of a fine-tune, printed line by line before it takes memory or time."""
 
-import os
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 
 from pyggml.cli.terminal.show import count, plural, printable, row, size
 from pyggml.errors import ConfigError
@@ -40,8 +41,13 @@ def say_model(model: Model) -> None:
     row("", f"{weight_types(file)}; {size(file.n_bytes)}")
 
 
-def say_trained(trained: Adapter | TrainedTensors) -> None:
-    """What is trained, and what kind of file will hold it."""
+def say_trained(
+    trained: Adapter | TrainedTensors, modules: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> None:
+    """What is trained, and what kind of file will hold it.
+
+    modules: names of target modules in transformers, and what they are in the file
+    """
     n, whole = trained.parameters.n_trained, n_parameters(trained.model.file)
     share = f"{n:,} parameters trained, {100 * n / whole:.2g} % of the model's"
     if isinstance(trained, TrainedTensors):
@@ -51,6 +57,8 @@ def say_trained(trained: Adapter | TrainedTensors) -> None:
     c = trained.config
     matrices = plural(len(trained.pairs), "matrix", "matrices")
     row("adapter", f"rank {c.rank}, alpha {c.alpha:g}, on {matrices}: {share}")
+    if modules:
+        row("", "; ".join(f"{printable(n)} is {', '.join(ours)}" for n, ours in modules.items()))
     kinds = _kinds(c, len(trained.model.adapters) - 1 - bool(trained.fixed))
     if kinds:
         row("", ", ".join(kinds))
@@ -144,27 +152,21 @@ def _why_none(corpus: Corpus, val_split: float) -> str:
 def say_memory(reserved: RunMemory, checkpointing: bool) -> None:
     """Print the memory of a run; ConfigError if the machine has less than its unmapped part."""
     own = reserved.arena + reserved.parameters
-    graph = f"{size(reserved.arena)} for the graph" + ", layers computed again" * checkpointing
+    graph = f"{size(reserved.arena)} for the graph" + ", gradient checkpointing" * checkpointing
     row(
         "memory",
-        f"{size(own)}: {graph}, {size(reserved.parameters)} for adapter, gradient and optimiser; "
-        f"{size(reserved.weights)} of weights stay in the file",
+        f"{size(own)}: {graph}, {size(reserved.parameters)} for adapter, gradients and optimiser "
+        f"state; {size(reserved.weights)} of weights stay in the file",
     )
-    there = _physical_memory()
-    if there is not None and own > there:
+    import psutil
+
+    there = int(psutil.virtual_memory().total)
+    if own > there:
         less = "a smaller --batch or --ctx" + " or --grad-checkpointing" * (not checkpointing)
         raise ConfigError(
             f"the run needs {size(own)} of memory and this machine has {size(there)}: {less} "
             "needs less"
         )
-
-
-def _physical_memory() -> int | None:
-    """Bytes, or None where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def say_steps(trainer: Trainer) -> None:

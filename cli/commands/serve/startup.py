@@ -13,7 +13,7 @@ from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.service import Service
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.generation import CTX, n_ctx_of
-from pyggml.cli.terminal.show import printable, row, size
+from pyggml.cli.terminal.show import printable, progress_lines, row, size
 from pyggml.cli.web.guard import LOOPBACK, Access
 from pyggml.cli.web.listening import is_loopback, url_of
 from pyggml.cli.web.server import serve
@@ -47,13 +47,14 @@ def run(
     has_chats = isinstance(chats, ChatEncoder)
     pages = page_routes(name, has_chats, sampling) if given["web"] else []
     access = _access(given)
-    row("model", printable(name))
-    for adapter in [*models][1:]:
-        row("adapter", printable(adapter))
-    room = f"{limits.parallel} answers at once, {batch.n_ctx} tokens each"
-    row("cache", f"{size(batch.memory.n_bytes)}: {room}")
-    url = url_of(listening)
-    row("serving", f"{url}/v1" + (f", chat page {url}/" if pages else ""))
+    with progress_lines():
+        row("model", printable(name))
+        for adapter in [*models][1:]:
+            row("adapter", printable(adapter))
+        room = f"{limits.parallel} answers at once, {batch.n_ctx} tokens each"
+        row("cache", f"{size(batch.memory.n_bytes)}: {room}")
+        url = url_of(listening)
+        row("serving", f"{url}/v1" + (f", chat page {url}/" if pages else ""))
     app = make_app(service, access, pages)
     most = 4 * (limits.parallel + limits.queue) + 64
     serve(app, listening, _NOTE, GRACE_SECONDS, most)

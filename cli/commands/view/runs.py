@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
+from math import fsum, isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pyggml import gguf
 from pyggml.cli.commands.view.queries import brief
 from pyggml.cli.terminal.show import printable, size, span
 from pyggml.cli.web.errors import ApiError
 from pyggml.cli.web.report.run_page import facts
-from pyggml.cli.web.report.series import Chart, charts_of
-from pyggml.errors import ConfigError
+from pyggml.cli.web.report.series import Chart, charts_of, final_and_best, overlay
+from pyggml.errors import ConfigError, PyggmlError
 from pyggml.look.draw import heat
 from pyggml.look.overview import Overview, cell_of, findings
 from pyggml.lora.record import metrics_beside, overview_of, read_records
@@ -28,7 +29,10 @@ from pyggml.lora.trainer.lock import holder
 _METRICS, _OLD = ".metrics.jsonl", ".metrics.old.jsonl"
 _MOST_RUNS, _MOST_BYTES = 200, 1 << 28
 _MOST_FINDINGS = 8
+_SAMPLE = 300  # characters of a text to begin with
 _RECENT = 20  # steps that the time left is judged by
+MOST_LAID = 6  # runs laid over each other: as many colours as are told apart
+COLUMNS = ("state", "steps", "final loss", "best loss", "lr", "rank", "time")
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -41,6 +45,7 @@ class Runs:
             raise ConfigError(f"{folder}: {fault}, wanted the folder of a run's adapter")
         self.folder = folder
         self._snapshots: dict[str, _Snapshot] = {}
+        self._kinds: dict[str, tuple[str, str]] = {}  # name -> version of its files, kind
 
     def names(self) -> list[str]:
         """The runs, those with the newest lines first. Raises ApiError if the folder is gone."""
@@ -63,15 +68,40 @@ class Runs:
         run."""
         if name not in self.names():
             raise ApiError(404, f"the folder has no run {brief(name)}", "name")
-        return self.folder / f"{name}.gguf"
+        return self._file(name)
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Name, state and version of every run; the version changes with its files."""
+        """Name, state, version and kind of every run; the version changes with its files."""
         return [
-            {"name": name, "running": _is_running(output), "version": _version(output)}
+            {
+                "name": name,
+                "running": _is_running(self._file(name)),
+                "version": _version(self._file(name)),
+                "kind": self.kind(name),
+            }
             for name in self.names()
-            for output in [self.folder / f"{name}.gguf"]
         ]
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.gguf"
+
+    def kind(self, name: str) -> str:
+        """What a run has written: "adapter", a whole "model", or "": nothing that can be read."""
+        version = _version(self._file(name))
+        if self._kinds.get(name, ("",))[0] != version:
+            self._kinds[name] = version, _kind(self._file(name))
+        return self._kinds[name][1]
+
+    def sample(self) -> str:
+        """What the newest run with an answer was asked, and what it said last; "" without one."""
+        for name in self.names():
+            try:
+                about = _details(self._read(name).records)
+            except ApiError:  # it has just gone, or is too large
+                continue
+            if about["answers"]:
+                return (about["prompt"] + about["answers"][-1][1])[:_SAMPLE]
+        return ""
 
     def _read(self, name: str) -> _Snapshot:
         """The lines of a run's metrics that are whole. Raises ApiError."""
@@ -83,6 +113,28 @@ class Runs:
         if snapshot is None or snapshot.version != version:
             snapshot = self._snapshots[name] = _Snapshot(version, list(read_records(path)))
         return snapshot
+
+    def table(self) -> dict[str, Any]:
+        """The runs as rows: columns with a name each, cells as {"value": to sort by, "text": to
+        show}. A run whose records make no sense has no numbers."""
+        rows = []
+        for name in self.names():
+            try:
+                cells = _cells(self._read(name).records, _is_running(self._file(name)))
+            except (ApiError, ArithmeticError, TypeError, ValueError):
+                cells = [_cell(None, "")] * len(COLUMNS)
+            rows.append({"name": name, "cells": cells})
+        return {"columns": COLUMNS, "rows": rows}
+
+    def overlay(self, names: Sequence[str]) -> list[Chart]:
+        """Charts with a line for each of these runs. Raises ApiError for a name that is none, for
+        too many, and for records of no run."""
+        if len(names) > MOST_LAID:
+            raise ApiError(400, f"{len(names)} runs, wanted at most {MOST_LAID}", "names")
+        try:
+            return overlay({name: self._read(name).records for name in names})
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise ApiError(422, f"the records of these runs make no sense: {error}") from None
 
     def describe(self, name: str) -> dict[str, Any]:
         """A run as the page shows it. Raises ApiError if there is none, and for numbers in its
@@ -184,6 +236,43 @@ def _version(output: Path) -> str:
         except OSError:
             stamps.append("")
     return "-".join(stamps)
+
+
+def _cells(records: Records, running: bool) -> list[dict[str, Any]]:
+    """The cells of a run, one for each of COLUMNS."""
+    steps = [r for r in records if r["event"] == "step"]
+    last, settings = (steps[-1] if steps else {}), _details(records)["settings"]
+    n, n_steps = last.get("step", 0), _n_steps(last)
+    final, best, is_held_out = final_and_best(records)
+    seconds = fsum(r["seconds"] for r in steps if isinstance(r.get("seconds"), int | float))
+    state = _state(running, last)
+    where = " in validation" if is_held_out else " (mean)"
+    return [
+        _cell(state, state),
+        _cell(n, f"{n:,} of {n_steps:,}" if n_steps else f"{n:,}"),
+        _cell(final, "" if final is None else f"{final:.4f}"),
+        _cell(best, "" if best is None else f"{best:.4f}{where}"),
+        *(_cell(*_number_of(settings.get(name))) for name in ("lr", "lora_rank")),
+        _cell(seconds, span(seconds) if seconds else ""),
+    ]
+
+
+def _number_of(value: Any) -> tuple[float | None, str]:
+    """A setting that is a number, and its text; nothing of others, as a run without an adapter."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return (value, f"{value:g}") if is_number else (None, "")
+
+
+def _cell(value: float | str | None, text: str) -> dict[str, Any]:
+    return {"value": value, "text": text}
+
+
+def _kind(output: Path) -> str:
+    try:
+        with gguf.open(output) as file:
+            return "adapter" if file.get("general.type") == "adapter" else "model"
+    except PyggmlError:
+        return ""
 
 
 def _is_running(output: Path) -> bool:

@@ -6,9 +6,11 @@ import shutil
 
 import pytest
 
-from pyggml.cli.commands.view import runs
+import pyggml
+from pyggml.cli.commands.view import reading, runs
 from pyggml.cli.commands.view.runs import Runs
 from pyggml.errors import ConfigError
+from pyggml.lora import LoraConfig, attach
 from pyggml.lora.trainer.lock import held, holder
 
 RUN = {"event": "run", "step": 0, "settings": {"lr": 0.1}, "about": [["model", "tiny"]]}
@@ -36,10 +38,42 @@ def test_a_finished_run(ask, add_run):
     assert (found["prompt"], found["answers"]) == ("the", [["before", " a"]])
 
 
-def test_a_run_of_another_file_is_told(ask, add_run, tiny):
-    for name, is_other in ((f"elsewhere/{tiny.name}", False), ("other.gguf", True), (3, False)):
+def test_the_model_of_a_run_is_compared_by_its_contents(ask, add_run, tiny, model_with, tmp_path):
+    copy, other = tmp_path / "copy.gguf", model_with(general__name="other")
+    copy.write_bytes(tiny.read_bytes())
+    assert other.name == tiny.name
+    models = {
+        str(tiny): "same",
+        str(copy): "same",
+        str(other): "other",
+        f"gone/{tiny.name}": "same",
+        "gone/other.gguf": "unknown",
+        3: "same",
+    }
+    for name, compared in models.items():
         add_run("mine", [RUN | {"settings": {"model": name}}, step(1)])
-        assert ask("run", name="mine")["is_other"] is is_other
+        assert ask("run", name="mine")["model"] == compared, name
+
+
+def test_what_a_run_has_written_is_an_adapter_a_model_or_nothing(ask, add_run, tiny, folder):
+    add_run("mine", [step(1)])
+
+    def kind():
+        return ask("state")["runs"][0]["kind"]
+
+    assert kind() == ""
+    (folder / "mine.gguf").write_bytes(b"GGUF")
+    assert kind() == ""
+    (folder / "mine.gguf").write_bytes(tiny.read_bytes())
+    assert kind() == "model"
+    attach(pyggml.load(tiny), LoraConfig(rank=2)).save(folder / "mine.gguf")
+    assert kind() == "adapter"
+
+
+def test_a_text_to_begin_with_is_the_newest_answer(ask, add_run):
+    assert ask("model")["sample"] == reading.SAMPLE
+    add_run("mine", [step(1), ANSWERS, ANSWERS | {"answers": [["before", " a"], ["after", " b"]]}])
+    assert ask("model")["sample"] == "the b"
 
 
 def test_a_half_written_line_is_left_out_until_it_is_whole(ask, add_run, folder):
@@ -96,6 +130,42 @@ def test_strange_numbers_end_in_a_sentence_at_worst(client, folder, loss):
     answer = client.get("/api/run?name=mine")
     assert answer.status_code in (200, 422)
     assert answer.status_code == 200 or "make no sense" in answer.json()["error"]["message"]
+
+
+def cells_of(table, name):
+    (row,) = [row for row in table["rows"] if row["name"] == name]
+    return dict(zip(table["columns"], row["cells"], strict=True))
+
+
+def test_the_table_of_runs(ask, add_run, folder):
+    settings = {"lr": 2e-4, "lora_rank": 8}
+    held_out = [{"event": "validation", "step": i, "loss": 2.5 + i} for i in (0, 4)]
+    steps = [step(i, 40, loss=10.0 - i) for i in range(1, 9)]
+    add_run("done", [RUN | {"settings": settings}, *steps, *held_out])
+    add_run("short", [step(1, loss=7.0)])
+    (folder / "odd.metrics.jsonl").write_text('{"event": "step", "step": 1, "seconds": [1]}\n')
+    table = ask("runs")
+    assert {row["name"] for row in table["rows"]} == {"done", "short", "odd"}
+    done = cells_of(table, "done")
+    texts = ["stopped", "8 of 40", "2.5000", "2.5000 in validation", "0.0002", "8", "4.0 s"]
+    assert [cell["text"] for cell in done.values()] == texts
+    assert [cell["value"] for cell in done.values()] == ["stopped", 8, 2.5, 2.5, 2e-4, 8, 4.0]
+    short = cells_of(table, "short")
+    assert short["best loss"] == {"value": 7.0, "text": "7.0000 (mean)"}
+    assert short["rank"] == {"value": None, "text": ""}
+
+
+def test_runs_are_laid_over_each_other(ask, client, add_run):
+    add_run("a", [step(i, loss=float(i % 2)) for i in range(1, 41)])
+    add_run("b", [step(i, loss=3.0) for i in range(1, 11)])
+    (chart,) = ask("runs/overlay", name=["a", "b"])["charts"]
+    assert chart["title"] == "Loss" and chart["x"] == [*range(2, 41)]
+    a, b = chart["series"]
+    assert [(a["name"], a["role"]), (b["name"], b["role"])] == [("a", "run0"), ("b", "run1")]
+    assert set(a["y"]) == {0.5}, "means of two steps"
+    assert b["y"] == [3.0] * 9 + [None] * 30
+    for names, status in ((["a", "none"], 404), ([f"r{i}" for i in range(7)], 400)):
+        assert client.get("/api/runs/overlay", params={"name": names}).status_code == status
 
 
 def test_halves_of_characters_are_shown(ask, add_run):
