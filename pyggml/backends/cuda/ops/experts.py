@@ -215,8 +215,9 @@ def _bind_grouped(site: Site, is_forward: bool) -> Call:
     halves = rest[: 2 * a.n_elements].view(np.uint16)
     tile = tile_of(w.dtype.name, is_forward, ids.n_elements, w.shape[0])
     rows_of_a = _rows_of(a, ids) if is_forward else 1
+    n_experts, n, k = w.shape
     product = multiplied(
-        w.dtype.name, tile, w.shape, rows_of_a, site.stream,
+        w.dtype.name, tile, (n_experts, n, k), rows_of_a, site.stream,
         site.out, halves, site.src[0].view(np.uint8), places, starts,
     )  # fmt: skip
     return in_turn(order, rounded(halves, site.src[1], site.stream), product)
