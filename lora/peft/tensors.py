@@ -107,11 +107,12 @@ def write(
     path: Path, updates: Mapping[str, tuple[np.ndarray, np.ndarray]], tables: set[str]
 ) -> None:
     """Module → A and B, float32, in the shapes of `ModuleFactors`; `tables` are embeddings."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     arrays = {}
     for module, pair in updates.items():
         factors = _TABLE_FACTORS if module in tables else _FACTORS
         for factor, values in zip(factors, pair, strict=True):
             arrays[f"{PREFIX}{module}.{factor}"] = np.ascontiguousarray(values, np.float32)
-    save_file(arrays, path, {"format": "pt"})
+    # save_file would raise an error of its own where the disk is full.
+    path.write_bytes(save(arrays, {"format": "pt"}))
