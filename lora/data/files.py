@@ -55,8 +55,8 @@ def format_of(path: Path, schema: Schema) -> str:
 
 def _has_row(text: str, schema: Schema) -> bool:
     """Whether the text starts with a JSON object of known names."""
-    found = value_at_start(text) if text[:1] == "{" else None
-    return found is not None and schema.has_row(found[0])
+    item = value_at_start(text) if text[:1] == "{" else None
+    return item is not None and schema.has_row(item[0])
 
 
 def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]]:
@@ -69,18 +69,19 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
         return
     if kind == "JSON":
         for place, item in json_items(path):
-            yield from _unfolded(place, item, schema)
+            yield from _unfold(place, item, schema)
         return
     table = csv_records(path) if kind == "CSV" else parquet_rows(path, schema.names)
     for i, (place, record) in enumerate(table):
         if not i and isinstance(record, dict) and not schema.has_row(record):
             shown = ", ".join(sorted(name[:20] for name in record)[:5])
             what = "the first line names the" if kind == "CSV" else "has the"
-            raise DataError(f"{path}: {what} columns {shown}; {schema.wanted_columns}")
+            fault = f"{path}: {what} columns {shown}{schema.suggested(record)}"
+            raise DataError(f"{fault}; {schema.wanted_columns}")
         yield place, record
 
 
-def _unfolded(place: Place, item: Any, schema: Schema) -> Iterator[tuple[Place, Any]]:
+def _unfold(place: Place, item: Any, schema: Schema) -> Iterator[tuple[Place, Any]]:
     """The item; of an object of rows by their names, as PubMedQA's file is one, these rows."""
     if isinstance(item, dict) and not schema.has_row(item):
         inner = list(item.values())
@@ -96,13 +97,19 @@ def _unfolded(place: Place, item: Any, schema: Schema) -> Iterator[tuple[Place, 
 
 @dataclass(slots=True)
 class Faults:
-    """The rows of a file that are not as wanted: how many, and the first few sentences."""
+    """The rows of a file that are not as wanted: how many, and the first few sentences.
+
+    lack_names: what names a row may have is worth telling
+    """
 
     total: int = 0
     shown: list[str] = field(default_factory=list)
+    lack_names: bool = False
 
-    def add(self, place: Place, bad: BadRow) -> None:
+    def add(self, place: Place, bad: BadRow, is_row: bool = False) -> None:
+        """One more. is_row: its names are those of a row, whatever else is wrong."""
         self.total += 1
+        self.lack_names |= not (is_row or bad.says_all)
         if len(self.shown) < SHOWN:
             self.shown.append(bad.at(place))
 
@@ -135,14 +142,15 @@ def read_rows(path: Path, schema: Schema = TRAINING) -> tuple[str, list[Row]]:
     if kind == "text":
         text = "".join(blocks(path))
         return kind, [TextRow(Place(str(path), "text", 0), text, plain=True)]
-    found = list(rows(path, kind, schema, faults))
-    check_rows(path, schema, len(found), faults)
-    return kind, found
+    all_rows = list(rows(path, kind, schema, faults))
+    check_rows(path, schema, len(all_rows), faults)
+    return kind, all_rows
 
 
 def check_rows(path: Path, schema: Schema, n_rows: int, faults: Faults) -> None:
     """DataError if a row is faulty, or there is none."""
     if faults.total:
-        raise DataError(f"{path}: {faults}; {schema.wanted}")
+        wanted = f"; {schema.wanted}" if faults.lack_names else ""
+        raise DataError(f"{path}: {faults}{wanted}")
     if not n_rows:
         raise DataError(f"{path}: has no rows; {schema.wanted}")
