@@ -84,7 +84,7 @@ def span(node: Node) -> tuple[int, int]:
         return min(at), max(at)
     if op == "points":
         return int(at[2].rows.min()), int(at[2].rows.max())
-    if op == "negated":
+    if op == "negate":
         most = max(map(abs, span(node.of[0])))
         return -most, most
     return _ANY_BYTE
@@ -167,8 +167,8 @@ class PieceBlock(VectorBlock):
     def digits(self, whole: Any, i: int) -> Any:
         return Node("digits", whole.n, (whole,), (i,))
 
-    def negated(self, whole: Any, where: Any) -> Any:
-        return Node("negated", whole.n, (whole, where))
+    def negate(self, whole: Any, where: Any) -> Any:
+        return Node("negate", whole.n, (whole, where))
 
     def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:
         return Node("lookup", nibbles.n, (nibbles,), tuple(table))
@@ -420,11 +420,11 @@ class PieceBlock(VectorBlock):
         powers = [3 ** node.at[0] % 256 for _, node in some for _ in range(size)]
         return super().digits(self.b.mul(whole, ir.Constant(whole.type, powers)), 0)
 
-    def _emit_negated(self, some: tuple[Piece, ...], whole: Any, where: Any) -> Any:
-        return super().negated(whole, where)
+    def _emit_negate(self, some: tuple[Piece, ...], whole: Any, where: Any) -> Any:
+        return super().negate(whole, where)
 
     def _emit_lookup(self, some: tuple[Piece, ...], nibbles: Any) -> Any:
         return super().lookup(nibbles, some[0][1].at)
 
 
-_ELEMENTWISE = {"bits", "either", "minus", "digits", "negated", "lookup"}
+_ELEMENTWISE = {"bits", "either", "minus", "digits", "negate", "lookup"}
