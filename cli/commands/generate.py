@@ -24,7 +24,7 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
-from pyggml.cli.terminal.show import printable, say, unescape
+from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.generation import Context, Finish, complete
 
@@ -58,7 +58,7 @@ def command(source: ModelSource, prompt: str, n_tokens: int, ctx: int | None, **
     if as_text:
         say("")
     if piece.finish is Finish.CONTEXT:
-        print(f"note: the context of {n_ctx} tokens is full", file=sys.stderr)
+        note(f"the context of {n_ctx} tokens is full")
     if sys.stderr.isatty():
         speed = n / (perf_counter() - began)
         print(f"({n} tokens, {speed:.1f} tokens/s, --seed {how.seed})", file=sys.stderr)

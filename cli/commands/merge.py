@@ -7,6 +7,8 @@ import click
 
 import pyggml.threads
 from pyggml import load
+from pyggml.chat import MODEL, carried_metadata
+from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.options import (
     ADAPTERS,
     PATH,
@@ -17,7 +19,7 @@ from pyggml.cli.terminal.options import (
 )
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
-from pyggml.cli.terminal.show import say
+from pyggml.cli.terminal.show import printable, say
 from pyggml.lora import merge
 from pyggml.lora.adapter.merge import update_counts
 from pyggml.requantize import FILE_TYPES
@@ -64,10 +66,16 @@ def command(
     pyggml.threads.set(threads)
     opened = load(model, [*lora])
     importance = read_imatrix(imatrix) if imatrix else None
+    choice = choose_template(opened.tokenizer, (path for path, _ in lora), None)
     show = tensor_lines(opened.file, update_counts(opened))
-    merge(opened, output, file_type, show, allow_requantize, importance)
+    metadata = carried_metadata(Path(choice.wanted)) if choice.wanted != MODEL else {}
+    merge(opened, output, file_type, show, allow_requantize, importance, metadata)
     say_sizes(opened.file, output)
     say(f"with {', '.join(adapter_word(given) for given in lora)}")
+    if choice.by is not None:
+        say(f"chats are written as {printable(choice.by.name)} was trained")
+    for path in choice.others:
+        say(f"{printable(path.name)} was trained with another chat template")
 
 
 command.help = f"{command.help}\n\nTYPE is {_KEEP} or one of {', '.join(FILE_TYPES)}."

@@ -1,6 +1,7 @@
 """Numbers and names as a reader wants them."""
 
 import re
+import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,11 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 def say(text: str = "", end: str = "\n") -> None:
     """Print at once, also into a pipe."""
     print(text, end=end, flush=True)
+
+
+def note(text: str) -> None:
+    """A line beside the output, on standard error."""
+    print(f"note: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def row(label: str, text: str) -> None:

@@ -10,7 +10,9 @@ at a time.
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -32,18 +34,21 @@ def merge(
     progress: Progress | None = None,
     allow_requantize: bool = False,
     importance: ImportanceMatrix | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the model with the updates of all its adapters in its weights; metadata is kept.
+    """Write the model with the updates of all its adapters in its weights.
 
     file_type: F32, F16, Q8_0, Q4_K_M, …; None: every tensor keeps its type. `progress`,
-    `allow_requantize` and `importance` are those of `pyggml.requantize.rewrite`, which also says
-    what is raised. An older file at `path` stays whole until the new one is complete. Raises
-    AdapterError if the model has no adapter.
+    `allow_requantize`, `importance` and `metadata` are those of `pyggml.requantize.rewrite`, which
+    also says what is raised. An older file at `path` stays whole until the new one is complete.
+    Raises AdapterError if the model has no adapter.
     """
     if not model.adapters:
         raise AdapterError("the model has no adapter: there is nothing to merge")
     changed = {name: partial(merged_weight, model, name) for name in update_counts(model)}
-    rewrite(model.file, path, file_type, changed, progress, allow_requantize, importance)
+    rewrite(
+        model.file, path, file_type, changed, progress, allow_requantize, importance, metadata or {}
+    )
 
 
 def update_counts(model: Model) -> dict[str, int]:

@@ -53,6 +53,7 @@ def rewrite(
     progress: Progress | None = None,
     allow_requantize: bool = False,
     importance: ImportanceMatrix | None = None,
+    metadata: Mapping[str, Any] = _NONE,
 ) -> None:
     """Write a model again: with the tensor types of a file type, with other numbers, or with both.
 
@@ -61,13 +62,14 @@ def rewrite(
     changed     tensor name → its new numbers, called right before the tensor is written
     progress    called before each tensor
     importance  of columns, in the fits of types that weight them (pyggml.quants.packers.weighted)
+    metadata    keys that replace the file's or come anew; None: the key is left out
 
     A tensor is packed at most once, from float32 numbers, and one is in memory at a time. A tensor
     that is quantised already gets another type than F32 only with `allow_requantize`: the two
-    losses add up. Metadata is kept, and a source in several files becomes one file. An older file
-    at `target` stays until the new one is complete. Raises QuantError for that, an unknown file
-    type, a type that lacks its importance, or numbers that a type cannot hold; ModelError if the
-    file is no model; ConfigError if `target` is the source; PyggmlError if the disk refuses.
+    losses add up. Other metadata is kept, and a source in several files becomes one file. An older
+    file at `target` stays until the new one is complete. Raises QuantError for that, an unknown
+    file type, a type that lacks its importance, or numbers that a type cannot hold; ModelError if
+    the file is no model; ConfigError if `target` is the source; PyggmlError if the disk refuses.
     """
     _check_target(file, Path(target))
     wanted = _types(file, file_type, importance is not None)
@@ -84,7 +86,8 @@ def rewrite(
         return _converted(file, name, wanted[name], changed.get(name), sums.get(name))
 
     tensors = [(n, wanted[n], info.shape, partial(data, n)) for n, info in file.tensors.items()]
-    gguf.write(target, _metadata(file, file_type, importance), tensors)
+    about = {**_metadata(file, file_type, importance), **metadata}
+    gguf.write(target, {k: value for k, value in about.items() if value is not None}, tensors)
 
 
 def _check_target(file: gguf.GGUFFile, target: Path) -> None:

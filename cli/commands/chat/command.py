@@ -5,13 +5,15 @@ from typing import Any
 
 import click
 
-from pyggml.chat import find_template
 from pyggml.cli.commands.chat.console import Console
 from pyggml.cli.commands.chat.conversation import Conversation
-from pyggml.cli.terminal.generation import (
-    CTX,
+from pyggml.cli.terminal.chat_templates import (
     chat_template_kwargs_option,
     chat_template_option,
+    template_for,
+)
+from pyggml.cli.terminal.generation import (
+    CTX,
     ctx_option,
     n_ctx_of,
     n_tokens_option,
@@ -52,7 +54,7 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
 def command(
     source: ModelSource,
     system: str | None,
-    chat_template: str,
+    chat_template: str | None,
     chat_template_kwargs: str,
     n_tokens: int | None,
     ctx: int | None,
@@ -66,7 +68,8 @@ def command(
     cache_type = Context(**given_settings(Context, {}, given)).cache_type
     opened = source.load()
     n_ctx = n_ctx_of(opened, ctx, CTX)
-    template = find_template(opened.tokenizer, chat_template, names=chat_template_kwargs)
+    adapters = (path for path, _ in source.adapters)
+    template = template_for(opened, adapters, chat_template, chat_template_kwargs)
     text = None if system is None else unescape(system)
     chat = Conversation(opened, template, how, n_ctx, n_tokens, text, cache_type)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()

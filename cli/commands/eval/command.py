@@ -7,10 +7,13 @@ from typing import Any
 
 import click
 
+from pyggml import Model
+from pyggml.chat import MODEL
 from pyggml.cli.commands.eval.files import File
 from pyggml.cli.commands.eval.record import record
 from pyggml.cli.commands.eval.subjects import names, subjects
 from pyggml.cli.commands.eval.table import NOTE, show
+from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
     PATH,
@@ -25,7 +28,7 @@ from pyggml.cli.terminal.options import (
     settings_options,
 )
 from pyggml.cli.terminal.paths import check_text
-from pyggml.cli.terminal.show import printable, say, unescape
+from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.lora.config import EvalConfig
 
@@ -95,9 +98,12 @@ def _evaluate(
     """Evaluate all models on one file after the other, and print what came of it."""
     called, records = names(models), []
     opened = [model.load() for model in models]
+    template = MODEL
+    if config.chat_template is None and any(file.has_chats for file in files):
+        template = _template(models, opened[0])
     for file in files:
         results = [
-            file.evaluate(model, config, printable(f"{file.path.name}, {name}"))
+            file.evaluate(model, config, printable(f"{file.path.name}, {name}"), template)
             for model, name in zip(opened, called, strict=True)
         ]
         if as_json:
@@ -105,3 +111,19 @@ def _evaluate(
         else:
             show(file, called, results)
     say(json.dumps({"files": records}, indent=1) if as_json else NOTE)
+
+
+def _template(models: Sequence[ModelSource], first: Model) -> str:
+    """The chat template for all models: that with which an adapter was trained, so that all read
+    the same tokens; else each one's own. ConfigError if adapters were trained with several."""
+    paths = dict.fromkeys(path for model in models for path, _ in model.adapters[::-1])
+    choice = choose_template(first.tokenizer, [*paths][::-1], None)
+    if choice.others and len(models) > 1:
+        names = " and ".join(str(path) for path in (*choice.others, choice.wanted))
+        raise ConfigError(
+            f"{names} were trained with different chat templates: name one for all with "
+            "--chat-template, which takes such a file too"
+        )
+    for text in choice.notes:
+        note(text)
+    return choice.wanted

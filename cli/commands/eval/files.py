@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyggml import Model
+from pyggml.chat import MODEL
 from pyggml.cli.commands.eval.progress import Progress
 from pyggml.cli.terminal.show import plural
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.data import QuestionRow, Row, TextRow
+from pyggml.lora.data.chats import Chats
+from pyggml.lora.data.rows import ChatRow
 from pyggml.lora.evaluate import (
     Answers,
     Perplexity,
@@ -27,11 +30,14 @@ from pyggml.lora.evaluate.rows import QUESTIONS, TEXT, read_file, windows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenResult:
-    """What a model predicts of a file, by the tokens of a tokenizer, and rows that are too long."""
+    """What a model predicts of a file, and rows that are too long.
+
+    made_by   what made its tokens: the tokenizer, of chats the template too
+    """
 
     total: Perplexity
     scores: TokenScores
-    tokenizer: str
+    made_by: str
     n_long: int = 0
 
 
@@ -74,8 +80,14 @@ class File:
         choices = " to ".join(str(n) for n in {counts[0]: 0, counts[-1]: 0})
         return f"{plural(len(self.rows), 'question')} of {choices} choices"
 
-    def evaluate(self, model: Model, config: EvalConfig, label: str) -> Answers | TokenResult:
-        """What a model makes of it."""
+    @property
+    def has_chats(self) -> bool:
+        return any(isinstance(row, ChatRow) for row in self.rows)
+
+    def evaluate(
+        self, model: Model, config: EvalConfig, label: str, template: str = MODEL
+    ) -> Answers | TokenResult:
+        """What a model makes of it. template: that of chats where the settings name none."""
         progress = Progress(label)
         if self.kind == QUESTIONS:
             encoded = encode_questions(
@@ -83,13 +95,15 @@ class File:
             )
             return choose(model, encoded, progress)
         try:
-            return self._score_tokens(model, config, progress)
+            return self._score_tokens(model, config, progress, template)
         except DataError as error:
             about = "" if str(self.path) in str(error) else f"{self.path}: "
             raise DataError(f"{about}{error}") from None
 
-    def _score_tokens(self, model: Model, config: EvalConfig, progress: Progress) -> TokenResult:
-        rows, n_long = config.rows(model.config.n_ctx), 0
+    def _score_tokens(
+        self, model: Model, config: EvalConfig, progress: Progress, template: str
+    ) -> TokenResult:
+        rows, n_long = config.rows(model.config.n_ctx, template), 0
         if self.kind == TEXT:
             (row,) = self.rows
             assert isinstance(row, TextRow)
@@ -104,9 +118,12 @@ class File:
             parts.append(so_far)
             progress(so_far.chunk, so_far.n_chunks)
         scores = TokenScores.joined([part.scores for part in parts])
-        return TokenResult(parts[-1], scores, model.tokenizer.identity, n_long)
+        made_by = model.tokenizer.identity
+        if self.has_chats:
+            made_by = f"{made_by}, {Chats.of(rows, model.tokenizer)}"
+        return TokenResult(parts[-1], scores, made_by, n_long)
 
 
 def are_comparable(results: Sequence[TokenResult]) -> bool:
     """Whether all cut the file into the same tokens."""
-    return len({result.tokenizer for result in results}) == 1
+    return len({result.made_by for result in results}) == 1

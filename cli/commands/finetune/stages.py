@@ -12,7 +12,14 @@ import numpy as np
 from pyggml import load
 from pyggml.cli import compile_ahead
 from pyggml.cli.commands.finetune import memory, record, results, summary
-from pyggml.cli.commands.finetune.chats import preview, question_prompt, say_chats
+from pyggml.cli.commands.finetune.chats import (
+    has_chats,
+    output_metadata,
+    preview,
+    say_chats,
+    template_of,
+    with_template,
+)
 from pyggml.cli.commands.finetune.dry_run import say_plan
 from pyggml.cli.commands.finetune.job import Job, check_places, check_room, checkpoint_of
 from pyggml.cli.commands.finetune.results import Trained
@@ -72,13 +79,14 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
         job = replace(job, resume=checkpoint_of(job.resume))
     base = _load(job, _compute(job))
     summary.say_model(base)
+    job, choice = with_template(job, base.tokenizer)
     trained = _attach(job, base)
     model = trained.model
     summary.say_trained(trained)
     check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
     job, corpus, prompt = _within_memory(job, base, trained)
     summary.say_data(corpus, job.reading)
-    say_chats(corpus, job.reading, model.tokenizer)
+    say_chats(corpus, job.reading, model.tokenizer, choice)
     if job.preview:
         preview(corpus, model.tokenizer, job.preview)
     args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
@@ -135,14 +143,15 @@ def _run(
         results.say_how_to_resume(trainer, start, partial(resume_command, job))
         return STOPPED
     written = results.is_model(trained)
-    after = load(job.output, None, model.compute, device=job.device) if written else model
+    below = [*(job.below or ())]
+    after = load(job.output, below, model.compute, device=job.device) if written else model
     answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
     record.save_answers(job, trainer.progress.step, asked, answers)
     read = readings(before, after, trainer.corpus) if job.objective.rows == "training" else []
     record.save_report(job, rows, asked, answers, read)
-    results.say_how_to_use(
-        job, written, question_prompt(trainer.corpus, job.reading, model.tokenizer)
-    )
+    chats = has_chats(trainer.corpus)
+    template = template_of(job.reading, model.tokenizer) if chats else None
+    results.say_how_to_use(job, written, template, model.tokenizer)
     return 0
 
 
@@ -181,6 +190,7 @@ def _train(
 ) -> bool:
     """Train and write the result; returns whether training reached its end."""
     start, meter = trainer.progress.step, Meter(trainer.history, trainer.n_first)
+    metadata = output_metadata(job, trainer.corpus, trainer.model.tokenizer)
     with stop_on_signals(trainer.stop):
         with (
             _compile_helper(job, trainer, trained) as step_done,
@@ -201,7 +211,7 @@ def _train(
                 if isinstance(error, DeviceLostError):  # and the newest numbers with it
                     left = results.checkpoint_hint(trainer)
                 else:
-                    left = results.rescue(trained, meter, job.output)
+                    left = results.rescue(trained, meter, job.output, metadata)
                 if isinstance(error, DeviceMemoryError):
                     left = [results.SMALLER, *left]
                 raise PyggmlError([*error.faults, *left], error.about) from error
@@ -210,7 +220,7 @@ def _train(
             check_answer(trainer.model, prompt)
         if finished or trainer.progress.step > start:
             results.say_result(trainer)
-            results.save(trained, meter, job.output)
+            results.save(trained, meter, job.output, metadata)
             record.say_faults(record_report)
     return finished
 
