@@ -5,11 +5,11 @@ import io
 import json
 import math
 import shlex
+from itertools import pairwise
 
 import pytest
 
 import pyggml as library
-from pyggml import gguf
 from pyggml.chat import ChatEncoder, find_template
 from pyggml.cli.commands.serve import startup
 from pyggml.cli.commands.serve.params import read_chat
@@ -282,6 +282,6 @@ def test_the_printed_commands_read_what_was_measured(
     else:
         assert [words[0] for words in used] == ["generate"]
         (line,) = [words for words in printed if words[0] == "llama-cli"]
-        scaled = [w for a, w in zip(words, words[1:], strict=False) if a == "--lora"]
-        theirs = [w for a, w in zip(line, line[1:], strict=False) if a.startswith("--lora")]
+        scaled = [w for a, w in pairwise(words) if a == "--lora"]
+        theirs = [w for a, w in pairwise(line) if a.startswith("--lora")]
         assert theirs == scaled and line[1:3] == words[:2]
