@@ -17,11 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from pyggml.errors import DataError
-from pyggml.lora.data import Corpus, Dataset
-from pyggml.lora.data.corpus import held_out
 from pyggml.lora.data.documents import Document, Documents, Writer
 from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import Faults
+from pyggml.lora.data.packing import held_out
 from pyggml.lora.data.rows import (
     BadRow,
     ChatRow,
@@ -33,6 +32,7 @@ from pyggml.lora.data.rows import (
     Row,
 )
 from pyggml.lora.data.sources import FileSummary, Source
+from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
 
 

@@ -16,7 +16,7 @@ from pyggml.lora.data.encode import AUTO, Encoding, encode
 from pyggml.lora.data.expand import expand
 from pyggml.lora.data.files import UNITS
 from pyggml.lora.data.lengths import bucket
-from pyggml.lora.data.packing import join, pack
+from pyggml.lora.data.packing import held_out, join, pack
 from pyggml.lora.data.reader import Reader
 from pyggml.lora.data.rows import BadRow, Place, Row
 from pyggml.lora.data.sources import FileSummary, Source
@@ -54,7 +54,7 @@ def read_corpus(
     given = [files] if isinstance(files, str | os.PathLike | Source) else files
     if rows == "training":
         return _read_training(given, tokenizer, c, cache)
-    from pyggml.lora.data.preferences import read_preferences
+    from pyggml.lora.data.preferences import read_preferences  # other runs start without it
 
     return read_preferences(given, tokenizer, c, rows, cache)
 
@@ -206,17 +206,3 @@ def _check_lengths(path: Path, kind: str, documents: Documents, ctx: int) -> Non
             f"{ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter rows, or "
             "--long-chats drop or cut"
         )
-
-
-def held_out(lengths: Sequence[int], share: float) -> list[int]:
-    """Documents whose tokens come nearest to this share of all, chosen from the last to the first.
-
-    They never have more than half of all, so one document at least is left.
-    """
-    whole, taken, chosen = sum(lengths), 0, list[int]()
-    for i in reversed(range(len(lengths)) if share else ()):
-        more = taken + lengths[i]
-        if abs(more - share * whole) <= abs(taken - share * whole) and 2 * more <= whole:
-            taken = more
-            chosen.append(i)
-    return chosen

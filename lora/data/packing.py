@@ -128,3 +128,17 @@ def join(datasets: Sequence[Dataset], folder: Path | None = None) -> Dataset:
         repeats[span] = 1.0 if part.repeats is None else part.repeats
         at += len(part)
     return Dataset(tokens, owner, trained, None if (repeats == 1).all() else repeats)
+
+
+def held_out(lengths: Sequence[int], share: float) -> list[int]:
+    """Documents whose tokens come nearest to this share of all, chosen from the last to the first.
+
+    They never have more than half of all, so one document at least is left.
+    """
+    whole, taken, chosen = sum(lengths), 0, list[int]()
+    for i in reversed(range(len(lengths)) if share else ()):
+        more = taken + lengths[i]
+        if abs(more - share * whole) <= abs(taken - share * whole) and 2 * more <= whole:
+            taken = more
+            chosen.append(i)
+    return chosen

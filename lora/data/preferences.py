@@ -9,7 +9,6 @@ import numpy as np
 
 from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data import Corpus, Dataset, Source
 from pyggml.lora.data.answers import Preferences, corpus_of, documents_of
 from pyggml.lora.data.cache import CachedDocuments, TokenCache
 from pyggml.lora.data.documents import Document
@@ -17,6 +16,8 @@ from pyggml.lora.data.expand import expand
 from pyggml.lora.data.files import UNITS, format_of
 from pyggml.lora.data.reader import Reader
 from pyggml.lora.data.rows import Row
+from pyggml.lora.data.sources import Source
+from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
 
 

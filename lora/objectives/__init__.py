@@ -1,8 +1,7 @@
 """What a run minimises: one file for each objective, and the table of all.
 
 objective    what an objective declares; those of texts
-answers      those that compare answers: leaves, batches, rewards
-reference    what a fixed model says of each answer
+answers      those that compare answers: leaves, batches, rewards, scores of a fixed model
 tally        what a batch adds to a report
 choice       the settings of all objectives as one, for a command line
 
