@@ -57,19 +57,17 @@ def rewrite(
 ) -> None:
     """Write a model again: with the tensor types of a file type, with other numbers, or with both.
 
-    file_type   None: every tensor keeps its type. Vectors, norms and small tables always do, as in
-                llama.cpp
-    changed     tensor name → its new numbers, called right before the tensor is written
-    progress    called before each tensor
+    file_type   None: every tensor keeps its type. Vectors, norms and small tables always do
+    changed     tensor name → its new numbers, called right before it is written, as `progress` is
     importance  of columns, in the fits of types that weight them (pyggml.quants.packers.weighted)
-    metadata    keys that replace the file's or come anew; None: the key is left out
+    metadata    keys in place of the file's, or new ones; None leaves a key out
 
     A tensor is packed at most once, from float32 numbers, and one is in memory at a time. A tensor
     that is quantised already gets another type than F32 only with `allow_requantize`: the two
-    losses add up. Other metadata is kept, and a source in several files becomes one file. An older
-    file at `target` stays until the new one is complete. Raises QuantError for that, an unknown
-    file type, a type that lacks its importance, or numbers that a type cannot hold; ModelError if
-    the file is no model; ConfigError if `target` is the source; PyggmlError if the disk refuses.
+    losses add up. A source in several files becomes one file. An older file at `target` stays until
+    the new one is complete. Raises QuantError for that, an unknown file type, a type that lacks its
+    importance, or numbers that a type cannot hold; ModelError if the file is no model; ConfigError
+    if `target` is the source; PyggmlError if the disk refuses.
     """
     _check_target(file, Path(target))
     wanted = _types(file, file_type, importance is not None)
@@ -86,8 +84,7 @@ def rewrite(
         return _converted(file, name, wanted[name], changed.get(name), sums.get(name))
 
     tensors = [(n, wanted[n], info.shape, partial(data, n)) for n, info in file.tensors.items()]
-    about = {**_metadata(file, file_type, importance), **metadata}
-    gguf.write(target, {k: value for k, value in about.items() if value is not None}, tensors)
+    gguf.write(target, _metadata(file, file_type, importance, metadata), tensors)
 
 
 def _check_target(file: gguf.GGUFFile, target: Path) -> None:
@@ -96,16 +93,19 @@ def _check_target(file: gguf.GGUFFile, target: Path) -> None:
 
 
 def _metadata(
-    file: gguf.GGUFFile, file_type: str | None, importance: ImportanceMatrix | None
+    file: gguf.GGUFFile,
+    file_type: str | None,
+    importance: ImportanceMatrix | None,
+    more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The source's, with llama.cpp's keys for what was done."""
+    """The source's, with llama.cpp's keys for what was done, and more."""
     kept: dict[str, Any] = {k: f for k, f in file.metadata.items() if k not in gguf.SPLIT_KEYS}
     if file_type is not None:
         kept["general.file_type"] = FILE_TYPES[file_type].number
         kept["general.quantization_version"] = QUANTISATION_VERSION
     if importance is not None:
         kept |= {f"quantize.imatrix.{key}": value for key, value in importance.origin().items()}
-    return kept
+    return {key: value for key, value in {**kept, **more}.items() if value is not None}
 
 
 def _unweighed(

@@ -46,12 +46,7 @@ def run(
         name: choose_template(model.tokenizer, adapters, given["chat_template"])
         for name, (model, adapters) in served.items()
     }
-    chats = {
-        name: _chats(
-            base, choice.wanted, given["chat_template_kwargs"], bool(given["chat_template"])
-        )
-        for name, choice in chosen.items()
-    }
+    chats = {name: _chats(base, choice.wanted, given) for name, choice in chosen.items()}
     service = Service(models, worker, chats, sampling, limits, batch.n_ctx, context.context_shift)
     has_chats = any(part.encoder for part in chats.values())
     pages = page_routes(name, has_chats, sampling) if given["web"] else []
@@ -71,14 +66,15 @@ def run(
     return STOPPED
 
 
-def _chats(model: Model, wanted: str, names: str, is_told: bool) -> Chats:
+def _chats(model: Model, wanted: str, given: Mapping[str, Any]) -> Chats:
     """What writes chats. A model without a template serves texts; a template that was asked for
     must be one."""
     try:
+        names = given["chat_template_kwargs"]
         template = find_template(model.tokenizer, wanted, names=names)
         return Chats.of(template, model.tokenizer)
     except TemplateError as error:
-        if is_told or wanted != MODEL or model.tokenizer.chat_templates:
+        if given["chat_template"] or wanted != MODEL or model.tokenizer.chat_templates:
             raise
         return Chats(fault=str(error))
 
