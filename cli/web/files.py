@@ -16,10 +16,13 @@ _HEADERS = {
 }
 
 
-def text_endpoint(text: str, kind: str, styles: str = "") -> Callable[[Request], Response]:
+def text_endpoint(
+    text: str, kind: str, styles: str = "", more: str = ""
+) -> Callable[[Request], Response]:
     """What answers with this text of a media type. styles: sources of styles beside this server,
-    such as the hash of one."""
-    headers = {**_HEADERS, "content-security-policy": _policy(styles)}
+    such as the hash of one; more: further directives of the policy."""
+    policy = "; ".join(filter(None, (_policy(styles), more)))
+    headers = {**_HEADERS, "content-security-policy": policy}
 
     def answer(request: Request) -> Response:
         return Response(text, media_type=kind, headers=headers)

@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from threading import Event
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -24,6 +24,7 @@ from pyggml.cli.web.body import read_object
 from pyggml.cli.web.errors import HANDLERS, ApiError
 from pyggml.cli.web.guard import Access, Guard
 from pyggml.lora import LoraConfig
+from pyggml.model import Model
 
 _MOST_BODY, _BODY_SECONDS = 1 << 17, 10.0
 _MOST_INDEX = 10**8
@@ -84,8 +85,9 @@ class Routes:
         return Json({"model": self._source.state(), "runs": runs})
 
     def model(self, request: Request) -> Response:
-        folder = None if self._runs is None else str(self._runs.folder)
-        return Json(self._source.about() | {"folder": folder})
+        runs = self._runs
+        folder, sample = (None, "") if runs is None else (str(runs.folder), runs.sample())
+        return Json(self._source.about() | {"folder": folder, "sample": sample or reading.SAMPLE})
 
     async def glance(self, request: Request) -> Response:
         query = request.query_params
@@ -146,8 +148,8 @@ class Routes:
             raise ApiError(404, _NO_RUNS)
         about = self._runs.describe(read_text(request.query_params, "name"))
         trained = about["settings"].get("model")
-        is_other = isinstance(trained, str) and not self._source.is_file(trained)
-        return Json(about | {"is_other": is_other})
+        model = self._source.comparison(Path(trained)) if isinstance(trained, str) else "same"
+        return Json(about | {"model": model})
 
     async def gradients(self, request: Request) -> Response:
         runs, query = self._runs, request.query_params
@@ -173,16 +175,22 @@ class Routes:
     async def _read(
         self, request: Request, given: Mapping[str, Any], work: Callable[..., dict[str, Any]]
     ) -> Response:
-        """What the model makes of a text, maybe with the adapter of the run that is given."""
-        model, runs, run = self._source.model, self._runs, given.get("run")
-        files = [runs.output(run)] if runs is not None and isinstance(run, str) else []
+        """What the model makes of a text, maybe with what the run that is given has written."""
+        run = given.get("run")
+        model = partial(self._model_of, run if isinstance(run, str) else None)
+        return Json(
+            await self.worker.run(request, lambda stop: work(StoppableModel(model(), stop)))
+        )
 
-        def done(stop: Event) -> dict[str, Any]:
-            assert model.tokenizer  # built here once, for all copies of the model
-            asked = model.with_adapter_files(*files) if files else model
-            return work(StoppableModel(asked, stop))
-
-        return Json(await self.worker.run(request, done))
+    def _model_of(self, run: str | None) -> Model:
+        """The file's model, with the adapter of a run, or the whole model that the run wrote."""
+        model, runs = self._source.model, self._runs
+        if run is not None and runs is not None and runs.kind(run) == "model":
+            model = self._source.other(runs.output(run))
+        assert model.tokenizer  # built here once, for all copies of the model
+        if run is None or runs is None or runs.kind(run) == "model":
+            return model
+        return model.with_adapter_files(runs.output(run))
 
     async def _asked(self, request: Request) -> tuple[str, dict[str, Any]]:
         """The text in a request's body, and all of the body."""

@@ -12,6 +12,7 @@ from pyggml.look.draw import tokens
 from pyggml.model import Model
 
 MOST_CHARACTERS = 20_000
+SAMPLE = "The cat sat on the mat, and the dog looked at the cat. Then the dog sat on the mat."
 _MOST_TOKENS = 512
 _MOST_LOGITS = 1 << 26  # of all tokens together: 256 MiB
 _MOST_MAPPED = 128  # tokens of an attention map

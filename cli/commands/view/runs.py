@@ -14,12 +14,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pyggml import gguf
 from pyggml.cli.commands.view.queries import brief
 from pyggml.cli.terminal.show import printable, size, span
 from pyggml.cli.web.errors import ApiError
 from pyggml.cli.web.report.run_page import facts
 from pyggml.cli.web.report.series import Chart, charts_of
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, PyggmlError
 from pyggml.look.draw import heat
 from pyggml.look.overview import Overview, cell_of, findings
 from pyggml.lora.record import metrics_beside, overview_of, read_records
@@ -28,6 +29,7 @@ from pyggml.lora.trainer.lock import holder
 _METRICS, _OLD = ".metrics.jsonl", ".metrics.old.jsonl"
 _MOST_RUNS, _MOST_BYTES = 200, 1 << 28
 _MOST_FINDINGS = 8
+_SAMPLE = 300  # characters of a text to begin with
 _RECENT = 20  # steps that the time left is judged by
 Records = Sequence[Mapping[str, Any]]
 
@@ -41,6 +43,7 @@ class Runs:
             raise ConfigError(f"{folder}: {fault}, wanted the folder of a run's adapter")
         self.folder = folder
         self._snapshots: dict[str, _Snapshot] = {}
+        self._kinds: dict[str, tuple[str, str]] = {}  # name -> version of its files, kind
 
     def names(self) -> list[str]:
         """The runs, those with the newest lines first. Raises ApiError if the folder is gone."""
@@ -63,15 +66,40 @@ class Runs:
         run."""
         if name not in self.names():
             raise ApiError(404, f"the folder has no run {brief(name)}", "name")
-        return self.folder / f"{name}.gguf"
+        return self._file(name)
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Name, state and version of every run; the version changes with its files."""
+        """Name, state, version and kind of every run; the version changes with its files."""
         return [
-            {"name": name, "running": _is_running(output), "version": _version(output)}
+            {
+                "name": name,
+                "running": _is_running(self._file(name)),
+                "version": _version(self._file(name)),
+                "kind": self.kind(name),
+            }
             for name in self.names()
-            for output in [self.folder / f"{name}.gguf"]
         ]
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.gguf"
+
+    def kind(self, name: str) -> str:
+        """What a run has written: "adapter", a whole "model", or "": nothing that can be read."""
+        version = _version(self._file(name))
+        if self._kinds.get(name, ("",))[0] != version:
+            self._kinds[name] = version, _kind(self._file(name))
+        return self._kinds[name][1]
+
+    def sample(self) -> str:
+        """What the newest run with an answer was asked, and what it said last; "" without one."""
+        for name in self.names():
+            try:
+                about = _details(self._read(name).records)
+            except ApiError:  # it has just gone, or is too large
+                continue
+            if about["answers"]:
+                return (about["prompt"] + about["answers"][-1][1])[:_SAMPLE]
+        return ""
 
     def _read(self, name: str) -> _Snapshot:
         """The lines of a run's metrics that are whole. Raises ApiError."""
@@ -184,6 +212,14 @@ def _version(output: Path) -> str:
         except OSError:
             stamps.append("")
     return "-".join(stamps)
+
+
+def _kind(output: Path) -> str:
+    try:
+        with gguf.open(output) as file:
+            return "adapter" if file.get("general.type") == "adapter" else "model"
+    except PyggmlError:
+        return ""
 
 
 def _is_running(output: Path) -> bool:

@@ -1,5 +1,6 @@
 """The model file, and the model that is made of it."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -14,6 +15,7 @@ from pyggml.cli.terminal.show import printable
 from pyggml.errors import PyggmlError
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
+from pyggml.lora.trainer.checkpoint import identity as contents_identity
 from pyggml.model import Model
 from pyggml.models import Taps
 from pyggml.runtime import Arenas, Program
@@ -32,6 +34,7 @@ class Source:
         self.path, self.fault = path, ""
         self.file = gguf.open(path)
         self._opened = self._identity()
+        self._compute, self._others = compute, dict[str, tuple[object, Model]]()
         self._model: Model | None = None
         try:
             self._model = load(path, compute=compute)
@@ -54,16 +57,29 @@ class Source:
         now = self._identity()
         return "there" if now == self._opened else "changed" if now else "gone"
 
-    def is_file(self, path: str) -> bool:
-        """Whether a path, as a run tells it, names this file: the folder may be another's."""
-        return Path(path).name in {p.name for p in (self.path, *self.file.paths)}
+    def comparison(self, path: Path) -> str:
+        """How a model file that a run names compares: "same" contents under whatever name, "other"
+        contents, or "unknown": it is not there, and has another name."""
+        own = self.file.paths
+        if any(path.exists() and path.samefile(p) for p in own if p.exists()):
+            return "same"
+        try:
+            with gguf.open(path) as file:
+                is_same = contents_identity(file.paths) == contents_identity(own)
+            return "same" if is_same else "other"
+        except PyggmlError:
+            return "same" if path.name in {p.name for p in (self.path, *own)} else "unknown"
+
+    def other(self, path: Path) -> Model:
+        """Another whole model, such as a run may write; the last one stays loaded. Raises
+        PyggmlError for what is no model."""
+        version, known = _stamps([path]), self._others.get(str(path))
+        if known is None or known[0] != version:
+            self._others = {str(path): (version, load(path, compute=self._compute))}
+        return self._others[str(path)][1]
 
     def _identity(self) -> list[tuple[int, int, int]] | None:
-        try:
-            stats = [path.stat() for path in self.file.paths]
-        except OSError:
-            return None
-        return [(s.st_ino, s.st_size, s.st_mtime_ns) for s in stats]
+        return _stamps(self.file.paths)
 
     def about(self) -> dict[str, Any]:
         """What the page begins with: names, the number of blocks, and every tensor."""
@@ -84,6 +100,14 @@ class Source:
             values["lora"] = adaptable(self.file, rank)
         sections = present.sections(values, None, template=True)
         return [_plain(section) for section in sections if section.title != "tensors"]
+
+
+def _stamps(paths: Iterable[Path]) -> list[tuple[int, int, int]] | None:
+    try:
+        stats = [path.stat() for path in paths]
+    except OSError:
+        return None
+    return [(s.st_ino, s.st_size, s.st_mtime_ns) for s in stats]
 
 
 class StoppableModel(Model):

@@ -45,6 +45,16 @@ def test_losses_with_the_adapter_of_a_run(client, add_run, model, folder, rng):
     assert found["loss"] != pytest.approx(table_of(model)[0].loss, rel=1e-3)
 
 
+def test_losses_of_a_whole_model_that_a_run_wrote(client, add_run, model_with, model, folder):
+    other = model_with(general__name="other", tokenizer__ggml__add_bos_token=True)
+    (folder / "mine.gguf").write_bytes(other.read_bytes())
+    add_run("mine", [])
+    found = client.post("/api/losses", json={"text": TEXT, "run": "mine"}).json()
+    wanted = table_of(pyggml.load(other))[0]
+    assert found["loss"] == pytest.approx(wanted.loss)
+    assert found["n_tokens"] == len(wanted.ids) == len(table_of(model)[0].ids) + 1
+
+
 def test_attention_is_the_library_s(client, model):
     found = client.post("/api/attention", json={"text": TEXT, "block": 1}).json()
     ids = model.tokenizer.encode(TEXT)

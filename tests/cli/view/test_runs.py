@@ -6,9 +6,11 @@ import shutil
 
 import pytest
 
-from pyggml.cli.commands.view import runs
+import pyggml
+from pyggml.cli.commands.view import reading, runs
 from pyggml.cli.commands.view.runs import Runs
 from pyggml.errors import ConfigError
+from pyggml.lora import LoraConfig, attach
 from pyggml.lora.trainer.lock import held, holder
 
 RUN = {"event": "run", "step": 0, "settings": {"lr": 0.1}, "about": [["model", "tiny"]]}
@@ -36,10 +38,42 @@ def test_a_finished_run(ask, add_run):
     assert (found["prompt"], found["answers"]) == ("the", [["before", " a"]])
 
 
-def test_a_run_of_another_file_is_told(ask, add_run, tiny):
-    for name, is_other in ((f"elsewhere/{tiny.name}", False), ("other.gguf", True), (3, False)):
+def test_the_model_of_a_run_is_compared_by_its_contents(ask, add_run, tiny, model_with, tmp_path):
+    copy, other = tmp_path / "copy.gguf", model_with(general__name="other")
+    copy.write_bytes(tiny.read_bytes())
+    assert other.name == tiny.name
+    models = {
+        str(tiny): "same",
+        str(copy): "same",
+        str(other): "other",
+        f"gone/{tiny.name}": "same",
+        "gone/other.gguf": "unknown",
+        3: "same",
+    }
+    for name, compared in models.items():
         add_run("mine", [RUN | {"settings": {"model": name}}, step(1)])
-        assert ask("run", name="mine")["is_other"] is is_other
+        assert ask("run", name="mine")["model"] == compared, name
+
+
+def test_what_a_run_has_written_is_an_adapter_a_model_or_nothing(ask, add_run, tiny, folder):
+    add_run("mine", [step(1)])
+
+    def kind():
+        return ask("state")["runs"][0]["kind"]
+
+    assert kind() == ""
+    (folder / "mine.gguf").write_bytes(b"GGUF")
+    assert kind() == ""
+    (folder / "mine.gguf").write_bytes(tiny.read_bytes())
+    assert kind() == "model"
+    attach(pyggml.load(tiny), LoraConfig(rank=2)).save(folder / "mine.gguf")
+    assert kind() == "adapter"
+
+
+def test_a_text_to_begin_with_is_the_newest_answer(ask, add_run):
+    assert ask("model")["sample"] == reading.SAMPLE
+    add_run("mine", [step(1), ANSWERS, ANSWERS | {"answers": [["before", " a"], ["after", " b"]]}])
+    assert ask("model")["sample"] == "the b"
 
 
 def test_a_half_written_line_is_left_out_until_it_is_whole(ask, add_run, folder):

@@ -12,6 +12,11 @@ const STATES = {
   empty: "It has left no step.",
 };
 
+const MODELS = {
+  other: "It trains a model of other contents: ",
+  unknown: "It trains a model that is not there any more, so that it cannot be compared: ",
+};
+
 export function run(place, state) {
   const choice = make("select", { "aria-label": "Run" }), bar = card(make("label", {}, "Run ", choice));
   const view = make("div", { class: "contents" });
@@ -84,7 +89,7 @@ function statusOf(found) {
   const said = found.n_steps ? `${STATES[found.state]}: step ${found.step} of ${found.n_steps}${left}` : STATES[found.state];
   const parts = [make("h2", {}, found.name), make("p", { role: "status" }, said)];
   if (found.n_steps) parts.push(make("progress", { max: found.n_steps, value: found.step, "aria-label": "Steps made" }));
-  if (found.is_other) parts.push(make("p", { class: "fault" }, `It trains another file: ${found.settings.model}`));
+  if (MODELS[found.model]) parts.push(make("p", { class: found.model === "other" ? "fault" : "quiet" }, MODELS[found.model] + found.settings.model));
   if (found.adapter) found.facts.push(["adapter", found.adapter]);
   return [...parts, facts(found.facts)];
 }

@@ -5,8 +5,9 @@ import { ask, card, digits, make, send } from "./page.js";
 export function text(place, state) {
   const area = make("textarea", { rows: 4, name: "text", "aria-label": "Text", placeholder: "A text to look into" });
   const block = make("input", { type: "number", min: 0, value: 0, name: "block" });
-  const model = make("select", { name: "model" }, make("option", { value: "" }, "the file alone"));
-  for (const { name } of state.runs ?? []) model.append(make("option", { value: name }, `with ${name}`));
+  const model = make("select", { name: "model", "aria-label": "Model" }, make("option", { value: "" }, "the file alone"));
+  for (const { name, kind } of state.runs ?? [])
+    if (kind) model.append(make("option", { value: name }, kind === "model" ? `the model of ${name}` : `with ${name}`));
   const loss = make("button", { type: "submit", class: "main" }, "Losses");
   const attention = make("button", { type: "button" }, "Attention");
   const stop = make("button", { type: "button", disabled: true }, "Stop");
@@ -48,7 +49,8 @@ export function text(place, state) {
   form.addEventListener("keydown", (event) => {
     if (event.key === "Escape") running?.abort();
   });
-  ask("model").then(({ fault, n_layer }) => {
+  ask("model").then(({ fault, n_layer, sample }) => {
+    area.value ||= sample;
     block.max = n_layer - 1;
     loss.disabled = attention.disabled = Boolean(fault);
     note.textContent = fault;
