@@ -21,6 +21,14 @@ system_option = click.option(
 )
 
 
+continue_last_option = click.option(
+    "--continue-last",
+    is_flag=True,
+    **grouped("text", common=False),
+    help="go on with the last message, which the assistant began, instead of answering anew",
+)
+
+
 def n_tokens_option(help: str, **settings: Any) -> Callable[[F], F]:
     """-n, --n-tokens."""
     names = ("-n", "--n-tokens")

@@ -96,7 +96,8 @@ class Service:
         if chats.encoder is None:
             fault = f"{chats.fault} (--chat-template)"
             raise ApiError(400, fault, "messages", "no_chat_template")
-        ids = chats.encoder.with_names(params.names).prompt(params.messages, params.tools)
+        encoder = chats.encoder.with_names(params.names)
+        ids = encoder.prompt(params.messages, params.tools, params.continues)
         return [self._prompt_ids(ids, "messages")] * params.n
 
     def text_prompts(self, params: TextParams) -> list[np.ndarray]:
