@@ -6,6 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 Fault = str | tuple[str, str]  # a sentence, or a setting and what is wrong with it
 
 
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """ ": did you mean 'lr'?" for a word that is nearly one of these, else ""."""
+    import difflib  # 10 ms that no command waits for whose words are right
+
+    near = difflib.get_close_matches(word, [*known], 1)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
 def first_of(faults: Sequence[str], most: int) -> str:
     """The first `most` faults in one text, and how many more there are."""
     more = [f"and {len(faults) - most} more"] if len(faults) > most else []

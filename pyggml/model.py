@@ -16,7 +16,7 @@ import numpy as np
 from pyggml import gguf, tokenizer
 from pyggml.backends import Backend
 from pyggml.backends.cpu import CPU, write
-from pyggml.errors import AdapterError, ConfigError, DataError, TokenizerError
+from pyggml.errors import AdapterError, ConfigError, DataError, TokenizerError, suggestion
 from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32, DType
@@ -269,7 +269,8 @@ def load(
     """
     known = next((name for name in COMPUTE_TYPES if name == compute), None)
     if known is None:
-        raise ConfigError(f"compute is {compute!r}, known are {', '.join(COMPUTE_TYPES)}")
+        near = suggestion(compute, COMPUTE_TYPES)
+        raise ConfigError(f"compute is {compute!r}, known are {', '.join(COMPUTE_TYPES)}{near}")
     if any(b.is_host for b in backends):
         raise ConfigError("backends has a CPU, wanted other devices: the CPU runs what they lack")
     file = gguf.open(path)

@@ -3,6 +3,8 @@
 help         what it does, in half a sentence
 wanted       its range, in words
 fits         its range, as a function of the value
+brief        what it does, in the few words of a short help (default: the first clause of `help`)
+aliases      what other trainers call it, where the meaning is the same
 group        where help lists it, one of GROUPS
 common       whether short help lists it
 repeated     whether its option is given once for every value, as --stop, rather than with commas
@@ -13,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pyggml.errors import ConfigError, Fault
+from pyggml.errors import ConfigError, Fault, suggestion
 
 GROUPS = ("model", "data", "sampling", "adapter", "optimiser", "memory", "server", "output")
 
@@ -25,6 +27,8 @@ def setting(
     fits: Callable[[Any], bool] = lambda value: True,
     *,
     group: str,
+    aliases: tuple[str, ...] = (),
+    brief: str = "",
     common: bool = False,
     repeated: bool = False,
     may_change: bool = False,
@@ -32,15 +36,31 @@ def setting(
     """A field of a dataclass of settings."""
     assert group in GROUPS, f"{group} is no group of settings"
     about = {"help": help, "wanted": wanted, "fits": fits, "group": group, "common": common}
-    return field(default=default, metadata=about | {"repeated": repeated, "may_change": may_change})
+    about |= {"aliases": aliases, "brief": brief}
+    about |= {"repeated": repeated, "may_change": may_change}
+    return field(default=default, metadata=about)
 
 
 def at_least(low: int) -> tuple[str, Callable[[Any], bool]]:
     return f"{low} or more", lambda value: value >= low
 
 
-def one_of(names: tuple[str, ...]) -> tuple[str, Callable[[Any], bool]]:
-    return f"one of {', '.join(names)}", lambda value: value in names
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whether a value is one of some names."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, value: Any) -> bool:
+        return value in self.names
+
+    def suggest(self, value: Any) -> str:
+        """The name that was probably meant, as the end of a sentence; "" if none is near."""
+        return suggestion(value, self.names) if isinstance(value, str) else ""
+
+
+def one_of(names: tuple[str, ...]) -> tuple[str, Choice]:
+    return f"one of {', '.join(names)}", Choice(names)
 
 
 SEED = ("0 to 2^64 - 1", lambda value: 0 <= value < 1 << 64)
@@ -57,6 +77,13 @@ def is_of_kind(value: object, default: object) -> bool:
     return isinstance(value, kinds)
 
 
+def _fault(about: Mapping[str, Any], value: Any) -> str:
+    """What is wrong with a value of a setting, as the rest of a sentence."""
+    fits = about["fits"]
+    near = fits.suggest(value) if isinstance(fits, Choice) else ""
+    return f"is {value!r}, wanted {about['wanted'] or 'true or false'}{near}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """A dataclass whose fields are held against their ranges when it is made.
@@ -70,10 +97,10 @@ class Settings:
             raise ConfigError(faults)
 
     def _faults(self) -> list[Fault]:
-        found = [(f, getattr(self, f.name)) for f in fields(self)]
+        given = [(f, getattr(self, f.name)) for f in fields(self)]
         return [
-            (f.name, f"is {value!r}, wanted {f.metadata['wanted'] or 'true or false'}")
-            for f, value in found
+            (f.name, _fault(f.metadata, value))
+            for f, value in given
             if not (is_of_kind(value, f.default) and f.metadata["fits"](value))
         ]
 

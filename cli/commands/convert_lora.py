@@ -5,23 +5,35 @@ from pathlib import Path
 import click
 
 from pyggml import load
-from pyggml.cli.terminal.options import PATH, SETTINGS
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.options import PATH, SETTINGS, grouped, model_option
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.show import plural, say, size
 from pyggml.lora.peft import from_peft, to_peft
 
 
-@click.command("convert-lora", context_settings=SETTINGS)
+@click.command(
+    "convert-lora",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    quiet="",
+    examples=[
+        "pyggml convert-lora -m model.gguf peft-folder adapter.gguf",
+        "pyggml convert-lora -m model.gguf adapter.gguf peft-folder",
+        "pyggml convert-lora -m model.gguf adapter.gguf peft --base-name Qwen/Qwen3-0.6B",
+    ],
+)
 @click.argument("source", metavar="FROM", type=PATH)
 @click.argument("target", metavar="TO", type=PATH)
-@click.option("-m", "--model", type=PATH, required=True, help="GGUF model that it adapts")
+@model_option
 @click.option(
     "--base-name",
     metavar="NAME",
+    **grouped("output"),
     help="the model's name or folder in transformers, for adapter_config.json",
 )
 def command(source: Path, target: Path, model: Path, base_name: str | None) -> None:
-    """Convert an adapter: a folder of PEFT to a GGUF file, or a GGUF file to a folder.
+    """Convert an adapter: a PEFT folder to a GGUF file, or a GGUF file to a PEFT folder.
 
     The model says which matrices there are, and in which order its rows lie.
     """

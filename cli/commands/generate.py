@@ -37,7 +37,7 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
-from pyggml.cli.terminal.show import note, printable, say, unescape
+from pyggml.cli.terminal.show import note, printable, say, say_progress, unescape
 from pyggml.errors import ConfigError, DataError, TemplateError
 from pyggml.generation import Context, Finish, Piece, Sampling, complete
 from pyggml.lora.data.rows import BadRow
@@ -58,6 +58,12 @@ class _Prompt:
     cls=GroupedCommand,
     params=[*settings_options(Context, {}), *sampling_options()],
     context_settings=SETTINGS,
+    quiet="speed",
+    examples=[
+        'pyggml generate -m model.gguf -p "Once upon a time"',
+        'pyggml generate -m model.gguf --lora adapter.gguf -p "..." -n 256 --temp 0',
+        "pyggml generate -m model.gguf --messages chats.jsonl --json",
+    ],
 )
 @model_options
 @click.option("-p", "--prompt", **grouped("text"), help="text to continue; \\n is a new line")
@@ -185,7 +191,7 @@ def _write(
         note(f"the context of {n_ctx} tokens is full")
     if sys.stderr.isatty():
         speed = n / (perf_counter() - began)
-        print(f"({n} tokens, {speed:.1f} tokens/s, --seed {how.seed})", file=sys.stderr)
+        say_progress(f"({n} tokens, {speed:.1f} tokens/s, --seed {how.seed})")
 
 
 def _record(model: Model, prompt: _Prompt, pieces: Iterator[Piece], how: Sampling) -> str:

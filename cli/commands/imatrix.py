@@ -1,28 +1,57 @@
 """`pyggml imatrix`: a model and a text → the importance of its matrices' columns."""
 
-import sys
 from pathlib import Path
 
 import click
 
-from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, model_options
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, grouped, model_options
 from pyggml.cli.terminal.paths import check_output, check_text
 from pyggml.cli.terminal.progress import Countdown
-from pyggml.cli.terminal.show import plural, say, size
+from pyggml.cli.terminal.show import plural, say, say_progress, size
 from pyggml.errors import DataError
 from pyggml.lora.evaluate.importance import Collector
 
 
-@click.command("imatrix", context_settings=SETTINGS)
-@model_options
-@click.option("-f", "--file", "text", type=PATH, required=True, help="UTF-8 text to read")
-@click.option("-o", "--output", type=PATH, required=True, help="GGUF file to write")
-@click.option(
-    "--ctx", type=click.IntRange(min=16), default=512, show_default=True, help="tokens of a chunk"
+@click.command(
+    "imatrix",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    examples=[
+        "pyggml imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf",
+        "pyggml imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf --chunks 100",
+        "pyggml quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M --imatrix imatrix.gguf",
+    ],
 )
-@click.option("--chunks", type=click.IntRange(min=1), help="most chunks to read (default: all)")
+@model_options
+@click.option(
+    *("-f", "--file", "text"),
+    type=PATH,
+    required=True,
+    **grouped("data"),
+    help="calibration data, UTF-8 text",
+)
+@click.option(
+    "-o", "--output", type=PATH, required=True, **grouped("output"), help="GGUF file to write"
+)
+@click.option(
+    "--ctx",
+    type=click.IntRange(min=16),
+    metavar="N",
+    default=512,
+    show_default=True,
+    **grouped("data", aliases=("ctx-size",)),
+    help="tokens of a chunk",
+)
+@click.option(
+    "--chunks",
+    type=click.IntRange(min=1),
+    metavar="N",
+    **grouped("data"),
+    help="most chunks to read (default: all)",
+)
 def command(source: ModelSource, text: Path, output: Path, ctx: int, chunks: int | None) -> None:
-    """Measure which columns of a model's matrices a text makes large, for quantize --imatrix.
+    """Compute an importance matrix from calibration data, for quantize --imatrix.
 
     The file is llama.cpp's.
     """
@@ -35,7 +64,7 @@ def command(source: ModelSource, text: Path, output: Path, ctx: int, chunks: int
         collector = Collector(opened, _read(text), ctx, chunks, text.name)
     except DataError as error:
         raise DataError(f"{text}: {error}; a smaller --ctx needs less") from None
-    print(f"{plural(collector.n_chunks, 'chunk')} of {ctx} tokens", file=sys.stderr, flush=True)
+    say_progress(f"{plural(collector.n_chunks, 'chunk')} of {ctx} tokens")
     time = Countdown()
     for n in collector.run():
         time.say_left(n, collector.n_chunks)

@@ -9,11 +9,13 @@ import pyggml.threads
 from pyggml import load
 from pyggml.chat import MODEL, carried_metadata
 from pyggml.cli.terminal.chat_templates import choose_template
+from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
     ADAPTERS,
     PATH,
     SETTINGS,
     adapter_word,
+    grouped,
     model_option,
     threads_option,
 )
@@ -35,10 +37,23 @@ def _file_type(ctx: click.Context, param: click.Parameter, value: str) -> str | 
 _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
 
 
-@click.command("merge", context_settings=SETTINGS)
+@click.command(
+    "merge",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    examples=[
+        "pyggml merge -m model.gguf --lora adapter.gguf -o merged.gguf",
+        "pyggml merge -m model.gguf --lora adapter.gguf -o merged.gguf --type Q4_K_M",
+        "pyggml merge -m model.gguf --lora a.gguf:0.7 --lora b.gguf:0.3 -o both.gguf",
+    ],
+)
 @model_option
-@click.option("--lora", **_LORA, help="adapter to merge; several add up")
-@click.option("-o", "--output", type=PATH, required=True, help="GGUF model to write")
+@click.option(
+    "--lora", **_LORA, **grouped("model"), help="adapter to merge; of several the updates add up"
+)
+@click.option(
+    "-o", "--output", type=PATH, required=True, **grouped("output"), help="GGUF model to write"
+)
 @click.option(
     "--type",
     "file_type",
@@ -46,6 +61,7 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
     default=_KEEP,
     show_default=True,
     callback=_file_type,
+    **grouped("output"),
     help="file type of the output; keep: every tensor keeps its own type",
 )
 @ALLOW_REQUANTIZE

@@ -1,6 +1,5 @@
 """`pyggml perplexity`: text → the running perplexity, then its final estimate and error."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,10 +7,11 @@ import click
 
 from pyggml import Model
 from pyggml.cli.terminal.chat_templates import choose_template
-from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, model_options
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, grouped, model_options
 from pyggml.cli.terminal.paths import check_text
 from pyggml.cli.terminal.progress import Countdown
-from pyggml.cli.terminal.show import note, plural, say
+from pyggml.cli.terminal.show import note, plural, progress_lines, say, say_progress
 from pyggml.errors import DataError
 from pyggml.lora import Perplexity, perplexity
 from pyggml.lora.config import SPECIAL_TOKENS, DataConfig
@@ -19,23 +19,45 @@ from pyggml.lora.data import Dataset, Encoding, TextRow, encode_rows, pack, read
 from pyggml.lora.data.rows import ChatRow
 
 
-@click.command("perplexity", context_settings=SETTINGS)
+@click.command(
+    "perplexity",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    examples=[
+        "pyggml perplexity -m model.gguf -f wiki.test.raw",
+        "pyggml perplexity -m model.gguf --lora adapter.gguf -f text.txt --ctx 2048",
+        "pyggml perplexity -m model.gguf -f chats.jsonl",
+    ],
+)
 @model_options
 @click.option(
-    "-f", "--file", "text", type=PATH, required=True, help="UTF-8 text, or rows as for finetune"
+    *("-f", "--file", "text"),
+    type=PATH,
+    required=True,
+    **grouped("data"),
+    help="UTF-8 text, or rows as for finetune",
 )
 @click.option(
-    "--ctx", type=click.IntRange(min=4), default=512, show_default=True, help="tokens of a chunk"
+    "--ctx",
+    type=click.IntRange(min=4),
+    metavar="N",
+    default=512,
+    show_default=True,
+    **grouped("data", aliases=("ctx-size",)),
+    help="tokens of a chunk",
 )
 @click.option(
     "--special-tokens",
     type=click.Choice(SPECIAL_TOKENS),
+    metavar="WORD",
     default="auto",
     show_default=True,
-    help="as for finetune; auto parses rows and leaves plain text plain",
+    **grouped("data"),
+    help="special tokens in the text: auto, plain or parse, as for finetune; auto parses rows, and "
+    "reads plain text as plain",
 )
 def command(source: ModelSource, text: Path, ctx: int, special_tokens: str) -> None:
-    """How well a model predicts a text, as llama.cpp's tool of this name computes it.
+    """Perplexity of a text, as llama.cpp's tool of this name computes it.
 
     Of JSON Lines, JSON and CSV, every row is a document, read and scored as finetune's validation
     does.
@@ -47,10 +69,13 @@ def command(source: ModelSource, text: Path, ctx: int, special_tokens: str) -> N
     for so_far in _name_file(text, perplexity(opened, windows, ctx, parse)):
         if so_far.chunk == 1:
             about = f"{plural(so_far.n_chunks, 'chunk')} of {ctx} tokens"
-            print(about, file=sys.stderr, flush=True)
+            say_progress(about)
         time.say_left(so_far.chunk, so_far.n_chunks)
-        say(f"[{so_far.chunk}]{so_far.value:.4f},", end="")
-    say(f"\nFinal estimate: PPL = {so_far.value:.4f} +/- {so_far.error:.5f}")
+        with progress_lines():
+            say(f"[{so_far.chunk}]{so_far.value:.4f},", end="")
+    with progress_lines():
+        say()
+    say(f"Final estimate: PPL = {so_far.value:.4f} +/- {so_far.error:.5f}")
 
 
 def _windows(

@@ -6,6 +6,7 @@ import click
 
 import pyggml.threads
 from pyggml import gguf
+from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import PATH, SETTINGS, threads_option
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
@@ -13,7 +14,16 @@ from pyggml.requantize import FILE_TYPES, rewrite
 from pyggml.requantize.imatrix import read_imatrix
 
 
-@click.command("quantize", context_settings=SETTINGS)
+@click.command(
+    "quantize",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    examples=[
+        "pyggml quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M",
+        "pyggml quantize model-F16.gguf model-IQ2_S.gguf IQ2_S --imatrix imatrix.gguf",
+        "pyggml quantize model-Q8_0.gguf model-Q4_0.gguf Q4_0 --allow-requantize",
+    ],
+)
 @click.argument("source", metavar="IN.gguf", type=PATH)
 @click.argument("target", metavar="OUT.gguf", type=PATH)
 @click.argument("file_type", metavar="TYPE")

@@ -12,8 +12,9 @@ import numpy as np
 
 import pyggml.threads
 from pyggml import gguf, load
+from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import SETTINGS, threads_option
-from pyggml.cli.terminal.show import say, span
+from pyggml.cli.terminal.show import progress_lines, say, span
 from pyggml.generation import Session
 from pyggml.graph.dtypes import F32
 from pyggml.lora import Corpus, Dataset, TrainConfig, Trainer, attach
@@ -25,7 +26,12 @@ _CTX, _N_VOCAB = 32, 64
 _BY_IMPORTANCE = ("IQ1", "IQ2", "IQ3", "Q2_K_S")  # file types that want it of some tensors
 
 
-@click.command("warmup", context_settings=SETTINGS)
+@click.command(
+    "warmup",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    examples=["pyggml warmup", "pyggml warmup --threads 2", "pyggml warmup --quiet"],
+)
 @threads_option
 def command(threads: int) -> None:
     """Compile all kernels now, so that later commands start at once.
@@ -38,7 +44,8 @@ def command(threads: int) -> None:
     work = [(first, t) for t in FILE_TYPES] + [(name, next(iter(FILE_TYPES))) for name in others]
     with tempfile.TemporaryDirectory(prefix="pyggml-", ignore_cleanup_errors=True) as folder:
         for number, (architecture, file_type) in enumerate(work, 1):
-            say(f"{number:2}/{len(work)} {architecture:<8} {file_type:<8} ", end="")
+            with progress_lines():
+                say(f"{number:2}/{len(work)} {architecture:<8} {file_type:<8} ", end="")
             started = perf_counter()
             plain, packed = Path(folder, f"{architecture}.gguf"), Path(folder, f"{number}.gguf")
             _write(plain, architecture)
@@ -47,7 +54,8 @@ def command(threads: int) -> None:
                 plain, packed, file_type, importance=_alike(plain) if by_importance else None
             )
             _use(packed, threads)
-            say(span(perf_counter() - started))
+            with progress_lines():
+                say(span(perf_counter() - started))
     say(f"ready after {span(perf_counter() - began)}")
 
 

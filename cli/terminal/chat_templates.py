@@ -27,9 +27,9 @@ def chat_template_option(group: str = "text", common: bool = True) -> Callable[[
     return click.option(
         "--chat-template",
         metavar="WORD",
-        **grouped(group, common),
-        help="how chats are written: model is the way of its file; "
-        f"{', '.join(BUILT_IN)}; or a file (default: as the adapter was trained, else model)",
+        **grouped(group, common, brief="chat template, a name or a file"),
+        help=f"chat template: model is the one in its file; {', '.join(BUILT_IN)}; or a file "
+        "(default: as the adapter was trained, else model)",
     )
 
 

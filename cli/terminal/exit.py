@@ -18,31 +18,26 @@ from typing import TextIO
 
 import click
 
-from pyggml.cli.terminal.show import printable
+from pyggml.cli.terminal.show import printable, set_quiet
 from pyggml.errors import PyggmlError
 
 FAILED, STOPPED, TERMINATED = 2, 130, 143
 _signals: set[int] = set()  # that asked for an end
-# What other trainers call a setting.
+# What other trainers have for a setting of ours, with another meaning: aliases have the same.
 ELSEWHERE = {
-    "base_model": "model",
+    "adapter_path": "output",
     "batch_size": "batch",
     "data": "file",
     "dataset": "file",
-    "gradient_accumulation_steps": "grad_accum",
-    "gradient_checkpointing": "grad_checkpointing",
-    "learning_rate": "lr",
-    "lora_r": "lora_rank",
-    "lora_target_modules": "lora_modules",
-    "max_grad_norm": "clip",
-    "max_seq_length": "ctx",
-    "micro_batch_size": "batch",
-    "num_epochs": "epochs",
-    "num_train_epochs": "epochs",
+    "dataset_name": "file",
+    "init_lora_weights": "lora_init",
+    "iters": "max_steps",
+    "logging_dir": "log_to",
+    "num_layers": "skip_layers",
     "output_dir": "output",
-    "per_device_train_batch_size": "batch",
-    "sequence_len": "ctx",
-    "target_modules": "lora_modules",
+    "rl": "objective",
+    "stage": "objective",
+    "val_set_size": "val_split",
 }
 # Settings whose option has another name than --SETTING.
 _OPTIONS = {
@@ -71,6 +66,7 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
             stream.reconfigure(encoding=encoding, errors="replace")
     output = sys.stdout
     _signals.clear()
+    set_quiet(False)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
@@ -121,7 +117,7 @@ def _code_of(code: int) -> int:
 
 
 def _suggestion(error: click.NoSuchOption) -> str:
-    """The error with our option of the same meaning as another trainer's; "" without one."""
+    """The error with our option beside another trainer's; "" without one."""
     known = error.option_name.lstrip("-").replace("-", "_")
     ours = "--" + ELSEWHERE.get(known, "").replace("_", "-")
     options = [] if error.ctx is None else error.ctx.command.params

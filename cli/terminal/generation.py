@@ -16,9 +16,7 @@ from pyggml.tokenizer import Tokenizer
 
 CTX = 4096  # most tokens of a chat, where the user names no other number
 _FLAGS = {"temperature": "temp"}  # llama.cpp's name
-system_option = click.option(
-    "--system", metavar="TEXT", **grouped("text"), help="what stands before all messages"
-)
+system_option = click.option("--system", metavar="TEXT", **grouped("text"), help="system prompt")
 
 
 continue_last_option = click.option(
@@ -33,13 +31,15 @@ def n_tokens_option(help: str, **settings: Any) -> Callable[[F], F]:
     """-n, --n-tokens."""
     names = ("-n", "--n-tokens")
     kind = click.IntRange(min=1)
-    return click.option(*names, type=kind, metavar="N", **settings, **grouped("text"), help=help)
+    place = grouped("text", aliases=("n-predict", "max-tokens", "max-new-tokens"))
+    return click.option(*names, type=kind, metavar="N", **settings, **place, help=help)
 
 
 def ctx_option(least: int, help: str) -> Callable[[F], F]:
     """--ctx."""
     kind = click.IntRange(min=least)
-    return click.option("--ctx", type=kind, metavar="N", **grouped("text"), help=help)
+    place = grouped("text", aliases=("ctx-size",))
+    return click.option("--ctx", type=kind, metavar="N", **place, help=help)
 
 
 def n_ctx_of(model: Model, wanted: int | None, default: int | None = None) -> int:

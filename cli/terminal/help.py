@@ -1,8 +1,12 @@
-"""Help in groups: the common options of each at `--help`, all of them at `--help-all`."""
+"""Help in groups: a screen at `--help`, a line an option; all options, in full, at `--help-all`."""
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import click
+
+from pyggml.cli.terminal.show import set_quiet
 
 # In the order of the help; the settings' own groups (pyggml.settings.GROUPS) are among them.
 TITLES = {
@@ -17,14 +21,40 @@ TITLES = {
     "output": "Output",
     "help": "Settings and help",
 }
+_SCREEN = 30  # lines of a short help, above which it has its first paragraph alone
 
 
 class GroupedOption(click.Option):
-    """An option that help lists in a group, short help only if it is common."""
+    """An option that help lists in a group, short help only if it is common.
 
-    def __init__(self, *args: Any, group: str, common: bool = False, **kwargs: Any) -> None:
+    aliases   other names that it has, without dashes; help does not list them
+    brief     what short help says of it (default: the first clause of its help)
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        group: str,
+        common: bool = False,
+        aliases: Sequence[str] = (),
+        brief: str = "",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.group, self.common = group, common
+        self.group, self.common, self.brief = group, common, brief
+        self.aliases = tuple(aliases)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """As click's, with the aliases."""
+        own = self.opts, self.secondary_opts
+        self.opts = [*self.opts, *(f"--{alias}" for alias in self.aliases)]
+        if self.secondary_opts:
+            no = (f"--no-{alias}" for alias in self.aliases)
+            self.secondary_opts = [*self.secondary_opts, *no]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts, self.secondary_opts = own
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """As click's; a switch is written --[no-]name."""
@@ -33,29 +63,65 @@ class GroupedOption(click.Option):
             return record
         return self.opts[-1].replace("--", "--[no-]", 1), record[1]
 
+    def brief_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """The same of a line: the first clause, and of the notes the default."""
+        record = self.get_help_record(ctx)
+        if record is None:
+            return None
+        text, *brackets = record[1].split("  [")
+        about = self.brief or re.split(r"; | \(", text, maxsplit=1)[0]
+        notes = [note for each in brackets for note in each.removesuffix("]").split("; ")]
+        kept = [n.removeprefix("default: ") for n in notes if n.startswith(("default: ", "req"))]
+        return record[0], f"{about} [{kept[0]}]" if kept else about
+
 
 class GroupedCommand(click.Command):
-    """A command of grouped options, with `--help` and `--help-all`."""
+    """A command of grouped options, with `--help`, `--help-all` and `--quiet`.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    examples   what its help ends with, three lines of a shell
+    quiet      what `--quiet` leaves out; "" for a command that has no such option
+    """
+
+    def __init__(
+        self, *args: Any, examples: Sequence[str] = (), quiet: str = "progress", **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self.examples = examples
+        if quiet:
+            self.params.append(_quiet_option(quiet))
         self.params += [
-            _help_option(["-h", "--help"], "these options, and stop", whole=False),
-            _help_option(["--help-all"], "every option, and stop", whole=True),
+            _help_option(["-h", "--help"], "this page, with defaults in brackets", whole=False),
+            _help_option(["--help-all"], "every option, with what it takes", whole=True),
         ]
         self.add_help_option = False
 
     def help_text(self, ctx: click.Context, whole: bool) -> str:
-        """The help, with every option if it is to be whole."""
+        """The help; whole: every option in full, else a line of each common one."""
+        paragraphs = (self.help or "").split("\n\n")
+        text = self._text(ctx, paragraphs, whole)
+        if whole or text.count("\n") < _SCREEN:
+            return text
+        return self._text(ctx, paragraphs[:1], whole)
+
+    def _text(self, ctx: click.Context, paragraphs: Sequence[str], whole: bool) -> str:
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
-        self.format_help_text(ctx, formatter)
+        for paragraph in paragraphs:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(" ".join(paragraph.split()))
         groups = {title: self._records(ctx, group, whole) for group, title in TITLES.items()}
         width = max(len(option) for records in groups.values() for option, _ in records)
+        formatter.write_paragraph()
         for title, records in groups.items():
-            if records:
-                with formatter.section(title):  # padded, so that the texts of all groups align
-                    formatter.write_dl([(o.ljust(width), about) for o, about in records])
+            if records:  # padded, so that the texts of all groups align
+                formatter.write_heading(title)
+                with formatter.indentation():
+                    rows = [(o.ljust(width), text) for o, text in records]
+                    formatter.write_dl(rows, col_max=40)
+        if self.examples:
+            formatter.write_heading("Examples")
+            formatter.write("".join(f"  {example}\n" for example in self.examples))
         return formatter.getvalue().rstrip("\n")
 
     def _records(self, ctx: click.Context, group: str, whole: bool) -> list[tuple[str, str]]:
@@ -64,11 +130,27 @@ class GroupedCommand(click.Command):
             record
             for option in self.params
             if isinstance(option, GroupedOption) and option.group == group
-            if (whole or option.common) and (record := option.get_help_record(ctx))
+            if (whole or option.common)
+            and (record := option.get_help_record(ctx) if whole else option.brief_record(ctx))
         ]
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(self.help_text(ctx, whole=False) + "\n")
+
+
+def _quiet_option(about: str) -> GroupedOption:
+    def settle(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        set_quiet(value)
+
+    return GroupedOption(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=settle,
+        help=f"print no {about}",
+        group="help",
+        common=True,
+    )
 
 
 def _help_option(names: list[str], about: str, whole: bool) -> GroupedOption:

@@ -7,7 +7,7 @@ and default; what the user does not give is None here, so that the dataclass alo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -25,7 +25,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
 _PLACES = {"dir": "FOLDER", "file": "FILE"}
 _METAVARS = {int: "N", float: "X", str: "WORD", None: "A,B"}
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+# Names may have _ for -, as in TRL.
+SETTINGS: dict[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+    "token_normalize_func": lambda name: name.replace("_", "-"),
+}
 
 
 class AdapterFile(click.ParamType):
@@ -61,15 +66,26 @@ ADAPTERS: dict[str, Any] = {
 }
 
 
-def grouped(group: str, common: bool = True) -> dict[str, Any]:
+def grouped(
+    group: str, common: bool = True, aliases: Sequence[str] = (), brief: str = ""
+) -> dict[str, Any]:
     """Arguments of an option that help lists in this group."""
-    return {"cls": GroupedOption, "group": group, "common": common}
+    about = {"group": group, "common": common, "aliases": aliases, "brief": brief}
+    return {"cls": GroupedOption, **about}
 
 
 _MODEL, _MEMORY = grouped("model"), grouped("memory")
-model_option = click.option("-m", "--model", type=PATH, required=True, **_MODEL, help="GGUF model")
+MODEL_ALIASES = ("model-name-or-path", "base-model")
+model_option = click.option(
+    "-m",
+    "--model",
+    type=PATH,
+    required=True,
+    **grouped("model", aliases=MODEL_ALIASES),
+    help="GGUF model",
+)
 lora_option = click.option(
-    "--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; several add up"
+    "--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; of several the updates add up"
 )
 threads_option = click.option(
     "--threads",
@@ -77,7 +93,7 @@ threads_option = click.option(
     default=0,
     metavar="N",
     **_MEMORY,
-    help="threads to use (default: all)",
+    help="threads to use (0: all)",
 )
 compute_option = click.option(
     "--compute",
@@ -85,9 +101,9 @@ compute_option = click.option(
     metavar="WORD",
     default="auto",
     show_default=True,
-    **_MEMORY,
-    help="how products are computed: int8, bf16, f32, which is exact, or auto, the fastest this "
-    "CPU has",
+    **grouped("memory", brief="precision of products: int8, bf16, f32, auto"),
+    help="precision of matrix products: int8, bf16, f32, which is exact, or auto, the fastest that "
+    "this CPU has",
 )
 DEVICE_HELP = "cpu, cuda, cuda:N, webgpu or auto"
 device_option = click.option(
@@ -224,7 +240,7 @@ def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
     if default not in (None, ()):
         notes.append(f"default: {default}")
     name = parameter.replace("_", "-")
-    place = {"group": field.metadata["group"], "common": field.metadata["common"]}
+    place = {n: field.metadata[n] for n in ("group", "common", "aliases", "brief")}
     if hint is bool:
         switch = f"--{name}/--no-{name}"
         about = field.metadata["help"] + "  [default: True]" * (field.default is True)

@@ -6,18 +6,23 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from pyggml.cli.terminal.show import size
+from pyggml.cli.terminal.show import say_progress, size
 from pyggml.errors import ConfigError
 
 
-def check_output(path: Path, inputs: Iterable[tuple[str, Path | None]]) -> None:
-    """ConfigError if `path` cannot be written, or is one of the inputs (name, path)."""
+def check_output(
+    path: Path, inputs: Iterable[tuple[str, Path | None]], makes_folder: bool = True
+) -> None:
+    """ConfigError if `path` cannot be written, or is one of the inputs (name, path).
+
+    makes_folder: whether the folder is created that it is to lie in, which is said
+    """
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder, wanted the name of a file to write")
     for name, source in inputs:
         if source is not None and _same(path, source):
             raise ConfigError(f"{path}: is the {name}, wanted another name to write to")
-    _check_writable(path)
+    _check_writable(path, makes_folder)
 
 
 def check_text(paths: Iterable[Path]) -> None:
@@ -59,7 +64,7 @@ def _same(a: Path, b: Path) -> bool:
         return False
 
 
-def _check_writable(path: Path) -> None:
+def _check_writable(path: Path, makes_folder: bool) -> None:
     """Make a file and remove it: the only check that holds on every system."""
     try:
         if path.is_symlink():
@@ -71,7 +76,11 @@ def _check_writable(path: Path) -> None:
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path}: is a device, wanted the name of a file to write")
-        with tempfile.TemporaryFile(dir=path.parent):
+        if makes_folder and not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            say_progress(f"{path.parent}: folder created")
+        there = (path.parent, *path.parent.parents)
+        with tempfile.TemporaryFile(dir=next(p for p in there if makes_folder or p.exists())):
             pass
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -10,7 +10,7 @@ from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
-from pyggml.cli.terminal.show import row, say, span
+from pyggml.cli.terminal.show import is_quiet, progress_lines, row, say, say_progress, span
 from pyggml.lora import CheckpointReport, History, Report, StepReport, ValidationReport
 from pyggml.lora.objectives import Tally
 
@@ -39,7 +39,7 @@ class Countdown:
         """Print the time left on standard error: once, after the second pass."""
         left = self.left(done, n) if done <= 2 else None
         if left:
-            print(f"some {span(left)} left", file=sys.stderr, flush=True)
+            say_progress(f"some {span(left)} left")
 
 
 class Meter:
@@ -142,7 +142,8 @@ def count_printer(what: str) -> Callable[[int, int], None]:
         nonlocal said
         if perf_counter() - said >= _EVERY:
             said = perf_counter()
-            say(f"{what}: {done} of {of}")
+            with progress_lines():
+                say(f"{what}: {done} of {of}")
 
     return count
 
@@ -172,14 +173,20 @@ class Lines:
     def _step(self, s: StepReport) -> None:
         self._last_line, m = perf_counter(), self._meter
         left, right = f", {m.left}" if m.left else "", words(m.tally)
-        say(
-            f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}{right}  lr {s.lr:.2e}"
-            f"  |g| {s.grad_norm:.3g}  {m.tokens_per_second:,.0f} tokens/s{left}"
-        )
+        with progress_lines():
+            say(
+                f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}{right}  lr {s.lr:.2e}"
+                f"  |g| {s.grad_norm:.3g}  {m.tokens_per_second:,.0f} tokens/s{left}"
+            )
 
 
 def tell(report: Report, meter: Meter) -> bool:
     """Print what deserves a line of its own; whether there was such a thing."""
+    with progress_lines():
+        return _tell(report, meter)
+
+
+def _tell(report: Report, meter: Meter) -> bool:
     if isinstance(report, CheckpointReport):
         row(f"step {report.step}", f"checkpoint {report.path}")
     elif isinstance(report, ValidationReport):
@@ -245,7 +252,7 @@ _SHORTEST = 8  # columns of a bar that still says something
 @contextmanager
 def display(meter: Meter, n_steps: int, done: int) -> Iterator[Display]:
     """The display for standard output, for a run with `done` steps already made."""
-    if not sys.stdout.isatty():
+    if is_quiet() or not sys.stdout.isatty():
         yield Lines(meter)
         return
     from rich.console import Console

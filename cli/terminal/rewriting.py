@@ -7,21 +7,24 @@ from types import MappingProxyType
 
 import click
 
-from pyggml.cli.terminal.options import PATH
-from pyggml.cli.terminal.show import plural, printable, say, size
+from pyggml.cli.terminal.options import PATH, grouped
+from pyggml.cli.terminal.show import plural, printable, progress_lines, say, size
 from pyggml.gguf import GGUFFile
 from pyggml.graph.dtypes import DType
 
 ALLOW_REQUANTIZE = click.option(
     "--allow-requantize",
     is_flag=True,
-    help="also of a model that is quantised already, which loses twice",
+    **grouped("output"),
+    help="requantise: write another type than a quantised model has, whose error adds to that of "
+    "the first quantisation",
 )
 IMATRIX = click.option(
     "--imatrix",
     type=PATH,
-    help="importance of columns, by pyggml imatrix or llama.cpp: Q4 to Q5, K-quants and IQ types "
-    "use it",
+    **grouped("output"),
+    help="importance matrix, by pyggml imatrix or llama.cpp (Q4 to Q5, K-quants and IQ types use "
+    "it)",
 )
 
 
@@ -38,10 +41,11 @@ def tensor_lines(
         if old is not new:
             said = f"{old.name} → {new.name}, {size(info.n_bytes)} → {size(after)}"
         more = f", {plural(n, 'update')}" if n else ""
-        say(
-            f"[{next(number):4}/{len(file.tensors)}] {printable(name):<32} {info.shape!s:<16} "
-            f"{said}{more}"
-        )
+        with progress_lines():
+            say(
+                f"[{next(number):4}/{len(file.tensors)}] {printable(name):<32} {info.shape!s:<16} "
+                f"{said}{more}"
+            )
 
     return show
 

@@ -7,11 +7,43 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+_WARNINGS = ("warning", "skipped", "left out")  # labels of rows that --quiet leaves in
+_is_quiet = False
+_progresses = 0  # contexts of `progress_lines` that are open
+_recordings: list[list[tuple[str, str]]] = []
+
+
+def set_quiet(value: bool) -> None:
+    """Whether what is printed inside `progress_lines` is left out from now on."""
+    global _is_quiet
+    _is_quiet = value
+
+
+def is_quiet() -> bool:
+    return _is_quiet
+
+
+@contextmanager
+def progress_lines() -> Iterator[None]:
+    """What is printed inside tells of the way, not of a result: --quiet leaves it out."""
+    global _progresses
+    _progresses += 1
+    try:
+        yield
+    finally:
+        _progresses -= 1
 
 
 def say(text: str = "", end: str = "\n") -> None:
     """Print at once, also into a pipe."""
-    print(text, end=end, flush=True)
+    if not (_is_quiet and _progresses):
+        print(text, end=end, flush=True)
+
+
+def say_progress(text: str, end: str = "\n") -> None:
+    """Print on standard error, where results are not; --quiet leaves it out."""
+    if not _is_quiet:
+        print(text, end=end, file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:
@@ -21,12 +53,13 @@ def note(text: str) -> None:
 
 def row(label: str, text: str) -> None:
     """A line of a table with one word at its left."""
-    say(f"{label:<10} {text}")
+    line = f"{label:<10} {text}"
+    if label in _WARNINGS:
+        print(line, flush=True)
+    else:
+        say(line)
     for rows in _recordings:
         rows.append((label, text))
-
-
-_recordings: list[list[tuple[str, str]]] = []
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pyggml.backends.cpu import read, write
 from pyggml.errors import AdapterError
 from pyggml.graph.tensor import Shape, leaf
 from pyggml.lora.adapter.adapter import Adapter
+from pyggml.lora.adapter.names import resolve
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import kaiming, pissa, row_squares, unpack
 from pyggml.lora.adapter.targets import Target, targets
@@ -37,7 +38,7 @@ def attach(
     Raises AdapterError if the model has an adapter and `on_top` is false, and for targets that
     `pyggml.lora.adapter.targets` refuses.
     """
-    config = config or LoraConfig()
+    config = resolve(model.parts, config or LoraConfig())
     if model.adapters and not on_top:
         raise AdapterError(
             "the model has an adapter already: unfreeze(model) trains it, attach(…, on_top=True) "

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from pyggml.errors import AdapterError, Fault
+from pyggml.errors import AdapterError, Fault, suggestion
 from pyggml.graph.tensor import Shape
 from pyggml.lora.config import LoraConfig
 from pyggml.models import Parts, TensorSpec
@@ -143,7 +143,11 @@ def _refusal(parts: Parts, module: str) -> str | None:
     if module.endswith("_norm"):
         return f"{module} cannot be adapted: llama.cpp ignores updates of norms"
     if module not in parts.decoder.modules:
-        return f"{module} is no linear module of this model, known are {', '.join(_known(parts))}"
+        known = _known(parts)
+        return (
+            f"{module} is no linear module of this model{suggestion(module, known)}; known are "
+            f"{', '.join(known)}, and their names in transformers"
+        )
     if not any(f"blk.{i}.{module}.weight" in parts.weights for i in range(parts.config.n_layer)):
         return f"{module} is in none of this model's blocks"
     return None

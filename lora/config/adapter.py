@@ -37,11 +37,17 @@ class LoraConfig(Settings):
     """
 
     rank: int = setting(
-        8, "rank of the update", "1 to 4096", lambda r: 1 <= r <= 4096, group="adapter", common=True
+        8,
+        "rank r of the update",
+        "1 to 4096",
+        lambda r: 1 <= r <= 4096,
+        group="adapter",
+        aliases=("lora-r",),
+        common=True,
     )
     alpha: float = setting(
         16.0,
-        "strength: the update is scaled by alpha / rank",
+        "scale of the update, times 1 / rank",
         "above 0",
         lambda a: 0 < a < 1e6,
         group="adapter",
@@ -49,11 +55,14 @@ class LoraConfig(Settings):
     )
     modules: tuple[str, ...] | None = setting(
         None,
-        "modules to adapt, such as attn_q,ffn_down_exps, output or token_embd (default: all linear "
-        "ones in the blocks but experts and their routers)",
+        "target modules, by their names in GGUF files (attn_q,ffn_down_exps,output,token_embd) or "
+        "in transformers (q_proj,down_proj,lm_head); all-linear, the default, is all linear ones "
+        "in the blocks but experts and their routers",
         "names, none of them twice",
         _modules_fit,
         group="adapter",
+        aliases=("lora-target-modules", "target-modules"),
+        brief="target modules, such as q_proj [all-linear]",
         common=True,
     )
     skip_layers: int = setting(
@@ -63,48 +72,54 @@ class LoraConfig(Settings):
         group="adapter",
     )
     rslora: bool = setting(
-        False, "scale by alpha / √rank instead, which suits high ranks (rsLoRA)", group="adapter"
+        False,
+        "rsLoRA: scale by alpha / √rank instead, which suits high ranks",
+        group="adapter",
+        aliases=("use-rslora",),
     )
     rank_pattern: Mapping[str, int] | None = setting(
         None,
-        "ranks of some matrices, such as 'ffn_*=16,blk.0.*=4'; the last pattern that fits counts",
+        "ranks of the matrices that match a pattern, such as 'ffn_*=16,blk.0.*=4'; of several that "
+        "match, the last counts",
         "patterns with a rank of 1 to 4096 each",
         _patterns_fit(1, 4096, int),
         group="adapter",
     )
     alpha_pattern: Mapping[str, float] | None = setting(
         None,
-        "alphas of some matrices, likewise",
+        "alphas of the matrices that match a pattern, likewise",
         "patterns with a number above 0 each",
         _patterns_fit(1e-6, 1e6, int, float),
         group="adapter",
     )
     dropout: float = setting(
         0.0,
-        "share of the numbers on their way into A that are dropped, in training alone",
+        "dropout on the input of A, in training alone",
         "0 to below 1",
         lambda p: 0 <= p < 1,
         group="adapter",
     )
     init: str = setting(
         "kaiming",
-        "how A and B start: kaiming (A random, B zero), or pissa (the matrix's own main "
-        "directions, subtracted again, for which the file takes twice the rank)",
+        "initial A and B: kaiming (A random, B zero), or pissa (the principal singular vectors of "
+        "the matrix, subtracted from it again by the file, which has twice the rank for that)",
         *one_of(STARTS),
         group="adapter",
     )
     dora: bool = setting(
         False,
-        "also train the length of each row of a matrix (DoRA); no adapter file can hold that, so "
+        "DoRA: train the magnitude of each row of a matrix, too; no adapter file can hold that, so "
         "the output is the whole model, merged",
         group="adapter",
+        aliases=("use-dora",),
     )
     plus_ratio: float = setting(
         1.0,
-        "learning rate of B as a multiple of A's (LoRA+)",
+        "LoRA+: learning rate of B as a multiple of that of A",
         "above 0, at most 10000",
         lambda x: 0 < x <= 1e4,
         group="adapter",
+        aliases=("loraplus-lr-ratio",),
     )
     seed: int = setting(
         0, "seed of the random start of A (B starts at zero)", *SEED, group="adapter"

@@ -33,15 +33,18 @@ class DataConfig(Settings):
 
     ctx: int = setting(
         256,
-        "tokens in a window",
+        "tokens of a training sequence (window)",
         "2 to 2^20",
         lambda n: 2 <= n <= 1 << 20,
         group="data",
+        aliases=("max-seq-length", "max-length", "sequence-len", "cutoff-len", "ctx-size"),
+        brief="tokens of a training sequence (window)",
         common=True,
     )
     val_split: float = setting(
         0.05,
-        "share of the text, from its end, held out; of rows (JSON Lines, JSON, CSV) whole ones",
+        "share that is held out for validation; of text its end, of rows (JSON Lines, JSON, CSV) "
+        "whole ones",
         "0 to 0.5",
         lambda x: 0 <= x <= 0.5,
         group="data",
@@ -49,34 +52,35 @@ class DataConfig(Settings):
     )
     val_file: tuple[str, ...] | None = setting(
         None,
-        "rows or text held out in place of a share, as -f takes them; may be given several times",
+        "validation data of its own, as -f takes it, instead of --val-split; may be given several "
+        "times",
         group="data",
         repeated=True,
     )
     columns: tuple[str, ...] | None = setting(
         None,
-        "names of the file for those of rows: prompt=question,completion=answer",
-        "name=column, no name twice",
+        "which columns of the file are the fields of rows: prompt=question,completion=answer",
+        "field=column, no field twice",
         columns_fit,
         group="data",
     )
     skip_bad_rows: bool = setting(
         False,
-        "leave rows out that are not as wanted, and tell them; else any of them ends the run",
+        "leave out rows that cannot be read, and say which; without it any such row ends the run",
         group="data",
     )
     cache_dir: str | None = setting(
         None,
-        "folder where tokens are kept for the next run (default: beside that of checkpoints, else "
-        "the user's cache folder)",
+        "folder where the tokenized data is cached for the next run (default: beside that of "
+        "checkpoints, else the user's cache folder)",
         group="data",
         may_change=True,
     )
     special_tokens: str = setting(
         "auto",
-        "what <|im_start|> and the like are in the text: parse makes each one token, plain leaves "
-        "it a few characters, auto parses rows (JSON Lines, JSON, CSV) and leaves plain text and "
-        "messages of chats plain",
+        "special tokens in the text, such as <|im_start|>: parse reads each as one token, plain as "
+        "its characters; auto parses rows (JSON Lines, JSON, CSV), and reads plain text and "
+        "messages of chats as plain",
         *one_of(SPECIAL_TOKENS),
         group="data",
     )
@@ -85,11 +89,13 @@ class DataConfig(Settings):
 
     chat_template: str = setting(
         MODEL,
-        f"template of chats: model is the one in its file; {', '.join(BUILT_IN)}; or a file",
+        f"chat template: model is the one in its file; {', '.join(BUILT_IN)}; or a file",
         "a name or a file",
         lambda name: bool(name.strip()),
         group="data",
+        aliases=("chat-template-path",),
         common=True,
+        brief="chat template, a name or a file",
     )
     chat_template_kwargs: str | None = setting(
         None,
@@ -98,28 +104,29 @@ class DataConfig(Settings):
     )
     train_on: str = setting(
         "assistant",
-        "what of a chat is learned: assistant takes its answers and the end of each, all takes "
-        "every token",
+        "tokens of a chat that have a loss: assistant takes the assistant's answers and the end of "
+        "each, all takes every token",
         *one_of(TRAIN_ON),
         group="data",
     )
     long_chats: str = setting(
         "refuse",
-        "chats that are longer than a window: refuse ends the run, drop leaves them out, cut "
-        "leaves their first rounds out, but not the system's turn",
+        "chats that are longer than --ctx: refuse ends the run, drop leaves them out, cut leaves "
+        "out their first rounds (a question with its answer), but not the system message",
         *one_of(LONG_CHATS),
         group="data",
     )
     chat_date: str = setting(
         "2025-01-01",
-        "the date for chat templates that ask for today's, so that a run can be repeated",
+        "today's date for chat templates that write it, fixed so that a run can be repeated",
         "YYYY-MM-DD",
         _is_date,
         group="data",
     )
     packing: bool = setting(
         True,
-        "rows share windows, without seeing each other; without it each has a window of its own, "
-        "computed no further than it is filled",
+        "packing: rows share windows, without attending to each other; without it each row has a "
+        "window of its own, whose padding is not computed",
         group="data",
+        aliases=("sample-packing",),
     )

@@ -20,11 +20,13 @@ class EvalConfig(Settings):
         "4 to 2^20",
         lambda n: n is None or 4 <= n <= 1 << 20,
         group="data",
+        aliases=("ctx-size", "max-length"),
         common=True,
+        brief=f"tokens of a chunk of text or a window of rows [{_CTX}]",
     )
     limit: int | None = setting(
         None,
-        "the first questions, rows or chunks of text alone",
+        "evaluate the first N questions, rows or chunks of text alone",
         "1 or more",
         lambda n: n is None or n >= 1,
         group="data",
@@ -37,19 +39,20 @@ class EvalConfig(Settings):
         *one_of(LONG_CHATS),
         group="data",
         common=True,
+        brief="rows longer than --ctx: refuse, drop or cut",
     )
     columns: tuple[str, ...] | None = setting(
         None,
-        "names of the file for those of rows: question=q,choices=options,answer=right",
-        "name=column, no name twice",
+        "which columns of the file are the fields of rows: question=q,choices=options,answer=right",
+        "field=column, no field twice",
         columns_fit,
         group="data",
     )
     chat_template: str | None = setting(
         None,
-        "template of chats (default: as an adapter was trained, else the model's); given, it also "
-        f"asks questions, as a user's message: {MODEL} is the one in the model's file; "
-        f"{', '.join(BUILT_IN)}; or a file",
+        "chat template (default: as an adapter was trained, else the model's); where it is given, "
+        "questions are asked with it, too, as a user's message: "
+        f"{MODEL} is the one in the model's file; {', '.join(BUILT_IN)}; or a file",
         "a name or a file",
         lambda name: name is None or bool(name.strip()),
         group="data",
@@ -66,8 +69,8 @@ class EvalConfig(Settings):
     )
     special_tokens: str = setting(
         "auto",
-        "what <|im_start|> and the like are in the text: parse makes each one token, plain leaves "
-        "it a few characters, auto parses rows and questions and leaves plain text plain",
+        "special tokens in the text, such as <|im_start|>: parse reads each as one token, plain as "
+        "its characters; auto parses rows and questions, and reads plain text as plain",
         *one_of(SPECIAL_TOKENS),
         group="data",
     )

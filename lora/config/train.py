@@ -20,15 +20,39 @@ class TrainConfig(Settings):
     # -- the loop -------------------------------------------------------------------------------
 
     epochs: int = setting(
-        1, "times that the text is read", *at_least(1), group="optimiser", common=True
+        1,
+        "passes over the data",
+        *at_least(1),
+        group="optimiser",
+        aliases=("num-train-epochs", "num-epochs"),
+        common=True,
     )
     max_steps: int = setting(
-        0, "end after this many steps (0: no limit)", *at_least(0), group="optimiser", common=True
+        0,
+        "end after this many steps (0: no limit)",
+        *at_least(0),
+        group="optimiser",
+        common=True,
+        brief="end after this many steps",
     )
     batch: int = setting(
-        1, "windows in one pass; more need more memory", *_COUNT, group="optimiser", common=True
+        1,
+        "batch size: windows in one forward and backward pass; more need more memory",
+        *_COUNT,
+        group="optimiser",
+        aliases=("per-device-train-batch-size", "micro-batch-size"),
+        common=True,
+        brief="windows in one pass",
     )
-    grad_accum: int = setting(1, "passes in one step", *_COUNT, group="optimiser", common=True)
+    grad_accum: int = setting(
+        1,
+        "gradient accumulation: passes in one step",
+        *_COUNT,
+        group="optimiser",
+        aliases=("gradient-accumulation-steps", "grad-accumulation-steps"),
+        common=True,
+        brief="passes in one step",
+    )
     seed: int = setting(
         0, "seed of the order of the windows and of dropout", *SEED, group="optimiser"
     )
@@ -37,24 +61,26 @@ class TrainConfig(Settings):
 
     lr: float = setting(
         2e-4,
-        "highest learning rate",
+        "peak learning rate",
         "above 0, at most 10",
         lambda x: 0 < x <= 10,
         group="optimiser",
+        aliases=("learning-rate",),
         common=True,
     )
     lr_scheduler: str = setting(
         "cosine",
-        "how the learning rate goes from lr to lr_min after the warm-up",
+        "schedule of the learning rate from lr to lr_min after the warm-up",
         *one_of(SCHEDULERS),
         group="optimiser",
+        aliases=("lr-scheduler-type",),
     )
     lr_cycles: int = setting(
-        2, "cosines of cosine_restarts, each from lr to lr_min", *_COUNT, group="optimiser"
+        2, "cycles of cosine_restarts, each from lr to lr_min", *_COUNT, group="optimiser"
     )
     lr_decay: float = setting(
         0.2,
-        "share of the steps after the warm-up in which wsd falls to lr_min, at the end",
+        "decay phase of wsd (warm-up, stable, decay), as a share of the steps after the warm-up",
         "above 0, at most 1",
         lambda x: 0 < x <= 1,
         group="optimiser",
@@ -64,13 +90,13 @@ class TrainConfig(Settings):
     )
     warmup_steps: int = setting(
         10,
-        "steps in which the learning rate rises; at most half of all steps",
+        "warm-up steps, in which the learning rate rises; at most half of all steps",
         *at_least(0),
         group="optimiser",
     )
     warmup_ratio: float = setting(
         0.0,
-        "share of all steps in which it rises, instead of warmup_steps (0: those)",
+        "warm-up as a share of all steps, instead of --warmup-steps (0: those)",
         "0 to 0.5",
         lambda x: 0 <= x <= 0.5,
         group="optimiser",
@@ -80,55 +106,70 @@ class TrainConfig(Settings):
 
     optimiser: str = setting(
         "adamw",
-        "adamw; or lion, which keeps half as much and wants a third to a tenth of the rate",
+        "adamw; or lion, whose state is half as large and which wants a third to a tenth of the "
+        "learning rate",
         *one_of(OPTIMISERS),
         group="optimiser",
+        aliases=("optimizer", "optim"),
     )
     weight_decay: float = setting(
         0.01,
-        "decay of the weights, apart from the gradient",
+        "decoupled weight decay",
         "0 to 1",
         lambda x: 0 <= x <= 1,
         group="optimiser",
     )
     clip: float = setting(
         1.0,
-        "longest gradient over all parameters (0: any)",
+        "gradient clipping: largest norm of the gradient over all parameters (0: none)",
         "0 or more",
         lambda x: 0 <= x < 1e30,
         group="optimiser",
+        aliases=("max-grad-norm",),
     )
-    beta1: float = setting(0.9, "memory of the gradient", *_BETA, group="optimiser")
-    beta2: float = setting(
-        0.999,
-        "memory of its square; of lion, of the gradient from step to step",
+    beta1: float = setting(
+        0.9,
+        "decay of the running mean of the gradient (first moment)",
         *_BETA,
         group="optimiser",
+        aliases=("adam-beta1",),
+    )
+    beta2: float = setting(
+        0.999,
+        "decay of the running mean of its square (second moment); of lion, of the momentum",
+        *_BETA,
+        group="optimiser",
+        aliases=("adam-beta2",),
     )
     eps: float = setting(
         1e-8,
-        "AdamW's guard against a zero square",
+        "AdamW's ε, added to the root of the second moment",
         "above 0, at most 1",
         lambda x: 0 < x <= 1,
         group="optimiser",
+        aliases=("adam-epsilon",),
     )
 
     neftune_alpha: float = setting(
         0.0,
-        "noise on the embeddings of training text, at most this / √(tokens of its document · size "
-        "of an embedding) (NEFTune; 5 is usual, 0: none)",
+        "NEFTune: noise on the embeddings in training, at most this / √(tokens of the document · "
+        "size of an embedding) (5 is usual, 0: none)",
         "0 or more",
         lambda x: 0 <= x < 1e6,
         group="optimiser",
+        aliases=("neftune-noise-alpha",),
     )
 
     # -- memory and speed -----------------------------------------------------------------------
 
     grad_checkpointing: bool = setting(
         False,
-        "compute each layer again for its backward pass instead of keeping its inside: far less "
-        "memory, about a quarter more time, the same result bit for bit",
+        "gradient checkpointing: compute each layer's activations again for its backward pass "
+        "instead of keeping them: far less memory, about a quarter more time, the same result bit "
+        "for bit",
         group="memory",
+        aliases=("gradient-checkpointing", "grad-checkpoint"),
+        brief="less memory, a quarter more time",
         common=True,
         may_change=True,
     )
@@ -146,6 +187,7 @@ class TrainConfig(Settings):
         "steps between validations (0: first and last only)",
         *at_least(0),
         group="output",
+        aliases=("eval-steps", "steps-per-eval"),
         may_change=True,
     )
     val_windows: int = setting(
@@ -153,17 +195,22 @@ class TrainConfig(Settings):
     )
     patience: int = setting(
         0,
-        "end the run when so many validations in a row were no better than the best (0: never)",
+        "early stopping: end the run when so many validations in a row were no better than the "
+        "best (0: never)",
         *at_least(0),
         group="output",
+        aliases=("early-stopping-patience",),
         may_change=True,
     )
     keep_best: bool = setting(
-        False, "write what validated best, not what the last step made", group="output"
+        False,
+        "write the adapter of the best validation, not that of the last step",
+        group="output",
+        aliases=("load-best-model-at-end",),
     )
     checkpoint_dir: str | None = setting(
         None,
-        "folder for checkpoints (default: none are kept)",
+        "folder for checkpoints (default: none are written)",
         group="output",
         common=True,
         may_change=True,
@@ -173,10 +220,16 @@ class TrainConfig(Settings):
         "steps between checkpoints (0: last only)",
         *at_least(0),
         group="output",
+        aliases=("save-steps", "save-every"),
         may_change=True,
     )
     checkpoint_keep: int = setting(
-        2, "newest checkpoints that stay", *at_least(1), group="output", may_change=True
+        2,
+        "checkpoints that are kept, the newest",
+        *at_least(1),
+        group="output",
+        aliases=("save-total-limit",),
+        may_change=True,
     )
 
     def _faults(self) -> list[Fault]:

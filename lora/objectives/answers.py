@@ -160,7 +160,11 @@ class AnswerObjective(Objective):
     has_kl: ClassVar[bool] = False
 
     beta: float = setting(
-        0.1, "how closely the model keeps to what it was", *BETA, group="optimiser"
+        0.1,
+        "β, the strength of the KL penalty: how closely the model is kept to the reference",
+        *BETA,
+        group="optimiser",
+        aliases=("beta",),
     )
 
     def weights(self, sign: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ def _purposes() -> str:
     for kind in OBJECTIVES.values():
         by_rows.setdefault(kind.rows, []).append(f"{kind.name} {kind.purpose}")
     parts = [_ROWS[rows] + "; ".join(purposes) for rows, purposes in by_rows.items()]
-    return f"what is minimised: {'. '.join(parts)}"
+    return f"training objective: {'. '.join(parts)}"
 
 
 def _users() -> dict[str, dict[str, Field[Any]]]:
@@ -67,7 +67,12 @@ class _Chosen(Settings):
     """The objective, by its name."""
 
     objective: str = setting(
-        USUAL.name, _purposes(), *one_of(tuple(OBJECTIVES)), group="optimiser", common=True
+        USUAL.name,
+        _purposes(),
+        *one_of(tuple(OBJECTIVES)),
+        group="optimiser",
+        common=True,
+        brief=", ".join(OBJECTIVES),
     )
 
     def _faults(self) -> list[Fault]:

@@ -18,12 +18,14 @@ class DPO(PairObjective):
     """The chosen answer becomes likelier than the rejected one, measured from a fixed model."""
 
     name: ClassVar[str] = "dpo"
-    purpose: ClassVar[str] = "learns the better answer, against the model as it was"
+    purpose: ClassVar[str] = (
+        "learns to prefer the chosen answer, against a reference, the model as it was"
+    )
     has_reference: ClassVar[bool] = True
 
     label_smoothing: float = setting(
         0.0,
-        "the share of pairs that are taken to be the wrong way round",
+        "label smoothing: the share of pairs whose labels are taken to be swapped",
         "at least 0 and below 0.5",
         lambda x: 0 <= x < 0.5,
         group="optimiser",

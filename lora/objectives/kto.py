@@ -22,14 +22,16 @@ class KTO(LabelObjective):
     """Wanted answers become likelier and others less so, measured from a fixed model."""
 
     name: ClassVar[str] = "kto"
-    purpose: ClassVar[str] = "learns from answers judged one by one"
+    purpose: ClassVar[str] = "learns from answers judged one by one, against the reference"
     has_reference: ClassVar[bool] = True
     has_kl: ClassVar[bool] = True
 
     desirable_weight: float = setting(
-        1.0, "weight of the wanted answers", *_WEIGHT, group="optimiser"
+        1.0, "weight of the desirable answers", *_WEIGHT, group="optimiser"
     )
-    undesirable_weight: float = setting(1.0, "weight of the others", *_WEIGHT, group="optimiser")
+    undesirable_weight: float = setting(
+        1.0, "weight of the undesirable answers", *_WEIGHT, group="optimiser"
+    )
 
     def weights(self, sign: np.ndarray) -> np.ndarray:
         return np.where(sign > 0, self.desirable_weight, self.undesirable_weight)

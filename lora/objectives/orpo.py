@@ -22,11 +22,19 @@ class ORPO(PairObjective):
     """Learns to write the chosen answer, and to prefer it, in one run."""
 
     name: ClassVar[str] = "orpo"
-    purpose: ClassVar[str] = "learns to write and prefer it, in one run"
+    purpose: ClassVar[str] = (
+        "learns to write the chosen answer and to prefer it by the ratio of odds"
+    )
     per_token: ClassVar[bool] = True
     learns_chosen: ClassVar[bool] = True
 
-    beta: float = setting(0.1, "the weight of the odds ratio", *BETA, group="optimiser")
+    beta: float = setting(
+        0.1,
+        "β (λ in the paper), the weight of the odds-ratio loss",
+        *BETA,
+        group="optimiser",
+        aliases=("beta",),
+    )
 
     def loss(self, net: LossNet, batch: AnswerLeaves) -> Outputs:
         losses = net.token_losses(batch.targets, batch.read)

@@ -11,7 +11,7 @@ class SFT(TextObjective):
     """Learns to write texts, and the answers of rows."""
 
     name: ClassVar[str] = "sft"
-    purpose: ClassVar[str] = "learns to write the text, or the answers"
+    purpose: ClassVar[str] = "learns to write texts, completions or chats (supervised)"
 
     def loss(self, net: LossNet, batch: TextLeaves) -> Outputs:
         loss = net.token_loss(batch.targets, batch.weights)

@@ -17,16 +17,23 @@ class SimPO(PairObjective):
     """The chosen answer becomes likelier than the rejected one by a margin, token by token."""
 
     name: ClassVar[str] = "simpo"
-    purpose: ClassVar[str] = "learns to prefer it by a margin, by the token"
+    purpose: ClassVar[str] = "learns to prefer it by a margin, per token and without a reference"
     per_token: ClassVar[bool] = True
 
-    beta: float = setting(2.0, "the scale of the mean log-probabilities", *BETA, group="optimiser")
+    beta: float = setting(
+        2.0,
+        "β, the scale of the mean log-probabilities",
+        *BETA,
+        group="optimiser",
+        aliases=("beta",),
+    )
     gamma: float = setting(
         1.0,
-        "the margin by which the reward of the chosen answer is to be higher",
+        "γ, the margin by which the reward of the chosen answer is to be higher",
         "0 to 100",
         lambda x: 0 <= x <= 100,
         group="optimiser",
+        aliases=("simpo-gamma",),
     )
 
     def loss(self, net: LossNet, batch: AnswerLeaves) -> Outputs:

@@ -15,9 +15,12 @@ from pyggml.errors import AdapterError
 from pyggml.graph.tensor import Shape
 from pyggml.lora.peft.layouts import LAYOUTS, Heads, Layout
 from pyggml.model import Model
+from pyggml.models import Parts
 
 # A module of experts, and its parameters.
 EXPERTS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
+# Likewise where a class has a module for each expert.
+_EACH_EXPERT = {f"{x}_proj": (f"ffn_{x}_exps",) for x in ("gate", "up")}
 _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,5})\.(.+)")
 
 
@@ -101,6 +104,43 @@ class Twins:
             return None
         part = ModulePart(tensor, np.arange(shape[1]), np.arange(shape[2]), i)
         return Module(name, shape[1:], (part,))
+
+
+def class_modules(parts: Parts) -> list[tuple[str, str]]:
+    """Pairs of a module's name in transformers, behind its layer's number, and one of the modules
+    of the file that it is: ("self_attn.q_proj", "attn_q"). Of a class that is not known, all names
+    that gguf's converter has for the file's modules."""
+    architecture, n_layer = parts.config.architecture, parts.config.n_layer
+    try:
+        names = _name_map(architecture, parts.config.n_blocks)
+    except AdapterError:
+        return []
+    layout = LAYOUTS.get(architecture)
+    if layout is None:
+        found = [(name, tensor) for name, (_, tensor) in names.mapping.items()]
+    else:
+        found = [
+            (ending, tensor)
+            for name, ending, i in _names_of(layout, n_layer)
+            for tensor in [f"blk.{i}.{t}" for t in layout.fused.get(ending, ())]
+            or [names.get_name(name)]
+        ]
+        found += [
+            (f"{layout.experts}.{parameter}", f"blk.0.{t}")
+            for parameter, tensors in (EXPERTS | _EACH_EXPERT).items()
+            for t in tensors
+        ]
+    pairs = ((name, (tensor or "").split(".", 2)[-1]) for name, tensor in found)
+    return [*dict.fromkeys((name, m) for name, m in pairs if _has(parts, m))]
+
+
+def _has(parts: Parts, module: str) -> bool:
+    if module in ("output", "token_embd"):
+        return f"{module}.weight" in parts.weights
+    n_layer = parts.config.n_layer
+    return module in parts.decoder.modules and any(
+        f"blk.{i}.{module}.weight" in parts.weights for i in range(n_layer)
+    )
 
 
 def _name_map(architecture: str, n_blocks: int) -> Any:

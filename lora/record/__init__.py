@@ -3,7 +3,7 @@
 records    a report as a dictionary of plain values
 gradients  the gradient overview, at some steps
 metrics    adapter.metrics.jsonl: a line for every report, whole also after a kill and a resumption
-loggers    TensorBoard and Weights & Biases
+loggers    TensorBoard, Weights & Biases and MLflow
 recorder   hears the reports of a run, and passes them on to all of these
 """
 

@@ -1,7 +1,9 @@
-"""TensorBoard and Weights & Biases: other tools that show runs, each an extra of the installation.
+"""TensorBoard, Weights & Biases and MLflow: experiment trackers, each an extra of the installation.
 
 TensorBoard        adapter.tensorboard/, by the package tensorboardX
 Weights & Biases   adapter.wandb/, by wandb; offline unless WANDB_MODE says otherwise
+MLflow             adapter.mlflow/, by mlflow-skinny or mlflow, as files; MLFLOW_TRACKING_URI names
+                   another place, such as a server
 """
 
 import os
@@ -11,9 +13,10 @@ from pathlib import Path
 from time import time_ns
 from typing import Any, Protocol
 
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, suggestion
 
-_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # by extra
+_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}  # by extra
+_LONGEST = 500  # characters of a parameter, which every version of MLflow takes
 
 
 class Logger(Protocol):
@@ -62,9 +65,43 @@ class WeightsAndBiases:
         self._run.finish()
 
 
+class MLflow:
+    """A run of the experiment "pyggml"; a resumed run is one of its own, which says its start."""
+
+    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any], start: int) -> None:
+        # Files are read again by every version, but have to be allowed from 3.7 on; nothing of a
+        # run is told to anybody.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        self._metric: Callable[..., Any] = Metric
+        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or folder.as_uri())
+        experiment = self._client.get_experiment_by_name("pyggml")
+        number = experiment.experiment_id if experiment else None
+        made = self._client.create_run(
+            number or self._client.create_experiment("pyggml"),
+            run_name=name,
+            tags={"start_step": str(start)},
+        )
+        self._run = made.info.run_id
+        params = [Param(key, str(value)[:_LONGEST]) for key, value in settings.items()]
+        self._client.log_batch(self._run, params=params)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        now = time_ns() // 10**6
+        metrics = [self._metric(name, float(value), now, step) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
 LOGGERS: Mapping[str, Callable[[Path, str, Mapping[str, Any], int], Logger]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
 }
 
 
@@ -73,7 +110,8 @@ def check_loggers(names: Iterable[str]) -> None:
     faults = []
     for name in names:
         if name not in LOGGERS:
-            faults.append(f"--log-to {name} is unknown, wanted some of {', '.join(LOGGERS)}")
+            near = suggestion(name, LOGGERS)
+            faults.append(f"--log-to {name} is unknown, wanted some of {', '.join(LOGGERS)}{near}")
         elif find_spec(_PACKAGES[name]) is None:
             faults.append(
                 f"--log-to {name} needs the package {_PACKAGES[name]}: pip install 'pyggml[{name}]'"

@@ -23,7 +23,7 @@ from typing import Any
 
 from pyggml import gguf
 from pyggml.chat.template import MOST_SOURCE, ChatTemplate, Message, read_names
-from pyggml.errors import TemplateError
+from pyggml.errors import TemplateError, suggestion
 from pyggml.tokenizer import Tokenizer
 from pyggml.tokenizer.metadata import Metadata
 
@@ -168,10 +168,10 @@ def _choose(tokenizer: Tokenizer, wanted: str) -> _Choice:
     except UnicodeDecodeError:
         raise TemplateError(f"{path}: is not UTF-8, wanted a chat template") from None
     except (OSError, ValueError) as error:
-        known = ", ".join((MODEL, *filter(None, tokenizer.chat_templates), *BUILT_IN))
+        known = (MODEL, *filter(None, tokenizer.chat_templates), *BUILT_IN)
         raise TemplateError(
-            f"{wanted}: is no chat template, wanted one of {known}, or a file "
-            f"({getattr(error, 'strerror', None) or error})"
+            f"{wanted}: is no chat template, wanted one of {', '.join(known)}, or a file "
+            f"({getattr(error, 'strerror', None) or error}){suggestion(wanted, known)}"
         ) from None
     with gguf.open(path) as opened:
         metadata = Metadata({key: opened.get(key) for key in opened.metadata})

@@ -12,17 +12,19 @@ class Context(Settings):
 
     cache_type: str = setting(
         "f16",
-        "type of the cached keys and values; q8_0 takes about half the memory",
+        "type of the KV cache; q8_0 takes about half the memory",
         *one_of(CACHE_TYPES),
         group="memory",
         common=True,
     )
     context_shift: bool = setting(
-        False, "a full context drops half of its tokens and goes on", group="memory", common=True
+        False,
+        "context shift: a full context drops half of its tokens and goes on",
+        group="memory",
+        common=True,
+        brief="drop half of a full context and go on",
     )
-    keep: int = setting(
-        0, "first tokens that a shift keeps", *at_least(0), group="memory", common=True
-    )
+    keep: int = setting(0, "first tokens that a context shift keeps", *at_least(0), group="memory")
 
     @property
     def n_keep(self) -> int | None:

@@ -59,36 +59,44 @@ class Sampling(Settings):
 
     temperature: float = setting(
         0.8,
-        "how evenly tokens are drawn; 0 takes the likeliest",
+        "temperature; 0 takes the likeliest token (greedy)",
         "0 to 100",
         lambda t: 0 <= t <= 100,
         group="sampling",
+        aliases=("temperature",),
         common=True,
     )
     top_k: int = setting(
-        40, "draw from the k likeliest tokens (0: all)", *at_least(0), group="sampling", common=True
+        40,
+        "sample from the k likeliest tokens (0: all)",
+        *at_least(0),
+        group="sampling",
+        common=True,
     )
     top_p: float = setting(
         0.95,
-        "draw from the likeliest tokens whose probabilities add up to this (1: all)",
+        "sample from the likeliest tokens whose probabilities add up to this (1: all)",
         *_SHARE,
         group="sampling",
         common=True,
+        brief="likeliest tokens up to this probability",
     )
     min_p: float = setting(
         0.05,
-        "draw from tokens with at least this share of the likeliest one's probability (0: all)",
+        "sample from tokens with at least this share of the likeliest one's probability (0: all)",
         *_SHARE,
         group="sampling",
         common=True,
+        brief="least probability, against the likeliest",
     )
     repeat_penalty: float = setting(
         1.0,
-        "divides the logits of recent tokens (1: off)",
+        "penalty on recent tokens: divides their logits (1: off)",
         "0.01 to 100",
         lambda r: 0.01 <= r <= 100,
         group="sampling",
         common=True,
+        brief="penalty on recent tokens",
     )
     repeat_last_n: int = setting(
         64,
@@ -113,15 +121,16 @@ class Sampling(Settings):
     )
     seed: int = setting(
         -1,
-        "of the random numbers: the same one gives the same text (-1: another each time)",
+        "seed of the sampling: the same one gives the same text (-1: another each time)",
         "-1 to 2^64 - 1",
         lambda seed: -1 <= seed < 1 << 64,
         group="sampling",
         common=True,
+        brief="the same seed gives the same text",
     )
     stop: tuple[str, ...] = setting(
         (),
-        "end before this text; may be given several times",
+        "stop string: the text ends before it; may be given several times",
         f"at most {MOST_STOPS} texts of 1 to {MOST_STOP} characters",
         _stops_fit,
         group="sampling",
@@ -130,7 +139,7 @@ class Sampling(Settings):
     )
     logprobs: int | None = setting(
         None,
-        "tell each token's log-probability, and those of the N likeliest",
+        "print each token's log-probability, and those of the N likeliest",
         f"0 to {MOST_LOGPROBS}",
         lambda n: n is None or (type(n) is int and 0 <= n <= MOST_LOGPROBS),
         group="sampling",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import gguf
-from pyggml.errors import ConfigError, Fault, ModelError, QuantError
+from pyggml.errors import ConfigError, Fault, ModelError, QuantError, suggestion
 from pyggml.gguf.fields import brief
 from pyggml.graph.dtypes import F32, DType
 from pyggml.quants import QUANTS, dequantize, quantize
@@ -161,7 +161,8 @@ def _types(file: gguf.GGUFFile, file_type: str | None, has_importance: bool) -> 
     if file_type is None:
         return {name: info.dtype for name, info in file.tensors.items()}
     if file_type not in FILE_TYPES:
-        raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}")
+        near = suggestion(file_type, FILE_TYPES)
+        raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}{near}")
     kept = {
         name: info.dtype for name, info in file.tensors.items() if not is_packed(name, info.shape)
     }

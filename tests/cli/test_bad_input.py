@@ -222,7 +222,10 @@ SETTINGS = {
     "prompt": (("--prompt", "long" * 20), "the prompt has 80 tokens, wanted 1 to 63"),
     "empty prompt": (("--prompt", ""), "the prompt has 0 tokens, wanted 1 to 63"),
     "unknown": (("--lora-ranks", 3), "No such option '--lora-ranks'"),
-    "another trainer's": (("--learning-rate", 3), "'--learning-rate'. Did you mean '--lr'?"),
+    "another trainer's": (("--output-dir", 3), "'--output-dir'. Did you mean '--output'?"),
+    "a near miss": (("--lr-scheduler", "cosin"), "wsd: did you mean 'cosine'?"),
+    "a template": (("--chat-template", "chatlm"), "did you mean 'chatml'?"),
+    "a module": (("--lora-modules", "attn_qq"), "of this model: did you mean 'attn_q'?; known are"),
     "nothing to resume": (("--resume", "/none"), "/none"),
 }
 
@@ -286,7 +289,7 @@ def test_an_output_that_is_an_input(finetune, pyggml, tiny, text, tmp_path):
 
 @pytest.mark.parametrize(
     "place, message",
-    [("none/out.gguf", "No such file"), ("", "is a folder"), ("file/out.gguf", "Not a directory")],
+    [("", "is a folder"), ("file/out.gguf", "Not a directory"), ("file/a/b.gguf", "Not a dir")],
 )
 def test_an_output_that_cannot_be_made(finetune, pyggml, tiny, tmp_path, place, message):
     (tmp_path / "file").write_text("")

@@ -47,6 +47,9 @@ def configured(pyggml, tiny, text, tmp_path):
         ("lr: .5", "lr", 0.5),
         ("max_steps: 010", "max_steps", 10),  # eight in YAML 1.1
         ("lora-rank: 4", "lora_rank", 4),  # as the option is written
+        ("lora_r: 4", "lora_rank", 4),  # as TRL has it
+        ("use_dora: true", "dora", True),
+        ("beta: 0.2", "preference_beta", 0.2),
         ("lora_modules: [attn_q, ffn_up]", "lora_modules", ("attn_q", "ffn_up")),
         ("lora_modules: attn_q,ffn_up", "lora_modules", ("attn_q", "ffn_up")),
         ("lora: [a.gguf:0.5, b.gguf]", "below", ((Path("a.gguf"), 0.5), (Path("b.gguf"), 1.0))),
@@ -90,15 +93,15 @@ def test_a_hostile_file_is_one_sentence(given, text, reason):
 
 
 def test_all_faults_come_at_once_with_their_lines(configured, tmp_path):
-    lines = ["lorra_rank: 4", "learning_rate: 1", "lr: fast", "lora_rank: 0", "lr_min: 2",
+    lines = ["lorra_rank: 4", "output_dir: 1", "lr: fast", "lora_rank: 0", "lr_min: 2",
              "grad_checkpointing: yes", "output: 3", "prompt: 7", "lr: 1e-4", "banana: 1",
              "lora_modules: [attn_q, attn_q]", "seed: -1"]  # fmt: skip
     ended = configured("\n".join(lines))
     assert ended.code == 2 and ended.out == "" and ended.err.count("\n") == 1
     path = tmp_path / "run.yaml"
     for said in (
-        "line 5: lorra_rank is no setting: lora_rank?",
-        "line 6: learning_rate is no setting: lr?",
+        "line 5: lorra_rank is no setting: did you mean 'lora_rank'?",
+        "line 6: output_dir is no setting: did you mean 'output'?",
         "line 8: lora_rank is 0, wanted 1 to 4096",
         "line 9: lr_min is 2, wanted at most the highest rate",
         "line 10: grad_checkpointing is 'yes', wanted true or false",

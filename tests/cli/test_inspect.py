@@ -362,7 +362,7 @@ def test_the_page_holds_everything_and_fetches_nothing(pyggml, tiny, text, tmp_p
         (("--html", "a.html", "--json"), "--html and --json are two ways to show it, wanted one"),
         (("--plan", "--ctx", 65), "--ctx is 65, wanted at most the model's 64"),
         (("--tokens", "-f", "/no/such"), "/no/such: cannot be opened: No such file or directory"),
-        (("--html", "/no/such/page.html"), "/no/such/page.html: cannot be written"),
+        (("--html", "/dev/null/page.html"), "/dev/null/page.html: cannot be written"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(pyggml, tiny, options, message):

@@ -142,10 +142,11 @@ def test_a_file_of_others_is_read_with_care(path):
 def test_loggers_are_refused_by_one_sentence(monkeypatch):
     monkeypatch.setattr("pyggml.lora.record.loggers.find_spec", lambda name: None)
     with pytest.raises(ConfigError) as caught:
-        check_loggers(["wandb", "mlflow"])
+        check_loggers(["wandb", "wandv"])
     assert str(caught.value) == (
         "--log-to wandb needs the package wandb: pip install 'pyggml[wandb]'; "
-        "--log-to mlflow is unknown, wanted some of tensorboard, wandb"
+        "--log-to wandv is unknown, wanted some of tensorboard, wandb, mlflow: did you mean "
+        "'wandb'?"
     )
 
 
@@ -169,3 +170,30 @@ def test_tensorboard_shows_a_resumed_run_once(trainer_of, tmp_path):
     _recorded(again, tmp_path, log_to=["tensorboard"])
     files = sorted((tmp_path / "adapter.tensorboard").iterdir())
     assert len(files) == 2 and all(b"train/loss" in f.read_bytes() for f in files)
+
+
+def test_mlflow_has_the_settings_and_every_step(trainer_of, tmp_path, monkeypatch):
+    """In files beside the adapter, read by MLflow itself; a resumed run says where it started."""
+    need("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    import mlflow
+
+    points = {"checkpoint_every": 2, "checkpoint_dir": str(tmp_path / "points")}
+    about = {"log_to": ["mlflow"], "settings": {"lr": 1e-3, "long": "x" * 9999}}
+    first = _recorded(trainer_of(max_steps=3, **points), tmp_path, **about)
+    again = trainer_of(max_steps=3, **points)
+    again.resume(tmp_path / "points" / "step-00000002.gguf")
+    assert first.faults == _recorded(again, tmp_path, **about).faults == []
+    client = mlflow.MlflowClient((tmp_path / "adapter.mlflow").as_uri())
+    later, run = client.search_runs([client.get_experiment_by_name("pyggml").experiment_id])
+    assert run.info.run_name == "adapter" and run.info.status == "FINISHED"
+    assert run.data.params == {"lr": "0.001", "long": "x" * 500}
+    wanted = [
+        r["loss"] for r in read_records(tmp_path / "adapter.metrics.jsonl") if r["event"] == "step"
+    ]
+    logged = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [m.step for m in logged] == [1, 2, 3] and [m.value for m in logged] == wanted
+    assert (run.data.tags["start_step"], later.data.tags["start_step"]) == ("0", "2")
+    assert [m.step for m in client.get_metric_history(later.info.run_id, "train/loss")] == [3]

@@ -17,6 +17,8 @@ EXTRAS = {
     "numba_cuda": "cuda",
     "pyarrow": "parquet",
     "tensorboardX": "tensorboard",
+    "mlflow": "mlflow",
+    "huggingface_hub": "hub",
     "wgpu": "webgpu",
 }
 

@@ -34,7 +34,7 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
-from pyggml.cli.terminal.show import printable, say, unescape
+from pyggml.cli.terminal.show import is_quiet, printable, say, unescape
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Context
 
@@ -46,6 +46,12 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
     cls=GroupedCommand,
     params=[*settings_options(Context, {}, _OF_TEXTS), *sampling_options()],
     context_settings=SETTINGS,
+    quiet="greeting",
+    examples=[
+        "pyggml chat -m model.gguf",
+        'pyggml chat -m model.gguf --lora adapter.gguf --system "Answer in one line."',
+        'echo "What is a tensor?" | pyggml chat -m model.gguf --temp 0',
+    ],
 )
 @model_options
 @system_option
@@ -94,7 +100,7 @@ def command(
     for one in begun:
         _load(chat, one)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    if interactive:
+    if interactive and not is_quiet():
         name = printable(str(opened.file.get("general.name", source.path.name)))
         say(f"{name}, as {template.origin} has it; /help lists commands, Ctrl-D ends")
     return Console(chat, interactive).run(continue_last)

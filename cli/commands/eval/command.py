@@ -16,6 +16,7 @@ from pyggml.cli.commands.eval.table import NOTE, show
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
+    MODEL_ALIASES,
     PATH,
     SETTINGS,
     Adapter,
@@ -32,20 +33,28 @@ from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.lora.config import EvalConfig
 
+_MODEL = grouped("model", aliases=MODEL_ALIASES)
+
 
 @click.command(
     "eval",
     cls=GroupedCommand,
     params=[*settings_options(EvalConfig, {})],
     context_settings=SETTINGS,
+    examples=[
+        "pyggml eval -m model.gguf -f held-out.jsonl",
+        "pyggml eval -m base.gguf -f held-out.jsonl --compare adapter.gguf merged.gguf",
+        "pyggml eval -m model.gguf --lora adapter.gguf -f questions.jsonl --json",
+    ],
 )
-@click.option("-m", "--model", type=PATH, **grouped("model"), help="GGUF model")
+@click.option("-m", "--model", type=PATH, **_MODEL, help="GGUF model")
 @lora_option
 @click.option(
     "--compare",
     is_flag=True,
-    **grouped("model"),
-    help="evaluate the files that follow too, models and adapters of -m, and say how they differ",
+    **grouped("model", brief="also evaluate the files that follow"),
+    help="also evaluate the files that follow, models and adapters of -m, and print how they "
+    "differ from the first",
 )
 @click.argument("others", nargs=-1, type=AdapterFile(), metavar="[--compare FILE...]")
 @click.option(
@@ -74,10 +83,10 @@ def command(
     device: str,
     **given: Any,
 ) -> None:
-    """How good a model is: perplexity, token accuracy, right answers, with intervals.
+    """Perplexity, token accuracy and right answers of a model, with 95 % confidence intervals.
 
-    --compare also evaluates models and adapters of -m on the same data, and says how each differs
-    from the first: pyggml eval -m base.gguf -f data.jsonl --compare adapter.gguf merged.gguf
+    --compare also evaluates models and adapters of -m on the same data, and prints how each differs
+    from the first.
     """
     if others and not compare:
         raise ConfigError(f"{others[0][0]}: wanted --compare before files to compare")

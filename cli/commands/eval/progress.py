@@ -3,7 +3,7 @@
 import sys
 
 from pyggml.cli.terminal.progress import Countdown
-from pyggml.cli.terminal.show import span
+from pyggml.cli.terminal.show import say_progress, span
 
 _WORTH_TELLING = 5.0  # seconds
 
@@ -20,6 +20,6 @@ class Progress:
         if self._is_terminal:
             time = f", some {span(left)} left" if left else ""
             text = f"{self._label}: {done} of {n} passes{time}" if done < n else ""
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            say_progress(f"\r\x1b[K{text}", end="")
         elif done == 2 and left and left > _WORTH_TELLING:
-            print(f"{self._label}: {n} passes, some {span(left)} left", file=sys.stderr, flush=True)
+            say_progress(f"{self._label}: {n} passes, some {span(left)} left")

@@ -15,7 +15,7 @@ from pyggml.lora.evaluate import (
 )
 from pyggml.lora.evaluate.intervals import clustered_proportion, proportion
 
-NOTE = "[a, b]: the figure lies between them with 95 %; +/-: its standard error"
+NOTE = "[a, b]: 95 % confidence interval; +/-: standard error"
 _Line = tuple[str, ...]
 
 

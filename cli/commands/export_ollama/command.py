@@ -39,6 +39,12 @@ _WITHOUT = ("logit_bias", "logprobs")  # it has none
     cls=GroupedCommand,
     params=[*sampling_options(without=_WITHOUT)],
     context_settings=SETTINGS,
+    quiet="",
+    examples=[
+        "pyggml export-ollama -m model.gguf && ollama create mine -f Modelfile",
+        "pyggml export-ollama -m model.gguf --lora adapter.gguf -o Modelfile --force",
+        'pyggml export-ollama -m model.gguf --system "Answer in one line." --temp 0.2',
+    ],
 )
 @model_option
 @click.option("--lora", **ADAPTERS, **grouped("model"), help="adapter to use with it")

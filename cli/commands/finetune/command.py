@@ -17,6 +17,7 @@ from pyggml.cli.terminal.help import TITLES, GroupedCommand, GroupedOption
 from pyggml.cli.terminal.options import (
     ADAPTERS,
     DEVICE_HELP,
+    MODEL_ALIASES,
     PATH,
     SETTINGS,
     Names,
@@ -29,6 +30,7 @@ from pyggml.errors import PyggmlError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.ranks import Ranks, started
+from pyggml.lora.record import LOGGERS
 
 
 def _finetune(config: Path | None, **given: Any) -> int:
@@ -71,16 +73,17 @@ def _train(ranks: Ranks, config: Path | None, given: Mapping[str, Any]) -> int:
     return run(job, resume_command, save_settings, ranks)
 
 
-def _path(*names: str, group: str, help: str) -> GroupedOption:
-    return GroupedOption(names, type=PATH, group=group, common=True, help=help)
+def _path(*names: str, group: str, help: str, common: bool = True, **how: Any) -> GroupedOption:
+    return GroupedOption(names, type=PATH, group=group, common=common, help=help, **how)
 
 
 _OPTIONS = [
-    _path("-m", "--model", group="model", help="GGUF model to adapt"),
+    _path("-m", "--model", group="model", help="GGUF model to adapt", aliases=MODEL_ALIASES),
     _path(
         "--init",
         group="model",
-        help="adapter to train further; rank, alpha and modules are its file's",
+        help="adapter to train further; rank, alpha and target modules are its file's",
+        common=False,
     ),
     GroupedOption(
         ["-f", "--file", "data"],
@@ -90,8 +93,9 @@ _OPTIONS = [
         group="data",
         common=True,
         help="text, or rows of JSON Lines, JSON, CSV or parquet (docs/data.md), a folder or "
-        "pattern of these, or - for standard input; several may be given: an epoch reads FILE:2 "
-        "twice, of FILE:0.5 a half",
+        "pattern of these, or - for standard input; may be given several times: an epoch reads "
+        "FILE:2 twice, of FILE:0.5 a half",
+        brief="text, or rows as JSON Lines, JSON, CSV, parquet",
     ),
     _path(
         *("-o", "--output"),
@@ -102,7 +106,7 @@ _OPTIONS = [
         ["--lora", "below"],
         **ADAPTERS,
         group="model",
-        help="adapter that stays as it is, below the new one; several add up",
+        help="frozen adapter below the new one; of several the updates add up",
     ),
     GroupedOption(
         ["--train-tensors"],
@@ -121,34 +125,37 @@ _OPTIONS = [
         group="output",
         help="checkpoint, or folder of them, to continue from; a folder gets the next ones too; "
         "auto: --checkpoint-dir, if it has one, else a new run",
+        aliases=("resume-from-checkpoint",),
+        brief="checkpoint, or folder of them, to go on from",
     ),
     GroupedOption(
         ["--preview"],
         type=click.IntRange(min=0),
         metavar="N",
         group="data",
-        help="print N samples as the model reads them, with what is learned in colour",
+        help="print N samples as the model reads them, coloured where tokens have a loss",
     ),
     GroupedOption(
         ["--prompt"],
         group="output",
-        help="answered before and after training, in chats as what a user says; \\n is a new line "
-        "(default: a line of the held-out text, or its first question)",
+        help="prompt that is answered before and after training, of chats as a user's message; \\n "
+        "is a new line (default: a line of the validation text, or its first question)",
     ),
     GroupedOption(
         ["--log-to"],
         type=Names(),
         metavar="A,B",
         group="output",
-        help="tools that show runs, tensorboard or wandb (offline), in folders beside the adapter; "
-        "each an extra: pip install 'pyggml[tensorboard]'",
+        aliases=("report-to",),
+        help=f"experiment trackers: {', '.join(LOGGERS)} (all offline), in folders beside the "
+        "adapter; each is an extra, such as pyggml[tensorboard]",
     ),
     GroupedOption(
         ["--report/--no-report"],
         default=None,
         group="output",
-        help="write a page with the run's charts, settings and answers beside the adapter, as "
-        ".html  [default: True]",
+        help="report: write a page with the run's charts, settings and answers beside the adapter, "
+        "as .html  [default: True]",
     ),
     GroupedOption(
         ["--max-memory"],
@@ -156,8 +163,9 @@ _OPTIONS = [
         metavar="SIZE",
         group="memory",
         common=True,
-        help="stay below this, such as 4GB: smaller passes, then --grad-checkpointing, then a "
-        "smaller --ctx",
+        help="memory to stay below, such as 4GB: by a smaller --batch with more --grad-accum, then "
+        "--grad-checkpointing, then a smaller --ctx",
+        brief="memory to stay below, such as 4GB",
     ),
     GroupedOption(
         ["--device"],
@@ -169,8 +177,9 @@ _OPTIONS = [
     _path(
         "--config",
         group="help",
-        help="YAML of settings, named like the long options: `lora_rank: 16`; options given here "
-        "go over it",
+        help="YAML file of settings, named like the long options: `lora_rank: 16`; an option that "
+        "is given here takes precedence",
+        brief="YAML file of settings: `lora_rank: 16`",
     ),
     GroupedOption(
         ["--dry-run"],
@@ -178,14 +187,15 @@ _OPTIONS = [
         default=None,
         group="help",
         common=True,
-        help="say what a run would do, take and last, by two steps that are made; write nothing",
+        help="print the plan, the memory and the time of a run, measured on two steps, and write "
+        "nothing",
+        brief="print plan, memory and time of a run, and stop",
     ),
     GroupedOption(
         ["--demo"],
         is_flag=True,
         default=None,
         group="help",
-        common=True,
         help="a small run that needs no other option",
     ),
 ]
@@ -197,6 +207,12 @@ command = GroupedCommand(
     help="Train a LoRA adapter for a GGUF model, whose quantised weights stay.\n\n"
     "Ctrl-C, SIGTERM, a closed terminal or pipe ends the run after its step and saves adapter and "
     "checkpoint; before the first step they stay as they were.",
+    quiet="plan, progress or samples",
+    examples=[
+        "pyggml finetune -m model-Q4_K_M.gguf -f chats.jsonl -o adapter.gguf --epochs 3",
+        "pyggml finetune -m model.gguf -f pairs.jsonl -o a.gguf --objective dpo",
+        "pyggml finetune -m model.gguf -f chats.jsonl --dry-run --max-memory 8GB",
+    ],
     params=sorted(_OPTIONS, key=lambda option: [*TITLES].index(option.group)),
 )
 # What a file of settings may hold: all but what names such a file, or asks for help.

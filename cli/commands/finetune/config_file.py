@@ -4,7 +4,6 @@ Words without quotes have their YAML 1.2 meaning: 2e-4 is a number, `yes` is tex
 until checked: its size and depth are bounded, and it can make no objects and no copies of parts.
 """
 
-import difflib
 import math
 import re
 import shlex
@@ -19,7 +18,7 @@ import yaml
 from pyggml.cli.terminal.exit import ELSEWHERE
 from pyggml.cli.terminal.help import TITLES, GroupedOption
 from pyggml.cli.terminal.options import Names, Patterns, Size
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, suggestion
 from pyggml.files import replacing
 
 _MOST_BYTES, _DEEPEST = 256 << 10, 5
@@ -39,13 +38,19 @@ def key_of(option: click.Parameter) -> str:
     return next(o for o in option.opts if o.startswith("--"))[2:].replace("-", "_")
 
 
+def _keys_of(option: click.Parameter) -> list[str]:
+    """The name of an option in a file, and its aliases."""
+    aliases = option.aliases if isinstance(option, GroupedOption) else ()
+    return [key_of(option), *(alias.replace("-", "_") for alias in aliases)]
+
+
 def read(path: Path, options: Iterable[click.Parameter]) -> FileSettings:
     """The settings in a file for these options.
 
     Raises ConfigError for a file that cannot be read or is not YAML; the result lists faulty
     settings.
     """
-    known = {key_of(option): option for option in options}
+    known = {key: option for option in options for key in _keys_of(option)}
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     lines: dict[str, int] = {}
@@ -56,6 +61,7 @@ def read(path: Path, options: Iterable[click.Parameter]) -> FileSettings:
         if option is None:
             faults.append(f"{place} is no setting{_suggestion(key, known)}")
             continue
+        key = key_of(option)
         if key in lines:
             faults.append(f"{place} stands on line {lines[key]} already")
         lines[key] = line
@@ -71,8 +77,8 @@ def read(path: Path, options: Iterable[click.Parameter]) -> FileSettings:
 
 
 def _suggestion(key: str, known: Mapping[str, Any]) -> str:
-    suggestion = ELSEWHERE.get(key) or next(iter(difflib.get_close_matches(key, known, 1)), None)
-    return f": {suggestion}?" if suggestion else ""
+    ours = ELSEWHERE.get(key)
+    return f": did you mean {ours!r}?" if ours else suggestion(key, known)
 
 
 def _convert(value: Any, option: click.Parameter) -> Any:

@@ -32,6 +32,7 @@ SETTINGS_FLAGS: Mapping[type, Mapping[str, str]] = {
     ObjectiveConfig: OBJECTIVE_FLAGS,
 }
 _NEEDED = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
+_PLACEHOLDER = Path("adapter.gguf")  # of a job that writes nothing
 # A job's own, no settings.
 _OWN = (*_NEEDED, "init", "below", "train_tensors", "prompt", "log_to", "report")
 _NOT_IN_FILES = ("seed", "dropout", "plus_ratio")  # of an adapter, so given again with --init
@@ -63,6 +64,7 @@ class Job:
     max_memory: int | None
     device: str
     fixed: frozenset[str]  # parameters that the user gave, which nothing overrides
+    previews_only: bool  # without an output, which a preview does not need
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -78,7 +80,7 @@ class Job:
     @property
     def cache(self) -> TokenCache | None:
         """The folder of kept tokens: beside the checkpoints, else the user's; None in a dry run."""
-        if self.dry_run:
+        if self.dry_run or self.previews_only:
             return None
         if self.reading.cache_dir is not None:
             return TokenCache(Path(self.reading.cache_dir))
@@ -143,12 +145,15 @@ def job_of(
         max_memory=given["max_memory"],
         device=given["device"] or "cpu",
         fixed=fixed,
+        previews_only=given["output"] is _PLACEHOLDER and not given["dry_run"],
     )
 
 
 def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
     """With what the demo brings, and a resumed run's folder for its next checkpoints."""
     given = dict(given)
+    if given["output"] is None and not given["demo"] and (given["dry_run"] or given["preview"]):
+        given["output"] = _PLACEHOLDER
     if given["demo"]:
         demo.check()
         defaults: dict[str, Any] = {"model": demo.BASE, "output": demo.OUTPUT}
@@ -202,22 +207,10 @@ def _ruled_out(given: Mapping[str, Any]) -> tuple[list[str], str]:
 
 def check_places(job: Job) -> None:
     """Check the outputs now, so that nothing fails after hours. A dry run takes no lock file."""
-    rename = "give it another name, or the adapter"
-    settings = beside(job.output, ".yaml")
-    check_ours(settings, config_file.FIRST_WORDS, "the settings", rename)
-    if job.report is not False:
-        page = beside(job.output, ".html")
-        check_ours(page, report.FIRST_WORDS, "the report", f"{rename}, or --no-report")
+    if job.output is not _PLACEHOLDER:
+        _check_output(job)
     check_loggers(job.log_to or ())
-    inputs = [("model", job.model), ("checkpoint", job.resume)]
-    inputs += [("text", path) for path in job.files]
-    inputs += [(f"adapter {path}", path) for path, _ in job.below or ()]
     check_text(job.files)
-    check_output(job.output, inputs)
-    above = job.output.resolve().parents
-    around = next((path for path in job.files if path.is_dir() and path.resolve() in above), None)
-    if around is not None:
-        raise ConfigError(f"{job.output}: lies in {around}, all of which is read as data")
     folder = job.train.checkpoint_dir
     if folder is not None and Path(folder).exists():
         if not Path(folder).is_dir():
@@ -229,6 +222,24 @@ def check_places(job: Job) -> None:
             pass
     if job.resume is not None and not job.resume.exists():
         raise CheckpointError(f"{job.resume}: does not exist, wanted a checkpoint to resume from")
+
+
+def _check_output(job: Job) -> None:
+    """Check the adapter's place, and those of what lies beside it."""
+    rename = "give it another name, or the adapter"
+    settings = beside(job.output, ".yaml")
+    check_ours(settings, config_file.FIRST_WORDS, "the settings", rename)
+    if job.report is not False:
+        page = beside(job.output, ".html")
+        check_ours(page, report.FIRST_WORDS, "the report", f"{rename}, or --no-report")
+    inputs = [("model", job.model), ("checkpoint", job.resume)]
+    inputs += [("text", path) for path in job.files]
+    inputs += [(f"adapter {path}", path) for path, _ in job.below or ()]
+    check_output(job.output, inputs, makes_folder=not job.dry_run)
+    above = job.output.resolve().parents
+    around = next((path for path in job.files if path.is_dir() and path.resolve() in above), None)
+    if around is not None:
+        raise ConfigError(f"{job.output}: lies in {around}, all of which is read as data")
 
 
 def check_room(job: Job, n_trained: int, n_output: int) -> None:

@@ -93,21 +93,22 @@ def within(job: Job, trained: Trained, n_prompt: int, planner: Planner) -> Job:
         free, would = fit(model, p, job.train, job.reading.ctx, left, (), planner)
         raise ConfigError(_refusal(job.max_memory, left, best, free, would))
     settled = replace(job, train=best.config, reading=replace(job.reading, ctx=best.ctx))
-    taken = best.n_bytes + job.max_memory - left
-    row(
-        "limit",
-        f"{size(job.max_memory)}: {_as_options(best)} takes {size(taken)}{_why(job, settled)}",
-    )
+    base = job.max_memory - left
+    text = f"{size(job.max_memory)}: {_as_options(best)} takes {size(base + best.n_bytes)}"
+    row("limit", text + _instead(job, settled, base, planner, trained))
     return settled
 
 
-def _why(job: Job, settled: Job) -> str:
-    """What was changed of the settings asked for."""
-    before, after = (memory_settings(j) for j in (job, settled))
-    changed = [f"{n} {before[n]}" for n in _CHOSEN if before[n] != after[n]]
-    if not changed:
-        return ", as asked for"
-    return f", where {', '.join(changed)} would take more".replace("_", " ")
+def _instead(job: Job, settled: Job, base: int, planner: Planner, trained: Trained) -> str:
+    """The settings that were given, where a limit changed them, and what they would take.
+
+    base: the bytes beside those of a fit
+    """
+    if memory_settings(job) == memory_settings(settled):
+        return ", as given"
+    args = (trained.model, trained.parameters, job.train, job.reading.ctx)
+    given, _ = fit(*args, 0, _CHOSEN, planner)
+    return f"; {_as_options(given)}, as given, would take {size(base + given.n_bytes)}"
 
 
 def memory_settings(job: Job) -> dict[str, Any]:

@@ -27,10 +27,11 @@ from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.cli.terminal.progress import Meter, count_printer, display
 from pyggml.cli.terminal.samples import check_answer, compare, prompt_ids, readings
-from pyggml.cli.terminal.show import recorded_rows, row, say, unescape
+from pyggml.cli.terminal.show import progress_lines, recorded_rows, row, say, unescape
 from pyggml.errors import DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import Corpus, TrainConfig, Trainer, attach, read_corpus, train_tensors, unfreeze
+from pyggml.lora.adapter.names import meanings
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer import lock
 from pyggml.lora.trainer.arithmetic import stored_compute
@@ -53,10 +54,14 @@ def run(
     Of several ranks the first one alone writes.
     """
     check_places(job)
-    writes = ranks.is_first and not job.dry_run
+    writes = ranks.is_first and not (job.dry_run or job.previews_only)
     with lock.held(job.output) if writes else nullcontext():
-        with recorded_rows() as rows:
+        with recorded_rows() as rows, progress_lines():
             job, trainer, trained, prompt = _prepare(job, ranks)
+        if job.preview:
+            preview(trainer.corpus, trainer.model.tokenizer, job.preview)
+        if job.previews_only:
+            return 0
         if job.dry_run:
             n_prompt = len(prompt)
             say_plan(trainer, memory.parts(trainer, n_prompt), memory.on_devices(trainer, n_prompt))
@@ -82,13 +87,11 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     job, choice = with_template(job, base.tokenizer)
     trained = _attach(job, base)
     model = trained.model
-    summary.say_trained(trained)
+    summary.say_trained(trained, meanings(base.parts, job.lora.modules or ()))
     check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
     job, corpus, prompt = _within_memory(job, base, trained)
     summary.say_data(corpus, job.reading)
     say_chats(corpus, job.reading, model.tokenizer, choice)
-    if job.preview:
-        preview(corpus, model.tokenizer, job.preview)
     args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
     trainer = Trainer(*args, reference=base)
     if job.resume is not None:
@@ -126,9 +129,10 @@ def _run(
     resume_command: ResumeCommand,
     save_settings: Callable[[Job], None],
 ) -> int:
-    if job.output.exists():
-        row("output", f"{job.output} exists; it is replaced at the end")
-    say()
+    with progress_lines():
+        if job.output.exists():
+            row("output", f"{job.output} exists; it is replaced at the end")
+        say()
     model = trained.model
     before = _load(job, model.compute)  # as it is now: -o may replace it
     for each in (before, model):
@@ -145,7 +149,8 @@ def _run(
     written = results.is_model(trained)
     below = [*(job.below or ())]
     after = load(job.output, below, model.compute, device=job.device) if written else model
-    answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
+    with progress_lines():
+        answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
     record.save_answers(job, trainer.progress.step, asked, answers)
     read = readings(before, after, trainer.corpus) if job.objective.rows == "training" else []
     record.save_report(job, rows, asked, answers, read)

@@ -2,7 +2,9 @@
 
 import os
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 
 from pyggml.cli.terminal.show import count, plural, printable, row, size
 from pyggml.errors import ConfigError
@@ -40,8 +42,13 @@ def say_model(model: Model) -> None:
     row("", f"{weight_types(file)}; {size(file.n_bytes)}")
 
 
-def say_trained(trained: Adapter | TrainedTensors) -> None:
-    """What is trained, and what kind of file will hold it."""
+def say_trained(
+    trained: Adapter | TrainedTensors, modules: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> None:
+    """What is trained, and what kind of file will hold it.
+
+    modules: names of target modules in transformers, and what they are in the file
+    """
     n, whole = trained.parameters.n_trained, n_parameters(trained.model.file)
     share = f"{n:,} parameters trained, {100 * n / whole:.2g} % of the model's"
     if isinstance(trained, TrainedTensors):
@@ -51,6 +58,8 @@ def say_trained(trained: Adapter | TrainedTensors) -> None:
     c = trained.config
     matrices = plural(len(trained.pairs), "matrix", "matrices")
     row("adapter", f"rank {c.rank}, alpha {c.alpha:g}, on {matrices}: {share}")
+    if modules:
+        row("", "; ".join(f"{printable(n)} is {', '.join(ours)}" for n, ours in modules.items()))
     kinds = _kinds(c, len(trained.model.adapters) - 1 - bool(trained.fixed))
     if kinds:
         row("", ", ".join(kinds))

@@ -13,7 +13,8 @@ import click
 from pyggml import gguf
 from pyggml.cli.commands.inspect import facts, present
 from pyggml.cli.commands.inspect.sections import Section, Table
-from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, ModelSource
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, ModelSource, grouped
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.show import printable, say, size
 from pyggml.errors import ConfigError
@@ -44,27 +45,75 @@ class Inspection:
 
 
 _number = click.IntRange(min=1)
+_DATA = grouped("data")
 
 
-@click.command("inspect", context_settings=SETTINGS)
+def _flag(name: str, help: str, group: str = "output") -> Any:
+    return click.option(name, is_flag=True, **grouped(group), help=help)
+
+
+@click.command(
+    "inspect",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    quiet="",
+    examples=[
+        "pyggml inspect model.gguf --tensors",
+        "pyggml inspect model.gguf --plan --rank 16 --ctx 1024",
+        "pyggml inspect model.gguf --tokens -f text.txt --html page.html",
+    ],
+)
 @click.argument("given", metavar="FILE", type=PATH, required=False)
-@click.option("-m", "--model", type=PATH, help="the same as FILE")
-@click.option("--machine", is_flag=True, help="what computes on this machine, and why")
-@click.option("--tensors", is_flag=True, help="every tensor, instead of equal ones folded")
-@click.option("--template", is_flag=True, help="the text of the chat template")
-@click.option("--rank", type=_number, metavar="N", help=f"of the LoRA that is costed  [{RANK}]")
-@click.option("--plan", is_flag=True, help="memory of one pass of LoRA training; nothing is run")
-@click.option("--graph", is_flag=True, help="the graph of that pass, with equal blocks folded")
-@click.option("--tokens", is_flag=True, help="the loss of every token of a text (-f)")
-@click.option("--gradients", is_flag=True, help="the gradients of a text's loss (-f), by layer")
-@click.option("-f", "--file", "text", type=PATH, help="text for --tokens and --gradients")
-@click.option("--lora", **ADAPTERS, help="adapter to read it with; several add up")
-@click.option("--ctx", type=click.IntRange(min=2), metavar="N", help=f"tokens of a window  [{CTX}]")
-@click.option("--batch", type=_number, default=BATCH, metavar="N", show_default=True)
-@click.option("--grad-checkpointing", is_flag=True, help="with layers computed again")
-@click.option("--html", type=PATH, metavar="PAGE", help="write all of it as a page, with pictures")
+@click.option("-m", "--model", type=PATH, **grouped("model"), help="the same as FILE")
+@_flag("--machine", "what computes on this machine, and why", "help")
+@_flag("--tensors", "every tensor, instead of equal ones folded")
+@_flag("--template", "the text of the chat template")
+@_flag("--plan", "memory of one pass of LoRA training; nothing is run")
+@_flag("--graph", "the graph of that pass, with equal blocks folded")
+@_flag("--tokens", "the loss of every token of a text (-f)")
+@_flag("--gradients", "the gradients of a text's loss (-f), by layer")
 @click.option(
-    "--json", "as_json", is_flag=True, help="print it for scripts (docs/looking-inside.md)"
+    *("-f", "--file", "text"), type=PATH, **_DATA, help="text for --tokens and --gradients"
+)
+@click.option(
+    "--lora", **ADAPTERS, **grouped("model"), help="adapter to read it with; several add up"
+)
+@click.option(
+    "--rank",
+    type=_number,
+    metavar="N",
+    **grouped("adapter", aliases=("lora-rank", "lora-r")),
+    help=f"rank of the LoRA adapter whose training is planned  [default: {RANK}]",
+)
+@click.option(
+    "--ctx",
+    type=click.IntRange(min=2),
+    metavar="N",
+    **_DATA,
+    help=f"tokens of a training sequence (window)  [default: {CTX}]",
+)
+@click.option(
+    "--batch",
+    type=_number,
+    default=BATCH,
+    metavar="N",
+    show_default=True,
+    **_DATA,
+    help="windows in one pass",
+)
+@_flag("--grad-checkpointing", "plan with gradient checkpointing", "memory")
+@click.option(
+    *("--html", "html"),
+    type=PATH,
+    metavar="PAGE",
+    **grouped("output"),
+    help="write all of it as a page, with pictures",
+)
+@click.option(
+    *("--json", "as_json"),
+    is_flag=True,
+    **grouped("output"),
+    help="print it as JSON (docs/looking-inside.md)",
 )
 def command(
     given: Path | None,

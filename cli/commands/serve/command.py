@@ -61,6 +61,12 @@ class NamedAdapter(click.ParamType):
         *sampling_options(without=["seed", "logprobs"]),
     ],
     context_settings=SETTINGS,
+    quiet="address or settings",
+    examples=[
+        "pyggml serve -m model.gguf --web",
+        "pyggml serve -m model.gguf --lora mine=adapter.gguf --lora theirs=other.gguf:0.5",
+        "PYGGML_API_KEY=secret pyggml serve -m model.gguf --host 0.0.0.0 --parallel 4",
+    ],
 )
 @model_option
 @click.option(
@@ -69,7 +75,8 @@ class NamedAdapter(click.ParamType):
     multiple=True,
     metavar="NAME=ADAPTER[:WEIGHT]",
     **grouped("model"),
-    help="adapter that clients ask for as the model NAME; those of one name add up",
+    help="adapter that clients ask for as the model NAME; a NAME that is given again combines its "
+    "adapters: their updates add up",
 )
 @click.option(
     "--alias",
@@ -87,7 +94,7 @@ class NamedAdapter(click.ParamType):
     default=8080,
     metavar="N",
     **_SERVER,
-    help="0 takes a free one  [default: 8080]",
+    help="port; 0 takes a free one  [default: 8080]",
 )
 @click.option("--web", is_flag=True, **_SERVER, help="a chat page at /")
 @click.option(
@@ -95,7 +102,7 @@ class NamedAdapter(click.ParamType):
     multiple=True,
     envvar="PYGGML_API_KEY",
     metavar="KEY",
-    **_SERVER,
+    **grouped("server", brief="key that clients must send"),
     help="key that clients must send, needed where others can connect; may be given several "
     "times, or as PYGGML_API_KEY, which other users of this machine do not see",
 )
@@ -114,7 +121,7 @@ class NamedAdapter(click.ParamType):
     help="site whose pages may call this server, such as https://example.org (default: none)",
 )
 def command(**given: Any) -> int:
-    """Answer requests of OpenAI's clients: chats, texts, streams, adapters by name."""
+    """Answer OpenAI's clients: chats, texts, streams, adapters by name."""
     check_packages("serve", "starlette", "uvicorn")
     limits = Limits(**given_settings(Limits, {}, given))
     context = Context(**given_settings(Context, {}, given))

@@ -15,7 +15,7 @@ from pyggml.cli.commands.serve.service import Chats, Service
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.generation import CTX, n_ctx_of
-from pyggml.cli.terminal.show import printable, row, size
+from pyggml.cli.terminal.show import printable, progress_lines, row, size
 from pyggml.cli.web.guard import LOOPBACK, Access
 from pyggml.cli.web.listening import is_loopback, url_of
 from pyggml.cli.web.server import serve
@@ -51,15 +51,16 @@ def run(
     has_chats = any(part.encoder for part in chats.values())
     pages = page_routes(name, has_chats, sampling) if given["web"] else []
     access = _access(given)
-    row("model", printable(name))
-    for adapter in [*models][1:]:
-        row("adapter", printable(adapter))
-        for text in chosen[adapter].notes:
-            row("", printable(text))
-    room = f"{limits.parallel} answers at once, {batch.n_ctx} tokens each"
-    row("cache", f"{size(batch.memory.n_bytes)}: {room}")
-    url = url_of(listening)
-    row("serving", f"{url}/v1" + (f", chat page {url}/" if pages else ""))
+    with progress_lines():
+        row("model", printable(name))
+        for adapter in [*models][1:]:
+            row("adapter", printable(adapter))
+            for text in chosen[adapter].notes:
+                row("", printable(text))
+        room = f"{limits.parallel} answers at once, {batch.n_ctx} tokens each"
+        row("cache", f"{size(batch.memory.n_bytes)}: {room}")
+        url = url_of(listening)
+        row("serving", f"{url}/v1" + (f", chat page {url}/" if pages else ""))
     app = make_app(service, access, pages)
     most = 4 * (limits.parallel + limits.queue) + 64
     serve(app, listening, _NOTE, GRACE_SECONDS, most)

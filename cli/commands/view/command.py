@@ -4,21 +4,33 @@ from pathlib import Path
 
 import click
 
-from pyggml.cli.terminal.options import PATH, SETTINGS, compute_option, threads_option
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.options import PATH, SETTINGS, compute_option, grouped, threads_option
 from pyggml.cli.web.listening import check_packages, listening
 from pyggml.errors import ConfigError
 
 HOST = "127.0.0.1"
 
 
-@click.command("view", context_settings=SETTINGS)
+@click.command(
+    "view",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    quiet="line of where the page is",
+    examples=[
+        "pyggml view model.gguf",
+        "pyggml view model.gguf --run FOLDER",
+        "pyggml view model.gguf --port 0",
+    ],
+)
 @click.argument("given", metavar="[MODEL]", type=PATH, required=False)
-@click.option("-m", "--model", type=PATH, help="the same as MODEL")
+@click.option("-m", "--model", type=PATH, **grouped("model"), help="the same as MODEL")
 @click.option(
     "--run",
     "runs",
     type=PATH,
     metavar="FOLDER",
+    **grouped("data", brief="folder of adapters whose runs are shown"),
     help="folder of adapters whose runs are shown, finished ones and those under way",
 )
 @click.option(
@@ -26,7 +38,8 @@ HOST = "127.0.0.1"
     type=click.IntRange(0, 65535),
     default=8090,
     metavar="N",
-    help="0 takes a free one  [default: 8090]",
+    **grouped("server"),
+    help="port; 0 takes a free one  [default: 8090]",
 )
 @threads_option
 @compute_option

@@ -6,7 +6,7 @@ from pyggml.cli.commands.view.app import make_app
 from pyggml.cli.commands.view.runs import Runs
 from pyggml.cli.commands.view.source import Source
 from pyggml.cli.terminal.exit import STOPPED
-from pyggml.cli.terminal.show import printable, row
+from pyggml.cli.terminal.show import printable, progress_lines, row
 from pyggml.cli.web.listening import url_of
 from pyggml.cli.web.server import serve
 
@@ -16,11 +16,12 @@ _NOTE = b"\nstopping\n"
 
 def run(listening: socket.socket, source: Source, runs: Runs | None, n_threads: int) -> int:
     """Serve until a signal comes; the exit code."""
-    row("model", printable(source.name))
-    if source.fault:
-        row("", f"only the file is shown: {printable(source.fault)}")
-    if runs is not None:
-        row("runs", printable(", ".join(runs.names()) or f"none yet in {runs.folder}"))
-    row("view", f"{url_of(listening)}/   (Ctrl-C ends it)")
+    with progress_lines():
+        row("model", printable(source.name))
+        if source.fault:
+            row("", f"only the file is shown: {printable(source.fault)}")
+        if runs is not None:
+            row("runs", printable(", ".join(runs.names()) or f"none yet in {runs.folder}"))
+        row("view", f"{url_of(listening)}/   (Ctrl-C ends it)")
     serve(make_app(source, runs, n_threads), listening, _NOTE, _GRACE_SECONDS, _MOST_CONNECTIONS)
     return STOPPED

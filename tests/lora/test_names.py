@@ -1,0 +1,68 @@
+"""Target modules by their names in transformers: those that PEFT would adapt."""
+
+import pytest
+
+import pyggml
+from pyggml.errors import AdapterError
+from pyggml.lora import LoraConfig, attach
+from pyggml.lora.peft.layouts import LAYOUTS
+from pyggml.lora.peft.twins import Twins
+
+from peers import PEERS
+from peers.files import GOLDEN
+
+
+def targets_of(model, *modules):
+    return set(attach(model, LoraConfig(modules=modules, rank=1)).pairs)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_name_means_what_it_means_in_the_class(name):
+    """Every last word of a module of the class: all tensors of modules that end with it."""
+    path = GOLDEN / f"{name}.gguf"
+    model = pyggml.load(path)
+    if model.config.architecture not in LAYOUTS:
+        pytest.skip("transformers has no class for it")
+    modules = Twins(model).modules.values()
+    words = {m.name.rsplit(".", 1)[-1] for m in modules if not m.n_expert}
+    tried = 0
+    for word in words:
+        wanted = {p.tensor for m in modules if f".{m.name}".endswith(f".{word}") for p in m.parts}
+        try:
+            found = targets_of(model, word)
+        except AdapterError as error:
+            assert "llama.cpp" in str(error), "a tied embedding, or a norm"
+            continue
+        experts = {name for name in found if "_exps" in name}
+        assert found - experts == {n for n in wanted if "_exps" not in n}, word
+        tried += 1
+    assert tried
+
+
+def test_names_of_ours_and_theirs_and_all_linear_are_the_same_adapter(tiny):
+    model = pyggml.load(tiny)
+    every = attach(model, LoraConfig(seed=3))
+    for modules in (
+        ("all-linear",),
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        ("attn_q", "q_proj", "all-linear"),
+    ):
+        other = attach(model, LoraConfig(seed=3, modules=modules))
+        assert set(other.pairs) == set(every.pairs)
+        assert other.parameters.tensors.keys() == every.parameters.tensors.keys()
+    assert targets_of(model, "mlp.down_proj") == {f"blk.{i}.ffn_down.weight" for i in range(3)}
+    assert targets_of(model, "lm_head") == {"output.weight"}
+
+
+def test_patterns_of_ranks_take_these_names_too(tiny):
+    config = LoraConfig(rank=2, rank_pattern={"down_proj": 4}, alpha_pattern={"q_proj": 8.0})
+    pairs = attach(pyggml.load(tiny), config).pairs
+    assert {n.split(".")[2] for n, p in pairs.items() if p.rank == 4} == {"ffn_down"}
+    assert {n.split(".")[2] for n, p in pairs.items() if p.rank * p.scale == 8} == {"attn_q"}
+
+
+def test_what_neither_has_is_refused_with_a_suggestion(tiny):
+    with pytest.raises(AdapterError, match="attn_qq is no linear module .*did you mean 'attn_q'"):
+        targets_of(pyggml.load(tiny), "attn_qq")
+    with pytest.raises(AdapterError, match="qkv_proj is no linear module"):
+        targets_of(pyggml.load(tiny), "qkv_proj")
