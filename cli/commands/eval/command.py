@@ -32,6 +32,7 @@ from pyggml.cli.terminal.paths import check_text
 from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.lora.config import EvalConfig
+from pyggml.lora.evaluate.rows import files_of
 
 _MODEL = grouped("model", aliases=MODEL_ALIASES)
 
@@ -64,8 +65,8 @@ _MODEL = grouped("model", aliases=MODEL_ALIASES)
     required=True,
     **grouped("data"),
     metavar="DATA",
-    help="text, rows as for finetune, or questions with choices (docs/evaluation.md); may be given "
-    "several times",
+    help="text, rows as for finetune, pairs of chosen and rejected, questions with choices "
+    "(docs/evaluation.md), or a folder or pattern of these; may be given several times",
 )
 @click.option(
     "--json", "as_json", is_flag=True, **grouped("output"), help="print JSON instead of tables"
@@ -96,7 +97,10 @@ def command(
         given["delimiter"] = unescape(given["delimiter"])
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
     check_text(files)
-    data = [File.read(path, config) for path in files]
+    paths, left_out = files_of(files, config.columns)
+    for path, reason in left_out:
+        note(f"{path} is left out: it {reason}")
+    data = [File.read(path, config) for path in paths]
     how = {"threads": threads, "compute": compute, "device": device}
     _evaluate(subjects(model, lora, others, **how), data, config, as_json)
 

@@ -13,19 +13,21 @@ from pyggml.cli.commands.eval.progress import Progress
 from pyggml.cli.terminal.show import plural
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import EvalConfig
-from pyggml.lora.data import QuestionRow, Row, TextRow
+from pyggml.lora.data import Encoding, QuestionRow, Row, TextRow
 from pyggml.lora.data.chats import Chats
-from pyggml.lora.data.rows import ChatRow
+from pyggml.lora.data.rows import ChatRow, PreferenceRow
 from pyggml.lora.evaluate import (
     Answers,
     Perplexity,
     QuestionFormat,
     TokenScores,
     choose,
+    encode_pairs,
     encode_questions,
     perplexity,
+    prefer,
 )
-from pyggml.lora.evaluate.rows import QUESTIONS, TEXT, read_file, windows
+from pyggml.lora.evaluate.rows import PAIRS, QUESTIONS, TEXT, read_file, windows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +55,8 @@ class File:
     def read(path: Path, config: EvalConfig) -> File:
         """The file, or its first rows. Raises ConfigError and DataError."""
         kind, rows = read_file(path, config.columns)
-        if kind == QUESTIONS and config.long == "drop":
-            fault = "is drop, wanted refuse or cut for questions: all models answer the same"
+        if kind in (QUESTIONS, PAIRS) and config.long == "drop":
+            fault = f"is drop, wanted refuse or cut for {kind}: all models answer the same"
             raise ConfigError([("long", fault)])
         return File(path, kind, rows if kind == TEXT else rows[: config.limit])
 
@@ -64,7 +66,9 @@ class File:
 
     @property
     def chance(self) -> float:
-        """The share of questions that are answered right by chance."""
+        """The share of questions or pairs that are answered right by chance."""
+        if self.kind == PAIRS:
+            return 0.5
         return sum(1 / len(row.choices) for row in self.questions) / len(self.rows)
 
     @property
@@ -74,6 +78,8 @@ class File:
 
     def about(self) -> str:
         """What there is, for a person."""
+        if self.kind == PAIRS:
+            return f"{plural(len(self.rows), 'pair')} of a chosen answer and a rejected one"
         if self.kind != QUESTIONS:
             return plural(len(self.rows), self.kind.removesuffix("s"))
         counts = sorted({len(row.choices) for row in self.questions})
@@ -82,7 +88,10 @@ class File:
 
     @property
     def has_chats(self) -> bool:
-        return any(isinstance(row, ChatRow) for row in self.rows)
+        """Whether any row is written by a chat template."""
+        pairs = (row for row in self.rows if isinstance(row, PreferenceRow))
+        is_chat = any(isinstance(row, ChatRow) for row in self.rows)
+        return is_chat or any(not isinstance(pair.chosen, str) for pair in pairs)
 
     def evaluate(
         self, model: Model, config: EvalConfig, label: str, template: str = MODEL
@@ -94,11 +103,24 @@ class File:
                 self.questions, model.tokenizer, QuestionFormat.of(config, model)
             )
             return choose(model, encoded, progress)
+        if self.kind == PAIRS:
+            return self._prefer(model, config, progress, template)
         try:
             return self._score_tokens(model, config, progress, template)
         except DataError as error:
             about = "" if str(self.path) in str(error) else f"{self.path}: "
             raise DataError(f"{about}{error}") from None
+
+    def _prefer(
+        self, model: Model, config: EvalConfig, progress: Progress, template: str
+    ) -> Answers:
+        pairs = [row for row in self.rows if isinstance(row, PreferenceRow)]
+        rows = config.rows(model.config.n_ctx, template)
+        encoding = Encoding.of(rows, model.tokenizer)
+        most = config.ctx or model.config.n_ctx
+        return prefer(
+            model, encode_pairs(pairs, model, encoding, most, config.long == "cut"), progress
+        )
 
     def _score_tokens(
         self, model: Model, config: EvalConfig, progress: Progress, template: str
