@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from time import monotonic, sleep
 
 from pyggml.errors import PyggmlError
 
 # Another machine may write to the same folder, and its processes are not seen from here.
 _MACHINE = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
 _HERE = f"{zlib.crc32(_MACHINE.encode()):08x}"
+_PATIENCE, _PAUSE = 5.0, 0.1  # seconds
 _PARTIAL = re.compile(rf"\..+\.(\d+)-{_HERE}\.partial", re.DOTALL)
 
 
@@ -26,7 +28,8 @@ _PARTIAL = re.compile(rf"\..+\.(\d+)-{_HERE}\.partial", re.DOTALL)
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it is fsynced and renamed to `path`.
 
-    On an error, `path` is unchanged and the temporary file is removed. An OSError (full disk, no
+    On an error, `path` is unchanged and the temporary file is removed; but if it was whole and
+    could not be renamed, it is kept under a name that the error says. An OSError (full disk, no
     such folder, no permission) becomes a PyggmlError that names `path`. Folders and devices are
     refused at once.
     """
@@ -41,7 +44,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield partial
         with partial.open("r+b") as written:
             os.fsync(written.fileno())
-        partial.replace(target)
+        _put(partial, target)
         _sync_folder(target.parent)
     except OSError as error:
         raise PyggmlError(f"{target}: cannot be written: {error.strerror or error}") from error
@@ -54,8 +57,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; on success its files are fsynced, and it is `path`.
 
-    On an error it is removed. PyggmlError if `path` is anything but an empty folder, and for an
-    OSError.
+    On an error it is removed, or kept as a file is. PyggmlError if `path` is anything but an empty
+    folder, and for an OSError.
     """
     target = Path(path).absolute()
     partial = _partial(target)
@@ -69,12 +72,32 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
                 os.fsync(written.fileno())
         if target.exists():
             target.rmdir()
-        partial.rename(target)
+        _put(partial, target)
         _sync_folder(target.parent)
     except OSError as error:
         raise PyggmlError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _put(partial: Path, target: Path) -> None:
+    """Rename what is whole to its target. Windows refuses while another program has that open, a
+    server or a virus scanner: it is tried again for some seconds, and what was written is kept."""
+    until = monotonic() + _PATIENCE
+    while True:
+        try:
+            partial.replace(target)
+            return
+        except PermissionError as error:
+            if monotonic() < until:
+                sleep(_PAUSE)
+                continue
+            kept = target.with_name(f"{target.name}.{os.getpid()}.new")
+            partial.replace(kept)
+            raise PyggmlError(
+                f"{target}: cannot be replaced: {error.strerror or error}; another program may "
+                f"have it open. What was to stand there is kept in {kept}"
+            ) from error
 
 
 def _partial(target: Path) -> Path:

@@ -18,7 +18,7 @@ OTHERS = sorted(p for folder in ("examples", "benchmarks") for p in (ROOT / fold
 
 # The map: a room may import itself and the rooms of earlier lines, never those of later ones.
 MAP = """
-errors files settings sizes
+errors extras files hub settings sizes
 graph
 backends.base backends.kit
 jit threads
@@ -42,10 +42,11 @@ eager
 generation
 lora
 cli
+__main__
 """
 LEVEL = {room: i for i, rooms in enumerate(MAP.strip().splitlines()) for room in rooms.split()}
 JIT_FILES = {f"pyggml/jit/{p.name}" for p in (ROOT / "pyggml/jit").glob("*.py")}
-USES_NUMBA = {*JIT_FILES, "pyggml/jit/frames.py", "pyggml/jit/isa.py", "pyggml/threads.py"}
+USES_NUMBA = {*JIT_FILES, "pyggml/jit/frames.py", "pyggml/jit/isa.py"}
 USES_NUMBA |= {
     f"pyggml/backends/cuda/{name}.py"
     for name in (
@@ -63,7 +64,9 @@ USES_LLVM = {  # intrinsics, what kernels close over, and the features of this C
     "pyggml/jit/cache.py",
     "pyggml/jit/workarounds.py",
     "pyggml/jit/llvm.py",
-    "pyggml/jit/tasks.py",
+    "pyggml/jit/atomics.py",
+    "pyggml/jit/pool.py",
+    "pyggml/jit/regions.py",
     "pyggml/backends/cuda/code/byte_ptx.py",
     "pyggml/backends/cuda/code/cluster_ptx.py",
     "pyggml/backends/cuda/runtime/cubins.py",

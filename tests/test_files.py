@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyggml.errors import PyggmlError
-from pyggml.files import _remove_left, replacing
+from pyggml.files import _remove_left, new_folder, replacing
 
 
 def write(path, text):
@@ -73,6 +73,56 @@ def test_what_others_are_writing_stays(tmp_path):
         _remove_left.cache_clear()
         write(tmp_path / "next", "two")
         assert names(tmp_path) == sorted([*others, mine.name, "next"])
+
+
+def refuse_renames(monkeypatch, target, times):
+    """As Windows does while another program has the target open."""
+    rename, refused = Path.replace, []
+
+    def replace(self, to):
+        if Path(to) == target and len(refused) < times:
+            refused.append(to)
+            raise PermissionError(13, "Access is denied")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setattr("pyggml.files._PATIENCE", 0.5)
+    return refused
+
+
+@pytest.mark.quick
+def test_a_rename_that_is_refused_is_tried_again(tmp_path, monkeypatch):
+    path = tmp_path / "adapter.gguf"
+    path.write_text("old")
+    refused = refuse_renames(monkeypatch, path, 2)
+    write(path, "new")
+    assert len(refused) == 2 and path.read_text() == "new" and names(tmp_path) == [path.name]
+
+
+@pytest.mark.quick
+def test_what_cannot_be_renamed_is_kept_and_named(tmp_path, monkeypatch):
+    path = tmp_path / "adapter.gguf"
+    path.write_text("old")
+    refuse_renames(monkeypatch, path, 1000)
+    with pytest.raises(
+        PyggmlError, match="cannot be replaced: Access is denied; another prog"
+    ) as e:
+        write(path, "new")
+    kept = Path(str(e.value).rpartition(" kept in ")[2])
+    assert path.read_text() == "old" and kept.read_text() == "new"
+    _remove_left.cache_clear()
+    write(tmp_path / "next", "two")
+    assert names(tmp_path) == sorted([path.name, kept.name, "next"]), "no later run removes it"
+
+
+@pytest.mark.quick
+def test_a_folder_that_cannot_be_renamed_is_kept_too(tmp_path, monkeypatch):
+    path = tmp_path / "adapter"
+    refuse_renames(monkeypatch, path, 1000)
+    with pytest.raises(PyggmlError, match="is kept in ") as e, new_folder(path) as partial:
+        (partial / "a").write_text("new")
+    kept = Path(str(e.value).rpartition(" kept in ")[2])
+    assert (kept / "a").read_text() == "new" and names(tmp_path) == [kept.name]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, PyggmlError])

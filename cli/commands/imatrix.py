@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.hub import held_out_files
 from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, grouped, model_options
 from pyggml.cli.terminal.paths import check_output, check_text
 from pyggml.cli.terminal.progress import Countdown
@@ -28,6 +29,7 @@ from pyggml.lora.evaluate.importance import Collector
     *("-f", "--file", "text"),
     type=PATH,
     required=True,
+    callback=held_out_files,
     **grouped("data"),
     help="calibration data, UTF-8 text",
 )

@@ -8,6 +8,7 @@ import click
 from pyggml import Model
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.hub import held_out_files
 from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, grouped, model_options
 from pyggml.cli.terminal.paths import check_text
 from pyggml.cli.terminal.progress import Countdown
@@ -34,6 +35,7 @@ from pyggml.lora.data.rows import ChatRow
     *("-f", "--file", "text"),
     type=PATH,
     required=True,
+    callback=held_out_files,
     **grouped("data"),
     help="UTF-8 text, or rows as for finetune",
 )

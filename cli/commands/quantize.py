@@ -7,6 +7,7 @@ import click
 import pyggml.threads
 from pyggml import gguf
 from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import PATH, SETTINGS, threads_option
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
@@ -24,7 +25,7 @@ from pyggml.requantize.imatrix import read_imatrix
         "pyggml quantize model-Q8_0.gguf model-Q4_0.gguf Q4_0 --allow-requantize",
     ],
 )
-@click.argument("source", metavar="IN.gguf", type=PATH)
+@click.argument("source", metavar="IN.gguf", type=MODEL)
 @click.argument("target", metavar="OUT.gguf", type=PATH)
 @click.argument("file_type", metavar="TYPE")
 @threads_option

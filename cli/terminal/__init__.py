@@ -3,6 +3,8 @@
 exit       runs a command; what ends it → an exit code and a sentence
 options    options that commands share, or that are made of a dataclass of settings
 help       `--help` in groups
+hints      command lines that a sentence tells to try
+hub        names of the hub where a command takes a path
 interrupt  Ctrl-C and other signals: an end after the step under way
 show       numbers, names and rows for a reader
 words      a text whose pieces are coloured by a level

@@ -145,6 +145,7 @@ def _quiet_option(about: str) -> GroupedOption:
     return GroupedOption(
         ["-q", "--quiet"],
         is_flag=True,
+        is_eager=True,  # a model's name may print while it is read
         expose_value=False,
         callback=settle,
         help=f"print no {about}",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 import click
 
 from pyggml.cli.terminal.help import GroupedOption
+from pyggml.cli.terminal.hub import MODEL
 
 if TYPE_CHECKING:
     from pyggml.model import Model
@@ -79,10 +80,10 @@ MODEL_ALIASES = ("model-name-or-path", "base-model")
 model_option = click.option(
     "-m",
     "--model",
-    type=PATH,
+    type=MODEL,
     required=True,
     **grouped("model", aliases=MODEL_ALIASES),
-    help="GGUF model",
+    help="GGUF model, or OWNER/NAME:TYPE of the hub",
 )
 lora_option = click.option(
     "--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; of several the updates add up"

@@ -5,13 +5,14 @@ import socket
 from importlib.util import find_spec
 
 from pyggml.errors import ConfigError
+from pyggml.extras import how_to_install
 
 
 def check_packages(extra: str, *names: str) -> None:
     """ConfigError, with the command that installs this extra, if a package of it is missing."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{' and '.join(missing)} missing: pip install 'pyggml[{extra}]'")
+        raise ConfigError(f"{' and '.join(missing)} missing: {how_to_install(extra)}")
 
 
 def is_loopback(host: str) -> bool:

@@ -3,6 +3,7 @@
 import os
 
 from pyggml.errors import PyggmlError
+from pyggml.extras import how_to_install
 from pyggml.lora.ranks.alone import ALONE, Ranks
 
 # What a launcher puts into the environment: the number of processes. Slurm sets its own for every
@@ -14,7 +15,6 @@ _SIZES = (
     ("SLURM_NTASKS", "PMIX_RANK"),
     ("SLURM_NTASKS", "PMI_RANK"),
 )
-_EXTRA = "pip install 'pyggml[mpi]'"
 
 
 def started() -> Ranks:
@@ -29,7 +29,8 @@ def started() -> Ranks:
     try:
         from pyggml.lora.ranks.mpi import MpiRanks
     except ImportError as error:
-        raise PyggmlError(f"{about}, wanted mpi4py to join them ({error}): {_EXTRA}") from None
+        wanted = how_to_install("mpi")
+        raise PyggmlError(f"{about}, wanted mpi4py to join them ({error}): {wanted}") from None
     ranks = MpiRanks()
     if ranks.size != size:
         raise PyggmlError(

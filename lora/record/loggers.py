@@ -14,6 +14,7 @@ from time import time_ns
 from typing import Any, Protocol
 
 from pyggml.errors import ConfigError, suggestion
+from pyggml.extras import how_to_install
 
 _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}  # by extra
 _LONGEST = 500  # characters of a parameter, which every version of MLflow takes
@@ -114,7 +115,7 @@ def check_loggers(names: Iterable[str]) -> None:
             faults.append(f"--log-to {name} is unknown, wanted some of {', '.join(LOGGERS)}{near}")
         elif find_spec(_PACKAGES[name]) is None:
             faults.append(
-                f"--log-to {name} needs the package {_PACKAGES[name]}: pip install 'pyggml[{name}]'"
+                f"--log-to {name} needs the package {_PACKAGES[name]}: {how_to_install(name)}"
             )
     if faults:
         raise ConfigError(faults)

@@ -2,19 +2,21 @@
 
 kernel      a serial machine-code function
 exact       the same without reordered or fused arithmetic
-parallel    the same with `prange` over rows; costs 2 to 14 µs a call, so for large work only
+parallel    the same with `prange` over rows, whose shares the threads of pool.py take
 block_code  void(float32*, uint8*, n_blocks): code called through its address, so that one matrix
             product serves every weight type (see pyggml.kernels.gemm)
 
 setup.py does all that is done once, before the first kernel is declared; the other files only
 define: cache.py the folder of compiled kernels, workarounds.py what Numba's cache lacks,
-decorators.py and code.py the above. `pyggml.threads` says how many threads kernels use.
+decorators.py and code.py the above, pool.py the threads; `pyggml.threads` says how many of them
+kernels use.
 """
 
-from numba import carray, get_thread_id, prange, types
+from numba import carray, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from pyggml.jit import pool
 from pyggml.jit.code import BlockCode, Code, block_code
 from pyggml.jit.decorators import ALONE, compile_for, exact, kernel, parallel
 from pyggml.jit.isa import JIT
@@ -31,10 +33,10 @@ __all__ = [
     "cgutils",
     "compile_for",
     "exact",
-    "get_thread_id",
     "intrinsic",
     "kernel",
     "parallel",
+    "pool",
     "prange",
     "types",
 ]

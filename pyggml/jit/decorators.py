@@ -18,10 +18,18 @@ OPTIONS: dict[str, Any] = {
     "fastmath": _FASTMATH,
 }
 kernel: Callable[[Callable], Callable] = numba.njit(**OPTIONS)
-parallel: Callable[[Callable], Callable] = numba.njit(parallel=True, **OPTIONS)
 # Without fast arithmetic: packing must round as ggml's C does, or its bytes differ. A function
 # without the option would have the arithmetic of the first kernel that calls it.
 exact: Callable[[Callable], Callable] = numba.njit(**OPTIONS | {"fastmath": False})
+
+
+def parallel(function: Callable) -> Callable:
+    """A kernel whose loops with `prange` are shared out. They are known as ours by this package's
+    name in that of the kernel, wherever it is declared (call_own_copies in jit/workarounds.py)."""
+    if "pyggml" not in function.__module__:
+        function.__qualname__ = f"pyggml.{function.__qualname__}"
+    compiled: Callable = numba.njit(parallel=True, **OPTIONS)(function)
+    return compiled
 
 
 def compile_for(function: Any, arguments: tuple[Any, ...]) -> None:

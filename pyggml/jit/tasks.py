@@ -6,12 +6,10 @@ matter to its result. Tasks need the JIT: what is written this way has a plain t
 """
 
 from collections.abc import Callable
-from typing import Any
 
-from llvmlite import ir
-
-from pyggml.jit import Code, get_thread_id, intrinsic, parallel, prange, types
+from pyggml.jit import Code, types
 from pyggml.jit.frames import Frame, FrameType
+from pyggml.jit.regions import run_tasks
 
 Stage = tuple[int, int, int, Frame]  # addresses of code and frame, tasks, the frame itself
 
@@ -30,26 +28,4 @@ def stage(code: Code, f: Frame, n_tasks: int) -> Stage:
 def launch(*stages: Stage) -> None:
     """Run the stages in order."""
     for code, address, n_tasks, _ in stages:
-        _run_tasks(code, address, n_tasks)
-
-
-@intrinsic
-def _call_task(typing: Any, code: Any, frame: Any, task: Any, thread: Any) -> Any:
-    """Call the task_code function at address `code`."""
-    signature = types.void(*(types.int64,) * 4)
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address, frame, task, thread = arguments
-        word = ir.IntType(64)
-        kind = ir.FunctionType(ir.VoidType(), [word.as_pointer(), word, word])
-        function = builder.inttoptr(address, kind.as_pointer())
-        builder.call(function, [builder.inttoptr(frame, word.as_pointer()), task, thread])
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
-@parallel
-def _run_tasks(code, frame, n_tasks):
-    for task in prange(n_tasks):
-        _call_task(code, frame, task, get_thread_id())
+        run_tasks(code, address, n_tasks)

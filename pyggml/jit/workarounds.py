@@ -1,5 +1,6 @@
 """What Numba's cache lacks: the same bits in every process, a file of its own for each process, and
-files that are known to be whole and this user's before they are read.
+files that are known to be whole and this user's before they are read; and threads of its own for
+this package's loops.
 
 Each changes private methods of Numba, and does nothing where another version lacks them.
 """
@@ -8,7 +9,7 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,8 @@ from numba.core.codegen import JITCodeLibrary
 from pyggml.jit.cache import stranger
 
 _SUM_BYTES = hashlib.sha256().digest_size
+PARALLEL_FOR = "pyggml_parallel_for"  # what shares out a loop, see pyggml.jit.pool
+_PARALLEL_FOR_TAKES = ["ptr"] * 5 + ["i64"] * 3
 _WEAK = (Linkage.linkonce_odr, Linkage.weak_odr)
 
 
@@ -31,6 +34,8 @@ def call_own_copies() -> None:
     compiled before. The copies are weak symbols: the compiling process runs whichever code has the
     name already, later processes the copies. As internal symbols they are what every process runs.
     A loop's wrapper is weak where it is made and needed by that name.
+
+    The copies of loops also call `parallel_for` of pyggml.jit.pool in place of Numba's.
     """
     optimize = getattr(JITCodeLibrary, "_optimize_final_module", None)
     if optimize is None:  # another Numba: all works, but for the last bit
@@ -38,13 +43,23 @@ def call_own_copies() -> None:
 
     def optimize_own(library: Any) -> None:
         makes_wrapper = "_GufuncWrapper" in library.name
-        for f in () if makes_wrapper else library._final_module.functions:
+        functions = () if makes_wrapper else tuple(library._final_module.functions)
+        for f in functions:
             ours = any(part in f.name for part in ("pyggml", "__numba_parfor_gufunc"))
             if ours and f.linkage in _WEAK and not f.is_declaration:
                 f.linkage = Linkage.internal
+        if any("pyggml" in f.name for f in functions):
+            _call_own_threads(functions)
         optimize(library)
 
     JITCodeLibrary._optimize_final_module = optimize_own
+
+
+def _call_own_threads(functions: Iterable[Any]) -> None:
+    for f in functions:
+        takes = [str(a.type) for a in f.arguments]
+        if f.name == "numba_parallel_for" and takes == _PARALLEL_FOR_TAKES:
+            f.name = PARALLEL_FOR
 
 
 def name_files_apart() -> None:

@@ -15,6 +15,7 @@ from failing_card import raising
 from pyggml.backends.cuda import cards, open_cuda
 from pyggml.backends.cuda.runtime import driver
 from pyggml.errors import DeviceError
+from pyggml.extras import how_to_install
 
 CARDS = [("NVIDIA A100", (8, 0)), ("Tesla T4", (7, 5)), ("NVIDIA H100", (9, 0))]
 
@@ -133,7 +134,8 @@ def test_without_numba_cuda_the_extra_is_named():
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; backends_of('cuda')"], capture_output=True, text=True
     )
-    wanted = "no CUDA device: the package numba.cuda is missing, wanted pip install 'pyggml[cuda]'"
+    install = how_to_install("cuda")
+    wanted = f"no CUDA device: the package numba.cuda is missing, wanted {install}"
     assert done.stderr.rstrip().endswith(wanted)
 
 

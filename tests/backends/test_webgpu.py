@@ -13,6 +13,7 @@ from extras import need
 from pyggml import ops
 from pyggml.backends.cpu import CPU
 from pyggml.errors import DeviceError, PyggmlError
+from pyggml.extras import how_to_install
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, DTYPES, F16, F32
 from pyggml.graph.tensor import leaf
@@ -47,7 +48,7 @@ def test_the_package_does_not_import_wgpu():
 
 def test_without_wgpu_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "wgpu", None)
-    message = "no WebGPU device: wgpu is missing, wanted pip install 'pyggml[webgpu]'"
+    message = f"no WebGPU device: wgpu is missing, wanted {how_to_install('webgpu')}"
     with pytest.raises(DeviceError, match=re.escape(message)):
         backends_of("webgpu")
 

@@ -59,6 +59,12 @@ def pyggml(capsys):
 
 
 @pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """Hints name the commands, as where pyggml is installed."""
+    monkeypatch.setattr("pyggml.cli.terminal.hints.shutil.which", lambda name: f"/bin/{name}")
+
+
+@pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path_factory):
     """Where these tests keep tokens: not in the user's cache folder."""
     folder = tmp_path_factory.mktemp("cache")

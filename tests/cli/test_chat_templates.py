@@ -13,6 +13,7 @@ import pyggml as library
 from pyggml.chat import ChatEncoder, find_template
 from pyggml.cli.commands.serve import startup
 from pyggml.cli.commands.serve.params import read_chat
+from pyggml.cli.terminal.hints import program
 from pyggml.generation import Session
 
 from chats import assistant, user
@@ -262,7 +263,8 @@ def test_the_printed_commands_read_what_was_measured(
         for line in ended.out.splitlines()
         if line.startswith("use it")
     ]
-    used = [words[1:] for words in printed if words[0] == "pyggml"]
+    n = len(program("chat")) - 1
+    used = [words[n:] for words in printed if words[:n] == program("chat")[:n]]
     metrics = written.with_suffix(".metrics.jsonl").read_text()
     lines = [json.loads(line) for line in metrics.splitlines()]
     measured = [line["loss"] for line in lines if line["event"] == "validation"][-1]

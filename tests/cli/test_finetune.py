@@ -1,5 +1,8 @@
 """What the command says and does, from the first line to the last."""
 
+import os
+
+import psutil
 import pytest
 
 import pyggml as library
@@ -69,7 +72,10 @@ def test_grad_checkpointing_says_what_it_takes_and_can_be_resumed(finetune, sign
 
 
 def test_a_run_that_this_machine_cannot_hold_is_refused(finetune, monkeypatch):
-    monkeypatch.setattr("pyggml.cli.commands.finetune.summary._physical_memory", lambda: 1000)
+    """Also on Windows, which has no sysconf."""
+    monkeypatch.delattr(os, "sysconf", raising=False)
+    there = psutil.virtual_memory()._replace(total=1000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: there)
     ended = finetune()
     assert ended.code == 2 and "this machine has 1.0 kB: a smaller --batch" in ended.err
 

@@ -8,6 +8,7 @@ import pytest
 from extras import need
 
 from pyggml.errors import ConfigError
+from pyggml.extras import how_to_install
 from pyggml.lora.record import Recorder, check_loggers, read_records
 from pyggml.lora.trainer.reports import StepReport, ValidationReport
 
@@ -144,7 +145,7 @@ def test_loggers_are_refused_by_one_sentence(monkeypatch):
     with pytest.raises(ConfigError) as caught:
         check_loggers(["wandb", "wandv"])
     assert str(caught.value) == (
-        "--log-to wandb needs the package wandb: pip install 'pyggml[wandb]'; "
+        f"--log-to wandb needs the package wandb: {how_to_install('wandb')}; "
         "--log-to wandv is unknown, wanted some of tensorboard, wandb, mlflow: did you mean "
         "'wandb'?"
     )

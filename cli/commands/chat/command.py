@@ -8,6 +8,7 @@ import click
 
 from pyggml.cli.commands.chat.console import Console
 from pyggml.cli.commands.chat.conversation import Conversation
+from pyggml.cli.commands.chat.lines import END_KEYS
 from pyggml.cli.terminal.chat_files import Chat, read_chats
 from pyggml.cli.terminal.chat_templates import (
     chat_template_kwargs_option,
@@ -82,7 +83,7 @@ def command(
     ctx: int | None,
     **given: Any,
 ) -> int:
-    """Talk with a model. /help lists the commands, Ctrl-C ends an answer, Ctrl-D the chat.
+    """Talk with a model. /help lists the commands, Ctrl-C ends an answer, /bye the chat.
 
     Without a terminal, each line of standard input is a message.
     """
@@ -102,7 +103,7 @@ def command(
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive and not is_quiet():
         name = printable(str(opened.file.get("general.name", source.path.name)))
-        say(f"{name}, as {template.origin} has it; /help lists commands, Ctrl-D ends")
+        say(f"{name}, as {template.origin} has it; /help lists commands, {END_KEYS} ends")
     return Console(chat, interactive).run(continue_last)
 
 

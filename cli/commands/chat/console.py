@@ -16,7 +16,7 @@ from types import FrameType
 import click
 
 from pyggml.cli.commands.chat.conversation import Conversation, Round
-from pyggml.cli.commands.chat.lines import read_messages
+from pyggml.cli.commands.chat.lines import END_KEYS, read_messages
 from pyggml.cli.terminal.exit import FAILED
 from pyggml.cli.terminal.generation import say_piece
 from pyggml.cli.terminal.show import plural, printable, say
@@ -40,7 +40,7 @@ class Console:
         self._chat, self._interactive, self._failed = conversation, interactive, False
         self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
             "/help": ("these commands", self._help),
-            "/bye": ("end the chat, as Ctrl-D; /exit too", self._end),
+            "/bye": (f"end the chat, as {END_KEYS}; /exit too", self._end),
             "/exit": ("the same", self._end),
             "/undo": ("take the last message and its answer back", self._undo),
             "/retry": ("answer the last message anew", self._retry),
@@ -139,7 +139,7 @@ class Console:
     def _help(self, rest: str) -> None:
         self._note("\n".join(f"{name:<9} {about}" for name, (about, _) in self._commands.items()))
         self._note(
-            "A line that ends with \\ goes on in the next. Ctrl-C ends an answer, Ctrl-D all."
+            f"A line that ends with \\ goes on in the next. Ctrl-C ends an answer, {END_KEYS} all."
         )
 
     def _end(self, rest: str) -> None:

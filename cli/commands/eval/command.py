@@ -15,6 +15,7 @@ from pyggml.cli.commands.eval.subjects import names, subjects
 from pyggml.cli.commands.eval.table import NOTE, show
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.hub import MODEL, held_out_files
 from pyggml.cli.terminal.options import (
     MODEL_ALIASES,
     PATH,
@@ -48,7 +49,7 @@ _MODEL = grouped("model", aliases=MODEL_ALIASES)
         "pyggml eval -m model.gguf --lora adapter.gguf -f questions.jsonl --json",
     ],
 )
-@click.option("-m", "--model", type=PATH, **_MODEL, help="GGUF model")
+@click.option("-m", "--model", type=MODEL, **_MODEL, help="GGUF model")
 @lora_option
 @click.option(
     "--compare",
@@ -63,6 +64,7 @@ _MODEL = grouped("model", aliases=MODEL_ALIASES)
     type=PATH,
     multiple=True,
     required=True,
+    callback=held_out_files,
     **grouped("data"),
     metavar="DATA",
     help="text, rows as for finetune, pairs of chosen and rejected, questions with choices "

@@ -13,13 +13,15 @@ class Progress:
 
     def __init__(self, label: str) -> None:
         self._label, self._time = label, Countdown()
-        self._is_terminal = sys.stderr.isatty()
+        self._is_terminal, self._width = sys.stderr.isatty(), 0
 
     def __call__(self, done: int, n: int) -> None:
         left = self._time.left(done, n)
         if self._is_terminal:
             time = f", some {span(left)} left" if left else ""
             text = f"{self._label}: {done} of {n} passes{time}" if done < n else ""
-            say_progress(f"\r\x1b[K{text}", end="")
+            gap = " " * (self._width - len(text))  # over the end of the line that stood there
+            say_progress(f"\r{text}{gap}" + "\r" * (not text), end="")
+            self._width = len(text)
         elif done == 2 and left and left > _WORTH_TELLING:
             say_progress(f"{self._label}: {n} passes, some {span(left)} left")

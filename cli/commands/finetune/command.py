@@ -9,11 +9,18 @@ from typing import Any
 import click
 
 from pyggml.cli.commands.finetune import config_file
-from pyggml.cli.commands.finetune.job import LORA_FLAGS, OBJECTIVE_FLAGS, Job, job_of
+from pyggml.cli.commands.finetune.job import (
+    LORA_FLAGS,
+    OBJECTIVE_FLAGS,
+    Job,
+    job_of,
+    with_hub_files,
+)
 from pyggml.cli.commands.finetune.memory import memory_settings
 from pyggml.cli.commands.finetune.stages import run
 from pyggml.cli.terminal.exit import FAILED, STOPPED, silence
 from pyggml.cli.terminal.help import TITLES, GroupedCommand, GroupedOption
+from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.options import (
     ADAPTERS,
     DEVICE_HELP,
@@ -57,7 +64,7 @@ def _train(ranks: Ranks, config: Path | None, given: Mapping[str, Any]) -> int:
     file = config_file.FileSettings() if config is None else config_file.read(config, _IN_FILES)
     parameters = {name: file.values.get(name) if v is None else v for name, v in given.items()}
     places = {name: place for name, place in file.places.items() if given[name] is None}
-    job = job_of(parameters, places, file.faults)
+    job = with_hub_files(job_of(parameters, places, file.faults))
 
     def resume_command(job: Job, folder: Path) -> str:
         given_again = {"config": config, **given, "resume": folder}
@@ -65,7 +72,7 @@ def _train(ranks: Ranks, config: Path | None, given: Mapping[str, Any]) -> int:
             given_again |= memory_settings(job)
         again = words(command.params, given_again)
         launcher = ["mpiexec", "-n", str(ranks.size)] if ranks.size > 1 else []
-        return shlex.join([*launcher, "pyggml-finetune", *again])
+        return shlex.join([*launcher, *program("finetune"), *again])
 
     def save_settings(job: Job) -> None:
         config_file.write(beside(job.output, ".yaml"), job.identity(), command.params)
@@ -78,7 +85,13 @@ def _path(*names: str, group: str, help: str, common: bool = True, **how: Any) -
 
 
 _OPTIONS = [
-    _path("-m", "--model", group="model", help="GGUF model to adapt", aliases=MODEL_ALIASES),
+    _path(
+        "-m",
+        "--model",
+        group="model",
+        help="GGUF model, or OWNER/NAME:TYPE of the hub",
+        aliases=MODEL_ALIASES,
+    ),
     _path(
         "--init",
         group="model",
@@ -93,8 +106,8 @@ _OPTIONS = [
         group="data",
         common=True,
         help="text, or rows of JSON Lines, JSON, CSV or parquet (docs/data.md), a folder or "
-        "pattern of these, or - for standard input; may be given several times: an epoch reads "
-        "FILE:2 twice, of FILE:0.5 a half",
+        "pattern of these, hub:OWNER/NAME of a data set, or - for standard input; may be given "
+        "several times: an epoch reads FILE:2 twice, of FILE:0.5 a half",
         brief="text, or rows as JSON Lines, JSON, CSV, parquet",
     ),
     _path(

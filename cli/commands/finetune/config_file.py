@@ -17,6 +17,7 @@ import yaml
 
 from pyggml.cli.terminal.exit import ELSEWHERE
 from pyggml.cli.terminal.help import TITLES, GroupedOption
+from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.options import Names, Patterns, Size
 from pyggml.errors import ConfigError, suggestion
 from pyggml.files import replacing
@@ -210,7 +211,7 @@ def write(path: Path, values: Mapping[str, Any], options: Iterable[click.Paramet
 
     Raises PyggmlError if the disk refuses.
     """
-    again = shlex.join(["pyggml-finetune", "--config", str(path)])
+    again = shlex.join([*program("finetune"), "--config", str(path)])
     lines = [f"{FIRST_WORDS}: the settings of a run, which this repeats:", f"# {again}"]
     group = ""
     for option in options:

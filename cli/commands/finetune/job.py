@@ -2,17 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from pyggml.cli import demo
 from pyggml.cli.commands.finetune import config_file
+from pyggml.cli.terminal.hub import data_files, model_file
 from pyggml.cli.terminal.options import adapter_word, given_settings
 from pyggml.cli.terminal.paths import beside, check_ours, check_output, check_space, check_text
 from pyggml.cli.web import report
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
+from pyggml.hub import HELD_OUT
 from pyggml.lora import DataConfig, LoraConfig, Objective, TrainConfig
 from pyggml.lora.data import Source, TokenCache
 from pyggml.lora.objectives import OBJECTIVES
@@ -203,6 +205,20 @@ def _ruled_out(given: Mapping[str, Any]) -> tuple[list[str], str]:
         excluded = [LORA_FLAGS.get(n, n) for n in names if n not in _NOT_IN_FILES]
         return excluded, "--init takes rank, alpha and modules from its file"
     return [], ""
+
+
+def with_hub_files(job: Job) -> Job:
+    """With the files of what the job names by its name on the hub, which are downloaded now."""
+    data: list[str | Path] = []
+    for given in job.data:
+        source = Source.of(given)
+        files = data_files(source.path)
+        weight = "" if source.weight == 1 else f":{source.weight:g}"
+        data += [given] if files == [source.path] else [f"{f}{weight}" for f in files]
+    out = job.reading.val_file
+    held_out = out and tuple(str(f) for path in out for f in data_files(Path(path), HELD_OUT))
+    reading = replace(job.reading, val_file=held_out)
+    return replace(job, model=model_file(job.model), data=tuple(data), reading=reading)
 
 
 def check_places(job: Job) -> None:

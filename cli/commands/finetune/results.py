@@ -9,6 +9,7 @@ from pathlib import Path
 from pyggml.chat import MODEL, ChatTemplate, template_file
 from pyggml.cli.commands.finetune.job import Job
 from pyggml.cli.terminal.chat_templates import choose_template
+from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.options import adapter_word
 from pyggml.cli.terminal.progress import Meter, change, rise
 from pyggml.cli.terminal.show import row, say, size
@@ -141,19 +142,19 @@ def say_how_to_use(
     ours = shlex.join([*model, *(w for given in adapters for w in ("--lora", adapter_word(given)))])
     theirs = shlex.join([*model, *(w for given in adapters for w in _llama_cpp(*given))])
     if template is None:
-        row("use it", f'pyggml generate {ours} -p "..."')
+        row("use it", f'{shlex.join(program("generate"))} {ours} -p "..."')
         row("use it", f'llama-cli {theirs} -p "..."')
         return
     own = ""
     if is_model and choose_template(tokenizer, [path for path, _ in adapters], None).by:
         own = f" --chat-template {MODEL}"
     served = shlex.join([*model, *_serve(job, adapters)])
-    row("use it", f"pyggml chat {ours}{own}")
-    row("use it", f"pyggml serve {served}{own} --web")
+    row("use it", f"{shlex.join(program('chat'))} {ours}{own}")
+    row("use it", f"{shlex.join(program('serve'))} {served}{own} --web")
     said, needs_file = _for_llama_cpp(job, is_model, template)
     row("use it", f"llama-cli {theirs} -cnv --jinja{said}")
     if needs_file:
-        shown = shlex.join(["pyggml", "inspect", str(job.output), "--template"])
+        shown = shlex.join([*program("inspect"), str(job.output), "--template"])
         row("", f"TEMPLATE.jinja is a file with the text that `{shown}` shows")
 
 

@@ -1,6 +1,5 @@
 """The plan of a fine-tune, printed line by line before it takes memory or time."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -159,21 +158,15 @@ def say_memory(reserved: RunMemory, checkpointing: bool) -> None:
         f"{size(own)}: {graph}, {size(reserved.parameters)} for adapter, gradient and optimiser; "
         f"{size(reserved.weights)} of weights stay in the file",
     )
-    there = _physical_memory()
-    if there is not None and own > there:
+    import psutil
+
+    there = int(psutil.virtual_memory().total)
+    if own > there:
         less = "a smaller --batch or --ctx" + " or --grad-checkpointing" * (not checkpointing)
         raise ConfigError(
             f"the run needs {size(own)} of memory and this machine has {size(there)}: {less} "
             "needs less"
         )
-
-
-def _physical_memory() -> int | None:
-    """Bytes, or None where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def say_steps(trainer: Trainer) -> None:

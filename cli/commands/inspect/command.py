@@ -14,6 +14,7 @@ from pyggml import gguf
 from pyggml.cli.commands.inspect import facts, present
 from pyggml.cli.commands.inspect.sections import Section, Table
 from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, ModelSource, grouped
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.show import printable, say, size
@@ -63,8 +64,8 @@ def _flag(name: str, help: str, group: str = "output") -> Any:
         "pyggml inspect model.gguf --tokens -f text.txt --html page.html",
     ],
 )
-@click.argument("given", metavar="FILE", type=PATH, required=False)
-@click.option("-m", "--model", type=PATH, **grouped("model"), help="the same as FILE")
+@click.argument("given", metavar="FILE", type=MODEL, required=False)
+@click.option("-m", "--model", type=MODEL, **grouped("model"), help="the same as FILE")
 @_flag("--machine", "what computes on this machine, and why", "help")
 @_flag("--tensors", "every tensor, instead of equal ones folded")
 @_flag("--template", "the text of the chat template")

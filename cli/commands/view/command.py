@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import PATH, SETTINGS, compute_option, grouped, threads_option
 from pyggml.cli.web.listening import check_packages, listening
 from pyggml.errors import ConfigError
@@ -23,8 +24,8 @@ HOST = "127.0.0.1"
         "pyggml view model.gguf --port 0",
     ],
 )
-@click.argument("given", metavar="[MODEL]", type=PATH, required=False)
-@click.option("-m", "--model", type=PATH, **grouped("model"), help="the same as MODEL")
+@click.argument("given", metavar="[MODEL]", type=MODEL, required=False)
+@click.option("-m", "--model", type=MODEL, **grouped("model"), help="the same as MODEL")
 @click.option(
     "--run",
     "runs",

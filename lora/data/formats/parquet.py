@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pyggml.errors import DataError
+from pyggml.extras import how_to_install
 from pyggml.lora.data.rows import Place
 
 MAGIC = b"PAR1"
@@ -22,7 +23,7 @@ def parquet_rows(path: Path, names: Collection[str]) -> Iterator[tuple[Place, An
         from pyarrow import parquet
     except ImportError:
         raise DataError(
-            f"{path}: is parquet, which needs pyarrow: pip install 'pyggml[parquet]'"
+            f"{path}: is parquet, which needs pyarrow: {how_to_install('parquet')}"
         ) from None
     number = 0
     try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyggml.errors import PyggmlError
+from pyggml.extras import how_to_install
 from pyggml.graph.tensor import Tensor
 
 Point = tuple[float, float]
@@ -86,7 +87,7 @@ def _igraph() -> Any:
         import igraph
     except ImportError:
         raise PyggmlError(
-            "the inside of a graph is laid out by igraph: pip install 'pyggml[views]'"
+            f"the inside of a graph is laid out by igraph: {how_to_install('views')}"
         ) from None
     return igraph
 

@@ -15,6 +15,7 @@ from tiny_models import NO_END
 
 from pyggml.cli.commands.serve.command import is_loopback
 from pyggml.cli.web.listening import listening
+from pyggml.extras import how_to_install
 
 START_SECONDS = 300  # on a busy machine, with kernels to compile
 
@@ -147,7 +148,7 @@ def test_without_its_packages_it_says_what_to_install(pyggml, chatty, monkeypatc
     module = sys.modules["pyggml.cli.web.listening"]
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     ended = pyggml("serve", "-m", chatty)
-    assert ended.code == 2 and "pip install 'pyggml[serve]'" in ended.err
+    assert ended.code == 2 and how_to_install("serve") in ended.err
 
 
 def test_what_the_loopback_is():

@@ -11,6 +11,8 @@ import httpx
 import pytest
 from extras import need
 
+from pyggml.extras import how_to_install
+
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send")
 def test_it_serves_this_machine_until_a_signal_comes(tiny, tmp_path):
@@ -68,4 +70,4 @@ def test_without_its_packages_it_says_what_to_install(pyggml, tiny, monkeypatch)
     module = sys.modules["pyggml.cli.web.listening"]
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     ended = pyggml("view", tiny)
-    assert ended.code == 2 and "pip install 'pyggml[view]'" in ended.err
+    assert ended.code == 2 and how_to_install("view") in ended.err

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyggml.errors import DeviceError
+from pyggml.extras import how_to_install
 
 if TYPE_CHECKING:
     from pyggml.backends.cuda.runtime.device import CudaBackend
     from pyggml.backends.cuda.runtime.kernel import Compute
 
-WANTED = "pip install 'pyggml[cuda]'"
+WANTED = how_to_install("cuda")
 OLDEST = (8, 0)  # compute capability from which tensor cores multiply BF16: Ampere, 2020
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyggml.errors import DeviceError
+from pyggml.extras import how_to_install
 
 if TYPE_CHECKING:
     from pyggml.backends.webgpu.runtime.device import WebGPUBackend
 
-WANTED = "pip install 'pyggml[webgpu]'"
+WANTED = how_to_install("webgpu")
 
 
 def open_webgpu(compute: Literal["f32", "f16"] = "f32") -> WebGPUBackend:

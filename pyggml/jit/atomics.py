@@ -1,0 +1,82 @@
+"""Numbers in memory that all threads of the process share: read and written whole, in one order.
+
+An address is that of 64 bits; compiled code gets it by the name of the memory that it lies in
+(`word`), so that code kept on disk holds no address.
+"""
+
+import platform
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from pyggml.jit.llvm import I32, I64, declare_intrinsic
+
+SYMBOL = "pyggml_pool"  # the name by which compiled code finds the words
+_ORDER = "seq_cst"
+_BYTES = 8
+
+
+def word(builder: Any, i: Any) -> Any:
+    """Pointer to word i of the memory."""
+    module = builder.module
+    memory = module.globals.get(SYMBOL)
+    if memory is None:
+        memory = ir.GlobalVariable(module, I64, SYMBOL)
+        memory.linkage = "external"
+    return builder.gep(memory, [i])
+
+
+@intrinsic
+def load(typing: Any, i: Any) -> Any:
+    """Word i."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(word(builder, arguments[0]), _ORDER, _BYTES)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def store(typing: Any, i: Any, value: Any) -> Any:
+    """Write word i."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store_atomic(arguments[1], word(builder, arguments[0]), _ORDER, _BYTES)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+def _exchange(operation: str) -> Any:
+    def exchange(typing: Any, i: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.atomic_rmw(operation, word(builder, arguments[0]), arguments[1], _ORDER)
+
+        return types.int64(types.int64, types.int64), codegen
+
+    return intrinsic(exchange)
+
+
+add = _exchange("add")  # add(i, value): word i as it was before
+swap = _exchange("xchg")  # swap(i, value): the same
+
+
+@intrinsic
+def pause(typing: Any) -> Any:
+    """Let a core that waits for another's write take a breath, 5 to 50 ns."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        machine = platform.machine().lower()
+        if machine in ("x86_64", "amd64"):
+            name, operands = "llvm.x86.sse2.pause", []
+        elif machine in ("arm64", "aarch64"):  # YIELD does nothing on most of them
+            name, operands = "llvm.aarch64.isb", [I32(15)]
+        else:
+            return context.get_dummy_value()
+        pause = declare_intrinsic(builder, name, ir.VoidType(), [o.type for o in operands])
+        builder.call(pause, operands)
+        return context.get_dummy_value()
+
+    return types.void(), codegen

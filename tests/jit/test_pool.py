@@ -1,0 +1,234 @@
+"""The threads of this package: every task is run once, whoever computes beside, before or after, in
+this process or a child of it; without tasks they cost nothing, and they are in nobody's way."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from pyggml import threads
+from pyggml.jit import JIT, cores, parallel, prange
+from pyggml.jit.frames import Floats1, Frame, Int
+from pyggml.jit.tasks import launch, stage, task_code
+
+pytestmark = [
+    pytest.mark.quick,
+    pytest.mark.skipif(not JIT, reason="interpreted code runs on one thread"),
+]
+
+
+class Counts(Frame):
+    n: Floats1  # how often each task was run
+    thread: Floats1  # which thread ran it
+    work: Int
+
+
+@task_code(Counts)
+def _count(f, task, thread):
+    x = np.float32(task)
+    for _ in range(f.work):
+        x = x * np.float32(0.999) + np.float32(1)
+    f.n[task] += np.float32(1) if x > -1 else np.float32(0)
+    f.thread[task] = thread
+
+
+@parallel
+def _double(y, x):
+    for r in prange(x.shape[0]):
+        for c in range(x.shape[1]):
+            y[r, c] = 2 * x[r, c]
+
+
+def counts(n, work=0):
+    return Counts(n=np.zeros(n, np.float32), thread=np.full(n, -1, np.float32), work=work)
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    before = threads.get()
+    yield
+    threads.set(before)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 100])
+def test_each_task_is_run_once(n):
+    f = counts(n)
+    for _ in range(200):
+        launch(stage(_count, f, n))
+    assert (f._values["n"] == 200).all()
+
+
+@pytest.mark.skipif(threads.most() == 1, reason="one core")
+def test_all_threads_that_are_active_take_tasks_and_no_others():
+    f, late = counts(64, work=20_000), time.monotonic() + 20
+    threads.set(1)
+    launch(stage(_count, f, 64))
+    assert set(f._values["thread"]) == {0}
+    threads.set(2)
+    seen = set()
+    while seen != {0, 1} and time.monotonic() < late:  # another process may have the other core
+        launch(stage(_count, f, 64))
+        seen |= set(f._values["thread"])
+    assert seen == {0, 1}
+
+
+def test_regions_of_two_python_threads_at_once():
+    wrong = []
+
+    def compute(seed):
+        rng = np.random.default_rng(seed)
+        for n in rng.integers(1, 40, 300):
+            f, x = counts(int(n), work=int(rng.integers(0, 300))), rng.random((int(n), 7))
+            y = np.zeros_like(x)
+            launch(stage(_count, f, int(n)))
+            _double(y, x)
+            if not (f._values["n"] == 1).all() or not (y == 2 * x).all():
+                wrong.append(n)
+
+    both = [threading.Thread(target=compute, args=(seed,)) for seed in range(3)]
+    for t in both:
+        t.start()
+    for t in both:
+        t.join()
+    assert wrong == []
+
+
+def run(script, first="", **environment):
+    """A script in a process of its own, after what it needs: its output, and no word of error."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", first + START + script],
+        env=os.environ | {"NUMBA_NUM_THREADS": "2"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return done.stdout.split()
+
+
+START = """
+import os, signal, sys, threading, time
+import numpy as np
+from pyggml import threads
+from pyggml.jit import pool
+from pyggml.ops import mul
+from pyggml.ops.arithmetic import arith
+x = np.ones((512, 512), np.float32)
+def compute():
+    y = np.zeros_like(x)
+    arith._mul(y, x, x)
+    return int(y.sum()) == y.size
+"""
+
+
+@pytest.mark.parametrize("layer", ["workqueue", "omp", "default"])
+def test_whatever_threads_numba_has_two_python_threads_compute_at_once(layer):
+    """Numba's work queue ends a process in which two do."""
+    script = """
+compute()
+right = []
+def many():
+    right.extend([compute() for _ in range(200)])
+both = [threading.Thread(target=many) for _ in range(2)]
+for t in both: t.start()
+for t in both: t.join()
+print(all(right), len(right))
+"""
+    assert run(script, NUMBA_THREADING_LAYER=layer) == ["True", "400"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_of_a_fork_has_threads_of_its_own():
+    script = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of a fork in a process with threads
+before = compute(), len(pool._threads)
+child = os.fork()
+if child == 0:
+    none = len(pool._threads)
+    print(none, compute(), len(pool._threads), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(*before, compute())
+"""
+    assert run(script) == ["0", "True", "1", "True", "1", "True"]
+
+
+def test_threads_without_tasks_sleep():
+    script = """
+compute(); time.sleep(0.1)
+before = time.process_time()
+time.sleep(1)
+print(time.process_time() - before)
+"""
+    assert float(run(script)[0]) < 0.02
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is another thing there")
+@pytest.mark.parametrize("main", ["time.sleep(60)", "[compute() for _ in iter(int, 1)]"])
+def test_ctrl_c_is_prompt(main):
+    script = f"""
+compute()
+print("ready", flush=True)
+try:
+    {main}
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    running = subprocess.Popen(
+        [sys.executable, "-P", "-c", START + script], stdout=subprocess.PIPE, text=True
+    )
+    assert running.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    running.send_signal(signal.SIGINT)
+    before = time.monotonic()
+    assert running.communicate(timeout=60)[0] == "interrupted\n"
+    assert time.monotonic() - before < 5 and running.returncode == 0
+
+
+def test_the_interpreter_ends_while_others_compute():
+    """A daemon thread that computes is left behind; what is called after the threads have ended
+    still computes."""
+    first = "import atexit; atexit.register(lambda: print(compute(), pool._threads[0].is_alive()))"
+    script = """
+def forever():
+    while True: compute()
+print(compute(), pool._threads[0].is_alive())
+threading.Thread(target=forever, daemon=True).start()
+time.sleep(0.1)
+"""
+    assert run(script, first) == ["True", "True", "True", "False"]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+def test_there_are_as_many_threads_as_cores_that_may_be_used():
+    script = "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});" + START
+    env = {name: value for name, value in os.environ.items() if name != "NUMBA_NUM_THREADS"}
+    script += "print(threads.most(), compute(), len(pool._threads))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1", "True", "0"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted"),
+    [({}, 8), ({"": "max 100000"}, 8), ({"a/b": "150000 100000"}, 2), ({"a": "50000 100000"}, 1)],
+)
+def test_a_container_s_share_of_the_cores_limits_them(tmp_path, monkeypatch, limits, wanted):
+    monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
+    monkeypatch.setattr(cores.config, "NUMBA_NUM_THREADS", 8)
+    monkeypatch.setattr(cores, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(cores, "_OWN_GROUP", tmp_path / "own")
+    (tmp_path / "own").write_text("1:cpu:/other\n0::/a/b\n")
+    for group, limit in limits.items():
+        folder = tmp_path / "groups" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cpu.max").write_text(limit + "\n")
+    assert cores.n_cores.__wrapped__() == wanted
