@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pyggml import Model
-from pyggml.chat import MODEL
+from pyggml.chat import MODEL as OWN
 from pyggml.cli.commands.eval.files import File
 from pyggml.cli.commands.eval.record import record
 from pyggml.cli.commands.eval.subjects import names, subjects
@@ -113,7 +113,7 @@ def _evaluate(
     """Evaluate all models on one file after the other, and print what came of it."""
     called, records = names(models), []
     opened = [model.load() for model in models]
-    template = MODEL
+    template = OWN
     if config.chat_template is None and any(file.has_chats for file in files):
         template = _template(models, opened[0])
     for file in files:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyggml import Model
@@ -115,7 +115,8 @@ class File:
         self, model: Model, config: EvalConfig, progress: Progress, template: str
     ) -> Answers:
         pairs = [row for row in self.rows if isinstance(row, PreferenceRow)]
-        rows = config.rows(model.config.n_ctx, template)
+        # Both answers of a pair lose the same tokens, so no rounds are cut from either alone.
+        rows = replace(config.rows(model.config.n_ctx, template), long_chats="refuse")
         encoding = Encoding.of(rows, model.tokenizer)
         most = config.ctx or model.config.n_ctx
         return prefer(
