@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
@@ -25,6 +25,7 @@ from pyggml.kernels.gemm import FASTEST
 from pyggml.kernels.kernel import Compute
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, build, read
 from pyggml.models.adapter import read_adapter
+from pyggml.models.stack import missing
 from pyggml.models.taps import Edit, Numbers, check_names, edits
 from pyggml.runtime import Arenas, Devices, Program, bind, schedule
 from pyggml.runtime.choice import backends_of
@@ -69,6 +70,14 @@ class Model:
     def with_adapter_files(self, *given: AdapterFile) -> Model:
         """The same with the updates of these files. Raises AdapterError as `load` does."""
         adapters = [_adapter(one, self.parts) for one in given]
+        for name, lacks in missing(adapters).items():
+            words = ", ".join(below.word for below in lacks)
+            warnings.warn(
+                f"{name} was trained on top of {words}, which is not here (by its numbers and "
+                "weight): without it, it is not what was trained",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         self.devices.hold(*(t for pairs in adapters for p in pairs.values() for t in (p.a, p.b)))
         return self.with_adapters(*adapters)
 
@@ -288,4 +297,4 @@ def _adapter(given: AdapterFile, parts: Parts) -> LoraPairs:
     pairs = read_adapter(path, parts)
     if weight == 1:
         return pairs
-    return {name: replace(pair, scale=weight * pair.scale) for name, pair in pairs.items()}
+    return pairs.times(weight)

@@ -1,4 +1,4 @@
-"""`pyggml merge`: a model and adapters → one model, a line for each tensor."""
+"""`pyggml merge`: a model and adapters → one model, and how much of the updates is in it."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 import pyggml.threads
-from pyggml import load
+from pyggml import gguf, load
 from pyggml.chat import MODEL, carried_metadata
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.help import GroupedCommand
@@ -20,11 +20,18 @@ from pyggml.cli.terminal.options import (
     threads_option,
 )
 from pyggml.cli.terminal.paths import check_output
-from pyggml.cli.terminal.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
+from pyggml.cli.terminal.rewriting import (
+    IMATRIX,
+    TENSORS,
+    Progress,
+    say_losses,
+    say_sizes,
+    say_tensors,
+)
 from pyggml.cli.terminal.show import printable, say
 from pyggml.lora import merge
 from pyggml.lora.adapter.merge import update_counts
-from pyggml.requantize import FILE_TYPES
+from pyggml.requantize import FILE_TYPES, ROUNDINGS
 from pyggml.requantize.imatrix import read_imatrix
 
 _KEEP = "keep"
@@ -64,28 +71,47 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
     **grouped("output"),
     help="file type of the output; keep: every tensor keeps its own type",
 )
-@ALLOW_REQUANTIZE
+@click.option(
+    "--rounding",
+    type=click.Choice(ROUNDINGS),
+    default=ROUNDINGS[0],
+    show_default=True,
+    metavar="WORD",
+    **grouped("output"),
+    help="update: so that the updates are kept where they are smaller than the steps of a type; "
+    "nearest: as llama.cpp packs the sums, byte for byte",
+)
+@click.option("--allow-requantize", is_flag=True, hidden=True)  # of before: merging may, always
 @IMATRIX
+@TENSORS
 @threads_option
 def command(
     model: Path,
     lora: tuple[tuple[Path, float], ...],
     output: Path,
     file_type: str | None,
+    rounding: str,
     allow_requantize: bool,
     imatrix: Path | None,
+    tensors: bool,
     threads: int,
 ) -> None:
-    """Add adapters to the weights of a model: updated in float32, then packed once."""
+    """Add adapters to the weights of a model, packed once; says how much of them is in it."""
     read = [("model", model), ("importance matrix", imatrix)]
     check_output(output, [*read, *(("adapter", path) for path, _ in lora)])
     pyggml.threads.set(threads)
     opened = load(model, [*lora])
     importance = read_imatrix(imatrix) if imatrix else None
     choice = choose_template(opened.tokenizer, (path for path, _ in lora), None)
-    show = tensor_lines(opened.file, update_counts(opened))
     metadata = carried_metadata(Path(choice.wanted)) if choice.wanted != MODEL else {}
-    merge(opened, output, file_type, show, allow_requantize, importance, metadata)
+    show = Progress(opened.file)
+    losses = merge(opened, output, file_type, show, importance, rounding, metadata)
+    if tensors:
+        with gguf.open(output) as written:
+            say_tensors(opened.file, written, losses, update_counts(opened))
+    say_losses(
+        losses, "" if rounding == ROUNDINGS[0] else f", and so does --rounding {ROUNDINGS[0]}"
+    )
     say_sizes(opened.file, output)
     say(f"with {', '.join(adapter_word(given) for given in lora)}")
     if choice.by is not None:

@@ -1,5 +1,6 @@
-"""`pyggml quantize`: one line a tensor, then the sizes of both files."""
+"""`pyggml quantize`: what packing lost, and the sizes of both files."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -8,9 +9,16 @@ import pyggml.threads
 from pyggml import gguf
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import MODEL
-from pyggml.cli.terminal.options import PATH, SETTINGS, threads_option
+from pyggml.cli.terminal.options import PATH, SETTINGS, grouped, threads_option
 from pyggml.cli.terminal.paths import check_output
-from pyggml.cli.terminal.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
+from pyggml.cli.terminal.rewriting import (
+    IMATRIX,
+    TENSORS,
+    Progress,
+    say_losses,
+    say_sizes,
+    say_tensors,
+)
 from pyggml.requantize import FILE_TYPES, rewrite
 from pyggml.requantize.imatrix import read_imatrix
 
@@ -29,8 +37,21 @@ from pyggml.requantize.imatrix import read_imatrix
 @click.argument("target", metavar="OUT.gguf", type=PATH)
 @click.argument("file_type", metavar="TYPE")
 @threads_option
-@ALLOW_REQUANTIZE
+@click.option(
+    "--allow-requantize",
+    is_flag=True,
+    **grouped("output"),
+    help="requantise: write another type than a quantised model has, whose error adds to that of "
+    "the first quantisation",
+)
 @IMATRIX
+@click.option(
+    "--base",
+    type=MODEL,
+    **grouped("output"),
+    help="the model before training, of a merged IN.gguf: rounded so that what was learned is kept",
+)
+@TENSORS
 def command(
     source: Path,
     target: Path,
@@ -38,14 +59,28 @@ def command(
     threads: int,
     allow_requantize: bool,
     imatrix: Path | None,
+    base: Path | None,
+    tensors: bool,
 ) -> None:
-    """Pack the matrices of a model as TYPE, byte for byte as llama.cpp does."""
-    check_output(target, [("file to read from", source), ("importance matrix", imatrix)])
+    """Pack the matrices of a model as TYPE, byte for byte as llama.cpp does without --base."""
+    read = [("file to read from", source), ("importance matrix", imatrix), ("base", base)]
+    check_output(target, read)
     pyggml.threads.set(threads)
-    with gguf.open(source) as file:
+    with gguf.open(source) as file, gguf.open(base) if base else nullcontext() as before:
         importance = read_imatrix(imatrix) if imatrix else None
-        show = tensor_lines(file)
-        rewrite(file, target, file_type.upper(), {}, show, allow_requantize, importance)
+        losses = rewrite(
+            file,
+            target,
+            file_type.upper(),
+            progress=Progress(file),
+            allow_requantize=allow_requantize,
+            importance=importance,
+            base=before,
+        )
+        if tensors:
+            with gguf.open(target) as written:
+                say_tensors(file, written, losses)
+        say_losses(losses)
         say_sizes(file, target)
 
 

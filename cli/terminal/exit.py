@@ -3,6 +3,8 @@
 0 done    2 an error that input or the machine caused    130 stopped by Ctrl-C, a closed terminal or
 a reader of standard output that closed it    143 stopped by SIGTERM
 
+SIGTERM and a closed terminal (SIGHUP) end any command so that no half-written file is left.
+
 A fault of the program itself keeps its traceback.
 """
 
@@ -11,9 +13,11 @@ import io
 import os
 import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TextIO
 
 import click
@@ -67,7 +71,7 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
     output = sys.stdout
     _signals.clear()
     set_quiet(False)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _ended_by_signals():
         warnings.showwarning = _show_warning
         try:
             return _call(command, name, args)
@@ -109,6 +113,36 @@ def _call(command: Callable[[], click.Command], name: str, args: Sequence[str] |
 def note_signal(number: int) -> None:
     """Have the command's exit code say that this signal ended it."""
     _signals.add(number)
+
+
+def end_if_signalled() -> None:
+    """End here if a signal asked for it: what it raised is lost where Python was in a finaliser."""
+    if _signals:
+        raise SystemExit(STOPPED)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP end a command as Ctrl-C does: what it was writing is removed.
+
+    Commands that go on for a while after a signal have handlers of their own over these.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        note_signal(number)
+        raise SystemExit(STOPPED)
+
+    numbers = [getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n)]
+    if threading.current_thread() is not threading.main_thread():  # others hear no signals
+        numbers = []
+    heard = [n for n in numbers if signal.getsignal(n) is signal.SIG_DFL]  # not ignored: nohup
+    for number in heard:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _code_of(code: int) -> int:

@@ -53,6 +53,22 @@ class AdapterFile(click.ParamType):
         return Path(value), 1.0
 
 
+class AdapterStack(click.ParamType):
+    """A file, or adapters that lie upon each other: a.gguf+b.gguf:0.5."""
+
+    name = "adapters"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Adapter, ...]:
+        if isinstance(value, tuple):
+            return value
+        whole = AdapterFile().convert(value, param, ctx)
+        if whole[0].exists() or "+" not in str(value):
+            return (whole,)
+        return tuple(AdapterFile().convert(part, param, ctx) for part in str(value).split("+"))
+
+
 def adapter_word(given: Adapter) -> str:
     """An adapter file as it is written: a.gguf, or a.gguf:0.5."""
     path, weight = given

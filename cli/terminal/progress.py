@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,24 @@ class Countdown:
         left = self.left(done, n) if done <= 2 else None
         if left:
             say_progress(f"some {span(left)} left")
+
+
+class ChangingLine:
+    """One line on standard error that is written over on a terminal, in plain characters; elsewhere
+    nothing."""
+
+    def __init__(self) -> None:
+        self._width = 0
+        self.is_shown = sys.stderr.isatty() and not is_quiet()
+
+    def show(self, text: str) -> None:
+        """Put this text in the place of the last one; "" leaves an empty line to go on in."""
+        if not self.is_shown:
+            return
+        text = text[: shutil.get_terminal_size().columns - 1]
+        end = "\r" if not text else ""
+        say_progress(f"\r{text:<{self._width}}", end=end)
+        self._width = len(text)
 
 
 class Meter:

@@ -1,24 +1,21 @@
-"""What commands that write a model again have in common: a line for each tensor, and both sizes."""
+"""What commands that write a model again have in common: progress, what was lost, sizes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
 import click
 
+from pyggml.cli.terminal.exit import end_if_signalled
 from pyggml.cli.terminal.options import PATH, grouped
-from pyggml.cli.terminal.show import plural, printable, progress_lines, say, size
+from pyggml.cli.terminal.progress import ChangingLine
+from pyggml.cli.terminal.show import percent, plural, printable, row, say, size
 from pyggml.gguf import GGUFFile
 from pyggml.graph.dtypes import DType
+from pyggml.requantize import Losses
+from pyggml.requantize.losses import TensorLoss
 
-ALLOW_REQUANTIZE = click.option(
-    "--allow-requantize",
-    is_flag=True,
-    **grouped("output"),
-    help="requantise: write another type than a quantised model has, whose error adds to that of "
-    "the first quantisation",
-)
 IMATRIX = click.option(
     "--imatrix",
     type=PATH,
@@ -26,28 +23,74 @@ IMATRIX = click.option(
     help="importance matrix, by pyggml imatrix or llama.cpp (Q4 to Q5, K-quants and IQ types use "
     "it)",
 )
+TENSORS = click.option(
+    "--tensors", is_flag=True, **grouped("output"), help="print a line for each tensor as well"
+)
 
 
-def tensor_lines(
-    file: GGUFFile, n_updates: Mapping[str, int] = MappingProxyType({})
-) -> Callable[[str, DType, DType], None]:
-    """The `progress` of `rewrite` that prints a line; n_updates: those of a tensor by adapters."""
-    number = iter(range(1, len(file.tensors) + 1))
+class Progress:
+    """The `progress` of `rewrite`: one line that changes on a terminal, nothing elsewhere."""
 
-    def show(name: str, old: DType, new: DType) -> None:
-        info, n = file.tensors[name], n_updates.get(name, 0)
+    def __init__(self, file: GGUFFile) -> None:
+        self._n, self._done = len(file.tensors), 0
+        self._line = ChangingLine()
+
+    def __call__(self, name: str, old: DType, new: DType) -> None:
+        end_if_signalled()
+        self._done += 1
+        said = old.name if old is new else f"{old.name} → {new.name}"
+        self._line.show(f"{self._done} of {self._n} tensors: {printable(name)}, {said}")
+        if self._done == self._n:
+            self._line.show("")
+
+
+def say_tensors(
+    file: GGUFFile,
+    target: GGUFFile,
+    losses: Losses,
+    n_updates: Mapping[str, int] = MappingProxyType({}),
+) -> None:
+    """A line for each tensor: types, sizes, updates, and what packing lost."""
+    lost = {loss.name: loss for loss in losses.tensors}
+    for i, (name, info) in enumerate(file.tensors.items(), 1):
+        old, new = info.dtype, target.tensors[name].dtype
         after = prod(info.shape[:-1]) * new.row_bytes(info.shape[-1])
-        said = f"{old.name} kept"
+        words = [f"{old.name} kept"]
         if old is not new:
-            said = f"{old.name} → {new.name}, {size(info.n_bytes)} → {size(after)}"
-        more = f", {plural(n, 'update')}" if n else ""
-        with progress_lines():
-            say(
-                f"[{next(number):4}/{len(file.tensors)}] {printable(name):<32} {info.shape!s:<16} "
-                f"{said}{more}"
-            )
+            words = [f"{old.name} → {new.name}, {size(info.n_bytes)} → {size(after)}"]
+        words += [plural(n_updates[name], "update")] if n_updates.get(name) else []
+        words += _loss_words(lost[name]) if name in lost else []
+        say(
+            f"[{i:4}/{len(file.tensors)}] {printable(name):<32} {info.shape!s:<16} "
+            f"{', '.join(words)}"
+        )
 
-    return show
+
+def _loss_words(loss: TensorLoss) -> list[str]:
+    share, error = loss.sums.share, loss.sums.error
+    words = [] if share is None else [f"{percent(share)} of it written"]
+    return [*words, f"error {percent(error)}"] if error else words
+
+
+def say_losses(losses: Losses, hint: str = "") -> None:
+    """What packing lost in all: of the update, of the numbers, and a warning if much of the update
+    is not in the file, with a type that keeps it and a hint at what else does."""
+    if not losses.tensors:
+        return
+    sums = losses.sums
+    if sums.share is not None:
+        least = _named("least", losses.least.sums.share, losses.least)
+        row("update", f"{percent(sums.share)} of it is in the file; {least}")
+    if sums.error:
+        most = _named("most", losses.worst.sums.error, losses.worst)
+        row("rounding", f"an error of {percent(sums.error)}, root mean square; {most}")
+    if losses.is_lost:
+        advice = f": {losses.better} keeps it{hint}" if losses.better else ""
+        row("warning", f"much of what was learned is lost in {losses.least.dtype}{advice}")
+
+
+def _named(what: str, share: float | None, loss: TensorLoss) -> str:
+    return f"{what} {percent(share)}, {printable(loss.name)} ({loss.dtype})"
 
 
 def say_sizes(file: GGUFFile, target: Path) -> None:

@@ -1,10 +1,12 @@
 """Numbers and names as a reader wants them."""
 
+import os
 import re
 import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 _WARNINGS = ("warning", "skipped", "left out")  # labels of rows that --quiet leaves in
@@ -32,6 +34,12 @@ def progress_lines() -> Iterator[None]:
         yield
     finally:
         _progresses -= 1
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that takes colours, and the user wants them."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not plain
 
 
 def say(text: str = "", end: str = "\n") -> None:
@@ -93,6 +101,12 @@ def count(n: int) -> str:
 def plural(n: int, thing: str, things: str | None = None) -> str:
     """1 window, 1,370 windows."""
     return f"{n:,} {thing if n == 1 else things or thing + 's'}"
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 with two digits at least: 0.31 %, 98 %, 100 %."""
+    value = 100 * (share or 0.0)
+    return f"{value:.2g} %" if abs(value) < 99.5 else f"{value:.0f} %"
 
 
 def span(seconds: float) -> str:

@@ -18,7 +18,8 @@ from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import LoraConfig
 from pyggml.model import Model
 from pyggml.models import LoraPairs
-from pyggml.models.adapter import FIXED_RANKS
+from pyggml.models.adapter import BASE_NAME, FIXED_RANKS
+from pyggml.models.stack import below_metadata
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -62,7 +63,10 @@ class Adapter:
         """
         if not self.fits_a_file:
             raise AdapterError("an adapter file cannot hold DoRA's magnitudes: merge(model, path)")
-        more = {key: value for key, value in (metadata or {}).items() if value is not None}
+        below = [p for p in self.model.adapters if p is not self.pairs and p is not self.fixed]
+        more: dict[str, Any] = {"general.base_model.count": np.uint32(1), BASE_NAME: self.base_name}
+        more |= below_metadata(below)
+        more |= {key: value for key, value in (metadata or {}).items() if value is not None}
         if self.fixed:
             ranks = [self._rank(n) - p.rank for n, p in self.pairs.items()]
             more[FIXED_RANKS] = np.array(ranks, np.int32)

@@ -4,8 +4,8 @@ matrices   W ← W + s·BA          experts: each its own; tables: W ← W + s·
 DoRA       W_i ← m_i · (W + s·BA)_i / ‖(W + s·BA)_i‖
 
 Each tensor is unpacked, updated in float32 by all adapters, and packed once: as the type that it
-had, or as that of a file type. A coarse type loses changes below its step. One tensor is in memory
-at a time.
+had, or as that of a file type. A change below the step of a coarse type is kept by the way it is
+rounded (pyggml.quants.keep). One tensor is in memory at a time.
 """
 
 import os
@@ -21,7 +21,7 @@ from pyggml.errors import AdapterError
 from pyggml.lora.adapter.starts import row_squares, unpack
 from pyggml.model import Model
 from pyggml.models import LoraPair
-from pyggml.requantize import Progress, rewrite
+from pyggml.requantize import Losses, Progress, rewrite
 from pyggml.requantize.imatrix import ImportanceMatrix
 
 _ROWS = 1024  # of a matrix that are updated at a time
@@ -32,23 +32,23 @@ def merge(
     path: str | os.PathLike[str],
     file_type: str | None = None,
     progress: Progress | None = None,
-    allow_requantize: bool = False,
     importance: ImportanceMatrix | None = None,
+    rounding: str = "update",
     metadata: Mapping[str, Any] | None = None,
-) -> None:
+) -> Losses:
     """Write the model with the updates of all its adapters in its weights.
 
-    file_type: F32, F16, Q8_0, Q4_K_M, …; None: every tensor keeps its type. `progress`,
-    `allow_requantize`, `importance` and `metadata` are those of `pyggml.requantize.rewrite`, which
-    also says what is raised. An older file at `path` stays whole until the new one is complete.
-    Raises AdapterError if the model has no adapter.
+    file_type: F32, F16, Q8_0, Q4_K_M, …, also of a base that is quantised already; None: every
+    tensor keeps its type. `progress`, `importance`, `rounding` and `metadata` are those of
+    `pyggml.requantize.rewrite`, which also says what is raised. Returns how much of the updates is
+    in the file, and how far its numbers are from the sums, by tensor. An older file at `path` stays
+    whole until the new one is complete. Raises AdapterError if the model has no adapter.
     """
     if not model.adapters:
         raise AdapterError("the model has no adapter: there is nothing to merge")
     changed = {name: partial(merged_weight, model, name) for name in update_counts(model)}
-    rewrite(
-        model.file, path, file_type, changed, progress, allow_requantize, importance, metadata or {}
-    )
+    how: dict[str, Any] = {"rounding": rounding, "metadata": metadata or {}}
+    return rewrite(model.file, path, file_type, changed, progress, True, importance, **how)
 
 
 def update_counts(model: Model) -> dict[str, int]:

@@ -21,7 +21,7 @@ from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import unpack
 from pyggml.lora.adapter.targets import fits
 from pyggml.model import Model
-from pyggml.requantize import rewrite
+from pyggml.requantize import Losses, rewrite
 
 _FLOATS = (F32, F16, BF16)
 
@@ -37,16 +37,19 @@ class TrainedTensors:
     model: Model
     parameters: Parameters
 
-    def save(self, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None
+    ) -> Losses:
         """Write the whole model, with these tensors in the types of its file.
 
         metadata: further keys, or others in place of the file's; None: a key is left out.
 
-        An older file at `path` stays whole until the new one is complete. Raises QuantError for
-        numbers that F16 cannot hold, PyggmlError if the disk refuses.
+        Returns how much of what was trained is in the file, by tensor. An older file at `path`
+        stays whole until the new one is complete. Raises QuantError for numbers that F16 cannot
+        hold, PyggmlError if the disk refuses.
         """
         changed = {name: partial(_numbers, t) for name, t in self.parameters.tensors.items()}
-        rewrite(self.model.file, path, changed=changed, metadata=metadata or {})
+        return rewrite(self.model.file, path, changed=changed, metadata=metadata or {})
 
 
 def _numbers(t: Tensor) -> np.ndarray:

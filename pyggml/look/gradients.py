@@ -28,7 +28,8 @@ def loss_and_grads(
     parameters: what the gradients are of, such as `Parameters.tensors`; by default all tensors of
     the model's adapter. Their names and shapes are those of its file: "blk.0.attn_q.weight.lora_a"
     (rank, n_in), ".lora_b" (n_out, rank), float32. Nothing is dropped. A model that is traced gives
-    its trace the gradients of activations; it needs no adapter. Raises DataError for tokens or a
+    its trace the gradients of activations; it needs no adapter, and where two update one matrix,
+    whose gradients have no clear name, there are none of adapters. Raises DataError for tokens or a
     mask that do not fit, and AdapterError if the model has no adapter or two for one matrix.
     """
     ids = model.checked(tokens)
@@ -69,6 +70,8 @@ def _parameters(model: Model) -> dict[str, Tensor]:
     parameters: dict[str, Tensor] = {}
     for pairs in model.adapters:
         for base, pair in pairs.items():
+            if f"{base}.lora_a" in parameters and model.traced:
+                return {}
             if f"{base}.lora_a" in parameters:
                 raise AdapterError(f"{base} has two updates, so its gradients have no clear name")
             parameters |= {f"{base}.lora_a": pair.a, f"{base}.lora_b": pair.b}

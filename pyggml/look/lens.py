@@ -137,7 +137,7 @@ def gradient_x_activation(
     `loss_and_grads` has it. The last token is only a target, so that there are T - 1 rows.
     """
     with model.trace(*patterns) as t:
-        loss_and_grads(model, ids, mask)
+        loss_and_grads(model, ids, mask, parameters={})
     return {n: -_by_token(t.grad(n).astype(np.float64) * t[n]) for n in t.names}
 
 

@@ -14,6 +14,7 @@ pyggml.lora.fixed_ranks   int32 array: so many of a tensor's last ranks are not 
 """
 
 import os
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -25,11 +26,14 @@ from pyggml.graph.tensor import Tensor, leaf
 from pyggml.models.build import Parts
 from pyggml.models.config import short
 from pyggml.models.low_rank import LoraPair
+from pyggml.models.stack import FilePairs, digest, read_below
 from pyggml.models.weights import TensorSpec
 from pyggml.quants import QUANTS, dequantize
 
 SUFFIXES = (".lora_a", ".lora_b")
 ALPHAS, FIXED_RANKS = "pyggml.lora.alphas", "pyggml.lora.fixed_ranks"
+BASE_NAME = "general.base_model.0.name"
+_NORM = "_norm.weight"
 _INVOCATION = "adapter.alora.invocation_tokens"
 TIED = (
     "this model's output matrix is its token embedding, and llama.cpp would apply an update of the "
@@ -37,45 +41,87 @@ TIED = (
 )
 
 
-def read_adapter(path: str | os.PathLike[str], parts: Parts) -> dict[str, LoraPair]:
+def read_adapter(path: str | os.PathLike[str], parts: Parts) -> FilePairs:
     """An adapter file's updates, copied as F32: full name of the base tensor -> update.
 
-    Raises AdapterError with the misfits between adapter and model, at most ten.
+    Norm vectors beside them are passed over, as in llama.cpp, with a warning. Raises AdapterError:
+    that the adapter was made for another model, or with the misfits, at most ten.
     """
     with gguf.open(path) as file:
-        faults = _wrong_kind(file, parts)
+        faults = _wrong_kind(file)
         if any(fault.startswith("general.type") for fault in faults):  # no tensor would fit either
             raise AdapterError(f"{path}: " + "; ".join(faults))
-        alpha = file.get("adapter.lora.alpha", 0.0)
-        if not isinstance(alpha, float) or not np.isfinite(alpha):
-            faults.append(f"adapter.lora.alpha is {short(alpha)}, wanted a finite float")
-            alpha = 0.0
+        _check_architecture(file, parts)
+        alpha = _alpha(file, faults)
         if not file.tensors:
             faults.append("there are no tensors, wanted an A and a B of at least one matrix")
-        pairs = {}
-        specs = parts.decoder.tensors()
-        for base in _bases(file, faults):
-            a, b = (file.tensors[base + s] for s in SUFFIXES)
-            fault = _misfit(base, a, b, parts, specs.get(base))
-            if fault:
-                faults.append(fault)
-            else:
-                scale = alpha / b.shape[-1] if alpha else 1.0
-                pairs[base] = LoraPair(_leaf(file, a.name), _leaf(file, b.name), scale)
+        bases = _bases(file, faults)
+        misfits = _misfits(file, bases, parts)
+        about = _another_model(file) if bases and len(misfits) > len(bases) / 2 else ""
+        faults += misfits
         if not faults:
-            pairs = _with_own_alphas(file, pairs, alpha, faults)
-            pairs = _with_fixed_ranks(file, pairs, faults)
+            pairs = FilePairs(_pairs(file, bases, alpha, faults))
+            pairs.name, pairs.below = file.path.name, read_below(file)
     if faults:
-        raise AdapterError(f"{path}: " + "; ".join(faults[:10]))
+        raise AdapterError(f"{path}: {about}" + "; ".join(faults[:10]))
     return pairs
 
 
-def _wrong_kind(file: gguf.GGUFFile, parts: Parts) -> list[str]:
-    wanted = {
-        "general.type": "adapter",
-        "adapter.type": "lora",
-        "general.architecture": parts.config.architecture,
-    }
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """The digest of an adapter file's updates, without a model."""
+    with gguf.open(path) as file:
+        faults: list[str] = []
+        pairs = _pairs(file, _bases(file, faults), _alpha(file, faults), faults)
+    if faults:
+        raise AdapterError(f"{path}: " + "; ".join(faults[:10]))
+    return digest(pairs)
+
+
+def _alpha(file: gguf.GGUFFile, faults: list[str]) -> float:
+    alpha = file.get("adapter.lora.alpha", 0.0)
+    if isinstance(alpha, float) and np.isfinite(alpha):
+        return alpha
+    faults.append(f"adapter.lora.alpha is {short(alpha)}, wanted a finite float")
+    return 0.0
+
+
+def _pairs(
+    file: gguf.GGUFFile, bases: list[str], alpha: float, faults: list[str]
+) -> dict[str, LoraPair]:
+    pairs = {}
+    for base in bases:
+        a, b = (file.tensors[base + s] for s in SUFFIXES)
+        scale = alpha / b.shape[-1] if alpha else 1.0
+        pairs[base] = LoraPair(_leaf(file, a.name), _leaf(file, b.name), scale)
+    return _with_fixed_ranks(file, _with_own_alphas(file, pairs, alpha, faults), faults)
+
+
+def _misfits(file: gguf.GGUFFile, bases: list[str], parts: Parts) -> list[str]:
+    specs = parts.decoder.tensors()
+    infos = {base: [file.tensors[base + s] for s in SUFFIXES] for base in bases}
+    found = (_misfit(base, a, b, parts, specs.get(base)) for base, (a, b) in infos.items())
+    return [fault for fault in found if fault]
+
+
+def _another_model(file: gguf.GGUFFile) -> str:
+    """The beginning of a sentence: which model the adapter says that it was made for."""
+    names = (file.get(key) for key in (BASE_NAME, "general.name"))
+    name = next((short(name) for name in names if isinstance(name, str)), "which it does not name")
+    return f"was made for another model, {name}: "
+
+
+def _check_architecture(file: gguf.GGUFFile, parts: Parts) -> None:
+    """AdapterError if the adapter is for models of another architecture."""
+    key, wanted = "general.architecture", parts.config.architecture
+    given = file.get(key)
+    if not isinstance(given, str) or given != wanted:
+        there = "missing" if given is None else short(given)
+        about = _another_model(file)
+        raise AdapterError(f"{file.path}: {about}{key} is {there}, wanted {wanted!r}")
+
+
+def _wrong_kind(file: gguf.GGUFFile) -> list[str]:
+    wanted = {"general.type": "adapter", "adapter.type": "lora"}
     given = {key: file.get(key) for key in wanted}
     faults = [
         f"{key} is {'missing' if given[key] is None else short(given[key])}, wanted {value!r}"
@@ -92,10 +138,20 @@ def _wrong_kind(file: gguf.GGUFFile, parts: Parts) -> list[str]:
 
 def _bases(file: gguf.GGUFFile, faults: list[str]) -> list[str]:
     """Names of base tensors with both A and B. A tensor without its partner is a fault, as in
-    llama.cpp."""
+    llama.cpp, which passes over norm vectors."""
     bases = []
+    norms = [name for name in file.tensors if name.endswith(_NORM)]
+    if norms:
+        more = f" and {len(norms) - 1} more" if len(norms) > 1 else ""
+        warnings.warn(
+            f"{file.path}: holds {norms[0][:60]}{more}: norms are passed over, as in llama.cpp",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     for name in file.tensors:
         base, suffix = name[:-7], name[-7:]
+        if name.endswith(_NORM):
+            continue
         if suffix not in SUFFIXES:
             faults.append(f"{name[:60]} is neither a lora_a nor a lora_b")
         elif base + SUFFIXES[suffix == SUFFIXES[0]] not in file.tensors:

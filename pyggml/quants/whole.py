@@ -41,7 +41,7 @@ def dequantize(raw: np.ndarray, name: str) -> np.ndarray:
     def unpack(start: int, stop: int) -> None:
         UNPACK[q.dtype.name](values[start:stop], blocks[start:stop], stop - start)
 
-    _share(len(blocks), q.dtype.block, unpack)
+    share_blocks(len(blocks), q.dtype.block, unpack)
     return out
 
 
@@ -73,7 +73,7 @@ def quantize(array: np.ndarray, name: str, importance: np.ndarray | None = None)
         if largest > q.limit:
             _check_fits(q, blocks[start:stop], src, largest)
 
-    _share(len(blocks), q.dtype.block, work)
+    share_blocks(len(blocks), q.dtype.block, work)
     return out
 
 
@@ -122,9 +122,12 @@ def _as_blocks(raw: np.ndarray, d: DType) -> np.ndarray:
     return src
 
 
-def _share(n_blocks: int, block: int, work: Callable[[int, int], None]) -> None:
-    """Call work(start, stop) for pieces of 0 … n_blocks, on all threads if there are several."""
-    step = _PIECE // block
+def share_blocks(n_blocks: int, block: int, work: Callable[[int, int], None]) -> None:
+    """Call work(start, stop) for pieces of 0 … n_blocks, on all threads if there are several.
+
+    block: the weights of a block.
+    """
+    step = max(_PIECE // block, 1)
     starts = range(0, n_blocks, step)
 
     def piece(start: int) -> None:

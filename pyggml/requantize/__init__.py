@@ -4,11 +4,14 @@ FILE_TYPES has the file types; `mix` chooses the type of each tensor of a file.
 """
 
 from pyggml.requantize.file_types import FILE_TYPES, ModelFacts
+from pyggml.requantize.losses import Losses
 from pyggml.requantize.mix import mix, needs_importance
-from pyggml.requantize.requantize import Progress, requantize, rewrite
+from pyggml.requantize.requantize import ROUNDINGS, Progress, requantize, rewrite
 
 __all__ = [
     "FILE_TYPES",
+    "ROUNDINGS",
+    "Losses",
     "ModelFacts",
     "Progress",
     "mix",

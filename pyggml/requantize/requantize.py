@@ -1,9 +1,25 @@
 """A GGUF model → the same model in another file type, as from llama.cpp's quantiser, with other
-numbers in some of its tensors, or both."""
+numbers in some of its tensors, or both.
+
+file_type   None: every tensor keeps its type. Vectors, norms and small tables always do, as in
+            llama.cpp
+changed     tensor name → its new numbers, called right before the tensor is written
+progress    called before each tensor
+importance  of columns, in the fits of types that weight them (pyggml.quants.packers.weighted)
+rounding    "update": blocks that keep what changed (pyggml.quants.keep); "nearest": each weight as
+            llama.cpp packs it. They differ for tensors with an update alone
+base        the model before it was trained: what differs from it is an update too, but for tensors
+            of `changed`, whose update is against the file itself
+metadata    keys in place of the file's, or new ones; None leaves a key out
+
+A tensor is packed at most once, from float32 numbers, and one is in memory at a time. A tensor that
+is quantised already gets another type than F32 only with `allow_requantize`: the two losses add up.
+Other metadata is kept, and a source in several files becomes one file.
+"""
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -17,8 +33,10 @@ from pyggml.errors import ConfigError, Fault, ModelError, QuantError, suggestion
 from pyggml.gguf.fields import brief
 from pyggml.graph.dtypes import F32, DType
 from pyggml.quants import QUANTS, dequantize, quantize
+from pyggml.quants.keep import has_levels, quantize_update
 from pyggml.requantize.file_types import FILE_TYPES, ModelFacts
 from pyggml.requantize.imatrix import ImportanceMatrix, Sums
+from pyggml.requantize.losses import Losses, TensorLoss, measure
 from pyggml.requantize.mix import is_packed, mix, needs_importance
 
 QUANTISATION_VERSION = 2  # of ggml's block formats
@@ -26,6 +44,7 @@ QUANTISATION_VERSION = 2  # of ggml's block formats
 
 Progress = Callable[[str, DType, DType], None]  # name, old type, new type of a tensor
 Numbers = Callable[[], np.ndarray]  # a tensor's float32 numbers, of its shape
+ROUNDINGS = ("update", "nearest")
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -36,13 +55,13 @@ def requantize(
     progress: Progress | None = None,
     allow_requantize: bool = False,
     importance: ImportanceMatrix | None = None,
-) -> None:
+) -> Losses:
     """Write `target` with the tensor types of `file_type` (Q8_0, Q4_K_M, F16, …); see `rewrite`.
 
     Raises what `rewrite` raises, and GGUFError for a damaged source.
     """
     with gguf.open(source) as file:
-        rewrite(file, target, file_type, {}, progress, allow_requantize, importance)
+        return rewrite(file, target, file_type, {}, progress, allow_requantize, importance)
 
 
 def rewrite(
@@ -53,38 +72,36 @@ def rewrite(
     progress: Progress | None = None,
     allow_requantize: bool = False,
     importance: ImportanceMatrix | None = None,
+    *,
+    rounding: str = "update",
+    base: gguf.GGUFFile | None = None,
     metadata: Mapping[str, Any] = _NONE,
-) -> None:
-    """Write a model again: with the tensor types of a file type, with other numbers, or with both.
+) -> Losses:
+    """Write a model again: with the tensor types of a file type, with other numbers, or with both;
+    see the head of this file. Returns what was lost, by tensor.
 
-    file_type   None: every tensor keeps its type. Vectors, norms and small tables always do
-    changed     tensor name → its new numbers, called right before it is written, as `progress` is
-    importance  of columns, in the fits of types that weight them (pyggml.quants.packers.weighted)
-    metadata    keys in place of the file's, or new ones; None leaves a key out
-
-    A tensor is packed at most once, from float32 numbers, and one is in memory at a time. A tensor
-    that is quantised already gets another type than F32 only with `allow_requantize`: the two
-    losses add up. A source in several files becomes one file. An older file at `target` stays until
-    the new one is complete. Raises QuantError for that, an unknown file type, a type that lacks its
-    importance, or numbers that a type cannot hold; ModelError if the file is no model; ConfigError
-    if `target` is the source; PyggmlError if the disk refuses.
+    An older file at `target` stays until the new one is complete. Raises QuantError for an unknown
+    file type or rounding, a second loss that is not allowed, a type that lacks its importance, or
+    numbers that a type cannot hold; ModelError if the file is no model; ConfigError if `target` is
+    the source, or `base` another model; PyggmlError if the disk refuses.
     """
     _check_target(file, Path(target))
-    wanted = _types(file, file_type, importance is not None)
+    _check_base(file, base)
     sums = importance.sums if importance else _NONE
-    packed = {n: d for n, d in wanted.items() if n in changed or d is not file.tensors[n].dtype}
-    faults = [*_misfits(file, importance), *_unweighed(packed, file_type, sums)]
+    wanted = _types(file, file_type, importance is not None)
+    plan = _Plan(file, wanted, changed, sums, rounding, base)
+    faults = [*_misfits(file, importance), *_unweighed(plan.packed, file_type, sums)]
+    faults += _unknown_rounding(rounding)
     faults += [] if allow_requantize else _packed_twice(file, wanted)
     if faults:
         raise QuantError(faults, f"{file.path}: ")
-
-    def data(name: str) -> np.ndarray:
-        if progress is not None:
-            progress(name, file.tensors[name].dtype, wanted[name])
-        return _converted(file, name, wanted[name], changed.get(name), sums.get(name))
-
-    tensors = [(n, wanted[n], info.shape, partial(data, n)) for n, info in file.tensors.items()]
+    losses: list[TensorLoss] = []
+    tensors = [
+        (n, wanted[n], i.shape, partial(plan.tensor, n, progress, losses.append))
+        for n, i in file.tensors.items()
+    ]
     gguf.write(target, _metadata(file, file_type, importance, metadata), tensors)
+    return Losses(losses)
 
 
 def _check_target(file: gguf.GGUFFile, target: Path) -> None:
@@ -201,16 +218,79 @@ def _facts(file: gguf.GGUFFile) -> ModelFacts:
     )
 
 
-def _converted(
-    file: gguf.GGUFFile, name: str, to: DType, numbers: Numbers | None, sums: Sums | None
-) -> np.ndarray:
-    """A tensor as the new file holds it."""
+def _check_base(file: gguf.GGUFFile, base: gguf.GGUFFile | None) -> None:
+    """ConfigError if the model before training is another one."""
+    if base is None:
+        return
+    shapes = {name: info.shape for name, info in base.tensors.items()}
+    for name, info in file.tensors.items():
+        if len(info.shape) > 1 and shapes.get(name) != info.shape:
+            there = f"of shape {shapes[name]}" if name in shapes else "missing"
+            raise ConfigError(
+                f"{base.path}: is not the model before training: {brief(name)} is {there}, wanted "
+                f"{info.shape}"
+            )
+
+
+def _unknown_rounding(rounding: str) -> list[Fault]:
+    if rounding in ROUNDINGS:
+        return []
+    return [("rounding", f"is {rounding!r}, wanted {' or '.join(ROUNDINGS)}")]
+
+
+def _numbers(file: gguf.GGUFFile, name: str) -> np.ndarray:
+    """A tensor's numbers, float32, in its shape."""
     info = file.tensors[name]
-    if numbers is None and to is info.dtype:
-        return file.data(name)
-    values = dequantize(file.data(name), info.dtype.name) if numbers is None else numbers()
-    try:
-        raw = quantize(values.reshape(info.shape), to.name, None if sums is None else sums.means)
-    except QuantError as error:
-        raise QuantError(f"{file.path}: tensor {brief(name)}: {error}") from None
-    return raw if to.quantised else raw.view(to.numpy).reshape(info.shape)
+    return dequantize(file.data(name), info.dtype.name).reshape(info.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What becomes of each tensor; the fields are `rewrite`'s."""
+
+    file: gguf.GGUFFile
+    wanted: Mapping[str, DType]
+    changed: Mapping[str, Numbers]
+    sums: Mapping[str, Sums]
+    rounding: str
+    base: gguf.GGUFFile | None
+
+    @property
+    def packed(self) -> dict[str, DType]:
+        """The tensors that do not keep their bytes, and their new types."""
+        types = {name: info.dtype for name, info in self.file.tensors.items()}
+        return {n: d for n, d in self.wanted.items() if n in self.changed or d is not types[n]}
+
+    def tensor(
+        self, name: str, progress: Progress | None, hear: Callable[[TensorLoss], None]
+    ) -> np.ndarray:
+        """A tensor as the new file holds it; `hear` gets what that loses."""
+        info, to = self.file.tensors[name], self.wanted[name]
+        if progress is not None:
+            progress(name, info.dtype, to)
+        if name not in self.packed:
+            return self.file.data(name)
+        changed = self.changed.get(name)
+        meant = _numbers(self.file, name) if changed is None else changed().reshape(info.shape)
+        origin = self._origin(name)
+        try:
+            raw = self._pack(name, meant, origin)
+        except QuantError as error:
+            raise QuantError(f"{self.file.path}: tensor {brief(name)}: {error}") from None
+        before = None if origin is None else _numbers(origin, name)
+        hear(measure(name, to, meant, raw, before))
+        return raw if to.quantised else raw.view(to.numpy).reshape(info.shape)
+
+    def _origin(self, name: str) -> gguf.GGUFFile | None:
+        """The file with the numbers that an update of this tensor is against."""
+        file = self.file if name in self.changed else self.base
+        return file if file is not None and name in file.tensors else None
+
+    def _pack(self, name: str, meant: np.ndarray, origin: gguf.GGUFFile | None) -> np.ndarray:
+        to = self.wanted[name]
+        importance = self.sums[name].means if name in self.sums else None
+        if origin is None or self.rounding == "nearest" or not has_levels(to.name):
+            return quantize(meant, to.name, importance)
+        file = origin
+        own = file.data(name) if file.tensors[name].dtype is to else None
+        return quantize_update(meant, _numbers(file, name), to.name, importance, own)

@@ -13,15 +13,14 @@ from pyggml.cli.terminal.generation import sampling_of
 from pyggml.cli.terminal.show import count, plural, printable, size, span
 from pyggml.generation import Sampling
 from pyggml.generation import generate as tokens_of
-from pyggml.lora import perplexity
+from pyggml.lora import LoraConfig, attach, merge, perplexity
 from pyggml.lora.data import Document, pack
+from pyggml.quants import dequantize
 
 
 @pytest.fixture(scope="session")
 def adapter(tiny, tmp_path_factory):
     """An adapter that changes the tiny model's mind."""
-    from pyggml.lora import attach
-
     model = library.load(tiny)
     made = attach(model)
     made.parameters.data[:] = np.random.default_rng(0).normal(0, 0.2, made.parameters.data.size)
@@ -161,18 +160,45 @@ def test_quantize_of_a_quantised_model_wants_a_word(pyggml, tiny, tmp_path):
 
 def test_quantize_says_each_tensor_and_both_sizes(pyggml, tiny, tmp_path):
     out = tmp_path / "out.gguf"
-    ended = pyggml("quantize", tiny, out, "q8_0")
+    ended = pyggml("quantize", tiny, out, "q8_0", "--tensors")
     lines = ended.out.splitlines()
     with gguf.open(out) as file:
         types = {n: t.dtype.name for n, t in file.tensors.items()}
-    assert ended.code == 0 and len(lines) == len(types) + 2
+    assert ended.code == 0 and len(lines) == len(types) + 3
     (line,) = (x for x in lines if "blk.0.ffn_up.weight" in x)
     assert types["blk.0.ffn_up.weight"] == "Q8_0"
-    assert line.endswith("(64, 32)         F32 → Q8_0, 8.2 kB → 2.2 kB")
+    assert "(64, 32)         F32 → Q8_0, 8.2 kB → 2.2 kB, error 0." in line
+    assert lines[-3].startswith("rounding   an error of 0.")
     (line,) = (x for x in lines if "output_norm" in x)
     assert line.endswith("F32 kept") and types["output_norm.weight"] == "F32"
     assert lines[-2] == f"{tiny}: {size(tiny.stat().st_size)}"
     assert lines[-1].startswith(f"{out}: {size(out.stat().st_size)}, ")
+
+
+def test_quantize_keeps_what_was_learned_of_a_base(pyggml, tiny, tmp_path):
+    base, merged, out = (tmp_path / f"{name}.gguf" for name in ("base", "merged", "out"))
+    assert pyggml("quantize", tiny, base, "Q4_0").code == 0
+    changed = library.load(base)
+    made = attach(changed, LoraConfig(rank=2, modules=("attn_q",)))
+    made.parameters.data[:] = np.random.default_rng(0).normal(0, 0.01, made.parameters.data.size)
+    merge(made.model, merged, "F32")
+    shares = []
+    for more in ((), ("--base", base)):
+        ended = pyggml("quantize", merged, out, "Q4_0", *more)
+        assert ended.code == 0 and ("update     " in ended.out) == bool(more)
+        name = "blk.0.attn_q.weight"
+        files = map(gguf.open, (base, merged, out))
+        w0, w, q = (dequantize(f.data(name), f.tensors[name].dtype.name) for f in files)
+        shares.append(((q - w0) * (w - w0)).sum() / np.square(w - w0).sum())
+    assert shares[0] < 0.5 and shares[1] == pytest.approx(1, abs=0.1)
+    other = tmp_path / "other.gguf"
+    with gguf.open(base) as file:
+        tensors = [(n, i.dtype, i.shape, file.data(n)) for n, i in file.tensors.items()]
+        gguf.write(other, file.metadata, [t for t in tensors if t[0] != name])
+    ended = pyggml("quantize", merged, out, "Q8_0", "--base", other)
+    assert (
+        ended.code == 2 and "is not the model before training: 'blk.0.attn_q.weight'" in ended.err
+    )
 
 
 # -- warmup -------------------------------------------------------------------------------------

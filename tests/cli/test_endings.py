@@ -160,3 +160,33 @@ def test_a_full_disk_for_what_is_said_is_an_error_at_the_end(monkeypatch):
                 sys.stdout.flush()
             asked.append("saved")
     assert asked == ["stop", "saved"]
+
+
+# -- commands that write a model ----------------------------------------------------------------
+
+
+SLOW = """
+import sys, time
+import pyggml.requantize.requantize as module
+from pyggml.cli.__main__ import main
+pack = module.quantize
+module.quantize = lambda *given: (time.sleep(1), pack(*given))[1]
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_while_a_model_is_written_leaves_nothing_half_written(tiny, tmp_path, number):
+    out = tmp_path / "out.gguf"
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite under nohup ignores it
+    run = subprocess.Popen(
+        [sys.executable, "-P", "-c", SLOW, "quantize", tiny, out, "Q8_0"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    signal.signal(signal.SIGHUP, before)
+    wait_for(lambda: list(tmp_path.glob(".out.gguf.*.partial")))
+    run.send_signal(number)
+    _, err = run.communicate(timeout=PATIENCE)
+    assert run.returncode == (143 if number == signal.SIGTERM else 130)
+    assert "Traceback" not in err, err
+    assert list(tmp_path.iterdir()) == []

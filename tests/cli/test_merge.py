@@ -24,12 +24,13 @@ def adapter(tiny, tmp_path_factory):
 def test_merge_says_each_tensor_and_writes_the_sum(pyggml, tiny, adapter, tmp_path):
     out = tmp_path / "m.gguf"
     given = ("--lora", f"{adapter}:0.5", "--lora", adapter)
-    ended = pyggml("merge", "-m", tiny, *given, "-o", out, "--type", "f16")
+    ended = pyggml("merge", "-m", tiny, *given, "-o", out, "--type", "f16", "--tensors")
     lines = ended.out.splitlines()
-    (line,) = (x for x in lines if "blk.0.ffn_up.weight" in x)
-    assert line.endswith("(64, 32)         F32 → F16, 8.2 kB → 4.1 kB, 2 updates")
+    (line,) = (x for x in lines if x[0] == "[" and "blk.0.ffn_up.weight" in x)
+    assert "(64, 32)         F32 → F16, 8.2 kB → 4.1 kB, 2 updates, 100 % of it written" in line
+    assert "update     100 % of it is in the file; least 100 %, blk." in ended.out
     (line,) = (x for x in lines if "blk.0.ffn_down.weight" in x)
-    assert line.endswith("F32 → F16, 8.2 kB → 4.1 kB")
+    assert "F32 → F16, 8.2 kB → 4.1 kB, error 0.0" in line
     assert lines[-2].startswith(f"{out}: {size(out.stat().st_size)}, ")
     assert lines[-1] == f"with {adapter}:0.5, {adapter}"
     both = library.load(tiny, [(adapter, 0.5), adapter], "f32").logits([1, 2, 3])
@@ -47,20 +48,34 @@ def test_merge_packs_by_importance(pyggml, tiny, text, adapter, tmp_path):
 
 
 def test_merge_keeps_every_type_by_default(pyggml, tiny, adapter, tmp_path):
-    ended = pyggml("merge", "-m", tiny, "--lora", adapter, "-o", tmp_path / "m.gguf")
+    given = ("merge", "-m", tiny, "--lora", adapter, "-o", tmp_path / "m.gguf")
+    ended = pyggml(*given, "--tensors")
     lines = ended.out.splitlines()
-    assert sum(" kept" in line for line in lines) == len(lines) - 3
-    assert sum(line.endswith("kept, 1 update") for line in lines) == 4
+    assert sum(" kept" in line for line in lines) == len(lines) - 4
+    assert sum(line.endswith("kept, 1 update, 100 % of it written") for line in lines) == 4
+    assert pyggml(*given).out.splitlines() == lines[-4:]  # a line a tensor is asked for
+
+
+def test_merge_onto_a_coarse_base_keeps_the_update_or_warns(pyggml, tiny, adapter, tmp_path):
+    packed, out = tmp_path / "packed.gguf", tmp_path / "m.gguf"
+    assert pyggml("quantize", tiny, packed, "Q4_0").code == 0
+    given = ("merge", "-m", packed, "--lora", f"{adapter}:0.01", "-o", out)
+    ended = pyggml(*given)
+    assert ended.code == 0 and "warning" not in ended.out
+    assert ended.out.splitlines()[0].startswith("update     ")
+    ended = pyggml(*given, "--rounding", "nearest")
+    assert "warning    much of what was learned is lost in Q4_0: Q8_0 keeps it" in ended.out
+    assert "and so does --rounding update" in ended.out
+    for file_type in ("Q8_0", "F16"):  # any type, without a word, and with the one of before
+        assert pyggml(*given, "--type", file_type, "--rounding", "nearest").code == 0
+        assert pyggml(*given, "--type", file_type, "--allow-requantize").code == 0
 
 
 def test_merge_refuses_in_one_sentence(pyggml, tiny, adapter, tmp_path):
-    packed = tmp_path / "packed.gguf"
-    assert pyggml("quantize", tiny, packed, "Q8_0").code == 0
     for model, options, said in [
         (tiny, ("-o", tiny), f"{tiny}: is the model, wanted another name to write to"),
         (tiny, ("-o", adapter), f"{adapter}: is the adapter, wanted another name to write to"),
         (tiny, ("--type", "Q9"), "'Q9' is no file type; known are F32, "),
-        (packed, ("--type", "Q4_0"), "packed.gguf: --allow-requantize is off, but "),
         (tiny, ("--lora", tiny), f"{tiny}: general.type is missing, wanted 'adapter'"),
     ]:
         given = ("--lora", adapter, "-o", tmp_path / "m.gguf", *options)

@@ -4,16 +4,18 @@ import os
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import pyggml as library
 from pyggml.cli import __main__ as cli
 from pyggml.cli.commands.finetune.job import LORA_FLAGS
 from pyggml.cli.terminal.help import TITLES
 from pyggml.errors import PyggmlError
-from pyggml.lora import DataConfig, LoraConfig, TrainConfig
+from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach
 from pyggml.settings import GROUPS
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +49,41 @@ def test_every_command_in_the_table_has_help(pyggml, name):
     ended = pyggml(name, "--help")
     assert ended.code == 0 and "--help" in ended.out
     assert cli.COMMANDS[name] in " ".join(pyggml("--help").out.split())
+
+
+def test_the_package_says_what_it_is():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = {c.rpartition(" ")[2] for c in project["classifiers"] if " :: 3." in c}
+    assert versions == {"3.11", "3.12", "3.13"} and project["requires-python"] == ">=3.11,<3.14"
+    assert {"LoRA", "GGUF", "llama.cpp"} <= set(project["keywords"])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
+@pytest.mark.parametrize("command", ["finetune", "eval", "merge"])
+def test_a_dumb_terminal_gets_no_escapes(command, tiny, text, tmp_path):
+    out = ("-o", tmp_path / "out.gguf")
+    if command == "merge":
+        attach(library.load(tiny), LoraConfig(rank=1)).save(tmp_path / "a.gguf")
+    given = {
+        "finetune": ("-f", text, *out, "--ctx", 16, "--max-steps", 1, "--preview", 1),
+        "eval": ("-f", text, "--ctx", 16),
+        "merge": ("--lora", tmp_path / "a.gguf", *out),
+    }[command]
+    command = [sys.executable, "-P", "-m", "pyggml.cli", command, "-m", tiny, *given]
+    leader, follower = os.openpty()
+    run = subprocess.Popen(
+        [str(c) for c in command],
+        stdout=follower,
+        stderr=follower,
+        env={**os.environ, "TERM": "dumb"},
+    )
+    os.close(follower)
+    said = b""
+    with suppress(OSError):  # the end, on Linux
+        while piece := os.read(leader, 1 << 16):
+            said += piece
+    os.close(leader)
+    assert run.wait(300) == 0 and said and b"\x1b" not in said, said
 
 
 def test_the_entry_points_are_these_functions():

@@ -11,7 +11,9 @@ import pyggml
 from pyggml import gguf
 from pyggml.errors import ConfigError, PyggmlError, QuantError
 from pyggml.lora import LoraConfig, attach, merge
-from pyggml.requantize import FILE_TYPES, requantize
+from pyggml.lora.adapter.merge import merged_weight
+from pyggml.quants import dequantize
+from pyggml.requantize import FILE_TYPES, requantize, rewrite
 
 from measures import nmse
 from peers.trial import llama_cpp_logits
@@ -75,11 +77,17 @@ def test_a_packed_base_is_merged_exactly_as_f32(tmp_path, name):
 
 @pytest.mark.parametrize("file_type", ["Q4_K_M", "Q2_K", "BF16"])
 def test_the_sums_are_packed_once(golden, tmp_path, file_type):
-    """The same file as by way of one in F32, which loses nothing."""
-    merge(golden, tmp_path / "at-once.gguf", file_type)
+    """The same file as by way of one in F32, which loses nothing; either way of rounding."""
+    merge(golden, tmp_path / "at-once.gguf", file_type, rounding="nearest")
     merge(golden, tmp_path / "f32.gguf", "F32")
     requantize(tmp_path / "f32.gguf", tmp_path / "two-steps.gguf", file_type)
     assert (tmp_path / "at-once.gguf").read_bytes() == (tmp_path / "two-steps.gguf").read_bytes()
+    merge(golden, tmp_path / "at-once.gguf", file_type)
+    with gguf.open(tmp_path / "f32.gguf") as merged, gguf.open(golden.file.path) as base:
+        rewrite(merged, tmp_path / "two-steps.gguf", file_type, base=base)
+    at_once, in_two = (gguf.open(tmp_path / f"{n}.gguf") for n in ("at-once", "two-steps"))
+    for name in at_once.tensors:
+        np.testing.assert_array_equal(at_once.data(name), in_two.data(name))
 
 
 def test_every_tensor_keeps_its_type_unless_told(golden, tmp_path):
@@ -94,14 +102,42 @@ def test_every_tensor_keeps_its_type_unless_told(golden, tmp_path):
         np.testing.assert_array_equal(file.data(name), golden.file.data(name))
 
 
-def test_a_packed_base_gets_another_type_only_if_that_is_meant(tmp_path):
+def test_a_packed_base_gets_any_type_and_the_loss_is_said(tmp_path):
     model = pyggml.load(GOLDEN / "llama-Q8_0.gguf")
     model = with_adapters(model.file.path, random_adapter(model, tmp_path / "a.gguf"))
-    with pytest.raises(QuantError, match=r"allow_requantize is off, but \d+ tensors are quantised"):
-        merge(model, tmp_path / "m.gguf", "Q4_0")
-    assert not (tmp_path / "m.gguf").exists()
-    merge(model, tmp_path / "m.gguf", "Q4_0", allow_requantize=True)
-    assert pyggml.load(tmp_path / "m.gguf").file.tensors["blk.0.attn_q.weight"].dtype.name == "Q4_0"
+    for file_type, error in [("Q4_0", 0.08), ("Q4_K_M", 0.06), ("F16", 3e-4), ("F32", 0)]:
+        losses = merge(model, tmp_path / "m.gguf", file_type)
+        assert 0.5 * error <= losses.sums.error <= 1.5 * error
+        assert losses.sums.share == pytest.approx(1, abs=0.01)
+        written = pyggml.load(tmp_path / "m.gguf").file
+        assert written.get("general.file_type") == FILE_TYPES[file_type].number
+        meant = merged_weight(model, "blk.1.ffn_down.weight")
+        info = written.tensors["blk.1.ffn_down.weight"]
+        x = dequantize(written.data(info.name), info.dtype.name).reshape(meant.shape)
+        (loss,) = (t for t in losses.tensors if t.name == info.name)
+        wanted = np.linalg.norm(x - meant) / np.linalg.norm(meant)
+        assert loss.sums.error == pytest.approx(wanted, rel=1e-4, abs=1e-12)
+        assert loss.dtype is info.dtype
+    assert {t.name for t in losses.updated} == set(model.adapters[0])
+
+
+def test_a_small_update_is_kept_in_a_coarse_type_and_lost_by_plain_rounding(tmp_path):
+    """The numbers that are written are the update's along the update, and so are the logits."""
+    base = pyggml.load(GOLDEN / "lfm2-Q4_K_M.gguf", compute="f32")
+    adapter = attach(base, LoraConfig(rank=3, alpha=5.0))
+    p = adapter.parameters.data
+    p[:] = np.random.default_rng(0).normal(0, 0.02, p.size)
+    kept = merge(adapter.model, tmp_path / "kept.gguf")
+    lost = merge(adapter.model, tmp_path / "lost.gguf", rounding="nearest")
+    assert kept.sums.share == pytest.approx(1, abs=0.02) and not kept.is_lost
+    assert kept.better is None and kept.least.sums.share > 0.9
+    assert lost.sums.share < 0.5 and lost.is_lost and lost.better == "Q8_0"
+    merge(adapter.model, tmp_path / "better.gguf", "Q8_0", rounding="nearest")
+
+
+def test_another_way_of_rounding_is_refused(golden, tmp_path):
+    with pytest.raises(QuantError, match="rounding is 'up', wanted update or nearest"):
+        merge(golden, tmp_path / "m.gguf", rounding="up")
 
 
 def test_a_type_that_nothing_packs_is_refused_before_anything_is_written(golden, tmp_path):

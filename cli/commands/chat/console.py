@@ -3,7 +3,6 @@
 Notes go to standard error, so that a pipe gets answers alone.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from pyggml.cli.commands.chat.conversation import Conversation, Round
 from pyggml.cli.commands.chat.lines import END_KEYS, read_messages
 from pyggml.cli.terminal.exit import FAILED
 from pyggml.cli.terminal.generation import say_piece
-from pyggml.cli.terminal.show import plural, printable, say
+from pyggml.cli.terminal.show import has_colours, plural, printable, say
 from pyggml.errors import PyggmlError
 from pyggml.generation import Finish, Piece
 
@@ -82,7 +81,7 @@ class Console:
 
     def _note(self, text: str) -> None:
         text = printable(text)
-        coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        coloured = has_colours(sys.stderr)
         print(click.style(text, dim=True) if coloured else text, file=sys.stderr, flush=True)
 
     # -- answers --------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """Lines from whoever is at standard input: with a prompt and editing at a terminal."""
 
 import io
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
-from pyggml.cli.terminal.show import say
+from pyggml.cli.terminal.show import has_colours, say
 
 END_KEYS = "Ctrl-Z, Enter" if sys.platform == "win32" else "Ctrl-D"  # end input at a terminal
 
@@ -48,6 +47,6 @@ def read_messages(interactive: bool) -> Iterator[str]:
 
 def _prompt(text: str, edits: bool) -> str:
     """In green where readline edits lines: between \\x01 and \\x02 stands what takes no columns."""
-    if not edits or os.environ.get("NO_COLOR"):
+    if not edits or not has_colours(sys.stdout):
         return text
     return f"\x01\x1b[32;1m\x02{text}\x01\x1b[0m\x02"

@@ -21,7 +21,7 @@ from pyggml.cli.terminal.options import (
     PATH,
     SETTINGS,
     Adapter,
-    AdapterFile,
+    AdapterStack,
     ModelSource,
     compute_options,
     given_settings,
@@ -58,7 +58,7 @@ _MODEL = grouped("model", aliases=MODEL_ALIASES)
     help="also evaluate the files that follow, models and adapters of -m, and print how they "
     "differ from the first",
 )
-@click.argument("others", nargs=-1, type=AdapterFile(), metavar="[--compare FILE...]")
+@click.argument("others", nargs=-1, type=AdapterStack(), metavar="[--compare FILE...]")
 @click.option(
     *("-f", "--file", "files"),
     type=PATH,
@@ -78,7 +78,7 @@ def command(
     model: Path | None,
     lora: tuple[Adapter, ...] | None,
     compare: bool,
-    others: tuple[Adapter, ...],
+    others: tuple[tuple[Adapter, ...], ...],
     files: tuple[Path, ...],
     as_json: bool,
     threads: int,
@@ -92,7 +92,7 @@ def command(
     from the first.
     """
     if others and not compare:
-        raise ConfigError(f"{others[0][0]}: wanted --compare before files to compare")
+        raise ConfigError(f"{others[0][0][0]}: wanted --compare before files to compare")
     if compare and not others:
         raise ConfigError("--compare names no file, wanted models, or adapters of -m")
     if given["delimiter"] is not None:

@@ -7,12 +7,18 @@ from typing import Any
 from pyggml import gguf
 from pyggml.cli.terminal.options import Adapter, ModelSource, adapter_word
 from pyggml.errors import ConfigError
+from pyggml.models.adapter import file_digest
+from pyggml.models.stack import read_below
 
 
 def subjects(
-    model: Path | None, adapters: Sequence[Adapter] | None, others: Sequence[Adapter], **how: Any
+    model: Path | None,
+    adapters: Sequence[Adapter] | None,
+    others: Sequence[Sequence[Adapter]],
+    **how: Any,
 ) -> list[ModelSource]:
-    """-m with its adapters, if it is given, and each other file: a model, or an adapter of -m.
+    """-m with its adapters, if it is given, and each of the others: a model, or adapters of -m, of
+    which those of --lora that they were trained on are a part.
 
     how: threads, compute type and device of all
 
@@ -20,17 +26,33 @@ def subjects(
     """
     if model is None and (adapters or not others):
         raise ConfigError("-m is missing, wanted -m MODEL.gguf, or --compare and models")
-    evaluated = [] if model is None else [ModelSource(model, tuple(adapters or ()), **how)]
-    for path, weight in others:
-        if _is_adapter(path):
+    given = tuple(adapters or ())
+    evaluated = [] if model is None else [ModelSource(model, given, **how)]
+    for stack in others:
+        path, weight = stack[0]
+        if len(stack) > 1 or _is_adapter(path):
             if model is None:
                 raise ConfigError(f"{path}: is an adapter, wanted -m and the model it is for")
-            evaluated.append(ModelSource(model, ((path, weight),), **how))
+            evaluated.append(ModelSource(model, (*_below(stack, given), *stack), **how))
         elif weight != 1:
             raise ConfigError(f"{path}: is a model, wanted no weight: those are for adapters")
         else:
             evaluated.append(ModelSource(path, **how))
     return evaluated
+
+
+def _below(stack: Sequence[Adapter], given: Sequence[Adapter]) -> list[Adapter]:
+    """Those of the given adapters that the lowest of a stack was trained on top of."""
+    with gguf.open(stack[0][0]) as file:
+        wanted = {(below.digest, below.weight) for below in read_below(file)}
+    if not wanted:
+        return []
+    in_stack = [path.resolve() for path, _ in stack]
+    return [
+        (path, weight)
+        for path, weight in given
+        if path.resolve() not in in_stack and (file_digest(path), weight) in wanted
+    ]
 
 
 def names(models: Sequence[ModelSource]) -> list[str]:

@@ -1,7 +1,6 @@
 """Chats on the command line: a summary before training, and samples as the model will read them."""
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +20,7 @@ from pyggml.chat import (
 from pyggml.cli.commands.finetune.job import Job
 from pyggml.cli.terminal.chat_templates import TemplateChoice, choose_template
 from pyggml.cli.terminal.samples import documents
-from pyggml.cli.terminal.show import plural, printable, row, say
+from pyggml.cli.terminal.show import has_colours, plural, printable, row, say
 from pyggml.errors import TemplateError
 from pyggml.lora import Corpus, DataConfig
 from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN, THOUGHTS
@@ -102,7 +101,7 @@ def _own_template(tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def preview(corpus: Corpus, tokenizer: Tokenizer, n: int) -> None:
     """Print n documents. Learned text is green, or between ⟦ and ⟧ without colours."""
-    has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    has_colour = has_colours(sys.stdout)
     learned = "green" if has_colour else "between ⟦ and ⟧"
     for i, (ids, trained) in enumerate(islice(documents(corpus.train, n), n)):
         count = int(trained.sum())

@@ -1,0 +1,95 @@
+"""What an adapter stood on while it was trained: the adapters below it, by name and digest.
+
+Two keys of our own in an adapter file, which others ignore; of equal length, lowest adapter first:
+
+pyggml.lora.below.names     strings: the files' names
+pyggml.lora.below.digests   strings: SHA-256 of their A and B, whatever the file's name
+pyggml.lora.below.weights   float64 array: what their updates were multiplied by
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pyggml import gguf
+from pyggml.backends.cpu import read
+from pyggml.errors import AdapterError
+from pyggml.models.low_rank import LoraPair, LoraPairs
+
+_BELOW = "pyggml.lora.below"
+_NAMES, _DIGESTS, _WEIGHTS = (f"{_BELOW}.{part}" for part in ("names", "digests", "weights"))
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """An adapter that lay below another one."""
+
+    name: str
+    digest: str
+    weight: float
+
+    @property
+    def word(self) -> str:
+        return self.name if self.weight == 1 else f"{self.name}:{self.weight:g}"
+
+
+class FilePairs(dict[str, LoraPair]):
+    """The updates of an adapter file: its name, its weight, and what it stood on."""
+
+    name: str = ""
+    weight: float = 1.0
+    below: tuple[Below, ...] = ()
+
+    def times(self, weight: float) -> "FilePairs":
+        """The same with updates multiplied by a weight."""
+        pairs = FilePairs({n: replace(p, scale=weight * p.scale) for n, p in self.items()})
+        pairs.name, pairs.weight, pairs.below = self.name, weight * self.weight, self.below
+        return pairs
+
+
+def digest(pairs: LoraPairs) -> str:
+    """SHA-256 of all A and B, without weights and scales."""
+    sha = hashlib.sha256()
+    for name, pair in sorted(pairs.items()):
+        sha.update(name.encode())
+        for t in (pair.a, pair.b):
+            sha.update(read(t).tobytes())
+    return sha.hexdigest()[:32]
+
+
+def below_metadata(adapters: Iterable[LoraPairs]) -> dict[str, Any]:
+    """The keys for an adapter that stands on these; none if it stands on none from a file."""
+    files = [pairs for pairs in adapters if isinstance(pairs, FilePairs)]
+    if not files:
+        return {}
+    return {
+        _NAMES: [pairs.name for pairs in files],
+        _DIGESTS: [digest(pairs) for pairs in files],
+        _WEIGHTS: np.array([pairs.weight for pairs in files], np.float64),
+    }
+
+
+def read_below(file: gguf.GGUFFile) -> tuple[Below, ...]:
+    """What the adapter in this file stood on. AdapterError if the keys do not fit together."""
+    names, digests, weights = (file.get(key) for key in (_NAMES, _DIGESTS, _WEIGHTS))
+    if names is None and digests is None and weights is None:
+        return ()
+    are_strings = all(isinstance(value, gguf.StringArray) for value in (names, digests))
+    if not are_strings or not isinstance(weights, np.ndarray) or weights.dtype != np.float64:
+        raise AdapterError(f"{file.path}: {_BELOW} is no list of names, digests and weights")
+    if not len(names) == len(digests) == len(weights):
+        raise AdapterError(f"{file.path}: {_BELOW} has lists of unlike length")
+    return tuple(map(Below, names, digests, weights.tolist()))
+
+
+def missing(adapters: Iterable[LoraPairs]) -> Mapping[str, list[Below]]:
+    """By the name of an adapter, what it stood on that is not among these with its weight."""
+    files = [pairs for pairs in adapters if isinstance(pairs, FilePairs)]
+    if not any(pairs.below for pairs in files):
+        return {}
+    there = {(digest(pairs), pairs.weight) for pairs in files}
+    lacks = {p.name: [b for b in p.below if (b.digest, b.weight) not in there] for p in files}
+    return {name: some for name, some in lacks.items() if some}
