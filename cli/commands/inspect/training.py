@@ -82,12 +82,12 @@ def _ops(plan: Plan) -> Counter[str]:
 def plan_sections(p: PassPlan) -> list[Section]:
     """What the pass takes, what its kernels do, and what lies in memory at the peak."""
     s, nodes = p.settings, p.plan.graph.nodes
-    again = ", layers computed again" * s.checkpointing
+    again = ", gradient checkpointing" * s.checkpointing
     rows = [
         ("pass", f"{plural(s.batch, 'window')} of {s.ctx} tokens, LoRA of rank {s.rank}{again}"),
         ("graph", size(p.plan.n_bytes)),
-        ("adapter", f"{size(p.parameters.n_bytes())}, with gradients and AdamW's moments"),
-        ("nodes", f"{len(nodes):,}, of which {len(p.plan.reused):,} overwrite a source"),
+        ("adapter", f"{size(p.parameters.n_bytes())}, with gradients and optimiser state"),
+        ("nodes", f"{len(nodes):,}, of which {len(p.plan.reused):,} write in place of a source"),
     ]
     ops = Table(("op", "nodes"), [(n, f"{k:,}") for n, k in _ops(p.plan).most_common()], _LAST)
     return [
@@ -118,8 +118,8 @@ def _fusion_section(plan: Plan) -> Section:
     """Where one kernel does the work of several ops, and what several kernels share."""
     made = Counter(t.op for t in plan.graph.nodes if t.op is not None and t.op.fuses)
     rows = [(op.name, f"{n:,}", ", ".join(op.fuses)) for op, n in made.most_common()]
-    shared = f"of {plural(len(plan.shared), 'product')}"
-    rows.append(("shared packings", f"{len(set(plan.shared.values())):,}", shared))
+    shared = f"read by {plural(len(plan.shared), 'product')}"
+    rows.append(("packed operands", f"{len(set(plan.shared.values())):,}", shared))
     table = Table(("kernel", "nodes", "stands for"), rows, _LAST)
     return Section("fused", table=table, folded=True)
 
