@@ -86,7 +86,9 @@ def test_adapters_add_up(finetune, pyggml, tiny, text, tmp_path):
         assert ended.code == 0, ended.err
         return ended.out
 
-    found = {perplexity(), perplexity(a), perplexity(f"{a}:0.5", b), perplexity(a, b)}
+    found = {perplexity(), perplexity(a), perplexity(f"{a}:0.5", b)}
+    with pytest.warns(RuntimeWarning, match="a.gguf:0.5, which is not here"):
+        found.add(perplexity(a, b))
     assert len(found) == 4
     ended = pyggml("generate", "-m", tiny, "-p", "the", "-n", 3, "--lora", f"{a}:0.5", "--lora", b)
     assert ended.code == 0, ended.err
