@@ -62,8 +62,6 @@ def say_chats(
             if note in part.notes:
                 count, first = part.notes[note]
                 row("", f"{plural(count, 'chat')} {text}; the first is {first}")
-        if part.n_dropped:
-            row("", f"{plural(part.n_dropped, 'row')} longer than a window left out")
 
 
 def with_template(job: Job, tokenizer: Tokenizer) -> tuple[Job, TemplateChoice]:
