@@ -140,7 +140,7 @@ class File:
         for so_far in results:
             parts.append(so_far)
             progress(so_far.chunk, so_far.n_chunks)
-        scores = TokenScores.joined([part.scores for part in parts])
+        scores = TokenScores.join([part.scores for part in parts])
         made_by = model.tokenizer.identity
         if self.has_chats:
             made_by = f"{made_by}, {Chats.of(rows, model.tokenizer)}"
