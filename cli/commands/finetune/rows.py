@@ -70,7 +70,7 @@ def say_validation(trainer: Trainer) -> None:
         return
     is_rows = trainer.objective.rows == "training" and trainer.corpus.kind != "text"
     word = "row" if is_rows else "window"
-    times = f"about {plural(sample.n_times, 'time')}, {100 * sample.share:.2g} % of the run"
+    times = f"about {plural(sample.n_times, 'time')}, {100 * sample.share:.0f} % of the run"
     if sample.is_all:
         row("validation", f"all of {plural(sample.n_held_out, word)} held out, {times}")
         return
