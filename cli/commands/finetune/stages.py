@@ -140,6 +140,8 @@ def _run(
         return STOPPED
     written = results.is_model(trained)
     after = load(job.output, None, model.compute, device=job.device) if written else model
+    if written:
+        results.say_loss_of_file(trainer, after)
     with progress_lines():
         answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
     record.save_answers(job, trainer.progress.step, asked, answers)

@@ -25,6 +25,7 @@ from pyggml.look.draw import heat
 from pyggml.look.overview import Overview, cell_of, findings
 from pyggml.lora.record import metrics_beside, overview_of, read_records
 from pyggml.lora.trainer.lock import holder
+from pyggml.lora.trainer.reports import History, ValidationReport
 
 _METRICS, _OLD = ".metrics.jsonl", ".metrics.old.jsonl"
 _MOST_RUNS, _MOST_BYTES = 200, 1 << 28
@@ -129,7 +130,7 @@ class Runs:
         return {
             "name": printable(name),
             "version": snapshot.version,
-            "state": _state(running, last),
+            "state": _state(running, last, records),
             "step": last.get("step", 0),
             "n_steps": _n_steps(last),
             "left": _time_left(steps) if running else "",
@@ -226,12 +227,23 @@ def _is_running(output: Path) -> bool:
     return holder(output) is not None
 
 
-def _state(running: bool, last: Mapping[str, Any]) -> str:
+def _state(running: bool, last: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str:
     if running:
         return "running" if last else "starting"
     if not last:
         return "empty"
-    return "finished" if last["step"] == _n_steps(last) else "stopped"
+    if last["step"] == _n_steps(last):
+        return "finished"
+    return "stalled" if _has_stalled(records) else "stopped"
+
+
+def _has_stalled(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the run ended by itself, by its --patience."""
+    runs = [r["settings"] for r in records if r["event"] == "run" and "settings" in r]
+    patience = runs[-1].get("patience") if runs else None
+    found = [r for r in records if r["event"] == "validation"]
+    history = History(validations=[ValidationReport(r["step"], r["loss"], 0) for r in found])
+    return type(patience) is int and history.has_stalled(patience)
 
 
 def _n_steps(last: Mapping[str, Any]) -> int:
