@@ -2,10 +2,13 @@
 
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import pytest
 
+from pyggml.cli.web.pages import part
 from pyggml.cli.web.report.run_page import Page, render
 from pyggml.cli.web.report.series import charts_of
 
@@ -81,11 +84,49 @@ def test_charts_have_the_numbers_of_the_run():
     assert loss["x"] == list(range(81))
     each, smooth, held_out = (line["y"] for line in loss["series"])
     assert each == [None, *(2.0 / i for i in range(1, 81))]
-    assert smooth[:3] == [None, None, pytest.approx(1.5)] and smooth[80] == pytest.approx(
-        (2 / 80 + 2 / 79) / 2
-    )
+    assert smooth[:4] == [None] * 4 and smooth[4] == pytest.approx((2 + 1 + 2 / 3 + 0.5) / 4)
+    assert smooth[80] == pytest.approx((2 / 80 + 2 / 79 + 2 / 78 + 2 / 77) / 4)
     assert held_out == [3.0, *[None] * 79, 0.5]
     assert (norm["series"][0]["y"], rate["series"][0]["y"]) == ([0.5] * 80, [1e-3] * 80)
+
+
+def test_a_short_run_has_a_smooth_line_too_unless_it_has_hardly_steps():
+    def names(n):
+        loss, *_ = charts_of([_step(i) for i in range(1, n + 1)])
+        return [line["name"] for line in loss["series"]]
+
+    assert names(5) == ["each step"]
+    assert names(6) == ["each step", "mean of 2 steps"]
+    assert names(60) == ["each step", "mean of 3 steps"]
+
+
+AXES = """
+const { oneFormat, short } = pyggmlTicks;
+const same = (given, wanted, isLog) => {
+  const found = oneFormat(given, isLog).join(" ");
+  if (found !== wanted) throw Error(`${found}, wanted ${wanted}`);
+};
+same([0, 0.05, 0.1], "0.00 0.05 0.10");
+same([0, 5e-5, 1e-4, 1.5e-4], "0 0.5e-4 1.0e-4 1.5e-4");
+same([0, 2.5e-4, 5e-4, 7.5e-4, 1e-3], "0 0.25e-3 0.50e-3 0.75e-3 1.00e-3");
+same([0, 0.0005, 0.001, 0.0015, 0.002], "0.0000 0.0005 0.0010 0.0015 0.0020");
+same([0, 2500, 5000], "0 2,500 5,000");
+same([0, 5e7, 1e8], "0 0.5e8 1.0e8");
+same([0.01, null, 0.1, 1], "0.01  0.1 1", true);
+same([1e-6, null, 1e-5], "1e-6  1e-5", true);
+same([], "");
+same([0], "0");
+same([-2, 0, 2], "-2 0 2");
+if (short(2.1e-7) !== "2.1e-7" || short(12300) !== "12,300" || short(null) !== "") throw Error();
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node (it runs the page's functions)")
+def test_the_numbers_of_an_axis_have_one_format(tmp_path):
+    script = tmp_path / "checks.js"
+    script.write_text(part("pyggml.cli.web.report", "ticks.js") + AXES)
+    ended = subprocess.run(["node", str(script)], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_accuracy_has_a_chart_of_its_own():
@@ -143,6 +184,6 @@ def test_a_stopped_run_has_metrics_and_report_too(finetune, signal_after, tmp_pa
 
 
 def test_an_unknown_logger_is_refused_before_the_work(finetune, tmp_path):
-    ended = finetune("--log-to", "mlflow")
+    ended = finetune("--log-to", "aim")
     assert ended.code == 2 and ended.out == "" and not list(tmp_path.iterdir())
-    assert "--log-to mlflow is unknown, wanted some of tensorboard, wandb" in ended.err
+    assert "--log-to aim is unknown, wanted some of tensorboard, wandb, mlflow" in ended.err

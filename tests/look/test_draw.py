@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from html import escape
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -20,7 +21,7 @@ from pyggml.backward import build_backward
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import leaf, zeros
-from pyggml.look.draw import inside, lanes, overview, page, picture
+from pyggml.look.draw import constants, inside, lanes, overview, page, picture
 from pyggml.look.draw.fold import op_counts, sections
 from pyggml.look.draw.layers import place_in_layers
 from pyggml.models import (
@@ -127,6 +128,66 @@ def test_the_overview_tells_ops_and_shapes(graph):
     text = overview(graph).replace("\u00a0", " ")
     assert "blocks 1 to 3  ×3" in text and "rms_norm_mul ×2" in text
     assert text.count(f"F32[{N_TOKENS}, 256]") == 5  # three down, two up
+
+
+def test_a_page_draws_a_small_graph_whole():
+    need("igraph")
+    x = leaf(np.ones(3, np.float32), "x")
+    for _ in range(9):
+        x = scale(x, 2.0)
+    small = Graph.of(x)
+    text = page(small)
+    assert text.count('class="box forward"') == 9 and "<details>" not in text
+
+
+def test_constants_are_shown():
+    need("igraph")
+    x, two = (leaf(np.full(n, 2.5, np.float32), name) for n, name in ((3, "x"), (1, "two")))
+    assert constants(scale(x, 0.125)) == "s 0.125, b 0"
+    assert (constants(two), constants(x), constants(sqr(x))) == ("2.5", "", "")
+    text = picture(Graph.of(scale(mul(x, two), 0.125)))
+    assert ">s 0.125, b 0</text>" in text and ">two  2.5</text>" in text
+    assert "constants s 0.125, b 0" in text
+
+
+def test_what_a_section_reads_of_others_is_drawn(graph):
+    """The residual stream into a block and, backward, its gradient, but no other activation."""
+    need("igraph")
+    forward = {t for section in sections(graph) for t in section.forward}
+    first, folded = sections(graph)[1:3]
+    into = inside(folded.forward, "forward")
+    assert into.count('class="box input"') >= 1
+    assert into.count("data-node=") == len(folded.forward)
+    (stream,) = {s for t in folded.forward for s in t.src if s in first.forward}
+    assert f"<title>{escape(repr(stream))}" in into
+    drawn = inside(first.backward, "backward", forward=forward)
+    own = {*first.backward}
+    read = {s for t in first.backward for s in t.src if s.op and s not in own | forward}
+    assert drawn.count('class="box input"') == len(read) > 0
+    assert inside(first.backward, "backward").count('class="box input"') > len(read)
+
+
+def test_no_label_stands_on_another(graph):
+    """One label for a source, however many nodes read it; none at the place of another."""
+    need("igraph")
+    section = sections(graph)[2]
+    for text in (inside(section.forward, "forward"), overview(graph)):
+        places = re.findall(r'<text class="faint[^"]*" x="([^"]*)" y="([^"]*)"', text)
+        assert len(places) == len(set(places)) > 3
+
+
+def test_lanes_have_names_and_round_numbers(graph):
+    a = sqr(leaf(np.ones(2000, np.float32), "x"))
+    a.name = "squares"
+    few = plan(Graph.of(add(mul(a, a), scale(a, 2.0))), CPU())
+    texts = [t for t in ElementTree.fromstring(lanes(few)) if t.tag.endswith("text")]
+    assert "squares" in [t.text for t in texts if t.get("class") == "inlane"]
+    texts = [t for t in ElementTree.fromstring(lanes(plan(graph, CPU()))) if t.tag.endswith("text")]
+    numbers = [t.text for t in texts if t.get("class") == "faint"]
+    sizes = [float(t.split()[0]) for t in numbers if t.endswith("B")]
+    assert sizes[0] == 0 and len({t.split()[1] for t in numbers if t.endswith("B")}) == 1
+    steps = {round(b - a, 9) for a, b in pairwise(sizes)}
+    assert len(steps) == 1 and f"{steps.pop():e}"[0] in "125"
 
 
 def test_of_a_small_graph_every_node_and_leaf_is_drawn(monkeypatch):

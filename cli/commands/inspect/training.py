@@ -87,7 +87,7 @@ def plan_sections(p: PassPlan) -> list[Section]:
         ("pass", f"{plural(s.batch, 'window')} of {s.ctx} tokens, LoRA of rank {s.rank}{again}"),
         ("graph", size(p.plan.n_bytes)),
         ("adapter", f"{size(p.parameters.n_bytes())}, with gradients and AdamW's moments"),
-        ("nodes", f"{len(nodes):,}, of which {len(p.plan.reused):,} overwrite a source"),
+        ("nodes", f"{len(nodes):,}, of which {len(p.plan.reused):,} write in place of a source"),
     ]
     ops = Table(("op", "nodes"), [(n, f"{k:,}") for n, k in _ops(p.plan).most_common()], _LAST)
     return [
@@ -118,8 +118,8 @@ def _fusion_section(plan: Plan) -> Section:
     """Where one kernel does the work of several ops, and what several kernels share."""
     made = Counter(t.op for t in plan.graph.nodes if t.op is not None and t.op.fuses)
     rows = [(op.name, f"{n:,}", ", ".join(op.fuses)) for op, n in made.most_common()]
-    shared = f"of {plural(len(plan.shared), 'product')}"
-    rows.append(("shared packings", f"{len(set(plan.shared.values())):,}", shared))
+    shared = f"read by {plural(len(plan.shared), 'product')}"
+    rows.append(("packed operands", f"{len(set(plan.shared.values())):,}", shared))
     table = Table(("kernel", "nodes", "stands for"), rows, _LAST)
     return Section("fused", table=table, folded=True)
 

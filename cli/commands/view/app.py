@@ -52,6 +52,8 @@ def make_app(source: Source, runs: Runs | None, n_threads: int = 0) -> Starlette
             Route("/api/graph/search", routes.search),
             Route("/api/plan", routes.plan),
             Route("/api/plan/moment", routes.moment),
+            Route("/api/runs", routes.runs),
+            Route("/api/runs/overlay", routes.overlay),
             Route("/api/run", routes.run),
             Route("/api/run/gradients", routes.gradients),
             Route("/api/losses", routes.losses, methods=["POST"]),
@@ -143,18 +145,26 @@ class Routes:
 
     # -- runs --------------------------------------------------------------------------------------
 
-    def run(self, request: Request) -> Response:
+    def runs(self, request: Request) -> Response:
+        return Json(self._folder().table())
+
+    def overlay(self, request: Request) -> Response:
+        names = dict.fromkeys(request.query_params.getlist("name"))
+        return Json({"charts": self._folder().overlay([*names])})
+
+    def _folder(self) -> Runs:
         if self._runs is None:
             raise ApiError(404, _NO_RUNS)
-        about = self._runs.describe(read_text(request.query_params, "name"))
+        return self._runs
+
+    def run(self, request: Request) -> Response:
+        about = self._folder().describe(read_text(request.query_params, "name"))
         trained = about["settings"].get("model")
         model = self._source.comparison(Path(trained)) if isinstance(trained, str) else "same"
         return Json(about | {"model": model})
 
     async def gradients(self, request: Request) -> Response:
-        runs, query = self._runs, request.query_params
-        if runs is None:
-            raise ApiError(404, _NO_RUNS)
+        runs, query = self._folder(), request.query_params
         name, kind = read_text(query, "name"), query.get("kind", "norm")
         step = read_number(query, "step", 0, _MOST_INDEX)
         return Json(await self.worker.run(request, lambda stop: runs.gradients(name, kind, step)))

@@ -15,9 +15,10 @@ from pyggml.cli.commands.view.queries import Pass
 from pyggml.cli.terminal.generation import n_ctx_of
 from pyggml.cli.terminal.show import size
 from pyggml.cli.web.errors import ApiError
-from pyggml.graph import Graph
+from pyggml.graph import Graph, reachable
 from pyggml.graph.tensor import Tensor
-from pyggml.look.draw import Section, inside, lanes, overview, sections
+from pyggml.look.draw import Section, constants, inside, lanes, sections
+from pyggml.look.draw import picture as drawn
 from pyggml.lora import DataConfig
 from pyggml.model import Model
 from pyggml.models import Inputs, build
@@ -45,6 +46,11 @@ class Picture:
     @property
     def graph(self) -> Graph:
         return self.plan.graph
+
+    @property
+    def forward(self) -> frozenset[Tensor]:
+        result, *_ = self.graph.outputs
+        return frozenset(reachable(result))
 
     def nodes(self, i: int, direction: str) -> Sequence[Tensor]:
         """The nodes of section i; direction: "forward" or "backward"."""
@@ -91,7 +97,7 @@ def graph_facts(picture: Picture) -> dict[str, Any]:
     ops = Counter(t.op.name for t in picture.graph.nodes if t.op is not None and not t.is_view)
     return {
         "pass": asdict(picture.asked),
-        "svg": overview(picture.graph),
+        "svg": drawn(picture.graph),
         "n_nodes": len(picture.graph.nodes),
         "n_leaves": len(picture.graph.leaves),
         "ops": ops.most_common(),
@@ -109,7 +115,7 @@ def section_facts(picture: Picture, i: int, direction: str) -> dict[str, Any]:
     nodes = picture.nodes(i, direction)
     return {
         "title": picture.sections[i].title,
-        "svg": inside(nodes, direction, picture.trained),
+        "svg": inside(nodes, direction, picture.trained, picture.forward),
         "nodes": [_node(t, picture) for t in nodes],
     }
 
@@ -119,6 +125,7 @@ def _node(t: Tensor, picture: Picture) -> dict[str, Any]:
     last = None if life is None or life.last == FOREVER else life.last
     return _tensor(t) | {
         "reads": [_tensor(s) for s in t.src],
+        "constants": constants(t),
         "trained": any(s in picture.trained for s in t.src),
         "bytes": 0 if t.is_view else t.n_bytes,
         "lives": None if life is None else [life.first, last],
@@ -175,10 +182,10 @@ def plan_facts(picture: Picture) -> dict[str, Any]:
         "svg": lanes(p),
         "facts": [
             ("arena", size(p.n_bytes)),
-            ("adapter, gradient, optimiser", size(picture.n_trained)),
+            ("adapter, gradients, optimizer state", size(picture.n_trained)),
             ("nodes", f"{len(picture.graph.nodes):,}"),
-            ("overwrite a source", f"{len(p.reused):,}"),
-            ("shared packings", f"{len(set(p.shared.values())):,}"),
+            ("results in place of a source", f"{len(p.reused):,}"),
+            ("packed operands that several nodes read", f"{len(set(p.shared.values())):,}"),
         ],
         "used": used,
         "peak": used.index(max(used)),

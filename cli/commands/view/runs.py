@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
+from math import fsum, isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,7 +19,7 @@ from pyggml.cli.commands.view.queries import brief
 from pyggml.cli.terminal.show import printable, size, span
 from pyggml.cli.web.errors import ApiError
 from pyggml.cli.web.report.run_page import facts
-from pyggml.cli.web.report.series import Chart, charts_of
+from pyggml.cli.web.report.series import Chart, charts_of, final_and_best, overlay
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.look.draw import heat
 from pyggml.look.overview import Overview, cell_of, findings
@@ -32,6 +32,8 @@ _MOST_RUNS, _MOST_BYTES = 200, 1 << 28
 _MOST_FINDINGS = 8
 _SAMPLE = 300  # characters of a text to begin with
 _RECENT = 20  # steps that the time left is judged by
+MOST_LAID = 6  # runs laid over each other: as many colours as are told apart
+COLUMNS = ("state", "steps", "final loss", "best loss", "lr", "rank", "time")
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -112,6 +114,28 @@ class Runs:
         if snapshot is None or snapshot.version != version:
             snapshot = self._snapshots[name] = _Snapshot(version, list(read_records(path)))
         return snapshot
+
+    def table(self) -> dict[str, Any]:
+        """The runs as rows: columns with a name each, cells as {"value": to sort by, "text": to
+        show}. A run whose records make no sense has no numbers."""
+        rows = []
+        for name in self.names():
+            try:
+                cells = _cells(self._read(name).records, _is_running(self._file(name)))
+            except (ApiError, ArithmeticError, TypeError, ValueError):
+                cells = [_cell(None, "")] * len(COLUMNS)
+            rows.append({"name": name, "cells": cells})
+        return {"columns": COLUMNS, "rows": rows}
+
+    def overlay(self, names: Sequence[str]) -> list[Chart]:
+        """Charts with a line for each of these runs. Raises ApiError for a name that is none, for
+        too many, and for records of no run."""
+        if len(names) > MOST_LAID:
+            raise ApiError(400, f"{len(names)} runs, wanted at most {MOST_LAID}", "names")
+        try:
+            return overlay({name: self._read(name).records for name in names})
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise ApiError(422, f"the records of these runs make no sense: {error}") from None
 
     def describe(self, name: str) -> dict[str, Any]:
         """A run as the page shows it. Raises ApiError if there is none, and for numbers in its
@@ -213,6 +237,35 @@ def _version(output: Path) -> str:
         except OSError:
             stamps.append("")
     return "-".join(stamps)
+
+
+def _cells(records: Records, running: bool) -> list[dict[str, Any]]:
+    """The cells of a run, one for each of COLUMNS."""
+    steps = [r for r in records if r["event"] == "step"]
+    last, settings = (steps[-1] if steps else {}), _details(records)["settings"]
+    n, n_steps = last.get("step", 0), _n_steps(last)
+    final, best, is_held_out = final_and_best(records)
+    seconds = fsum(r["seconds"] for r in steps if isinstance(r.get("seconds"), int | float))
+    state = _state(running, last)
+    where = " in validation" if is_held_out else " (mean)"
+    return [
+        _cell(state, state),
+        _cell(n, f"{n:,} of {n_steps:,}" if n_steps else f"{n:,}"),
+        _cell(final, "" if final is None else f"{final:.4f}"),
+        _cell(best, "" if best is None else f"{best:.4f}{where}"),
+        *(_cell(*_number_of(settings.get(name))) for name in ("lr", "lora_rank")),
+        _cell(seconds, span(seconds) if seconds else ""),
+    ]
+
+
+def _number_of(value: Any) -> tuple[float | None, str]:
+    """A setting that is a number, and its text; nothing of others, as a run without an adapter."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return (value, f"{value:g}") if is_number else (None, "")
+
+
+def _cell(value: float | str | None, text: str) -> dict[str, Any]:
+    return {"value": value, "text": text}
 
 
 def _kind(output: Path) -> str:

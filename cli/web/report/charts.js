@@ -7,18 +7,14 @@ const pyggmlCharts = (() => {
 
   const wholeSteps = [0, 1, 2, 3, 4, 5, 6].flatMap((n) => [1, 2, 5].map((k) => k * 10 ** n));
 
-  function mixed(depth) {  // a hue between those of the first block and the last
+  function mixed(depth) {  // a ramp of one hue: the deeper a block, the more its line stands out
     const [a, b] = ["shallow", "deep"].map(n => colour(n).split(" ").map(parseFloat));
     const [h, s, l] = a.map((x, i) => x + (b[i] - x) * depth);
     return `hsl(${h} ${s}% ${l}%)`;
   }
 
-  function short(value) {  // 0.00021, 1.5e-7, 12,300
-    if (value == null) return "";
-    const size = Math.abs(value);
-    if (size && (size < 1e-3 || size >= 1e7)) return value.toExponential(1).replace(".0", "");
-    return value.toLocaleString("en", {maximumSignificantDigits: 4});
-  }
+  const {oneFormat, short} = pyggmlTicks;
+  const lastOf = y => y.findLast(value => value != null);
 
   function line(series) {
     const depth = typeof series.role === "number";
@@ -27,7 +23,8 @@ const pyggmlCharts = (() => {
     return {
       label: series.name, stroke, width: series.role === "faint" ? 1 : depth ? 1.25 : 2,
       spanGaps: true, points: points ? {show: true, size: 7, fill: stroke} : {show: false},
-      value: (u, v) => short(v),
+      // Where nothing is pointed at, the legend has the last number.
+      value: (u, v, i, at) => short(at == null ? lastOf(u.data[i]) : v),
     };
   }
 
@@ -39,11 +36,12 @@ const pyggmlCharts = (() => {
     const options = {
       width: place.clientWidth, height: place.closest(".wide") ? 300 : 210,
       scales: {x: {time: false}, y: chart.log ? {distr: 3} : {}},
-      legend: {live: chart.series.length <= 8},
+      legend: {live: chart.series.length <= 8, markers: {width: 0, fill: (u, i) => u.series[i].stroke()}},
       cursor: {points: {size: 6}},
-      axes: [{...axis, incrs: wholeSteps, values: (u, v) => v.map(short)},
-             {...axis, size: 62, values: (u, v) => v.map(short)}],
-      series: [{label: "step", value: (u, v) => short(v)}, ...chart.series.map(line)],
+      axes: [{...axis, incrs: wholeSteps, values: (u, v) => oneFormat(v)},
+             {...axis, size: 62, values: (u, v) => oneFormat(v, chart.log)}],
+      series: [{label: "step", value: (u, v, i, at) => short(at == null ? lastOf(u.data[0]) : v)},
+               ...chart.series.map(line)],
     };
     place.replaceChildren();
     const plot = new uPlot(options, numbers(chart), place);

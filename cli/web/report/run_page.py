@@ -49,7 +49,7 @@ def render(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
     return pages.render(
         *("pyggml.cli.web.report", "page.html"),
         styles=("uPlot.min.css", "page.css"),
-        scripts=("uPlot.iife.min.js", "charts.js"),
+        scripts=("uPlot.iife.min.js", "ticks.js", "charts.js"),
         drawn=[heat.STYLE, tokens.STYLE],
         token_style=tokens.STYLE,
         first=FIRST_WORDS,

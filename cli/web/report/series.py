@@ -1,8 +1,8 @@
 """Columns of numbers for the charts, from the records of a run.
 
 A chart is {"title", "note", "log", "x": steps, "series": [{"name", "role", "y": numbers or None}]}.
-Role says how a line looks: "main", "faint", "second", "third", "points", or a number from 0 to 1,
-the depth of a block.
+Role says how a line looks: "main", "faint", "second", "third", "points", "run0" to "run5", or a
+number from 0 to 1, the depth of a block.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,13 +18,12 @@ Points = Mapping[int, float]  # number by step
 
 _MOST_POINTS = 1000  # of a line: more than a screen shows
 _SPREAD = 30  # greatest over least number, from which on an axis may be logarithmic
-_SMOOTH = 40  # a smooth line is the mean of one part in so many of all steps
+_SMOOTH, _LEAST = 20, 6  # a smooth line is the mean of one part in so many of all steps, if these
 
 
 def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Those for which the run has numbers."""
-    steps = [r for r in records if r["event"] == "step"]
-    validations = [r for r in records if r["event"] == "validation"]
+    steps, validations = _of(records, "step"), _of(records, "validation")
     charts = [
         _learning_chart("Loss", "", _points(steps, "loss"), _points(validations, "loss")),
         _learning_chart(
@@ -40,11 +39,48 @@ def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     return [chart for chart in charts if chart["series"]]
 
 
+def overlay(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Chart]:
+    """Charts with a line for each run, by name -> records: loss, validation, accuracy, rate.
+
+    Lines are smooth where steps are noisy; the role of run i is "run0", "run1", ….
+    """
+    events = {name: [_of(rs, "step"), _of(rs, "validation")] for name, rs in runs.items()}
+
+    def chart(title: str, note: str, field: str, part: int = 0, smooth: bool = False) -> Chart:
+        lines = []
+        for i, (name, records) in enumerate(events.items()):
+            points = _points(records[part], field)
+            lines.append((name, f"run{i}", _smooth(points) if smooth else points))
+        return _chart(title, note, lines)
+
+    charts = [
+        chart("Loss", "mean of the last steps at each", "loss", smooth=True),
+        chart("Validation loss", "", "loss", part=1),
+        chart("Token accuracy", "mean of the last steps at each", "token_accuracy", smooth=True),
+        chart("Learning rate", "", "lr"),
+    ]
+    return [c for c in charts if c["series"]]
+
+
+def final_and_best(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None, bool]:
+    """The smooth loss at the end of a run, the best loss, and whether that one is of validation:
+    else it is the lowest of the smooth line. None where there is no number."""
+    smooth = _smooth(_points(_of(records, "step"), "loss"))
+    held_out = _points(_of(records, "validation"), "loss")
+    final = smooth[max(smooth)] if smooth else None
+    best = min(held_out.values(), default=None) if held_out else min(smooth.values(), default=None)
+    return final, best, bool(held_out)
+
+
+def _of(records: Iterable[Mapping[str, Any]], event: str) -> list[Mapping[str, Any]]:
+    return [r for r in records if r["event"] == event]
+
+
 def _learning_chart(title: str, note: str, steps: Points, validations: Points) -> Chart:
-    window = len(steps) // _SMOOTH
+    window = _window(len(steps))
     lines = [("each step", "faint" if window > 1 else "main", steps)]
     if window > 1:
-        lines.append((f"mean of {window} steps", "main", _moving_mean(steps, window)))
+        lines.append((f"mean of {window} steps", "main", _smooth(steps)))
     lines.append(("validation", "points", validations))
     return _chart(title, note, lines)
 
@@ -98,6 +134,16 @@ def _bin_means(points: Points) -> Points:
     steps = sorted(points)
     bins = [steps[i : i + width] for i in range(0, len(steps), max(width, 1))]
     return {b[len(b) // 2]: fmean(points[s] for s in b) for b in bins}
+
+
+def _window(n: int) -> int:
+    """Steps that a smooth line's number is the mean of, of a run of n."""
+    return max(n // _SMOOTH, 2) if n >= _LEAST else 1
+
+
+def _smooth(points: Points) -> Points:
+    window = _window(len(points))
+    return _moving_mean(points, window) if window > 1 else points
 
 
 def _moving_mean(points: Points, window: int) -> Points:

@@ -83,6 +83,11 @@ def read(t: Tensor) -> np.ndarray:
     return np.array(array(t), order="C")
 
 
+def has_memory(t: Tensor) -> bool:
+    """Whether a leaf has its array already."""
+    return (t if t.base is None or t.op is None else t.base).data is not None
+
+
 def write(t: Tensor, values: npt.ArrayLike) -> None:
     """Set the numbers of a leaf: an input, a parameter. Programs that read it see them.
 

@@ -9,7 +9,9 @@ from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from textwrap import wrap
 
+from pyggml.backends.cpu import has_memory, read
 from pyggml.graph import Graph, reachable
+from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor
 from pyggml.look.draw import svg
 from pyggml.look.draw.fold import Section, op_counts, sections
@@ -48,13 +50,24 @@ def overview(graph: Graph) -> str:
     return svg.picture(width, y - _GAP + _MARGIN, elements, "the graph, block by block")
 
 
-def inside(nodes: Sequence[Tensor], kind: str, trained: Collection[Tensor] = ()) -> str:
-    """The nodes of a section; kind: "forward" or "backward". Edges tell shape and type.
+def inside(
+    nodes: Sequence[Tensor],
+    kind: str,
+    trained: Collection[Tensor] = (),
+    forward: Collection[Tensor] = (),
+) -> str:
+    """The nodes of a section, and what they read of other sections: the residual stream, or its
+    gradient. kind: "forward" or "backward". Edges tell shape and type.
 
-    Node i is [data-node="i"], section i of an overview [data-section="i"].
+    forward: the forward nodes, which a backward section reads too often to draw; the pointer shows
+    them. Node i is [data-node="i"], section i of an overview [data-section="i"].
     """
+    own = set(nodes)
+    others = (s for t in nodes for s in t.src if s.op is not None and s not in own)
+    inputs = [s for s in dict.fromkeys(others) if kind == "forward" or s not in forward]
     kinds = ["trained" if _reads(t, trained) else kind for t in nodes]
-    return _nodes(nodes, kinds, f"{len(nodes)} {kind} nodes")
+    title = f"{len(nodes)} {kind} nodes, {len(inputs)} inputs"
+    return _nodes((*nodes, *inputs), [*kinds, *["input"] * len(inputs)], title)
 
 
 def every(graph: Graph) -> str:
@@ -68,23 +81,31 @@ def every(graph: Graph) -> str:
 
 def picture(graph: Graph) -> str:
     """What stands for a graph: every node of a small one, where igraph is there; else sections."""
-    small = len(graph.nodes) + len(graph.leaves) <= _SMALL
-    return every(graph) if small and find_spec("igraph") else overview(graph)
+    return every(graph) if is_small(graph) else overview(graph)
+
+
+def is_small(graph: Graph) -> bool:
+    """Whether every node is drawn: of a few dozen, where igraph is there."""
+    return len(graph.nodes) + len(graph.leaves) <= _SMALL and find_spec("igraph") is not None
 
 
 def _nodes(nodes: Sequence[Tensor], kinds: Sequence[str], title: str) -> str:
     layers = place_in_layers(nodes)
     elements = []
-    for (source, _), way in layers.ways.items():
+    for way in layers.ways.values():
         points = [(_x(x), _y(y)) for x, y in way]
         points[0] = (points[0][0], points[0][1] + _NODE[1] / 2)
         points[-1] = (points[-1][0], points[-1][1] - _NODE[1] / 2)
         elements.append(svg.arrow(points))
-        x, y = points[0][0] + 4, points[0][1] + 12
-        elements.append(svg.text(x, y, _shape(source), "faint"))
+    for source in dict.fromkeys(source for source, _ in layers.ways):  # one, however many read it
+        x, y = layers.places[source]
+        elements.append(
+            svg.text(_x(x) + 4, _y(y) + _NODE[1] / 2 + 12, _shape(source), "faint label")
+        )
     for i, (t, kind) in enumerate(zip(nodes, kinds, strict=True)):
         x, y = layers.places[t]
-        elements.append(svg.part("node", i, _node(t, _x(x), _y(y), kind)))
+        box = _node(t, _x(x), _y(y), kind)
+        elements += box if kind == "input" else [svg.part("node", i, box)]
     width, height = layers.width * _COLUMN + 2 * _MARGIN, layers.height * _LAYER + 2 * _MARGIN
     return svg.picture(width, height, elements, title)
 
@@ -139,16 +160,26 @@ def _between(made: Sequence[Tensor], read: Sequence[Tensor]) -> str:
 def _node(t: Tensor, x: float, y: float, kind: str) -> list[str]:
     w, h = _NODE
     made_by = t.op.name if t.op else "leaf"
-    name = _AT.sub("", t.name)
-    label = [svg.text(x, y + (-2 if name else 4), made_by, "title", "middle")]
-    if name:
-        label.append(svg.text(x, y + 11, _short(name), "faint", "middle"))
+    below = "  ".join(filter(None, (_AT.sub("", t.name), constants(t))))
+    label = [svg.text(x, y + (-2 if below else 4), made_by, "title", "middle")]
+    if below:
+        label.append(svg.text(x, y + 11, _short(below), "faint", "middle"))
     return [svg.box(x - w / 2, y - h / 2, w, h, kind, _about(t)), *label]
 
 
+def constants(t: Tensor) -> str:
+    """The numbers and words that an op was built with, or that a leaf of one element holds: s 2."""
+    if t.op is None:
+        is_one = t.n_elements == 1 and t.dtype in (F32, I32) and has_memory(t)
+        return f"{read(t).item():.6g}" if is_one else ""
+    plain = {name: x for name, x in t.params.items() if isinstance(x, bool | int | float | str)}
+    return ", ".join(f"{k} {v:.6g}" if type(v) is float else f"{k} {v}" for k, v in plain.items())
+
+
 def _about(t: Tensor) -> str:
-    read = "\n".join(f"reads {s!r}" for s in t.src)
-    return f"{t!r}\n{read}"
+    read_ones = [f"reads {s!r}" for s in t.src]
+    words = constants(t)
+    return "\n".join([repr(t), *([f"constants {words}"] if words else []), *read_ones])
 
 
 def _reads(t: Tensor, trained: Collection[Tensor]) -> bool:

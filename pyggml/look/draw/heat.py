@@ -172,10 +172,8 @@ def _legend(scale: Scale, x: float, y: float) -> Iterator[str]:
     for i in range(N_LEVELS):
         low, high = scale.at(i / N_LEVELS), scale.at((i + 1) / N_LEVELS)
         yield svg.tile(x + i * w, y, w, 12, f"h{i}", f"{low:.3g} to {high:.3g}")
-    for part in (0.0, 1 / 3, 2 / 3, 1.0):
-        at = x + part * N_LEVELS * w
-        anchor = "start" if part == 0 else "middle"
-        yield svg.text(at, y + 26, f"{scale.at(part):.2g}", "faint", anchor)
+    for part, label in scale.ticks():
+        yield svg.text(x + part * N_LEVELS * w, y + 26, label, "faint", "middle")
     x += N_LEVELS * w + 44
     for colour, word in (("hz", "0"), ("hn", "not finite")):
         yield svg.tile(x, y, 14, 12, colour, word)

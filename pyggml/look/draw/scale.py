@@ -11,6 +11,8 @@ from math import isfinite, log10
 
 import numpy as np
 
+from pyggml.look.draw.ticks import linear_labels, linear_ticks, log_labels, log_ticks
+
 _DECADES = 6.0  # of a logarithmic scale, at most: what is less has the lowest colour
 # fmt: off
 _LIGHT = ["#eef6c8", "#d5eeb3", "#a9ddb7", "#73c8bd", "#40b0c4", "#2290c1", "#2468ac", "#273d97",
@@ -62,6 +64,18 @@ class Scale:
         """The number at this part of the scale, from 0 to 1."""
         value = self.low + part * (self.high - self.low)
         return float(10.0**value) if self.is_log else value
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Round numbers along the scale: the part of it that each stands at, and its text."""
+        if not self.is_log:
+            numbers = linear_ticks(self.high)
+            texts = zip(numbers, linear_labels(numbers), strict=True)
+            return [(x / self.high, s) for x, s in texts]
+        numbers, width = log_ticks(self.low, self.high), self.high - self.low
+        if not numbers or not width:  # too narrow for a round one
+            return [(part, f"{self.at(part):.3g}") for part in (0.0, 1.0)[: 1 + bool(width)]]
+        texts = zip(numbers, log_labels(numbers), strict=True)
+        return [((log10(x) - self.low) / width, s) for x, s in texts]
 
     def colour(self, x: float) -> str:
         """The class: h0 to h8, hz for 0, hn for what is not finite."""

@@ -16,6 +16,9 @@ svg.drawn { --paper: #ffffff; --ink: #1c2330; --faint: #5d6674; --line: #8a94a3;
 .drawn text { fill: var(--ink); }
 .drawn text.faint { fill: var(--faint); font-size: 10px; }
 .drawn text.title { font-weight: 600; }
+.drawn text.label { stroke: var(--paper); stroke-width: 3px; paint-order: stroke; }
+.drawn text.inlane { fill: var(--paper); font-size: 7px; pointer-events: none; }
+.drawn rect.input { stroke: var(--line); stroke-dasharray: 4 3; }
 .drawn rect.box { fill: var(--box); stroke-width: 1.5; }
 .drawn .forward { stroke: var(--forward); } .drawn .backward { stroke: var(--backward); }
 .drawn .trained { stroke: var(--trained); }

@@ -178,6 +178,26 @@ def test_a_section_opens_and_a_node_is_told(visit):
     page.wait_for_selector("h2:text-is('blk.0.attn_q.weight')")
 
 
+@pytest.mark.parametrize("width", [1280, 1600])
+def test_no_box_of_the_overview_is_clipped(visit, width):
+    page = visit("#/graph", width)
+    page.wait_for_selector("svg [data-section]")
+    frame = page.locator(".scroll:has([data-section])").first
+    assert frame.evaluate("node => node.scrollWidth <= node.clientWidth")
+
+
+def test_the_line_of_the_moment_has_its_name(visit):
+    page = visit("#/plan?node=3")
+    page.wait_for_selector(".lanes text.title:has-text('node 3: ')")
+    assert "upright line is the moment" in page.inner_text("main")
+
+
+def test_text_begins_with_a_text(visit):
+    page = visit("#/text")
+    page.wait_for_function("document.querySelector('textarea').value.length > 0")
+    assert page.input_value("textarea") == f"the {HOSTILE}"
+
+
 def test_a_search_leads_to_the_node(visit):
     page = visit("#/graph")
     page.fill('[aria-label="Find nodes"]', "blk.1.attn_q.weight")
@@ -264,6 +284,46 @@ def test_a_run_under_way_grows(browser, tiny, tmp_path):
         assert not said
 
 
+def test_runs_are_sorted_and_laid_over_each_other(browser, tiny, tmp_path):
+    for name, factor in (("one", 1), ("two", 3), ("three", 2)):
+        records = [step(i) | {"loss": factor * 5 / i} for i in range(1, 9)]
+        path = tmp_path / f"{name}.metrics.jsonl"
+        path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    with served(make_app(Source(tiny), Runs(tmp_path))) as url:
+        page, said = browser.new_page(), []
+        page.on("console", lambda message: said.append(message.text))
+        page.goto(f"{url}#/run/two")
+
+        def order():
+            return page.locator(".runs tbody a").all_inner_texts()
+
+        page.click("th button:text-is('final loss')")
+        page.wait_for_selector("[aria-sort=ascending]")
+        assert order() == ["one", "three", "two"]
+        page.click("th button:text-is('final loss')")
+        page.wait_for_selector("[aria-sort=descending]")
+        assert order() == ["two", "three", "one"] and "down=1" in page.url
+        for name in ("one", "three"):
+            page.check(f"[aria-label='Lay {name} over others']")
+        page.wait_for_selector("section[aria-label^='Runs laid'] canvas")
+        legend = page.locator("section[aria-label^='Runs laid'] .u-legend").first.inner_text()
+        assert "one" in legend and "three" in legend and "two" not in legend
+        page.reload()
+        page.wait_for_selector("section[aria-label^='Runs laid'] canvas")
+        page.click(".runs a:text-is('one')")
+        page.wait_for_selector("h2:text-is('one')")
+        assert order() == ["two", "three", "one"], "sorted as before"
+        page.close()
+        assert not said
+
+
+def test_a_legend_has_the_last_numbers_before_it_is_pointed_at(visit):
+    page = visit("#/run")
+    page.wait_for_selector(".u-legend")
+    values = page.locator(".u-legend >> nth=0").locator(".u-value").all_inner_texts()
+    assert values[:2] == ["8", "0.625"]
+
+
 # -- texts --------------------------------------------------------------------------------------
 
 
@@ -293,6 +353,11 @@ def test_attention_by_head(visit):
     page.click("canvas.map", position={"x": 5, "y": 5})
     assert page.locator(".reading [aria-pressed=true]").inner_text() == "th"
     assert page.locator("main p[role=status] >> nth=-1").inner_text() == "“th” reads “th” 100 %"
+    for names in (".mapped .rows span", ".mapped .columns span"):
+        assert page.locator(names).all_inner_texts()[:2] == ["th", "e"]
+    first = [page.locator(f".mapped .{n} span").first.bounding_box() for n in ("rows", "columns")]
+    box = page.locator("canvas.map").bounding_box()
+    assert abs(first[0]["y"] - box["y"]) < 2 and abs(first[1]["x"] - box["x"]) < 2
 
 
 def test_a_computation_is_stopped(visit, monkeypatch):

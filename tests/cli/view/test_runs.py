@@ -132,6 +132,42 @@ def test_strange_numbers_end_in_a_sentence_at_worst(client, folder, loss):
     assert answer.status_code == 200 or "make no sense" in answer.json()["error"]["message"]
 
 
+def cells_of(table, name):
+    (row,) = [row for row in table["rows"] if row["name"] == name]
+    return dict(zip(table["columns"], row["cells"], strict=True))
+
+
+def test_the_table_of_runs(ask, add_run, folder):
+    settings = {"lr": 2e-4, "lora_rank": 8}
+    held_out = [{"event": "validation", "step": i, "loss": 2.5 + i} for i in (0, 4)]
+    steps = [step(i, 40, loss=10.0 - i) for i in range(1, 9)]
+    add_run("done", [RUN | {"settings": settings}, *steps, *held_out])
+    add_run("short", [step(1, loss=7.0)])
+    (folder / "odd.metrics.jsonl").write_text('{"event": "step", "step": 1, "seconds": [1]}\n')
+    table = ask("runs")
+    assert {row["name"] for row in table["rows"]} == {"done", "short", "odd"}
+    done = cells_of(table, "done")
+    texts = ["stopped", "8 of 40", "2.5000", "2.5000 in validation", "0.0002", "8", "4.0 s"]
+    assert [cell["text"] for cell in done.values()] == texts
+    assert [cell["value"] for cell in done.values()] == ["stopped", 8, 2.5, 2.5, 2e-4, 8, 4.0]
+    short = cells_of(table, "short")
+    assert short["best loss"] == {"value": 7.0, "text": "7.0000 (mean)"}
+    assert short["rank"] == {"value": None, "text": ""}
+
+
+def test_runs_are_laid_over_each_other(ask, client, add_run):
+    add_run("a", [step(i, loss=float(i % 2)) for i in range(1, 41)])
+    add_run("b", [step(i, loss=3.0) for i in range(1, 11)])
+    (chart,) = ask("runs/overlay", name=["a", "b"])["charts"]
+    assert chart["title"] == "Loss" and chart["x"] == [*range(2, 41)]
+    a, b = chart["series"]
+    assert [(a["name"], a["role"]), (b["name"], b["role"])] == [("a", "run0"), ("b", "run1")]
+    assert set(a["y"]) == {0.5}, "means of two steps"
+    assert b["y"] == [3.0] * 9 + [None] * 30
+    for names, status in ((["a", "none"], 404), ([f"r{i}" for i in range(7)], 400)):
+        assert client.get("/api/runs/overlay", params={"name": names}).status_code == status
+
+
 def test_halves_of_characters_are_shown(ask, add_run):
     record = {"event": "run", "step": 0, "settings": {"x\ud800": float("nan")}}
     add_run("mine", [record | {"about": [["model", "\udfff"]]}, step(1)])

@@ -51,7 +51,7 @@ export function graph(place) {
 
 async function overviewOf(pass, open, form, signal) {
   const found = await ask("graph", pass, signal);
-  form.take(found.pass);
+  form.answered(found.pass);
   const svg = picture(found.svg);
   svg.addEventListener("click", (event) => {
     const box = event.target.closest("[data-section]");
@@ -63,7 +63,7 @@ async function overviewOf(pass, open, form, signal) {
   return [
     make("h2", {}, "The graph"),
     facts(told),
-    make("div", { class: "scroll tall" }, svg),
+    make("div", { class: "scroll" }, fitted(svg)),
     make("h3", {}, "Look inside"),
     make("ul", { class: "sections" }, ...buttons),
   ];
@@ -86,13 +86,25 @@ async function hitsOf(pass, words, open, signal) {
   return [said, make("div", { class: "scroll tall" }, list("Nodes found", labels, go))];
 }
 
+const INSIDE = {
+  forward: "Dashed: what is read of other sections, such as the residual stream. Green: reads what is trained.",
+  backward: "Dashed: gradients of other sections. Green: reads what is trained. Activations that are read stand in a node's details.",
+};
+
+// A picture as wide as its place: smaller, as long as it can be read, and not larger than it is.
+function fitted(svg) {
+  const width = svg.viewBox.baseVal.width;
+  Object.assign(svg.style, { width: "100%", height: "auto", maxWidth: `${width}px`, minWidth: `${0.62 * width}px` });
+  return svg;
+}
+
 async function insideOf(pass, section, direction, open, signal) {
   const found = await ask("graph/section", { ...pass, section, direction }, signal);
   const svg = picture(found.svg), about = make("div", { "aria-live": "polite" });
   const labels = found.nodes.map((node) => `${node.op}  ${node.name || weightOf(node)}`);
   const choose = (i) => open(section, direction, i);
   const nodes = list("Nodes", labels, choose);
-  const drawn = make("div", { class: "scroll tall picked" }, svg);
+  const drawn = make("div", { class: "scroll picked" }, fitted(svg));
   svg.addEventListener("click", (event) => {
     const node = event.target.closest("[data-node]");
     if (node) choose(node.dataset.node);
@@ -107,14 +119,17 @@ async function insideOf(pass, section, direction, open, signal) {
   };
   const heading = make("h2", {}, `${found.title}, ${direction}: ${found.nodes.length} nodes`);
   const title = make("h3", {}, "Nodes, in the order of execution");
-  const beside = make("div", {}, about, title, make("div", { class: "scroll half" }, nodes));
-  return [heading, make("div", { class: "split" }, beside, drawn)];
+  const listed = make("div", {}, title, make("div", { class: "scroll half" }, nodes));
+  const beside = make("div", { class: "split" }, listed, about);
+  const hint = make("p", { class: "quiet" }, INSIDE[direction]);
+  return [heading, hint, drawn, beside];
 }
 
 function aboutNode(node) {
   const lives = node.lives ? `from node ${node.lives[0]} to ${node.lives[1] ?? "the end"}` : "in its leaf";
   const result = (tensor) => `${tensor.type} ${shape(tensor.shape)}`;
   const rows = [["op", node.op], ["result", result(node)], ["bytes", node.bytes.toLocaleString("en")], ["lives", lives]];
+  if (node.constants) rows.push(["constants", node.constants]);
   const quiet = (source) => make("span", { class: "quiet" }, `  ${result(source)}`);
   const reads = node.reads.map((source) => make("li", {}, named(source), quiet(source)));
   return [make("h3", {}, node.name || node.op), facts(rows), make("h3", {}, "reads"), make("ul", {}, ...reads)];

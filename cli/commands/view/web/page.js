@@ -50,10 +50,10 @@ export const digits = (x, n = 4) => (x == null ? "" : String(Number(x.toPrecisio
 
 export const shape = (sizes) => sizes.join(" × ") || "1";
 
-// The object that the server answers; an Error with its sentence if it refuses.
+// The object that the server answers; a list is a field that is there several times. An Error with its sentence if it refuses.
 export async function ask(path, fields = {}, signal) {
   const given = Object.entries(fields).filter(([, value]) => value != null && value !== "");
-  const query = new URLSearchParams(given);
+  const query = new URLSearchParams(given.flatMap(([name, value]) => [value].flat().map((each) => [name, each])));
   return answered(await fetch(`api/${path}?${query}`, { signal }));
 }
 

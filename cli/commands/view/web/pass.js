@@ -9,9 +9,9 @@ export const passOf = (fields) => Object.fromEntries(NAMES.map((name) => [name, 
 export function passForm(changed) {
   const kind = choice("kind", { training: "LoRA training", logits: "logits alone" });
   const ctx = number("ctx", 256, 2), batch = number("batch", 1, 1), rank = number("rank", 8, 1);
-  const modules = make("input", { name: "modules", placeholder: "usual ones", autocomplete: "off" });
+  const modules = make("input", { name: "modules", placeholder: "all linear", autocomplete: "off", title: "names such as attn_q, ffn_down, with commas; empty: those that pyggml finetune takes" });
   const keep = choice("keep", { costly: "costly activations", layers: "layers (checkpointing)" });
-  const training = [field("windows", batch), field("rank", rank), field("matrices", modules), field("kept for backward", keep)];
+  const training = [field("windows", batch), field("rank", rank), field("target modules", modules), field("kept for backward", keep)];
   const button = make("button", { type: "submit", class: "main" }, "Show");
   const form = make("form", { class: "fields" }, field("pass", kind), field("tokens in a window", ctx), ...training, button);
   const arrange = () => training.forEach((each) => (each.hidden = kind.value === "logits"));
@@ -20,7 +20,12 @@ export function passForm(changed) {
     event.preventDefault();
     changed(Object.fromEntries(new FormData(form)));
   });
+  let isTouched = false;
+  form.addEventListener("input", () => (isTouched = true));
+  // What the server made of it; what was entered while it answered stays.
+  form.answered = (pass) => isTouched || form.take(pass);
   form.take = (pass) => {
+    isTouched = false;
     for (const name of NAMES) if (pass[name] != null) form.elements[name].value = pass[name];
     arrange();
   };

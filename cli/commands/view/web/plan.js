@@ -21,7 +21,7 @@ export function plan(place) {
         moment.replaceChildren();
         await fill(lanes, async (signal) => {
           const found = await ask("plan", pass, signal);
-          form.take(found.pass);
+          form.answered(found.pass);
           shown = lanesOf(found, (node) => history.replaceState(null, "", address("plan", { ...pass, node })), moment, pass);
           return shown.nodes;
         });
@@ -35,7 +35,9 @@ function lanesOf(found, moved, moment, pass) {
   const svg = picture(found.svg), n = found.used.length;
   const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
   line.setAttribute("class", "now");
-  svg.append(line);
+  const label = document.createElementNS("http://www.w3.org/2000/svg", "text");
+  label.setAttribute("class", "title label");
+  svg.append(line, label);
   const slider = make("input", { type: "range", min: 0, max: n - 1, "aria-label": "Moment: the node that runs" });
   const told = make("output", {});
   const peak = make("button", { type: "button" }, "Peak");
@@ -47,6 +49,10 @@ function lanesOf(found, moved, moment, pass) {
     slider.value = i;
     slider.setAttribute("aria-valuetext", `node ${i}, ${bytes(found.used[i])}`);
     told.value = `node ${i} of ${n}: ${bytes(found.used[i])} in use`;
+    label.textContent = `node ${i}: ${bytes(found.used[i])}`;
+    label.setAttribute("x", x);
+    label.setAttribute("y", EDGE - 16);
+    label.setAttribute("text-anchor", i < n / 10 ? "start" : i > 0.9 * n ? "end" : "middle");
     fill(moment, (signal) => aliveOf(pass, i, signal));
   }
   const choose = (i) => {
@@ -61,8 +67,8 @@ function lanesOf(found, moved, moment, pass) {
     choose((((event.clientX - box.left) * scale - EDGE) / WIDTH) * n - 0.5);
   });
   const how =
-    "A rectangle is a tensor: as wide as it lives, as high as it is large. Click, or move the slider " +
-    "with the arrow keys, to see what is alive.";
+    "A rectangle is a tensor: as wide as it lives, as high as it is large. The upright line is the moment " +
+    "that is told of below. Click, or move the slider with the arrow keys, to see what is alive at another.";
   const fields = make("div", { class: "fields" }, told, peak), hint = make("p", { class: "quiet" }, how);
   const drawn = make("div", { class: "lanes" }, svg);
   return {

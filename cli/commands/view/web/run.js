@@ -3,6 +3,7 @@
 import { address, ask, card, facts, make, rows } from "./page.js";
 import { drawCharts } from "./lines.js";
 import { gradientsOf } from "./gradients.js";
+import { runsTable } from "./table.js";
 
 const STATES = {
   starting: "It has started; its first step is under way, for which kernels may be compiled.",
@@ -19,25 +20,19 @@ const MODELS = {
 };
 
 export function run(place, state) {
-  const choice = make("select", { "aria-label": "Run" }), bar = card(make("label", {}, "Run ", choice));
   const view = make("div", { class: "contents" });
-  let name = "", version = "", parts = null;
-  place.append(bar, view);
-  choice.addEventListener("change", () => (location.hash = `#/run/${encodeURIComponent(choice.value)}`));
-
-  function arrange() {
-    const names = (state.runs ?? []).map((each) => each.name);
-    bar.hidden = names.length < 2;
-    if (choice.dataset.names !== names.join("\n")) {
-      choice.dataset.names = names.join("\n");
-      choice.replaceChildren(...names.map((each) => make("option", { value: each }, each)));
-    }
-    choice.value = name;
-  }
+  let name = "", version = "", parts = null, asked = new URLSearchParams();
+  const table = runsTable((changed) => {
+    for (const [key, value] of Object.entries(changed)) value ? asked.set(key, value) : asked.delete(key);
+    location.hash = `#/run/${encodeURIComponent(name)}${asked.size ? `?${asked}` : ""}`;
+  });
+  place.append(table.place, table.laid, view);
 
   async function look() {
     if (!name) name = state.runs?.[0]?.name ?? "";
-    arrange();
+    table.place.hidden = !(state.runs?.length > 1);
+    if (!table.place.hidden)
+      table.update(name, asked, state.runs.map((each) => `${each.name} ${each.version} ${each.running}`).join());
     const listed = state.runs?.find((each) => each.name === name);
     if (!listed) return void view.replaceChildren(card(make("p", {}, missing(state, name))));
     const now = `${listed.version} ${listed.running}`;
@@ -45,13 +40,15 @@ export function run(place, state) {
     version = now;
     const found = await ask("run", { name }).catch((error) => ({ fault: error.message }));
     if (found.fault) return void view.replaceChildren(card(make("p", { class: "fault" }, found.fault)));
+    if (listed.name !== name) return; // another was chosen meanwhile
     parts = parts?.name === name ? parts : shownIn(view, name);
     parts.update(found);
   }
 
   return {
-    go(rest) {
+    go(rest, fields) {
       name = rest.join("/");
+      asked = fields;
       version = "";
       look();
     },

@@ -93,10 +93,16 @@ function coloured({ html, about, loss }) {
   return [heading, place, told];
 }
 
+const CELL = 14; // pixels of a token in the map
+const plain = (token) => token.replace("\n", "") || "‥";
+
 function attended({ tokens, maps }, block) {
   const head = make("select", { name: "head" }, ...maps.map((_, i) => make("option", { value: i }, String(i))));
   const told = make("p", { role: "status" });
   const map = make("canvas", { class: "map", role: "img", width: tokens.length, height: tokens.length });
+  map.style.width = map.style.height = `${CELL * tokens.length}px`;
+  const named = (kind) => make("div", { class: kind, "aria-hidden": "true" }, ...tokens.map((token) => make("span", {}, plain(token))));
+  const framed = make("div", { class: "scroll" }, make("div", { class: "mapped" }, named("columns"), named("rows"), map));
   const nodes = tokens.map((token) => make("span", {}, token || "‥"));
   let reader = tokens.length - 1;
   const choose = walked(nodes, (i) => {
@@ -107,7 +113,7 @@ function attended({ tokens, maps }, block) {
     const rows = maps[head.value], row = rows[reader];
     nodes.forEach((node, i) => (node.style.backgroundColor = shade(row[i] ?? 0)));
     const best = row.map((weight, i) => [weight, i]).sort((a, b) => b[0] - a[0]).slice(0, 5);
-    const quoted = (i) => `“${tokens[i].replace("\n", "")}”`;
+    const quoted = (i) => `“${plain(tokens[i])}”`;
     const shares = best.map(([weight, i]) => `${quoted(i)} ${digits(100 * weight, 3)} %`);
     told.textContent = `${quoted(reader)} reads ${shares.join(", ")}`;
     map.ariaLabel = `attention of head ${head.value} of block ${block}: rows read columns`;
@@ -124,7 +130,7 @@ function attended({ tokens, maps }, block) {
     "Choose the token that reads, with a click or the arrow keys. The colour of the others is how much " +
     "it reads of them. In the map, a row reads its columns.";
   const heading = make("h2", {}, `Attention in block ${block}`), hint = make("p", { class: "quiet" }, how);
-  return [heading, fields, hint, make("div", { class: "reading" }, ...nodes), told, map];
+  return [heading, fields, hint, make("div", { class: "reading" }, ...nodes), told, framed];
 }
 
 // Rows are the tokens that read, columns those that are read; the chosen row stands out.
