@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_models
 
 import pyggml
 from pyggml import gguf
@@ -19,7 +20,6 @@ from measures import nmse
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PEERS, MODEL = GOLDEN / "peers", GOLDEN / "models/qwen3-F16.gguf"
-MOE = PEERS / "qwen35moe.gguf"
 IDS = np.arange(1, 9)
 
 
@@ -73,11 +73,13 @@ def test_a_product_of_nvfp4_is_scaled(tmp_path, name, with_input):
 
 
 def test_experts_have_a_scale_each(tmp_path):
+    sizes = {"embedding_length": 64, "expert_feed_forward_length": 128}
+    source = tiny_models.write(tmp_path / "moe.gguf", "qwen3moe", sizes, numbers=tiny_models.scaled)
     name = "blk.0.ffn_up_exps.weight"
-    with gguf.open(MOE) as file:
+    with gguf.open(source) as file:
         n = file.tensors[name].shape[0]
     factor = np.linspace(0.3, 2, n).astype(np.float32)
-    packed, whole = scaled(MOE, tmp_path / "m.gguf", name, factor)
+    packed, whole = scaled(source, tmp_path / "m.gguf", name, factor)
     ours, wanted = (pyggml.load(p, compute="f32").logits(IDS) for p in (packed, whole))
     assert nmse(ours, wanted) < 1e-10
 
@@ -130,17 +132,19 @@ def test_flags_may_be_whole_numbers(tmp_path, kind):
 
 
 @pytest.mark.quick
-def test_a_special_token_past_the_vocabulary_is_noted(tmp_path):
-    key = "tokenizer.ggml.eos_token_id"
+@pytest.mark.parametrize("role, instead", [("bos", 11), ("eos", 11), ("eot", None)])
+def test_a_special_token_past_the_vocabulary_is_noted(tmp_path, role, instead):
+    key = f"tokenizer.ggml.{role}_token_id"
     with gguf.open(MODEL) as file:
         n = len(file.get("tokenizer.ggml.tokens"))
+    word = "none" if instead is None else f"token {instead}"
     for id in (n, 0xFFFFFFFF):
         path = rewritten(MODEL, tmp_path / "m.gguf", {key: np.uint32(id)})
         with gguf.open(path) as file, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             tokenizer = from_gguf(file)
         (note,) = [str(w.message) for w in caught]
-        assert note == f"{key} is {id}, wanted 0 to {n - 1}: token 11 is taken instead"
+        assert note == f"{key} is {id}, wanted 0 to {n - 1}: {word} is taken instead"
         assert tokenizer.encode("ab")
 
 

@@ -181,6 +181,7 @@ KEYS += [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:tokenizer.ggml.* is taken instead")
 @given(
     kind=st.sampled_from(["bpe", "spm", "gemma4", "whitespace", "t5", "bert", "rwkv"]),
     changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3),
