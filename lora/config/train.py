@@ -26,6 +26,7 @@ class TrainConfig(Settings):
         group="optimiser",
         aliases=("num-train-epochs", "num-epochs"),
         common=True,
+        may_change=True,
     )
     max_steps: int = setting(
         0,
@@ -34,6 +35,7 @@ class TrainConfig(Settings):
         group="optimiser",
         common=True,
         brief="end after this many steps",
+        may_change=True,
     )
     batch: int = setting(
         1,

@@ -21,12 +21,12 @@ from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.cli.terminal.progress import Meter, count_printer, display
 from pyggml.cli.terminal.samples import check_answer, compare, prompt_ids, readings
 from pyggml.cli.terminal.show import progress_lines, recorded_rows, row, say, unescape
-from pyggml.errors import DeviceLostError, DeviceMemoryError, PyggmlError
+from pyggml.errors import CheckpointError, DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import Corpus, TrainConfig, Trainer, attach, read_corpus, train_tensors, unfreeze
 from pyggml.lora.adapter.names import meanings
 from pyggml.lora.ranks import ALONE, Ranks
-from pyggml.lora.trainer import lock
+from pyggml.lora.trainer import checkpoint, lock
 from pyggml.lora.trainer.arithmetic import stored_compute
 from pyggml.lora.trainer.losses import Losses
 from pyggml.lora.trainer.passes import Passes
@@ -87,10 +87,21 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
     trainer = Trainer(*args, reference=base)
     if job.resume is not None:
-        trainer.resume(job.resume)
+        _resume(trainer, job.resume)
     summary.say_memory(trainer.reserve(), job.train.grad_checkpointing)
     summary.say_steps(trainer)
     return job, trainer, trained, prompt
+
+
+def _resume(trainer: Trainer, path: Path) -> None:
+    """Raises CheckpointError; of another run with what can be done instead."""
+    try:
+        trainer.resume(path)
+    except CheckpointError as error:
+        if not error.about.endswith(checkpoint.ANOTHER_RUN):
+            raise
+        instead = "length, validation and logging may change; --init trains an adapter on otherwise"
+        raise CheckpointError([*error.faults, instead], error.about) from error
 
 
 def _within_memory(job: Job, base: Model, trained: Trained) -> tuple[Job, Corpus, np.ndarray]:

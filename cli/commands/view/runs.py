@@ -246,7 +246,7 @@ def _cells(records: Records, running: bool) -> list[dict[str, Any]]:
     n, n_steps = last.get("step", 0), _n_steps(last)
     final, best, is_held_out = final_and_best(records)
     seconds = fsum(r["seconds"] for r in steps if isinstance(r.get("seconds"), int | float))
-    state = _state(running, last)
+    state = _state(running, last, records)
     where = " in validation" if is_held_out else " (mean)"
     return [
         _cell(state, state),
@@ -280,7 +280,7 @@ def _is_running(output: Path) -> bool:
     return holder(output) is not None
 
 
-def _state(running: bool, last: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str:
+def _state(running: bool, last: Mapping[str, Any], records: Records) -> str:
     if running:
         return "running" if last else "starting"
     if not last:
@@ -290,13 +290,14 @@ def _state(running: bool, last: Mapping[str, Any], records: Sequence[Mapping[str
     return "stalled" if _has_stalled(records) else "stopped"
 
 
-def _has_stalled(records: Sequence[Mapping[str, Any]]) -> bool:
+def _has_stalled(records: Records) -> bool:
     """Whether the run ended by itself, by its --patience."""
-    runs = [r["settings"] for r in records if r["event"] == "run" and "settings" in r]
-    patience = runs[-1].get("patience") if runs else None
-    found = [r for r in records if r["event"] == "validation"]
-    history = History(validations=[ValidationReport(r["step"], r["loss"], 0) for r in found])
-    return type(patience) is int and history.has_stalled(patience)
+    patience = _details(records)["settings"].get("patience")
+    losses = [r.get("loss") for r in records if r["event"] == "validation"]
+    found = [ValidationReport(i, x, 0) for i, x in enumerate(losses) if isinstance(x, int | float)]
+    if type(patience) is not int or len(found) != len(losses):
+        return False
+    return History(validations=found).has_stalled(patience)
 
 
 def _n_steps(last: Mapping[str, Any]) -> int:

@@ -76,6 +76,19 @@ def test_a_text_to_begin_with_is_the_newest_answer(ask, add_run):
     assert ask("model")["sample"] == "the b"
 
 
+def test_a_run_that_ended_by_its_patience_is_called_so(ask, add_run):
+    about = RUN | {"settings": {"patience": 2}}
+    losses = [{"event": "validation", "step": i, "loss": x} for i, x in enumerate([3.0, 2.0, 2.5])]
+    add_run("mine", [about, step(1), *losses])
+    assert ask("run", name="mine")["state"] == "stopped"
+    more = {"event": "validation", "step": 3, "loss": 2.1}
+    add_run("ended", [about, step(1), *losses, more])
+    assert ask("run", name="ended")["state"] == "stalled"
+    add_run("damaged", [about, step(1), *losses, more | {"loss": "much"}])
+    add_run("without", [RUN, step(1), *losses, more])
+    assert ask("run", name="without")["state"] == "stopped"
+
+
 def test_a_half_written_line_is_left_out_until_it_is_whole(ask, add_run, folder):
     add_run("mine", [step(1)], rest='{"event": "step", "step": 2, "n_')
     before = ask("run", name="mine")
