@@ -155,8 +155,7 @@ def test_a_run_may_be_longer_or_shorter_than_it_was(trainer_of, tmp_path):
     trainer_of(max_steps=2, checkpoint_dir=str(tmp_path), **constant).run()
     whole, longer = (trainer_of(max_steps=4, **constant) for _ in range(2))
     whole.run()
-    with pytest.warns(
-        RuntimeWarning, match="of a run of 2 steps, this one has 4: the":
+    with pytest.warns(RuntimeWarning, match="of a run of 2 steps, this one has 4: the"):
         longer.resume(tmp_path / "step-00000002.gguf")
     assert longer.progress.step == 2 and not longer.is_done
     longer.run()
