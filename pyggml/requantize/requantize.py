@@ -145,8 +145,8 @@ def _packed_twice(file: gguf.GGUFFile, wanted: Mapping[str, DType]) -> list[Faul
         return []
     fault = (
         f"is off, but {len(twice)} tensors are quantised already ({brief(twice[0].name)} is "
-        f"{twice[0].dtype}): quantise the original file (F32, F16, BF16), or turn it on and lose "
-        "twice"
+        f"{twice[0].dtype}): quantise the original file (F32, F16, BF16); with it on, the error "
+        "of this quantisation comes on top of that of the first"
     )
     return [("allow_requantize", fault)]
 

@@ -133,7 +133,7 @@ def test_the_command_line_goes_over_the_file(configured, tmp_path):
     assert ended.code == 0, ended.err
     assert ended.row("adapter").startswith("rank 2, ")
     assert ended.row("steps").startswith("2, 2 windows each;")
-    assert "layers computed again" not in ended.row("memory")
+    assert "gradient checkpointing" not in ended.row("memory")
 
 
 def test_the_settled_settings_repeat_the_run(finetune, pyggml, tmp_path):

@@ -67,7 +67,7 @@ def test_the_memory_is_said_before_it_is_taken(finetune, monkeypatch):
 def test_grad_checkpointing_says_what_it_takes_and_can_be_resumed(finetune, signal_after, tmp_path):
     signal_after(2)
     ended = finetune("--grad-checkpointing", "--checkpoint-dir", tmp_path / "points")
-    assert "for the graph, layers computed again," in ended.row("memory")
+    assert "for the graph, gradient checkpointing," in ended.row("memory")
     assert " --grad-checkpointing " in ended.row("resume") + " "
 
 

@@ -23,7 +23,7 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(finetune, tmp_path, monkeypa
     assert (ended.code, ended.err) == (0, "")
     assert [p.name for p in tmp_path.rglob("*")] == ["points"]
     assert ended.row("windows") == "0 % padding, 100 % of the tokens learned"
-    for part in ("arena", "moments", "all 140 kB stay", "cache of the", "interpreter"):
+    for part in ("arena", "optimiser state", "all 140 kB stay", "cache of the", "interpreter"):
         assert part in ended.out
     assert re.fullmatch(r".* a step: .* and the validations", ended.row("time"))
     assert "result" not in ended.out and "-- before" not in ended.out
@@ -136,7 +136,7 @@ def test_a_limit_is_kept_by_smaller_passes(finetune, monkeypatch):
 def test_what_the_user_gave_stays_and_what_would_fit_is_told(finetune, tmp_path):
     ended = finetune(*GROWN, "--grad-accum", 1, "--max-memory", limit_for(50 << 20))
     assert ended.code == 2 and "is too little: --ctx 16 --batch 4096 --grad-accum 1" in ended.err
-    assert "the least with what is given; --ctx 16 --batch " in ended.err
+    assert "the least that the given settings can take; --ctx 16 --batch " in ended.err
     assert list(tmp_path.iterdir()) == []
     ended = finetune("--max-memory", "20MB")
     assert ended.code == 2 and "--max-memory 20.0 MB is too little: --ctx 16 --ba" in ended.err

@@ -33,7 +33,7 @@ def test_help_all_has_every_option(pyggml, name):
     command = cli.command(name)
     assert isinstance(command, GroupedCommand)
     for each in command.params:
-        if isinstance(each, click.Option):
+        if isinstance(each, click.Option) and not each.hidden:
             assert isinstance(each, GroupedOption), each.name
             assert each.opts[-1].lstrip("-") in every
             assert not any(f"--{alias} " in every for alias in each.aliases), "one name in help"

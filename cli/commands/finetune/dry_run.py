@@ -21,10 +21,10 @@ def say_plan(trainer: Trainer, parts: Parts, devices: Sequence[OnDevice] = ()) -
     weights = sum(t.n_bytes for t in trainer.model.parts.weights.values())
     row("peak", f"about {size(parts.peak)}, of which")
     for n_bytes, what in (
-        (parts.arena, "arena: activations and what the backward pass keeps"),
-        (parts.parameters, "parameters, their gradients, moments, and a copy to measure steps by"),
+        (parts.arena, "activations and gradients of the graph (arena)"),
+        (parts.parameters, "trained parameters, gradients, optimiser state, a copy for step sizes"),
         (parts.weights, f"pages of the largest weight; all {size(weights)} stay in the file"),
-        (parts.cache, "cache of the answers before and after"),
+        (parts.cache, "KV cache of the answers before and after"),
         (parts.process, "interpreter, libraries, text, kernels and their compiler"),
     ):
         row("", f"{size(n_bytes):>8}  {what}")
@@ -44,9 +44,9 @@ def _say_device(device: OnDevice) -> None:
     row(device.backend.name, f"about {size(device.n_bytes)}{of}, of which")
     for n_bytes, what in (
         (device.weights, "weights"),
-        (device.parameters, "parameters, their gradients and moments"),
-        (device.arena, "arena: activations and what the backward pass keeps"),
-        (device.cache, "cache of the answers before and after"),
+        (device.parameters, "trained parameters, gradients, optimiser state"),
+        (device.arena, "activations and gradients of the graph (arena)"),
+        (device.cache, "KV cache of the answers before and after"),
         (device.own, "the driver, kernels and libraries"),
     ):
         row("", f"{size(n_bytes):>8}  {what}")

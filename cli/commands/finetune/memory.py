@@ -128,10 +128,10 @@ def _refusal(limit: int, left: int, least: Fit, free: Fit, fits: bool) -> str:
     base = limit - left
     text = (
         f"--max-memory {size(limit)} is too little: {_as_options(least)} takes "
-        f"{size(base + least.n_bytes)}, the least with what is given"
+        f"{size(base + least.n_bytes)}, the least that the given settings can take"
     )
     if fits:
         return f"{text}; {_as_options(free)} would take {size(base + free.n_bytes)}"
     if free.n_bytes < least.n_bytes:
-        return f"{text}; {_as_options(free)}, the least of all, {size(base + free.n_bytes)}"
+        return f"{text}; the least of all is {size(base + free.n_bytes)}, with {_as_options(free)}"
     return text

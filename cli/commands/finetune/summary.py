@@ -152,11 +152,11 @@ def _why_none(corpus: Corpus, val_split: float) -> str:
 def say_memory(reserved: RunMemory, checkpointing: bool) -> None:
     """Print the memory of a run; ConfigError if the machine has less than its unmapped part."""
     own = reserved.arena + reserved.parameters
-    graph = f"{size(reserved.arena)} for the graph" + ", layers computed again" * checkpointing
+    graph = f"{size(reserved.arena)} for the graph" + ", gradient checkpointing" * checkpointing
     row(
         "memory",
-        f"{size(own)}: {graph}, {size(reserved.parameters)} for adapter, gradient and optimiser; "
-        f"{size(reserved.weights)} of weights stay in the file",
+        f"{size(own)}: {graph}, {size(reserved.parameters)} for adapter, gradients and optimiser "
+        f"state; {size(reserved.weights)} of weights stay in the file",
     )
     import psutil
 

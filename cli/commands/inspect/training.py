@@ -82,11 +82,11 @@ def _ops(plan: Plan) -> Counter[str]:
 def plan_sections(p: PassPlan) -> list[Section]:
     """What the pass takes, what its kernels do, and what lies in memory at the peak."""
     s, nodes = p.settings, p.plan.graph.nodes
-    again = ", layers computed again" * s.checkpointing
+    again = ", gradient checkpointing" * s.checkpointing
     rows = [
         ("pass", f"{plural(s.batch, 'window')} of {s.ctx} tokens, LoRA of rank {s.rank}{again}"),
         ("graph", size(p.plan.n_bytes)),
-        ("adapter", f"{size(p.parameters.n_bytes())}, with gradients and AdamW's moments"),
+        ("adapter", f"{size(p.parameters.n_bytes())}, with gradients and optimiser state"),
         ("nodes", f"{len(nodes):,}, of which {len(p.plan.reused):,} write in place of a source"),
     ]
     ops = Table(("op", "nodes"), [(n, f"{k:,}") for n, k in _ops(p.plan).most_common()], _LAST)

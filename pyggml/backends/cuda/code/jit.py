@@ -35,16 +35,20 @@ def _store() -> Any:
     return Cubins
 
 
-def kernel(function: Callable, most_threads: int = 0, shared_bytes: int = 0) -> Any:
+def kernel(
+    function: Callable, most_threads: int = 0, shared_bytes: int = 0, least_blocks: int = 1
+) -> Any:
     """A kernel, compiled when it is first launched and kept on disk (cubins.py).
 
     most_threads: of a block, which limits the registers of each; 0 for any number
     shared_bytes: of dynamic shared memory that a launch may ask for, if that is more than 48 KiB;
                   at most `most_shared()`
+    least_blocks: of most_threads, for which a multiprocessor's registers must be enough
     """
     if SIMULATED:
         return cuda.jit(function)
-    made = cuda.jit(launch_bounds=most_threads)(function) if most_threads else cuda.jit(function)
+    bounds = (most_threads, least_blocks)
+    made = cuda.jit(launch_bounds=bounds)(function) if most_threads else cuda.jit(function)
     store = _store()
     if store is not None:
         made._cache = store(function, shared_bytes)

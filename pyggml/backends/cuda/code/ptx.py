@@ -322,6 +322,7 @@ def plain(text: str, since: tuple[int, int] = (0, 0)) -> Any:
 commit_copies = plain("cp.async.commit_group;")
 await_copies = plain("cp.async.wait_group 0;")
 await_all_but_one = plain("cp.async.wait_group 1;")
+await_all_but_two = plain("cp.async.wait_group 2;")
 
 
 @device

@@ -1,7 +1,7 @@
 """Products with one weight per expert: row (t, u) with expert ids[t, u]; see ops/experts.
 
-Each warp or thread finds its row's expert by itself, so that the ids never leave the card. A row of
-an id that is no expert is left 0, and the fault is noted.
+The ids never leave the card: of few rows each warp finds its expert by itself, many are put in
+order there (gemm/grouped.py). A row of an id that is no expert is left 0, and the fault is noted.
 """
 
 from functools import cache
@@ -9,25 +9,72 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.code.jit import kernel
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
-from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
-from pyggml.backends.cuda.runtime.launches import launch, per_element
+from pyggml.backends.cuda.gemm.grouped import multiplied, ordered, tile_of
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
-from pyggml.backends.cuda.weights.readers import weight_of
+from pyggml.backends.cuda.weights.readers import eights_of, weight_of
+from pyggml.backends.cuda.weights.unpack import rounded
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import DTYPES
+from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.graph.tensor import Tensor
+from pyggml.quants.layout import GROUP
+from pyggml.sizes import round_up
 
 _WARPS = small(8)  # of a block
 _ZERO = np.float32(0)
+_FEW_ROWS = 64  # of a result, below which no expert has enough of them for a tile
+
+
+# -- one number, or the warp's numbers, at a time ------------------------------------------------
+
+
+@cache
+def _dotter(name: str) -> Any:
+    """dot(w, start, x, of_x, k, lane): a lane's part of the product of a row of w and one of x."""
+    block, block_bytes = DTYPES[name].block, DTYPES[name].block_bytes
+    if block == 1:
+        weight = weight_of(name)
+
+        @device
+        def dot(w, start, x, of_x, k, lane):
+            total = _ZERO
+            for j in range(lane, k, LANES):
+                total += weight(w, start + j * block_bytes, 0) * x[of_x + j]
+            return total
+
+        return dot
+
+    @device
+    def add(both, i, a, b, c, d, e, f, g, h):
+        total, x = both
+        total[0] += (a * x[i] + b * x[i + 1] + c * x[i + 2] + d * x[i + 3]) + (
+            e * x[i + 4] + f * x[i + 5] + g * x[i + 6] + h * x[i + 7]
+        )
+
+    eights, pieces = eights_of(name, add), GROUP // 8
+
+    @device
+    def dot_of_blocks(w, start, x, of_x, k, lane):
+        total = cuda.local.array(1, np.float32)
+        total[0] = _ZERO
+        for i in range(lane, k // block * pieces, LANES):
+            b = i // pieces
+            at = start + b * block_bytes
+            eights((total, x), of_x + b * block, w, at, i % pieces * 8)
+        return total[0]
+
+    return dot_of_blocks
 
 
 @cache
 def _forward(name: str) -> Any:
-    weight = weight_of(name)
+    dot = _dotter(name)
     block, block_bytes = DTYPES[name].block, DTYPES[name].block_bytes
 
     @kernel
@@ -41,10 +88,7 @@ def _forward(name: str) -> Any:
             expert, total = ids[row], _ZERO
             if 0 <= expert < n_experts:
                 start = (np.int64(expert) * n + column) * row_bytes
-                of_x = row // rows_of_x * k
-                for j in range(lane, k, LANES):
-                    w_j = weight(w, start + j // block * block_bytes, j % block)
-                    total += w_j * x[of_x + j]
+                total = dot(w, start, x, row // rows_of_x * k, k, lane)
             elif lane == 0:
                 cuda.atomic.max(fault, 0, number)
             total = warp_sum(total)
@@ -93,6 +137,18 @@ def _sums(dw, x, dy, ids, n, k, rows_of_x, n_experts, fault, number):
 
 
 @kernel
+def _sums_in_order(dw, x, dy, places, starts, n, k, rows_of_x):
+    """The same, where the rows of each expert are known."""
+    for i in range(cuda.grid(1), dw.size, cuda.gridsize(1)):
+        expert, rest = i // (n * k), i % (n * k)
+        row_of_w, column, total = rest // k, rest % k, _ZERO
+        for place in range(starts[expert], starts[expert + 1]):
+            row = np.int64(places[place])
+            total += dy[row * n + row_of_w] * x[row // rows_of_x * k + column]
+        dw[i] = total
+
+
+@kernel
 def _add(y, x, b, ids, n, n_experts, fault, number):
     for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
         expert = ids[i // n]
@@ -114,7 +170,62 @@ def _rows_of(x: Tensor, ids: Tensor) -> int:
     return max(1, ids.n_elements // (x.shape[0] * x.shape[1]))
 
 
+# -- rows in order of their expert ---------------------------------------------------------------
+
+
+def _is_grouped(node: Tensor, compute: Compute) -> bool:
+    """Whether a product is made of tiles: its factors are rounded, and lie as copies want them."""
+    w, _, ids = node.src
+    rounds = compute == "bf16" and w.dtype is not F32 and ptx.TENSOR_CORES
+    lies_well = w.offset % 16 == w.shape[1] % 8 == w.shape[2] % 8 == 0
+    return rounds and lies_well and ids.n_elements > _FEW_ROWS
+
+
+def _order_parts(ids: Tensor, n_experts: int) -> tuple[int, int]:
+    """Bytes of scratch for the numbers of the rows, and for where those of each expert begin."""
+    return round_up(4 * ids.n_elements, ALIGNMENT), round_up(4 * n_experts + 4, ALIGNMENT)
+
+
+def _order_scratch(node: Tensor, compute: Compute) -> int:
+    return 0 if SIMULATED else sum(_order_parts(node.src[2], node.shape[0]))
+
+
+def _scratch(node: Tensor, compute: Compute) -> int:
+    if not _is_grouped(node, compute):
+        return 0
+    w, a, ids = node.src
+    return sum(_order_parts(ids, w.shape[0])) + 2 * a.n_elements
+
+
+def _ordered(site: Site, n_experts: int, width: int) -> tuple[Any, Any, Any, Call]:
+    """Numbers of rows by expert, where each expert's begin, the scratch behind, and the call.
+    width: of the result's rows, which are 0 for an id that is no expert; 0 if it has no such."""
+    ids = site.node.src[2]
+    first, second = _order_parts(ids, n_experts)
+    places = site.scratch[: 4 * ids.n_elements].view(np.int32)
+    starts = site.scratch[first : first + 4 * n_experts + 4].view(np.int32)
+    fault, of = _fault(site, n_experts), (n_experts, site.stream)
+    call = ordered(places, starts, site.out, site.src[2], width, fault, of)
+    return places, starts, site.scratch[first + second :], call
+
+
+def _bind_grouped(site: Site, is_forward: bool) -> Call:
+    w, a, ids = site.node.src
+    places, starts, rest, order = _ordered(site, w.shape[0], site.node.shape[-1])
+    halves = rest[: 2 * a.n_elements].view(np.uint16)
+    tile = tile_of(w.dtype.name, is_forward, ids.n_elements, w.shape[0])
+    rows_of_a = _rows_of(a, ids) if is_forward else 1
+    n_experts, n, k = w.shape
+    product = multiplied(
+        w.dtype.name, tile, (n_experts, n, k), rows_of_a, site.stream,
+        site.out, halves, site.src[0].view(np.uint8), places, starts,
+    )  # fmt: skip
+    return in_turn(order, rounded(halves, site.src[1], site.stream), product)
+
+
 def _bind_forward(site: Site) -> Call:
+    if _is_grouped(site.node, site.compute):
+        return _bind_grouped(site, is_forward=True)
     w, x, ids = site.node.src
     run, arrays = _forward(w.dtype.name), (site.out, site.src[0].view(np.uint8), *site.src[1:])
     grid = small(min(-(-site.node.n_elements // _WARPS), 1 << 20))
@@ -123,6 +234,8 @@ def _bind_forward(site: Site) -> Call:
 
 
 def _bind_backward(site: Site) -> Call:
+    if _is_grouped(site.node, site.compute):
+        return _bind_grouped(site, is_forward=False)
     w = site.node.src[0]
     arrays = (site.out, site.src[0].view(np.uint8), *site.src[1:])
     rest = (w.shape, *_fault(site, w.shape[0]))
@@ -132,8 +245,13 @@ def _bind_backward(site: Site) -> Call:
 def _bind_sums(site: Site) -> Call:
     x, _, ids = site.node.src
     n_experts, n, k = site.node.shape
-    rest = (n, k, _rows_of(x, ids), n_experts, *_fault(site, n_experts))
-    return per_element(_sums, site.out.size, site.stream, site.out, *site.src, *rest)
+    rows, n_out, stream = _rows_of(x, ids), site.out.size, site.stream
+    if SIMULATED:
+        rest = (n, k, rows, n_experts, *_fault(site, n_experts))
+        return per_element(_sums, n_out, stream, site.out, *site.src, *rest)
+    places, starts, _, order = _ordered(site, n_experts, width=0)
+    arguments = site.out, *site.src[:2], places, starts, n, k, rows
+    return in_turn(order, per_element(_sums_in_order, n_out, stream, *arguments))
 
 
 def _bind_add(site: Site) -> Call:
@@ -142,7 +260,7 @@ def _bind_add(site: Site) -> Call:
     return per_element(_add, site.out.size, site.stream, site.out, *site.src, *rest)
 
 
-declare("mul_mat_id", Kernel(_bind_forward))
-declare("mul_mat_id_back", Kernel(_bind_backward))
-declare("out_prod_id", Kernel(_bind_sums))
+declare("mul_mat_id", Kernel(_bind_forward, scratch=_scratch))
+declare("mul_mat_id_back", Kernel(_bind_backward, scratch=_scratch))
+declare("out_prod_id", Kernel(_bind_sums, scratch=_order_scratch))
 declare("add_id", Kernel(_bind_add))

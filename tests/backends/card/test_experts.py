@@ -1,0 +1,102 @@
+"""Products with one weight per expert, of few rows and in tiles, against NumPy."""
+
+import numpy as np
+import pytest
+
+from pyggml import ops
+from pyggml.backends.cpu import CPU
+from pyggml.backends.cuda import cards, open_cuda
+from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.errors import PyggmlError
+from pyggml.graph import Graph
+from pyggml.graph.dtypes import DTYPES
+from pyggml.graph.tensor import leaf
+from pyggml.quants import dequantize, quantize
+from pyggml.runtime import Devices, results
+
+N_EXPERT, N, K = 5, 96, 512
+KINDS = ["Q4_K", "Q6_K", "Q8_0", "Q3_K", "IQ4_XS", "MXFP4", "Q2_K", "BF16", "F16"]
+ROWS = [3, 40, 400]  # of two experts each: none, small and large tiles
+
+pytestmark = pytest.mark.skipif(SIMULATED, reason="the simulator has no tensor cores")
+
+
+@pytest.fixture(scope="module")
+def rounding():
+    """The first card, with products in bfloat16."""
+    return open_cuda(cards()[0].index, "bf16")
+
+
+def weights(kind, seed=1):
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((N_EXPERT * N, K), np.float32)
+    packed = quantize(values, kind)
+    plain = dequantize(packed, kind).reshape(N_EXPERT, N, K).astype(np.float64)
+    dtype = DTYPES[kind]
+    w = leaf(packed.view(dtype.numpy).reshape(N_EXPERT, N, -1), dtype=dtype)
+    return w, plain
+
+
+def drawn_ids(n_tokens, seed=2):
+    """Expert 3 has no row, expert 0 has most."""
+    ids = np.random.default_rng(seed).choice([0, 0, 0, 1, 2, 4], (n_tokens, 2))
+    return ids.astype(np.int32)
+
+
+def computed(node, card):
+    (found,) = results(Graph.of(node), Devices([card, CPU()]))
+    return found
+
+
+def check(found, wanted):
+    assert np.abs(found - wanted).max() <= 8e-3 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_tokens", ROWS)
+@pytest.mark.parametrize("same", [False, True])
+def test_forward(rounding, kind, n_tokens, same):
+    w, plain = weights(kind)
+    ids = drawn_ids(n_tokens)
+    shape = (n_tokens, 1 if same else 2, K)
+    x = np.random.default_rng(3).standard_normal(shape, np.float32)
+    wanted = np.einsum("tuk,tunk->tun", np.broadcast_to(x, (n_tokens, 2, K)), plain[ids])
+    check(computed(ops.mul_mat_id(w, leaf(x), leaf(ids)), rounding), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_tokens", ROWS)
+def test_backward(rounding, kind, n_tokens):
+    w, plain = weights(kind)
+    ids = drawn_ids(n_tokens)
+    dy = np.random.default_rng(4).standard_normal((n_tokens, 2, N), np.float32)
+    wanted = np.einsum("tun,tunk->tuk", dy, plain[ids])
+    check(computed(ops.mul_mat_id_back(w, leaf(dy), leaf(ids)), rounding), wanted)
+
+
+@pytest.mark.parametrize("n_tokens", ROWS)
+def test_gradient_of_the_weights(rounding, n_tokens):
+    ids, rng = drawn_ids(n_tokens), np.random.default_rng(5)
+    x, dy = (rng.standard_normal((n_tokens, 2, n), np.float32) for n in (64, 24))
+    wanted = np.zeros((N_EXPERT, 24, 64))
+    np.add.at(wanted, ids.reshape(-1), np.einsum("tun,tuk->tunk", dy, x).reshape(-1, 24, 64))
+    found = computed(ops.out_prod_id(leaf(x), leaf(dy), leaf(ids), N_EXPERT), rounding)
+    assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def test_results_are_the_same_each_time(rounding):
+    w, _ = weights("Q4_K")
+    ids, x = drawn_ids(300), np.random.default_rng(6).standard_normal((300, 2, K), np.float32)
+    node = ops.mul_mat_id(w, leaf(x), leaf(ids))
+    first, again = computed(node, rounding), computed(node, rounding)
+    assert np.array_equal(first, again)
+
+
+@pytest.mark.parametrize("wrong", [-1, N_EXPERT])
+def test_an_id_that_is_no_expert_is_refused(rounding, wrong):
+    w, _ = weights("Q8_0")
+    ids = drawn_ids(100)
+    ids[7, 1] = wrong
+    x = np.ones((100, 2, K), np.float32)
+    with pytest.raises(PyggmlError, match="an id is not one of 5 experts"):
+        computed(ops.mul_mat_id(w, leaf(x), leaf(ids)), rounding)
