@@ -210,7 +210,8 @@ def _tell(report: Report, meter: Meter) -> bool:
         row(f"step {report.step}", f"checkpoint {report.path}")
     elif isinstance(report, ValidationReport):
         right = words(report.tally)
-        row(f"step {report.step}", f"validation loss {report.loss:.4f}{right}")
+        about = f" ± {report.margin:.2g}" if report.margin is not None else ""
+        row(f"step {report.step}", f"validation loss {report.loss:.4f}{about}{right}")
     else:
         estimate, warning = meter.estimate(), meter.warning()
         if estimate:

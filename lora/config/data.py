@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from datetime import date
 
 from pyggml.chat import BUILT_IN, MODEL, TRAIN_ON
+from pyggml.errors import Fault
 from pyggml.settings import Settings, one_of, setting
 
 SPECIAL_TOKENS = ("auto", "plain", "parse")
-LONG_CHATS = ("refuse", "drop", "cut")
+LONG_CHATS = ("refuse", "drop", "cut", "truncate")
 
 
 def _is_date(text: str) -> bool:
@@ -76,6 +77,17 @@ class DataConfig(Settings):
         group="data",
         may_change=True,
     )
+    end_of_text: bool = setting(
+        True,
+        "rows of text end in the model's end of text; answers always do",
+        group="data",
+    )
+    val_shuffle: bool = setting(
+        True,
+        "rows that are held out stand anywhere in their file, as if it were shuffled; without it, "
+        "at its end",
+        group="data",
+    )
     special_tokens: str = setting(
         "auto",
         "special tokens in the text, such as <|im_start|>: parse reads each as one token, plain as "
@@ -111,8 +123,9 @@ class DataConfig(Settings):
     )
     long_chats: str = setting(
         "refuse",
-        "chats that are longer than --ctx: refuse ends the run, drop leaves them out, cut leaves "
-        "out their first rounds (a question with its answer), but not the system message",
+        "chats, answers and pairs longer than --ctx: refuse ends the run, drop leaves them out, "
+        "cut leaves out the first rounds of chats (a question with its answer), but not the "
+        "system message, truncate learns the answers in the first tokens that fit",
         *one_of(LONG_CHATS),
         group="data",
     )
@@ -130,3 +143,12 @@ class DataConfig(Settings):
         group="data",
         aliases=("sample-packing",),
     )
+
+    def _faults(self) -> list[Fault]:
+        faults = super()._faults()
+        if self.val_file is not None and self.val_split not in (0, DataConfig.val_split):
+            faults.append(("val_split", "does nothing beside val_file: leave one of them out"))
+        if not self.val_shuffle and (self.val_file is not None or self.val_split == 0):
+            fault = "is False, but no share of the rows is held out: leave it out"
+            faults.append(("val_shuffle", fault))
+        return faults

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from pyggml.chat import BUILT_IN, MODEL
-from pyggml.lora.config.data import LONG_CHATS, SPECIAL_TOKENS, DataConfig, columns_fit
+from pyggml.lora.config.data import SPECIAL_TOKENS, DataConfig, columns_fit
 from pyggml.settings import Settings, one_of, setting
 
 _CTX = 512  # llama.cpp's
+_LONG = ("refuse", "drop", "cut")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class EvalConfig(Settings):
         "refuse",
         "chats and questions longer than --ctx: refuse ends the run, drop leaves such rows out, "
         "cut leaves out first rounds of chats and the beginning of prompts",
-        *one_of(LONG_CHATS),
+        *one_of(_LONG),
         group="data",
         common=True,
         brief="rows longer than --ctx: refuse, drop or cut",

@@ -1,6 +1,7 @@
 """How a run trains."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 from pyggml.errors import Fault
 from pyggml.model import COMPUTE_TYPES
@@ -193,7 +194,12 @@ class TrainConfig(Settings):
         may_change=True,
     )
     val_windows: int = setting(
-        32, "most windows that a validation reads", *at_least(1), group="output", may_change=True
+        0,
+        "about how many windows a validation reads, spread over what is held out (0: all, or where "
+        "that costs more than a tenth of the run, a sample that does not)",
+        *at_least(0),
+        group="output",
+        may_change=True,
     )
     patience: int = setting(
         0,
@@ -240,7 +246,22 @@ class TrainConfig(Settings):
         if all(is_of_kind(rate, 0.0) for rate in both) and self.lr_min > self.lr:
             fault = f"is {self.lr_min}, wanted at most the highest rate, which is {self.lr}"
             faults.append(("lr_min", fault))
-        return faults
+        return faults or list(self._unused())
+
+    def _unused(self) -> Iterator[Fault]:
+        """Settings that do nothing beside the others, unless they have their defaults."""
+        usual = {f.name: f.default for f in fields(self)}
+        whys = {
+            "lr_cycles": self.lr_scheduler != "cosine_restarts" and "is for cosine_restarts",
+            "lr_decay": self.lr_scheduler != "wsd" and "is for wsd",
+            "lr_min": self.lr_scheduler == "constant" and "does nothing, the rate being constant",
+            "warmup_steps": self.warmup_ratio and "does nothing beside warmup_ratio",
+            "eps": self.optimiser != "adamw" and f"is for adamw, not for {self.optimiser}",
+            "patience": not self.val_every and "wants validations on the way: val_every is 0",
+        }
+        for name, why in whys.items():
+            if why and getattr(self, name) != usual[name]:
+                yield name, why
 
     @property
     def windows_per_step(self) -> int:

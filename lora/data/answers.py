@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from pyggml.errors import DataError
+from pyggml.lora.config import DataConfig
+from pyggml.lora.data.chats import CUT, first_round
 from pyggml.lora.data.documents import Document, Documents, Writer
 from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import Faults
@@ -46,6 +48,10 @@ class Answer:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def first(self, n: int) -> Answer:
+        """The first n tokens."""
+        return replace(self, ids=self.ids[:n], trained=self.trained[:n])
 
     def after_prompt_of(self, other: Answer) -> Answer:
         """This completion after another answer's prompt."""
@@ -97,33 +103,86 @@ class Preferences(Dataset):
 
 def documents_of(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> list[Document]:
     """The wanted answer of a row and the other one; an empty document for what a row with a label
-    lacks.
+    lacks. Where encoding cuts long chats, both lose the same first rounds.
 
-    Raises BadRow for a row of another kind, and as `encode` does.
+    Raises BadRow for a row of another kind, for answers that are the same once they are written,
+    and as `encode` does.
     """
-
-    def document(completion: str | Messages) -> Document:
-        assert isinstance(row, PreferenceRow | LabelledRow)
-        whole = encode(_whole(row, completion), tokenizer, encoding)
-        learned = np.ones(len(whole), np.bool_) if whole.trained is None else whole.trained
-        return Document(whole.ids, learned)
-
-    if isinstance(row, LabelledRow):
-        given = [document(row.completion), Document((), np.zeros(0, np.bool_))]
-        return given if row.label else given[::-1]
-    if not isinstance(row, PreferenceRow):
+    if not isinstance(row, PreferenceRow | LabelledRow):
         raise BadRow(
             "has no preference: wanted prompt, chosen and rejected, or prompt, completion and label"
         )
-    return [document(row.chosen), document(row.rejected)]
+    most, notes = encoding.chats.most if encoding.chats else 0, list[str]()
+    if encoding.chats is not None:  # which would cut each answer's prompt apart
+        encoding = replace(encoding, chats=replace(encoding.chats, most=0))
+    found = _documents(row, tokenizer, encoding)
+    while most and sum(map(len, found)) > most and (shorter := _without_round(row)):
+        row, notes = shorter, [CUT]
+        found = _documents(row, tokenizer, encoding)
+    found = [replace(d, notes=(*notes, *d.notes)) for d in found]
+    if isinstance(row, PreferenceRow):
+        _check_differ(*found)
+        return found if any(row.read_only) else _after_same_prompt(*found)
+    given = [found[0], Document((), np.zeros(0, np.bool_))]
+    return given if row.label else given[::-1]
 
 
-def _whole(row: PreferenceRow | LabelledRow, completion: str | Messages) -> Row:
+def _documents(
+    row: PreferenceRow | LabelledRow, tokenizer: Tokenizer, encoding: Encoding
+) -> list[Document]:
+    """The answers of a row after its prompt, one or two, in the file's order."""
+    if isinstance(row, LabelledRow):
+        answers = [(row.completion, row.read_only)]
+    else:
+        answers = [(row.chosen, row.read_only[0]), (row.rejected, row.read_only[1])]
+    whole = [encode(_whole(row, *answer), tokenizer, encoding) for answer in answers]
+    return [
+        d if d.trained is not None else replace(d, trained=np.ones(len(d), np.bool_)) for d in whole
+    ]
+
+
+def _whole(
+    row: PreferenceRow | LabelledRow, completion: str | Messages, skipped: frozenset[int]
+) -> Row:
     """Prompt and completion as one row, of which the completion is learned."""
     if isinstance(row.prompt, str) or isinstance(completion, str):
         return CompletionRow(row.place, str(row.prompt), str(completion))
-    read_only = frozenset(range(len(row.prompt)))
+    n = len(row.prompt)
+    read_only = frozenset(range(n)) | {n + i for i in skipped}
     return ChatRow(row.place, (*row.prompt, *completion), row.tools, read_only)
+
+
+def _without_round(row: PreferenceRow | LabelledRow) -> PreferenceRow | LabelledRow | None:
+    """The row without the first round of its prompt; None if there is no more than one."""
+    if isinstance(row.prompt, str) or not (left_out := first_round(row.prompt)):
+        return None
+    return replace(row, prompt=tuple(m for i, m in enumerate(row.prompt) if i not in left_out))
+
+
+def _check_differ(chosen: Document, rejected: Document) -> None:
+    if list(chosen.ids) == list(rejected.ids):
+        raise BadRow(
+            "has a chosen and a rejected answer that are the same as the model reads them",
+            says_all=True,
+        )
+
+
+def _after_same_prompt(*answers: Document) -> list[Document]:
+    """Both answers learned from the first token on that is not the prompt's in both.
+
+    Where the prompt ends inside a token of one answer, the other's prompt would go further.
+    """
+    starts = [int(np.argmax(np.asarray(d.trained))) for d in answers]
+    first = min(starts)
+    same = list(answers[0].ids[:first]) == list(answers[1].ids[:first])
+    if starts[0] == starts[1] or not same:
+        return [*answers]
+    made = []
+    for document, start in zip(answers, starts, strict=True):
+        trained = np.array(document.trained)
+        trained[first:start] = True
+        made.append(replace(document, trained=trained))
+    return made
 
 
 def preference_corpus(
@@ -139,7 +198,7 @@ def preference_corpus(
     Pairs are single answers too, a wanted and an unwanted one. Raises DataError for rows that have
     no preference or do not fit into a window, and for fewer than two single answers.
     """
-    writer = Writer(None)
+    writer, config = Writer(None), DataConfig(ctx=ctx, val_split=val_split)
     for row in rows:
         try:
             documents = documents_of(row, tokenizer, encoding or Encoding())
@@ -148,11 +207,11 @@ def preference_corpus(
         for document in documents:
             writer.add(document, row.place)
     file, unit = (rows[0].place.file, rows[0].place.unit) if rows else ("", "")
-    return corpus_of(writer.documents(), file, unit, ctx, val_split, kind)
+    return corpus_of(writer.documents(), file, unit, config, val_split, kind)
 
 
 def corpus_of(
-    documents: Documents, file: str, unit: str, ctx: int, val_split: float, kind: str
+    documents: Documents, file: str, unit: str, config: DataConfig, val_split: float, kind: str
 ) -> Corpus:
     """The same of documents that `documents_of` made, two for each row of this file."""
     alone, units, places = kind == "labels", list[list[Answer]](), list[Place]()
@@ -168,14 +227,47 @@ def corpus_of(
         of_row = [[answer] for answer in answers] if alone else [answers]
         units += of_row
         places += [place] * len(of_row)
-    lengths = [sum(map(len, u)) for u in units]
-    _check_lengths(lengths, places, ctx)
-    out = set(held_out(lengths, val_split))
+    if config.long_chats == "refuse":
+        _check_lengths([_n_tokens(u) for u in units], places, config.ctx)
+    n, fitting = len(units), [_fitted(u, config.ctx + 1, config.long_chats) for u in units]
+    n_truncated = sum(f is not None and f != u for f, u in zip(fitting, units, strict=True))
+    units = [unit for unit in fitting if unit is not None]
+    lengths = [_n_tokens(u) for u in units]
+    out = set(held_out(lengths, val_split, config.val_shuffle))
     out = out if len(out) > alone else set()  # one answer has none to be compared with
     parts = [[u for i, u in enumerate(units) if (i in out) == side] for side in (False, True)]
-    train, validation = (preferences(part, ctx, mismatch=alone) for part in parts)
-    whole = FileSummary(Source(Path(file)), kind, len(units), len(out), sum(lengths), Faults())
+    if not parts[0]:
+        raise DataError(
+            f"{file}: every row ({n}) is longer than a window of {config.ctx}: give a larger --ctx"
+        )
+    train, validation = (preferences(part, config.ctx, mismatch=alone) for part in parts)
+    counts = (len(units), len(out), sum(lengths), Faults())
+    whole = FileSummary(Source(Path(file)), kind, *counts)
+    whole = replace(whole, n_dropped=n - len(units), n_truncated=n_truncated)
     return Corpus(train, validation if len(validation) else None, (whole,))
+
+
+def _n_tokens(unit: Sequence[Answer]) -> int:
+    return sum(map(len, unit))
+
+
+def _fitted(unit: list[Answer], width: int, long: str) -> list[Answer] | None:
+    """Answers that fit into a window together; None for those that are left out.
+
+    long: "truncate" takes the first tokens of the longer one, then of both, if in each a token is
+    learned and they still differ
+    """
+    lengths = [len(a) for a in unit]
+    if sum(lengths) <= width:
+        return unit
+    if long != "truncate":
+        return None
+    other = lengths[1] if len(unit) > 1 else 0
+    n = min(lengths[0], max(width // len(unit), width - other))
+    cut = [answer.first(k) for answer, k in zip(unit, (n, width - n), strict=False)]
+    is_learned = all(a.trained[1:].any() for a in cut)
+    differ = len(cut) == 1 or list(cut[0].ids) != list(cut[1].ids)
+    return cut if is_learned and differ else None
 
 
 def _answer(documents: Documents, i: int) -> Answer:
@@ -195,7 +287,7 @@ def _check_lengths(lengths: Sequence[int], places: Sequence[Place], ctx: int) ->
         raise DataError(
             f"{places[i].file}: {places[i]} has {lengths[i]} tokens, prompts included{others}, "
             f"wanted at most {ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter "
-            "rows"
+            "rows, or --long-chats drop, cut or truncate"
         )
 
 

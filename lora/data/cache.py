@@ -26,16 +26,21 @@ import numpy as np
 from pyggml import gguf
 from pyggml.errors import DataError, GGUFError, PyggmlError
 from pyggml.files import replacing
-from pyggml.graph.dtypes import I8, I32, I64, DType
+from pyggml.graph.dtypes import F32, I8, I32, I64, DType
 from pyggml.lora.data.documents import Documents, Notes
 from pyggml.lora.data.files import SHOWN, UNITS, Faults
 from pyggml.lora.data.spill import blocks
 
 MOST_BYTES = 8 << 30  # of a folder; the entries that were used last stay
 MOST_FILES = 1 << 12
-VERSION = 1  # of what `encode` makes of a row: change it, and older entries are not found
+VERSION = 2  # of what `encode` makes of a row: change it, and older entries are not found
 _SETTLED = 2.0  # seconds after which a file system tells a later change by its time
-_DTYPES: dict[str, DType] = {"ids": I32, "lengths": I64, "trained": I8, "places": I64}
+_DTYPES: dict[str, tuple[DType, ...]] = {
+    "ids": (I32,),
+    "lengths": (I64,),
+    "trained": (I8, F32),  # F32 where a token is learned by a share
+    "places": (I64,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,8 @@ class TokenCache:
         documents = kept.documents
         tensors = {"ids": documents.ids, "lengths": documents.lengths}
         if documents.trained is not None:
-            tensors["trained"] = documents.trained.view(np.int8)
+            is_flag = documents.trained.dtype == np.bool_
+            tensors["trained"] = documents.trained.view(np.int8) if is_flag else documents.trained
         if documents.places is not None:
             tensors["places"] = documents.places
         metadata = {
@@ -79,7 +85,9 @@ class TokenCache:
             "tokens.about": _text({"kind": kept.kind, "notes": kept.notes, **asdict(kept.faults)}),
             "tokens.crc32": np.array([_crc32(array) for array in tensors.values()], np.uint32),
         }
-        sources = [(name, _DTYPES[name], array.shape, array) for name, array in tensors.items()]
+        sources = [
+            (name, _dtype(name, array), array.shape, array) for name, array in tensors.items()
+        ]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._prune(room_for=sum(array.nbytes for array in tensors.values()))
@@ -159,6 +167,10 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
+def _dtype(name: str, array: np.ndarray) -> DType:
+    return _DTYPES[name][array.dtype == np.float32]
+
+
 def _crc32(array: np.ndarray) -> int:
     crc = 0
     for block in blocks(array):
@@ -170,10 +182,10 @@ def _read_entry(file: gguf.GGUFFile, key: Mapping[str, Any], n_vocab: int) -> Ca
     """GGUFError or ValueError for anything that `keep` would not have written."""
     said = [file.require(name, str) for name in ("general.type", "tokens.key")]
     tensors = {name: file.data(name) for name in file.tensors}
-    types = {name: _DTYPES.get(name) for name in tensors}
+    types = {name: _DTYPES.get(name, ()) for name in tensors}
     if said != ["tokens", _text(key)] or not {"ids", "lengths"} <= tensors.keys():
         raise ValueError("other tokens")
-    if any(file.tensors[name].dtype is not wanted for name, wanted in types.items()):
+    if any(file.tensors[name].dtype not in wanted for name, wanted in types.items()):
         raise ValueError("other tensors")
     checks = [_crc32(array) for array in tensors.values()]
     if file.require("tokens.crc32", np.ndarray).tolist() != checks:
@@ -185,7 +197,7 @@ def _read_entry(file: gguf.GGUFFile, key: Mapping[str, Any], n_vocab: int) -> Ca
         tensors["ids"],
         np.cumsum(lengths) - lengths,
         lengths,
-        None if trained is None else trained.view(np.bool_),
+        trained.view(np.bool_) if trained is not None and trained.dtype == np.int8 else trained,
         tensors.get("places"),
     )
     return CachedDocuments(documents, *_about_rows(file.require("tokens.about", str)))
@@ -211,15 +223,20 @@ def _within(values: np.ndarray, end: int) -> bool:
 def _about_rows(text: str) -> tuple[str, Faults, Notes]:
     """A file's format, its faulty rows, and what is to be said of the others."""
     about = json.loads(text)
-    if not isinstance(about, dict) or about.keys() != {"kind", "notes", "total", "shown"}:
+    names = ("kind", "notes", "total", "shown", "lack_names")
+    if not isinstance(about, dict) or about.keys() != set(names):
         raise ValueError("other things said")
-    kind, notes, total, shown = (about[name] for name in ("kind", "notes", "total", "shown"))
+    kind, notes, total, shown, lack_names = (about[name] for name in names)
     words = isinstance(shown, list) and all(isinstance(word, str) for word in shown)
     if kind not in (*UNITS, "text") or type(total) is not int or not words or len(shown) > SHOWN:
         raise ValueError("other things said")
-    if not isinstance(notes, dict):
+    if not isinstance(notes, dict) or not isinstance(lack_names, bool):
         raise ValueError("other things said")
-    return kind, Faults(total, shown), {note: _note(said) for note, said in notes.items()}
+    return (
+        kind,
+        Faults(total, shown, lack_names),
+        {note: _note(said) for note, said in notes.items()},
+    )
 
 
 def _note(said: Any) -> tuple[int, str]:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
 
 from pyggml.chat import (
     MODEL,
@@ -20,7 +23,7 @@ from pyggml.chat import (
 from pyggml.errors import TemplateError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.documents import Document
-from pyggml.lora.data.rows import BadRow, ChatRow
+from pyggml.lora.data.rows import BadRow, ChatRow, Weights
 from pyggml.tokenizer import Tokenizer
 
 # What may be said of a chat besides its tokens.
@@ -82,20 +85,54 @@ def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Docu
     from others. Raises TemplateError if there is no template.
     """
     encoder = encoder_of(tokenizer, chats)
-    messages, read_only = _messages(row, encoder.template), row.read_only
+    _check_weights(row, encoder.train_on)
+    messages, read_only, weights = _messages(row, encoder.template), row.read_only, row.weights
     try:
         found = encoder(messages, row.tools, read_only)
         n_left_out, most = 0, chats.most if chats else 0
-        while most and len(found.ids) > most and (n := _first_round(messages)):
+        while most and len(found.ids) > most and (n := first_round(messages)):
             kept = [i for i in range(len(messages)) if i not in n]
-            messages = [messages[i] for i in kept]
-            read_only = frozenset(new for new, old in enumerate(kept) if old in read_only)
-            if not _is_learned(messages, read_only):
+            rest = [messages[i] for i in kept]
+            learned = frozenset(new for new, old in enumerate(kept) if old in read_only)
+            if not _is_learned(rest, learned):
                 break
-            found, n_left_out = encoder(messages, row.tools, read_only), n_left_out + len(n)
+            weights = {new: weights[old] for new, old in enumerate(kept) if old in weights}
+            messages, read_only, n_left_out = rest, learned, n_left_out + len(n)
+            found = encoder(messages, row.tools, read_only)
+        trained = _weighed(encoder, messages, row.tools, read_only, weights, found.trained)
     except TemplateError as error:
         raise BadRow(str(error), joint=": ") from None
-    return Document(found.ids, found.trained, _notes(found, n_left_out))
+    return Document(found.ids, trained, _notes(found, n_left_out))
+
+
+def _check_weights(row: ChatRow, train_on: str) -> None:
+    """BadRow for a message whose weight is not how the settings learn it."""
+    for i, weight in row.weights.items():
+        is_answer = row.messages[i]["role"] == "assistant"
+        if train_on == "all" and weight != 1:
+            fault = f"of the weight {weight:g}, and --train-on all learns every token"
+        elif train_on != "all" and weight and not is_answer:
+            fault = 'with "train" or "weight" and not of the assistant, whose alone are learned'
+        else:
+            continue
+        raise BadRow(f"has a message {i + 1} {fault}", says_all=True)
+
+
+def _weighed(
+    encoder: ChatEncoder,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    read_only: frozenset[int],
+    weights: Weights,
+    trained: np.ndarray,
+) -> np.ndarray:
+    """What is learned, by shares where messages have a weight that is neither 0 nor 1."""
+    shares = trained
+    for weight in sorted({w for w in weights.values() if 0 < w < 1}):
+        others = {i for i in range(len(messages)) if weights.get(i) != weight}
+        part = encoder(messages, tools, read_only | others).trained
+        shares = np.where(part, np.float32(weight), shares).astype(np.float32)
+    return shares
 
 
 @lru_cache(maxsize=4)
@@ -124,7 +161,7 @@ def _messages(row: ChatRow, template: ChatTemplate) -> list[Message]:
     return messages
 
 
-def _first_round(messages: Sequence[Message]) -> range:
+def first_round(messages: Sequence[Message]) -> range:
     """The indices of the first round: from the first message to before the user's second one.
 
     System messages at the start are not part of it. Empty if the user has only one message.

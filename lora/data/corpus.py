@@ -44,8 +44,8 @@ def read_corpus(
              `pyggml.lora.data.preferences.read_preferences`
 
     config.val_split is the share of the tokens of each file that is held out. Of a text: its last
-    windows, at least one if there are two. Of rows: whole ones, those that bring the share nearer,
-    asked from the last to the first; none if all are too long. With config.val_file it is not used.
+    windows, at least one if there are two. Of rows: whole ones from anywhere in the file, or with
+    config.val_shuffle off from its end; see `held_out`. With config.val_file it is not used.
 
     Raises DataError for files that cannot be read, are empty, are not UTF-8 (with the byte), have
     rows that are not as wanted or do not fit into a window (by number), or for too little text.
@@ -93,12 +93,11 @@ def encode_rows(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The windows of one file. `whole`: no document may be cut between windows."""
+    """The windows of one file."""
 
     train: Dataset
     validation: Dataset
     summary: FileSummary
-    whole: bool
 
 
 class _Parts(Reader):
@@ -106,7 +105,7 @@ class _Parts(Reader):
 
     def __init__(self, tokenizer: Tokenizer, config: DataConfig, cache: TokenCache | None) -> None:
         super().__init__(tokenizer, config, cache)
-        self.long_chats, self.alone = config.long_chats, not config.packing
+        self.alone = not config.packing
 
     def all(self, sources: Sequence[Source], share: float) -> list[_Part]:
         """The parts of all files. DataError with what is wrong with any of them."""
@@ -128,39 +127,41 @@ class _Parts(Reader):
 
     def part(self, source: Source, share: float) -> _Part:
         read = self.documents(source.path)
-        documents, kind = read.kept.documents, read.kept.kind
-        whole = documents.trained is not None
-        if whole:
+        documents, kind, n_truncated = read.kept.documents, read.kept.kind, 0
+        if documents.trained is not None:
             _check_ends(source.path, read.kept.notes)
-            if self.long_chats == "refuse":
+            if self.config.long_chats == "refuse":
                 _check_lengths(source.path, kind, documents, self.ctx)
-            documents = documents.part(np.flatnonzero(documents.lengths <= self.ctx + 1))
+            documents, n_truncated = fitted(documents, self.ctx, self.config.long_chats)
         if kind == "text":
             windows = pack(documents, self.ctx, folder=self.folder)
             train, validation, n_held_out = *_split_windows(windows, share), 0
         else:
             out = np.zeros(len(documents), np.bool_)
-            out[held_out(documents.lengths.tolist(), share)] = True
+            out[held_out(documents.lengths.tolist(), share, self.config.val_shuffle)] = True
             n_held_out = int(out.sum())
             train, validation = (
-                pack(
-                    documents.part(np.flatnonzero(which)), self.ctx, whole, self.folder, self.alone
-                )
-                for which in (~out, out)
+                self._packed(documents.part(np.flatnonzero(which))) for which in (~out, out)
             )
         if source.weight != 1:
             train = replace(train, repeats=np.full(len(train), source.weight))
         counts = (len(documents), n_held_out, documents.n_tokens)
         how = (read.kept.faults, read.was_kept, read.not_kept)
         n_dropped = len(read.kept.documents) - len(documents)
-        summary = FileSummary(source, kind, *counts, *how, read.kept.notes, n_dropped)
-        return _Part(train, validation, summary, whole)
+        summary = FileSummary(source, kind, *counts, *how, read.kept.notes, n_dropped, n_truncated)
+        return _Part(train, validation, summary)
+
+    def _packed(self, documents: Documents) -> Dataset:
+        """Windows of rows, each whole in one if it is no longer."""
+        pieces = documents.pieces(self.ctx)
+        return pack(pieces, self.ctx, True, self.folder, self.alone)
 
 
 def _check_amount(train: Dataset, parts: Sequence[_Part], ctx: int) -> None:
-    """There is a window at least, and one that is full where documents may be cut."""
+    """There is a window at least, and one that is full where all is plain text."""
     n_tokens = sum(part.summary.n_tokens for part in parts)
-    if not len(train) or (n_tokens < ctx + 1 and not any(part.whole for part in parts)):
+    is_text = all(part.summary.kind == "text" for part in parts)
+    if not len(train) or (n_tokens < ctx + 1 and is_text):
         names = ", ".join(str(part.summary.source.path) for part in parts)
         n_dropped = sum(part.summary.n_dropped for part in parts)
         if n_dropped and not n_tokens:
@@ -204,5 +205,23 @@ def _check_lengths(path: Path, kind: str, documents: Documents, ctx: int) -> Non
         raise DataError(
             f"{path}: {place} has {documents.lengths[longest]} tokens{others}, wanted at most "
             f"{ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter rows, or "
-            "--long-chats drop or cut"
+            "--long-chats drop, cut or truncate"
         )
+
+
+def fitted(documents: Documents, ctx: int, long: str) -> tuple[Documents, int]:
+    """The documents that fit into a window, and how many of them only in part.
+
+    long: "truncate" takes the first tokens of longer ones, unless none of these is learned; all
+    else leaves longer ones out
+    """
+    fits = documents.lengths <= ctx + 1
+    if long != "truncate":
+        return documents.part(np.flatnonzero(fits)), 0
+    kept = np.flatnonzero(fits)
+    first = documents.part(np.flatnonzero(~fits))
+    first = first.shortened(np.minimum(first.lengths, ctx + 1))
+    cut = np.flatnonzero(~fits)[first.are_learned()]
+    both = np.sort(np.concatenate([kept, cut]))
+    found = documents.part(both)
+    return found.shortened(np.minimum(found.lengths, ctx + 1)), len(cut)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pyggml.lora.data.rows import Place
-from pyggml.lora.data.spill import BLOCK, Column
+from pyggml.lora.data.spill import BLOCK, Column, blocks
 
 Notes = Mapping[str, tuple[int, str]]  # a note of `Document` -> of how many, and the first's place
 
@@ -18,6 +18,7 @@ Notes = Mapping[str, tuple[int, str]]  # a note of `Document` -> of how many, an
 class Document:
     """Token ids, and whether each is learned as a target; None: all are.
 
+    trained: bool, or float32 0 to 1 where a token weighs less than others in the loss
     notes: remarks on it for the user, see `pyggml.lora.data.chats`
     """
 
@@ -36,7 +37,8 @@ class Documents:
     ids       (n_tokens,) int32
     starts    (n,) int64, the start of each document in `ids`
     lengths   (n,) int64
-    trained   (n_tokens,) bool, whether each token is learned as a target; None: all are
+    trained   (n_tokens,) bool, whether each token is learned as a target; None: all are; float32
+              0 to 1 where some weigh less than others
     places    (n, 2) int64, number and end of each `Place`; None if no place is ever named
     """
 
@@ -58,6 +60,29 @@ class Documents:
         places = None if self.places is None else self.places[which]
         return Documents(self.ids, self.starts[which], self.lengths[which], self.trained, places)
 
+    def shortened(self, lengths: np.ndarray) -> Documents:
+        """The first tokens of each document; nothing is copied."""
+        return Documents(self.ids, self.starts, lengths, self.trained, self.places)
+
+    def are_learned(self) -> np.ndarray:
+        """(n,) bool: whether a token behind the first of each document is learned."""
+        if self.trained is None:
+            return np.asarray(self.lengths > 1)
+        ends = zip((self.starts + 1).tolist(), (self.starts + self.lengths).tolist(), strict=True)
+        return np.array([bool(self.trained[a:b].any()) for a, b in ends], np.bool_)
+
+    def pieces(self, ctx: int) -> Documents:
+        """Documents of at most ctx + 1 tokens: longer ones in pieces, the last token of one piece
+        the first of the next, so that every token but a document's first is a target once."""
+        n = np.maximum(-(-(self.lengths - 1) // ctx), 1)
+        if (n == 1).all():
+            return self
+        number = np.repeat(np.arange(len(self)), n)
+        before = (np.arange(len(number)) - np.repeat(np.cumsum(n) - n, n)) * ctx
+        some = self.part(number)
+        lengths = np.minimum(some.lengths - before, ctx + 1)
+        return Documents(some.ids, some.starts + before, lengths, some.trained, some.places)
+
     @staticmethod
     def of(documents: Iterable[Document], folder: Path | None = None) -> Documents:
         """Documents one after the other; `folder` is where large arrays lie."""
@@ -73,7 +98,7 @@ class Writer:
     def __init__(self, folder: Path | None) -> None:
         self._ids, self._trained = Column(np.int32, folder), Column(np.bool_, folder)
         self._lengths, self._places = Column(np.int64, folder), Column(np.int64, folder)
-        self._masked = False
+        self._masked, self._weighted, self._folder = False, False, folder
 
     def add(self, document: Document, place: Place | None = None) -> None:
         """One more document."""
@@ -96,6 +121,11 @@ class Writer:
             self._masked = True
             for first in range(0, self._ids.n, BLOCK):
                 self._trained.extend(np.ones(min(BLOCK, self._ids.n - first), np.bool_))
+        if trained is not None and trained.dtype != np.bool_ and not self._weighted:
+            self._weighted, flags = True, self._trained.finished()
+            self._trained = Column(np.float32, self._folder)
+            for block in blocks(flags):
+                self._trained.extend(block)
         if self._masked:
             self._trained.extend(np.ones(n, np.bool_) if trained is None else trained)
 

@@ -1,15 +1,18 @@
 """A row → its tokens, and which of them are learned.
 
 row             tokens                                               learned
-TextRow         the text                                             all
+TextRow         the text; of rows, an end of text                    all
 CompletionRow   prompt and completion as one text, an end of text    from the first token of the
                                                                      completion on
 ChatRow         messages as the chat template writes them            answers, and the end of each
+
+The end of text stands once, also where the text has it already. Tokens of a row with a weight are
+learned by that share.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,15 +32,17 @@ class Encoding:
                      "auto": parsed in rows, which are written for training, and plain in text,
                      which may only talk about it
     chats            None: with the model's own template
+    end_of_text      whether rows of text end in one
     """
 
     special_tokens: str = "auto"
     chats: Chats | None = None
+    end_of_text: bool = True
 
     @staticmethod
     def of(config: DataConfig, tokenizer: Tokenizer) -> Encoding:
         """As the settings say. Raises TemplateError as `Chats.of` does."""
-        return Encoding(config.special_tokens, Chats.of(config, tokenizer))
+        return Encoding(config.special_tokens, Chats.of(config, tokenizer), config.end_of_text)
 
     def parses(self, plain: bool) -> bool:
         """Whether names of special tokens are these tokens: in rows, or in plain text."""
@@ -45,31 +50,62 @@ class Encoding:
 
 
 AUTO = Encoding()
+TEXT = "text"  # a note of `Document`: it is a row of text
+ENDED = "ended"  # one that ends in the end of text
 
 
 def encode(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> Document:
     """The tokens of a row.
 
-    Raises BadRow for a row that has none, which is told with its place as other bad rows are.
+    Raises BadRow for a row of which no token can be learned, told with its place as others are.
     """
     if isinstance(row, ChatRow):
-        return encode_chat(row, tokenizer, encoding.chats)
-    parse = encoding.parses(plain=isinstance(row, TextRow) and row.plain)
-    if isinstance(row, TextRow):
-        return Document(whole(row.text, tokenizer, parse))
-    if isinstance(row, CompletionRow):
-        return _completion(row, tokenizer, parse)
-    raise BadRow(f"is a {type(row).__name__}, which cannot be encoded")
+        found = encode_chat(row, tokenizer, encoding.chats)
+    elif isinstance(row, TextRow):
+        found = _text(row, tokenizer, encoding)
+    elif isinstance(row, CompletionRow):
+        found = _completion(row, tokenizer, encoding.parses(plain=False))
+    else:
+        raise BadRow(f"is a {type(row).__name__}, which cannot be encoded")
+    if isinstance(row, TextRow) and row.plain:
+        return found
+    check_learned(found)
+    if row.weight == 1:
+        return found
+    learned = np.ones(len(found)) if found.trained is None else found.trained
+    return replace(found, trained=np.asarray(learned * row.weight, np.float32))
+
+
+def check_learned(document: Document) -> None:
+    """BadRow for a document without a learned token that follows another."""
+    if len(document) < 2 or (document.trained is not None and not document.trained[1:].any()):
+        raise BadRow(
+            "has no token to learn: the first of a text, which follows none, is not learned"
+        )
+
+
+def _ended(ids: list[int], tokenizer: Tokenizer, wanted: bool = True) -> list[int]:
+    """With an end of text, if there is none at the end."""
+    end = tokenizer.eos_id if tokenizer.eos_id is not None else tokenizer.eot_id
+    if wanted and end is not None and ids[-1:] not in ([end], [tokenizer.eot_id]):
+        return [*ids, end]
+    return ids
+
+
+def _text(row: TextRow, tokenizer: Tokenizer, encoding: Encoding) -> Document:
+    ids = whole(row.text, tokenizer, encoding.parses(row.plain))
+    if row.plain:
+        return Document(ids)
+    ids = _ended(ids, tokenizer, encoding.end_of_text)
+    is_ended = ids[-1:] in ([tokenizer.eos_id], [tokenizer.eot_id])
+    return Document(ids, None, (TEXT, ENDED) if is_ended else (TEXT,))
 
 
 def _completion(row: CompletionRow, tokenizer: Tokenizer, parse: bool) -> Document:
+    """A token across the seam is learned; BOS, where the prompt is empty, is not."""
     ids = whole(row.prompt + row.completion, tokenizer, parse)
-    if not row.prompt:
-        return Document(ids)
     prompt = whole(row.prompt, tokenizer, parse)
-    same = zip(ids, prompt, strict=False)  # a token across the seam is learned
+    same = zip(ids, prompt, strict=False)
     first = next((i for i, (a, b) in enumerate(same) if a != b), min(len(ids), len(prompt)))
-    end = tokenizer.eos_id
-    if end is not None and ids[-1] not in (end, tokenizer.eot_id):
-        ids.append(end)
+    ids = _ended(ids, tokenizer)
     return Document(ids, np.arange(len(ids)) >= first)

@@ -76,7 +76,8 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
         if not i and isinstance(record, dict) and not schema.has_row(record):
             shown = ", ".join(sorted(name[:20] for name in record)[:5])
             what = "the first line names the" if kind == "CSV" else "has the"
-            raise DataError(f"{path}: {what} columns {shown}; {schema.wanted_columns}")
+            fault = f"{path}: {what} columns {shown}{schema.suggested(record)}"
+            raise DataError(f"{fault}; {schema.wanted_columns}")
         yield place, record
 
 
@@ -96,13 +97,19 @@ def _unfolded(place: Place, item: Any, schema: Schema) -> Iterator[tuple[Place, 
 
 @dataclass(slots=True)
 class Faults:
-    """The rows of a file that are not as wanted: how many, and the first few sentences."""
+    """The rows of a file that are not as wanted: how many, and the first few sentences.
+
+    lack_names: what names a row may have is worth telling
+    """
 
     total: int = 0
     shown: list[str] = field(default_factory=list)
+    lack_names: bool = False
 
-    def add(self, place: Place, bad: BadRow) -> None:
+    def add(self, place: Place, bad: BadRow, is_row: bool = False) -> None:
+        """One more. is_row: its names are those of a row, whatever else is wrong."""
         self.total += 1
+        self.lack_names |= not (is_row or bad.says_all)
         if len(self.shown) < SHOWN:
             self.shown.append(bad.at(place))
 
@@ -143,6 +150,7 @@ def read_rows(path: Path, schema: Schema = TRAINING) -> tuple[str, list[Row]]:
 def check_rows(path: Path, schema: Schema, n_rows: int, faults: Faults) -> None:
     """DataError if a row is faulty, or there is none."""
     if faults.total:
-        raise DataError(f"{path}: {faults}; {schema.wanted}")
+        wanted = f"; {schema.wanted}" if faults.lack_names else ""
+        raise DataError(f"{path}: {faults}{wanted}")
     if not n_rows:
         raise DataError(f"{path}: has no rows; {schema.wanted}")

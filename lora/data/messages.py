@@ -1,17 +1,18 @@
 """Messages as files have them → messages as `pyggml.lora.data.rows` describes them, or `BadRow`.
 
-OpenAI     {"role", "content", "tool_calls", "tool_call_id", "name"}; "weight" 0 or "train" false:
-           read, not learned. In its older form "function_call", and the role "function" for results
+OpenAI     {"role", "content", "tool_calls", "tool_call_id", "name"}; "weight", 0 to 1, or "train",
+           true or false, say how much a message is learned. In its older form "function_call", and
+           the role "function" for results
 ShareGPT   {"from": human | gpt | system | tool …, "value"}
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import isfinite
 from typing import Any
 
 from pyggml.lora.data.formats.json_rows import parsed
-from pyggml.lora.data.rows import ROLES, BadRow, Message, Messages
+from pyggml.lora.data.rows import ROLES, BadRow, Message, Messages, Weights
 
 MOST_DEPTH = 64  # lists and objects within each other
 KINDS = {
@@ -31,6 +32,7 @@ _SPEAKERS = {
     **dict.fromkeys(("observation", "function_response", "function"), "tool"),
 }
 _ROLES = {**{role: role for role in ROLES}, "function": "tool"}
+_FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 _SEPARATE = (
     "role",
     "content",
@@ -92,24 +94,65 @@ def listed(value: Any) -> list[Any]:
     return found
 
 
-def messages_of(value: Any) -> tuple[Messages, frozenset[int]]:
-    """Messages of either form, and the numbers of those that are not learned."""
+def messages_of(value: Any) -> tuple[Messages, Weights]:
+    """Messages of either form, and the weights of those that have one, by their number."""
     found = listed(value)
     if not found:
         raise BadRow("is empty")
-    messages, read_only = [], set()
+    messages, weights = list[Message](), dict[int, float]()
     for i, item in enumerate(found):
         try:
             messages.append(_message(item))
+            weight = weight_of(item)
         except BadRow as bad:
             raise BadRow(f"has a message {i + 1} that {bad}") from None
-        if messages[-1]["role"] != "assistant" or not _is_learned(item):
-            read_only.add(i)
-    return tuple(messages), frozenset(read_only)
+        if weight is not None:
+            weights[i] = weight
+    return tuple(messages), weights
 
 
-def _is_learned(item: dict[str, Any]) -> bool:
-    return item.get("weight", 1) != 0 and item.get("train", True) is not False
+def not_learned(messages: Messages, weights: Weights) -> frozenset[int]:
+    """The numbers of the messages that are not the assistant's, or have the weight 0."""
+    others = (i for i, m in enumerate(messages) if m["role"] != "assistant")
+    return frozenset(others) | {i for i, weight in weights.items() if not weight}
+
+
+# -- how much is learned ------------------------------------------------------------------------
+
+
+def flag_of(value: Any) -> bool:
+    """True or false, as JSON, a word or 0 and 1 say it. BadRow for anything else."""
+    found = _FLAGS.get(str(value).strip().lower())
+    if found is None or not isinstance(value, bool | int | float | str):
+        raise BadRow(f"is {_brief(value)}, wanted true or false")
+    return found
+
+
+def share_of(value: Any) -> float:
+    """A number from 0 to 1, or the text of one. BadRow for anything else."""
+    try:
+        found = float(value) if isinstance(value, bool | int | float | str) else -1.0
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise BadRow(f"is {_brief(value)}, wanted 0 to 1")
+    return found
+
+
+def weight_of(item: Mapping[str, Any]) -> float | None:
+    """What "train" and "weight" of a message or a row say together; None if it has neither."""
+    flag, share = item.get("train"), item.get("weight")
+    train = None if flag is None else _within("train", lambda: flag_of(flag))
+    weight = None if share is None else _within("weight", lambda: share_of(share))
+    if train is None or weight is None:
+        return weight if train is None else float(train)
+    if train != bool(weight):
+        raise BadRow(f'has a "train" that is {_brief(flag)} and a "weight" that is {_brief(share)}')
+    return weight
+
+
+def _brief(value: Any) -> str:
+    return f"{value[:20]!r}" if isinstance(value, str) else str(value)[:20]
 
 
 def _message(item: Any) -> Message:

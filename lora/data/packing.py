@@ -32,7 +32,8 @@ def pack(
     masked = documents.trained is not None
     tokens = spill.empty((n,), np.int32, folder)
     owner = spill.empty((n,), np.int32, folder)
-    trained = spill.empty((n,), np.bool_, folder) if masked else None
+    kind = np.bool_ if documents.trained is None else documents.trained.dtype.type
+    trained = spill.empty((n,), kind, folder) if masked else None
     for first in range(0, n, spill.BLOCK):
         span = slice(first, min(first + spill.BLOCK, n))
         tokens[span] = 0
@@ -117,7 +118,9 @@ def join(datasets: Sequence[Dataset], folder: Path | None = None) -> Dataset:
     masked = any(d.trained is not None for d in datasets)
     tokens = spill.empty((n, width), np.int32, folder)
     owner = spill.empty((n, width), np.int32, folder)
-    trained = spill.empty((n, width), np.bool_, folder) if masked else None
+    is_weighted = any(d.trained is not None and d.trained.dtype != np.bool_ for d in datasets)
+    kind = np.float32 if is_weighted else np.bool_
+    trained = spill.empty((n, width), kind, folder) if masked else None
     repeats = np.ones(n)
     at = 0
     for part in (block for dataset in datasets for block in dataset.blocks()):
@@ -130,13 +133,16 @@ def join(datasets: Sequence[Dataset], folder: Path | None = None) -> Dataset:
     return Dataset(tokens, owner, trained, None if (repeats == 1).all() else repeats)
 
 
-def held_out(lengths: Sequence[int], share: float) -> list[int]:
-    """Documents whose tokens come nearest to this share of all, chosen from the last to the first.
+def held_out(lengths: Sequence[int], share: float, shuffle: bool) -> list[int]:
+    """Documents whose tokens come nearest to this share of all, chosen one by one.
 
-    They never have more than half of all, so one document at least is left.
+    shuffle: in an order that is drawn, the same for as many documents; else from the last to the
+    first. They never have more than half of all, so one document at least is left.
     """
     whole, taken, chosen = sum(lengths), 0, list[int]()
-    for i in reversed(range(len(lengths)) if share else ()):
+    n = len(lengths) if share else 0
+    order = np.random.default_rng(n).permutation(n).tolist() if shuffle else reversed(range(n))
+    for i in order:
         more = taken + lengths[i]
         if abs(more - share * whole) <= abs(taken - share * whole) and 2 * more <= whole:
             taken = more

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.errors import DataError
+from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.answers import Preferences, corpus_of, documents_of
 from pyggml.lora.data.cache import CachedDocuments, TokenCache
@@ -17,6 +17,7 @@ from pyggml.lora.data.files import UNITS, format_of
 from pyggml.lora.data.reader import Reader
 from pyggml.lora.data.rows import Row
 from pyggml.lora.data.sources import Source
+from pyggml.lora.data.unused import unused_by_answers
 from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
 
@@ -37,7 +38,7 @@ class _Answers(Reader):
         read = self.documents(source.path)
         kept = read.kept
         unit, path = UNITS[kept.kind], str(source.path)
-        made = corpus_of(kept.documents, path, unit, self.ctx, share, self.schema.purpose)
+        made = corpus_of(kept.documents, path, unit, self.config, share, self.schema.purpose)
         (whole,) = made.files
         whole = replace(
             whole,
@@ -45,6 +46,7 @@ class _Answers(Reader):
             skipped=kept.faults,
             was_kept=read.was_kept,
             not_kept=read.not_kept,
+            notes=kept.notes,
         )
         return replace(made, files=(whole,))
 
@@ -59,8 +61,11 @@ def read_preferences(
     """Windows of the "pairs", or of the answers of "labels", of JSON Lines, JSON, CSV or parquet.
 
     Files, config and cache are as of `read_corpus`. Raises DataError for files that cannot be read
-    or are plain text, rows that are not as wanted, and as `preference_corpus` does.
+    or are plain text, rows that are not as wanted, and as `preference_corpus` does; ConfigError
+    for settings that would do nothing.
     """
+    if faults := unused_by_answers(config, f"an objective of {kind}"):
+        raise ConfigError(faults)
     reader = _Answers(tokenizer, config, cache, kind)
     apart, left_out = expand([Source(Path(f)) for f in config.val_file or ()], reader.schema)
     sources, others = expand([Source.of(f) for f in files], reader.schema)

@@ -37,7 +37,8 @@ class Reader:
         cache: TokenCache | None,
         purpose: str = "training",
     ) -> None:
-        self.tokenizer, self.ctx, self.cache = tokenizer, config.ctx, cache
+        self.tokenizer, self.cache = tokenizer, cache
+        self.config, self.ctx = config, config.ctx
         self.encoding = Encoding.of(config, tokenizer)
         self.schema = schema_of(config.columns, purpose)
         self.skip_bad_rows = config.skip_bad_rows
@@ -93,7 +94,7 @@ class Reader:
                 try:
                     found = self.encoded(row)
                 except BadRow as bad:
-                    faults.add(row.place, bad)
+                    faults.add(row.place, bad, is_row=True)
                     continue
                 for document in found:
                     writer.add(document, row.place)

@@ -20,13 +20,15 @@ A name that a message lacks is absent, never None; names that are not in this li
 templates that ask for them (`reasoning_content`).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Message = dict[str, Any]
 Messages = tuple[Message, ...]
+Weights = Mapping[int, float]  # number of a message → the weight that its file gives it
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,13 @@ class TextRow:
     """A text that is not empty.
 
     plain: it is a plain text file, not a row that was written for training.
+    weight: of its tokens in the loss, as of all rows that are learned
     """
 
     place: Place
     text: str
     plain: bool = False
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class CompletionRow:
     place: Place
     prompt: str
     completion: str
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class ChatRow:
     tools       functions that the assistant may call: {"type": "function", "function": {"name":
                 string, "description": string, "parameters": JSON schema}}
     read_only   numbers of messages that are not learned, though the assistant's
+    weights     of messages whose file gives them one, 0 to 1
     alpaca      instruction and input, if this is a row of these names: what its user message is
                 made of, for models that have no template
     """
@@ -84,6 +90,8 @@ class ChatRow:
     tools: tuple[dict[str, Any], ...] = ()
     read_only: frozenset[int] = frozenset()
     alpaca: tuple[str, str] | None = None
+    weights: Weights = field(default_factory=dict)
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,8 @@ class PreferenceRow:
 
     The answers do not repeat the prompt, and differ. Answers that are messages start with the
     assistant's.
+
+    read_only: numbers of messages of each answer that are not learned, counted from its start
     """
 
     place: Place
@@ -99,17 +109,22 @@ class PreferenceRow:
     chosen: str | Messages
     rejected: str | Messages
     tools: tuple[dict[str, Any], ...] = ()
+    read_only: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledRow:
-    """One answer, and whether it is wanted; prompt and answer are strings, or both are messages."""
+    """One answer, and whether it is wanted; prompt and answer are strings, or both are messages.
+
+    read_only: numbers of messages of the answer that are not learned
+    """
 
     place: Place
     prompt: str | Messages
     completion: str | Messages
     label: bool
     tools: tuple[dict[str, Any], ...] = ()
+    read_only: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +147,12 @@ class BadRow(Exception):
     """A record that makes no row, or a row that cannot be encoded.
 
     The message is the rest of a sentence that starts with the place: BadRow("is no JSON").
+    says_all: the names that a row may have are of no help
     """
 
-    def __init__(self, fault: str, joint: str = " ") -> None:
+    def __init__(self, fault: str, joint: str = " ", says_all: bool = False) -> None:
         super().__init__(fault)
-        self.joint = joint
+        self.joint, self.says_all = joint, says_all
 
     def at(self, place: Place) -> str:
         """The whole sentence, with its place."""

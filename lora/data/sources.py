@@ -56,6 +56,7 @@ class FileSummary:
     not_kept   the reason why the next run must make them anew; "" if it need not
     notes      remarks on its documents for the user
     n_dropped  rows left out because they are longer than a window
+    n_truncated  rows of which the first tokens alone fit into one
     """
 
     source: Source
@@ -68,3 +69,4 @@ class FileSummary:
     not_kept: str = ""
     notes: Notes = field(default_factory=dict)
     n_dropped: int = 0
+    n_truncated: int = 0

@@ -18,7 +18,7 @@ from pyggml.errors import PyggmlError
 
 _IN_MEMORY = 4 << 20  # bytes of an array up to which it lies in memory
 BLOCK = 1 << 18  # numbers that a pass over an array takes at a time
-_CODES = {("i", 4): "i", ("i", 8): "q", ("b", 1): "b"}
+_CODES = {("i", 4): "i", ("i", 8): "q", ("b", 1): "b", ("f", 4): "f"}
 
 
 def empty(shape: tuple[int, ...], dtype: type[np.generic], folder: Path | None) -> np.ndarray:

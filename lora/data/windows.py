@@ -24,7 +24,8 @@ class Batch:
     """T = windows · ctx tokens as `pyggml.models.Inputs` wants them.
 
     tokens, positions, targets (T,) int32, span (T, 2) int32; weights (T,) float32 are 1 / number of
-    trained tokens of the whole step, or 0 where the next token is none of this document.
+    trained tokens of the whole step (a token's weight / the sum of all), or 0 where the next token
+    is none of this document.
     """
 
     tokens: np.ndarray
@@ -33,6 +34,11 @@ class Batch:
     targets: np.ndarray
     weights: np.ndarray
 
+    @property
+    def weight(self) -> float:
+        """How much the batch counts in its step."""
+        return float(self.weights.sum(dtype=np.float64))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
@@ -40,7 +46,8 @@ class Dataset:
 
     A window that is not full ends in documents of one token, which have no target.
 
-    trained   (n, ctx + 1) bool, whether each token is learned as a target; None: all are
+    trained   (n, ctx + 1) bool, whether each token is learned as a target; None: all are; float32
+              0 to 1 where some weigh less than others in the loss
     repeats   (n,) float64, how often an epoch reads each window, see `order`; None: once
     lengths   (n,) int64, the first tokens of a window that are computed: no target is behind them;
               None: all
@@ -79,7 +86,14 @@ class Dataset:
     def targets(self) -> np.ndarray:
         """(n, ctx) bool: where the next token is of the same document, and learned."""
         same = np.asarray(self.documents[:, 1:] == self.documents[:, :-1])
-        return same if self.trained is None else same & self.trained[:, 1:]
+        return same if self.trained is None else same & (self.trained[:, 1:] != 0)
+
+    def shares(self) -> np.ndarray:
+        """(n, ctx) how much each target weighs: bool, or float32 where some weigh less."""
+        targets = self.targets()
+        if self.trained is None or self.trained.dtype == np.bool_:
+            return targets
+        return np.asarray(targets * self.trained[:, 1:])
 
     def n_targets(self, windows: Sequence[int] | np.ndarray | None = None) -> int:
         """Trained tokens of these windows, or of all."""
@@ -137,14 +151,16 @@ class Dataset:
         A window that only fills up has weight 0 throughout. Where windows have lengths, they are
         taken from the shortest to the longest, and a batch is as long as its longest.
         """
-        total = max(self.n_targets(windows), 1)
+        shares = self.part(np.asarray(windows, np.int64)).shares()
+        is_count = shares.dtype == np.bool_
+        total = max(int(np.count_nonzero(shares)), 1) if is_count else shares.sum(dtype=np.float64)
         if self.lengths is not None:
             windows = np.asarray(windows, np.int64)
             windows = windows[np.argsort(self.lengths[windows], kind="stable")]
         for first in range(0, len(windows), size):
             yield self._batch(windows[first : first + size], size, total)
 
-    def _batch(self, windows: Sequence[int] | np.ndarray, size: int, total: int) -> Batch:
+    def _batch(self, windows: Sequence[int] | np.ndarray, size: int, total: float) -> Batch:
         some = self.part(np.asarray(windows, np.int64))
         ctx = self.ctx if some.lengths is None else int(some.lengths.max())
         tokens = np.zeros((size, ctx + 1), np.int32)
@@ -152,7 +168,7 @@ class Dataset:
         weights = np.zeros((size, ctx), np.float32)
         tokens[: len(windows)] = some.tokens[:, : ctx + 1]
         documents[: len(windows)] = some.documents[:, : ctx + 1]
-        weights[: len(windows)] = some.targets()[:, :ctx] / np.float32(total)
+        weights[: len(windows)] = some.shares()[:, :ctx] / np.float32(total)
         column = np.arange(ctx, dtype=np.int32)
         is_first = np.diff(documents[:, :-1], axis=1, prepend=documents[:, :1] - 1) != 0
         start = np.maximum.accumulate(np.where(is_first, column, 0), axis=1)

@@ -8,7 +8,16 @@ import numpy as np
 
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data import Dataset, Encoding, Row, Schema, encode_rows, pack, read_rows
+from pyggml.lora.data import (
+    Dataset,
+    Documents,
+    Encoding,
+    Row,
+    Schema,
+    encode_rows,
+    pack,
+    read_rows,
+)
 from pyggml.lora.data.files import format_of, records
 from pyggml.lora.data.records import schema_of
 from pyggml.tokenizer import Tokenizer
@@ -44,9 +53,9 @@ def windows(rows: Sequence[Row], tokenizer: Tokenizer, config: DataConfig) -> tu
     """Windows of config.ctx tokens of the rows, as training holds them out; and how many rows were
     left out because they are too long.
 
-    A text goes on in the next window; prompts with completions and chats lie whole in one, and of
-    longer ones config.long_chats says what becomes of them. Raises DataError if one is refused, or
-    if nothing is left.
+    Rows of text that are longer than a window go on in the next one; of longer prompts with
+    completions and chats config.long_chats says what becomes of them. Raises DataError if one is
+    refused, or if nothing is left.
     """
     documents = encode_rows(rows, tokenizer, Encoding.of(config, tokenizer))
     whole = any(document.trained is not None for document in documents)
@@ -60,7 +69,7 @@ def windows(rows: Sequence[Row], tokenizer: Tokenizer, config: DataConfig) -> tu
             f"at most {config.ctx + 1}, those of a window of {config.ctx}: give a larger --ctx, or "
             "--long drop or cut"
         )
-    found = pack(kept, config.ctx, whole)
+    found = pack(Documents.of(kept).pieces(config.ctx), config.ctx, whole=True)
     if not len(found):
         raise DataError(f"{rows[0].place.file}: holds no token to predict after another")
     return found, n_long

@@ -101,6 +101,10 @@ class AnswerBatch(Batch):
     share: np.ndarray
     kl: float = 0.0
 
+    @property
+    def weight(self) -> float:
+        return float(self.share.sum(dtype=np.float64))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:

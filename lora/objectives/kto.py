@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from pyggml.errors import Fault
 from pyggml.lora.objectives.answers import AnswerLeaves, LabelObjective
 from pyggml.lora.objectives.objective import LossNet, Outputs
 from pyggml.ops import mul, scale, sigmoid, sub, sum_
@@ -32,6 +33,12 @@ class KTO(LabelObjective):
     undesirable_weight: float = setting(
         1.0, "weight of the undesirable answers", *_WEIGHT, group="optimiser"
     )
+
+    def _faults(self) -> list[Fault]:
+        if self.desirable_weight == 0 == self.undesirable_weight:
+            fault = "is 0, as desirable_weight is: nothing would be learned"
+            return [*super()._faults(), ("undesirable_weight", fault)]
+        return super()._faults()
 
     def weights(self, sign: np.ndarray) -> np.ndarray:
         return np.where(sign > 0, self.desirable_weight, self.undesirable_weight)

@@ -12,11 +12,13 @@ class Ranks:
     rank        number of this process, from 0
     size        number of processes
     n_beside    of those, the number that share this one's processors
+    on_host     number of this process among those on its host, from 0
     """
 
     rank: int = 0
     size: int = 1
     n_beside: int = 1
+    on_host: int = 0
 
     @property
     def is_first(self) -> bool:

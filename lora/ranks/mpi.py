@@ -26,8 +26,11 @@ class MpiRanks(Ranks):
     def __init__(self) -> None:
         self._comm = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
-        here = f"{MPI.Get_processor_name()} {_processors()}"
-        self.n_beside = self._texts(here).count(here)
+        host = MPI.Get_processor_name()
+        here = f"{host} {_processors()}"
+        everywhere = self._texts(here)
+        self.n_beside = everywhere.count(here)
+        self.on_host = sum(text.startswith(f"{host} ") for text in everywhere[: self.rank])
 
     def any(self, flag: bool) -> bool:
         self._agree()

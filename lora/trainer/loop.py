@@ -45,6 +45,7 @@ from pyggml.lora.trainer.reports import (
     StepReport,
     ValidationReport,
 )
+from pyggml.lora.trainer.validation import ValidationSample, margin
 from pyggml.model import Model
 
 # What held in runs that are older than a setting.
@@ -137,6 +138,11 @@ class Trainer:
                 reference=self.reference,
             )
         return self._losses
+
+    @cached_property
+    def validation(self) -> ValidationSample | None:
+        """What each validation reads; None if nothing is held out."""
+        return ValidationSample.of(self.corpus, self.config)
 
     @property
     def n_threads(self) -> int:
@@ -302,18 +308,20 @@ class Trainer:
         return order[self.progress.index :][: self.config.windows_per_step]
 
     def _validate(self, report: Callback) -> None:
-        held_out = self.corpus.validation
-        if held_out is None:
+        sample = self.validation
+        if sample is None:
             return
-        windows = range(min(len(held_out), self.config.val_windows))
-        outcome = self.losses.over(self.passes.evaluate, held_out, windows, self.ranks)
+        windows = sample.windows
+        outcome = self.losses.over(self.passes.evaluate, sample.dataset, windows, self.ranks)
         step, loss = self.progress.step, outcome.loss
         if not isfinite(loss):
             raise PyggmlError(
                 [f"after step {step} the validation loss is {loss:g}", ("lr", "may be too high")]
             )
-        n_tokens = held_out.n_targets(windows)
-        self.history.validations.append(ValidationReport(step, loss, n_tokens, outcome.tally))
+        n_tokens = sample.dataset.n_targets(windows)
+        about = margin(outcome.parts, sample.n_read / sample.n_held_out)
+        made = ValidationReport(step, loss, n_tokens, outcome.tally, about)
+        self.history.validations.append(made)
         self._gather()
         if self._best is not None and self.history.best is self.history.validations[-1]:
             self._best[:] = self.parameters.data

@@ -18,10 +18,14 @@ from pyggml.model import Model
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The mean loss over some windows, and what the objective counts of them."""
+    """The mean loss over some windows, and what the objective counts of them.
+
+    parts: (n, 2), each batch's part of the loss, and its weight in it
+    """
 
     loss: float
     tally: Tally
+    parts: np.ndarray
 
 
 class Losses:
@@ -61,14 +65,16 @@ class Losses:
         """
         n, kind = -(-len(windows) // self._size), self.objective.tally
         mine = ranks.share(n)
-        rows = np.empty((len(mine), 1 + len(fields(kind))))
+        rows = np.empty((len(mine), 2 + len(fields(kind))))
         batches = self.feed.batches(self.passes.other_programs, data, windows, ranks)
         with ranks.together():
             for i, batch in enumerate(islice(batches, mine.start, mine.stop)):
                 before(mine.start + i)
                 loss = run(batch)
-                rows[i] = loss, *self.objective.report(batch, self.passes.outputs).numbers
+                tally = self.objective.report(batch, self.passes.outputs)
+                rows[i] = loss, batch.weight, *tally.numbers
         total, tally = 0.0, kind()
-        for part, *numbers in ranks.joined(rows, n).tolist():
+        joined = ranks.joined(rows, n)
+        for part, _, *numbers in joined.tolist():
             total, tally = total + part, tally + kind.of(numbers)
-        return Outcome(total, tally)
+        return Outcome(total, tally, joined[:, :2])

@@ -55,12 +55,16 @@ class StepReport(TallyReport):
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport(TallyReport):
-    """Mean loss over the held-out windows after `step` steps."""
+    """Mean loss over the held-out windows after `step` steps.
+
+    margin: how far that of all that is held out may lie from it, with 95 %; None if all was read
+    """
 
     step: int
     loss: float
     n_tokens: int
     tally: Tally | None = field(default=None, compare=False)  # not in checkpoints
+    margin: float | None = field(default=None, compare=False)  # nor this
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What the command says of the data, and which settings reach it."""
 
+import json
 import os
 
 import pytest
@@ -11,7 +12,9 @@ def rows(path, *lengths):
 
 
 def test_the_share_that_is_held_out_is_one_of_the_text(finetune, tmp_path):
-    ended = finetune("--val-split", 0.1, data=rows(tmp_path / "a.jsonl", *[5] * 8, 2, 3))
+    ended = finetune(
+        "--val-split", 0.1, "--no-val-shuffle", data=rows(tmp_path / "a.jsonl", *[5] * 8, 2, 3)
+    )
     said = ended.row("data")
     assert ended.code == 0 and " tokens to learn in 8 documents, " in said
     assert said.endswith("2 documents held out, 11 % of the tokens")
@@ -111,3 +114,22 @@ def test_standard_input_is_read_once_and_copied(finetune, text):
     assert piped.code == 0, piped.err
     assert piped.row("data").startswith("stdin: ")
     assert piped.row("result") == finetune().row("result")
+
+
+def test_the_command_reports_on_rows_and_records_it(finetune, tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [{"text": f"the path {i}"} for i in range(12)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[3]]))
+    ended = finetune("--preview", 1, "--val-split", 0, data=path)
+    assert ended.code == 0 and "1 row repeating an earlier one" in ended.row("findings")
+    assert "half up to" in ended.row("tokens") and ended.row("scripts") == "Latin 100 %"
+    assert len(ended.row("highest").split()[0]) == 4
+    lines = (tmp_path / "adapter.metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    (run,) = (r for r in records if r["event"] == "run")
+    assert run["data"]["n_rows"] == 13 and run["data"]["findings"][0]["n"] == 1
+    (last,) = (r for r in records if r["event"] == "answers")
+    assert len(last["rows"]) >= 8 and all(len(row) == 3 for row in last["rows"])
+    assert [row[2] for row in last["rows"]] == sorted(
+        (row[2] for row in last["rows"]), reverse=True
+    )

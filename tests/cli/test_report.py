@@ -149,6 +149,19 @@ def test_rewards_of_a_preference_run_are_drawn():
     assert charts["Reward accuracy"]["series"][0]["y"] == [0.75]
 
 
+def test_rows_have_a_table_of_what_is_wrong_and_of_their_losses():
+    finding = {"what": "with an empty answer", "n": 2, "examples": ["<b>row</b>"]}
+    data = {"lengths": [1, 2, 3, 4000], "answers": [1, 1, 2, 3], "scripts": [["Latin", 0.75]]}
+    run = {"event": "run", "step": 0, "data": data | {"findings": [finding]}}
+    losses = [[f"row {i}", 9.0 - i, None if i == 0 else 8.0 - i] for i in range(4)]
+    last = {"event": "answers", "step": 2, "prompt": "", "answers": [], "rows": losses}
+    html = render(Page("t", [], {}), [run, _step(1), _step(2), last])
+    assert "1 to 4,000, half up to 2, 9 of 10 up to 3" in html and "Latin 75 %" in html
+    assert "2 rows with an empty answer" in html and "&lt;b&gt;row&lt;/b&gt;" in html
+    assert "9.000 → no number" in html and "6.000 → 5.000" in html
+    assert "<h2>Rows</h2>" not in render(Page("t", [], {}), [_step(1), _step(2)])
+
+
 def test_a_run_leaves_its_report(finetune, tmp_path):
     ended = finetune()
     assert ended.code == 0 and ended.row("report") == str(tmp_path / "adapter.html")

@@ -102,7 +102,7 @@ def test_alpaca_s_rows_have_alpaca_s_words(corpus, vocabulary):
 
 @pytest.mark.quick
 def test_a_chat_that_is_too_long_is_never_cut_without_a_word(corpus, vocabulary):
-    wanted = "line 2 has 99 tokens, wanted at most 91, .* --long-chats drop or cut"
+    wanted = "line 2 has 99 tokens, wanted at most 91, .* --long-chats drop, cut or truncate"
     with pytest.raises(DataError, match=wanted):
         corpus(ROUNDS[-2:], ROUNDS, ctx=90)
     dropped = corpus(ROUNDS[-2:], ROUNDS, ctx=90, long_chats="drop")

@@ -37,7 +37,7 @@ WRONG = [
     (DataConfig, "special_tokens", "none"),
     (DataConfig, "val_split", 0.6),
     (TrainConfig, "val_every", -1),
-    (TrainConfig, "val_windows", 0),
+    (TrainConfig, "val_windows", -1),
     (TrainConfig, "checkpoint_every", -1),
     (TrainConfig, "threads", -1),
     (TrainConfig, "compute", "f64"),

@@ -55,10 +55,11 @@ def test_text_windows_follow_each_other_without_overlap(tmp_path):
 
 def test_documents_are_held_out_whole(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", ["abcdefgh" * 3, "ijkl" * 9, "xyz" * 5])
-    corpus = read_corpus(path, Letters(), DataConfig(ctx=6, val_split=0.3))
+    corpus = read_corpus(path, Letters(), DataConfig(ctx=6, val_split=0.3, val_shuffle=False))
     trained = set(corpus.train.tokens[corpus.train.documents >= 0].tolist())
     held_out = corpus.validation.tokens[corpus.validation.documents >= 0].tolist()
-    assert held_out == Letters().encode("xyz" * 5)
+    ids = Letters().encode("xyz" * 5)  # in pieces, the last token of one the first of the next
+    assert held_out == [*ids[:7], *ids[6:13], *ids[12:]]
     assert not trained & set(held_out[:-1])
 
 
@@ -82,15 +83,29 @@ def test_what_is_held_out_is_a_share_of_the_text_not_of_the_documents(
 ):
     """Documents of so many times ten tokens, of which each has a letter of its own."""
     texts = [chr(ord("a") + i) * (10 * n - 1) for i, n in enumerate(lengths)]
-    corpus = read_corpus(
-        write_lines(tmp_path / "a.jsonl", texts), Letters(), DataConfig(ctx=4, val_split=share)
-    )
+    path = write_lines(tmp_path / "a.jsonl", texts)
+    corpus = read_corpus(path, Letters(), DataConfig(ctx=4, val_split=share, val_shuffle=False))
     assert (corpus.n_documents, corpus.n_held_out) == (len(lengths), len(wanted))
     held_out = corpus.validation.tokens.ravel().tolist() if corpus.validation else []
     for i, text in enumerate(texts):
         letter = Letters().encode(text)[0]
         assert (letter in held_out) == (i in wanted)
         assert (letter in corpus.train.tokens) == (i not in wanted)
+
+
+def test_rows_in_order_of_class_are_held_out_of_every_class(tmp_path):
+    """As if the file were shuffled before it is split, the same rows each time."""
+    texts = [letter * 9 for letter in "aaaaaaaaaabbbbbbbbbb"]
+    path = write_lines(tmp_path / "a.jsonl", texts)
+
+    def held_out(**settings):
+        read = DataConfig(ctx=16, val_split=0.3, **settings)
+        tokens = read_corpus(path, Letters(), read).validation.tokens
+        return [int((tokens == Letters().encode(letter)[0]).sum()) // 9 for letter in "ab"]
+
+    assert held_out(val_shuffle=False) == [0, 6]
+    drawn = held_out()
+    assert sum(drawn) == 6 and min(drawn) > 0 and held_out() == drawn
 
 
 TEXT = "a <s>b</s> c"
@@ -210,13 +225,6 @@ def test_an_answer_is_never_cut_without_a_word(tmp_path):
     assert read_corpus(path, Letters(), DataConfig(ctx=12, val_split=0.0)).n_documents == 3
 
 
-def expected_targets(documents, ctx):
-    """(token, next token) pairs within a document and within a window, worked out one by one."""
-    flat = [(i, t) for i, d in enumerate(documents) for t in d]
-    windows = [flat[i : i + ctx + 1] for i in range(0, len(flat), ctx + 1)]
-    return sorted((a[1], b[1]) for w in windows for a, b in pairwise(w) if a[0] == b[0])
-
-
 @given(
     st.lists(st.text("abcdefghij", min_size=1, max_size=15), min_size=1, max_size=8),
     st.integers(2, 7),
@@ -228,8 +236,6 @@ def test_batches_hold_every_target_once_and_cross_no_document(
 ):
     path = write_lines(tmp_path_factory.getbasetemp() / "drawn.jsonl", texts)
     documents = [Letters().encode(t) for t in texts]
-    if sum(map(len, documents)) < ctx + 1 or not expected_targets(documents, ctx):
-        return
     train = read_corpus(path, Letters(), DataConfig(ctx=ctx, val_split=0.0)).train
     order = train.order(seed, epoch=0)
     assert sorted(order) == list(range(len(train)))
@@ -245,7 +251,7 @@ def test_batches_hold_every_target_once_and_cross_no_document(
             assert batch.positions[i] == i - start
             inside = batch.tokens[start:i]
             assert Letters.end not in inside, "a token sees past the end of the document before it"
-    assert sorted(found) == expected_targets(documents, ctx)
+    assert sorted(found) == sorted(pair for ids in documents for pair in pairwise(ids))
     assert total == pytest.approx(1.0, abs=1e-5)
 
 
@@ -282,7 +288,7 @@ FAULTY = [
     ("a.jsonl", b'{"text": null}', 'whose "text" is a null; wanted one JSON object with a string'),
     ("a.jsonl", b"null", "line 1 is a JSON null"),
     ("a.txt", b"abcd", "holds 5 tokens, wanted at least 9 for one window of 8 .* smaller --ctx"),
-    ("a.jsonl", b'{"text": "abc"}\n', "holds 4 tokens, wanted at least 9"),
+    ("a.jsonl", b'{"text": "abc"}\n{"text": 3}\n', "is a number"),
     (
         "a.jsonl",
         b'{"text": "abc"}\n\n{"text": 3}\n',
@@ -299,7 +305,11 @@ FAULTY = [
     ("a.jsonl", b"[" * 100_000, "line 1 is no JSON"),
     ("a.json", b'[{"text": "a"}, 3]', "item 2 is a JSON number; wanted"),
     ("a.json", b"[]", "has no rows; wanted"),
-    ("a.csv", b"n,words\n1,a\n", "the first line names the columns n, words; wanted text, or"),
+    (
+        "a.csv",
+        b"n,words\n1,a\n",
+        "columns n, words: --columns prompt=n,completion=words may be meant; wanted text, or",
+    ),
     ("a.csv", b'n,text\n1,"a\nb"\n2\n', r'record 2 \(to line 4\) is .* whose "text" is a null'),
     ("a.jsonl", b'{"prompt": "a", "completion": " "}', 'whose "completion" is empty; wanted'),
     ("a.jsonl", b'{"prompt": 1, "completion": "b"}', 'whose "prompt" is a number; wanted'),

@@ -84,7 +84,7 @@ def rewritten(path, change):
     metadata["tokens.crc32"] = np.array(crcs, np.uint32)
     types = cache._DTYPES
     gguf.write(
-        path, metadata, [(n, types.get(n, types["ids"]), a.shape, a) for n, a in tensors.items()]
+        path, metadata, [(n, types.get(n, types["ids"])[0], a.shape, a) for n, a in tensors.items()]
     )
 
 

@@ -170,7 +170,12 @@ def test_an_answer_that_is_wanted_or_not(tmp_path):
         "c",
         False,
     )
-    assert isinstance(rows_of(tmp_path, record)[0], CompletionRow), "a label is none for training"
+    for label in (True, "false"):  # answers that nobody wants are not learned by mistake
+        with pytest.raises(DataError, match="true or false, which --objective kto learns from"):
+            rows_of(tmp_path, record | {"label": label})
+    assert isinstance(rows_of(tmp_path, record | {"label": "sports"})[0], CompletionRow)
+    columns = ("prompt=prompt", "completion=completion")
+    assert isinstance(rows_of(tmp_path, record, columns=columns)[0], CompletionRow)
 
 
 def test_a_column_map_alone_says_what_is_read(tmp_path):

@@ -104,7 +104,7 @@ def test_what_holds_nothing_is_refused_all_at_once(tmp_path):
 def test_several_files_are_held_out(folder):
     config = DataConfig(ctx=18, val_file=(str(folder / "b.jsonl"), str(folder / "below")))
     corpus = read_corpus(folder / "b.jsonl", Bytes(), config)
-    assert len(corpus.train) == 1 and len(corpus.validation) == 3
+    assert len(corpus.train) == 2 and len(corpus.validation) == 6
     assert [f.n_held_out for f in corpus.files] == [0, 1, 2]
 
 

@@ -46,8 +46,6 @@ def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
             if note in part.notes:
                 count, first = part.notes[note]
                 row("", f"{plural(count, 'chat')} {text}; the first is {first}")
-        if part.n_dropped:
-            row("", f"{plural(part.n_dropped, 'row')} longer than a window left out")
 
 
 def question_prompt(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> str:

@@ -17,7 +17,7 @@ from pyggml.files import user_cache
 from pyggml.hub import HELD_OUT
 from pyggml.lora import DataConfig, LoraConfig, Objective, TrainConfig
 from pyggml.lora.data import Source, TokenCache
-from pyggml.lora.objectives import OBJECTIVES
+from pyggml.lora.data.unused import unused_by_answers
 from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.optim import n_kept
 from pyggml.lora.record import check_loggers
@@ -134,7 +134,7 @@ def job_of(
         except ConfigError as error:
             named = [(flags.get(f[0], f[0]), f) for f in error.faults if not isinstance(f, str)]
             problems += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
-    if problems:
+    if problems := problems or _unused(*made):
         raise ConfigError(problems)
     own = {name: given[name] for name in _OWN}
     names = ("reading", "lora", "train", "objective")
@@ -149,6 +149,11 @@ def job_of(
         fixed=fixed,
         previews_only=given["output"] is _PLACEHOLDER and not given["dry_run"],
     )
+
+
+def _unused(reading: DataConfig, _: Any, __: Any, objective: Objective) -> list[Fault]:
+    """Settings that do nothing with the objective."""
+    return [] if objective.rows == "training" else unused_by_answers(reading, objective.name)
 
 
 def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,13 +187,9 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
     clash = ["--" + name.replace("_", "-") for name in excluded if given[name] is not None]
     if clash:
         clashes.append(f"{why}: leave out {', '.join(clash)}")
-    objective = given["objective"]
-    kind = OBJECTIVES.get(objective)
-    if kind is not None and kind.rows != "training" and given["packing"] is False:
-        clashes.append(
-            f"--objective {objective} keeps whole answers together: leave out --no-packing"
-        )
     alone = ["--checkpoint-every"] if given["checkpoint_every"] is not None else []
+    keeps = given["checkpoint_keep"] not in (None, TrainConfig.checkpoint_keep)
+    alone += ["--checkpoint-keep"] if keeps else []
     alone += ["--resume auto"] if given["resume"] == AUTO else []
     if alone and given["checkpoint_dir"] is None:
         clashes.append(f"{' and '.join(alone)} wants --checkpoint-dir, a folder for checkpoints")

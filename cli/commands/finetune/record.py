@@ -6,10 +6,12 @@ from pathlib import Path
 
 from pyggml.cli.commands.finetune.job import Job
 from pyggml.cli.terminal.paths import beside
+from pyggml.cli.terminal.row_losses import RowLoss
 from pyggml.cli.terminal.samples import Reading
 from pyggml.cli.terminal.show import row
 from pyggml.errors import PyggmlError
 from pyggml.lora import Trainer
+from pyggml.lora.data.report import data_report
 from pyggml.lora.record import Recorder, append, metrics_beside
 
 Rows = Sequence[tuple[str, str]]
@@ -29,6 +31,7 @@ def recorder(job: Job, trainer: Trainer, about: Rows) -> Recorder:
             "step": trainer.progress.step,
             "settings": plain,
             "about": [*map(list, _merge_rows(about))],
+            "data": data_report(trainer.corpus, trainer.model.tokenizer).as_json(),
         }
     )
     return made
@@ -39,13 +42,22 @@ def say_faults(recorded: Recorder) -> None:
         row("warning", fault)
 
 
-def save_answers(job: Job, step: int, prompt: str, answers: Rows) -> None:
-    """Add the answers before and after to the metrics; a full disk costs no more than these."""
+def save_answers(
+    job: Job, step: int, prompt: str, answers: Rows, losses: Sequence[RowLoss]
+) -> None:
+    """Add the answers before and after, and the losses of some rows, to the metrics; a full disk
+    costs no more than these."""
+    rows = [[row.text, *map(_finite, row.losses)] for row in losses]
     record = {"event": "answers", "step": step, "prompt": prompt, "answers": [*map(list, answers)]}
+    record |= {"rows": rows} if rows else {}
     try:
         append(metrics_beside(job.output), record)
     except PyggmlError as error:
         row("warning", str(error))
+
+
+def _finite(number: float) -> float | None:
+    return number if isfinite(number) else None
 
 
 def save_report(

@@ -16,21 +16,40 @@ from pyggml.cli.commands.finetune.chats import preview, question_prompt, say_cha
 from pyggml.cli.commands.finetune.dry_run import say_plan
 from pyggml.cli.commands.finetune.job import Job, check_places, check_room, checkpoint_of
 from pyggml.cli.commands.finetune.results import Trained
+from pyggml.cli.commands.finetune.rows import (
+    say_report,
+    say_row_losses,
+    say_rows,
+    say_validation,
+)
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.cli.terminal.progress import Meter, count_printer, display
-from pyggml.cli.terminal.samples import check_answer, compare, prompt_ids, readings
+from pyggml.cli.terminal.row_losses import RowLoss, row_losses
+from pyggml.cli.terminal.samples import Reading, check_answer, compare, prompt_ids, readings
 from pyggml.cli.terminal.show import progress_lines, recorded_rows, row, say, unescape
-from pyggml.errors import CheckpointError, DeviceLostError, DeviceMemoryError, PyggmlError
+from pyggml.errors import (
+    CheckpointError,
+    ConfigError,
+    DeviceLostError,
+    DeviceMemoryError,
+    PyggmlError,
+)
 from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import Corpus, TrainConfig, Trainer, attach, read_corpus, train_tensors, unfreeze
 from pyggml.lora.adapter.names import meanings
+from pyggml.lora.data.report import data_report
+from pyggml.lora.data.unused import unused_by_rows
 from pyggml.lora.ranks import ALONE, Ranks
+from pyggml.lora.ranks.device import device_of_rank
 from pyggml.lora.trainer import checkpoint, lock
 from pyggml.lora.trainer.arithmetic import stored_compute
 from pyggml.lora.trainer.losses import Losses
 from pyggml.lora.trainer.passes import Passes
+from pyggml.lora.trainer.validation import cost_of_run
 from pyggml.model import Model
+
+_READ_AGAIN = 0.01  # share of the run's tokens of which the rows have their losses in the report
 
 # Of a job: the command line that continues from a folder of checkpoints.
 ResumeCommand = Callable[[Job, Path], str]
@@ -52,7 +71,7 @@ def run(
         with recorded_rows() as rows, progress_lines():
             job, trainer, trained, prompt = _prepare(job, ranks)
         if job.preview:
-            preview(trainer.corpus, trainer.model.tokenizer, job.preview)
+            _preview(job, trainer)
         if job.previews_only:
             return 0
         if job.dry_run:
@@ -62,6 +81,26 @@ def run(
         if not ranks.is_first:
             return _help(trainer)
         return _run(job, trainer, trained, prompt, rows, resume_command, save_settings)
+
+
+def _preview(job: Job, trainer: Trainer) -> None:
+    """Print the report on the rows, those with the highest and lowest loss, and samples."""
+    corpus, model = trainer.corpus, trainer.model
+    say()
+    say_report(data_report(corpus, model.tokenizer), in_full=True)
+    if job.objective.rows == "training":
+        say_row_losses(row_losses([model], corpus), "before training")
+    preview(corpus, model.tokenizer, job.preview or 0)
+
+
+def _read_again(
+    job: Job, before: Model, after: Model, corpus: Corpus
+) -> tuple[list[Reading], list[RowLoss]]:
+    """A held-out text as both models read it, and the losses of some rows, for the report."""
+    if job.objective.rows != "training" or job.report is False:
+        return [], []
+    most = _READ_AGAIN * cost_of_run(corpus.train, job.train)[0]
+    return readings(before, after, corpus), row_losses([before, after], corpus, most)
 
 
 def _help(trainer: Trainer) -> int:
@@ -75,6 +114,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     """All that comes before the first step, said as it is made; the job as memory settles it."""
     if job.resume is not None:
         job = replace(job, resume=checkpoint_of(job.resume))
+    job = replace(job, device=device_of_rank(job.device, ranks))
     base = _load(job, _compute(job))
     summary.say_model(base)
     trained = _attach(job, base)
@@ -82,14 +122,21 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     summary.say_trained(trained, meanings(base.parts, job.lora.modules or ()))
     check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
     job, corpus, prompt = _within_memory(job, base, trained)
+    if faults := unused_by_rows(corpus, job.reading):
+        raise ConfigError(faults)
     summary.say_data(corpus, job.reading)
     say_chats(corpus, job.reading, model.tokenizer)
+    say_rows(corpus, model.tokenizer)
+    if not job.preview:  # which tells more
+        say_report(data_report(corpus, model.tokenizer), in_full=False)
     args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
     trainer = Trainer(*args, reference=base)
     if job.resume is not None:
         _resume(trainer, job.resume)
     summary.say_memory(trainer.reserve(), job.train.grad_checkpointing)
     summary.say_steps(trainer)
+    summary.say_ranks(trainer, job.device)
+    say_validation(trainer)
     return job, trainer, trained, prompt
 
 
@@ -155,8 +202,8 @@ def _run(
         results.say_loss_of_file(trainer, after)
     with progress_lines():
         answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
-    record.save_answers(job, trainer.progress.step, asked, answers)
-    read = readings(before, after, trainer.corpus) if job.objective.rows == "training" else []
+    read, losses = _read_again(job, before, after, trainer.corpus)
+    record.save_answers(job, trainer.progress.step, asked, answers, losses)
     record.save_report(job, rows, asked, answers, read)
     results.say_how_to_use(
         job, written, question_prompt(trainer.corpus, job.reading, model.tokenizer)

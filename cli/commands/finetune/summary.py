@@ -177,6 +177,15 @@ def say_steps(trainer: Trainer) -> None:
         f"{trainer.n_steps:,}{start}, {plural(c.windows_per_step, 'window')} each; "
         f"learning rate {c.lr:g}, {c.lr_scheduler}; {plural(trainer.n_threads, 'thread')}",
     )
-    if trainer.ranks.size > 1:
-        passes = plural(c.grad_accum, "pass", "passes")
-        row("ranks", f"{trainer.ranks.size} processes share the {passes} of a step")
+
+
+def say_ranks(trainer: Trainer, device: str) -> None:
+    """Print how many ranks share a step, and the device of each that has one. All ranks call it."""
+    ranks = trainer.ranks
+    if ranks.size == 1:
+        return
+    passes = plural(trainer.config.grad_accum, "pass", "passes")
+    row("ranks", f"{ranks.size} processes share the {passes} of a step")
+    devices = ranks.texts(device)
+    if any(d != "cpu" for d in devices):
+        row("", ", ".join(f"rank {i} on {d}" for i, d in enumerate(devices)))

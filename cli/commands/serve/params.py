@@ -70,7 +70,7 @@ class TextParams(Params):
 
 def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> ChatParams:
     f = Fields(given)
-    messages, _ = f.need("messages", _messages, ((), frozenset()))
+    messages, _ = f.need("messages", _messages, ((), {}))
     tools = f.take("tools", _tools, ())
     f.only("tool_choice", ("auto", "none"), "wanted auto or none: no call can be forced")
     if given.get("tool_choice") == "none":
@@ -135,7 +135,7 @@ def _common(
 # -- readers ------------------------------------------------------------------------------------
 
 
-def _messages(value: Any) -> tuple[tuple[Message, ...], frozenset[int]]:
+def _messages(value: Any) -> tuple[tuple[Message, ...], Mapping[int, float]]:
     if not isinstance(value, list):
         raise BadRow(f"is {brief(value)}, wanted a list of messages")
     for i, message in enumerate(value):

@@ -1,0 +1,56 @@
+"""The losses of single rows: those that a model finds hardest and easiest are often bad rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml.lora import Corpus
+from pyggml.lora.data import Dataset, Documents, pack
+from pyggml.lora.data.units import Units
+from pyggml.lora.evaluate import perplexity
+from pyggml.model import Model
+
+LEAST, MOST = 8, 64  # rows
+_LEAST_CTX = 4  # of `perplexity`
+_TOKENS = 16  # of a row that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class RowLoss:
+    """How a row begins, and the mean loss of its learned tokens by each model."""
+
+    text: str
+    losses: tuple[float, ...]
+
+
+def row_losses(models: Sequence[Model], corpus: Corpus, n_tokens: float = 0) -> list[RowLoss]:
+    """Of some rows that are trained on, spread over all, the highest loss by the last model first;
+    none in windows of fewer than four tokens.
+
+    n_tokens: about how many tokens each model may read, of 8 to 64 rows
+    """
+    train = corpus.train
+    units = Units.of(train)
+    if not len(units) or train.ctx < _LEAST_CTX:
+        return []
+    which = units.spread(min(max(int(n_tokens / units.lengths.mean()), LEAST), MOST))
+    trained = None if train.trained is None else train.trained.reshape(-1)
+    where = units.starts[which], units.lengths[which]
+    windows = pack(Documents(train.tokens.reshape(-1), *where, trained), train.ctx, whole=True)
+    means = [_means(model, windows, len(which)) for model in models]
+    decode = models[0].tokenizer.decode
+    texts = (" ".join(decode(units.tokens(train, int(i))[0][:_TOKENS]).split()) for i in which)
+    each = zip(*means, strict=True)
+    found = [RowLoss(text, losses) for text, losses in zip(texts, each, strict=True)]
+    return sorted(found, key=lambda row: -np.nan_to_num(row.losses[-1], nan=np.inf))
+
+
+def _means(model: Model, windows: Dataset, n: int) -> list[float]:
+    """The mean loss of each of n documents in these windows."""
+    sums, counts = np.zeros(n), np.zeros(n)
+    for window in perplexity(model, windows):
+        scores = window.scores
+        sums += np.bincount(scores.documents, scores.losses, n)
+        counts += np.bincount(scores.documents, minlength=n)
+    return [float(x) for x in sums / np.maximum(counts, 1)]

@@ -1,0 +1,49 @@
+"""A guess at the columns of a record whose names no row has: `--columns prompt=q,completion=a`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Words that names of each part have, the likeliest first.
+_WORDS: Mapping[str, Sequence[str]] = {
+    "prompt": ("prompt", "question", "query", "instruction", "input", "request", "user", "human"),
+    "completion": ("completion", "response", "answer", "output", "reply", "assistant", "target"),
+    "chosen": ("chosen", "preferred", "accepted", "better", "good", "win", "positive"),
+    "rejected": ("rejected", "worse", "bad", "lose", "negative"),
+    "label": ("label", "thumb", "rating", "wanted", "good"),
+}
+_PARTS: Mapping[str, Sequence[str]] = {
+    "training": ("prompt", "completion"),
+    "pairs": ("prompt", "chosen", "rejected"),
+    "labels": ("prompt", "completion", "label"),
+}
+
+
+def suggestion(record: Mapping[str, Any], purpose: str) -> str:
+    """The columns as an option takes them; "" if it is not clear what they are.
+
+    A list of messages is one, and a text alone too. Else each part is the column whose name has one
+    of its words; of two texts for training, the first is the prompt.
+    """
+    chats = [name for name, value in record.items() if _is_chat(value)]
+    if purpose == "training" and chats:
+        return f"messages={chats[0]}"
+    texts = [name for name, value in record.items() if isinstance(value, str) and value.strip()]
+    if purpose == "training" and len(texts) == 1:
+        return f"text={texts[0]}"
+    parts = _PARTS.get(purpose, ())
+    found = {part: _named(part, [*record]) for part in parts}
+    if purpose == "training" and len(texts) == 2 and None in found.values():
+        found = dict(zip(parts, texts, strict=True))
+    columns = [f"{part}={name}" for part, name in found.items()]
+    whole = None not in found.values() and len({*found.values()}) == len(columns)
+    return ",".join(columns) if columns and whole else ""
+
+
+def _is_chat(value: Any) -> bool:
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and bool({"role", "from"} & first.keys())
+
+
+def _named(part: str, names: Sequence[str]) -> str | None:
+    """The column whose name has a word of this part."""
+    return next((n for word in _WORDS[part] for n in names if word in str(n).lower()), None)
