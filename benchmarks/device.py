@@ -43,7 +43,7 @@ import numpy as np
 import pyggml
 from pyggml.backends.cuda import cards, open_cuda
 from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem
-from pyggml.backends.cuda.runtime.captures import Captured
+from pyggml.backends.cuda.runtime.captures import Capture
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.generation import Session
 from pyggml.graph.dtypes import DTYPES
@@ -146,7 +146,7 @@ def _product_seconds(
     x, y = _random(rows * k, np.float32), cuda.device_array(rows * n, np.float32)
     scratch = cuda.device_array(max(path.scratch(p), 1), np.uint8)
     call = path.bind(p, Operands(y, x, w, scratch, False, card.stream))
-    return card.seconds(Captured([call] * REPEATS, card.stream), 5) / REPEATS
+    return card.seconds(Capture([call] * REPEATS, card.stream), 5) / REPEATS
 
 
 def products(card: Card) -> None:
@@ -252,7 +252,7 @@ def time_by_op(card: Card, passes: Passes) -> dict[str, list[float]]:
     for (name, *_), same in alike.items():
         node, call = same[0]
         weight = next((s.dtype.name for s in node.src if s.dtype.quantised), "")
-        repeated = Captured([call] * REPEATS, card.stream)
+        repeated = Capture([call] * REPEATS, card.stream)
         taken[f"{name} {weight}".strip()] += 1e6 * card.seconds(repeated, 5) / REPEATS * len(same)
         nodes[f"{name} {weight}".strip()] += len(same)
     return {name: [round(us), nodes[name]] for name, us in taken.most_common()}
@@ -268,12 +268,12 @@ def look_inside(card: Card, passes: Passes, fields: dict[str, Any], rows: list[s
 def time_of_graph(card: Card, passes: Passes) -> dict[str, float]:
     """The launches of a training pass in a line, and side by side as far as memory allows."""
     found = (call.arguments[0] for call in passes.programs[0].calls if call.arguments)
-    graph = next(one for one in found if isinstance(one, Captured))
+    graph = next(one for one in found if isinstance(one, Capture))
     depths: list[int] = []
     for waits in graph.waits() if graph.waits else ():
         depths.append(1 + max((depths[i] for i in waits), default=0))
-    line = card.seconds(Captured(graph.calls, card.stream), 5)
-    side = card.seconds(Captured(graph.calls, card.stream, graph.waits), 5)
+    line = card.seconds(Capture(graph.calls, card.stream), 5)
+    side = card.seconds(Capture(graph.calls, card.stream, graph.waits), 5)
     return {
         "launches": len(graph.calls), "longest_path": max(depths),
         "milliseconds_in_a_line": 1e3 * line, "milliseconds_side_by_side": 1e3 * side,

@@ -26,14 +26,14 @@ import numpy as np
 
 import pyggml
 from pyggml.lora import Corpus, Dataset, LoraConfig, StepReport, TrainConfig, Trainer, attach
-from pyggml.lora.ranks import started
+from pyggml.lora.ranks import ranks_of_process
 
 from machine import about
 
 
 def measured(model: Path, n_tokens: int, n_passes: int, n_steps: int) -> dict[str, object] | None:
     """Steps of this rank's group; None on all ranks but the first."""
-    ranks = started()
+    ranks = ranks_of_process()
     base = pyggml.load(model)
     adapter = attach(base, LoraConfig())
     shape = (n_passes * n_steps, n_tokens + 1)

@@ -47,7 +47,7 @@ def main(path: str | Path = BASE) -> None:
     say(3, "models.build", f"{len(forward.nodes)} nodes, from tokens to {forward.outputs[0]}:")
     show(*str(forward).splitlines()[:6])
 
-    ids = model.checked(model.tokenizer.encode(TEXT.read_text("utf-8"))[: N_TOKENS + 1])
+    ids = model.check_tokens(model.tokenizer.encode(TEXT.read_text("utf-8"))[: N_TOKENS + 1])
     program, loss = differentiate(model, adapter.parameters, ids)
 
     # AdamW changes the parameters in place.

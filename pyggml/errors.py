@@ -30,9 +30,9 @@ class PyggmlError(Exception):
     def __init__(self, faults: str | Iterable[Fault] = "", about: str = "") -> None:
         self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, str) else tuple(faults)
         self.about = about
-        super().__init__(self.said(str))
+        super().__init__(self.message(str))
 
-    def said(self, named: Callable[[str], str]) -> str:
+    def message(self, named: Callable[[str], str]) -> str:
         """The message, with other names for settings, such as those of a command line."""
         parts = [f if isinstance(f, str) else f"{named(f[0])} {f[1]}" for f in self.faults]
         return self.about + "; ".join(dict.fromkeys(parts))

@@ -39,8 +39,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     partial = _partial(target)
     try:
         if target.exists() and not target.is_file():  # a rename would replace it by a file
-            found = "folder" if target.is_dir() else "device"
-            raise PyggmlError(f"{target}: cannot be written: it is a {found}")
+            kind = "folder" if target.is_dir() else "device"
+            raise PyggmlError(f"{target}: cannot be written: it is a {kind}")
         yield partial
         with partial.open("r+b") as written:
             os.fsync(written.fileno())

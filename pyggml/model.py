@@ -129,7 +129,7 @@ class Model:
         Raises DataError if there are no tokens, more than the model's context, or one outside the
         vocabulary; and if a logit is NaN or infinite.
         """
-        ids = self.checked(tokens)
+        ids = self.check_tokens(tokens)
         if len(ids) > self.config.n_ctx:
             raise DataError(
                 f"{len(ids)} tokens, wanted at most the {self.config.n_ctx} of the model's context"
@@ -227,7 +227,7 @@ class Model:
 
     # -- tokens ------------------------------------------------------------------------------------
 
-    def checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    def check_tokens(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Token ids as int32, every one of them inside the vocabulary."""
         try:
             ids = np.asarray(tokens)

@@ -104,7 +104,7 @@ class Settings:
             if not (is_of_kind(value, f.default) and f.metadata["fits"](value))
         ]
 
-    def settled(self) -> Mapping[str, Any]:
+    def shared_by_runs(self) -> Mapping[str, Any]:
         """What a resumed run must share, by name."""
         kept = [f.name for f in fields(self) if not f.metadata["may_change"]]
         return {name: getattr(self, name) for name in kept}

@@ -20,5 +20,7 @@ def get() -> int:
 
 
 def set(n: int) -> None:
-    """Use n threads from now on, at most most(); 0: all."""
+    """Use n threads from now on, at most most(); 0: all. ValueError for fewer."""
+    if n < 0:
+        raise ValueError(f"{n} threads, wanted 1 to {most()}, or 0 for all")
     pool.use(min(n or most(), most()))

@@ -14,7 +14,9 @@ from pyggml.jit.cache import SHARED
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"pyggml": "pyggml", "lora": "pyggml.lora", "cli": "pyggml.cli"}
 FILES = sorted(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))
-OTHERS = sorted(p for folder in ("examples", "benchmarks") for p in (ROOT / folder).rglob("*.py"))
+OTHERS = sorted(
+    p for folder in ("examples", "benchmarks", "attacks") for p in (ROOT / folder).rglob("*.py")
+)
 
 # The map: a room may import itself and the rooms of earlier lines, never those of later ones.
 MAP = """
@@ -56,6 +58,7 @@ USES_NUMBA |= {
         "code/ptx",
         "runtime/cubins",
         "runtime/driver",
+        "runtime/toolkit",
     )
 }
 USES_LLVM = {  # intrinsics, what kernels close over, and the features of this CPU

@@ -87,7 +87,7 @@ def call(op, node, out, src):
     saved = tuple(np.empty(s.shape, s.dtype.numpy) for s in node.saved)
     kernel = KERNELS[op]
     site = Site(node, out, src, saved, scratch(kernel.scratch(node, "f32")), "f32")
-    kernel.run(site)()  # which may hold addresses only: site keeps the arrays
+    kernel.bind(site)()  # which may hold addresses only: site keeps the arrays
     return out
 
 
@@ -325,7 +325,7 @@ def test_drawn_sources(op, gradients, data):
             lambda *src: op(*src, **params), arrays, np.random.default_rng(1), wrt
         )
         for s in slopes:
-            rounding = abs(s.found - s.wanted) < ROUNDING
+            rounding = abs(s.gradient - s.reference) < ROUNDING
             assert s.error < GRADIENT_TOLERANCE or rounding, f"source {s.source}: {s}"
         gradients[op.name] += len(slopes)
 

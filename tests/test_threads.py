@@ -21,3 +21,10 @@ def test_what_is_set_is_used(wanted, used):
     threads.set(min(2, threads.most()) if wanted == 1 else 1)
     threads.set(wanted)
     assert threads.get() == used
+
+
+def test_fewer_than_none_are_refused():
+    before = threads.get()
+    with pytest.raises(ValueError, match="^-1 threads, wanted 1 to "):
+        threads.set(-1)
+    assert threads.get() == before

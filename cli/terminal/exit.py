@@ -87,7 +87,7 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
         except click.ClickException as error:
             return _report(error.format_message(), name, FAILED)
         except PyggmlError as error:
-            return _report(error.said(option), name, FAILED)
+            return _report(error.message(option), name, FAILED)
         except MemoryError as error:
             return _report(f"there is not enough memory: {error}", name, FAILED)
         except OSError as error:

@@ -39,7 +39,7 @@ def prompt_ids(model: Model, prompt: str | None, corpus: Corpus, config: DataCon
         ids = encoder.prompt([{"role": "user", "content": prompt}])
     if not 0 < len(ids) < model.config.n_ctx:
         raise ConfigError(f"the prompt has {len(ids)} tokens, wanted 1 to {model.config.n_ctx - 1}")
-    return model.checked(ids)
+    return model.check_tokens(ids)
 
 
 def _from_text(model: Model, windows: Dataset) -> np.ndarray:

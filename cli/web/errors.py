@@ -34,7 +34,7 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         about = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": about}
+        return {"error": {key: _sendable(value) for key, value in about.items()}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status, self.headers)
@@ -47,10 +47,15 @@ class ApiError(Exception):
         return kinds.get(self.status, "invalid_request_error")
 
 
+def _sendable(text: str | None) -> str | None:
+    """The text with half of a surrogate pair, which UTF-8 cannot hold, written as \\ud800."""
+    return text and text.encode(errors="backslashreplace").decode()
+
+
 def of_input(error: PyggmlError) -> ApiError:
     """A fault of what the client sent, found by the library."""
     param = next((fault[0] for fault in error.faults if not isinstance(fault, str)), None)
-    return ApiError(400, error.said(str), param)
+    return ApiError(400, error.message(str), param)
 
 
 def program_fault() -> ApiError:

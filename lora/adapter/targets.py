@@ -72,15 +72,15 @@ def targets(parts: Parts, config: LoraConfig) -> dict[str, Target]:
 
 
 def _target(name: str, spec: TensorSpec, config: LoraConfig) -> Target:
-    rank = _matched(config.rank_pattern, name, config.rank)
-    alpha = _matched(config.alpha_pattern, name, config.alpha)
+    rank = _match(config.rank_pattern, name, config.rank)
+    alpha = _match(config.alpha_pattern, name, config.alpha)
     if not config.rslora:
         return Target(spec, rank, alpha / rank)
     in_file = np.float32(alpha * sqrt(rank))  # which llama.cpp divides by the rank
     return Target(spec, rank, float(in_file) / rank)
 
 
-def _matched(patterns: Mapping[str, T] | None, name: str, default: T) -> T:
+def _match(patterns: Mapping[str, T] | None, name: str, default: T) -> T:
     """The value of the last pattern that matches a tensor."""
     values = [value for pattern, value in (patterns or {}).items() if fits(pattern, name)]
     return values[-1] if values else default
@@ -143,7 +143,7 @@ def _refusal(parts: Parts, module: str) -> str | None:
     if module.endswith("_norm"):
         return f"{module} cannot be adapted: llama.cpp ignores updates of norms"
     if module not in parts.decoder.modules:
-        known = _known(parts)
+        known = _modules(parts)
         return (
             f"{module} is no linear module of this model{suggestion(module, known)}; known are "
             f"{', '.join(known)}, and their names in transformers"
@@ -153,7 +153,7 @@ def _refusal(parts: Parts, module: str) -> str | None:
     return None
 
 
-def _known(parts: Parts) -> tuple[str, ...]:
+def _modules(parts: Parts) -> tuple[str, ...]:
     outer = ("token_embd", "output") if parts.output_name == "output" else ()
     return (*parts.decoder.modules, *outer)
 

@@ -301,7 +301,7 @@ def preferences(units: Sequence[Sequence[Answer]], ctx: int, mismatch: bool) -> 
     to the next prompt, so the window needs no more room. Raises DataError if there are none to
     exchange.
     """
-    windows = [[a for unit in w for a in unit] for w in _placed(units, ctx + 1)]
+    windows = [[a for unit in w for a in unit] for w in _place(units, ctx + 1)]
     if not mismatch:
         return fill_windows(windows, ctx)
     if len(units) == 1:
@@ -310,7 +310,7 @@ def preferences(units: Sequence[Sequence[Answer]], ctx: int, mismatch: bool) -> 
     return replace(fill_windows(windows, ctx), mismatched=others)
 
 
-def _placed(units: Sequence[Sequence[Answer]], width: int) -> list[list[Sequence[Answer]]]:
+def _place(units: Sequence[Sequence[Answer]], width: int) -> list[list[Sequence[Answer]]]:
     """The units of each window, in their order."""
     windows, room = list[list[Sequence[Answer]]](), 0
     for unit in units:

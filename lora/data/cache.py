@@ -96,7 +96,7 @@ class TokenCache:
             return str(error)
         return ""
 
-    def made(self) -> Path | None:
+    def folder_made(self) -> Path | None:
         """The folder, made if it has to be; None if it cannot be."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ class TokenCache:
         try:
             now, about = time.time(), _about(path)
             stamp = self._stamp(path)
-            known = _loaded(stamp)
+            known = _load(stamp)
             if known.get("about") == about and isinstance(known.get("sha256"), str):
                 return str(known["sha256"])
             with path.open("rb") as file:
@@ -153,7 +153,7 @@ def _about(path: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
-def _loaded(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one if there is none."""
     try:
         with path.open("rb") as file:

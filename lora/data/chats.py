@@ -88,9 +88,9 @@ def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Docu
     _check_weights(row, encoder.train_on)
     messages, read_only, weights = _messages(row, encoder.template), row.read_only, row.weights
     try:
-        found = encoder(messages, row.tools, read_only)
+        chat = encoder(messages, row.tools, read_only)
         n_left_out, most = 0, chats.most if chats else 0
-        while most and len(found.ids) > most and (n := first_round(messages)):
+        while most and len(chat.ids) > most and (n := first_round(messages)):
             kept = [i for i in range(len(messages)) if i not in n]
             rest = [messages[i] for i in kept]
             learned = frozenset(new for new, old in enumerate(kept) if old in read_only)
@@ -98,11 +98,11 @@ def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Docu
                 break
             weights = {new: weights[old] for new, old in enumerate(kept) if old in weights}
             messages, read_only, n_left_out = rest, learned, n_left_out + len(n)
-            found = encoder(messages, row.tools, read_only)
-        trained = _weighed(encoder, messages, row.tools, read_only, weights, found.trained)
+            chat = encoder(messages, row.tools, read_only)
+        trained = _weighed(encoder, messages, row.tools, read_only, weights, chat.trained)
     except TemplateError as error:
         raise BadRow(str(error), joint=": ") from None
-    return Document(found.ids, trained, _notes(found, n_left_out))
+    return Document(chat.ids, trained, _notes(chat, n_left_out))
 
 
 def _check_weights(row: ChatRow, train_on: str) -> None:
@@ -175,6 +175,6 @@ def _is_learned(messages: Sequence[Message], read_only: frozenset[int]) -> bool:
     return any(m["role"] == "assistant" for i, m in enumerate(messages) if i not in read_only)
 
 
-def _notes(found: EncodedChat, n_left_out: int) -> tuple[str, ...]:
-    said = {CUT: n_left_out, NAMED: found.names, THOUGHTS: found.n_thoughts, OPEN: found.n_open}
+def _notes(chat: EncodedChat, n_left_out: int) -> tuple[str, ...]:
+    said = {CUT: n_left_out, NAMED: chat.names, THOUGHTS: chat.n_thoughts, OPEN: chat.n_open}
     return (CHAT, *(note for note, there in said.items() if there))

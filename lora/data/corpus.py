@@ -67,15 +67,15 @@ def _read_training(
     sources, others = expand([Source.of(file) for file in given], reader.schema)
     apart = reader.all(held_out, 0.0)
     trained = reader.all(sources, 0.0 if apart else c.val_split)
-    train = reader.joined([part.train for part in trained])
-    validation = reader.joined([p.validation for p in trained] + [p.train for p in apart])
+    train = reader.join([part.train for part in trained])
+    validation = reader.join([p.validation for p in trained] + [p.train for p in apart])
     _check_amount(train, trained, c.ctx)
     files = [part.summary for part in trained]
     files += [replace(p.summary, n_held_out=p.summary.n_documents) for p in apart]
     if not c.packing:
         train, validation = bucket([train, validation])
     held_out_windows = validation if len(validation) else None
-    return Corpus(train, held_out_windows, tuple(files), (*others, *left_out), c.settled())
+    return Corpus(train, held_out_windows, tuple(files), (*others, *left_out), c.shared_by_runs())
 
 
 def encode_rows(
@@ -119,7 +119,7 @@ class _Parts(Reader):
             raise DataError(faults)
         return parts
 
-    def joined(self, datasets: Sequence[Dataset]) -> Dataset:
+    def join(self, datasets: Sequence[Dataset]) -> Dataset:
         some = [dataset for dataset in datasets if len(dataset)]
         return join(some, self.folder) if some else pack([], self.ctx)
 

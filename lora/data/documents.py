@@ -122,7 +122,7 @@ class Writer:
             for first in range(0, self._ids.n, BLOCK):
                 self._trained.extend(np.ones(min(BLOCK, self._ids.n - first), np.bool_))
         if trained is not None and trained.dtype != np.bool_ and not self._weighted:
-            self._weighted, flags = True, self._trained.finished()
+            self._weighted, flags = True, self._trained.finish()
             self._trained = Column(np.float32, self._folder)
             for block in blocks(flags):
                 self._trained.extend(block)
@@ -136,11 +136,11 @@ class Writer:
 
     def documents(self) -> Documents:
         """All documents added; call it once, at the end."""
-        lengths, places = self._lengths.finished(), self._places.finished()
+        lengths, places = self._lengths.finish(), self._places.finish()
         return Documents(
-            self._ids.finished(),
+            self._ids.finish(),
             np.cumsum(lengths) - lengths,
             lengths,
-            self._trained.finished() if self._masked else None,
+            self._trained.finish() if self._masked else None,
             places.reshape(-1, 2) if len(places) == 2 * len(lengths) else None,
         )

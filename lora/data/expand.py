@@ -45,17 +45,17 @@ def expand(sources: Iterable[Source], schema: Schema) -> tuple[list[Source], tup
     Raises DataError, with all faults, for folders without data, patterns that fit nothing, and
     pipes that cannot be read.
     """
-    found, left_out, faults = list[Source](), list[LeftOut](), list[str]()
+    files, left_out, faults = list[Source](), list[LeftOut](), list[str]()
     for source in sources:
         try:
             paths, others = _files(source.path, schema)
-            found += [replace(source, path=path) for path in paths]
+            files += [replace(source, path=path) for path in paths]
             left_out += others
         except DataError as error:
             faults.append(str(error))
     if faults:
         raise DataError(faults)
-    return found, tuple(left_out)
+    return files, tuple(left_out)
 
 
 def _files(path: Path, schema: Schema) -> tuple[list[Path], list[LeftOut]]:
@@ -71,7 +71,7 @@ def _files(path: Path, schema: Schema) -> tuple[list[Path], list[LeftOut]]:
     if stat.S_ISDIR(mode):
         return _of_folder(path, schema)
     if path == STDIN or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-        return [_copied(path)], []
+        return [_copy_of(path)], []
     return [path], []
 
 
@@ -81,10 +81,10 @@ def _fitting(pattern: Path) -> list[Path]:
         return [pattern]
     # Path.glob takes no pattern that is absolute.
     named = glob.glob(str(pattern), recursive=True)  # noqa: PTH207
-    found = sorted(p for p in map(Path, named) if p.is_file())
-    if not found:
+    files = sorted(p for p in map(Path, named) if p.is_file())
+    if not files:
         raise DataError(f"{pattern}: no file fits this pattern")
-    return found
+    return files
 
 
 # -- folders ------------------------------------------------------------------------------------
@@ -109,13 +109,13 @@ def _of_folder(folder: Path, schema: Schema) -> tuple[list[Path], list[LeftOut]]
 
 def _visible(folder: Path) -> list[Path]:
     """The files of a folder and below, sorted, without hidden ones."""
-    found = []
+    files = []
     for path in folder.rglob("*"):
         if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts):
-            found.append(path)
-        if len(found) > MOST_FILES:
+            files.append(path)
+        if len(files) > MOST_FILES:
             raise DataError(f"{folder}: this folder holds more than {MOST_FILES:,} files")
-    return sorted(found)
+    return sorted(files)
 
 
 def _kind(path: Path, schema: Schema) -> str:
@@ -135,7 +135,7 @@ def _kind(path: Path, schema: Schema) -> str:
 # -- pipes --------------------------------------------------------------------------------------
 
 
-def _copied(path: Path) -> Path:
+def _copy_of(path: Path) -> Path:
     """A file with all that comes through a pipe, which a process reads once."""
     about = os.fstat(_STDIN) if path == STDIN else path.stat()
     return _copy(about.st_dev, about.st_ino, path)

@@ -55,8 +55,8 @@ def format_of(path: Path, schema: Schema) -> str:
 
 def _has_row(text: str, schema: Schema) -> bool:
     """Whether the text starts with a JSON object of known names."""
-    found = value_at_start(text) if text[:1] == "{" else None
-    return found is not None and schema.has_row(found[0])
+    item = value_at_start(text) if text[:1] == "{" else None
+    return item is not None and schema.has_row(item[0])
 
 
 def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]]:
@@ -69,7 +69,7 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
         return
     if kind == "JSON":
         for place, item in json_items(path):
-            yield from _unfolded(place, item, schema)
+            yield from _unfold(place, item, schema)
         return
     table = csv_records(path) if kind == "CSV" else parquet_rows(path, schema.names)
     for i, (place, record) in enumerate(table):
@@ -81,7 +81,7 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
         yield place, record
 
 
-def _unfolded(place: Place, item: Any, schema: Schema) -> Iterator[tuple[Place, Any]]:
+def _unfold(place: Place, item: Any, schema: Schema) -> Iterator[tuple[Place, Any]]:
     """The item; of an object of rows by their names, as PubMedQA's file is one, these rows."""
     if isinstance(item, dict) and not schema.has_row(item):
         inner = list(item.values())
@@ -142,9 +142,9 @@ def read_rows(path: Path, schema: Schema = TRAINING) -> tuple[str, list[Row]]:
     if kind == "text":
         text = "".join(blocks(path))
         return kind, [TextRow(Place(str(path), "text", 0), text, plain=True)]
-    found = list(rows(path, kind, schema, faults))
-    check_rows(path, schema, len(found), faults)
-    return kind, found
+    all_rows = list(rows(path, kind, schema, faults))
+    check_rows(path, schema, len(all_rows), faults)
+    return kind, all_rows
 
 
 def check_rows(path: Path, schema: Schema, n_rows: int, faults: Faults) -> None:

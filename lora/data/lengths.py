@@ -19,7 +19,7 @@ _UNITS = 32  # a length is a multiple of so much of a window
 
 def bucket(datasets: Sequence[Dataset]) -> list[Dataset]:
     """The same windows, each with the length in which it is computed; all share few lengths."""
-    filled = [_filled(data) for data in datasets]
+    filled = [_n_inputs(data) for data in datasets]
     lengths = few_lengths(np.concatenate(filled), datasets[0].ctx)
     return [
         replace(data, lengths=lengths[np.searchsorted(lengths, n)])
@@ -34,18 +34,18 @@ def few_lengths(filled: np.ndarray, ctx: int) -> np.ndarray:
     """
     unit = -(-ctx // _UNITS)
     rounded = np.minimum(round_up(filled, unit), ctx)
-    found, counts = np.unique(rounded, return_counts=True)
-    shorter, longest = found[:-1].tolist(), found[-1:].tolist()
+    distinct, counts = np.unique(rounded, return_counts=True)
+    shorter, longest = distinct[:-1].tolist(), distinct[-1:].tolist()
 
     def n_computed(chosen: tuple[int, ...]) -> int:
         lengths = np.array([*chosen, *longest])
-        return int(counts @ lengths[np.searchsorted(lengths, found)])
+        return int(counts @ lengths[np.searchsorted(lengths, distinct)])
 
     choices = combinations(shorter, min(N_LENGTHS - 1, len(shorter)))
     return np.array([*min(choices, key=n_computed), *longest], np.int64)
 
 
-def _filled(data: Dataset) -> np.ndarray:
+def _n_inputs(data: Dataset) -> np.ndarray:
     """(n,) inputs of each window up to its last target, at least one."""
     blocks = (block.targets() for block in data.blocks())
     ends = [targets.shape[1] - targets[:, ::-1].argmax(axis=1) for targets in blocks]

@@ -11,7 +11,7 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
-from pyggml.lora.data.formats.json_rows import parsed
+from pyggml.lora.data.formats.json_rows import parse_json
 from pyggml.lora.data.rows import ROLES, BadRow, Message, Messages, Weights
 
 MOST_DEPTH = 64  # lists and objects within each other
@@ -86,17 +86,17 @@ def checked_value(value: Any, depth: int = 0) -> Any:
     return value
 
 
-def listed(value: Any) -> list[Any]:
+def list_of(value: Any) -> list[Any]:
     """A list, or the text of one, as a column of a table holds it."""
-    found = parsed(value) if isinstance(value, str) else value
-    if not isinstance(found, list):
-        raise BadRow(f"is a {kind_of(found)}, wanted a list")
-    return found
+    items = parse_json(value) if isinstance(value, str) else value
+    if not isinstance(items, list):
+        raise BadRow(f"is a {kind_of(items)}, wanted a list")
+    return items
 
 
 def messages_of(value: Any) -> tuple[Messages, Weights]:
     """Messages of either form, and the weights of those that have one, by their number."""
-    found = listed(value)
+    found = list_of(value)
     if not found:
         raise BadRow("is empty")
     messages, weights = list[Message](), dict[int, float]()
@@ -168,7 +168,7 @@ def _message(item: Any) -> Message:
         raise BadRow(f'has the "{speaker}" {shown}, wanted one of {", ".join(known)}')
     rest = {k: checked_value(v) for k, v in item.items() if k not in _SEPARATE and v is not None}
     if who == "function_call":
-        calls = _within("value", lambda: _calls(parsed(_text(item, said))))
+        calls = _within("value", lambda: _calls(parse_json(_text(item, said))))
         return {"role": role, "content": "", "tool_calls": calls, **rest}
     calls = item.get("tool_calls") or item.get("function_call")
     message: Message = {"role": role, "content": _content(item, said, may_lack=bool(calls)), **rest}
@@ -209,8 +209,8 @@ def _content(item: dict[str, Any], name: str, may_lack: bool) -> str:
 
 def _calls(value: Any) -> list[dict[str, Any]]:
     """Calls of functions, their arguments an object, though the API has them as its text."""
-    found = [value] if isinstance(value, dict) else listed(value)
-    return [_call(item) for item in found]
+    calls = [value] if isinstance(value, dict) else list_of(value)
+    return [_call(item) for item in calls]
 
 
 def _call(item: Any) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def _call(item: Any) -> dict[str, Any]:
     if not isinstance(call, dict) or not isinstance(name, str) or not name:
         raise BadRow('holds what is no call: wanted objects with a "name" and "arguments"')
     arguments = call.get("arguments")
-    arguments = parsed(arguments or "{}") if isinstance(arguments, str) else arguments
+    arguments = parse_json(arguments or "{}") if isinstance(arguments, str) else arguments
     arguments = {} if arguments is None else arguments
     if not isinstance(arguments, dict):
         raise BadRow(f'has "arguments" that are a {kind_of(arguments)}, wanted an object')
@@ -231,8 +231,8 @@ def _call(item: Any) -> dict[str, Any]:
 def tools_of(value: Any) -> tuple[dict[str, Any], ...]:
     """Functions that the assistant may call; None and the text of a list are lists too."""
     tools = []
-    for item in listed(value) if value else ():
-        tool = parsed(item) if isinstance(item, str) else item
+    for item in list_of(value) if value else ():
+        tool = parse_json(item) if isinstance(item, str) else item
         if not isinstance(tool, dict):
             raise BadRow(f"holds a {kind_of(tool)}, wanted objects")
         tool = tool if "function" in tool else {"type": "function", "function": tool}

@@ -46,12 +46,12 @@ def pack(
         owner[target] = number
         if trained is not None and documents.trained is not None:
             trained[target] = documents.trained[source]
-    found = Dataset(
+    windows = Dataset(
         tokens.reshape(-1, width),
         owner.reshape(-1, width),
         None if trained is None else trained.reshape(-1, width),
     )
-    return _with_targets(found)
+    return _with_targets(windows)
 
 
 def _places(lengths: np.ndarray, width: int, whole: bool, alone: bool) -> tuple[np.ndarray, int]:

@@ -25,7 +25,7 @@ from pyggml.tokenizer import Tokenizer
 class _Answers(Reader):
     """Reads rows into the documents of their answers."""
 
-    def encoded(self, row: Row) -> Sequence[Document]:
+    def encode_row(self, row: Row) -> Sequence[Document]:
         return documents_of(row, self.tokenizer, self.encoding)
 
     def read(self, path: Path) -> CachedDocuments:
@@ -80,7 +80,7 @@ def read_preferences(
         _join([v for v in validation if v is not None]) if any(validation) else None,
         tuple(read),
         (*others, *left_out),
-        config.settled(),
+        config.shared_by_runs(),
     )
 
 

@@ -14,7 +14,7 @@ together as lm-evaluation-harness does, so that scores can be compared.
 import re
 from typing import Any
 
-from pyggml.lora.data.messages import checked_text, kind_of, listed
+from pyggml.lora.data.messages import checked_text, kind_of, list_of
 from pyggml.lora.data.rows import BadRow, Place, QuestionRow
 from pyggml.lora.data.shapes import Record, Shape, read_text, read_value
 
@@ -53,8 +53,8 @@ def _without_markup(text: str) -> str:
 
 
 def _of_abstract(place: Place, record: Record) -> QuestionRow:
-    found = read_value(record, "CONTEXTS", listed)
-    abstract = "\n".join(read_value({"CONTEXTS": c}, "CONTEXTS", _text) for c in found)
+    contexts = read_value(record, "CONTEXTS", list_of)
+    abstract = "\n".join(read_value({"CONTEXTS": c}, "CONTEXTS", _text) for c in contexts)
     prompt = f"Abstract: {abstract}\nQuestion: {read_text(record, 'QUESTION')}\nAnswer:"
     answer = read_value(record, "final_decision", lambda value: _answer(value, _PUBMEDQA, ()))
     return QuestionRow(place, prompt, _PUBMEDQA, answer)
@@ -68,9 +68,9 @@ def _choices(value: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The choices, and their labels; none if they have none."""
     labels: tuple[str, ...] = ()
     if isinstance(value, dict):
-        labels = tuple(map(_text, listed(value.get("label"))))
+        labels = tuple(map(_text, list_of(value.get("label"))))
         value = value.get("text")
-    choices = tuple(map(_text, listed(value)))
+    choices = tuple(map(_text, list_of(value)))
     if not 2 <= len(choices) <= MOST_CHOICES:
         raise BadRow(f"has {len(choices)} choices, wanted 2 to {MOST_CHOICES}")
     if labels and len(labels) != len(choices):

@@ -43,14 +43,14 @@ class Reader:
         self.schema = schema_of(config.columns, purpose)
         self.skip_bad_rows = config.skip_bad_rows
 
-    def encoded(self, row: Row) -> Sequence[Document]:
+    def encode_row(self, row: Row) -> Sequence[Document]:
         """The documents of a row. Raises BadRow for one that has none."""
         return [encode(row, self.tokenizer, self.encoding)]
 
     @property
     def folder(self) -> Path | None:
         """Where large arrays lie; None is the system's choice."""
-        return None if self.cache is None else self.cache.made()
+        return None if self.cache is None else self.cache.folder_made()
 
     def documents(self, path: Path) -> FileContent:
         """Those of a file, from the cache if they are there, else kept in it."""
@@ -92,13 +92,13 @@ class Reader:
         for row in rows(path, kind, self.schema, faults):
             if self.skip_bad_rows or not faults.total:  # else the others are but counted
                 try:
-                    found = self.encoded(row)
+                    of_row = self.encode_row(row)
                 except BadRow as bad:
                     faults.add(row.place, bad, is_row=True)
                     continue
-                for document in found:
+                for document in of_row:
                     writer.add(document, row.place)
-                for note in dict.fromkeys(n for document in found for n in document.notes):
+                for note in dict.fromkeys(n for document in of_row for n in document.notes):
                     n, first = notes.get(note, (0, str(row.place)))
                     notes[note] = (n + 1, first)
         documents = writer.documents()

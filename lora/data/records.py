@@ -55,8 +55,8 @@ _FLAGS = ("weight", "train")
 
 
 def _tools(record: Record) -> tuple[dict[str, Any], ...]:
-    found: tuple[dict[str, Any], ...] = read_value(record, "tools", tools_of)
-    return found
+    tools: tuple[dict[str, Any], ...] = read_value(record, "tools", tools_of)
+    return tools
 
 
 # -- for training -------------------------------------------------------------------------------
@@ -328,23 +328,23 @@ class Schema:
 
     def has_row(self, names: Any) -> bool:
         """Whether these names of a file make a row, of whatever purpose."""
-        found = set(self._renamed(dict.fromkeys(names)))
-        return any(found >= set(s.names) for some in SHAPES.values() for s in some)
+        fields = set(self._rename(dict.fromkeys(names)))
+        return any(fields >= set(s.names) for some in SHAPES.values() for s in some)
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Whether a record has the names of a row of this purpose."""
-        found = self._renamed(record)
-        return any(found.keys() >= set(s.names) for s in SHAPES[self.purpose])
+        fields = self._rename(record)
+        return any(fields.keys() >= set(s.names) for s in SHAPES[self.purpose])
 
     def row(self, place: Place, record: Any) -> Row:
         """The row of a record. Raises BadRow for a record without the names or values wanted."""
         if not isinstance(record, dict):
             raise BadRow(f"is a JSON {kind_of(record)}")
-        found = self._renamed(record)
+        fields = self._rename(record)
         for shape in SHAPES[self.purpose]:
-            if all(name in found for name in shape.names):
-                return shape.make(place, found)
-        raise self._missing(record, found)
+            if all(name in fields for name in shape.names):
+                return shape.make(place, fields)
+        raise self._missing(record, fields)
 
     def _missing(self, record: Mapping[str, Any], found: Record) -> BadRow:
         """What to say of a record without the names of a row."""
@@ -364,7 +364,7 @@ class Schema:
         columns = "" if self.columns else suggestion(record, self.purpose)
         return f": --columns {columns} may be meant" if columns else ""
 
-    def _renamed(self, record: Mapping[str, Any]) -> Record:
+    def _rename(self, record: Mapping[str, Any]) -> Record:
         if not self.columns:
             return dict(record)
         return {name: record[column] for name, column in self.columns if column in record}

@@ -29,5 +29,5 @@ def read_value(record: Record, name: str, read: Callable[[Any], Any]) -> Any:
 
 def read_text(record: Record, name: str, may_be_empty: bool = False) -> str:
     """The text of a name. BadRow if it is none that a tokenizer can read."""
-    found: str = read_value(record, name, lambda value: checked_text(value, may_be_empty))
-    return found
+    text: str = read_value(record, name, lambda value: checked_text(value, may_be_empty))
+    return text

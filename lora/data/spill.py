@@ -31,7 +31,7 @@ def empty(shape: tuple[int, ...], dtype: type[np.generic], folder: Path | None) 
     n_bytes = prod(shape) * np.dtype(dtype).itemsize
     if n_bytes <= _IN_MEMORY:
         return np.empty(shape, dtype)
-    with _unnamed(folder) as file:
+    with _unnamed_file(folder) as file:
         _reserve(file, n_bytes, folder)
         return np.memmap(file, dtype, "r+", shape=shape).view(np.ndarray)
 
@@ -55,7 +55,7 @@ class Column:
         if len(self._held) * self._dtype.itemsize > _IN_MEMORY:
             self._flush()
 
-    def finished(self) -> np.ndarray:
+    def finish(self) -> np.ndarray:
         """All numbers; the column takes no more."""
         if self._file is None:
             return np.frombuffer(self._held, self._dtype)
@@ -65,7 +65,7 @@ class Column:
 
     def _flush(self) -> None:
         if self._file is None:
-            self._file = _unnamed(self._folder)
+            self._file = _unnamed_file(self._folder)
         try:
             self._held.tofile(self._file)
             self._file.flush()
@@ -81,7 +81,7 @@ def blocks(values: np.ndarray) -> Iterator[np.ndarray]:
         yield values[first : first + n]
 
 
-def _unnamed(folder: Path | None) -> IO[bytes]:
+def _unnamed_file(folder: Path | None) -> IO[bytes]:
     try:
         return tempfile.TemporaryFile(dir=folder)
     except OSError as error:

@@ -201,8 +201,8 @@ class Corpus:
     def lengths(self) -> tuple[int, ...]:
         """The lengths in which windows are computed, ascending."""
         parts = [part for part in (self.train, self.validation) if part is not None]
-        found = [[p.ctx] if p.lengths is None else p.lengths for p in parts]
-        return tuple(np.unique(np.concatenate(found)).tolist())
+        of_parts = [[p.ctx] if p.lengths is None else p.lengths for p in parts]
+        return tuple(np.unique(np.concatenate(of_parts)).tolist())
 
     @property
     def n_documents(self) -> int:

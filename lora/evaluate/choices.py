@@ -46,11 +46,11 @@ def choose(
     """
     choices = [choice for question in questions for choice in question.choices]
     for choice in choices:
-        model.checked(choice.whole.ids)
-    found = log_probs(model, [c.whole for c in choices] + [c.own for c in choices], told)
+        model.check_tokens(choice.whole.ids)
+    by_choice = log_probs(model, [c.whole for c in choices] + [c.own for c in choices], told)
     ends = np.cumsum([len(question.choices) for question in questions])[:-1]
-    sums = np.split(np.array([f.sum() for f in found[: len(choices)]]), ends)
-    means = np.split(np.array([f.mean() for f in found[len(choices) :]]), ends)
+    sums = np.split(np.array([f.sum() for f in by_choice[: len(choices)]]), ends)
+    means = np.split(np.array([f.mean() for f in by_choice[len(choices) :]]), ends)
     characters = np.split(np.array([c.n_characters for c in choices]), ends)
     n_bytes = np.split(np.array([c.n_bytes for c in choices]), ends)
     scores = {

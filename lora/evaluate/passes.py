@@ -74,7 +74,7 @@ def log_probs(
     if not asked:
         return []
     rows, row_of = _rows(asked)
-    order = [_wanted(rows[r], one) for r, one in zip(row_of, asked, strict=True)]
+    order = [_places(rows[r], one) for r, one in zip(row_of, asked, strict=True)]
     longest = max(len(row.ids) for row in rows)
     groups = _groups(rows, _takes_pairs(model))
     lengths = [group.n_tokens(rows) for group in groups]
@@ -84,10 +84,10 @@ def log_probs(
     losses = [np.empty(0)] * len(rows)
     for done, some in enumerate(passes, 1):
         positions, targets = _fill(scorer, rows, [groups[g] for g in some])
-        found = scorer.score(positions, targets).losses
+        of_pass = scorer.score(positions, targets).losses
         read = [r for g in some for r in groups[g].rows]
         ends = np.cumsum([len(rows[r].wanted) for r in read])
-        for r, part in zip(read, np.split(found, ends[:-1]), strict=True):
+        for r, part in zip(read, np.split(of_pass, ends[:-1]), strict=True):
             losses[r] = part
         told(done, len(passes))
     return [-losses[r][which] for r, which in zip(row_of, order, strict=True)]
@@ -130,7 +130,7 @@ def _groups(rows: Sequence[_Row], in_pairs: bool) -> list[_Group]:
     return groups
 
 
-def _wanted(row: _Row, one: Continuation) -> list[int]:
+def _places(row: _Row, one: Continuation) -> list[int]:
     """The places of a continuation's tokens among the row's predictions, which it may add to."""
     keys = ((at - 1, one.ids[at]) for at in range(one.first, len(one.ids)))
     return [row.wanted.setdefault(key, len(row.wanted)) for key in keys]

@@ -37,7 +37,7 @@ class TokenScores:
     documents: np.ndarray
 
     @staticmethod
-    def joined(parts: Sequence[TokenScores]) -> TokenScores:
+    def join(parts: Sequence[TokenScores]) -> TokenScores:
         """The tokens of all parts, one after the other."""
         return TokenScores(
             np.concatenate([p.losses for p in parts]),
@@ -82,15 +82,15 @@ def perplexity(
         fault = f"is {n_ctx}, wanted 4 to the model's {model.config.n_ctx}"
         raise ConfigError([("n_ctx", fault)])
     if isinstance(source, Dataset):
-        model.checked(source.tokens.reshape(-1))
+        model.check_tokens(source.tokens.reshape(-1))
         source = replace(source.part(slice(limit)), lengths=None)
-        n_chunks, found = len(source), _of_windows(model, source)
+        n_chunks, chunk_scores = len(source), _of_windows(model, source)
     else:
         ids = model.tokenizer.encode(source, parse_special=parse_special)
         chunks = chunks_of(model, ids, n_ctx)[:limit]
-        n_chunks, found = len(chunks), _of_text(model, chunks)
+        n_chunks, chunk_scores = len(chunks), _of_text(model, chunks)
     total, squares, n, n_right = 0.0, 0.0, 0, 0
-    for chunk, some in enumerate(found, 1):
+    for chunk, some in enumerate(chunk_scores, 1):
         total += float(some.losses.sum())
         squares += float((some.losses**2).sum())
         n += len(some.losses)
@@ -101,7 +101,7 @@ def perplexity(
 
 def chunks_of(model: Model, tokens: Sequence[int], n_ctx: int) -> np.ndarray:
     """(n, n_ctx) int32: a text's whole chunks."""
-    ids = model.checked(tokens or [0])
+    ids = model.check_tokens(tokens or [0])
     n_chunks = len(ids) // n_ctx
     if n_chunks < 2:
         raise DataError(
@@ -130,12 +130,12 @@ def _of_windows(model: Model, data: Dataset) -> Iterator[TokenScores]:
         for name in ("tokens", "positions", "span"):
             write(getattr(scorer.inputs, name), getattr(batch, name))
         positions = np.flatnonzero(batch.weights)
-        found = scorer.score(positions, batch.targets[positions])
-        yield _scores(found, data.documents[number][positions])
+        predictions = scorer.score(positions, batch.targets[positions])
+        yield _scores(predictions, data.documents[number][positions])
 
 
-def _scores(found: Predictions, documents: np.ndarray) -> TokenScores:
-    return TokenScores(found.losses, found.right, documents.astype(np.int64))
+def _scores(predictions: Predictions, documents: np.ndarray) -> TokenScores:
+    return TokenScores(predictions.losses, predictions.right, documents.astype(np.int64))
 
 
 def _exp(x: float) -> float:

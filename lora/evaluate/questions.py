@@ -83,22 +83,22 @@ def encode_questions(
     rows: Sequence[QuestionRow], tokenizer: Tokenizer, asking: QuestionFormat
 ) -> list[Question]:
     """The tokens of each question. Raises DataError for those that cannot be asked, by place."""
-    found, faults = [], []
+    questions, faults = [], []
     for row in rows:
         try:
-            found.append(_question(row, tokenizer, asking))
+            questions.append(_question(row, tokenizer, asking))
         except BadRow as bad:
             faults.append(bad.at(row.place))
     if faults:
         more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
         raise DataError(f"{rows[0].place.file}: {faults[0]}{more}")
-    return found
+    return questions
 
 
 def _question(row: QuestionRow, tokenizer: Tokenizer, asking: QuestionFormat) -> Question:
     prompt, delimiter = row.prompt, asking.delimiter
     if asking.template is not None:
-        prompt, delimiter = _asked(row.prompt, asking.template), ""
+        prompt, delimiter = _as_chat(row.prompt, asking.template), ""
     texts = [f"{prompt}{delimiter}{choice}" for choice in row.choices]
     encoded = [_ids(text, tokenizer, asking.parse) for text in texts]
     n_same = min(_n_same(encoded), min(map(len, encoded)) - 1)
@@ -114,7 +114,7 @@ def _question(row: QuestionRow, tokenizer: Tokenizer, asking: QuestionFormat) ->
     return Question(tuple(choices), row.answer)
 
 
-def _asked(prompt: str, template: ChatTemplate) -> str:
+def _as_chat(prompt: str, template: ChatTemplate) -> str:
     message = {"role": "user", "content": prompt}
     try:
         return template.render([message], add_generation_prompt=True)

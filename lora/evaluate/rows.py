@@ -69,7 +69,7 @@ def windows(rows: Sequence[Row], tokenizer: Tokenizer, config: DataConfig) -> tu
             f"at most {config.ctx + 1}, those of a window of {config.ctx}: give a larger --ctx, or "
             "--long drop or cut"
         )
-    found = pack(Documents.of(kept).pieces(config.ctx), config.ctx, whole=True)
-    if not len(found):
+    dataset = pack(Documents.of(kept).pieces(config.ctx), config.ctx, whole=True)
+    if not len(dataset):
         raise DataError(f"{rows[0].place.file}: holds no token to predict after another")
-    return found, n_long
+    return dataset, n_long

@@ -132,10 +132,10 @@ class Answers:
     def members(self, mean: bool) -> np.ndarray:
         """(n, room, ctx) float32: 1 at each answer's learned tokens; mean: 1 / their number."""
         numbers = np.arange(self.sign.shape[1])[:, None]
-        found = ((self.of[:, None] == numbers) & self.learned[:, None]).astype(np.float32)
+        weights = ((self.of[:, None] == numbers) & self.learned[:, None]).astype(np.float32)
         if mean:
-            found /= np.maximum(found.sum(axis=2, keepdims=True), 1)
-        return found
+            weights /= np.maximum(weights.sum(axis=2, keepdims=True), 1)
+        return weights
 
     def of_chosen(self) -> np.ndarray:
         """(n, ctx) bool: the tokens of wanted answers and their prompts."""
@@ -251,7 +251,7 @@ def answer_batches(
         some = slice(i * size, (i + 1) * size)
         arrays = _arrays(objective, answers.part(some), n_tokens)
         arrays |= {"reference": with_kl[some], "share": share[some]}
-        filled = {name: _filled(values, size).reshape(-1) for name, values in arrays.items()}
+        filled = {name: _pad_batch(values, size).reshape(-1) for name, values in arrays.items()}
         members = block_diagonal(answers.part(some).members(objective.per_token), size)
         yield AnswerBatch(**_fields(batch), **filled, members=members, kl=kl)
 
@@ -269,7 +269,7 @@ def _arrays(objective: AnswerObjective, answers: Answers, n_tokens: int) -> dict
     return {"read": read, "nll": nll, "sign": answers.sign}
 
 
-def _filled(values: np.ndarray, size: int) -> np.ndarray:
+def _pad_batch(values: np.ndarray, size: int) -> np.ndarray:
     """Zeros for the windows that only fill up a batch, float32."""
     whole = np.zeros((size, *values.shape[1:]), np.float32)
     whole[: len(values)] = values
@@ -361,8 +361,8 @@ class AnswerFeed:
         mine = windows[share.start : share.stop]
         with ranks.together():
             scores = [self._scorers[1].score(programs[1], others, int(w)) for w in mine]
-            moved = self._stacked(scores) - self._references(programs, others, mine)
-        moved = ranks.joined(moved, len(windows))
+            moved = self._stack(scores) - self._references(programs, others, mine)
+        moved = ranks.join(moved, len(windows))
         n = Answers.in_windows(others.part(np.asarray(windows, np.int64)), self._room).n
         return max(float(moved.sum(dtype=np.float64)) / n, 0.0)
 
@@ -373,7 +373,7 @@ class AnswerFeed:
             if (id(data), window) not in self._known:
                 score = self._scorers[0].score(programs[0], data, window)
                 self._known[id(data), window] = score
-        return self._stacked([self._known[id(data), window] for window in numbers])
+        return self._stack([self._known[id(data), window] for window in numbers])
 
-    def _stacked(self, scores: Sequence[np.ndarray]) -> np.ndarray:
+    def _stack(self, scores: Sequence[np.ndarray]) -> np.ndarray:
         return np.array(scores, np.float32).reshape(len(scores), self._room)

@@ -46,7 +46,7 @@ def _shared(of: Mapping[str, Field[Any]]) -> Field[Any]:
     for name, each in of.items():
         meanings.setdefault(each.metadata["help"], []).append(name)
     first = next(iter(of.values()))
-    help = "; ".join(f"of {_listed(names)}, {text}" for text, names in meanings.items())
+    help = "; ".join(f"of {_alternatives(names)}, {text}" for text, names in meanings.items())
     apart = [f"of {name} {f.default}" for name, f in of.items() if f.default != first.default]
     about = {"help": help, "default": "; ".join([f"{first.default}", *apart])}
     metadata = {**first.metadata, **about, "fits": _fits(first)}
@@ -57,7 +57,7 @@ def _fits(of: Field[Any]) -> Any:
     return lambda value: value is None or of.metadata["fits"](value)
 
 
-def _listed(names: list[str]) -> str:
+def _alternatives(names: list[str]) -> str:
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -76,15 +76,15 @@ class _Chosen(Settings):
     )
 
     def _faults(self) -> list[Fault]:
-        return super()._faults() or list(self._unused())
+        return super()._faults() or list(self._unused_settings())
 
-    def _unused(self) -> Iterator[Fault]:
+    def _unused_settings(self) -> Iterator[Fault]:
         """Settings of other objectives, unless they have their defaults."""
         for name, of in USERS.items():
             value = getattr(self, name)
             defaults = [f.default for f in of.values()]
             if self.objective not in of and value is not None and value not in defaults:
-                yield name, f"is for {_listed([*of])}, not for {self.objective}"
+                yield name, f"is for {_alternatives([*of])}, not for {self.objective}"
 
     def chosen(self) -> Objective:
         """The objective with its settings. Raises ConfigError for one that is out of range."""

@@ -70,7 +70,7 @@ def _halves(module: Module, pairs: LoraPairs) -> _Halves:
     if module.table:
         return read(first.a).T, read(first.b)
     n_out, n_in = module.shape
-    found: list[_Halves] = []
+    halves: list[_Halves] = []
     for p in module.parts:
         if p.tensor not in pairs:
             continue
@@ -79,28 +79,28 @@ def _halves(module: Module, pairs: LoraPairs) -> _Halves:
         a[..., p.columns] = read(pair.a)
         if pair.scale != first.scale:
             b = b * np.float32(pair.scale / first.scale)
-        wide = next((wide for other, wide in found if np.array_equal(other, a)), None)
+        wide = next((wide for other, wide in halves if np.array_equal(other, a)), None)
         if wide is None:
             wide = np.zeros((*b.shape[:-2], n_out, pair.rank), np.float32)
-            found.append((a, wide))
+            halves.append((a, wide))
         wide[..., p.rows, :] = b
-    return np.concatenate([a for a, _ in found], -2), np.concatenate([b for _, b in found], -1)
+    return np.concatenate([a for a, _ in halves], -2), np.concatenate([b for _, b in halves], -1)
 
 
 def _with_names(updates: Mapping[str, _Halves], stacks: set[str]) -> dict[str, _Halves]:
     """The updates as PEFT's tensors: of experts A (n_expert · rank, n_in) lies by experts and B
     (n_out, rank · n_expert) by ranks; the first of two parameters is that of the base layer."""
-    found = {}
+    by_name = {}
     for name, (a, b) in updates.items():
         if name not in stacks:
-            found[name] = (a, b)
+            by_name[name] = (a, b)
             continue
         experts, parameter = name.rsplit(".", 1)
         later = [*EXPERTS][[*EXPERTS].index(parameter) + 1 :]
         inner = any(f"{experts}.{other}" in stacks for other in later)
         flat = a.reshape(-1, a.shape[-1]), b.transpose(1, 2, 0).reshape(b.shape[1], -1)
-        found[f"{experts}.base_layer" if inner else experts] = flat
-    return found
+        by_name[f"{experts}.base_layer" if inner else experts] = flat
+    return by_name
 
 
 def _short(chosen: Collection[str], known: Iterable[str]) -> list[str]:

@@ -31,11 +31,11 @@ def from_peft(
     """
     source, twins = Path(folder), Twins(model)
     how = settings.read(source)
-    found = tensors.read(source, 4 * sum(prod(i.shape) for i in model.file.tensors.values()))
+    modules = tensors.read(source, 4 * sum(prod(i.shape) for i in model.file.tensors.values()))
     faults: list[str] = []
     ranks: dict[str, int] = {}
     placed: dict[str, _Updates] = {}
-    for name, given in found.items():
+    for name, given in modules.items():
         module = twins.find(name, (given.b.shape[0], given.a.shape[1]))
         if module is None:
             faults.append(_unknown(model, name))
@@ -112,13 +112,13 @@ def _whole(model: Model, tensor: str, updates: _Updates, faults: list[str]) -> U
         return first
     n = model.parts.decoder.tensors()[tensor].shape[0]
     return Update(
-        _stacked(n, {i: u.a for i, u in updates.items()}),
-        _stacked(n, {i: u.b for i, u in updates.items()}),
+        _stack(n, {i: u.a for i, u in updates.items()}),
+        _stack(n, {i: u.b for i, u in updates.items()}),
         first.alpha,
     )
 
 
-def _stacked(n: int, matrices: Mapping[int | None, np.ndarray]) -> np.ndarray:
+def _stack(n: int, matrices: Mapping[int | None, np.ndarray]) -> np.ndarray:
     stack = np.zeros((n, *next(iter(matrices.values())).shape), np.float32)
     for i, matrix in matrices.items():
         stack[i] = matrix

@@ -64,8 +64,8 @@ class Settings:
 
 
 def _fitting(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    found = (v for key, v in patterns.items() if re.match(rf"(.*\.)?({key})$", module))
-    return next(found, default)
+    values = (v for key, v in patterns.items() if re.match(rf"(.*\.)?({key})$", module))
+    return next(values, default)
 
 
 def read(folder: Path) -> Settings:

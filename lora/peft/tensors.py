@@ -39,23 +39,23 @@ def read(folder: Path, most_bytes: int) -> dict[str, ModuleFactors]:
     """Module → its A and B. AdapterError for a file that is larger than `most_bytes`, damaged, or
     holds anything else."""
     path = folder / NAME
-    tensors = _stored(path, most_bytes)
+    tensors = _stored_tensors(path, most_bytes)
     faults: list[str] = []
     modules: dict[tuple[str, bool], dict[str, np.ndarray]] = {}
     bases: dict[str, Shape] = {}
     for name, info in tensors:
-        found, base = _TENSOR.fullmatch(name), _BASE.fullmatch(name)
+        match, base = _TENSOR.fullmatch(name), _BASE.fullmatch(name)
         if base is not None:
             bases |= {base[1]: tuple(info["shape"])} if base[2] == "weight" else {}
-        elif found is None:
+        elif match is None:
             faults.append(f"{brief(name)} is {_what(name)}")
         elif info["dtype"] not in _WIDTHS or len(info["shape"]) != 2:
             wanted = f"wanted a matrix of {', '.join(_WIDTHS)}"
             faults.append(f"{brief(name)} is {info['dtype']} {tuple(info['shape'])}, {wanted}")
         else:
-            table, factor = found[2] in _TABLE_FACTORS, found[2].removesuffix(".weight")[-1]
+            table, factor = match[2] in _TABLE_FACTORS, match[2].removesuffix(".weight")[-1]
             values = _floats(info["data"], info["dtype"]).reshape(info["shape"])
-            modules.setdefault((found[1], table), {})[factor] = values
+            modules.setdefault((match[1], table), {})[factor] = values
     for (module, _), factors in modules.items():
         faults += [f"{brief(module)} has no {factor}" for factor in "AB" if factor not in factors]
     if not tensors:
@@ -67,7 +67,7 @@ def read(folder: Path, most_bytes: int) -> dict[str, ModuleFactors]:
     }
 
 
-def _stored(path: Path, most_bytes: int) -> list[tuple[str, dict[str, Any]]]:
+def _stored_tensors(path: Path, most_bytes: int) -> list[tuple[str, dict[str, Any]]]:
     """Name, and dtype, shape and data, of every tensor."""
     from safetensors import SafetensorError, deserialize
 
@@ -107,11 +107,12 @@ def write(
     path: Path, updates: Mapping[str, tuple[np.ndarray, np.ndarray]], tables: set[str]
 ) -> None:
     """Module → A and B, float32, in the shapes of `ModuleFactors`; `tables` are embeddings."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     arrays = {}
     for module, pair in updates.items():
         factors = _TABLE_FACTORS if module in tables else _FACTORS
         for factor, values in zip(factors, pair, strict=True):
             arrays[f"{PREFIX}{module}.{factor}"] = np.ascontiguousarray(values, np.float32)
-    save_file(arrays, path, {"format": "pt"})
+    # save_file would raise an error of its own where the disk is full.
+    path.write_bytes(save(arrays, {"format": "pt"}))

@@ -72,17 +72,17 @@ class Twins:
         self.layout = LAYOUTS[architecture]
         self._specs = model.parts.decoder.tensors()
         self._names = _name_map(architecture, model.config.n_blocks)
-        found = [*_modules(model, self.layout, self._names), *_stacks(model, self.layout)]
-        self.modules = {m.name: m for m in found}
-        self._by_tensor = {m.parts[0].tensor: m for m in found if len(m.parts) == 1}
+        modules = [*_modules(model, self.layout, self._names), *_stacks(model, self.layout)]
+        self.modules = {m.name: m for m in modules}
+        self._by_tensor = {m.parts[0].tensor: m for m in modules if len(m.parts) == 1}
 
     def find(self, name: str, shape: Shape) -> Module | None:
         """The module that an update of this shape is for, by any name that a class has for it."""
         name = name.replace("language_model.", "")
         if name.endswith((".experts", ".experts.base_layer")):
             return self._stack(name.removesuffix(".base_layer"), shape)
-        found = self.modules.get(name) or self._by_tensor.get(self._tensor(name))
-        return found or self._expert(name)
+        module = self.modules.get(name) or self._by_tensor.get(self._tensor(name))
+        return module or self._expert(name)
 
     def _tensor(self, name: str) -> str:
         return f"{self._names.get_name(name)}.weight"
@@ -95,10 +95,10 @@ class Twins:
 
     def _expert(self, name: str) -> Module | None:
         """One of the experts, where a class has a module for each: …mlp.experts.3.up_proj."""
-        found = _EXPERT.fullmatch(name)
-        if found is None:
+        match = _EXPERT.fullmatch(name)
+        if match is None:
             return None
-        tensor, i = self._tensor(f"{found[1]}.{found[3]}"), int(found[2])
+        tensor, i = self._tensor(f"{match[1]}.{match[3]}"), int(match[2])
         shape = self._specs[tensor].shape if tensor in self._specs else ()
         if len(shape) != 3 or i >= shape[0]:
             return None
@@ -159,20 +159,20 @@ def _modules(model: Model, layout: Layout, names: Any) -> Iterator[Module]:
     specs, weights = model.parts.decoder.tensors(), model.parts.weights
     for name, ending, i in _names_of(layout, model.config.n_layer):
         tensors = [f"blk.{i}.{t}" for t in layout.fused.get(ending, ())] or [names.get_name(name)]
-        found = [f"{t}.weight" for t in tensors]
-        if not all(t in weights and specs[t].update(1) for t in found):
+        in_file = [f"{t}.weight" for t in tensors]
+        if not all(t in weights and specs[t].update(1) for t in in_file):
             continue
-        if len(specs[found[0]].shape) != 2:
+        if len(specs[in_file[0]].shape) != 2:
             continue
-        shapes = [specs[t].shape for t in found]
+        shapes = [specs[t].shape for t in in_file]
         shape = (sum(s[0] for s in shapes), shapes[0][1])
         heads = _heads(model, i)
         rows, columns = np.arange(shape[0]), np.arange(shape[1])
         if ending in layout.columns:
             (columns,) = layout.columns[ending](columns, heads)
         split = layout.rows[ending](rows, heads) if ending in layout.rows else [rows]
-        parts = (ModulePart(t, r, columns) for t, r in zip(found, split, strict=True))
-        yield Module(name, shape, tuple(parts), specs[found[0]].table)
+        parts = (ModulePart(t, r, columns) for t, r in zip(in_file, split, strict=True))
+        yield Module(name, shape, tuple(parts), specs[in_file[0]].table)
 
 
 def _stacks(model: Model, layout: Layout) -> Iterator[Module]:

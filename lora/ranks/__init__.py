@@ -13,6 +13,6 @@ started    which of both this process was started as
 """
 
 from pyggml.lora.ranks.alone import ALONE, Ranks
-from pyggml.lora.ranks.started import started
+from pyggml.lora.ranks.started import ranks_of_process
 
-__all__ = ["ALONE", "Ranks", "started"]
+__all__ = ["ALONE", "Ranks", "ranks_of_process"]

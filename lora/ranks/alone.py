@@ -35,11 +35,11 @@ class Ranks:
         """Whether the flag is set on any rank."""
         return flag
 
-    def joined(self, rows: np.ndarray, n: int) -> np.ndarray:
+    def join(self, rows: np.ndarray, n: int) -> np.ndarray:
         """The rows of n batches, in their order. rows: (len(share(n)), k), of this rank's."""
         return rows
 
-    def added(self, gradients: Sequence[np.ndarray], n: int, size: int) -> np.ndarray:
+    def add(self, gradients: Sequence[np.ndarray], n: int, size: int) -> np.ndarray:
         """(size,): 0 + g₁ + g₂ + … + gₙ in this order, of a step's batches; g₁ if n is 1.
 
         gradients: (size,) float32 each, of this rank's share of the n.

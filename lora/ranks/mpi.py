@@ -34,13 +34,13 @@ class MpiRanks(Ranks):
 
     def any(self, flag: bool) -> bool:
         self._agree()
-        return bool(self._gathered(np.array([flag], np.int64)).any())
+        return bool(self._gather_all(np.array([flag], np.int64)).any())
 
     def texts(self, text: str) -> list[str]:
         self._agree()
         return self._texts(text)
 
-    def joined(self, rows: np.ndarray, n: int) -> np.ndarray:
+    def join(self, rows: np.ndarray, n: int) -> np.ndarray:
         self._agree()
         width = int(np.prod(rows.shape[1:]))
         counts = [len(share) * width for share in self._shares(n)]
@@ -48,7 +48,7 @@ class MpiRanks(Ranks):
         self._gather(np.ascontiguousarray(rows), all_rows, counts)
         return all_rows
 
-    def added(self, gradients: Sequence[np.ndarray], n: int, size: int) -> np.ndarray:
+    def add(self, gradients: Sequence[np.ndarray], n: int, size: int) -> np.ndarray:
         """Each rank adds one part of all gradients; then the parts are joined."""
         self._agree()
         counts = [len(share) for share in self._shares(n)]
@@ -63,7 +63,7 @@ class MpiRanks(Ranks):
                 [received, [count * here for count in counts]],
             )
         )
-        part = super().added(list(received.reshape(-1, here)), n, here)
+        part = super().add(list(received.reshape(-1, here)), n, here)
         total = np.empty(size, np.float32)
         self._gather(part, total, sizes.tolist())
         return total
@@ -86,16 +86,16 @@ class MpiRanks(Ranks):
 
     def _agree(self, fault: Exception | None = None) -> None:
         """The beginning of every exchange; all ranks raise if one of them has a fault."""
-        if not self._gathered(np.array([fault is not None], np.int64)).any():
+        if not self._gather_all(np.array([fault is not None], np.int64)).any():
             return
-        told = self._texts(_told(fault))
+        told = self._texts(_to_json(fault))
         if fault is not None and not isinstance(fault, PyggmlError):
             raise fault  # of the program, with its traceback
         raise _joint(told) from fault
 
     def _texts(self, text: str) -> list[str]:
         mine = np.frombuffer(text.encode(), np.uint8)
-        counts = self._gathered(np.array([len(mine)], np.int64)).tolist()
+        counts = self._gather_all(np.array([len(mine)], np.int64)).tolist()
         data = np.empty(sum(counts), np.uint8)
         self._gather(mine, data, counts)
         ends = zip(counts, np.cumsum(counts), strict=True)
@@ -104,7 +104,7 @@ class MpiRanks(Ranks):
     def _shares(self, n: int) -> list[range]:
         return [share(n, rank, self.size) for rank in range(self.size)]
 
-    def _gathered(self, values: np.ndarray) -> np.ndarray:
+    def _gather_all(self, values: np.ndarray) -> np.ndarray:
         """As many numbers of each rank, one rank after the other."""
         numbers = np.empty(self.size * len(values), values.dtype)
         self._wait(self._comm.Iallgather(values, numbers))
@@ -121,7 +121,7 @@ class MpiRanks(Ranks):
             pause = min(2 * pause, _LONGEST)
 
 
-def _told(error: Exception | None) -> str:
+def _to_json(error: Exception | None) -> str:
     """An error as JSON: its faults, and the text before them."""
     if error is None:
         return json.dumps([])

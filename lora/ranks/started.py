@@ -17,7 +17,7 @@ _SIZES = (
 )
 
 
-def started() -> Ranks:
+def ranks_of_process() -> Ranks:
     """The group that this process was started in; ALONE if there is no other process.
 
     Raises PyggmlError if there are others, and mpi4py is missing or belongs to another MPI.

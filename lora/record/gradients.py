@@ -44,9 +44,9 @@ class Watch:
 
         grad_norm: the length of the gradient before it was clipped, which the norms are of too.
         """
-        found = self._measured(step, grad_norm) if self._is_kept else None
+        picture = self._measure(step, grad_norm) if self._is_kept else None
         self._is_kept = self._keep(step + 1)
-        return found
+        return picture
 
     def is_sampled(self, step: int) -> bool:
         """The first step, the last one, and about fifty between them."""
@@ -63,17 +63,17 @@ class Watch:
     def _gather(self, *names: str) -> None:
         self._devices.gather(*(self._parameters.buffers[name] for name in names))
 
-    def _measured(self, step: int, grad_norm: float) -> Overview:
+    def _measure(self, step: int, grad_norm: float) -> Overview:
         self._gather("data", "gradient")
-        found = {}
+        measures = {}
         for name, t in self._parameters.tensors.items():
             first = t.offset // self._before.itemsize
             old = self._before[first : first + t.n_elements]
             g = read(self._parameters.gradients[name])
-            found[name] = measure(g, old, read(t).reshape(-1) - old)
-        length = sqrt(sum(m.norm**2 for m in found.values()))
+            measures[name] = measure(g, old, read(t).reshape(-1) - old)
+        length = sqrt(sum(m.norm**2 for m in measures.values()))
         factor = grad_norm / length if length else 1.0  # what was clipped
-        return overview({step: {n: m._replace(norm=factor * m.norm) for n, m in found.items()}})
+        return overview({step: {n: m._replace(norm=factor * m.norm) for n, m in measures.items()}})
 
 
 def gradients_record(o: Overview) -> dict[str, Any]:
@@ -105,13 +105,13 @@ def overview_of(records: Iterable[Mapping[str, Any]]) -> Overview | None:
 
     Records are of a file, so maybe others': what is no table of numbers is left out.
     """
-    found: dict[int, Mapping[tuple[str, Column], Measure]] = {}
+    by_step: dict[int, Mapping[tuple[str, Column], Measure]] = {}
     for record in records:
-        if record["event"] == EVENT and len(found) < _MOST:
+        if record["event"] == EVENT and len(by_step) < _MOST:
             measures = _measures(record)
             if measures:
-                found[record["step"]] = measures
-    return arrange(found) if found else None
+                by_step[record["step"]] = measures
+    return arrange(by_step) if by_step else None
 
 
 def _measures(record: Mapping[str, Any]) -> dict[tuple[str, Column], Measure]:

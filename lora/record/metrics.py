@@ -63,12 +63,12 @@ class MetricsFile:
         if not self._start or losses != list(self._losses):  # another run's, or its steps lack some
             if self.path.exists():
                 self.path.replace(self.path.with_suffix(".old.jsonl"))
-            kept = self._remembered()
+            kept = self._records_before()
         with replacing(self.path) as partial:
             partial.write_text("".join(map(_line, kept)), encoding="utf-8")
         return self.path.open("a", encoding="utf-8")
 
-    def _remembered(self) -> list[Record]:
+    def _records_before(self) -> list[Record]:
         """What the checkpoint knows of the steps before: their losses."""
         steps = [{"event": "step", "step": i, "loss": x} for i, x in enumerate(self._losses, 1)]
         held_out = [record_of(v) for v in self._validations]

@@ -51,13 +51,13 @@ class Recorder:
             self._log()
 
     def _add_gradients(self, report: StepReport) -> None:
-        found = self._watch(report.step, report.grad_norm)
-        if found is None:
+        picture = self._watch(report.step, report.grad_norm)
+        if picture is None:
             return
-        record = gradients_record(found)
+        record = gradients_record(picture)
         self.metrics.add(record)
         if self._log_to:  # numbers by layer are enough for these
-            norms = zip(found.layers, found.layer_norms[0].tolist(), strict=True)
+            norms = zip(picture.layers, picture.layer_norms[0].tolist(), strict=True)
             self._waiting.append({"event": record["event"], "step": report.step, **dict(norms)})
 
     def _log(self) -> None:

@@ -18,14 +18,14 @@ def record_of(report: Report) -> Record:
     """The record of a report; what it has none of is left out."""
     name = type(report).__name__.removesuffix("Report").lower()
     plain = (f.name for f in fields(report) if f.name != "tally")
-    found = {"event": name} | {name: _plain(getattr(report, name)) for name in plain}
+    record = {"event": name} | {name: _plain(getattr(report, name)) for name in plain}
     if not isinstance(report, CheckpointReport) and report.tally is not None:
-        found |= report.tally.figures()
+        record |= report.tally.figures()
     if isinstance(report, StepReport):
-        found["tokens_per_second"] = report.tokens_per_second
+        record["tokens_per_second"] = report.tokens_per_second
         # What of this process lies in RAM, pages of mapped weights included.
-        found["memory_bytes"] = psutil.Process().memory_info().rss
-    return {name: value for name, value in found.items() if value is not None}
+        record["memory_bytes"] = psutil.Process().memory_info().rss
+    return {name: value for name, value in record.items() if value is not None}
 
 
 def _plain(value: Any) -> Any:
@@ -34,10 +34,10 @@ def _plain(value: Any) -> Any:
 
 def numbers_of(record: Record) -> dict[str, float]:
     """The numbers of a record by name, those inside it too: rewards.margin."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, dict):
-            found |= {f"{name}.{inner}": x for inner, x in numbers_of(value).items()}
+            numbers |= {f"{name}.{inner}": x for inner, x in numbers_of(value).items()}
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[name] = float(value)
-    return found
+            numbers[name] = float(value)
+    return numbers

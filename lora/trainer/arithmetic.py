@@ -49,7 +49,7 @@ class Arithmetic:
 
         Raises CheckpointError if it did with another compute type.
         """
-        stored = _stored(file)
+        stored = _arithmetic_of(file)
         if stored is None:
             return
         if stored.compute != self.compute:
@@ -83,13 +83,13 @@ def stored_compute(path: Path) -> str | None:
     """
     try:
         with gguf.open(path) as file:
-            stored = _stored(file)
+            stored = _arithmetic_of(file)
     except GGUFError as error:
         raise CheckpointError(f"{error}; wanted a checkpoint") from None
     return None if stored is None else stored.compute
 
 
-def _stored(file: gguf.GGUFFile) -> Arithmetic | None:
+def _arithmetic_of(file: gguf.GGUFFile) -> Arithmetic | None:
     compute, vectors = file.get(_COMPUTE), file.get(_VECTORS)
     if compute is None and vectors is None:
         return None

@@ -174,16 +174,16 @@ def _load(
     usual: Run,
     free: Collection[str],
 ) -> tuple[Progress, History]:
-    found = file.get("general.type")
-    if not isinstance(found, str) or found != "checkpoint":
-        named = "missing" if found is None else brief(found)
+    kind = file.get("general.type")
+    if not isinstance(kind, str) or kind != "checkpoint":
+        named = "missing" if kind is None else brief(kind)
         raise CheckpointError(f"{file.path}: general.type is {named}, wanted 'checkpoint'")
     if not _matches(file):
         raise CheckpointError(f"{file.path}: is damaged: its content does not match its SHA-256")
     theirs = _stored_run(file)
     theirs.pop(LENGTH, None)
     theirs = {part: _without(value, free) for part, value in theirs.items()}
-    stored_run, wanted = (_filled(r, _plain(usual)) for r in (theirs, _plain(run)))
+    stored_run, wanted = (_fill_in(r, _plain(usual)) for r in (theirs, _plain(run)))
     apart = differences(stored_run, wanted)
     if apart:
         raise CheckpointError(apart, f"{file.path}: {ANOTHER_RUN}")
@@ -192,8 +192,8 @@ def _load(
     for name, buffer in buffers.items():
         info = file.tensors.get(name)
         if info is None or info.dtype is not F32 or info.shape != buffer.shape:
-            found = "missing" if info is None else f"{info.dtype} {info.shape}"
-            raise CheckpointError(f"{file.path}: {name} is {found}, wanted F32 {buffer.shape}")
+            actual = "missing" if info is None else f"{info.dtype} {info.shape}"
+            raise CheckpointError(f"{file.path}: {name} is {actual}, wanted F32 {buffer.shape}")
         stored[name] = file.data(name)
     step, epoch, index = (file.require(f"{_PREFIX}{k}", int) for k in ("step", "epoch", "index"))
     history = _history(file)
@@ -240,7 +240,7 @@ def _without(settings: Any, free: Collection[str]) -> Any:
     return {name: value for name, value in settings.items() if name not in free}
 
 
-def _filled(run: Run, usual: Run) -> dict[str, Any]:
+def _fill_in(run: Run, usual: Run) -> dict[str, Any]:
     """The run with the usual settings of each part where it has none."""
     return {
         part: usual.get(part, {}) | settings if isinstance(settings, dict) else settings
@@ -298,7 +298,7 @@ def existing(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def hold(folder: Path) -> Iterator[None]:
     """Inside, the folder exists and no other process writes there; folders that were made for it
     and stay empty are removed.
 
@@ -310,7 +310,7 @@ def held(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be made: {error.strerror or error}") from error
     try:
-        with lock.held(folder):
+        with lock.hold(folder):
             yield
     finally:
         with suppress(OSError):  # which ends at the first one that holds something

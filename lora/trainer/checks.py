@@ -37,7 +37,7 @@ def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ran
         raise ConfigError(faults)
     for part in parts:
         for block in part.blocks():
-            model.checked(block.tokens.reshape(-1))
+            model.check_tokens(block.tokens.reshape(-1))
 
 
 def check_alike(ranks: Ranks, run: Mapping[str, Any], arithmetic: Arithmetic) -> None:

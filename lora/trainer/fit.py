@@ -72,11 +72,11 @@ def fit(
             if n == ctx:
                 raise
             continue
-        found = Fit(each, n, arena, parameters.n_bytes(kept + n_sums(each)), largest)
-        if found.n_bytes <= limit:
-            return found, True
-        if least is None or found.n_bytes < least.n_bytes:
-            least = found
+        candidate = Fit(each, n, arena, parameters.n_bytes(kept + n_sums(each)), largest)
+        if candidate.n_bytes <= limit:
+            return candidate, True
+        if least is None or candidate.n_bytes < least.n_bytes:
+            least = candidate
     assert least is not None
     return least, False
 

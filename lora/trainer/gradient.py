@@ -58,8 +58,8 @@ class StepGradient:
         if self._ranks.size > 1:
             if self._n:
                 self._keep()
-            write(self._gradient, self._ranks.added(self._kept, n, self._size))
-            self._devices.changed(self._gradient, self._devices.host)
+            write(self._gradient, self._ranks.add(self._kept, n, self._size))
+            self._devices.note_change(self._gradient, self._devices.host)
             self._kept = []
         elif n > 1:
             self._add_total()

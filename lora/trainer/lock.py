@@ -33,13 +33,13 @@ else:
 
 
 @contextmanager
-def held(target: Path) -> Iterator[None]:
+def hold(target: Path) -> Iterator[None]:
     """Inside, no other process holds this file or folder; the lock file is gone at the end.
 
     Raises PyggmlError, naming the other process, if one holds it already.
     """
     path = _lock_file(target)
-    handle = _taken(path, target)
+    handle = _take(path, target)
     try:
         os.truncate(handle, 0)
         os.write(handle, str(os.getpid()).encode())
@@ -64,7 +64,7 @@ def _lock_file(target: Path) -> Path:
     return target / ".lock" if target.is_dir() else target.with_name(f".{target.name}.lock")
 
 
-def _taken(path: Path, target: Path) -> int:
+def _take(path: Path, target: Path) -> int:
     """A handle of the lock file, locked."""
     while True:
         try:

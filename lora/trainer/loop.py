@@ -50,8 +50,8 @@ from pyggml.model import Model
 
 # What held in runs that are older than a setting.
 _USUAL = {
-    "adapter": LoraConfig().settled(),
-    "settings": {**DataConfig().settled(), **TrainConfig().settled(), **usual()},
+    "adapter": LoraConfig().shared_by_runs(),
+    "settings": {**DataConfig().shared_by_runs(), **TrainConfig().shared_by_runs(), **usual()},
 }
 
 
@@ -198,7 +198,7 @@ class Trainer:
         with ExitStack() as stack:
             with self.ranks.together():
                 if folder is not None and self.ranks.is_first:
-                    stack.enter_context(checkpoint.held(Path(folder)))
+                    stack.enter_context(checkpoint.hold(Path(folder)))
             self._begin()
             with self.model.devices.holding(*self.parameters.buffers.values()):
                 try:
@@ -252,7 +252,7 @@ class Trainer:
         loss = outcome.loss
         norm, lr = self._optimiser.clip(), self.learning_rate(at.step)
         if not isfinite(loss) or not isfinite(norm):
-            raise self._diverged(loss, norm, windows)
+            raise self._divergence(loss, norm, windows)
         self._updating = True
         self._optimiser.step(lr, at.step + 1)
         self.progress = at.after(len(windows), self._n_read)
@@ -271,7 +271,7 @@ class Trainer:
         self._gradient.next()
         self.passes.draw(self.config.seed, self.progress.step * self.config.grad_accum + i)
 
-    def _diverged(self, loss: float, norm: float, windows: np.ndarray) -> PyggmlError:
+    def _divergence(self, loss: float, norm: float, windows: np.ndarray) -> PyggmlError:
         """Why a step is not finite: its windows are run one by one, until one is not either."""
         step = self.progress.step + 1
         faults: list[Fault] = [f"step {step}: the loss is {loss:g}, the gradient's length {norm:g}"]
@@ -404,7 +404,7 @@ class Trainer:
             "settings": {
                 **self.corpus.about,
                 "ctx": self.corpus.train.ctx,
-                **self.config.settled(),
+                **self.config.shared_by_runs(),
                 **self._of_objective(),
             },
             "tensors": {name: list(t.shape) for name, t in self.parameters.tensors.items()},
@@ -412,7 +412,7 @@ class Trainer:
 
     def _of_objective(self) -> dict[str, Any]:
         """The objective, its settings, and the adapters of the model that it compares with."""
-        about = {"objective": self.objective.name, **self.objective.settled()}
+        about = {"objective": self.objective.name, **self.objective.shared_by_runs()}
         reference = self.reference
         if self.objective.has_reference and reference is not None and reference.adapters:
             about["reference"] = checkpoint.adapters_identity(reference)

@@ -74,7 +74,7 @@ class Losses:
                 tally = self.objective.report(batch, self.passes.outputs)
                 rows[i] = loss, batch.weight, *tally.numbers
         total, tally = 0.0, kind()
-        joined = ranks.joined(rows, n)
+        joined = ranks.join(rows, n)
         for part, _, *numbers in joined.tolist():
             total, tally = total + part, tally + kind.of(numbers)
         return Outcome(total, tally, joined[:, :2])

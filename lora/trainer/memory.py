@@ -46,16 +46,16 @@ def on_devices(
     n_more: buffers as large as the parameters, besides them and their gradient
     cache: bytes of a session's, which are the first device's
     """
-    found = []
+    by_device = []
     own = {t.root for t in (*parameters.tensors.values(), *parameters.gradients.values())}
     for backend, plans in passes.plans.items():
         if backend.is_host:
             continue
         leaves = {leaf for part in passes.parts if part.backend is backend for leaf in part.leaves}
-        constant = sum(backend.taken(t.n_bytes) for t in leaves if is_constant(t))
+        constant = sum(backend.allocation(t.n_bytes) for t in leaves if is_constant(t))
         inputs = sum(t.n_bytes for t in leaves - own if not is_constant(t))
         arena = max(p.n_bytes for p in plans)
         held = parameters.n_bytes(n_more)
-        found.append(OnDevice(backend, constant, held, arena + inputs, cache, backend.own))
+        by_device.append(OnDevice(backend, constant, held, arena + inputs, cache, backend.own))
         cache = 0
-    return found
+    return by_device

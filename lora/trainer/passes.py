@@ -78,7 +78,7 @@ class _Pair:
             write(getattr(self.inputs, name), getattr(batch, name))
         self.leaves.write(batch)
 
-    def traced(self, program: Program, alone: bool) -> tuple[Arrays, Arrays]:
+    def read_traces(self, program: Program, alone: bool) -> tuple[Arrays, Arrays]:
         """A batch's activations that a trace reads, and their gradients, none of the loss alone."""
         graph, names = program.schedule.graph, self.activations
         return (
@@ -166,11 +166,11 @@ class Passes:
     @property
     def plans(self) -> dict[Backend, list[Plan]]:
         """Each device's plans of its part of the graphs; one arena fits them all."""
-        found: dict[Backend, list[Plan]] = {}
+        plans: dict[Backend, list[Plan]] = {}
         for made in self._schedules:
             for backend, plan in made.plans.items():
-                found.setdefault(backend, []).append(plan)
-        return found
+                plans.setdefault(backend, []).append(plan)
+        return plans
 
     @property
     def parts(self) -> list[DevicePart]:
@@ -236,7 +236,7 @@ class Passes:
         loss, *others = (program.begin_read(graph[name]) for name in ("loss", *pair.further))
         self.outputs = {name: read() for name, read in zip(pair.further, others, strict=True)}
         if self._trace:
-            self._trace.record(*pair.traced(program, alone))
+            self._trace.record(*pair.read_traces(program, alone))
         return float(loss())
 
     def first_not_finite(self) -> str | None:

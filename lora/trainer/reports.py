@@ -130,8 +130,8 @@ class History:
     def of(cls, arrays: Mapping[str, Any]) -> History:
         """From what `arrays` gave."""
         steps, losses, tokens = (arrays[f"validation.{k}"] for k in ("steps", "losses", "tokens"))
-        found = zip(steps, losses, tokens, strict=True)
+        rows = zip(steps, losses, tokens, strict=True)
         return cls(
             array("d", arrays["losses"]),
-            [ValidationReport(int(s), float(loss), int(n)) for s, loss, n in found],
+            [ValidationReport(int(s), float(loss), int(n)) for s, loss, n in rows],
         )

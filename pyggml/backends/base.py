@@ -28,7 +28,7 @@ class Backend(ABC):
     room: int = 0
 
     @abstractmethod
-    def unsupported(self, node: Tensor) -> str | None:
+    def refusal(self, node: Tensor) -> str | None:
         """None if this device can run the node, else the reason in a few words."""
 
     def rewritten(self, graph: Graph) -> Graph:
@@ -66,8 +66,8 @@ class Backend(ABC):
         They are the numbers of now, even if later runs change the tensor. The host can go on while
         the device computes, and waits when it calls the function.
         """
-        found = self.read(tensor)
-        return lambda: found
+        values = self.read(tensor)
+        return lambda: values
 
     @abstractmethod
     def write(self, tensor: Tensor, values: np.ndarray) -> None:
@@ -99,7 +99,7 @@ class Backend(ABC):
         """
         return calls
 
-    def taken(self, n_bytes: int) -> int:
+    def allocation(self, n_bytes: int) -> int:
         """Bytes of the device's memory that `alloc(n_bytes)` takes."""
         return n_bytes
 

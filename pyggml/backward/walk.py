@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -64,15 +64,15 @@ def build_backward(
     loss, names = _loss(forward), _names(parameters)
     wanted = list(parameters.values() if isinstance(parameters, Mapping) else parameters)
     walk, gradients = _walk(forward, wanted, seed, accumulators)
-    graph = Graph.of(loss, *gradients, steps=(*forward.nodes, *walk.steps)).with_notes(
-        forward.notes
-    )
+    graph = Graph.of(loss, *gradients, steps=(*forward.nodes, *walk.steps))
     named = zip(forward.outputs, forward.names or [""] * len(forward.outputs), strict=True)
     others = [(t, name) for t, name in named if t is not loss]
-    return replace(
-        graph,
-        outputs=(*graph.outputs, *(t for t, _ in others)),
-        names=("loss", *(f"grad:{name}" for name in names), *(name for _, name in others)),
+    return Graph(
+        graph.nodes,
+        graph.leaves,
+        (*graph.outputs, *(t for t, _ in others)),
+        forward.notes,
+        ("loss", *(f"grad:{name}" for name in names), *(name for _, name in others)),
     )
 
 
@@ -95,9 +95,9 @@ def _loss(forward: Graph) -> Tensor:
 def _names(parameters: Sequence[Tensor] | Mapping[str, Tensor]) -> list[str]:
     if isinstance(parameters, Mapping):
         return list(parameters)
-    count = Counter(t.name for t in parameters)
-    alone = (t.name if t.name and count[t.name] == 1 else "" for t in parameters)
-    return [name or str(i) for i, name in enumerate(alone)]
+    names = [t.name for t in parameters]
+    count = {} if len(set(names)) == len(names) else Counter(names)
+    return [name if name and count.get(name, 1) == 1 else str(i) for i, name in enumerate(names)]
 
 
 def _walk(

@@ -139,12 +139,12 @@ class _Probes:
         """All answers, found one at a time; TemplateError for the first without an exact range."""
         last = self.around(numbers[-1:])
         ending = last[1] if last else ""
-        found = [self._single(i, ending) for i in numbers]
-        for i, answer in zip(numbers, found, strict=True):
+        answers = [self._single(i, ending) for i in numbers]
+        for i, answer in zip(numbers, answers, strict=True):
             content = self.messages[i].get("content")
             if answer.start == answer.end and isinstance(content, str) and content.strip():
                 raise TemplateError(f"{self.template.origin}: leaves out message {i + 1}")
-        return found
+        return answers
 
     def _single(self, i: int, ending: str) -> Answer:
         for answer in (self._by_parts(i, ending), self._by_prefix(i)):

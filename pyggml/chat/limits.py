@@ -156,14 +156,14 @@ def check_format(text: str, values: Iterable[Any], is_once: bool = False) -> Non
     if _WIDTH.search(text.replace("{{", " ")):  # an escaped brace opens no field
         raise OverflowError("it pads a text to too many characters")
     is_quoted = _QUOTED.search(text) is not None
-    sizes = [_written(value, is_quoted) for value in values]
+    sizes = [_n_characters(value, is_quoted) for value in values]
     fields = text.count("%") + text.count("{")
     most = sum(sizes) if is_once else fields * max(sizes, default=0)
     if len(text) + sum(map(int, _NUMBER.findall(text))) + most > MOST:
         raise OverflowError("it makes too much text")
 
 
-def _written(value: Any, is_quoted: bool) -> int:
+def _n_characters(value: Any, is_quoted: bool) -> int:
     """The most characters that one field makes of a value."""
     if isinstance(value, str) and not is_quoted:
         return len(value)

@@ -86,15 +86,15 @@ def _argument(value: Any, change: Change) -> Any:
 
 def words_of(number: int, message: Message) -> Iterator[Word]:
     """All words of a message, in their order; white space is none."""
-    found = list[Word]()
+    words = list[Word]()
 
     def collect(text: str, where: str) -> str:
         if text.strip():
-            found.append(Word(number, where, text.strip()))
+            words.append(Word(number, where, text.strip()))
         return text
 
     map_words(message, collect)
-    yield from found
+    yield from words
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, Mapping) else None
         names = _names(function.get("arguments")) if isinstance(function, Mapping) else ()
@@ -240,7 +240,7 @@ def flat(text: str) -> str:
     """
     while (plain := html.unescape(text)) != text:
         text = plain
-    text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else " ", text)
+    text = _ESCAPED.sub(lambda match: chr(int(match[1], 16)) if match[1] else " ", text)
     if any("\ud800" <= char <= "\udfff" for char in text):  # halves of a pair, as JSON has them
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return " ".join(text.replace("\\", "").replace('"', "").replace("'", "").split())

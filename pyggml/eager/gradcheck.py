@@ -61,7 +61,7 @@ class Worst:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class InputCheck:
     """The comparison for one input. error: in units of the largest derivative."""
 
     name: str
@@ -75,7 +75,7 @@ class Checked:
 class Verdict:
     """What gradcheck found; true if every gradient is right."""
 
-    inputs: tuple[Checked, ...]
+    inputs: tuple[InputCheck, ...]
     tolerance: float
 
     def __bool__(self) -> bool:
@@ -177,7 +177,7 @@ class _Function:
         return evaluate(gradients[i], {self.weights: u})
 
 
-def _check(f: _Function, i: int, rng: np.random.Generator, tolerance: float) -> Checked:
+def _check(f: _Function, i: int, rng: np.random.Generator, tolerance: float) -> InputCheck:
     t, m = f.leaves[i], f.out.n_elements
     n = t.n_elements
     if m + 2 * n <= MOST_EVALUATIONS:
@@ -186,7 +186,7 @@ def _check(f: _Function, i: int, rng: np.random.Generator, tolerance: float) -> 
     else:
         method = f"{N_DIRECTIONS} directions"
         error, worst = _by_directions(f, i, rng, tolerance)
-    return Checked(t.name or f"input {i}", t.shape, method, error, worst)
+    return InputCheck(t.name or f"input {i}", t.shape, method, error, worst)
 
 
 def _by_jacobian(f: _Function, i: int) -> tuple[float, Worst | None]:

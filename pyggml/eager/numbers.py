@@ -104,7 +104,7 @@ def _compute(node: Tensor) -> np.ndarray:
         raise NoGradientError(f"{node!r} is written by a kernel, not by a reference")
     sources = [_numbers(s) for s in node.src]
     n_numbers = node.n_elements + sum(s.size for s in sources)
-    if n_numbers > SMALL and cpu.CPU().unsupported(node) is None:
+    if n_numbers > SMALL and cpu.CPU().refusal(node) is None:
         leaves = (_as_leaf(s, a) for s, a in zip(node.src, sources, strict=True))
         (computed,) = run(node.op(*leaves, **node.params))
         return _round(computed)

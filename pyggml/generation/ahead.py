@@ -31,7 +31,7 @@ def runs_ahead(model: Model) -> bool:
     if first.is_host or not model.batches or model.traced is not None:
         return False
     choice, moved = _step(zeros((1,)), _inputs())
-    return first.unsupported(choice) is None and first.unsupported(moved) is None
+    return first.refusal(choice) is None and first.refusal(moved) is None
 
 
 def _inputs() -> Inputs:

@@ -298,7 +298,7 @@ class Batch:
             case [token] if type(token) is int and 0 <= token < self.model.config.n_vocab:
                 ids = [token]  # as a sampler gives it: an array takes longer
             case _:
-                ids = self.model.checked(tokens).tolist()
+                ids = self.model.check_tokens(tokens).tolist()
         if slot.n_past + len(ids) > self.n_ctx:
             raise DataError(
                 f"{slot.n_past} + {len(ids)} tokens do not fit into a context of {self.n_ctx}"

@@ -122,17 +122,6 @@ class Graph:
             )
         return "\n".join(lines)
 
-    def to_dot(self) -> str:
-        """The graph in Graphviz's language: boxes for leaves, ellipses for ops."""
-        number = {t: i for i, t in enumerate((*self.leaves, *self.nodes))}
-        lines = ["digraph pyggml {", "  rankdir=BT;"]
-        for t, i in number.items():
-            shape = "box" if t.op is None else "ellipse"
-            label = f"{t.op.name if t.op else 'leaf'}\\n{t.name}\\n{t.dtype!r}{list(t.shape)}"
-            lines.append(f'  n{i} [shape={shape}, label="{label}"];')
-            lines.extend(f"  n{number[s]} -> n{i};" for s in t.src)
-        return "\n".join([*lines, "}"])
-
 
 def expect_graph(verb: str, graph: object) -> None:
     """GraphError unless it is a graph; `verb` is the function that takes it."""

@@ -6,13 +6,15 @@ tensor's memory ends that time: every reader of the old numbers runs before it.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from math import inf
 
 import numpy as np
 
 from pyggml.errors import GraphError
 from pyggml.graph.op import SAVED, changed_by
 from pyggml.graph.tensor import Tensor
+
+Writer = tuple[Tensor, float, float]  # a node, and the first byte and the end of what it changes
 
 
 def last_write(t: Tensor) -> Tensor:
@@ -39,10 +41,11 @@ def readers_of_overwritten(tensors: Iterable[Tensor]) -> Mapping[Tensor, Sequenc
 def refuse_late_reads(order: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
     """GraphError if a node, run in this order, or an output needs numbers that an earlier node
     has written over. Writers that share a tensor (`Op.shares`) may stand side by side."""
-    changed = {root for t in order if t.op is not None for root in changed_by(t)}
-    if not changed:
+    changing = [t for t in order if t.op is not None and (t.op.changes or t.is_write)]
+    if not changing:
         return
-    writers = defaultdict[Tensor, list[Tensor]](list)  # of each memory, in their order
+    changed = {root for t in changing for root in changed_by(t)}
+    writers = defaultdict[Tensor, list[Writer]](list)  # of each memory, in their order
     for t in order:
         if t.op is None or t.is_view or t.op is SAVED:
             continue
@@ -52,7 +55,7 @@ def refuse_late_reads(order: Sequence[Tensor], outputs: Sequence[Tensor]) -> Non
                     f"{t!r} needs the numbers of {s!r}, but {late!r} has written over them"
                 )
         for root in changed_by(t):
-            writers[root].append(t)
+            writers[root].append((t, *_bytes_of(t, root)))
     for s in outputs:
         if s.root in changed and (late := _overwriter(s, writers[s.root])) is not None:
             raise GraphError(
@@ -61,12 +64,23 @@ def refuse_late_reads(order: Sequence[Tensor], outputs: Sequence[Tensor]) -> Non
 
 
 def _overwriter(
-    s: Tensor, writers: Sequence[Tensor], reader: Tensor | None = None
+    s: Tensor, writers: Sequence[Writer], reader: Tensor | None = None
 ) -> Tensor | None:
     """The last of these writers after s's own that changes what a reader needs of it."""
-    own = last_write(s)
-    later = takewhile(lambda writer: writer is not own, reversed(writers))
-    return next((w for w in later if not _share(own, w, reader) and _overlap(s, w)), None)
+    own, (start, end) = last_write(s), _bytes_of(s, s.root)
+    for writer, first, last in reversed(writers):
+        if writer is own:
+            break
+        apart = last <= start or end <= first  # of most: a run's gradients lie in one leaf
+        if not apart and not _share(own, writer, reader) and _overlap(s, writer):
+            return writer
+    return None
+
+
+def _bytes_of(t: Tensor, root: Tensor) -> tuple[float, float]:
+    """Where the bytes of t lie in this memory: from the first to the end of the last. A writer that
+    changes a whole leaf changes all of it."""
+    return (t.offset, t.offset + _extent(t)) if t.root is root else (-inf, inf)
 
 
 def _share(own: Tensor, writer: Tensor, reader: Tensor | None) -> bool:
@@ -83,10 +97,8 @@ def _overlap(s: Tensor, writer: Tensor) -> bool:
     """Whether a writer changes an element of s, which lies in the same memory."""
     if not writer.is_write or writer.root is not s.root:  # it changes a whole leaf besides
         return True
-    ends = [t.offset + _extent(t) for t in (s, writer)]
-    if ends[0] <= writer.offset or ends[1] <= s.offset:
-        return False
-    memory = np.empty(max(ends), np.uint8)  # never touched
+    n_bytes = max(t.offset + _extent(t) for t in (s, writer))
+    memory = np.empty(n_bytes, np.uint8)  # never touched
     return np.shares_memory(_elements(s, memory), _elements(writer, memory))
 
 

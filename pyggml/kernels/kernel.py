@@ -27,24 +27,7 @@ class Site(kernels.Site[np.ndarray]):
     fills_shared: bool = False  # whether this node is the first of them
 
 
-Shared = Callable[[Tensor, Compute], tuple[int, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """The CPU's way to compute an op.
-
-    run       (Site) -> Call, asked once when a plan is bound to memory
-    scratch   (node, compute) -> bytes of scratch
-    shared    (node, compute) -> (bytes, key) of the scratch made of the last source alone, 0 bytes
-              if none; nodes with the same source, function and key share it
-    """
-
-    run: Callable[[Site], Call]
-    scratch: Callable[[Tensor, Compute], int] = kernels.no_scratch
-    shared: Shared = kernels.nothing_shared
-
-
+Kernel = kernels.Kernel[Site, Call, Compute]
 KERNELS: dict[Op, Kernel] = {}
 
 
@@ -52,10 +35,10 @@ def cpu_kernel(
     op: Op,
     run: Callable[[Site], Call],
     scratch: Callable[[Tensor, Compute], int] = kernels.no_scratch,
-    shared: Shared = kernels.nothing_shared,
+    shared: Callable[[Tensor, Compute], tuple[int, str]] = kernels.nothing_shared,
 ) -> None:
     """Declare how the CPU computes an op. Ops that only look at memory need no kernel."""
-    KERNELS[op] = Kernel(run, scratch, shared)
+    KERNELS[op] = kernels.Kernel(run, scratch=scratch, shared=shared)
 
 
 # -- how kernels see arrays ---------------------------------------------------------------------

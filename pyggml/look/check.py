@@ -27,20 +27,20 @@ STEP = 1e-5  # h: the difference of two float64 values of order 1 is then good t
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """One comparison: `found` is <gradient, v>, `wanted` the reference's slope along v.
+    """One comparison: `gradient` is <gradient, v>, `reference` its slope in float64.
 
     `scale` is |gradient| · |v|, the most that <gradient, v> could be; `source` counts the arrays.
     """
 
     source: int
-    found: float
-    wanted: float
+    gradient: float
+    reference: float
     scale: float
 
     @property
     def error(self) -> float:
-        """|found - wanted| in units of the scale; 1e-5 or less is float32 rounding."""
-        return abs(self.found - self.wanted) / (self.scale or 1.0)
+        """|gradient - reference| in units of the scale; 1e-5 or less is float32 rounding."""
+        return abs(self.gradient - self.reference) / (self.scale or 1.0)
 
 
 def check_gradient(

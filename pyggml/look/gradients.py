@@ -32,7 +32,7 @@ def loss_and_grads(
     whose gradients have no clear name, there are none of adapters. Raises DataError for tokens or a
     mask that do not fit, and AdapterError if the model has no adapter or two for one matrix.
     """
-    ids = model.checked(tokens)
+    ids = model.check_tokens(tokens)
     if len(ids) < 2:
         raise DataError(f"{len(ids)} token, wanted at least 2: one to start from and one target")
     parameters = _parameters(model) if parameters is None else parameters

@@ -91,7 +91,7 @@ class TokenTable:
 
 def token_table(model: Model, ids: Ids, mask: np.ndarray | None = None) -> TokenTable:
     """The loss and the rank of every token. mask: (T,) bool, which ones count; all by default."""
-    tokens = model.checked(ids)
+    tokens = model.check_tokens(ids)
     counted = np.ones(len(tokens), bool) if mask is None else np.array(mask, bool)
     if counted.shape != tokens.shape:
         raise DataError(f"a mask of shape {counted.shape}, wanted {tokens.shape}")

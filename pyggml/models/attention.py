@@ -9,7 +9,7 @@ from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope
-from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
+from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
 from pyggml.ops import clamp, flash_attn_ext, reshape, split
 
 
@@ -53,14 +53,14 @@ class Attention(Part):
         parts += [norm.tensors(at) for norm in (self.q_norm, self.k_norm) if norm]
         parts += [self.rope.tensors()] if self.rope else []
         parts += [{f"{at}attn_sinks.weight": TensorSpec((self.heads.n,))}] if self.sinks else []
-        return merged([*parts, matrix(f"{at}attn_output", self.n_embd, self.sizes["q"])])
+        return merge_tensors([*parts, matrix(f"{at}attn_output", self.n_embd, self.sizes["q"])])
 
     def rows(self, at: str) -> Mapping[str, tuple[int, int]]:
         return {f"{at}cache_{part}": (self.heads.n_kv, self.heads.size) for part in "kv"}
 
     def shift(self, net: Net, at: str) -> tuple[Tensor, ...]:
         """A key is cached with its position's rotation: turned further, it is that of another."""
-        k, v = (self._heads(net.cached(f"{at}cache_{part}")) for part in "kv")
+        k, v = (self._heads(net.cache_rows(f"{at}cache_{part}")) for part in "kv")
         k = self.rope.further(net, k) if self.rope else k
         return net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
 
@@ -92,20 +92,20 @@ class Attention(Part):
         else:
             parts = tuple(net.large(net.linear(f"{at}attn_{part}", x)) for part in "qkv")
         q, k, v = (clamp(p, -self.clamp, self.clamp) if self.clamp else p for p in parts)
-        return self.normed(net, at, q, k, v)
+        return self.normalise_heads(net, at, q, k, v)
 
-    def normed(
+    def normalise_heads(
         self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, each (T, heads · size) in some shape, as (T, heads, size); q and k
         normalised."""
         return (
-            self._normed(net, at, self.q_norm, q),
-            self._normed(net, at, self.k_norm, k),
+            self._normalise(net, at, self.q_norm, q),
+            self._normalise(net, at, self.k_norm, k),
             self._heads(v),
         )
 
-    def _normed(self, net: Net, at: str, norm: Norm | None, x: Tensor) -> Tensor:
+    def _normalise(self, net: Net, at: str, norm: Norm | None, x: Tensor) -> Tensor:
         if norm is None:
             return self._heads(x)
         if norm.size == self.heads.size:

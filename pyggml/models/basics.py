@@ -60,7 +60,7 @@ class Basics:
             if f"blk.{layer}.attn_{x}_norm.weight" in r.shapes
         }
 
-    def gated(
+    def gated_mlp(
         self, layer: int, unit: Callable[[Tensor, Tensor], Tensor], fused: bool = False
     ) -> GatedFeedForward:
         """A gated feed-forward part of one layer. fused: gate and up come from one matrix."""
@@ -91,7 +91,7 @@ class Basics:
         branches = zip(norms, (attention, feed_forward), strict=True)
         return residual(Sum(tuple(Chain((self.norm(name), part)) for name, part in branches)))
 
-    def sandwiched(self, attention: Part, feed_forward: Part) -> Part:
+    def sandwich_norms(self, attention: Part, feed_forward: Part) -> Part:
         """x += norm(attention(norm x)), x += norm(feed_forward(norm x)): four norms."""
         n = self.norm
         return Chain(

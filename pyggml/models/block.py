@@ -6,7 +6,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
-from pyggml.models.weights import Tensors, merged
+from pyggml.models.weights import Tensors, merge_tensors
 from pyggml.ops import add, scale
 
 
@@ -22,7 +22,7 @@ class Chain(Part):
         return named[-1].branch if named else ""
 
     def tensors(self, at: str) -> Tensors:
-        return merged(part.tensors(at) for part in self.parts)
+        return merge_tensors(part.tensors(at) for part in self.parts)
 
     @property
     def inner(self) -> tuple[Part, ...]:
@@ -67,7 +67,7 @@ class Sum(Part):
         return "" if others else first
 
     def tensors(self, at: str) -> Tensors:
-        return merged(part.tensors(at) for part in self.parts)
+        return merge_tensors(part.tensors(at) for part in self.parts)
 
     @property
     def inner(self) -> tuple[Part, ...]:
@@ -75,12 +75,12 @@ class Sum(Part):
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         first, *others = self.parts
-        y = self._named(net, at, first, x)
+        y = self._name_result(net, at, first, x)
         for part in others:
-            y = add(y, self._named(net, at, part, x))
+            y = add(y, self._name_result(net, at, part, x))
         return y
 
-    def _named(self, net: Net, at: str, part: Part, x: Tensor) -> Tensor:
+    def _name_result(self, net: Net, at: str, part: Part, x: Tensor) -> Tensor:
         y = part(net, at, x)
         return y if self.branch else named_branch(net, at, part, y)
 

@@ -11,7 +11,7 @@ from pyggml.models.config import ModelConfig
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
-from pyggml.models.weights import Tensors, TensorSpec, merged
+from pyggml.models.weights import Tensors, TensorSpec, merge_tensors
 from pyggml.ops import add, get_rows, scale, tanh, uniform_noise
 
 
@@ -45,7 +45,7 @@ class Decoder:
         if self.n_positions:
             outer["position_embd.weight"] = TensorSpec((self.n_positions, c.n_embd))
         blocks = (block.tensors(f"blk.{i}.") for i, block in enumerate(self.blocks))
-        return merged(
+        return merge_tensors(
             [
                 outer,
                 self.embedding_norm.tensors("") if self.embedding_norm else {},

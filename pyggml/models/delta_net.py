@@ -10,8 +10,8 @@ from pyggml.models.config import ModelConfig, Reader
 from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
-from pyggml.models.recurrent import CausalConv, initial, kept
-from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
+from pyggml.models.recurrent import CausalConv, initial, keep_state
+from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
 from pyggml.ops import (
     add,
     gated_delta_net,
@@ -42,7 +42,7 @@ class GatedAttention(Attention):
         size, n_tokens = self.heads.size, x.shape[0]
         q, gate = halve(reshape(net.linear(f"{at}attn_q", x), (n_tokens, -1, 2 * size)))
         k, v = (net.linear(f"{at}attn_{part}", x) for part in "kv")
-        o = self.attend(net, at, *self.normed(net, at, q, k, v))
+        o = self.attend(net, at, *self.normalise_heads(net, at, q, k, v))
         return net.linear(f"{at}attn_output", mul(o, sigmoid(reshape(gate, o.shape))))
 
 
@@ -85,7 +85,7 @@ class DeltaNet(Part):
     def tensors(self, at: str) -> Tensors:
         n, n_values = self.n_embd, self.n_values
         rates = {"ba": 2 * n_values} if self.grouped else {"beta": n_values, "alpha": n_values}
-        return merged(
+        return merge_tensors(
             [
                 matrix(f"{at}attn_qkv", sum(self._sizes), n, bias=False),
                 matrix(f"{at}attn_gate", self._sizes[2], n, bias=False),
@@ -120,7 +120,7 @@ class DeltaNet(Part):
             sigmoid(beta),
             net.inputs.positions,
         ).named(f"{at}delta_net")
-        y = self._norm(net, at, kept(net, f"{at}delta_state", y))
+        y = self._norm(net, at, keep_state(net, f"{at}delta_state", y))
         z = reshape(net.linear(f"{at}attn_gate", x), y.shape)
         return net.linear(f"{at}ssm_out", reshape(swiglu(z, y), (x.shape[0], -1)))
 

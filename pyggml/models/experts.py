@@ -10,7 +10,7 @@ from pyggml.models.config import Reader
 from pyggml.models.feed_forward import GatedFeedForward
 from pyggml.models.net import Net
 from pyggml.models.part import Part
-from pyggml.models.weights import Tensors, TensorSpec, matrices, matrix, merged
+from pyggml.models.weights import Tensors, TensorSpec, matrices, matrix, merge_tensors
 from pyggml.ops import (
     add,
     clamp,
@@ -63,7 +63,7 @@ class Experts(Part):
         n, inner, outer = self.n_expert, self.n_ff, self.n_embd
         chooser = {f"{at}exp_probs_b.bias": TensorSpec((n,))} if self.biased else {}
         ups = {"gate_up": 2 * inner} if self.fused else {"gate": inner, "up": inner}
-        return merged(
+        return merge_tensors(
             [
                 matrix(f"{at}ffn_gate_inp", n, outer, bias=self.bias, usual=False),
                 chooser,
@@ -108,7 +108,7 @@ class Experts(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Gated(Part):
+class GatedPart(Part):
     """sigmoid(ffn_gate_inp_shexp · x) · body(x)."""
 
     body: Part
@@ -120,7 +120,7 @@ class Gated(Part):
 
     def tensors(self, at: str) -> Tensors:
         gate = matrix(f"{at}ffn_gate_inp_shexp", 1, self.n_embd, bias=False, usual=False)
-        return merged([gate, self.body.tensors(at)])
+        return merge_tensors([gate, self.body.tensors(at)])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         gate = sigmoid(net.linear(f"{at}ffn_gate_inp_shexp", x))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pyggml.graph.tensor import Tensor
 from pyggml.models.net import Net
 from pyggml.models.part import Part
-from pyggml.models.weights import Tensors, matrix, merged
+from pyggml.models.weights import Tensors, matrix, merge_tensors
 from pyggml.ops import halve
 
 
@@ -36,7 +36,7 @@ class GatedFeedForward(Part):
             else dict.fromkeys(("ffn_gate", "ffn_up"), self.n_ff)
         )
         ups = [matrix(f"{at}{name}{self.suffix}", n, self.n_embd) for name, n in rows.items()]
-        return merged([*ups, matrix(f"{at}ffn_down{self.suffix}", self.n_embd, self.n_ff)])
+        return merge_tensors([*ups, matrix(f"{at}ffn_down{self.suffix}", self.n_embd, self.n_ff)])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         if self.fused:
@@ -61,7 +61,7 @@ class FeedForward(Part):
 
     def tensors(self, at: str) -> Tensors:
         up = matrix(f"{at}ffn_up", self.n_ff, self.n_embd)
-        return merged([up, matrix(f"{at}ffn_down", self.n_embd, self.n_ff)])
+        return merge_tensors([up, matrix(f"{at}ffn_down", self.n_embd, self.n_ff)])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         up = net.large(net.linear(f"{at}ffn_up", x))

@@ -211,7 +211,7 @@ class Net:
             return whole
         return self.once(("span", window), lambda: window_span(whole, window))
 
-    def cached(self, name: str) -> Tensor:
+    def cache_rows(self, name: str) -> Tensor:
         """The rows of the cache that the inputs' tokens number, as float32."""
         assert self.cache is not None
         return get_rows(self.cache.rows[name], self.inputs.tokens)

@@ -20,7 +20,7 @@ def initial(net: Net, name: str, shape: Shape) -> Tensor:
     return net.once(("zeros", shape), lambda: zeros(shape, name="no state"))
 
 
-def kept(net: Net, name: str, y: Tensor) -> Tensor:
+def keep_state(net: Net, name: str, y: Tensor) -> Tensor:
     """y, the result of a recurrent op. With a cache: after its final state is written there."""
     if net.cache is None:
         return y
@@ -49,5 +49,5 @@ class CausalConv(Part):
         name = f"{at}{self.name}"
         state = initial(net, f"{name}.state", (self.width - 1, self.n))
         y = ssm_conv(state, x, net.weights[f"{name}.weight"], net.inputs.positions)
-        y = kept(net, f"{name}.state", y.named(name))
+        y = keep_state(net, f"{name}.state", y.named(name))
         return add(y, net.weights[f"{name}.bias"]) if self.bias else y

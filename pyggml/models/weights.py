@@ -81,7 +81,7 @@ def matrices(name: str, n_expert: int, n_out: int, n_in: int, bias: bool = False
     return tensors
 
 
-def merged(tensors: Iterable[Tensors]) -> Tensors:
+def merge_tensors(tensors: Iterable[Tensors]) -> Tensors:
     """Several lists as one; a tensor that parts share is listed once."""
     merged: dict[str, TensorSpec] = {}
     for some in tensors:

@@ -48,12 +48,6 @@ def f16_to_float(h):
 
 
 @exact
-def f16_at(x, b, i):
-    """The little-endian float16 in bytes i and i + 1 of block b of x, as a float."""
-    return f16_to_float(np.uint16(x[b, i]) | (np.uint16(x[b, i + 1]) << np.uint16(8)))
-
-
-@exact
 def bf16_to_float(h):
     """bfloat16 with bits h (uint16) → float; exact."""
     return np.uint32(np.uint32(h) << np.uint32(16)).view(np.float32)
@@ -134,11 +128,11 @@ def inverse(d):
 @exact
 def extreme(x):
     """The element of x (n,) with the largest magnitude, signed; the first of equals."""
-    found = np.float32(0)
+    farthest = np.float32(0)
     for v in x:
-        if abs(v) > abs(found):
-            found = v
-    return found
+        if abs(v) > abs(farthest):
+            farthest = v
+    return farthest
 
 
 def two_bit_planes(q: np.ndarray) -> np.ndarray:

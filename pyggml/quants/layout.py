@@ -122,7 +122,7 @@ class Block(ABC):
         """Digit i in base 3, from 0 on, of bytes that are fractions: ⌊3 · frac(3^i · byte/256)⌋."""
 
     @abstractmethod
-    def negated(self, whole: Any, where: Any) -> Any:
+    def negate(self, whole: Any, where: Any) -> Any:
         """Bytes, negated where bytes of `where` are 255 and not where they are 0."""
 
     @abstractmethod

@@ -31,8 +31,8 @@ NUMBERS: tuple[DType, ...] = (F64, I8, I16, I32, I64)
 def quant(name: str) -> Quant:
     """The declaration of this weight type. QuantError lists the known types."""
     d = dtype(name)
-    found = QUANTS.get(d.name)
-    if found is None:
+    declaration = QUANTS.get(d.name)
+    if declaration is None:
         what = "holds numbers, not weights" if d in NUMBERS else "is not for tensors in files"
         raise QuantError(f"the type {d.name} {what}; weight types are {', '.join(QUANTS)}")
-    return found
+    return declaration

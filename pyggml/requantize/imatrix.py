@@ -75,8 +75,8 @@ class ImportanceMatrix:
         }
         tensors: list[gguf.TensorSource] = []
         for name in sorted(self.sums):
-            found = self.sums[name]
-            for suffix, array in ((_SUMS, found.squares), (_COUNTS, found.counts[:, None])):
+            sums = self.sums[name]
+            for suffix, array in ((_SUMS, sums.squares), (_COUNTS, sums.counts[:, None])):
                 values = np.asarray(array if len(array) > 1 else array[0], np.float32)
                 tensors.append((name + suffix, F32, values.shape, values))
         gguf.write(path, metadata, tensors)
@@ -88,35 +88,35 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
     try:
         with path.open("rb") as file:
             is_gguf = file.read(4) == b"GGUF"
-        found = _read_gguf(path) if is_gguf else _read_dat(path.read_bytes())
+        matrix = _read_gguf(path) if is_gguf else _read_dat(path.read_bytes())
     except OSError as error:
         raise GGUFError(f"{path}: cannot be opened: {error.strerror or error}") from None
     except (struct.error, ValueError, OverflowError) as error:
         raise GGUFError(f"{path}: is no importance matrix: {error}") from None
-    for name, sums in found.sums.items():
+    for name, sums in matrix.sums.items():
         if not all(np.isfinite(a).all() and (a >= 0).all() for a in (sums.squares, sums.counts)):
             raise GGUFError(f"{path}: {brief(name)} has sums that are not finite and 0 or more")
-    return replace(found, path=str(path))
+    return replace(matrix, path=str(path))
 
 
 def _read_gguf(path: Path) -> ImportanceMatrix:
     with gguf.open(path) as file:
         if file.get("general.type") != "imatrix":
             raise GGUFError(f"{path}: general.type is not 'imatrix', wanted an importance matrix")
-        found = {}
+        by_name = {}
         for name in file.tensors:
             base = name.removesuffix(_SUMS)
             if name.endswith(_SUMS) and base + _COUNTS in file.tensors:
-                found[base] = _sums(file, base)
+                by_name[base] = _sums(file, base)
             elif (
                 not name.endswith(_COUNTS) or name.removesuffix(_COUNTS) + _SUMS not in file.tensors
             ):
                 raise GGUFError(f"{path}: {brief(name)} is no sum with a count, or lacks one")
-        if not found:
+        if not by_name:
             raise GGUFError(f"{path}: has no tensors, wanted sums and counts of some matrices")
         datasets = file.get("imatrix.datasets")
         return ImportanceMatrix(
-            found,
+            by_name,
             tuple(datasets) if isinstance(datasets, gguf.StringArray) else (),
             file.optional("imatrix.chunk_count", int, 0),
             file.optional("imatrix.chunk_size", int, 0),
@@ -140,9 +140,9 @@ def _read_dat(raw: bytes) -> ImportanceMatrix:
 
     def numbers(n: int, kind: str = "i") -> tuple:
         nonlocal at
-        found = struct.unpack_from(f"<{n}{kind}", raw, at)
+        values = struct.unpack_from(f"<{n}{kind}", raw, at)
         at += 4 * n
-        return found
+        return values
 
     def text(most: int) -> str:
         nonlocal at
@@ -155,7 +155,7 @@ def _read_dat(raw: bytes) -> ImportanceMatrix:
     (n_entries,) = numbers(1)
     if not 1 <= n_entries <= _MOST_ENTRIES:
         raise ValueError(f"it claims {n_entries} entries")
-    found = {}
+    by_name = {}
     for _ in range(n_entries):
         name = text(_MOST_NAME)
         n_calls, n = numbers(2)
@@ -163,7 +163,7 @@ def _read_dat(raw: bytes) -> ImportanceMatrix:
             raise ValueError(f"{brief(name)} claims {n} values")
         squares = np.frombuffer(raw, "<f4", n, at).reshape(1, n)
         at += 4 * n
-        found[name] = Sums(squares, np.array([max(n_calls, 1)], np.float32))
+        by_name[name] = Sums(squares, np.array([max(n_calls, 1)], np.float32))
     n_chunks = numbers(1)[0] if at < len(raw) else 0
     datasets = (text(1 << 20),) if at < len(raw) else ()
-    return ImportanceMatrix(found, datasets, max(n_chunks, 0), 0)
+    return ImportanceMatrix(by_name, datasets, max(n_chunks, 0), 0)

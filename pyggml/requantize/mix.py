@@ -72,17 +72,17 @@ def mix(
     row = of_model(FILE_TYPES[file_type], model)
     shapes = dict(sorted(tensors, key=lambda t: (_layer(t[0]), t[0])))  # llama.cpp's own order
     count = _Count(n_attn_v=sum(_is_attn_v(name) for name in shapes))
-    found = {}
+    types = {}
     for name, shape in shapes.items():
         if not is_packed(name, shape):
-            found[name] = DTYPES["F32"]
+            types[name] = DTYPES["F32"]
         elif not DTYPES[row.base].quantised:
-            found[name] = DTYPES[row.base]
+            types[name] = DTYPES[row.base]
         else:
             tied = "output.weight" not in shapes
-            wanted = _wanted(row, name, shape, tied, model, count)
-            found[name] = DTYPES[_fitting(wanted, shape[-1])]
-    return found
+            wanted = _type_by_rules(row, name, shape, tied, model, count)
+            types[name] = DTYPES[_fitting(wanted, shape[-1])]
+    return types
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ def is_packed(name: str, shape: Shape) -> bool:
     return n_dims >= 2 and name.endswith("weight") and not kept
 
 
-def _wanted(
+def _type_by_rules(
     row: FileType, name: str, shape: Shape, tied: bool, model: ModelFacts, count: _Count
 ) -> str:
     """The type by the rules, before the check that its block divides the row."""

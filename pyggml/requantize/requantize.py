@@ -88,7 +88,7 @@ def rewrite(
     sums = importance.sums if importance else _NONE
     wanted = _types(file, file_type, importance is not None)
     plan = _Plan(file, wanted, changed, sums, rounding, base)
-    faults = [*_misfits(file, importance), *_unweighed(plan.packed, file_type, sums)]
+    faults = [*_misfits(file, importance), *_lacks_importance(plan.packed, file_type, sums)]
     faults += _unknown_rounding(rounding)
     faults += [] if allow_requantize else _packed_twice(file, wanted)
     if faults:
@@ -120,7 +120,7 @@ def _metadata(
     return kept
 
 
-def _unweighed(
+def _lacks_importance(
     packed: Mapping[str, DType], file_type: str | None, sums: Mapping[str, Sums]
 ) -> list[Fault]:
     """Whether the importance of columns is missing where a type is packed by it alone."""

@@ -54,7 +54,7 @@ def assign(graph: Graph, backends: Sequence[Backend]) -> Assignment:
 
 def _takes_all(backend: Backend, graph: Graph) -> bool:
     """Whether one device can run the whole graph, as the CPU alone can: there is no choice."""
-    return all(backend.unsupported(t) is None for t in graph.nodes if has_kernel(t))
+    return all(backend.refusal(t) is None for t in graph.nodes if has_kernel(t))
 
 
 def _is_computed(t: Tensor) -> bool:
@@ -83,7 +83,7 @@ def _first(
 
 def _fault(t: Tensor, writers: Sequence[Tensor], backend: Backend) -> tuple[Tensor, str] | None:
     for node in {t: None, **dict.fromkeys(writers)}:
-        reason = backend.unsupported(node)
+        reason = backend.refusal(node)
         if reason is not None:
             return node, reason
     return None

@@ -49,7 +49,7 @@ def _nodes_with_kernels(p: Plan) -> list[Tensor]:
 
 
 def _kernel_call(p: Plan, node: Tensor, arena: Any) -> Call:
-    reason = p.backend.unsupported(node)
+    reason = p.backend.refusal(node)
     if reason:
         raise PyggmlError(f"{p.backend.name} cannot run {node!r}: {reason}")
     return p.backend.bind(node, arena, p.scratch.get(node), p.shared.get(node))

@@ -132,7 +132,7 @@ class Devices:
             return None
         return backend.bind_write(self.copy_of(leaf, backend), array(leaf))
 
-    def changed(self, leaf: Tensor, backend: Backend) -> None:
+    def note_change(self, leaf: Tensor, backend: Backend) -> None:
         """Note that this backend has written into a leaf: all other copies are out of date."""
         newest = {self.host if backend.is_host else backend}
         if self._newest.get(leaf) != newest:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends import Backend
-from pyggml.backends.cpu import Held, expect_held, held, is_constant
+from pyggml.backends.cpu import LeafArrays, expect_held, is_constant, leaf_arrays
 from pyggml.errors import GraphError
 from pyggml.graph import Graph, last_write
 from pyggml.graph.call import Call
@@ -42,7 +42,7 @@ class Program:
     arenas: Mapping[Backend, Any]
     kernels: Mapping[Backend, Mapping[Tensor, Call]]
     calls: tuple[Call, ...]
-    leaves: Held
+    leaves: LeafArrays
 
     def __call__(self) -> None:
         """Compute every output of the graph; on the host, nothing is allocated.
@@ -133,7 +133,7 @@ def bind(made: Schedule, release: bool = False, arenas: Arenas | None = None) ->
     for (part, are_kernels), steps in groupby(_steps(made, kernels, after), _kind):
         some = [call for _, _, call in steps]
         calls += part.backend.join(some) if are_kernels else some
-    return Program(made, of_devices, kernels, tuple(calls), held(made.graph.leaves))
+    return Program(made, of_devices, kernels, tuple(calls), leaf_arrays(made.graph.leaves))
 
 
 def _refuse_read_only(made: Schedule) -> None:
@@ -256,7 +256,7 @@ def _before(
 
 
 def _after(made: Schedule, part: DevicePart) -> Iterator[Call]:
-    changed = partial(made.devices.changed, backend=part.backend)
+    changed = partial(made.devices.note_change, backend=part.backend)
     yield from _for_each(made.devices, changed, part.changed)
 
 

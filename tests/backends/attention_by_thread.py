@@ -11,8 +11,7 @@ from pyggml.backends.cuda.attention.one_token import Token
 from pyggml.backends.cuda.attention.scores import Factors, Sizes
 from pyggml.ops import OPS
 
-decode.SIMULATED, decode._WARPS = False, 2
-keys.SIMULATED = False
+decode._WARPS, keys.HAS_PTX = 2, True
 JOINED = {True: "in clusters", False: "by tickets"}
 SIZE, N_KEYS, N_KEY_HEADS, N_PARTS, SCALE, EPS = 128, 21, 2, 2, 0.3, 1e-3
 rng = np.random.default_rng(1)

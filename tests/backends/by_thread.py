@@ -14,7 +14,7 @@ os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
 import numpy as np
 
-from pyggml.backends.cuda.runtime import driver
+from pyggml.backends.cuda.runtime import toolkit
 
 sys.setswitchinterval(1e-4)
 LANES = 32
@@ -60,7 +60,7 @@ class Cuda:
         return found
 
 
-driver.cuda = Cuda()
+toolkit.cuda = Cuda()
 
 # The modules below take `cuda` from the driver when they are imported.
 from pyggml.backends.cuda.code import byte_ptx, cluster_ptx, jit, ptx, warp  # noqa: E402
@@ -122,13 +122,13 @@ def flushed(x):
 
 def warp_max(x):
     for step in (16, 8, 4, 2, 1):
-        x = max(x, driver.cuda.shfl_xor_sync(0, x, step))
+        x = max(x, toolkit.cuda.shfl_xor_sync(0, x, step))
     return x
 
 
 def warp_sum(x):
     for step in (16, 8, 4, 2, 1):
-        x += driver.cuda.shfl_xor_sync(0, x, step)
+        x += toolkit.cuda.shfl_xor_sync(0, x, step)
     return x
 
 

@@ -21,7 +21,6 @@ class Recorder:
         self.called, self.fails = [], fails
         monkeypatch.setattr(captures, "driver", self)
         monkeypatch.setattr(captures, "direct", self)
-        monkeypatch.setattr(captures, "SIMULATED", False)
         monkeypatch.setattr(captures, "free_what_is_gone", lambda: None)
 
     def __getattr__(self, name):
@@ -37,7 +36,7 @@ class Recorder:
 def test_no_memory_for_a_captured_graph(monkeypatch):
     card, no_memory = Fails(monkeypatch), driver.CudaAPIError(failures.OUT_OF_MEMORY, "no memory")
     found = Recorder(monkeypatch, cuGraphInstantiate=no_memory)
-    calls = captures.Captured([lambda: None], SimpleNamespace(handle=0))
+    calls = captures.Capture([lambda: None], SimpleNamespace(handle=0))
     calls()
     with pytest.raises(DeviceMemoryError, match="a kernel's own memory is wanted, 5 of 80 are"):
         card.backend._run(calls)
@@ -54,7 +53,7 @@ def test_a_library_that_fails_in_a_capture(monkeypatch, text):
         if found.called == ["cuStreamBeginCapture"]:
             raise of_package("nvmath", text)
 
-    calls = captures.Captured([product], SimpleNamespace(handle=0))
+    calls = captures.Capture([product], SimpleNamespace(handle=0))
     card.backend._run(calls)
     if text.startswith("ALLOC"):
         with pytest.raises(DeviceMemoryError):
@@ -80,7 +79,7 @@ def test_a_driver_that_refuses_launches_that_begin_early(monkeypatch, refuses):
             found.fails["cuGraphInstantiate"] = driver.CudaAPIError(1, "no such graph")
 
     monkeypatch.setattr(captures, "_set_next", set_next)
-    calls = captures.Captured(
+    calls = captures.Capture(
         [lambda: None], SimpleNamespace(handle=0), lambda: [()], lambda waits: [True]
     )
     calls(), calls()
@@ -95,7 +94,7 @@ def test_an_interrupt_in_a_capture(monkeypatch):
         if found.called:
             raise KeyboardInterrupt
 
-    calls = captures.Captured([interrupted], SimpleNamespace(handle=0))
+    calls = captures.Capture([interrupted], SimpleNamespace(handle=0))
     calls()
     with pytest.raises(KeyboardInterrupt):
         calls()
@@ -110,6 +109,5 @@ def test_what_is_gone_is_freed(monkeypatch):
         memory_manager=SimpleNamespace(deallocations=memory), deallocations=modules
     )
     monkeypatch.setattr(driver.cuda, "current_context", lambda: context)
-    monkeypatch.setattr(driver, "SIMULATED", False)
     driver.free_what_is_gone()
     assert freed == ["array", "module"]

@@ -68,7 +68,7 @@ def launches_of(name, device):
     for sample in OPS[name].samples(np.random.default_rng(5)):
         sources = [as_leaf(a) for a in sample.arrays]
         node = OPS[name](*sources, **sample.params)
-        if device.unsupported(node) is None:
+        if device.refusal(node) is None:
             program = bind(schedule(Graph.of(node), Devices([device, CPU()])))
             for call in program.kernels[device].values():
                 yield from launches(call)

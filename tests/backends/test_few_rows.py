@@ -33,7 +33,6 @@ def test_a_kernel_thread_by_thread_agrees_with_numpy(script, n_results, allowed)
 def test_a_block_asks_for_no_more_shared_memory_than_there_is(monkeypatch, limit):
     from pyggml.backends.cuda.gemm import few_rows
 
-    monkeypatch.setattr(few_rows, "SIMULATED", False)
     monkeypatch.setattr(few_rows, "_shared", lambda: min(limit, 200 << 10))
     sizes = product([(4096, 1000), (2560, 262144), (4096, 151936), (9728, 2560)], [1, 2, 4])
     for ((k, n), rows), is_gated in product(sizes, [False, True]):

@@ -26,7 +26,6 @@ class Notes:
     def __init__(self, monkeypatch, comes=1):
         self.called, self.comes, self.copied = [], comes, []
         for module in (captures, driver, events, transfers):
-            monkeypatch.setattr(module, "SIMULATED", False)
             monkeypatch.setattr(module, "direct", self)
         monkeypatch.setattr(events, "driver", self)
         monkeypatch.setattr(events, "finalize", lambda *_: SimpleNamespace())
@@ -53,7 +52,7 @@ class NotingCard(DryCard):
         self._transfers = transfers.Transfers(self.stream)
 
     def join(self, calls):
-        captured = captures.Captured((), self.stream)
+        captured = captures.Capture((), self.stream)
         captured._times, captured._graph = 2, "graph"
         return [Call(self._run, captured)]
 
@@ -85,7 +84,6 @@ class Copied(np.ndarray):
 def test_a_copy_of_what_is_page_locked_lives_until_it_is_read(monkeypatch):
     lives, values = [], np.ones(5, np.float32).view(Copied)
     values.copies = []
-    monkeypatch.setattr(transfers, "SIMULATED", False)
     monkeypatch.setattr(transfers, "is_locked", lambda values: True)
     reads = SimpleNamespace(cuMemcpyHtoDAsync=lambda *_: lives.append(values.copies[0]()))
     monkeypatch.setattr(transfers, "direct", reads)

@@ -10,7 +10,7 @@ from pyggml.ops import OPS
 
 pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 from pyggml.backends.cuda.ops import norm_rope
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 
 pytestmark = pytest.mark.skipif(SIMULATED, reason="the simulator has other kernels")
 RNG, LANES = np.random.default_rng(4), np.arange(32)
@@ -43,7 +43,7 @@ def warp(monkeypatch):
         "rows_apart": lambda: 1,
         **{
             name: getattr(norm_rope, name).py_func
-            for name in ("_turned", "angles", "normed_and_turned", "_hold", "_held")
+            for name in ("_rotate", "angles", "normed_and_turned", "_hold", "_four")
         },
         "_dot": norm_rope._dot.py_func,
     }

@@ -81,7 +81,7 @@ def agrees(name, gpu):
     for sample in op.samples(np.random.default_rng(5)):
         sources = [as_leaf(a) for a in sample.arrays]
         node = op(*sources, **sample.params)
-        if gpu.unsupported(node):
+        if gpu.refusal(node):
             continue
         wanted = op.ref(*(in_float64(s).copy() for s in sources), **sample.params)
         outputs = (node, *node.saved)
@@ -122,7 +122,7 @@ def test_packed_weights_multiply_as_on_the_host(name, parts, gpu, narrow):
         ops.out_prod(w, ops.transpose(dy)),
     ]
     for node in nodes:
-        assert device.unsupported(node) is None
+        assert device.refusal(node) is None
         (found,) = results(Graph.of(node), Devices([device, CPU()]))
         (wanted,) = results(Graph.of(node), Devices([CPU()]))
         near(found, wanted, node)
@@ -151,7 +151,7 @@ def test_attention_by_tiles_is_that_of_the_host(size, gpu):
     p = {"scale": d**-0.5, "cap": cap, "max_bias": 0.0, "masked": False, "longest": 0}
 
     def both(node):
-        assert gpu.unsupported(node) is None
+        assert gpu.refusal(node) is None
         graph = Graph.of(node, *node.saved)
         found, wanted = (results(graph, Devices(some)) for some in ([gpu, CPU()], [CPU()]))
         for mine, other in zip(found, wanted, strict=True):
@@ -180,7 +180,7 @@ def test_rows_and_experts_of_packed_tables(name, parts, gpu, narrow):
         ops.mul_mat_id_back(experts, dy, ids),
     ]
     for node in nodes:
-        assert device.unsupported(node) is None
+        assert device.refusal(node) is None
         (found,) = results(Graph.of(node), Devices([device, CPU()]))
         (wanted,) = results(Graph.of(node), Devices([CPU()]))
         near(found, wanted, node)
@@ -193,7 +193,7 @@ def test_angles_are_exact_at_far_positions(gpu):
         node = ops.rope_table(
             *sources, n_dims=128, freq_base=1e6, freq_scale=0.25, ext_factor=1.0, n_ctx_orig=4096
         )
-        assert gpu.unsupported(node) is None
+        assert gpu.refusal(node) is None
         (found,) = results(Graph.of(node), Devices([gpu, CPU()]))
         (wanted,) = results(Graph.of(node), Devices([CPU()]))
         np.testing.assert_allclose(found[:4], wanted[:4], rtol=0, atol=2e-7)
@@ -258,7 +258,7 @@ def test_every_weight_type_is_unpacked_as_on_the_host(name, gpu):
         raw = quantize(rng.normal(size=(40, n)).astype(np.float32), name).view(np.uint8)
     table = leaf(raw.reshape(40, -1).view(dtype.numpy), "table", dtype)
     node = ops.get_rows(table, leaf(rng.integers(0, 40, 9).astype(np.int32)))
-    if gpu.unsupported(node):
+    if gpu.refusal(node):
         assert name.startswith(("IQ1", "IQ2", "IQ3"))
         return
     found, wanted = (results(Graph.of(node), Devices(d))[0] for d in ([gpu, CPU()], [CPU()]))
@@ -267,7 +267,7 @@ def test_every_weight_type_is_unpacked_as_on_the_host(name, gpu):
 
 def test_larger_tensors_than_a_binding_are_named(narrow):
     a = leaf(np.zeros((70, 70), np.float32), "a")
-    reason = narrow.unsupported(OPS["add"](a, a))
+    reason = narrow.refusal(OPS["add"](a, a))
     assert "takes 19,600 bytes, a binding at most 16,384" in reason
 
 

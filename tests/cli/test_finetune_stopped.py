@@ -88,7 +88,7 @@ def test_two_runs_do_not_share_a_folder_or_an_output(finetune, tmp_path):
     points, out = tmp_path / "points", tmp_path / "adapter.gguf"
     points.mkdir()
     for place in (points, out):
-        with lock.held(place):
+        with lock.hold(place):
             ended = finetune("--checkpoint-dir", points)
             reason = f"{place}: is in use by process {os.getpid()}: wait for its end"
             assert ended.code == 2 and reason in ended.err and ended.out == ""

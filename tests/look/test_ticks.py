@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyggml.look.draw.scale import Scale
 from pyggml.look.draw.ticks import linear_labels, linear_ticks, log_labels, log_ticks
 
 
@@ -51,3 +52,15 @@ def test_logarithmic_ticks_are_inside(low, width):
     ticks = log_ticks(low, low + width)
     assert all(10 ** (low - 1e-6) <= x <= 10 ** (low + width + 1e-6) for x in ticks)
     assert len(ticks) <= 6 and (ticks or width < 0.5)
+
+
+def test_the_scale_of_colours_has_round_numbers_where_they_belong():
+    wide = Scale(-4, 0.25, is_log=True)
+    assert [label for _, label in wide.ticks()] == ["0.0001", "0.001", "0.01", "0.1", "1"]
+    assert [part for part, _ in wide.ticks()] == pytest.approx([i / 4.25 for i in range(5)])
+    assert wide.at(wide.ticks()[3][0]) == pytest.approx(0.1)
+    shares = Scale(0, 1, is_log=False).ticks()
+    assert [label for _, label in shares] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+    narrow = Scale(0.4, 0.5, is_log=True)
+    assert [label for _, label in narrow.ticks()] == ["2.51", "3.16"]
+    assert Scale(0.4, 0.4, is_log=True).ticks() == [(0.0, "2.51")]

@@ -13,7 +13,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from pyggml.lora.trainer import lock
-with lock.held(Path(sys.argv[1])):
+with lock.hold(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -54,12 +54,12 @@ def locks(folder):
 def test_the_second_is_refused_by_the_number_of_the_first(place, holder, tmp_path):
     first = holder(place)
     wanted = rf"place: is in use by process {first.pid}: wait for its end, or name another"
-    with pytest.raises(PyggmlError, match=wanted), lock.held(place):
+    with pytest.raises(PyggmlError, match=wanted), lock.hold(place):
         pass
     assert len(locks(tmp_path)) == 1, "the first one's lock stays"
     first.communicate("", timeout=300)
     assert locks(tmp_path) == []
-    with lock.held(place):
+    with lock.hold(place):
         pass
 
 
@@ -68,21 +68,21 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over(place, holder, tmp_
     first.kill()
     first.wait()
     assert len(locks(tmp_path)) == 1
-    with lock.held(place):
+    with lock.hold(place):
         (path,) = tmp_path.rglob("*.lock")
         assert path.read_text() == str(os.getpid())
     assert locks(tmp_path) == []
 
 
 def test_a_lock_ends_with_an_error_too(place, tmp_path):
-    with pytest.raises(ZeroDivisionError), lock.held(place):
+    with pytest.raises(ZeroDivisionError), lock.hold(place):
         raise ZeroDivisionError
     assert locks(tmp_path) == []
 
 
 def test_a_place_that_cannot_be_locked_is_named(tmp_path):
     missing = tmp_path / "none" / "place"
-    with pytest.raises(PyggmlError, match="place.lock: cannot be made: "), lock.held(missing):
+    with pytest.raises(PyggmlError, match="place.lock: cannot be made: "), lock.hold(missing):
         pass
 
 
@@ -91,5 +91,5 @@ def test_a_disk_without_locks_is_used_without(tmp_path, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(lock, "_lock", refused)
-    with lock.held(tmp_path):
+    with lock.hold(tmp_path):
         assert locks(tmp_path)

@@ -320,6 +320,20 @@ def test_a_folder_is_new_and_whole(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
+def test_a_disk_that_takes_no_more_is_named(tmp_path):
+    resource = pytest.importorskip("resource")  # Windows has no limit of this kind
+    adapter = GOLDEN / "models/qwen3-lora.gguf"
+    model, folder = pyggml.load(GOLDEN / "models/qwen3-F16.gguf"), tmp_path / "folder"
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, usual[1]))
+    try:
+        with pytest.raises(PyggmlError, match="folder: cannot be written: File too large"):
+            to_peft(model, adapter, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert not list(tmp_path.iterdir())
+
+
 def test_architectures_without_a_class_are_named(tmp_path):
     model = pyggml.load(GOLDEN / "formulas/rwkv7.gguf")
     folder = written(tmp_path / "f", {})

@@ -18,7 +18,7 @@ from pyggml.backends.cpu import CPU
 from pyggml.cli import demo
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.lora.adapter.parameters import Parameters
-from pyggml.lora.ranks import ALONE, started
+from pyggml.lora.ranks import ALONE, ranks_of_process
 from pyggml.lora.ranks.alone import Ranks, share
 from pyggml.lora.trainer import checkpoint
 from pyggml.lora.trainer.gradient import StepGradient
@@ -72,10 +72,10 @@ class Third(Ranks):
     def __init__(self, before, after):
         self.before, self.after = before, after
 
-    def added(self, gradients, n, size):
+    def add(self, gradients, n, size):
         every = [*self.before, *gradients, *self.after]
         assert len(every) == n
-        return super().added(every, n, size)
+        return super().add(every, n, size)
 
 
 @pytest.mark.parametrize("backend", [CPU(), SeparateCPU()], ids=["host", "device"])
@@ -132,7 +132,7 @@ def launched(monkeypatch):
 )
 def test_a_process_is_alone_unless_a_launcher_says_otherwise(launched, variables):
     launched(**variables)
-    assert started() is ALONE
+    assert ranks_of_process() is ALONE
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_without_mpi4py_the_extra_is_named(launched, variables, monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     monkeypatch.delitem(sys.modules, "pyggml.lora.ranks.mpi", raising=False)
     with pytest.raises(PyggmlError, match=r"one of 4 processes .*pip install 'pyggml\[mpi\]'"):
-        started()
+        ranks_of_process()
 
 
 # -- real ranks -----------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class SomeOfTheCPU(CPU):
         super().__init__()
         self.ops = ops
 
-    def unsupported(self, node):
+    def refusal(self, node):
         return None if node.op.name in self.ops else "not one of its ops"
 
 
@@ -221,7 +221,7 @@ def test_a_held_leaf_is_copied_when_its_numbers_are_elsewhere():
         run(3, [3, 6], copies=1)
         run(2, [5, 10], copies=0)
         write(total, numbers(10, 10))
-        devices.changed(total, devices.host)
+        devices.note_change(total, devices.host)
         run(2, [12, 14], copies=1)
     write(total, numbers(0, 0))
     run(2, [2, 4], copies=2)

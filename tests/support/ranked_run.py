@@ -19,7 +19,7 @@ from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.data.answers import Answer, preferences
 from pyggml.lora.objectives import OBJECTIVES
-from pyggml.lora.ranks import ALONE, started
+from pyggml.lora.ranks import ALONE, ranks_of_process
 
 CTX, N_VOCAB = 10, 48
 
@@ -69,7 +69,7 @@ def outcome(trainer):
 def main(model, die=None, differ=None, fail=None, **settings):
     """die: (rank, step) where that rank is killed; fail: where it raises; differ: (rank, settings
     of that rank alone)."""
-    ranks = started()
+    ranks = ranks_of_process()
     if differ is not None and ranks.rank == differ[0]:
         settings |= differ[1]
     trainer = trainer_of(model, ranks, **settings)

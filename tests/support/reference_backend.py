@@ -44,7 +44,7 @@ class ReferenceBackend(Backend):
     def __init__(self, ops):
         self.ops, self.computed, self.n_read, self.written = frozenset(ops), {}, 0, []
 
-    def unsupported(self, node):
+    def refusal(self, node):
         if node.op.name not in self.ops:
             return "the op is not declared"
         if node.saved or node.op.changes:

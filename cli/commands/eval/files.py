@@ -103,7 +103,7 @@ class File:
         for so_far in results:
             parts.append(so_far)
             progress(so_far.chunk, so_far.n_chunks)
-        scores = TokenScores.joined([part.scores for part in parts])
+        scores = TokenScores.join([part.scores for part in parts])
         return TokenResult(parts[-1], scores, model.tokenizer.identity, n_long)
 
 

@@ -36,7 +36,7 @@ from pyggml.cli.terminal.paths import beside
 from pyggml.errors import PyggmlError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.objectives.choice import ObjectiveConfig
-from pyggml.lora.ranks import Ranks, started
+from pyggml.lora.ranks import Ranks, ranks_of_process
 from pyggml.lora.record import LOGGERS
 
 
@@ -45,7 +45,7 @@ def _finetune(config: Path | None, **given: Any) -> int:
 
     Of several ranks the first one alone is heard.
     """
-    ranks = started()
+    ranks = ranks_of_process()
     if not ranks.is_first:
         silence(sys.stdout)
     try:

@@ -21,7 +21,7 @@ from pyggml.lora.data.unused import unused_by_answers
 from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.optim import n_kept
 from pyggml.lora.record import check_loggers
-from pyggml.lora.trainer.checkpoint import existing, held, newest
+from pyggml.lora.trainer.checkpoint import existing, hold, newest
 
 LORA_FLAGS = {
     name: f"lora_{name}" for name in ("rank", "alpha", "modules", "dropout", "init", "plus_ratio")
@@ -234,7 +234,7 @@ def check_places(job: Job) -> None:
             raise ConfigError(f"{folder}: is a file, wanted a folder for checkpoints")
         check_output(Path(folder, "step.gguf"), [])
         with (
-            nullcontext() if job.dry_run else held(Path(folder))
+            nullcontext() if job.dry_run else hold(Path(folder))
         ):  # the run takes it again; a refusal shall come before the work
             pass
     if job.resume is not None and not job.resume.exists():

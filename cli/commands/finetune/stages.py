@@ -67,7 +67,7 @@ def run(
     """
     check_places(job)
     writes = ranks.is_first and not (job.dry_run or job.previews_only)
-    with lock.held(job.output) if writes else nullcontext():
+    with lock.hold(job.output) if writes else nullcontext():
         with recorded_rows() as rows, progress_lines():
             job, trainer, trained, prompt = _prepare(job, ranks)
         if job.preview:

@@ -49,7 +49,7 @@ def read_text(path: Path, adapters: Sequence[AdapterFile], text: Path, ctx: int)
     most = min(ctx, model.config.n_ctx)
     if len(ids) < 2:
         raise ConfigError(f"{text}: has {plural(len(ids), 'token')}, wanted 2 or more")
-    first = model.checked(ids[:most])
+    first = model.check_tokens(ids[:most])
     pieces = [model.tokenizer.token_bytes(int(i), special=True) for i in first]
     return TextReading(model, first, pieces, len(ids))
 

@@ -19,7 +19,15 @@ from pyggml.cli.web.errors import ApiError, of_input, program_fault, too_long, u
 from pyggml.errors import PyggmlError, TemplateError
 from pyggml.generation import Completion, Piece, Sampling
 from pyggml.generation.sampling import MOST_STOPS
-from pyggml.generation.serving import Closed, Expired, Failure, Full, ReadPrompt, Request, Worker
+from pyggml.generation.serving import (
+    Failure,
+    Full,
+    ReadPrompt,
+    Request,
+    RequestExpired,
+    Worker,
+    WorkerClosed,
+)
 from pyggml.model import Model
 
 T = TypeVar("T")
@@ -96,7 +104,7 @@ class Service:
         most = min(self.n_ctx, (self.limits.max_prompt or self.n_ctx) + 1)
         if len(ids) >= most:
             raise too_long(len(ids), most, param)
-        return next(iter(self.models.values())).checked(ids)
+        return next(iter(self.models.values())).check_tokens(ids)
 
     def flow(self, params: Params, prompts: Sequence[np.ndarray]) -> Flow:
         """The answers to these prompts, submitted to the worker.
@@ -159,7 +167,7 @@ class Flow:
         except Full as error:
             soon = {"retry-after": "1"}
             raise ApiError(429, str(error), code="queue_full", headers=soon) from None
-        except Closed as error:
+        except WorkerClosed as error:
             raise ApiError(503, str(error), code="stopping") from None
 
     def _teller(self, i: int) -> Callable[[Told], None]:
@@ -193,11 +201,11 @@ def _piece(told: Told, completion: Completion) -> Piece | ReadPrompt | None:
     if not isinstance(told, Failure):
         return told
     error = told.error
-    if isinstance(error, Expired):
+    if isinstance(error, RequestExpired):
         if completion.tokens:
             return None
         raise ApiError(503, str(error), code="timeout")
-    if isinstance(error, Closed):
+    if isinstance(error, WorkerClosed):
         raise ApiError(503, str(error), code="stopping")
     if isinstance(error, PyggmlError):
         raise ApiError(500, str(error))

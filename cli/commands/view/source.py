@@ -39,7 +39,7 @@ class Source:
         try:
             self._model = load(path, compute=compute)
         except PyggmlError as error:
-            self.fault = error.said(str)
+            self.fault = error.message(str)
 
     @property
     def name(self) -> str:

@@ -38,7 +38,7 @@ def describe(file: gguf.GGUFFile, name: str) -> dict[str, Any]:
     try:
         return about | {"numbers": numbers(sample(file.data(name), info.dtype))}
     except PyggmlError as error:  # a type that nothing unpacks
-        return about | {"fault": error.said(str)}
+        return about | {"fault": error.message(str)}
 
 
 def sample(data: np.ndarray, dtype: DType) -> np.ndarray:

@@ -12,7 +12,7 @@ from pyggml.lora.data.rows import BadRow, Place
 _SPACE = " \t\r\n"
 
 
-def parsed(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """A JSON value. BadRow if it is none, or gives a name twice."""
     try:
         return _DECODER.decode(text)
@@ -36,7 +36,7 @@ def json_lines(path: Path) -> Iterator[tuple[Place, Any]]:
             yield place, line
         elif line.strip():
             try:
-                yield place, parsed(line)
+                yield place, parse_json(line)
             except BadRow as bad:
                 yield place, bad
 
@@ -58,8 +58,8 @@ def json_items(path: Path) -> Iterator[tuple[Place, Any]]:
         if text.next() == "]":
             break
         if text.next() != ",":
-            found = f"{text.next()!r}" if text.next() else "the end of the file"
-            raise DataError(f"{path}: after item {number} stands {found}, wanted a comma or ]")
+            token = f"{text.next()!r}" if text.next() else "the end of the file"
+            raise DataError(f"{path}: after item {number} stands {token}, wanted a comma or ]")
         text.skip()
     text.skip()
     if text.next():
@@ -89,11 +89,11 @@ class _Window:
         wanted = 1
         while True:
             try:
-                found, end = _DECODER.raw_decode(self._text, self._at)
+                item, end = _DECODER.raw_decode(self._text, self._at)
                 # A number at the very end may go on, and an object may have been cut in two.
                 if end < len(self._text) or not self._grow():
                     self._at = end
-                    return found
+                    return item
             except (ValueError, RecursionError) as error:
                 if len(self._text) - self._at > MOST_BYTES:
                     fault = f"is longer than {MOST_BYTES >> 20} MiB, or no JSON"
@@ -116,12 +116,12 @@ def _reason(error: Exception) -> str:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object. ValueError for a name that is given twice: which one was meant, nobody knows."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    record = dict(pairs)
+    if len(record) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the name {twice[:20]!r} stands twice in one object")
-    return found
+    return record
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_once)

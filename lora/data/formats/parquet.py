@@ -32,8 +32,8 @@ def parquet_rows(path: Path, names: Collection[str]) -> Iterator[tuple[Place, An
             for batch in file.iter_batches(_BATCH, columns=columns or None):
                 for record in batch.to_pylist():
                     number += 1
-                    found = {name: _present(value) for name, value in record.items()}
-                    yield Place(str(path), "row", number), found
+                    values = {name: _present(value) for name, value in record.items()}
+                    yield Place(str(path), "row", number), values
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         reason = str(error).split("\n", 1)[0][:200]
         raise DataError(f"{path}: cannot be read after row {number}: {reason}") from None

@@ -20,7 +20,7 @@ _BOM = codecs.BOM_UTF8  # which some editors put at the start of a file
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def opened(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BinaryIO:
     """The file, to read its bytes.
 
     Raises DataError if it cannot be read, is no regular file, or is UTF-16.
@@ -28,8 +28,8 @@ def opened(path: Path) -> BinaryIO:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):  # a pipe cannot be read twice, a device may never end
-            found = "folder" if stat.S_ISDIR(mode) else "pipe or device"
-            raise DataError(f"{path}: cannot be read: it is a {found}, wanted a file")
+            kind = "folder" if stat.S_ISDIR(mode) else "pipe or device"
+            raise DataError(f"{path}: cannot be read: it is a {kind}, wanted a file")
         file = path.open("rb")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
@@ -43,7 +43,7 @@ def opened(path: Path) -> BinaryIO:
 
 def head(path: Path) -> bytes:
     """The first bytes of a file, without a byte order mark. DataError if it holds white space."""
-    with opened(path) as file:
+    with open_file(path) as file:
         start = file.read(HEAD_BYTES)
         blank = not start.strip()
         while blank and (more := file.read(_BLOCK)):
@@ -56,18 +56,18 @@ def head(path: Path) -> bytes:
 def lines(path: Path) -> Iterator[str | BadRow]:
     """The text of every line, ends kept, marks removed; BadRow if it is too long or not UTF-8."""
     start = 0
-    with opened(path) as file:
+    with open_file(path) as file:
         while raw := file.readline(MOST_BYTES + 1):
             n_bytes = len(raw)
             if n_bytes > MOST_BYTES:
-                n_bytes += _skipped(file, raw)
+                n_bytes += _skip_line(file, raw)
                 yield BadRow(f"is longer than {MOST_BYTES >> 20} MiB")
             else:
                 yield _decode(raw, start)
             start += n_bytes
 
 
-def _skipped(file: BinaryIO, raw: bytes) -> int:
+def _skip_line(file: BinaryIO, raw: bytes) -> int:
     """Read on to the end of a line; how many bytes that were."""
     n_bytes = 0
     while not raw.endswith(b"\n") and (raw := file.readline(_BLOCK)):
@@ -102,7 +102,7 @@ def blocks(path: Path) -> Iterator[str]:
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     start, line = 0, 1
-    with opened(path) as file:
+    with open_file(path) as file:
         while True:
             raw = file.read(_BLOCK)
             kept = decoder.getstate()[0]  # the start of a character

@@ -2,28 +2,28 @@
 
 from pyggml.backends.cpu.device import (
     CPU,
-    Held,
+    LeafArrays,
     array,
     copy_rows,
     detach,
     expect_held,
     has_memory,
-    held,
     is_constant,
+    leaf_arrays,
     read,
     write,
 )
 
 __all__ = [
     "CPU",
-    "Held",
+    "LeafArrays",
     "array",
     "copy_rows",
     "detach",
     "expect_held",
     "has_memory",
-    "held",
     "is_constant",
+    "leaf_arrays",
     "read",
     "write",
 ]

@@ -27,7 +27,7 @@ class CPU(Backend):
     def __init__(self, compute: Compute = "f32") -> None:
         self.compute: Compute = compute
 
-    def unsupported(self, node: Tensor) -> str | None:
+    def refusal(self, node: Tensor) -> str | None:
         return None if node.op in KERNELS else "no kernel is declared"
 
     def rewritten(self, graph: Graph) -> Graph:
@@ -58,7 +58,7 @@ class CPU(Backend):
             None if shared is None else array(shared).view(np.uint8),
             shared is not None and shared.src[0] is node,
         )
-        return _kernel(node).run(site)
+        return _kernel(node).bind(site)
 
     def read(self, tensor: Tensor) -> np.ndarray:
         return read(tensor)
@@ -111,15 +111,15 @@ def detach(*tensors: Tensor) -> None:
         t.data = None
 
 
-Held = tuple[tuple[Tensor, Any], ...]
+LeafArrays = tuple[tuple[Tensor, Any], ...]
 
 
-def held(leaves: Iterable[Tensor]) -> Held:
+def leaf_arrays(leaves: Iterable[Tensor]) -> LeafArrays:
     """Leaves with the arrays that they have now."""
     return tuple((leaf, leaf.data) for leaf in leaves)
 
 
-def expect_held(leaves: Held) -> None:
+def expect_held(leaves: LeafArrays) -> None:
     """GraphError for a leaf that was given another array: kernels still read the first one."""
     for leaf, data in leaves:
         if leaf.data is not data and leaf.data is not None:

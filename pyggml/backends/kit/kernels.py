@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -10,7 +11,10 @@ import numpy as np
 from pyggml.graph.tensor import Tensor
 
 Memory = TypeVar("Memory")
-Kernel = TypeVar("Kernel")
+OfDevice = TypeVar("OfDevice")  # what scratch depends on besides the node
+SiteT = TypeVar("SiteT")
+Bound = TypeVar("Bound")
+KernelT = TypeVar("KernelT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +47,29 @@ def no_scratch(_node: Tensor, _of_device: Any) -> int:
     return 0
 
 
-def nothing_shared(_node: Tensor, _compute: str) -> tuple[int, str]:
+def nothing_shared(_node: Tensor, _of_device: Any) -> tuple[int, str]:
     """Of a kernel that shares no scratch with others."""
     return 0, ""
 
 
-class KernelTable(Generic[Kernel]):
+@dataclass(frozen=True, slots=True)
+class Kernel(Generic[SiteT, Bound, OfDevice]):
+    """A device's way to compute an op; each device says what its kernels have besides.
+
+    bind      (Site) -> what computes the node, asked once when a plan is bound to memory
+    lacks     (node) -> what is missing to compute it, in a few words; None if nothing
+    scratch   (node, of the device) -> bytes of scratch
+    shared    the same -> (bytes, key) of the scratch made of the last source alone, 0 bytes if
+              none; nodes with the same source, function and key share it
+    """
+
+    bind: Callable[[SiteT], Bound]
+    lacks: Callable[[Tensor], str | None] = nothing_lacks
+    scratch: Callable[[Tensor, OfDevice], int] = no_scratch
+    shared: Callable[[Tensor, OfDevice], tuple[int, str]] = nothing_shared
+
+
+class KernelTable(Generic[KernelT]):
     """The kernels of a device by the name of their op.
 
     The modules of a package, and `others`, enter their own when they are imported: at the first
@@ -57,15 +78,15 @@ class KernelTable(Generic[Kernel]):
 
     def __init__(self, package: str, *others: str) -> None:
         self._package, self._others = package, others
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[str, KernelT] = {}
 
-    def declare(self, name: str, kernel: Kernel) -> None:
+    def declare(self, name: str, kernel: KernelT) -> None:
         """Enter the kernel of the op with this name. Raises ValueError if it has one."""
         if name in self._kernels:
             raise ValueError(f"op {name!r} has two kernels")
         self._kernels[name] = kernel
 
-    def kernels(self) -> dict[str, Kernel]:
+    def kernels(self) -> dict[str, KernelT]:
         """All kernels by the op's name."""
         package = importlib.import_module(self._package)
         names = (module.name for module in pkgutil.iter_modules(package.__path__))

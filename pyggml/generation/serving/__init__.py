@@ -5,8 +5,17 @@ scheduler   which tokens go into the next pass
 worker      the thread that owns the scheduler
 """
 
-from pyggml.generation.serving.request import Expired, Failure, ReadPrompt, Request
+from pyggml.generation.serving.request import Failure, ReadPrompt, Request, RequestExpired
 from pyggml.generation.serving.scheduler import Scheduler
-from pyggml.generation.serving.worker import Closed, Full, Worker
+from pyggml.generation.serving.worker import Full, Worker, WorkerClosed
 
-__all__ = ["Closed", "Expired", "Failure", "Full", "ReadPrompt", "Request", "Scheduler", "Worker"]
+__all__ = [
+    "Failure",
+    "Full",
+    "ReadPrompt",
+    "Request",
+    "RequestExpired",
+    "Scheduler",
+    "Worker",
+    "WorkerClosed",
+]

@@ -11,7 +11,7 @@ from pyggml.generation import Completion, Finish, Piece
 from pyggml.model import Model
 
 
-class Expired(PyggmlError):
+class RequestExpired(PyggmlError):
     """A request whose time has come to an end."""
 
 
@@ -47,7 +47,7 @@ class Request:
     n_likeliest  not None: the first call has a ReadPrompt, with so many of the likeliest tokens at
                  each place. The prompt is then computed as a whole, and the completion may be one
                  of no tokens
-    deadline     time.monotonic() at which it fails with Expired
+    deadline     time.monotonic() at which it fails with RequestExpired
     n_cached     how many tokens of the prompt were in the cache; known with the first piece
     """
 

@@ -16,7 +16,7 @@ from pyggml.errors import PyggmlError
 from pyggml.generation import Batch, Piece, Slot
 from pyggml.generation.batch import check_shift
 from pyggml.generation.sampler import logprobs
-from pyggml.generation.serving.request import Expired, Failure, ReadPrompt, Request
+from pyggml.generation.serving.request import Failure, ReadPrompt, Request, RequestExpired
 
 PREFILL = 512  # prompt tokens of a pass in which nobody writes
 PREFILL_BESIDE = 64  # in one in which somebody does
@@ -139,9 +139,9 @@ class Scheduler:
         now = time.monotonic()
         for request in [r for r in self._waiting if r.deadline <= now]:
             self._waiting.remove(request)
-            request.tell(Failure(Expired("the request's time ended before its turn came")))
+            request.tell(Failure(RequestExpired("the request's time ended before its turn came")))
         for active in [a for a in self._active if a.request.deadline <= now]:
-            self._end(active, Expired("the request's time has ended"))
+            self._end(active, RequestExpired("the request's time has ended"))
 
     def _end(self, active: _Active, error: Exception) -> None:
         self._release(active)

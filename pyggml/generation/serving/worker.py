@@ -13,11 +13,11 @@ class Full(PyggmlError):
     """More requests than may wait."""
 
 
-class Closed(PyggmlError):
+class WorkerClosed(PyggmlError):
     """The worker takes no more requests."""
 
 
-class Scheduled(Protocol):
+class Schedules(Protocol):
     """The part of a Scheduler that a worker uses."""
 
     @property
@@ -43,7 +43,7 @@ class Worker:
     """
 
     def __init__(
-        self, scheduler: Scheduled, most: int, begin: Callable[[], None] = lambda: None
+        self, scheduler: Schedules, most: int, begin: Callable[[], None] = lambda: None
     ) -> None:
         self._scheduler, self._most, self._begin = scheduler, most, begin
         self._inbox: deque[tuple[Callable[[Request], None], Request]] = deque()
@@ -68,7 +68,7 @@ class Worker:
         """Take requests, all or none. Raises Full, or Closed after `close`."""
         with self._changed:
             if self._closed:
-                raise Closed("the server is stopping")
+                raise WorkerClosed("the server is stopping")
             if self.n_active + self.n_waiting + len(requests) > self._most:
                 raise Full(f"{self.n_waiting} requests are waiting already")
             self._n_sent += len(requests)
@@ -82,7 +82,7 @@ class Worker:
             self._changed.notify()
 
     def close(self) -> None:
-        """Fail what is under way with Closed, end the thread and wait for that."""
+        """Fail what is under way with WorkerClosed, end the thread and wait for that."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -100,7 +100,7 @@ class Worker:
             except Exception as error:  # a fault of the program ends requests, not the server
                 self._scheduler.fail(error)
                 idle = True
-        self._scheduler.fail(Closed("the server is stopping"))
+        self._scheduler.fail(WorkerClosed("the server is stopping"))
         self._count()
 
     def _receive(self, idle: bool) -> bool:

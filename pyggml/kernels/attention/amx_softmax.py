@@ -28,7 +28,7 @@ from pyggml.jit.llvm import (
 )
 from pyggml.jit.simd import exp32
 from pyggml.kernels.attention.amx_tile import BC, LDP, LDS
-from pyggml.kernels.attention.softmax import MASKED, ZERO, seen
+from pyggml.kernels.attention.softmax import MASKED, ZERO, visible_columns
 from pyggml.kernels.gemm.amx.rows import LANES, narrow
 from pyggml.kernels.gemm.amx.tiles import SIDE
 
@@ -145,7 +145,7 @@ class Block(NamedTuple):
 @kernel
 def _seen_of(block, i):
     """The first column that row i's query sees, counted from the window's, and how many it sees."""
-    start, stop = seen(block.span, block.first + i, block.key, BC)
+    start, stop = visible_columns(block.span, block.first + i, block.key, BC)
     return np.int64(start - block.window[0]), np.int64(max(stop - start, 0))
 
 

@@ -106,7 +106,7 @@ class _RowsQ8(_Rows):
         return super().at(row, self.b.add(start, self.b.add(rest, ir.Constant(I64, 2))))
 
     def floats(self, row: Any, element: Any) -> Any:
-        bytes_ = self._unaligned(self.at(row, element), ir.VectorType(I8, LANES))
+        bytes_ = self._load_unaligned(self.at(row, element), ir.VectorType(I8, LANES))
         whole = self.b.sitofp(self.b.sext(bytes_, ir.VectorType(I32, LANES)), _FLOATS)
         return self.b.fmul(whole, broadcast(self.b, self._scale(row, element), _FLOATS))
 
@@ -127,9 +127,9 @@ class _RowsQ8(_Rows):
         """The scale of an element's block."""
         block = self.b.udiv(element, ir.Constant(I64, self._BLOCK))
         start = super().at(row, self.b.mul(block, ir.Constant(I64, self._BYTES)))
-        return from_f16(self.b, self._unaligned(start, ir.HalfType()), F32)
+        return from_f16(self.b, self._load_unaligned(start, ir.HalfType()), F32)
 
-    def _unaligned(self, pointer: Any, kind: Any) -> Any:
+    def _load_unaligned(self, pointer: Any, kind: Any) -> Any:
         value = self.b.load(self.b.bitcast(pointer, kind.as_pointer()))
         value.align = 1
         return value

@@ -34,7 +34,7 @@ def group_ranges(starts, stops, span, first, group):
 
 
 @kernel
-def seen(span, query, key, n_keys):
+def visible_columns(span, query, key, n_keys):
     """Columns [start, stop) of a tile that the query sees; none for a query past the last."""
     if query >= span.shape[0]:
         return 0, 0
@@ -69,7 +69,7 @@ def softmax_tile(s, o, m, norm, span, first, key, n_keys, window, scale):
     """
     for i in range(s.shape[0]):
         row = s[i]
-        start, stop = seen(span, first + i, key, n_keys)
+        start, stop = visible_columns(span, first + i, key, n_keys)
         if start >= stop:
             fill(row[window[0] : window[1]], ZERO)
             continue
@@ -121,7 +121,7 @@ def softmax_tile_back(s, dp, lse, delta, span, first, key, n_keys, window, scale
     """
     for i in range(s.shape[0]):
         row, other = s[i], dp[i]
-        start, stop = seen(span, first + i, key, n_keys)
+        start, stop = visible_columns(span, first + i, key, n_keys)
         if start >= stop:
             fill(row[window[0] : window[1]], ZERO)
             fill(other[window[0] : window[1]], ZERO)

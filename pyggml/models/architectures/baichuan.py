@@ -16,7 +16,7 @@ def _decoder(r: Reader) -> Decoder:
     positions = {"rope": None, "max_bias": 8.0} if b.config.n_layer == N_LAYER_13B else {}
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i, **positions), b.gated(i, swiglu))
+        return b.pre_norm(b.attention(i, **positions), b.gated_mlp(i, swiglu))
 
     return b.decoder(block, tied=False)
 

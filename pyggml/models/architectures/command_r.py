@@ -18,7 +18,7 @@ def _command_r(r: Reader) -> Decoder:
 
     def block(i: int) -> Part:
         attention = b.attention(i, **b.norms_of_each_head(r, i))
-        return b.parallel(attention, b.gated(i, swiglu))
+        return b.parallel(attention, b.gated_mlp(i, swiglu))
 
     return b.decoder(block, logit_scale=_logit_scale(r))
 
@@ -30,7 +30,7 @@ def _cohere2(r: Reader) -> Decoder:
 
     def block(i: int) -> Part:
         here = {"window": window} if windowed[i] else {"rope": None}
-        return b.parallel(b.attention(i, **here), b.gated(i, swiglu))
+        return b.parallel(b.attention(i, **here), b.gated_mlp(i, swiglu))
 
     return b.decoder(block, logit_scale=_logit_scale(r))
 

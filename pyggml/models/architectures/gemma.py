@@ -15,7 +15,7 @@ def _gemma(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), b.gated(i, geglu))
+        return b.pre_norm(b.attention(i), b.gated_mlp(i, geglu))
 
     return b.decoder(block, embedding_scale=b.config.n_embd**0.5)
 
@@ -34,7 +34,7 @@ def _gemma2(r: Reader) -> Decoder:
 
     def block(i: int) -> Part:
         here = {"rope": local, "window": window} if windowed[i] else {}
-        return b.sandwiched(b.attention(i, **usual, **here), b.gated(i, geglu))
+        return b.sandwich_norms(b.attention(i, **usual, **here), b.gated_mlp(i, geglu))
 
     cap = r.number("final_logit_softcapping", 30.0, 1e-3, 1e6)
     return b.decoder(block, embedding_scale=b.config.n_embd**0.5, logit_softcap=cap)
@@ -53,7 +53,7 @@ def _gemma3(r: Reader) -> Decoder:
     def block(i: int) -> Part:
         here = local if windowed[i] else {}
         attention = b.attention(i, scale=scale, **b.head_norms(i), **here)
-        return b.sandwiched(attention, b.gated(i, geglu))
+        return b.sandwich_norms(attention, b.gated_mlp(i, geglu))
 
     cap = r.number("final_logit_softcapping", 0.0, 0.0, 1e6)
     return b.decoder(block, embedding_scale=b.config.n_embd**0.5, logit_softcap=cap)

@@ -22,7 +22,7 @@ def _decoder(r: Reader) -> Decoder:
         )
 
     def block(i: int) -> Part:
-        return b.sandwiched(b.attention(i), b.gated(i, swiglu, fused=True))
+        return b.sandwich_norms(b.attention(i), b.gated_mlp(i, swiglu, fused=True))
 
     return b.decoder(block)
 

@@ -18,17 +18,19 @@ def _granite(r: Reader) -> Decoder:
     """`rope.scaling.finetuned` false: no rotary positions."""
     b = read_basics(r, rope="normal")
     rope = b.rope if r.flag("rope.scaling.finetuned", True) else None
-    return _scaled(r, replace(b, rope=rope), [b.gated(i, swiglu) for i in range(b.config.n_layer)])
+    return _decoder(
+        r, replace(b, rope=rope), [b.gated_mlp(i, swiglu) for i in range(b.config.n_layer)]
+    )
 
 
 def _granitemoe(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal")
     shared = read_shared(r, b, swiglu)
     experts = read_experts(r, b, swiglu, own_length=False)
-    return _scaled(r, b, [Sum((e, shared)) if shared else e for e in experts])
+    return _decoder(r, b, [Sum((e, shared)) if shared else e for e in experts])
 
 
-def _scaled(r: Reader, b: Basics, feed_forward: Sequence[Part]) -> Decoder:
+def _decoder(r: Reader, b: Basics, feed_forward: Sequence[Part]) -> Decoder:
     """A factor of 0 means the default."""
     scale = r.number("attention.scale", 0.0, 0.0, 1e6)
     factor = r.number("residual_scale", 0.0, -1e6, 1e6) or 1.0

@@ -16,7 +16,7 @@ from pyggml.models.experts import read_experts, read_gating
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv
-from pyggml.models.weights import Tensors, matrix, merged
+from pyggml.models.weights import Tensors, matrix, merge_tensors
 from pyggml.ops import mul, split, swiglu
 
 
@@ -33,7 +33,7 @@ class ShortConv(Part):
 
     def tensors(self, at: str) -> Tensors:
         n = self.n_embd
-        return merged(
+        return merge_tensors(
             [
                 matrix(f"{at}shortconv.in_proj", 3 * n, n, bias=False),
                 self._conv.tensors(at),
@@ -52,15 +52,15 @@ class ShortConv(Part):
 def _dense(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", least_heads=0)
     window = r.count("attention.sliding_window", 0, least=0)
-    return _decoder(r, b, [b.gated(i, swiglu) for i in range(b.config.n_layer)], window)
+    return _decoder(r, b, [b.gated_mlp(i, swiglu) for i in range(b.config.n_layer)], window)
 
 
-def _mixed(r: Reader) -> Decoder:
+def _with_experts(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", least_heads=0)
     n_dense = r.count("leading_dense_block_count", 0, least=0, most=1024)
     experts = read_experts(r, b, swiglu, gating=read_gating(r), biased=True)
     layers = range(b.config.n_layer)
-    return _decoder(r, b, [b.gated(i, swiglu) if i < n_dense else experts[i] for i in layers])
+    return _decoder(r, b, [b.gated_mlp(i, swiglu) if i < n_dense else experts[i] for i in layers])
 
 
 def _decoder(r: Reader, b: Basics, feed_forward: Sequence[Part], window: int = 0) -> Decoder:
@@ -80,7 +80,7 @@ _EXAMPLE = {"shortconv.l_cache": 3, "attention.head_count_kv": np.array([0, 2], 
 LFM2 = Architecture("lfm2", _dense, _EXAMPLE)
 LFM2MOE = Architecture(
     "lfm2moe",
-    _mixed,
+    _with_experts,
     _EXAMPLE
     | {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256}
     | {"leading_dense_block_count": 1, "expert_gating_func": 2},

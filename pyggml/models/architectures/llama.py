@@ -14,7 +14,7 @@ def _decoder(r: Reader) -> Decoder:
     experts = read_experts(r, b, swiglu, own_length=False) if has_experts(r) else None
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), experts[i] if experts else b.gated(i, swiglu))
+        return b.pre_norm(b.attention(i), experts[i] if experts else b.gated_mlp(i, swiglu))
 
     return b.decoder(block)
 

@@ -15,7 +15,7 @@ def _decoder(r: Reader, rope: str) -> Decoder:
     b = read_basics(r, rope=rope)
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), b.gated(i, swiglu))
+        return b.pre_norm(b.attention(i), b.gated_mlp(i, swiglu))
 
     return b.decoder(block)
 

@@ -12,8 +12,8 @@ from pyggml.models.decoder import Decoder
 from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
-from pyggml.models.recurrent import CausalConv, initial, kept
-from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
+from pyggml.models.recurrent import CausalConv, initial, keep_state
+from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
 from pyggml.ops import add, halve, mul, reshape, rms_norm, silu, split, ssm_scan, swiglu
 
 
@@ -42,7 +42,7 @@ class Mamba(Part):
 
     def tensors(self, at: str) -> Tensors:
         n, n_state = self.n_inner, self.n_state
-        return merged(
+        return merge_tensors(
             [
                 matrix(f"{at}ssm_in", 2 * n, self.n_embd, bias=False),
                 self._conv.tensors(at),
@@ -78,7 +78,7 @@ class Mamba(Part):
             reshape(c, (x.shape[0], 1, self.n_state)),
             net.inputs.positions,
         ).named(f"{at}ssm_scan")
-        return reshape(kept(net, f"{at}ssm_state", y), x.shape)
+        return reshape(keep_state(net, f"{at}ssm_state", y), x.shape)
 
 
 def _decoder(r: Reader) -> Decoder:

@@ -12,8 +12,8 @@ from pyggml.models.decoder import Decoder
 from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
-from pyggml.models.recurrent import CausalConv, initial, kept
-from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
+from pyggml.models.recurrent import CausalConv, initial, keep_state
+from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
 from pyggml.ops import add, mul, reshape, rms_norm, silu, split, ssm_scan, swiglu
 
 
@@ -43,7 +43,7 @@ class Mamba2(Part):
 
     def tensors(self, at: str) -> Tensors:
         n, h, groups = self.n_inner, self.n_head, self.n_groups
-        return merged(
+        return merge_tensors(
             [
                 matrix(f"{at}ssm_in", n + self._conv.n + h, self.n_embd, bias=False),
                 self._conv.tensors(at),
@@ -80,7 +80,7 @@ class Mamba2(Part):
             reshape(c, (n_tokens, self.n_groups, self.n_state)),
             net.inputs.positions,
         ).named(f"{at}ssm_scan")
-        return add(kept(net, f"{at}ssm_state", y), mul(x, net.weights[f"{at}ssm_d"]))
+        return add(keep_state(net, f"{at}ssm_state", y), mul(x, net.weights[f"{at}ssm_d"]))
 
 
 def _decoder(r: Reader) -> Decoder:

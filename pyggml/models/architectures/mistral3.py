@@ -46,7 +46,7 @@ def _decoder(r: Reader) -> Decoder:
             attention = b.attention(i, _Attention, rope=rope, **tempered)
         else:
             attention = b.attention(i, rope=rope)
-        return b.pre_norm(attention, b.gated(i, swiglu))
+        return b.pre_norm(attention, b.gated_mlp(i, swiglu))
 
     return b.decoder(block)
 

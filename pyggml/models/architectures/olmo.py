@@ -24,7 +24,7 @@ def _olmo(r: Reader) -> Decoder:
     limit = r.number("attention.clamp_kqv", 0.0, 0.0, 1e6)
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i, clamp=limit), b.gated(i, swiglu))
+        return b.pre_norm(b.attention(i, clamp=limit), b.gated_mlp(i, swiglu))
 
     return b.decoder(block)
 
@@ -42,7 +42,7 @@ def _olmo2(r: Reader) -> Decoder:
         return Chain(
             (
                 residual(attention, b.norm("post_attention_norm")),
-                residual(b.gated(i, swiglu), b.norm("post_ffw_norm")),
+                residual(b.gated_mlp(i, swiglu), b.norm("post_ffw_norm")),
             )
         )
 

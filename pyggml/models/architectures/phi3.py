@@ -15,7 +15,7 @@ def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", fused_qkv=True)
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), b.gated(i, swiglu, fused=True))
+        return b.pre_norm(b.attention(i), b.gated_mlp(i, swiglu, fused=True))
 
     return b.decoder(block)
 

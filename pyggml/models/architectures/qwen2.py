@@ -6,7 +6,7 @@ from pyggml.models.basics import read_basics
 from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import Gated, read_experts, read_shared
+from pyggml.models.experts import GatedPart, read_experts, read_shared
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
@@ -15,17 +15,17 @@ def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), b.gated(i, swiglu))
+        return b.pre_norm(b.attention(i), b.gated_mlp(i, swiglu))
 
     return b.decoder(block)
 
 
-def _mixed(r: Reader) -> Decoder:
+def _with_experts(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
     experts = read_experts(r, b, swiglu, normalised=False)
     shared = read_shared(r, b, swiglu, b.n_ff[0])
     assert shared is not None, "its length is the layer's if the file has none"
-    gated = Gated(shared, b.config.n_embd)
+    gated = GatedPart(shared, b.config.n_embd)
 
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i), Sum((experts[i], gated)))
@@ -36,7 +36,7 @@ def _mixed(r: Reader) -> Decoder:
 QWEN2 = Architecture("qwen2", _decoder, {})
 QWEN2MOE = Architecture(
     "qwen2moe",
-    _mixed,
+    _with_experts,
     {
         "expert_count": 4,
         "expert_used_count": 2,

@@ -14,12 +14,12 @@ def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i, **b.head_norms(i)), b.gated(i, swiglu))
+        return b.pre_norm(b.attention(i, **b.head_norms(i)), b.gated_mlp(i, swiglu))
 
     return b.decoder(block)
 
 
-def _mixed(r: Reader) -> Decoder:
+def _with_experts(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
     experts = read_experts(r, b, swiglu)
 
@@ -32,6 +32,6 @@ def _mixed(r: Reader) -> Decoder:
 QWEN3 = Architecture("qwen3", _decoder, {})
 QWEN3MOE = Architecture(
     "qwen3moe",
-    _mixed,
+    _with_experts,
     {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256},
 )

@@ -12,7 +12,7 @@ from pyggml.models.block import Chain, Sum, residual
 from pyggml.models.config import Reader, rms_eps
 from pyggml.models.decoder import Decoder
 from pyggml.models.delta_net import GatedAttention, is_recurrent, read_delta_net
-from pyggml.models.experts import Gated, read_experts, read_shared
+from pyggml.models.experts import GatedPart, read_experts, read_shared
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
@@ -36,7 +36,7 @@ def _decoder(r: Reader, grouped: bool, mixed: bool) -> Decoder:
         _check_sections(r, b.rope.n_dims // 2)
     delta = read_delta_net(r, b.config.n_embd, rms_eps(r), grouped)
     recurrent = is_recurrent(r, b.config)
-    feed_forward = _experts(r, b) if mixed else [b.gated(i, swiglu) for i in range(len(b.n_ff))]
+    feed_forward = _experts(r, b) if mixed else [b.gated_mlp(i, swiglu) for i in range(len(b.n_ff))]
 
     def block(i: int) -> Part:
         mixer = delta if recurrent[i] else b.attention(i, GatedAttention, **b.head_norms(i))
@@ -53,7 +53,7 @@ def _decoder(r: Reader, grouped: bool, mixed: bool) -> Decoder:
 def _experts(r: Reader, b: Basics) -> list[Part]:
     shared = read_shared(r, b, swiglu, b.n_ff[0])
     assert shared is not None, "its length is the layer's if the file has none"
-    gated = Gated(shared, b.config.n_embd)
+    gated = GatedPart(shared, b.config.n_embd)
     return [Sum((experts, gated)) for experts in read_experts(r, b, swiglu)]
 
 

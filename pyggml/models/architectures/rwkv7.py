@@ -15,8 +15,8 @@ from pyggml.models.decoder import Decoder
 from pyggml.models.net import Net
 from pyggml.models.norm import LayerNorm
 from pyggml.models.part import Part
-from pyggml.models.recurrent import initial, kept
-from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
+from pyggml.models.recurrent import initial, keep_state
+from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
 from pyggml.ops import (
     add,
     exp,
@@ -50,7 +50,7 @@ def _change(net: Net, name: str, x: Tensor) -> Tensor:
         ("change", n), lambda: leaf(np.tile(np.array([1, -1], np.float32), (n, 1)), "1, -1")
     )
     state = initial(net, name, (1, n))
-    return kept(net, name, ssm_conv(state, x, taps, net.inputs.positions))
+    return keep_state(net, name, ssm_conv(state, x, taps, net.inputs.positions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ChannelMix(Part):
         return "ffn_out"
 
     def tensors(self, at: str) -> Tensors:
-        return merged(
+        return merge_tensors(
             [
                 {f"{at}channel_mix_lerp_k.weight": TensorSpec((self.n_embd,))},
                 matrix(f"{at}channel_mix_key", self.n_ff, self.n_embd, bias=False),
@@ -108,7 +108,7 @@ class TimeMix(Part):
             tensors[f"{at}time_mix_{letter}1.weight"] = TensorSpec((rank, n), optional=unused)
             tensors[f"{at}time_mix_{letter}2.weight"] = TensorSpec((n, rank), optional=unused)
         vectors = ("k_k.weight", "k_a.weight", "r_k.weight", "ln.weight", "ln.bias")
-        return merged(
+        return merge_tensors(
             [
                 *(matrix(f"{at}time_mix_{m}", n, n, bias=False) for m in ("receptance", "key")),
                 *(matrix(f"{at}time_mix_{m}", n, n, bias=False) for m in ("value", "output")),
@@ -125,7 +125,7 @@ class TimeMix(Part):
         return self.n_embd // self.size, self.size, self.size
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        to = self._moved(net, at, x)
+        to = self._interpolate(net, at, x)
         r = self._heads(net.linear(f"{at}time_mix_receptance", to["r"]))
         k, v = net.linear(f"{at}time_mix_key", to["k"]), self._value(net, at, to["v"])
         w = exp(scale(sigmoid(self._low_rank(net, at, "w", to["w"])), _LOG_FASTEST))
@@ -136,13 +136,13 @@ class TimeMix(Part):
         v, a, w = self._heads(v), self._heads(a), self._heads(w)
         state = initial(net, f"{at}wkv_state", self._state)
         y = rwkv_wkv7(state, r, w, k, v, neg(unit), mul(unit, a), net.inputs.positions)
-        y = self._normed(net, at, kept(net, f"{at}wkv_state", y.named(f"{at}wkv")))
+        y = self._normalise(net, at, keep_state(net, f"{at}wkv_state", y.named(f"{at}wkv")))
         own = reshape(self._weight(net, at, "r_k"), self._state[:2])
         y = add(y, reshape(mul(v, sum_rows(mul(mul(k, r), own))), x.shape))
         gate = self._low_rank(net, at, "g", to["g"])
         return net.linear(f"{at}time_mix_output", mul(y, gate))
 
-    def _moved(self, net: Net, at: str, x: Tensor) -> dict[str, Tensor]:
+    def _interpolate(self, net: Net, at: str, x: Tensor) -> dict[str, Tensor]:
         """x_t + lerp · (x_{t-1} − x_t), with a lerp (n_embd,) for each of _LERPS."""
         change, lerp = _change(net, f"{at}time_shift", x), self._weight(net, at, "lerp_fused")
         shares = (reshape(narrow(lerp, 0, i, 1), (self.n_embd,)) for i in range(6))
@@ -165,7 +165,7 @@ class TimeMix(Part):
         y = mul_mat(self._weight(net, at, f"{letter}2"), inner)
         return y if letter == "g" else add(y, self._weight(net, at, f"{letter}0"))
 
-    def _normed(self, net: Net, at: str, y: Tensor) -> Tensor:
+    def _normalise(self, net: Net, at: str, y: Tensor) -> Tensor:
         """A layer norm over each head, (T, heads, size) -> (T, n_embd)."""
         y = reshape(norm(y, _GROUP_EPS), (y.shape[0], self.n_embd))
         bias = net.weights[f"{at}time_mix_ln.bias"]

@@ -16,7 +16,7 @@ def _decoder(r: Reader) -> Decoder:
         return Chain(
             (
                 residual(b.norm("attn_norm"), b.attention(i)),
-                residual(b.norm("post_attention_norm"), b.gated(i, swiglu)),
+                residual(b.norm("post_attention_norm"), b.gated_mlp(i, swiglu)),
             )
         )
 

@@ -13,7 +13,7 @@ def _decoder(r: Reader) -> Decoder:
 
     def block(i: int) -> Part:
         here = {"rope": None} if i % 4 == 3 else {}
-        return b.pre_norm(b.attention(i, **here), b.gated(i, swiglu))
+        return b.pre_norm(b.attention(i, **here), b.gated_mlp(i, swiglu))
 
     return b.decoder(block)
 

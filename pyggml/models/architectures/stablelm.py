@@ -18,8 +18,8 @@ def _decoder(r: Reader) -> Decoder:
     def block(i: int) -> Part:
         attention = b.attention(i, **b.norms_of_each_head(r, i))
         if f"blk.{i}.ffn_norm.weight" in r.shapes:
-            return b.pre_norm(attention, b.gated(i, swiglu))
-        return b.parallel(attention, b.gated(i, swiglu))
+            return b.pre_norm(attention, b.gated_mlp(i, swiglu))
+        return b.parallel(attention, b.gated_mlp(i, swiglu))
 
     return b.decoder(block, tied=False)
 

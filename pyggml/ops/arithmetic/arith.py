@@ -16,7 +16,7 @@ from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.graph.tensor import MAX_AXES, Shape, Tensor
 from pyggml.jit import ALONE, kernel, parallel, prange
 from pyggml.kernels.kernel import Site, cpu_kernel
-from pyggml.ops.arithmetic.broadcast import copies, drawn_tiles, expect_tiles, four_axes, tiled
+from pyggml.ops.arithmetic.broadcast import copies, drawn_tiles, expect_tiles, four_axes, tile_to
 from pyggml.ops.expect import expect, expect_gapless, expect_type
 from pyggml.ops.strips import strip, strips
 
@@ -153,7 +153,7 @@ def _add(out, a, b, sign):
 
 
 def _add_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(a + tiled(b, a.shape))
+    return np.asarray(a + tile_to(b, a.shape))
 
 
 def _add_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -175,7 +175,7 @@ cpu_kernel(ADD, _broadcast(np.add, _add, np.float32(1)))
 
 
 def _sub_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(a - tiled(b, a.shape))
+    return np.asarray(a - tile_to(b, a.shape))
 
 
 def _sub_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -237,7 +237,7 @@ def _mul(out, a, b):
 
 
 def _mul_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(a * tiled(b, a.shape))
+    return np.asarray(a * tile_to(b, a.shape))
 
 
 def _mul_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -262,7 +262,7 @@ cpu_kernel(MUL, _broadcast(np.multiply, _mul))
 
 
 def _div_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(a / tiled(b, a.shape))
+    return np.asarray(a / tile_to(b, a.shape))
 
 
 def _div_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:

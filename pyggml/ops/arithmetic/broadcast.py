@@ -39,13 +39,13 @@ def drawn_tiles(rng: np.random.Generator) -> tuple[Shape, Shape]:
     return tuple((times * small).tolist()), tuple(small.tolist())
 
 
-def tiled(a: np.ndarray, shape: Shape) -> np.ndarray:
+def tile_to(a: np.ndarray, shape: Shape) -> np.ndarray:
     """a repeated to `shape`, in NumPy, for references."""
     counts = [times for times, _ in copies(a.shape, shape)]
     return np.tile(a.reshape(four_axes(a.shape)), counts).reshape(shape)
 
 
-def untiled(a: np.ndarray, shape: Shape) -> np.ndarray:
-    """The sum of the tiles of this shape that make up a; the transpose of `tiled`."""
+def sum_tiles(a: np.ndarray, shape: Shape) -> np.ndarray:
+    """The sum of the tiles of this shape that make up a; the transpose of `tile_to`."""
     split = [k for axis in copies(shape, a.shape) for k in axis]
     return np.asarray(a.reshape(split).sum(axis=(0, 2, 4, 6)).reshape(shape))

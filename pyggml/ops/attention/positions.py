@@ -1,13 +1,15 @@
 """What every device computes of positions before a graph runs: the frequencies of rotary positions
-(see pyggml.ops.attention.rope_table), and ALiBi's slopes."""
+(see pyggml.ops.attention.rope_table), ALiBi's slopes, and what scores read besides."""
 
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, log, pi
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 ONE_POSITION, FOUR_POSITIONS = ("normal", "neox"), ("mrope", "imrope", "vision")
 Sections = tuple[int, ...]
+Memory = TypeVar("Memory")  # of a device
 
 
 def n_pairs(mode: str, n_dims: int) -> int:
@@ -73,3 +75,22 @@ def alibi_slopes(n_head: int, max_bias: float) -> np.ndarray:
     m = 2 ** (n_head.bit_length() - 1)
     exponent = np.where(h < m, (h + 1) / m, (2 * (h - m) + 1) / (2 * m))
     return np.asarray(np.exp2(-max_bias * exponent))
+
+
+def score_tables(
+    params: Mapping[str, Any],
+    given: Sequence[Memory],
+    n_heads: int,
+    constant: Callable[[np.ndarray], Memory],
+    lowest: float = -np.inf,
+) -> tuple[Memory, Memory, Memory]:
+    """(mask, slopes, sinks) of scores on a device, float32.
+
+    given: the mask if params["masked"], then the sinks if there are any. In their place stand
+    tables of the same type: the slopes, which nobody reads as a mask, and sinks that are `lowest`.
+    """
+    tables = list(given)
+    slopes = constant(alibi_slopes(n_heads, params["max_bias"]).astype(np.float32))
+    mask = tables.pop(0) if params["masked"] else slopes
+    sinks = tables[0] if tables else constant(np.full(n_heads, lowest, np.float32))
+    return mask, slopes, sinks

@@ -15,9 +15,9 @@ from pyggml.ops.arithmetic.broadcast import (
     drawn_tiles,
     expect_tiles,
     four_axes,
-    tiled,
+    sum_tiles,
+    tile_to,
     tiles,
-    untiled,
 )
 from pyggml.ops.expect import expect_type
 
@@ -64,7 +64,7 @@ def _repeat_spec(x: Tensor, shape: Shape) -> Spec:
 
 
 def _repeat_ref(x: np.ndarray, shape: Shape) -> np.ndarray:
-    return tiled(x, shape)
+    return tile_to(x, shape)
 
 
 def _repeat_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -124,7 +124,7 @@ def _repeat_back_spec(x: Tensor, shape: Shape) -> Spec:
 
 
 def _repeat_back_ref(x: np.ndarray, shape: Shape) -> np.ndarray:
-    return untiled(x, shape)
+    return sum_tiles(x, shape)
 
 
 def _repeat_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:

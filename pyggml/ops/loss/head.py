@@ -177,7 +177,7 @@ class _Chunk(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored(_Chunk):
+class _StoredLogits(_Chunk):
     """Logits are written, and become their own gradient."""
 
     softcap: np.float32
@@ -218,7 +218,7 @@ class _Stored(_Chunk):
 
 
 @dataclass(frozen=True, slots=True)
-class _Fused(_Chunk):
+class _FusedLogits(_Chunk):
     """Logits stay in the cache (pyggml.ops.loss.head_amx)."""
 
     @staticmethod
@@ -242,7 +242,7 @@ class _Fused(_Chunk):
         return losses, int((self.own["target_logits"][:n] == tops).sum())
 
 
-_WAYS: tuple[type[_Chunk], ...] = (_Fused, _Stored)
+_WAYS: tuple[type[_Chunk], ...] = (_FusedLogits, _StoredLogits)
 
 
 def _way(node: Tensor, compute: Compute) -> type[_Chunk]:

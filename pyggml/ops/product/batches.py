@@ -17,22 +17,22 @@ from pyggml.kernels import gemm
 _CASES = 1024  # whose scratch is remembered
 
 
-class Placed(NamedTuple):
+class Matrices(NamedTuple):
     """Matrices in memory: (…, rows, columns), and the bytes from each to the next."""
 
     shape: Shape
     strides: Shape
 
 
-def placed(t: Tensor) -> Placed:
+def matrices_of(t: Tensor) -> Matrices:
     """The matrices of t as they lie."""
-    return Placed(t.shape, t.strides)
+    return Matrices(t.shape, t.strides)
 
 
-def transposed(t: Tensor) -> Placed:
+def transposed_matrices(t: Tensor) -> Matrices:
     """The matrices of t with its last two axes exchanged."""
     shape, strides = t.shape, t.strides
-    return Placed((*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2]))
+    return Matrices((*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2]))
 
 
 def strided(
@@ -57,7 +57,7 @@ def _as_batches(a: np.ndarray) -> np.ndarray:
     return a.reshape(prod(a.shape[:-2]), *a.shape[-2:])
 
 
-def _is_by_outer(c: Shape, a: Placed | np.ndarray, b: Placed | np.ndarray) -> bool:
+def _is_by_outer(c: Shape, a: Matrices | np.ndarray, b: Matrices | np.ndarray) -> bool:
     """Whether each element of the outer axis of batches needs a call of its own."""
     if len(c) < 4:
         return False
@@ -66,7 +66,7 @@ def _is_by_outer(c: Shape, a: Placed | np.ndarray, b: Placed | np.ndarray) -> bo
     return repeats or not (_is_one_axis(a) and _is_one_axis(b))
 
 
-def _is_one_axis(a: Placed | np.ndarray) -> bool:
+def _is_one_axis(a: Matrices | np.ndarray) -> bool:
     """Whether the axes of batches can be viewed as one."""
     if len(a.shape) < 4 or 1 in a.shape[:2]:
         return True
@@ -74,7 +74,7 @@ def _is_one_axis(a: Placed | np.ndarray) -> bool:
 
 
 @lru_cache(_CASES)
-def strided_bytes(c: Shape, a: Placed, b: Placed) -> int:
+def strided_bytes(c: Shape, a: Matrices, b: Matrices) -> int:
     """Scratch of `strided` for a result of this shape and these factors."""
     *batches, m, n = c
     n_batches = prod(batches[1:] if _is_by_outer(c, a, b) else batches)
@@ -85,7 +85,7 @@ def strided_bytes(c: Shape, a: Placed, b: Placed) -> int:
     return gemm.scratch_bytes(problem)
 
 
-def _in_columns(a: Placed) -> bool:
+def _in_columns(a: Matrices) -> bool:
     """Whether matrices lie column by column.
 
     A single row has the step that NumPy's reshape gives it, its whole length; so it counts only if

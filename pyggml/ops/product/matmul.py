@@ -24,7 +24,7 @@ from pyggml.kernels import gemm
 from pyggml.kernels.kernel import Compute, Site, as_rows, cpu_kernel
 from pyggml.ops.layout.layout import cont, reshape, transpose
 from pyggml.ops.layout.repeat import repeat_back
-from pyggml.ops.product.batches import placed, strided, strided_bytes, transposed
+from pyggml.ops.product.batches import matrices_of, strided, strided_bytes, transposed_matrices
 
 
 def mul_mat(w: Tensor, x: Tensor) -> Tensor:
@@ -106,8 +106,8 @@ def _scratch_bytes(c: Tensor, w: Tensor, rows: Tensor, form: gemm.Form, compute:
     *m, k = rows.shape
     if _has_rows(w, rows):
         return gemm.scratch_bytes(gemm.Problem(form, prod(m), c.shape[-1], k, w.dtype, compute))
-    b = placed(w) if form == "mul_mat" else transposed(w)
-    return strided_bytes(c.shape, placed(rows), b)
+    b = matrices_of(w) if form == "mul_mat" else transposed_matrices(w)
+    return strided_bytes(c.shape, matrices_of(rows), b)
 
 
 # -- mul_mat ------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def _out_prod_run(site: Site) -> Call:
 
 def _out_prod_scratch(node: Tensor, compute: Compute) -> int:
     a, b = node.src[-2:]
-    shape, strides = transposed(b)
+    shape, strides = transposed_matrices(b)
     return _scratch_bytes(node, a, Tensor(shape, b.dtype, strides=strides), "out_prod", compute)
 
 

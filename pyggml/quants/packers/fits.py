@@ -24,10 +24,10 @@ _TINY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: a sub-block below it counts a
 @exact
 def total(x):
     """The sum of x (n,), in order."""
-    found = _ZERO
+    sum_ = _ZERO
     for v in x:
-        found += v
-    return found
+        sum_ += v
+    return sum_
 
 
 @exact
@@ -115,11 +115,11 @@ def fit_levels(q, x, w, trial, zero):
 @exact
 def _error(x, w, q, scale, minimum, squared):
     """Weighted squared or absolute error of x ≈ scale·q + minimum."""
-    found = _ZERO
+    error = _ZERO
     for j in range(x.size):
         diff = scale * np.float32(q[j]) + minimum - x[j]
-        found += w[j] * (diff * diff if squared else abs(diff))
-    return found
+        error += w[j] * (diff * diff if squared else abs(diff))
+    return error
 
 
 @exact
@@ -174,8 +174,8 @@ def fit_from(q, x, w, trial, q_max, trials, squared):
     for step in range(n_steps + 1):
         levels = np.float32(first) + np.float32(width) * np.float32(step) + np.float32(q_max)
         _round_from(trial, x, levels / (maximum - minimum), minimum, q_max)
-        try_scale, try_minimum, found = _least_squares(x, w, trial, sum_w, sum_x)
-        if found:
+        try_scale, try_minimum, is_solved = _least_squares(x, w, trial, sum_w, sum_x)
+        if is_solved:
             error = _error(x, w, trial, try_scale, try_minimum, squared)
             if error < best:
                 best, scale, minimum = error, try_scale, try_minimum

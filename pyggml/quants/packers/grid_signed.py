@@ -87,7 +87,7 @@ def _nearest(at, group, errors, points, code):
     """The point near `code` with the least error for the weights from `at` on; of equals the
     first."""
     levels, _, start, near = points
-    best, found = np.float32(np.inf), np.int64(near[start[code]])
+    best, nearest = np.float32(np.inf), np.int64(near[start[code]])
     for k in range(start[code], start[code + 1]):
         point = np.uint64(near[np.uint64(k)])
         error = _ZERO
@@ -95,8 +95,8 @@ def _nearest(at, group, errors, points, code):
             for j in range(i, i + 4):  # of known length, so that it is unrolled
                 error += errors[np.uint64(levels[point, np.uint64(j)]), np.uint64(at + j)]
         if error < best:
-            best, found = error, np.int64(point)
-    return found
+            best, nearest = error, np.int64(point)
+    return nearest
 
 
 @exact
@@ -181,8 +181,8 @@ def _fit(q, x, w, root, peak, scale, points, scratch, way):
 
 
 @exact
-def _choose(found, signs, s, dst, src, weights, points, way):
-    """Write d of each block, and its points, signs and s to found (n_blocks, n_groups), signs
+def _choose(indices, signs, s, dst, src, weights, points, way):
+    """Write d of each block, and its points, signs and s to indices (n_blocks, n_groups), signs
     (n_blocks, 32) and s (n_blocks, n_sub)."""
     levels, index, _, _ = points
     group, size, n_sub = levels.shape[1], way.size, s.shape[1]
@@ -196,7 +196,7 @@ def _choose(found, signs, s, dst, src, weights, points, way):
         for i in range(n_sub):
             w = weights[b, size * i : size * i + size]
             minus = signs[b, size // 8 * i : size // 8 * (i + 1)]
-            here = found[b, n_groups * i : n_groups * (i + 1)]
+            here = indices[b, n_groups * i : n_groups * (i + 1)]
             _split(x, minus, src[b, size * i : size * i + size], w, way.even)
             peak, scale = _first_trial(q, x, w, way)
             if not peak > _ZERO:
@@ -240,56 +240,56 @@ def _points(
     of blocks; d is written. times: see `weights_of`."""
     points, way, n = grid(name), _WAYS[name], len(src)
     weights = weights_of(src, importance, times)
-    found = np.empty((n, 256 // points.levels.shape[1]), np.uint16)
+    indices = np.empty((n, 256 // points.levels.shape[1]), np.uint16)
     signs, s = np.empty((n, 32), np.uint8), np.empty((n, 256 // way.size), np.uint8)
-    _choose(found, signs, s, dst, src, weights, points, way)
-    return found, signs, s
+    _choose(indices, signs, s, dst, src, weights, points, way)
+    return indices, signs, s
 
 
 def pack_iq2_xxs(dst: np.ndarray, src: np.ndarray, importance: np.ndarray, _means: Given) -> None:
-    found, signs, s = _points("IQ2_XXS", dst, src, importance, 1)
+    indices, signs, s = _points("IQ2_XXS", dst, src, importance, 1)
     words = np.empty((len(src), 8, 2), np.uint32)
-    words[..., 0] = joined(found.astype(np.uint32), 8)
-    words[..., 1] = joined((signs & 127).astype(np.uint32), 7) | s.astype(np.uint32) << 28
+    words[..., 0] = join_fields(indices.astype(np.uint32), 8)
+    words[..., 1] = join_fields((signs & 127).astype(np.uint32), 7) | s.astype(np.uint32) << 28
     dst[:, 2:] = words.reshape(-1, 16).view(np.uint8)
 
 
 def pack_iq2_xs(dst: np.ndarray, src: np.ndarray, importance: np.ndarray, _means: Given) -> None:
-    found, signs, s = _points("IQ2_XS", dst, src, importance, 1)
-    dst[:, 2:66] = (found | (signs & 127).astype(np.uint16) << 9).view(np.uint8)
+    indices, signs, s = _points("IQ2_XS", dst, src, importance, 1)
+    dst[:, 2:66] = (indices | (signs & 127).astype(np.uint16) << 9).view(np.uint8)
     dst[:, 66:] = s[:, ::2] | s[:, 1::2] << 4
 
 
 def pack_iq2_s(
     dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Given = None
 ) -> None:
-    found, signs, s = _points("IQ2_S", dst, src, importance, 0.5 if importance is None else 2)
-    dst[:, 2:34] = found & 255
+    indices, signs, s = _points("IQ2_S", dst, src, importance, 0.5 if importance is None else 2)
+    dst[:, 2:34] = indices & 255
     dst[:, 34:66] = signs
-    dst[:, 66:74] = joined(found >> 8, 2)
+    dst[:, 66:74] = join_fields(indices >> 8, 2)
     dst[:, 74:] = s[:, ::2] | s[:, 1::2] << 4
 
 
 def pack_iq3_xxs(
     dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Given = None
 ) -> None:
-    found, signs, s = _points("IQ3_XXS", dst, src, importance, 0 if importance is None else 2)
-    dst[:, 2:66] = found
-    words = joined((signs & 127).astype(np.uint32), 7) | s.astype(np.uint32) << 28
+    indices, signs, s = _points("IQ3_XXS", dst, src, importance, 0 if importance is None else 2)
+    dst[:, 2:66] = indices
+    words = join_fields((signs & 127).astype(np.uint32), 7) | s.astype(np.uint32) << 28
     dst[:, 66:] = words.view(np.uint8)
 
 
 def pack_iq3_s(
     dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Given = None
 ) -> None:
-    found, signs, s = _points("IQ3_S", dst, src, importance, 0 if importance is None else 2)
-    dst[:, 2:66] = found & 255
-    dst[:, 66:74] = np.packbits((found >> 8).astype(np.uint8), axis=1, bitorder="little")
+    indices, signs, s = _points("IQ3_S", dst, src, importance, 0 if importance is None else 2)
+    dst[:, 2:66] = indices & 255
+    dst[:, 66:74] = np.packbits((indices >> 8).astype(np.uint8), axis=1, bitorder="little")
     dst[:, 74:106] = signs
     dst[:, 106:] = s[:, ::2] | s[:, 1::2] << 4
 
 
-def joined(fields: np.ndarray, n_bits: int) -> np.ndarray:
+def join_fields(fields: np.ndarray, n_bits: int) -> np.ndarray:
     """Each four fields of n_bits as one number."""
     shifts = np.arange(0, 4 * n_bits, n_bits, dtype=fields.dtype)
     return np.bitwise_or.reduce(fields.reshape(len(fields), -1, 4) << shifts, axis=2)

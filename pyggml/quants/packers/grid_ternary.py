@@ -16,7 +16,7 @@ from pyggml.jit import exact
 from pyggml.quants.bits import clear, extreme, nearest_int
 from pyggml.quants.packers.fits import Given, weights_of
 from pyggml.quants.packers.grid_points import grid
-from pyggml.quants.packers.grid_signed import joined
+from pyggml.quants.packers.grid_signed import join_fields
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _NONE = np.float32(np.finfo(np.float32).min)  # worse than every fit
@@ -120,23 +120,23 @@ def _nearest(at, x, w, scale, values, points, code, errors):
         for j in range(8):
             diff = scale * values[level] - x[at + j]
             errors[level, j] = w[at + j] * diff * diff
-    best, found = np.float32(np.inf), np.int64(near[start[code]])
+    best, nearest = np.float32(np.inf), np.int64(near[start[code]])
     for k in range(start[code], start[code + 1]):
         point = np.int64(near[k])
         error = _ZERO
         for j in range(8):
             error += errors[levels[point, j], j]
         if error < best:
-            best, found = error, point
-    return found
+            best, nearest = error, point
+    return nearest
 
 
 @exact
-def _to_points(found, q, x, w, scale, down, points, errors):
-    """The points of groups, to found (n_groups,), and the scale for them; down (n_groups,)."""
+def _to_points(indices, q, x, w, scale, down, points, errors):
+    """The points of groups, to indices (n_groups,), and the scale for them; down (n_groups,)."""
     levels, index = points[0], points[1]
     is_moved = False
-    for g in range(found.size):
+    for g in range(indices.size):
         code = np.int64(0)
         for j in range(8 * g + 7, 8 * g - 1, -1):
             code = code * 3 + q[j]
@@ -144,31 +144,31 @@ def _to_points(found, q, x, w, scale, down, points, errors):
         if point < 0:
             is_moved = True
             point = _nearest(8 * g, x, w, scale, _SHIFTED[down[g]], points, code, errors)
-        found[g] = point
+        indices[g] = point
     if is_moved:
-        sum_xv, sum_v2 = _add_points(_ZERO, _ZERO, found, x, w, down, _ONE, levels)
+        sum_xv, sum_v2 = _add_points(_ZERO, _ZERO, indices, x, w, down, _ONE, levels)
         if sum_xv > _ZERO and sum_v2 > _ZERO:
             return sum_xv / sum_v2
     return scale
 
 
 @exact
-def _add_points(sum_xv, sum_v2, found, x, w, down, step, levels):
+def _add_points(sum_xv, sum_v2, indices, x, w, down, step, levels):
     """The sums plus Σ w·x·v and Σ w·v² of v = step·(point + shift)."""
-    for g in range(found.size):
+    for g in range(indices.size):
         for j in range(8):
-            v = _SHIFTED[down[g], levels[found[g], j]] * step
+            v = _SHIFTED[down[g], levels[indices[g], j]] * step
             sum_xv += w[8 * g + j] * v * x[8 * g + j]
             sum_v2 += w[8 * g + j] * v * v
     return sum_xv, sum_v2
 
 
 @exact
-def _fit(found, down, x, w, points, scratch, tiny):
+def _fit(indices, down, x, w, points, scratch, tiny):
     """The scale ≥ 0 of a sub-block; its points and shifts are written."""
     order, q, sums, fits, errors = scratch
     n_halves = sums.shape[1]
-    clear(found)
+    clear(indices)
     clear(down)
     if abs(extreme(x)) < np.float32(tiny):
         return _ZERO
@@ -186,13 +186,13 @@ def _fit(found, down, x, w, points, scratch, tiny):
         scale, shift = -scale, 2 * n_halves - 1 - shift
         for i in range(x.size):
             q[i] = 2 - q[i]
-    for g in range(found.size):
+    for g in range(indices.size):
         down[g] = shift if n_halves == 1 else (shift // 2 if g == 0 else shift % 2)
-    return _to_points(found, q, x, w, scale, down, points, errors)
+    return _to_points(indices, q, x, w, scale, down, points, errors)
 
 
 @exact
-def _fit_d(d, found, down, s, x, w, levels):
+def _fit_d(d, indices, down, s, x, w, levels):
     """The scale of a block for its rounded s; d, if nothing counts."""
     size = x.size // s.size
     n_groups = size // 8
@@ -201,14 +201,14 @@ def _fit_d(d, found, down, s, x, w, levels):
         part, mine = slice(size * i, size * i + size), slice(n_groups * i, n_groups * (i + 1))
         step = np.float32(2 * np.int32(s[i]) + 1)
         sum_xv, sum_v2 = _add_points(
-            sum_xv, sum_v2, found[mine], x[part], w[part], down[mine], step, levels
+            sum_xv, sum_v2, indices[mine], x[part], w[part], down[mine], step, levels
         )
     return sum_xv / sum_v2 if sum_v2 > _ZERO else d
 
 
 @exact
-def _choose(found, down, s, d, src, weights, points, n_halves, tiny):
-    """Write the points of each block and their shifts to found and down (n_blocks, 32), s to s
+def _choose(indices, down, s, d, src, weights, points, n_halves, tiny):
+    """Write the points of each block and their shifts to indices and down (n_blocks, 32), s to s
     (n_blocks, n_sub), and d, which with two halves is fitted for the rounded s."""
     n_sub = s.shape[1]
     size = 256 // n_sub
@@ -226,14 +226,14 @@ def _choose(found, down, s, d, src, weights, points, n_halves, tiny):
         for i in range(n_sub):
             x, w = src[b, size * i : size * i + size], weights[b, size * i : size * i + size]
             mine = slice(n_groups * i, n_groups * (i + 1))
-            scales[i] = _fit(found[b, mine], down[b, mine], x, w, points, scratch, tiny)
+            scales[i] = _fit(indices[b, mine], down[b, mine], x, w, points, scratch, tiny)
             largest = max(largest, scales[i])
         d[b] = largest / np.float32(15)
         for i in range(n_sub):
             step = nearest_int(_HALF * (_ONE / d[b] * scales[i] - _ONE))
             s[b, i] = max(0, min(7, step)) if d[b] > _ZERO else 0
         if n_halves == 2 and d[b] > _ZERO:
-            d[b] = _fit_d(d[b], found[b], down[b], s[b], src[b], weights[b], points[0])
+            d[b] = _fit_d(d[b], indices[b], down[b], s[b], src[b], weights[b], points[0])
 
 
 class _Chosen(NamedTuple):
@@ -249,10 +249,10 @@ class _Chosen(NamedTuple):
 def _chosen(src: np.ndarray, importance: Given, n_sub: int, tiny: float) -> _Chosen:
     n = len(src)
     points, down = np.empty((n, 32), np.uint16), np.empty((n, 32), np.uint8)
-    found = _Chosen(points, down, np.empty((n, n_sub), np.uint8), np.empty(n, np.float32))
+    choice = _Chosen(points, down, np.empty((n, n_sub), np.uint8), np.empty(n, np.float32))
     weights = weights_of(src, importance, 0 if importance is None else 2)
-    _choose(*found, src, weights, grid("IQ1_S"), n_sub // 8, tiny)
-    return found
+    _choose(*choice, src, weights, grid("IQ1_S"), n_sub // 8, tiny)
+    return choice
 
 
 def pack_iq1_s(dst: np.ndarray, src: np.ndarray, importance: np.ndarray, _means: Given) -> None:
@@ -260,7 +260,7 @@ def pack_iq1_s(dst: np.ndarray, src: np.ndarray, importance: np.ndarray, _means:
     dst[:, :2] = _as_float16(d * np.float32(1.125)).view(np.uint8)
     dst[:, 2:34] = points & 255
     top = s.astype(np.uint16) | down[:, ::4].astype(np.uint16) << 3
-    dst[:, 34:] = (joined(points >> 8, 3) | top << 12).view(np.uint8)
+    dst[:, 34:] = (join_fields(points >> 8, 3) | top << 12).view(np.uint8)
 
 
 def pack_iq1_m(
@@ -271,7 +271,7 @@ def pack_iq1_m(
     extra = (points >> 8).astype(np.uint8) | down << 3
     dst[:, 32:48] = extra[:, ::2] | extra[:, 1::2] << 4
     bits = _as_float16(d * np.float32(1.1125)) >> np.array([0, 4, 8, 12], np.uint16)
-    dst[:, 48:] = (joined(s.astype(np.uint16), 3) | (bits & 15) << 12).view(np.uint8)
+    dst[:, 48:] = (join_fields(s.astype(np.uint16), 3) | (bits & 15) << 12).view(np.uint8)
 
 
 def _as_float16(d: np.ndarray) -> np.ndarray:

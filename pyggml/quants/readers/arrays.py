@@ -86,7 +86,7 @@ class ArrayBlock(Block):
         fraction = whole * np.uint8(3**i)
         return ((fraction.astype(np.uint16) * np.uint16(3)) >> np.uint16(8)).astype(np.uint8)
 
-    def negated(self, whole: Any, where: Any) -> Any:
+    def negate(self, whole: Any, where: Any) -> Any:
         return (whole ^ where) - where
 
     def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:

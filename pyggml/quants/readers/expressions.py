@@ -39,7 +39,7 @@ class ExpressionBlock(Block):
         """`below` for a lane below n, else `other`."""
 
     @abstractmethod
-    def moved(self, lane: str, n: int) -> str:
+    def lane_before(self, lane: str, n: int) -> str:
         """A lane minus n, a variable's."""
 
     def within(
@@ -49,7 +49,7 @@ class ExpressionBlock(Block):
         if lane.isdigit():
             number = int(lane)
             return below(lane) if number < n else other(str(number - n))
-        return self.chosen(lane, n, below(lane), other(self.moved(lane, n)))
+        return self.chosen(lane, n, below(lane), other(self.lane_before(lane, n)))
 
     def either(self, a: Lanes, b: Lanes) -> Lanes:
         each = b if b.n > 1 else self.lane(b, 0)

@@ -55,38 +55,38 @@ class LaneBlock(Block):
         here = self.b.gep(here, [ir.Constant(I64, offset)])
         return self.b.bitcast(here, kind.as_pointer())
 
-    def _loaded(self, offset: int) -> Lanes:
+    def _load(self, offset: int) -> Lanes:
         """The four words of LOAD bytes from `offset` on."""
         if offset not in self._loads:
             four = ir.VectorType(I32, 4)
             pieces = [self.b.load(self._pointer(row, offset, four)) for row in self._rows]
             for piece in pieces:
                 piece.align = 1
-            self._loads[offset] = self._transposed([self._joined(pieces[i::4]) for i in range(4)])
+            self._loads[offset] = self._transpose([self._join(pieces[i::4]) for i in range(4)])
         return self._loads[offset]
 
-    def _joined(self, vectors: list[Any]) -> Any:
+    def _join(self, vectors: list[Any]) -> Any:
         """2^k vectors, one after the other."""
         while len(vectors) > 1:
             pairs = zip(vectors[::2], vectors[1::2], strict=True)
             order = np.arange(2 * vectors[0].type.count)
-            vectors = [self._shuffled(one, other, order) for one, other in pairs]
+            vectors = [self._shuffle(one, other, order) for one, other in pairs]
         return vectors[0]
 
-    def _transposed(self, rows: list[Any]) -> Lanes:
+    def _transpose(self, rows: list[Any]) -> Lanes:
         """Each four neighbouring words of four vectors, a 4 × 4 matrix, transposed."""
         a, b, c, d = rows
-        pairs = zip(self._interleaved(a, b, 1), self._interleaved(c, d, 1), strict=True)
-        return tuple(row for pair in pairs for row in self._interleaved(*pair, 2))
+        pairs = zip(self._interleave(a, b, 1), self._interleave(c, d, 1), strict=True)
+        return tuple(row for pair in pairs for row in self._interleave(*pair, 2))
 
-    def _interleaved(self, one: Any, other: Any, n: int) -> Lanes:
+    def _interleave(self, one: Any, other: Any, n: int) -> Lanes:
         """Of each four words of two vectors the lower halves and the upper, n words in turns."""
         order = np.arange(4).reshape(2, -1, n)  # (half, turn, n)
         orders = np.concatenate([order, order + LANES], axis=2).reshape(2, 4)
         quads = 4 * np.arange(LANES // 4)[:, None]
-        return tuple(self._shuffled(one, other, (quads + order).ravel()) for order in orders)
+        return tuple(self._shuffle(one, other, (quads + order).ravel()) for order in orders)
 
-    def _shuffled(self, one: Any, other: Any, order: np.ndarray) -> Any:
+    def _shuffle(self, one: Any, other: Any, order: np.ndarray) -> Any:
         mask = ir.Constant(ir.VectorType(I32, len(order)), order.tolist())
         return self.b.shuffle_vector(one, other, mask)
 
@@ -98,7 +98,7 @@ class LaneBlock(Block):
         if (offset - start) % WORD + n_bytes > WORD:
             start -= WORD - (offset - start) % WORD  # an earlier load, in which they fill a word
         which, byte = divmod(offset - start, WORD)
-        word = self._loaded(start)[which]
+        word = self._load(start)[which]
         if byte:
             word = self.b.lshr(word, every(INTS, 8 * byte))
         return self.b.and_(word, every(INTS, (1 << 8 * n_bytes) - 1)) if n_bytes < WORD else word
@@ -107,18 +107,18 @@ class LaneBlock(Block):
         if n % LOAD:
             words = (self._word(at, WORD) for at in range(offset, offset + n, WORD))
             return tuple(self.b.bitcast(word, BYTES) for word in words)
-        loads = (self._loaded(start) for start in range(offset, offset + n, LOAD))
+        loads = (self._load(start) for start in range(offset, offset + n, LOAD))
         return tuple(self.b.bitcast(word, BYTES) for load in loads for word in load)
 
     def flags(self, offset: int, value: int) -> Lanes:
         """A product moves each of four bits to the lowest of a byte of its own."""
-        word, found = self._word(offset, WORD), []
+        word, masks = self._word(offset, WORD), []
         for first in range(0, GROUP, WORD):
             four = self.b.and_(self.b.lshr(word, every(INTS, first)), every(INTS, 15))
             apart = self.b.mul(four, every(INTS, 0x00204081))
             ones = self.b.and_(apart, every(INTS, 0x01010101))
-            found.append(self.b.bitcast(self.b.mul(ones, every(INTS, value)), BYTES))
-        return tuple(found)
+            masks.append(self.b.bitcast(self.b.mul(ones, every(INTS, value)), BYTES))
+        return tuple(masks)
 
     def pairs(self, offset: int) -> Lanes:
         """Each byte becomes a word: its halves are parted, and the halves of these."""
@@ -188,14 +188,14 @@ class LaneBlock(Block):
 
     def digits(self, whole: Lanes, i: int) -> Lanes:
         """Fractions from a third on, and those from two thirds on, counted."""
-        b, found = self.b, []
+        b, sums = self.b, []
         for v in whole:
             fraction = b.mul(v, every(BYTES, 3**i))
             steps = (b.icmp_unsigned(">=", fraction, every(BYTES, n)) for n in (86, 171))
-            found.append(b.add(*(b.zext(step, BYTES) for step in steps)))
-        return tuple(found)
+            sums.append(b.add(*(b.zext(step, BYTES) for step in steps)))
+        return tuple(sums)
 
-    def negated(self, whole: Lanes, where: Lanes) -> Lanes:
+    def negate(self, whole: Lanes, where: Lanes) -> Lanes:
         pairs = zip(whole, where, strict=True)
         return tuple(self.b.sub(self.b.xor(v, mask), mask) for v, mask in pairs)
 
@@ -206,8 +206,8 @@ class LaneBlock(Block):
         """Binary selection: each bit of the index halves the remaining table."""
         left = [every(BYTES, v) for v in table]
         for bit in range(4):
-            (found,) = self.bits((nibbles,), bit, 1)
-            is_set = self.b.icmp_unsigned("!=", found, every(BYTES, 0))
+            (flag,) = self.bits((nibbles,), bit, 1)
+            is_set = self.b.icmp_unsigned("!=", flag, every(BYTES, 0))
             pairs = zip(left[::2], left[1::2], strict=True)
             left = [self.b.select(is_set, odd, even) for even, odd in pairs]
         return left[0]
@@ -229,10 +229,10 @@ class LaneBlock(Block):
         return tuple(words)
 
     def floats(self, whole: Lanes) -> Lanes:
-        ints = self._widened(whole) if whole[0].type == BYTES else whole
+        ints = self._widen(whole) if whole[0].type == BYTES else whole
         return tuple(self.b.sitofp(v, FLOATS) for v in ints)
 
-    def _widened(self, whole: Lanes) -> Lanes:
+    def _widen(self, whole: Lanes) -> Lanes:
         """Bytes (signed) as ints: each of a word's four goes to its top and down again."""
         words = [self.b.bitcast(v, INTS) for v in whole]
         tops = [self.b.shl(v, every(INTS, up)) for v in words for up in (24, 16, 8, 0)]

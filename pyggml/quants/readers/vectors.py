@@ -150,7 +150,7 @@ class VectorBlock(Block):
         third, two_thirds = (b.icmp_unsigned(">=", fraction, every(kind, n)) for n in (86, 171))
         return b.add(b.zext(third, kind), b.zext(two_thirds, kind))
 
-    def negated(self, whole: Any, where: Any) -> Any:
+    def negate(self, whole: Any, where: Any) -> Any:
         return self.b.sub(self.b.xor(whole, where), where)
 
     def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:

@@ -38,7 +38,7 @@ _IQ2_XXS, _IQ2_XS, _IQ2_S = (
 _IQ3_XXS, _IQ3_S = (Table(4, partial(numbers_of, name)) for name in ("IQ3_XXS", "IQ3_S"))
 
 
-def _shifted() -> np.ndarray:
+def _shifted_points() -> np.ndarray:
     """The points of IQ1_S and IQ1_M, in eighths, shifted up by one, then down."""
     points = 8 * numbers_of("IQ1_S")
     return np.concatenate([points + 1, points - 1])
@@ -51,7 +51,7 @@ def _signs() -> np.ndarray:
     return (255 * bits).view(np.int8)
 
 
-_IQ1, _SIGNS = Table(8, _shifted), Table(8, _signs)
+_IQ1, _SIGNS = Table(8, _shifted_points), Table(8, _signs)
 
 # The scale is at most eight times the largest weight, and d an 15th of it.
 _IQ1_LIMIT = 100000.0
@@ -73,7 +73,7 @@ def _decode_iq2_xxs(block: Block) -> None:
     for i in range(8):
         word = 6 + 8 * i
         q = block.points(block.fields(2 + 8 * i, 4, 8), _IQ2_XXS)
-        q = block.negated(q, block.points(block.fields(word, 4, 7, 4), _SIGNS))
+        q = block.negate(q, block.points(block.fields(word, 4, 7, 4), _SIGNS))
         block.add(_scales(block, block.lane(block.fields(word, 4, 7), 4), d, 0.125), q, 32 * i)
 
 
@@ -82,7 +82,7 @@ def _decode_iq2_xs(block: Block) -> None:
     for i in range(8):
         words = block.fields(2 + 8 * i, 8, 16)
         q = block.points(block.bits(words, 0, 9), _IQ2_XS)
-        q = block.negated(q, block.points(block.bits(words, 9, 7), _SIGNS))
+        q = block.negate(q, block.points(block.bits(words, 9, 7), _SIGNS))
         block.add_two(_two_of(block, scales, i), q, 32 * i, 43)
 
 
@@ -91,7 +91,7 @@ def _decode_iq2_s(block: Block) -> None:
     for i in range(8):
         top = block.bits(block.fields(66 + i, 1, 2), 0, 2, to=8)
         q = block.points(block.either(block.fields(2 + 4 * i, 4, 8), top), _IQ2_S)
-        q = block.negated(q, block.flags(34 + 4 * i, 255))
+        q = block.negate(q, block.flags(34 + 4 * i, 255))
         block.add_two(_two_of(block, scales, i), q, 32 * i, 43)
 
 
@@ -100,7 +100,7 @@ def _decode_iq3_xxs(block: Block) -> None:
     for i in range(8):
         word = 66 + 4 * i
         q = block.points(block.fields(2 + 8 * i, 8, 8), _IQ3_XXS)
-        q = block.negated(q, block.points(block.fields(word, 4, 7, 4), _SIGNS))
+        q = block.negate(q, block.points(block.fields(word, 4, 7, 4), _SIGNS))
         block.add(_scales(block, block.lane(block.fields(word, 4, 7), 4), d, 0.25), q, 32 * i)
 
 
@@ -109,7 +109,7 @@ def _decode_iq3_s(block: Block) -> None:
     for i in range(8):
         top = block.bits(block.fields(66 + i, 1, 1), 0, 1, to=8)
         q = block.points(block.either(block.fields(2 + 8 * i, 8, 8), top), _IQ3_S)
-        q = block.negated(q, block.flags(74 + 4 * i, 255))
+        q = block.negate(q, block.flags(74 + 4 * i, 255))
         block.add(block.lane(scales, i), q, 32 * i)
 
 
@@ -137,14 +137,14 @@ def _decode_iq1_m(block: Block) -> None:
         block.add_two(scales, q, 32 * i, 9)
 
 
-def _declared(name: str, decode: Decoder, pack: Pack | NoPack, limit: float = F16_LIMIT) -> Quant:
+def _declare(name: str, decode: Decoder, pack: Pack | NoPack, limit: float = F16_LIMIT) -> Quant:
     return Quant(dtype=DTYPES[name], decode=decode, pack=pack, limit=limit, direct=False)
 
 
-IQ2_XXS = _declared("IQ2_XXS", _decode_iq2_xxs, _NO_PACK)
-IQ2_XS = _declared("IQ2_XS", _decode_iq2_xs, _NO_PACK)
-IQ2_S = _declared("IQ2_S", _decode_iq2_s, pack_iq2_s)
-IQ3_XXS = _declared("IQ3_XXS", _decode_iq3_xxs, pack_iq3_xxs)
-IQ3_S = _declared("IQ3_S", _decode_iq3_s, pack_iq3_s)
-IQ1_S = _declared("IQ1_S", _decode_iq1_s, _NO_PACK, _IQ1_LIMIT)
-IQ1_M = _declared("IQ1_M", _decode_iq1_m, pack_iq1_m, _IQ1_LIMIT)
+IQ2_XXS = _declare("IQ2_XXS", _decode_iq2_xxs, _NO_PACK)
+IQ2_XS = _declare("IQ2_XS", _decode_iq2_xs, _NO_PACK)
+IQ2_S = _declare("IQ2_S", _decode_iq2_s, pack_iq2_s)
+IQ3_XXS = _declare("IQ3_XXS", _decode_iq3_xxs, pack_iq3_xxs)
+IQ3_S = _declare("IQ3_S", _decode_iq3_s, pack_iq3_s)
+IQ1_S = _declare("IQ1_S", _decode_iq1_s, _NO_PACK, _IQ1_LIMIT)
+IQ1_M = _declare("IQ1_M", _decode_iq1_m, pack_iq1_m, _IQ1_LIMIT)

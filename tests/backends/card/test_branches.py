@@ -8,8 +8,7 @@ import pytest
 from pyggml.backends.cpu import CPU, write
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.branches import may_begin_early, side_by_side
-from pyggml.backends.cuda.runtime.captures import Captured
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.captures import Capture
 from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
@@ -18,6 +17,7 @@ from pyggml.backends.cuda.runtime.early import (
 )
 from pyggml.backends.cuda.runtime.kernel import BoundCall, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, of_library
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED, cuda
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import add, add_inplace, mul, rms_norm_mul, scale, silu, sum_rows, swiglu
@@ -104,7 +104,7 @@ def test_a_captured_call_waits_for_what_it_is_told(card):
         lambda: fill[64, 256, card.stream](z, np.float32(5), 1),
         lambda: put[64, 256, card.stream](y, x),
     ]
-    captured = Captured(calls, card.stream, lambda: [(), (), (0,)])
+    captured = Capture(calls, card.stream, lambda: [(), (), (0,)])
     for _ in range(3):
         for array in (x, y, z):
             array.copy_to_device(np.zeros(n, np.float32), stream=card.stream)
@@ -156,7 +156,7 @@ def test_launches_that_begin_early_wait_for_what_they_read_and_write(card):
         for i, pair in enumerate([(y, x), (x, y)] * (times // 2))
     ]
     waits = [(i - 1,) if i else () for i in range(times)]
-    captured = Captured(calls, card.stream, lambda: waits, lambda _: [knows_early()] * times)
+    captured = Capture(calls, card.stream, lambda: waits, lambda _: [knows_early()] * times)
     for run in range(1, 5):
         captured()
         card.stream.synchronize()

@@ -6,7 +6,8 @@ import pytest
 from pyggml.backends.cpu import CPU, write
 from pyggml.backends.cuda import open_cuda
 from pyggml.backends.cuda.runtime import device, transfers
-from pyggml.backends.cuda.runtime.driver import SIMULATED, CudaAPIError
+from pyggml.backends.cuda.runtime.driver import CudaAPIError
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.errors import DeviceError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F16, F32, I32, dtype
@@ -156,7 +157,7 @@ def test_what_cannot_be_captured_is_launched(card):
         if len(times) == 2:
             raise CudaAPIError(900, "this cannot be captured")
 
-    calls = device.Captured([sometimes], card.stream)
+    calls = device.Capture([sometimes], card.stream)
     for _ in range(4):
         calls()
     assert len(times) == 5

@@ -6,7 +6,7 @@ import pytest
 from pyggml import ops
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import DTYPES

@@ -5,7 +5,7 @@ import pytest
 
 from pyggml.backends.cpu import CPU, write
 from pyggml.backends.cuda.attention import cluster, decode
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.ops import flash_attn_ext

@@ -8,7 +8,7 @@ from card_patterns import PATTERNS, numbers
 from pyggml.backends.cpu import CPU, write
 from pyggml.backends.cuda import rewrites
 from pyggml.backends.cuda.runtime.device import CudaBackend
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.tensor import zeros
 from pyggml.ops import add_inplace, out_prod, scale
@@ -96,11 +96,11 @@ def test_what_a_fused_node_writes_is_read_on_another_device(card, monkeypatch):
     heads_alone = "+".join(("rms_norm_mul", "rope_apply") * 2 + ("set_rows",) * 2)
     plain = CudaBackend.unsupported
 
-    def unsupported(self, node):
+    def refusal(self, node):
         lacks = node.op.name == "flash_attn_ext"
         return "the host shall have it" if lacks else plain(self, node)
 
-    monkeypatch.setattr(CudaBackend, "unsupported", unsupported)
+    monkeypatch.setattr(CudaBackend, "refusal", refusal)
     graph, changed = card_patterns.attended()
     with pytest.warns(RuntimeWarning, match="flash_attn_ext"):
         program, found = results(card, graph, changed)

@@ -13,7 +13,7 @@ import pytest
 import pyggml
 from pyggml import gguf
 from pyggml.backends.cuda import open_cuda
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.generation import Session
 from pyggml.lora import loss_and_grads
 from pyggml.models import ARCHITECTURES

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pyggml.backends.cpu import CPU
-from pyggml.backends.cuda.runtime.driver import SIMULATED
 from pyggml.backends.cuda.runtime.table import kernels
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.op import Memory
@@ -37,7 +37,7 @@ def test_the_kernel_agrees_with_the_reference(name, card):
     for sources, params in samples_of(op):
         wanted = op.ref(*(in_float64(s).copy() for s in sources), **params)
         node = op(*sources, **params)
-        if card.unsupported(node):
+        if card.refusal(node):
             continue
         found = numbers(node, *results(Graph.of(node), Devices([card, CPU()])))
         largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)
@@ -54,7 +54,7 @@ SAVING = [name for name in sorted(kernels()) if OPS[name].saved is not OPS["add"
 def test_what_is_left_for_the_gradient_is_the_host_s(name, card):
     for sources, params in samples_of(OPS[name]):
         node = OPS[name](*sources, **params)
-        if node.saved and not card.unsupported(node):
+        if node.saved and not card.refusal(node):
             graph = Graph.of(node, *node.saved)
             wanted = results(graph, Devices([CPU()]))[1:]
             found = results(graph, Devices([card, CPU()]))[1:]

@@ -10,7 +10,7 @@ from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda.gemm.cublas import has_cublas
 from pyggml.backends.cuda.ops.lora import nodes as ops
 from pyggml.backends.cuda.ops.lora import wide
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, DTYPES
 from pyggml.graph.tensor import leaf

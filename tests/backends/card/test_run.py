@@ -9,7 +9,7 @@ from tiny_models import write_llama
 
 import pyggml
 from pyggml.backends.cuda.runtime.device import CudaBackend
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.generation import Session
 from pyggml.generation.ahead import runs_ahead
 from pyggml.lora import LoraConfig, attach, loss_and_grads
@@ -42,10 +42,10 @@ def same(path, card):
 class Cheap(CudaBackend):
     """Leaves what is costly to the host, so that numbers go to and fro."""
 
-    def unsupported(self, node):
+    def refusal(self, node):
         family = self._kernels.get(node.op.name)
         costly = family and family.bind.__module__.split(".")[3] in COSTLY
-        return "it is costly" if costly else super().unsupported(node)
+        return "it is costly" if costly else super().refusal(node)
 
 
 @pytest.mark.filterwarnings("ignore:.* leaves .* to cpu")

@@ -7,7 +7,7 @@ from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import open_cuda
 from pyggml.backends.cuda.ops.lora import nodes as ops
 from pyggml.backends.cuda.ops.lora import wide
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.look.check import as_leaf

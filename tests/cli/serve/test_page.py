@@ -286,6 +286,7 @@ print("<i>")
 
 - [ ] one
 - [link](https://example.org) [bad](javascript:alert(1)) ![picture](https://example.org/x.png)
+- [number](tel:1) [here](/v1/models)
 
 | a | b |
 |---|---|
@@ -308,6 +309,7 @@ def test_an_answer_is_markdown_and_no_other_markup(open_page, server):
         "https://example.org",
         None,
         "https://example.org/x.png",
+        *(None, None),
     ]
     assert links.first.get_attribute("rel") == "noopener noreferrer"
     assert answer.locator(".head").inner_text().split() == ["python", "Copy"]

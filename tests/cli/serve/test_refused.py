@@ -38,6 +38,7 @@ TEXTS = [
         "is 0, wanted 1 or more, or echo and logprobs",
     ),
     ({"prompt": "a", "grammar": "root"}, "grammar", "grammar is not supported"),
+    ({"prompt": "a", "\ud800": 1}, "\\ud800", r"\ud800 is not supported"),
     ({"prompt": "a", "stream_options": {"x": 1}}, "stream_options", "wanted include_usage"),
 ]
 CHATS = [

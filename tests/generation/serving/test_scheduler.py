@@ -9,7 +9,15 @@ import pytest
 
 from pyggml.errors import DataError
 from pyggml.generation import Finish
-from pyggml.generation.serving import Closed, Expired, Failure, Full, Request, Scheduler, Worker
+from pyggml.generation.serving import (
+    Failure,
+    Full,
+    Request,
+    RequestExpired,
+    Scheduler,
+    Worker,
+    WorkerClosed,
+)
 from pyggml.generation.serving.scheduler import PREFILL, PREFILL_BESIDE
 
 import chats
@@ -170,7 +178,7 @@ def test_time_ends_a_request_wherever_it_is(batch, monkeypatch):
     scheduler.step()
     monkeypatch.setattr(time, "monotonic", lambda: soon)
     assert not scheduler.step() and batch.n_free == 2
-    assert all(isinstance(told[-1].error, Expired) for _, told in made)
+    assert all(isinstance(told[-1].error, RequestExpired) for _, told in made)
     assert [len(told) for _, told in made] == [2, 2, 1]
 
 
@@ -246,6 +254,6 @@ def test_the_end_of_the_worker_is_told(worker):
     worker.start()
     worker.submit([made])
     worker.close()
-    assert done.is_set() and isinstance(told[-1].error, Closed)
-    with pytest.raises(Closed):
+    assert done.is_set() and isinstance(told[-1].error, WorkerClosed)
+    with pytest.raises(WorkerClosed):
         worker.submit([request(4)[0]])

@@ -17,17 +17,17 @@ from pyggml.backends.cuda.code import cluster_ptx, ptx
 from pyggml.backends.cuda.code.formulas import short_exp
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.code.warp import LANES
-from pyggml.backends.cuda.runtime.driver import SIMULATED, CudaSupportError, cuda
+from pyggml.backends.cuda.runtime.driver import CudaSupportError, cuda
+from pyggml.backends.cuda.runtime.simulator import on_card
 
 _SINCE = (9, 0)  # compute capability
 _LN_2 = np.float32(math.log(2))
 MOST_BLOCKS = 8  # of a cluster, on every card that has them
 
 
+@on_card
 def has_clusters() -> bool:
     """Whether this card has clusters; True where there is no card, and kernels only compile."""
-    if SIMULATED:
-        return False
     try:
         return bool(cuda.get_current_device().compute_capability >= _SINCE)
     except CudaSupportError:

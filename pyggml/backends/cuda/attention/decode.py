@@ -18,7 +18,7 @@ from pyggml.backends.cuda.attention.scores import (
     MINUS_INF,
     ZERO,
     bias_of,
-    capped,
+    cap_score,
     factors_of,
     keys_of_query,
     sizes_of,
@@ -151,10 +151,10 @@ def _scorer(shape: _Shape, mine: int, batch: int) -> Any:
         for i in range(n_own):
             j = number(i)
             this = np.int32(key + (j & batch - 1))
-            found = capped(x[i], factors) if shape.has_cap else x[i] * factors.scale
+            logit = cap_score(x[i], factors) if shape.has_cap else x[i] * factors.scale
             if shape.has_bias and this < last and j < n_scores:
-                found += bias_of(head + j // batch, query, this, last, mask, sizes, factors)
-            x[i] = found if this < last else MINUS_INF
+                logit += bias_of(head + j // batch, query, this, last, mask, sizes, factors)
+            x[i] = logit if this < last else MINUS_INF
 
     return score
 
@@ -222,7 +222,7 @@ def _attend(shape: _Shape) -> Any:
     of_keys, of_scores, of_own, of_tops = batch * mine, spread.n, 2 * mine, spread.n_own
 
     @partial(kernel, shared_bytes=least_shared())
-    def attend(out, lse, found, tickets, q, k, v, span, mask, sinks, sizes, factors, token):
+    def attend(out, lse, partials, tickets, q, k, v, span, mask, sinks, sizes, factors, token):
         place()
         barrier = cuda.shared.array(1, np.uint64)
         begin(barrier)
@@ -261,7 +261,7 @@ def _attend(shape: _Shape) -> Any:
         release_others()
         put_sums(sums, ends, o, tops, weights, warp, lane)
         cuda.syncthreads()
-        finish(barrier, out, lse, found, tickets, sinks, sums, ends, query, head, sizes)
+        finish(barrier, out, lse, partials, tickets, sinks, sums, ends, query, head, sizes)
         is_first = part == 0 and warp == _WARPS - 1 and cuda.blockIdx.y % sharing == 0
         keep_token(own, token, new_row, key_head, is_first)
 
@@ -280,9 +280,9 @@ def bind(site: Site, token: Token | None = None) -> Call:
     vectorized = head_size % 4 == 0 and vectorizable(q, k, v)
     if node.src[1].dtype is not F32:
         k, v = k.view(np.uint8), v.view(np.uint8)
-    n_groups, found, tickets = n_heads // n_together, q, q  # clusters need neither
+    n_groups, partials, tickets = n_heads // n_together, q, q  # clusters need neither
     if not _in_clusters(node):
-        found = site.scratch.view(np.float32)
+        partials = site.scratch.view(np.float32)
         tickets = site.constant(np.zeros(n_queries * n_groups, np.uint32))  # 0 between launches
     has_bias, blocks = sizes.steep_heads > 0, n_groups // sizes.n_key_heads
     of_cluster = _n_parts(node) if _in_clusters(node) else 0
@@ -292,6 +292,6 @@ def bind(site: Site, token: Token | None = None) -> Call:
     )  # fmt: skip
     return launch(
         _attend(shape), (_n_parts(node), n_groups, n_queries), _WARPS * LANES, site.stream,
-        site.out, site.saved[0], found, tickets, q, k, v, span, mask, sinks, sizes,
+        site.out, site.saved[0], partials, tickets, q, k, v, span, mask, sinks, sizes,
         factors_of(node), 0 if token is None else token, shared_bytes=least_shared(),
     )  # fmt: skip

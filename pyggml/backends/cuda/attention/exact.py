@@ -16,7 +16,7 @@ from pyggml.backends.cuda.attention.scores import (
     THREADS,
     ZERO,
     bias_of,
-    capped,
+    cap_score,
     dot_of,
     factors_of,
     keys_of_queries,
@@ -43,7 +43,7 @@ def _score(s, qs, kv, span, mask, first, key, head, head_size, sizes, factors):
         if first + i < sizes.n_queries:
             start, stop = keys_of_query(span, first + i, sizes.n_keys)
             if start <= key + j < stop:
-                z = capped(dot_of(qs, i, kv, j, head_size), factors)
+                z = cap_score(dot_of(qs, i, kv, j, head_size), factors)
                 s[i, j] = z + bias_of(head, first + i, key + j, stop, mask, sizes, factors)
 
 

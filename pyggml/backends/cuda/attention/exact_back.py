@@ -16,7 +16,7 @@ from pyggml.backends.cuda.attention.scores import (
     THREADS,
     ZERO,
     bias_of,
-    capped,
+    cap_score,
     dot_of,
     factors_of,
     keys_of_queries,
@@ -68,7 +68,7 @@ def _one_score(dot, product, query, key, head, span, mask, lse, delta, sizes, fa
     start, stop = keys_of_query(span, query, sizes.n_keys)
     if not start <= key < stop:
         return ZERO, ZERO
-    z = capped(dot, factors)
+    z = cap_score(dot, factors)
     slope = ONE - (z / factors.cap) * (z / factors.cap) if factors.cap > ZERO else ONE
     z += bias_of(head, query, key, stop, mask, sizes, factors)
     at = np.int64(head) * sizes.n_queries + query

@@ -80,11 +80,11 @@ def readers(head_size: int) -> tuple[Any, Any, Any]:
 @device
 def add_product(sums, i, a, b0, b1):
     """sums[i] += A·B of a warp; sums is (results, 4)."""
-    found = ptx.multiply_tile((sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]), a, b0, b1)
-    sums[i, 0] = found[0]
-    sums[i, 1] = found[1]
-    sums[i, 2] = found[2]
-    sums[i, 3] = found[3]
+    tile = ptx.multiply_tile((sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]), a, b0, b1)
+    sums[i, 0] = tile[0]
+    sums[i, 1] = tile[1]
+    sums[i, 2] = tile[2]
+    sums[i, 3] = tile[3]
 
 
 @device

@@ -15,7 +15,7 @@ from pyggml.backends.cuda.code.byte_ptx import half_of
 from pyggml.backends.cuda.code.fours import load_four
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.code.warp import LANES
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.graph.dtypes import F16, F32
 
 
@@ -73,7 +73,7 @@ def keys_of(name: str, head_size: int, batch: int, vectorized: bool) -> tuple[An
     unpack(keys, values, raw_k, raw_v)                           its numbers, as float32
     """
     fours, is_whole = fours_of(head_size), head_size % (4 * LANES) == 0
-    is_raw = vectorized and name == F16.name and not SIMULATED
+    is_raw = vectorized and name == F16.name and HAS_PTX
     n_words, kind = (2, np.uint32) if is_raw else (4, np.float32)
     load = _load_f16 if is_raw else float_loader(name, vectorized)
     numbers, nothing = _of_f16 if is_raw else _of_floats, (kind(0),) * n_words

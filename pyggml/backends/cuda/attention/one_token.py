@@ -11,7 +11,8 @@ import numpy as np
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.ops.norm_rope import HEAD, angles, normed_and_turned
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.graph.dtypes import F16
 from pyggml.graph.tensor import Tensor
 
@@ -44,8 +45,8 @@ class Token(NamedTuple):
 
 
 def serves(head_size: int, n_pairs: int, *sources: Tensor) -> bool:
-    """Whether all pairs of a head are turned, and all lies well. The simulator has no lanes."""
-    return not SIMULATED and head_size == HEAD and 2 * n_pairs == HEAD and lies_in_fours(*sources)
+    """Whether all pairs of a head are turned, and all lies well."""
+    return HAS_PTX and head_size == HEAD and 2 * n_pairs == HEAD and lies_in_fours(*sources)
 
 
 @device
@@ -88,10 +89,10 @@ def _rounder(key_type: str) -> Any:
     if key_type == F16.name:
 
         @device
-        def rounded(x):
+        def round_to_half(x):
             return np.float32(np.float16(x))
 
-        return rounded
+        return round_to_half
 
     @device
     def same(x):
@@ -108,7 +109,7 @@ def of_token(key_type: str, n_together: int, batch: int) -> tuple[Any, Any, Any,
     keep(own, token, row, key_head, writes)      if `writes`, the row gets key and value
     replace(keys, values, own, row, key, last)   those of the token, if it is in a batch of keys
     """
-    rounded = _rounder(key_type)
+    round_to_half = _rounder(key_type)
 
     @device
     def make(held, own, token, turns):
@@ -118,7 +119,7 @@ def of_token(key_type: str, n_together: int, batch: int) -> tuple[Any, Any, Any,
             _put(held, _FOUR * g, normed_and_turned(q, of_q, cos, sin, token.eps[0]))
         _put(own, 0, normed_and_turned(_four_of(own, 0), of_k, cos, sin, token.eps[1]))
         for i in range(2 * _FOUR):
-            own[i] = rounded(own[i])
+            own[i] = round_to_half(own[i])
 
     @device
     def replace(keys, values, own, row, key, last):

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.backends.cuda.code.jit import device
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
-from pyggml.backends.cuda.runtime.simulator import small
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.simulator import on_card, small
 from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.graph.tensor import Tensor
@@ -27,10 +27,9 @@ MINUS_INF = np.float32(-np.inf)
 ZERO, ONE = np.float32(0), np.float32(1)
 
 
+@on_card
 def tile_rows(head_size: int) -> int:
     """Rows of a tile, so that five tiles fit in a block's 48 KB of shared memory."""
-    if SIMULATED:
-        return 4
     return 16 if head_size <= 128 else 8 if head_size <= 256 else 4
 
 
@@ -101,7 +100,7 @@ def slope_of(head, sizes, factors):
 
 
 @device
-def capped(dot, factors):
+def cap_score(dot, factors):
     """cap·tanh(scale·dot / cap), or scale·dot."""
     if factors.cap > ZERO:
         return factors.cap * math.tanh(dot * (factors.scale / factors.cap))

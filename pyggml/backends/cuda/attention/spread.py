@@ -76,17 +76,17 @@ def _of_warp(n: int, together: int) -> tuple[Any, ...]:
 
     @device
     def greatest(x, i):
-        found = x[0]
+        value = x[0]
         for h in range(n_within):
-            found = max(found, cuda.shfl_xor_sync(ALL, found, lanes << h))
-        return found
+            value = max(value, cuda.shfl_xor_sync(ALL, value, lanes << h))
+        return value
 
     @device
     def total(x, i):
-        found = x[0]
+        value = x[0]
         for h in range(n_within):
-            found += cuda.shfl_xor_sync(ALL, found, lanes << h)
-        return found
+            value += cuda.shfl_xor_sync(ALL, value, lanes << h)
+        return value
 
     @device
     def of(x, j):

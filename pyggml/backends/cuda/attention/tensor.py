@@ -33,7 +33,7 @@ from pyggml.backends.cuda.code.warp import quad_max, quad_sum
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, launch
-from pyggml.backends.cuda.weights.unpack import rounded
+from pyggml.backends.cuda.weights.unpack import round_to_bfloat16
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.tensor import Tensor
@@ -199,14 +199,14 @@ def in_bf16(site: Site, *which: int) -> tuple[list[Any], list[Call], Any]:
             continue
         n = site.node.src[i].n_elements
         arrays.append(site.scratch[at : at + 2 * n].view(np.uint16))
-        calls.append(rounded(arrays[-1], site.src[i], site.stream))
+        calls.append(round_to_bfloat16(arrays[-1], site.src[i], site.stream))
         at += round_up(2 * n, ALIGNMENT)
     return arrays, calls, site.scratch[at:]
 
 
 def scratch_in_bf16(node: Tensor, *which: int) -> int:
-    rounded = (t for t in (node.src[i] for i in which) if t.dtype is not BF16)
-    return sum(round_up(2 * t.n_elements, ALIGNMENT) for t in rounded)
+    to_round = (t for t in (node.src[i] for i in which) if t.dtype is not BF16)
+    return sum(round_up(2 * t.n_elements, ALIGNMENT) for t in to_round)
 
 
 def scratch(node: Tensor, compute: Compute) -> int:

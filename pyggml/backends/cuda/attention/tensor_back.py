@@ -321,13 +321,13 @@ def scratch(node: Tensor, compute: Compute) -> int:
     return scratch_in_bf16(node, *_ROUNDED) + sum(_parts(node))
 
 
-def _padded(node: Tensor) -> int:
+def _padded_rows(node: Tensor) -> int:
     return round_up(node.shape[0], QUERIES)
 
 
 def _parts(node: Tensor) -> tuple[int, int, int]:
     """Bytes of pairs (H, P, 2), spans (P, 2) and the queries of each group of keys (…, 2)."""
-    n_queries, n_heads, n_groups = _padded(node), node.shape[1], -(-node.src[1].shape[0] // BC)
+    n_queries, n_heads, n_groups = _padded_rows(node), node.shape[1], -(-node.src[1].shape[0] // BC)
     one, other, third = (2 * 4 * n for n in (n_heads * n_queries, n_queries, n_groups))
     return round_up(one, ALIGNMENT), round_up(other, ALIGNMENT), third
 
@@ -346,14 +346,14 @@ def bind(site: Site) -> Call:
         rest[a:b].view(kind) for (a, b), kind in zip(pairwise(ends), kinds, strict=True)
     )
     span, o, lse, do = site.src[3:7]
-    of_records = n_queries, _padded(node), n_keys, n_heads, head_size
-    sizes = n_queries, _padded(node), n_keys, n_heads, n_key_heads
+    of_records = n_queries, _padded_rows(node), n_keys, n_heads, head_size
+    sizes = n_queries, _padded_rows(node), n_keys, n_heads, n_key_heads
     common = (*arrays, pairs, *sizes, np.float32(node.params["scale"]))
     by_query, by_key = (-(-n_queries // BR), n_heads), (-(-n_keys // BC), n_key_heads)
     records = _records(*_in_bf16(node.src[4], node.src[6]))
     of_queries = _queries_kernel(head_size, *_in_bf16(node))
     of_keys = _keys_kernel(head_size, *_in_bf16(*node.saved[:2]))
-    n_blocks = min(-(-n_heads * _padded(node) // _WARPS), 4096)
+    n_blocks = min(-(-n_heads * _padded_rows(node) // _WARPS), 4096)
     results = site.saved[:2]
     return in_turn(
         per_row(_find_queries, by_key[0], n_queries, stream, range_of, span, n_queries, n_keys),

@@ -27,7 +27,7 @@ def rows_apart():
 
 
 @device
-def _exchanged(x, parts):
+def _exchange(x, parts):
     """Each lane's number becomes that of one warp; lanes n_warps apart have the same."""
     lane = cuda.threadIdx.x & 31
     if lane == 0:
@@ -43,7 +43,7 @@ def block_sum(x, parts):
     """The sum of one number of each thread."""
     x = warp_sum(x)
     if cuda.blockDim.x > 32:
-        x = _exchanged(x, parts)
+        x = _exchange(x, parts)
         step = cuda.blockDim.x >> 6
         while step > 0:
             x += cuda.shfl_xor_sync(ALL, x, step)
@@ -56,7 +56,7 @@ def block_max(x, parts):
     """The greatest of one number of each thread."""
     x = warp_max(x)
     if cuda.blockDim.x > 32:
-        x = _exchanged(x, parts)
+        x = _exchange(x, parts)
         step = cuda.blockDim.x >> 6
         while step > 0:
             x = max(x, cuda.shfl_xor_sync(ALL, x, step))

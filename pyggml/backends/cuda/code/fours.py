@@ -17,7 +17,8 @@ from pyggml.backends.cuda.code.ptx import (
     put_four_bf16,
     store_words,
 )
-from pyggml.backends.cuda.runtime.driver import SIMULATED, address
+from pyggml.backends.cuda.runtime.driver import address
+from pyggml.backends.cuda.runtime.simulator import on_card
 from pyggml.backends.kit.places import span
 from pyggml.graph.tensor import Tensor
 
@@ -77,7 +78,7 @@ def lies_in_fours(*tensors: Tensor) -> bool:
     return all(span(t) // n % 4 == 0 and t.offset % (4 * n) == 0 for t, n in sizes)
 
 
+@on_card
 def _start(array: Any) -> int:
     """The address; 0 of an array on the host, which stands for one that begins as it must."""
-    on_card = SIMULATED or hasattr(array, "__cuda_array_interface__")
-    return address(array) if on_card else 0
+    return address(array) if hasattr(array, "__cuda_array_interface__") else 0

@@ -4,22 +4,28 @@ Under Numba's simulator, functions of this folder that have a twin in simulator.
 """
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
-from pyggml.backends.cuda.runtime.driver import SIMULATED, CudaSupportError, cuda
-from pyggml.backends.cuda.runtime.simulator import absent, twin_of
+from pyggml.backends.cuda.runtime.driver import CudaSupportError, cuda
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX, absent, twin_of
 
 _compile: Callable[[Callable], Any] = cuda.jit(device=True)
 
 
 def device(function: Callable) -> Any:
     """A function that kernels call."""
-    return (twin_of(function) if SIMULATED else None) or _compile(function)
+    return twin_of(function) or _compile(function)
+
+
+def as_device(function: Any) -> Any:
+    """The same of a plain function; a device function as it is."""
+    return device(function) if isinstance(function, FunctionType) else function
 
 
 def intrinsic(function: Callable) -> Any:
     """An instruction: what `function` (typing, *types) returns emits it as LLVM's code."""
-    if SIMULATED:
+    if not HAS_PTX:
         return twin_of(function) or absent(function)
     from numba.cuda import extending
 
@@ -45,10 +51,8 @@ def kernel(
                   at most `most_shared()`
     least_blocks: of most_threads, for which a multiprocessor's registers must be enough
     """
-    if SIMULATED:
-        return cuda.jit(function)
-    bounds = (most_threads, least_blocks)
-    made = cuda.jit(launch_bounds=bounds)(function) if most_threads else cuda.jit(function)
+    bounds = {"launch_bounds": (most_threads, least_blocks)} if most_threads and HAS_PTX else {}
+    made = cuda.jit(**bounds)(function) if bounds else cuda.jit(function)
     store = _store()
     if store is not None:
         made._cache = store(function, shared_bytes)

@@ -15,9 +15,9 @@ from numba.core import cgutils
 from numba.core.targetconfig import ConfigStack
 
 from pyggml.backends.cuda.code.jit import device, intrinsic
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 
-TENSOR_CORES = not SIMULATED
+TENSOR_CORES = HAS_PTX
 
 _BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
 _FLOAT = ir.FloatType()
@@ -52,90 +52,69 @@ def _assemble(builder: Any, text: str, results: list, operands: list, names: str
     return [builder.extract_value(packed, i) for i in range(len(results))]
 
 
-@intrinsic
-def load_half(typing, raw, at):
-    """The float16 at byte `at`, as float32."""
+def _of_bytes(name: str, kind: Any, result: Any, widened: Any = None) -> Any:
+    """(raw, at): the number of an LLVM type at byte `at`, of which the type `result` is made."""
 
-    def emit(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, raw, arguments, ir.HalfType())
-        return builder.fpext(builder.load(pointer), _FLOAT)
+    def load(typing, raw, at):
+        def emit(context, builder, signature, arguments):
+            x = builder.load(_pointer(context, builder, raw, arguments, kind))
+            return widened(builder, x) if widened else x
 
-    return types.float32(raw, types.int64), emit
+        return result(raw, types.int64), emit
 
-
-@intrinsic
-def load_byte(typing, raw, at):
-    """The byte at `at` as uint32."""
-
-    def emit(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, raw, arguments, _BYTE)
-        return builder.zext(builder.load(pointer), _WORD)
-
-    return types.uint32(raw, types.int64), emit
+    load.__name__ = name
+    return intrinsic(load)
 
 
-@intrinsic
-def load_word(typing, raw, at):
-    """The four bytes at `at` as uint32."""
-
-    def emit(context, builder, signature, arguments):
-        return builder.load(_pointer(context, builder, raw, arguments, _WORD))
-
-    return types.uint32(raw, types.int64), emit
+def _to_word(builder: Any, x: Any) -> Any:
+    return builder.zext(x, _WORD)
 
 
-@intrinsic
-def load_short(typing, raw, at):
-    """The two bytes at `at` as uint32."""
+load_half = _of_bytes("load_half", ir.HalfType(), types.float32, lambda b, x: b.fpext(x, _FLOAT))
+load_byte = _of_bytes("load_byte", _BYTE, types.uint32, _to_word)
+load_short = _of_bytes("load_short", _SHORT, types.uint32, _to_word)
+load_word = _of_bytes("load_word", _WORD, types.uint32)
 
-    def emit(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, raw, arguments, _SHORT)
-        return builder.zext(builder.load(pointer), _WORD)
 
-    return types.uint32(raw, types.int64), emit
+def _load_words(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    n = len(signature.return_type)
+    kind = ir.VectorType(_WORD, n)
+    vector = builder.load(_pointer(context, builder, signature.args[0], arguments, kind))
+    words = [builder.extract_element(vector, ir.Constant(_WORD, i)) for i in range(n)]
+    return context.make_tuple(builder, signature.return_type, words)
 
 
 @intrinsic
 def load_words(typing, raw, at):
     """The 16 bytes at `at` as four uint32."""
-
-    def emit(context, builder, signature, arguments):
-        kind = ir.VectorType(_WORD, 4)
-        vector = builder.load(_pointer(context, builder, raw, arguments, kind))
-        vector_of = [builder.extract_element(vector, ir.Constant(_WORD, i)) for i in range(4)]
-        return context.make_tuple(builder, signature.return_type, vector_of)
-
-    return _FOUR_WORDS(raw, types.int64), emit
+    return _FOUR_WORDS(raw, types.int64), _load_words
 
 
 @intrinsic
 def load_pair(typing, raw, at):
     """The 8 bytes at `at` as two uint32."""
+    return _TWO_WORDS(raw, types.int64), _load_words
 
-    def emit(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, raw, arguments, ir.VectorType(_WORD, 2))
-        vector = builder.load(pointer)
-        vector_of = [builder.extract_element(vector, ir.Constant(_WORD, i)) for i in range(2)]
-        return context.make_tuple(builder, signature.return_type, vector_of)
 
-    return _TWO_WORDS(raw, types.int64), emit
+def _store_words(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    array, at, *words = arguments
+    vector = ir.Constant(ir.VectorType(_WORD, len(words)), ir.Undefined)
+    for i, word in enumerate(words):
+        vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
+    builder.store(vector, _pointer(context, builder, signature.args[0], (array, at), vector.type))
+    return context.get_dummy_value()
 
 
 @intrinsic
 def store_words(typing, raw, at, a, b, c, d):
     """Four uint32 to the 16 bytes at `at`."""
+    return types.void(raw, types.int64, *[types.uint32] * 4), _store_words
 
-    def emit(context, builder, signature, arguments):
-        array, at, *words = arguments
-        kind = ir.VectorType(_WORD, 4)
-        vector = ir.Constant(kind, ir.Undefined)
-        for i, word in enumerate(words):
-            vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
-        builder.store(vector, _pointer(context, builder, raw, (array, at), kind))
-        return context.get_dummy_value()
 
-    word = types.uint32
-    return types.void(raw, types.int64, word, word, word, word), emit
+@intrinsic
+def store_pair(typing, raw, at, a, b):
+    """Two uint32 to the eight bytes at `at`."""
+    return types.void(raw, types.int64, *[types.uint32] * 2), _store_words
 
 
 @intrinsic
@@ -151,39 +130,15 @@ def store_word(typing, raw, at, word):
 
 
 @intrinsic
-def store_pair(typing, raw, at, a, b):
-    """Two uint32 to the eight bytes at `at`."""
-
-    def emit(context, builder, signature, arguments):
-        array, at, *words = arguments
-        kind = ir.VectorType(_WORD, 2)
-        vector = ir.Constant(kind, ir.Undefined)
-        for i, word in enumerate(words):
-            vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
-        builder.store(vector, _pointer(context, builder, raw, (array, at), kind))
-        return context.get_dummy_value()
-
-    return types.void(raw, types.int64, types.uint32, types.uint32), emit
-
-
-@intrinsic
 def as_float(typing, word):
     """The float32 of these bits (uint32)."""
-
-    def emit(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], _FLOAT)
-
-    return types.float32(types.uint32), emit
+    return types.float32(types.uint32), lambda _, b, __, words: b.bitcast(words[0], _FLOAT)
 
 
 @intrinsic
 def bits_of(typing, x):
     """The bits of a float32, as uint32."""
-
-    def emit(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], _WORD)
-
-    return types.uint32(types.float32), emit
+    return types.uint32(types.float32), lambda _, b, __, floats: b.bitcast(floats[0], _WORD)
 
 
 @intrinsic

@@ -10,8 +10,9 @@ import numpy as np
 from pyggml.backends.cuda.gemm import slices
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.gemm.slices import Form
-from pyggml.backends.cuda.runtime.driver import SIMULATED, address, cuda
+from pyggml.backends.cuda.runtime.driver import address, cuda
 from pyggml.backends.cuda.runtime.launches import of_library
+from pyggml.backends.cuda.runtime.simulator import on_card
 from pyggml.backends.kit.products import Factor
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
@@ -25,10 +26,9 @@ _LARGEST_SIZE = (1 << 31) - 1  # its sizes are 32 bits wide
 
 
 @cache
+@on_card
 def _library() -> Any:
     """nvmath's bindings of cuBLAS; None if there are none."""
-    if SIMULATED:
-        return None
     try:
         from nvmath.bindings import cublas
     except ImportError:

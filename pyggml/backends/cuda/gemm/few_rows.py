@@ -28,7 +28,7 @@ from pyggml.backends.cuda.gemm.packed_dots import (
     rows_of,
 )
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
@@ -36,7 +36,8 @@ from pyggml.backends.cuda.runtime.early import (
     release_others,
 )
 from pyggml.backends.cuda.runtime.launches import launch
-from pyggml.backends.cuda.weights.packed import MOST_GROUPS, Unit, closed, unit_of
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX
+from pyggml.backends.cuda.weights.packed import MOST_GROUPS, Unit, compile_closure, unit_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DType
 from pyggml.quants import QUANTS
@@ -74,7 +75,7 @@ class Norm:
 
 def serves(dtype: DType, rows: int, k: int) -> bool:
     """Whether there are such products with W of this type."""
-    if SIMULATED or not dtype.quantised or rows > MOST_ROWS:
+    if not HAS_PTX or not dtype.quantised or rows > MOST_ROWS:
         return False
     unit = unit_of(dtype.name, k)
     return unit is not None and _least_bytes(unit, rows, k) <= _shared()
@@ -272,7 +273,7 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
     }  # fmt: skip
     for i, kind in enumerate(dict.fromkeys(kinds)):
         known |= {f"begin{i}": beginner(kind), f"add{i}": adder(kind)}
-    source = closed(_source(kinds), "multiply", known)
+    source = compile_closure(_source(kinds), "multiply", known)
     made = kernel(source, most_threads=32 * _MOST_WARPS, shared_bytes=_shared())
     return begins_early(made, lambda arguments: [w for part in arguments[0] for w in part[2:4]])
 

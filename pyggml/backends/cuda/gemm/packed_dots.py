@@ -22,7 +22,7 @@ from pyggml.backends.cuda.code.formulas import ZERO, silu
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.weights.packed import Loads, Unit, closed, groups_of, known
+from pyggml.backends.cuda.weights.packed import Loads, Unit, compile_closure, groups_of, vocabulary
 
 CHUNK = 32  # units
 
@@ -97,7 +97,7 @@ def source_of(unit: Unit, rows: int) -> str:
         for t, total in enumerate(totals):
             of_row = _of_row(i, t, len(scales), len(group.minima))
             lines += [f"    {line}" for line in of_row]
-            lines += [f"    {total} += found"]
+            lines += [f"    {total} += product"]
     return "\n".join([*lines, f"    return ({''.join(f'{total}, ' for total in totals)})"])
 
 
@@ -112,8 +112,11 @@ def _of_row(i: int, t: int, n_scales: int, n_minima: int) -> list[str]:
     if n_minima == 2:
         ones = "np.uint32(0x01010101)"
         terms += [f"minimum{n} * {_dot(half, ones)}" for n, half in enumerate(halves)]
-    found = f"as_float(step) * ({' + '.join(terms)})"
-    return [*lines, f"found = {found}{' + as_float(sum_of_a) * minimum0' if n_minima == 1 else ''}"]
+    product = f"as_float(step) * ({' + '.join(terms)})"
+    return [
+        *lines,
+        f"product = {product}{' + as_float(sum_of_a) * minimum0' if n_minima == 1 else ''}",
+    ]
 
 
 def _dot(words: range, of: str) -> str:
@@ -127,8 +130,8 @@ def _dot(words: range, of: str) -> str:
 
 @cache
 def _multiplier(unit: Unit, rows: int) -> Any:
-    names = {**known(), "ZERO": ZERO, "dot_bytes": byte_ptx.dot_bytes}
-    return device(closed(source_of(unit, rows), "multiply_unit", names))
+    names = {**vocabulary(), "ZERO": ZERO, "dot_bytes": byte_ptx.dot_bytes}
+    return device(compile_closure(source_of(unit, rows), "multiply_unit", names))
 
 
 # -- a chunk -------------------------------------------------------------------------------------
@@ -225,7 +228,7 @@ def adder(kind: DotShape) -> Any:
             ptx.await_all_but_one()
             cuda.syncwarp()
             at = here + lane * unit.n_bytes
-            found = multiply(memory, at, x, f, layout.a.digits, layout.a.factors)
+            products = multiply(memory, at, x, f, layout.a.digits, layout.a.factors)
             cuda.syncwarp()  # before the next copies
             fetch(memory, here, part, first, task + step, n_tasks)
             if not layout.second:
@@ -233,7 +236,7 @@ def adder(kind: DotShape) -> Any:
             here, there = there, here
             for t in range(rows):
                 of_matrix = ((task & is_gated) * rows + t) * cut.most
-                floats[np.uint64((layout.sums >> 2) + of_matrix + number)] = found[t]
+                floats[np.uint64((layout.sums >> 2) + of_matrix + number)] = products[t]
             task += n_warps
 
     return add

@@ -12,7 +12,7 @@ import numpy as np
 from pyggml.backends.cuda.gemm.problem import Operands, Problem
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT
 from pyggml.backends.cuda.runtime.launches import in_turn
-from pyggml.backends.cuda.weights.unpack import rounded, unpack
+from pyggml.backends.cuda.weights.unpack import round_to_bfloat16, unpack
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.sizes import round_up
@@ -67,7 +67,7 @@ def bind(p: Problem, o: Operands, multiply: Multiply) -> Call:
     if p.rounds:
         a = (o.scratch[: 2 * p.m * p.k] if o.rounded is None else o.rounded).view(np.uint16)
         if not o.is_rounded:
-            calls.append(rounded(a, o.a, o.stream))
+            calls.append(round_to_bfloat16(a, o.a, o.stream))
     memory = o.scratch[_parts(p)[0] if o.rounded is None else 0 :]
     for first in range(0, _rows(p)[0], _slice_rows(p)):
         calls += _slice(p, o, multiply, a, memory, first)

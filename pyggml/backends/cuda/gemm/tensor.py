@@ -75,8 +75,8 @@ def _read_far(tile, at, first, k):
 
 @device
 def _add(sums, i, a, b0, b1):
-    found = ptx.multiply_tile((sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]), a, b0, b1)
-    sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3] = found
+    tile = ptx.multiply_tile((sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]), a, b0, b1)
+    sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3] = tile
 
 
 @device

@@ -52,7 +52,7 @@ def _repeating(formula: Any) -> Kernel:
             out[i] = formula(a[i], b[i % b.size])
 
     @kernel
-    def tiled(out, a, b, shape, small):
+    def write_tiles(out, a, b, shape, small):
         for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
             out[i] = formula(a[i], b[tile_offset(i, shape, small)])
 
@@ -67,7 +67,7 @@ def _repeating(formula: Any) -> Kernel:
             small[first] == large[first] or first == len(small) - 1
         ):
             return per_element(cycling, *run)
-        return per_element(tiled, *run, large, small)
+        return per_element(write_tiles, *run, large, small)
 
     return Kernel(bind)
 
@@ -220,7 +220,7 @@ def _comes_before(a, i, b, j, descending):
 
 
 @kernel
-def _ranked(out, x, n, n_kept, descending):
+def _rank(out, x, n, n_kept, descending):
     """Each number counts those before it: that is its place. n² comparisons of a row."""
     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
         row, j = i // n, i % n
@@ -235,14 +235,12 @@ def _ranked(out, x, n, n_kept, descending):
 def _argsort(site: Site) -> Call:
     n = site.node.shape[-1]
     arguments = (site.out, *site.src, n, n, bool(site.node.params["descending"]))
-    return per_element(_ranked, site.out.size, site.stream, *arguments)
+    return per_element(_rank, site.out.size, site.stream, *arguments)
 
 
 def _top_k(site: Site) -> Call:
     x, k = site.node.src[0], site.node.params["k"]
-    return per_element(
-        _ranked, x.n_elements, site.stream, site.out, *site.src, x.shape[-1], k, True
-    )
+    return per_element(_rank, x.n_elements, site.stream, site.out, *site.src, x.shape[-1], k, True)
 
 
 @kernel

@@ -1,13 +1,14 @@
 """Element by element: one number of the result from one number of each source, by a formula.
 
-A thread takes four neighbours at a time where all arrays can be moved so.
+A thread takes four neighbours at a time where all arrays can be moved so. A formula is a device
+function, or a plain one that becomes one.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from pyggml.backends.cuda.code.fours import load_four, store_four, vectorizable
-from pyggml.backends.cuda.code.jit import kernel
+from pyggml.backends.cuda.code.jit import as_device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import per_element
@@ -16,6 +17,7 @@ from pyggml.graph.call import Call
 
 def of_one(formula: Any) -> Kernel:
     """y_i = formula(x_i, *params)."""
+    formula = as_device(formula)
 
     @kernel
     def run(y, x, params):
@@ -31,11 +33,12 @@ def of_one(formula: Any) -> Kernel:
                 formula(d, *params),
             )  # fmt: skip
 
-    return Kernel(_bound(run, run_fours))
+    return Kernel(_binder(run, run_fours))
 
 
 def of_two(formula: Any) -> Kernel:
     """y_i = formula(a_i, b_i, *params); a and b have y's shape."""
+    formula = as_device(formula)
 
     @kernel
     def run(y, a, b, params):
@@ -51,11 +54,12 @@ def of_two(formula: Any) -> Kernel:
                 formula(p[2], q[2], *params), formula(p[3], q[3], *params),
             )  # fmt: skip
 
-    return Kernel(_bound(run, run_fours))
+    return Kernel(_binder(run, run_fours))
 
 
 def of_three(formula: Any) -> Kernel:
     """y_i = formula(a_i, b_i, c_i, *params); all have y's shape."""
+    formula = as_device(formula)
 
     @kernel
     def run(y, a, b, c, params):
@@ -72,10 +76,10 @@ def of_three(formula: Any) -> Kernel:
                 formula(p[2], q[2], r[2], *params), formula(p[3], q[3], r[3], *params),
             )  # fmt: skip
 
-    return Kernel(_bound(run, run_fours))
+    return Kernel(_binder(run, run_fours))
 
 
-def _bound(run: Any, run_fours: Any) -> Callable[[Site], Call]:
+def _binder(run: Any, run_fours: Any) -> Callable[[Site], Call]:
     def bind(site: Site) -> Call:
         arrays, n = (site.out, *site.src), site.node.n_elements
         if all(s.n_elements == n for s in site.node.src) and vectorizable(*arrays):

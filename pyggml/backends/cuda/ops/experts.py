@@ -13,13 +13,13 @@ from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
 from pyggml.backends.cuda.gemm.grouped import multiplied, ordered, tile_of
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element
-from pyggml.backends.cuda.runtime.simulator import small
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX, small
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.readers import eights_of, weight_of
-from pyggml.backends.cuda.weights.unpack import rounded
+from pyggml.backends.cuda.weights.unpack import round_to_bfloat16
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.graph.tensor import Tensor
@@ -187,7 +187,7 @@ def _order_parts(ids: Tensor, n_experts: int) -> tuple[int, int]:
 
 
 def _order_scratch(node: Tensor, compute: Compute) -> int:
-    return 0 if SIMULATED else sum(_order_parts(node.src[2], node.shape[0]))
+    return sum(_order_parts(node.src[2], node.shape[0])) if HAS_PTX else 0
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:
@@ -220,7 +220,7 @@ def _bind_grouped(site: Site, is_forward: bool) -> Call:
         w.dtype.name, tile, (n_experts, n, k), rows_of_a, site.stream,
         site.out, halves, site.src[0].view(np.uint8), places, starts,
     )  # fmt: skip
-    return in_turn(order, rounded(halves, site.src[1], site.stream), product)
+    return in_turn(order, round_to_bfloat16(halves, site.src[1], site.stream), product)
 
 
 def _bind_forward(site: Site) -> Call:
@@ -246,7 +246,7 @@ def _bind_sums(site: Site) -> Call:
     x, _, ids = site.node.src
     n_experts, n, k = site.node.shape
     rows, n_out, stream = _rows_of(x, ids), site.out.size, site.stream
-    if SIMULATED:
+    if not HAS_PTX:
         rest = (n, k, rows, n_experts, *_fault(site, n_experts))
         return per_element(_sums, n_out, stream, site.out, *site.src, *rest)
     places, starts, _, order = _ordered(site, n_experts, width=0)

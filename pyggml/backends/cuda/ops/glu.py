@@ -25,26 +25,6 @@ def _swiglu(gate, up):
 
 
 @device
-def _reglu(gate, up):
-    return f.relu(gate) * up
-
-
-@device
-def _geglu(gate, up):
-    return f.gelu(gate) * up
-
-
-@device
-def _geglu_quick(gate, up):
-    return f.gelu_quick(gate) * up
-
-
-@device
-def _geglu_erf(gate, up):
-    return f.gelu_erf(gate) * up
-
-
-@device
 def _swiglu_clipped(gate, up, alpha, limit, shift):
     g = min(gate, limit)
     return g * sigmoid(alpha * g) * (min(max(up, -limit), limit) + shift)
@@ -72,10 +52,10 @@ def _clipped_back_up(gate, up, dy, alpha, limit, shift):
 # Of two numbers, and of three, which have no parameters.
 OF_TWO = {
     "swiglu": _swiglu,
-    "reglu": _reglu,
-    "geglu": _geglu,
-    "geglu_quick": _geglu_quick,
-    "geglu_erf": _geglu_erf,
+    "reglu": device(lambda gate, up: f.relu(gate) * up),
+    "geglu": device(lambda gate, up: f.gelu(gate) * up),
+    "geglu_quick": device(lambda gate, up: f.gelu_quick(gate) * up),
+    "geglu_erf": device(lambda gate, up: f.gelu_erf(gate) * up),
 }
 OF_THREE = {"swiglu_back_gate": _swiglu_back_gate}
 

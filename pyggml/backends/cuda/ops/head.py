@@ -37,12 +37,12 @@ _ZERO, _ONE, _LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
 @device
-def _capped(z, cap):
+def _cap(z, cap):
     return cap * math.tanh(z / cap) if cap > _ZERO else z
 
 
 @device
-def _found(z, start, n, cap, parts):
+def _maximum_and_sum(z, start, n, cap, parts):
     """(maximum, Σ e^(z − maximum)) of a row; each thread has four numbers under way."""
     top, total, apart = _LOWEST, _ZERO, cuda.blockDim.x
     four = cuda.local.array(_EACH, np.float32)
@@ -50,7 +50,7 @@ def _found(z, start, n, cap, parts):
         highest = top
         for e in range(_EACH):
             at = j + e * apart
-            four[e] = _capped(z[start + at], cap) if at < n else _LOWEST
+            four[e] = _cap(z[start + at], cap) if at < n else _LOWEST
         for e in range(_EACH):
             highest = max(highest, four[e])
         base = highest if highest > _LOWEST else _ZERO
@@ -78,12 +78,12 @@ def _softmax_rows(z, losses, right, targets, weights, n, cap, fault, number, end
     parts = cuda.shared.array(THREADS, np.float32)
     for i in range(cuda.blockIdx.x, losses.size, cuda.gridDim.x):
         start, target, weight = np.int64(i) * n, targets[i], weights[i]
-        top, total = _found(z, start, n, cap, parts)
+        top, total = _maximum_and_sum(z, start, n, cap, parts)
         if cuda.threadIdx.x == 0:
             losses[i] = right[i] = _ZERO
             ends[2 * i], ends[2 * i + 1] = top, total
             if 0 <= target < n and weight != _ZERO:
-                logit = _capped(z[start + target], cap)
+                logit = _cap(z[start + target], cap)
                 losses[i] = weight * (math.log(total) + top - logit)
                 right[i] = _ONE if logit == top else _ZERO
             elif weight != _ZERO:
@@ -140,7 +140,7 @@ def _gradient_kernel(rounds: bool) -> Any:
                 j = first + cuda.threadIdx.x
                 for e in range(_EACH):
                     at = j + e * apart
-                    four[e] = _capped(z[start + at], cap) if at < n else _ZERO
+                    four[e] = _cap(z[start + at], cap) if at < n else _ZERO
                 if rounds:
                     cuda.syncthreads()
                 for e in range(_EACH):

@@ -43,7 +43,7 @@ class Turn(NamedTuple):
 
 
 @device
-def _normed(head, x, at, weights, d, eps):
+def _normalise(head, x, at, weights, d, eps):
     """A head normalised, in shared memory."""
     total, lane = ZERO, cuda.threadIdx.x % LANES
     for i in range(lane, d, LANES):
@@ -54,7 +54,7 @@ def _normed(head, x, at, weights, d, eps):
 
 
 @device
-def _turned(out, to, head, d, table, token, turn):
+def _rotate(out, to, head, d, table, token, turn):
     """out[to …] = the head, its pairs turned by the token's angles."""
     n, turns = turn.n_pairs, 2 * token * turn.n_pairs
     for job in range(cuda.threadIdx.x % LANES, d - n, LANES):
@@ -85,9 +85,9 @@ def _heads() -> Any:
             token, head = job // of_token, job % of_token
             if head < n_heads:
                 at = (token * n_heads + head) * d
-                _normed(rows[warp], q, at, weights[0], d, eps[0])
+                _normalise(rows[warp], q, at, weights[0], d, eps[0])
                 sync_warp()
-                _turned(q_out, at, rows[warp], d, table, token, turn)
+                _rotate(q_out, at, rows[warp], d, table, token, turn)
             else:
                 row, head = ids[token], head - n_heads
                 is_value = head >= n_key_heads
@@ -102,9 +102,9 @@ def _heads() -> Any:
                     for other in range(token):
                         if ids[other] == row:
                             cuda.atomic.max(faults[0], 0, faults[2])
-                    _normed(rows[warp], k, at, weights[1], d, eps[1])
+                    _normalise(rows[warp], k, at, weights[1], d, eps[1])
                     sync_warp()
-                    _turned(k_cache, to, rows[warp], d, table, token, turn)
+                    _rotate(k_cache, to, rows[warp], d, table, token, turn)
             sync_warp()
 
     return heads

@@ -133,7 +133,7 @@ def _geometry(site: Site) -> tuple[Shape, Shape, Shape]:
     return tuple(p["stride"]), tuple(p["padding"]), tuple(p["dilation"])
 
 
-def _bound(run: Any, y: int, w: int, x: int) -> Callable[[Site], Call]:
+def _binder(run: Any, y: int, w: int, x: int) -> Callable[[Site], Call]:
     """y, w, x: which of (the result, the two sources) each is."""
 
     def bind(site: Site) -> Call:
@@ -156,9 +156,9 @@ def _windows(run: Any, is_back: bool) -> Callable[[Site], Call]:
     return bind
 
 
-declare("conv_2d_direct", Kernel(_bound(_conv, y=0, w=1, x=2)))
-declare("conv_transpose_2d", Kernel(_bound(_conv_back_x, y=2, w=1, x=0)))
-declare("conv_2d_back_w", Kernel(_bound(_conv_back_w, y=1, w=0, x=2)))
+declare("conv_2d_direct", Kernel(_binder(_conv, y=0, w=1, x=2)))
+declare("conv_transpose_2d", Kernel(_binder(_conv_back_x, y=2, w=1, x=0)))
+declare("conv_2d_back_w", Kernel(_binder(_conv_back_w, y=1, w=0, x=2)))
 declare("im2col", Kernel(_windows(_im2col, is_back=False)))
 declare("im2col_back", Kernel(_windows(_im2col_back, is_back=True)))
 

@@ -62,11 +62,11 @@ def _copies(convert: Callable):
                 out[j] = convert(second)
 
     @kernel
-    def gathered(out, x, steps, shape):
+    def gather(out, x, steps, shape):
         for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
             out[i] = convert(x[offset_of(i, shape, steps)])
 
-    return flat, gathered
+    return flat, gather
 
 
 _FLAT, _GATHERED = {}, {}

@@ -17,10 +17,11 @@ from pyggml.backends.cuda.code.formulas import ONE
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, loader, storer
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import ALL, warp_sum
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import per_rows
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.op import Memory
@@ -38,7 +39,7 @@ def angles(table, head, n_heads, n_tokens):
 
 
 @device
-def _turned(v, cos, sin, sign):
+def _rotate(v, cos, sin, sign):
     """The lane's four features of a head, turned; sign −1 turns back."""
     # Of 64 bits, Numba's own choice, a whole number becomes a float32 slowly.
     s = sign * np.float32(np.int32(2 * (cuda.threadIdx.x >> 4 & 1) - 1))
@@ -60,7 +61,7 @@ def normed_and_turned(p, weight, cos, sin, eps):
     """The lane's four features of a head, normalised and turned."""
     r = ptx.inverse_root(_dot(p, p) / _SIZE + eps)
     v = p[0] * r * weight[0], p[1] * r * weight[1], p[2] * r * weight[2], p[3] * r * weight[3]
-    return _turned(v, cos, sin, ONE)
+    return _rotate(v, cos, sin, ONE)
 
 
 @device
@@ -69,7 +70,7 @@ def _hold(held, i, four):
 
 
 @device
-def _held(held, i):
+def _four(held, i):
     return held[i, 0], held[i, 1], held[i, 2], held[i, 3]
 
 
@@ -87,7 +88,7 @@ def _norm_turn(x_in_bf16: bool, out_in_bf16: bool, together: int) -> Any:
             for i in range(together):
                 _hold(heads, i, load(x, first + i * HEAD))
             for i in range(together):
-                v = normed_and_turned(_held(heads, i), weight, cos, sin, eps)
+                v = normed_and_turned(_four(heads, i), weight, cos, sin, eps)
                 store(out, first + i * HEAD, v[0], v[1], v[2], v[3])
 
     return norm_turn
@@ -110,7 +111,7 @@ def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool, togethe
                 _hold(heads, i, load_x(x, first + i * HEAD))
                 _hold(slopes, i, load_dy(dy, first + i * HEAD))
             for i in range(together):
-                p, v = _held(heads, i), _turned(_held(slopes, i), cos, sin, -ONE)
+                p, v = _four(heads, i), _rotate(_four(slopes, i), cos, sin, -ONE)
                 v = v[0] * weight[0], v[1] * weight[1], v[2] * weight[2], v[3] * weight[3]
                 r = ptx.inverse_root(_dot(p, p) / _SIZE + eps)
                 b = r * r * r * _dot(p, v) / _SIZE
@@ -127,7 +128,7 @@ def _are_whole(norm: Tensor, rope: Tensor, *others: Tensor) -> bool:
     table = rope.src[1]
     whole = rope.params["neox"] and not rope.params["offset"] and table.shape[2] == PAIRS
     is_head = rope.shape[-1] == norm.shape[-1] == HEAD
-    return not SIMULATED and whole and is_head and lies_in_fours(table, *others)
+    return HAS_PTX and whole and is_head and lies_in_fours(table, *others)
 
 
 def _norms_first(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:

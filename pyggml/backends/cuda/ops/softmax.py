@@ -14,7 +14,7 @@ from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import THREADS, per_element, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
-from pyggml.ops.attention.positions import alibi_slopes
+from pyggml.ops.attention.positions import score_tables
 
 _MINUS_INF = np.float32(-math.inf)
 
@@ -57,16 +57,13 @@ def _soft_max(y, x, mask, sinks, lost, slopes, scale, has_mask, shape, of_mask):
 
 def _bind(site: Site) -> Call:
     x, *extras = site.node.src
-    arrays, p = list(site.src[1:]), site.node.params
+    p = site.node.params
     shape = sizes(x.shape)
     n_head = int(shape[1])
     has_mask = bool(p["masked"])
-    mask = arrays.pop(0) if has_mask else site.constant(np.zeros(1, np.float32))
+    mask, slopes, sinks = score_tables(p, site.src[1:], n_head, site.constant)
     of_mask = sizes(extras[0].shape) if has_mask else sizes(())
-    nothing = np.full(n_head, -np.inf, np.float32)
-    sinks = arrays.pop(0) if arrays else site.constant(nothing)
     lost = site.saved[0] if site.saved else site.scratch.view(np.float32)
-    slopes = site.constant(alibi_slopes(n_head, p["max_bias"]).astype(np.float32))
     arguments = (mask, sinks, lost, slopes, np.float32(p["scale"]), has_mask, shape, of_mask)
     n_rows = x.n_elements // x.shape[-1]
     return per_rows(_soft_max, n_rows, x.shape[-1], site.stream, site.out, site.src[0], *arguments)

@@ -15,7 +15,7 @@ from pyggml.graph.call import Call
 
 
 @device
-def _known(state, x, m, c, n_back, n_channels):
+def _input(state, x, m, c, n_back, n_channels):
     if m < n_back:
         return state[m * n_channels + c]
     return x[(m - n_back) * n_channels + c]
@@ -28,7 +28,7 @@ def _forward(y, state, x, w, positions, n_back, n_channels):
         total = ZERO
         for back in range(min(n_back, positions[t]) + 1):
             tap = w[c * (n_back + 1) + n_back - back]
-            total += tap * _known(state, x, n_back + t - back, c, n_back, n_channels)
+            total += tap * _input(state, x, n_back + t - back, c, n_back, n_channels)
         y[i] = total
 
 
@@ -37,7 +37,7 @@ def _last(last, state, x, n_back, n_channels):
     n_tokens = x.size // n_channels
     for i in range(cuda.grid(1), last.size, cuda.gridsize(1)):
         m = n_tokens + i // n_channels
-        last[i] = _known(state, x, m, i % n_channels, n_back, n_channels)
+        last[i] = _input(state, x, m, i % n_channels, n_back, n_channels)
 
 
 def _bind(site: Site) -> Call:
@@ -75,7 +75,7 @@ def _back_w(dw, state, x, positions, dy, n_back, n_channels):
         total = ZERO
         for t in range(n_tokens):
             if back <= positions[t]:
-                seen = _known(state, x, n_back + t - back, c, n_back, n_channels)
+                seen = _input(state, x, n_back + t - back, c, n_back, n_channels)
                 total += dy[t * n_channels + c] * seen
         dw[i] = total
 

@@ -77,7 +77,7 @@ def _gla(site: Site) -> Call:
 
 
 @kernel
-def _scaled(out, x, scale):
+def _scale(out, x, scale):
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = scale * x[i]
 
@@ -105,7 +105,7 @@ def _bind_back(site: Site) -> Call:
     scales = (ONE, ONE, scale, ONE, ONE)
     for out, of_factor, by in zip(site.saved[1:], gradient.of_factors(site), scales, strict=False):
         if out.size == of_factor.size:
-            calls.append(per_element(_scaled, out.size, site.stream, out, of_factor, by))
+            calls.append(per_element(_scale, out.size, site.stream, out, of_factor, by))
         else:
             calls.append(per_element(_sum_tokens, out.size, site.stream, out, of_factor))
     return in_turn(*calls)

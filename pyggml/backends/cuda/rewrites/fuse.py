@@ -73,7 +73,7 @@ class _Matcher:
         return is_last or not self._readers.get(t, set()) <= set(nodes)
 
     def _serves(self, nodes: Sequence[Tensor], is_read: Sequence[bool]) -> bool:
-        known = all(self._card.unsupported(t) is None for t in nodes)
+        known = all(self._card.refusal(t) is None for t in nodes)
         return known and self._fusion.serves(nodes, is_read, self._card.compute)
 
     def _fits(self, nodes: Sequence[Tensor]) -> bool:

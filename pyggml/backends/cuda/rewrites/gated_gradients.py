@@ -38,9 +38,9 @@ def with_gated_gradients(graph: Graph) -> Graph:
         readers = list(_readers(graph, back))
         x = normed.get(readers[1]) if len(readers) == len(back) else None
         if x is not None and not is_of(x, *FORMULAS) and _are_whole(back.dgate.src):
-            gate, up, dy = map(_rounded, back.dgate.src)
+            gate, up, dy = map(_bfloat16_copy, back.dgate.src)
             up = _again(up, x, graph)
-            new |= _joined((gate, up, dy), *readers)
+            new |= _join((gate, up, dy), *readers)
     return rewrite(graph, new)
 
 
@@ -56,7 +56,7 @@ def _are_whole(operands: Sequence[Tensor]) -> bool:
     return all(t.is_contiguous and t.shape == operands[0].shape for t in operands)
 
 
-def _joined(
+def _join(
     operands: Sequence[Tensor], of_gate: Tensor, of_up: Tensor, of_a: Tensor
 ) -> dict[Tensor, Tensor]:
     scales = [t.params["scales"][0] for t in (of_gate, of_up)]
@@ -79,7 +79,7 @@ def _again(up: Tensor, x: Tensor, graph: Graph) -> Tensor:
     return cpy(wide_product(w, rows, b, made.params["first"]), BF16)
 
 
-def _rounded(t: Tensor) -> Tensor:
+def _bfloat16_copy(t: Tensor) -> Tensor:
     """Its copy in BF16. narrow.py leaves out a copy of what can be BF16 itself."""
     is_widened = t.op is CPY and t.src[0].dtype is BF16
     return t.src[0] if is_widened else cpy(t, BF16)

@@ -37,7 +37,8 @@ def narrow(graph: Graph) -> Graph:
 class _Narrower:
     def __init__(self, graph: Graph) -> None:
         self._graph, self._outputs = graph, set(graph.outputs)
-        nodes, loss = graph.nodes, graph.outputs[0]
+        nodes = graph.nodes
+        loss = graph["loss"] if "loss" in graph.names else None
         self._backward = set(nodes[nodes.index(loss) + 1 :] if loss in nodes else ())
         self._narrow = {t for t in nodes if self._may_narrow(t)}
         self._copies = self._residuals()
@@ -88,14 +89,14 @@ class _Narrower:
         for t in self._graph.nodes:
             if t.op is SAVED or _is_widened_copy(t):
                 continue
-            made = self._changed(t)
+            made = self._replacement(t)
             if made is not t:
                 new[t] = made
             if not _is_whole_view(t):
                 steps += [t, self._copies[t]] if t in self._copies else [t]
         return rewrite(self._graph, new, steps)
 
-    def _changed(self, t: Tensor) -> Tensor:
+    def _replacement(self, t: Tensor) -> Tensor:
         """What stands for a node, of tensors of the old graph; the node itself if it stays."""
         if _is_rounded_copy(t) and self._has_bf16(t.src[0], t):
             return self._bf16(t.src[0])
@@ -107,9 +108,9 @@ class _Narrower:
         )
         if src == t.src and self._narrow.isdisjoint((t, *t.saved)):
             return t
-        return self._narrowed(t, src)
+        return self._in_bf16(t, src)
 
-    def _narrowed(self, t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
+    def _in_bf16(self, t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
         """The node anew; of its results those are BF16 that may be."""
         new = t.reading(src)
         if t in self._narrow:

@@ -71,12 +71,12 @@ def with_wide_products(graph: Graph) -> Graph:
     for x, group in groups.items():
         rows, first = wide_rows(x, [p.a for p in group], [p.scale for p in group]), 0
         for p in group:
-            new |= _joined(p, rows, first)
+            new |= _join(p, rows, first)
             first += columns(p.rank)
     return rewrite(graph, new)
 
 
-def _joined(p: _Product, rows: Tensor, first: int) -> dict[Tensor, Tensor]:
+def _join(p: _Product, rows: Tensor, first: int) -> dict[Tensor, Tensor]:
     """What stands for a product, whose u begins at this further column of X, and its gradients."""
     new = {p.y: wide_product(p.w, rows, p.b, first)}
     if p.back is not None:
@@ -94,11 +94,11 @@ class _Matcher:
 
     def products(self) -> list[_Product]:
         """Those that can be joined; none of an x whose products have too many columns together."""
-        found = [p for t in self._graph.nodes if (p := self._product(t)) is not None]
+        all_of = [p for t in self._graph.nodes if (p := self._product(t)) is not None]
         n_columns: dict[Tensor, int] = defaultdict(int)
-        for p in found:
+        for p in all_of:
             n_columns[p.x] += columns(p.rank)
-        return [p for p in found if n_columns[p.x] <= MOST_COLUMNS]
+        return [p for p in all_of if n_columns[p.x] <= MOST_COLUMNS]
 
     def _is_only_for(self, t: Tensor, *readers: Tensor) -> bool:
         return t not in self._outputs and set(self._readers[t]) == set(readers)
@@ -108,7 +108,7 @@ class _Matcher:
             return None
         plain, b, t = y.src
         w, x = plain.src
-        u, scale = _unscaled(t)
+        u, scale = _without_scale(t)
         if u is None or not is_of(u, "mul_mat") or u.src[1] is not x:
             return None
         p = _Product(y, w, x, u.src[0], b, scale)
@@ -138,7 +138,7 @@ class _Matcher:
                 v = after[0] if after and is_of(after[0], "scale") else product
                 if v is not product and not self._is_only_for(product, v):
                     return None
-                if _unscaled(v) != (product, p.scale) or v in self._outputs:
+                if _without_scale(v) != (product, p.scale) or v in self._outputs:
                     return None
                 of_a = [r for r in self._readers[v] if is_of(r, "out_prod") and r.src[1] is v]
                 if len(of_a) == 1 and _is_matrix(of_a[0].src[0]):
@@ -168,7 +168,7 @@ class _Matcher:
         return len(self._readers[others[0]]) == 1
 
 
-def _unscaled(t: Tensor) -> tuple[Tensor | None, float]:
+def _without_scale(t: Tensor) -> tuple[Tensor | None, float]:
     """(What t is a multiple of, the factor)."""
     if not is_of(t, "scale"):
         return t, 1.0

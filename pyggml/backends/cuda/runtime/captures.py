@@ -1,4 +1,4 @@
-"""Calls captured into a graph that the card starts at once; the simulator captures nothing."""
+"""Calls captured into a graph that the card starts at once."""
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -6,20 +6,21 @@ from contextlib import suppress
 from typing import Any
 
 from pyggml.backends.cuda.runtime.driver import (
-    SIMULATED,
     CudaAPIError,
     direct,
     driver,
     free_what_is_gone,
 )
 from pyggml.backends.cuda.runtime.failures import is_failure, ran_out
+from pyggml.backends.cuda.runtime.simulator import small
 
+_CAPTURED = small(2, 0)  # the call that is captured; the simulator captures none
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: memory may be freed meanwhile
 _SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
 _PROGRAMMATIC = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 
 
-class Captured:
+class Capture:
     """Calls on a stream, started at once from the second time on.
 
     The first time each is launched by itself: that compiles what is not compiled yet, which cannot
@@ -45,11 +46,11 @@ class Captured:
 
     def __call__(self) -> None:
         self._times += 1
-        if self._times == 2 and not SIMULATED:
-            self._graph = self._captured()
+        if self._times == _CAPTURED:
+            self._graph = self._capture()
             if self._graph is None and self.early is not None:
                 self.early = None
-                self._graph = self._captured()
+                self._graph = self._capture()
         if self._graph is None:
             self._launch()
         else:
@@ -72,7 +73,7 @@ class Captured:
             call()
             last.append(_next(self._stream))
 
-    def _captured(self) -> Any:
+    def _capture(self) -> Any:
         """The graph, ready to start; None if a call cannot be captured.
 
         Raises what the driver or a library says if there is too little memory.

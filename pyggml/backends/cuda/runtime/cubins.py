@@ -77,7 +77,7 @@ def description_of(value: Any) -> Any:
     raise TypeError(f"{value!r} is no plain value")
 
 
-class _Allowed(dict[int, Any]):
+class _FunctionsByCard(dict[int, Any]):
     """The functions of a kernel by card, as Numba loads them; each may take so much shared memory,
     which the driver is to be told for each card."""
 
@@ -115,7 +115,7 @@ class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
         if self._shared_bytes:
             library = kernel._codelibrary
             library.get_cufunc()
-            library._cufunc_cache = _Allowed(self._shared_bytes, library._cufunc_cache)
+            library._cufunc_cache = _FunctionsByCard(self._shared_bytes, library._cufunc_cache)
         return kernel
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:

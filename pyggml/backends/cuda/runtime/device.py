@@ -12,7 +12,7 @@ from pyggml.backends.base import Backend
 from pyggml.backends.cuda.gemm.cublas import workspaces
 from pyggml.backends.cuda.rewrites import rewritten
 from pyggml.backends.cuda.runtime.branches import may_begin_early, side_by_side
-from pyggml.backends.cuda.runtime.captures import Captured
+from pyggml.backends.cuda.runtime.captures import Capture
 from pyggml.backends.cuda.runtime.driver import (
     abandon,
     cuda,
@@ -58,9 +58,9 @@ class CudaBackend(Backend):
             cell, self._fault = shared_cell()
             self._faults = Faults(cell)
 
-    def unsupported(self, node: Tensor) -> str | None:
-        found = self._known(node)
-        return "no kernel is declared" if found is None else found.lacks(node)
+    def refusal(self, node: Tensor) -> str | None:
+        kernel = self._declaration(node)
+        return "no kernel is declared" if kernel is None else kernel.lacks(node)
 
     def rewritten(self, graph: Graph) -> Graph:
         """By the passes of pyggml.backends.cuda.rewrites."""
@@ -83,7 +83,7 @@ class CudaBackend(Backend):
             free_what_is_gone()
             return cuda.current_context().get_memory_info()
 
-    def taken(self, n_bytes: int) -> int:
+    def allocation(self, n_bytes: int) -> int:
         return n_bytes if n_bytes < _PAGE // 2 else -(-n_bytes // _PAGE) * _PAGE
 
     def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
@@ -97,15 +97,15 @@ class CudaBackend(Backend):
         """As Backend.begin_read. The function raises PyggmlError as `read` does."""
         with self._working():
             copy, arrived = self._transfers.to_host(self._bytes(tensor))
-        return partial(self._arrived, host_view(tensor, copy), arrived)
+        return partial(self._wait_for, host_view(tensor, copy), arrived)
 
-    def _arrived(self, found: np.ndarray, arrived: Event) -> np.ndarray:
+    def _wait_for(self, array: np.ndarray, arrived: Event) -> np.ndarray:
         with self._working():
             arrived.wait()
         if fault := int(self._fault[0]):
             self._fault[0] = 0
             raise PyggmlError(self._faults.sentence(fault))
-        return np.asarray(found, order="C")
+        return np.asarray(array, order="C")
 
     def write(self, tensor: Tensor, values: np.ndarray) -> None:
         with self._working():
@@ -173,22 +173,22 @@ class CudaBackend(Backend):
             bound = cast(Sequence[BoundCall], calls)
             early = partial(may_begin_early, bound) if knows_early() else None
         steps, waits = side_by_side(bound)
-        return [Call(self._run, Captured(steps, self.stream, waits, early))] if steps else []
+        return [Call(self._run, Capture(steps, self.stream, waits, early))] if steps else []
 
     def _run(self, work: Callable[[], object], *_kept: object) -> None:
         """Put work on the stream; `_kept` must live as long as the call."""
         with self._working():
             work()
 
-    def _known(self, node: Tensor) -> Kernel | None:
+    def _declaration(self, node: Tensor) -> Kernel | None:
         assert node.op is not None
         own = node.op.kernel if isinstance(node.op, OwnOp) else None
         return own or self._kernels.get(node.op.name)
 
     def _kernel(self, node: Tensor) -> Kernel:
-        found = self._known(node)
-        assert found is not None
-        return found
+        kernel = self._declaration(node)
+        assert kernel is not None
+        return kernel
 
     def _constant(self, values: np.ndarray) -> Any:
         """A copy of a small array on the card."""
@@ -214,14 +214,14 @@ class CudaBackend(Backend):
         if not (isinstance(error, Exception) and is_failure(error)):
             return
         if ran_out(error):
-            wanted = self._wanted(n_bytes) if is_current else _OF_DRIVER
+            wanted = self._demand(n_bytes) if is_current else _OF_DRIVER
             raise DeviceMemoryError(f"{self.name} is out of memory: {wanted}") from error
         if (cause := lost_by(error, is_current)) is not None:
             abandon(self.index)
             raise DeviceLostError(f"{self.name} has failed: {reason_of(cause)}") from error
         raise DeviceError(f"{self.name} refuses a call: {reason_of(error)}") from error
 
-    def _wanted(self, n_bytes: int) -> str:
+    def _demand(self, n_bytes: int) -> str:
         try:
             free, total = cuda.current_context().get_memory_info()
         except Exception as error:

@@ -1,39 +1,29 @@
-"""Numba's CUDA and the driver that it calls, imported here before all else.
-
-Under NUMBA_ENABLE_CUDASIM=1 Python threads run the kernels (`SIMULATED`, see simulator.py).
-"""
+"""The driver of CUDA, by way of Numba."""
 
 import atexit
 import importlib
-import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-# Its own .pth does this where packages lie in site-packages, not where they lie on PYTHONPATH.
-with suppress(ImportError):
-    importlib.import_module("_numba_cuda_redirector")
-# numba-cuda 0.30 names it when imported, NumPy 2.5 has dropped it.
-vars(np).setdefault("row_stack", np.vstack)
+from pyggml.backends.cuda.runtime.simulator import on_card
+from pyggml.backends.cuda.runtime.toolkit import cuda
 
-# Hence these imports come after the lines above, not at the top.
-with warnings.catch_warnings():  # it makes a time without a unit, which NumPy 2.5 deprecates
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from numba import config, cuda
-from numba.cuda.cudadrv.driver import CudaAPIError, driver  # noqa: E402
-from numba.cuda.cudadrv.error import CudaSupportError  # noqa: E402
+# isort: split
+from numba.cuda.cudadrv.driver import CudaAPIError, driver
+from numba.cuda.cudadrv.error import CudaSupportError
 
 __all__ = [
-    "SIMULATED",
     "CudaAPIError",
     "CudaSupportError",
     "abandon",
     "address",
     "allow_shared",
     "cuda",
+    "description_of",
     "direct",
     "driver",
     "free_what_is_gone",
@@ -41,10 +31,6 @@ __all__ = [
     "shared_cell",
     "versions",
 ]
-
-SIMULATED = bool(config.ENABLE_CUDASIM)
-if not SIMULATED:  # a kernel for one row has one block
-    vars(importlib.import_module("numba.cuda.core.config"))["CUDA_LOW_OCCUPANCY_WARNINGS"] = 0
 
 
 class _Direct:
@@ -86,12 +72,11 @@ def allow_shared(kernel: Any, n_bytes: int, index: int) -> None:
         driver.cuKernelSetAttribute(CUfunction_attribute(attribute), value, kernel, index)
 
 
+@on_card
 def address(array: Any) -> int:
     """Where the first byte of an array lies: on the card, or, as a test has it, on the host."""
     if isinstance(array, np.ndarray):
         return int(array.ctypes.data)
-    if SIMULATED:
-        return int(array._ary.ctypes.data)
     return int(array.__cuda_array_interface__["data"][0])
 
 
@@ -104,29 +89,30 @@ def _context(index: int) -> Any:
     return handle
 
 
+@on_card
 def make_current(index: int) -> None:
     """Let what this thread asks of the driver be meant for a card, until it names another one.
 
     `with cuda.gpus[index]` takes ten times as long.
     """
-    if not SIMULATED:
-        direct.cuCtxSetCurrent(_context(index))
+    direct.cuCtxSetCurrent(_context(index))
 
 
+@on_card
 def shared_cell() -> tuple[Any, np.ndarray]:
     """One int32, 0, in the host's memory: as kernels get it, and as the host sees it."""
     cell = cuda.mapped_array(1, np.int32)
-    seen = cell._ary if SIMULATED else np.asarray(cell)
+    seen = np.asarray(cell)
     seen[0] = 0
     return cell, seen
 
 
+@on_card
 def free_what_is_gone() -> None:
     """Free the memory of arrays and modules that are gone, which Numba lets wait a while."""
-    if not SIMULATED:
-        context = cuda.current_context()
-        context.memory_manager.deallocations.clear()
-        context.deallocations.clear()
+    context = cuda.current_context()
+    context.memory_manager.deallocations.clear()
+    context.deallocations.clear()
 
 
 @cache  # which holds what is entered until the process ends
@@ -139,8 +125,17 @@ def abandon(index: int) -> ExitStack:
     return held
 
 
+@on_card
 def versions() -> tuple[tuple[int, int], tuple[int, int]]:
     """The versions of CUDA that the driver runs and that kernels are compiled for."""
     number = int(driver.cuDriverGetVersion())
     made_for = cuda.runtime.get_version()
     return (number // 1000, number % 1000 // 10), (made_for[0], made_for[1])
+
+
+@on_card
+def description_of(index: int) -> tuple[str, tuple[int, int], int]:
+    """The name of a card, its compute capability and the bytes of its memory."""
+    card = driver.get_device(index)
+    name = card.name.decode() if isinstance(card.name, bytes) else card.name
+    return name, tuple(card.compute_capability), driver.cuDeviceTotalMem(card.id)

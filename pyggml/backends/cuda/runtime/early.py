@@ -24,8 +24,9 @@ from weakref import WeakKeyDictionary
 
 from pyggml.backends.cuda.code.jit import ALWAYS_SHARED, most_shared
 from pyggml.backends.cuda.code.ptx import plain
-from pyggml.backends.cuda.runtime.driver import SIMULATED, CudaSupportError, cuda, versions
+from pyggml.backends.cuda.runtime.driver import CudaSupportError, cuda, versions
 from pyggml.backends.cuda.runtime.launches import launches
+from pyggml.backends.cuda.runtime.simulator import on_card
 from pyggml.graph.call import Call
 
 _SINCE, _DRIVER = (9, 0), (12, 3)  # compute capability, and CUDA of the driver
@@ -57,16 +58,17 @@ def read_early(step: Call) -> list[Any] | None:
 
 def knows_early() -> bool:
     """Whether launches of this card, by this driver, can begin early."""
-    if SIMULATED or versions()[0] < _DRIVER:
+    if versions()[0] < _DRIVER:
         return False
     return bool(cuda.get_current_device().compute_capability >= _SINCE)
 
 
+@on_card
 def least_shared() -> int:
     """Bytes of dynamic shared memory that launches of such kernels ask for at least: a third of a
     multiprocessor's, so that there is no room for a third block; 0 on cards before Hopper, and
     where a kernel may not ask for more than usual."""
-    if SIMULATED or most_shared() == ALWAYS_SHARED:
+    if most_shared() == ALWAYS_SHARED:
         return 0
     try:
         card = cuda.get_current_device()

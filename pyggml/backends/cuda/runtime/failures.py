@@ -133,5 +133,5 @@ def _code(failure: BaseException) -> str:
         number = int(failure.code or 0)
         names = [result.name for result in CUresult if result.value == number]
         return names[0].removeprefix("CUDA_ERROR_") if names else ""
-    found = re.search(r"\bCUDA_ERROR_(\w+)", str(failure))
-    return found[1] if found else ""
+    match = re.search(r"\bCUDA_ERROR_(\w+)", str(failure))
+    return match[1] if match else ""

@@ -44,20 +44,8 @@ class BoundCall(Call):
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """The card's way to compute an op.
-
-    bind      (Site) -> Call, asked once when a plan is bound to memory; see launch.py
-    lacks     (node) -> what is missing to compute it, in a few words; None if nothing
-    scratch   (node, compute) -> bytes of scratch
-    shared    (node, compute) -> (bytes, key) of the scratch made of the last source alone, 0 bytes
-              if none; nodes with the same source, function and key share it
-    """
-
-    bind: Callable[[Site], Call]
-    lacks: Callable[[Tensor], str | None] = kernels.nothing_lacks
-    scratch: Callable[[Tensor, Compute], int] = kernels.no_scratch
-    shared: Callable[[Tensor, Compute], tuple[int, str]] = kernels.nothing_shared
+class Kernel(kernels.Kernel[Site, Call, Compute]):
+    """The card's way to compute an op: `bind` returns a Call, see launches.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,13 +7,14 @@ runs each thread of a block as a Python thread: there, grids are small.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pyggml.backends.cuda.runtime.driver import SIMULATED
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.graph.call import Call
 
 THREADS = 256  # of a block; a power of two, and the most that block_sum and its like take
-MOST_BLOCKS = 132 * 16  # some rounds of the multiprocessors of a large card
-WARP, _MOST_ROW_BLOCKS, _SHORT = 32, 1 << 16, 256
-_SIMULATED_THREADS, _SIMULATED_BLOCKS = 4, 2
+_MOST_THREADS, _WARP = small(THREADS, 4), small(32, 4)
+_MOST_BLOCKS = small(132 * 16)  # some rounds of the multiprocessors of a large card
+_MOST_ROW_BLOCKS = small(1 << 16)
+_SHORT = small(256, 0)  # a row that gets a warp, not a block
 
 
 def launch(
@@ -34,19 +35,15 @@ def launch(
 
 def per_element(kernel: Any, n: int, stream: Any, *arguments: Any) -> Call:
     """A launch for n elements: `for i in range(cuda.grid(1), n, cuda.gridsize(1))`."""
-    if SIMULATED:
-        return launch(kernel, _SIMULATED_BLOCKS, _SIMULATED_THREADS, stream, *arguments)
-    blocks = max(1, min(-(-n // THREADS), MOST_BLOCKS))
-    return launch(kernel, blocks, THREADS, stream, *arguments)
+    blocks = max(1, min(-(-n // _MOST_THREADS), _MOST_BLOCKS))
+    return launch(kernel, blocks, _MOST_THREADS, stream, *arguments)
 
 
 def per_row(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> Call:
     """A launch for rows of n elements, a block for each:
     `for row in range(cuda.blockIdx.x, n_rows, cuda.gridDim.x)`."""
-    if SIMULATED:
-        return launch(kernel, min(n_rows, 2), _SIMULATED_THREADS, stream, *arguments)
-    threads = WARP
-    while threads < min(n, THREADS):
+    threads = _WARP
+    while threads < min(n, _MOST_THREADS):
         threads *= 2
     return launch(kernel, max(1, min(n_rows, _MOST_ROW_BLOCKS)), threads, stream, *arguments)
 
@@ -54,18 +51,16 @@ def per_row(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> C
 def per_rows(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> Call:
     """The same, and a warp for each row of at most 256 elements:
     `for row in range(first_row(), n_rows, rows_apart())`, see blocks.py."""
-    if SIMULATED or n > _SHORT:
+    if n > _SHORT:
         return per_row(kernel, n_rows, n, stream, *arguments)
-    together = THREADS // WARP
+    together = THREADS // _WARP
     blocks = max(1, min(-(-n_rows // together), _MOST_ROW_BLOCKS))
-    return launch(kernel, blocks, (WARP, together), stream, *arguments)
+    return launch(kernel, blocks, (_WARP, together), stream, *arguments)
 
 
 def threads_of_row(n: int) -> int:
     """The threads that per_rows gives a row of n elements, if n is more than 128; else a warp's."""
-    if SIMULATED:
-        return _SIMULATED_THREADS
-    return WARP if n <= _SHORT else THREADS
+    return _WARP if n <= _SHORT else _MOST_THREADS
 
 
 def in_turn(*calls: Call) -> Call:

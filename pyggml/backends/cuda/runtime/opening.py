@@ -35,12 +35,10 @@ def cards() -> list[Card]:
     Raises DeviceError, one sentence that names what is missing, if there is none.
     """
     try:
-        from pyggml.backends.cuda.runtime.driver import SIMULATED, driver, versions
+        from pyggml.backends.cuda.runtime.driver import description_of, driver, versions
     except ImportError as error:
         missing = f"the package {error.name}" if error.name else str(error)
         raise DeviceError(f"no CUDA device: {missing} is missing, wanted {WANTED}") from error
-    if SIMULATED:
-        return [Card(0, "simulator", (0, 0), 0)]
     try:
         runs, made_for = versions()
         if runs[0] < made_for[0]:
@@ -48,7 +46,7 @@ def cards() -> list[Card]:
                 f"no CUDA device: the driver runs CUDA {runs[0]}.{runs[1]}, wanted a driver for "
                 f"{made_for[0]}.{made_for[1]}, the version of numba-cuda's compiler"
             )
-        present = [_card(i) for i in range(driver.get_device_count())]
+        present = [Card(i, *description_of(i)) for i in range(driver.get_device_count())]
     except Exception as error:
         if (reason := _reason(error)) is None:
             raise
@@ -74,14 +72,6 @@ def _reason(error: Exception) -> str | None:
     if "CUDA_ERROR" in reason:
         return reason
     return f"{reason.split('. ')[0]}, wanted NVIDIA's driver"  # it is not there, or does not load
-
-
-def _card(index: int) -> Card:
-    from pyggml.backends.cuda.runtime.driver import driver
-
-    card = driver.get_device(index)
-    name = card.name.decode() if isinstance(card.name, bytes) else card.name
-    return Card(index, name, tuple(card.compute_capability), driver.cuDeviceTotalMem(card.id))
 
 
 def open_cuda(index: int | None = None, compute: Compute = "bf16") -> CudaBackend:

@@ -3,16 +3,22 @@
 It has no PTX and no warps: there a warp is one thread, and a block has one row. A function of
 pyggml/backends/cuda/code without which kernels could not run there has a twin here, by its name;
 the others raise when they are called, and products take paths without tensor cores. Launches are
-small: each thread of a block is a thread of Python.
+small: each thread of a block is a thread of Python. A function of the runtime that asks the driver
+is `on_card`, and has a twin here as well: the card's memory is the host's, and all work is done at
+once.
 """
 
+import ctypes
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED, cuda
 
+F = TypeVar("F", bound=Callable)
+HAS_PTX = not SIMULATED  # and warps of 32 lanes
 _CODE = "pyggml.backends.cuda.code."
 _device: Any = cuda.jit(device=True)
 
@@ -24,7 +30,14 @@ def small(n: int, simulated: int = 2) -> int:
 
 def twin_of(function: Callable) -> Any:
     """What takes the place of a device function in the simulator; None if the function itself."""
+    if not SIMULATED:
+        return None
     return TWINS.get(function.__name__) if (function.__module__ or "").startswith(_CODE) else None
+
+
+def on_card(function: F) -> F:
+    """A function, or class, of a card; in the simulator its twin."""
+    return TWINS[function.__name__] if SIMULATED else function
 
 
 def absent(function: Callable) -> Callable:
@@ -135,7 +148,54 @@ def block_max(x, parts):
     return top
 
 
+# -- twins of what asks the driver --------------------------------------------------------------
+
+
+class Event:
+    """All work is done at once: nobody waits."""
+
+    def record(self, _stream: Any) -> None: ...
+
+    def wait(self) -> None: ...
+
+
+def address(array: Any) -> int:
+    return int((array if isinstance(array, np.ndarray) else array._ary).ctypes.data)
+
+
+def shared_cell() -> tuple[Any, np.ndarray]:
+    cell = cuda.mapped_array(1, np.int32)
+    cell._ary[0] = 0
+    return cell, cell._ary
+
+
+def sender(target: Any, values: np.ndarray, _stream: Any) -> Callable[[], object]:
+    return partial(ctypes.memmove, target.address, values.ctypes.data, target.n)
+
+
+def receive(start: int, source: Any, _stream: Any) -> None:
+    ctypes.memmove(start, source.address, source.n)
+
+
+def nothing(*_: Any) -> None:
+    """There is nothing to do, or there is none."""
+
+
 TWINS: dict[str, Any] = {
+    "Event": Event,
+    "address": address,
+    "make_current": nothing,
+    "shared_cell": shared_cell,
+    "free_what_is_gone": nothing,
+    "_sender": sender,
+    "_receive": receive,
+    "least_shared": lambda: 0,
+    "tile_rows": lambda _: 4,
+    "has_clusters": lambda: False,
+    "_library": nothing,
+    "_start": address,
+    "versions": lambda: ((0, 0), (0, 0)),
+    "description_of": lambda _: ("simulator", (8, 0), 0),
     "load_half": load_half,
     "load_byte": load_byte,
     "load_short": load_short,

@@ -13,8 +13,9 @@ from weakref import finalize
 
 import numpy as np
 
-from pyggml.backends.cuda.runtime.driver import SIMULATED, address, cuda, direct, free_what_is_gone
+from pyggml.backends.cuda.runtime.driver import address, cuda, direct, free_what_is_gone
 from pyggml.backends.cuda.runtime.events import Event
+from pyggml.backends.cuda.runtime.simulator import on_card
 
 _LEAST = 4 << 10
 _MOST_LOCKED = 64 << 20  # bytes; what else is read meanwhile comes through ordinary memory
@@ -70,12 +71,9 @@ class Transfers:
         """A function that copies an array as it is when the function is called. The array must live
         until then, have no gaps, and not be page-locked."""
         assert values.nbytes == target.n, f"{values.nbytes} bytes for {target.n}"
-        if SIMULATED:
-            return partial(target.array.copy_to_device, values.reshape(-1).view(np.uint8))
         if not target.n:
             return lambda: None
-        start, stream = values.ctypes.data, self._stream.handle
-        return partial(direct.cuMemcpyHtoDAsync, target.address, start, target.n, stream)
+        return _sender(target, values, self._stream)
 
     def to_host(self, source: Bytes) -> tuple[np.ndarray, Event]:
         """Begin to copy: (uint8 memory, the event after which it holds the bytes)."""
@@ -83,11 +81,10 @@ class Transfers:
         memory = np.empty(source.n, np.uint8) if piece is None else self._lent(piece)
         arrived = Event() if piece is None else piece.arrived
         copy = memory[: source.n]
-        if SIMULATED:
-            copy[:] = source.array.copy_to_host()
-        elif source.n:
-            start = memory.ctypes.data if piece is None else piece.place.start
-            direct.cuMemcpyDtoHAsync(start, source.address, source.n, self._stream.handle)
+        if source.n:
+            _receive(
+                memory.ctypes.data if piece is None else piece.place.start, source, self._stream
+            )
         arrived.record(self._stream)
         return copy, arrived
 
@@ -118,3 +115,14 @@ class Transfers:
         lease = (ctypes.c_uint8 * size).from_buffer(piece.memory)
         finalize(lease, self._free[size].append, piece).atexit = False
         return np.frombuffer(lease, np.uint8)
+
+
+@on_card
+def _sender(target: Bytes, values: np.ndarray, stream: Any) -> Callable[[], object]:
+    start = values.ctypes.data
+    return partial(direct.cuMemcpyHtoDAsync, target.address, start, target.n, stream.handle)
+
+
+@on_card
+def _receive(start: int, source: Bytes, stream: Any) -> None:
+    direct.cuMemcpyDtoHAsync(start, source.address, source.n, stream.handle)

@@ -45,7 +45,7 @@ def waits(steps: Iterable[Access]) -> Waits:
 
     Those that one of the others waits for anyway are left out.
     """
-    memory, found = _Memory(), []
+    memory, of_steps = _Memory(), []
     before: list[int] = []  # of each step, bits of all steps that end before it begins
     for i, step in enumerate(steps):
         kept, seen = [], 0
@@ -54,8 +54,8 @@ def waits(steps: Iterable[Access]) -> Waits:
                 kept.append(j)
                 seen |= before[j] | 1 << j
         before.append(seen)
-        found.append(tuple(reversed(kept)))
-    return found
+        of_steps.append(tuple(reversed(kept)))
+    return of_steps
 
 
 @dataclass(slots=True)
@@ -76,19 +76,19 @@ class _Memory:
     def conflicts(self, i: int, step: Access) -> set[int]:
         """The earlier steps that must end before step i: for the bytes that it reads their writers,
         for those that it writes their readers too. Step i is entered as a user of all."""
-        found: set[int] = set()
+        numbers: set[int] = set()
         for first, last in step.reads:
             for k in range(self._cut(first), self._cut(last)):
-                found.add(self._uses[k].writer)
+                numbers.add(self._uses[k].writer)
                 self._uses[k].readers.add(i)
         for first, last in step.writes:
             here, there = self._cut(first), self._cut(last)
             for use in self._uses[here:there]:
-                found |= use.readers | {use.writer}
+                numbers |= use.readers | {use.writer}
             if here < there:
                 self._starts[here:there] = [first]
                 self._uses[here:there] = [_Use(i)]
-        return found - {i, -1}
+        return numbers - {i, -1}
 
     def _cut(self, address: int) -> int:
         """The number of the piece that begins at this address, after a cut there."""

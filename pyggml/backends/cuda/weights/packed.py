@@ -203,7 +203,7 @@ class PackedBlock(Block):
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("only types whose products read blocks as they lie have units")
 
-    pairs = constant = except_for = digits = negated = points = half = _refuse
+    pairs = constant = except_for = digits = negate = points = half = _refuse
 
     # -- weights -------------------------------------------------------------------------------
 
@@ -288,9 +288,9 @@ class Loads:
 
     def lines(self, expressions: Sequence[str]) -> Iterator[str]:
         """The lines for the words in these expressions that are not loaded yet."""
-        found = {int(i) for text in expressions for i in re.findall(r"\bw(\d+)\b", text)}
+        words = {int(i) for text in expressions for i in re.findall(r"\bw(\d+)\b", text)}
         step = max(1, self._alignment // 4)
-        for start in sorted({i // step * step for i in found}):
+        for start in sorted({i // step * step for i in words}):
             if self._alignment > 2:
                 yield from self._load("w", start, step)
             elif start not in self._loaded:
@@ -323,7 +323,7 @@ def _look_up(indices, a, b, c, d):
     return (above & is_above) | (below & ~is_above)
 
 
-def known() -> dict[str, Any]:
+def vocabulary() -> dict[str, Any]:
     """What the expressions of groups and the lines that load words name."""
     return {
         "np": np, "as_float": ptx.as_float, "half_e8m0": half_e8m0, "half_of": byte_ptx.half_of,
@@ -333,7 +333,7 @@ def known() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def closed(source: str, name: str, known: Mapping[str, Any]) -> Any:
+def compile_closure(source: str, name: str, known: Mapping[str, Any]) -> Any:
     """The function of this name and source, with `known` in its closure, where the cache of
     compiled kernels looks for what makes two of one source differ."""
     body = indent(source, "    ")

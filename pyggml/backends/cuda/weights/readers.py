@@ -35,7 +35,7 @@ class LaneBlock(ExpressionBlock):
     def chosen(self, lane: str, n: int, below: str, other: str) -> str:
         return f"({below} if {lane} < {n} else {other})"
 
-    def moved(self, lane: str, n: int) -> str:
+    def lane_before(self, lane: str, n: int) -> str:
         return f"({lane} - {n})"
 
     # -- reading -------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class LaneBlock(ExpressionBlock):
     def digits(self, whole: Lanes, i: int) -> Lanes:
         return whole._replace(text=lambda lane: f"((({whole.text(lane)} * {3**i}) & 255) * 3 >> 8)")
 
-    def negated(self, whole: Lanes, where: Lanes) -> Lanes:
+    def negate(self, whole: Lanes, where: Lanes) -> Lanes:
         def text(lane: str) -> str:
             return f"((({whole.text(lane)} ^ {where.text(lane)}) - {where.text(lane)}) & 255)"
 
@@ -169,7 +169,7 @@ class EightLanes(LaneBlock):
         self._block_bytes = block_bytes
         self._names: dict[str, str] = {}
 
-    def _named(self, text: str) -> str:
+    def _name(self, text: str) -> str:
         if text.isidentifier():
             return text
         if text not in self._names:
@@ -199,7 +199,7 @@ class EightLanes(LaneBlock):
         def text(lane: str) -> str:
             first, _, i = lane.rpartition("+")
             row = f"({first}) // {width} + {int(i) // width}"
-            return f"np.int32({name}[{self._named(indices.text(row))}, {int(i) % width}])"
+            return f"np.int32({name}[{self._name(indices.text(row))}, {int(i) % width}])"
 
         return Lanes("bytes", GROUP, text)
 
@@ -209,24 +209,24 @@ class EightLanes(LaneBlock):
 
         def text(lane: str) -> str:
             if lane.isdigit():
-                return self._named(f"np.int32(load_byte(raw, at + {offset + int(lane)}))")
+                return self._name(f"np.int32(load_byte(raw, at + {offset + int(lane)}))")
             first, _, i = lane.rpartition("+")
             at, byte = offset + int(i) // size * size, int(i) % size
-            word = self._named(f"{load}(raw, at + {at} + {first})")
+            word = self._name(f"{load}(raw, at + {at} + {first})")
             return f"np.int32({word} >> np.uint32({8 * byte}) & np.uint32(255))"
 
         return Lanes("bytes", n, text)
 
     def f16(self, offset: int, n: int = 1) -> Lanes:
         floats = super().f16(offset, n)
-        return floats._replace(text=lambda lane: self._named(floats.text(lane)))
+        return floats._replace(text=lambda lane: self._name(floats.text(lane)))
 
     def lane(self, floats: Lanes, i: int) -> Lanes:
         one = super().lane(floats, i)
-        return one._replace(text=lambda lane: self._named(one.text(lane)))
+        return one._replace(text=lambda lane: self._name(one.text(lane)))
 
     def _put(self, scale: str, q: Lanes, i: int) -> None:
-        super()._put(self._named(scale), q, i)
+        super()._put(self._name(scale), q, i)
 
 
 @device
@@ -293,7 +293,7 @@ def _values(group: Callable[[str], str], lanes: Sequence[str]) -> str:
     return ", ".join(group(lane) for lane in lanes)
 
 
-def _compiled(source: Source, name: str, function: str, **known: Any) -> Any:
+def _compile(source: Source, name: str, function: str, **known: Any) -> Any:
     """The device function of this name in a source for the weights of a type."""
     known |= {f"table{i}": table.rows.view(np.uint8) for i, table in enumerate(source.tables)}
     known |= {
@@ -314,13 +314,13 @@ def _compiled(source: Source, name: str, function: str, **known: Any) -> Any:
 @cache
 def weight_of(name: str) -> Any:
     """The device function of one weight of the type of this name."""
-    return _compiled(source_of(QUANTS[name].decode), name, "weight")
+    return _compile(source_of(QUANTS[name].decode), name, "weight")
 
 
 @cache
 def four_of(name: str) -> Any:
     """The device function of four weights of a type with blocks."""
-    return _compiled(source_of(QUANTS[name].decode, 4), name, "weight")
+    return _compile(source_of(QUANTS[name].decode, 4), name, "weight")
 
 
 def eights_of(name: str, put_eight: Any) -> Any:
@@ -329,4 +329,4 @@ def eights_of(name: str, put_eight: Any) -> Any:
     put_eight(out, i, a, …, h): out[i …] = eight floats
     """
     source = _source_of_eights(QUANTS[name].decode, QUANTS[name].dtype.block_bytes)
-    return _compiled(source, name, "eights", put_eight=put_eight)
+    return _compile(source, name, "eights", put_eight=put_eight)

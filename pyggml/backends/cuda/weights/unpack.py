@@ -162,7 +162,7 @@ def _round_fours(out, x):
         put_four_bf16(out, 4 * i, a, b, c, d)
 
 
-def rounded(out: Any, x: Any, stream: Any) -> Call:
+def round_to_bfloat16(out: Any, x: Any, stream: Any) -> Call:
     """A call that rounds float32 x to bfloat16 in out (uint16)."""
     if vectorizable(out, x):
         return per_element(_round_fours, x.size // 4, stream, out, x)

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
-
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.attention_tiles import (
@@ -37,7 +35,7 @@ from pyggml.backends.webgpu.wgsl.attention_tiles import (
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, per_element, whole
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import Tensor
-from pyggml.ops.attention.positions import alibi_slopes
+from pyggml.ops.attention.positions import score_tables
 
 _WIDEST = 256  # numbers of a head
 _NONE = -3e38  # stands for −inf, which shaders may do without
@@ -111,14 +109,14 @@ _DELTAS = """
 
 
 def _all_x(value: str, together: str) -> str:
-    """`together` of `value`, a vector of the thread's rows, over all x, as `found`."""
+    """`together` of `value`, a vector of the thread's rows, over all x, as `result`."""
     others = "\n".join(
-        f"found = {together.format('found', f'mine[{i * 8}u + y]')};" for i in range(1, 16)
+        f"result = {together.format('result', f'mine[{i * 8}u + y]')};" for i in range(1, 16)
     )
     return f"""
 mine[x * 8u + y] = {value};
 workgroupBarrier();
-var found = mine[y];
+var result = mine[y];
 {others}
 workgroupBarrier();"""
 
@@ -145,11 +143,11 @@ def _forward_source(n_bands: int) -> str:
         {dots("s", rows, ("k", _KEY_COLUMNS, "range.y"))}
         {scored}
         let before = top;
-        {{ {_all_x("max(max(z0, z1), max(z2, z3))", "max({}, {})")} top = max(top, found); }}
+        {{ {_all_x("max(max(z0, z1), max(z2, z3))", "max({}, {})")} top = max(top, result); }}
         let shrink = exp(before - top);
         {chances}
         {set_weights([f"p{j}" for j in every])}
-        {{ {_all_x("p0 + p1 + p2 + p3", "{} + {}")} total = total * shrink + found; }}
+        {{ {_all_x("p0 + p1 + p2 + p3", "{} + {}")} total = total * shrink + result; }}
         {shrink}
         {add_columns("o", n_bands, ("v", _KEY_COLUMNS, "range.y"))}
     }}
@@ -266,11 +264,9 @@ def _constants(node: Tensor) -> dict[str, int | float]:
 
 def _extras(site: Site, first: int) -> dict[str, View]:
     """Mask, slopes and sinks among the sources from `first` on."""
-    p, views, n_heads = site.node.params, list(site.src[first:]), site.node.src[0].shape[1]
-    slopes = site.constant(alibi_slopes(n_heads, p["max_bias"]).astype(np.float32))
-    mask = views.pop(0) if p["masked"] else slopes
-    nothing = np.full(n_heads, _NONE, np.float32)
-    return {"mask": mask, "slopes": slopes, "sinks": views[0] if views else site.constant(nothing)}
+    n_heads, given = site.node.src[0].shape[1], site.src[first:]
+    tables = score_tables(site.node.params, given, n_heads, site.constant, _NONE)
+    return dict(zip(("mask", "slopes", "sinks"), tables, strict=True))
 
 
 def _tiles(

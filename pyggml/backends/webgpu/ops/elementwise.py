@@ -62,7 +62,7 @@ _CLIPPED_SLOPE = (
 _REPEATED = " + ".join(f"(i / BELOW{a}) % MANY{a} % FEW{a} * STEP{a}" for a in range(MAX_AXES))
 
 
-def _applied(formula: str) -> Callable[[Site], Sequence[Dispatch]]:
+def _apply(formula: str) -> Callable[[Site], Sequence[Dispatch]]:
     """y_i = formula of a_i, b_i, c_i and the node's parameters; the last source is repeated."""
 
     def bind(site: Site) -> Sequence[Dispatch]:
@@ -145,4 +145,4 @@ for _name, _formula in {
     "swiglu_clipped_back_gate": f"select(0.0, c * {_SHIFTED} * {_CLIPPED_SLOPE}, a < p_limit)",
     "swiglu_clipped_back_up": f"select(0.0, c * {_CLIPPED}, abs(b) < p_limit)",
 }.items():
-    declare(_name, Kernel(_applied(_formula)))
+    declare(_name, Kernel(_apply(_formula)))

@@ -81,7 +81,7 @@ def _into(site: Site, x: Tensor, view: View, first: int = 0) -> Dispatch:
     return site.shaders.dispatch(_COPY.replace("FROM", _FROM), views, per_element(n), constants)
 
 
-def _rounded(site: Site, x: Tensor, view: View) -> Dispatch:
+def _copy_16_bits(site: Site, x: Tensor, view: View) -> Dispatch:
     """Copy x as numbers of 16 bits."""
     to = site.node.dtype
     if x.dtype is to:
@@ -101,7 +101,7 @@ def _rounded(site: Site, x: Tensor, view: View) -> Dispatch:
 def _copy_of(site: Site) -> Sequence[Dispatch]:
     (x,), (view,), to = site.node.src, site.src, site.node.dtype
     if to in (F16, BF16):
-        return [_rounded(site, x, view)]
+        return [_copy_16_bits(site, x, view)]
     if x.dtype is to:
         return [_into(site, x, view)]
     constants = {**_sizes(x.shape), **_steps(x, "X")}

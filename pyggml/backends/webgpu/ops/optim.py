@@ -60,7 +60,7 @@ def _scratch(node: Tensor, shaders: Shaders) -> int:
 
 def _clip_norm(site: Site) -> Sequence[Dispatch]:
     (g,), n, limit = site.src, site.node.src[0].n_elements, next(iter(site.node.params.values()))
-    n_pieces, g = _pieces(site.node), g.written()
+    n_pieces, g = _pieces(site.node), g.for_writing()
     made = site.shaders.dispatch
     calls = [
         made(_SQUARES, {"sums": site.scratch, "g": g}, n_pieces, {"N": n, "PIECE": _PIECE}),
@@ -77,7 +77,7 @@ def _step(body: str, names: Sequence[str]) -> Callable[[Site], Sequence[Dispatch
 
     def bind(site: Site) -> Sequence[Dispatch]:
         views = {"y": site.out, **dict(zip(names, site.src, strict=True))}
-        views |= {name: views[name].written() for name in ("m", "v") if name in views}
+        views |= {name: views[name].for_writing() for name in ("m", "v") if name in views}
         n = site.node.n_elements
         return [site.shaders.dispatch(body, views, per_element(n), {"N": n})]
 

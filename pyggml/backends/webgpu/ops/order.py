@@ -30,7 +30,7 @@ fn comes_before(a: f32, i: u32, b: f32, j: u32) -> bool {  // equal ones keep th
 )
 
 
-def _ranked(site: Site) -> Sequence[Dispatch]:
+def _rank(site: Site) -> Sequence[Dispatch]:
     """argsort keeps all numbers of a row, top_k the k largest."""
     (x,), p = site.node.src, site.node.params
     n = x.shape[-1]
@@ -69,7 +69,7 @@ def _log_temperature(site: Site) -> Sequence[Dispatch]:
     return [site.shaders.dispatch(_TEMPERATURE, views, per_element(n), constants)]
 
 
-declare("argsort", Kernel(_ranked))
-declare("top_k", Kernel(_ranked))
+declare("argsort", Kernel(_rank))
+declare("top_k", Kernel(_rank))
 declare("window_span", Kernel(_window_span))
 declare("log_temperature", Kernel(_log_temperature))

@@ -159,7 +159,7 @@ def _dense(
         "M": p.m, "N": p.n, "PARTS": n_parts, "C_ROW": p.c_row, "C_FIRST": p.c_first,
         "ADDS": p.adds,
     }  # fmt: skip
-    views = {"c": c.written(), "x": replace(sums, is_written=False)}
+    views = {"c": c.for_writing(), "x": replace(sums, is_written=False)}
     total = shaders.dispatch(_TOTAL, views, per_element(p.m * p.n), constants)
     return [_tiles(own, tile, n_parts, sums, a, b, shaders), total]
 
@@ -202,7 +202,7 @@ def _tiles(
     of_a, of_b = _reading(p.a, p.m, p.k, a), _reading(p.b, p.n, p.k, b)
     c_in_quads = c.has_quads and not any(size % 4 for size in (p.n, p.c_row, p.c_first))
     views = {"c": c.in_quads if c_in_quads else c, "a": _quads(a, of_a), "b": _quads(b, of_b)}
-    views["c"] = views["c"].written()
+    views["c"] = views["c"].for_writing()
     groups = (-(-p.n // tile.n), -(-p.m // tile.m), p.n_batches * n_parts)
     return shaders.dispatch(product_source(tile, of_a, of_b, c_in_quads), views, groups, constants)
 
@@ -230,7 +230,7 @@ def _few(p: Problem, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
     if not of_l.along_k and of_f.along_k:
         of_f = replace(of_f, in_quads=False)  # its k are taken one by one
     groups = (-(-many[1] // rows_of_group(of_l.along_k)), -(-few[1] // AT_ONCE), p.n_batches)
-    views = {"c": c.written(), "l": _quads(many[2], of_l), "f": _quads(few[2], of_f)}
+    views = {"c": c.for_writing(), "l": _quads(many[2], of_l), "f": _quads(few[2], of_f)}
     return shaders.dispatch(few_source(of_l, of_f), views, groups, constants)
 
 
@@ -246,7 +246,7 @@ def _dots(p: Problem, c: View, a: View, w: View, shaders: Shaders) -> Dispatch:
     }  # fmt: skip
     of_a = _reading(p.a, p.m, p.k, a)
     of_a = replace(of_a, along_k=True, in_quads=of_a.along_k and of_a.in_quads)
-    views = {"c": c.written(), "a": _quads(a, of_a), "w": w}
+    views = {"c": c.for_writing(), "a": _quads(a, of_a), "w": w}
     source = dots_source(p.b.dtype.name, p.m, of_a)
     return shaders.dispatch(source, views, -(-p.n // ROWS_OF_GROUP), constants)
 

@@ -25,16 +25,16 @@ _DIVIDED = """
 fn divided(f: vec2<u32>, by: f32) -> vec2<u32> {
     let bits = bitcast<u32>(by);
     let m = (bits & 0x7fffffu) | 0x800000u;
-    var found = vec2<u32>(0u, 0u);
+    var quotient = vec2<u32>(0u, 0u);
     var rest = 0u;
     for (var n = 0u; n < 214u - min(bits >> 23u, 214u); n++) {
         rest = 2u * rest;
         if (n < 64u) { rest += (select(f.x, f.y, n >= 32u) >> (31u - n % 32u)) & 1u; }
         let one = select(0u, 1u, rest >= m);
         rest -= one * m;
-        found = vec2<u32>((found.x << 1u) | (found.y >> 31u), (found.y << 1u) | one);
+        quotient = vec2<u32>((quotient.x << 1u) | (quotient.y >> 31u), (quotient.y << 1u) | one);
     }
-    return found;
+    return quotient;
 }
 """
 _TABLE = (
@@ -117,7 +117,7 @@ _TURN = """
 """
 
 
-def _turned(sign: float) -> Callable[[Site], Sequence[Dispatch]]:
+def _rotate(sign: float) -> Callable[[Site], Sequence[Dispatch]]:
     def bind(site: Site) -> Sequence[Dispatch]:
         x, table = site.node.src
         (*_, n_heads, d), n_pairs, p = x.shape, table.shape[2], site.node.params
@@ -132,5 +132,5 @@ def _turned(sign: float) -> Callable[[Site], Sequence[Dispatch]]:
     return bind
 
 
-declare("rope_apply", Kernel(_turned(1.0)))
-declare("rope_apply_back", Kernel(_turned(-1.0)))
+declare("rope_apply", Kernel(_rotate(1.0)))
+declare("rope_apply_back", Kernel(_rotate(-1.0)))

@@ -9,7 +9,7 @@ from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, per_element, whole
 from pyggml.graph.tensor import MAX_AXES, Shape
-from pyggml.ops.attention.positions import alibi_slopes
+from pyggml.ops.attention.positions import score_tables
 
 NOTHING = -3e38  # stands for −inf, which shaders may do without
 _SCORE = """
@@ -50,7 +50,7 @@ def _four(shape: Shape) -> Shape:
 
 def _soft_max(site: Site) -> Sequence[Dispatch]:
     x, *extras = site.node.src
-    views, p = list(site.src[1:]), site.node.params
+    p = site.node.params
     _, heads, queries, n = _four(x.shape)
     masked = bool(p["masked"])
     masks = _four(extras[0].shape) if masked else (1, 1, 1, 1)
@@ -60,10 +60,8 @@ def _soft_max(site: Site) -> Sequence[Dispatch]:
         "MASKS0": masks[0], "MASKS1": masks[1], "SCALE": float(p["scale"]), "NOTHING": NOTHING,
     }  # fmt: skip
     some = {"y": site.out, "x": site.src[0]}
-    some["mask"] = views.pop(0) if masked else site.constant(np.zeros(1, np.float32))
-    nothing = np.full(heads, NOTHING, np.float32)
-    some["sinks"] = views.pop(0) if views else site.constant(nothing)
-    some["slopes"] = site.constant(alibi_slopes(heads, p["max_bias"]).astype(np.float32))
+    tables = score_tables(p, site.src[1:], heads, site.constant, NOTHING)
+    some |= zip(("mask", "slopes", "sinks"), tables, strict=True)
     some["lost"] = site.saved[0] if site.saved else site.scratch
     return [site.shaders.dispatch(_SOFT_MAX, some, rows, constants)]
 

@@ -64,19 +64,19 @@ class WebGPUBackend(Backend):
         most = int(limits["max-storage-buffer-binding-size"])
         self.limit, self._most_bytes = min(limit or most, most), int(limits["max-buffer-size"])
         self.shaders, self._kernels = Shaders(self.device, self.limit, compute == "f16"), kernels()
-        self._faults = Faults(self._constant(np.zeros(1, np.int32)).written())
+        self._faults = Faults(self._constant(np.zeros(1, np.int32)).for_writing())
 
-    def unsupported(self, node: Tensor) -> str | None:
+    def refusal(self, node: Tensor) -> str | None:
         assert node.op is not None
-        found = self._kernels.get(node.op.name)
-        if found is None:
+        kernel = self._kernels.get(node.op.name)
+        if kernel is None:
             return "no kernel is declared"
         for i, t in enumerate((*node.src, node, *node.saved)):
-            if t.n_bytes > self.limit and i not in found.tiled:
+            if t.n_bytes > self.limit and i not in kernel.tiled:
                 return f"{t!r} takes {t.n_bytes:,} bytes, a binding at most {self.limit:,}"
-            if t.dtype not in _KINDS and i not in (*found.tiled, *found.mixed):
+            if t.dtype not in _KINDS and i not in (*kernel.tiled, *kernel.mixed):
                 return f"{t.dtype} has no kernel here"
-        return found.lacks(node)
+        return kernel.lacks(node)
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -136,12 +136,12 @@ class WebGPUBackend(Backend):
             encoder.copy_buffer_to_buffer(cell.buffer, 0, staging, n, WORD)
             self.device.queue.submit([encoder.finish()])
             staging.map_sync("READ")
-            found = np.array(np.frombuffer(staging.read_mapped(), np.uint8))
+            data = np.array(np.frombuffer(staging.read_mapped(), np.uint8))
             staging.destroy()
-        if fault := int(found[n:].view(np.int32)[0]):
+        if fault := int(data[n:].view(np.int32)[0]):
             self.device.queue.write_buffer(cell.buffer, 0, np.zeros(1, np.int32))
             raise PyggmlError(self._faults.sentence(fault))
-        return found[:n]
+        return data[:n]
 
     def _view(self, t: Tensor) -> View:
         place, start = self._place(t)
@@ -155,9 +155,9 @@ class WebGPUBackend(Backend):
         memory = View(arena, scratch or 0, self.scratch(node), "f32", True)
         site = Site(
             node,
-            self._view(node).written(),
+            self._view(node).for_writing(),
             tuple(self._view(s) for s in node.src),
-            tuple(self._view(s).written() for s in node.saved),
+            tuple(self._view(s).for_writing() for s in node.saved),
             memory,
             self.shaders,
             self._faults,

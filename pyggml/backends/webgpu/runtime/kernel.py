@@ -9,7 +9,6 @@ from pyggml.backends.kit import kernels
 from pyggml.backends.kit.faults import Faults
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
-from pyggml.graph.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +37,12 @@ def numbers(view: View, dtype: DType) -> View:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """The device's way to compute an op.
+class Kernel(kernels.Kernel[Site, Sequence[Dispatch], Shaders]):
+    """The device's way to compute an op: `bind` returns its dispatches, in their order.
 
-    bind      (Site) -> its dispatches, in their order
-    lacks     (node) -> what is missing to compute it, in a few words; None if nothing
-    scratch   (node, shaders) -> bytes of scratch
     tiled     positions of sources that may be larger than the limit, and of any type
     mixed     positions of sources, then of the result, whose types `lacks` checks; F32 or I32 else
     """
 
-    bind: Callable[[Site], Sequence[Dispatch]]
-    lacks: Callable[[Tensor], str | None] = kernels.nothing_lacks
-    scratch: Callable[[Tensor, Shaders], int] = kernels.no_scratch
     tiled: tuple[int, ...] = ()
     mixed: tuple[int, ...] = ()

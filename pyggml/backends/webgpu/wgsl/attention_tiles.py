@@ -78,7 +78,7 @@ fn {name}_quad(row: u32, d: u32, there: bool) -> vec4<f32> {{
     return f"{text}\nfn put_quad_{name}(row: u32, d: u32, v: vec4<f32>) {{ {put} }}"
 
 
-def _turned(memory: str, size: int, source: str, at: str, below: str) -> str:
+def _transpose(memory: str, size: int, source: str, at: str, below: str) -> str:
     """Copy 16 numbers of each of `size` rows to `memory`; `at` is the element of row `r`."""
     step, quads = size // QUAD + 1, _DEPTH // QUAD
     lines = []
@@ -115,8 +115,8 @@ def dots(sums: str, rows: tuple[str, str, str], columns: tuple[str, str, str]) -
     return f"""
 {" ".join(f"var {sums}{j} = vec4<f32>();" for j in range(QUAD))}
 for (var d = 0u; d < D; d += {_DEPTH}u) {{
-    {_turned("mine", BLOCK_ROWS, source, at, below)}
-    {_turned("other", BLOCK_COLUMNS, source2, at2, below2)}
+    {_transpose("mine", BLOCK_ROWS, source, at, below)}
+    {_transpose("other", BLOCK_COLUMNS, source2, at2, below2)}
     workgroupBarrier();
     {" ".join(products)}
     workgroupBarrier();

@@ -81,7 +81,7 @@ class View:
         """The same bytes, read as another kind of elements."""
         return replace(self, kind=kind)
 
-    def written(self) -> View:
+    def for_writing(self) -> View:
         return replace(self, is_written=True)
 
 
@@ -158,7 +158,11 @@ class Shaders:
             element = "u32" if b is None else windows[b].element
             accessors.append(_accessors(name, view, offset, b, element))
         text = "\n".join(
-            [_bound(windows, len(words) // 4), *accessors, _named(body, constants or {})]
+            [
+                _bindings(windows, len(words) // 4),
+                *accessors,
+                _with_words(body, constants or {}),
+            ]
         )
         pipeline = self._compiled(text)
         return Dispatch(pipeline, self._bindings(pipeline, windows, words), _grid(groups))
@@ -226,7 +230,7 @@ def whole(body: str) -> str:
     return _MAIN.replace("BODY", body)
 
 
-def _bound(windows: Sequence[_Window], n_vectors: int) -> str:
+def _bindings(windows: Sequence[_Window], n_vectors: int) -> str:
     lines = [f"@group(0) @binding(0) var<uniform> P: array<vec4<u32>, {n_vectors}>;"]
     for i, window in enumerate(windows):
         access = "read_write" if window.is_written else "read"
@@ -299,7 +303,7 @@ def _quad_words(kind: str, words: Sequence[str]) -> tuple[str, list[str]]:
     return f"vec4({', '.join(f'unpack2x16float({word})' for word in words)})", puts
 
 
-def _named(body: str, constants: Mapping[str, int | float]) -> str:
+def _with_words(body: str, constants: Mapping[str, int | float]) -> str:
     """The body with each constant's name replaced by the word of the uniform that holds it."""
     words = {}
     for i, (name, value) in enumerate(constants.items()):

@@ -60,7 +60,7 @@ class WordsBlock(ExpressionBlock):
     def chosen(self, lane: str, n: int, below: str, other: str) -> str:
         return f"select({other}, {below}, {lane} < {n}u)"
 
-    def moved(self, lane: str, n: int) -> str:
+    def lane_before(self, lane: str, n: int) -> str:
         return f"({lane} - {n}u)"
 
     # -- reading -------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class WordsBlock(ExpressionBlock):
 
         return whole._replace(text=text)
 
-    def negated(self, whole: Lanes, where: Lanes) -> Lanes:
+    def negate(self, whole: Lanes, where: Lanes) -> Lanes:
         def text(lane: str) -> str:
             mask = where.text(lane)
             return f"((({whole.text(lane)} ^ {mask}) - {mask}) & {_all(lane, 'i32', 255)})"

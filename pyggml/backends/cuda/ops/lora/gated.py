@@ -89,10 +89,10 @@ def _kernel(tiles_of_gate: int, tiles_of_up: int, warps: int) -> Any:
             inside = np.uint32(0xFFFFFFFF) if start + mine < k else np.uint32(0)
             for half in range(2):
                 at = min(first + group + 8 * half, m - 1) * k + column
-                found = _eight_gradients(load(gate, at), load(up, at), load(dy, at))
-                hold(words, 0, half, found[0], inside)
-                hold(words, 1, half, found[1], inside)
-                hold(words, 2, half, found[2], inside)
+                three = _eight_gradients(load(gate, at), load(up, at), load(dy, at))
+                hold(words, 0, half, three[0], inside)
+                hold(words, 1, half, three[1], inside)
+                hold(words, 2, half, three[2], inside)
             add_tiles(sums_of_gate, words, 0, b_gate, tiles_of_gate, column)
             add_tiles(sums_of_up, words, 1, b_up, tiles_of_up, column)
             for half in range(2):

@@ -26,14 +26,14 @@ def _value(formula: str, operands: Sequence[np.ndarray]) -> np.ndarray:
 def _beside(x: np.ndarray, *further: np.ndarray) -> np.ndarray:
     """[x | each further product, zeros behind its columns | zeros to the end of a wide row]"""
     both = np.concatenate([x, *map(_whole_tiles, further)], axis=1)
-    return _padded(both, wide.width(both.shape[1]))
+    return _pad(both, wide.width(both.shape[1]))
 
 
 def _whole_tiles(x: np.ndarray) -> np.ndarray:
-    return _padded(x, columns(x.shape[1]))
+    return _pad(x, columns(x.shape[1]))
 
 
-def _padded(x: np.ndarray, n: int) -> np.ndarray:
+def _pad(x: np.ndarray, n: int) -> np.ndarray:
     return np.pad(x, ((0, 0), (0, n - x.shape[1])))
 
 
@@ -54,7 +54,7 @@ def _gradient(
     yield _beside(dy, dy @ b * scale)
 
 
-def _gated(
+def _gate_gradients(
     gate: np.ndarray, up: np.ndarray, dy: np.ndarray, *b: np.ndarray, scales: tuple[float, ...]
 ) -> Iterator[np.ndarray]:
     d_gate, d_up = _value("swiglu_back_gate", (gate, up, dy)), _value("swiglu", (gate, dy))
@@ -89,16 +89,16 @@ def _of_b(u: np.ndarray, d: np.ndarray, first: int, shape: tuple[int, ...]) -> I
 def _adding(name: str, kernel: Kernel, results: Callable[..., Iterator[np.ndarray]]) -> OwnOp:
     """The op that adds what another one computes to its first source."""
 
-    def added(to: np.ndarray, *arrays: np.ndarray, **params: Any) -> Iterator[np.ndarray]:
-        (found,) = results(*arrays, **params)
-        yield to + found
+    def sums_with(to: np.ndarray, *arrays: np.ndarray, **params: Any) -> Iterator[np.ndarray]:
+        (product,) = results(*arrays, **params)
+        yield to + product
 
-    return own_op(name, kernel, added, Memory.INPLACE_FIRST)
+    return own_op(name, kernel, sums_with, Memory.INPLACE_FIRST)
 
 
 _WIDE_ROWS = own_op("wide_rows", wide.OF_ROWS, _rows)
 _WIDE_GRADIENT = own_op("wide_gradient", wide.OF_GRADIENT, _gradient)
-_GATED_GRADIENTS = own_op("gated_gradients", gated.GRADIENTS, _gated)
+_GATED_GRADIENTS = own_op("gated_gradients", gated.GRADIENTS, _gate_gradients)
 _WIDE_PRODUCT = own_op("wide_product", products.FORWARD, _product)
 _WIDE_BACK = own_op("wide_back", products.BACK, _back)
 _WIDE_BACK_ADD = _adding("wide_back_add", products.BACK_ADD, _back)
@@ -155,7 +155,7 @@ def wide_product(w: Tensor, x: Tensor, b: Tensor, first: int) -> Tensor:
 
 
 def wide_back(to: Tensor | None, w: Tensor, d: Tensor, a: Tensor) -> Tensor:
-    """dx: W (N, K), D, A (r, K) -> (M, K), added to `to` if there is one."""
+    """dx: W (N, K), D, A (r, K) -> (M, K), sums_with to `to` if there is one."""
     shape = d.shape[0], w.shape[1]
     if to is None:
         return Tensor(shape, F32, _WIDE_BACK, (w, d, a))

@@ -12,7 +12,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.glu import OF_THREE, OF_TWO
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import per_element
-from pyggml.backends.cuda.weights.unpack import rounded
+from pyggml.backends.cuda.weights.unpack import round_to_bfloat16
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Tensor
@@ -127,7 +127,7 @@ def loader_of(formula: str, types: Types) -> Any:
 
 @device
 def in_words(e):
-    """Eight floats rounded to bfloat16, as four words."""
+    """Eight floats round_to_bfloat16 to bfloat16, as four words."""
     return (
         ptx.two_bf16(e[0], e[1]),
         ptx.two_bf16(e[2], e[3]),
@@ -154,5 +154,5 @@ def rounded_formula(
 ) -> Call:
     """A call that rounds a formula's value to bfloat16 in out (uint16), of a multiple of eight."""
     if not formula:
-        return rounded(out, arrays[0], stream)
+        return round_to_bfloat16(out, arrays[0], stream)
     return per_element(_kernel(formula, types), out.size // 8, stream, out, *three(arrays))

@@ -67,12 +67,12 @@ class Tiles(NamedTuple):
 def tiles_of(
     factors: Sequence[Any], ranks: Sequence[int], scales: Sequence[float], steps: tuple[int, int]
 ) -> Tiles:
-    found = [
+    tiles = [
         (factor[first * steps[0] :], rank - first, np.float32(scale))
         for factor, rank, scale in zip(factors, ranks, scales, strict=True)
         for first in range(0, rank, TILE_COLUMNS)
     ]
-    arrays, left, of_each = zip(*found, strict=True)
+    arrays, left, of_each = zip(*tiles, strict=True)
     return Tiles(arrays, left, of_each, steps)
 
 

@@ -1,0 +1,257 @@
+"""Kills: commands ended at drawn moments. The next start ends with the bytes of an undisturbed run.
+
+python -m attacks.kills --runs 100             each command ended that often, in each way in turn
+python -m attacks.kills train --seed 7         one command, other moments
+
+A command is ended by SIGKILL, SIGTERM or Ctrl-C at a moment drawn over its whole length, by a limit
+on the size of files, or (as root on Linux) by a disk that is full. Then its output must be absent
+or whole, its words no traceback, and the same command, started again, must make the very bytes that
+it makes undisturbed and leave no partial file.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT}
+LIMIT, DISK = "a file too large", "a full disk"
+COMMAND = [sys.executable, "-m", "pyggml.cli"]
+_LONGEST = 600.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A command: its arguments, in a folder with `base.gguf`, `lora.gguf` and `text.txt`, and what
+    it writes there."""
+
+    name: str
+    arguments: Sequence[str]
+    output: str
+
+
+_TRAINING = ("--ctx", "32", "--batch", "2", "--max-steps", "16", "--val-every", "0")
+_POINTS = ("--checkpoint-dir", "points", "--checkpoint-every", "2", "--resume", "auto")
+SCENARIOS = (
+    Scenario(
+        "train",
+        ("finetune", "-m", "base.gguf", "-f", "text.txt", "-o", "a.gguf", *_TRAINING, *_POINTS),
+        "a.gguf",
+    ),
+    Scenario(
+        "merge", ("merge", "-m", "base.gguf", "--lora", "lora.gguf", "-o", "m.gguf"), "m.gguf"
+    ),
+    Scenario("quantize", ("quantize", "base.gguf", "q.gguf", "Q4_K_M"), "q.gguf"),
+    Scenario(
+        "imatrix",
+        ("imatrix", "-m", "base.gguf", "-f", "text.txt", "-o", "i.gguf", "--ctx", "32"),
+        "i.gguf",
+    ),
+    Scenario("convert", ("convert-lora", "lora.gguf", "peft", "-m", "base.gguf"), "peft"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Undisturbed:
+    """A command that nobody ends: its output's digest, its seconds, the bytes of its folder."""
+
+    digest: str
+    seconds: float
+    n_bytes: int
+
+
+def environment() -> dict[str, str]:
+    """That of this process, in which pyggml is this checkout's."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, or of a folder's files with their names; "" where there is none."""
+    if not path.exists():
+        return ""
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    whole = hashlib.sha256()
+    for file in files:
+        whole.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+def started(
+    scenario: Scenario, folder: Path, before: Callable[[], None] | None = None
+) -> subprocess.Popen[bytes]:
+    """The command, running in this folder."""
+    return subprocess.Popen(
+        [*COMMAND, *scenario.arguments],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=before,
+    )
+
+
+def undisturbed(scenario: Scenario, inputs: Path) -> Undisturbed:
+    """Run a command twice, the second time with its kernels compiled.
+
+    Raises AssertionError unless it succeeds and writes the same twice.
+    """
+    digests, seconds, n_bytes = [], 0.0, 0
+    for _ in range(2):
+        with fresh(inputs) as folder:
+            start = time.monotonic()
+            process = started(scenario, folder)
+            words = process.communicate(timeout=_LONGEST)[1]
+            assert process.returncode == 0, words.decode(errors="replace")
+            seconds = time.monotonic() - start
+            digests.append(digest(folder / scenario.output))
+            n_bytes = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    assert digests[0] == digests[1] != "", f"{scenario.name} does not write the same twice"
+    return Undisturbed(digests[0], seconds, n_bytes)
+
+
+@contextlib.contextmanager
+def fresh(inputs: Path, most_bytes: int = 0) -> Iterator[Path]:
+    """A folder with the inputs of every command, on a disk of its own of `most_bytes` if given."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        if most_bytes:
+            size = f"size={most_bytes}"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", made], check=True)
+        try:
+            for path in inputs.iterdir():
+                shutil.copyfile(path, folder / path.name)
+            yield folder
+        finally:
+            if most_bytes:
+                subprocess.run(["umount", "-l", made], check=True)
+
+
+def end_by_signal(
+    scenario: Scenario, folder: Path, number: signal.Signals, seconds: float
+) -> bytes:
+    """Start the command and end it after some seconds; what it said."""
+    process = started(scenario, folder)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    process.send_signal(number)
+    return process.communicate(timeout=_LONGEST)[1]
+
+
+def end_by_limit(scenario: Scenario, folder: Path, n_bytes: int) -> bytes:
+    """Run the command where no file may be larger than that; what it said."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
+
+    return started(scenario, folder, limit).communicate(timeout=_LONGEST)[1]
+
+
+def faults(scenario: Scenario, folder: Path, words: bytes, whole: Undisturbed) -> list[str]:
+    """What is wrong after an end, and after the start that follows it."""
+    wrong = []
+    if b"Traceback" in words:
+        wrong.append(f"a traceback: {words[-600:].decode(errors='replace')}")
+    if digest(folder / scenario.output) not in ("", whole.digest):
+        wrong.append("its output is not whole")
+    if (output := folder / scenario.output).is_dir():  # a folder is written once
+        shutil.rmtree(output)
+    process = started(scenario, folder)
+    words = process.communicate(timeout=_LONGEST)[1]
+    if process.returncode:
+        wrong.append(f"the next start ended with {process.returncode}: {words[-600:]!r}")
+    elif digest(folder / scenario.output) != whole.digest:
+        wrong.append("the next start wrote other bytes")
+    left = [p.name for p in folder.rglob("*.partial")]
+    return [*wrong, f"left {left}"] if left else wrong
+
+
+def attack(
+    scenario: Scenario, inputs: Path, whole: Undisturbed, way: str, rng: random.Random
+) -> list[str]:
+    """End a command in this way, at a drawn moment; what is wrong after it."""
+    n_inputs = sum(path.stat().st_size for path in inputs.iterdir())
+    spare = rng.randrange(1, whole.n_bytes - n_inputs)
+    with fresh(inputs, n_inputs + (64 << 10) + spare if way == DISK else 0) as folder:
+        if way in SIGNALS:
+            moment = rng.uniform(0, 1.1 * whole.seconds)
+            words = end_by_signal(scenario, folder, SIGNALS[way], moment)
+        elif way == LIMIT:
+            words = end_by_limit(scenario, folder, spare)
+        else:
+            process = started(scenario, folder)
+            words = process.communicate(timeout=_LONGEST)[1]
+            size = f"remount,size={4 * whole.n_bytes + (1 << 20)}"
+            subprocess.run(["mount", "-o", size, str(folder)], check=True)
+        return faults(scenario, folder, words, whole)
+
+
+def ways() -> tuple[str, ...]:
+    """The ways to end a command that this machine has."""
+    is_root = sys.platform == "linux" and os.geteuid() == 0
+    return (*SIGNALS, LIMIT, *([DISK] if is_root else []))
+
+
+def write_inputs(folder: Path) -> None:
+    """A small model, an adapter for it, and a text."""
+    import pyggml
+    from attacks.targets import small_model
+    from pyggml.lora import LoraConfig, attach
+
+    path = folder / "base.gguf"
+    path.write_bytes(small_model(width=256, n_blocks=2))
+    adapter = attach(pyggml.load(path), LoraConfig(rank=4))
+    data = adapter.parameters.data
+    data[:] = np.random.default_rng(1).normal(0, 0.1, len(data))
+    adapter.save(folder / "lora.gguf")
+    (folder / "text.txt").write_text("the cat sat on the mat, and then the dog. " * 200)
+
+
+def main() -> int:
+    """The exit code: 1 if a fault was met."""
+    parser = argparse.ArgumentParser(prog="attacks.kills", description=__doc__.partition("\n")[0])
+    names = [s.name for s in SCENARIOS]
+    parser.add_argument("scenarios", nargs="*", choices=[[], *names], help="commands; none: all")
+    parser.add_argument("--runs", type=int, default=20, help="ends of each command")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    given = parser.parse_args()
+    n_faults, rng = 0, random.Random(given.seed)
+    with tempfile.TemporaryDirectory() as made:
+        inputs = Path(made)
+        write_inputs(inputs)
+        for scenario in SCENARIOS:
+            if scenario.name in (given.scenarios or names):
+                n_faults += attack_often(scenario, inputs, given.runs, rng)
+    return bool(n_faults)
+
+
+def attack_often(scenario: Scenario, inputs: Path, n_runs: int, rng: random.Random) -> int:
+    """End a command n_runs times, in each way in turn, and print what came of it."""
+    whole, n_faults, counts = undisturbed(scenario, inputs), 0, Counter[str]()
+    for i in range(n_runs):
+        way = ways()[i % len(ways())]
+        counts[way] += 1
+        for fault in attack(scenario, inputs, whole, way, rng):
+            n_faults += 1
+            print(f"{scenario.name} after {way}: {fault}", flush=True)
+    how = ", ".join(f"{n} by {way}" for way, n in counts.items())
+    print(f"{scenario.name:9} {n_runs} ends ({how}): {n_faults} faults", flush=True)
+    return n_faults
+
+
+if __name__ == "__main__":
+    sys.exit(main())
