@@ -71,6 +71,8 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
     output = sys.stdout
     _signals.clear()
     set_quiet(False)
+    # Else Numba, where colorama is installed, sends a terminal its escape to reset colours at exit.
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     with warnings.catch_warnings(), _ended_by_signals():
         warnings.showwarning = _show_warning
         try:

@@ -10,6 +10,7 @@ import numpy as np
 
 from pyggml.errors import AdapterError, Fault, suggestion
 from pyggml.graph.tensor import Shape
+from pyggml.lora.adapter.names import ALL_LINEAR
 from pyggml.lora.config import LoraConfig
 from pyggml.models import Parts, TensorSpec
 from pyggml.models.adapter import TIED
@@ -145,12 +146,20 @@ def _refusal(parts: Parts, module: str) -> str | None:
     if module not in parts.decoder.modules:
         known = _modules(parts)
         return (
-            f"{module} is no linear module of this model{suggestion(module, known)}; known are "
+            f"{module} is no linear module of this model{_suggest(parts, module)}; known are "
             f"{', '.join(known)}, and their names in transformers"
         )
     if not any(f"blk.{i}.{module}.weight" in parts.weights for i in range(parts.config.n_layer)):
         return f"{module} is in none of this model's blocks"
     return None
+
+
+def _suggest(parts: Parts, module: str) -> str:
+    """What was probably meant, by the file's names or those of transformers."""
+    from pyggml.lora.peft.twins import class_modules  # which imports gguf
+
+    theirs = (name.rpartition(".")[2] for name, _ in class_modules(parts))
+    return suggestion(module, [*_modules(parts), *theirs, ALL_LINEAR])
 
 
 def _modules(parts: Parts) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from pyggml.backends.cpu import read, write
-from pyggml.errors import AdapterError
+from pyggml.errors import AdapterError, suggestion
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.lora.adapter.parameters import Parameters
@@ -62,7 +62,7 @@ def train_tensors(model: Model, patterns: Sequence[str]) -> TrainedTensors:
     types = {name: model.file.tensors[name].dtype for name in chosen}
     wrong = [f"{name} is {d}" for name, d in types.items() if d not in _FLOATS]
     faults = [
-        f"{pattern!r} fits no tensor of the model"
+        f"{pattern!r} fits no tensor of the model{suggestion(pattern, weights)}"
         for pattern in patterns
         if not any(fits(pattern, name) for name in weights)
     ]

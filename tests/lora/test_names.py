@@ -4,7 +4,7 @@ import pytest
 
 import pyggml
 from pyggml.errors import AdapterError
-from pyggml.lora import LoraConfig, attach
+from pyggml.lora import LoraConfig, attach, train_tensors
 from pyggml.lora.peft.layouts import LAYOUTS
 from pyggml.lora.peft.twins import Twins
 
@@ -64,5 +64,7 @@ def test_patterns_of_ranks_take_these_names_too(tiny):
 def test_what_neither_has_is_refused_with_a_suggestion(tiny):
     with pytest.raises(AdapterError, match="attn_qq is no linear module .*did you mean 'attn_q'"):
         targets_of(pyggml.load(tiny), "attn_qq")
-    with pytest.raises(AdapterError, match="qkv_proj is no linear module"):
+    with pytest.raises(AdapterError, match="qkv_proj is no linear module .*did you mean 'v_proj'"):
         targets_of(pyggml.load(tiny), "qkv_proj")
+    with pytest.raises(AdapterError, match="model: did you mean 'output_norm.weight'"):
+        train_tensors(pyggml.load(tiny), ["outputnorm.weight"])
