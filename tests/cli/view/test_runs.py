@@ -11,7 +11,7 @@ from pyggml.cli.commands.view import reading, runs
 from pyggml.cli.commands.view.runs import Runs
 from pyggml.errors import ConfigError
 from pyggml.lora import LoraConfig, attach
-from pyggml.lora.trainer.lock import held, holder
+from pyggml.lora.trainer.lock import hold, holder
 
 RUN = {"event": "run", "step": 0, "settings": {"lr": 0.1}, "about": [["model", "tiny"]]}
 ANSWERS = {"event": "answers", "step": 4, "prompt": "the", "answers": [["before", " a"]]}
@@ -189,7 +189,7 @@ def test_halves_of_characters_are_shown(ask, add_run):
 
 
 def test_a_run_under_way_says_how_long_it_will_be(ask, add_run, folder):
-    with held(folder / "mine.gguf"):
+    with hold(folder / "mine.gguf"):
         assert holder(folder / "mine.gguf") == os.getpid()
         assert ask("run", name="mine")["state"] == "starting"
         add_run("mine", [step(i, 100) for i in range(1, 11)])
