@@ -58,6 +58,11 @@ def say_progress(text: str, end: str = "\n") -> None:
         print(text, end=end, file=sys.stderr, flush=True)
 
 
+def note(text: str) -> None:
+    """A line beside the output, on standard error."""
+    print(f"note: {printable(text)}", file=sys.stderr, flush=True)
+
+
 def row(label: str, text: str) -> None:
     """A line of a table with one word at its left."""
     line = f"{label:<10} {text}"

@@ -10,7 +10,9 @@ rounded (pyggml.quants.keep). One tensor is in memory at a time.
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -33,11 +35,12 @@ def merge(
     progress: Progress | None = None,
     importance: ImportanceMatrix | None = None,
     rounding: str = "update",
+    metadata: Mapping[str, Any] | None = None,
 ) -> Losses:
-    """Write the model with the updates of all its adapters in its weights; metadata is kept.
+    """Write the model with the updates of all its adapters in its weights.
 
     file_type: F32, F16, Q8_0, Q4_K_M, …, also of a base that is quantised already; None: every
-    tensor keeps its type. `progress`, `importance` and `rounding` are those of
+    tensor keeps its type. `progress`, `importance`, `rounding` and `metadata` are those of
     `pyggml.requantize.rewrite`, which also says what is raised. Returns how much of the updates is
     in the file, and how far its numbers are from the sums, by tensor. An older file at `path` stays
     whole until the new one is complete. Raises AdapterError if the model has no adapter.
@@ -45,9 +48,8 @@ def merge(
     if not model.adapters:
         raise AdapterError("the model has no adapter: there is nothing to merge")
     changed = {name: partial(merged_weight, model, name) for name in update_counts(model)}
-    return rewrite(
-        model.file, path, file_type, changed, progress, True, importance, rounding=rounding
-    )
+    how: dict[str, Any] = {"rounding": rounding, "metadata": metadata or {}}
+    return rewrite(model.file, path, file_type, changed, progress, True, importance, **how)
 
 
 def update_counts(model: Model) -> dict[str, int]:

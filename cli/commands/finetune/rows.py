@@ -20,7 +20,8 @@ def say_rows(corpus: Corpus, tokenizer: Tokenizer) -> None:
         name = printable(
             tokenizer.token_bytes(int(end or 0), special=True).decode(errors="replace")
         )
-        row("texts", f"{plural(n_ended, 'row')} of text, each ends in {name} once")
+        said = f"{plural(n_ended, 'row')} of text, each ends in {name} once"
+        row("texts", f"{said} (--no-end-of-text: as it is)")
     elif n_texts:
         row("texts", f"{plural(n_texts, 'row')} of text, without an end of text")
     for file in corpus.files:

@@ -12,7 +12,14 @@ import numpy as np
 from pyggml import load
 from pyggml.cli import compile_ahead
 from pyggml.cli.commands.finetune import memory, record, results, summary
-from pyggml.cli.commands.finetune.chats import preview, question_prompt, say_chats
+from pyggml.cli.commands.finetune.chats import (
+    has_chats,
+    output_metadata,
+    preview,
+    say_chats,
+    template_of,
+    with_template,
+)
 from pyggml.cli.commands.finetune.dry_run import say_plan
 from pyggml.cli.commands.finetune.job import Job, check_places, check_room, checkpoint_of
 from pyggml.cli.commands.finetune.results import Trained
@@ -117,15 +124,19 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     job = replace(job, device=device_of_rank(job.device, ranks))
     base = _load(job, _compute(job))
     summary.say_model(base)
+    told = job.reading.chat_template
+    job, choice = with_template(job, base.tokenizer)
     trained = _attach(job, base)
     model = trained.model
     summary.say_trained(trained, meanings(base.parts, job.lora.modules or ()))
     check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
     job, corpus, prompt = _within_memory(job, base, trained)
+    if not has_chats(corpus):
+        job = replace(job, reading=replace(job.reading, chat_template=told))
     if faults := unused_by_rows(corpus, job.reading):
         raise ConfigError(faults)
     summary.say_data(corpus, job.reading)
-    say_chats(corpus, job.reading, model.tokenizer)
+    say_chats(corpus, job.reading, model.tokenizer, choice)
     say_rows(corpus, model.tokenizer)
     if not job.preview:  # which tells more
         say_report(data_report(corpus, model.tokenizer), in_full=False)
@@ -197,7 +208,8 @@ def _run(
         results.say_how_to_resume(trainer, start, partial(resume_command, job))
         return STOPPED
     written = results.is_model(trained)
-    after = load(job.output, None, model.compute, device=job.device) if written else model
+    below = [*(job.below or ())]
+    after = load(job.output, below, model.compute, device=job.device) if written else model
     if written:
         results.say_loss_of_file(trainer, after)
     with progress_lines():
@@ -205,9 +217,9 @@ def _run(
     read, losses = _read_again(job, before, after, trainer.corpus)
     record.save_answers(job, trainer.progress.step, asked, answers, losses)
     record.save_report(job, rows, asked, answers, read)
-    results.say_how_to_use(
-        job, written, question_prompt(trainer.corpus, job.reading, model.tokenizer)
-    )
+    chats = has_chats(trainer.corpus)
+    template = template_of(job.reading, model.tokenizer) if chats else None
+    results.say_how_to_use(job, written, template, model.tokenizer)
     return 0
 
 
@@ -246,6 +258,7 @@ def _train(
 ) -> bool:
     """Train and write the result; returns whether training reached its end."""
     start, meter = trainer.progress.step, Meter(trainer.history, trainer.n_first)
+    metadata = output_metadata(job, trainer.corpus, trainer.model.tokenizer)
     with stop_on_signals(trainer.stop):
         with (
             _compile_helper(job, trainer, trained) as step_done,
@@ -266,7 +279,7 @@ def _train(
                 if isinstance(error, DeviceLostError):  # and the newest numbers with it
                     left = results.checkpoint_hint(trainer)
                 else:
-                    left = results.rescue(trained, meter, job.output)
+                    left = results.rescue(trained, meter, job.output, metadata)
                 if isinstance(error, DeviceMemoryError):
                     left = [results.SMALLER, *left]
                 raise PyggmlError([*error.faults, *left], error.about) from error
@@ -275,7 +288,7 @@ def _train(
             check_answer(trainer.model, prompt)
         if finished or trainer.progress.step > start:
             results.say_result(trainer)
-            results.save(trained, meter, job.output)
+            results.save(trained, meter, job.output, metadata)
             record.say_faults(record_report)
     return finished
 
