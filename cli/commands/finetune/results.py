@@ -4,6 +4,7 @@ import json
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from math import log
 from pathlib import Path
 
 from pyggml.chat import MODEL, ChatTemplate, template_file
@@ -12,15 +13,20 @@ from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.options import adapter_word
 from pyggml.cli.terminal.progress import Meter, change, rise
+from pyggml.cli.terminal.rewriting import say_losses
 from pyggml.cli.terminal.show import row, say, size
 from pyggml.errors import PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
+from pyggml.lora.evaluate import perplexity
 from pyggml.lora.trainer.checkpoint import existing, newest
+from pyggml.model import Model
+from pyggml.requantize import Losses
 from pyggml.tokenizer import Tokenizer
 
 # -- what was trained: an adapter, or tensors of the model --------------------------------------
 
 Trained = Adapter | TrainedTensors
+_N_READ = 32  # windows held out that a model which was written is read with
 Metadata = Mapping[str, str | None]  # what the output says of chats, see pyggml.chat.source
 
 
@@ -45,11 +51,11 @@ def _word(trained: Trained) -> str:
     return "model" if is_model(trained) else "adapter"
 
 
-def _write(trained: Trained, path: Path, metadata: Metadata) -> None:
+def _write(trained: Trained, path: Path, metadata: Metadata) -> Losses | None:
+    """What packing lost, of a model."""
     if isinstance(trained, Adapter) and not trained.fits_a_file:
-        merge(trained.model, path, metadata=metadata)
-    else:
-        trained.save(path, metadata)
+        return merge(trained.model, path, metadata=metadata)
+    return trained.save(path, metadata)
 
 
 # -- at the end ---------------------------------------------------------------------------------
@@ -76,6 +82,12 @@ def _say_best(trainer: Trainer) -> None:
     if best is not None and best is not history.validations[-1]:
         what = "is written" if config.keep_best else "--keep-best would write it"
         row("best", f"validation {best.loss:.4f} at step {best.step}; {what}")
+    if best is not None and best.step == 0 and config.keep_best and trainer.progress.step:
+        row(
+            "warning",
+            "no validation was better than before the first step, so --keep-best writes what was "
+            "not trained; a lower --lr may learn",
+        )
     if trainer.progress.step < trainer.n_steps and history.has_stalled(config.patience):
         row("ended", f"early: {config.patience} validations were no better")
 
@@ -86,11 +98,23 @@ SMALLER = "smaller are --batch, --ctx and --grad-checkpointing"  # of what a run
 def save(trained: Trained, meter: Meter, path: Path, metadata: Metadata) -> None:
     """Write the result. If the disk refuses, the error says where else it was saved."""
     try:
-        _write(trained, path, metadata)
+        losses = _write(trained, path, metadata)
     except PyggmlError as error:
         faults = [*error.faults, *rescue(trained, meter, path, metadata)]
         raise PyggmlError(faults, error.about) from error
     row(_word(trained), f"{path}, {size(path.stat().st_size)}")
+    if losses is not None:
+        say_losses(losses)
+
+
+def say_loss_of_file(trainer: Trainer, written: Model) -> None:
+    """The loss of the very model that was written, beside that of the one that was trained."""
+    held_out = trainer.corpus.validation
+    if held_out is None or trainer.objective.rows != "training":
+        return
+    part = held_out.part(slice(_N_READ))
+    trained, file = (log([*perplexity(m, part)][-1].value) for m in (trainer.model, written))
+    row("file", f"validation loss {file:.4f}, {trained:.4f} before it was packed")
 
 
 def rescue(trained: Trained, meter: Meter, path: Path, metadata: Metadata) -> list[str]:

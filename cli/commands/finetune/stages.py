@@ -35,7 +35,13 @@ from pyggml.cli.terminal.progress import Meter, count_printer, display
 from pyggml.cli.terminal.row_losses import RowLoss, row_losses
 from pyggml.cli.terminal.samples import Reading, check_answer, compare, prompt_ids, readings
 from pyggml.cli.terminal.show import progress_lines, recorded_rows, row, say, unescape
-from pyggml.errors import ConfigError, DeviceLostError, DeviceMemoryError, PyggmlError
+from pyggml.errors import (
+    CheckpointError,
+    ConfigError,
+    DeviceLostError,
+    DeviceMemoryError,
+    PyggmlError,
+)
 from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import Corpus, TrainConfig, Trainer, attach, read_corpus, train_tensors, unfreeze
 from pyggml.lora.adapter.names import meanings
@@ -43,7 +49,7 @@ from pyggml.lora.data.report import data_report
 from pyggml.lora.data.unused import unused_by_rows
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.ranks.device import device_of_rank
-from pyggml.lora.trainer import lock
+from pyggml.lora.trainer import checkpoint, lock
 from pyggml.lora.trainer.arithmetic import stored_compute
 from pyggml.lora.trainer.losses import Losses
 from pyggml.lora.trainer.passes import Passes
@@ -137,12 +143,23 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
     trainer = Trainer(*args, reference=base)
     if job.resume is not None:
-        trainer.resume(job.resume)
+        _resume(trainer, job.resume)
     summary.say_memory(trainer.reserve(), job.train.grad_checkpointing)
     summary.say_steps(trainer)
     summary.say_ranks(trainer, job.device)
     say_validation(trainer)
     return job, trainer, trained, prompt
+
+
+def _resume(trainer: Trainer, path: Path) -> None:
+    """Raises CheckpointError; of another run with what can be done instead."""
+    try:
+        trainer.resume(path)
+    except CheckpointError as error:
+        if not error.about.endswith(checkpoint.ANOTHER_RUN):
+            raise
+        instead = "length, validation and logging may change; --init trains an adapter on otherwise"
+        raise CheckpointError([*error.faults, instead], error.about) from error
 
 
 def _within_memory(job: Job, base: Model, trained: Trained) -> tuple[Job, Corpus, np.ndarray]:
@@ -193,6 +210,8 @@ def _run(
     written = results.is_model(trained)
     below = [*(job.below or ())]
     after = load(job.output, below, model.compute, device=job.device) if written else model
+    if written:
+        results.say_loss_of_file(trainer, after)
     with progress_lines():
         answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
     read, losses = _read_again(job, before, after, trainer.corpus)
