@@ -27,6 +27,7 @@ from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, build, re
 from pyggml.models.adapter import read_adapter
 from pyggml.models.stack import missing
 from pyggml.models.taps import Edit, Numbers, check_names, edits
+from pyggml.models.weights import zero_matrices
 from pyggml.runtime import Arenas, Devices, Program, bind, schedule
 from pyggml.runtime.choice import backends_of
 from pyggml.runtime.trace import Trace
@@ -283,11 +284,24 @@ def load(
     if any(b.is_host for b in backends):
         raise ConfigError("backends has a CPU, wanted other devices: the CPU runs what they lack")
     file = gguf.open(path)
-    model = Model(file, read(file), known, [*backends, *backends_of(device, compute)])
+    parts = read(file)
+    _note_zeros(file, parts)
+    model = Model(file, parts, known, [*backends, *backends_of(device, compute)])
     if adapter is None:
         return model
     given = [adapter] if isinstance(adapter, str | os.PathLike | tuple) else adapter
     return model.with_adapter_files(*given)
+
+
+def _note_zeros(file: gguf.GGUFFile, parts: Parts) -> None:
+    zeros = zero_matrices(parts.weights)
+    if zeros:
+        more = f" and {len(zeros) - 1} more" if len(zeros) > 1 else ""
+        warnings.warn(
+            f"{file.path}: all of {zeros[0]}{more} is 0, as where a download broke off",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _adapter(given: AdapterFile, parts: Parts) -> LoraPairs:

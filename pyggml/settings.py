@@ -8,7 +8,7 @@ aliases      what other trainers call it, where the meaning is the same
 group        where help lists it, one of GROUPS
 common       whether short help lists it
 repeated     whether its option is given once for every value, as --stop, rather than with commas
-may_change   whether a resumed run may have another value, since no number depends on it
+may_change   whether a resumed run may have another value: no number before that depends on it
 """
 
 from collections.abc import Callable, Mapping

@@ -1,13 +1,25 @@
-"""`pyggml generate`: prompt → prompt and what follows, as it is made."""
+"""`pyggml generate`: a prompt, or chats → what follows, as it is made."""
 
+import json
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import click
 
 from pyggml import Model
+from pyggml.chat import ChatEncoder, answer_ending, carries_template
+from pyggml.cli.terminal.chat_files import Chat, read_chats
+from pyggml.cli.terminal.chat_templates import (
+    chat_template_kwargs_option,
+    chat_template_option,
+    template_for,
+)
 from pyggml.cli.terminal.generation import (
+    continue_last_option,
     ctx_option,
     n_ctx_of,
     n_tokens_option,
@@ -17,6 +29,7 @@ from pyggml.cli.terminal.generation import (
 )
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
+    PATH,
     SETTINGS,
     ModelSource,
     given_settings,
@@ -24,9 +37,20 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
-from pyggml.cli.terminal.show import printable, say, say_progress, unescape
-from pyggml.errors import ConfigError
-from pyggml.generation import Context, Finish, complete
+from pyggml.cli.terminal.show import note, printable, say, say_progress, unescape
+from pyggml.errors import ConfigError, DataError, TemplateError
+from pyggml.generation import Context, Finish, Piece, Sampling, complete
+from pyggml.lora.data.rows import BadRow
+
+_OF_CHATS = ("chat_template", "chat_template_kwargs", "continue_last")
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """Tokens to go on from, and the text that is printed before what follows them."""
+
+    ids: list[int]
+    shown: str
 
 
 @click.command(
@@ -38,36 +62,103 @@ from pyggml.generation import Context, Finish, complete
     examples=[
         'pyggml generate -m model.gguf -p "Once upon a time"',
         'pyggml generate -m model.gguf --lora adapter.gguf -p "..." -n 256 --temp 0',
-        'pyggml generate -m model.gguf -p "The answer is" -n 1 --logprobs 10',
+        "pyggml generate -m model.gguf --messages chats.jsonl --json",
     ],
 )
 @model_options
+@click.option("-p", "--prompt", **grouped("text"), help="text to continue; \\n is a new line")
 @click.option(
-    "-p", "--prompt", required=True, **grouped("text"), help="text to continue; \\n is a new line"
+    "--messages",
+    type=PATH,
+    metavar="FILE",
+    **grouped("text"),
+    help="chats to answer instead: JSON or JSON Lines of messages, as finetune reads them",
+)
+@chat_template_option(common=False)
+@chat_template_kwargs_option()
+@continue_last_option
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    **grouped("text"),
+    help="print a line of JSON for each prompt",
 )
 @n_tokens_option("most tokens to write", default=128, show_default=True)
 @ctx_option(2, "most tokens, prompt included (default: the model's context)")
-def command(source: ModelSource, prompt: str, n_tokens: int, ctx: int | None, **given: Any) -> None:
-    """Write text that follows a prompt; the same seed gives the same text."""
+def command(
+    source: ModelSource,
+    prompt: str | None,
+    messages: Path | None,
+    as_json: bool,
+    n_tokens: int,
+    ctx: int | None,
+    **given: Any,
+) -> None:
+    """Write text that follows a prompt, or answer chats; the same seed gives the same text."""
+    _check(prompt, messages, given)
     how = sampling_of(given).with_seed()
     cache = Context(**given_settings(Context, {}, given))
+    chats = [] if messages is None else read_chats(messages)
     opened = source.load()
-    prompt = unescape(prompt)
-    ids = opened.tokenizer.encode_prompt(prompt)
-    n_ctx = _context(opened, len(ids), ctx)
-    as_text = how.logprobs is None
-    say(printable(prompt), end="" if as_text else "\n")
-    began, n = perf_counter(), 0
-    for piece in complete(opened, ids, n_tokens, how, n_ctx, cache.cache_type, cache.n_keep):
-        n += 1
-        say_piece(piece, how, opened.tokenizer)
-    if as_text:
-        say("")
-    if piece.finish is Finish.CONTEXT:
-        print(f"note: the context of {n_ctx} tokens is full", file=sys.stderr)
-    if sys.stderr.isatty():
-        speed = n / (perf_counter() - began)
-        say_progress(f"({n} tokens, {speed:.1f} tokens/s, --seed {how.seed})")
+    if messages is None:
+        _note_chats(source)
+        prompts = [_of_text(opened, unescape(prompt or ""))]
+    else:
+        encoder, ending = _encoder(opened, source, given)
+        how = replace(how, stop=(*how.stop, *ending))
+        prompts = [_of_chat(encoder, chat, given["continue_last"]) for chat in chats]
+    rooms = [_context(opened, len(each.ids), ctx) for each in prompts]
+    for each, n_ctx in zip(prompts, rooms, strict=True):
+        pieces = complete(opened, each.ids, n_tokens, how, n_ctx, cache.cache_type, cache.n_keep)
+        if as_json:
+            say(_record(opened, each, pieces, how))
+        else:
+            _write(opened, each, pieces, how, n_ctx)
+
+
+def _check(prompt: str | None, messages: Path | None, given: Mapping[str, Any]) -> None:
+    """ConfigError unless there is a prompt or a file of chats, and for options without effect."""
+    if (prompt is None) == (messages is None):
+        raise ConfigError("wanted -p TEXT, or --messages FILE")
+    idle = [name for name in _OF_CHATS if given[name]] if messages is None else []
+    if idle:
+        options = ", ".join("--" + name.replace("_", "-") for name in idle)
+        raise ConfigError(f"{options}: for chats, wanted --messages FILE beside it")
+
+
+def _note_chats(source: ModelSource) -> None:
+    """Say so where an adapter was trained on chats, and is given text."""
+    for path, _ in source.adapters:
+        if carries_template(path):
+            note(
+                f"{path.name} was trained on chats; -p is text as it is: --messages or pyggml chat"
+            )
+            return
+
+
+def _encoder(
+    model: Model, source: ModelSource, given: Mapping[str, Any]
+) -> tuple[ChatEncoder, list[str]]:
+    """What writes chats, and the text that ends an answer, if any does."""
+    adapters = (path for path, _ in source.adapters)
+    inputs = given["chat_template_kwargs"]
+    template = template_for(model, adapters, given["chat_template"], inputs)
+    ending = answer_ending(template).strip()
+    return ChatEncoder(template, model.tokenizer), [ending] if ending else []
+
+
+def _of_text(model: Model, text: str) -> _Prompt:
+    return _Prompt(model.tokenizer.encode_prompt(text), text)
+
+
+def _of_chat(encoder: ChatEncoder, chat: Chat, continues: bool) -> _Prompt:
+    """The tokens up to an answer; of one that is gone on with its words are shown."""
+    try:
+        ids = encoder.prompt(chat.messages, chat.tools, continues)
+    except TemplateError as error:
+        raise DataError(f"{chat.place.file}: {BadRow(str(error), ': ').at(chat.place)}") from None
+    return _Prompt(ids, str(chat.messages[-1]["content"]) if continues else "")
 
 
 def _context(model: Model, n_prompt: int, ctx: int | None) -> int:
@@ -78,3 +169,45 @@ def _context(model: Model, n_prompt: int, ctx: int | None) -> int:
     if n_prompt >= n_ctx:
         raise ConfigError(f"the prompt has {n_prompt} tokens, wanted fewer than the {n_ctx} of ctx")
     return n_ctx
+
+
+# -- what is printed ----------------------------------------------------------------------------
+
+
+def _write(
+    model: Model, prompt: _Prompt, pieces: Iterator[Piece], how: Sampling, n_ctx: int
+) -> None:
+    """The prompt and its answer, as it is made."""
+    as_text = how.logprobs is None
+    if prompt.shown:
+        say(printable(prompt.shown), end="" if as_text else "\n")
+    began, n = perf_counter(), 0
+    for piece in pieces:
+        n += 1
+        say_piece(piece, how, model.tokenizer)
+    if as_text:
+        say("")
+    if piece.finish is Finish.CONTEXT:
+        note(f"the context of {n_ctx} tokens is full")
+    if sys.stderr.isatty():
+        speed = n / (perf_counter() - began)
+        say_progress(f"({n} tokens, {speed:.1f} tokens/s, --seed {how.seed})")
+
+
+def _record(model: Model, prompt: _Prompt, pieces: Iterator[Piece], how: Sampling) -> str:
+    """The same as JSON, in the words of the OpenAI API where it has them."""
+    made = [*pieces]
+    answer = [piece for piece in made if piece.finish is not Finish.STOP_TOKEN]
+    record: dict[str, Any] = {
+        "text": "".join(piece.text for piece in made),
+        "finish_reason": made[-1].finish.reason if made[-1].finish else None,
+        "tokens": [piece.token for piece in answer],
+        "prompt_tokens": prompt.ids,
+        "seed": how.seed,
+    }
+    if how.logprobs is not None:
+        record["logprobs"] = [
+            {"token": piece.token, "logprob": piece.logprob, "top_logprobs": dict(piece.likeliest)}
+            for piece in answer
+        ]
+    return json.dumps(record, ensure_ascii=False)

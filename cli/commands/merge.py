@@ -7,6 +7,8 @@ import click
 
 import pyggml.threads
 from pyggml import gguf, load
+from pyggml.chat import MODEL, carried_metadata
+from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
     ADAPTERS,
@@ -26,7 +28,7 @@ from pyggml.cli.terminal.rewriting import (
     say_sizes,
     say_tensors,
 )
-from pyggml.cli.terminal.show import say
+from pyggml.cli.terminal.show import printable, say
 from pyggml.lora import merge
 from pyggml.lora.adapter.merge import update_counts
 from pyggml.requantize import FILE_TYPES, ROUNDINGS
@@ -100,8 +102,10 @@ def command(
     pyggml.threads.set(threads)
     opened = load(model, [*lora])
     importance = read_imatrix(imatrix) if imatrix else None
+    choice = choose_template(opened.tokenizer, (path for path, _ in lora), None)
+    metadata = carried_metadata(Path(choice.wanted)) if choice.wanted != MODEL else {}
     show = Progress(opened.file)
-    losses = merge(opened, output, file_type, show, importance, rounding)
+    losses = merge(opened, output, file_type, show, importance, rounding, metadata)
     if tensors:
         with gguf.open(output) as written:
             say_tensors(opened.file, written, losses, update_counts(opened))
@@ -110,6 +114,10 @@ def command(
     )
     say_sizes(opened.file, output)
     say(f"with {', '.join(adapter_word(given) for given in lora)}")
+    if choice.by is not None:
+        say(f"chats are written as {printable(choice.by.name)} was trained")
+    for path in choice.others:
+        say(f"{printable(path.name)} was trained with another chat template")
 
 
 command.help = f"{command.help}\n\nTYPE is {_KEEP} or one of {', '.join(FILE_TYPES)}."

@@ -6,16 +6,18 @@ from pathlib import Path
 import click
 
 from pyggml import Model
+from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import held_out_files
 from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, grouped, model_options
 from pyggml.cli.terminal.paths import check_text
 from pyggml.cli.terminal.progress import Countdown
-from pyggml.cli.terminal.show import plural, progress_lines, say, say_progress
+from pyggml.cli.terminal.show import note, plural, progress_lines, say, say_progress
 from pyggml.errors import DataError
 from pyggml.lora import Perplexity, perplexity
-from pyggml.lora.config import SPECIAL_TOKENS
+from pyggml.lora.config import SPECIAL_TOKENS, DataConfig
 from pyggml.lora.data import Dataset, Encoding, TextRow, encode_rows, pack, read_rows
+from pyggml.lora.data.rows import ChatRow
 
 
 @click.command(
@@ -64,7 +66,7 @@ def command(source: ModelSource, text: Path, ctx: int, special_tokens: str) -> N
     """
     check_text([text])
     opened = source.load()
-    windows = _windows(opened, text, ctx, special_tokens)
+    windows = _windows(opened, source, text, ctx, special_tokens)
     time, parse = Countdown(), special_tokens == "parse"
     for so_far in _name_file(text, perplexity(opened, windows, ctx, parse)):
         if so_far.chunk == 1:
@@ -78,14 +80,23 @@ def command(source: ModelSource, text: Path, ctx: int, special_tokens: str) -> N
     say(f"Final estimate: PPL = {so_far.value:.4f} +/- {so_far.error:.5f}")
 
 
-def _windows(model: Model, path: Path, ctx: int, special_tokens: str) -> str | Dataset:
-    """A text as it is, or windows of rows."""
+def _windows(
+    model: Model, source: ModelSource, path: Path, ctx: int, special_tokens: str
+) -> str | Dataset:
+    """A text as it is, or windows of rows; chats are written as an adapter was trained."""
     kind, rows = read_rows(path)
     if kind == "text":
         (row,) = rows
         assert isinstance(row, TextRow)
         return row.text.removesuffix("\n")  # llama.cpp's -f drops one
-    windows = pack(encode_rows(rows, model.tokenizer, Encoding(special_tokens)), ctx)
+    encoding = Encoding(special_tokens)
+    if any(isinstance(row, ChatRow) for row in rows):
+        choice = choose_template(model.tokenizer, (path for path, _ in source.adapters), None)
+        for line in choice.notes:
+            note(line)
+        config = DataConfig(chat_template=choice.wanted, special_tokens=special_tokens)
+        encoding = Encoding.of(config, model.tokenizer)
+    windows = pack(encode_rows(rows, model.tokenizer, encoding), ctx)
     if not len(windows):
         raise DataError(f"{path}: holds one token a document, wanted at least two to predict one")
     return windows

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from pyggml.chat import BUILT_IN, MODEL
 from pyggml.cli.terminal.help import GroupedOption
 from pyggml.cli.terminal.options import F, given_settings, grouped, settings_options
 from pyggml.cli.terminal.show import printable, say, unescape
@@ -20,27 +19,12 @@ _FLAGS = {"temperature": "temp"}  # llama.cpp's name
 system_option = click.option("--system", metavar="TEXT", **grouped("text"), help="system prompt")
 
 
-def chat_template_option(group: str = "text", common: bool = True) -> Callable[[F], F]:
-    """--chat-template."""
-    return click.option(
-        "--chat-template",
-        metavar="WORD",
-        default=MODEL,
-        show_default=True,
-        **grouped(group, common, brief="chat template, a name or a file"),
-        help=f"chat template: model is the one in its file; {', '.join(BUILT_IN)}; or a file",
-    )
-
-
-def chat_template_kwargs_option(group: str = "text") -> Callable[[F], F]:
-    """--chat-template-kwargs."""
-    return click.option(
-        "--chat-template-kwargs",
-        metavar="JSON",
-        default="",
-        **grouped(group, common=False),
-        help='further inputs of the chat template: {"enable_thinking": false}',
-    )
+continue_last_option = click.option(
+    "--continue-last",
+    is_flag=True,
+    **grouped("text", common=False),
+    help="go on with the last message, which the assistant began, instead of answering anew",
+)
 
 
 def n_tokens_option(help: str, **settings: Any) -> Callable[[F], F]:

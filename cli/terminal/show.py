@@ -38,8 +38,12 @@ def progress_lines() -> Iterator[None]:
 
 def has_colours(stream: TextIO) -> bool:
     """Whether a stream is a terminal that takes colours, and the user wants them."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return stream.isatty() and not plain
+    return stream.isatty() and wants_colours()
+
+
+def wants_colours() -> bool:
+    """Whether a terminal, if there is one, takes colours, and the user wants them."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def say(text: str = "", end: str = "\n") -> None:
@@ -52,6 +56,11 @@ def say_progress(text: str, end: str = "\n") -> None:
     """Print on standard error, where results are not; --quiet leaves it out."""
     if not _is_quiet:
         print(text, end=end, file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """A line beside the output, on standard error."""
+    print(f"note: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def row(label: str, text: str) -> None:

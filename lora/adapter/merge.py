@@ -10,7 +10,9 @@ rounded (pyggml.quants.keep). One tensor is in memory at a time.
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from pyggml.errors import AdapterError
 from pyggml.lora.adapter.starts import row_squares, unpack
 from pyggml.model import Model
 from pyggml.models import LoraPair
+from pyggml.models.weights import SCALE
 from pyggml.requantize import Losses, Progress, rewrite
 from pyggml.requantize.imatrix import ImportanceMatrix
 
@@ -32,11 +35,12 @@ def merge(
     progress: Progress | None = None,
     importance: ImportanceMatrix | None = None,
     rounding: str = "update",
+    metadata: Mapping[str, Any] | None = None,
 ) -> Losses:
-    """Write the model with the updates of all its adapters in its weights; metadata is kept.
+    """Write the model with the updates of all its adapters in its weights.
 
     file_type: F32, F16, Q8_0, Q4_K_M, …, also of a base that is quantised already; None: every
-    tensor keeps its type. `progress`, `importance` and `rounding` are those of
+    tensor keeps its type. `progress`, `importance`, `rounding` and `metadata` are those of
     `pyggml.requantize.rewrite`, which also says what is raised. Returns how much of the updates is
     in the file, and how far its numbers are from the sums, by tensor. An older file at `path` stays
     whole until the new one is complete. Raises AdapterError if the model has no adapter.
@@ -44,9 +48,8 @@ def merge(
     if not model.adapters:
         raise AdapterError("the model has no adapter: there is nothing to merge")
     changed = {name: partial(merged_weight, model, name) for name in update_counts(model)}
-    return rewrite(
-        model.file, path, file_type, changed, progress, True, importance, rounding=rounding
-    )
+    how: dict[str, Any] = {"rounding": rounding, "metadata": metadata or {}}
+    return rewrite(model.file, path, file_type, changed, progress, True, importance, **how)
 
 
 def update_counts(model: Model) -> dict[str, int]:
@@ -61,21 +64,24 @@ def merged_weight(model: Model, name: str) -> np.ndarray:
     if np.may_share_memory(w, read(weight)):  # F32 is not copied
         w = w.copy()
     is_table = model.parts.decoder.tensors()[name].table
+    scale = model.parts.weights.get(name.removesuffix(".weight") + SCALE)
+    factors = np.ones(len(w), np.float32) if scale is None else read(scale)
     for pairs in model.adapters:
         if name in pairs:
-            _update(w, pairs[name], is_table)
+            _update(w, pairs[name], is_table, factors)
     return w
 
 
-def _update(w: np.ndarray, pair: LoraPair, is_table: bool) -> None:
-    """Add an update to a weight in place."""
+def _update(w: np.ndarray, pair: LoraPair, is_table: bool, factors: np.ndarray) -> None:
+    """Add an update to a weight in place. factors: what the file multiplies the products of the
+    weight with, one, or one for each expert."""
     left, right = (read(t) for t in ((pair.a, pair.b) if is_table else (pair.b, pair.a)))
     right = right.T if is_table else right
     if w.ndim == 3:
-        for matrix, b, a in zip(w, left, right, strict=True):
-            _add_product(matrix, b, a, pair.scale)
+        for matrix, b, a, factor in zip(w, left, right, factors, strict=True):
+            _add_product(matrix, b, a, pair.scale / factor)
         return
-    _add_product(w, left, right, pair.scale)
+    _add_product(w, left, right, pair.scale / factors[0])
     if pair.magnitude is not None:
         w *= (read(pair.magnitude.m) / np.sqrt(row_squares(w)))[:, None]
 

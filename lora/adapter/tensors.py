@@ -5,10 +5,11 @@ the result is a model file.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -36,15 +37,19 @@ class TrainedTensors:
     model: Model
     parameters: Parameters
 
-    def save(self, path: str | os.PathLike[str]) -> Losses:
+    def save(
+        self, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None
+    ) -> Losses:
         """Write the whole model, with these tensors in the types of its file.
+
+        metadata: further keys, or others in place of the file's; None: a key is left out.
 
         Returns how much of what was trained is in the file, by tensor. An older file at `path`
         stays whole until the new one is complete. Raises QuantError for numbers that F16 cannot
         hold, PyggmlError if the disk refuses.
         """
         changed = {name: partial(_numbers, t) for name, t in self.parameters.tensors.items()}
-        return rewrite(self.model.file, path, changed=changed)
+        return rewrite(self.model.file, path, changed=changed, metadata=metadata or {})
 
 
 def _numbers(t: Tensor) -> np.ndarray:

@@ -51,11 +51,16 @@ class EvalConfig(Settings):
     )
     chat_template: str | None = setting(
         None,
-        "chat template (default: the model's); where it is given, questions are asked with it, "
-        "too, as a user's message: "
+        "chat template (default: as an adapter was trained, else the model's); where it is given, "
+        "questions are asked with it, too, as a user's message: "
         f"{MODEL} is the one in the model's file; {', '.join(BUILT_IN)}; or a file",
         "a name or a file",
         lambda name: name is None or bool(name.strip()),
+        group="data",
+    )
+    chat_template_kwargs: str | None = setting(
+        None,
+        'further inputs of the chat template, a JSON object: {"enable_thinking": false}',
         group="data",
     )
     delimiter: str | None = setting(
@@ -71,12 +76,16 @@ class EvalConfig(Settings):
         group="data",
     )
 
-    def rows(self, n_ctx: int) -> DataConfig:
-        """The settings for texts and rows, of a model with a context of n_ctx tokens."""
+    def rows(self, n_ctx: int, chat_template: str = MODEL) -> DataConfig:
+        """The settings for texts and rows, of a model with a context of n_ctx tokens.
+
+        chat_template: the template of chats where the settings name none
+        """
         return DataConfig(
             ctx=self.ctx or min(_CTX, n_ctx),
             columns=self.columns,
-            chat_template=self.chat_template or MODEL,
+            chat_template=self.chat_template or chat_template,
+            chat_template_kwargs=self.chat_template_kwargs,
             special_tokens=self.special_tokens,
             long_chats=self.long,
         )

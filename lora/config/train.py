@@ -27,6 +27,7 @@ class TrainConfig(Settings):
         group="optimiser",
         aliases=("num-train-epochs", "num-epochs"),
         common=True,
+        may_change=True,
     )
     max_steps: int = setting(
         0,
@@ -35,6 +36,7 @@ class TrainConfig(Settings):
         group="optimiser",
         common=True,
         brief="end after this many steps",
+        may_change=True,
     )
     batch: int = setting(
         1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -74,7 +75,7 @@ class Chats:
             config.special_tokens == "parse",
             config.ctx + 1 if config.long_chats == "cut" else 0,
             template.tool_use.source if template.tool_use else "",
-            names,
+            json.dumps(template.names, ensure_ascii=False) if template.names else "",
         )
 
 

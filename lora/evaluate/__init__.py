@@ -6,6 +6,7 @@ perplexity   texts and rows → perplexity and token accuracy
 questions    rows of multiple choice → the tokens of each choice after its prompt
 passes       many token sequences → few passes of the graph, common beginnings once
 choices      the log-probability of each choice → which are right, by four measures
+pairs        preference rows → which answer a model prefers
 intervals    how far a figure may be off, by the chance of the sample
 compare      two models on the same tokens or questions → their difference
 """
@@ -13,6 +14,7 @@ compare      two models on the same tokens or questions → their difference
 from pyggml.lora.evaluate.choices import MEASURES, Answers, choose
 from pyggml.lora.evaluate.compare import Difference, compare_answers, compare_tokens
 from pyggml.lora.evaluate.intervals import Interval
+from pyggml.lora.evaluate.pairs import encode_pairs, prefer
 from pyggml.lora.evaluate.perplexity import Perplexity, TokenScores, perplexity
 from pyggml.lora.evaluate.questions import Question, QuestionFormat, encode_questions
 
@@ -28,6 +30,8 @@ __all__ = [
     "choose",
     "compare_answers",
     "compare_tokens",
+    "encode_pairs",
     "encode_questions",
     "perplexity",
+    "prefer",
 ]

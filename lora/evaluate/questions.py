@@ -54,7 +54,9 @@ class QuestionFormat:
             raise ConfigError([("ctx", f"is {config.ctx}, wanted at most the model's {most}")])
         return QuestionFormat(
             delimiter=" " if config.delimiter is None else config.delimiter,
-            template=None if name is None else find_template(model.tokenizer, name),
+            template=None
+            if name is None
+            else find_template(model.tokenizer, name, names=config.chat_template_kwargs or ""),
             parse=config.special_tokens != "plain",
             most=config.ctx or most,
             cut=config.long == "cut",

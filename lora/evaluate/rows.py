@@ -1,4 +1,4 @@
-"""A file → what of it is evaluated: text, rows or questions."""
+"""A file → what of it is evaluated: text, rows, questions or pairs of answers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,15 +18,18 @@ from pyggml.lora.data import (
     pack,
     read_rows,
 )
+from pyggml.lora.data.expand import LeftOut, expand
 from pyggml.lora.data.files import format_of, records
 from pyggml.lora.data.records import schema_of
+from pyggml.lora.data.sources import Source
 from pyggml.tokenizer import Tokenizer
 
-TEXT, RECORDS, QUESTIONS = "text", "rows", "questions"
+TEXT, RECORDS, QUESTIONS, PAIRS = "text", "rows", "questions", "pairs"
+_BY_NAMES = {"question": QUESTIONS, "pairs": PAIRS}  # kinds that the first record's names tell
 
 
 def read_file(path: Path, columns: Sequence[str] | None = None) -> tuple[str, list[Row]]:
-    """TEXT, RECORDS or QUESTIONS, told by the names of the first record; and the rows of the file.
+    """TEXT, RECORDS, QUESTIONS or PAIRS, told by the names of the first record; and the rows.
 
     columns: see `pyggml.lora.data.records.schema_of`. Raises DataError as `read_rows` does.
     """
@@ -34,19 +37,36 @@ def read_file(path: Path, columns: Sequence[str] | None = None) -> tuple[str, li
     kind = format_of(path, schema)
     if kind == "text":
         return TEXT, read_rows(path)[1]
-    asks = replace(schema, purpose="question")
     first = next((record for _, record in records(path, kind, schema)), None)
-    if isinstance(first, dict) and asks.fits(first):
-        return QUESTIONS, read_rows(path, asks)[1]
+    for purpose, name in _BY_NAMES.items():
+        wanted = replace(schema, purpose=purpose)
+        if isinstance(first, dict) and wanted.fits(first):
+            return name, read_rows(path, wanted)[1]
+    if isinstance(first, dict) and replace(schema, purpose="labels").fits(first):
+        raise DataError(
+            f"{path}: has single answers with labels, wanted pairs of chosen and rejected: "
+            "evaluated is which of two a model prefers"
+        )
     return RECORDS, read_rows(path, schema)[1]
 
 
+def files_of(
+    paths: Sequence[Path], columns: Sequence[str] | None = None
+) -> tuple[list[Path], tuple[LeftOut, ...]]:
+    """The files to evaluate: those of folders and patterns in their place; and what of folders was
+    left out, with the reason. Raises DataError as training does."""
+    sources, left_out = expand([Source(path) for path in paths], _schema(columns))
+    return [source.path for source in sources], left_out
+
+
 def _schema(columns: Sequence[str] | None) -> Schema:
-    """For training; names that only questions have are known too."""
-    try:
-        return schema_of(columns)
-    except ConfigError:
-        return replace(schema_of(columns, "question"), purpose="training")
+    """For training; names that only questions or pairs have are known too."""
+    for purpose in ("training", *_BY_NAMES):
+        try:
+            return replace(schema_of(columns, purpose), purpose="training")
+        except ConfigError:
+            continue
+    return schema_of(columns)
 
 
 def windows(rows: Sequence[Row], tokenizer: Tokenizer, config: DataConfig) -> tuple[Dataset, int]:

@@ -2,7 +2,8 @@
 
 general.type      "checkpoint"
 checkpoint.step, .epoch, .index     steps made; windows read of the epoch under way
-checkpoint.run    JSON: what makes the run what it is (model, text, settings, tensors)
+checkpoint.run    JSON: what makes the run what it is (model, text, settings, tensors), and its
+                  length
 checkpoint.compute, .vectors, .compiler     what computed it: `arithmetic.Arithmetic`
 checkpoint.sha256 SHA-256 of all that is here: `_whole_digest`. Older files have checkpoint.digest,
                   that of the numbers, which is then all that is checked
@@ -20,7 +21,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ from pyggml.model import Model
 
 _NAME = re.compile(r"step-(\d{8})\.gguf")
 _EDGE = 1 << 20  # bytes at both ends of a model file that its identity is made of
+ANOTHER_RUN = "is of another run: "
+LENGTH = "length"  # of a run: its steps, which do not make it what it is
 _PREFIX, _HISTORY = "checkpoint.", "checkpoint.history."
 _SUM, _OLDER_SUM = "checkpoint.sha256", "checkpoint.digest"
 Buffers = Mapping[str, np.ndarray]  # (n,) float32 each
@@ -139,12 +142,18 @@ def save(
 
 
 def load(
-    path: Path, buffers: Buffers, run: Run, arithmetic: Arithmetic, usual: Run | None = None
+    path: Path,
+    buffers: Buffers,
+    run: Run,
+    arithmetic: Arithmetic,
+    usual: Run | None = None,
+    free: Collection[str] = (),
 ) -> tuple[Progress, History]:
     """Put a checkpoint's numbers into the buffers; where the run stood, and what came before.
 
     usual: settings by part of the run, which hold where a run has none: so a checkpoint that is
     older than a setting is one of its default.
+    free: settings that may be others than that run's.
 
     Raises CheckpointError, and changes nothing, if the file is damaged or of another run: the
     sentence names the settings that differ. Warns if its run had another vector unit,
@@ -152,13 +161,18 @@ def load(
     """
     try:
         with gguf.open(path) as file:
-            return _load(file, buffers, run, arithmetic, usual or {})
+            return _load(file, buffers, run, arithmetic, usual or {}, free)
     except GGUFError as error:
         raise CheckpointError(f"{error}; wanted a checkpoint") from None
 
 
 def _load(
-    file: gguf.GGUFFile, buffers: Buffers, run: Run, arithmetic: Arithmetic, usual: Run
+    file: gguf.GGUFFile,
+    buffers: Buffers,
+    run: Run,
+    arithmetic: Arithmetic,
+    usual: Run,
+    free: Collection[str],
 ) -> tuple[Progress, History]:
     kind = file.get("general.type")
     if not isinstance(kind, str) or kind != "checkpoint":
@@ -166,10 +180,13 @@ def _load(
         raise CheckpointError(f"{file.path}: general.type is {named}, wanted 'checkpoint'")
     if not _matches(file):
         raise CheckpointError(f"{file.path}: is damaged: its content does not match its SHA-256")
-    stored_run, wanted = (_fill_in(r, _plain(usual)) for r in (_stored_run(file), _plain(run)))
+    theirs = _stored_run(file)
+    theirs.pop(LENGTH, None)
+    theirs = {part: _without(value, free) for part, value in theirs.items()}
+    stored_run, wanted = (_fill_in(r, _plain(usual)) for r in (theirs, _plain(run)))
     apart = differences(stored_run, wanted)
     if apart:
-        raise CheckpointError(apart, f"{file.path}: is of another run: ")
+        raise CheckpointError(apart, f"{file.path}: {ANOTHER_RUN}")
     arithmetic.check(file)
     stored = {}
     for name, buffer in buffers.items():
@@ -208,6 +225,19 @@ def _stored_run(file: gguf.GGUFFile) -> dict[str, Any]:
     if not isinstance(run, dict):
         raise CheckpointError(f"{file.path}: checkpoint.run is no JSON object")
     return run
+
+
+def stored_length(path: Path) -> int | None:
+    """The steps that a checkpoint's run was to have; older files do not tell."""
+    with gguf.open(path) as file:
+        length = _stored_run(file).get(LENGTH)
+    return length if type(length) is int else None
+
+
+def _without(settings: Any, free: Collection[str]) -> Any:
+    if not isinstance(settings, dict):
+        return settings
+    return {name: value for name, value in settings.items() if name not in free}
 
 
 def _fill_in(run: Run, usual: Run) -> dict[str, Any]:

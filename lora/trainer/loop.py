@@ -8,7 +8,7 @@ Of several ranks each makes some batches of a step, and all the same optimiser's
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import ceil, isfinite
 from pathlib import Path
@@ -52,6 +52,11 @@ from pyggml.model import Model
 _USUAL = {
     "adapter": LoraConfig().shared_by_runs(),
     "settings": {**DataConfig().shared_by_runs(), **TrainConfig().shared_by_runs(), **usual()},
+}
+
+
+_FREE = {
+    f.name for kind in (DataConfig, TrainConfig) for f in fields(kind) if f.metadata["may_change"]
 }
 
 
@@ -188,7 +193,8 @@ class Trainer:
         fails, and CheckpointError if the folder for checkpoints is another run's.
         """
         start, folder = self.progress.step, self.config.checkpoint_dir
-        check_alike(self.ranks, self._identity, Arithmetic.by(self.model))
+        run = {**self._identity, checkpoint.LENGTH: self.n_steps}
+        check_alike(self.ranks, run, Arithmetic.by(self.model))
         with ExitStack() as stack:
             with self.ranks.together():
                 if folder is not None and self.ranks.is_first:
@@ -329,18 +335,27 @@ class Trainer:
     # -- checkpoints ----------------------------------------------------------------------------
 
     def resume(self, path: str | Path) -> None:
-        """Continue from a checkpoint; all that follows is bit for bit as without the break.
+        """Continue from a checkpoint; all that follows is bit for bit as without the break. The run
+        may be longer or shorter than it was, and is validated and logged as the settings say now.
 
         Raises CheckpointError for a file that is damaged, of another run, or of another compute
         type. Warns if its run had another vector unit, Python or Numba: bits then differ.
         """
         here = Arithmetic.by(self.model)
         progress, history = checkpoint.load(
-            Path(path), self._buffers(), self._identity, here, _USUAL
+            Path(path), self._buffers(), self._identity, here, _USUAL, _FREE
         )
         if progress.step > self.n_steps or progress.index >= self._n_read:
             raise CheckpointError(f"{path}: stands at {progress}, which is past this run's end")
         self.progress, self.history = progress, history
+        length = checkpoint.stored_length(Path(path))
+        if length not in (None, self.n_steps):
+            warn(
+                f"{path}: was of a run of {length} steps, this one has {self.n_steps}: the "
+                "learning rate follows the new length from here on",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _save(self, report: Callback) -> None:
         """Write a checkpoint, if the settings ask for them and this step has none yet."""
@@ -367,7 +382,8 @@ class Trainer:
         path = checkpoint.path_of(Path(str(self.config.checkpoint_dir)), self.progress.step)
         self._gather()
         made_by, buffers = Arithmetic.by(self.model), self._buffers()
-        checkpoint.save(path, buffers, self.progress, self.history, self._identity, made_by)
+        run = {**self._identity, checkpoint.LENGTH: self.n_steps}
+        checkpoint.save(path, buffers, self.progress, self.history, run, made_by)
         return path
 
     def _buffers(self) -> dict[str, np.ndarray]:

@@ -13,7 +13,17 @@ encode     the tokens, and which of them are learned
 
 from pyggml.chat.answers import answer_ending
 from pyggml.chat.encode import TRAIN_ON, ChatEncoder, EncodedChat
-from pyggml.chat.source import BUILT_IN, MODEL, TOOL_USE, find_template
+from pyggml.chat.source import (
+    BUILT_IN,
+    MODEL,
+    TOOL_USE,
+    carried_metadata,
+    carries_template,
+    find_template,
+    template_file,
+    template_metadata,
+    write_alike,
+)
 from pyggml.chat.template import ChatTemplate, Message, read_names
 from pyggml.chat.turns import Turns, find_turns
 
@@ -28,7 +38,12 @@ __all__ = [
     "Message",
     "Turns",
     "answer_ending",
+    "carried_metadata",
+    "carries_template",
     "find_template",
     "find_turns",
     "read_names",
+    "template_file",
+    "template_metadata",
+    "write_alike",
 ]

@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from pyggml.chat.marks import MARK
 from pyggml.chat.template import REASONING, ChatTemplate, Message, Tools
@@ -47,23 +47,64 @@ class Answer:
 
 def find_answers(
     template: ChatTemplate, messages: Sequence[Message], tools: Tools = None
-) -> tuple[str, list[Answer]]:
+) -> tuple[str, list[tuple[int, Answer]]]:
     """The text of a chat that ends with the assistant's message, and all answers in order.
 
     Raises TemplateError as `render` does, and if the range of an answer cannot be found exactly.
     """
     numbers = [i for i, m in enumerate(messages) if m["role"] == ASSISTANT]
-    if template.marks_answers:
-        text, ranges = template.render_marked(messages, tools)
-        if len(ranges) != len(numbers):
-            raise TemplateError(
-                f"{template.origin}: marks {len(ranges)} answers with {{% generation %}}, and "
-                f"there are {len(numbers)}"
-            )
-        return text, [Answer(start, end, end) for start, end in ranges]
+    if template.for_tools(tools).marks_answers:
+        return _marked(template, messages, tools, numbers)
     text = template.render(messages, tools)
     probes = _Probes(template, messages, tools, text)
-    return text, probes.all_at_once(numbers) or probes.one_by_one(numbers)
+    answers = probes.all_at_once(numbers) or probes.one_by_one(numbers)
+    return text, [*zip(numbers, answers, strict=True)]
+
+
+def _marked(
+    template: ChatTemplate, messages: Sequence[Message], tools: Tools, numbers: Sequence[int]
+) -> tuple[str, list[tuple[int, Answer]]]:
+    """As the template marks them with {% generation %}, each in a block or in several.
+
+    Which blocks are a message's is told by the chat that ends with it: it has those up to there.
+    """
+    text, ranges = template.render_marked(messages, tools)
+    answers = [Answer(start, end, end) for start, end in ranges]
+    if len(answers) == len(numbers):
+        return text, [*zip(numbers, answers, strict=True)]
+    counts = [len(template.render_marked(messages[: i + 1], tools)[1]) for i in numbers]
+    if counts[-1] != len(answers) or any(a >= b for a, b in pairwise([0, *counts])):
+        raise TemplateError(
+            f"{template.origin}: marks {len(ranges)} parts with {{% generation %}}, of which it is "
+            f"not clear which are of the {len(numbers)} answers"
+        )
+    owners = [i for i, n in zip(numbers, pairwise([0, *counts]), strict=True) for _ in range(*n)]
+    return text, [*zip(owners, answers, strict=True)]
+
+
+def open_end(
+    template: ChatTemplate, messages: Sequence[Message], tools: Tools = None
+) -> tuple[str, int]:
+    """The text of a chat, and where the content of its last message ends, which the assistant began
+    and is to go on with.
+
+    Raises TemplateError as `find_answers`, and for a last message that cannot be gone on with.
+    """
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    if last.get("role") != ASSISTANT or last.get("tool_calls"):
+        raise TemplateError("ends with no words of the assistant, which could be continued")
+    if not isinstance(content, str) or not content.strip():
+        raise TemplateError("ends with an answer that has no words to go on from")
+    text, answers = find_answers(template, messages, tools)
+    parts = [answer for i, answer in answers if i == len(messages) - 1]
+    begun = content.rstrip()
+    at = text.rfind(begun, parts[0].start, parts[-1].end)
+    if at < 0:
+        raise TemplateError(f"{template.origin}: changes the words that are to be continued")
+    end = at + len(begun)
+    space = content[len(begun) :]
+    return text, end + len(space) if text.startswith(space, end) else end
 
 
 def answer_ending(template: ChatTemplate) -> str:
@@ -73,7 +114,7 @@ def answer_ending(template: ChatTemplate) -> str:
         text, answers = find_answers(template, chat)
     except TemplateError:
         return ""
-    return text[answers[-1].end :]
+    return text[answers[-1][1].end :]
 
 
 class _Probes:

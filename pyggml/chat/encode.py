@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.chat.answers import ASSISTANT, Answer, find_answers
+from pyggml.chat.answers import ASSISTANT, Answer, find_answers, open_end
 from pyggml.chat.marks import MARK
 from pyggml.chat.template import ChatTemplate, Message, Tools
 from pyggml.chat.words import check_words
@@ -76,25 +76,26 @@ class ChatEncoder:
         exactly known which tokens are the assistant's.
         """
         self._check_places(messages, tools)
-        learned = list[Answer]()
+        learned = list[tuple[int, Answer]]()
         if self.train_on == ASSISTANT:
             numbers = [i for i, m in enumerate(messages) if m["role"] == ASSISTANT]
             if not set(numbers) - set(read_only):
                 raise TemplateError("has no message of the assistant that is to be learned")
             messages = messages[: numbers[-1] + 1]
             text, answers = find_answers(self.template, messages, tools)
-            turns = zip(numbers, answers, strict=True)
-            learned = [answer for i, answer in turns if i not in read_only]
+            learned = [(i, answer) for i, answer in answers if i not in read_only]
         else:
             text = self.template.render(messages, tools)
         plain, names = ([], frozenset[str]()) if self.parse else self._plain(messages, tools, text)
         n_thoughts = check_words(self.template, messages, tools, text, asks=False)
         ids, offsets = self._tokens(text, plain)
         trained = np.full(len(ids), self.train_on != ASSISTANT)
-        ended = [self._learn(answer, ids, offsets, trained) for answer in learned]
+        # Of an answer in several parts the last one has its end.
+        ended = {i: self._learn(answer, ids, offsets, trained) for i, answer in learned}
         if not trained.any():
             raise TemplateError("has no token to be learned")
-        return EncodedChat(text, ids, offsets, trained, ended.count(False), names, n_thoughts)
+        n_open = [*ended.values()].count(False)
+        return EncodedChat(text, ids, offsets, trained, n_open, names, n_thoughts)
 
     def with_names(self, names: Mapping[str, Any]) -> ChatEncoder:
         """The same with further inputs of the template, as its `with_names` has them."""
@@ -103,16 +104,26 @@ class ChatEncoder:
         template = self.template.with_names(names)
         return ChatEncoder(template, self.tokenizer, self.train_on, self.parse)
 
-    def prompt(self, messages: Sequence[Message], tools: Tools = None) -> list[int]:
+    def prompt(
+        self, messages: Sequence[Message], tools: Tools = None, continues: bool = False
+    ) -> list[int]:
         """The tokens of a chat up to where the assistant's next answer begins.
 
-        Raises TemplateError for messages that the template refuses or drops.
+        continues: up to the last word of the last message instead, which the assistant began
+
+        Raises TemplateError for messages that the template refuses or drops, and for a last message
+        that cannot be continued.
         """
         self._check_places(messages, tools)
-        text = self.template.render(messages, tools, add_generation_prompt=True)
-        plain = [] if self.parse else self._plain(messages, tools, text, True)[0]
-        check_words(self.template, messages, tools, text, asks=True)
-        return self._tokens(text, plain)[0]
+        if continues:
+            text, end = open_end(self.template, messages, tools)
+        else:
+            text = self.template.render(messages, tools, add_generation_prompt=True)
+            end = len(text)
+        plain = [] if self.parse else self._plain(messages, tools, text, not continues)[0]
+        check_words(self.template, messages, tools, text, asks=not continues)
+        within = [(start, stop) for start, stop in plain if stop <= end]
+        return self._tokens(text[:end], within)[0]
 
     def _check_places(self, messages: Sequence[Message], tools: Tools) -> None:
         """TemplateError if the chat uses tools and the template has no place for them."""

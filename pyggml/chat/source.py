@@ -7,18 +7,41 @@ gemma      Gemma 1 to 3
 mistral    Mistral 7B v0.3
 phi3       Phi 3
 alpaca     base models: words for turns, no special token but the end of text
+
+A GGUF file carries templates: a model its own, an adapter the one that it was trained with. It has
+
+tokenizer.chat_template, tokenizer.chat_template.NAME    Jinja2
+pyggml.chat.inputs     a key of our own: further inputs of the template, a JSON object
 """
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
-from pyggml.chat.template import MOST_SOURCE, ChatTemplate, read_names
+from pyggml import gguf
+from pyggml.chat.template import MOST_SOURCE, ChatTemplate, Message, read_names
 from pyggml.errors import TemplateError, suggestion
 from pyggml.tokenizer import Tokenizer
+from pyggml.tokenizer.metadata import Metadata
 
 BUILT_IN = ("chatml", "llama3", "gemma", "mistral", "phi3", "alpaca")
 MODEL = "model"
 TOOL_USE = "tool_use"  # the template of a file for chats with tools, where it has one
+TEMPLATE, INPUTS = "tokenizer.chat_template", "pyggml.chat.inputs"
+_MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The text of a template, its name in errors, that for tools, and what inputs come with it."""
+
+    source: str
+    origin: str
+    tool_use: str | None = None
+    inputs: str = ""
 
 
 def find_template(
@@ -29,47 +52,140 @@ def find_template(
     "model"        the one of the model's file; for chats with tools its tool_use, if it has that
     a built-in     one of BUILT_IN
     NAME           the file's tokenizer.chat_template.NAME
-    a path         the content of that file
+    a path         the content of that file; of a GGUF file, an adapter or a model, the template
+                   that it carries, with the inputs that it carries, over which `names` go
 
     Raises TemplateError if there is none, for a template that is not Jinja2, and for names that it
     does not read.
     """
+    choice, texts = _choose(tokenizer, wanted), tokenizer.special_texts()
+    tool_use = None
+    if choice.tool_use is not None:
+        origin = f"{choice.origin} {TOOL_USE}"
+        tool_use = ChatTemplate(choice.tool_use, origin, texts, today)
+    made = ChatTemplate(choice.source, choice.origin, texts, today, tool_use)
+    return made.with_names({**read_names(choice.inputs), **read_names(names)})
 
-    def template(name: str, tool_use: ChatTemplate | None = None) -> ChatTemplate:
-        return ChatTemplate(*_source(tokenizer, name), tokenizer.special_texts(), today, tool_use)
 
-    has_other = wanted == MODEL and TOOL_USE in tokenizer.chat_templates
-    made = template(wanted, template(TOOL_USE) if has_other else None)
-    return made.with_names(read_names(names))
+def carries_template(path: Path) -> bool:
+    """Whether a GGUF file, such as an adapter, carries a chat template."""
+    with gguf.open(path) as file:
+        return TEMPLATE in file.metadata
 
 
-def _source(tokenizer: Tokenizer, wanted: str) -> tuple[str, str]:
-    """The template's text, and its name in errors."""
-    own = tokenizer.chat_templates
+def template_metadata(template: ChatTemplate) -> dict[str, str | None]:
+    """The keys that carry a template in a file; None: the file is to lack that key."""
+    tool_use = template.tool_use
+    inputs = json.dumps(template.names, ensure_ascii=False) if template.names else None
+    return {
+        TEMPLATE: template.source,
+        f"{TEMPLATE}.{TOOL_USE}": tool_use.source if tool_use else None,
+        INPUTS: inputs,
+    }
+
+
+def carried_metadata(path: Path) -> dict[str, str | None]:
+    """The same keys of a file that carries a template; none of one that carries none."""
+    with gguf.open(path) as file:
+        if TEMPLATE not in file.metadata:
+            return {}
+        keys = (TEMPLATE, f"{TEMPLATE}.{TOOL_USE}", INPUTS)
+        return {key: Metadata({key: file.get(key)}).text(key) for key in keys}
+
+
+def template_file(wanted: str) -> Path | None:
+    """The file of Jinja2 that holds a built-in template or is named itself; None if none is."""
+    path = _built_in(wanted) if wanted in BUILT_IN else Path(wanted)
+    try:
+        with path.open("rb") as file:
+            return None if file.read(len(_MAGIC)) == _MAGIC else path
+    except (OSError, ValueError):
+        return None
+
+
+def _built_in(name: str) -> Path:
+    return Path(__file__).with_name("builtin") / f"{name}.jinja"
+
+
+def write_alike(a: ChatTemplate, b: ChatTemplate) -> bool:
+    """Whether two templates write short chats alike, those with tools too."""
+    return all(_text(a, *chat) == _text(b, *chat) for chat in _PROBES)
+
+
+_PROBE: list[Message] = [
+    {"role": role, "content": f" the {role}'s "} for role in ("system", "user", "assistant", "user")
+]
+_CALL = {
+    "type": "function",
+    "function": {"name": "look", "arguments": {"at": "it"}},
+    "id": "a12345678",
+}
+_CALLING: list[Message] = [
+    _PROBE[1],
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "name": "look", "content": "seen", "tool_call_id": "a12345678"},
+]
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look.",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
+}
+_PROBES: tuple[tuple[list[Message], list[Any]], ...] = (
+    (_PROBE, []),
+    (_PROBE[1:], []),
+    (_PROBE[1:], [_TOOL]),
+    (_CALLING, [_TOOL]),
+)
+
+
+def _text(template: ChatTemplate, chat: Sequence[Message], tools: list[Any]) -> str | None:
+    """The chat up to an answer; None if the template refuses it."""
+    try:
+        return template.render(chat, tools, add_generation_prompt=True)
+    except TemplateError:
+        return None
+
+
+def _choose(tokenizer: Tokenizer, wanted: str) -> _Choice:
     if wanted == MODEL:
-        for name in ("", "default"):
-            if name in own:
-                return own[name], "the model's chat template"
-        others = "".join(f"{name}, " for name in own)
-        raise TemplateError(
-            f"the model's file has no chat template: name one, {others}{', '.join(BUILT_IN)} or a "
-            "file of Jinja2"
+        return _carried(
+            tokenizer.chat_templates, tokenizer.chat_inputs, "the model's chat template"
         )
     if wanted in BUILT_IN:
-        return Path(__file__).with_name("builtin").joinpath(f"{wanted}.jinja").read_text(
-            encoding="utf-8"
-        ), f"the chat template {wanted}"
-    if wanted in own:
-        return own[wanted], f"the model's chat template {wanted}"
+        text = _built_in(wanted).read_text(encoding="utf-8")
+        return _Choice(text, f"the chat template {wanted}")
+    if wanted in tokenizer.chat_templates:
+        return _Choice(tokenizer.chat_templates[wanted], f"the model's chat template {wanted}")
     path = Path(wanted)
     try:
         with path.open("rb") as file:
-            return file.read(4 * MOST_SOURCE + 1).decode(), str(path)
+            raw = file.read(4 * MOST_SOURCE + 1)
+        if raw[: len(_MAGIC)] != _MAGIC:
+            return _Choice(raw.decode(), wanted)
     except UnicodeDecodeError:
         raise TemplateError(f"{path}: is not UTF-8, wanted a chat template") from None
     except (OSError, ValueError) as error:
-        names = (MODEL, *filter(None, own), *BUILT_IN)
+        known = (MODEL, *filter(None, tokenizer.chat_templates), *BUILT_IN)
         raise TemplateError(
-            f"{wanted}: is no chat template, wanted one of {', '.join(names)}, or a file "
-            f"({getattr(error, 'strerror', None) or error}){suggestion(wanted, names)}"
+            f"{wanted}: is no chat template, wanted one of {', '.join(known)}, or a file "
+            f"({getattr(error, 'strerror', None) or error}){suggestion(wanted, known)}"
         ) from None
+    with gguf.open(path) as opened:
+        metadata = Metadata({key: opened.get(key) for key in opened.metadata})
+    origin = f"the chat template of {path.name}"
+    return _carried(metadata.variants(TEMPLATE), metadata.text(INPUTS) or "", origin)
+
+
+def _carried(templates: Mapping[str, str], inputs: str, origin: str) -> _Choice:
+    """The template of a file with these; TemplateError if it has none."""
+    name = next((name for name in ("", "default") if name in templates), None)
+    if name is not None:
+        return _Choice(templates[name], origin, templates.get(TOOL_USE), inputs)
+    others = "".join(f"{name}, " for name in templates)
+    owner = "the model's file" if origin.startswith("the model") else origin.split(" of ", 1)[1]
+    raise TemplateError(
+        f"{owner} has no chat template: name one, {others}{', '.join(BUILT_IN)} or a file of Jinja2"
+    )

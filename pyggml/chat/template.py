@@ -31,7 +31,8 @@ class ChatTemplate:
 
     source      its Jinja2
     origin      its name in errors, such as "chatml" or a path
-    names       its inputs besides messages: bos_token, eos_token, … → text, or other settings
+    names       the inputs that `with_names` gave it. The class is made with those of a tokenizer:
+                bos_token, eos_token, … → text
     today       the date that strftime_now gives; None: the day of the call
     tool_use    the template for chats with tools; None: the same
 
@@ -49,6 +50,7 @@ class ChatTemplate:
         self.source, self.origin, self.tool_use = source, origin, tool_use
         self._names, self._today = dict(names or {}), today
         self._fixed = frozenset(self._names)
+        self.names: Mapping[str, Any] = {}  # the further inputs that were given
         if len(source) > MOST_SOURCE:
             raise TemplateError(
                 f"{origin}: the chat template has {len(source)} characters, wanted at most "
@@ -81,7 +83,8 @@ class ChatTemplate:
             if not any(name in template.inputs for template in templates):
                 raise TemplateError(f"{self.origin} does not read {name}")
         changed = copy(self)
-        changed._names = {**self._names, **{name: _plain(value) for name, value in names.items()}}
+        changed.names = {**self.names, **{name: _plain(value) for name, value in names.items()}}
+        changed._names = {**self._names, **changed.names}
         if self.tool_use is not None:
             read = {name: value for name, value in names.items() if name in self.tool_use.inputs}
             changed.tool_use = self.tool_use.with_names(read)

@@ -1,8 +1,9 @@
 """The words of a message, wherever it has them, and whether a template wrote them all.
 
-Words are the content, text by text, the thoughts, and of a call its name and its arguments with
-their names. A thought may stand in the content, before its end: </think>. Ids, and who speaks, are
-a template's to use or not.
+Words are the content, text by text, a refusal, the thoughts, a plan of calls, and of a call its
+name and its arguments with their names; of a tool its name, what it is about, and the names of its
+parameters. A thought may stand in the content, before its end: </think>. Ids, and who speaks, are a
+template's to use or not.
 
 A word counts as written if the text has it, in whatever way it was escaped, and if the text has
 another one where the word is changed.
@@ -23,11 +24,12 @@ _OPENING = re.compile(r"\s*(?:<(?:seed:)?think>|\[THINK\])?")
 _ESCAPED = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|[nrt])")
 _FLAGS = re.compile(r"/(?:no_)?think\b")  # switches in a system's text, which templates take out
 _CONTENT, _THOUGHTS, _CALL = "content", "thought", "call"
+_MORE, _PLAN = ("refusal",), "tool_plan"  # an answer in OpenAI's API; what Command R says of calls
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word of message `number`, and where it stands: content, thought or call."""
+    """A word of message `number`, and where it stands: content, thought, call, or a field."""
 
     number: int
     where: str
@@ -40,6 +42,9 @@ def map_words(message: Message, change: Change) -> dict[str, Any]:
     own = ("instruction", "input") if "instruction" in message else (_CONTENT,)  # Alpaca's
     for name in own:
         changed |= {name: _content(message[name], change)} if message.get(name) else {}
+    for name in (*_MORE, _PLAN):
+        if isinstance(message.get(name), str):
+            changed[name] = change(message[name], name)
     thoughts = [name for name in REASONING if isinstance(message.get(name), str)]
     if thoughts:
         changed |= dict.fromkeys(thoughts, change(message[thoughts[0]], _THOUGHTS))
@@ -128,13 +133,32 @@ def check_words(
         if word.where != _THOUGHTS or not lost.takes_thought(word):
             raise TemplateError(f"{template.origin}: leaves out {_name(word, messages)}")
         dropped.add(word.number)
+    for name, text in _tool_words(tools):
+        if not lost.has(text):
+            raise TemplateError(f"{template.origin}: leaves out {text[:40]!r} of the tool {name}")
     return len(dropped)
+
+
+def _tool_words(tools: Tools) -> Iterator[tuple[str, str]]:
+    """Of each tool its name with what a model is to know of it."""
+    for tool in tools or ():
+        function = tool.get("function")
+        if not isinstance(function, Mapping):
+            continue
+        name, about = str(function.get("name", "")), function.get("description")
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        names = properties if isinstance(properties, Mapping) else ()
+        words = (name, about if isinstance(about, str) else "", *map(str, names))
+        yield from ((name, word) for word in words if word.strip())
 
 
 def _name(word: Word, messages: Sequence[Message]) -> str:
     number, calls = word.number + 1, messages[word.number].get("tool_calls")
     if word.where == _THOUGHTS:
         return f"the thought of message {number}"
+    if word.where in (*_MORE, _PLAN):
+        return f"the {word.where} of message {number}"
     if word.where == _CALL:
         return f"a call of message {number}, {word.text[:40]!r}"
     return f"the content of message {number} beside its calls" if calls else f"message {number}"
@@ -162,11 +186,11 @@ class _Lost:
     def words(self) -> Iterator[Word]:
         for i, message in enumerate(self.messages):
             for word in words_of(i, message):
-                if not self._has(word.text):
+                if not self.has(word.text):
                     yield word
         yield from self._without_effect()
 
-    def _has(self, word: str) -> bool:
+    def has(self, word: str) -> bool:
         if word in self.text:
             return True
         if self.flat is None:

@@ -28,12 +28,17 @@ from pyggml.tokenizer import Tokenizer
 
 
 class Finish(StrEnum):
-    """Why an answer ended. The OpenAI API calls the first two "stop", the others "length"."""
+    """Why an answer ended."""
 
     STOP_TOKEN = "stop token"  # one that ends a generation, such as <|im_end|>
     STOP_STRING = "stop string"  # one of Sampling.stop
     LENGTH = "length"  # n_tokens were made
     CONTEXT = "context full"  # no room for another
+
+    @property
+    def reason(self) -> str:
+        """The OpenAI API's word for it."""
+        return "stop" if self in (Finish.STOP_TOKEN, Finish.STOP_STRING) else "length"
 
 
 @dataclass(frozen=True, slots=True)

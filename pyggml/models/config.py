@@ -101,12 +101,15 @@ class Reader:
         return default
 
     def flags(self, key: str, n: int, default: tuple[bool, ...]) -> tuple[bool, ...]:
-        """An array of n truth values."""
+        """An array of n truth values, or of so many whole numbers that are 0 or 1."""
         value = self._value(key)
         if value is None:
             return default
-        if isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.shape == (n,):
-            return tuple(value.tolist())
+        flags = (
+            value if isinstance(value, np.ndarray) and value.dtype.kind in "biu" else np.empty(0)
+        )
+        if flags.shape == (n,) and np.isin(flags, (0, 1)).all():
+            return tuple(bool(v) for v in flags)
         self._refuse(key, value, f"wanted {n} truth values")
         return default
 

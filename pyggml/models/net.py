@@ -15,7 +15,7 @@ from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Tensor, zeros
 from pyggml.models.low_rank import LoraPair, LoraPairs
 from pyggml.models.taps import Taps
-from pyggml.models.weights import Weights
+from pyggml.models.weights import SCALE, Weights
 from pyggml.ops import (
     add,
     add_id,
@@ -130,7 +130,7 @@ class Net:
         """
         full = f"{name}.weight"
         w = self.weights[full]
-        y = mul_mat(w, x).named(name)
+        y = self._scaled(name, mul_mat(w, x).named(name))
         for p in self._pairs(full):
             down = scale(mul_mat(p.a, p.input(x, self.inputs.draw)), p.scale)
             y = mul_mat_add(y, p.b, down).named(f"{name}+lora")
@@ -142,7 +142,7 @@ class Net:
     def by_expert(self, name: str, x: Tensor, ids: Tensor) -> Tensor:
         """As `linear`, but row (t, u) of x (T, U or 1, n_in) has the matrix of expert ids[t, u]."""
         full = f"{name}.weight"
-        y = mul_mat_id(self.weights[full], x, ids).named(name)
+        y = self._scaled(name, mul_mat_id(self.weights[full], x, ids).named(name), ids)
         for p in self._pairs(full):
             down = mul_mat_id(p.a, p.input(x, self.inputs.draw), ids)
             y = add(y, mul_mat_id(p.b, scale(down, p.scale), ids)).named(f"{name}+lora")
@@ -156,6 +156,17 @@ class Net:
         for p in self._pairs(full):
             y = mul_mat_add(y, p.b, scale(get_rows(p.a, ids), p.scale)).named(f"{name}+lora")
         return self.in_turn(self.tap(name, y))
+
+    def _scaled(self, name: str, y: Tensor, ids: Tensor | None = None) -> Tensor:
+        """y times the scale that a file keeps beside the blocks of a matrix (NVFP4's), if it has
+        one: of the matrix, or of each expert."""
+        factor = self.weights.get(f"{name}{SCALE}")
+        if factor is None:
+            return y
+        if ids is None:
+            return mul(y, factor)
+        rows = get_rows(reshape(factor, (factor.shape[0], 1)), reshape(ids, (-1,)))
+        return mul(y, reshape(rows, (*ids.shape, 1)))
 
     def _pairs(self, full: str) -> Iterator[LoraPair]:
         """The adapters' updates of one tensor."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml.backends.cpu import read
 from pyggml.errors import ModelError, first_of
 from pyggml.gguf import GGUFFile
 from pyggml.graph.dtypes import BF16, F16, F32
@@ -12,6 +13,15 @@ from pyggml.graph.tensor import Shape, Tensor, leaf
 from pyggml.quants import QUANTS, dequantize
 
 Weights = Mapping[str, Tensor]
+# Beside a matrix NAME.weight of NVFP4: its factor, and that of its inputs, if these are packed too.
+SCALE, INPUT_SCALE = ".scale", ".input_scale"
+_PIECE = 1 << 20  # bytes
+# Two matrices as one, as some converters wrote and write them.
+_FUSED = {
+    "ssm_in.weight": "attn_qkv and attn_gate",
+    "ffn_gate_up_exps.weight": "ffn_gate_exps and ffn_up_exps",
+    "ssm_beta_alpha.weight": "ssm_beta and ssm_alpha",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +100,11 @@ def read_weights(
     Raises ModelError with every tensor that is missing, of a wrong shape, of an unknown type, or
     unused: without it, the logits would not be the model's.
     """
-    unused = (n for n in file.tensors if n not in tensors and not is_unread(n))
-    faults = [f"{n} is not used by this architecture" for n in unused]
-    weights = {}
+    scales = _scales(file, tensors)
+    passed = {name.removesuffix(SCALE) + INPUT_SCALE for name in scales}
+    unused = [n for n in file.tensors if not (n in tensors or n in scales or is_unread(n))]
+    faults = [_unused(n) for n in unused if n not in passed]
+    weights = {name: _leaf(file, name, spec) for name, spec in scales.items()}
     for name, spec in tensors.items():
         info = file.tensors.get(name)
         if info is None:
@@ -107,6 +119,42 @@ def read_weights(
     if faults:
         raise ModelError(f"{file.path}: {first_of(faults, 20)}")
     return weights
+
+
+def zero_matrices(weights: Weights) -> list[str]:
+    """Names of the matrices whose bytes are all 0, as a download leaves them that was broken off.
+    Of others the first bytes alone are read."""
+    return [name for name, w in weights.items() if len(w.shape) > 1 and is_zero(read(w))]
+
+
+def is_zero(raw: np.ndarray) -> bool:
+    """Whether all bytes of a tensor are 0."""
+    data = raw.reshape(-1).view(np.uint8)
+    if data[:64].any():
+        return False
+    return not any(data[at : at + _PIECE].any() for at in range(0, data.size, _PIECE))
+
+
+def _scales(file: GGUFFile, tensors: Tensors) -> Tensors:
+    """The factors beside matrices that a file has: one of a matrix, or one of each expert."""
+    found = {}
+    for name, spec in tensors.items():
+        scale = name.removesuffix(".weight") + SCALE
+        if spec.linear and scale in file.tensors:
+            shape = spec.shape[:-2] or (1,)
+            if file.tensors[scale].shape == shape:
+                found[scale] = TensorSpec(shape, unpacked=True)
+    return found
+
+
+def _unused(name: str) -> str:
+    part = name.split(".", 2)[-1]
+    if part in _FUSED:
+        return (
+            f"{name} holds {_FUSED[part]} in one, a form that is not read: convert the checkpoint "
+            "anew"
+        )
+    return f"{name} is not used by this architecture"
 
 
 def _without_ones(shape: Shape) -> Shape:

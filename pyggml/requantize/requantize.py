@@ -10,10 +10,11 @@ rounding    "update": blocks that keep what changed (pyggml.quants.keep); "neare
             llama.cpp packs it. They differ for tensors with an update alone
 base        the model before it was trained: what differs from it is an update too, but for tensors
             of `changed`, whose update is against the file itself
+metadata    keys in place of the file's, or new ones; None leaves a key out
 
 A tensor is packed at most once, from float32 numbers, and one is in memory at a time. A tensor that
 is quantised already gets another type than F32 only with `allow_requantize`: the two losses add up.
-Metadata is kept, and a source in several files becomes one file.
+Other metadata is kept, and a source in several files becomes one file.
 """
 
 import os
@@ -74,6 +75,7 @@ def rewrite(
     *,
     rounding: str = "update",
     base: gguf.GGUFFile | None = None,
+    metadata: Mapping[str, Any] = _NONE,
 ) -> Losses:
     """Write a model again: with the tensor types of a file type, with other numbers, or with both;
     see the head of this file. Returns what was lost, by tensor.
@@ -98,7 +100,7 @@ def rewrite(
         (n, wanted[n], i.shape, partial(plan.tensor, n, progress, losses.append))
         for n, i in file.tensors.items()
     ]
-    gguf.write(target, _metadata(file, file_type, importance), tensors)
+    gguf.write(target, _metadata(file, file_type, importance, metadata), tensors)
     return Losses(losses)
 
 
@@ -108,16 +110,19 @@ def _check_target(file: gguf.GGUFFile, target: Path) -> None:
 
 
 def _metadata(
-    file: gguf.GGUFFile, file_type: str | None, importance: ImportanceMatrix | None
+    file: gguf.GGUFFile,
+    file_type: str | None,
+    importance: ImportanceMatrix | None,
+    more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The source's, with llama.cpp's keys for what was done."""
+    """The source's, with llama.cpp's keys for what was done, and more."""
     kept: dict[str, Any] = {k: f for k, f in file.metadata.items() if k not in gguf.SPLIT_KEYS}
     if file_type is not None:
         kept["general.file_type"] = FILE_TYPES[file_type].number
         kept["general.quantization_version"] = QUANTISATION_VERSION
     if importance is not None:
         kept |= {f"quantize.imatrix.{key}": value for key, value in importance.origin().items()}
-    return kept
+    return {key: value for key, value in {**kept, **more}.items() if value is not None}
 
 
 def _lacks_importance(

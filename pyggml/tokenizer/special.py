@@ -8,11 +8,11 @@ The rules are those of llama_vocab::impl::load:
 3. tokens with a name in ENDS are control tokens and end a generation, whatever their type
 """
 
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pyggml.errors import TokenizerError
 from pyggml.tokenizer.metadata import Metadata
 from pyggml.tokenizer.partition import Special, in_order
 from pyggml.tokenizer.vocabulary import Attr, Vocabulary
@@ -43,8 +43,8 @@ KEYS = {
     "fim_rep": ("fim_rep_token_id",),
     "fim_sep": ("fim_sep_token_id",),
 }
-# An id out of range is an error for these roles. For the others it counts as missing: files with a
-# padding token just past the vocabulary are common and harmless.
+# An id out of range counts as missing, as in llama.cpp; for these roles there is a warning. Files
+# with a padding token just past the vocabulary are common and harmless.
 VITAL = ("bos", "eos", "eot", "eom")
 
 DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
@@ -94,7 +94,7 @@ class Specials:
 
 
 def read_specials(metadata: Metadata, vocabulary: Vocabulary, kind: str, has_bos: bool) -> Specials:
-    """The special tokens of a vocabulary. TokenizerError for an id out of range, see VITAL."""
+    """The special tokens of a vocabulary. Warns of an id out of range, see VITAL."""
     vocabulary = replace(vocabulary, attrs=vocabulary.attrs.copy())
     roles: dict[str, int | None] = {}
     for role, keys in KEYS.items():
@@ -118,7 +118,12 @@ def _role(
         if id is not None and 0 <= id < n:
             role_id = id
         elif id is not None and role in VITAL:
-            raise TokenizerError(f"tokenizer.ggml.{key} is {id}, wanted 0 to {n - 1}")
+            instead = "none" if role_id is None else f"token {role_id}"
+            warnings.warn(
+                f"tokenizer.ggml.{key} is {id}, wanted 0 to {n - 1}: {instead} is taken instead",
+                RuntimeWarning,
+                stacklevel=2,
+            )
     return role_id
 
 

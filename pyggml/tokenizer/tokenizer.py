@@ -33,6 +33,7 @@ class Tokenizer:
     bos_id, eos_id, eot_id, pad_id, unk_id  int, or None where the vocabulary has none
     add_bos, add_eos                        whether `encode` adds them (`bert`: [CLS] and [SEP])
     chat_templates                          name → Jinja2 source; "" is the one without a name
+    chat_inputs                             further inputs of these, JSON; "" if there are none
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Tokenizer:
         self.unk_id = specials.roles["unk"]
         self.add_bos, self.add_eos = frame.adds_before, frame.adds_after
         self.chat_templates = metadata.variants("tokenizer.chat_template")
+        self.chat_inputs = metadata.text("pyggml.chat.inputs") or ""
         self._metadata = metadata
         self._before, self._after = frame.ids(specials.roles)
         self._codec = codec

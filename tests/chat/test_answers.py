@@ -27,7 +27,8 @@ THOUGHT = [user("2+2?"), assistant("<think>\ntwo\n</think>\n\n4"), user("3+3?"),
 
 def said(template, messages, tools=None):
     """The answers, and what follows each up to its limit."""
-    text, answers = find_answers(template, messages, tools)
+    text, found = find_answers(template, messages, tools)
+    answers = [answer for _, answer in found]
     return [text[a.start : a.end] for a in answers], [text[a.end : a.limit] for a in answers]
 
 
@@ -47,7 +48,8 @@ def test_answers_are_found_wherever_the_template_takes_the_chat(model, template,
         if TEXTS[model][name] is None or messages[-1]["role"] != "assistant":
             continue
         charge_result, tools = template(model), given.get("tools")
-        text, answers = find_answers(charge_result, messages, tools)
+        text, found = find_answers(charge_result, messages, tools)
+        answers = [answer for _, answer in found]
         assert text == TEXTS[model][name]
         last = charge_result.render(messages[:-1], tools, add_generation_prompt=True)
         header = text[len(last) : answers[-1].start]
@@ -64,7 +66,7 @@ def test_thoughts_that_a_template_removes_are_not_learned(template):
 
 @pytest.mark.quick
 def test_an_empty_thought_that_the_template_writes_is_a_header(template):
-    text, (answer,) = find_answers(template("Qwen-Qwen3-0.6B"), [user("a"), assistant("b")])
+    text, ((_, answer),) = find_answers(template("Qwen-Qwen3-0.6B"), [user("a"), assistant("b")])
     assert text[: answer.start].endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     own = [user("a"), assistant("b", reasoning_content="c")]
     assert said(template("Qwen-Qwen3-0.6B"), own)[0] == ["<think>\nc\n</think>\n\nb"]
@@ -90,7 +92,9 @@ def test_generation_blocks_say_what_the_answers_are():
     assert said(marked, THREE) == (["YES..", "SO.\n\n* A.", "BYE 👋."], [""] * 3)
     assert marked.render(THREE[:2]) == "U:1 < 2\nA:YES.."  # trim_blocks
     some = ChatTemplate(source.replace("'assistant' ", "'assistant' and loop.last "), "some")
-    with pytest.raises(TemplateError, match="some: marks 1 answers with {% generation %}.* are 3"):
+    with pytest.raises(
+        TemplateError, match="some: marks 1 parts with {% generation %}.* the 3 ans"
+    ):
         find_answers(some, THREE)
     assert not ChatTemplate("{# {% generation %} #}generation", "t").marks_answers
 
@@ -103,7 +107,73 @@ def test_answers_that_are_rewritten_are_found_one_by_one(change):
         find_answers(ChatTemplate(source.replace("<end>", "{{ messages|length }}"), "t"), THREE)
     assert "message 2" in str(error.value)
     text, answers = find_answers(ChatTemplate(source, "t"), THREE[:2])
-    assert text[answers[0].start : answers[0].end].startswith("<assistant>")
+    assert text[answers[0][1].start : answers[0][1].end].startswith("<assistant>")
+
+
+def test_an_answer_may_be_marked_in_several_blocks(vocabulary):
+    """As where a template marks the thought, the words and the end, and writes tags between."""
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}A:{% if m.thinking %}<think>"
+        "{% generation %}{{ m.thinking }}{% endgeneration %}</think>{% endif %}"
+        "{% generation %}{{ m.content }}</s>{% endgeneration %}{% else %}U:{{ m.content }}"
+        "{% endif %}{% endfor %}"
+    )
+    chat = [user("a"), assistant("b"), user("c"), assistant("d", thinking="hm"), user("e"),
+            assistant("f", thinking="so")]  # fmt: skip
+    encoder = ChatEncoder(ChatTemplate(source, "t"), vocabulary())
+
+    def learned(**given):
+        found = encoder(chat, **given)
+        ids = [
+            i if is_learned else 0 for i, is_learned in zip(found.ids, found.trained, strict=True)
+        ]
+        parts = vocabulary().decode(ids, special=True).replace("<s>", " ").split()
+        assert found.n_open == 0
+        return parts
+
+    assert learned() == ["b</s>", "hm", "d</s>", "so", "f</s>"]
+    assert learned(read_only=[1, 3]) == ["so", "f</s>"]
+    assert encoder.prompt(chat[:4], continues=True) == encoder(chat[:4]).ids[:-1]
+
+
+# -- answers that are gone on with --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", TEXTS)
+def test_a_begun_answer_is_left_open_where_its_words_end(model, template, vocabulary):
+    """As transformers' continue_final_message does: the text up to the last word, and the white
+    space behind it where the template keeps that."""
+    encoder = ChatEncoder(template(model), vocabulary())
+    for content in ("So far, so", "So far, so ", "1. a\n2. b\n\n"):
+        begun = [user("a"), assistant("b"), user("c"), assistant(content)]
+        ids = encoder.prompt(begun, continues=True)
+        text = vocabulary().decode(ids, special=True)
+        assert text.rstrip().endswith(content.rstrip())
+        assert text[len(text.rstrip()) :] in (content[len(content.rstrip()) :], "")
+        whole = encoder(begun)
+        assert whole.text.startswith(text.removeprefix("<s>") if whole.text[:3] != "<s>" else text)
+        assert whole.ids[: len(ids) - 1] == ids[:-1]  # the last token may be a part of a longer one
+
+
+NOT_OPEN = {
+    "nobody": ([user("a")], "ends with no words of the assistant"),
+    "empty": ([user("a"), assistant(" ")], "an answer that has no words to go on from"),
+    "calls": ([user("a"), assistant("b", tool_calls=[])], None),
+    "called": ([user("a"), assistant("b", tool_calls=[{"function": {"name": "f"}}])],
+               "place|no words of the assistant"),
+}  # fmt: skip
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", NOT_OPEN)
+def test_what_cannot_be_gone_on_with_is_told(name, vocabulary):
+    messages, message = NOT_OPEN[name]
+    encoder = encoder_of(vocabulary(), "chatml")
+    if message is None:
+        assert encoder.prompt(messages, continues=True)
+        return
+    with pytest.raises(TemplateError, match=message):
+        encoder.prompt(messages, continues=True)
 
 
 # -- tokens -------------------------------------------------------------------------------------

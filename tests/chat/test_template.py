@@ -5,8 +5,19 @@ import time
 import tracemalloc
 
 import pytest
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pyggml.chat import BUILT_IN, ChatTemplate, find_template
+from pyggml import gguf
+from pyggml.chat import (
+    BUILT_IN,
+    ChatTemplate,
+    carried_metadata,
+    find_template,
+    template_file,
+    template_metadata,
+    write_alike,
+)
 from pyggml.chat.sandbox import Sandbox
 from pyggml.errors import TemplateError
 
@@ -83,6 +94,36 @@ def test_a_template_is_found_by_its_name_or_in_a_file(vocabulary, tmp_path):
     path.write_bytes(b"\xff")
     with pytest.raises(TemplateError, match="is not UTF-8"):
         find_template(tokenizer, str(path))
+
+
+def test_a_named_template_of_a_file_and_that_of_a_gguf_file(vocabulary, tmp_path):
+    tokenizer = vocabulary(template="default", tool_use="{{ tools|length }} {{ mark }}")
+    assert find_template(tokenizer, "tool_use").render(MESSAGES, [{}]) == "1 "
+    made = find_template(tokenizer, names='{"mark": "+"}')
+    carried = {key: value for key, value in template_metadata(made).items() if value is not None}
+    path = tmp_path / "adapter.gguf"
+    gguf.write(path, {"general.type": "adapter", **carried}, [])
+    again = find_template(vocabulary(), str(path))
+    assert again.names == {"mark": "+"} and carried_metadata(path) == template_metadata(made)
+    assert again.render(MESSAGES) == "default" and again.render(MESSAGES, [{}]) == "1 +"
+    assert template_file("chatml").read_text() == find_template(tokenizer, "chatml").source
+    assert template_file(str(path)) is None and template_file("chatmi") is None
+
+
+def test_templates_that_differ_in_tools_or_inputs_are_not_alike(vocabulary):
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}{{ mark }}"
+    a, b = (ChatTemplate(plain + more, "t") for more in ("", "{{ tools|length if tools }}"))
+    assert write_alike(a, ChatTemplate("{# other words #}" + plain, "t"))
+    assert not write_alike(a, b) and not write_alike(a, a.with_names({"mark": "+"}))
+
+
+def test_lists_are_not_changed_as_in_the_sandbox_of_transformers():
+    """Which some templates try, as Kimi K2's."""
+    source = "{% set some = [] %}{% set _ = some.append(1) %}{{ some }}"
+    with pytest.raises(SecurityError) as theirs:
+        ImmutableSandboxedEnvironment().from_string(source).render()
+    with pytest.raises(TemplateError, match=f"t: the chat template fails: {theirs.value}"):
+        ChatTemplate(source, "t").render(MESSAGES)
 
 
 def test_the_date_is_the_one_that_is_given():

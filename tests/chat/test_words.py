@@ -79,6 +79,14 @@ CHATS = {
                 ("zqthink", "zqlast")),
     "thought in content": ([ASKED, assistant("<think>\nzqthink\n</think>\n\nzqlast")], None,
                            ("zqthink", "zqlast")),
+    "refusal": ([ASKED, assistant("zqsaid", refusal="zqnever"), *END[1:]], None, ("zqnever",)),
+    "plan": ([ASKED, called("zqOslo", tool_plan="zqplan"), result("zqgrey"), *END], TOOLS,
+             (*CALL, "zqplan")),
+    "results in parts": ([ASKED, called("zqOslo"), result([{"type": "text", "text": "zqgrey"}]),
+                          *END], TOOLS, (*CALL, "zqgrey")),
+    "tools unused": ([ASKED, *END], TOOLS, ("zqsky", "zqabout", "zqtown", "zqsaid")),
+    "thought and call": ([ASKED, called("zqOslo", reasoning_content="zqthink"), result("zqgrey"),
+                          *END[:1]], TOOLS, (*CALL, "zqgrey")),
     "twice the same": ([system("zqsame"), user("zqsame"), assistant("zqsame"), system("zqsame"),
                         user("zqsame"), assistant("zqsame")], None, ("zqsame",) * 6),
 }  # fmt: skip
@@ -130,18 +138,26 @@ def check(template, tokenizer, name):
 def test_the_words_of_chats_are_in_their_texts_or_missed(name, add_bos, vocabulary):
     tokenizer = vocabulary(add_bos=add_bos)
     ways = [check(find_template(tokenizer, built_in), tokenizer, name) for built_in in BUILT_IN]
-    needs = name in ("thought", "two systems", "late system", "twice the same", "developer")
+    needs = name in (
+        "thought",
+        "refusal",
+        "two systems",
+        "late system",
+        "twice the same",
+        "developer",
+    )
     assert any(ways) or needs or CHATS[name][1]
 
 
 @pytest.mark.parametrize("name", CHATS)
 def test_so_are_those_of_real_templates(name, templates, vocabulary):
     ways = [check(template, vocabulary(), name) for template in templates.values()]
-    assert sum("training" in way for way in ways) >= 1
+    assert any("training" in way for way in ways) == (name not in ("refusal", "plan"))
 
 
 LEFT_OUT = {
     "late system": ("alpaca", "leaves out message 3"),
+    "refusal": ("chatml", "leaves out the refusal of message 2"),
     "twice the same": ("alpaca", "leaves out message 4"),
     "two systems": ("alpaca", "leaves out message 1"),
     "thought": ("chatml", "leaves out the thought of message 4"),

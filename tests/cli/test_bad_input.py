@@ -327,7 +327,10 @@ def test_a_checkpoint_of_another_run_or_in_the_way(finetune, tmp_path, tiny):
     assert finetune("--checkpoint-dir", folder, "--max-steps", 1).code == 0
     adapter = (tmp_path / "adapter.gguf").read_bytes()
     other = ("--max-steps", 1, "--lora-rank", 3, "--resume")
-    refused(finetune(*other, folder), "is of another run: --lora-rank is 2 there and 3 here\n")
+    said = (
+        "is of another run: --lora-rank is 2 there and 3 here; length, validation and logging may "
+    )
+    refused(finetune(*other, folder), f"{said}change; --init trains an adapter on otherwise\n")
     refused(finetune("--resume", tiny), "wanted 'checkpoint'")
     refused(finetune("--resume", tmp_path), "holds no checkpoint")
     refused(finetune("--checkpoint-dir", folder), "holds checkpoints of an earlier run")

@@ -59,7 +59,7 @@ def test_another_template_than_the_model_s_is_told(chat_model, chats, finetune, 
     how = ("--ctx", "64", "--max-steps", "1", "--chat-template", path)
     ended = finetune(*how, model=chat_model, data=chats(*[ROUND] * 2))
     assert ended.code == 0, ended.err
-    assert "the model's file has another template: whatever runs it must be told" in ended.out
+    assert "the model's file has another template: the output carries this one" in ended.out
     assert f"written as {path} has them" in ended.out
 
 
@@ -72,8 +72,6 @@ def test_a_template_that_writes_as_the_model_s_does_is_no_other(
     ended = finetune(*how, model=chat_model, data=chats(*[ROUND] * 2))
     assert ended.code == 0, ended.err
     assert "another template" not in ended.out
-    prompt = "-p '<|im_start|>user\\n...<|endoftext|>\\n'"
-    assert ended.row("use it").endswith(prompt)
 
 
 def test_samples_are_in_colour_on_a_terminal_alone(chat_model, chats, monkeypatch, capsys):

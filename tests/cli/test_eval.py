@@ -7,7 +7,9 @@ import pytest
 
 import pyggml as library
 from pyggml.lora import LoraConfig, attach, merge, perplexity
-from pyggml.lora.data import Schema, read_rows
+from pyggml.lora.config import DataConfig
+from pyggml.lora.data import Encoding, Schema, read_rows
+from pyggml.lora.data.answers import documents_of
 from pyggml.lora.evaluate import QuestionFormat, choose, encode_questions
 
 PROMPTS = [f"the path {i} to the" for i in range(12)]
@@ -145,6 +147,100 @@ def test_what_cannot_be_done_is_told(pyggml, tiny, adapter, questions, words, sa
     files = {"Q": questions, "M": tiny, "A": adapter, "M:0.5": f"{tiny}:0.5"}
     ended = pyggml("eval", *(files.get(word, word) for word in words))
     assert ended.code == 2 and said in ended.err and not ended.out
+
+
+PAIRS = [
+    {"prompt": "the th", "chosen": "ing", "rejected": "at path"},
+    {"prompt": "", "chosen": "other", "rejected": "the"},
+    {"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "thing"},
+                {"role": "user", "content": "more"}, {"role": "assistant", "content": "the"}],
+     "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "path"}]},
+]  # fmt: skip
+
+
+@pytest.fixture
+def template(tmp_path):
+    """Of few bytes, as the tiny model's context is one of 64."""
+    path = tmp_path / "few.jinja"
+    path.write_text(
+        "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<|endoftext|>{% endfor %}"
+        "{% if add_generation_prompt %}a:{% endif %}"
+    )
+    return path
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """A folder with a file of pairs, one of rows, and a README."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
+    (folder / "rows.jsonl").write_text('{"text": "the path to the other thing"}\n' * 3)
+    (folder / "README.md").write_text("about")
+    return folder
+
+
+def test_pairs_are_right_where_the_chosen_answer_is_likelier(
+    pyggml, tiny, adapter, pairs, template
+):
+    """By the log-probabilities of the tokens that preference training counts."""
+    how = ("--chat-template", template, "--json", "--compute", "f32", "--compare", adapter)
+    ended = pyggml("eval", "-m", tiny, "-f", pairs / "pairs.jsonl", *how)
+    assert ended.code == 0, ended.err
+    (record,) = json.loads(ended.out)["files"]
+    assert (record["kind"], record["n"], record["chance"]) == ("pairs", 3, 0.5)
+    for model, found in zip(
+        [library.load(tiny, compute="f32"), library.load(tiny, adapter, compute="f32")],
+        record["models"],
+        strict=True,
+    ):
+        encoding = Encoding.of(DataConfig(chat_template=str(template)), model.tokenizer)
+        rows = read_rows(pairs / "pairs.jsonl", Schema("pairs"))[1]
+        sums, means = [], []
+        for row in rows:
+            scores = []
+            for document in documents_of(row, model.tokenizer, encoding):
+                z = model.logits(document.ids[:-1]).astype(np.float64)
+                log_p = z - np.logaddexp.reduce(z, axis=1, keepdims=True)
+                scored = log_p[np.arange(len(z)), document.ids[1:]][document.trained[1:]]
+                scores.append((scored.sum(), scored.mean()))
+            sums.append(scores[0][0] > scores[1][0])
+            means.append(scores[0][1] > scores[1][1])
+        assert found["acc"]["value"] == np.mean(sums)
+        assert found["acc_token"]["value"] == np.mean(means)
+
+
+def test_long_pairs(pyggml, tiny, pairs, template):
+    how = ("-m", tiny, "-f", pairs / "pairs.jsonl", "--chat-template", template, "--ctx", 8)
+    ended = pyggml("eval", *how)
+    assert ended.code == 2 and "line 1 has 10" in ended.err and "--long cut leaves" in ended.err
+    ended = pyggml("eval", *how, "--long", "drop")
+    assert ended.code == 2 and "wanted refuse or cut for pairs" in ended.err
+    ended = pyggml("eval", *how, "--long", "cut")
+    assert ended.code == 2 and "an answer that does not fit into the 8" in ended.err
+    ended = pyggml("eval", *how, "--ctx", 20, "--long", "cut")
+    assert ended.code == 0 and "3 pairs of a chosen answer and a rejected one" in ended.out
+
+
+def test_rows_with_labels_are_not_pairs(pyggml, tiny, tmp_path):
+    path = tmp_path / "labels.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b", "label": true}\n' * 2)
+    ended = pyggml("eval", "-m", tiny, "-f", path)
+    assert ended.code == 2 and "single answers with labels, wanted pairs" in ended.err
+
+
+def test_a_folder_is_its_files(pyggml, tiny, pairs, template):
+    how = ("--chat-template", template, "--json")
+    ended = pyggml("eval", "-m", tiny, "-f", pairs, *how)
+    assert ended.code == 0, ended.err
+    files = json.loads(ended.out)["files"]
+    assert [(file["file"], file["kind"]) for file in files] == [
+        (str(pairs / "pairs.jsonl"), "pairs"),
+        (str(pairs / "rows.jsonl"), "rows"),
+    ]
+    assert "README.md is left out: it is plain text beside files of rows" in ended.err
+    pattern = pyggml("eval", "-m", tiny, "-f", pairs / "r*.jsonl", *how)
+    assert json.loads(pattern.out)["files"] == files[1:]
 
 
 def test_columns_of_questions_are_mapped(pyggml, tiny, tmp_path):

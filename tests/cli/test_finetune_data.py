@@ -122,6 +122,7 @@ def test_the_command_reports_on_rows_and_records_it(finetune, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[3]]))
     ended = finetune("--preview", 1, "--val-split", 0, data=path)
     assert ended.code == 0 and "1 row repeating an earlier one" in ended.row("findings")
+    assert ended.row("texts").startswith("13 rows of text, each ends in <|endoftext|> once (--no")
     assert "half up to" in ended.row("tokens") and ended.row("scripts") == "Latin 100 %"
     assert len(ended.row("highest").split()[0]) == 4
     lines = (tmp_path / "adapter.metrics.jsonl").read_text().splitlines()

@@ -60,14 +60,16 @@ PLAIN = (
 
 @pytest.mark.quick
 def test_chats_with_tools_have_the_file_s_template_for_them(corpus, vocabulary):
-    tool_use = "{{ tools | length }} tools." + PLAIN
+    tool_use = "{{ tools[0].function.name }}: {{ tools | length }} tools." + PLAIN
     row = {"messages": [user("Hi"), assistant("Ho")], "tools": [{"name": "clock"}]}
     made = corpus(row, row["messages"], template=PLAIN, tool_use=tool_use)
     texts = [vocabulary().decode(row, special=True) for row in made.train.tokens.tolist()]
-    assert "1 tools.user:Hi" in texts[0] and texts[0].count("tools.") == 1
+    assert "clock: 1 tools.user:Hi" in texts[0] and texts[0].count("tools.") == 1
     assert learned(made, vocabulary()) == ["Ho<|im_end|>Ho<|im_end|>"]
     with pytest.raises(DataError, match="has tools, for which .* has no place"):
         corpus(row, template=PLAIN)
+    with pytest.raises(DataError, match="leaves out 'clock' of the tool clock"):
+        corpus(row, template=PLAIN, tool_use="{{ tools | length }} tools." + PLAIN)
 
 
 @pytest.mark.quick

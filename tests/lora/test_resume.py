@@ -149,6 +149,21 @@ def test_a_checkpoint_of_another_run_is_refused(
     assert state(other) == before
 
 
+def test_a_run_may_be_longer_or_shorter_than_it_was(trainer_of, tmp_path):
+    """A constant learning rate: the same bits as a run of that length from the start."""
+    constant = {"lr_scheduler": "constant", "warmup_steps": 0}
+    trainer_of(max_steps=2, checkpoint_dir=str(tmp_path), **constant).run()
+    whole, longer = (trainer_of(max_steps=4, **constant) for _ in range(2))
+    whole.run()
+    with pytest.warns(RuntimeWarning, match="of a run of 2 steps, this one has 4: the"):
+        longer.resume(tmp_path / "step-00000002.gguf")
+    assert longer.progress.step == 2 and not longer.is_done
+    longer.run()
+    np.testing.assert_array_equal(longer.parameters.data, whole.parameters.data)
+    with pytest.raises(CheckpointError, match="which is past this run's end"):
+        trainer_of(max_steps=1, **constant).resume(tmp_path / "step-00000002.gguf")
+
+
 def without(path, part, name):
     """Write a checkpoint as it was before a setting existed."""
     with gguf.open(path) as file:

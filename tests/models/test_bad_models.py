@@ -234,7 +234,7 @@ def test_an_embedding_that_is_no_matrix(shape, tiny):
 
 def test_tensors_without_a_use(tiny):
     """A scale or norm that was left out would change the logits without a word."""
-    text = refusal(tiny(tensors={"blk.0.attn_q.scale": (1,), "blk.1.post_ffw_norm.weight": (16,)}))
+    text = refusal(tiny(tensors={"blk.0.attn_q.scale": (3,), "blk.1.post_ffw_norm.weight": (16,)}))
     for name in ("blk.0.attn_q.scale", "blk.1.post_ffw_norm.weight"):
         assert f"{name} is not used by this architecture" in text
 

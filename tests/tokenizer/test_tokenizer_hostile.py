@@ -44,9 +44,6 @@ REFUSED = {
     "doubles": ("spm", {"scores": np.zeros(5)}, "float64, wanted an array of float32 or int32"),
     "nan": ("spm", {"scores": lambda s: [*s[:-1], np.nan]}, "has score nan, wanted a finite"),
     "infinity": ("spm", {"scores": lambda s: [np.inf, *s[1:]]}, "token 0 has score inf"),
-    "bos": ("bpe", {"bos_token_id": 5000}, "bos_token_id is 5000, wanted 0 to"),
-    "eos": ("bpe", {"eos_token_id": -1}, "eos_token_id is -1, wanted 0 to"),
-    "eot": ("spm", {"eot_token_id": 1 << 32}, "eot_token_id is 4294967296, wanted 0 to"),
     "bos is true": ("bpe", {"bos_token_id": True}, "bos_token_id is True, wanted an integer"),
     "add is a number": ("bpe", {"add_bos_token": 1}, "add_bos_token is 1, wanted true or false"),
     "no bos to add": (
@@ -184,6 +181,7 @@ KEYS += [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:tokenizer.ggml.* is taken instead")
 @given(
     kind=st.sampled_from(["bpe", "spm", "gemma4", "whitespace", "t5", "bert", "rwkv"]),
     changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3),

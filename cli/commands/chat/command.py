@@ -1,18 +1,23 @@
 """The options of `pyggml chat`."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
-from pyggml.chat import find_template
 from pyggml.cli.commands.chat.console import Console
 from pyggml.cli.commands.chat.conversation import Conversation
 from pyggml.cli.commands.chat.lines import END_KEYS
-from pyggml.cli.terminal.generation import (
-    CTX,
+from pyggml.cli.terminal.chat_files import Chat, read_chats
+from pyggml.cli.terminal.chat_templates import (
     chat_template_kwargs_option,
     chat_template_option,
+    template_for,
+)
+from pyggml.cli.terminal.generation import (
+    CTX,
+    continue_last_option,
     ctx_option,
     n_ctx_of,
     n_tokens_option,
@@ -22,13 +27,16 @@ from pyggml.cli.terminal.generation import (
 )
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
+    PATH,
     SETTINGS,
     ModelSource,
     given_settings,
+    grouped,
     model_options,
     settings_options,
 )
 from pyggml.cli.terminal.show import is_quiet, printable, say, unescape
+from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Context
 
 _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left out
@@ -50,6 +58,14 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
 @system_option
 @chat_template_option()
 @chat_template_kwargs_option()
+@click.option(
+    "--messages",
+    type=PATH,
+    metavar="FILE",
+    **grouped("text"),
+    help="begin with this conversation, as /save writes it; of several with the last",
+)
+@continue_last_option
 @n_tokens_option("most tokens of an answer (default: as many as fit)")
 @ctx_option(
     16,
@@ -59,8 +75,10 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
 def command(
     source: ModelSource,
     system: str | None,
-    chat_template: str,
+    chat_template: str | None,
     chat_template_kwargs: str,
+    messages: Path | None,
+    continue_last: bool,
     n_tokens: int | None,
     ctx: int | None,
     **given: Any,
@@ -69,15 +87,31 @@ def command(
 
     Without a terminal, each line of standard input is a message.
     """
+    if continue_last and messages is None:
+        raise ConfigError("--continue-last: for a conversation, wanted --messages FILE beside it")
+    begun = [] if messages is None else read_chats(messages)[-1:]
     how = sampling_of(given)
     cache_type = Context(**given_settings(Context, {}, given)).cache_type
     opened = source.load()
     n_ctx = n_ctx_of(opened, ctx, CTX)
-    template = find_template(opened.tokenizer, chat_template, names=chat_template_kwargs)
+    adapters = (path for path, _ in source.adapters)
+    template = template_for(opened, adapters, chat_template, chat_template_kwargs)
     text = None if system is None else unescape(system)
     chat = Conversation(opened, template, how, n_ctx, n_tokens, text, cache_type)
+    for one in begun:
+        _load(chat, one)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive and not is_quiet():
         name = printable(str(opened.file.get("general.name", source.path.name)))
         say(f"{name}, as {template.origin} has it; /help lists commands, {END_KEYS} ends")
-    return Console(chat, interactive).run()
+    return Console(chat, interactive).run(continue_last)
+
+
+def _load(chat: Conversation, begun: Chat) -> None:
+    """Raises DataError with the place of a conversation that cannot be gone on with."""
+    try:
+        if begun.tools:
+            raise DataError("has tools, which nothing would call")
+        chat.load(begun.messages)
+    except DataError as error:
+        raise DataError(f"{begun.place.file}: {begun.place} {error}") from None

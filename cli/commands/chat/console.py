@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
@@ -19,7 +20,7 @@ from pyggml.cli.terminal.exit import FAILED
 from pyggml.cli.terminal.generation import say_piece
 from pyggml.cli.terminal.show import has_colours, plural, printable, say
 from pyggml.errors import PyggmlError
-from pyggml.generation import Finish
+from pyggml.generation import Finish, Piece
 
 _ENDS = {
     Finish.LENGTH: "the answer ends here, at --n-tokens",
@@ -42,13 +43,19 @@ class Console:
             "/exit": ("the same", self._end),
             "/undo": ("take the last message and its answer back", self._undo),
             "/retry": ("answer the last message anew", self._retry),
+            "/continue": ("go on with the last answer", self._go_on),
             "/reset": ("begin anew; the system's text stays", self._reset),
             "/system": ("show the system's text, or set it to TEXT; - is none", self._system),
             "/save": ("append the conversation to a FILE that pyggml-finetune reads", self._save),
         }
 
-    def run(self) -> int:
-        """Until the input ends; the exit code: of a pipe 2 if a message was not answered."""
+    def run(self, continues: bool = False) -> int:
+        """Until the input ends; the exit code: of a pipe 2 if a message was not answered.
+
+        continues: go on with the last answer first
+        """
+        if continues:
+            self._go_on("")
         for line in read_messages(self._interactive):
             try:
                 self._handle(line)
@@ -80,9 +87,13 @@ class Console:
     # -- answers --------------------------------------------------------------------------------
 
     def _answer(self, question: str) -> None:
+        self._say(partial(self._chat.ask, question))
+
+    def _say(self, pieces: Callable[[Callable[[], bool]], Iterator[Piece]]) -> None:
+        """Print the pieces of an answer as they are made, and how it ended."""
         before, began, n, finish = self._chat.n_dropped, perf_counter(), 0, None
         with self._stop_on_interrupt() as is_stopped:
-            for piece in self._chat.ask(question, is_stopped):
+            for piece in pieces(is_stopped):
                 if n == 0:
                     self._say_dropped(self._chat.n_dropped - before)
                 say_piece(piece, self._chat.how, self._chat.tokenizer)
@@ -125,7 +136,7 @@ class Console:
     # -- commands -------------------------------------------------------------------------------
 
     def _help(self, rest: str) -> None:
-        self._note("\n".join(f"{name:<8} {about}" for name, (about, _) in self._commands.items()))
+        self._note("\n".join(f"{name:<9} {about}" for name, (about, _) in self._commands.items()))
         self._note(
             f"A line that ends with \\ goes on in the next. Ctrl-C ends an answer, {END_KEYS} all."
         )
@@ -144,6 +155,9 @@ class Console:
         finally:
             if len(self._chat.rounds) == n_before:  # refused, or stopped before a word
                 self._chat.rounds.append(last)
+
+    def _go_on(self, rest: str) -> None:
+        self._say(self._chat.go_on)
 
     def _last(self) -> Round:
         """The last round, which is taken back."""

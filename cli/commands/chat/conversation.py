@@ -76,10 +76,7 @@ class Conversation:
         before then.
         """
         ids = self._prompt(question)
-        how = replace(self.how, seed=(self.how.seed + self._n_answers) % _SEEDS)
-        self._n_answers += 1
-        completion = Completion(self.tokenizer, how, ids, self._n_tokens, self.n_ctx)
-        answer = ""
+        completion, answer = self._completion(ids), ""
         try:
             for piece in self._generate(completion, ids, is_stopped):
                 begun, answer = bool(answer.strip()), answer + piece.text
@@ -87,6 +84,47 @@ class Conversation:
         finally:
             if answer.strip():
                 self.rounds.append(Round(question, answer))
+
+    def go_on(self, is_stopped: Callable[[], bool] = lambda: False) -> Iterator[Piece]:
+        """The pieces that follow the last answer, which becomes longer by them.
+
+        Raises DataError if there is none, or no room is left behind it, and TemplateError if the
+        template cannot leave it open; the conversation is as before then.
+        """
+        if not self.rounds:
+            raise DataError("nothing was said yet")
+        last = self.rounds[-1]
+        ids = self._encoder.prompt(self._messages(self.n_dropped), continues=True)
+        if len(ids) >= self.n_ctx:
+            raise DataError("the context is full, and the answer cannot become longer")
+        completion, added = self._completion(ids), ""
+        try:
+            for piece in self._generate(completion, ids, is_stopped):
+                added += piece.text
+                yield piece
+        finally:
+            self.rounds[-1] = replace(last, answer=last.answer + added)
+
+    def _completion(self, ids: Sequence[int]) -> Completion:
+        """An answer to these tokens, with a seed of its own."""
+        how = replace(self.how, seed=(self.how.seed + self._n_answers) % _SEEDS)
+        self._n_answers += 1
+        return Completion(self.tokenizer, how, ids, self._n_tokens, self.n_ctx)
+
+    def load(self, messages: Sequence[Message]) -> None:
+        """Begin with the rounds of these messages: a system's text, if there is one, then questions
+        and answers in turn. DataError for anything else."""
+        system = [m for m in messages[:1] if m["role"] == "system"]
+        turns = messages[len(system) :]
+        roles = [m["role"] for m in turns]
+        if roles != ["user", "assistant"] * (len(turns) // 2) or not turns:
+            raise DataError("is no conversation: wanted questions and answers in turn")
+        if any(m.keys() - {"role", "content"} for m in messages):
+            raise DataError("has more than questions and answers, wanted these alone")
+        if system:
+            self.set_system(str(system[0]["content"]))
+        texts = [str(m["content"]) for m in turns]
+        self.rounds = [Round(*pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
 
     def _generate(
         self, completion: Completion, ids: Sequence[int], is_stopped: Callable[[], bool]

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
-from pyggml.cli.terminal.show import has_colours, say
+from pyggml.cli.terminal.show import say, wants_colours
 
 END_KEYS = "Ctrl-Z, Enter" if sys.platform == "win32" else "Ctrl-D"  # end input at a terminal
 
@@ -47,6 +47,6 @@ def read_messages(interactive: bool) -> Iterator[str]:
 
 def _prompt(text: str, edits: bool) -> str:
     """In green where readline edits lines: between \\x01 and \\x02 stands what takes no columns."""
-    if not edits or not has_colours(sys.stdout):
+    if not edits or not wants_colours():
         return text
     return f"\x01\x1b[32;1m\x02{text}\x01\x1b[0m\x02"

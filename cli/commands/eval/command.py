@@ -7,10 +7,13 @@ from typing import Any
 
 import click
 
+from pyggml import Model
+from pyggml.chat import MODEL as OWN
 from pyggml.cli.commands.eval.files import File
 from pyggml.cli.commands.eval.record import record
 from pyggml.cli.commands.eval.subjects import names, subjects
 from pyggml.cli.commands.eval.table import NOTE, show
+from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import MODEL, held_out_files
 from pyggml.cli.terminal.options import (
@@ -27,9 +30,10 @@ from pyggml.cli.terminal.options import (
     settings_options,
 )
 from pyggml.cli.terminal.paths import check_text
-from pyggml.cli.terminal.show import printable, say, unescape
+from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.lora.config import EvalConfig
+from pyggml.lora.evaluate.rows import files_of
 
 _MODEL = grouped("model", aliases=MODEL_ALIASES)
 
@@ -63,8 +67,8 @@ _MODEL = grouped("model", aliases=MODEL_ALIASES)
     callback=held_out_files,
     **grouped("data"),
     metavar="DATA",
-    help="text, rows as for finetune, or questions with choices (docs/evaluation.md); may be given "
-    "several times",
+    help="text, rows as for finetune, pairs of chosen and rejected, questions with choices "
+    "(docs/evaluation.md), or a folder or pattern of these; may be given several times",
 )
 @click.option(
     "--json", "as_json", is_flag=True, **grouped("output"), help="print JSON instead of tables"
@@ -95,7 +99,10 @@ def command(
         given["delimiter"] = unescape(given["delimiter"])
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
     check_text(files)
-    data = [File.read(path, config) for path in files]
+    paths, left_out = files_of(files, config.columns)
+    for path, reason in left_out:
+        note(f"{path} is left out: it {reason}")
+    data = [File.read(path, config) for path in paths]
     how = {"threads": threads, "compute": compute, "device": device}
     _evaluate(subjects(model, lora, others, **how), data, config, as_json)
 
@@ -106,9 +113,12 @@ def _evaluate(
     """Evaluate all models on one file after the other, and print what came of it."""
     called, records = names(models), []
     opened = [model.load() for model in models]
+    template = OWN
+    if config.chat_template is None and any(file.has_chats for file in files):
+        template = _template(models, opened[0])
     for file in files:
         results = [
-            file.evaluate(model, config, printable(f"{file.path.name}, {name}"))
+            file.evaluate(model, config, printable(f"{file.path.name}, {name}"), template)
             for model, name in zip(opened, called, strict=True)
         ]
         if as_json:
@@ -116,3 +126,19 @@ def _evaluate(
         else:
             show(file, called, results)
     say(json.dumps({"files": records}, indent=1) if as_json else NOTE)
+
+
+def _template(models: Sequence[ModelSource], first: Model) -> str:
+    """The chat template for all models: that with which an adapter was trained, so that all read
+    the same tokens; else each one's own. ConfigError if adapters were trained with several."""
+    paths = dict.fromkeys(path for model in models for path, _ in model.adapters[::-1])
+    choice = choose_template(first.tokenizer, [*paths][::-1], None)
+    if choice.others and len(models) > 1:
+        names = " and ".join(str(path) for path in (*choice.others, choice.wanted))
+        raise ConfigError(
+            f"{names} were trained with different chat templates: name one for all with "
+            "--chat-template, which takes such a file too"
+        )
+    for text in choice.notes:
+        note(text)
+    return choice.wanted

@@ -4,34 +4,42 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyggml import Model
+from pyggml.chat import MODEL
 from pyggml.cli.commands.eval.progress import Progress
 from pyggml.cli.terminal.show import plural
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import EvalConfig
-from pyggml.lora.data import QuestionRow, Row, TextRow
+from pyggml.lora.data import Encoding, QuestionRow, Row, TextRow
+from pyggml.lora.data.chats import Chats
+from pyggml.lora.data.rows import ChatRow, PreferenceRow
 from pyggml.lora.evaluate import (
     Answers,
     Perplexity,
     QuestionFormat,
     TokenScores,
     choose,
+    encode_pairs,
     encode_questions,
     perplexity,
+    prefer,
 )
-from pyggml.lora.evaluate.rows import QUESTIONS, TEXT, read_file, windows
+from pyggml.lora.evaluate.rows import PAIRS, QUESTIONS, TEXT, read_file, windows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenResult:
-    """What a model predicts of a file, by the tokens of a tokenizer, and rows that are too long."""
+    """What a model predicts of a file, and rows that are too long.
+
+    made_by   what made its tokens: the tokenizer, of chats the template too
+    """
 
     total: Perplexity
     scores: TokenScores
-    tokenizer: str
+    made_by: str
     n_long: int = 0
 
 
@@ -47,8 +55,8 @@ class File:
     def read(path: Path, config: EvalConfig) -> File:
         """The file, or its first rows. Raises ConfigError and DataError."""
         kind, rows = read_file(path, config.columns)
-        if kind == QUESTIONS and config.long == "drop":
-            fault = "is drop, wanted refuse or cut for questions: all models answer the same"
+        if kind in (QUESTIONS, PAIRS) and config.long == "drop":
+            fault = f"is drop, wanted refuse or cut for {kind}: all models answer the same"
             raise ConfigError([("long", fault)])
         return File(path, kind, rows if kind == TEXT else rows[: config.limit])
 
@@ -58,7 +66,9 @@ class File:
 
     @property
     def chance(self) -> float:
-        """The share of questions that are answered right by chance."""
+        """The share of questions or pairs that are answered right by chance."""
+        if self.kind == PAIRS:
+            return 0.5
         return sum(1 / len(row.choices) for row in self.questions) / len(self.rows)
 
     @property
@@ -68,28 +78,55 @@ class File:
 
     def about(self) -> str:
         """What there is, for a person."""
+        if self.kind == PAIRS:
+            return f"{plural(len(self.rows), 'pair')} of a chosen answer and a rejected one"
         if self.kind != QUESTIONS:
             return plural(len(self.rows), self.kind.removesuffix("s"))
         counts = sorted({len(row.choices) for row in self.questions})
         choices = " to ".join(str(n) for n in {counts[0]: 0, counts[-1]: 0})
         return f"{plural(len(self.rows), 'question')} of {choices} choices"
 
-    def evaluate(self, model: Model, config: EvalConfig, label: str) -> Answers | TokenResult:
-        """What a model makes of it."""
+    @property
+    def has_chats(self) -> bool:
+        """Whether any row is written by a chat template."""
+        pairs = (row for row in self.rows if isinstance(row, PreferenceRow))
+        is_chat = any(isinstance(row, ChatRow) for row in self.rows)
+        return is_chat or any(not isinstance(pair.chosen, str) for pair in pairs)
+
+    def evaluate(
+        self, model: Model, config: EvalConfig, label: str, template: str = MODEL
+    ) -> Answers | TokenResult:
+        """What a model makes of it. template: that of chats where the settings name none."""
         progress = Progress(label)
         if self.kind == QUESTIONS:
             encoded = encode_questions(
                 self.questions, model.tokenizer, QuestionFormat.of(config, model)
             )
             return choose(model, encoded, progress)
+        if self.kind == PAIRS:
+            return self._prefer(model, config, progress, template)
         try:
-            return self._score_tokens(model, config, progress)
+            return self._score_tokens(model, config, progress, template)
         except DataError as error:
             about = "" if str(self.path) in str(error) else f"{self.path}: "
             raise DataError(f"{about}{error}") from None
 
-    def _score_tokens(self, model: Model, config: EvalConfig, progress: Progress) -> TokenResult:
-        rows, n_long = config.rows(model.config.n_ctx), 0
+    def _prefer(
+        self, model: Model, config: EvalConfig, progress: Progress, template: str
+    ) -> Answers:
+        pairs = [row for row in self.rows if isinstance(row, PreferenceRow)]
+        # Both answers of a pair lose the same tokens, so no rounds are cut from either alone.
+        rows = replace(config.rows(model.config.n_ctx, template), long_chats="refuse")
+        encoding = Encoding.of(rows, model.tokenizer)
+        most = config.ctx or model.config.n_ctx
+        return prefer(
+            model, encode_pairs(pairs, model, encoding, most, config.long == "cut"), progress
+        )
+
+    def _score_tokens(
+        self, model: Model, config: EvalConfig, progress: Progress, template: str
+    ) -> TokenResult:
+        rows, n_long = config.rows(model.config.n_ctx, template), 0
         if self.kind == TEXT:
             (row,) = self.rows
             assert isinstance(row, TextRow)
@@ -104,9 +141,12 @@ class File:
             parts.append(so_far)
             progress(so_far.chunk, so_far.n_chunks)
         scores = TokenScores.join([part.scores for part in parts])
-        return TokenResult(parts[-1], scores, model.tokenizer.identity, n_long)
+        made_by = model.tokenizer.identity
+        if self.has_chats:
+            made_by = f"{made_by}, {Chats.of(rows, model.tokenizer)}"
+        return TokenResult(parts[-1], scores, made_by, n_long)
 
 
 def are_comparable(results: Sequence[TokenResult]) -> bool:
     """Whether all cut the file into the same tokens."""
-    return len({result.tokenizer for result in results}) == 1
+    return len({result.made_by for result in results}) == 1

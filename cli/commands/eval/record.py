@@ -8,6 +8,7 @@ from typing import Any
 from pyggml.cli.commands.eval.files import File, TokenResult, are_comparable
 from pyggml.lora.evaluate import Answers, Difference, Interval, compare_answers, compare_tokens
 from pyggml.lora.evaluate.intervals import clustered_proportion, proportion
+from pyggml.lora.evaluate.rows import QUESTIONS
 
 _Object = dict[str, Any]
 
@@ -18,7 +19,9 @@ def record(file: File, names: Sequence[str], results: Sequence[Answers | TokenRe
     tokens = [r for r in results if isinstance(r, TokenResult)]
     about: _Object = {"file": str(file.path), "kind": file.kind, "n": len(file.rows)}
     if answers:
-        about |= {"chance": file.chance, "commonest": file.commonest}
+        about["chance"] = file.chance
+        if file.kind == QUESTIONS:
+            about["commonest"] = file.commonest
     models = [*map(_of_answers, answers), *map(_of_tokens, tokens)]
     others = [_against(r, answers[0]) for r in answers[1:]]
     if tokens and are_comparable(tokens):

@@ -14,6 +14,7 @@ from pyggml.lora.evaluate import (
     compare_tokens,
 )
 from pyggml.lora.evaluate.intervals import clustered_proportion, proportion
+from pyggml.lora.evaluate.rows import PAIRS
 
 NOTE = "[a, b]: 95 % confidence interval; +/-: standard error"
 _Line = tuple[str, ...]
@@ -35,6 +36,8 @@ def show(file: File, names: Sequence[str], results: Sequence[Answers | TokenResu
 
 def _about(file: File, results: Sequence[TokenResult]) -> str:
     if not results:
+        if file.kind == PAIRS:
+            return f"{file.about()}; by chance {_percent(file.chance)}"
         by_chance = f"by chance {_percent(file.chance)}"
         always = f"always the commonest answer {_percent(file.commonest)}"
         return f"{file.about()}; {by_chance}, {always}"
@@ -77,8 +80,12 @@ def _of_answers(names: Sequence[str], results: Sequence[Answers]) -> list[_Line]
 
 def _measures(results: Sequence[Answers]) -> list[str]:
     """The measures, without that by bytes where it says the same as that by characters."""
-    same = all((r.right["acc_bytes"] == r.right["acc_norm"]).all() for r in results)
-    return [m for m in MEASURES if not (same and m == "acc_bytes")]
+    known = [m for m in MEASURES if m in results[0].right]
+    if "acc_bytes" in known and all(
+        (r.right["acc_bytes"] == r.right["acc_norm"]).all() for r in results
+    ):
+        known.remove("acc_bytes")
+    return known
 
 
 def _against(names: Sequence[str]) -> str:

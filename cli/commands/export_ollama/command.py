@@ -1,6 +1,5 @@
 """`pyggml export-ollama`: model, adapter and settings → a Modelfile for `ollama create`."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,13 @@ import click
 from pyggml import Model, load
 from pyggml.chat import MODEL, ChatTemplate, answer_ending, find_template, find_turns
 from pyggml.cli.commands.export_ollama.modelfile import go_template, path_for, quote
+from pyggml.cli.terminal.chat_templates import (
+    chat_template_kwargs_option,
+    chat_template_option,
+    choose_template,
+)
 from pyggml.cli.terminal.generation import (
     CTX,
-    chat_template_option,
     ctx_option,
     n_ctx_of,
     sampling_of,
@@ -20,7 +23,7 @@ from pyggml.cli.terminal.generation import (
 )
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, grouped, model_option
-from pyggml.cli.terminal.show import printable, say, unescape
+from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.files import replacing
 from pyggml.generation import Sampling
@@ -47,6 +50,7 @@ _WITHOUT = ("logit_bias", "logprobs")  # it has none
 @click.option("--lora", **ADAPTERS, **grouped("model"), help="adapter to use with it")
 @system_option
 @chat_template_option()
+@chat_template_kwargs_option()
 @ctx_option(16, f"most tokens of a chat (default: {CTX}, or the model's if that has fewer)")
 @click.option(
     *("-o", "--output"),
@@ -61,7 +65,8 @@ def command(
     model: Path,
     lora: tuple[tuple[Path, float], ...] | None,
     system: str | None,
-    chat_template: str,
+    chat_template: str | None,
+    chat_template_kwargs: str,
     ctx: int | None,
     output: Path,
     force: bool,
@@ -78,7 +83,8 @@ def command(
     if output.exists() and not force:
         raise ConfigError(f"{output}: is there already, --force replaces it")
     opened = load(model, adapters or None)
-    template = _find_template(opened, chat_template)
+    choice = choose_template(opened.tokenizer, (path for path, _ in adapters), chat_template)
+    template = _find_template(opened, choice.wanted, chat_template_kwargs)
     chat, missing = _chat(opened, template)
     lines = [
         f"FROM {path_for(model, output)}",
@@ -89,16 +95,18 @@ def command(
     ]
     with replacing(output) as partial:
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for text in choice.notes:
+        note(text)
     if missing:
-        print(f"note: {missing}", file=sys.stderr)
+        note(missing)
     say(f"{printable(str(output))} written; next: ollama create NAME -f {printable(str(output))}")
 
 
-def _find_template(model: Model, name: str) -> ChatTemplate | None:
+def _find_template(model: Model, name: str, inputs: str) -> ChatTemplate | None:
     """The named template; None if it would be the model's own and that has none."""
     if name == MODEL and not {"", "default"} & model.tokenizer.chat_templates.keys():
         return None
-    return find_template(model.tokenizer, name)
+    return find_template(model.tokenizer, name, names=inputs)
 
 
 def _chat(model: Model, template: ChatTemplate | None) -> tuple[str, str]:

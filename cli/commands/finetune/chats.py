@@ -1,13 +1,24 @@
 """Chats on the command line: a summary before training, and samples as the model will read them."""
 
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 import click
 import numpy as np
 
-from pyggml.chat import MODEL, ChatTemplate, Message, find_template
+from pyggml.chat import (
+    MODEL,
+    ChatTemplate,
+    carried_metadata,
+    find_template,
+    template_metadata,
+    write_alike,
+)
+from pyggml.cli.commands.finetune.job import Job
+from pyggml.cli.terminal.chat_templates import TemplateChoice, choose_template
 from pyggml.cli.terminal.samples import documents
 from pyggml.cli.terminal.show import has_colours, plural, printable, row, say
 from pyggml.errors import TemplateError
@@ -23,24 +34,29 @@ _NOTES = {
     OPEN: "taught an answer that no token ends, so that the model may not stop",
 }
 
-_PROBE = [
-    {"role": role, "content": f" the {role}'s "} for role in ("system", "user", "assistant", "user")
-]
 
-
-def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
+def say_chats(
+    corpus: Corpus, config: DataConfig, tokenizer: Tokenizer, choice: TemplateChoice
+) -> None:
     """Print the template, what is learned, and what was changed; nothing if there are no chats."""
     sources = [f for f in corpus.files if CHAT in f.notes]
     if not sources:
         return
     n = sum(f.notes[CHAT][0] for f in sources)
-    template = (
-        "the model's chat template" if config.chat_template == MODEL else config.chat_template
-    )
+    template = template_of(config, tokenizer)
     learned = "the assistant's answers" if config.train_on == "assistant" else "every token"
-    row("chats", f"{n:,}, written as {printable(template)} has them; learned: {learned}")
-    if config.chat_template != MODEL and _differs(tokenizer, config.chat_template):
-        row("", "the model's file has another template: whatever runs it must be told to use this")
+    row("chats", f"{n:,}, written as {printable(template.origin)} has them; learned: {learned}")
+    if template.names:
+        row("", f"with {printable(json.dumps(template.names, ensure_ascii=False))}")
+    own = _own_template(tokenizer)
+    if config.chat_template != MODEL and not (own and write_alike(template, own)):
+        row(
+            "",
+            f"the model's file has {'another' if own else 'no'} template: the output carries this "
+            "one, which pyggml's commands then use; other programs must be told",
+        )
+    for text in choice.notes:
+        row("", printable(text))
     for part in sources:
         for note, text in _NOTES.items():
             if note in part.notes:
@@ -48,32 +64,37 @@ def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
                 row("", f"{plural(count, 'chat')} {text}; the first is {first}")
 
 
-def question_prompt(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> str:
-    """A prompt for `generate -p` that asks "..." as the chats did; without chats, "..." itself."""
-    if not any(CHAT in source.notes for source in corpus.files):
-        return "..."
-    names = config.chat_template_kwargs or ""
-    template = find_template(tokenizer, config.chat_template, names=names)
-    text = _render(template, [{"role": "user", "content": "..."}]) or "..."
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+def with_template(job: Job, tokenizer: Tokenizer) -> tuple[Job, TemplateChoice]:
+    """The job with the chat template that it trains with: where none is given that of the adapter
+    which it trains on, or trains on top of, if that carries one."""
+    told = job.reading.chat_template if "chat_template" in job.fixed else None
+    adapters = [*(path for path, _ in job.below or ()), *([job.init] if job.init else [])]
+    choice = choose_template(tokenizer, adapters, told)
+    return replace(job, reading=replace(job.reading, chat_template=choice.wanted)), choice
 
 
-def _differs(tokenizer: Tokenizer, name: str) -> bool:
-    """Whether the model's own template, if it has one, writes short chats in another way."""
+def has_chats(corpus: Corpus) -> bool:
+    return any(CHAT in source.notes for source in corpus.files)
+
+
+def template_of(config: DataConfig, tokenizer: Tokenizer) -> ChatTemplate:
+    """The template that chats are written with."""
+    return find_template(tokenizer, config.chat_template, names=config.chat_template_kwargs or "")
+
+
+def output_metadata(job: Job, corpus: Corpus, tokenizer: Tokenizer) -> dict[str, str | None]:
+    """What the output says of the chats that it was trained on; where it was trained on none, but
+    goes on from an adapter that was, what that says."""
+    if has_chats(corpus):
+        return template_metadata(template_of(job.reading, tokenizer))
+    return carried_metadata(job.init) if job.init else {}
+
+
+def _own_template(tokenizer: Tokenizer) -> ChatTemplate | None:
     try:
-        own = find_template(tokenizer)
+        return find_template(tokenizer)
     except TemplateError:
-        return False
-    named = find_template(tokenizer, name)
-    return any(_render(own, chat) != _render(named, chat) for chat in (_PROBE, _PROBE[1:]))
-
-
-def _render(template: ChatTemplate, chat: Sequence[Message]) -> str:
-    """The chat up to an answer; "" if the template refuses it."""
-    try:
-        return template.render(chat, add_generation_prompt=True)
-    except TemplateError:
-        return ""
+        return None
 
 
 def preview(corpus: Corpus, tokenizer: Tokenizer, n: int) -> None:

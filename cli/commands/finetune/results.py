@@ -1,22 +1,33 @@
 """The end of a run: what it prints and saves."""
 
+import json
 import shlex
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from math import log
 from pathlib import Path
 
+from pyggml.chat import MODEL, ChatTemplate, template_file
 from pyggml.cli.commands.finetune.job import Job
+from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.options import adapter_word
 from pyggml.cli.terminal.progress import Meter, change, rise
+from pyggml.cli.terminal.rewriting import say_losses
 from pyggml.cli.terminal.show import row, say, size
 from pyggml.errors import PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
+from pyggml.lora.evaluate import perplexity
 from pyggml.lora.trainer.checkpoint import existing, newest
+from pyggml.model import Model
+from pyggml.requantize import Losses
+from pyggml.tokenizer import Tokenizer
 
 # -- what was trained: an adapter, or tensors of the model --------------------------------------
 
 Trained = Adapter | TrainedTensors
+_N_READ = 32  # windows held out that a model which was written is read with
+Metadata = Mapping[str, str | None]  # what the output says of chats, see pyggml.chat.source
 
 
 def is_model(trained: Trained) -> bool:
@@ -40,11 +51,11 @@ def _word(trained: Trained) -> str:
     return "model" if is_model(trained) else "adapter"
 
 
-def _write(trained: Trained, path: Path) -> None:
+def _write(trained: Trained, path: Path, metadata: Metadata) -> Losses | None:
+    """What packing lost, of a model."""
     if isinstance(trained, Adapter) and not trained.fits_a_file:
-        merge(trained.model, path)
-    else:
-        trained.save(path)
+        return merge(trained.model, path, metadata=metadata)
+    return trained.save(path, metadata)
 
 
 # -- at the end ---------------------------------------------------------------------------------
@@ -71,6 +82,12 @@ def _say_best(trainer: Trainer) -> None:
     if best is not None and best is not history.validations[-1]:
         what = "is written" if config.keep_best else "--keep-best would write it"
         row("best", f"validation {best.loss:.4f} at step {best.step}; {what}")
+    if best is not None and best.step == 0 and config.keep_best and trainer.progress.step:
+        row(
+            "warning",
+            "no validation was better than before the first step, so --keep-best writes what was "
+            "not trained; a lower --lr may learn",
+        )
     if trainer.progress.step < trainer.n_steps and history.has_stalled(config.patience):
         row("ended", f"early: {config.patience} validations were no better")
 
@@ -78,17 +95,29 @@ def _say_best(trainer: Trainer) -> None:
 SMALLER = "smaller are --batch, --ctx and --grad-checkpointing"  # of what a run needs
 
 
-def save(trained: Trained, meter: Meter, path: Path) -> None:
+def save(trained: Trained, meter: Meter, path: Path, metadata: Metadata) -> None:
     """Write the result. If the disk refuses, the error says where else it was saved."""
     try:
-        _write(trained, path)
+        losses = _write(trained, path, metadata)
     except PyggmlError as error:
-        faults = [*error.faults, *rescue(trained, meter, path)]
+        faults = [*error.faults, *rescue(trained, meter, path, metadata)]
         raise PyggmlError(faults, error.about) from error
     row(_word(trained), f"{path}, {size(path.stat().st_size)}")
+    if losses is not None:
+        say_losses(losses)
 
 
-def rescue(trained: Trained, meter: Meter, path: Path) -> list[str]:
+def say_loss_of_file(trainer: Trainer, written: Model) -> None:
+    """The loss of the very model that was written, beside that of the one that was trained."""
+    held_out = trainer.corpus.validation
+    if held_out is None or trainer.objective.rows != "training":
+        return
+    part = held_out.part(slice(_N_READ))
+    trained, file = (log([*perplexity(m, part)][-1].value) for m in (trainer.model, written))
+    row("file", f"validation loss {file:.4f}, {trained:.4f} before it was packed")
+
+
+def rescue(trained: Trained, meter: Meter, path: Path, metadata: Metadata) -> list[str]:
     """Save the result in a temporary folder, so that an error costs no work.
 
     Returns a clause that says where; an empty list if no step was made or there was no room.
@@ -97,7 +126,7 @@ def rescue(trained: Trained, meter: Meter, path: Path) -> list[str]:
         return []
     spare = Path(tempfile.mkdtemp(prefix="pyggml-"), path.name)
     try:
-        _write(trained, spare)
+        _write(trained, spare, metadata)
     except PyggmlError:
         spare.parent.rmdir()
         return []
@@ -124,20 +153,54 @@ def say_how_to_resume(trainer: Trainer, start: int, resume_command: Callable[[Pa
     row("resume", resume_command(Path(folder)))
 
 
-def say_how_to_use(job: Job, is_model: bool, prompt: str) -> None:
-    """Commands that use the output. llama-cli writes chats itself: it gets the question alone."""
+def say_how_to_use(
+    job: Job, is_model: bool, template: ChatTemplate | None, tokenizer: Tokenizer
+) -> None:
+    """Commands that read what was measured: the output, on the adapters below it.
+
+    template: that of the chats that were learned; None: text was
+    """
     say()
-    ours: tuple[str, ...] = ("-m", str(job.output))
-    theirs = ours
-    if not is_model:
-        adapters = [*(job.below or ()), (job.output, 1.0)]
-        base = ("-m", str(job.model))
-        ours = (*base, *(w for given in adapters for w in ("--lora", adapter_word(given))))
-        theirs = (*base, *(w for given in adapters for w in _llama_cpp(*given)))
-    prompt_word = '"..."' if prompt == "..." else shlex.quote(prompt)
-    start = shlex.join(program("generate"))
-    row("use it", f"{start} {shlex.join(ours)} -p {prompt_word}")
-    row("use it", f'llama-cli {shlex.join(theirs)} -p "..."')
+    model = ("-m", str(job.output if is_model else job.model))
+    adapters = [*(job.below or ()), *([] if is_model else [(job.output, 1.0)])]
+    ours = shlex.join([*model, *(w for given in adapters for w in ("--lora", adapter_word(given)))])
+    theirs = shlex.join([*model, *(w for given in adapters for w in _llama_cpp(*given))])
+    if template is None:
+        row("use it", f'{shlex.join(program("generate"))} {ours} -p "..."')
+        row("use it", f'llama-cli {theirs} -p "..."')
+        return
+    own = ""
+    if is_model and choose_template(tokenizer, [path for path, _ in adapters], None).by:
+        own = f" --chat-template {MODEL}"
+    served = shlex.join([*model, *_serve(job, adapters)])
+    row("use it", f"{shlex.join(program('chat'))} {ours}{own}")
+    row("use it", f"{shlex.join(program('serve'))} {served}{own} --web")
+    said, needs_file = _for_llama_cpp(job, is_model, template)
+    row("use it", f"llama-cli {theirs} -cnv --jinja{said}")
+    if needs_file:
+        shown = shlex.join([*program("inspect"), str(job.output), "--template"])
+        row("", f"TEMPLATE.jinja is a file with the text that `{shown}` shows")
+
+
+def _serve(job: Job, adapters: Sequence[tuple[Path, float]]) -> list[str]:
+    """Adapters as `pyggml serve` adds them up: under one name."""
+    if len(adapters) < 2:
+        return [word for given in adapters for word in ("--lora", adapter_word(given))]
+    name = job.output.stem
+    return [word for given in adapters for word in ("--lora", f"{name}={adapter_word(given)}")]
+
+
+def _for_llama_cpp(job: Job, is_model: bool, template: ChatTemplate) -> tuple[str, bool]:
+    """What llama.cpp must be told of a template: it reads the model's own, and no inputs of it.
+    And whether the user has to write it to a file."""
+    words, name = list[str](), job.reading.chat_template
+    carried = is_model or name == MODEL
+    file = template_file(name)
+    if not carried:
+        words = ["--chat-template-file", str(file or "TEMPLATE.jinja")]
+    if template.names:
+        words += ["--chat-template-kwargs", json.dumps(template.names, ensure_ascii=False)]
+    return (f" {shlex.join(words)}" if words else ""), not carried and file is None
 
 
 def _llama_cpp(path: Path, weight: float) -> tuple[str, str]:

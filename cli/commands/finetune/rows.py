@@ -20,7 +20,8 @@ def say_rows(corpus: Corpus, tokenizer: Tokenizer) -> None:
         name = printable(
             tokenizer.token_bytes(int(end or 0), special=True).decode(errors="replace")
         )
-        row("texts", f"{plural(n_ended, 'row')} of text, each ends in {name} once")
+        said = f"{plural(n_ended, 'row')} of text, each ends in {name} once"
+        row("texts", f"{said} (--no-end-of-text: as it is)")
     elif n_texts:
         row("texts", f"{plural(n_texts, 'row')} of text, without an end of text")
     for file in corpus.files:
@@ -69,7 +70,7 @@ def say_validation(trainer: Trainer) -> None:
         return
     is_rows = trainer.objective.rows == "training" and trainer.corpus.kind != "text"
     word = "row" if is_rows else "window"
-    times = f"about {plural(sample.n_times, 'time')}, {100 * sample.share:.2g} % of the run"
+    times = f"about {plural(sample.n_times, 'time')}, {100 * sample.share:.0f} % of the run"
     if sample.is_all:
         row("validation", f"all of {plural(sample.n_held_out, word)} held out, {times}")
         return

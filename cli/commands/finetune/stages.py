@@ -12,7 +12,14 @@ import numpy as np
 from pyggml import load
 from pyggml.cli import compile_ahead
 from pyggml.cli.commands.finetune import memory, record, results, summary
-from pyggml.cli.commands.finetune.chats import preview, question_prompt, say_chats
+from pyggml.cli.commands.finetune.chats import (
+    has_chats,
+    output_metadata,
+    preview,
+    say_chats,
+    template_of,
+    with_template,
+)
 from pyggml.cli.commands.finetune.dry_run import say_plan
 from pyggml.cli.commands.finetune.job import Job, check_places, check_room, checkpoint_of
 from pyggml.cli.commands.finetune.results import Trained
@@ -28,7 +35,13 @@ from pyggml.cli.terminal.progress import Meter, count_printer, display
 from pyggml.cli.terminal.row_losses import RowLoss, row_losses
 from pyggml.cli.terminal.samples import Reading, check_answer, compare, prompt_ids, readings
 from pyggml.cli.terminal.show import progress_lines, recorded_rows, row, say, unescape
-from pyggml.errors import ConfigError, DeviceLostError, DeviceMemoryError, PyggmlError
+from pyggml.errors import (
+    CheckpointError,
+    ConfigError,
+    DeviceLostError,
+    DeviceMemoryError,
+    PyggmlError,
+)
 from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import Corpus, TrainConfig, Trainer, attach, read_corpus, train_tensors, unfreeze
 from pyggml.lora.adapter.names import meanings
@@ -36,7 +49,7 @@ from pyggml.lora.data.report import data_report
 from pyggml.lora.data.unused import unused_by_rows
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.ranks.device import device_of_rank
-from pyggml.lora.trainer import lock
+from pyggml.lora.trainer import checkpoint, lock
 from pyggml.lora.trainer.arithmetic import stored_compute
 from pyggml.lora.trainer.losses import Losses
 from pyggml.lora.trainer.passes import Passes
@@ -111,27 +124,42 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     job = replace(job, device=device_of_rank(job.device, ranks))
     base = _load(job, _compute(job))
     summary.say_model(base)
+    told = job.reading.chat_template
+    job, choice = with_template(job, base.tokenizer)
     trained = _attach(job, base)
     model = trained.model
     summary.say_trained(trained, meanings(base.parts, job.lora.modules or ()))
     check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
     job, corpus, prompt = _within_memory(job, base, trained)
+    if not has_chats(corpus):
+        job = replace(job, reading=replace(job.reading, chat_template=told))
     if faults := unused_by_rows(corpus, job.reading):
         raise ConfigError(faults)
     summary.say_data(corpus, job.reading)
-    say_chats(corpus, job.reading, model.tokenizer)
+    say_chats(corpus, job.reading, model.tokenizer, choice)
     say_rows(corpus, model.tokenizer)
     if not job.preview:  # which tells more
         say_report(data_report(corpus, model.tokenizer), in_full=False)
     args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
     trainer = Trainer(*args, reference=base)
     if job.resume is not None:
-        trainer.resume(job.resume)
+        _resume(trainer, job.resume)
     summary.say_memory(trainer.reserve(), job.train.grad_checkpointing)
     summary.say_steps(trainer)
     summary.say_ranks(trainer, job.device)
     say_validation(trainer)
     return job, trainer, trained, prompt
+
+
+def _resume(trainer: Trainer, path: Path) -> None:
+    """Raises CheckpointError; of another run with what can be done instead."""
+    try:
+        trainer.resume(path)
+    except CheckpointError as error:
+        if not error.about.endswith(checkpoint.ANOTHER_RUN):
+            raise
+        instead = "length, validation and logging may change; --init trains an adapter on otherwise"
+        raise CheckpointError([*error.faults, instead], error.about) from error
 
 
 def _within_memory(job: Job, base: Model, trained: Trained) -> tuple[Job, Corpus, np.ndarray]:
@@ -180,15 +208,18 @@ def _run(
         results.say_how_to_resume(trainer, start, partial(resume_command, job))
         return STOPPED
     written = results.is_model(trained)
-    after = load(job.output, None, model.compute, device=job.device) if written else model
+    below = [*(job.below or ())]
+    after = load(job.output, below, model.compute, device=job.device) if written else model
+    if written:
+        results.say_loss_of_file(trainer, after)
     with progress_lines():
         answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
     read, losses = _read_again(job, before, after, trainer.corpus)
     record.save_answers(job, trainer.progress.step, asked, answers, losses)
     record.save_report(job, rows, asked, answers, read)
-    results.say_how_to_use(
-        job, written, question_prompt(trainer.corpus, job.reading, model.tokenizer)
-    )
+    chats = has_chats(trainer.corpus)
+    template = template_of(job.reading, model.tokenizer) if chats else None
+    results.say_how_to_use(job, written, template, model.tokenizer)
     return 0
 
 
@@ -227,6 +258,7 @@ def _train(
 ) -> bool:
     """Train and write the result; returns whether training reached its end."""
     start, meter = trainer.progress.step, Meter(trainer.history, trainer.n_first)
+    metadata = output_metadata(job, trainer.corpus, trainer.model.tokenizer)
     with stop_on_signals(trainer.stop):
         with (
             _compile_helper(job, trainer, trained) as step_done,
@@ -247,7 +279,7 @@ def _train(
                 if isinstance(error, DeviceLostError):  # and the newest numbers with it
                     left = results.checkpoint_hint(trainer)
                 else:
-                    left = results.rescue(trained, meter, job.output)
+                    left = results.rescue(trained, meter, job.output, metadata)
                 if isinstance(error, DeviceMemoryError):
                     left = [results.SMALLER, *left]
                 raise PyggmlError([*error.faults, *left], error.about) from error
@@ -256,7 +288,7 @@ def _train(
             check_answer(trainer.model, prompt)
         if finished or trainer.progress.step > start:
             results.say_result(trainer)
-            results.save(trained, meter, job.output)
+            results.save(trained, meter, job.output, metadata)
             record.say_faults(record_report)
     return finished
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from pyggml.cli.commands.inspect.fold import fold
 from pyggml.gguf import Field, GGUFFile, StringArray
+from pyggml.models.weights import is_zero
 from pyggml.requantize.imatrix import read_imatrix
 
 Facts = dict[str, Any]
@@ -45,6 +46,9 @@ def facts(file: GGUFFile) -> Facts:
     if kind == "imatrix":
         values["imatrix"] = _imatrix(file)
     values["tensors"] = {"n": len(file.tensors), "types": types(file), "groups": fold(file.tensors)}
+    values["tensors"]["zeros"] = [
+        name for name, t in file.tensors.items() if len(t.shape) > 1 and is_zero(file.data(name))
+    ]
     if "tokenizer.ggml.model" in file.metadata:
         values["tokenizer"] = _tokenizer(file)
     template = _template(file)
@@ -65,7 +69,7 @@ def dat_facts(path: Path) -> Facts:
             "chunk_size": matrix.n_ctx,
             "n_matrices": len(matrix.sums),
         },
-        "tensors": {"n": 0, "types": [], "groups": []},
+        "tensors": {"n": 0, "types": [], "groups": [], "zeros": []},
     }
 
 

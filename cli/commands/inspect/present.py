@@ -72,6 +72,10 @@ def _file_rows(f: Facts) -> Iterator[tuple[str, str]]:
     n = sum(t["n_parameters"] for t in tensors["types"])
     holds = f": {plural(tensors['n'], 'tensor')}, {count(n)} numbers" if n else ""
     yield "holds", f"{_KINDS.get(file['kind'], file['kind'])}{holds}"
+    if tensors["zeros"]:
+        n = len(tensors["zeros"])
+        first, more = tensors["zeros"][0], f" and {n - 1} more" if n > 1 else ""
+        yield "note", f"all of {first}{more} is 0, as where a download broke off"
     if "adapter" in f:
         yield from _adapter_rows(f["adapter"])
     if "imatrix" in f:

@@ -14,12 +14,6 @@ from pyggml.generation.serving import ReadPrompt
 from pyggml.tokenizer import Tokenizer
 
 Object = dict[str, Any]
-_REASONS = {
-    Finish.STOP_TOKEN: "stop",
-    Finish.STOP_STRING: "stop",
-    Finish.LENGTH: "length",
-    Finish.CONTEXT: "length",
-}
 
 
 @dataclass(slots=True)
@@ -42,13 +36,13 @@ class Choice:
             self.n_tokens += 1
             self.pieces += [piece] if piece.logprob is not None else []
         if piece.finish is not None:
-            self.reason = _REASONS[piece.finish]
+            self.reason = piece.finish.reason
 
     def add_prompt(self, read: ReadPrompt) -> None:
         """What the model said of the prompt's own tokens."""
         self.pieces += read.pieces
         if read.finish is not None:
-            self.reason = _REASONS[read.finish]
+            self.reason = read.finish.reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class Routes:
         def read() -> tuple[ChatParams, list[np.ndarray]]:
             params = read_chat(given, service.sampling, service.limits)
             service.name(params)
-            how = service.chat_sampling(params.how)
+            how = service.chat_sampling(params)
             return replace(params, how=how), service.chat_prompts(params)
 
         params, prompts = await service.read(read)

@@ -7,9 +7,11 @@ import click
 
 from pyggml import Model, load
 from pyggml.cli.commands.serve.limits import Limits
-from pyggml.cli.terminal.generation import (
+from pyggml.cli.terminal.chat_templates import (
     chat_template_kwargs_option,
     chat_template_option,
+)
+from pyggml.cli.terminal.generation import (
     sampling_of,
     sampling_options,
 )
@@ -30,6 +32,7 @@ from pyggml.generation import Context
 
 _SERVER = grouped("server")
 Named = tuple[str, Adapter]
+Served = tuple[Model, tuple[Path, ...]]  # a model, and the files of its adapters
 
 
 class NamedAdapter(click.ParamType):
@@ -126,12 +129,11 @@ def command(**given: Any) -> int:
     _check_access(given["host"], given["api_key"])
     opened = listening(given["host"], given["port"])
     with opened:
-        models = _models(
-            given["model"], given["alias"], given["lora"], given["compute"], given["device"]
-        )
+        base = load(given["model"], compute=given["compute"], device=given["device"])
+        served = _served(base, given["alias"] or given["model"].stem, given["lora"])
         from pyggml.cli.commands.serve.startup import run
 
-        return run(opened, models, sampling, limits, context, given)
+        return run(opened, served, sampling, limits, context, given)
 
 
 def _check_access(host: str, keys: tuple[str, ...]) -> None:
@@ -143,16 +145,15 @@ def _check_access(host: str, keys: tuple[str, ...]) -> None:
         )
 
 
-def _models(
-    path: Path, alias: str | None, lora: tuple[Named, ...], compute: str, device: str
-) -> dict[str, Model]:
-    """Name -> model, the one without adapters first."""
-    base = load(path, compute=compute, device=device)
-    name = alias or path.stem
+def _served(base: Model, name: str, lora: tuple[Named, ...]) -> dict[str, Served]:
+    """By name, the model without adapters first."""
     files: dict[str, list[Adapter]] = {}
     for adapter, file in lora:
         files.setdefault(adapter, []).append(file)
     if name in files:
         raise ConfigError(f"--lora {name} has the name of the model itself, wanted another")
-    adapted = {adapter: base.with_adapter_files(*given) for adapter, given in files.items()}
-    return {name: base} | adapted
+    adapted = {
+        adapter: (base.with_adapter_files(*given), tuple(path for path, _ in given))
+        for adapter, given in files.items()
+    }
+    return {name: (base, ())} | adapted

@@ -49,11 +49,16 @@ class Params:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatParams(Params):
-    """messages and tools are as a chat template reads them; names: further inputs of it."""
+    """messages and tools are as a chat template reads them.
+
+    names       further inputs of it
+    continues   whether the answer goes on with the last message, which the assistant began
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
     names: Mapping[str, Any]
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,8 @@ def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> C
     for name in ("enable_thinking", "reasoning_effort"):
         if name in f:
             names[name] = f.take(name, anything, None)
+    continues = f.take("continue_final_message", flag, False)
+    f.only("add_generation_prompt", (not continues,), _asks(continues))
     f.ignore("parallel_tool_calls")
     f.only("modalities", (["text"],), "wanted text alone")
     f.take("response_format", _format, None)
@@ -89,7 +96,19 @@ def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> C
     n_tokens = f.take("max_completion_tokens", whole(1, _MOST), None)
     common = _common(f, defaults, limits, n_likeliest if tell else None, n_tokens)
     f.check()
-    return ChatParams(messages=messages, tools=tools, names=names, **common)
+    chat: dict[str, Any] = {
+        "messages": messages,
+        "tools": tools,
+        "names": names,
+        "continues": continues,
+    }
+    return ChatParams(**chat, **common)
+
+
+def _asks(continues: bool) -> str:
+    if continues:
+        return "wanted false beside continue_final_message"
+    return "wanted true: an answer is asked for, or continue_final_message beside it"
 
 
 def read_text(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> TextParams:

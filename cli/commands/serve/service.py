@@ -12,11 +12,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from pyggml.chat import ChatEncoder
+from pyggml.chat import ChatEncoder, ChatTemplate, answer_ending
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import ChatParams, Params, TextParams
 from pyggml.cli.web.errors import ApiError, of_input, program_fault, too_long, unknown_model
-from pyggml.errors import PyggmlError, TemplateError
+from pyggml.errors import PyggmlError
 from pyggml.generation import Completion, Piece, Sampling
 from pyggml.generation.sampling import MOST_STOPS
 from pyggml.generation.serving import (
@@ -29,6 +29,25 @@ from pyggml.generation.serving import (
     WorkerClosed,
 )
 from pyggml.model import Model
+from pyggml.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Chats:
+    """What writes chats as a model reads them, or the fault why nothing does.
+
+    ending     the text that ends an answer: of a vocabulary without a token for it, the model
+               writes that text
+    """
+
+    encoder: ChatEncoder | None = None
+    ending: str = ""
+    fault: str = ""
+
+    @staticmethod
+    def of(template: ChatTemplate, tokenizer: Tokenizer) -> Chats:
+        return Chats(ChatEncoder(template, tokenizer), answer_ending(template).strip())
+
 
 T = TypeVar("T")
 Told = Piece | ReadPrompt | Failure
@@ -41,21 +60,18 @@ class Service:
 
     models     name -> the model of that name; the first one answers where none is named
     worker     computes
-    chats      writes chats as the model reads them; a fault where there is no template for that
+    chats      name -> what writes its chats
     sampling   what a request's own fields stand in for
     n_ctx      most tokens of a prompt and its answer
-    ending     the text that ends an answer in a chat: of a vocabulary without a token for it, the
-               model writes that text
     shifts     whether an answer goes on where the context is full
     """
 
     models: Mapping[str, Model]
     worker: Worker
-    chats: ChatEncoder | TemplateError
+    chats: Mapping[str, Chats]
     sampling: Sampling
     limits: Limits
     n_ctx: int
-    ending: str = ""
     shifts: bool = False
     _reader: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="pyggml-reader")
@@ -75,17 +91,21 @@ class Service:
             raise unknown_model(params.model, names)
         return params.model or names[0]
 
-    def chat_sampling(self, how: Sampling) -> Sampling:
+    def chat_sampling(self, params: ChatParams) -> Sampling:
         """The settings of a chat's answer, which ends where the template ends a turn."""
-        stop = dict.fromkeys([*how.stop, *filter(None, [self.ending])])
+        how, ending = params.how, self.chats[self.name(params)].ending
+        stop = dict.fromkeys([*how.stop, *filter(None, [ending])])
         return replace(how, stop=tuple(stop)[:MOST_STOPS])
 
     def chat_prompts(self, params: ChatParams) -> list[np.ndarray]:
         """The prompt of a chat, n times. Raises ApiError, and TemplateError with what the template
         says of the messages."""
-        if isinstance(self.chats, TemplateError):
-            raise ApiError(400, f"{self.chats} (--chat-template)", "messages", "no_chat_template")
-        ids = self.chats.with_names(params.names).prompt(params.messages, params.tools)
+        chats = self.chats[self.name(params)]
+        if chats.encoder is None:
+            fault = f"{chats.fault} (--chat-template)"
+            raise ApiError(400, fault, "messages", "no_chat_template")
+        encoder = chats.encoder.with_names(params.names)
+        ids = encoder.prompt(params.messages, params.tools, params.continues)
         return [self._prompt_ids(ids, "messages")] * params.n
 
     def text_prompts(self, params: TextParams) -> list[np.ndarray]:

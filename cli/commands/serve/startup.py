@@ -3,14 +3,16 @@
 import socket
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyggml.threads
-from pyggml.chat import ChatEncoder, answer_ending, find_template
+from pyggml.chat import MODEL, find_template
 from pyggml.cli.commands.serve.app import make_app
 from pyggml.cli.commands.serve.chat_page import page_routes
 from pyggml.cli.commands.serve.limits import Limits
-from pyggml.cli.commands.serve.service import Service
+from pyggml.cli.commands.serve.service import Chats, Service
+from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.generation import CTX, n_ctx_of
 from pyggml.cli.terminal.show import printable, progress_lines, row, size
@@ -28,29 +30,33 @@ _NOTE = b"\nstopping when the answers under way are done, after 10 s at most; ag
 
 def run(
     listening: socket.socket,
-    models: Mapping[str, Model],
+    served: Mapping[str, tuple[Model, tuple[Path, ...]]],
     sampling: Sampling,
     limits: Limits,
     context: Context,
     given: Mapping[str, Any],
 ) -> int:
-    """Serve until a signal comes; the exit code."""
+    """Serve until a signal comes; the exit code. served: by name, models and their adapters."""
+    models = {name: model for name, (model, _) in served.items()}
     name, base = next(iter(models.items()))
     batch = Batch(base, limits.parallel, n_ctx_of(base, limits.ctx, CTX), context.cache_type)
     begin = partial(pyggml.threads.set, given["threads"])
     worker = Worker(Scheduler(batch, context.n_keep), limits.parallel + limits.queue, begin)
-    chats = _chats(base, given["chat_template"], given["chat_template_kwargs"])
-    ending = answer_ending(chats.template).strip() if isinstance(chats, ChatEncoder) else ""
-    service = Service(
-        models, worker, chats, sampling, limits, batch.n_ctx, ending, context.context_shift
-    )
-    has_chats = isinstance(chats, ChatEncoder)
+    chosen = {
+        name: choose_template(model.tokenizer, adapters, given["chat_template"])
+        for name, (model, adapters) in served.items()
+    }
+    chats = {name: _chats(base, choice.wanted, given) for name, choice in chosen.items()}
+    service = Service(models, worker, chats, sampling, limits, batch.n_ctx, context.context_shift)
+    has_chats = any(part.encoder for part in chats.values())
     pages = page_routes(name, has_chats, sampling) if given["web"] else []
     access = _access(given)
     with progress_lines():
         row("model", printable(name))
         for adapter in [*models][1:]:
             row("adapter", printable(adapter))
+            for text in chosen[adapter].notes:
+                row("", printable(text))
         room = f"{limits.parallel} answers at once, {batch.n_ctx} tokens each"
         row("cache", f"{size(batch.memory.n_bytes)}: {room}")
         url = url_of(listening)
@@ -61,15 +67,17 @@ def run(
     return STOPPED
 
 
-def _chats(model: Model, wanted: str, names: str) -> ChatEncoder | TemplateError:
+def _chats(model: Model, wanted: str, given: Mapping[str, Any]) -> Chats:
     """What writes chats. A model without a template serves texts; a template that was asked for
     must be one."""
     try:
-        return ChatEncoder(find_template(model.tokenizer, wanted, names=names), model.tokenizer)
+        names = given["chat_template_kwargs"]
+        template = find_template(model.tokenizer, wanted, names=names)
+        return Chats.of(template, model.tokenizer)
     except TemplateError as error:
-        if wanted != "model" or model.tokenizer.chat_templates:
+        if given["chat_template"] or wanted != MODEL or model.tokenizer.chat_templates:
             raise
-        return error
+        return Chats(fault=str(error))
 
 
 def _access(given: Mapping[str, Any]) -> Access:

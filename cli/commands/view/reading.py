@@ -45,7 +45,7 @@ def attention(model: Model, text: str, block: int) -> dict[str, Any]:
 
 
 def _ids(model: Model, text: str, most: int) -> list[int]:
-    ids = model.tokenizer.encode(text, parse_special=True)
+    ids = model.tokenizer.encode_prompt(text)
     if not 2 <= len(ids) <= most:
         raise DataError(f"the text has {plural(len(ids), 'token')}, wanted 2 to {most}")
     return ids

@@ -25,6 +25,7 @@ from pyggml.look.draw import heat
 from pyggml.look.overview import Overview, cell_of, findings
 from pyggml.lora.record import metrics_beside, overview_of, read_records
 from pyggml.lora.trainer.lock import holder
+from pyggml.lora.trainer.reports import History, ValidationReport
 
 _METRICS, _OLD = ".metrics.jsonl", ".metrics.old.jsonl"
 _MOST_RUNS, _MOST_BYTES = 200, 1 << 28
@@ -153,7 +154,7 @@ class Runs:
         return {
             "name": printable(name),
             "version": snapshot.version,
-            "state": _state(running, last),
+            "state": _state(running, last, records),
             "step": last.get("step", 0),
             "n_steps": _n_steps(last),
             "left": _time_left(steps) if running else "",
@@ -245,7 +246,7 @@ def _cells(records: Records, running: bool) -> list[dict[str, Any]]:
     n, n_steps = last.get("step", 0), _n_steps(last)
     final, best, is_held_out = final_and_best(records)
     seconds = fsum(r["seconds"] for r in steps if isinstance(r.get("seconds"), int | float))
-    state = _state(running, last)
+    state = _state(running, last, records)
     where = " in validation" if is_held_out else " (mean)"
     return [
         _cell(state, state),
@@ -279,12 +280,24 @@ def _is_running(output: Path) -> bool:
     return holder(output) is not None
 
 
-def _state(running: bool, last: Mapping[str, Any]) -> str:
+def _state(running: bool, last: Mapping[str, Any], records: Records) -> str:
     if running:
         return "running" if last else "starting"
     if not last:
         return "empty"
-    return "finished" if last["step"] == _n_steps(last) else "stopped"
+    if last["step"] == _n_steps(last):
+        return "finished"
+    return "stalled" if _has_stalled(records) else "stopped"
+
+
+def _has_stalled(records: Records) -> bool:
+    """Whether the run ended by itself, by its --patience."""
+    patience = _details(records)["settings"].get("patience")
+    losses = [r.get("loss") for r in records if r["event"] == "validation"]
+    found = [ValidationReport(i, x, 0) for i, x in enumerate(losses) if isinstance(x, int | float)]
+    if type(patience) is not int or len(found) != len(losses):
+        return False
+    return History(validations=found).has_stalled(patience)
 
 
 def _n_steps(last: Mapping[str, Any]) -> int:

@@ -12,11 +12,11 @@ import uvicorn
 from tiny_models import NO_END
 
 import pyggml
-from pyggml.chat import ChatEncoder, find_template
+from pyggml.chat import find_template
 from pyggml.cli.commands.serve.app import make_app
 from pyggml.cli.commands.serve.chat_page import page_routes
 from pyggml.cli.commands.serve.limits import Limits
-from pyggml.cli.commands.serve.service import Service
+from pyggml.cli.commands.serve.service import Chats, Service
 from pyggml.cli.web.guard import Access
 from pyggml.cli.web.listening import listening, url_of
 from pyggml.generation import Batch, Sampling
@@ -105,8 +105,9 @@ def started(path, adapters=None, access=None, **limits):
     batch = Batch(base, limits.parallel, limits.ctx or base.config.n_ctx)
     worker = Worker(Scheduler(batch), limits.parallel + limits.queue)
     sampling = Sampling(logit_bias=NO_END)
-    encoder = ChatEncoder(find_template(base.tokenizer), base.tokenizer)
-    service = Service({"tiny": base, **named}, worker, encoder, sampling, limits, batch.n_ctx)
+    models = {"tiny": base, **named}
+    chats = dict.fromkeys(models, Chats.of(find_template(base.tokenizer), base.tokenizer))
+    service = Service(models, worker, chats, sampling, limits, batch.n_ctx)
     app = make_app(service, access or Access(), page_routes("tiny", True, service.sampling))
     with listening("127.0.0.1", 0) as accepting:
         url = url_of(accepting)

@@ -5,6 +5,7 @@ import re
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -224,7 +225,8 @@ def test_the_text_that_ends_a_turn_ends_an_answer(serve):
     """As of a model whose vocabulary has no token for it."""
     with serve() as server:
         said = server.chat(**GREEDY).json()["choices"][0]["message"]["content"]
-        server.service.ending = said[5:8]
+        chats = server.service.chats
+        chats["tiny"] = replace(chats["tiny"], ending=said[5:8])
         choice = server.chat(**GREEDY).json()["choices"][0]
         assert choice["message"]["content"] == said[: said.index(said[5:8])]
         assert choice["finish_reason"] == "stop"

@@ -11,7 +11,7 @@ from pyggml.cli.commands.view import reading, runs
 from pyggml.cli.commands.view.runs import Runs
 from pyggml.errors import ConfigError
 from pyggml.lora import LoraConfig, attach
-from pyggml.lora.trainer.lock import held, holder
+from pyggml.lora.trainer.lock import hold, holder
 
 RUN = {"event": "run", "step": 0, "settings": {"lr": 0.1}, "about": [["model", "tiny"]]}
 ANSWERS = {"event": "answers", "step": 4, "prompt": "the", "answers": [["before", " a"]]}
@@ -74,6 +74,19 @@ def test_a_text_to_begin_with_is_the_newest_answer(ask, add_run):
     assert ask("model")["sample"] == reading.SAMPLE
     add_run("mine", [step(1), ANSWERS, ANSWERS | {"answers": [["before", " a"], ["after", " b"]]}])
     assert ask("model")["sample"] == "the b"
+
+
+def test_a_run_that_ended_by_its_patience_is_called_so(ask, add_run):
+    about = RUN | {"settings": {"patience": 2}}
+    losses = [{"event": "validation", "step": i, "loss": x} for i, x in enumerate([3.0, 2.0, 2.5])]
+    add_run("mine", [about, step(1), *losses])
+    assert ask("run", name="mine")["state"] == "stopped"
+    more = {"event": "validation", "step": 3, "loss": 2.1}
+    add_run("ended", [about, step(1), *losses, more])
+    assert ask("run", name="ended")["state"] == "stalled"
+    add_run("damaged", [about, step(1), *losses, more | {"loss": "much"}])
+    add_run("without", [RUN, step(1), *losses, more])
+    assert ask("run", name="without")["state"] == "stopped"
 
 
 def test_a_half_written_line_is_left_out_until_it_is_whole(ask, add_run, folder):
@@ -176,7 +189,7 @@ def test_halves_of_characters_are_shown(ask, add_run):
 
 
 def test_a_run_under_way_says_how_long_it_will_be(ask, add_run, folder):
-    with held(folder / "mine.gguf"):
+    with hold(folder / "mine.gguf"):
         assert holder(folder / "mine.gguf") == os.getpid()
         assert ask("run", name="mine")["state"] == "starting"
         add_run("mine", [step(i, 100) for i in range(1, 11)])

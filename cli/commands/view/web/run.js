@@ -9,6 +9,7 @@ const STATES = {
   starting: "It has started; its first step is under way, for which kernels may be compiled.",
   running: "under way",
   finished: "finished",
+  stalled: "ended early: its validations were no better any more (--patience)",
   stopped: "stopped before its end",
   empty: "It has left no step.",
 };

@@ -1,0 +1,110 @@
+"""Which chat template a command uses: the one that it is told, else that with which an adapter was
+trained, else the model's."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from pyggml.chat import (
+    BUILT_IN,
+    MODEL,
+    ChatTemplate,
+    carries_template,
+    find_template,
+    write_alike,
+)
+from pyggml.cli.terminal.options import F, grouped
+from pyggml.cli.terminal.show import note
+from pyggml.errors import TemplateError
+from pyggml.model import Model
+from pyggml.tokenizer import Tokenizer
+
+
+def chat_template_option(group: str = "text", common: bool = True) -> Callable[[F], F]:
+    """--chat-template."""
+    return click.option(
+        "--chat-template",
+        metavar="WORD",
+        **grouped(group, common, brief="chat template, a name or a file"),
+        help=f"chat template: model is the one in its file; {', '.join(BUILT_IN)}; or a file "
+        "(default: as the adapter was trained, else model)",
+    )
+
+
+def chat_template_kwargs_option(group: str = "text") -> Callable[[F], F]:
+    """--chat-template-kwargs."""
+    return click.option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        default="",
+        **grouped(group, common=False),
+        help='further inputs of the chat template: {"enable_thinking": false}',
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateChoice:
+    """A template, and where it came from.
+
+    wanted   as `find_template` takes it
+    by       the adapter that decided, where the model itself writes chats in another way
+    others   adapters that were trained with another template
+    """
+
+    wanted: str
+    by: Path | None
+    others: tuple[Path, ...]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know."""
+        notes = []
+        if self.by is not None:
+            notes.append(
+                f"chats are written as {self.by.name} was trained; --chat-template model takes the "
+                "model's own way"
+            )
+        return notes + [
+            f"{path.name} was trained with another chat template: --chat-template {path} takes it"
+            for path in self.others
+        ]
+
+
+def choose_template(
+    tokenizer: Tokenizer, adapters: Iterable[Path], told: str | None
+) -> TemplateChoice:
+    """The template of a model with these adapters. told: the user's choice.
+
+    Without one the last adapter that carries a template decides: it was trained on top of the
+    others, if on any.
+    """
+    carriers = [path for path in adapters if carries_template(path)]
+    by = carriers[-1] if carriers and told is None else None
+    wanted = told or (str(by) if by else MODEL)
+    others = tuple(path for path in carriers if not _are_alike(tokenizer, str(path), wanted))
+    if by is not None and _are_alike(tokenizer, wanted, MODEL):
+        by = None
+    return TemplateChoice(wanted, by, others)
+
+
+def template_for(
+    model: Model, adapters: Iterable[Path], told: str | None, names: str = ""
+) -> ChatTemplate:
+    """The template of a model with these adapters; what a user should know of it is printed."""
+    choice = choose_template(model.tokenizer, adapters, told)
+    for text in choice.notes:
+        note(text)
+    return find_template(model.tokenizer, choice.wanted, names=names)
+
+
+def _are_alike(tokenizer: Tokenizer, a: str, b: str) -> bool:
+    """Whether both are there, and write chats alike with the same further inputs."""
+    if a == b:
+        return True
+    try:
+        first, second = (find_template(tokenizer, name) for name in (a, b))
+    except TemplateError:
+        return False
+    return first.names == second.names and write_alike(first, second)
