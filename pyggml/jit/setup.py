@@ -12,7 +12,12 @@ from numba.core.codegen import get_host_cpu_features
 
 from pyggml.jit.cache import writable_folder
 from pyggml.jit.permission import tiles_granted
-from pyggml.jit.workarounds import call_own_copies, check_files, name_files_apart
+from pyggml.jit.workarounds import (
+    call_own_copies,
+    check_files,
+    hold_settings,
+    name_files_apart,
+)
 
 
 def _use_whole_vectors() -> None:
@@ -38,3 +43,4 @@ _use_whole_vectors()
 call_own_copies()
 name_files_apart()
 CACHE = _keep_kernels()  # where compiled kernels are kept, None if they cannot be
+hold_settings("CACHE_DIR", "CPU_FEATURES")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from llvmlite.binding import Linkage
+from numba.core import config
 from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 
@@ -24,6 +25,26 @@ _SUM_BYTES = hashlib.sha256().digest_size
 PARALLEL_FOR = "pyggml_parallel_for"  # what shares out a loop, see pyggml.jit.pool
 _PARALLEL_FOR_TAKES = ["ptr"] * 5 + ["i64"] * 3
 _WEAK = (Linkage.linkonce_odr, Linkage.weak_odr)
+
+
+def hold_settings(*names: str) -> None:
+    """Let Numba keep these settings as they are now.
+
+    It reads all of them anew from the environment, when it compiles, if a variable NUMBA_… has
+    changed since: what was set by a program would be lost, and kernels kept beside their sources.
+    """
+    reloader = getattr(config, "_env_reloader", None)
+    read = getattr(reloader, "process_environ", None)
+    if read is None:
+        return
+    held = {name: getattr(config, name) for name in names}
+
+    def read_others(environ: dict[str, str]) -> None:
+        read(environ)
+        for name, value in held.items():
+            setattr(config, name, value)
+
+    reloader.process_environ = read_others
 
 
 def call_own_copies() -> None:

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from numba.core import config
 from numba.core.caching import IndexDataCacheFile
 
 from pyggml.jit import CACHE
@@ -127,6 +128,13 @@ def test_everybodys_folder_will_do_if_it_is_sticky(monkeypatch, tmp_path):
     assert writable_folder().is_relative_to(tmp_path)
 
 
+def test_a_variable_of_numba_s_that_changes_moves_no_kernels(monkeypatch):
+    before = config.CACHE_DIR, config.CPU_FEATURES
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")
+    config.reload_config()
+    assert before == (config.CACHE_DIR, config.CPU_FEATURES)
+
+
 class Planted:
     def __init__(self, mark):
         self.mark = mark
@@ -220,6 +228,7 @@ def test_the_process_that_compiles_a_kernel_gives_the_bits_of_later_ones(tmp_pat
 
 NAME = """
 import pyggml.jit
+from numba.core import config
 from numba.core.caching import IndexDataCacheFile
 print(IndexDataCacheFile("folder", "kernel", "stamp")._data_name(1))
 """

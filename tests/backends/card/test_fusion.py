@@ -94,7 +94,7 @@ def test_a_product_is_added_before_its_source_is_changed(card):
 def test_what_a_fused_node_writes_is_read_on_another_device(card, monkeypatch):
     """Keys and values that the card put into the caches, by an attention that the host computes."""
     heads_alone = "+".join(("rms_norm_mul", "rope_apply") * 2 + ("set_rows",) * 2)
-    plain = CudaBackend.unsupported
+    plain = CudaBackend.refusal
 
     def refusal(self, node):
         lacks = node.op.name == "flash_attn_ext"
