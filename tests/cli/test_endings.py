@@ -167,10 +167,16 @@ def test_a_full_disk_for_what_is_said_is_an_error_at_the_end(monkeypatch):
 
 SLOW = """
 import sys, time
-import pyggml.requantize.requantize as module
+import pyggml.requantize
 from pyggml.cli.__main__ import main
+module = sys.modules["pyggml.requantize.requantize"]  # the package's name for it is a function's
 pack = module.quantize
-module.quantize = lambda *given: (time.sleep(1), pack(*given))[1]
+def slow(*given):
+    packed = pack(*given)  # first: a signal within LLVM's own calls would be lost
+    print("packed", file=sys.stderr, flush=True)
+    time.sleep(1)
+    return packed
+module.quantize = slow
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -184,7 +190,8 @@ def test_a_signal_while_a_model_is_written_leaves_nothing_half_written(tiny, tmp
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     signal.signal(signal.SIGHUP, before)
-    wait_for(lambda: list(tmp_path.glob(".out.gguf.*.partial")))
+    assert "packed\n" in iter(run.stderr.readline, "")
+    assert list(tmp_path.glob(".out.gguf.*.partial"))
     run.send_signal(number)
     _, err = run.communicate(timeout=PATIENCE)
     assert run.returncode == (143 if number == signal.SIGTERM else 130)
