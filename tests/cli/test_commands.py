@@ -112,13 +112,14 @@ def test_perplexity_prints_every_running_value_and_the_last(pyggml, tiny, adapte
 
 
 def test_perplexity_of_json_lines_is_that_of_their_documents(pyggml, tiny, tmp_path):
-    """The tiny vocabulary's end-of-text token, written in a row, is that token unless asked not."""
+    """Each ends in the end of text, as in training. That token, written in a row, is read as it
+    unless asked not."""
     texts = ["the path to", "the other<|endoftext|>thing", "a path " * 6]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
     tokenizer = library.load(tiny).tokenizer
     for mode, parse in (("auto", True), ("plain", False)):
-        ids = [tokenizer.encode(t, parse_special=parse) for t in texts]
+        ids = [[*tokenizer.encode(t, parse_special=parse), tokenizer.eos_id] for t in texts]
         last = list(perplexity(library.load(tiny), pack([Document(i) for i in ids], 16)))[-1]
         assert last.n_tokens < sum(len(i) for i in ids) - len(texts)  # some stand across windows
         options = ("--ctx", 16, "--special-tokens", mode)

@@ -97,13 +97,17 @@ def test_gradients_of_rows_in_any_number(kind, rng, some_weight):
     ):
         w = some_weight(rng, (2 * n_out, n_in), kind)[::2]
         dy = normal(rng, n_tokens, n_out + 8)[:, 4:-4]
+        exact = dy.astype(np.float64) @ dequantize(np.ascontiguousarray(w), kind)
         for start in (None, 0.5):
             found = backward(dy, w, kind, n_in, start)
+            if CHOSEN.byte_pairs:  # there gradients are float32's
+                assert nmse(found, exact + (start or 0)) < 1e-11
+                continue
             wanted = np.full_like(found, start or 0)
             reference.backward(wanted, dy, np.ascontiguousarray(w), dtype(kind), True, False, True)
             assert nmse(found, wanted) < 1e-6  # a tie may be rounded the other way
-        exact = dy.astype(np.float64) @ dequantize(np.ascontiguousarray(w), kind)
-        assert 1e-5 < nmse(backward(dy, w, kind, n_in), exact) < 1e-4
+        if not CHOSEN.byte_pairs:
+            assert 1e-5 < nmse(backward(dy, w, kind, n_in), exact) < 1e-4
 
 
 def test_small_blocks_leave_columns_over(rng):
