@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from pyggml.errors import ConfigError
 from pyggml.lora import DataConfig, read_corpus
 
 
@@ -70,10 +71,11 @@ def test_no_window_has_rows_of_two_files(tmp_path):
     assert [found.n_tokens for found in corpus.files] == [63, 63]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3])
-def test_a_file_is_held_out_in_place_of_a_share(tmp_path, share):
+def test_a_file_is_held_out_in_place_of_a_share(tmp_path):
     a, b = files(tmp_path, "a.txt", "b.txt")
-    corpus = read_corpus(a, Bytes(), DataConfig(ctx=4, val_split=share, val_file=(str(b),)))
+    with pytest.raises(ConfigError, match="val_split does nothing beside val_file"):
+        DataConfig(ctx=4, val_split=0.3, val_file=(str(b),))
+    corpus = read_corpus(a, Bytes(), DataConfig(ctx=4, val_split=0.0, val_file=(str(b),)))
     assert (len(corpus.train), len(corpus.validation)) == (12, 12)
     assert {*corpus.train.tokens.ravel()} == {ord("a")}
     assert {*corpus.validation.tokens.ravel()} == {ord("b")}

@@ -85,7 +85,8 @@ def pairs(tmp_path_factory):
 def computed(model, chats, pairs, data, lora, train, objective):
     """All that a run is: its windows, rates, losses, validations, and what it made."""
     chosen = objective_of(objective.pop("objective", "sft"), **objective)
-    reading = DataConfig(**{"ctx": 120, "chat_template": "chatml", "val_split": 0.4} | data)
+    usual = {"chat_template": "chatml"} if chosen.rows == "training" else {}
+    reading = DataConfig(**{"ctx": 120, "val_split": 0.4} | usual | data)
     path = chats if chosen.rows == "training" else pairs / chosen.rows
     corpus = read_corpus(path, vocabulary(), reading, rows=chosen.rows)
     if faults := unused_by_rows(corpus, reading):
