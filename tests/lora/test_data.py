@@ -84,7 +84,9 @@ def test_what_is_held_out_is_a_share_of_the_text_not_of_the_documents(
     """Documents of so many times ten tokens, of which each has a letter of its own."""
     texts = [chr(ord("a") + i) * (10 * n - 1) for i, n in enumerate(lengths)]
     path = write_lines(tmp_path / "a.jsonl", texts)
-    corpus = read_corpus(path, Letters(), DataConfig(ctx=4, val_split=share, val_shuffle=share == 0))
+    corpus = read_corpus(
+        path, Letters(), DataConfig(ctx=4, val_split=share, val_shuffle=share == 0)
+    )
     assert (corpus.n_documents, corpus.n_held_out) == (len(lengths), len(wanted))
     held_out = corpus.validation.tokens.ravel().tolist() if corpus.validation else []
     for i, text in enumerate(texts):
