@@ -33,7 +33,7 @@ def hold_settings(*names: str) -> None:
     It reads all of them anew from the environment, when it compiles, if a variable NUMBA_… has
     changed since: what was set by a program would be lost, and kernels kept beside their sources.
     """
-    reloader = getattr(config, "_env_reloader", None)
+    reloader: Any = getattr(config, "_env_reloader", None)
     read = getattr(reloader, "process_environ", None)
     if read is None:
         return
