@@ -8,7 +8,6 @@ import numpy as np
 from pyggml.lora import Corpus
 from pyggml.lora.data import Dataset, Documents, pack
 from pyggml.lora.data.units import Units
-from pyggml.lora.evaluate import perplexity
 from pyggml.model import Model
 
 LEAST, MOST = 8, 64  # rows
@@ -48,6 +47,8 @@ def row_losses(models: Sequence[Model], corpus: Corpus, n_tokens: float = 0) -> 
 
 def _means(model: Model, windows: Dataset, n: int) -> list[float]:
     """The mean loss of each of n documents in these windows."""
+    from pyggml.lora.evaluate import perplexity  # the first step need not wait for it
+
     sums, counts = np.zeros(n), np.zeros(n)
     for window in perplexity(model, windows):
         scores = window.scores

@@ -1,6 +1,5 @@
 """Which card each of several ranks takes."""
 
-from pyggml.backends.cuda import cards
 from pyggml.lora.ranks.alone import Ranks
 
 
@@ -12,5 +11,7 @@ def device_of_rank(device: str, ranks: Ranks) -> str:
     """
     if device != "cuda" or ranks.size == 1:
         return device
+    from pyggml.backends.cuda import cards  # what the CPU need not wait for
+
     numbers = [card.index for card in cards()]
     return f"cuda:{numbers[ranks.on_host % len(numbers)]}"

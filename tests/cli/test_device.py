@@ -10,7 +10,6 @@ from pyggml.backends.cuda import cards
 from pyggml.backends.webgpu import adapter_name
 from pyggml.cli.__main__ import COMMANDS, command
 from pyggml.cli.commands.finetune import memory
-from pyggml.cli.commands.serve.command import _models
 from pyggml.cli.terminal.options import DEVICE_HELP
 from pyggml.errors import ConfigError, DeviceError, DeviceLostError, DeviceMemoryError
 from pyggml.lora import Trainer
@@ -89,10 +88,18 @@ def test_a_chat_computes_on_its_device(pyggml, model_with, monkeypatch):
     assert ended.code == 0 and device.launches, ended.err
 
 
-def test_a_server_opens_its_models_on_its_device(tiny, monkeypatch):
-    device = SeparateCPU()
+def test_a_server_opens_its_models_on_its_device(pyggml, tiny, monkeypatch):
+    device, opened = SeparateCPU(), {}
+
+    def run(accepting, served, *_):
+        opened.update(served)
+        return 0
+
     monkeypatch.setattr("pyggml.model.backends_of", lambda word, _: [device])
-    (model,) = _models(tiny, None, (), "f32", "cuda").values()
+    monkeypatch.setattr("pyggml.cli.commands.serve.startup.run", run)
+    ended = pyggml("serve", "-m", tiny, "--port", 0, "--compute", "f32", "--device", "cuda")
+    assert ended.code == 0, ended.err
+    ((model, _),) = opened.values()
     assert device in model.devices.backends
 
 
@@ -179,7 +186,7 @@ def test_a_dry_run_says_a_device_s_memory(finetune, monkeypatch):
     assert ended.code == 0
     ((found,),) = planned
     assert ended.row("separate").endswith("of 90.0 MB that are free, of which")
-    assert "0 B  arena" in ended.out, "of the host"
+    assert "0 B  activations and gradients" in ended.out, "of the host"
     _, optimiser = (n for n in device.asked if n > 100_000)  # the run's arena, then its own
     taken = sum(device.asked) - optimiser + found.own + found.cache
     assert found.n_bytes == pytest.approx(taken, rel=0.02)

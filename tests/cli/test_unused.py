@@ -159,7 +159,7 @@ def test_a_rank_takes_the_card_of_its_number_on_its_host(monkeypatch):
     class Card:
         index: int
 
-    monkeypatch.setattr("pyggml.lora.ranks.device.cards", lambda: [Card(0), Card(2)])
+    monkeypatch.setattr("pyggml.backends.cuda.cards", lambda: [Card(0), Card(2)])
     ranks = Second()
     assert device_of_rank("cuda", ranks) == "cuda:2"
     ranks.on_host = 2

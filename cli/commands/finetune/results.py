@@ -17,7 +17,6 @@ from pyggml.cli.terminal.rewriting import say_losses
 from pyggml.cli.terminal.show import row, say, size
 from pyggml.errors import PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
-from pyggml.lora.evaluate import perplexity
 from pyggml.lora.trainer.checkpoint import existing, newest
 from pyggml.model import Model
 from pyggml.requantize import Losses
@@ -112,6 +111,8 @@ def say_loss_of_file(trainer: Trainer, written: Model) -> None:
     held_out = trainer.corpus.validation
     if held_out is None or trainer.objective.rows != "training":
         return
+    from pyggml.lora.evaluate import perplexity  # the first step need not wait for it
+
     part = held_out.part(slice(_N_READ))
     trained, file = (log([*perplexity(m, part)][-1].value) for m in (trainer.model, written))
     row("file", f"validation loss {file:.4f}, {trained:.4f} before it was packed")

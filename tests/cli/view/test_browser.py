@@ -14,7 +14,7 @@ from pyggml.cli.commands.view.app import make_app
 from pyggml.cli.commands.view.runs import Runs
 from pyggml.cli.commands.view.source import Source
 from pyggml.cli.web.listening import listening, url_of
-from pyggml.lora.trainer.lock import held
+from pyggml.lora.trainer.lock import hold
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 HOSTILE = "<img src=x onerror=alert(1)> the path"
@@ -265,7 +265,7 @@ def test_a_run_under_way_grows(browser, tiny, tmp_path):
         page.on("console", lambda message: said.append(message.text))
         page.goto(f"{url}#/run")
         page.wait_for_selector("text=The folder has no run yet")
-        with held(tmp_path / "live.gguf"):
+        with hold(tmp_path / "live.gguf"):
             page.wait_for_selector("text=It has started")
             path = tmp_path / "live.metrics.jsonl"
             path.write_text(json.dumps(step(1)) + "\n")
