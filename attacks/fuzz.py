@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from attacks.mutate import mutated
+from attacks.mutate import mutate
 from attacks.targets import TARGETS, Target
 
 MOST_SECONDS, MOST_TIMES, MOST_MORE = 1.0, 10, 100 << 20
@@ -85,7 +85,7 @@ def inputs(target: Target, seed: int) -> Iterator[bytes]:
     yield from seeds
     rng = random.Random(seed)
     while True:
-        yield mutated(rng, seeds, target.words, MOST_INPUT)
+        yield mutate(rng, seeds, target.words, MOST_INPUT)
 
 
 def warm_up(target: Target) -> None:

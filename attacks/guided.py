@@ -9,7 +9,7 @@ it.
 import sys
 from pathlib import Path
 
-import atheris  # type: ignore[import-not-found]
+import atheris
 
 # Numba compiles the bytecode of kernels, which must be left as it is: these rooms hold them.
 _ROOT = Path(__file__).parents[1]

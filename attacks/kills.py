@@ -91,7 +91,7 @@ def digest(path: Path) -> str:
     return whole.hexdigest()
 
 
-def started(
+def start_command(
     scenario: Scenario, folder: Path, before: Callable[[], None] | None = None
 ) -> subprocess.Popen[bytes]:
     """The command, running in this folder."""
@@ -105,7 +105,7 @@ def started(
     )
 
 
-def undisturbed(scenario: Scenario, inputs: Path) -> Undisturbed:
+def run_undisturbed(scenario: Scenario, inputs: Path) -> Undisturbed:
     """Run a command twice, the second time with its kernels compiled.
 
     Raises AssertionError unless it succeeds and writes the same twice.
@@ -114,7 +114,7 @@ def undisturbed(scenario: Scenario, inputs: Path) -> Undisturbed:
     for _ in range(2):
         with fresh(inputs) as folder:
             start = time.monotonic()
-            process = started(scenario, folder)
+            process = start_command(scenario, folder)
             words = process.communicate(timeout=_LONGEST)[1]
             assert process.returncode == 0, words.decode(errors="replace")
             seconds = time.monotonic() - start
@@ -145,7 +145,7 @@ def end_by_signal(
     scenario: Scenario, folder: Path, number: signal.Signals, seconds: float
 ) -> bytes:
     """Start the command and end it after some seconds; what it said."""
-    process = started(scenario, folder)
+    process = start_command(scenario, folder)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
     process.send_signal(number)
@@ -158,7 +158,7 @@ def end_by_limit(scenario: Scenario, folder: Path, n_bytes: int) -> bytes:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
 
-    return started(scenario, folder, limit).communicate(timeout=_LONGEST)[1]
+    return start_command(scenario, folder, limit).communicate(timeout=_LONGEST)[1]
 
 
 def faults(scenario: Scenario, folder: Path, words: bytes, whole: Undisturbed) -> list[str]:
@@ -170,7 +170,7 @@ def faults(scenario: Scenario, folder: Path, words: bytes, whole: Undisturbed) -
         wrong.append("its output is not whole")
     if (output := folder / scenario.output).is_dir():  # a folder is written once
         shutil.rmtree(output)
-    process = started(scenario, folder)
+    process = start_command(scenario, folder)
     words = process.communicate(timeout=_LONGEST)[1]
     if process.returncode:
         wrong.append(f"the next start ended with {process.returncode}: {words[-600:]!r}")
@@ -193,7 +193,7 @@ def attack(
         elif way == LIMIT:
             words = end_by_limit(scenario, folder, spare)
         else:
-            process = started(scenario, folder)
+            process = start_command(scenario, folder)
             words = process.communicate(timeout=_LONGEST)[1]
             size = f"remount,size={4 * whole.n_bytes + (1 << 20)}"
             subprocess.run(["mount", "-o", size, str(folder)], check=True)
@@ -241,7 +241,7 @@ def main() -> int:
 
 def attack_often(scenario: Scenario, inputs: Path, n_runs: int, rng: random.Random) -> int:
     """End a command n_runs times, in each way in turn, and print what came of it."""
-    whole, n_faults, counts = undisturbed(scenario, inputs), 0, Counter[str]()
+    whole, n_faults, counts = run_undisturbed(scenario, inputs), 0, Counter[str]()
     for i in range(n_runs):
         way = ways()[i % len(ways())]
         counts[way] += 1

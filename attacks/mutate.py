@@ -12,7 +12,7 @@ _ODD += [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1]
 _MOST_CHANGES = 6
 
 
-def mutated(rng: random.Random, seeds: Sequence[bytes], words: Sequence[bytes], most: int) -> bytes:
+def mutate(rng: random.Random, seeds: Sequence[bytes], words: Sequence[bytes], most: int) -> bytes:
     """One of the seeds after 1 to 6 changes, `most` bytes at most.
 
     words   parts that the format gives a meaning, put in anywhere

@@ -4,6 +4,7 @@ A seed is an input that a parser reads to its end. Each is made by the library's
 that it follows the formats as they change.
 """
 
+import atexit
 import functools
 import json
 import tempfile
@@ -44,11 +45,11 @@ def folder() -> Path:
     """A folder of this process, in memory where the system has such."""
     memory = Path("/dev/shm")
     made = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
-    folder.held = made  # type: ignore[attr-defined] # removed when the process ends
+    atexit.register(made.cleanup)
     return Path(made.name)
 
 
-def placed(data: bytes, name: str) -> Path:
+def write_input(data: bytes, name: str) -> Path:
     """A file with these bytes."""
     path = folder() / name
     path.parent.mkdir(exist_ok=True)
@@ -79,7 +80,7 @@ _GGUF_WORDS = (b"GGUF", b"general.alignment", b"split.count", b"split.no", b"ten
 
 
 def _read_gguf(data: bytes) -> None:
-    with gguf.open(placed(data, "file.gguf")) as file:
+    with gguf.open(write_input(data, "file.gguf")) as file:
         for field in file.metadata.values():
             _ = repr(field.value)[:100]
         for name in file.tensors:
@@ -98,8 +99,8 @@ def _as_version_2(data: bytes) -> bytes:
 def _read_parts(data: bytes) -> None:
     """A model in two files, of which the input holds one after the other, cut in the middle."""
     half = len(data) // 2
-    first = placed(data[:half], "model-00001-of-00002.gguf")
-    placed(data[half:], "model-00002-of-00002.gguf")
+    first = write_input(data[:half], "model-00001-of-00002.gguf")
+    write_input(data[half:], "model-00002-of-00002.gguf")
     with gguf.open(first) as file:
         for name in file.tensors:
             _ = np.array(file.data(name)).sum()
@@ -141,7 +142,7 @@ _TEXT = "The cat sat.  1234\n\t日本語 the <s> é🙂</s>"
 def _read_vocabulary(data: bytes) -> None:
     from pyggml.tokenizer import from_gguf
 
-    tokenizer = from_gguf(placed(data, "vocabulary.gguf"))
+    tokenizer = from_gguf(write_input(data, "vocabulary.gguf"))
     tokenizer.decode(tokenizer.encode(_TEXT))
 
 
@@ -183,7 +184,7 @@ def model() -> Any:
     """A small model, loaded."""
     import pyggml
 
-    return pyggml.load(placed(small_model(width=32, n_blocks=1), "model.gguf"))
+    return pyggml.load(write_input(small_model(width=32, n_blocks=1), "model.gguf"))
 
 
 @functools.cache
@@ -200,19 +201,19 @@ def _adapter_seeds() -> list[bytes]:
 
 
 def _read_adapter(data: bytes) -> None:
-    model().with_adapter_files(placed(data, "read.gguf"))
+    model().with_adapter_files(write_input(data, "read.gguf"))
 
 
 def _read_peft_settings(data: bytes) -> None:
     from pyggml.lora.peft import settings
 
-    settings.read(placed(data, f"peft/{settings.NAME}").parent)
+    settings.read(write_input(data, f"peft/{settings.NAME}").parent)
 
 
 def _read_safetensors(data: bytes) -> None:
     from pyggml.lora.peft import tensors
 
-    tensors.read(placed(data, f"peft/{tensors.NAME}").parent, 1 << 20)
+    tensors.read(write_input(data, f"peft/{tensors.NAME}").parent, 1 << 20)
 
 
 def _peft_seeds(name: str) -> list[bytes]:
@@ -228,7 +229,7 @@ def _peft_seeds(name: str) -> list[bytes]:
 def _read_checkpoint(data: bytes) -> None:
     from pyggml.lora.trainer import checkpoint
 
-    checkpoint.load(placed(data, "checkpoint.gguf"), *_run())
+    checkpoint.load(write_input(data, "checkpoint.gguf"), *_run())
 
 
 @functools.cache
@@ -256,7 +257,7 @@ def _read_rows(suffix: str) -> Read:
     def read(data: bytes) -> None:
         from pyggml.lora.data.files import read_rows
 
-        read_rows(placed(data, f"rows{suffix}"))
+        read_rows(write_input(data, f"rows{suffix}"))
 
     return read
 
@@ -304,13 +305,13 @@ def _read_settings(data: bytes) -> None:
     from pyggml.cli.commands.finetune import config_file
     from pyggml.cli.commands.finetune.command import command
 
-    config_file.read(placed(data, "run.yaml"), command.params)
+    config_file.read(write_input(data, "run.yaml"), command.params)
 
 
 def _read_importances(data: bytes) -> None:
     from pyggml.requantize.imatrix import read_imatrix
 
-    read_imatrix(placed(data, "imatrix.dat"))
+    read_imatrix(write_input(data, "imatrix.dat"))
 
 
 def _importances_seeds() -> list[bytes]:
@@ -326,7 +327,7 @@ def _read_records(data: bytes) -> None:
     from pyggml.lora.record.gradients import overview_of
     from pyggml.lora.record.metrics import read_records
 
-    overview_of(read_records(placed(data, "metrics.jsonl")))
+    overview_of(read_records(write_input(data, "metrics.jsonl")))
 
 
 _RECORDS = (

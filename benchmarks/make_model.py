@@ -86,7 +86,7 @@ def mixture_shapes(n_layer: int) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def packed(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> np.ndarray:
+def random_blocks(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> np.ndarray:
     """Random blocks of a weight type: 256 rows are packed, and repeated."""
     rows = np.prod(shape[:-1], dtype=int)
     some = quantize(0.02 * rng.standard_normal((256, shape[-1]), np.float32), kind)
@@ -119,7 +119,7 @@ def write_mixture(out: Path, kind: str, n_layer: int) -> None:
             values = weights(shape, rng).astype(np.float32)
             tensors.append((name, F32, shape, values))
         else:
-            tensors.append((name, DTYPES[kind], shape, partial(packed, shape, kind, rng)))
+            tensors.append((name, DTYPES[kind], shape, partial(random_blocks, shape, kind, rng)))
     gguf.write(out, metadata, tensors)
 
 

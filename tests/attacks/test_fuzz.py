@@ -6,7 +6,7 @@ import time
 import pytest
 
 from attacks import fuzz
-from attacks.mutate import mutated
+from attacks.mutate import mutate
 from attacks.targets import TARGETS, Target
 from pyggml.errors import PyggmlError
 
@@ -75,7 +75,7 @@ def test_a_seed_that_is_refused_is_no_seed():
 def test_a_seed_makes_the_same_inputs_again():
     def some(seed):
         rng = random.Random(seed)
-        return [mutated(rng, [b"abc", b"defgh"], (b"word",), 64) for _ in range(200)]
+        return [mutate(rng, [b"abc", b"defgh"], (b"word",), 64) for _ in range(200)]
 
     assert some(3) == some(3) != some(4)
     assert max(map(len, some(3))) <= 64
