@@ -32,14 +32,14 @@ def read_chats(path: Path) -> list[Chat]:
     kind = format_of(path, TRAINING)
     if kind not in ("JSON", "JSON Lines"):
         raise DataError(f"{path}: is {kind}, {_WANTED}")
-    found = [*records(path, kind, TRAINING)]
-    values = [value for _, value in found]
+    rows = [*records(path, kind, TRAINING)]
+    values = [value for _, value in rows]
     if kind == "JSON" and values and all(_is_message(value) for value in values):
-        found = [(found[0][0], {"messages": values})]
-    if not found:
+        rows = [(rows[0][0], {"messages": values})]
+    if not rows:
         raise DataError(f"{path}: has no chats; {_WANTED}")
     try:
-        return [_chat(place, value) for place, value in found]
+        return [_chat(place, value) for place, value in rows]
     except BadRow as bad:
         raise DataError(f"{path}: {bad}; {_WANTED}") from None
 

@@ -25,14 +25,14 @@ def model_file(path: Path) -> Path:
     """The path itself, or the file of the model on the hub that it names, which is said."""
     if not hub.is_model_name(str(path)):
         return path
-    return _fetched(str(path), lambda: [hub.model_path(str(path))])[0]
+    return _fetch(str(path), lambda: [hub.model_path(str(path))])[0]
 
 
 def data_files(path: Path, splits: Sequence[str] = hub.TRAINING) -> list[Path]:
     """The path itself, or the files of the data set that it names, which are said."""
     if not str(path).startswith(hub.SCHEME):
         return [path]
-    return _fetched(str(path), lambda: hub.data_paths(str(path), splits))
+    return _fetch(str(path), lambda: hub.data_paths(str(path), splits))
 
 
 def held_out_files(
@@ -48,7 +48,7 @@ def held_out_files(
     return files[0]
 
 
-def _fetched(word: str, fetch: Callable[[], list[Path]]) -> list[Path]:
+def _fetch(word: str, fetch: Callable[[], list[Path]]) -> list[Path]:
     if is_quiet():
         hub.hide_progress()
     files = fetch()

@@ -130,7 +130,7 @@ def command(**given: Any) -> int:
     opened = listening(given["host"], given["port"])
     with opened:
         base = load(given["model"], compute=given["compute"], device=given["device"])
-        served = _served(base, given["alias"] or given["model"].stem, given["lora"])
+        served = _models_by_name(base, given["alias"] or given["model"].stem, given["lora"])
         from pyggml.cli.commands.serve.startup import run
 
         return run(opened, served, sampling, limits, context, given)
@@ -145,7 +145,7 @@ def _check_access(host: str, keys: tuple[str, ...]) -> None:
         )
 
 
-def _served(base: Model, name: str, lora: tuple[Named, ...]) -> dict[str, Served]:
+def _models_by_name(base: Model, name: str, lora: tuple[Named, ...]) -> dict[str, Served]:
     """By name, the model without adapters first."""
     files: dict[str, list[Adapter]] = {}
     for adapter, file in lora:

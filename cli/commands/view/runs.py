@@ -294,10 +294,11 @@ def _has_stalled(records: Records) -> bool:
     """Whether the run ended by itself, by its --patience."""
     patience = _details(records)["settings"].get("patience")
     losses = [r.get("loss") for r in records if r["event"] == "validation"]
-    found = [ValidationReport(i, x, 0) for i, x in enumerate(losses) if isinstance(x, int | float)]
-    if type(patience) is not int or len(found) != len(losses):
+    numbers = [x for x in losses if isinstance(x, int | float)]
+    if type(patience) is not int or len(numbers) != len(losses):
         return False
-    return History(validations=found).has_stalled(patience)
+    validations = [ValidationReport(i, x, 0) for i, x in enumerate(numbers)]
+    return History(validations=validations).has_stalled(patience)
 
 
 def _n_steps(last: Mapping[str, Any]) -> int:
