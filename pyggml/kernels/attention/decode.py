@@ -9,6 +9,8 @@ Keys and values that are both float32, both float16 or both Q8_0 are read as the
 other types, or of two, are unpacked as far as a query sees them, CHUNK keys at a time.
 """
 
+from typing import Any
+
 import numpy as np
 
 from pyggml.graph.call import Call
@@ -299,7 +301,9 @@ def _layout(p: Problem) -> Layout:
 
 
 def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
-    common = dict(o=a.o, lse=a.lse, q=a.q, span=a.span, scale=float(a.scale), n_splits=1, **scratch)
+    common: dict[str, Any] = dict(o=a.o, lse=a.lse, q=a.q, span=a.span, n_splits=1, **scratch)
+    common["scale"] = float(a.scale)
+    f: Decode
     if _reads(p):
         code, frame = _SPLITS[p.key_type]
         f = frame(k=as_bits(a.k), v=as_bits(a.v), **common)
