@@ -348,9 +348,9 @@ def _out_prod_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample((rng.standard_normal((r, m)), rng.standard_normal((r, n))))
     for a, b in (((4, 5, 7), (4, 5, 3)), ((2, 5, 7), (4, 5, 3)), ((2, 1, 5, 7), (4, 3, 5, 2))):
         yield Sample((rng.standard_normal(a), rng.standard_normal(b)))
-    for a, b in (((3, 64), (3, 2)), ((2, 5, 32), (4, 5, 3)), ((2, 1, 5, 32), (4, 3, 5, 2))):
-        rows = rng.standard_normal((*b[:-2], b[-1], b[-2]))
-        yield Sample((packed_leaf(rng, a, "Q8_0"), rows.swapaxes(-1, -2)))
+    for few, rows in (((3, 64), (2, 3)), ((2, 5, 32), (4, 3, 5)), ((2, 1, 5, 32), (4, 3, 2, 5))):
+        turned = rng.standard_normal(rows).swapaxes(-1, -2)
+        yield Sample((packed_leaf(rng, few, "Q8_0"), turned))
 
 
 OUT_PROD = op(
