@@ -124,12 +124,14 @@ def test_the_command_reports_on_rows_and_records_it(finetune, tmp_path):
     assert ended.code == 0 and "1 row repeating an earlier one" in ended.row("findings")
     assert ended.row("texts").startswith("13 rows of text, each ends in <|endoftext|> once (--no")
     assert "half up to" in ended.row("tokens") and ended.row("scripts") == "Latin 100 %"
+    assert ended.row("languages")
     assert len(ended.row("highest").split()[0]) == 4
     lines = (tmp_path / "adapter.metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     (run,) = (r for r in records if r["event"] == "run")
     assert run["data"]["n_rows"] == 13 and run["data"]["findings"][0]["n"] == 1
     (last,) = (r for r in records if r["event"] == "answers")
+    assert last["languages"].keys() == {"shares", "untold", "findings"}
     assert len(last["rows"]) >= 8 and all(len(row) == 3 for row in last["rows"])
     assert [row[2] for row in last["rows"]] == sorted(
         (row[2] for row in last["rows"]), reverse=True
