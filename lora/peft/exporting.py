@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError
 from pyggml.files import new_folder
 from pyggml.gguf.fields import brief
-from pyggml.lora.peft import settings, tensors
+from pyggml.lora.peft import chat_template, settings, tensors
 from pyggml.lora.peft.twins import EXPERTS, Module, Twins
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs
@@ -27,7 +28,7 @@ def to_peft(
     """Write an adapter file of this model as a folder that PEFT loads for the same model.
 
     base: the model's name or folder in transformers, for PEFT's from_pretrained. Returns the rank
-    of each module. The folder appears when it is complete. Raises AdapterError for a file that does
+    of each module. The folder appears when it is complete, with the adapter's chat template. Raises AdapterError for a file that does
     not fit the model, and for tensors that are no module of transformers' class; PyggmlError if the
     folder is not empty or the disk refuses.
     """
@@ -57,6 +58,7 @@ def to_peft(
         )
         tables = {name for name, module in modules.items() if module.table}
         tensors.write(partial / tensors.NAME, _with_names(updates, stacks), tables)
+        chat_template.write(partial, Path(path))
     return ranks
 
 

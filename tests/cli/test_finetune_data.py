@@ -116,6 +116,31 @@ def test_standard_input_is_read_once_and_copied(finetune, text):
     assert piped.row("result") == finetune().row("result")
 
 
+def test_columns_that_are_not_read_and_faults_of_many_rows_are_one_line_each(finetune, tmp_path):
+    path, pyarrow = tmp_path / "a.jsonl", pytest.importorskip("pyarrow")
+    rows = [{"id": i, "text": f"the path {i}", "meta": {}} for i in range(12)]
+    bad = [{"id": i, "words": "a"} for i in range(9)]
+    lines = [json.dumps(row) + "\n" for row in [*rows, *bad]]
+    path.write_text("".join(lines))
+    ended = finetune("--skip-bad-rows", data=path)
+    assert ended.code == 0 and ended.row("not read") == "a.jsonl: 2 columns: id, meta"
+    said = 'a.jsonl: 9 bad rows: line 13 is an object without "text" (it has id, words)'
+    assert ended.row("skipped").startswith(said)
+    assert ended.row("skipped").endswith(" (so too line 14, line 15, line 16, line 17 and 4 more)")
+    again = finetune("--skip-bad-rows", data=path)
+    assert (again.row("not read"), again.row("skipped")) == (
+        *(ended.row("not read"), ended.row("skipped")),
+    ), "also from the cache of tokens"
+    named = finetune("--skip-bad-rows", "--columns", "text=words", data=path)
+    assert named.row("not read") == "a.jsonl: 1 column: id"
+    table = pyarrow.Table.from_pylist([{"text": "the path", "id": 3}] * 9)
+    from pyarrow import parquet
+
+    parquet.write_table(table, tmp_path / "a.parquet")
+    ended = finetune(data=tmp_path / "a.parquet")
+    assert ended.row("not read") == "a.parquet: 1 column: id"
+
+
 def test_the_command_reports_on_rows_and_records_it(finetune, tmp_path):
     path = tmp_path / "a.jsonl"
     rows = [{"text": f"the path {i}"} for i in range(12)]

@@ -215,8 +215,7 @@ def _run(
     with progress_lines():
         answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
     read, losses = _read_again(job, before, after, trainer.corpus)
-    languages = language_report(trainer.corpus, model.tokenizer)
-    record.save_answers(job, trainer.progress.step, asked, answers, losses, languages)
+    record.save_answers(job, trainer, asked, answers, losses)
     record.save_report(job, rows, asked, answers, read)
     chats = has_chats(trainer.corpus)
     template = template_of(job.reading, model.tokenizer) if chats else None
