@@ -29,7 +29,7 @@ from pyggml.kernels import attention
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.attention.positions import alibi_slopes
 from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_attention, expect_number, expect_type
-from pyggml.ops.layout.layout import cpy
+from pyggml.ops.layout.cpy import cpy
 from pyggml.quants import QUANTS, quantize
 
 
