@@ -39,7 +39,7 @@ def model_of(size: str, dtype: torch.dtype, rank: int) -> torch.nn.Module:
     return get_peft_model(base, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=MODULES))
 
 
-def main() -> None:
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--tokens", type=int, default=512)
@@ -50,8 +50,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--compile", action="store_true", help="by torch.compile")
     parser.add_argument("--in-turns", action="store_true", help="wait for a line before a step")
-    options = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    options = read_options()
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
     with torch.device(options.device):
         model = model_of(options.size, dtype, options.rank).train()

@@ -141,7 +141,7 @@ def user_cache() -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make names in a folder survive a power cut. Windows opens no folders, and does not need it."""
+    """Make names in a folder survive a power cut. Windows opens none, and needs no help."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)
