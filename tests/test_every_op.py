@@ -29,6 +29,7 @@ from pyggml.runtime import run
 
 # The largest error allowed, relative to the largest value of the reference.
 TOLERANCE = {F32: 1e-5, F16: 1e-3, BF16: 8e-3}
+TOLERANCE |= {dtype("Q4_1"): 0.08, dtype("Q5_0"): 0.07, dtype("IQ4_NL"): 0.13}
 TOLERANCE |= {dtype("Q8_0"): 8e-3, dtype("Q5_1"): 0.06, dtype("Q4_0"): 0.13, dtype("Q4_K"): 0.08}
 GRADIENT_TOLERANCE = 1e-4
 # Roundings of results that are small differences of larger numbers: of a gradient, as tanh's far

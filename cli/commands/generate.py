@@ -110,7 +110,7 @@ def command(
         prompts = [_of_chat(encoder, chat, given["continue_last"]) for chat in chats]
     rooms = [_context(opened, len(each.ids), ctx) for each in prompts]
     for each, n_ctx in zip(prompts, rooms, strict=True):
-        pieces = complete(opened, each.ids, n_tokens, how, n_ctx, cache.cache_type, cache.n_keep)
+        pieces = complete(opened, each.ids, n_tokens, how, n_ctx, cache.cache_types, cache.n_keep)
         if as_json:
             say(_record(opened, each, pieces, how))
         else:

@@ -14,12 +14,14 @@ completion   logits in, pieces of text out, until something ends the answer
 from pyggml.generation.batch import Batch, Slot
 from pyggml.generation.completion import Completion, Finish, Piece, complete, generate
 from pyggml.generation.context import Context
+from pyggml.generation.memory import CacheType
 from pyggml.generation.sampler import Sampler, sample
 from pyggml.generation.sampling import Sampling
 from pyggml.generation.session import Session
 
 __all__ = [
     "Batch",
+    "CacheType",
     "Completion",
     "Context",
     "Finish",

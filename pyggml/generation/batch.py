@@ -21,7 +21,7 @@ import numpy as np
 from pyggml.errors import ConfigError, DataError, Fault
 from pyggml.generation import passes
 from pyggml.generation.ahead import Coming, runs_ahead
-from pyggml.generation.memory import Memory, State
+from pyggml.generation.memory import CacheType, Memory, State
 from pyggml.generation.sampler import checked_argmax
 from pyggml.graph import Graph
 from pyggml.model import Model
@@ -129,8 +129,10 @@ class Slot:
 class Batch:
     """A model and a cache for up to n_slots sequences of n_ctx tokens each."""
 
-    def __init__(self, model: Model, n_slots: int, n_ctx: int, cache_type: str = "f16") -> None:
-        """cache_type: of keys and values, "f16" or "q8_0" (pyggml.generation.memory).
+    def __init__(
+        self, model: Model, n_slots: int, n_ctx: int, cache_type: CacheType = "f16"
+    ) -> None:
+        """cache_type: of keys and values, one of CACHE_TYPES or a pair (pyggml.generation.memory).
 
         Raises ConfigError if n_slots or n_ctx is below 1 or the type does not fit the model.
         """

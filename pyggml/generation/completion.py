@@ -19,6 +19,7 @@ import numpy as np
 
 from pyggml.errors import ConfigError
 from pyggml.generation.batch import Tokens, check_shift
+from pyggml.generation.memory import CacheType
 from pyggml.generation.sampler import Sampler, logprobs
 from pyggml.generation.sampling import Sampling
 from pyggml.generation.session import Session
@@ -150,14 +151,14 @@ def complete(
     n_tokens: int,
     how: Sampling | None = None,
     n_ctx: int | None = None,
-    cache_type: str = "f16",
+    cache_type: CacheType = "f16",
     n_keep: int | None = None,
 ) -> Iterator[Piece]:
     """The pieces of an answer of up to n_tokens; the last one says why it is the last.
 
     how: None takes the likeliest tokens. n_ctx: the most tokens of prompt and answer together;
-    None: as many as needed. cache_type: of keys and values, "f16" or "q8_0". n_keep: a full context
-    shifts and keeps its first n_keep tokens (Slot.shift); None: it ends the answer.
+    None: as many as needed. cache_type: of keys and values (pyggml.generation.memory). n_keep: a
+    full context shifts and keeps its first n_keep tokens (Slot.shift); None: it ends the answer.
 
     Raises ConfigError for counts out of range, a type that does not fit the model and a context
     that cannot shift; DataError for a prompt that is empty or does not fit into n_ctx.

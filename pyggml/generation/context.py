@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
-from pyggml.generation.memory import CACHE_TYPES
+from pyggml.generation.memory import CACHE_TYPES, CacheType
 from pyggml.settings import Settings, at_least, one_of, setting
+
+_WANTED, _IS_TYPE = one_of(CACHE_TYPES)
+_OF_ONE = _WANTED, lambda name: name is None or _IS_TYPE(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,11 +15,13 @@ class Context(Settings):
 
     cache_type: str = setting(
         "f16",
-        "type of the KV cache; q8_0 takes about half the memory",
+        "type of the KV cache; q8_0 takes about half the memory, q4_0 about a quarter",
         *one_of(CACHE_TYPES),
         group="memory",
         common=True,
     )
+    cache_type_k: str | None = setting(None, "type of the keys alone", *_OF_ONE, group="memory")
+    cache_type_v: str | None = setting(None, "type of the values alone", *_OF_ONE, group="memory")
     context_shift: bool = setting(
         False,
         "context shift: a full context drops half of its tokens and goes on",
@@ -25,6 +30,11 @@ class Context(Settings):
         brief="drop half of a full context and go on",
     )
     keep: int = setting(0, "first tokens that a context shift keeps", *at_least(0), group="memory")
+
+    @property
+    def cache_types(self) -> CacheType:
+        """Of keys and of values."""
+        return self.cache_type_k or self.cache_type, self.cache_type_v or self.cache_type
 
     @property
     def n_keep(self) -> int | None:

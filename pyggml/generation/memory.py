@@ -1,38 +1,56 @@
 """The cache of several sequences: each has a stretch of its rows, and a state of its own."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from pyggml.backends.cpu import copy_rows, detach, read, write
 from pyggml.errors import ConfigError
-from pyggml.graph.dtypes import F16, F32, Q8_0, DType
+from pyggml.graph.dtypes import DTYPES, F32, DType
+from pyggml.kernels.kernel import Compute
 from pyggml.model import Model
 from pyggml.models import Cache
 
 State = dict[str, np.ndarray]  # of recurrent parts, after a sequence's last token
 
 
-CACHE_TYPES = ("f16", "q8_0")  # of keys and values; with compute f32, f16 stands for float32
+# Of keys and values, by their names; with compute f32, f16 stands for float32.
+CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+CacheType = str | tuple[str, str]  # of both, or of keys and of values
 
 
-def _kind(model: Model, cache_type: str) -> DType:
-    """The type of keys and values; ConfigError if it is none or does not fit the model's heads."""
-    if cache_type not in CACHE_TYPES:
-        known = " or ".join(CACHE_TYPES)
-        raise ConfigError([("cache_type", f"is {cache_type!r}, wanted {known}")])
-    if cache_type == "f16":
-        return F32 if model.compute == "f32" else F16
-    unfit = {size for _, size in model.parts.decoder.rows().values() if size % Q8_0.block}
+def _kinds(model: Model, cache_type: CacheType) -> dict[str, DType]:
+    """The type of each of the cache's rows; ConfigError for one that is none, or does not fit."""
+    both = cache_type if isinstance(cache_type, tuple) else (cache_type, cache_type)
+    same = both[0] == both[1]
+    sizes = model.parts.decoder.rows()
+    kinds = dict[str, DType]()
+    for side, kind in zip("kv", both, strict=True):
+        setting = "cache_type" if same else f"cache_type_{side}"
+        own = {name: n for name, (_, n) in sizes.items() if name.endswith("_v") == (side == "v")}
+        kinds |= dict.fromkeys(own, _kind(setting, kind, model.compute, own.values()))
+    return kinds
+
+
+def _kind(setting: str, name: str, compute: Compute, sizes: Iterable[int]) -> DType:
+    if name not in CACHE_TYPES:
+        known = f"{', '.join(CACHE_TYPES[:-1])} or {CACHE_TYPES[-1]}"
+        raise ConfigError([(setting, f"is {name!r}, wanted {known}")])
+    if name == "f16" and compute == "f32":
+        return F32
+    kind = DTYPES[name.upper()]
+    unfit = [size for size in sizes if size % kind.block]
     if unfit:
         raise ConfigError(
             [
                 (
-                    "cache_type",
-                    f"is q8_0, which needs heads of a multiple of {Q8_0.block} numbers; "
+                    setting,
+                    f"is {name}, which needs heads of a multiple of {kind.block} numbers; "
                     f"this model's have {min(unfit)}",
                 )
             ]
         )
-    return Q8_0
+    return kind
 
 
 class Memory:
@@ -40,13 +58,13 @@ class Memory:
     sequence reads; and one state, that of the sequence which runs."""
 
     def __init__(
-        self, model: Model, n_slots: int, n_ctx: int, n_spare: int, cache_type: str
+        self, model: Model, n_slots: int, n_ctx: int, n_spare: int, cache_type: CacheType
     ) -> None:
         decoder, self.devices = model.parts.decoder, model.devices
-        kind = _kind(model, cache_type)
+        kinds = _kinds(model, cache_type)
         self.n_ctx, self.first_spare = n_ctx, n_slots * n_ctx
         n_rows = self.first_spare + n_spare
-        self.cache = Cache.empty(decoder.rows(), decoder.state(), n_ctx, n_rows, kind)
+        self.cache = Cache.empty(decoder.rows(), decoder.state(), n_ctx, n_rows, kinds)
         self.devices.hold(*self.cache.tensors)
 
     @property

@@ -6,13 +6,14 @@ from weakref import finalize
 import numpy as np
 
 from pyggml.generation.batch import Batch, Tokens
+from pyggml.generation.memory import CacheType
 from pyggml.model import Model
 
 
 class Session:
     """One sequence, a batch of one slot: tokens in, logits of the last one out."""
 
-    def __init__(self, model: Model, n_ctx: int, cache_type: str = "f16") -> None:
+    def __init__(self, model: Model, n_ctx: int, cache_type: CacheType = "f16") -> None:
         """Raises ConfigError if n_ctx is below 1 or the type of keys and values does not fit."""
         self._batch = Batch(model, 1, n_ctx, cache_type)
         self._slot = self._batch.open()

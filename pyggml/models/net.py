@@ -89,12 +89,15 @@ class Cache:
         state: Mapping[str, Spec],
         n_ctx: int,
         n_rows: int,
-        kind: DType,
+        kinds: Mapping[str, DType],
     ) -> Cache:
-        """What Decoder.rows() and Decoder.state() ask for; kind: the type of keys and values."""
+        """What Decoder.rows() and Decoder.state() ask for; kinds: the types of rows by name."""
         return cls(
             n_ctx,
-            {name: zeros((n_rows, heads * n), kind, name) for name, (heads, n) in rows.items()},
+            {
+                name: zeros((n_rows, heads * n), kinds[name], name)
+                for name, (heads, n) in rows.items()
+            },
             {name: zeros(s.shape, s.dtype, name) for name, s in state.items()},
         )
 

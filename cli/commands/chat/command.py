@@ -91,7 +91,7 @@ def command(
         raise ConfigError("--continue-last: for a conversation, wanted --messages FILE beside it")
     begun = [] if messages is None else read_chats(messages)[-1:]
     how = sampling_of(given)
-    cache_type = Context(**given_settings(Context, {}, given)).cache_type
+    cache_type = Context(**given_settings(Context, {}, given)).cache_types
     opened = source.load()
     n_ctx = n_ctx_of(opened, ctx, CTX)
     adapters = (path for path, _ in source.adapters)

@@ -15,7 +15,7 @@ import numpy as np
 from pyggml.chat import ChatEncoder, ChatTemplate, Message, answer_ending
 from pyggml.errors import DataError
 from pyggml.files import replacing
-from pyggml.generation import Completion, Piece, Sampling, Session
+from pyggml.generation import CacheType, Completion, Piece, Sampling, Session
 from pyggml.model import Model
 
 _SEEDS = 1 << 64
@@ -47,7 +47,7 @@ class Conversation:
         n_ctx: int,
         n_tokens: int | None = None,
         system: str | None = None,
-        cache_type: str = "f16",
+        cache_type: CacheType = "f16",
     ) -> None:
         """n_tokens: most of an answer; None: until the context is full. cache_type: as a Session
         has it.

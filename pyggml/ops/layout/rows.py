@@ -15,17 +15,18 @@ import numpy as np
 
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F16, F32, I32, I64, Q8_0, DType
+from pyggml.graph.dtypes import BF16, DTYPES, F16, F32, I32, I64, Q8_0, DType
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
 from pyggml.jit import JIT, BlockCode, kernel
 from pyggml.kernels.gemm.microkernel import call_block
-from pyggml.kernels.kernel import Site, cpu_kernel
+from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.expect import check_ids, expect, expect_gapless, expect_type
+from pyggml.ops.layout.cpy import cpy
 from pyggml.ops.layout.layout import dup, reshape
-from pyggml.quants import QUANTS, UNPACK
-from pyggml.quants.bits import float_to_f16
+from pyggml.quants import QUANTS, UNPACK, NoPack, Quant, quantize
+from pyggml.quants.bits import float_to_bf16, float_to_f16
 from pyggml.quants.types.blocks32 import pack_q8_0
 
 
@@ -44,16 +45,19 @@ def get_rows_back(dy: Tensor, ids: Tensor, n_rows: int, batch: Shape = ()) -> Te
 
 
 def set_rows(dst: Tensor, src: Tensor, ids: Tensor) -> Tensor:
-    """dst (*batch, n_rows, *row), F32, F16 or Q8_0, with src (*batch, m, *row) F32 in rows `ids`.
+    """dst (*batch, n_rows, *row) of any type that is written, with src (*batch, m, *row) in `ids`.
 
-    ids (*batch, m) I32 or I64; all axes but its last are those of batches (ggml SET_ROWS).
-    For an F16 dst, src is rounded to nearest, ties to even; from 65520 on it becomes infinity.
-    For Q8_0, it is quantised as ggml's reference does.
+    src is F32, F16 or BF16. ids (*batch, m) I32 or I64; all axes but its last are those of batches,
+    repeated where they divide dst's (ggml SET_ROWS). For an F16 or BF16 dst, src is rounded to
+    nearest, ties to even; in F16 it becomes infinity from 65520 on. For a quantised dst, it is
+    packed as ggml's reference does; in types but Q8_0 it must be finite.
     The result is a view of dst's memory. Nodes that need the new rows must read the result, not
     dst: then they run later. The kernel raises PyggmlError if an id is no row of dst, or is there
-    twice.
+    twice, which ggml leaves undefined.
     """
     expect_gapless("set_rows", "dst", dst)
+    if src.dtype in (F16, BF16):
+        src = cpy(src, F32)
     return SET_ROWS(dst, src, ids)
 
 
@@ -243,14 +247,18 @@ cpu_kernel(GET_ROWS_BACK, _get_rows_back_run)
 
 
 def _set_rows_spec(dst: Tensor, src: Tensor, ids: Tensor) -> Spec:
-    if dst.dtype not in (F32, F16, Q8_0):
-        raise ShapeError(f"set_rows: dst is {dst!r}, wanted F32, F16 or Q8_0")
+    written = QUANTS.get(dst.dtype.name)
+    if written is None or isinstance(written.pack, NoPack):
+        reason = "" if written is None else f", but {written.pack.reason}"
+        raise ShapeError(f"set_rows: dst is {dst!r}, wanted a type that is written{reason}")
     _expect_ids("set_rows", ids)
     n_batch = len(ids.shape) - 1
     if not 0 <= n_batch < len(dst.shape):
         raise ShapeError(f"set_rows: ids is {ids!r}, wanted 1 to {len(dst.shape)} axes")
     batch, row = dst.shape[:n_batch], dst.shape[n_batch + 1 :]
     _check_batch("set_rows", ids, batch)
+    if prod(row) % dst.dtype.block:
+        raise ShapeError(f"set_rows: rows of {prod(row)} numbers of {dst!r} share blocks")
     expect("set_rows", "src", src, (*batch, ids.shape[-1], *row))
     return Spec(dst.shape, dst.dtype)
 
@@ -267,7 +275,7 @@ def _ascending(numbers, n_rows):
 
 
 @kernel
-def _put_f32(dst, src, numbers, checked):
+def _put_same(dst, src, numbers, checked):
     """dst[numbers[i]] = src[i]. False, with nothing written, if unchecked numbers do not rise."""
     if not (checked or _ascending(numbers, dst.shape[0])):
         return False
@@ -280,7 +288,7 @@ def _put_f32(dst, src, numbers, checked):
 
 @kernel
 def _put_f16(dst, src, numbers, checked):
-    """As _put_f32, with src rounded to F16, ties to even; dst holds the bits."""
+    """As _put_same, with src rounded to F16, ties to even; dst holds the bits."""
     if not (checked or _ascending(numbers, dst.shape[0])):
         return False
     for i in range(numbers.size):
@@ -291,8 +299,20 @@ def _put_f16(dst, src, numbers, checked):
 
 
 @kernel
+def _put_bf16(dst, src, numbers, checked):
+    """As _put_same, with src rounded to BF16, ties to even; dst holds the bits."""
+    if not (checked or _ascending(numbers, dst.shape[0])):
+        return False
+    for i in range(numbers.size):
+        row, part = dst[numbers[i]], src[i]
+        for j in range(part.size):
+            row[j] = float_to_bf16(part[j])
+    return True
+
+
+@kernel
 def _put_q8_0(dst, src, numbers, checked):
-    """As _put_f32, with src quantised; dst holds the bytes."""
+    """As _put_same, with src quantised; dst holds the bytes."""
     if not (checked or _ascending(numbers, dst.shape[0])):
         return False
     for i in range(numbers.size):
@@ -314,17 +334,55 @@ def _overwrite(
     put(dst, src, numbers, True)
 
 
+@kernel
+def _all_within(src, limit):
+    for i in range(src.shape[0]):
+        for j in range(src.shape[1]):
+            if not abs(src[i, j]) <= limit:
+                return False
+    return True
+
+
+def _pack_and_put(
+    q: Quant, packed: np.ndarray, dst: np.ndarray, src: np.ndarray, ids: np.ndarray, batch: Shape,
+    n_rows: int,
+) -> None:  # fmt: skip
+    """Pack the rows, then write their bytes. Many are packed by all threads, and what does not fit
+    is named by `quantize`."""
+    if src.size > _AT_ONCE or not _all_within(src, np.float32(q.limit)):
+        packed[...] = quantize(src, q.dtype.name)
+    else:
+        assert not isinstance(q.pack, NoPack)
+        q.pack(packed.reshape(-1, q.dtype.block_bytes), src.reshape(-1, q.dtype.block))
+    _overwrite(_put_same, dst, packed, ids, batch, n_rows)
+
+
+def _is_packed_first(dtype: DType) -> bool:
+    return dtype not in _PUTS
+
+
+def _set_rows_scratch(node: Tensor, compute: Compute) -> int:
+    """The rows, packed."""
+    src, kind = node.src[1], node.dtype
+    return src.n_elements // kind.block * kind.block_bytes if _is_packed_first(kind) else 0
+
+
 def _set_rows_run(site: Site) -> Call:
     _, src, ids = site.src
     shape = site.out.shape
     batch, n_rows, row = shape[: ids.ndim - 1], shape[ids.ndim - 1], prod(shape[ids.ndim :])
     dst = site.out.reshape(prod(batch) * n_rows, row)
     src = src.reshape(prod(batch) * ids.shape[-1], prod(src.shape[ids.ndim :]))
-    if site.node.dtype is Q8_0:
-        return Call(_overwrite, _put_q8_0, dst, src, ids, batch, n_rows)
-    if site.node.dtype is F16:
-        return Call(_overwrite, _put_f16, dst.view(np.uint16), src, ids, batch, n_rows)
-    return Call(_overwrite, _put_f32, dst, src, ids, batch, n_rows)
+    kind, where = site.node.dtype, (ids, batch, n_rows)
+    if _is_packed_first(kind):
+        packed = site.scratch[: len(src) * row].reshape(len(src), row)
+        return Call(_pack_and_put, QUANTS[kind.name], packed, dst, src, *where)
+    dst = dst.view(np.uint16) if kind is F16 else dst
+    return Call(_overwrite, _PUTS[kind], dst, src, *where)
+
+
+_PUTS = {F32: _put_same, F16: _put_f16, BF16: _put_bf16, Q8_0: _put_q8_0}
+_AT_ONCE = 1 << 15  # numbers that one thread packs
 
 
 def _set_rows_ref(dst: np.ndarray, src: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -354,6 +412,11 @@ def _set_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
         dst = rng.standard_normal(shape)
         yield Sample((dst, src, ids))
         yield Sample((leaf(dst.astype(np.float16)), src, ids))
+    for kind in ("BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "Q4_K"):
+        row = max(DTYPES[kind].block, 64)
+        src, numbers = rng.standard_normal((2, 2, 3, row)), np.tile(np.arange(5), (1, 2, 1))
+        drawn = rng.permuted(numbers, axis=-1)
+        yield Sample((zeros((2, 2, 5, row), DTYPES[kind]), src, drawn[..., :3].astype(np.int32)))
 
 
 SET_ROWS = op(
@@ -367,4 +430,4 @@ SET_ROWS = op(
     memory=Memory.ALIAS,
     shares=True,
 )
-cpu_kernel(SET_ROWS, _set_rows_run)
+cpu_kernel(SET_ROWS, _set_rows_run, scratch=_set_rows_scratch)

@@ -114,7 +114,7 @@ REFUSED = [
         ("--context-shift", "--ctx", "64", "--keep", "63"),
         "--keep is 63, wanted 0 to 62 of 64 tokens",
     ),
-    (("--cache-type", "q4_0"), "--cache-type is 'q4_0', wanted one of f16, q8_0"),
+    (("--cache-type", "q4_k"), "--cache-type is 'q4_k', wanted one of f16, f32, bf16, q8_0"),
     (("--parallel", "0"), "--parallel is 0, wanted 1 to 64"),
     (("--lora", "tiny=x.gguf"), "--lora tiny has the name of the model itself"),
     (("--lora", "a=missing.gguf"), "missing.gguf"),

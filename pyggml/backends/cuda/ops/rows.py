@@ -13,6 +13,7 @@ import numpy as np
 
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
+from pyggml.backends.cuda.code.ptx import bf16_bits
 from pyggml.backends.cuda.ops.layout import as_it_is, bf16_to_float
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
@@ -20,7 +21,7 @@ from pyggml.backends.cuda.runtime.launches import in_turn, per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import BF16, Q8_0, DType
+from pyggml.graph.dtypes import BF16, F16, F32, Q8_0, DType
 from pyggml.graph.tensor import Shape, Tensor
 
 
@@ -140,15 +141,27 @@ def _check(ids, n_ids, n_rows, cell, no_row, twice):
                 cuda.atomic.max(cell, 0, twice)
 
 
-@kernel
-def _put(dst, src, ids, n, n_ids, n_rows, batches):
-    for i in range(cuda.grid(1), src.size, cuda.gridsize(1)):
-        row = i // n
-        b = row // n_ids
-        of_ids = _batch_of_ids(b, batches[0], batches[1], batches[2])
-        wanted = ids[of_ids * n_ids + row % n_ids]
-        if 0 <= wanted < n_rows:
-            dst[(b * n_rows + wanted) * n + i % n] = src[i]
+@device
+def _row_of(row, ids, n_ids, n_rows, batches):
+    """The row of dst, over all batches, that a row of src goes to; −1 if there is none."""
+    b = row // n_ids
+    of_ids = _batch_of_ids(b, batches[0], batches[1], batches[2])
+    wanted = ids[of_ids * n_ids + row % n_ids]
+    return b * n_rows + wanted if 0 <= wanted < n_rows else -1
+
+
+@cache
+def _putter(in_bf16: bool) -> Any:
+    convert = bf16_bits if in_bf16 else as_it_is
+
+    @kernel
+    def put(dst, src, ids, n, n_ids, n_rows, batches):
+        for i in range(cuda.grid(1), src.size, cuda.gridsize(1)):
+            to = _row_of(i // n, ids, n_ids, n_rows, batches)
+            if to >= 0:
+                dst[to * n + i % n] = convert(src[i])
+
+    return put
 
 
 @kernel
@@ -158,22 +171,82 @@ def _put_q8_0(dst, scales, src, ids, n, n_ids, n_rows, batches):
     `scales` is dst as float16: a block has 17 of them, the first is its d.
     """
     for i in range(cuda.grid(1), src.size // 32, cuda.gridsize(1)):
-        row, block = i * 32 // n, i % (n // 32)
-        b = row // n_ids
-        of_ids = _batch_of_ids(b, batches[0], batches[1], batches[2])
-        wanted = ids[of_ids * n_ids + row % n_ids]
-        if 0 <= wanted < n_rows:
+        to = _row_of(i * 32 // n, ids, n_ids, n_rows, batches)
+        if to >= 0:
             most = ZERO
             for j in range(32):
                 most = max(most, abs(src[i * 32 + j]))
             d = most / np.float32(127)
             inverse = np.float32(1) / d if d > ZERO else ZERO
-            at = (b * n_rows + wanted) * (n // 32) + block
+            at = to * (n // 32) + i % (n // 32)
             scales[at * 17] = d
             for j in range(32):
                 x = src[i * 32 + j] * inverse
                 q = np.int32(abs(x) + np.float32(0.5))
                 dst[at * 34 + 2 + j] = np.uint8((-q if x < ZERO else q) & 255)
+
+
+class _Bits(NamedTuple):
+    """A type whose blocks of 32 have a scale, with a minimum perhaps, and numbers of n_bits."""
+
+    n_bits: int
+    has_minimum: bool
+
+    @property
+    def head(self) -> int:
+        """Bytes before the low halves of the numbers."""
+        return 2 * (1 + self.has_minimum) + 4 * (self.n_bits - 4)
+
+
+_BITS = {
+    "Q4_0": _Bits(4, False), "Q4_1": _Bits(4, True), "Q5_0": _Bits(5, False), "Q5_1": _Bits(5, True)
+}  # fmt: skip
+
+
+@cache
+def _packer(kind: _Bits) -> Any:
+    """As _put_q8_0: with a minimum x = q·d + m, d = (max − min) / most; else x = (q − half)·d, where
+    d makes the number that is furthest from 0 the lowest."""
+    has_minimum, head, has_fifth = kind.has_minimum, kind.head, kind.n_bits > 4
+    n_bytes, most, half = head + 16, np.int32((1 << kind.n_bits) - 1), 1 << (kind.n_bits - 1)
+    lowest, of_steps = np.float32(-half), np.float32(most)
+    up = np.float32(0.5 if has_minimum else half + 0.5)
+
+    @device
+    def bounds(src, at):
+        """(d, what is taken off each number before)."""
+        low, high, far = src[at], src[at], ZERO
+        for j in range(32):
+            x = src[at + j]
+            low, high = min(low, x), max(high, x)
+            if abs(x) > abs(far):
+                far = x
+        return ((high - low) / of_steps, low) if has_minimum else (far / lowest, ZERO)
+
+    @kernel
+    def put(dst, scales, src, ids, n, n_ids, n_rows, batches):
+        for i in range(cuda.grid(1), src.size // 32, cuda.gridsize(1)):
+            to = _row_of(i * 32 // n, ids, n_ids, n_rows, batches)
+            if to < 0:
+                continue
+            d, low = bounds(src, i * 32)
+            inverse = np.float32(1) / d if d != ZERO else ZERO
+            at = (to * (n // 32) + i % (n // 32)) * n_bytes
+            scales[at // 2] = d
+            if has_minimum:
+                scales[at // 2 + 1] = low
+            fifth = np.uint32(0)
+            for j in range(16):
+                x, y = (src[i * 32 + j] - low) * inverse, (src[i * 32 + 16 + j] - low) * inverse
+                p, q = min(np.int32(x + up), most), min(np.int32(y + up), most)
+                dst[at + head + j] = np.uint8(p & 15 | (q & 15) << 4)
+                fifth |= np.uint32(p >> 4 & 1) << np.uint32(j)
+                fifth |= np.uint32(q >> 4 & 1) << np.uint32(j + 16)
+            if has_fifth:
+                for j in range(4):
+                    dst[at + head - 4 + j] = np.uint8(fifth >> np.uint32(8 * j) & np.uint32(255))
+
+    return put
 
 
 def faults_of_rows(site: Site, n_rows: int) -> tuple[int, int]:
@@ -190,20 +263,22 @@ def _set_rows(site: Site) -> Call:
     _, src, numbers = site.src
     check = (numbers, n_ids, n_rows, site.faults.cell, no_row, twice)
     where = (src, numbers, n, n_ids, n_rows, tuple(Batches.of(batch, ids.shape)))
-    if dst.dtype is Q8_0:
+    if dst.dtype.quantised:
+        pack = _put_q8_0 if dst.dtype is Q8_0 else _packer(_BITS[dst.dtype.name])
         scales = site.out.view(np.float16)
-        put = per_element(_put_q8_0, src.size // 32, site.stream, site.out, scales, *where)
+        put = per_element(pack, src.size // 32, site.stream, site.out, scales, *where)
     else:
-        put = per_element(_put, src.size, site.stream, site.out, *where)
+        put = per_element(_putter(dst.dtype is BF16), src.size, site.stream, site.out, *where)
     return in_turn(per_element(_check, ids.n_elements, site.stream, *check), put)
 
 
-def _blocks_across_rows(node: Tensor) -> str | None:
-    dst, ids = node.src[0], node.src[2]
-    row = dst.shape[len(ids.shape) :]
-    return "rows that share blocks" if dst.dtype.quantised and prod(row) % 32 else None
+def _unwritten(node: Tensor) -> str | None:
+    kind = node.src[0].dtype
+    if kind in (F32, F16, BF16, Q8_0) or kind.name in _BITS:
+        return None
+    return f"rows of {kind} are packed by none of its kernels"
 
 
 declare("get_rows", Kernel(_get_rows))
 declare("get_rows_back", Kernel(_get_rows_back))
-declare("set_rows", Kernel(_set_rows, _blocks_across_rows))
+declare("set_rows", Kernel(_set_rows, _unwritten))
