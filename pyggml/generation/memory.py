@@ -7,7 +7,6 @@ import numpy as np
 from pyggml.backends.cpu import copy_rows, detach, read, write
 from pyggml.errors import ConfigError
 from pyggml.graph.dtypes import DTYPES, F32, DType
-from pyggml.kernels.kernel import Compute
 from pyggml.model import Model
 from pyggml.models import Cache
 
@@ -32,7 +31,7 @@ def _kinds(model: Model, cache_type: CacheType) -> dict[str, DType]:
     return kinds
 
 
-def _kind(setting: str, name: str, compute: Compute, sizes: Iterable[int]) -> DType:
+def _kind(setting: str, name: str, compute: str, sizes: Iterable[int]) -> DType:
     if name not in CACHE_TYPES:
         known = f"{', '.join(CACHE_TYPES[:-1])} or {CACHE_TYPES[-1]}"
         raise ConfigError([(setting, f"is {name!r}, wanted {known}")])

@@ -248,8 +248,9 @@ cpu_kernel(GET_ROWS_BACK, _get_rows_back_run)
 
 def _set_rows_spec(dst: Tensor, src: Tensor, ids: Tensor) -> Spec:
     written = QUANTS.get(dst.dtype.name)
-    if written is None or isinstance(written.pack, NoPack):
-        reason = "" if written is None else f", but {written.pack.reason}"
+    pack = None if written is None else written.pack
+    if pack is None or isinstance(pack, NoPack):
+        reason = "" if pack is None else f", but {pack.reason}"
         raise ShapeError(f"set_rows: dst is {dst!r}, wanted a type that is written{reason}")
     _expect_ids("set_rows", ids)
     n_batch = len(ids.shape) - 1

@@ -205,8 +205,8 @@ _BITS = {
 
 @cache
 def _packer(kind: _Bits) -> Any:
-    """As _put_q8_0: with a minimum x = q·d + m, d = (max − min) / most; else x = (q − half)·d, where
-    d makes the number that is furthest from 0 the lowest."""
+    """As _put_q8_0. With a minimum x = q·d + m, d = (max − min) / most; else
+    x = (q − half)·d, where d makes the number that is furthest from 0 the lowest."""
     has_minimum, head, has_fifth = kind.has_minimum, kind.head, kind.n_bits > 4
     n_bytes, most, half = head + 16, np.int32((1 << kind.n_bits) - 1), 1 << (kind.n_bits - 1)
     lowest, of_steps = np.float32(-half), np.float32(most)
