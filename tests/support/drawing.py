@@ -103,10 +103,10 @@ def _accepts(op, arrays, params):
 
 def draw_layout(data, op, arrays):
     """Leaves of these arrays, float ones with gaps or their axes in another order in memory."""
-    leaves = []
+    leaves, written = [], {*op.changes, *([0] if op.memory is Memory.ALIAS else [])}
     for i, a in enumerate(arrays):
         is_float = not isinstance(a, Tensor) and a.dtype.kind == "f"
-        if not is_float or not a.ndim or (op.memory is Memory.ALIAS and i == 0):
+        if not is_float or not a.ndim or i in written:
             leaves.append(as_leaf(a))
             continue
         order = data.draw(st.permutations(range(a.ndim)), f"order of {i}")
