@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from pyggml import ops
 from pyggml.backends.cpu import array
-from pyggml.graph.dtypes import BF16, F32, I32, I64
+from pyggml.graph.dtypes import F32, I32, I64
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.look.check import as_leaf
 from pyggml.ops import OPS
-from pyggml.quants import QUANTS
+from pyggml.quants import QUANTS, dequantize
 from pyggml.runtime import run
 
 interop = pytest.mark.interop
@@ -50,16 +50,12 @@ def own(t):
     return Tensor(t.shape, t.dtype, data=data, strides=t.strides)
 
 
-def values(a, dtype):
-    return (a.astype(np.uint32) << 16).view(np.float32) if dtype is BF16 else a
-
-
 def expect_equal(found, wanted, dtype, limit, what):
     """ggml's measure: the squared differences in all, relative to the squared numbers."""
-    if dtype in (I32, I64) or dtype.quantised:
+    if dtype in (I32, I64):
         np.testing.assert_array_equal(found, wanted, err_msg=what)
         return
-    found, wanted = (values(a, dtype).astype(np.float64) for a in (found, wanted))
+    found, wanted = (dequantize(a, dtype.name).astype(np.float64) for a in (found, wanted))
     finite = np.isfinite(wanted)
     np.testing.assert_array_equal(found[~finite], wanted[~finite], err_msg=what)
     found, wanted = found[finite], wanted[finite]
@@ -113,10 +109,10 @@ def test_drawn_sources(op, twin, data):
 
 WEIGHTS = [name for name in QUANTS if name not in ("F32", "Q8_1")]  # Q8_1 is of no file
 OF_WEIGHTS = {
-    "mul_mat": lambda n, k, b: ((n, k), (*b, 3, k), ()),
-    "mul_mat_id": lambda n, k, b: ((4, n, k), (5, 2, k), (5, 2)),
-    "out_prod": lambda n, k, b: ((n, k), (n, 3), ()),
-    "get_rows": lambda n, k, b: ((n, k), (), (7,)),
+    "mul_mat": lambda n, k, few, many: ((*few, n, k), (*many, 3, k), ()),
+    "mul_mat_id": lambda n, k, few, many: ((4, n, k), (5, 2, k), (5, 2)),
+    "out_prod": lambda n, k, few, many: ((*many, n, k), (*many, n, 3), ()),
+    "get_rows": lambda n, k, few, many: ((*many, n, k), (), (*many, 7)),
 }
 
 
@@ -134,8 +130,9 @@ def test_weights_of_every_type(weight, name, some_weight, data):
         data.draw(st.integers(1, 3), "blocks"),
     )
     k *= max(dtype.block, 32)
-    batch = data.draw(st.sampled_from(((), (2,), (2, 3))), "batch")
-    of_w, of_x, of_ids = OF_WEIGHTS[name](n, k, batch)
+    batches = [((), ()), ((), (2,)), ((2,), (4,)), ((2, 3), (2, 3)), ((1, 2), (3, 2))]
+    few, many = data.draw(st.sampled_from(batches), "batches")
+    of_w, of_x, of_ids = OF_WEIGHTS[name](n, k, few, many)
     sources = [leaf(some_weight(rng, of_w, weight).view(dtype.numpy), "w", dtype)]
     if of_x:
         sources.append(leaf(rng.standard_normal(of_x).astype(np.float32), "x"))

@@ -94,7 +94,11 @@ def without_mask(name):
 
 
 def out_prod(g, a, b):
-    return None if g.node.src[0].dtype is BF16 else g.out_prod(a, b)
+    """ggml's CPU takes no BF16, and repeats nothing but F32."""
+    ours, other = g.node.src
+    repeated = ours.shape[:-2] != other.shape[:-2]
+    alone = ours.dtype is BF16 or (repeated and ours.dtype is not F32)
+    return None if alone else g.out_prod(a, b)
 
 
 def swiglu_oai(g, gate, up, alpha, limit, shift):
@@ -505,7 +509,8 @@ TWINS = {
     "repeat": Twin(lambda g, x, shape: g.repeat_4d(x, *longs(shape))),
     "repeat_back": Twin(lambda g, x, shape: g.repeat_back(x, g.new(F32, shape))),
     "concat": Twin(lambda g, a, b, axis: g.concat(a, b, inner(g, axis))),
-    "cpy": Twin(lambda g, x, to: g.cast(x, DTYPES[to].number), strided=True),
+    "cpy": Twin(lambda g, x, to: g.cast(x, DTYPES[to].number)),
+    "cpy_into": Twin(lambda g, to, x: g.cpy(x, to)),
     "reshape": Twin(lambda g, x, shape: g.reshape_4d(x, *longs(shape))),
     "permute": Twin(permute, strided=True),
     "narrow": Twin(narrow),
