@@ -55,7 +55,9 @@ def expect_equal(found, wanted, dtype, limit, what):
     if dtype in (I32, I64):
         np.testing.assert_array_equal(found, wanted, err_msg=what)
         return
-    found, wanted = (dequantize(a, dtype.name).astype(np.float64) for a in (found, wanted))
+    found, wanted = (
+        dequantize(np.atleast_1d(a), dtype.name).astype(np.float64) for a in (found, wanted)
+    )
     finite = np.isfinite(wanted)
     np.testing.assert_array_equal(found[~finite], wanted[~finite], err_msg=what)
     found, wanted = found[finite], wanted[finite]
