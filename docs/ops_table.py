@@ -70,8 +70,9 @@ FAULTS = {
     "SET_ROWS": "a cache cuts ggml's graph",
     "SOFT_MAX": "ggml has no gradient with ALiBi, nor of the sinks or the mask; rows masked whole "
     "are NaN there, 0 here. Its gradients sum to 0, so tests need random weights",
-    "ROPE": "YaRN with a beta or an n_ctx_orig of 0, by which ggml divides, is refused. ggml's gradient ignores the offset and is wrong, without a warning. In mode "
-    "vision it reads twice the frequency factors it asks for",
+    "ROPE": "YaRN with a beta or an n_ctx_orig of 0, by which ggml divides, is refused. ggml's "
+    "gradient ignores the offset and is wrong, without a warning. In mode vision it reads twice "
+    "the frequency factors it asks for",
     "FLASH_ATTN_EXT": "ggml's backward op aborts when it is built",
     "FLASH_ATTN_BACK": "see FLASH_ATTN_EXT",
     "CROSS_ENTROPY_LOSS": "in ggml rows of zero labels still have a gradient; QVAC adds "
@@ -99,9 +100,9 @@ compares each with float64 slopes. "in ggml" and "in QVAC" tell whether the op h
 (upstream ggml 0.25.3; QVAC's fork of ggml 0.9.4); a dash means no.
 
 Ops with a star also take F16 and BF16: the result is that of copies to F32 before and to the first
-source's type after, bit for bit. Where an op takes less than ggml's, the remark says why. A plan puts
-results over sources that die, so of `_inplace` twins there are `add_inplace` and `fill_inplace` alone,
-which choose the memory.
+source's type after, bit for bit. Where an op takes less than ggml's, the remark says why. A plan
+puts results over sources that die, so of `_inplace` twins there are `add_inplace` and
+`fill_inplace` alone, which choose the memory.
 """
 
 

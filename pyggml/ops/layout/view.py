@@ -248,7 +248,7 @@ def _acc_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _acc_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    yield from (s for s in _set_samples(rng) if s.arrays[0].dtype.kind == "f")
+    yield from _windows_of_floats(rng)
     params = {"strides": (2, 1), "offset": 5}  # overlapping rows
     yield Sample((rng.standard_normal((3, 8)), rng.standard_normal((4, 3))), params)
 
@@ -290,7 +290,7 @@ def _set_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     return SET(dy, zeros(shape), **node.params), VIEW(dy, shape=shape, **node.params)
 
 
-def _set_samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _windows_of_floats(rng: np.random.Generator) -> Iterator[Sample]:
     windows: list[tuple[Shape, Shape, Shape, int]] = [
         ((1, 1), (1,), (1,), 0),
         ((3, 8), (2, 4), (8, 1), 9),
@@ -299,8 +299,12 @@ def _set_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for whole, shape, strides, offset in windows:
         arrays = rng.standard_normal(whole), rng.standard_normal(shape)
         yield Sample(arrays, {"strides": strides, "offset": offset})
-    whole, part = rng.integers(-9, 9, (3, 8)), rng.integers(-9, 9, (2, 4))
-    yield Sample((whole, part), {"strides": (8, 1), "offset": 9})
+
+
+def _set_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from _windows_of_floats(rng)
+    integers = rng.integers(-9, 9, (3, 8)), rng.integers(-9, 9, (2, 4))
+    yield Sample(integers, {"strides": (8, 1), "offset": 9})
 
 
 SET = op(

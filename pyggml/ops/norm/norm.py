@@ -383,9 +383,9 @@ def _run(code: Callable[..., None]) -> Callable[[Site], Call]:
 def _by_group(of_rows: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     def ref(*arrays: np.ndarray, n_groups: int, eps: float) -> np.ndarray:
         """Each group as one row, batch by batch."""
-        y = np.empty(arrays[0].shape)
-        each = -(-y.shape[-3] // n_groups)
-        for start in range(0, y.shape[-3], each):
+        y, n_channels = np.empty(arrays[0].shape), arrays[0].shape[-3]
+        each = -(-n_channels // n_groups)
+        for start in range(0, n_channels, each):
             group = (..., slice(start, start + each), slice(None), slice(None))
             shape = y[group].shape
             rows = (a[group].reshape(*shape[:-3], -1) for a in arrays)
