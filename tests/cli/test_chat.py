@@ -244,6 +244,8 @@ def test_the_cache_has_the_type_that_was_asked_for(talk):
     """This model's heads are too short for blocks of Q8_0, so the word is heard."""
     ended = talk("the\n", "--cache-type", "q8_0")
     assert ended.code == 2 and "--cache-type is q8_0, which needs heads of a multiple" in ended.err
+    ended = talk("the\n", "--cache-type-v", "q4_0")
+    assert ended.code == 2 and "--cache-type-v is q4_0, which needs heads of a mult" in ended.err
 
 
 def test_an_unknown_command_is_no_message(talk, model):

@@ -9,7 +9,7 @@ import pytest
 import pyggml
 from pyggml import ops
 from pyggml.errors import ConfigError, PyggmlError, ShapeError
-from pyggml.generation import Batch, Session
+from pyggml.generation import Batch, Context, Session
 from pyggml.graph.dtypes import DTYPES, F32, Q8_0
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.kernels.attention import FORWARD, forward_path
@@ -154,6 +154,14 @@ def test_a_prefix_is_copied_in_bytes(tiny):
     other = batch.open(text)
     assert other.n_past == 19
     np.testing.assert_allclose(batch.feed({other: text[19:]})[other], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_settings_name_one_type_or_two():
+    assert Context(cache_type="q8_0").cache_types == ("q8_0", "q8_0")
+    assert Context(cache_type_v="q4_0").cache_types == ("f16", "q4_0")
+    assert Context(cache_type="q8_0", cache_type_k="bf16").cache_types == ("bf16", "q8_0")
+    with pytest.raises(ConfigError, match="cache_type_k is 'q4_k', wanted one of f16, "):
+        Context(cache_type_k="q4_k")
 
 
 def test_what_does_not_fit_is_refused(tiny):
