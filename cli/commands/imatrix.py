@@ -5,8 +5,15 @@ from pathlib import Path
 import click
 
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.hub import held_out_files
-from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, grouped, model_options
+from pyggml.cli.terminal.options import (
+    PATH,
+    SETTINGS,
+    ModelSource,
+    chunk_option,
+    grouped,
+    model_options,
+    text_option,
+)
 from pyggml.cli.terminal.paths import check_output, check_text
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, say, say_progress, size
@@ -25,26 +32,11 @@ from pyggml.lora.evaluate.importance import Collector
     ],
 )
 @model_options
-@click.option(
-    *("-f", "--file", "text"),
-    type=PATH,
-    required=True,
-    callback=held_out_files,
-    **grouped("data"),
-    help="calibration data, UTF-8 text",
-)
+@text_option("calibration data, UTF-8 text")
 @click.option(
     "-o", "--output", type=PATH, required=True, **grouped("output"), help="GGUF file to write"
 )
-@click.option(
-    "--ctx",
-    type=click.IntRange(min=16),
-    metavar="N",
-    default=512,
-    show_default=True,
-    **grouped("data", aliases=("ctx-size",)),
-    help="tokens of a chunk",
-)
+@chunk_option(16)
 @click.option(
     "--chunks",
     type=click.IntRange(min=1),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 import click
 
 from pyggml.cli.terminal.help import GroupedOption
-from pyggml.cli.terminal.hub import MODEL, model_file
+from pyggml.cli.terminal.hub import MODEL, held_out_files, model_file
 
 if TYPE_CHECKING:
     from pyggml.model import Model
@@ -123,6 +123,33 @@ compute_option = click.option(
     help="precision of matrix products: int8, bf16, f32, which is exact, or auto, the fastest that "
     "this CPU has",
 )
+
+
+def text_option(help: str) -> Callable[[F], F]:
+    """--file of one text, here or on the hub; the command gets it as `text`."""
+    return click.option(
+        *("-f", "--file", "text"),
+        type=PATH,
+        required=True,
+        callback=held_out_files,
+        **grouped("data"),
+        help=help,
+    )
+
+
+def chunk_option(least: int) -> Callable[[F], F]:
+    """--ctx, the tokens of a chunk."""
+    return click.option(
+        "--ctx",
+        type=click.IntRange(min=least),
+        metavar="N",
+        default=512,
+        show_default=True,
+        **grouped("data", aliases=("ctx-size",)),
+        help="tokens of a chunk",
+    )
+
+
 DEVICE_HELP = "cpu, cuda, cuda:N, webgpu or auto"
 device_option = click.option(
     "--device", metavar="WORD", default="cpu", show_default=True, **_MEMORY, help=DEVICE_HELP

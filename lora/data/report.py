@@ -23,7 +23,7 @@ import numpy as np
 
 from pyggml.lora.data.encode import TEXT
 from pyggml.lora.data.languages import languages
-from pyggml.lora.data.units import Units
+from pyggml.lora.data.units import Units, first_learned
 from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ _TOKENS = 64  # learned ones of a row, that its script and language are told by
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about some rows: what, how many, and how the first few of them begin."""
+    """Something about some rows: what, how many, and what is learned of the first few."""
 
     what: str
     n: int
@@ -163,7 +163,8 @@ class _Findings:
         self.all: list[Finding] = []
 
     def _add(self, what: str, which: Sequence[int] | np.ndarray) -> None:
-        first = (self.rows[i].ids[:_SHOWN_TOKENS] for i in which[:_SHOWN])
+        some = (self.rows[i] for i in which[:_SHOWN])
+        first = (first_learned(row.ids, row.learned, _SHOWN_TOKENS) for row in some)
         shown = tuple(" ".join(self._tokenizer.decode(ids).split()) for ids in first)
         self.all.append(Finding(what, len(which), shown))
 

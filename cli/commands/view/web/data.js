@@ -10,7 +10,7 @@ export function dataCard({ rows, counts, lengths, shares, losses, n_losses: n })
   parts.push(make("div", { class: "measures" }, ...measures));
   if (losses.length) {
     const lines = losses.map(([label, numbers, text]) => [label, ...numbers, text]);
-    parts.push(measured(["loss", "before", "after", "how the row begins"], lines, "losses"));
+    parts.push(measured(["loss", "before", "after", "what is learned of the row"], lines, "losses"));
     const about = `The mean loss of a row before and after training, of ${n} rows spread over all. `;
     parts.push(make("p", { class: "quiet" }, about, "A row whose loss stays high is often a bad one."));
   }
@@ -20,7 +20,7 @@ export function dataCard({ rows, counts, lengths, shares, losses, n_losses: n })
 function count({ n, text, examples }) {
   const said = [make("strong", {}, n.toLocaleString("en")), ` ${n === 1 ? "row" : "rows"} ${text}`];
   if (examples.length) {
-    const summary = make("summary", {}, n === 1 ? "how it begins" : "how some begin");
+    const summary = make("summary", {}, n === 1 ? "what is learned of it" : "what is learned of some");
     said.push(make("details", {}, summary, ...examples.map((each) => make("p", {}, each))));
   }
   return make("li", n ? {} : { class: "none" }, ...said);
