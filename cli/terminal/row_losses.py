@@ -7,7 +7,7 @@ import numpy as np
 
 from pyggml.lora import Corpus
 from pyggml.lora.data import Dataset, Documents, pack
-from pyggml.lora.data.units import Units, first_learned
+from pyggml.lora.data.units import Units, as_words, first_learned
 from pyggml.model import Model
 
 LEAST, MOST = 8, 64  # rows
@@ -40,7 +40,7 @@ def row_losses(models: Sequence[Model], corpus: Corpus, n_tokens: float = 0) -> 
     means = [_means(model, windows, len(which)) for model in models]
     decode = models[0].tokenizer.decode
     shown = (first_learned(*units.tokens(train, int(i)), _TOKENS) for i in which)
-    texts = (" ".join(decode(ids).split()) for ids in shown)
+    texts = (as_words(decode(ids)) for ids in shown)
     each = zip(*means, strict=True)
     found = [RowLoss(text, losses) for text, losses in zip(texts, each, strict=True)]
     return sorted(found, key=lambda row: -np.nan_to_num(row.losses[-1], nan=np.inf))

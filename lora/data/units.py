@@ -55,3 +55,8 @@ def first_learned(ids: np.ndarray, learned: np.ndarray, n: int) -> np.ndarray:
         return ids[-n:]
     first = int(learned.argmax())
     return ids[first if first > 1 else 0 :][:n]
+
+
+def as_words(text: str) -> str:
+    """On one line, without the half of a character at its end."""
+    return " ".join(text.rstrip("\ufffd").split())

@@ -106,6 +106,13 @@ def test_languages_of_one_script_are_told_apart_by_what_is_learned(report):
 
 
 @pytest.mark.quick
+def test_examples_end_with_a_whole_character(report):
+    rows = [{"text": "я" * 40}] * 2
+    (finding,) = report(rows, end_of_text=False, what=data_report).findings[:1]
+    assert set(finding.examples[0]) == {"я"}
+
+
+@pytest.mark.quick
 def test_the_script_is_that_of_what_is_learned(report):
     """A long question and a template in Latin do not hide answers in another script."""
     rows = [chat(t, "Хорошо, спасибо за вопрос.") for t in texts(3)]

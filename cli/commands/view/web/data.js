@@ -5,8 +5,8 @@ import { make } from "./page.js";
 export function dataCard({ rows, counts, lengths, shares, losses, n_losses: n }) {
   const parts = [make("h2", {}, "Data"), make("p", {}, rows), make("ul", { class: "counts" }, ...counts.map(count))];
   const quantiles = lengths.map(([title, numbers]) => [title, ...numbers]);
-  const measures = [measured(["", "shortest", "median", "90 %", "longest"], quantiles)];
-  for (const [title, each] of shares) measures.push(measured([title, "share of rows", ""], each.map(share), "shares"));
+  const measures = [measured(["", "shortest", "median", "90\u00a0%", "longest"], quantiles)];
+  for (const [title, each] of shares) measures.push(measured([title, "share", ""], each.map(share), "shares"));
   parts.push(make("div", { class: "measures" }, ...measures));
   if (losses.length) {
     const lines = losses.map(([label, numbers, text]) => [label, ...numbers, text]);
