@@ -32,7 +32,13 @@ def gradients(i):
 
 
 DATA = {
-    **{"n_rows": 9, "n_held_out": 1, "n_read": 10, "lengths": [2, 3, 4, 5], "answers": [1, 1, 2, 3]},
+    **{
+        "n_rows": 9,
+        "n_held_out": 1,
+        "n_read": 10,
+        "lengths": [2, 3, 4, 5],
+        "answers": [1, 1, 2, 3],
+    },
     **{"scripts": [["Latin", 1.0]], "absent": ["with an empty answer"]},
     "findings": [{"what": "repeating an earlier one", "n": 2, "examples": [HOSTILE]}],
 }
@@ -71,7 +77,11 @@ def served(app):
 def runs(tmp_path_factory):
     """A folder with a finished run."""
     folder = tmp_path_factory.mktemp("runs")
-    records = [RUN | {"data": DATA}, *(r for i in range(1, 9) for r in (step(i), gradients(i))), ANSWERS]
+    records = [
+        RUN | {"data": DATA},
+        *(r for i in range(1, 9) for r in (step(i), gradients(i))),
+        ANSWERS,
+    ]
     (folder / "done.metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     return folder
 
