@@ -24,7 +24,7 @@ _KINDS = 20  # of tensors at the peak
 class Settings:
     """Of the pass that is planned: windows of ctx tokens, so many at once, LoRA of this rank.
 
-    modules: matrices that get updates; None: the usual ones
+    modules: matrices that get updates; None: all linear ones
     """
 
     rank: int
