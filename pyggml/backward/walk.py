@@ -155,7 +155,8 @@ class _Walk:
         for t in reversed(self.order):
             if t.op is not None and t in self.reached and t in self.grads:
                 faults += self._propagate(t)
-            self._accumulate_after(t)
+            if t in self.complete_after:
+                self._accumulate_after(t)
         if faults:
             raise NoGradientError(first_of(faults, 5))
         for p in self.parameters:
@@ -191,7 +192,7 @@ class _Walk:
 
     def _accumulate_after(self, t: Tensor) -> None:
         """After t, add every gradient that is complete now to its accumulator."""
-        for i in self.complete_after.get(t, ()):
+        for i in self.complete_after[t]:
             g, total = self.grads.get(self.parameters[i]), self.accumulators[i]
             if g is not None and total is not None:  # a missing one is a fault
                 self.added[i] = add_inplace(total, g)
@@ -216,7 +217,7 @@ def _dependents(parameters: Sequence[Tensor], order: Sequence[Tensor]) -> set[Te
     """The tensors that depend smoothly on a parameter."""
     reached = set(parameters)
     for t in order:
-        if not is_fixed(t) and any(s in reached for s in t.src):
+        if not reached.isdisjoint(t.src) and not is_fixed(t):
             reached.add(t)
     return reached
 
@@ -253,7 +254,7 @@ def _refuse_gaps(
 
 def _refuse_changed(order: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """Raise NoGradientError if a backward node reads memory that a forward node changed later."""
-    last = {t.root: t for t in order if t.is_write}
+    last = {t.root: t for t in order if t.base is not None and t.is_write}
     forward = set(order)
     faults = {
         f"a gradient needs {_place(s)}, over which {_place(last[s.root])} has written since"

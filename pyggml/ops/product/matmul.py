@@ -65,6 +65,8 @@ def _as_taken(w: Tensor, x: Tensor) -> Tensor:
 
 def _batches(name: str, few: Shape, many: Shape) -> Shape:
     """The result's leading axes: those of `many`, which those of `few` must divide."""
+    if not few:
+        return many
     few = (1,) * (len(many) - len(few)) + few
     if len(few) > len(many) or any(f == 0 or m % f for f, m in zip(few, many, strict=True)):
         raise ShapeError(f"{name}: batches {few} do not divide batches {many}")
