@@ -82,17 +82,10 @@ def _bind_added(site: Site) -> Call:
 def adding(site: Site, product: Call) -> Call:
     """A product that adds to what its result holds: the first source, copied there before it
     unless it lies there."""
-    if is_in_place(site.node):
+    if site.in_place:
         return product
     first = site.node.src[0]
     return in_turn(copy_of(site.out, site.src[0], first, site.stream), product)
-
-
-def is_in_place(node: Tensor) -> bool:
-    """Whether the plan gave the result the memory of the first source."""
-    here, there = (t.root.data for t in (node, node.src[0]))
-    at, there_at = here.offset + node.offset, there.offset + node.src[0].offset
-    return here.buffer is there.buffer and at == there_at
 
 
 # -- fusions ------------------------------------------------------------------------------------

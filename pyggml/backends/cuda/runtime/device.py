@@ -138,7 +138,12 @@ class CudaBackend(Backend):
     # -- calls ------------------------------------------------------------------------------------
 
     def bind(
-        self, node: Tensor, arena: Any, scratch: int | None, shared: Tensor | None = None
+        self,
+        node: Tensor,
+        arena: Any,
+        scratch: int | None,
+        shared: Tensor | None = None,
+        in_place: bool = False,
     ) -> Call:
         start = scratch or 0
         with self._working():  # arrays are cut, and a library may take memory of its own
@@ -148,6 +153,7 @@ class CudaBackend(Backend):
                 tuple(self._elements(s) for s in node.src),
                 tuple(self._elements(s) for s in node.saved),
                 arena[start : start + self.scratch(node)],
+                in_place,
                 None if shared is None else self._bytes(shared).array,
                 shared is not None and shared.src[0] is node,
                 self.compute,
