@@ -57,7 +57,7 @@ def write_input(data: bytes, name: str) -> Path:
     return path
 
 
-def written(metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> bytes:
+def gguf_bytes(metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> bytes:
     """The bytes of a GGUF file."""
     path = folder() / "written.gguf"
     gguf.write(path, metadata, [(name, F32, a.shape, a) for name, a in tensors.items()])
@@ -88,8 +88,8 @@ def _read_gguf(data: bytes) -> None:
 
 
 def _gguf_seeds() -> list[bytes]:
-    plain = written(_VALUES, _TENSORS)
-    return [plain, written({"general.architecture": "x"}, {}), _as_version_2(plain)]
+    plain = gguf_bytes(_VALUES, _TENSORS)
+    return [plain, gguf_bytes({"general.architecture": "x"}, {}), _as_version_2(plain)]
 
 
 def _as_version_2(data: bytes) -> bytes:
@@ -111,7 +111,7 @@ def _parts_seeds() -> list[bytes]:
     for i, (name, array) in enumerate(_TENSORS.items()):
         numbers = {"split.no": np.uint16(i), "split.count": np.uint16(2)}
         more = {"split.tensors.count": np.int32(2)}
-        parts.append(written({"general.architecture": "llama"} | numbers | more, {name: array}))
+        parts.append(gguf_bytes({"general.architecture": "llama"} | numbers | more, {name: array}))
     longest = max(map(len, parts))
     return [b"".join(part.ljust(longest, b"\0") for part in parts)]
 
@@ -147,7 +147,7 @@ def _read_vocabulary(data: bytes) -> None:
 
 
 def _vocabulary_seeds() -> list[bytes]:
-    return [written(_vocabulary(kind), {}) for kind in _KINDS]
+    return [gguf_bytes(_vocabulary(kind), {}) for kind in _KINDS]
 
 
 @functools.cache
@@ -176,7 +176,7 @@ def small_model(width: int, n_blocks: int) -> bytes:
     rng = np.random.default_rng(0)
     specs = tensors_of(metadata, len(metadata["tokenizer.ggml.tokens"]))
     arrays = {n: draw(n, s.shape, rng) for n, s in specs.items() if not s.optional}
-    return written(metadata, {n: a / np.float32(8) for n, a in arrays.items()})
+    return gguf_bytes(metadata, {n: a / np.float32(8) for n, a in arrays.items()})
 
 
 @functools.cache
@@ -320,7 +320,7 @@ def _importances_seeds() -> list[bytes]:
     numbers = np.ones(4, "<f4").tobytes()
     old = (1).to_bytes(4, "little") + entry + (4).to_bytes(4, "little") + numbers
     sums = {"a.in_sum2": np.ones((1, 4), np.float32), "a.counts": np.ones((1, 1), np.float32)}
-    return [old, written({"general.type": "imatrix", "imatrix.chunk_count": np.uint32(1)}, sums)]
+    return [old, gguf_bytes({"general.type": "imatrix", "imatrix.chunk_count": np.uint32(1)}, sums)]
 
 
 def _read_records(data: bytes) -> None:

@@ -6,7 +6,7 @@ import click
 
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import held_out_files
-from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, grouped, model_options
+from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, in_group, model_options
 from pyggml.cli.terminal.paths import check_output, check_text
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, say, say_progress, size
@@ -30,11 +30,11 @@ from pyggml.lora.evaluate.importance import Collector
     type=PATH,
     required=True,
     callback=held_out_files,
-    **grouped("data"),
+    **in_group("data"),
     help="calibration data, UTF-8 text",
 )
 @click.option(
-    "-o", "--output", type=PATH, required=True, **grouped("output"), help="GGUF file to write"
+    "-o", "--output", type=PATH, required=True, **in_group("output"), help="GGUF file to write"
 )
 @click.option(
     "--ctx",
@@ -42,14 +42,14 @@ from pyggml.lora.evaluate.importance import Collector
     metavar="N",
     default=512,
     show_default=True,
-    **grouped("data", aliases=("ctx-size",)),
+    **in_group("data", aliases=("ctx-size",)),
     help="tokens of a chunk",
 )
 @click.option(
     "--chunks",
     type=click.IntRange(min=1),
     metavar="N",
-    **grouped("data"),
+    **in_group("data"),
     help="most chunks to read (default: all)",
 )
 def command(source: ModelSource, text: Path, output: Path, ctx: int, chunks: int | None) -> None:

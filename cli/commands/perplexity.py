@@ -9,7 +9,7 @@ from pyggml import Model
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import held_out_files
-from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, grouped, model_options
+from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, in_group, model_options
 from pyggml.cli.terminal.paths import check_text
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import note, plural, progress_lines, say, say_progress
@@ -36,7 +36,7 @@ from pyggml.lora.data.rows import ChatRow
     type=PATH,
     required=True,
     callback=held_out_files,
-    **grouped("data"),
+    **in_group("data"),
     help="UTF-8 text, or rows as for finetune",
 )
 @click.option(
@@ -45,7 +45,7 @@ from pyggml.lora.data.rows import ChatRow
     metavar="N",
     default=512,
     show_default=True,
-    **grouped("data", aliases=("ctx-size",)),
+    **in_group("data", aliases=("ctx-size",)),
     help="tokens of a chunk",
 )
 @click.option(
@@ -54,7 +54,7 @@ from pyggml.lora.data.rows import ChatRow
     metavar="WORD",
     default="auto",
     show_default=True,
-    **grouped("data"),
+    **in_group("data"),
     help="special tokens in the text: auto, plain or parse, as for finetune; auto parses rows, and "
     "reads plain text as plain",
 )

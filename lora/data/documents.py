@@ -60,7 +60,7 @@ class Documents:
         places = None if self.places is None else self.places[which]
         return Documents(self.ids, self.starts[which], self.lengths[which], self.trained, places)
 
-    def shortened(self, lengths: np.ndarray) -> Documents:
+    def shorten(self, lengths: np.ndarray) -> Documents:
         """The first tokens of each document; nothing is copied."""
         return Documents(self.ids, self.starts, lengths, self.trained, self.places)
 

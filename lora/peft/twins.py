@@ -117,20 +117,20 @@ def class_modules(parts: Parts) -> list[tuple[str, str]]:
         return []
     layout = LAYOUTS.get(architecture)
     if layout is None:
-        found = [(name, tensor) for name, (_, tensor) in names.mapping.items()]
+        modules = [(name, tensor) for name, (_, tensor) in names.mapping.items()]
     else:
-        found = [
+        modules = [
             (ending, tensor)
             for name, ending, i in _names_of(layout, n_layer)
             for tensor in [f"blk.{i}.{t}" for t in layout.fused.get(ending, ())]
             or [names.get_name(name)]
         ]
-        found += [
+        modules += [
             (f"{layout.experts}.{parameter}", f"blk.0.{t}")
             for parameter, tensors in (EXPERTS | _EACH_EXPERT).items()
             for t in tensors
         ]
-    pairs = ((name, (tensor or "").split(".", 2)[-1]) for name, tensor in found)
+    pairs = ((name, (tensor or "").split(".", 2)[-1]) for name, tensor in modules)
     return [*dict.fromkeys((name, m) for name, m in pairs if _has(parts, m))]
 
 

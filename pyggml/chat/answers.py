@@ -54,14 +54,14 @@ def find_answers(
     """
     numbers = [i for i, m in enumerate(messages) if m["role"] == ASSISTANT]
     if template.for_tools(tools).marks_answers:
-        return _marked(template, messages, tools, numbers)
+        return _read_marks(template, messages, tools, numbers)
     text = template.render(messages, tools)
     probes = _Probes(template, messages, tools, text)
     answers = probes.all_at_once(numbers) or probes.one_by_one(numbers)
     return text, [*zip(numbers, answers, strict=True)]
 
 
-def _marked(
+def _read_marks(
     template: ChatTemplate, messages: Sequence[Message], tools: Tools, numbers: Sequence[int]
 ) -> tuple[str, list[tuple[int, Answer]]]:
     """As the template marks them with {% generation %}, each in a block or in several.

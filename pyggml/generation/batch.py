@@ -114,7 +114,7 @@ class Slot:
         self.n_changes += 1
         self.is_open = False
 
-    def shared(self, tokens: list[int]) -> int:
+    def n_shared(self, tokens: list[int]) -> int:
         """How many of these tokens it has cached, from the first on, as a prompt of them would."""
         n = min(self.n_cached, self.n_kept, len(tokens))
         both = zip(self.tokens[:n], tokens, strict=False)
@@ -179,8 +179,8 @@ class Batch:
             raise DataError(f"all {len(self.slots)} slots are taken")
         start = [int(token) for token in prompt[:-1]]
         alike = [slot for slot in self.slots if slot.model is model]
-        donor = max(alike, key=lambda slot: slot.shared(start), default=free[0])
-        n = donor.shared(start) if donor in alike else 0
+        donor = max(alike, key=lambda slot: slot.n_shared(start), default=free[0])
+        n = donor.n_shared(start) if donor in alike else 0
         wastes_little = donor in free and 2 * n >= donor.n_past
         slot = donor if n and wastes_little else min(free, key=lambda slot: slot.last_used)
         slot.model, slot.is_open = model, True

@@ -99,8 +99,8 @@ def _pairs(
 def _misfits(file: gguf.GGUFFile, bases: list[str], parts: Parts) -> list[str]:
     specs = parts.decoder.tensors()
     infos = {base: [file.tensors[base + s] for s in SUFFIXES] for base in bases}
-    found = (_misfit(base, a, b, parts, specs.get(base)) for base, (a, b) in infos.items())
-    return [fault for fault in found if fault]
+    faults = (_misfit(base, a, b, parts, specs.get(base)) for base, (a, b) in infos.items())
+    return [fault for fault in faults if fault]
 
 
 def _another_model(file: gguf.GGUFFile) -> str:

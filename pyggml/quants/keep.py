@@ -50,13 +50,13 @@ def _level(v, values, is_even):
 def _round_row(q, offset, step, w, u, c, shift, grid):
     """The levels q nearest to w + shift · u, all (n,); returns Σ c·u·(error against w)."""
     values, is_even = grid
-    found = 0.0
+    total = 0.0
     for j in range(w.size):
         if step[j] != 0:
             q[j] = _level((w[j] + shift * u[j] - offset[j]) / step[j], values, is_even)
         error = np.float64(offset[j] + step[j] * values[q[j]]) - np.float64(w[j])
-        found += np.float64(c[j]) * np.float64(u[j]) * error
-    return found
+        total += np.float64(c[j]) * np.float64(u[j]) * error
+    return total
 
 
 @exact

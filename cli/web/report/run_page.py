@@ -108,12 +108,12 @@ def rows_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 def _ends(losses: Sequence[Sequence[Any]]) -> list[dict[str, str]]:
     """The rows with the highest losses and with the lowest, as words."""
     n = min(_MOST_ROWS, len(losses) // 2)
-    found = []
+    rows = []
     for label, some in (("highest loss", losses[:n]), ("lowest loss", losses[len(losses) - n :])):
         for i, (text, *each) in enumerate(some):
             numbers = " → ".join("no number" if x is None else f"{x:.3f}" for x in each)
-            found.append({"label": "" if i else label, "text": text, "losses": numbers})
-    return found
+            rows.append({"label": "" if i else label, "text": text, "losses": numbers})
+    return rows
 
 
 def facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -100,7 +100,7 @@ def _check(name: str, weight: Tensor, x: Tensor, axis: int) -> None:
     to_unpack = weight.dtype is not F32
     if to_unpack and weight.strides[-1] != weight.dtype.block_bytes:
         raise ShapeError(f"{name}: the rows of {weight!r} have gaps, wanted them whole")
-    rows = x if axis == -1 else _turned(x)
+    rows = x if axis == -1 else _swap_axes(x)
     if to_unpack and not rows.is_contiguous:
         raise ShapeError(f"{name}: {x!r} has gaps beside {weight!r}, wanted a copy without")
 
@@ -118,7 +118,7 @@ def _has_rows(w: Tensor, x: Tensor) -> bool:
     return len(w.shape) == 2 and w.strides[1] == w.dtype.block_bytes and x.is_contiguous
 
 
-def _turned(t: Tensor) -> Tensor:
+def _swap_axes(t: Tensor) -> Tensor:
     """t with its last two axes exchanged; no node."""
     shape, strides = transposed_matrices(t)
     return Tensor(shape, t.dtype, strides=strides)
@@ -329,7 +329,7 @@ def _out_prod_run(site: Site) -> Call:
 
 def _out_prod_scratch(node: Tensor, compute: Compute) -> int:
     a, b = node.src[-2:]
-    return _scratch_bytes(node, a, _turned(b), "out_prod", compute)
+    return _scratch_bytes(node, a, _swap_axes(b), "out_prod", compute)
 
 
 def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:

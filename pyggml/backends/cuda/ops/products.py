@@ -56,7 +56,7 @@ def _scratch(node: Tensor, compute: Compute) -> int:
     return path_of(p).scratch(p)
 
 
-def _shared(node: Tensor, compute: Compute) -> tuple[int, str]:
+def _packing_of(node: Tensor, compute: Compute) -> tuple[int, str]:
     """A in bfloat16."""
     p = problem_of(node, compute)
     shares = p.rounds and path_of(p).shares
@@ -108,10 +108,10 @@ def _bind_scaled(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
 
 
 for _name, _run in (("mul_mat", _bind), ("mul_mat_add", _bind_added)):
-    declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch, shared=_shared))
+    declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch, shared=_packing_of))
 for _name, _run in (("out_prod", _bind), ("out_prod_add", _bind_added)):
     declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch))
 PRODUCT_SCALED = Fusion(
-    ("mul_mat", "scale"), _scales, _bind_scaled, scratch=_scratch, shared=_shared
+    ("mul_mat", "scale"), _scales, _bind_scaled, scratch=_scratch, shared=_packing_of
 )
 OUT_PROD_SCALED = Fusion(("out_prod", "scale"), _scales, _bind_scaled, scratch=_scratch)
