@@ -21,7 +21,7 @@ import numpy as np
 
 from pyggml import gguf
 from pyggml.backends.cpu import read
-from pyggml.errors import AdapterError
+from pyggml.errors import AdapterError, first_names
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.models.build import Parts
 from pyggml.models.config import short
@@ -142,9 +142,9 @@ def _bases(file: gguf.GGUFFile, faults: list[str]) -> list[str]:
     bases = []
     norms = [name for name in file.tensors if name.endswith(_NORM)]
     if norms:
-        more = f" and {len(norms) - 1} more" if len(norms) > 1 else ""
+        named = first_names([name[:60] for name in norms])
         warnings.warn(
-            f"{file.path}: holds {norms[0][:60]}{more}: norms are passed over, as in llama.cpp",
+            f"{file.path}: holds {named}: norms are passed over, as in llama.cpp",
             RuntimeWarning,
             stacklevel=2,
         )

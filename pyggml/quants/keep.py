@@ -19,6 +19,7 @@ import numpy as np
 from pyggml.errors import QuantError
 from pyggml.jit import exact
 from pyggml.quants.bits import nearest_int
+from pyggml.quants.packers.fits import nearest_level
 from pyggml.quants.packers.levels import LEVELS, Levels
 from pyggml.quants.registry import quant
 from pyggml.quants.unpack import UNPACK
@@ -32,18 +33,9 @@ _MOST_OWED = 64.0
 @exact
 def _level(v, values, is_even):
     """The level whose value is nearest to v."""
-    last = values.size - 1
-    v = min(max(v, values[0]), values[last])
     if is_even:
-        return nearest_int(v - values[0])
-    below, above = 0, last
-    while above - below > 1:
-        middle = (below + above) // 2
-        if v < values[middle]:
-            above = middle
-        else:
-            below = middle
-    return below if v - values[below] < values[above] - v else above
+        return nearest_int(min(max(v, values[0]), values[-1]) - values[0])
+    return nearest_level(v, values)
 
 
 @exact
