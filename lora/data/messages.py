@@ -208,7 +208,7 @@ def _content(item: dict[str, Any], name: str, may_lack: bool) -> str:
 
 
 def _calls(value: Any) -> list[dict[str, Any]]:
-    """Calls of functions, their arguments an object, though the API has them as its text."""
+    """Calls of functions with their arguments as an object; the API has these as JSON text."""
     calls = [value] if isinstance(value, dict) else list_of(value)
     return [_call(item) for item in calls]
 

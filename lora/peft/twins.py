@@ -26,11 +26,11 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,5})\.(.+)")
 
 @dataclass(frozen=True, slots=True)
 class ModulePart:
-    """A tensor that is a module, or some of its rows.
+    """A tensor of the file, or some of its rows, as it lies in a module.
 
-    rows      (n_out,): the module's row that each row of the tensor is
-    columns   (n_in,): likewise
-    expert    the one of the tensor's matrices that the module is, if it is one of a stack
+    rows      (n_out,): for each row of the tensor its row in the module
+    columns   (n_in,): for each column likewise
+    expert    of a stack of matrices, the number of the one that the module is; else None
     """
 
     tensor: str

@@ -219,8 +219,10 @@ class _Probes:
         return Answer(start, end, end)
 
     def _is_alone(self, i: int, answer: Answer) -> bool:
-        """Whether the range holds the words of a message with calls and of no later one, as far as
-        that can be told: what follows a call may name it again, and its content may come later."""
+        """Whether the range holds the words of one message with calls and of no later message.
+
+        It is a guess: the messages after a call may name it again, and its content may come later.
+        """
         if not self.messages[i].get("tool_calls"):
             return True
         told, after = (self._word_ends(i, n, where="call") for n in (None, i + 1))
@@ -263,9 +265,12 @@ class _Probes:
         return _SENTENCE.search(_TAG.sub("", both)) is not None
 
     def _heading_end(self, i: int, at: int) -> int | None:
-        """Where the answer begins, if the last word before it ends at this character: behind what
-        the prompt for it and another answer in its place have there, or begin with, as where a
-        thought opens; None if they have nothing of it."""
+        """Where the answer begins behind a heading, if the last word before it ends at this place.
+
+        A heading is what the prompt for the answer has behind that word, or what another answer in
+        its place would have there. The text may have all of it, or only its first tags, as where a
+        thought opens. None if it has nothing of a heading.
+        """
         prompt, around = self._word_ends(i - 1, i, True), self.around([i])
         headings = [prompt[1][prompt[0][-1] :]] if prompt else []
         if around and self.text.startswith(around[0][:at]):

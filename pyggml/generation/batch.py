@@ -122,7 +122,8 @@ class Slot:
         return self._reusable(next(unlike, n))
 
     def _reusable(self, n: int) -> int:
-        """How many of its first n tokens the cache can give: a state is that of its last one."""
+        """How many of its first n tokens the cache can serve. A model with a state can serve all or
+        none: the state is that after the last token."""
         return min(n, self.n_cached) if self.model.batches or n >= self.n_cached else 0
 
 

@@ -220,7 +220,7 @@ def layer_flags(o: Overview, multiple: float = MULTIPLE) -> np.ndarray:
 
 
 def _medians(o: Overview, norms: np.ndarray) -> np.ndarray:
-    """What each norm (L, C) is held against."""
+    """The median that each norm (L, C) is compared with: that of its column, or of its layer."""
     medians = np.full(norms.shape, np.inf)
     for c, column in enumerate(o.columns):
         median = _median(norms[:, c])

@@ -98,7 +98,7 @@ def _bytes_of_a(unit: Unit, rows: int, k: int) -> int:
 
 
 def _slab_bytes(unit: Unit, rows: int, k: int) -> int:
-    """Of the sums of a slab."""
+    """Bytes of the sums of a slab."""
     units, of_slab = _slab(unit, k)
     return 4 * rows * units * of_slab
 

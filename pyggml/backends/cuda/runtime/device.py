@@ -213,9 +213,9 @@ class CudaBackend(Backend):
         return _Working(self, n_bytes)
 
     def explain(self, error: BaseException, n_bytes: int, is_current: bool = True) -> None:
-        """Raise the DeviceError of what the card refused; other errors stay what they are.
+        """Raise a DeviceError if the card refused something; other errors stay what they are.
 
-        is_current: whether the card is; if not, it is asked nothing
+        is_current: whether this card is the current one; another one is asked nothing
         """
         if not (isinstance(error, Exception) and is_failure(error)):
             return
