@@ -191,7 +191,6 @@ def preference_corpus(
     ctx: int,
     val_split: float,
     kind: str,
-    encoding: Encoding | None = None,
 ) -> Corpus:
     """Windows of "pairs", or of the single answers of "labels", and those held out.
 
@@ -201,7 +200,7 @@ def preference_corpus(
     writer, config = Writer(None), DataConfig(ctx=ctx, val_split=val_split)
     for row in rows:
         try:
-            documents = documents_of(row, tokenizer, encoding or Encoding())
+            documents = documents_of(row, tokenizer, Encoding())
         except BadRow as bad:
             raise DataError(f"{row.place.file}: {bad.at(row.place)}") from None
         for document in documents:

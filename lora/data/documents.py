@@ -106,14 +106,14 @@ class Writer:
         self._ids.extend(document.ids)
         self._end(len(document), place)
 
-    def add_parts(self, parts: Iterator[Sequence[int]], place: Place | None = None) -> None:
+    def add_parts(self, parts: Iterator[Sequence[int]]) -> None:
         """Add a document, all of it learned, from parts of its tokens."""
         n = 0
         for ids in parts:
             self._mark(len(ids), None)
             self._ids.extend(ids)
             n += len(ids)
-        self._end(n, place)
+        self._end(n, None)
 
     def _mark(self, n: int, trained: np.ndarray | None) -> None:
         """What of the next n tokens is learned; nothing is kept while all are."""
