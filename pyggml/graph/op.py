@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.errors import ShapeError
-from pyggml.graph.dtypes import F32, DType
+from pyggml.graph.dtypes import F32, HALVES, DType
 from pyggml.graph.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
 from pyggml.graph.tensor import Shape, Tensor
 
@@ -85,6 +85,8 @@ class Op:
     fuses     the ops that it replaces, if it is a fusion
     changes   positions of further sources, leaves, that the kernel changes
     shares    several may write side by side into one tensor: each result shows what all wrote
+    halves    also takes F16 and BF16: they are copied to F32 first, and the result is copied to the
+              type of the first source
     """
 
     name: str
@@ -101,6 +103,7 @@ class Op:
     fuses: tuple[str, ...] = ()
     changes: tuple[int, ...] = ()
     shares: bool = False
+    halves: bool = False
     is_view: bool = field(init=False)  # whether nothing runs: every walk over a graph asks this
 
     def __post_init__(self) -> None:
@@ -113,7 +116,8 @@ class Op:
 
     def __call__(self, *src: Tensor, **params: Any) -> Tensor:
         """The node that applies this op; nothing is computed."""
-        gapless = True  # loops: a graph is built of thousands of calls, and generators are slower
+        # Loops: a graph is built of thousands of calls, and generators are slower.
+        gapless, widens = True, False
         for s in src:
             if not isinstance(s, Tensor):
                 raise ShapeError(
@@ -121,9 +125,13 @@ class Op:
                     "scale(x, s) for a product with one, and apply(op, …) for Values"
                 )
             gapless = gapless and (self.strided or s.is_contiguous)
+            widens = widens or (self.halves and s.dtype in HALVES)
         for name, value in params.items():
             if isinstance(value, Tensor):
                 raise ShapeError(f"{self.name}: {name} is {value!r}, wanted a number: {_NUMBERS}")
+        if widens:
+            y = self(*map(widen, src), **params)
+            return y if src[0].dtype is F32 else OPS["cpy"](y, to=src[0].dtype.name)
         if not gapless:
             src = tuple(s if s.is_contiguous else OPS["cont"](s) for s in src)
         spec = self.spec(*src, **params)
@@ -139,6 +147,11 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+
+
+def widen(x: Tensor) -> Tensor:
+    """x as F32 if it is F16 or BF16, by a copy that is exact; else x."""
+    return OPS["cpy"](x, to="F32") if x.dtype in HALVES else x
 
 
 def op(**fields: Any) -> Op:
