@@ -187,7 +187,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         k /= np.linalg.norm(k, axis=-1, keepdims=True)
         g = -rng.uniform(0.01, 1, (t, h, d) if by_channel else (t, h))
         beta = rng.uniform(0, 1, (t, h))
-        params = {"n_states": 1 + t % 4}
+        params = {"n_states": 3 if t in (1, 7) else 1}
         yield Sample((state, q, k, v, g, beta, sample_positions(rng, t)), params)
 
 

@@ -182,7 +182,7 @@ def _scan_samples(rng: np.random.Generator) -> Iterator[Sample]:
         a = -rng.uniform(0.1, 2, (h, n_a))
         b, c = rng.standard_normal((2, t, groups, n))
         dt[0, 0] = 25.0  # above _LINEAR
-        params = {"n_states": 1 + t % 4}
+        params = {"n_states": 3 if t in (1, 7) else 1}
         yield Sample((state, x, dt, a, b, c, sample_positions(rng, t)), params)
 
 
