@@ -70,6 +70,9 @@ FAULTS = {
     "SET_ROWS": "a cache cuts ggml's graph",
     "SOFT_MAX": "ggml has no gradient with ALiBi, nor of the sinks or the mask; rows masked whole "
     "are NaN there, 0 here. Its gradients sum to 0, so tests need random weights",
+    "GATED_DELTA_NET": "a row of tokens holds one sequence after another, where ggml has an axis "
+    "of sequences; several states are a node each",
+    "SSM_SCAN": "as GATED_DELTA_NET; ggml keeps earlier states of Mamba 2 alone",
     "ROPE": "YaRN with a beta or an n_ctx_orig of 0, by which ggml divides, is refused. ggml's "
     "gradient ignores the offset and is wrong, without a warning. In mode vision it reads twice "
     "the frequency factors it asks for",
