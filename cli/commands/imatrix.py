@@ -4,16 +4,9 @@ from pathlib import Path
 
 import click
 
+from pyggml.cli.terminal.chunks import chunk_option, held_out_option
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.options import (
-    PATH,
-    SETTINGS,
-    ModelSource,
-    chunk_option,
-    grouped,
-    model_options,
-    text_option,
-)
+from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, in_group, model_options
 from pyggml.cli.terminal.paths import check_output, check_text
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, say, say_progress, size
@@ -32,16 +25,16 @@ from pyggml.lora.evaluate.importance import Collector
     ],
 )
 @model_options
-@text_option("calibration data, UTF-8 text")
+@held_out_option("calibration data, UTF-8 text")
 @click.option(
-    "-o", "--output", type=PATH, required=True, **grouped("output"), help="GGUF file to write"
+    "-o", "--output", type=PATH, required=True, **in_group("output"), help="GGUF file to write"
 )
-@chunk_option(16)
+@chunk_option(least=16)
 @click.option(
     "--chunks",
     type=click.IntRange(min=1),
     metavar="N",
-    **grouped("data"),
+    **in_group("data"),
     help="most chunks to read (default: all)",
 )
 def command(source: ModelSource, text: Path, output: Path, ctx: int, chunks: int | None) -> None:

@@ -7,15 +7,9 @@ import click
 
 from pyggml import Model
 from pyggml.cli.terminal.chat_templates import choose_template
+from pyggml.cli.terminal.chunks import chunk_option, held_out_option
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.options import (
-    SETTINGS,
-    ModelSource,
-    chunk_option,
-    grouped,
-    model_options,
-    text_option,
-)
+from pyggml.cli.terminal.options import SETTINGS, ModelSource, in_group, model_options
 from pyggml.cli.terminal.paths import check_text
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import note, plural, progress_lines, say, say_progress
@@ -37,15 +31,15 @@ from pyggml.lora.data.rows import ChatRow
     ],
 )
 @model_options
-@text_option("UTF-8 text, or rows as for finetune")
-@chunk_option(4)
+@held_out_option("UTF-8 text, or rows as for finetune")
+@chunk_option(least=4)
 @click.option(
     "--special-tokens",
     type=click.Choice(SPECIAL_TOKENS),
     metavar="WORD",
     default="auto",
     show_default=True,
-    **grouped("data"),
+    **in_group("data"),
     help="special tokens in the text: auto, plain or parse, as for finetune; auto parses rows, and "
     "reads plain text as plain",
 )

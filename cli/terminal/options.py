@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 import click
 
 from pyggml.cli.terminal.help import GroupedOption
-from pyggml.cli.terminal.hub import MODEL, held_out_files, model_file
+from pyggml.cli.terminal.hub import MODEL, model_file
 
 if TYPE_CHECKING:
     from pyggml.model import Model
@@ -84,7 +84,7 @@ ADAPTERS: dict[str, Any] = {
 }
 
 
-def grouped(
+def in_group(
     group: str, common: bool = True, aliases: Sequence[str] = (), brief: str = ""
 ) -> dict[str, Any]:
     """Arguments of an option that help lists in this group."""
@@ -92,14 +92,14 @@ def grouped(
     return {"cls": GroupedOption, **about}
 
 
-_MODEL, _MEMORY = grouped("model"), grouped("memory")
+_MODEL, _MEMORY = in_group("model"), in_group("memory")
 MODEL_ALIASES = ("model-name-or-path", "base-model")
 model_option = click.option(
     "-m",
     "--model",
     type=MODEL,
     required=True,
-    **grouped("model", aliases=MODEL_ALIASES),
+    **in_group("model", aliases=MODEL_ALIASES),
     help="GGUF model, or OWNER/NAME:TYPE of the hub",
 )
 lora_option = click.option(
@@ -119,37 +119,10 @@ compute_option = click.option(
     metavar="WORD",
     default="auto",
     show_default=True,
-    **grouped("memory", brief="precision of products: int8, bf16, f32, auto"),
+    **in_group("memory", brief="precision of products: int8, bf16, f32, auto"),
     help="precision of matrix products: int8, bf16, f32, which is exact, or auto, the fastest that "
     "this CPU has",
 )
-
-
-def text_option(help: str) -> Callable[[F], F]:
-    """--file of one text, here or on the hub; the command gets it as `text`."""
-    return click.option(
-        *("-f", "--file", "text"),
-        type=PATH,
-        required=True,
-        callback=held_out_files,
-        **grouped("data"),
-        help=help,
-    )
-
-
-def chunk_option(least: int) -> Callable[[F], F]:
-    """--ctx, the tokens of a chunk."""
-    return click.option(
-        "--ctx",
-        type=click.IntRange(min=least),
-        metavar="N",
-        default=512,
-        show_default=True,
-        **grouped("data", aliases=("ctx-size",)),
-        help="tokens of a chunk",
-    )
-
-
 DEVICE_HELP = "cpu, cuda, cuda:N, webgpu or auto"
 device_option = click.option(
     "--device", metavar="WORD", default="cpu", show_default=True, **_MEMORY, help=DEVICE_HELP
