@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from drawing import draw_layout, draw_sample, fed_by_results
 from ggml_cpu import Context, numbers
-from ggml_twins import BUILT, ROUNDED, TWINS, WITHOUT, Builder
+from ggml_twins import BUILT, HALVES_REFUSED, ROUNDED, TWINS, WITHOUT, Builder
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pyggml import ops
 from pyggml.backends.cpu import array
-from pyggml.graph.dtypes import F32, I32, I64
+from pyggml.graph.dtypes import BF16, F16, F32, I32, I64
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.look.check import as_leaf
 from pyggml.ops import OPS
@@ -107,6 +107,34 @@ def test_declared_samples(op, twin):
 def test_drawn_sources(op, twin, data):
     arrays, params = draw_sample(data, op, DERIVED)
     assume(agree(op, twin, draw_layout(data, op, arrays), {**params, **twin.fixed}))
+
+
+@interop
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, id=f"{name}-{kind}")
+        for name, kind in product(TWINS, (F16, BF16))
+        if OPS[name].halves and name not in HALVES_REFUSED[kind.name]
+    ],
+)
+@SOME
+@given(data=st.data())
+def test_halves(name, kind, data):
+    op, twin = OPS[name], TWINS[name]
+    arrays, params = draw_sample(data, op, DERIVED)
+    leaves = [narrowed(t, kind) for t in draw_layout(data, op, arrays)]
+    assume(agree(op, twin, leaves, {**params, **twin.fixed}))
+
+
+def narrowed(t, kind):
+    """An F32 leaf as one of half the width, its axes in the same order in memory."""
+    if t.dtype is not F32:
+        return t
+    (numbers,) = run(ops.cpy(t, kind))
+    data = np.empty_like(t.data, kind.numpy)
+    data[...] = numbers
+    return leaf(data, dtype=kind)
 
 
 WEIGHTS = [name for name in QUANTS if name not in ("F32", "Q8_1")]  # Q8_1 is of no file

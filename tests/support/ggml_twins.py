@@ -189,8 +189,8 @@ def roll(g, x, shifts):
     )
 
 
-def upscale(g, x, sizes, mode, align_corners):
-    number = ("nearest", "bilinear", "bicubic").index(mode) | align_corners << 8
+def upscale(g, x, sizes, mode, align_corners, antialias):
+    number = ("nearest", "bilinear", "bicubic").index(mode) | align_corners << 8 | antialias << 9
     return g.interpolate(x, *longs(sizes), number)
 
 
@@ -544,6 +544,13 @@ TWINS = {
     "opt_step_adamw": Twin(stepped("opt_step_adamw")),
     "opt_step_sgd": Twin(stepped("opt_step_sgd")),
 }
+HALVES_REFUSED = {  # by ggml's CPU, of ops that take halves here
+    "F16": words("rms_norm norm l2_norm group_norm soft_max scale swiglu_oai"),
+    "BF16": words("""
+        rms_norm norm l2_norm group_norm soft_max scale swiglu_oai swiglu_clamp clamp leaky_relu
+    """),
+}
+
 TWINS |= {name: replace(TWINS[name], limit=IN_F16) for name in LOOKED_UP}
 
 _MATRIX, _TURNS, _BACK = ("conv_transpose_2d",), ("rope_table", "rope_apply"), ("rope_apply_back",)
