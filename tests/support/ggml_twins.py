@@ -567,6 +567,12 @@ BUILT = (
     (Builder("rope_back", turned_back, rope_samples, _BACK), Twin(turned("_back"))),
 )
 
+# Ops whose gradient ggml has for all sources and samples; of others it aborts on some.
+GRADIENTS = words("""
+    add mul sqr sqrt log sin cos sum sum_rows mean repeat_back rms_norm scale cont reshape
+    diag_mask_inf diag_mask_zero im2col pool_max abs neg relu silu exp expm1 softplus swiglu
+""")
+
 # Of the registry, but not in ggml.
 WITHOUT = {
     "a gradient that ggml has not": """gelu_back gelu_erf_back xielu_back swiglu_back
