@@ -116,7 +116,6 @@ def test_hyperparameters_out_of_range(key, value, tiny):
     ("architecture", "key", "value", "wanted"),
     [
         ("llama", "attention.causal", False, "is False, wanted True"),
-        ("qwen3moe", "expert_group_count", 2, "is 2, wanted 0 to 1"),
         ("gemma3", "attention.key_length_swa", 8, "is 8, wanted 4"),
         ("gemma3", "attention.value_length_swa", 8, "is 8, wanted 4"),
         ("gemma3", "rope.dimension_count_swa", 2, "is 2, wanted 4"),
