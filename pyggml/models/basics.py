@@ -158,18 +158,18 @@ def read_windows(
     *,
     window: int | None = None,
     dense_first: bool = False,
-    **local: Any,
+    rope: Rope | None = None,
 ) -> tuple[dict[str, Any], ...]:
     """For each layer, the fields of an attention with a sliding window, or none where it has none.
 
-    Layers with a window rotate with rope.freq_base_swa; `local` replaces further fields of their
-    Rope. The file may have attention.sliding_window if `window` is its default, and must without.
+    Layers with a window rotate by `rope`, or as others do, but with rope.freq_base_swa. The file
+    may have attention.sliding_window if `window` is its default, and must without.
     """
     assert b.rope is not None
     base = r.number("rope.freq_base_swa", b.rope.freq_base, 1.0, 1e12)
     here = {
         "window": r.count("attention.sliding_window", window, least=0 if window == 0 else 1),
-        "rope": replace(b.rope, **{"freq_base": base} | local),
+        "rope": rope or replace(b.rope, freq_base=base),
     }
     windowed = r.pattern(b.config.n_layer, period, dense_first)
     return tuple(here if here["window"] and w else {} for w in windowed)

@@ -128,6 +128,11 @@ def test_keys_that_would_change_the_graph(architecture, key, value, wanted, tiny
     assert f"{architecture}.{key} {wanted}" in text
 
 
+def test_groups_that_do_not_divide_the_experts(tiny):
+    text = refusal(tiny("bailingmoe2", keys={"bailingmoe2.expert_group_count": 3}))
+    assert "8 experts cannot lie in 3 groups evenly" in text
+
+
 @pytest.mark.parametrize("architecture", ["qwen2moe", "qwen3next", "qwen35moe"])
 def test_a_length_of_shared_experts_that_is_none(architecture, tiny):
     """0 is the layer's, as in llama.cpp; what is no number is refused."""

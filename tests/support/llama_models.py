@@ -27,6 +27,11 @@ GOLDEN = Path(__file__).parents[1] / "golden/llama_cpp"
 N_VOCAB, N_EMBD, RANK = 40, 64, 4
 TOKENS = np.random.default_rng(0).integers(0, N_VOCAB, 24)
 BIASES = r"blk\..*\.bias"
+DECI = {
+    "attention.head_count": np.array([4, 4, 0, 0], np.int32),
+    "attention.head_count_kv": np.array([2, 0, 0, 0], np.int32),
+    "feed_forward_length": np.array([64, 32, 64, 0], np.int32),
+}
 # By name of a model: its architecture, keys beside the example's, and its optional tensors.
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     name: (name, {}, "output.weight") for name in ARCHITECTURES
@@ -37,6 +42,8 @@ VARIANTS |= {
         ("pangu-embedded", {}, r"blk.*attn_\w+\.bias"),
         ("glm4moe", {}, r".*exp_probs_b\.bias|.*attn_q\.bias|output.weight"),
         ("openelm", {}, ""),
+        ("deci", {"block_count": 4} | DECI, "output.weight"),
+        ("maple", {"swiglu_clamp_exp": 0.5}, "output.weight"),
         ("qwen2vl", {"attention.layer_norm_rms_epsilon": 0.0}, "output.weight"),
         ("bitnet", {}, ""),
         ("plm", {}, ""),
@@ -48,6 +55,8 @@ VARIANTS |= {
     )
     if name in ARCHITECTURES
 }
+GELUS = {"codeshell", "grok", "mpt", "spark2_5"}  # llama.cpp has a table of GELUs in halves
+LIMITS = {name: 5e-7 if name in GELUS else 1e-11 for name in VARIANTS}
 
 
 def write(path: Path, architecture: str, keys: dict[str, Any], optional: str) -> Path:

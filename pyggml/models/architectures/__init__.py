@@ -1,6 +1,7 @@
 """All architectures: name in `general.architecture` -> declaration."""
 
 from pyggml.models.architecture import Architecture
+from pyggml.models.architectures.afmoe import AFMOE
 from pyggml.models.architectures.apertus import APERTUS
 from pyggml.models.architectures.arcee import ARCEE
 from pyggml.models.architectures.arctic import ARCTIC
@@ -15,7 +16,6 @@ from pyggml.models.architectures.deepseek import DEEPSEEK, DOTS1
 from pyggml.models.architectures.ernie4_5_moe import ERNIE4_5_MOE
 from pyggml.models.architectures.exaone import EXAONE4, EXAONE_MOE
 from pyggml.models.architectures.falcon import FALCON
-from pyggml.models.architectures.gated_attention import AFMOE, LAGUNA, SPARK2_5
 from pyggml.models.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from pyggml.models.architectures.glm4 import GLM4, GLM4MOE
 from pyggml.models.architectures.gpt2 import GPT2, STARCODER
@@ -24,11 +24,14 @@ from pyggml.models.architectures.gptneox import GPTNEOX
 from pyggml.models.architectures.granite import GRANITE, GRANITEMOE, MINICPM
 from pyggml.models.architectures.grok import GROK
 from pyggml.models.architectures.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE, HUNYUAN_VL
+from pyggml.models.architectures.laguna import LAGUNA
 from pyggml.models.architectures.lfm2 import LFM2, LFM2MOE
 from pyggml.models.architectures.llama import LLAMA
 from pyggml.models.architectures.llama_like import ROWS
 from pyggml.models.architectures.mamba import MAMBA
 from pyggml.models.architectures.mamba2 import MAMBA2
+from pyggml.models.architectures.maple import MAPLE
+from pyggml.models.architectures.mellum import MELLUM
 from pyggml.models.architectures.minimax_m2 import MINIMAX_M2
 from pyggml.models.architectures.mistral3 import MISTRAL3
 from pyggml.models.architectures.mpt import MPT
@@ -40,8 +43,6 @@ from pyggml.models.architectures.plamo import PLAMO
 from pyggml.models.architectures.qwen import QWEN
 from pyggml.models.architectures.qwen2 import QWEN2, QWEN2MOE
 from pyggml.models.architectures.qwen3 import (
-    MAPLE,
-    MELLUM,
     QWEN3,
     QWEN3MOE,
     QWEN3VL,
@@ -52,6 +53,7 @@ from pyggml.models.architectures.rwkv7 import RWKV7
 from pyggml.models.architectures.seed_oss import SEED_OSS
 from pyggml.models.architectures.smallthinker import SMALLTHINKER
 from pyggml.models.architectures.smollm3 import SMOLLM3
+from pyggml.models.architectures.spark2_5 import SPARK2_5
 from pyggml.models.architectures.stablelm import STABLELM
 from pyggml.models.architectures.starcoder2 import STARCODER2
 

@@ -18,9 +18,10 @@ def _decoder(r: Reader) -> Decoder:
     numbers = [r.numbers(f"xielu.{x}", b.config.n_layer, None, -1e6, 1e6) for x in names]
 
     def block(i: int) -> Part:
-        own = {name: of_layers[i] for name, of_layers in zip(names, numbers, strict=True)}
+        alpha_n, alpha_p, beta, eps = (of_layers[i] for of_layers in numbers)
+        unit = partial(xielu, alpha_n=alpha_n, alpha_p=alpha_p, beta=beta, eps=eps)
         attention = b.attention(i, scale=scale, **b.head_norms(i))
-        return b.pre_norm(attention, b.plain(i, partial(xielu, **own)))
+        return b.pre_norm(attention, b.plain(i, unit))
 
     return b.decoder(block, tied=False, unread=("attn_q_norm.bias", "attn_k_norm.bias"))
 

@@ -1,7 +1,7 @@
 """deci: Nemotron 51B, Super and Ultra. As llama, but a layer may lack attention or its feed-forward
 part, or have a matrix instead of attention.
 
-A layer without a feed-forward part does nothing at all, its attention included, as in llama.cpp.
+A layer without a feed-forward part has no attention either: llama.cpp would pass over it.
 """
 
 from dataclasses import dataclass
@@ -35,6 +35,9 @@ class _Matrix(Part):
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal", least_heads=0, least_ff=0)
+
+    if any(h.n and not n_ff for h, n_ff in zip(b.heads, b.n_ff, strict=True)):
+        r.faults.append("deci: a layer has attention and no feed-forward part, wanted both or none")
 
     def block(i: int) -> Part:
         if not b.n_ff[i]:

@@ -2,7 +2,8 @@
 of `ROWS` says which.
 
 ernie4_5 and refact pass over biases, as llama.cpp does: it loads them and adds none. paddleocr and
-qwen2vl are the text of their models; llama.cpp passes over the epsilon of qwen2vl's norms. GELUs are the tanh form, as in llama.cpp.
+qwen2vl are the text of their models; llama.cpp passes over the epsilon of qwen2vl's norms. GELUs
+are the tanh form, as in llama.cpp.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,10 +24,12 @@ from pyggml.ops import gelu, relu, sqr, swiglu
 NORMAL, NEOX, NO_ROPE = {"rope": "normal"}, {"rope": "neox"}, {"rope": None}
 LAYER_NORM = {"layer_norm": ("weight", "bias")}
 FUSED_QKV = {"fused_qkv": True}
-UNTIED = {"tied": False}
+UNTIED: dict[str, Any] = {"tied": False}
 ALIBI = {"max_bias": 8.0}
-NO_OUTPUT_BIAS = {"unread": ("attn_output.bias",)}
-NO_BIASES = {"unread": ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")}
+NO_OUTPUT_BIAS: dict[str, Any] = {"unread": ("attn_output.bias",)}
+NO_BIASES: dict[str, Any] = {
+    "unread": ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
+}
 
 
 def _squared_relu(x: Tensor) -> Tensor:
