@@ -67,7 +67,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise PyggmlError(f"{path}: is there already, wanted a new folder or an empty one")
         partial.mkdir()
         yield partial
-        for file in partial.iterdir():
+        for file in (path for path in partial.rglob("*") if path.is_file()):
             with file.open("r+b") as written:
                 os.fsync(written.fileno())
         if target.exists():

@@ -17,17 +17,19 @@ from hypothesis import strategies as st
 from pyggml import threads
 from pyggml.backends.cpu import array
 from pyggml.errors import ShapeError
-from pyggml.graph.dtypes import BF16, F16, F32, I32
+from pyggml.graph.dtypes import BF16, F16, F32, I32, dtype
 from pyggml.graph.op import Memory, NoGrad, Sample
 from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.jit import JIT
 from pyggml.kernels.kernel import KERNELS, Site
 from pyggml.look.check import as_leaf, check_gradient, in_float64
 from pyggml.ops import OPS
+from pyggml.quants import dequantize
 from pyggml.runtime import run
 
 # The largest error allowed, relative to the largest value of the reference.
 TOLERANCE = {F32: 1e-5, F16: 1e-3, BF16: 8e-3}
+TOLERANCE |= {dtype("Q8_0"): 8e-3, dtype("Q5_1"): 0.06, dtype("Q4_0"): 0.13, dtype("Q4_K"): 0.08}
 GRADIENT_TOLERANCE = 1e-4
 # Roundings of results that are small differences of larger numbers: of a gradient, as tanh's far
 # out, and of a number, as ln Σ e^x − max x where one x is far above the others.
@@ -71,8 +73,8 @@ def same_bits(a, b):
 
 
 def values(t, found):
-    """The numbers of a result, BF16 unpacked."""
-    return (found.astype(np.uint32) << 16).view(np.float32) if t.dtype is BF16 else found
+    """The numbers of a result, BF16 and quantised rows unpacked."""
+    return dequantize(found, t.dtype.name) if t.dtype is BF16 or t.dtype.quantised else found
 
 
 def scratch(n_bytes):
@@ -121,8 +123,8 @@ def misfits(sources):
             "nothing in it": ((0, *s.shape[1:]), F32),
             "one more in a row": ((*s.shape[:-1], (*s.shape, 0)[-1] + 1), F32),
         }
-        for wrong, (shape, dtype) in spoiled.items():
-            yield f"source {i}: {wrong}", [*sources[:i], zeros(shape, dtype), *sources[i + 1 :]]
+        for wrong, (shape, kind) in spoiled.items():
+            yield f"source {i}: {wrong}", [*sources[:i], zeros(shape, kind), *sources[i + 1 :]]
 
 
 def settings_of(op):
@@ -195,7 +197,7 @@ def test_the_kernel_agrees_with_the_reference(op, sample):
     before = [array(s).copy() for s in src]
     wanted = np.asarray(op.ref(*(in_float64(s).copy() for s in src), **sample.params))
     (found,) = run(out)
-    assert found.shape == out.shape == wanted.shape
+    assert values(out, found).shape == out.shape == wanted.shape
     assert found.dtype == out.dtype.numpy
     if found.dtype.kind == "i":
         np.testing.assert_array_equal(found, wanted)
@@ -239,6 +241,7 @@ def turned(a):
 @pytest.mark.parametrize("layout", [every_other, turned])
 @pytest.mark.parametrize("op", ops(lambda op: True))
 def test_gaps_in_a_source_change_nothing(op, layout):
+    compared = 0
     for n, sample in enumerate(SAMPLES[op.name]):
         loose = [i for i in float_sources(sample) if sample.arrays[i].ndim]
         if op.memory is Memory.ALIAS:  # what is written to must be without gaps
@@ -249,12 +252,19 @@ def test_gaps_in_a_source_change_nothing(op, layout):
             for i, a in enumerate(sample.arrays)
         ]
         (wanted,) = run(plain)
-        (found,) = run(op(*src, **sample.params))
+        try:
+            loosened = op(*src, **sample.params)
+        except ShapeError as error:  # the builder makes a copy
+            assert "gaps" in str(error)
+            continue
+        compared += 1
+        (found,) = run(loosened)
         if op.strided and found.dtype == np.float32:  # may add in another order
             allowed = TOLERANCE[F32] * np.abs(wanted).max(initial=0.0)
             np.testing.assert_allclose(found, wanted, rtol=0, atol=allowed)
         else:
             assert same_bits(found, wanted), f"sample {n}"
+    assert compared, "every sample is refused"
 
 
 OVERWRITING = (Memory.INPLACE, Memory.INPLACE_FIRST)
@@ -308,7 +318,7 @@ def test_drawn_sources(op, gradients, data):
     exact = [in_float64(as_leaf(a)).copy() for a in arrays]
     wanted = np.asarray(op.ref(*(a.copy() for a in exact), **params))
     (found,) = run(node)
-    assert found.shape == node.shape == wanted.shape
+    assert values(node, found).shape == node.shape == wanted.shape
     if found.dtype.kind == "i":
         np.testing.assert_array_equal(found, wanted)
     else:

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from pyggml import load
+from pyggml.chat.source import carries_template
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import PATH, SETTINGS, grouped, model_option
 from pyggml.cli.terminal.paths import check_output
@@ -43,9 +44,11 @@ def command(source: Path, target: Path, model: Path, base_name: str | None) -> N
         written = [target]
     else:
         ranks = to_peft(load(model), source, target, base_name)
-        written = sorted(target.iterdir())
+        written = sorted(path for path in target.rglob("*") if path.is_file())
+    is_carried = carries_template(target if source.is_dir() else source)
     sizes = sorted(set(ranks.values()))
     said = f"rank {sizes[0]}" if len(sizes) == 1 else f"ranks {sizes[0]} to {sizes[-1]}"
-    say(f"{plural(len(ranks), 'module')} of {said}")
+    template = ", and the chat template" * is_carried
+    say(f"{plural(len(ranks), 'module')} of {said}{template}")
     for path in written:
         say(f"{path}, {size(path.stat().st_size)}")

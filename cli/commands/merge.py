@@ -31,14 +31,14 @@ from pyggml.cli.terminal.rewriting import (
 from pyggml.cli.terminal.show import printable, say
 from pyggml.lora import merge
 from pyggml.lora.adapter.merge import update_counts
-from pyggml.requantize import FILE_TYPES, ROUNDINGS
+from pyggml.requantize import FILE_TYPES, ROUNDINGS, check_file_type
 from pyggml.requantize.imatrix import read_imatrix
 
 _KEEP = "keep"
 
 
 def _file_type(ctx: click.Context, param: click.Parameter, value: str) -> str | None:
-    return None if value.lower() == _KEEP else value.upper()
+    return None if value.lower() == _KEEP else check_file_type(value.upper())
 
 
 _LORA: dict[str, Any] = {**ADAPTERS, "required": True}

@@ -19,7 +19,7 @@ from pyggml.cli.terminal.rewriting import (
     say_sizes,
     say_tensors,
 )
-from pyggml.requantize import FILE_TYPES, rewrite
+from pyggml.requantize import FILE_TYPES, check_file_type, rewrite
 from pyggml.requantize.imatrix import read_imatrix
 
 
@@ -35,7 +35,9 @@ from pyggml.requantize.imatrix import read_imatrix
 )
 @click.argument("source", metavar="IN.gguf", type=MODEL)
 @click.argument("target", metavar="OUT.gguf", type=PATH)
-@click.argument("file_type", metavar="TYPE")
+@click.argument(
+    "file_type", metavar="TYPE", callback=lambda ctx, param, value: check_file_type(value.upper())
+)
 @threads_option
 @click.option(
     "--allow-requantize",
@@ -71,7 +73,7 @@ def command(
         losses = rewrite(
             file,
             target,
-            file_type.upper(),
+            file_type,
             progress=Progress(file),
             allow_requantize=allow_requantize,
             importance=importance,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 import click
 
 from pyggml.cli.terminal.help import GroupedOption
-from pyggml.cli.terminal.hub import MODEL
+from pyggml.cli.terminal.hub import MODEL, model_file
 
 if TYPE_CHECKING:
     from pyggml.model import Model
@@ -35,7 +35,8 @@ SETTINGS: dict[str, Any] = {
 
 
 class AdapterFile(click.ParamType):
-    """The path of an adapter, and a weight after a colon if it is not 1: a.gguf:0.5."""
+    """The path of an adapter, or its name on the hub, and a weight after a colon if it is not 1:
+    a.gguf:0.5, OWNER/NAME:0.5."""
 
     name = "adapter"
 
@@ -47,10 +48,10 @@ class AdapterFile(click.ParamType):
         path, colon, weight = str(value).rpartition(":")
         try:
             if colon and not Path(value).exists():
-                return Path(path), float(weight)
+                return model_file(Path(path)), float(weight)
         except ValueError:  # the colon is the path's own
             pass
-        return Path(value), 1.0
+        return model_file(Path(value)), 1.0
 
 
 class AdapterStack(click.ParamType):

@@ -33,7 +33,7 @@ from pyggml.lora.data.spill import blocks
 
 MOST_BYTES = 8 << 30  # of a folder; the entries that were used last stay
 MOST_FILES = 1 << 12
-VERSION = 2  # of what `encode` makes of a row: change it, and older entries are not found
+VERSION = 3  # of what `encode` makes of a row: change it, and older entries are not found
 _SETTLED = 2.0  # seconds after which a file system tells a later change by its time
 _DTYPES: dict[str, tuple[DType, ...]] = {
     "ids": (I32,),
@@ -223,19 +223,30 @@ def _within(values: np.ndarray, end: int) -> bool:
 def _about_rows(text: str) -> tuple[str, Faults, Notes]:
     """A file's format, its faulty rows, and what is to be said of the others."""
     about = json.loads(text)
-    names = ("kind", "notes", "total", "shown", "lack_names")
+    names = ("kind", "notes", "total", "places", "counts", "lack_names")
     if not isinstance(about, dict) or about.keys() != set(names):
         raise ValueError("other things said")
-    kind, notes, total, shown, lack_names = (about[name] for name in names)
-    words = isinstance(shown, list) and all(isinstance(word, str) for word in shown)
-    if kind not in (*UNITS, "text") or type(total) is not int or not words or len(shown) > SHOWN:
+    kind, notes, total, places, counts, lack_names = (about[name] for name in names)
+    if kind not in (*UNITS, "text") or type(total) is not int or not _are_faults(places, counts):
         raise ValueError("other things said")
     if not isinstance(notes, dict) or not isinstance(lack_names, bool):
         raise ValueError("other things said")
     return (
         kind,
-        Faults(total, shown, lack_names),
+        Faults(total, places, counts, lack_names),
         {note: _note(said) for note, said in notes.items()},
+    )
+
+
+def _are_faults(places: Any, counts: Any) -> bool:
+    """Whether these are the places of faults, some of each, and their counts."""
+    if not (
+        isinstance(places, dict) and isinstance(counts, dict) and places.keys() == counts.keys()
+    ):
+        return False
+    return len(counts) <= SHOWN and all(
+        type(n) is int and isinstance(some, list) and some and all(isinstance(p, str) for p in some)
+        for n, some in zip(counts.values(), places.values(), strict=True)
     )
 
 

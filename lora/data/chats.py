@@ -102,8 +102,20 @@ def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Docu
             chat = encoder(messages, row.tools, read_only)
         trained = _weighed(encoder, messages, row.tools, read_only, weights, chat.trained)
     except TemplateError as error:
-        raise BadRow(str(error), joint=": ") from None
+        raise BadRow(f"{error}{_way_out(row, encoder)}", joint=": ") from None
     return Document(chat.ids, trained, _notes(chat, n_left_out))
+
+
+def _way_out(row: ChatRow, encoder: ChatEncoder) -> str:
+    """What learns a chat that is refused, as the end of a sentence; "" if nothing does."""
+    if encoder.train_on == "all":
+        return ""
+    learner = ChatEncoder(encoder.template, encoder.tokenizer, "all", encoder.parse)
+    try:
+        learner(_messages(row, encoder.template), row.tools)
+    except TemplateError:
+        return ""
+    return "; --train-on all learns every token of it"
 
 
 def _check_weights(row: ChatRow, train_on: str) -> None:

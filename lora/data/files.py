@@ -23,7 +23,9 @@ from pyggml.lora.data.records import TRAINING, Schema
 from pyggml.lora.data.rows import BadRow, Place, Row, TextRow
 
 UNITS = {"JSON Lines": "line", "JSON": "item", "CSV": "record", "parquet": "row"}
-SHOWN = 5  # faulty rows that are told
+SHOWN = 5  # faults that are told, and places of each
+UNREAD = "column "  # a note: before the name of a column that no row was made of
+_MOST_COLUMNS = 100  # of which that is told
 
 
 # -- formats ------------------------------------------------------------------------------------
@@ -97,29 +99,48 @@ def _unfold(place: Place, item: Any, schema: Schema) -> Iterator[tuple[Place, An
 
 @dataclass(slots=True)
 class Faults:
-    """The rows of a file that are not as wanted: how many, and the first few sentences.
+    """The rows of a file that are not as wanted.
 
-    lack_names: what names a row may have is worth telling
+    total        how many
+    places       of the first few faults: where they are, the first few places of each
+    counts       of these faults: how many rows have it
+    lack_names   what names a row may have is worth telling
     """
 
     total: int = 0
-    shown: list[str] = field(default_factory=list)
+    places: dict[str, list[str]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     lack_names: bool = False
 
     def add(self, place: Place, bad: BadRow, is_row: bool = False) -> None:
         """One more. is_row: its names are those of a row, whatever else is wrong."""
         self.total += 1
         self.lack_names |= not (is_row or bad.says_all)
-        if len(self.shown) < SHOWN:
-            self.shown.append(bad.at(place))
+        fault = f"{bad.joint}{bad}"
+        if fault not in self.counts and len(self.counts) == SHOWN:
+            return
+        self.counts[fault] = self.counts.get(fault, 0) + 1
+        places = self.places.setdefault(fault, [])
+        if len(places) < SHOWN:
+            places.append(str(place))
 
     def __str__(self) -> str:
-        more = self.total - len(self.shown)
-        return "; ".join(self.shown) + (f"; and {more} more" if more else "")
+        """Each fault once, with the places that have it."""
+        more = self.total - sum(self.counts.values())
+        said = [self._sentence(fault, n) for fault, n in self.counts.items()]
+        return "; ".join(said) + (f"; and {more} more" if more else "")
+
+    def _sentence(self, fault: str, n: int) -> str:
+        first, *others = self.places[fault]
+        more = f" and {n - 1 - len(others):,} more" if n - 1 > len(others) else ""
+        return f"{first}{fault}" + (f" (so too {', '.join(others)}{more})" if others else "")
 
 
-def rows(path: Path, kind: str, schema: Schema, faults: Faults) -> Iterator[Row]:
-    """The rows of a file of this format, which is not text; faulty ones go to `faults`.
+def rows(
+    path: Path, kind: str, schema: Schema, faults: Faults, notes: dict[str, tuple[int, str]]
+) -> Iterator[Row]:
+    """The rows of a file of this format, which is not text; faulty ones go to `faults`, columns
+    that they are not made of to `notes`.
 
     Raises DataError as `records` does.
     """
@@ -127,9 +148,15 @@ def rows(path: Path, kind: str, schema: Schema, faults: Faults) -> Iterator[Row]
         try:
             if isinstance(record, BadRow):
                 raise record
-            yield schema.row(place, record)
+            row = schema.row(place, record)
         except BadRow as bad:
             faults.add(place, bad)
+            continue
+        for name in schema.unread(record):
+            n, first = notes.get(f"{UNREAD}{name}", (0, str(place)))
+            if n or len(notes) < _MOST_COLUMNS:
+                notes[f"{UNREAD}{name}"] = (n + 1, first)
+        yield row
 
 
 def read_rows(path: Path, schema: Schema = TRAINING) -> tuple[str, list[Row]]:
@@ -142,7 +169,7 @@ def read_rows(path: Path, schema: Schema = TRAINING) -> tuple[str, list[Row]]:
     if kind == "text":
         text = "".join(blocks(path))
         return kind, [TextRow(Place(str(path), "text", 0), text, plain=True)]
-    all_rows = list(rows(path, kind, schema, faults))
+    all_rows = list(rows(path, kind, schema, faults, {}))
     check_rows(path, schema, len(all_rows), faults)
     return kind, all_rows
 

@@ -89,7 +89,7 @@ class Reader:
             parse = self.encoding.parses(plain=True)
             writer.add_parts(token_parts(blocks(path), self.tokenizer, parse))
             return CachedDocuments(writer.documents(), kind, faults)
-        for row in rows(path, kind, self.schema, faults):
+        for row in rows(path, kind, self.schema, faults, notes):
             if self.skip_bad_rows or not faults.total:  # else the others are but counted
                 try:
                     of_row = self.encode_row(row)

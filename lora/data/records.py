@@ -341,10 +341,25 @@ class Schema:
         if not isinstance(record, dict):
             raise BadRow(f"is a JSON {kind_of(record)}")
         fields = self._rename(record)
+        shape = self._shape(fields)
+        if shape is None:
+            raise self._missing(record, fields)
+        return shape.make(place, fields)
+
+    def unread(self, record: Mapping[str, Any]) -> list[str]:
+        """The names of a record that its row is not made of."""
+        shape = self._shape(self._rename(record))
+        read = {*shape.names, *shape.others} if shape else set()
+        if self.columns:
+            read = {column for name, column in self.columns if name in read}
+        return [name for name in record if name not in read]
+
+    def _shape(self, fields: Record) -> Shape | None:
+        """The first shape whose names are all there."""
         for shape in SHAPES[self.purpose]:
             if all(name in fields for name in shape.names):
-                return shape.make(place, fields)
-        raise self._missing(record, fields)
+                return shape
+        return None
 
     def _missing(self, record: Mapping[str, Any], found: Record) -> BadRow:
         """What to say of a record without the names of a row."""

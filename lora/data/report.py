@@ -1,5 +1,5 @@
 """A report on the rows of a run before it trains: what is there twice, in training and validation
-both, empty or cut, how long rows are, and in which scripts they are written.
+both, empty or cut, how long rows are, and in which scripts and languages they are written.
 
 row             a part of a document in one window; of plain text, a window
 duplicate       a row of the same tokens as an earlier one
@@ -8,8 +8,8 @@ near duplicate  one that shares four in five of its sequences of five tokens wit
                 Sequences that more than a fifth of all rows have, as a system message, do not count
 empty           an answer of which nothing but its end is learned
 cut             an answer whose last token ends no turn
-script          that of most letters of a row, by the names of characters in Unicode; languages of
-                one script are not told apart
+script          that of most letters of what a row teaches, by the names of characters in Unicode
+language        that of what a row teaches, where it is long enough to tell
 """
 
 import unicodedata
@@ -22,16 +22,17 @@ from typing import Any
 import numpy as np
 
 from pyggml.lora.data.encode import TEXT
+from pyggml.lora.data.languages import languages
 from pyggml.lora.data.units import Units
 from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
 
 MOST = 5_000  # rows that are looked at, spread over all
-_READ = 500  # of these, that are read for their script
+_READ = 500  # of these, that are read for their script and language
 _SHOWN, _SHOWN_TOKENS = 3, 24  # examples of a finding, and tokens of each
 _GRAM, _HASHES, _BANDS, _ALIKE = 5, 32, 8, 0.8
 _COMMON = 0.2  # share of rows from which on a sequence is boilerplate
-_TOKENS = 32  # of a row that are looked at for its script
+_TOKENS = 64  # learned ones of a row, that its script and language are told by
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class DataReport:
                          and the same of learned ones
     scripts              share of the rows by their script, the most frequent first
     findings             what may be wrong, nothing if all is well
+    absent               what was looked for and is in no row
     """
 
     n_rows: int
@@ -61,6 +63,25 @@ class DataReport:
     lengths: tuple[int, ...]
     answers: tuple[int, ...]
     scripts: tuple[tuple[str, float], ...]
+    findings: tuple[Finding, ...]
+    absent: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageReport:
+    """The languages of some rows, spread over all.
+
+    shares     share of these rows by ISO 639 code, the most frequent first
+    untold     share of those whose language cannot be told: too short, or no prose
+    findings   rows in a language that few have
+    """
+
+    shares: tuple[tuple[str, float], ...]
+    untold: float
     findings: tuple[Finding, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -78,15 +99,7 @@ class _Row:
 @lru_cache(maxsize=1)  # it is printed, and recorded
 def data_report(corpus: Corpus, tokenizer: Tokenizer) -> DataReport:
     """The report on the windows of a corpus."""
-    parts = [(corpus.train, False)]
-    parts += [] if corpus.validation is None else [(corpus.validation, True)]
-    units = [Units.of(data) for data, _ in parts]
-    n_all = sum(map(len, units))
-    rows = [
-        row
-        for (data, is_held_out), some in zip(parts, units, strict=True)
-        for row in _rows(data, some, is_held_out, MOST * len(some) // max(n_all, MOST) or len(some))
-    ]
+    rows, units = _sample(corpus, MOST)
     said = _Findings(rows, tokenizer)
     said.repeats(nearly=corpus.kind != "text")
     if corpus.kind != "text":
@@ -97,8 +110,37 @@ def data_report(corpus: Corpus, tokenizer: Tokenizer) -> DataReport:
         _quantiles([len(row.ids) for row in rows]),
         _quantiles([int(row.learned.sum()) for row in rows]),
         scripts,
-        tuple(said.found),
+        tuple(finding for finding in said.all if finding.n),
+        tuple(finding.what for finding in said.all if not finding.n),
     )
+
+
+@lru_cache(maxsize=1)
+def language_report(corpus: Corpus, tokenizer: Tokenizer) -> LanguageReport:
+    """The languages of a corpus. Apart from the report: no first step waits for it."""
+    said = _Findings(_sample(corpus, _READ)[0], tokenizer)
+    codes = languages(said.texts(range(len(said.rows))))
+    counts, n = Counter(code for code in codes if code), max(len(codes), 1)
+    said.rare("in a language that few rows have", codes, range(len(codes)))
+    return LanguageReport(
+        tuple((code, round(count / n, 4)) for code, count in counts.most_common()),
+        round(1 - counts.total() / n, 4) if codes else 0.0,
+        tuple(finding for finding in said.all if finding.n),
+    )
+
+
+def _sample(corpus: Corpus, most: int) -> tuple[list[_Row], list[Units]]:
+    """Rows of both parts of a corpus, spread over all, and all that these parts have."""
+    parts = [(corpus.train, False)]
+    parts += [] if corpus.validation is None else [(corpus.validation, True)]
+    units = [Units.of(data) for data, _ in parts]
+    n_all = sum(map(len, units))
+    rows = [
+        row
+        for (data, is_held_out), some in zip(parts, units, strict=True)
+        for row in _rows(data, some, is_held_out, most * len(some) // max(n_all, most) or len(some))
+    ]
+    return rows, units
 
 
 def _rows(data: Dataset, units: Units, is_held_out: bool, n: int) -> Iterator[_Row]:
@@ -117,23 +159,22 @@ class _Findings:
     """What is said of some rows."""
 
     def __init__(self, rows: Sequence[_Row], tokenizer: Tokenizer) -> None:
-        self._rows, self._tokenizer = rows, tokenizer
-        self.found: list[Finding] = []
+        self.rows, self._tokenizer = rows, tokenizer
+        self.all: list[Finding] = []
 
     def _add(self, what: str, which: Sequence[int] | np.ndarray) -> None:
-        if len(which):
-            first = (self._rows[i].ids[:_SHOWN_TOKENS] for i in which[:_SHOWN])
-            shown = tuple(" ".join(self._tokenizer.decode(ids).split()) for ids in first)
-            self.found.append(Finding(what, len(which), shown))
+        first = (self.rows[i].ids[:_SHOWN_TOKENS] for i in which[:_SHOWN])
+        shown = tuple(" ".join(self._tokenizer.decode(ids).split()) for ids in first)
+        self.all.append(Finding(what, len(which), shown))
 
     def repeats(self, nearly: bool) -> None:
         """Rows that stand there twice, or nearly so, and those held out that are trained on."""
-        first, seen = np.arange(len(self._rows)), dict[bytes, int]()
-        for i, row in enumerate(self._rows):
+        first, seen = np.arange(len(self.rows)), dict[bytes, int]()
+        for i, row in enumerate(self.rows):
             first[i] = seen.setdefault(row.ids.tobytes(), i)
-        near = _nearest([row.ids for row in self._rows]) if nearly else first
+        near = _nearest([row.ids for row in self.rows]) if nearly else first
         again, alike = first < np.arange(len(first)), near < np.arange(len(near))
-        both = np.array([row.is_held_out for row in self._rows], np.bool_)
+        both = np.array([row.is_held_out for row in self.rows], np.bool_)
         across = both & ~both[first], both & ~both[near]
         names = "repeating an earlier one", "nearly repeating an earlier one"
         self._add(names[0], np.flatnonzero(again & ~across[0]))
@@ -146,26 +187,37 @@ class _Findings:
 
     def answers(self, whole: bool) -> None:
         """Answers that are empty, and those that nothing ends. whole: no row is a text."""
-        ends = [self._tokenizer.is_eog(int(row.ids[-1])) for row in self._rows]
+        ends = [self._tokenizer.is_eog(int(row.ids[-1])) for row in self.rows]
         if whole:
-            empty = [i for i, row in enumerate(self._rows) if ends[i] and row.learned.sum() < 2]
+            empty = [i for i, row in enumerate(self.rows) if ends[i] and row.learned.sum() < 2]
             self._add("with an empty answer", empty)
-        cut = [i for i, row in enumerate(self._rows) if not ends[i] and row.learned[-1]]
+        cut = [i for i, row in enumerate(self.rows) if not ends[i] and row.learned[-1]]
         self._add("whose answer ends in no token that ends a turn", cut)
 
     def scripts(self) -> tuple[tuple[str, float], ...]:
         """The share of rows in each script, of some that are spread over all."""
-        n = min(len(self._rows), _READ)
-        which = [i * len(self._rows) // n for i in range(n)]
-        texts = (self._tokenizer.decode(self._rows[i].ids[:_TOKENS]) for i in which)
-        found = [_script(text) for text in texts]
+        n = min(len(self.rows), _READ)
+        which = [i * len(self.rows) // n for i in range(n)]
+        found = [_script(text) for text in self.texts(which)]
+        self.rare("in a script that few rows have", found, which)
         counts = Counter(script for script in found if script)
-        usual = {script for script, n in counts.items() if n > len(found) / 20}
-        each = zip(which, found, strict=True)
-        rare = [i for i, script in each if script and script not in usual]
-        self._add("in a script that few rows have", rare if usual else [])
         whole = max(counts.total(), 1)
         return tuple((script, round(n / whole, 4)) for script, n in counts.most_common())
+
+    def texts(self, which: Sequence[int]) -> Iterator[str]:
+        """What some rows teach, up to 64 tokens of each; all of a row that teaches nothing."""
+        for row in (self.rows[i] for i in which):
+            ids = row.ids[row.learned] if row.learned.any() else row.ids
+            yield self._tokenizer.decode(ids[:_TOKENS])
+
+    def rare(self, what: str, kinds: Sequence[str], which: Sequence[int]) -> None:
+        """Rows of a kind that at most a twentieth of them have; "": of none. Nothing where no kind
+        has more."""
+        counts = Counter(kind for kind in kinds if kind)
+        usual = {kind for kind, n in counts.items() if n > len(kinds) / 20}
+        each = zip(which, kinds, strict=True)
+        rare = [i for i, kind in each if kind and kind not in usual]
+        self._add(what, rare if usual else [])
 
 
 @lru_cache(maxsize=1 << 12)

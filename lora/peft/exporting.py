@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError
 from pyggml.files import new_folder
 from pyggml.gguf.fields import brief
-from pyggml.lora.peft import settings, tensors
+from pyggml.lora.peft import chat_template, settings, tensors
 from pyggml.lora.peft.twins import EXPERTS, Module, Twins
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs
@@ -26,21 +27,13 @@ def to_peft(
 ) -> dict[str, int]:
     """Write an adapter file of this model as a folder that PEFT loads for the same model.
 
-    base: the model's name or folder in transformers, for PEFT's from_pretrained. Returns the rank
-    of each module. The folder appears when it is complete. Raises AdapterError for a file that does
-    not fit the model, and for tensors that are no module of transformers' class; PyggmlError if the
-    folder is not empty or the disk refuses.
+    base: the model's name or folder in transformers. Returns the rank of each module. The folder
+    appears when it is complete, with the adapter's chat template. Raises AdapterError for a file
+    that does not fit the model, and for tensors that are no module of transformers' class;
+    PyggmlError if the folder is not empty or the disk refuses.
     """
     pairs, twins = read_adapter(path, model.parts), Twins(model)
-    modules = {
-        name: module
-        for name, module in twins.modules.items()
-        if any(p.tensor in pairs for p in module.parts)
-    }
-    placed = {p.tensor for module in modules.values() for p in module.parts}
-    faults = [f"{brief(t)} is no module of transformers' class" for t in pairs if t not in placed]
-    if faults:
-        raise AdapterError(faults[:10], f"{path}: ")
+    modules = _modules(path, pairs, twins)
     updates = {name: _halves(module, pairs) for name, module in modules.items()}
     ranks = {name: b.shape[-1] for name, (_, b) in updates.items()}
     scales = {name: _first(module, pairs).scale for name, module in modules.items()}
@@ -57,7 +50,23 @@ def to_peft(
         )
         tables = {name for name, module in modules.items() if module.table}
         tensors.write(partial / tensors.NAME, _with_names(updates, stacks), tables)
+        chat_template.write(partial, Path(path))
     return ranks
+
+
+def _modules(path: str | os.PathLike[str], pairs: LoraPairs, twins: Twins) -> dict[str, Module]:
+    """The modules that the file updates, by name. Raises AdapterError for other tensors."""
+    modules = {
+        name: module
+        for name, module in twins.modules.items()
+        if any(p.tensor in pairs for p in module.parts)
+    }
+    placed = {p.tensor for module in modules.values() for p in module.parts}
+    if faults := [
+        f"{brief(t)} is no module of transformers' class" for t in pairs if t not in placed
+    ]:
+        raise AdapterError(faults[:10], f"{path}: ")
+    return modules
 
 
 def _first(module: Module, pairs: LoraPairs) -> LoraPair:

@@ -10,7 +10,7 @@ import numpy as np
 from pyggml.errors import AdapterError
 from pyggml.gguf.fields import brief
 from pyggml.lora.adapter.file import Update, write_adapter
-from pyggml.lora.peft import settings, tensors
+from pyggml.lora.peft import chat_template, settings, tensors
 from pyggml.lora.peft.tensors import ModuleFactors
 from pyggml.lora.peft.twins import Module, ModulePart, Twins
 from pyggml.model import Model
@@ -23,14 +23,15 @@ _Updates = dict[int | None, Update]
 def from_peft(
     model: Model, folder: str | os.PathLike[str], path: str | os.PathLike[str]
 ) -> dict[str, int]:
-    """Write the adapter of a PEFT folder, for this model, as llama.cpp loads it.
+    """Write the adapter of a PEFT folder, for this model, as llama.cpp loads it; it carries the
+    chat template of the folder, if that has one.
 
     Returns the rank of each module. An older file at `path` stays whole until the new one is
     complete. Raises AdapterError with whatever an adapter file cannot hold, or the model has no
     place for.
     """
     source, twins = Path(folder), Twins(model)
-    how = settings.read(source)
+    how, carried = settings.read(source), chat_template.read(source)
     modules = tensors.read(source, 4 * sum(prod(i.shape) for i in model.file.tensors.values()))
     faults: list[str] = []
     ranks: dict[str, int] = {}
@@ -54,7 +55,7 @@ def from_peft(
     if faults:
         raise AdapterError(faults[:10], f"{source}: ")
     base = str(model.file.get("general.name", model.config.architecture))
-    write_adapter(path, model.config.architecture, f"{base} LoRA", updates)
+    write_adapter(path, model.config.architecture, f"{base} LoRA", updates, carried)
     return ranks
 
 

@@ -1,7 +1,7 @@
 """The objective of a run over windows: their loss, and in training their gradients."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 
 import numpy as np
@@ -9,11 +9,14 @@ import numpy as np
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset
-from pyggml.lora.objectives.objective import Objective, Windows
+from pyggml.lora.objectives.objective import LossNet, Objective, Windows
 from pyggml.lora.objectives.tally import Tally
 from pyggml.lora.ranks import ALONE, Ranks
-from pyggml.lora.trainer.passes import Passes
+from pyggml.lora.trainer.passes import Passes, write_batch
+from pyggml.lora.trainer.validation import ValidationSample
 from pyggml.model import Model
+from pyggml.models import Inputs
+from pyggml.runtime import Arenas, bind, schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +81,30 @@ class Losses:
         for part, _, *numbers in joined.tolist():
             total, tally = total + part, tally + kind.of(numbers)
         return Outcome(total, tally, joined[:, :2])
+
+
+def validation_loss(
+    model: Model,
+    sample: ValidationSample,
+    objective: Objective,
+    corpus: Corpus,
+    config: TrainConfig,
+    reference: Model | None = None,
+) -> float:
+    """The loss of a run's validation, by another model: the one that the run wrote."""
+    ctx = corpus.train.ctx
+    inputs = Inputs.empty(config.batch * ctx, ctx)
+    feed = objective.feed(model, corpus, config, reference)
+    leaves = feed.leaves(config.batch * ctx)
+    net = LossNet.of(model, inputs, gradient=False)
+    loss = objective.loss(net, leaves)["loss"]
+    made = [schedule(g, model.devices) for g in (net.net.graph(loss=loss), *feed.graphs)]
+    arenas = Arenas(*made)
+    program, *others = (bind(each, True, arenas) for each in made)
+    data = replace(sample.dataset, lengths=None)  # whole windows: one graph
+    total = 0.0
+    for batch in feed.batches(others, data, sample.windows, ALONE):
+        write_batch(batch, inputs, leaves)
+        program()
+        total += float(program.read(program.schedule.graph["loss"]))
+    return total

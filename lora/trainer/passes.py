@@ -73,11 +73,6 @@ class _Pair:
         alone, _ = _forward(net, objective, leaves)
         return cls(drawn, leaves, graph, alone, further, tuple(read))
 
-    def write(self, batch: Batch) -> None:
-        for name in ("tokens", "positions", "span"):
-            write(getattr(self.inputs, name), getattr(batch, name))
-        self.leaves.write(batch)
-
     def read_traces(self, program: Program, alone: bool) -> tuple[Arrays, Arrays]:
         """A batch's activations that a trace reads, and their gradients, none of the loss alone."""
         graph, names = program.schedule.graph, self.activations
@@ -230,7 +225,7 @@ class Passes:
         n = len(batch.tokens)
         pair, which = self._pairs[n], 2 * list(self._pairs).index(n)
         program, self._last = self.programs[which + alone], which
-        pair.write(batch)
+        write_batch(batch, pair.inputs, pair.leaves)
         program()
         graph = program.schedule.graph
         loss, *others = (program.begin_read(graph[name]) for name in ("loss", *pair.further))
@@ -245,6 +240,13 @@ class Passes:
             if not all(_is_finite(device.read(t)) for t in (node, *node.saved)):
                 return repr(node)
         return None
+
+
+def write_batch(batch: Batch, inputs: Inputs, leaves: Leaves) -> None:
+    """Give a batch to a graph of the loss."""
+    for name in ("tokens", "positions", "span"):
+        write(getattr(inputs, name), getattr(batch, name))
+    leaves.write(batch)
 
 
 def _document_lengths(span: np.ndarray) -> np.ndarray:

@@ -75,7 +75,7 @@ def _call(builder: Any, function: Any, *arguments: Any) -> None:
 
 
 @intrinsic
-def _call_task(typing: Any, code: Any, frame: Any, task: Any, thread: Any) -> Any:
+def call_task(typing: Any, code: Any, frame: Any, task: Any, thread: Any) -> Any:
     """Call the task_code function at address `code`."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -147,7 +147,7 @@ def _take_tasks(thread):
     """Run tasks until none is left."""
     done, left = 0, add(_LEFT, -1)
     while left > 0:  # one of this region's, which cannot end before it is done
-        _call_task(load(_CODE), load(_FRAME), load(_TASKS) - left, thread)
+        call_task(load(_CODE), load(_FRAME), load(_TASKS) - left, thread)
         done += 1
         left = add(_LEFT, -1)
     if done and add(_UNDONE, -done) == done:
@@ -212,7 +212,7 @@ def run_tasks(code, frame, n_tasks):
         if n_tasks - task > 1 and load(ACTIVE) > 1 and load(_OWNED) == 0 and swap(_OWNED, 1) == 0:
             _own(code, frame, task, n_tasks)
             return
-        _call_task(code, frame, task, 0)
+        call_task(code, frame, task, 0)
         task += 1
 
 

@@ -20,10 +20,12 @@ Scratch = dict[str, np.ndarray]  # a layout's arrays by name
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array to be cut out of scratch."""
+    """An array to be cut out of scratch; of_threads: its first axis is the threads', none of whom
+    finds there what it left."""
 
     shape: tuple[int, ...]
     dtype: type[np.generic] = np.float32
+    of_threads: bool = False
 
     @property
     def n_bytes(self) -> int:
@@ -36,7 +38,7 @@ class Array:
 
 def per_thread(*shape: int, dtype: type[np.generic] = np.float32) -> Array:
     """An array of this shape for each thread: (threads, *shape)."""
-    return Array((threads.most(), *shape), dtype)
+    return Array((threads.most(), *shape), dtype, of_threads=True)
 
 
 class Layout:

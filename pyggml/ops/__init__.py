@@ -69,7 +69,8 @@ from pyggml.ops.image.embedding import arange, timestep_embedding
 from pyggml.ops.image.im2col import conv_1d, conv_2d, im2col
 from pyggml.ops.image.pool import pool_1d, pool_2d
 from pyggml.ops.image.upscale import upscale
-from pyggml.ops.layout.layout import cont, cpy, dup, permute, reshape, transpose
+from pyggml.ops.layout.cpy import cpy
+from pyggml.ops.layout.layout import cont, dup, permute, reshape, transpose
 from pyggml.ops.layout.narrow import concat, halve, narrow, split
 from pyggml.ops.layout.pad import pad, pad_reflect_1d, roll
 from pyggml.ops.layout.repeat import repeat, repeat_back

@@ -5,9 +5,10 @@ mul_mat_id_back   dx[t, u] = dy[t, u] · w[e]
 out_prod_id       dw[e]    = Σ dy[t, u]ᵀ · x[t, u]      over all (t, u) with ids[t, u] = e
 add_id            y[t, u]  = x[t, u] + b[e]
 
-The rows of one expert are gathered and multiplied together, so that its weight is unpacked once.
-Experts without rows are not read. The ids are data: they are checked when the graph runs, before
-any expert is read.
+The rows of one expert are multiplied together, so that its weight is unpacked once, and those of
+all experts in one launch (pyggml.kernels.gemm.by_expert); NumPy's products run one by one. Experts
+without rows are not read. The ids are data: they are checked when the graph runs, before any expert
+is read.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from pyggml.graph.tensor import Tensor, leaf
 from pyggml.jit import kernel
 from pyggml.jit.scratch import Array, Layout
 from pyggml.kernels import gemm
+from pyggml.kernels.gemm.by_expert import Family, ProductsByExpert
+from pyggml.kernels.gemm.by_expert import layout as at_once
 from pyggml.kernels.kernel import Compute, Site, as_rows, cpu_kernel
 from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
 from pyggml.ops.layout.rows import get_rows_back
@@ -117,23 +120,39 @@ _MULTIPLY: dict[gemm.Form, Callable[..., Call]] = {
 def _kernel_by_expert(declared: Op, form: gemm.Form) -> None:
     """Declare the kernel that multiplies each row of the second source with its expert."""
 
-    def layout(node: Tensor, compute: Compute) -> Layout:
-        """Enough for an expert that every token chooses."""
+    def family(node: Tensor, compute: Compute) -> Family:
         w, x, ids = node.src
-        m, n, k = ids.shape[0], node.shape[-1], x.shape[-1]
-        p = gemm.Problem(form, m, n, k, w.dtype, compute)
-        return _layout(m, k, n, gemm.scratch_bytes(p, fewer_rows=True))
+        most = max(ids.shape[0], 1)
+        return Family(form, node.shape[-1], x.shape[-1], most, w.dtype, compute)
+
+    def layout(node: Tensor, compute: Compute) -> Layout:
+        w, ids = node.src[0], node.src[2]
+        of = family(node, compute)
+        joined = at_once(of, ids.n_elements, w.shape[0])
+        if joined is not None:
+            return joined
+        # Enough for an expert that every token chooses.
+        p = of.problem(of.most)
+        return _layout(of.most, of.k, of.n, gemm.scratch_bytes(p, fewer_rows=True))
 
     def run(site: Site) -> Call:
         w, x, ids = site.src
-        dtype = site.node.src[0].dtype
-        experts = [gemm.Weight(matrix, dtype, site.compute) for matrix in w]
-        scratch = layout(site.node, site.compute).cut(site.scratch).values()
+        of = family(site.node, site.compute)
+        scratch = layout(site.node, site.compute).cut(site.scratch)
         out, rows = as_rows(site.out), as_rows(x)
+        if "jobs" in scratch:
+            products = ProductsByExpert(of, ids, rows, out, w, scratch)
+            return Call(_at_once, declared.name, products, ids, len(w))
+        experts = [gemm.Weight(matrix, of.weight_type, site.compute) for matrix in w]
         multiply = _MULTIPLY[form]
-        return Call(_by_expert, declared.name, multiply, out, rows, ids, experts, *scratch)
+        return Call(_by_expert, declared.name, multiply, out, rows, ids, experts, *scratch.values())
 
     cpu_kernel(declared, run, scratch=lambda node, compute: layout(node, compute).n_bytes)
+
+
+def _at_once(name: str, products: ProductsByExpert, ids: np.ndarray, n_expert: int) -> None:
+    if not products.run():
+        check_ids(name, ids, n_expert)
 
 
 def _by_expert(
@@ -253,16 +272,39 @@ def _out_prod_id_spec(x: Tensor, dy: Tensor, ids: Tensor, n_expert: int) -> Spec
     return Spec((n_expert, dy.shape[2], x.shape[2]))
 
 
+def _out_prod_id_family(node: Tensor) -> Family:
+    x, dy, ids = node.src
+    return Family("strided", dy.shape[-1], x.shape[-1], max(ids.shape[0], 1))
+
+
+def _out_prod_id_layout(node: Tensor) -> Layout:
+    ids, of = node.src[2], _out_prod_id_family(node)
+    joined = at_once(of, ids.n_elements, node.shape[0])
+    if joined is not None:
+        return joined
+    return _layout(ids.shape[0], of.k, of.n, gemm.scratch_bytes(of.problem(of.most)))
+
+
 def _out_prod_id_run(site: Site) -> Call:
     x, dy, ids = site.src
-    scratch = _out_prod_id_layout(site.node).cut(site.scratch).values()
-    return Call(_sums, site.out, as_rows(x), as_rows(dy), ids, *scratch)
+    scratch = _out_prod_id_layout(site.node).cut(site.scratch)
+    rows = as_rows(dy), as_rows(x)
+    if "jobs" in scratch:
+        of = _out_prod_id_family(site.node)
+        products = ProductsByExpert(of, ids, *rows, site.out, scratch)
+        return Call(_sums_at_once, site.out, products, ids)
+    return Call(_sums, site.out, *rows, ids, *scratch.values())
+
+
+def _sums_at_once(dw: np.ndarray, products: ProductsByExpert, ids: np.ndarray) -> None:
+    dw.fill(0)
+    _at_once("out_prod_id", products, ids, len(dw))
 
 
 def _sums(
     dw: np.ndarray,
-    x: np.ndarray,
     dy: np.ndarray,
+    x: np.ndarray,
     ids: np.ndarray,
     gathered_x: np.ndarray,
     gathered_dy: np.ndarray,
@@ -273,13 +315,6 @@ def _sums(
         right = _take(x, rows, ids.size, gathered_x).T[None]
         left = _take(dy, rows, ids.size, gathered_dy).T[None]
         gemm.strided(dw[expert : expert + 1], left, right, scratch, True)()
-
-
-def _out_prod_id_layout(node: Tensor) -> Layout:
-    x, dy, ids = node.src
-    n_tokens, n, m = ids.shape[0], x.shape[-1], dy.shape[-1]
-    p = gemm.Problem("strided", m, n, n_tokens, a_in_columns=True, b_in_columns=True)
-    return _layout(n_tokens, n, m, gemm.scratch_bytes(p))
 
 
 def _out_prod_id_ref(x: np.ndarray, dy: np.ndarray, ids: np.ndarray, n_expert: int) -> np.ndarray:

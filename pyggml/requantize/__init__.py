@@ -3,7 +3,7 @@
 FILE_TYPES has the file types; `mix` chooses the type of each tensor of a file.
 """
 
-from pyggml.requantize.file_types import FILE_TYPES, ModelFacts
+from pyggml.requantize.file_types import FILE_TYPES, ModelFacts, check_file_type
 from pyggml.requantize.losses import Losses
 from pyggml.requantize.mix import mix, needs_importance
 from pyggml.requantize.requantize import ROUNDINGS, Progress, requantize, rewrite
@@ -14,6 +14,7 @@ __all__ = [
     "Losses",
     "ModelFacts",
     "Progress",
+    "check_file_type",
     "mix",
     "needs_importance",
     "requantize",

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pyggml.errors import QuantError, suggestion
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
@@ -238,6 +240,14 @@ _FALCON: dict[str, dict[str, Any]] = {
     "Q3_K_L": {"ffn_down": (("Q4_K", _all),), "attn_output": "Q4_K"},
     "Q3_K_M": {"ffn_down": (("Q5_K", _first_sixteenth), ("Q4_K", _some))},
 }
+
+
+def check_file_type(name: str) -> str:
+    """The name of a file type. Raises QuantError for any other."""
+    if name not in FILE_TYPES:
+        known, near = ", ".join(FILE_TYPES), suggestion(name, FILE_TYPES)
+        raise QuantError(f"{name!r} is no file type; known are {known}{near}")
+    return name
 
 
 # What a file type chooses otherwise where the importance of columns is known.

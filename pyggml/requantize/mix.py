@@ -13,9 +13,16 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pyggml.errors import QuantError, suggestion
+from pyggml.errors import QuantError
 from pyggml.graph.dtypes import DTYPES, DType
-from pyggml.requantize.file_types import FILE_TYPES, Choice, FileType, ModelFacts, of_model
+from pyggml.requantize.file_types import (
+    FILE_TYPES,
+    Choice,
+    FileType,
+    ModelFacts,
+    check_file_type,
+    of_model,
+)
 
 Shape = tuple[int, ...]
 
@@ -66,10 +73,7 @@ def mix(
     Without `output.weight` the embedding is the output. Raises QuantError for an unknown file type,
     or for an expert tensor outside of the model's layers.
     """
-    if file_type not in FILE_TYPES:
-        near = suggestion(file_type, FILE_TYPES)
-        raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}{near}")
-    row = of_model(FILE_TYPES[file_type], model)
+    row = of_model(FILE_TYPES[check_file_type(file_type)], model)
     shapes = dict(sorted(tensors, key=lambda t: (_layer(t[0]), t[0])))  # llama.cpp's own order
     count = _Count(n_attn_v=sum(_is_attn_v(name) for name in shapes))
     types = {}

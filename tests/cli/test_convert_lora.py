@@ -1,8 +1,10 @@
 """`pyggml convert-lora`: both ways from the command line, and its refusals."""
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pyggml import gguf
 from pyggml.cli.terminal.show import size
@@ -23,6 +25,52 @@ def test_there_and_back(pyggml, tmp_path):
     assert ended.out == f"14 modules of rank 4\n{back}, {size(back.stat().st_size)}\n"
     with gguf.open(ADAPTER) as a, gguf.open(back) as b:
         assert all(np.array_equal(a.data(name), b.data(name)) for name in a.tensors)
+
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize("place", ["file", "config", "list"])
+def test_the_chat_template_of_a_folder_is_carried_there_and_back(pyggml, tmp_path, place):
+    folder, file, back = (tmp_path / name for name in ("folder", "a.gguf", "back"))
+    assert pyggml("convert-lora", "-m", MODEL, ADAPTER, folder).code == 0
+    assert not (folder / "chat_template.jinja").exists()
+    named = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "tools"}]
+    if place == "file":
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+    else:
+        about = {"chat_template": TEMPLATE if place == "config" else named}
+        (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    ended = pyggml("convert-lora", "-m", MODEL, folder, file)
+    assert ended.out.startswith("14 modules of rank 4, and the chat template\n")
+    tools = "tools" if place == "list" else None
+    with gguf.open(file) as made:
+        keys = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
+        assert [made.get(key) for key in keys] == [TEMPLATE, tools]
+    ended = pyggml("convert-lora", "-m", MODEL, file, back)
+    assert ended.code == 0 and (back / "chat_template.jinja").read_text() == TEMPLATE
+    more = back / "additional_chat_templates/tool_use.jinja"
+    assert more.exists() == (tools is not None) and f"{back / 'chat_template.jinja'}, " in ended.out
+    ended = pyggml("convert-lora", "-m", MODEL, back, file)
+    assert ended.code == 0
+    with gguf.open(file) as made:
+        assert [made.get(key) for key in keys] == [TEMPLATE, tools]
+
+
+def test_what_a_folder_or_adapter_cannot_carry_is_said(pyggml, tmp_path):
+    folder, file = tmp_path / "folder", tmp_path / "a.gguf"
+    assert pyggml("convert-lora", "-m", MODEL, ADAPTER, folder).code == 0
+    (folder / "chat_template.jinja").write_text("{% for %}")
+    ended = pyggml("convert-lora", "-m", MODEL, folder, file)
+    assert ended.code == 2 and "chat_template" in ended.err and not file.exists()
+    with gguf.open(ADAPTER) as made:
+        metadata = {key: field.value for key, field in made.metadata.items()}
+        metadata |= {"tokenizer.chat_template": TEMPLATE, "pyggml.chat.inputs": '{"a": 1}'}
+        tensors = [(t.name, t.dtype, t.shape, made.data(t.name)) for t in made.tensors.values()]
+        gguf.write(file, metadata, tensors)
+    ended = pyggml("convert-lora", "-m", MODEL, file, tmp_path / "back")
+    assert ended.code == 2 and 'were written with {"a": 1} (--chat-template-kwargs)' in ended.err
+    assert not (tmp_path / "back").exists()
 
 
 def test_what_is_wrong_is_one_sentence(pyggml, tmp_path):

@@ -116,6 +116,31 @@ def test_standard_input_is_read_once_and_copied(finetune, text):
     assert piped.row("result") == finetune().row("result")
 
 
+def test_columns_that_are_not_read_and_faults_of_many_rows_are_one_line_each(finetune, tmp_path):
+    path, pyarrow = tmp_path / "a.jsonl", pytest.importorskip("pyarrow")
+    rows = [{"id": i, "text": f"the path {i}", "meta": {}} for i in range(12)]
+    bad = [{"id": i, "words": "a"} for i in range(9)]
+    lines = [json.dumps(row) + "\n" for row in [*rows, *bad]]
+    path.write_text("".join(lines))
+    ended = finetune("--skip-bad-rows", data=path)
+    assert ended.code == 0 and ended.row("not read") == "a.jsonl: 2 columns: id, meta"
+    said = 'a.jsonl: 9 bad rows: line 13 is an object without "text" (it has id, words)'
+    assert ended.row("skipped").startswith(said)
+    assert ended.row("skipped").endswith(" (so too line 14, line 15, line 16, line 17 and 4 more)")
+    again = finetune("--skip-bad-rows", data=path)
+    assert (again.row("not read"), again.row("skipped")) == (
+        *(ended.row("not read"), ended.row("skipped")),
+    ), "also from the cache of tokens"
+    named = finetune("--skip-bad-rows", "--columns", "text=words", data=path)
+    assert named.row("not read") == "a.jsonl: 1 column: id"
+    table = pyarrow.Table.from_pylist([{"text": "the path", "id": 3}] * 9)
+    from pyarrow import parquet
+
+    parquet.write_table(table, tmp_path / "a.parquet")
+    ended = finetune(data=tmp_path / "a.parquet")
+    assert ended.row("not read") == "a.parquet: 1 column: id"
+
+
 def test_the_command_reports_on_rows_and_records_it(finetune, tmp_path):
     path = tmp_path / "a.jsonl"
     rows = [{"text": f"the path {i}"} for i in range(12)]
@@ -124,12 +149,14 @@ def test_the_command_reports_on_rows_and_records_it(finetune, tmp_path):
     assert ended.code == 0 and "1 row repeating an earlier one" in ended.row("findings")
     assert ended.row("texts").startswith("13 rows of text, each ends in <|endoftext|> once (--no")
     assert "half up to" in ended.row("tokens") and ended.row("scripts") == "Latin 100 %"
+    assert ended.row("languages")
     assert len(ended.row("highest").split()[0]) == 4
     lines = (tmp_path / "adapter.metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     (run,) = (r for r in records if r["event"] == "run")
     assert run["data"]["n_rows"] == 13 and run["data"]["findings"][0]["n"] == 1
     (last,) = (r for r in records if r["event"] == "answers")
+    assert last["languages"].keys() == {"shares", "untold", "findings"}
     assert len(last["rows"]) >= 8 and all(len(row) == 3 for row in last["rows"])
     assert [row[2] for row in last["rows"]] == sorted(
         (row[2] for row in last["rows"]), reverse=True

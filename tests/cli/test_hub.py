@@ -11,9 +11,11 @@ import pytest
 from extras import need
 from hub_server import REVISION, serving
 
+import pyggml as library
 from pyggml import gguf, hub
 from pyggml.errors import ConfigError
 from pyggml.extras import how_to_install
+from pyggml.lora import attach
 
 ROWS = "".join(json.dumps({"text": f"the path to the other thing {i}"}) + "\n" for i in range(40))
 DATA = {
@@ -37,6 +39,16 @@ def parts(tiny, tmp_path_factory):
             tensors = [(t.name, t.dtype, t.shape, whole.data(t.name)) for t in infos]
             gguf.write(folder / f"tiny-F32-0000{i + 1}-of-00002.gguf", metadata, tensors)
     return [*sorted(folder.iterdir())]
+
+
+@pytest.fixture(scope="session")
+def adapter(tiny, tmp_path_factory):
+    """An adapter that changes the tiny model's mind."""
+    made = attach(library.load(tiny))
+    made.parameters.data[:] = np.random.default_rng(0).normal(0, 0.2, made.parameters.data.size)
+    path = tmp_path_factory.mktemp("adapter") / "adapter.gguf"
+    made.save(path)
+    return path
 
 
 @pytest.fixture
@@ -178,6 +190,31 @@ SETS = {
     "hub:us/rows/none": "has no data there; its files of data are data/test.jsonl, data/train.j",
     "hub:us": "wanted hub:OWNER/NAME, or hub:OWNER/NAME/PATH",
 }
+
+
+def test_an_adapter_is_taken_by_its_name(online, pyggml, tiny, adapter, tmp_path):
+    """With a weight or without, by every command that takes one, also to train it further."""
+    online.repositories["model", "us/lora"] = {"lora-F16.gguf": adapter.read_bytes()}
+    path = tmp_path / f"cache/models--us--lora/snapshots/{REVISION}/lora-F16.gguf"
+    given = ("-m", tiny, "-p", "the ", "-n", 4, "--seed", 1)
+    for word, here in (
+        ("us/lora", adapter),
+        ("us/lora:F16:0.5", f"{adapter}:0.5"),
+        ("us/lora:0.25", f"{adapter}:0.25"),
+    ):
+        ended = pyggml("generate", *given, "--lora", word)
+        assert ended.code == 0 and f"us/lora: {path}" in ended.err.replace(":F16:", ":"), ended.err
+        assert ended.out == pyggml("generate", *given, "--lora", here).out
+    merged = pyggml("merge", "-m", tiny, "--lora", "us/lora", "-o", tmp_path / "m.gguf")
+    assert merged.code == 0, merged.err
+    text = tmp_path / "a.txt"
+    text.write_text("the path to the other thing " * 40)
+    ended = pyggml(
+        "finetune", "-m", tiny, "-f", text, "--dry-run", "--init", "us/lora", "--ctx", 16
+    )
+    assert ended.code == 0, ended.err
+    refused = pyggml("generate", *given, "--lora", "us/nothing")
+    assert refused.code == 2 and "us/nothing: is no file here, and as a model of" in refused.err
 
 
 @pytest.mark.parametrize("word", SETS)

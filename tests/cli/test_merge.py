@@ -83,3 +83,11 @@ def test_merge_refuses_in_one_sentence(pyggml, tiny, adapter, tmp_path):
         assert ended.code == 2 and ended.err.count("\n") == 1
         assert said in ended.err
     assert not (tmp_path / "m.gguf").exists()
+    out = tmp_path / "new/m.gguf"
+    for given in (
+        ("merge", "-m", tiny, "--lora", adapter, "-o", out, "--type", "Q4_KM"),
+        ("quantize", tiny, out, "Q4_KM"),
+    ):
+        ended = pyggml(*given)
+        assert ended.code == 2 and "did you mean 'Q4_K_M'?" in ended.err
+        assert not out.parent.exists(), "nothing is made for a type that is none"

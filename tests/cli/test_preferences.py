@@ -48,6 +48,20 @@ def test_preferences_become_an_adapter(kind, records, rows, tmp_path, finetune):
     assert f'objective: "{kind}"' in (tmp_path / "adapter.yaml").read_text("utf-8")
 
 
+@pytest.mark.parametrize("kind, records", [("dpo", PAIRS), ("kto", ANSWERS), ("orpo", PAIRS)])
+def test_a_model_that_was_written_is_validated(kind, records, rows, tmp_path, finetune):
+    ended = finetune(
+        *("--objective", kind, *LONGER, "--dora", "--val-split", 0.25, "--val-every", 4),
+        data=rows(records),
+        output=tmp_path / "model.gguf",
+    )
+    assert ended.code == 0, ended.err
+    file, trained = map(float, re.findall(r"[\d.]{5,}", ended.row("file")))
+    assert file == pytest.approx(trained, abs=5e-3)
+    first, last = map(float, re.findall(r"validation ([\d.]+) → ([\d.]+)", ended.out)[-1])
+    assert trained == last and abs(file - last) < abs(file - first)
+
+
 def test_messages_are_rendered(rows, finetune, model_with):
     """And of the text that the template makes, the answers and what ends them are learned."""
     said = [

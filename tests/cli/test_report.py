@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from pyggml.cli.web.pages import part
+from pyggml.cli.web.report.data_card import data_card
 from pyggml.cli.web.report.run_page import Page, render
 from pyggml.cli.web.report.series import charts_of
 
@@ -149,17 +150,28 @@ def test_rewards_of_a_preference_run_are_drawn():
     assert charts["Reward accuracy"]["series"][0]["y"] == [0.75]
 
 
-def test_rows_have_a_table_of_what_is_wrong_and_of_their_losses():
+def test_the_card_on_the_data_has_every_count_lengths_languages_and_losses():
     finding = {"what": "with an empty answer", "n": 2, "examples": ["<b>row</b>"]}
     data = {"lengths": [1, 2, 3, 4000], "answers": [1, 1, 2, 3], "scripts": [["Latin", 0.75]]}
+    data |= {"n_rows": 9, "n_held_out": 1, "n_read": 10, "absent": ["repeating an earlier one"]}
     run = {"event": "run", "step": 0, "data": data | {"findings": [finding]}}
     losses = [[f"row {i}", 9.0 - i, None if i == 0 else 8.0 - i] for i in range(4)]
+    rare = {"what": "in a language that few rows have", "n": 1, "examples": []}
+    spoken = {"shares": [["en", 0.9], ["de", 0.06]], "untold": 0.04, "findings": [rare]}
     last = {"event": "answers", "step": 2, "prompt": "", "answers": [], "rows": losses}
-    html = render(Page("t", [], {}), [run, _step(1), _step(2), last])
-    assert "1 to 4,000, half up to 2, 9 of 10 up to 3" in html and "Latin 75 %" in html
-    assert "2 rows with an empty answer" in html and "&lt;b&gt;row&lt;/b&gt;" in html
-    assert "9.000 → no number" in html and "6.000 → 5.000" in html
-    assert "<h2>Rows</h2>" not in render(Page("t", [], {}), [_step(1), _step(2)])
+    card = data_card([run, last | {"languages": spoken}])
+    assert [(c["n"], c["text"]) for c in card["counts"]] == [
+        (2, "with an empty answer"),
+        (1, "in a language that few rows have"),
+        (0, "repeating an earlier one"),
+    ]
+    assert card["rows"] == "9 rows to train on, 1 held out for validation"
+    html = render(Page("t", [], {}), [run, _step(1), _step(2), last | {"languages": spoken}])
+    assert "<td>4,000</td>" in html and "<td>90 %</td>" in html and "too short to tell" in html
+    assert "</strong> rows with an empty answer" in html and "&lt;b&gt;row&lt;/b&gt;" in html
+    assert "<td>no number</td>" in html and "<td>6.000</td><td>5.000</td>" in html
+    assert "Latin" not in html, "one script is no news"
+    assert "<h2>Data</h2>" not in render(Page("t", [], {}), [_step(1), _step(2)])
 
 
 def test_a_run_leaves_its_report(finetune, tmp_path):

@@ -164,6 +164,35 @@ def test_rows_that_a_template_does_not_take_are_listed(chat, template, message, 
         corpus(chat, template=template)
 
 
+# As Gemma 4 has it: the results of a call, and what was said beside it, stand behind it.
+RESULTS_FIRST = (
+    "{% for m in messages %}{% if m.role != 'tool' %}"
+    "{% if m.role == 'user' %}[user]{{ m.content }}[model]{% endif %}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} "
+    "town={{ c.function.arguments.town }}</call><|im_end|>{% endfor %}"
+    "{% if m.tool_calls %}{% for r in messages[loop.index:] if r.role == 'tool' %}"
+    "<result>{{ r.content }}</result>{% endfor %}{% endif %}"
+    "{{ m.content or '' if m.role != 'user' else '' }}"
+    "{% if m.content and m.role != 'user' %}<|im_end|>{% endif %}{% endif %}{% endfor %}"
+)
+
+
+def test_results_inside_the_turn_of_a_call_are_not_learned(corpus, vocabulary):
+    """Words beside a call stand behind the results: such a chat is refused, with a way out."""
+    call = {"type": "function", "function": {"name": "sky", "arguments": {"town": "Oslo"}}}
+    chat = [user("Oslo?"), assistant(None, tool_calls=[call]), assistant("It is grey.")]
+    chat.insert(2, {"role": "tool", "content": "blue", "name": "sky"})
+    found = corpus(chat, template=RESULTS_FIRST, chat_template="model")
+    (said,) = learned(found, vocabulary())
+    assert said == "<call>sky town=Oslo</call><|im_end|>It is grey.<|im_end|>"
+    chat[1]["content"] = "I look."
+    refused = "changes what it wrote of message 2.*; --train-on all learns every token of it"
+    with pytest.raises(DataError, match=refused):
+        corpus(chat, template=RESULTS_FIRST, chat_template="model")
+    found = corpus(chat, template=RESULTS_FIRST, chat_template="model", train_on="all")
+    assert "blue" in learned(found, vocabulary())[0]
+
+
 @pytest.mark.quick
 def test_without_a_template_there_are_no_chats(corpus):
     with pytest.raises(TemplateError, match="the model's file has no chat template: name one"):

@@ -315,7 +315,17 @@ FAULTY = [
     ("a.csv", b'n,text\n1,"a\nb"\n2\n', r'record 2 \(to line 4\) is .* whose "text" is a null'),
     ("a.jsonl", b'{"prompt": "a", "completion": " "}', 'whose "completion" is empty; wanted'),
     ("a.jsonl", b'{"prompt": 1, "completion": "b"}', 'whose "prompt" is a number; wanted'),
-    ("a.jsonl", b"1\n" * 8, "line 5 is a JSON number; and 3 more; wanted"),
+    (
+        "a.jsonl",
+        b"1\n" * 8 + b"[]\n",
+        r"line 1 is a JSON number \(so too line 2, line 3, line 4, line 5 and 3 more\); line 9 is "
+        "a JSON list; wanted",
+    ),
+    (
+        "a.jsonl",
+        b"".join(b'{"text": "a", "weight": %d}\n' % n for n in range(2, 10)),
+        'line 5 is an object whose "weight" is 6, wanted 0 to 1; and 3 more; wanted',
+    ),
 ]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Corpus, Document, pack
-from pyggml.lora.data.report import _nearest, data_report
+from pyggml.lora.data.report import _nearest, data_report, language_report
 
 from chats import assistant, user, vocabulary
 
@@ -22,14 +22,15 @@ def chat(asked, answer):
 def report(tmp_path):
     """Reads rows to train on, and rows held out, and reports on them."""
 
-    def make(rows, held_out=(), **settings):
+    def make(rows, held_out=(), what=data_report, **settings):
         paths = [tmp_path / f"{name}.jsonl" for name in ("train", "held_out")]
         for path, some in zip(paths, (rows, held_out), strict=True):
             path.write_text("".join(json.dumps(row) + "\n" for row in some))
         files = {"val_file": (str(paths[1]),)} if held_out else {"val_split": 0.0}
         settings = {"ctx": 600, "chat_template": "chatml"} | files | settings
         tokenizer = vocabulary()
-        return data_report(read_corpus(paths[0], tokenizer, DataConfig(**settings)), tokenizer)
+        corpus = read_corpus(paths[0], tokenizer, DataConfig(**settings))
+        return what(corpus, tokenizer)
 
     return make
 
@@ -50,6 +51,7 @@ def test_rows_without_faults_have_no_findings(report):
     assert made.findings == () and (made.n_rows, made.n_held_out, made.n_read) == (30, 0, 30)
     assert made.lengths[0] > made.answers[3] >= made.answers[0] > 200
     assert made.scripts == (("Latin", 1.0),)
+    assert "repeating an earlier one" in made.absent and "with an empty answer" in made.absent
     assert json.loads(json.dumps(made.as_json()))["n_rows"] == 30
 
 
@@ -83,6 +85,31 @@ def test_empty_and_cut_answers_and_rare_scripts(report):
     assert found(cut) == {"whose answer ends in no token that ends a turn": 1}
     bare = report([{"text": t} for t in texts(10)], end_of_text=False)
     assert found(bare) == {"whose answer ends in no token that ends a turn": 10}
+
+
+ENGLISH = "The ferry leaves the harbour every morning and comes back before it is dark, number {}."
+GERMAN = "Das Schiff verlässt jeden Morgen den Hafen und kommt am Abend wieder zurück, Nummer {}."
+
+
+@pytest.mark.quick
+def test_languages_of_one_script_are_told_apart_by_what_is_learned(report):
+    """Not by the system message; a word or code is of no language."""
+    rows = [chat(f"? {i}", ENGLISH.format(i)) for i in range(40)]
+    made = report([*rows, chat("?", GERMAN), chat("?", "12")], what=language_report)
+    assert [code for code, _ in made.shares] == ["en", "de"]
+    assert dict(made.shares)["de"] == made.untold == pytest.approx(1 / 42, abs=1e-3)
+    (rare,) = made.findings
+    assert (rare.what, rare.n) == ("in a language that few rows have", 1)
+    even = [chat("?", text.format(i)) for i in range(9) for text in (ENGLISH, GERMAN)]
+    assert report(even, what=language_report).findings == ()
+    assert report(rows, what=language_report).as_json()["shares"] == (("en", 1.0),)
+
+
+@pytest.mark.quick
+def test_the_script_is_that_of_what_is_learned(report):
+    """A long question and a template in Latin do not hide answers in another script."""
+    rows = [chat(t, "Хорошо, спасибо за вопрос.") for t in texts(3)]
+    assert report(rows).scripts == (("Cyrillic", 1.0),)
 
 
 @pytest.mark.quick

@@ -9,7 +9,16 @@ from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import DTYPES
 from pyggml.graph.tensor import leaf
-from pyggml.ops import add_id, argsort, mul_mat_id, mul_mat_id_back, out_prod_id, sum_, top_k
+from pyggml.ops import (
+    add_id,
+    argsort,
+    experts,
+    mul_mat_id,
+    mul_mat_id_back,
+    out_prod_id,
+    sum_,
+    top_k,
+)
 from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.runtime import Devices, bind, run, schedule
 
@@ -45,6 +54,39 @@ def test_more_rows_than_tokens_for_one_expert():
     w, x, ids = filled(2, 5, 40), filled(9, 3, 40, seed=1), leaf(np.ones((9, 3), np.int32))
     (found,) = run(mul_mat_id(w, x, ids))
     np.testing.assert_allclose(found, x.data @ w.data[1].T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("compute", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K", "Q3_K"])
+def test_one_launch_gives_the_bits_of_products_one_by_one(kind, compute, rng, monkeypatch):
+    """For experts with no row, one, few and many, in one wave of rows and in several."""
+    n_expert, n, k, n_used = 12, 40, 256, 5
+    w = rng.standard_normal((n_expert, n, k)).astype(np.float32)
+    w = leaf(w if kind == "F32" else quantize(w, kind), "w", DTYPES[kind])
+
+    def results(n_tokens):
+        rng = np.random.default_rng(n_tokens)
+        ids = np.stack([rng.permutation(n_expert)[:n_used] for _ in range(n_tokens)])
+        ids[: n_tokens // 2, 0] = 7  # some tokens name an expert twice
+        ids, dy = leaf(ids.astype(np.int32)), filled(n_tokens, n_used, n, seed=1)
+        for same in (1, n_used):
+            x = filled(n_tokens, same, k, seed=2)
+            for node in (
+                mul_mat_id(w, x, ids),
+                mul_mat_id_back(w, dy, ids),
+                out_prod_id(x, dy, ids, n_expert),
+            ):
+                program = bind(schedule(Graph.of(node), Devices([CPU(compute)])))
+                program()
+                yield program.read(node)
+
+    together = [*map(list, map(results, (1, 3, 90)))]
+    with monkeypatch.context() as patch:
+        patch.setattr(experts, "at_once", lambda *of: None)
+        alone = [*map(list, map(results, (1, 3, 90)))]
+    for some, others in zip(together, alone, strict=True):
+        for found, wanted in zip(some, others, strict=True):
+            np.testing.assert_array_equal(found, wanted)
 
 
 def test_rounded_products_are_near(rng):

@@ -87,8 +87,8 @@ def _least(n, sample, samples):
     for i, a in enumerate(sample.arrays):
         for axis in range(1, a.ndim + 1):
             if a.shape[-axis] == n:
-                others = (s.arrays[i] for s in samples if len(s.arrays) > i)
-                least = max(least, min(o.shape[-axis] for o in others if o.ndim >= axis))
+                others = (s.arrays[i].shape for s in samples if len(s.arrays) > i)
+                least = max(least, min(o[-axis] for o in others if len(o) >= axis))
     return least
 
 
@@ -102,7 +102,12 @@ def _accepts(op, arrays, params):
 
 
 def draw_layout(data, op, arrays):
-    """Leaves of these arrays, float ones with gaps or their axes in another order in memory."""
+    """Leaves of these arrays, float ones with gaps or their axes in another order in memory.
+
+    Beside a quantised weight they have no gaps: builders copy them.
+    """
+    if any(isinstance(a, Tensor) and a.dtype.quantised for a in arrays):
+        return [as_leaf(a) for a in arrays]
     leaves = []
     for i, a in enumerate(arrays):
         is_float = not isinstance(a, Tensor) and a.dtype.kind == "f"

@@ -219,7 +219,8 @@ def with_hub_files(job: Job) -> Job:
     out = job.reading.val_file
     held_out = out and tuple(str(f) for path in out for f in data_files(Path(path), HELD_OUT))
     reading = replace(job.reading, val_file=held_out)
-    return replace(job, model=model_file(job.model), data=tuple(data), reading=reading)
+    model, init = model_file(job.model), job.init and model_file(job.init)
+    return replace(job, model=model, init=init, data=tuple(data), reading=reading)
 
 
 def check_places(job: Job) -> None:

@@ -11,7 +11,7 @@ from pyggml.cli.terminal.samples import Reading
 from pyggml.cli.terminal.show import row
 from pyggml.errors import PyggmlError
 from pyggml.lora import Trainer
-from pyggml.lora.data.report import data_report
+from pyggml.lora.data.report import data_report, language_report
 from pyggml.lora.record import Recorder, append, metrics_beside
 
 Rows = Sequence[tuple[str, str]]
@@ -43,13 +43,15 @@ def say_faults(recorded: Recorder) -> None:
 
 
 def save_answers(
-    job: Job, step: int, prompt: str, answers: Rows, losses: Sequence[RowLoss]
+    job: Job, trainer: Trainer, prompt: str, answers: Rows, losses: Sequence[RowLoss]
 ) -> None:
-    """Add the answers before and after, and the losses of some rows, to the metrics; a full disk
-    costs no more than these."""
+    """Add the answers before and after, the losses of some rows, and the languages of rows to the
+    metrics; a full disk costs no more than these."""
     rows = [[row.text, *map(_finite, row.losses)] for row in losses]
-    record = {"event": "answers", "step": step, "prompt": prompt, "answers": [*map(list, answers)]}
-    record |= {"rows": rows} if rows else {}
+    record = {"event": "answers", "step": trainer.progress.step, "prompt": prompt}
+    record |= {"answers": [*map(list, answers)]} | ({"rows": rows} if rows else {})
+    languages = language_report(trainer.corpus, trainer.model.tokenizer)
+    record["languages"] = languages.as_json()
     try:
         append(metrics_beside(job.output), record)
     except PyggmlError as error:

@@ -4,7 +4,6 @@ import json
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from math import log
 from pathlib import Path
 
 from pyggml.chat import MODEL, ChatTemplate, template_file
@@ -18,6 +17,7 @@ from pyggml.cli.terminal.show import row, say, size
 from pyggml.errors import PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
 from pyggml.lora.trainer.checkpoint import existing, newest
+from pyggml.lora.trainer.losses import validation_loss
 from pyggml.model import Model
 from pyggml.requantize import Losses
 from pyggml.tokenizer import Tokenizer
@@ -25,7 +25,6 @@ from pyggml.tokenizer import Tokenizer
 # -- what was trained: an adapter, or tensors of the model --------------------------------------
 
 Trained = Adapter | TrainedTensors
-_N_READ = 32  # windows held out that a model which was written is read with
 Metadata = Mapping[str, str | None]  # what the output says of chats, see pyggml.chat.source
 
 
@@ -107,15 +106,15 @@ def save(trained: Trained, meter: Meter, path: Path, metadata: Metadata) -> None
 
 
 def say_loss_of_file(trainer: Trainer, written: Model) -> None:
-    """The loss of the very model that was written, beside that of the one that was trained."""
-    held_out = trainer.corpus.validation
-    if held_out is None or trainer.objective.rows != "training":
+    """The validation loss of the very model that was written, beside that of the trained one."""
+    sample, history = trainer.validation, trainer.history
+    if sample is None or not history.validations:
         return
-    from pyggml.lora.evaluate import perplexity  # the first step need not wait for it
-
-    part = held_out.part(slice(_N_READ))
-    trained, file = (log([*perplexity(m, part)][-1].value) for m in (trainer.model, written))
-    row("file", f"validation loss {file:.4f}, {trained:.4f} before it was packed")
+    trained = history.best if trainer.config.keep_best else history.validations[-1]
+    assert trained is not None
+    run = (trainer.objective, trainer.corpus, trainer.config, trainer.reference)
+    file = validation_loss(written, sample, *run)
+    row("file", f"validation loss {file:.4f}, {trained.loss:.4f} before it was packed")
 
 
 def rescue(trained: Trained, meter: Meter, path: Path, metadata: Metadata) -> list[str]:

@@ -6,10 +6,10 @@ from pyggml.cli.terminal.row_losses import RowLoss
 from pyggml.cli.terminal.show import plural, printable, row
 from pyggml.lora import Corpus, Trainer
 from pyggml.lora.data.encode import ENDED, TEXT
-from pyggml.lora.data.report import DataReport
+from pyggml.lora.data.report import DataReport, LanguageReport
 from pyggml.tokenizer import Tokenizer
 
-_SHOWN, _SCRIPTS = 3, 5
+_SHOWN, _SHARES = 3, 5
 
 
 def say_rows(corpus: Corpus, tokenizer: Tokenizer) -> None:
@@ -31,8 +31,11 @@ def say_rows(corpus: Corpus, tokenizer: Tokenizer) -> None:
             row("", f"{plural(file.n_truncated, 'row')} longer than a window learned up to its end")
 
 
-def say_report(report: DataReport, in_full: bool) -> None:
-    """Print what may be wrong with the rows; in_full: also what they are, and how some begin."""
+def say_report(report: DataReport, languages: LanguageReport | None = None) -> None:
+    """Print what may be wrong with the rows; with their languages also what they are, and how some
+    begin."""
+    in_full = languages is not None
+    findings = [*report.findings, *(languages.findings if languages else ())]
     read = f" ({report.n_read:,} were looked at)" * (
         report.n_read < report.n_rows + report.n_held_out
     )
@@ -43,14 +46,22 @@ def say_report(report: DataReport, in_full: bool) -> None:
             ("learned", report.answers),
         ):
             row(what, f"{said.format(least, longest, half, most)} in a row{read}")
-        scripts = (f"{name} {100 * share:.3g} %" for name, share in report.scripts[:_SCRIPTS])
+        scripts = (f"{name} {100 * share:.3g} %" for name, share in report.scripts[:_SHARES])
         row("scripts", ", ".join(scripts) or "no letters")
-    for i, finding in enumerate(report.findings):
+    if languages:
+        row("languages", _shares(languages))
+    for i, finding in enumerate(findings):
         row("" if i else "findings", f"{plural(finding.n, 'row')} {finding.what}{read}")
         for text in finding.examples if in_full else ():
             row("", f"  {printable(text)}")
-    if in_full and not report.findings:
+    if in_full and not findings:
         row("findings", "none: no row is there twice, in part or on both sides, empty or cut")
+
+
+def _shares(languages: LanguageReport) -> str:
+    shares = [f"{code} {100 * share:.3g} %" for code, share in languages.shares[:_SHARES]]
+    untold = f"{100 * languages.untold:.3g} % too short to tell, or no prose"
+    return ", ".join([*shares, *([untold] if languages.untold else [])])
 
 
 def say_row_losses(rows: Sequence[RowLoss], when: str) -> None:

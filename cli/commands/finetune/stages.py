@@ -45,7 +45,7 @@ from pyggml.errors import (
 from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import Corpus, TrainConfig, Trainer, attach, read_corpus, train_tensors, unfreeze
 from pyggml.lora.adapter.names import meanings
-from pyggml.lora.data.report import data_report
+from pyggml.lora.data.report import data_report, language_report
 from pyggml.lora.data.unused import unused_by_rows
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.ranks.device import device_of_rank
@@ -94,7 +94,7 @@ def _preview(job: Job, trainer: Trainer) -> None:
     """Print the report on the rows, those with the highest and lowest loss, and samples."""
     corpus, model = trainer.corpus, trainer.model
     say()
-    say_report(data_report(corpus, model.tokenizer), in_full=True)
+    say_report(data_report(corpus, model.tokenizer), language_report(corpus, model.tokenizer))
     if job.objective.rows == "training":
         say_row_losses(row_losses([model], corpus), "before training")
     preview(corpus, model.tokenizer, job.preview or 0)
@@ -139,7 +139,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     say_chats(corpus, job.reading, model.tokenizer, choice)
     say_rows(corpus, model.tokenizer)
     if not job.preview:  # which tells more
-        say_report(data_report(corpus, model.tokenizer), in_full=False)
+        say_report(data_report(corpus, model.tokenizer))
     args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
     trainer = Trainer(*args, reference=base)
     if job.resume is not None:
@@ -215,7 +215,7 @@ def _run(
     with progress_lines():
         answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
     read, losses = _read_again(job, before, after, trainer.corpus)
-    record.save_answers(job, trainer.progress.step, asked, answers, losses)
+    record.save_answers(job, trainer, asked, answers, losses)
     record.save_report(job, rows, asked, answers, read)
     chats = has_chats(trainer.corpus)
     template = template_of(job.reading, model.tokenizer) if chats else None

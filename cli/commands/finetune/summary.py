@@ -10,6 +10,7 @@ from pyggml.errors import ConfigError
 from pyggml.gguf import GGUFFile
 from pyggml.lora import Adapter, Corpus, DataConfig, LoraConfig, RunMemory, TrainedTensors, Trainer
 from pyggml.lora.data import FileSummary
+from pyggml.lora.data.files import UNREAD
 from pyggml.model import Model
 
 _SHOWN = 5  # files that were left out
@@ -108,6 +109,7 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
     row("" if len(corpus.files) > 1 else "data", ", ".join(parts))
     _say_left_out(corpus)
     for read in corpus.files:
+        _say_unread(read)
         if read.skipped.total:
             what = plural(read.skipped.total, "bad row")
             row("skipped", f"{read.source.path.name}: {what}: {printable(str(read.skipped))}")
@@ -115,6 +117,15 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
             row("", f"its tokens are not kept for the next run: {printable(read.not_kept)}")
     if config.val_split and held_out is None:
         row("", f"nothing is held out: {_why_none(corpus, config.val_split)}")
+
+
+def _say_unread(read: FileSummary) -> None:
+    """The columns of a file that rows were not made of."""
+    names = [note.removeprefix(UNREAD) for note in read.notes if note.startswith(UNREAD)]
+    if names:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        shown = printable(", ".join(name[:40] for name in names[:_SHOWN]))
+        row("not read", f"{read.source.path.name}: {plural(len(names), 'column')}: {shown}{more}")
 
 
 def _say_left_out(corpus: Corpus) -> None:

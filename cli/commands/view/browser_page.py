@@ -9,7 +9,7 @@ from pyggml.look.draw import heat, svg, tokens
 _HOME, _REPORT = "pyggml.cli.commands.view", "pyggml.cli.web.report"
 _SCRIPTS = (
     *("app", "page", "tree", "lines", "model", "tensor", "pass", "graph", "plan", "run"),
-    *("gradients", "text", "table"),
+    *("gradients", "text", "table", "data"),
 )
 _FILES = {
     "/page.css": "web/page.css",
@@ -18,6 +18,7 @@ _FILES = {
 }
 _REPORT_FILES = {
     "/uPlot.css": "uPlot.min.css",
+    "/data_card.css": "data_card.css",
     "/charts.js": "charts.js",
     "/ticks.js": "ticks.js",
     "/uPlot.js": "uPlot.iife.min.js",

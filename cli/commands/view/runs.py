@@ -18,6 +18,7 @@ from pyggml import gguf
 from pyggml.cli.commands.view.queries import brief
 from pyggml.cli.terminal.show import printable, size, span
 from pyggml.cli.web.errors import ApiError
+from pyggml.cli.web.report.data_card import data_card
 from pyggml.cli.web.report.run_page import facts
 from pyggml.cli.web.report.series import Chart, charts_of, final_and_best, overlay
 from pyggml.errors import ConfigError, PyggmlError
@@ -162,6 +163,7 @@ class Runs:
             "charts": charts_of(records),
             "measured": [] if overview is None else overview.steps,
             "adapter": size(_n_bytes(output)) if output.is_file() else "",
+            "data": data_card(records),
             **_details(records),
         }
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from pyggml.cli.terminal.progress import change
 from pyggml.cli.terminal.samples import Reading
-from pyggml.cli.terminal.show import plural, size, span
+from pyggml.cli.terminal.show import size, span
 from pyggml.cli.web import pages
 from pyggml.cli.web.report import FIRST_WORDS
+from pyggml.cli.web.report.data_card import data_card
 from pyggml.cli.web.report.series import charts_of
 from pyggml.look.draw import heat, tokens
 from pyggml.look.overview import Overview, findings
@@ -23,7 +24,6 @@ from pyggml.lora import History
 from pyggml.lora.record import overview_of, read_records
 
 _MOST_FINDINGS = 8
-_MOST_ROWS = 5  # with the highest loss, and with the lowest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ def render(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
     overview = overview_of(records)
     return pages.render(
         *("pyggml.cli.web.report", "page.html"),
-        styles=("uPlot.min.css", "page.css"),
+        styles=("uPlot.min.css", "page.css", "data_card.css"),
         scripts=("uPlot.iife.min.js", "ticks.js", "charts.js"),
         drawn=[heat.STYLE, tokens.STYLE],
         token_style=tokens.STYLE,
         first=FIRST_WORDS,
         page=page,
         facts=facts(records),
-        rows=rows_of(records),
+        data=data_card(records),
         charts=charts_of(records),
         gradients=None if overview is None else _gradients(overview),
         readings=[
@@ -76,44 +76,6 @@ def _gradients(o: Overview) -> dict[str, Any]:
         "maps": [heat.heat_map(o, kind) for kind in heat.kinds_of(last)],
         "steps": [heat.heat_steps(o, kind) for kind in over_steps],
     }
-
-
-def rows_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """What the page shows of the rows: lengths, scripts, findings, and those with the highest and
-    the lowest loss; None of a run that has no report on them."""
-    told = [r["data"] for r in records if r["event"] == "run" and isinstance(r.get("data"), dict)]
-    if not told or not told[-1].get("lengths"):
-        return None
-    data = told[-1]
-    about = []
-    for name, what in (("lengths", "tokens of a row"), ("answers", "learned tokens")):
-        least, half, most, longest = data[name]
-        text = f"{least:,} to {longest:,}, half up to {half:,}, 9 of 10 up to {most:,}"
-        about.append((what, text))
-    scripts = [f"{name} {100 * share:.3g} %" for name, share in data["scripts"]]
-    about.append(("scripts", ", ".join(scripts) or "no letters"))
-    findings = [
-        {"text": f"{plural(f['n'], 'row')} {f['what']}", "examples": f["examples"]}
-        for f in data["findings"]
-    ]
-    losses = [row for r in records for row in r.get("rows", ())]
-    return {
-        "about": about,
-        "findings": findings,
-        "losses": _ends(losses),
-        "n_losses": len(losses),
-    }
-
-
-def _ends(losses: Sequence[Sequence[Any]]) -> list[dict[str, str]]:
-    """The rows with the highest losses and with the lowest, as words."""
-    n = min(_MOST_ROWS, len(losses) // 2)
-    found = []
-    for label, some in (("highest loss", losses[:n]), ("lowest loss", losses[len(losses) - n :])):
-        for i, (text, *each) in enumerate(some):
-            numbers = " → ".join("no number" if x is None else f"{x:.3f}" for x in each)
-            found.append({"label": "" if i else label, "text": text, "losses": numbers})
-    return found
 
 
 def facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -13,7 +13,8 @@ _BATCH = 64  # rows in memory at a time
 
 
 def parquet_rows(path: Path, names: Collection[str]) -> Iterator[tuple[Place, Any]]:
-    """A dict of these columns, those that there are, for each row.
+    """A dict of these columns, those that there are, for each row; other columns are None, unless
+    there are no others.
 
     A null in a nested column is left out: there all objects have the names of all. Raises
     DataError without pyarrow, and for a damaged file.
@@ -29,11 +30,12 @@ def parquet_rows(path: Path, names: Collection[str]) -> Iterator[tuple[Place, An
     try:
         with parquet.ParquetFile(path) as file:
             columns = [name for name in file.schema_arrow.names if name in names]
+            others = dict.fromkeys(n for n in file.schema_arrow.names if columns and n not in names)
             for batch in file.iter_batches(_BATCH, columns=columns or None):
                 for record in batch.to_pylist():
                     number += 1
                     values = {name: _present(value) for name, value in record.items()}
-                    yield Place(str(path), "row", number), values
+                    yield Place(str(path), "row", number), values | others
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         reason = str(error).split("\n", 1)[0][:200]
         raise DataError(f"{path}: cannot be read after row {number}: {reason}") from None

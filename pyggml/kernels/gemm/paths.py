@@ -57,7 +57,7 @@ def path_of(p: Problem) -> Path:
 @lru_cache(PROBLEMS)
 def scratch_bytes(p: Problem, fewer_rows: bool = False) -> int:
     """Scratch of a product. With fewer_rows: enough for it with any smaller number of rows of A."""
-    some = _largest_of_each_path(p.m) if fewer_rows else [p.m]
+    some = largest_of_each_path(p.m) if fewer_rows else [p.m]
     problems = [q for m in some for q in _calls_of(replace(p, m=m))]
     sizes = (layout_of(path_of(q), q).n_bytes for q in problems if not _is_empty(q))
     return max(sizes, default=0)
@@ -107,7 +107,7 @@ def _plain_call(p: Problem, o: Operands) -> Call:
     return path_of(p).call(p, o)
 
 
-def _largest_of_each_path(m: int) -> Iterator[int]:
+def largest_of_each_path(m: int) -> Iterator[int]:
     """m, and each smaller number of rows that is the most of some path."""
     yield m
     for path in PATHS:

@@ -1,6 +1,6 @@
 """Copies, and views with other axes.
 
-cont, dup   a gapless copy                          cpy   a gapless copy of another type
+cont, dup   a gapless copy (of another type: pyggml.ops.layout.cpy)
 reshape     a view: other axes, the same order      permute, transpose   a view: axes reordered
 """
 
@@ -12,16 +12,10 @@ import numpy as np
 
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import BF16, F16, F32, DType, dtype
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor
-from pyggml.jit import JIT, kernel
-from pyggml.jit.frames import Bool, Floats1, Frame, Shorts1
-from pyggml.jit.tasks import launch, stage, task_code
-from pyggml.kernels.kernel import Site, as_four, cpu_kernel
-from pyggml.ops.strips import LENGTH
-from pyggml.quants.bits import bf16_to_float, f16_to_float, float_to_bf16, float_to_f16
+from pyggml.kernels.kernel import Site, cpu_kernel
 
 
 def cont(x: Tensor) -> Tensor:
@@ -32,11 +26,6 @@ def cont(x: Tensor) -> Tensor:
 def dup(x: Tensor) -> Tensor:
     """A gapless copy of x of any type (ggml's DUP)."""
     return DUP(x)
-
-
-def cpy(x: Tensor, to: DType) -> Tensor:
-    """x (F32, F16 or BF16) as another of these types, ties rounded to even (ggml's CPY)."""
-    return CPY(x, to=to.name)
 
 
 def reshape(x: Tensor, shape: Shape) -> Tensor:
@@ -111,96 +100,6 @@ DUP = op(
     strided=True,
 )
 cpu_kernel(DUP, _copy_run)
-
-# -- cpy ----------------------------------------------------------------------------------------
-
-
-_FLOATS = (F32, F16, BF16)
-_BITS = {2: np.uint16, 4: np.uint32}
-
-
-@kernel
-def _read(bits, kind):
-    if kind == 0:
-        return np.uint32(bits).view(np.float32)
-    if kind == 1:
-        return f16_to_float(np.uint16(bits))
-    return bf16_to_float(np.uint16(bits))
-
-
-@kernel
-def _write(f, kind):
-    if kind == 0:
-        return np.float32(f).view(np.uint32)
-    return np.uint32(float_to_f16(f) if kind == 1 else float_to_bf16(f))
-
-
-@kernel
-def _cpy(out, x, to, of):
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            for k in range(out.shape[2]):
-                for c in range(out.shape[3]):
-                    out[i, j, k, c] = _write(_read(x[i, j, k, c], of), to)
-
-
-class Rounding(Frame):
-    """float32 to bfloat16, or back."""
-
-    narrow: Shorts1  # bits of bfloat16
-    wide: Floats1
-    narrows: Bool  # whether `narrow` is written, else `wide`
-
-
-@task_code(Rounding)
-def _strip_task(f, task, thread):
-    """One strip of float32 rounded to bfloat16, or of bfloat16 made float32."""
-    narrow, wide = f.narrow, f.wide
-    first, last = task * LENGTH, min((task + 1) * LENGTH, wide.size)
-    short, long = narrow[first:last], wide[first:last]
-    if f.narrows:
-        for i in range(long.size):
-            short[i] = float_to_bf16(long[i])
-    else:
-        for i in range(long.size):
-            long[i] = bf16_to_float(short[i])
-
-
-def _cpy_run(site: Site) -> Call:
-    x, to, of = site.src[0], site.node.dtype, site.node.src[0].dtype
-    if JIT and {to, of} == {F32, BF16} and x.flags.c_contiguous:
-        narrow, wide = (site.out, x) if to is BF16 else (x, site.out)
-        f = Rounding(narrow=narrow.reshape(-1), wide=wide.reshape(-1), narrows=to is BF16)
-        return Call(launch, stage(_strip_task, f, -(-wide.size // LENGTH)))
-    arrays = (as_four(a.view(_BITS[a.itemsize])) for a in (site.out, x))
-    return Call(_cpy, *arrays, _FLOATS.index(to), _FLOATS.index(of))
-
-
-def _cpy_spec(x: Tensor, to: str) -> Spec:
-    wanted = dtype(to)
-    if x.dtype not in _FLOATS or wanted not in _FLOATS:
-        raise ShapeError(f"cpy: x is {x!r} and goes to {to}, wanted F32, F16 or BF16 for both")
-    return Spec(x.shape, wanted)
-
-
-def _cpy_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    cases = [((1, 1), "F32"), ((3, 8), "F16"), ((2, 3, 5), "BF16"), ((7,), "F16")]
-    for shape, to in [*cases, ((2, LENGTH // 2 + 1), "BF16")]:
-        yield Sample((rng.standard_normal(shape),), {"to": to})
-
-
-CPY = op(
-    name="cpy",
-    ggml=GGMLOp.CPY,
-    spec=_cpy_spec,
-    ref=_same_ref,
-    grad=_same_grad,
-    samples=_cpy_samples,
-    refuses={"to": ("Q8_0", "I32")},
-    memory=Memory.FRESH,
-    strided=True,
-)
-cpu_kernel(CPY, _cpy_run)
 
 # -- reshape ------------------------------------------------------------------------------------
 

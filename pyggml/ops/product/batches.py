@@ -1,8 +1,9 @@
-"""Products of float32 matrices of any strides, with axes of batches: how they become calls.
+"""Products with axes of batches: how they become calls. Float32 matrices have any strides.
 
 Batch i of the result takes batch i // r of a source that has r times fewer batches.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.kernels import gemm
+from pyggml.kernels.kernel import as_four, as_rows
 
 _CASES = 1024  # whose scratch is remembered
 
@@ -50,6 +52,21 @@ def strided(
         calls = [strided(c[i], a[i], b[i // r], scratch, accumulate) for i in outer]
         return Call(one_by_one, calls)
     return gemm.strided(_as_batches(c), _as_batches(a), _as_batches(b), scratch, accumulate)
+
+
+def by_matrix(
+    c: np.ndarray, rows: np.ndarray, w: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(part of c, rows of it, matrix) for every matrix of w, batches of c without gaps.
+
+    Neighbouring batches with one matrix are rows of one product.
+    """
+    c, rows, w = (as_four(a) for a in (c, rows, w))
+    repeats, neighbours = c.shape[0] // w.shape[0], c.shape[1] // w.shape[1]
+    for i in range(c.shape[0]):
+        for j in range(w.shape[1]):
+            batches = slice(j * neighbours, (j + 1) * neighbours)
+            yield as_rows(c[i, batches]), as_rows(rows[i, batches]), w[i // repeats, j]
 
 
 def _as_batches(a: np.ndarray) -> np.ndarray:

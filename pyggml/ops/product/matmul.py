@@ -1,6 +1,6 @@
 """Matrix products. A weight is (n_out, n_in), so the product with its transpose is the natural one.
 
-mul_mat(w, x)          y  = x·wᵀ            w may be of any type, x float32
+mul_mat(w, x)          y  = x·wᵀ            w may be of any type, x is multiplied as float32
 mul_mat_add(y, w, x)   y' = y + x·wᵀ        in y's memory, unless y is read afterwards
 out_prod(a, b)         c  = bᵀ·a            gradients: dx = out_prod(w, dyᵀ), dw = out_prod(x, dy)
 out_prod_add(c, a, b)  c' = c + bᵀ·a        in c's memory likewise
@@ -9,43 +9,51 @@ Leading axes are batches. As in ggml, batch i of the result takes batch i // r o
 r times fewer batches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 
 import numpy as np
 
 from pyggml.errors import ShapeError
-from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F32
+from pyggml.graph.call import Call, one_by_one
+from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.kernels import gemm
 from pyggml.kernels.kernel import Compute, Site, as_rows, cpu_kernel
+from pyggml.ops.layout.cpy import cpy, packed_leaf
 from pyggml.ops.layout.layout import cont, reshape, transpose
 from pyggml.ops.layout.repeat import repeat_back
-from pyggml.ops.product.batches import matrices_of, strided, strided_bytes, transposed_matrices
+from pyggml.ops.product.batches import (
+    by_matrix,
+    matrices_of,
+    strided,
+    strided_bytes,
+    transposed_matrices,
+)
 
 
 def mul_mat(w: Tensor, x: Tensor) -> Tensor:
-    """x·wᵀ: w (…, N, K) of any type, x (…, T, K) float32 -> (…, T, N) (ggml MUL_MAT).
+    """x·wᵀ: w (…, N, K) of any type, x (…, T, K) F32, F16 or BF16 -> (…, T, N) F32 (ggml MUL_MAT).
 
-    A w of another type than F32 has two axes. Raises ShapeError if K differs, or if the batches of
-    w do not divide those of x.
+    Raises ShapeError if K differs, or if the batches of w do not divide those of x.
     """
     return MUL_MAT(_walkable(w), _as_taken(w, x))
 
 
 def mul_mat_add(y: Tensor, w: Tensor, x: Tensor) -> Tensor:
-    """y + x·wᵀ: y (…, T, N), w (N, K) of any type, x (…, T, K) float32."""
+    """y + x·wᵀ: y (…, T, N) F32, w and x as mul_mat takes them."""
     return MUL_MAT_ADD(y, _walkable(w), _as_taken(w, x))
 
 
 def out_prod(a: Tensor, b: Tensor) -> Tensor:
-    """bᵀ·a: a (…, R, M) of any type, b (…, R, N) float32 -> (…, N, M) (ggml OUT_PROD)."""
-    if a.dtype is F32 or len(b.shape) < 2 or transpose(b).is_contiguous:
+    """bᵀ·a: a (…, R, M) of any type, b (…, R, N) F32, F16 or BF16 -> (…, N, M) F32 (ggml
+    OUT_PROD)."""
+    b = _wide(b)
+    if a.dtype is F32 or len(b.shape) < 2:
         return OUT_PROD(_walkable(a), _walkable(b))
-    return OUT_PROD(a, transpose(cont(transpose(b))))
+    return OUT_PROD(a, b if transpose(b).is_contiguous else transpose(cont(transpose(b))))
 
 
 def out_prod_add(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -54,12 +62,18 @@ def out_prod_add(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _walkable(t: Tensor) -> Tensor:
-    """t, or a copy if t has gaps and several batch axes: kernels walk one batch axis."""
-    return t if len(t.shape) <= 3 or t.is_contiguous else cont(t)
+    """t, or a copy if t has gaps and several batch axes: kernels walk one batch axis of F32."""
+    return t if len(t.shape) <= 3 or t.is_contiguous or t.dtype is not F32 else cont(t)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """x as F32 if it is of half its width."""
+    return cpy(x, F32) if x.dtype in (F16, BF16) else x
 
 
 def _as_taken(w: Tensor, x: Tensor) -> Tensor:
     """x as the kernel for w takes it: with a w to unpack, x has no gaps."""
+    x = _wide(x)
     return _walkable(x) if w.dtype is F32 else cont(x)
 
 
@@ -82,10 +96,11 @@ def _check(name: str, weight: Tensor, x: Tensor, axis: int) -> None:
     if x.dtype is not F32:
         raise ShapeError(f"{name}: the second factor is {x.dtype}, wanted F32")
     to_unpack = weight.dtype is not F32
-    if to_unpack and len(weight.shape) > 2:
-        raise ShapeError(f"{name}: a {weight.dtype} matrix has {len(weight.shape)} axes, wanted 2")
     if to_unpack and weight.strides[-1] != weight.dtype.block_bytes:
         raise ShapeError(f"{name}: the rows of {weight!r} have gaps, wanted them whole")
+    rows = x if axis == -1 else _turned(x)
+    if to_unpack and not rows.is_contiguous:
+        raise ShapeError(f"{name}: {x!r} has gaps beside {weight!r}, wanted a copy without")
 
 
 # -- how a product finds its kernel -------------------------------------------------------------
@@ -101,10 +116,18 @@ def _has_rows(w: Tensor, x: Tensor) -> bool:
     return len(w.shape) == 2 and w.strides[1] == w.dtype.block_bytes and x.is_contiguous
 
 
+def _turned(t: Tensor) -> Tensor:
+    """t with its last two axes exchanged; no node."""
+    shape, strides = transposed_matrices(t)
+    return Tensor(shape, t.dtype, strides=strides)
+
+
 def _scratch_bytes(c: Tensor, w: Tensor, rows: Tensor, form: gemm.Form, compute: Compute) -> int:
     """Scratch of C = rows · Wᵀ or rows · W."""
     *m, k = rows.shape
-    if _has_rows(w, rows):
+    if w.dtype is not F32 and len(w.shape) > 2:
+        m = [m[-2] // w.shape[-3], m[-1]]
+    if _has_rows(w, rows) or w.dtype is not F32:
         return gemm.scratch_bytes(gemm.Problem(form, prod(m), c.shape[-1], k, w.dtype, compute))
     b = matrices_of(w) if form == "mul_mat" else transposed_matrices(w)
     return strided_bytes(c.shape, matrices_of(rows), b)
@@ -127,7 +150,23 @@ def _mul_mat_call(site: Site, w: np.ndarray, x: np.ndarray, accumulate: bool) ->
         if site.shared is not None:
             packing = gemm.Packing(site.shared, done=not site.fills_shared)
         return gemm.mul_mat(flat_y, flat_x, weight, site.scratch, accumulate, packing)
+    if site.node.src[-2].dtype is not F32:
+        return _by_matrix(site, gemm.mul_mat, x, w, accumulate)
     return strided(y, x, w, site.scratch, accumulate)
+
+
+def _by_matrix(
+    site: Site, product: Callable[..., Call], rows: np.ndarray, w: np.ndarray, accumulate: bool
+) -> Call:
+    """A product for each matrix of a weight to unpack."""
+    dtype, compute = site.node.src[-2].dtype, site.compute
+    return Call(
+        one_by_one,
+        [
+            product(c, r, gemm.Weight(matrix, dtype, compute), site.scratch, accumulate)
+            for c, r, matrix in by_matrix(site.out, rows, w)
+        ],
+    )
 
 
 def _mul_mat_run(site: Site) -> Call:
@@ -185,6 +224,8 @@ def _mul_mat_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample((rng.standard_normal((2, 5, 7)), rng.standard_normal((4, 3, 7))))
     yield Sample((rng.standard_normal((5, 7)), rng.standard_normal((2, 3, 7))))
     yield Sample((rng.standard_normal((2, 2, 5, 7)), rng.standard_normal((4, 6, 3, 7))))
+    for w, x in (((3, 64), (2, 64)), ((2, 5, 32), (4, 3, 32)), ((2, 1, 5, 32), (4, 3, 2, 32))):
+        yield Sample((packed_leaf(rng, w, "Q8_0"), rng.standard_normal(x)))
 
 
 MUL_MAT = op(
@@ -277,6 +318,8 @@ def _out_prod_call(site: Site, a: np.ndarray, b: np.ndarray, accumulate: bool) -
         flat = as_rows(rows)
         weight = gemm.Weight(a, site.node.src[-2].dtype, site.compute)
         return gemm.out_prod(dx, flat, weight, site.scratch, accumulate)
+    if site.node.src[-2].dtype is not F32:
+        return _by_matrix(site, gemm.out_prod, rows, a, accumulate)
     return strided(site.out, rows, a.swapaxes(-1, -2), site.scratch, accumulate)
 
 
@@ -287,8 +330,7 @@ def _out_prod_run(site: Site) -> Call:
 
 def _out_prod_scratch(node: Tensor, compute: Compute) -> int:
     a, b = node.src[-2:]
-    shape, strides = transposed_matrices(b)
-    return _scratch_bytes(node, a, Tensor(shape, b.dtype, strides=strides), "out_prod", compute)
+    return _scratch_bytes(node, a, _turned(b), "out_prod", compute)
 
 
 def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -306,6 +348,9 @@ def _out_prod_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample((rng.standard_normal((r, m)), rng.standard_normal((r, n))))
     for a, b in (((4, 5, 7), (4, 5, 3)), ((2, 5, 7), (4, 5, 3)), ((2, 1, 5, 7), (4, 3, 5, 2))):
         yield Sample((rng.standard_normal(a), rng.standard_normal(b)))
+    for few, rows in (((3, 64), (2, 3)), ((2, 5, 32), (4, 3, 5)), ((2, 1, 5, 32), (4, 3, 2, 5))):
+        turned = rng.standard_normal(rows).swapaxes(-1, -2)
+        yield Sample((packed_leaf(rng, few, "Q8_0"), turned))
 
 
 OUT_PROD = op(

@@ -38,6 +38,21 @@ def test_a_finished_run(ask, add_run):
     assert (found["prompt"], found["answers"]) == ("the", [["before", " a"]])
 
 
+def test_a_run_has_the_card_on_its_data(ask, add_run, client):
+    """And what no run writes there is refused in a sentence, or left out."""
+    data = {"lengths": [1, 2, 3, 4], "answers": [1, 1, 2, 3], "scripts": [["Latin", 1.0]]}
+    findings = [{"what": "with an empty answer", "n": 2, "examples": []}, 3, {"n": 1}]
+    add_run("mine", [RUN | {"data": data | {"findings": findings}}, step(1)])
+    (count,) = ask("run", name="mine")["data"]["counts"]
+    assert count["n"] == 2 and count["text"] == "with an empty answer"
+    add_run("mine", [RUN, step(1)])
+    assert ask("run", name="mine")["data"] is None
+    for wrong in ({"lengths": 3}, {"lengths": [1], "scripts": [[1]]}, {"lengths": ["x"]}):
+        add_run("mine", [RUN | {"data": wrong}, step(1)])
+        answer = client.get("/api/run", params={"name": "mine"})
+        assert answer.status_code == 422 and "make no sense" in answer.json()["error"]["message"]
+
+
 def test_the_model_of_a_run_is_compared_by_its_contents(ask, add_run, tiny, model_with, tmp_path):
     copy, other = tmp_path / "copy.gguf", model_with(general__name="other")
     copy.write_bytes(tiny.read_bytes())

@@ -2,6 +2,7 @@
 
 import { address, ask, card, facts, make, rows } from "./page.js";
 import { drawCharts } from "./lines.js";
+import { dataCard } from "./data.js";
 import { gradientsOf } from "./gradients.js";
 import { runsTable } from "./table.js";
 
@@ -75,7 +76,7 @@ function shownIn(view, name) {
       status.replaceChildren(...statusOf(found));
       drawCharts(charts, found.charts);
       gradients.update(found.measured);
-      const now = JSON.stringify([found.settings, found.about, found.answers]);
+      const now = JSON.stringify([found.settings, found.about, found.answers, found.data]);
       if (now !== told) rest.replaceChildren(...restOf(found));
       told = now;
     },
@@ -100,13 +101,14 @@ function leads(settings) {
   return rank ? [make("p", {}, "One of its passes: ", link("graph", "the graph"), ", ", link("plan", "the memory"))] : [];
 }
 
-function restOf({ prompt, answers, about, settings }) {
+function restOf({ prompt, answers, about, settings, data }) {
   const parts = [];
   if (answers.length) {
     const told = (text) => make("pre", {}, make("mark", {}, prompt), text);
     const each = answers.map(([label, text]) => make("article", {}, make("h3", {}, label), told(text)));
     parts.push(card(make("h2", {}, "Before and after"), make("div", { class: "answers" }, ...each)));
   }
+  if (data) parts.push(dataCard(data));
   if (about.length) parts.push(card(make("h2", {}, "The run"), rows(about), ...leads(settings)));
   const pairs = Object.entries(settings);
   if (pairs.length) {

@@ -13,7 +13,7 @@ from pyggml.graph.dtypes import BF16
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 from pyggml.ops.activation.glu import SWIGLU_BACK
-from pyggml.ops.layout.layout import CPY
+from pyggml.ops.layout.cpy import CPY
 
 
 def with_joint_backs(graph: Graph) -> Graph:

@@ -17,7 +17,8 @@ from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.gemm.beside import MOST
 from pyggml.kernels.gemm.thin import WIDEST
-from pyggml.ops.layout.layout import CPY, TRANSPOSE
+from pyggml.ops.layout.cpy import CPY
+from pyggml.ops.layout.layout import TRANSPOSE
 from pyggml.ops.product.low_rank import MUL_MAT_LOW_RANK, OUT_PROD_LOW_RANK, OUT_PROD_LOW_RANK_ADD
 from pyggml.ops.product.matmul import MUL_MAT, MUL_MAT_ADD, OUT_PROD, OUT_PROD_ADD
 

@@ -21,7 +21,7 @@ from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import BF16, DType
+from pyggml.graph.dtypes import BF16, F16, F32, DType
 from pyggml.graph.tensor import Shape, Tensor, contiguous_strides
 
 # -- copies ---------------------------------------------------------------------------------------
@@ -135,8 +135,10 @@ def _elements(t: Tensor) -> Shape:
     return tuple(s // t.dtype.block_bytes for s in contiguous_strides(t.shape, t.dtype))
 
 
-def _blocks_with_gaps(node: Tensor) -> str | None:
+def _copy_lacks(node: Tensor) -> str | None:
     x = node.src[0]
+    if x.dtype is not node.dtype and not {x.dtype, node.dtype} <= {F32, F16, BF16}:
+        return f"{x.dtype} to {node.dtype}"
     return f"{x.dtype} with gaps" if x.dtype.quantised and not x.is_contiguous else None
 
 
@@ -203,7 +205,7 @@ def _tiles_back(site: Site) -> Call:
 
 
 for _name in ("cont", "dup", "cpy"):
-    declare(_name, Kernel(_copy, _blocks_with_gaps))
+    declare(_name, Kernel(_copy, _copy_lacks))
 declare("concat", Kernel(_concat))
 declare("narrow_back", Kernel(_narrow_back))
 declare("fill", Kernel(_bind_fill))

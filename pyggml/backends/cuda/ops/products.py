@@ -46,6 +46,8 @@ def _lacks(node: Tensor) -> str | None:
         return f"{b.dtype} is no type of weights"
     if b.dtype is not F32 and not b.is_contiguous:
         return f"the rows of {b!r} have gaps between them"
+    if b.dtype is not F32 and len(b.shape) > 2:
+        return f"{b!r} has batches"
     return None
 
 

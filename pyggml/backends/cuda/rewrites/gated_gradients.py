@@ -24,7 +24,7 @@ from pyggml.graph.dtypes import BF16
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 from pyggml.ops import cpy
-from pyggml.ops.layout.layout import CPY
+from pyggml.ops.layout.cpy import CPY
 
 LARGE = 32 << 20  # bytes of `up` in a layer; where it takes less, its weights weigh more
 _READERS = "wide_gradient", "wide_gradient", "gradient_of_a"

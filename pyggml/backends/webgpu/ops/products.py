@@ -286,6 +286,8 @@ def _lacks(node: Tensor) -> str | None:
         return f"{b.dtype} is unpacked by none of its shaders"
     if b.dtype is not F32 and not b.is_contiguous:
         return f"the rows of {b!r} have gaps between them"
+    if b.dtype is not F32 and len(b.shape) > 2:
+        return f"{b!r} has batches"
     if any(t.dtype is not F32 for t in (*node.src[:-2], node.src[-1], c)):
         return "a factor of another type than F32"
     if -(-c.shape[-2] // SMALL.m) > _MOST_TILES:
