@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from llama_models import GOLDEN, LIMITS, TOKENS, VARIANTS, golden, with_adapter, write
 
 import pyggml
 from pyggml.generation import Session
 
-from llama_models import GOLDEN, LIMITS, TOKENS, VARIANTS, golden, with_adapter, write
 from measures import nmse
 
 pytestmark = pytest.mark.parametrize("name", sorted(p.stem for p in GOLDEN.glob("*.npz")))

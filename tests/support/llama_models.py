@@ -28,9 +28,9 @@ N_VOCAB, N_EMBD, RANK = 40, 64, 4
 TOKENS = np.random.default_rng(0).integers(0, N_VOCAB, 24)
 BIASES = r"blk\..*\.bias"
 DECI = {
-    "attention.head_count": np.array([4, 4, 0, 0], np.int32),
+    "attention.head_count": np.array([4, 0, 4, 0], np.int32),
     "attention.head_count_kv": np.array([2, 0, 0, 0], np.int32),
-    "feed_forward_length": np.array([64, 32, 64, 0], np.int32),
+    "feed_forward_length": np.array([64, 0, 32, 64], np.int32),
 }
 # By name of a model: its architecture, keys beside the example's, and its optional tensors.
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
