@@ -33,10 +33,10 @@ SOURCES = {
     "formulas": "formulas in float64",
 }
 N_NAMES = 153  # in llama.cpp's list
-# Of these, no causal decoders of text: clip, the 14 of BERT, T5 and embeddings, wavtokenizer-dec;
+# Of these, no causal decoders of text: clip, the 12 of BERT, T5 and embeddings, wavtokenizer-dec;
 # dream, llada, llada-moe and rnd1, which denoise; eagle3, dflash and gemma4-assistant, which draft;
 # pockettts and qwen3tts, which speak; gptj, a name without a graph.
-N_OTHERS = 26
+N_OTHERS = 24
 
 
 def text() -> str:
@@ -83,8 +83,8 @@ float64, and adapters update every matrix. llama.cpp knows {n_names} names, of w
 encoders, diffusion models, parts of other models or speech.
 
 The last column says whose logits, without and with an adapter, over a cache and in chunks, the
-tests hold an architecture to. Where it is llama.cpp's, the error is below 1e-11 (NMSE, float32), but
-for the table of GELUs in halves that llama.cpp has: up to 2e-7. Those of transformers are compared
+tests hold an architecture to. Where it is llama.cpp's, the error is below 1e-11 (NMSE, float32),
+but for the table of GELUs in halves that llama.cpp has: up to 2e-7. Those of transformers are compared
 with llama.cpp as well, which reads the adapters.
 
 | `general.architecture` | devices | compared with |
