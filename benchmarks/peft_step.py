@@ -1,7 +1,7 @@
 """The same LoRA training step in PyTorch with PEFT, on the CPU, at the shape of a Qwen3 model.
 
 usage: peft_step.py [--dtype f32|bf16] [--tokens 512] [--batch 1] [--rank 8] [--size 0.6B|1.7B]
-                    [--steps 3] [--device cpu|cuda] [--in-turns]
+                    [--steps 3] [--device cpu|cuda] [--compile] [--in-turns]
 
 Needs torch, transformers and peft; weights are random. Prints a JSON line like step.py's.
 """
@@ -39,7 +39,7 @@ def model_of(size: str, dtype: torch.dtype, rank: int) -> torch.nn.Module:
     return get_peft_model(base, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=MODULES))
 
 
-def main() -> None:
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--tokens", type=int, default=512)
@@ -48,17 +48,22 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--size", choices=list(WIDTHS), default="0.6B")
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--compile", action="store_true", help="by torch.compile")
     parser.add_argument("--in-turns", action="store_true", help="wait for a line before a step")
-    options = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    options = read_options()
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
     with torch.device(options.device):
         model = model_of(options.size, dtype, options.rank).train()
+    forward = torch.compile(model, dynamic=False) if options.compile else model
     optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 
     def step() -> None:
         ids = torch.randint(0, 151936, (options.batch, options.tokens), device=options.device)
-        model(input_ids=ids, labels=ids).loss.backward()
+        forward(input_ids=ids, labels=ids).loss.backward()
         optimiser.step()
         optimiser.zero_grad()
         if options.device != "cpu":
@@ -66,7 +71,7 @@ def main() -> None:
 
     seconds = timed(step, options.steps, options.in_turns)
     result = {
-        "benchmark": f"peft {options.dtype}",
+        "benchmark": f"peft {options.dtype}{' compiled' if options.compile else ''}",
         "model": f"Qwen3-{options.size} shape",
         "batch": options.batch,
         "tokens": options.tokens,

@@ -55,7 +55,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; on success its files are fsynced, and it is `path`.
+    """Yield a temporary folder beside `path`; on success its files and their names are fsynced, and
+    it is `path`.
 
     On an error it is removed, or kept as a file is. PyggmlError if `path` is anything but an empty
     folder, and for an OSError.
@@ -67,8 +68,11 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise PyggmlError(f"{path}: is there already, wanted a new folder or an empty one")
         partial.mkdir()
         yield partial
-        for file in (path for path in partial.rglob("*") if path.is_file()):
-            with file.open("r+b") as written:
+        for inside in (partial, *partial.rglob("*")):
+            if inside.is_dir():
+                _sync_folder(inside)
+                continue
+            with inside.open("r+b") as written:
                 os.fsync(written.fileno())
         if target.exists():
             target.rmdir()
@@ -137,7 +141,7 @@ def user_cache() -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut. Windows cannot open folders, and does not need this."""
+    """Make names in a folder survive a power cut. Windows opens none, and needs no help."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

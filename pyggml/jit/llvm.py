@@ -5,6 +5,7 @@ register, so their width affects speed only.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -13,6 +14,8 @@ from pyggml.jit.isa import CHOSEN
 
 _X86 = CHOSEN.byte_pairs or CHOSEN.vnni
 _REGISTER = 4 * CHOSEN.lanes  # bytes
+# Signed weights are multiplied as q + OFFSET: x86 wants one factor unsigned.
+OFFSET = 0 if CHOSEN.neon else 128
 F32 = ir.FloatType()
 I8 = ir.IntType(8)
 I16 = ir.IntType(16)
@@ -54,6 +57,25 @@ def broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
     undefined = ir.Constant(vector, ir.Undefined)
     one = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
     return builder.shuffle_vector(one, undefined, every(ir.VectorType(I32, vector.count), 0))
+
+
+def each_in_all_lanes(builder: Any, base: Any, first: Any, n: int) -> Callable[[int, Any], Any]:
+    """A function of (i, vector): word first + i of the n at integer address `base`, in every lane.
+
+    NEON multiplies by one lane of a register as well as by all, so there four are loaded at once.
+    """
+    four, loaded = ir.VectorType(F32, 4), dict[int, Any]()
+
+    def word(i: int, vector: Any) -> Any:
+        if not CHOSEN.neon or i >= n // 4 * 4:
+            here = builder.bitcast(at(builder, base, first, i), vector.element.as_pointer())
+            return broadcast(builder, builder.load(here), vector)
+        if i // 4 not in loaded:
+            loaded[i // 4] = load(builder, at(builder, base, first, i // 4 * 4), four)
+        words = builder.bitcast(loaded[i // 4], ir.VectorType(vector.element, 4))
+        return builder.shuffle_vector(words, words, every(ir.VectorType(I32, vector.count), i % 4))
+
+    return word
 
 
 def declare_intrinsic(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
@@ -134,15 +156,18 @@ def every(vector: Any, value: float) -> Any:
     return ir.Constant(vector, [value] * vector.count)
 
 
-def by_quads(builder: Any, u: Any, s: Any, sums: Any, vnni: bool) -> Any:
-    """sums_i + Σ_{j < 4} u_{4i+j} · s_{4i+j}: int32 sums, unsigned bytes u, signed bytes s.
+def by_quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
+    """sums_i + Σ_{j < 4} u_{4i+j} · s_{4i+j}: int32 sums, signed bytes s above −128, bytes u, which
+    are unsigned, but signed on NEON (see OFFSET).
 
-    With vnni: one VPDPBUSD (AVX512-VNNI).
+    One VPDPBUSD (AVX512-VNNI), or one SDOT (NEON's dotprod) a register.
     """
     n = sums.type.count
     quads = ir.VectorType(I8, 4 * n)
     u, s = builder.bitcast(u, quads), builder.bitcast(s, quads)
-    if vnni:
+    if CHOSEN.neon:
+        return by_registers(builder, _signed_four, u, s, sums)
+    if CHOSEN.vnni:
         name = f"llvm.x86.avx512.vpdpbusd.{32 * n}"
         return builder.call(
             declare_intrinsic(builder, name, sums.type, [sums.type, quads, quads]), [sums, u, s]
@@ -155,13 +180,48 @@ def by_quads(builder: Any, u: Any, s: Any, sums: Any, vnni: bool) -> Any:
     return sums
 
 
-def quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
-    """by_quads of any number of bytes, u at most 128: registers one by one, on x86 without VNNI by
-    VPMADDUBSW and VPMADDWD."""
+def _signed_four(builder: Any, q: Any, s: Any, sums: Any) -> Any:
+    """by_quads of one register of NEON. Without SDOT products of 16 bits are added in pairs, and
+    these in pairs: SMULL, SMULL2, ADDP, SADALP."""
+    if CHOSEN.sdot:
+        return _four(builder, "sdot", q, s, sums)
+    n = sums.type.count
+    wide, pairs = (ir.VectorType(I16, size * n) for size in (4, 2))
+    products = builder.mul(builder.sext(q, wide), builder.sext(s, wide))
+    halves = [
+        builder.shuffle_vector(products, products, ir.Constant(ir.VectorType(I32, 2 * n), [*half]))
+        for half in (range(2 * n), range(2 * n, 4 * n))
+    ]
+    neon = "llvm.aarch64.neon"
+    add = declare_intrinsic(builder, f"{neon}.addp.v{2 * n}i16", pairs, [pairs, pairs])
+    widen = f"{neon}.saddlp.v{n}i32.v{2 * n}i16"
+    widen = declare_intrinsic(builder, widen, sums.type, [pairs])
+    return builder.add(sums, builder.call(widen, [builder.call(add, halves)]))
 
-    def one(u: Any, s: Any, sums: Any) -> Any:
+
+def _four(builder: Any, name: str, a: Any, b: Any, sums: Any) -> Any:
+    """An instruction of NEON that adds products of bytes to a register of 32-bit sums."""
+    kinds = [sums.type, a.type, b.type]
+    name = f"llvm.aarch64.neon.{name}.v{sums.type.count}i32.v{a.type.count}i8"
+    return builder.call(declare_intrinsic(builder, name, sums.type, kinds), [sums, a, b])
+
+
+def multiply_bytes(builder: Any, a: Any, b: Any, sums: Any) -> Any:
+    """sums (2, 2) + a (2, 8) · b (2, 8)ᵀ of signed bytes: SMMLA (NEON's i8mm)."""
+    numbers = ir.VectorType(I8, 16)
+    a, b = builder.bitcast(a, numbers), builder.bitcast(b, numbers)
+    return _four(builder, "smmla", a, b, sums)
+
+
+def quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
+    """by_quads of any number of unsigned bytes u up to MOST_UNSIGNED: registers one by one, on x86
+    without VNNI by VPMADDUBSW and VPMADDWD, on NEON with i8mm by USDOT."""
+
+    def one(builder: Any, u: Any, s: Any, sums: Any) -> Any:
+        if CHOSEN.i8mm:
+            return _four(builder, "usdot", u, s, sums)
         if not CHOSEN.byte_pairs:
-            return by_quads(builder, u, s, sums, CHOSEN.vnni)
+            return by_quads(builder, u, s, sums)
         pairs = ir.VectorType(I16, 2 * sums.type.count)
         ubsw, wd = _PAIR_NAMES[4 * sums.type.count]
         multiply = declare_intrinsic(builder, ubsw, pairs, [u.type, s.type])
@@ -172,6 +232,10 @@ def quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
     return by_registers(builder, one, u, s, sums)
 
 
+# Sums of pairs have 16 bits. NEON's SDOT multiplies signed bytes alone; USDOT could take more, but
+# no type's weights are cheaper to read so.
+MOST_UNSIGNED = 128 if CHOSEN.byte_pairs else 127 if CHOSEN.neon else 255
+
 _PAIR_NAMES = {
     16: ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
     32: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
@@ -180,14 +244,16 @@ _PAIR_NAMES = {
 
 
 def signed_quads(builder: Any, q: Any, s: Any, sums: Any) -> Any:
-    """The same of signed q, by |q| and s with the sign of q; s is above −128."""
+    """The same of signed q, on x86 by |q| and s with the sign of q; s is above −128."""
+    if CHOSEN.neon:
+        return by_quads(builder, q, s, sums)
     zero = every(q.type, 0)
     is_below = builder.icmp_signed("<", q, zero)
     size = builder.select(is_below, builder.neg(q), q)
     if _REGISTER > 32:
         return quads(builder, size, builder.select(is_below, builder.neg(s), s), sums)
 
-    def sign(s: Any, q: Any) -> Any:
+    def sign(builder: Any, s: Any, q: Any) -> Any:
         name = "llvm.x86.avx2.psign.b"
         return builder.call(declare_intrinsic(builder, name, q.type, [q.type, q.type]), [s, q])
 
@@ -198,12 +264,12 @@ def lookup16(builder: Any, indices: Any, table: Sequence[int]) -> Any:
     """table[i] of bytes i below 16, by a shuffle of bytes; where there is none, each bit of the
     index halves the remaining table."""
 
-    def one(indices: Any) -> Any:
+    def one(builder: Any, indices: Any) -> Any:
         n = indices.type.count
-        name = _SHUFFLES.get(n) if _X86 else None
-        if name:
-            shuffle = declare_intrinsic(builder, name, indices.type, [indices.type] * 2)
-            rows = ir.Constant(indices.type, [*table] * (n // 16))
+        name = f"llvm.aarch64.neon.tbl1.v{n}i8" if CHOSEN.neon else _SHUFFLES.get(n)
+        if name and (_X86 or CHOSEN.neon):
+            rows = ir.Constant(ir.VectorType(I8, max(n, 16)), [*table] * max(n // 16, 1))
+            shuffle = declare_intrinsic(builder, name, indices.type, [rows.type, indices.type])
             return builder.call(shuffle, [rows, indices])
         left = [every(indices.type, v) for v in table]
         for bit in range(4):
@@ -223,11 +289,38 @@ _SHUFFLES = {
 }
 
 
+def where_set(builder: Any, bits: Any, value: int) -> Any:
+    """Bytes: `value` where a bit of an integer is 1, else 0; lowest bit first."""
+    n = bits.type.width
+    kind = ir.VectorType(I8, n)
+    if CHOSEN.neon and n % 8 == 0:
+        few = builder.bitcast(bits, ir.VectorType(I8, n // 8))
+        order = ir.Constant(ir.VectorType(I32, n), [i // 8 for i in range(n)])
+        eight = builder.shuffle_vector(few, few, order)
+        return by_registers(builder, partial(_own_bits, value=value), eight)
+    is_set = builder.bitcast(bits, ir.VectorType(ir.IntType(1), n))
+    return builder.select(is_set, every(kind, value), every(kind, 0))
+
+
+def _own_bits(builder: Any, eight: Any, value: int) -> Any:
+    """where_set of bytes that lie eight times each. NEON has no register of bits: each lane moves
+    its own to where `value` has one, or tests it."""
+    kind, n = eight.type, eight.type.count
+    if value.bit_count() == 1:
+        shifts = ir.Constant(kind, [value.bit_length() - 1 - i % 8 for i in range(n)])
+        name = f"llvm.aarch64.neon.ushl.v{n}i8"
+        shift = declare_intrinsic(builder, name, kind, [kind, kind])
+        return builder.and_(builder.call(shift, [eight, shifts]), every(kind, value))
+    masked = builder.and_(eight, ir.Constant(kind, [1 << i % 8 for i in range(n)]))
+    is_set = builder.sext(builder.icmp_unsigned("!=", masked, every(kind, 0)), kind)
+    return builder.and_(is_set, every(kind, value))
+
+
 def by_registers(builder: Any, emit: Callable[..., Any], *vectors: Any) -> Any:
-    """emit(*vectors); vectors of more bytes than a register are cut in halves until they fit."""
+    """emit(builder, *vectors); vectors of more bytes than a register are halved until they fit."""
     n = vectors[0].type.count
     if n <= _REGISTER:
-        return emit(*vectors)
+        return emit(builder, *vectors)
     found = []
     for half in range(2):
         parts = []

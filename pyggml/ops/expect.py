@@ -49,19 +49,18 @@ def expect_gapless(op: str, what: str, t: Tensor) -> None:
         raise ShapeError(f"{op}: {what} is {t!r} with strides {t.strides}, wanted one without gaps")
 
 
-def expect_attention(op: str, q: Tensor, k: Tensor, v: Tensor, span: Tensor, *keys: DType) -> None:
-    """ShapeError unless q is (T, H, D) F32, k and v (S, HK, D) with HK | H and both of one of the
-    types `keys`, span (T, 2) I32."""
+def expect_attention(op: str, q: Tensor, k: Tensor, v: Tensor, span: Tensor) -> None:
+    """ShapeError unless q is (T, H, D) F32, k (S, HK, D) and v (S, HK, DV) with HK | H, span (T, 2)
+    I32. The caller checks the types of k and v."""
     shapes = f"q {q.shape}, k {k.shape}, v {v.shape}, span {span.shape}"
-    if not len(q.shape) == len(k.shape) == 3 or k.shape != v.shape or q.shape[2] != k.shape[2]:
-        raise ShapeError(f"{op}: {shapes}; wanted (T, H, D), (S, HK, D) twice")
+    fits = len(q.shape) == len(k.shape) == len(v.shape) == 3
+    if not fits or k.shape[:2] != v.shape[:2] or q.shape[2] != k.shape[2] or not v.shape[2]:
+        raise ShapeError(f"{op}: {shapes}; wanted (T, H, D), (S, HK, D), (S, HK, DV)")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1] or span.shape != (q.shape[0], 2):
         raise ShapeError(f"{op}: {shapes}; wanted HK dividing H, and span (T, 2)")
     types = f"q {q.dtype}, k {k.dtype}, v {v.dtype}, span {span.dtype}"
     if q.dtype is not F32 or span.dtype is not I32:
         raise ShapeError(f"{op}: {types}; wanted q in F32 and span in I32")
-    if k.dtype is not v.dtype or k.dtype not in keys:
-        raise ShapeError(f"{op}: {types}; wanted k and v both in {' or '.join(map(str, keys))}")
 
 
 def check_ids(op: str, ids: np.ndarray, n_rows: int) -> None:

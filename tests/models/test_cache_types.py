@@ -40,12 +40,12 @@ def test_attention_reads_the_numbers_that_the_bytes_stand_for(n_queries, d, extr
     span = np.stack([ends % 7, ends], axis=1)
     a = arrays(rng, n_queries, 100, span, d=d, **extras)
     packed = replace(a, k=in_q8_0(a.k), v=in_q8_0(a.v))
-    problem = replace(problem_of(a, bool(extras)), key_type=Q8_0)
+    problem = replace(problem_of(a, bool(extras)), key_type=Q8_0, value_type=Q8_0)
     for path in (path for path in FORWARD if path.takes(problem)):
         run_exactly(path, problem, packed)
         found = a.o.copy()
         wide = replace(a, k=floats_of(packed.k), v=floats_of(packed.v))
-        exact = replace(problem, key_type=F32)
+        exact = replace(problem, key_type=F32, value_type=F32)
         run_exactly(forward_path(exact), exact, wide)
         np.testing.assert_allclose(found, wide.o, rtol=2e-5, atol=1e-5)
 

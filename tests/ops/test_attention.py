@@ -9,7 +9,7 @@ from pyggml.alloc import plan
 from pyggml.backends.cpu import CPU
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
-from pyggml.graph.dtypes import BF16
+from pyggml.graph.dtypes import I32
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.kernels.attention import unfused
 from pyggml.kernels.attention.unfused import SCORE_ROWS
@@ -57,6 +57,31 @@ def test_without_extras_it_is_flash_attention(rng, monkeypatch):
     monkeypatch.setattr("pyggml.kernels.attention.backward_path", lambda problem: unfused.BACKWARD)
     for wanted, found in zip(served, run(*outputs), strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("d, dv", [(576, 512), (320, 256), (192, 128), (32, 96)])
+@pytest.mark.parametrize("n", [1, 2, 40])
+def test_values_of_another_size_than_keys(rng, n, d, dv):
+    """As latent attention has them, all queries on one key head: result and gradients."""
+    q, k, v = numbers(rng, n, 4, d), numbers(rng, n + 9, 1, d), numbers(rng, n + 9, 1, dv)
+    span, seed = causal(n, n + 9), numbers(rng, n, 4, dv)
+    fused = ops.flash_attn_ext(q, k, v, span, d**-0.5)
+    wanted = composed(q, k, v, span, d**-0.5, 1e4)
+    assert fused.shape == (n, 4, dv)
+    outputs = [[o, *gradients_of(o, [q, k, v], seed)] for o in (fused, wanted)]
+    for found, other in zip(*(run(*o) for o in outputs), strict=True):
+        np.testing.assert_allclose(found, other, rtol=1e-4, atol=2e-5)
+
+
+def test_a_mask_of_halves_is_that_of_floats(rng):
+    q, k, v = numbers(rng, 5, 4, 8), numbers(rng, 9, 2, 8), numbers(rng, 9, 2, 8)
+    half = leaf(rng.standard_normal((2, 5, 9)).astype(np.float16))
+    wide = leaf(half.data.astype(np.float32))
+    outputs = [ops.flash_attn_ext(q, k, v, causal(5, 9), 0.4, mask=m) for m in (half, wide)]
+    found, wanted = run(*outputs)
+    np.testing.assert_array_equal(found, wanted)
+    for one, other in zip(*(run(*gradients_of(o, [q, k, v])) for o in outputs), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_alibi_needs_no_mask_where_attention_is_causal(rng):
@@ -131,17 +156,19 @@ def test_halves_are_read_as_the_floats_that_they_are(rng, n, extras):
 
 
 @pytest.mark.parametrize("extras", [{}, {"logit_softcap": 2.0}])
-def test_halves_have_no_gradient(rng, extras):
-    q, k, v = numbers(rng, 5, 2, 8), *(leaf(np.zeros((5, 2, 8), np.float16)) for _ in "kv")
+@pytest.mark.parametrize("kinds", [("f2", "f2"), ("f4", "f2"), ("f2", "f4")])
+def test_halves_have_no_gradient(rng, extras, kinds):
+    q, k, v = numbers(rng, 5, 2, 8), *(leaf(np.zeros((5, 2, 8), kind)) for kind in kinds)
     out = ops.flash_attn_ext(q, k, v, causal(5, 5), 1.0, **extras)
     with pytest.raises(NoGradientError, match="has no gradient for its source 0"):
         gradients_of(out, [q])
 
 
-def test_keys_and_values_are_of_one_type(rng):
+def test_keys_and_values_are_of_types_that_are_unpacked(rng):
     q, k, half = *(numbers(rng, 5, 2, 8) for _ in "qk"), leaf(np.zeros((5, 2, 8), np.float16))
-    for sides in ((q, k, half), (q, half, k), (q, *(zeros((5, 2, 8), BF16) for _ in "kv"))):
-        with pytest.raises(ShapeError, match="wanted k and v both in F32 or F16"):
+    whole = zeros((5, 2, 8), I32)
+    for sides, which in (((q, k, whole), "v"), ((q, whole, k), "k")):
+        with pytest.raises(ShapeError, match=f"{which} is .*I32.*which cannot be unpacked"):
             ops.flash_attn_ext(*sides, causal(5, 5), 1.0)
     with pytest.raises(ShapeError, match="wanted q in F32"):
         ops.flash_attn_ext(half, half, half, causal(5, 5), 1.0)

@@ -10,10 +10,10 @@ from pyggml.kernels.attention import Backward, Forward, Problem
 GUARD = 64  # bytes before and behind the scratch
 
 
-def arrays(rng, n_queries, n_keys, span, heads=(6, 2), d=40, **extras):
-    """The arrays of a forward pass, its results NaN; no extras but these."""
-    n_heads, n_key_heads = heads
-    shapes = (n_queries, n_heads, d), (n_keys, n_key_heads, d), (n_keys, n_key_heads, d)
+def arrays(rng, n_queries, n_keys, span, heads=(6, 2), d=40, dv=None, **extras):
+    """The arrays of a forward pass, its results NaN; no extras but these. dv: of values, else d."""
+    (n_heads, n_key_heads), dv = heads, dv or d
+    shapes = (n_queries, n_heads, d), (n_keys, n_key_heads, d), (n_keys, n_key_heads, dv)
     q, k, v = (rng.standard_normal(s).astype(np.float32) for s in shapes)
     absent = {
         "cap": np.float32(0),
@@ -28,7 +28,7 @@ def arrays(rng, n_queries, n_keys, span, heads=(6, 2), d=40, **extras):
         span=np.array(span, np.int32),
         scale=np.float32(0.4),
         **{**absent, **extras},
-        o=np.full_like(q, np.nan),
+        o=np.full((n_queries, n_heads, dv), np.nan, np.float32),
         lse=np.full((n_heads, n_queries), np.nan, np.float32),
     )
 
@@ -42,14 +42,15 @@ def backward_arrays(rng, a, o, lse):
     """The arrays of the backward pass after a forward pass of `a` that gave o and lse."""
     fields = {name: getattr(a, name) for name in Forward.__dataclass_fields__}
     wanted = {name: np.full_like(x, np.nan) for name, x in (("dq", a.q), ("dk", a.k), ("dv", a.v))}
-    do = rng.standard_normal(a.q.shape).astype(np.float32)
+    do = rng.standard_normal(a.o.shape).astype(np.float32)
     dsinks = np.full_like(a.sinks, np.nan)
     return Backward(**{**fields, "o": o, "lse": lse}, do=do, dsinks=dsinks, **wanted)
 
 
 def problem_of(a, has_extras=False, compute="f32"):
-    kind = F16 if a.k.dtype == np.float16 else F32
-    return Problem(*a.q.shape[:2], *a.k.shape, kind, has_extras, compute)
+    kinds = (F16 if x.dtype == np.float16 else F32 for x in (a.k, a.v))
+    sizes = *a.q.shape[:2], *a.k.shape[:2], a.q.shape[2], a.o.shape[2]
+    return Problem(*sizes, *kinds, has_extras, compute)
 
 
 def run_exactly(path, problem, a):

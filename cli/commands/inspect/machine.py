@@ -92,7 +92,8 @@ def _products(form: Form, weight: str) -> list[str]:
 
 def _attention(n_tokens: int) -> Attention:
     """Of so many tokens at the end of 512 keys."""
-    return Attention(n_tokens, _HEADS, max(_TOKENS), _KEY_HEADS, _HEAD_SIZE, F32, False, FASTEST)
+    sizes = n_tokens, _HEADS, max(_TOKENS), _KEY_HEADS, _HEAD_SIZE, _HEAD_SIZE
+    return Attention(*sizes, F32, F32, has_extras=False, compute=FASTEST)
 
 
 def _line(label: str, cells: list[str]) -> str:

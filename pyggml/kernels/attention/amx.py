@@ -9,7 +9,6 @@ Keys and values are packed first. A task then takes a tile's queries of one head
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F32
 from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Int, Ints2, Shorts3
 from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
@@ -182,9 +181,10 @@ def _forward_layout(problem: Problem) -> Layout:
 
 
 def takes(problem: Problem) -> bool:
-    """Tiles pay off when they are full."""
+    """Tiles pay off when they are full. Values are as long as keys."""
     rounds = problem.compute != "f32" and not problem.has_extras
-    return rounds and problem.key_type is F32 and problem.n_queries >= SIDE
+    fits = problem.reads_floats and problem.value_size == problem.head_size
+    return rounds and fits and problem.n_queries >= SIDE
 
 
 def pack(code: Code, x: np.ndarray, packed: np.ndarray, parts: int, memory: Scratch) -> Stage:

@@ -3,16 +3,32 @@
 The keys that a query sees are split (flash decoding, Dao et al. 2023). A task takes one query, all
 of its heads and one split, so that keys and values are read once, in memory order. It leaves the
 largest score m, Σ e^(s − m) and Σ e^(s − m) v of each head. Then each head's splits are joined. The
-split depends on the number of keys only. Keys and values are float32 or, as in a cache, float16.
+split depends on the number of keys only.
+
+Keys and values that are both float32, both float16 or both Q8_0 are read as they lie. Those of
+other types, or of two, are unpacked as far as a query sees them, CHUNK keys at a time.
 """
+
+from typing import Any
 
 import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F16, F32, Q8_0
 from pyggml.jit import kernel
-from pyggml.jit.frames import Bytes3, Float, Floats2, Floats3, Frame, Int, Ints2, Shorts3
-from pyggml.jit.scratch import Array, Layout, Scratch
+from pyggml.jit.frames import (
+    Bytes2,
+    Bytes3,
+    Float,
+    Floats2,
+    Floats3,
+    Floats4,
+    Frame,
+    Int,
+    Ints2,
+    Shorts3,
+)
+from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
 from pyggml.jit.simd import exp32, fill, row_max
 from pyggml.jit.tasks import Stage, launch, stage, task_code
 from pyggml.kernels.attention.decode_tile import (
@@ -27,25 +43,28 @@ from pyggml.kernels.attention.decode_tile import (
 from pyggml.kernels.attention.path import Forward, Path, Problem
 from pyggml.kernels.attention.softmax import NO_KEYS
 from pyggml.kernels.attention.tiles import MR
-from pyggml.kernels.attention.widen import as_bits
+from pyggml.kernels.attention.widen import as_bits, as_bytes
+from pyggml.kernels.gemm.microkernel import call_block
 from pyggml.kernels.gemm.panels import rounded_up
+from pyggml.quants import UNPACK
 from pyggml.sizes import round_up
 
 _FEWEST_KEYS = 64  # of a split
 _MOST_SPLITS = 32
-_TOP, _NORM, _SCORES = 0, 1, 2  # in a head's part, after its D sums: m, Σ e^(s − m), scores
+_CHUNK = 32  # keys that are unpacked at once; whole tiles
+_TOP, _NORM, _SCORES = 0, 1, 2  # in a head's part, after its DV sums: m, Σ e^(s − m), scores
 _LINE = 16  # floats of a cache line
 
 
 class Decode(Frame):
-    """The fields for keys of either type."""
+    """The fields for keys of every type."""
 
     o: Floats3
     lse: Floats2
     q: Floats3
     span: Ints2
     scale: Float
-    parts: Floats3  # of query t and split i: (H, D sums, m, Σ, the scores) at t · n_splits + i
+    parts: Floats3  # of query t and split i: (H, DV sums, m, Σ, the scores) at t · n_splits + i
     n_splits: Int  # of the query that sees the most keys
 
 
@@ -68,6 +87,19 @@ class DecodeQ8(Decode):
 
     k: Bytes3
     v: Bytes3
+
+
+class DecodePacked(Decode):
+    """Keys and values of any types, a row of bytes for all heads."""
+
+    k: Bytes2
+    v: Bytes2
+    unpack_k: Int  # address of the code that unpacks the type's blocks
+    unpack_v: Int
+    k_blocks: Int  # of a row
+    v_blocks: Int
+    k_chunk: Floats4  # of each thread: (CHUNK, HK, D)
+    v_chunk: Floats4  # (CHUNK, HK, DV)
 
 
 def _split_keys(n_keys: int) -> int:
@@ -108,10 +140,10 @@ def _softmax(row, n, scale):
 
 
 @kernel
-def _one_split(part, q, k, v, first, n, scale):
-    """part (H, …) for the keys first … first + n; q (H, D). Heads are taken by twos, or one."""
+def _score_keys(part, at, q, k, first, n):
+    """part[h, at + j] = q[h]·k[first + j] for n keys; q (H, D). Heads are taken by twos, or one."""
     n_heads, d = q.shape
-    repeats, at, rest = n_heads // k.shape[1], d + _SCORES, d % LANES
+    repeats = n_heads // k.shape[1]
     row, q_row = 4 * part.shape[1], 4 * d
     to, of = part.ctypes.data, q.ctypes.data
     for j in range(0, n, KEYS):
@@ -123,12 +155,16 @@ def _one_split(part, q, k, v, first, n, scale):
                 score_tile(1, k, keys, scores, queries)
             else:
                 score_tile(2, k, keys, scores, queries)
-    for h in range(n_heads):
-        if rest:
-            _add_scores(part, at, q, k, first, n, h, h // repeats)
-        own = part[h, at : at + rounded_up(n, KEYS)]
-        part[h, d + _TOP], part[h, d + _NORM] = _softmax(own, n, scale)
-        fill(part[h, :d], np.float32(0))
+    for h in range(n_heads if d % LANES else 0):
+        _add_scores(part, at, q, k, first, n, h, h // repeats)
+
+
+@kernel
+def _sum_values(part, at, v, first, n, dv):
+    """part[h, :dv] += Σ_j part[h, at + j] · v[first + j] for n keys."""
+    n_heads = part.shape[0]
+    repeats = n_heads // v.shape[1]
+    row, to = 4 * part.shape[1], part.ctypes.data
     for j in range(0, n, KEYS):
         last = n - 1 - j
         for h in range(0, n_heads, 2 - repeats % 2):
@@ -138,8 +174,26 @@ def _one_split(part, q, k, v, first, n, scale):
                 value_tile(1, v, keys, sums, weights)
             else:
                 value_tile(2, v, keys, sums, weights)
-    for h in range(n_heads if rest else 0):
-        _add_values(part, at, d, v, first, n, h, h // repeats)
+    for h in range(n_heads if dv % LANES else 0):
+        _add_values(part, at, dv, v, first, n, h, h // repeats)
+
+
+@kernel
+def _weigh(part, dv, n, scale):
+    """The scores of n keys become weights; their maxima and sums, and sums of values that are 0."""
+    at = dv + _SCORES
+    for h in range(part.shape[0]):
+        own = part[h, at : at + rounded_up(n, KEYS)]
+        part[h, dv + _TOP], part[h, dv + _NORM] = _softmax(own, n, scale)
+        fill(part[h, :dv], np.float32(0))
+
+
+@kernel
+def _one_split(part, q, k, v, first, n, dv, scale):
+    """part (H, …) for the keys first … first + n."""
+    _score_keys(part, dv + _SCORES, q, k, first, n)
+    _weigh(part, dv, n, scale)
+    _sum_values(part, dv + _SCORES, v, first, n, dv)
 
 
 @kernel
@@ -162,16 +216,46 @@ def _join(o, parts, h):
     return top + np.log(norm)
 
 
-def _split_task(f, task, thread):
-    """One split of one query's keys; nothing if the query sees fewer. Neighbouring tasks are of
-    different queries, so that every thread gets some with many keys."""
+@kernel
+def _split_of(f, task):
+    """(the query, its part, the first key, how many) of a task; no key if the query sees fewer.
+    Neighbouring tasks are of different queries, so that every thread gets some with many keys."""
     t, i = task % f.q.shape[0], task // f.q.shape[0]
     start, stop = f.span[t, 0], f.span[t, 1]
     n_keys = _keys_of(stop - start)
     first = start + i * n_keys
-    n = min(n_keys, stop - first)
+    return t, t * f.n_splits + i, first, min(n_keys, stop - first)
+
+
+def _split_task(f, task, thread):
+    """One split of one query's keys."""
+    t, part, first, n = _split_of(f, task)
     if n > 0:
-        _one_split(f.parts[t * f.n_splits + i], f.q[t], f.k, f.v, first, n, f.scale)
+        _one_split(f.parts[part], f.q[t], f.k, f.v, first, n, f.o.shape[2], f.scale)
+
+
+@kernel
+def _unpack(chunk, rows, first, n, code, n_blocks):
+    for j in range(n):
+        call_block(code, chunk[j].ctypes.data, rows[first + j].ctypes.data, n_blocks)
+
+
+@task_code(DecodePacked)
+def _packed_task(f, task, thread):
+    """As _split_task, its keys and values unpacked chunk by chunk."""
+    t, i, first, n = _split_of(f, task)
+    part, q, dv = f.parts[i], f.q[t], f.o.shape[2]
+    k, v, at = f.k_chunk[thread], f.v_chunk[thread], dv + _SCORES
+    for j in range(0, n, _CHUNK):
+        own = min(_CHUNK, n - j)
+        _unpack(k, f.k, first + j, own, f.unpack_k, f.k_blocks)
+        _score_keys(part, at + j, q, k, 0, own)
+    if n > 0:
+        _weigh(part, dv, n, f.scale)
+    for j in range(0, n, _CHUNK):
+        own = min(_CHUNK, n - j)
+        _unpack(v, f.v, first + j, own, f.unpack_v, f.v_blocks)
+        _sum_values(part, at + j, v, 0, own, dv)
 
 
 _SPLITS = {
@@ -201,18 +285,36 @@ def _takes(p: Problem) -> bool:
     return not p.has_extras and p.n_queries < MR
 
 
+def _reads(p: Problem) -> bool:
+    """Whether keys and values are read as they lie."""
+    return p.key_type is p.value_type and p.key_type in _SPLITS
+
+
 def _layout(p: Problem) -> Layout:
-    n = p.head_size + _SCORES + _split_keys(p.n_seen)
+    n = p.value_size + _SCORES + _split_keys(p.n_seen)
     n_splits = min(_MOST_SPLITS, -(-p.n_seen // _FEWEST_KEYS))
-    return Layout(parts=Array((p.n_queries * n_splits, p.n_heads, round_up(n, _LINE))))
+    parts = Array((p.n_queries * n_splits, p.n_heads, round_up(n, _LINE)))
+    if _reads(p):
+        return Layout(parts=parts)
+    k, v = (per_thread(_CHUNK, p.n_key_heads, size) for size in (p.head_size, p.value_size))
+    return Layout(parts=parts, k_chunk=k, v_chunk=v)
 
 
 def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
-    code, frame = _SPLITS[p.key_type]
-    f = frame(
-        o=a.o, lse=a.lse, q=a.q, k=as_bits(a.k), v=as_bits(a.v), span=a.span, scale=float(a.scale),
-        n_splits=1, **scratch,
-    )  # fmt: skip
+    common: dict[str, Any] = dict(o=a.o, lse=a.lse, q=a.q, span=a.span, n_splits=1, **scratch)
+    common["scale"] = float(a.scale)
+    f: Decode
+    if _reads(p):
+        code, frame = _SPLITS[p.key_type]
+        f = frame(k=as_bits(a.k), v=as_bits(a.v), **common)
+    else:
+        code, of_row = _packed_task, p.n_key_heads
+        f = DecodePacked(
+            k=as_bytes(a.k), unpack_k=UNPACK[p.key_type.name].address,
+            k_blocks=of_row * p.head_size // p.key_type.block,
+            v=as_bytes(a.v), unpack_v=UNPACK[p.value_type.name].address,
+            v_blocks=of_row * p.value_size // p.value_type.block, **common,
+        )  # fmt: skip
     joins = stage(_join_task, f, p.n_queries * p.n_heads)
     return Call(_launch_seen, a.span, f, stage(code, f, 0), joins)
 

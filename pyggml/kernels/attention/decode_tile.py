@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 
+from pyggml.graph.dtypes import F16, Q8_0
+from pyggml.graph.dtypes import F32 as FLOATS
 from pyggml.jit import JIT, cgutils, intrinsic, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import (
@@ -136,6 +138,7 @@ class _RowsQ8(_Rows):
 
 
 _KINDS = {types.float32: _Rows, types.uint16: _Rows16, types.uint8: _RowsQ8}
+READ = FLOATS, F16, Q8_0  # the types of keys and values that tiles read as they lie
 
 
 class _Tile:

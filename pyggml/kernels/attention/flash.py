@@ -14,7 +14,6 @@ error of the logits (measured).
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F32
 from pyggml.jit import kernel
 from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Ints2
 from pyggml.jit.scratch import Layout, Scratch, per_thread
@@ -102,23 +101,21 @@ def _forward_task(f, task, thread):
 
 def fills_tiles(p: Problem) -> bool:
     """Whether this is float32 attention without extras, of enough queries to fill a group of MR."""
-    return not p.has_extras and p.key_type is F32 and p.n_queries >= MR
+    return not p.has_extras and p.reads_floats and p.n_queries >= MR
 
 
 def _layout(p: Problem) -> Layout:
-    d = p.head_size
-    keys = p.n_key_heads, p.n_keys, d, False
     return Layout(
-        packed_kt=packed_transposed_array(*keys),
-        packed_v=packed_array(*keys),
-        q_tile=per_thread(BR, row_words(d, False)),
+        packed_kt=packed_transposed_array(p.n_key_heads, p.n_keys, p.head_size, False),
+        packed_v=packed_array(p.n_key_heads, p.n_keys, p.value_size, False),
+        q_tile=per_thread(BR, row_words(p.head_size, False)),
         s_tile=per_thread(BR, LDS),
-        o_tile=per_thread(BR, panel_width(d)),
+        o_tile=per_thread(BR, panel_width(p.value_size)),
         m=per_thread(round_up(BR, LANES)),
         norm=per_thread(round_up(BR, LANES)),
         starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
         stops=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
-        spare=spare_array(d, False),
+        spare=spare_array(max(p.head_size, p.value_size), False),
     )
 
 

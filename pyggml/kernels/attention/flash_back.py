@@ -62,7 +62,7 @@ class FlashBackward(Frame):
     packed_kt: Floats3  # Kᵀ
     packed_k: Floats3
     packed_vt: Floats3  # Vᵀ
-    sums: Floats3  # rows of dK and dV, two for each task
+    sums: Floats3  # rows of dK and dV, two for each task, as long as the longer of both
     # of each thread
     q_rows: Floats3  # (BR, words)
     do_rows: Floats3
@@ -178,20 +178,19 @@ def n_tasks(p: Problem) -> int:
 
 
 def _layout(p: Problem) -> Layout:
-    d, pairs = p.head_size, rounds(p.compute)
-    keys = p.n_key_heads, p.n_keys, d, pairs
-    packed = per_thread(panel_width(d) // PANEL, (BR // 2 if pairs else BR) * PANEL)
-    rows = per_thread(BR, row_words(d, pairs))
+    d, dv, pairs = p.head_size, p.value_size, rounds(p.compute)
+    keys, values = ((p.n_key_heads, p.n_keys, size, pairs) for size in (d, dv))
+    depth = (BR // 2 if pairs else BR) * PANEL
     if_pairs = 1 if pairs else 0
     return Layout(
         packed_kt=packed_transposed_array(*keys),
         packed_k=packed_array(*keys),
-        packed_vt=packed_transposed_array(*keys),
-        sums=Array((2 * n_tasks(p), round_up(p.n_keys, BC) + MR, panel_width(d))),
-        q_rows=rows,
-        do_rows=rows,
-        packed_q=packed,
-        packed_do=packed,
+        packed_vt=packed_transposed_array(*values),
+        sums=Array((2 * n_tasks(p), round_up(p.n_keys, BC) + MR, panel_width(max(d, dv)))),
+        q_rows=per_thread(BR, row_words(d, pairs)),
+        do_rows=per_thread(BR, row_words(dv, pairs)),
+        packed_q=per_thread(panel_width(d) // PANEL, depth),
+        packed_do=per_thread(panel_width(dv) // PANEL, depth),
         s=per_thread(BR, LDS),
         dp=per_thread(BR, LDS),
         p_pairs=per_thread(if_pairs * BR // 2, LDS),
@@ -201,7 +200,7 @@ def _layout(p: Problem) -> Layout:
         delta=per_thread(round_up(BR, LANES)),
         starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
         stops=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
-        spare=spare_array(d, pairs),
+        spare=spare_array(max(d, dv), pairs),
     )
 
 

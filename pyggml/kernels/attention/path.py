@@ -1,7 +1,7 @@
 """Problem: what attention is asked for. Path: a row of the table of paths.
 
-Sizes: T queries of H heads, S keys of HK heads, D numbers to a head. Query head h uses key head
-h // (H / HK).
+Sizes: T queries of H heads, S keys of HK heads, D numbers to a head of queries and keys, DV to one
+of values and results. Query head h uses key head h // (H / HK).
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import DType
+from pyggml.graph.dtypes import F32, DType
 from pyggml.jit.scratch import Layout, Scratch
 from pyggml.kernels.kernel import Compute
 
@@ -26,7 +26,9 @@ class Problem:
     n_keys: int  # S
     n_key_heads: int  # HK
     head_size: int  # D
-    key_type: DType  # of k and v: F32, F16 or Q8_0
+    value_size: int  # DV
+    key_type: DType
+    value_type: DType
     has_extras: bool  # a cap, a mask, sinks or ALiBi
     compute: Compute
     longest: int = 0  # keys from the first to the last that queries of one sequence see; 0: all
@@ -35,6 +37,11 @@ class Problem:
     def n_seen(self) -> int:
         """The most keys that one query can see."""
         return self.longest or self.n_keys
+
+    @property
+    def reads_floats(self) -> bool:
+        """Whether keys and values are float32."""
+        return self.key_type is self.value_type is F32
 
     @property
     def repeats(self) -> int:
@@ -47,15 +54,15 @@ class Forward:
     """The arrays of a forward pass. An absent extra has a neutral value."""
 
     q: np.ndarray  # (T, H, D) float32
-    k: np.ndarray  # (S, HK, D) float32 or float16, or the bytes of Q8_0
-    v: np.ndarray  # (S, HK, D) likewise
+    k: np.ndarray  # (S, HK, D) float32 or float16, the bits of BF16, or the bytes of blocks
+    v: np.ndarray  # (S, HK, DV) likewise
     span: np.ndarray  # (T, 2) int32: the first key that a query sees, and the one past the last
     scale: np.float32
     cap: np.float32  # 0 for none
     mask: np.ndarray  # (n, T, S), n dividing H; (1, 1, 0) for none
     sinks: np.ndarray  # (H,); −inf for none
     slopes: np.ndarray  # (H,); 0 for none
-    o: np.ndarray  # (T, H, D): the result
+    o: np.ndarray  # (T, H, DV): the result
     lse: np.ndarray  # (H, T): log Σ e^score; NO_KEYS for a query that sees no key
 
 
@@ -63,10 +70,10 @@ class Forward:
 class Backward(Forward):
     """The arrays of a backward pass: given o and lse, it computes dq, dk, dv and dsinks."""
 
-    do: np.ndarray  # (T, H, D)
+    do: np.ndarray  # (T, H, DV)
     dq: np.ndarray  # (T, H, D)
     dk: np.ndarray  # (S, HK, D)
-    dv: np.ndarray  # (S, HK, D)
+    dv: np.ndarray  # (S, HK, DV)
     dsinks: np.ndarray  # (H,), or (0,) without sinks
 
 

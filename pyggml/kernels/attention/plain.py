@@ -6,7 +6,6 @@ It serves without the JIT. Its backward pass also serves queries too few to fill
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F32
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.scratch import Scratch
 from pyggml.jit.simd import dot, exp32, fill
@@ -52,24 +51,26 @@ def _forward(o, lse, q, k, v, span, scale):
 @kernel
 def _backward(dq, dk, dv, q, k, v, span, o, lse, do, scale):
     n_queries, n_heads, d = q.shape
-    repeats = n_heads // k.shape[1]
+    repeats, of_values = n_heads // k.shape[1], v.shape[2]
     dq[:], dk[:], dv[:] = 0, 0, 0
     for t in range(n_queries):
         for h in range(n_heads):
             g = h // repeats
             delta = np.float32(0)
-            for i in range(d):
+            for i in range(of_values):
                 delta += do[t, h, i] * o[t, h, i]
             for j in range(span[t, 0], span[t, 1]):
                 s, dp = np.float32(0), np.float32(0)
                 for i in range(d):
                     s += q[t, h, i] * k[j, g, i]
+                for i in range(of_values):
                     dp += do[t, h, i] * v[j, g, i]
                 p = exp32(s * scale - lse[h, t])
                 ds = p * (dp - delta) * scale
                 for i in range(d):
                     dq[t, h, i] += ds * k[j, g, i]
                     dk[j, g, i] += ds * q[t, h, i]
+                for i in range(of_values):
                     dv[j, g, i] += p * do[t, h, i]
 
 
@@ -77,7 +78,7 @@ def _backward(dq, dk, dv, q, k, v, span, o, lse, do, scale):
 
 
 def _takes(p: Problem) -> bool:
-    return not p.has_extras and p.key_type is F32
+    return not p.has_extras and p.reads_floats
 
 
 def _bind_forward(p: Problem, a: Forward, scratch: Scratch) -> Call:

@@ -1,6 +1,6 @@
 """The path `rows`: few queries with extras, one row of scores after the other.
 
-So few do not repay a matrix product's start. Keys and values are float32 or float16.
+So few do not repay a matrix product's start. Keys and values are of types that `number_at` reads.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from pyggml.graph.call import Call
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.jit.simd import fill
-from pyggml.kernels.attention.decode_tile import number_at
+from pyggml.kernels.attention.decode_tile import READ, number_at
 from pyggml.kernels.attention.extras import extras_of, scores_forward, seen_keys
 from pyggml.kernels.attention.path import Forward, Path, Problem
 from pyggml.kernels.attention.widen import as_bits
@@ -29,7 +29,7 @@ def _product(q, key):
 @parallel
 def _forward(o, lse, p, q, k, v, extras):
     """One query and head after the other; p (T, H, the most keys seen) is scratch."""
-    n_heads, d = q.shape[1:]
+    n_heads, d = q.shape[1], o.shape[2]
     repeats = n_heads // k.shape[1]
     for m in prange(q.shape[0] * n_heads):
         t, h = m // n_heads, m % n_heads
@@ -49,7 +49,7 @@ def _forward(o, lse, p, q, k, v, extras):
 
 
 def _takes(p: Problem) -> bool:
-    return p.n_queries <= FEW
+    return p.n_queries <= FEW and p.key_type in READ and p.value_type in READ
 
 
 def _layout(p: Problem) -> Layout:

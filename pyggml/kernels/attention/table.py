@@ -3,14 +3,15 @@
 | forward     | problem                                        | keys read as       |
 |-------------|------------------------------------------------|--------------------|
 | by sequence | keys of several sequences                      | as its parts do    |
-| decode      | few queries, no extras                         | float32 or float16 |
-| amx         | queries that fill a tile register, no extras   | float32            |
+| decode      | few queries, no extras                         | what they are      |
+| amx         | queries that fill a tile register, no extras,  | float32            |
+|             | values as long as keys                         |                    |
 | flash       | queries that fill a tile, no extras            | float32            |
 | plain       | no extras                                      | float32            |
-| rows        | few queries                                    | float32 or float16 |
+| rows        | few queries                                    | what they are      |
 | unfused     | any                                            | float32            |
 
-A path that reads only float32 has a second row, which widens float16 keys and values first. The
+A path that does not read a type has a second row, which makes keys and values float32 first. The
 backward pass has amx, flash, plain and unfused. `amx` needs a CPU with tile registers and a compute
 type that may round. Without the JIT there are neither decode, amx nor flash.
 
@@ -41,6 +42,7 @@ _ALONE: tuple[Path[Forward], ...] = _runnable(
         plain.FORWARD,
         after_widening(plain.FORWARD),
         rows.FORWARD,
+        after_widening(rows.FORWARD),
         unfused.FORWARD,
         after_widening(unfused.FORWARD),
     )

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F32
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.jit.simd import dot, exp32, fill
@@ -133,7 +132,7 @@ def _multiply(
 
 
 def _takes(p: Problem) -> bool:
-    return p.key_type is F32
+    return p.reads_floats
 
 
 def _n_rows(p: Problem) -> int:
@@ -148,23 +147,33 @@ def _product(m: int, n: int, k: int, a_in_columns: bool, b_in_columns: bool) -> 
 
 
 def _forward_products(p: Problem) -> int:
-    """Scratch for the scores, q·kᵀ, and for their product with v."""
-    n, d = _n_rows(p), p.head_size
-    of_one_key = _product(n, d, 1, True, True)  # a single column of scores
-    products = _product(n, p.n_keys, d, False, False), _product(n, d, p.n_keys, False, True)
-    return max(*products, of_one_key)
+    """Scratch for the scores, q·kᵀ, and for their product with v; either may be of either size."""
+    n = _n_rows(p)
+    return max(
+        scratch
+        for d in (p.head_size, p.value_size)
+        for scratch in (
+            _product(n, p.n_keys, d, False, False),
+            _product(n, d, p.n_keys, False, True),
+            _product(n, d, 1, True, True),  # a single column of scores
+        )
+    )
 
 
 def _backward_products(p: Problem) -> int:
     """Scratch for these two, and for dk and dv: products of scores and rows in columns."""
-    return max(_forward_products(p), _product(p.n_keys, p.head_size, _n_rows(p), True, True))
+    wider = max(p.head_size, p.value_size)
+    return max(_forward_products(p), _product(p.n_keys, wider, _n_rows(p), True, True))
 
 
 def _forward_layout(p: Problem) -> Layout:
-    rows = Array((_n_rows(p), p.head_size))
-    scores = Array((_n_rows(p), p.n_keys))
-    products = Array((_forward_products(p),), np.uint8)
-    return Layout(products=products, scores=scores, q=rows, o=rows)
+    n = _n_rows(p)
+    return Layout(
+        products=Array((_forward_products(p),), np.uint8),
+        scores=Array((n, p.n_keys)),
+        q=Array((n, p.head_size)),
+        o=Array((n, p.value_size)),
+    )
 
 
 def _forward(a: Forward, scratch: Scratch) -> None:
@@ -188,13 +197,14 @@ FORWARD: Path[Forward] = Path("unfused", False, _takes, _forward_layout, _bind_f
 
 
 def _backward_layout(p: Problem) -> Layout:
-    rows, scores = Array((_n_rows(p), p.head_size)), Array((_n_rows(p), p.n_keys))
-    sums = Array((p.n_keys, p.head_size))  # of one key head
+    n = _n_rows(p)
     return Layout(
         products=Array((_backward_products(p),), np.uint8),
-        **dict.fromkeys(("s", "ds"), scores),
-        **dict.fromkeys(("q", "o", "do", "dq"), rows),
-        **dict.fromkeys(("dk", "dv"), sums),
+        **dict.fromkeys(("s", "ds"), Array((n, p.n_keys))),
+        **dict.fromkeys(("q", "dq"), Array((n, p.head_size))),
+        **dict.fromkeys(("o", "do"), Array((n, p.value_size))),
+        dk=Array((p.n_keys, p.head_size)),  # of one key head
+        dv=Array((p.n_keys, p.value_size)),
         delta=Array((p.n_heads, p.n_queries)),
     )
 

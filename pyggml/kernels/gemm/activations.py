@@ -3,8 +3,9 @@
 A block is GROUP numbers of x. `quantize` writes four arrays of 32-bit words:
 
 bytes    q, four to a word
-starts   −128 · Σ q of each word, an integer: the first term of each sum of products. The CPU wants
-         one factor unsigned, so weights are multiplied as q + 128; this subtracts 128 · Σ q
+starts   −128 · Σ q of each word, an integer: the first term of each sum of products. x86
+         wants one factor unsigned, so weights are multiplied as q + 128; this subtracts 128 · Σ q.
+         NEON multiplies signed weights, and sums begin with 0
 scales   max |x| / 127 of each block
 totals   scale · Σ q of each block: the factor of the minimum of a block of weights
 
@@ -19,7 +20,6 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.jit import cgutils, intrinsic, types
-from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import (
     F32,
     I8,
@@ -95,7 +95,7 @@ def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any, Any]:
     q = b.shuffle_vector(*parts, ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)]))
     ints = ir.VectorType(I32, BLOCK_WORDS)
     store(b, b.bitcast(q, ints), at(b, bytes_, b.mul(i, ir.Constant(I64, BLOCK_WORDS))))
-    sums = by_quads(b, every(q.type, 1), q, every(ints, 0), CHOSEN.vnni)
+    sums = by_quads(b, every(q.type, 1), q, every(ints, 0))
     name = f"llvm.vector.reduce.add.v{BLOCK_WORDS}i32"
     return scale, sums, b.call(declare_intrinsic(b, name, I32, [ints]), [sums])
 

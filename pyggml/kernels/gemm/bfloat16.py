@@ -1,7 +1,8 @@
 """bfloat16 in LLVM's vectors: rounding to it, and the inner product of pairs.
 
-dot_pairs, dot_widened_pairs   sums + the two products of each pair, by AVX512-BF16 or in float32
-cvtneps2bf16, to_bf16          float32 to the nearest bfloat16, likewise
+dot_pairs, dot_widened_pairs   sums + the two products of each pair, by the CPU or in float32
+multiply_matrices              sums (2, 2) + the products of two rows and two columns (NEON)
+convert_bf16, to_bf16          float32 to the nearest bfloat16, by the CPU or in integers
 make_round                     intrinsics that round rows of numbers
 
 A bfloat16 is the upper half of a float32. A pair of them, neighbours along the depth of a product,
@@ -13,6 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.jit import cgutils, intrinsic, types
+from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import I16, I32, I64, at, declare_intrinsic, every, fma, load, store
 
 
@@ -35,12 +37,22 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no annotations
 
 
 def dot_pairs(builder: Any, a: Any, b: Any, sums: Any) -> Any:
-    """sums + both products of each pair, by AVX512-BF16's VDPBF16PS."""
+    """sums + both products of each pair, by AVX512-BF16's VDPBF16PS or NEON's BFDOT."""
     vector = sums.type
     pairs = ir.VectorType(_BFloat(), 2 * vector.count)
     name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * vector.count}"
+    if CHOSEN.neon:
+        name = f"llvm.aarch64.neon.bfdot.v{vector.count}f32.v{pairs.count}bf16"
     dot = declare_intrinsic(builder, name, vector, [vector, pairs, pairs])
     return builder.call(dot, [sums, builder.bitcast(b, pairs), builder.bitcast(a, pairs)])
+
+
+def multiply_matrices(builder: Any, a: Any, b: Any, sums: Any) -> Any:
+    """sums (2, 2) + a (2, 4) · b (2, 4)ᵀ of bfloat16, by NEON's BFMMLA."""
+    vector, numbers = sums.type, ir.VectorType(_BFloat(), 8)
+    name = "llvm.aarch64.neon.bfmmla"
+    multiply = declare_intrinsic(builder, name, vector, [vector, numbers, numbers])
+    return builder.call(multiply, [sums, builder.bitcast(a, numbers), builder.bitcast(b, numbers)])
 
 
 def dot_widened_pairs(builder: Any, a: Any, b: Any, sums: Any) -> Any:
@@ -69,9 +81,11 @@ def to_bf16(builder: Any, x: Any) -> Any:
     return builder.trunc(builder.lshr(chosen, every(words, 16)), shorts)
 
 
-def cvtneps2bf16(builder: Any, x: Any) -> Any:
-    """The same by one instruction of AVX512-BF16; denormal numbers become zero."""
+def convert_bf16(builder: Any, x: Any) -> Any:
+    """The same by one instruction, of AVX512-BF16, where denormal numbers become zero, or NEON."""
     numbers = ir.VectorType(_BFloat(), x.type.count)
+    if CHOSEN.neon:
+        return builder.bitcast(builder.fptrunc(x, numbers), ir.VectorType(I16, x.type.count))
     name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * x.type.count}"
     rounded = builder.call(declare_intrinsic(builder, name, numbers, [x.type]), [x])
     return builder.bitcast(rounded, ir.VectorType(I16, x.type.count))
@@ -83,9 +97,9 @@ def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
     round_row(to, of, n)      n numbers in a row as n / 2 pairs
     round_two(to, a, b, n)    n pairs (a_i, b_i)
 
-    bf16 says that the CPU has AVX512-BF16.
+    bf16 says that the CPU has an instruction for it.
     """
-    narrow = cvtneps2bf16 if bf16 else to_bf16
+    narrow = convert_bf16 if bf16 else to_bf16
 
     @intrinsic
     def round_row(typing: Any, to: Any, of: Any, n: Any) -> Any:

@@ -5,7 +5,7 @@ from pyggml.kernels.kernel import Compute
 
 FLOATS: Compute = "bf16" if CHOSEN.bf16 else "f32"  # the fastest products of floats here
 # What "auto" stands for on this machine. Without VNNI, few tokens alone are multiplied in bytes.
-FASTEST: Compute = "int8" if CHOSEN.vnni or CHOSEN.byte_pairs else FLOATS
+FASTEST: Compute = "int8" if CHOSEN.vnni or CHOSEN.byte_pairs or CHOSEN.sdot else FLOATS
 
 
 def rounds(compute: Compute) -> bool:

@@ -5,7 +5,8 @@ This is the whole error: NMSE 3e-5 for normal numbers; 4e-5 for Q6_K, whose grou
 share a scale in pairs. Backward, a sum runs over rows of W, whose scales differ. So 32 weights of a
 column are rounded to bytes anew, as dy is: 6e-5. Tasks are cut as in pyggml.kernels.gemm.product.
 
-Packed x holds for each group of MR rows, of B = K / 32 blocks: words (8 B, MR) of four bytes, then
+Packed x holds for each group of MR rows, of B = K / 32 blocks: words (8 B, MR) of four bytes (where
+the CPU multiplies matrices, pairs of words (4 B, MR, 2), and so panels), then
 terms (B, 3, MR): scales, starts, totals. Packed W is panels (WORDS, PANEL) of bytes, and panels
 (2 · BLOCKS, PANEL) of terms: scales, minima.
 """
@@ -56,6 +57,7 @@ from pyggml.quants.layout import GROUP
 from pyggml.quants.unpack import MINIMA_TYPES, UNPACK
 from pyggml.sizes import round_up
 
+_TOGETHER = 2 if BYTE_TILE.square else 1  # words of a column that are neighbours
 A_TERMS = 3  # of a block of x: scale, start, total
 
 
@@ -77,6 +79,24 @@ def _group(packed, depth, group):
     return mine[:n_bytes], mine[n_bytes : n_bytes + n_terms]
 
 
+@kernel
+def _in_words(to, rows, n):
+    """to (n, MR) from MR rows of n words, WORDS apart."""
+    interleave_rows(to, rows, WORDS, n, MR)
+
+
+@kernel
+def _in_pairs(to, rows, n):
+    """The same with words in pairs: (n / 2, MR, 2)."""
+    pairs, of = to.view(np.uint64), rows.view(np.uint64)
+    for i in range(MR):
+        for k in range(n // 2):
+            pairs[k * MR + i] = of[i * (WORDS // 2) + k]
+
+
+_interleave = _in_pairs if BYTE_TILE.square else _in_words
+
+
 @task_code(Int8Product)
 def _pack_task(f, task, thread):
     """Pack one group of A's rows."""
@@ -95,7 +115,7 @@ def _pack_task(f, task, thread):
                 fill(row, np.float32(0))
                 for term in range(A_TERMS * n):
                     terms_here[term * MR + i] = np.float32(0)
-        interleave_rows(numbers[k0 // 4 * MR :], rows, WORDS, n * BLOCK_WORDS, MR)
+        _interleave(numbers[k0 // 4 * MR :], rows, n * BLOCK_WORDS)
 
 
 # -- panels of W ----------------------------------------------------------------------------------
@@ -114,6 +134,26 @@ _BYTES = {name: _unpacker(i) for i, name in enumerate(KINDS)}
 
 
 @kernel
+def _columns_of_words(panel, column, rows, n):
+    """LANES columns of a panel from `column` on: n words of as many rows, ROW_WORDS apart."""
+    for j in range(0, n, LANES):
+        to = panel.ctypes.data + (j * PANEL + column) * 4
+        transpose(to, PANEL, rows.ctypes.data + j * 4, ROW_WORDS)
+
+
+@kernel
+def _columns_of_pairs(panel, column, rows, n):
+    """The same with words in pairs: (n / 2, PANEL, 2)."""
+    pairs, of = panel.view(np.uint64), rows.view(np.uint64)
+    for i in range(LANES):
+        for j in range(n // 2):
+            pairs[j * PANEL + column + i] = of[i * (ROW_WORDS // 2) + j]
+
+
+_put_columns = _columns_of_pairs if BYTE_TILE.square else _columns_of_words
+
+
+@kernel
 def _unpack_rows(panels, terms, rows, weight, n_rows, k):
     """Panels of k numbers of n_rows rows of W. LANES rows at a time are unpacked and transposed."""
     for first in range(0, n_rows, LANES):
@@ -124,9 +164,7 @@ def _unpack_rows(panels, terms, rows, weight, n_rows, k):
             else:
                 fill(row, np.float32(0))
         of, panel, column = rows.ctypes.data, first // PANEL, first % PANEL
-        to = panels.ctypes.data + (panel * WORDS * PANEL + column) * 4
-        for j in range(0, k // 4, LANES):
-            transpose(to + j * PANEL * 4, PANEL, of + j * 4, ROW_WORDS)
+        _put_columns(panels[panel * WORDS * PANEL :], column, rows, k // 4)
         to = terms.ctypes.data + (panel * 2 * BLOCKS * PANEL + column) * 4
         for j in range(0, 2 * BLOCKS, LANES):
             transpose(to + j * PANEL * 4, PANEL, of + (WORDS + j) * 4, ROW_WORDS)
@@ -181,7 +219,7 @@ def _unpack_columns(panels, terms, rows, weight, n_rows, n_columns):
             unpack_row(row.ctypes.data, weight, first + i, n_columns, GROUP)
         for column in range(0, n_columns, LANES):
             panel, j = column // PANEL * PANEL, column % PANEL
-            to = panels[panel * WORDS + first // 4 * PANEL + j :].ctypes.data
+            to = panels[panel * WORDS + first // 4 * PANEL + j * _TOGETHER :].ctypes.data
             scales = terms[panel * 2 * BLOCKS + first // GROUP * PANEL + j :].ctypes.data
             quantize_columns(to, scales, rows[column:].ctypes.data, BACKWARD_COLUMNS)
 

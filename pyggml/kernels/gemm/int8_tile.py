@@ -5,8 +5,8 @@ quantize_columns  floats of W's rows -> bytes and scales of its columns
 byte_product      the microkernel of BYTE_TILE: C (MR, PANEL) (+)= Σ of the products of blocks
 
 A block is GROUP = 32 numbers along the depth. The sum of its products of bytes is exact in int32;
-it becomes a float32, which the block's two scales multiply. Weights are multiplied as q + 128,
-unsigned; x is signed (see pyggml.kernels.gemm.activations).
+it becomes a float32, which the block's two scales multiply. Weights are multiplied as q + OFFSET,
+unsigned on x86; x is signed (see pyggml.kernels.gemm.activations).
 """
 
 from collections.abc import Iterable
@@ -22,9 +22,11 @@ from pyggml.jit.llvm import (
     I8,
     I32,
     I64,
+    OFFSET,
     at,
     broadcast,
     declare_intrinsic,
+    each_in_all_lanes,
     every,
     fma,
     load,
@@ -33,6 +35,7 @@ from pyggml.jit.llvm import (
 )
 from pyggml.kernels.gemm.activations import BLOCK_WORDS, largest, rounded, scale_of
 from pyggml.kernels.gemm.dots import step
+from pyggml.kernels.gemm.microkernel import in_turns, rows_of_squares
 from pyggml.kernels.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.readers.vectors import F32X16, VectorBlock, emit_blocks
@@ -54,8 +57,8 @@ _NUMBERS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
 class _Bytes(VectorBlock):
-    """A decoder's target: it writes GROUP bytes q + 128 per scale, and minima. 32 weights have one
-    scale and one minimum."""
+    """A decoder's target: it writes GROUP bytes q + OFFSET per scale, and minima. 32 weights have
+    one scale and one minimum."""
 
     def __init__(self, builder: Any, source: Any, q: Any, scales: Any, minima: Any) -> None:
         super().__init__(builder, source)
@@ -63,8 +66,9 @@ class _Bytes(VectorBlock):
         self._of_subgroups = None  # minima
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        unsigned = self.b.xor(q, every(q.type, -128))
-        words = self.b.bitcast(unsigned, ir.VectorType(I32, BLOCK_WORDS))
+        if OFFSET:
+            q = self.b.xor(q, every(q.type, -OFFSET))
+        words = self.b.bitcast(q, ir.VectorType(I32, BLOCK_WORDS))
         store(self.b, words, at(self.b, self._q, ir.Constant(I64, i // 4)))
         self.b.store(scale, at(self.b, self._scales, ir.Constant(I64, i // GROUP)))
 
@@ -152,8 +156,8 @@ def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
 
 @intrinsic
 def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any) -> Any:
-    """LANES columns of GROUP rows of floats to BLOCK_WORDS vectors of bytes q + 128, PANEL words
-    apart, and to the columns' scales; addresses, row_step in floats."""
+    """LANES columns of GROUP rows of floats to BLOCK_WORDS vectors of bytes q + OFFSET, PANEL words
+    apart (in pairs for `square`), and to the columns' scales; addresses, row_step in floats."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, scales, rows, row_step = arguments
@@ -161,16 +165,25 @@ def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any
         values = [load(builder, at(builder, rows, start), _NUMBERS) for start in starts]
         scale, per_scale = scale_of(builder, largest(builder, values))
         store(builder, scale, at(builder, scales, ir.Constant(I64, 0)))
-        for word in range(BLOCK_WORDS):
-            words = every(_INTS, 0)
-            for n, v in enumerate(values[4 * word : 4 * word + 4]):
-                q = builder.add(rounded(builder, v, per_scale), every(_INTS, 128))
-                byte = builder.and_(q, every(_INTS, 255))
-                words = builder.or_(words, builder.shl(byte, every(_INTS, 8 * n)))
-            store(builder, words, at(builder, to, ir.Constant(I64, word * PANEL)))
+        n_together = 2 if BYTE_TILE.square else 1
+        for word in range(0, BLOCK_WORDS, n_together):
+            some = [_word_of(builder, values[4 * i : 4 * i + 4], per_scale)
+                    for i in range(word, word + n_together)]  # fmt: skip
+            for i, words in enumerate(in_turns(builder, some)):
+                store(builder, words, at(builder, to, ir.Constant(I64, word * PANEL + i * LANES)))
         return context.get_dummy_value()
 
     return types.void(*(types.intp,) * 4), codegen
+
+
+def _word_of(builder: Any, values: list[Any], per_scale: Any) -> Any:
+    """Vectors of four numbers of columns as words of bytes."""
+    words = every(_INTS, 0)
+    for n, v in enumerate(values):
+        q = builder.add(rounded(builder, v, per_scale), every(_INTS, OFFSET))
+        byte = builder.and_(q, every(_INTS, 255))
+        words = builder.or_(words, builder.shl(byte, every(_INTS, 8 * n)))
+    return words
 
 
 @intrinsic
@@ -181,9 +194,10 @@ def byte_product(
     """C (MR, PANEL) (+)= Σ over n blocks of scale_a · scale_b · (start + Σ a·b), and of
     total · minimum unless `minima` is 0.
 
-    a        (n · BLOCK_WORDS, MR) words of signed bytes
+    a        (n · BLOCK_WORDS, MR) words of signed bytes; where BYTE_TILE has `square`, they lie in
+             pairs: (n · BLOCK_WORDS / 2, MR, 2), and those of b likewise
     a_terms  (n, 3, MR): scale, start (int32) and total of each block of a row
-    b        (n · BLOCK_WORDS, PANEL) words of unsigned bytes
+    b        (n · BLOCK_WORDS, PANEL) words of bytes q + OFFSET
     b_terms  (2, BLOCKS, PANEL): scales, then minima
     c        rows ldc floats apart, overwritten unless accumulate is not 0
 
@@ -239,7 +253,8 @@ def _emit_products(
     builder: Any, i: Any, a_terms: Any, b_terms: Any, a: Any, b: Any, sums: list[Any]
 ) -> list[Any]:
     """sums + scale_a · scale_b · (start + Σ a·b) of one block."""
-    whole = _emit_whole(builder, i, a, b, a_terms)
+    multiply = _emit_squares if BYTE_TILE.square else _emit_whole
+    whole = multiply(builder, i, a, b, a_terms)
     scales, others = _of_rows(builder, i, a_terms, 0), _of_columns(builder, i, b_terms, 0)
     pairs = [(scale, other) for scale in scales for other in others]
     return [
@@ -252,23 +267,40 @@ def _emit_whole(builder: Any, i: Any, a: Any, b: Any, a_terms: Any) -> list[Any]
     """start + Σ a·b of block i, for each row of the tile its vectors."""
     a_at, b_at = (builder.mul(i, ir.Constant(I64, BLOCK_WORDS * n)) for n in (MR, PANEL))
     starts = _of_rows(builder, i, a_terms, 1)
-    sums = [builder.bitcast(start, _INTS) for start in starts for _ in _COLUMNS]
+    sums = [builder.bitcast(start, _INTS) if OFFSET else every(_INTS, 0)
+            for start in starts for _ in _COLUMNS]  # fmt: skip
+    rows = each_in_all_lanes(builder, a, a_at, BLOCK_WORDS * MR)
     for k in range(BLOCK_WORDS):
         words = [at(builder, b, b_at, k * PANEL + j) for j in _COLUMNS]
         columns = [load(builder, word, _INTS) for word in words]
         for m in range(MR):
-            word = builder.bitcast(at(builder, a, a_at, k * MR + m), I32.as_pointer())
-            x = broadcast(builder, builder.load(word), _INTS)
+            x = rows(k * MR + m, _INTS)
             for j, column in enumerate(columns, m * NV):
                 sums[j] = BYTE_TILE.inner(builder, x, column, sums[j])
     return sums
 
 
+def _emit_squares(builder: Any, i: Any, a: Any, b: Any, a_terms: Any) -> list[Any]:
+    """The same by products of matrices (SMMLA); words of a row, and of a column, lie in pairs."""
+    a_at, b_at = (builder.mul(i, ir.Constant(I64, BLOCK_WORDS * n)) for n in (MR, PANEL))
+    sums, square = [[every(_INTS, 0)] * (PANEL // 2) for _ in range(MR // 2)], BYTE_TILE.square
+    assert square is not None
+    for k in range(0, BLOCK_WORDS, 2):
+        columns = [
+            load(builder, at(builder, b, b_at, k * PANEL + j), _INTS)
+            for j in range(0, 2 * PANEL, LANES)
+        ]
+        for m, row in enumerate(sums):
+            rows = load(builder, at(builder, a, a_at, k * MR + m * LANES), _INTS)
+            sums[m] = [square(builder, rows, *pair) for pair in zip(columns, row, strict=True)]
+    return [vector for row in rows_of_squares(builder, sums) for vector in row]
+
+
 def _of_rows(builder: Any, i: Any, a_terms: Any, which: int) -> list[Any]:
     """One term of each row in block i, in every lane."""
     here = builder.mul(i, ir.Constant(I64, 3 * MR))
-    terms = [at(builder, a_terms, here, which * MR + m) for m in range(MR)]
-    return [broadcast(builder, builder.load(term), _NUMBERS) for term in terms]
+    rows = each_in_all_lanes(builder, a_terms, here, 3 * MR)
+    return [rows(which * MR + m, _NUMBERS) for m in range(MR)]
 
 
 def _of_columns(builder: Any, i: Any, b_terms: Any, first: int) -> list[Any]:

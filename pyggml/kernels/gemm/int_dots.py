@@ -37,7 +37,7 @@ from pyggml.quants.unpack import WHOLE_TYPES
 AHEAD = 8192  # bytes; half does a tenth worse, twice as many as well
 # Vectors of sums of a row and a token: none waits for another. As many for any number of tokens, so
 # that a token's products do not depend on those beside it.
-CHAINS = 4 if CHOSEN.lanes == 16 else 1
+CHAINS = 4 if CHOSEN.lanes == 16 or CHOSEN.neon else 1
 _LANES = VECTOR // 4
 _LINE = 64  # bytes
 

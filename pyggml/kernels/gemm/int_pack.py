@@ -14,7 +14,6 @@ from llvmlite import ir
 
 from pyggml.graph.dtypes import dtype
 from pyggml.jit import cgutils, intrinsic, types
-from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import F32, I8, I32, I64, at, by_quads, every, load, totals
 from pyggml.kernels.gemm.activations import largest, rounded, scale_of
 from pyggml.kernels.gemm.row_plan import UNIT, Plan, plan, units
@@ -147,7 +146,7 @@ class _Packing:
         b, n = self.b, SUBGROUP // 4
         zeros, halves = every(ir.VectorType(I32, GROUP // 4), 0), []
         for q in groups:
-            words = by_quads(b, every(q.type, 1), q, zeros, CHOSEN.vnni)
+            words = by_quads(b, every(q.type, 1), q, zeros)
             halves += [self._lanes(words, range(first, first + n)) for first in (0, n)]
         sums = totals(b, halves, b.add)
         return b.sitofp(sums, ir.VectorType(F32, sums.type.count))

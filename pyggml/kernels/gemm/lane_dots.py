@@ -9,6 +9,7 @@ for one term after the other, that of every token: scale, total, and the starts 
 first and of its second SUBGROUP (pyggml.kernels.gemm.activations).
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from llvmlite import ir
 from pyggml.graph.dtypes import dtype
 from pyggml.jit import cgutils, intrinsic, types
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.llvm import I64, at, broadcast, by_quads, every, fma, store
+from pyggml.jit.llvm import I64, OFFSET, at, by_quads, each_in_all_lanes, every, fma, store
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.readers.lanes import BYTES, FLOATS, INTS, LANES, LOAD, LaneBlock, Lanes
@@ -39,6 +40,7 @@ class _LaneDots(LaneBlock):
         super().__init__(builder, source, step, n_bytes)
         self._sums, self._x = sums, x
         self._of_subgroups: Lanes = ()  # minima
+        self._blocks: dict[int, Callable[[int, Any], Any]] = {}  # of x
 
     def add_minimum(self, minimum: Lanes) -> None:
         self.add_minima(minimum)
@@ -65,12 +67,15 @@ class _LaneDots(LaneBlock):
     ) -> None:
         """Sums += x's scale · (scale · Σ q x + minimum · start) over words of a block of x, from
         word `first` on."""
-        unsigned = [self.b.bitcast(self.b.xor(v, every(BYTES, -128)), INTS) for v in q]
+        if OFFSET:
+            q = tuple(self.b.xor(v, every(BYTES, -OFFSET)) for v in q)
+        multiplied = [self.b.bitcast(v, INTS) for v in q]
         for t in range(len(self._sums)):
-            begin = whole = self.b.bitcast(self._term(start, i, t), INTS)
-            for word, weights in enumerate(unsigned, t * BLOCK_WORDS + first):
+            begin = self.b.bitcast(self._term(start, i, t), INTS)
+            whole = begin if OFFSET else every(INTS, 0)
+            for word, weights in enumerate(multiplied, t * BLOCK_WORDS + first):
                 x = self._each_lane(i, word, INTS)
-                whole = by_quads(self.b, weights, x, whole, CHOSEN.vnni)
+                whole = by_quads(self.b, weights, x, whole)
             products = self.b.fmul(self.b.sitofp(whole, FLOATS), scale[0])
             if minimum:
                 products = fma(self.b, self.b.sitofp(begin, FLOATS), minimum[0], products)
@@ -86,10 +91,11 @@ class _LaneDots(LaneBlock):
 
     def _each_lane(self, i: int, word: int, kind: Any) -> Any:
         """A word of the packed block with weight i, in every lane."""
-        here = at(self.b, self._x, ir.Constant(I64, i // GROUP * len(self._sums) * TOKEN_WORDS))
-        pointer = self.b.gep(here, [ir.Constant(I64, word)])
-        value = self.b.load(self.b.bitcast(pointer, kind.element.as_pointer()))
-        return broadcast(self.b, value, kind)
+        block, size = i // GROUP, len(self._sums) * TOKEN_WORDS
+        if block not in self._blocks:
+            first = ir.Constant(I64, block * size)
+            self._blocks[block] = each_in_all_lanes(self.b, self._x, first, size)
+        return self._blocks[block](word, kind)
 
 
 @intrinsic(prefer_literal=True)

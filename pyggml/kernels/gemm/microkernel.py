@@ -81,7 +81,8 @@ def _emit_tile_product(builder: Any, operand: Any, others: Any, tile: Tile) -> N
     """operand is a and its steps from row to row and along k."""
     b, ldb, c, ldc, k, accumulate = others
     vector = ir.VectorType(F32, tile.lanes)
-    sums = _emit_depth_loop(builder, operand, b, ldb, k, tile)
+    multiply = _emit_square_loop if tile.square else _emit_depth_loop
+    sums = multiply(builder, operand, b, ldb, k, tile)
     summed, plain = builder.append_basic_block("add"), builder.append_basic_block("store")
     done = builder.append_basic_block("done")
     wanted = builder.icmp_signed("!=", accumulate, ir.Constant(I64, 0))
@@ -132,6 +133,59 @@ def _emit_depth_loop(
     builder.cbranch(builder.icmp_signed("<", following, k), loop, after)
     builder.position_at_end(after)
     return news
+
+
+def _emit_square_loop(
+    builder: Any, operand: Any, b: Any, ldb: Any, k: Any, tile: Tile
+) -> list[list[Any]]:
+    """The same by products of matrices: two words of two rows with two of two columns at a time.
+    Rows of `operand` are neighbours, as `pack_pairs_group` packs them."""
+    (a, _, a_step), square = operand, tile.square
+    assert square is not None
+    word, few = (ir.VectorType(F32, n) for n in (tile.lanes, tile.lanes // 2))
+    cells = [[cgutils.alloca_once(builder, word) for _ in range(tile.panel // 2)]
+             for _ in range(tile.mr // 2)]  # fmt: skip
+    for cell in (one for row in cells for one in row):
+        builder.store(every(word, 0.0), cell)
+    with cgutils.for_range_slice(builder, k.type(0), k, k.type(2)) as (step, _):
+        after = builder.add(step, ir.Constant(I64, 1))
+        both = [builder.mul(at_word, ldb) for at_word in (step, after)]
+        columns = [
+            two
+            for j in range(0, tile.panel, tile.lanes)
+            for two in in_turns(
+                builder, [load(builder, at(builder, b, row, j), word) for row in both]
+            )
+        ]
+        starts = [builder.mul(at_word, a_step) for at_word in (step, after)]
+        for i, row in enumerate(cells):
+            words = [load(builder, at(builder, a, start, 2 * i), few) for start in starts]
+            rows = in_turns(builder, words)[0]
+            for column, cell in zip(columns, row, strict=True):
+                builder.store(square(builder, rows, column, builder.load(cell)), cell)
+    return rows_of_squares(builder, [[builder.load(cell) for cell in row] for row in cells])
+
+
+def in_turns(builder: Any, words: list[Any]) -> list[Any]:
+    """Two vectors of words, lane by lane in turns, in vectors of four; one as it is."""
+    if len(words) == 1:
+        return words
+    n = words[0].type.count
+    order = [x for i in range(n) for x in (i, n + i)]
+    return [
+        builder.shuffle_vector(*words, ir.Constant(ir.VectorType(I32, 4), order[i : i + 4]))
+        for i in range(0, 2 * n, 4)
+    ]
+
+
+def rows_of_squares(builder: Any, squares: list[list[Any]]) -> list[list[Any]]:
+    """Matrices (2, 2) of pairs of rows and of columns as rows of vectors of four columns."""
+    halves = [ir.Constant(ir.VectorType(I32, 4), [n, n + 1, n + 4, n + 5]) for n in (0, 2)]
+    return [
+        [builder.shuffle_vector(*two, half) for two in zip(row[::2], row[1::2], strict=True)]
+        for row in squares
+        for half in halves
+    ]
 
 
 def make_dot_tile(tile: Tile) -> Any:

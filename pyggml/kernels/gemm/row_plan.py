@@ -5,9 +5,9 @@ weights are cut in pieces that lie together in the file, and 64 of them, from se
 one vector of bytes. Any order will do, as x is laid in the same order once. So the cheapest is
 taken: that of the fewest instructions, found by emitting all.
 
-CPUs multiply unsigned bytes by signed ones. Weights are u − zero, u unsigned; zero times Σ x is
-subtracted with the scales. Without VNNI two products are summed in 16 bits, so u is at most 128;
-types with more values stay signed.
+CPUs multiply unsigned bytes by signed ones, or (NEON) small ones. Weights are u − zero, u unsigned;
+zero times Σ x is subtracted with the scales. u is at most MOST_UNSIGNED; types with more values
+stay signed.
 
 Fields of bits need not be shifted to bit 0: 16 q with a 16th of the scale is as good.
 """
@@ -21,7 +21,7 @@ from llvmlite import ir
 
 from pyggml.graph.dtypes import DType, dtype
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.llvm import I64
+from pyggml.jit.llvm import I64, MOST_UNSIGNED
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.readers.pieces import (
     Node,
@@ -35,8 +35,8 @@ from pyggml.quants.readers.pieces import (
 from pyggml.quants.unpack import LAYOUTS
 
 UNIT = 256  # weights of a unit, if the row has as many
-VECTOR = 64  # bytes
-MOST = 128 if CHOSEN.byte_pairs else 255  # of an unsigned byte
+# Bytes of a vector. With NEON's 16 those of a group have one scale, and one sum of integers.
+VECTOR = 16 if CHOSEN.neon else 64
 _LANE = 4  # bytes whose products one lane sums
 _JOINT = 4  # instructions that a vector of sums takes on its way to the row's
 
@@ -114,7 +114,7 @@ def _plans(name: str, n_blocks: int) -> Iterator[Plan]:
     pieces = block.pieces()
     size = pieces[0][1].n
     unsigned, zeros, spans = zip(*(_unsigned(node) for _, node in pieces), strict=True)
-    signed, zero = max(spans) > MOST, max(zeros)
+    signed, zero = max(spans) > MOST_UNSIGNED or _is_signed(pieces), max(zeros)
     nodes = [(n, node) for (n, _), node in zip(pieces, unsigned, strict=True)]
     n_minima = 0 if block.minima is None else block.minima.type.count
     inside = min(VECTOR // size, len(pieces))
@@ -151,6 +151,12 @@ def _number(bits: int, digits: Any) -> int:
     return sum((bits >> i & 1) << digit for i, digit in enumerate(digits))
 
 
+def _is_signed(pieces: list[Piece]) -> bool:
+    """Whether pieces are multiplied as they are: NEON takes them, and to make one of them unsigned
+    would be more than to leave out what is subtracted."""
+    return CHOSEN.neon and any(node.op != "minus" and span(node)[0] < 0 for _, node in pieces)
+
+
 def _unsigned(node: Node) -> tuple[Node, int, int]:
     """u and zero of a piece's weights, and the largest u."""
     low, high = span(node)
@@ -172,7 +178,7 @@ def _move(node: Node) -> int:
     if not is_fields(node):
         return 0
     room = range(8)
-    fits = [n for n in room if span(node)[1] << n <= MOST]
+    fits = [n for n in room if span(node)[1] << n <= MOST_UNSIGNED]
     return min(fits, key=lambda n: n_shifts(moved(node, n)))
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.llvm import by_quads, fma
-from pyggml.kernels.gemm.bfloat16 import dot_pairs, dot_widened_pairs
+from pyggml.jit.llvm import by_quads, fma, multiply_bytes
+from pyggml.kernels.gemm.bfloat16 import dot_pairs, dot_widened_pairs, multiply_matrices
 from pyggml.sizes import round_up
 
 
@@ -31,13 +31,18 @@ class TileShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """mr rows of nv vectors. inner(builder, a, b, sums) emits sums + the products of words a, b."""
+    """mr rows of nv vectors. inner(builder, a, b, sums) emits sums + the products of words a, b.
+
+    Where the CPU multiplies matrices (NEON), `square` emits sums (2, 2) + two words of two rows
+    times two of two columns; mr is even, and so is any depth in words.
+    """
 
     mr: int
     nv: int
     per_word: int
     inner: Callable[[Any, Any, Any, Any], Any]
     lanes: int = CHOSEN.lanes
+    square: Callable[[Any, Any, Any, Any], Any] | None = None
 
     @property
     def panel(self) -> int:
@@ -83,6 +88,9 @@ SIZES: dict[str, Sizes] = {
     "avx512vnni": Sizes(floats=(12, 2), pairs=(12, 2), bytes=(12, 1)),
     "avx512": Sizes(floats=(12, 2), pairs=(12, 2), bytes=(12, 1)),
     "avx2": Sizes(floats=(6, 2), pairs=(6, 2), bytes=(6, 1)),
+    "neonbf16": Sizes(floats=(6, 4), pairs=(6, 4), bytes=(6, 2)),
+    "neoni8mm": Sizes(floats=(6, 4), pairs=(6, 4), bytes=(6, 2)),
+    "neondot": Sizes(floats=(6, 4), pairs=(6, 4), bytes=(6, 2)),
     "neon": Sizes(floats=(6, 4), pairs=(6, 4), bytes=(6, 2)),
     "generic": Sizes(floats=(4, 2), pairs=(4, 2), bytes=(4, 1)),
     "numpy": Sizes(floats=(4, 2), pairs=(4, 2), bytes=(4, 1)),
@@ -91,15 +99,21 @@ _OURS = SIZES[CHOSEN.name]
 
 
 def _dot_bytes(builder: Any, a: Any, b: Any, sums: Any) -> Any:
-    """a signed, b unsigned, sums in int32."""
-    return by_quads(builder, b, a, sums, CHOSEN.vnni)
+    """a signed, b as by_quads wants it, sums in int32."""
+    return by_quads(builder, b, a, sums)
 
 
 FLOAT_TILE = Tile(*_OURS.floats, per_word=1, inner=fma)
-PAIR_TILE = Tile(*_OURS.pairs, per_word=2, inner=dot_pairs if CHOSEN.bf16 else dot_widened_pairs)
-BYTE_TILE = Tile(*_OURS.bytes, per_word=4, inner=_dot_bytes)
+PAIR_TILE = Tile(
+    *_OURS.pairs, per_word=2, inner=dot_pairs if CHOSEN.bf16 else dot_widened_pairs,
+    square=multiply_matrices if CHOSEN.bf16 and CHOSEN.neon else None,
+)  # fmt: skip
+BYTE_TILE = Tile(
+    *_OURS.bytes, per_word=4, inner=_dot_bytes, square=multiply_bytes if CHOSEN.i8mm else None
+)
 THIN_TILE = Tile(4, 2, per_word=1, inner=fma)  # fits every register file
 
-# The kernels of attention choose between these two as they run: they have one size.
+# The kernels of attention choose between these two as they run: they have one size. Their depths
+# are those of the keys that are seen, which may be odd.
 ATTENTION_FLOATS = FLOAT_TILE
-ATTENTION_PAIRS = replace(PAIR_TILE, mr=FLOAT_TILE.mr, nv=FLOAT_TILE.nv)
+ATTENTION_PAIRS = replace(PAIR_TILE, mr=FLOAT_TILE.mr, nv=FLOAT_TILE.nv, square=None)

@@ -20,7 +20,7 @@ import numpy as np
 
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F16, F32, Q8_0
+from pyggml.graph.dtypes import DTYPES, F16, F32, DType
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor, leaf
@@ -29,6 +29,8 @@ from pyggml.kernels import attention
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.attention.positions import alibi_slopes
 from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_attention, expect_number, expect_type
+from pyggml.ops.layout.cpy import cpy
+from pyggml.quants import QUANTS, quantize
 
 
 def flash_attn_ext(
@@ -44,12 +46,12 @@ def flash_attn_ext(
     sinks: Tensor | None = None,
     longest: int = 0,
 ) -> Tensor:
-    """Attention of q (T, H, D) over k and v (S, HK, D) -> (T, H, D) (ggml FLASH_ATTN_EXT).
+    """(T, H, DV): attention of q (T, H, D) over k (S, HK, D), v (S, HK, DV) (ggml FLASH_ATTN_EXT).
 
     span (T, 2) int32 holds the first key that a query sees and the one past the last; a query that
     sees none yields zeros. The kernel raises PyggmlError for a span that reaches out of the keys.
-    Head h uses key head h // (H / HK). All are F32. k and v may both be F16 or Q8_0, as in a cache;
-    the op then has no gradient.
+    Head h uses key head h // (H / HK). All are F32. k and v may each be of any other type, as in a
+    cache; the op then has no gradient. The mask may be F16.
     logit_softcap c > 0 turns a score s into c·tanh(s / c) (Gemma 2, arXiv:2408.00118). mask (T, S)
     or (n, T, S), n dividing H, is added to the scores of head h as mask[h % n]; it has no gradient.
     max_bias > 0 is ALiBi: each head's slope multiplies the mask, or without a mask the distance
@@ -59,6 +61,8 @@ def flash_attn_ext(
     queries of one sequence see; 0 for one sequence.
     Raises ShapeError if the shapes or types do not fit together.
     """
+    if mask is not None and mask.dtype is F16:
+        mask = cpy(mask, F32)
     extras = tuple(t for t in (mask, sinks) if t is not None)
     return FLASH_ATTN_EXT(
         *(q, k, v, span, *extras),
@@ -84,7 +88,7 @@ def _per_head(mask: np.ndarray) -> np.ndarray:
 
 
 def _problem(
-    q: Tensor, k: Tensor, extras: tuple[Tensor, ...], params: Any, compute: Compute
+    q: Tensor, k: Tensor, v: Tensor, extras: tuple[Tensor, ...], params: Any, compute: Compute
 ) -> attention.Problem:
     (n_queries, n_heads, _), (n_keys, n_key_heads, head_size) = q.shape, k.shape
     return attention.Problem(
@@ -93,7 +97,9 @@ def _problem(
         n_keys=n_keys,
         n_key_heads=n_key_heads,
         head_size=head_size,
+        value_size=v.shape[2],
         key_type=k.dtype,
+        value_type=v.dtype,
         has_extras=bool(extras or params["cap"] or params["max_bias"]),
         compute=compute,
         longest=0 if params["masked"] else params["longest"],
@@ -120,8 +126,8 @@ def _sources(
 
 
 def _problem_of(node: Tensor, compute: Compute) -> attention.Problem:
-    q, k, _, _, *extras = node.src
-    return _problem(q, k, tuple(extras), node.params, compute)
+    q, k, v, _, *extras = node.src
+    return _problem(q, k, v, tuple(extras), node.params, compute)
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:
@@ -162,8 +168,8 @@ def _run(site: Site) -> Call:
 
 
 def _back_problem_of(node: Tensor, compute: Compute) -> attention.Problem:
-    q, k, _, _, _, _, _, *extras = node.src
-    return _problem(q, k, tuple(extras), node.params, compute)
+    q, k, v, _, _, _, _, *extras = node.src
+    return _problem(q, k, v, tuple(extras), node.params, compute)
 
 
 def _back_scratch(node: Tensor, compute: Compute) -> int:
@@ -195,7 +201,10 @@ def _spec(
     q: Tensor, k: Tensor, v: Tensor, span: Tensor, *extras: Tensor, scale: float, cap: float,
     max_bias: float, masked: bool, longest: int,
 ) -> Spec:  # fmt: skip
-    expect_attention("flash_attn_ext", q, k, v, span, F32, F16, Q8_0)
+    expect_attention("flash_attn_ext", q, k, v, span)
+    for what, t in (("k", k), ("v", v)):
+        if t.dtype.name not in QUANTS:
+            raise ShapeError(f"flash_attn_ext: {what} is {t!r}, which cannot be unpacked")
     mask, sinks = _extras(extras, masked)
     expect_number("flash_attn_ext", "logit_softcap", cap)
     expect_number("flash_attn_ext", "max_bias", max_bias)
@@ -212,7 +221,7 @@ def _spec(
             )
     if sinks is not None:
         expect("flash_attn_ext", "sinks", sinks, q.shape[1:2])
-    return Spec(q.shape)
+    return Spec((*q.shape[:2], v.shape[2]))
 
 
 def _saved_specs(q: Tensor, *_: Tensor, **__: Any) -> tuple[Spec, ...]:
@@ -255,7 +264,7 @@ def _ref(
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dv = Pᵀ·dy, dS = P · (dy·vᵀ - Σ dy · y), dq = scale · dS·k, dk = scale · dSᵀ·q"""
     q, k, v, span, *extras = node.src
-    if k.dtype is not F32:  # a cache, which has no gradient
+    if k.dtype is not F32 or v.dtype is not F32:  # a cache, which has no gradient
         return (None,) * len(node.src)
     dq = FLASH_ATTN_BACK(q, k, v, span, node, node.saved[0], dy, *extras, **node.params)
     no_mask = (None,) if node.params["masked"] else ()
@@ -278,6 +287,37 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             yield Sample((q, *in_cache, span), plain)
         if t < 150:
             yield from _samples_of_extras(rng, q, k, v, plain)
+    yield from _samples_of_other_values(rng)
+    yield from _samples_in_cache(rng)
+
+
+def _samples_of_other_values(rng: np.random.Generator) -> Iterator[Sample]:
+    """Values longer and shorter than keys, as with latent attention."""
+    for t, s, h, hk, d, dv in ((3, 9, 4, 1, 24, 17), (33, 40, 4, 2, 8, 20), (2, 5, 2, 1, 192, 128)):
+        q, k, v = (rng.standard_normal(x) for x in ((t, h, d), (s, hk, d), (s, hk, dv)))
+        span = np.stack([np.zeros(t), np.arange(s - t, s) + 1], axis=1).astype(np.int32)
+        plain = {"scale": d**-0.5, "cap": 0.0, "max_bias": 0.0, "masked": False, "longest": 0}
+        yield Sample((q, k, v, span), plain)
+        yield from _samples_of_extras(rng, q, k, v, plain)
+
+
+def _samples_in_cache(rng: np.random.Generator) -> Iterator[Sample]:
+    """Keys and values of several types, also of two, and of two sizes."""
+    kinds = ("BF16", "BF16"), ("Q8_0", "Q4_0"), ("Q5_1", "F16"), ("F32", "Q4_1"), ("IQ4_NL", "Q5_0")
+    for t, (of_k, of_v) in zip((1, 2, 3, 40, 9), kinds, strict=True):
+        s, hk = max(7, t + 1), 1 + t // 40
+        q, k, v = (rng.standard_normal(x) for x in ((t, 2, 64), (s, hk, 64), (s, hk, 32)))
+        span = np.stack([np.zeros(t), np.arange(s - t, s) + 1], axis=1).astype(np.int32)
+        plain = {"scale": 0.125, "cap": 0.0, "max_bias": 0.0, "masked": False, "longest": 0}
+        keys = _in_type(k, DTYPES[of_k]), _in_type(v, DTYPES[of_v])
+        yield Sample((q, *keys, span), plain)
+        yield Sample((q, *keys, span), {**plain, "cap": 1.5})
+
+
+def _in_type(a: np.ndarray, dtype: DType) -> Tensor:
+    """A leaf (S, HK, D) of this type."""
+    raw = quantize(a.reshape(-1, a.shape[-1]).astype(np.float32), dtype.name)
+    return leaf(raw.view(dtype.numpy).reshape(*a.shape[:2], -1), dtype=dtype)
 
 
 def _samples_of_extras(
@@ -321,11 +361,12 @@ def _back_spec(
     *extras: Tensor, **params: Any,
 ) -> Spec:  # fmt: skip
     spec = _spec(q, k, v, span, *extras, **params)
-    expect_attention("flash_attn_back", q, k, v, span, F32)
-    expect("flash_attn_back", "o", o, q.shape)
+    expect_type("flash_attn_back", "k", k)
+    expect_type("flash_attn_back", "v", v)
+    expect("flash_attn_back", "o", o, spec.shape)
     expect("flash_attn_back", "lse", lse, (q.shape[1], q.shape[0]))
-    expect("flash_attn_back", "do", do, q.shape)
-    return spec
+    expect("flash_attn_back", "do", do, spec.shape)
+    return Spec(q.shape)
 
 
 def _back_saved(
@@ -357,7 +398,7 @@ def _back_samples(rng: np.random.Generator) -> Iterator[Sample]:
         q, k, v, span, *extras = (np.asarray(a) for a in s.arrays)
         o = _ref(q, k, v, span, *extras, **s.params)
         lse = _softmax(q, k, span, tuple(extras), **s.params)[2]
-        do = rng.standard_normal(q.shape)
+        do = rng.standard_normal(o.shape)
         yield Sample((q, k, v, span, o, lse, do, *extras), s.params)
 
 

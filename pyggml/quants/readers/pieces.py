@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 
-from pyggml.jit.llvm import F32, I8, I16, I32, I64, declare_intrinsic, every, from_f16
+from pyggml.jit.isa import CHOSEN
+from pyggml.jit.llvm import F32, I8, I16, I32, I64, declare_intrinsic, every, from_f16, where_set
 from pyggml.quants.layout import GROUP, SUBGROUP, Table
-from pyggml.quants.readers.vectors import VectorBlock, table_pointer
+from pyggml.quants.readers.vectors import VectorBlock, lane_of, table_pointer
 
-_BIT = ir.IntType(1)
 _ANY_BYTE = -128, 127
 
 
@@ -203,6 +203,9 @@ class PieceBlock(VectorBlock):
         )
 
     def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Any:
+        if CHOSEN.neon and n_bits == 8 and self.n_blocks == 1 and n is None and n_bytes > 1:
+            whole = self._read(offset, ir.VectorType(I8, n_bytes))
+            return self.b.zext(whole, ir.VectorType(I32, n_bytes))
         if n_bytes > 4:
             return self.join(*(self.fields(offset + at, 4, n_bits) for at in (0, 4)))
         words = self._each(offset, ir.IntType(8 * n_bytes))
@@ -343,10 +346,7 @@ class PieceBlock(VectorBlock):
 
     def _emit_flags(self, some: tuple[Piece, ...]) -> Any:
         bits = self._word_of_bits(self._starts(some, 8 * self._block_bytes), some[0][1].n)
-        n = bits.type.width
-        where = self.b.bitcast(bits, ir.VectorType(_BIT, n))
-        kind = ir.VectorType(I8, n)
-        return self.b.select(where, every(kind, some[0][1].at[1]), every(kind, 0))
+        return where_set(self.b, bits, some[0][1].at[1])
 
     def _word_of_bits(self, starts: list[int], n: int) -> Any:
         """n bits from each start, one after the other, as an integer."""
@@ -373,7 +373,7 @@ class PieceBlock(VectorBlock):
             indices = self._indices[node.at[1]]
             lane = block * (indices.type.count // self.n_blocks) + node.at[0] // table.width
             lane += i % max(1, n // table.width)
-            index = self.b.zext(self.b.extract_element(indices, ir.Constant(I32, lane)), I64)
+            index = self.b.zext(lane_of(self.b, indices, lane), I64)
             here = self.b.gep(start, [self.b.mul(index, ir.Constant(I64, table.width))])
             one = self.b.load(self.b.bitcast(here, row.as_pointer()))
             one.align = table.width
@@ -396,6 +396,8 @@ class PieceBlock(VectorBlock):
         if not any(amounts):
             return whole
         size = 16 if len({*amounts}) == 1 else 8 * min(8, n // len(amounts))
+        if CHOSEN.neon and min(amounts) * max(amounts) >= 0:  # it shifts bytes too
+            size = 8
         words = ir.VectorType(ir.IntType(size), 8 * n // size)
         each = [amounts[i * size // 8 * len(amounts) // n] for i in range(words.count)]
         v = b.bitcast(whole, words)

@@ -10,7 +10,21 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.jit import cgutils
-from pyggml.jit.llvm import F32, I8, I16, I32, I64, at, broadcast, every, from_f16, lookup16, store
+from pyggml.jit.isa import CHOSEN
+from pyggml.jit.llvm import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    at,
+    broadcast,
+    every,
+    from_f16,
+    lookup16,
+    store,
+    where_set,
+)
 from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder, Table
 
 F32X8 = ir.VectorType(F32, 8)
@@ -32,6 +46,14 @@ def _count(value: Any) -> int:
 def _constant(kind: Any, value: Any) -> Any:
     """A constant of a scalar type, or of a vector type with the value in every lane."""
     return every(kind, value) if isinstance(kind, ir.VectorType) else ir.Constant(kind, value)
+
+
+def lane_of(builder: Any, numbers: Any, i: int) -> Any:
+    """A lane of a vector; of widened bytes (see `fields`) the byte is taken, and widened alone."""
+    if getattr(numbers, "opname", "") != "zext":
+        return builder.extract_element(numbers, ir.Constant(I32, i))
+    byte = builder.extract_element(numbers.operands[0], ir.Constant(I32, i))
+    return builder.zext(byte, numbers.type.element)
 
 
 def table_pointer(builder: Any, table: Table) -> Any:
@@ -67,8 +89,7 @@ class VectorBlock(Block):
         return self._read(offset, ir.VectorType(I8, n))
 
     def flags(self, offset: int, value: int) -> Any:
-        bits = self._read(offset, ir.VectorType(ir.IntType(1), GROUP))
-        return self.b.select(bits, every(_I8X32, value), every(_I8X32, 0))
+        return where_set(self.b, self._read(offset, I32), value)
 
     def pairs(self, offset: int) -> Any:
         """Each byte four times, each time another pair of its bits."""
@@ -80,6 +101,8 @@ class VectorBlock(Block):
         )
 
     def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Any:
+        if CHOSEN.neon and n_bits == 8 and n is None and n_bytes > 1:  # see lane_of
+            return self.b.zext(self.bytes(offset, n_bytes), ir.VectorType(I32, n_bytes))
         if n_bytes > 4:
             halves = (self.fields(offset + at, 4, n_bits) for at in (0, 4))
             return self.join(*halves)
@@ -185,7 +208,7 @@ class VectorBlock(Block):
         return self.b.fneg(floats)
 
     def lane(self, numbers: Any, i: int) -> Any:
-        return self.b.extract_element(numbers, ir.Constant(I32, i))
+        return lane_of(self.b, numbers, i)
 
     def subgroups(self, q: Any) -> list[Any]:
         """The first and the second SUBGROUP of GROUP bytes q, as floats."""

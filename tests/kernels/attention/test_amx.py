@@ -71,7 +71,8 @@ def run(path, problem, arrays):
 def computed(q, k, v, do, span, scale):
     problem = Problem(
         n_queries=len(q), n_heads=q.shape[1], n_keys=len(k), n_key_heads=k.shape[1],
-        head_size=q.shape[2], key_type=F32, has_extras=False, compute="bf16",
+        head_size=q.shape[2],
+        value_size=q.shape[2], key_type=F32, value_type=F32, has_extras=False, compute="bf16",
     )  # fmt: skip
     extras = {
         "cap": np.float32(0), "mask": np.zeros((1, 1, 0), np.float32),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyggml.graph.dtypes import F16, F32
+from pyggml.graph.dtypes import BF16, DTYPES, F16, F32
 from pyggml.kernels.attention import BACKWARD, FORWARD, backward_path, forward_path
 from pyggml.kernels.attention.rows import FEW
 from pyggml.kernels.attention.unfused import SCORE_ROWS
@@ -16,6 +16,7 @@ from attending import arrays, backward_arrays, in_float16, problem_of, run_exact
 
 COMPILED = CHOSEN.compiled
 MR = FLOAT_TILE.mr
+Q4_0 = DTYPES["Q4_0"]
 COUNTS = [1, MR - 1, MR, FEW, FEW + 1, 150, SCORE_ROWS + 9]
 
 
@@ -27,7 +28,7 @@ def spans(n_queries, n_keys):
     return span
 
 
-def case(rng, n_queries, has_extras):
+def case(rng, n_queries, has_extras, dv=20):
     n_keys, heads = n_queries + 20, (6, 2)
     extras = {}
     if has_extras:
@@ -37,7 +38,7 @@ def case(rng, n_queries, has_extras):
             "sinks": rng.standard_normal(6).astype(np.float32),
             "slopes": np.ones(6, np.float32),
         }
-    return arrays(rng, n_queries, n_keys, spans(n_queries, n_keys), heads, 20, **extras)
+    return arrays(rng, n_queries, n_keys, spans(n_queries, n_keys), heads, 20, dv, **extras)
 
 
 def reference(op, a, has_extras, *more):
@@ -53,15 +54,16 @@ def reference(op, a, has_extras, *more):
 # -- which row serves ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [F32, F16])
+@pytest.mark.parametrize("kinds", [(F32, F32), (F16, F16), (F32, F16), (Q4_0, BF16)], ids=str)
 @pytest.mark.parametrize("n_queries", COUNTS)
-def test_which_path_serves_a_forward_pass(n_queries, kind, rng):
+def test_which_path_serves_a_forward_pass(n_queries, kinds, rng):
     a = case(rng, n_queries, has_extras=False)
-    plain = replace(problem_of(a), key_type=kind)
-    suffix = ", widened" if kind is F16 else ""
+    plain = replace(problem_of(a), key_type=kinds[0], value_type=kinds[1])
+    suffix = "" if kinds == (F32, F32) else ", widened"
     fast = "decode" if n_queries < MR else f"flash{suffix}"
     assert forward_path(plain).name == (fast if COMPILED else f"plain{suffix}")
-    slow = "rows" if n_queries <= FEW else f"unfused{suffix}"
+    few = "rows" if BF16 not in kinds else "rows, widened"
+    slow = few if n_queries <= FEW else f"unfused{suffix}"
     assert forward_path(replace(plain, has_extras=True)).name == slow
 
 
@@ -76,10 +78,10 @@ def test_which_path_serves_a_backward_pass(n_queries, rng):
 def test_no_row_is_out_of_reach(rng):
     """Each serves something, or stands below a faster one that needs the JIT."""
     problems = [
-        replace(problem_of(case(rng, n, extras), extras), key_type=kind)
+        replace(problem_of(case(rng, n, extras), extras), key_type=kind, value_type=F32)
         for n in COUNTS
         for extras in (False, True)
-        for kind in (F32, F16)
+        for kind in (F32, F16, Q4_0)
     ]
     problems += [replace(p, compute="bf16") for p in problems]
     problems += [replace(problems[-1], longest=8)]
@@ -92,12 +94,14 @@ def test_no_row_is_out_of_reach(rng):
 # -- every row against the reference ------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dv", [20, 33, 7])
 @pytest.mark.parametrize("has_extras", [False, True])
 @pytest.mark.parametrize("n_queries", COUNTS)
 @pytest.mark.parametrize("path", FORWARD, ids=lambda path: path.name)
-def test_forward_is_the_reference(path, n_queries, has_extras, rng):
-    a = case(rng, n_queries, has_extras)
-    kinds = [b for b in (a, in_float16(a)) if path.takes(problem_of(b, has_extras))]
+def test_forward_is_the_reference(path, n_queries, has_extras, dv, rng):
+    a = case(rng, n_queries, has_extras, dv)
+    mixed = replace(a, k=a.k.astype(np.float16)), replace(a, v=a.v.astype(np.float16))
+    kinds = [b for b in (a, in_float16(a), *mixed) if path.takes(problem_of(b, has_extras))]
     for b in kinds:
         run_exactly(path, problem_of(b, has_extras), b)
         wanted = reference(FLASH_ATTN_EXT, b, has_extras)
@@ -106,12 +110,13 @@ def test_forward_is_the_reference(path, n_queries, has_extras, rng):
         assert forward_path(problem_of(a, has_extras)) is not path
 
 
+@pytest.mark.parametrize("dv", [20, 33, 7])
 @pytest.mark.parametrize("compute", ["f32", "bf16"])
 @pytest.mark.parametrize("has_extras", [False, True])
 @pytest.mark.parametrize("n_queries", COUNTS)
 @pytest.mark.parametrize("path", BACKWARD, ids=lambda path: path.name)
-def test_backward_is_the_reference(path, n_queries, has_extras, compute, rng):
-    a = case(rng, n_queries, has_extras)
+def test_backward_is_the_reference(path, n_queries, has_extras, compute, dv, rng):
+    a = case(rng, n_queries, has_extras, dv)
     problem = problem_of(a, has_extras, compute)
     if not path.takes(problem):
         assert backward_path(problem) is not path
@@ -127,9 +132,10 @@ def test_backward_is_the_reference(path, n_queries, has_extras, compute, rng):
     assert np.isfinite(b.dk).all() and np.isfinite(b.dv).all()
 
 
-def test_paths_agree_on_the_gradients_of_keys_and_values(rng):
+@pytest.mark.parametrize("dv", [20, 33, 7])
+def test_paths_agree_on_the_gradients_of_keys_and_values(dv, rng):
     """dk and dv of each path that takes the problem, against those of the last."""
-    a = case(rng, 150, has_extras=False)
+    a = case(rng, 150, has_extras=False, dv=dv)
     problem = problem_of(a)
     run_exactly(forward_path(problem), problem, a)
     b = backward_arrays(rng, a, a.o, a.lse)

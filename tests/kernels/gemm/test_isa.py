@@ -91,6 +91,10 @@ AVX512 = {"avx512f", "avx512bw", "avx512vl"}
         (AVX2 | {"avx512f"}, "avx2"),
         (AVX2 | AVX512, "avx512"),
         ({"neon"}, "neon"),
+        ({"neon", "dotprod"}, "neondot"),
+        ({"neon", "i8mm"}, "neon"),
+        ({"neon", "dotprod", "i8mm"}, "neoni8mm"),
+        ({"neon", "dotprod", "i8mm", "bf16"}, "neoni8mm"),
     ],
 )
 def test_the_best_path_of_a_cpu_is_taken(features, best, monkeypatch):

@@ -1,5 +1,5 @@
 """Attention on the card: for few queries by keys, on tensor cores where scores have no extras,
-else exactly, by tiles."""
+else exactly, by tiles. Where values are of another size or type than keys, always by tiles."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def _kernel(node: Tensor, compute: Compute) -> Kernel:
 
 
 def _lacks(node: Tensor) -> str | None:
-    size = node.src[0].shape[2]
+    size = max(t.shape[2] for t in node.src[1:3])
     return f"heads of {size} numbers, wanted {WIDEST} at most" if size > WIDEST else None
 
 

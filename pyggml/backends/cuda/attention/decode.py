@@ -68,7 +68,8 @@ class _Shape(NamedTuple):
 
 def takes(node: Tensor, compute: Compute) -> bool:
     """Whether it is the path for this attention."""
-    return node.shape[0] <= MOST_QUERIES
+    k, v = node.src[1:3]
+    return node.shape[0] <= MOST_QUERIES and k.shape == v.shape and k.dtype is v.dtype
 
 
 def _heads(node: Tensor) -> int:

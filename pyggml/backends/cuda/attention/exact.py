@@ -80,18 +80,20 @@ def _finish(lse, top, total, shrink, sinks, first, count, head, sizes):
 
 
 @cache
-def _kernel(head_size: int, key_type: str) -> Any:
-    rows = tile_rows(head_size)
+def _kernel(head_size: int, value_size: int, key_type: str, value_type: str) -> Any:
+    widest = max(head_size, value_size)
+    rows = tile_rows(widest)
     keys = 2 * rows
-    wide, tall = (rows, head_size + 1), (keys, head_size + 1)
+    of_queries, of_sums, tall = (rows, head_size + 1), (rows, value_size + 1), (keys, widest + 1)
     scores = (rows, keys)
     fill_queries = tile_filler(F32.name, rows, head_size)
     fill_keys = tile_filler(key_type, keys, head_size)
+    fill_values = tile_filler(value_type, keys, value_size)
 
     @kernel
     def forward(o, lse, q, k, v, span, mask, sinks, sizes, factors):
-        qs = cuda.shared.array(wide, np.float32)
-        sums = cuda.shared.array(wide, np.float32)
+        qs = cuda.shared.array(of_queries, np.float32)
+        sums = cuda.shared.array(of_sums, np.float32)
         kv = cuda.shared.array(tall, np.float32)
         s = cuda.shared.array(scores, np.float32)
         top = cuda.shared.array(rows, np.float32)
@@ -101,8 +103,8 @@ def _kernel(head_size: int, key_type: str) -> Any:
         key_head = head // (sizes.n_heads // sizes.n_key_heads)
         count = min(rows, sizes.n_queries - first)
         fill_queries(qs, q, first, head, sizes.n_queries, sizes.n_heads)
-        for e in range(me, rows * head_size, THREADS):
-            sums[e // head_size, e % head_size] = ZERO
+        for e in range(me, rows * value_size, THREADS):
+            sums[e // value_size, e % value_size] = ZERO
         for i in range(me, rows, THREADS):
             top[i], total[i] = MINUS_INF, ZERO
         start, stop = keys_of_queries(span, first, count, sizes.n_keys)
@@ -112,10 +114,10 @@ def _kernel(head_size: int, key_type: str) -> Any:
             _score(s, qs, kv, span, mask, first, key, head, head_size, sizes, factors)
             cuda.syncthreads()
             _carry(s, top, total, shrink)
-            fill_keys(kv, v, key, key_head, sizes.n_keys, sizes.n_key_heads)
+            fill_values(kv, v, key, key_head, sizes.n_keys, sizes.n_key_heads)
             cuda.syncthreads()
-            for e in range(me, rows * head_size, THREADS):
-                i, c = e // head_size, e % head_size
+            for e in range(me, rows * value_size, THREADS):
+                i, c = e // value_size, e % value_size
                 value = sums[i, c] * shrink[i]
                 for j in range(keys):
                     value += s[i, j] * kv[j, c]
@@ -123,9 +125,9 @@ def _kernel(head_size: int, key_type: str) -> Any:
             cuda.syncthreads()
         _finish(lse, top, total, shrink, sinks, first, count, head, sizes)
         cuda.syncthreads()
-        for e in range(me, count * head_size, THREADS):
-            i, c = e // head_size, e % head_size
-            at = (np.int64(first + i) * sizes.n_heads + head) * head_size + c
+        for e in range(me, count * value_size, THREADS):
+            i, c = e // value_size, e % value_size
+            at = (np.int64(first + i) * sizes.n_heads + head) * value_size + c
             o[at] = sums[i, c] * shrink[i]
 
     return forward
@@ -137,9 +139,9 @@ def bind(site: Site) -> Call:
     sizes = sizes_of(node, node.src[4:])
     mask = extras[0] if node.params["masked"] else q
     sinks = extras[-1] if sizes.has_sinks else q
-    run = _kernel(node.shape[2], node.src[1].dtype.name)
-    if node.src[1].dtype is not F32:
-        k, v = k.view(np.uint8), v.view(np.uint8)
-    grid = -(-sizes.n_queries // tile_rows(node.shape[2])), sizes.n_heads
+    keys, values = node.src[1:3]
+    run = _kernel(keys.shape[2], values.shape[2], keys.dtype.name, values.dtype.name)
+    k, v = (x if t.dtype is F32 else x.view(np.uint8) for x, t in ((k, keys), (v, values)))
+    grid = -(-sizes.n_queries // tile_rows(max(keys.shape[2], values.shape[2]))), sizes.n_heads
     arguments = (site.out, site.saved[0], q, k, v, span, mask, sinks, sizes, factors_of(node))
     return launch(run, grid, THREADS, site.stream, *arguments)

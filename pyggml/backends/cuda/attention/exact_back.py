@@ -77,34 +77,34 @@ def _one_score(dot, product, query, key, head, span, mask, lse, delta, sizes, fa
 
 
 @cache
-def _queries_kernel(head_size: int) -> Any:
-    rows = tile_rows(head_size)
-    wide, square = (rows, head_size + 1), (rows, rows)
-    fill = tile_filler(F32.name, rows, head_size)
+def _queries_kernel(head_size: int, value_size: int) -> Any:
+    rows = tile_rows(max(head_size, value_size))
+    wide, of_values, square = (rows, head_size + 1), (rows, value_size + 1), (rows, rows)
+    fill, fill_values = (tile_filler(F32.name, rows, size) for size in (head_size, value_size))
 
     @kernel
     def backward(dq, q, k, v, span, mask, lse, do, delta, sizes, factors):
         qs = cuda.shared.array(wide, np.float32)
-        dos = cuda.shared.array(wide, np.float32)
+        dos = cuda.shared.array(of_values, np.float32)
         ks = cuda.shared.array(wide, np.float32)
-        vs = cuda.shared.array(wide, np.float32)
+        vs = cuda.shared.array(of_values, np.float32)
         sums = cuda.shared.array(wide, np.float32)
         ds = cuda.shared.array(square, np.float32)
         me, first, head = cuda.threadIdx.x, cuda.blockIdx.x * rows, cuda.blockIdx.y
         key_head = head // (sizes.n_heads // sizes.n_key_heads)
         count = min(rows, sizes.n_queries - first)
         fill(qs, q, first, head, sizes.n_queries, sizes.n_heads)
-        fill(dos, do, first, head, sizes.n_queries, sizes.n_heads)
+        fill_values(dos, do, first, head, sizes.n_queries, sizes.n_heads)
         for e in range(me, rows * head_size, THREADS):
             sums[e // head_size, e % head_size] = ZERO
         start, stop = keys_of_queries(span, first, count, sizes.n_keys)
         for key in range(start, stop, rows):
             fill(ks, k, key, key_head, sizes.n_keys, sizes.n_key_heads)
-            fill(vs, v, key, key_head, sizes.n_keys, sizes.n_key_heads)
+            fill_values(vs, v, key, key_head, sizes.n_keys, sizes.n_key_heads)
             cuda.syncthreads()
             for e in range(me, rows * rows, THREADS):
                 i, j = e // rows, e % rows
-                dot, product = dot_of(qs, i, ks, j, head_size), dot_of(dos, i, vs, j, head_size)
+                dot, product = dot_of(qs, i, ks, j, head_size), dot_of(dos, i, vs, j, value_size)
                 _, ds[i, j] = _one_score(
                     dot, product, first + i, key + j, head, span, mask, lse, delta, sizes, factors
                 )
@@ -122,40 +122,54 @@ def _queries_kernel(head_size: int) -> Any:
 
 
 @device
-def _add(dks, dvs, qs, dos, p, ds, head_size):
-    """dk += dsᵀ·q, dv += pᵀ·do."""
-    rows, keys = p.shape
-    for e in range(cuda.threadIdx.x, keys * head_size, THREADS):
-        j, c = e // head_size, e % head_size
+def _add(sums, weights, xs, size):
+    """sums (keys, size) += weightsᵀ·xs."""
+    rows, keys = weights.shape
+    for e in range(cuda.threadIdx.x, keys * size, THREADS):
+        j, c = e // size, e % size
         for i in range(rows):
-            dks[j, c] += ds[i, j] * qs[i, c]
-            dvs[j, c] += p[i, j] * dos[i, c]
+            sums[j, c] += weights[i, j] * xs[i, c]
+
+
+@device
+def _clear(sums, size):
+    for e in range(cuda.threadIdx.x, sums.shape[0] * size, THREADS):
+        sums[e // size, e % size] = ZERO
+
+
+@device
+def _write_keys(out, sums, first, key_head, sizes, size):
+    """The gradients of a tile of keys."""
+    for e in range(cuda.threadIdx.x, min(sums.shape[0], sizes.n_keys - first) * size, THREADS):
+        j, c = e // size, e % size
+        out[(np.int64(first + j) * sizes.n_key_heads + key_head) * size + c] = sums[j, c]
 
 
 @cache
-def _keys_kernel(head_size: int) -> Any:
-    keys = tile_rows(head_size)
+def _keys_kernel(head_size: int, value_size: int) -> Any:
+    keys = tile_rows(max(head_size, value_size))
     rows = keys // 2
-    wide, tall, scores = (rows, head_size + 1), (keys, head_size + 1), (rows, keys)
-    fill_queries = tile_filler(F32.name, rows, head_size)
-    fill_keys = tile_filler(F32.name, keys, head_size)
+    of_q, of_do, scores = (rows, head_size + 1), (rows, value_size + 1), (rows, keys)
+    of_k, of_v = (keys, head_size + 1), (keys, value_size + 1)
+    fill_q, fill_k = (tile_filler(F32.name, n, head_size) for n in (rows, keys))
+    fill_do, fill_v = (tile_filler(F32.name, n, value_size) for n in (rows, keys))
 
     @kernel
     def backward(dk, dv, q, k, v, span, mask, lse, do, delta, sizes, factors):
-        qs = cuda.shared.array(wide, np.float32)
-        dos = cuda.shared.array(wide, np.float32)
-        ks = cuda.shared.array(tall, np.float32)
-        vs = cuda.shared.array(tall, np.float32)
-        dks = cuda.shared.array(tall, np.float32)
-        dvs = cuda.shared.array(tall, np.float32)
+        qs = cuda.shared.array(of_q, np.float32)
+        dos = cuda.shared.array(of_do, np.float32)
+        ks = cuda.shared.array(of_k, np.float32)
+        vs = cuda.shared.array(of_v, np.float32)
+        dks = cuda.shared.array(of_k, np.float32)
+        dvs = cuda.shared.array(of_v, np.float32)
         p = cuda.shared.array(scores, np.float32)
         ds = cuda.shared.array(scores, np.float32)
         me, first, key_head = cuda.threadIdx.x, cuda.blockIdx.x * keys, cuda.blockIdx.y
         repeats = sizes.n_heads // sizes.n_key_heads
-        fill_keys(ks, k, first, key_head, sizes.n_keys, sizes.n_key_heads)
-        fill_keys(vs, v, first, key_head, sizes.n_keys, sizes.n_key_heads)
-        for e in range(me, keys * head_size, THREADS):
-            dks[e // head_size, e % head_size] = dvs[e // head_size, e % head_size] = ZERO
+        fill_k(ks, k, first, key_head, sizes.n_keys, sizes.n_key_heads)
+        fill_v(vs, v, first, key_head, sizes.n_keys, sizes.n_key_heads)
+        _clear(dks, head_size)
+        _clear(dvs, value_size)
         for query in range(0, sizes.n_queries, rows):
             count = min(rows, sizes.n_queries - query)
             start, stop = keys_of_queries(span, query, count, sizes.n_keys)
@@ -163,24 +177,23 @@ def _keys_kernel(head_size: int) -> Any:
                 continue
             for head in range(key_head * repeats, key_head * repeats + repeats):
                 cuda.syncthreads()
-                fill_queries(qs, q, query, head, sizes.n_queries, sizes.n_heads)
-                fill_queries(dos, do, query, head, sizes.n_queries, sizes.n_heads)
+                fill_q(qs, q, query, head, sizes.n_queries, sizes.n_heads)
+                fill_do(dos, do, query, head, sizes.n_queries, sizes.n_heads)
                 cuda.syncthreads()
                 for e in range(me, rows * keys, THREADS):
                     i, j = e // keys, e % keys
                     dot = dot_of(qs, i, ks, j, head_size)
-                    product = dot_of(dos, i, vs, j, head_size)
+                    product = dot_of(dos, i, vs, j, value_size)
                     p[i, j], ds[i, j] = _one_score(
                         dot, product, query + i, first + j, head, span, mask, lse, delta, sizes,
                         factors,
                     )  # fmt: skip
                 cuda.syncthreads()
-                _add(dks, dvs, qs, dos, p, ds, head_size)
+                _add(dks, ds, qs, head_size)
+                _add(dvs, p, dos, value_size)
         cuda.syncthreads()
-        for e in range(me, min(keys, sizes.n_keys - first) * head_size, THREADS):
-            j, c = e // head_size, e % head_size
-            at = (np.int64(first + j) * sizes.n_key_heads + key_head) * head_size + c
-            dk[at], dv[at] = dks[j, c], dvs[j, c]
+        _write_keys(dk, dks, first, key_head, sizes, head_size)
+        _write_keys(dv, dvs, first, key_head, sizes, value_size)
 
     return backward
 
@@ -195,16 +208,17 @@ def bind(site: Site) -> Call:
     q, k, v, span, o, lse, do, *extras = site.src
     dk, dv, *dsinks = site.saved
     sizes, factors = sizes_of(node, node.src[7:]), factors_of(node)
-    mask, head_size = extras[0] if node.params["masked"] else q, node.shape[2]
-    delta, rows = site.scratch.view(np.float32), tile_rows(head_size)
+    mask = extras[0] if node.params["masked"] else q
+    head_sizes = node.shape[2], node.src[2].shape[2]
+    delta, rows = site.scratch.view(np.float32), tile_rows(max(head_sizes))
     common = (q, k, v, span, mask, lse, do, delta, sizes, factors)
     tiles = -(-sizes.n_queries // rows), sizes.n_heads
     key_tiles = -(-sizes.n_keys // rows), sizes.n_key_heads
-    of_delta = (delta, o, do, sizes.n_queries, sizes.n_heads, head_size)
+    of_delta = (delta, o, do, sizes.n_queries, sizes.n_heads, head_sizes[1])
     calls = [
         per_element(_deltas, delta.size, site.stream, *of_delta),
-        launch(_queries_kernel(head_size), tiles, THREADS, site.stream, site.out, *common),
-        launch(_keys_kernel(head_size), key_tiles, THREADS, site.stream, dk, dv, *common),
+        launch(_queries_kernel(*head_sizes), tiles, THREADS, site.stream, site.out, *common),
+        launch(_keys_kernel(*head_sizes), key_tiles, THREADS, site.stream, dk, dv, *common),
     ]
     if dsinks:
         arguments = (dsinks[0], extras[-1], lse, delta, sizes.n_queries)

@@ -4,7 +4,7 @@
 
 bias is slope·mask, or with ALiBi and no mask slope·(j − the last key that the query sees). Sizes:
 T queries of H heads, S keys of HK heads, D numbers to a head; query head h uses key head
-h // (H / HK).
+h // (H / HK). Heads of values and results may have another number, DV.
 """
 
 import math
@@ -20,7 +20,7 @@ from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.graph.tensor import Tensor
 
-WIDEST = 512  # numbers of a head
+WIDEST = 576  # numbers of a head
 THREADS = small(128, 4)  # of a block
 NO_KEYS = np.float32(1e30)  # the logarithm of a sum over no key, as on the CPU
 MINUS_INF = np.float32(-np.inf)

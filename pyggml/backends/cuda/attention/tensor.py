@@ -44,12 +44,13 @@ BR, KEYS = 64, 64  # queries of a block (B_r of Dao et al.), and keys at a time
 
 def takes(node: Tensor, compute: Compute) -> bool:
     """Whether it computes this attention: products that may round, and scores without extras."""
-    q, k = node.src[:2]
+    q, k, v = node.src[:3]
     p = node.params
     plain = not (p["masked"] or p["cap"] or p["max_bias"])
     n_extras = len(node.src) - (4 if len(node.saved) == 1 else 7)
-    rounds = compute == "bf16" and k.dtype in (F32, BF16) and ptx.TENSOR_CORES
-    return rounds and plain and not n_extras and q.shape[2] in HEAD_SIZES and q.shape[0] >= 16
+    rounds = compute == "bf16" and ptx.TENSOR_CORES and {k.dtype, v.dtype} <= {F32, BF16}
+    fits = k.shape == v.shape and q.shape[2] in HEAD_SIZES and q.shape[0] >= 16
+    return rounds and plain and not n_extras and fits
 
 
 @device

@@ -37,7 +37,7 @@ from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.ops.attention.positions import score_tables
 
-_WIDEST = 256  # numbers of a head
+_WIDEST = 256  # numbers of a head that are summed: values; for gradients, keys too
 _NONE = -3e38  # stands for −inf, which shaders may do without
 
 _SCORES = f"""
@@ -94,15 +94,23 @@ fn slopes(c: vec4<f32>, p: vec4<f32>, product: vec4<f32>, delta: vec4<f32>) -> v
 }
 """
 _FOUR = "vec4(0u, 1u, 2u, 3u)"
-_QUERY_ROWS = "first:(r * H + head) * D"
-_KEY_COLUMNS = "key:(r * HK + kv) * D"
+_K, _V = "D", "DV"  # numbers of a head of queries and keys, and of one of values and results
+
+
+def _query_rows(size: str) -> str:
+    return f"first:(r * H + head) * {size}"
+
+
+def _key_columns(size: str) -> str:
+    return f"key:(r * HK + kv) * {size}"
+
 
 _DELTAS = """
     let e = group * 256u + me;
     if (e < H * T) {
-        let start = ((e % T) * H + e / T) * D;
+        let start = ((e % T) * H + e / T) * DV;
         var total = 0.0;
-        for (var c = 0u; c < D; c++) { total += do_at(start + c) * o_at(start + c); }
+        for (var c = 0u; c < DV; c++) { total += do_at(start + c) * o_at(start + c); }
         put_delta(e, total);
     }
 """
@@ -130,7 +138,7 @@ def _forward_source(n_bands: int) -> str:
         for j in every
     )
     chances = "\n".join(f"let p{j} = chances(z{j}, top);" for j in every)
-    rows = ("q", _QUERY_ROWS, "T")
+    rows = ("q", _query_rows(_K), "T")
     return f"""{_SCORES}{MEMORY}{MAIN}
     let kv = head / (H / HK);
     let queries = vec4(first + {QUAD}u * y) + {_FOUR};
@@ -140,7 +148,7 @@ def _forward_source(n_bands: int) -> str:
     find_bounds(me, first, {BLOCK_ROWS}u);
     let range = workgroupUniformLoad(&bounds);
     for (var key = range.x; key < range.y; key += {BLOCK_COLUMNS}u) {{
-        {dots("s", rows, ("k", _KEY_COLUMNS, "range.y"))}
+        {dots("s", rows, ("k", _key_columns(_K), "range.y"), _K)}
         {scored}
         let before = top;
         {{ {_all_x("max(max(z0, z1), max(z2, z3))", "max({}, {})")} top = max(top, result); }}
@@ -149,10 +157,10 @@ def _forward_source(n_bands: int) -> str:
         {set_weights([f"p{j}" for j in every])}
         {{ {_all_x("p0 + p1 + p2 + p3", "{} + {}")} total = total * shrink + result; }}
         {shrink}
-        {add_columns("o", n_bands, ("v", _KEY_COLUMNS, "range.y"))}
+        {add_columns("o", n_bands, ("v", _key_columns(_V), "range.y"), _V)}
     }}
     let share = select(vec4(0.0), 1.0 / total, total > vec4(0.0));
-    {put_rows("o", "o", n_bands, _QUERY_ROWS, "T", [f"share[{i}]" for i in every])}
+    {put_rows("o", "o", n_bands, _query_rows(_V), "T", _V, [f"share[{i}]" for i in every])}
     if (x == 0u) {{
         for (var i = 0u; i < {QUAD}u; i++) {{
             let lse = select(1e30, top[i] + log(total[i]), total[i] > 0.0);
@@ -183,26 +191,24 @@ def _queries_source(n_bands: int) -> str:
     find_bounds(me, first, {BLOCK_ROWS}u);
     let range = workgroupUniformLoad(&bounds);
     for (var key = range.x; key < range.y; key += {BLOCK_COLUMNS}u) {{
-        {dots("s", ("q", _QUERY_ROWS, "T"), ("k", _KEY_COLUMNS, "range.y"))}
-        {dots("g", ("do", _QUERY_ROWS, "T"), ("v", _KEY_COLUMNS, "range.y"))}
+        {dots("s", ("q", _query_rows(_K), "T"), ("k", _key_columns(_K), "range.y"), _K)}
+        {dots("g", ("do", _query_rows(_V), "T"), ("v", _key_columns(_V), "range.y"), _V)}
         {chr(10).join(slopes)}
         {set_weights([f"ds{j}" for j in every])}
         workgroupBarrier();
-        {add_columns("o", n_bands, ("k", _KEY_COLUMNS, "range.y"))}
+        {add_columns("o", n_bands, ("k", _key_columns(_K), "range.y"), _K)}
     }}
-    {put_rows("o", "dq", n_bands, _QUERY_ROWS, "T")}
+    {put_rows("o", "dq", n_bands, _query_rows(_K), "T", _K)}
 }}
 """
 
 
 @cache
-def _keys_source(n_bands: int) -> str:
+def _keys_source(k_bands: int, v_bands: int) -> str:
     """dk and dv, over all queries' heads of the key head."""
-    every, key_rows, query_columns = (
-        range(QUAD),
-        "first:(r * HK + head) * D",
-        "query:(r * H + h) * D",
-    )
+    every = range(QUAD)
+    rows = {size: f"first:(r * HK + head) * {size}" for size in (_K, _V)}
+    columns = {size: f"query:(r * H + h) * {size}" for size in (_K, _V)}
     slopes = [
         f"""let q{j} = min(query + {QUAD}u * x + {j}u, T - 1u);
     let c{j} = capped(s{j});
@@ -213,26 +219,26 @@ def _keys_source(n_bands: int) -> str:
     ]
     return f"""{_SCORES}{_SLOPES}{MEMORY}{MAIN}
     let keys = vec4(first + {QUAD}u * y) + {_FOUR};
-    {sums_of("dk", n_bands)}
-    {sums_of("dv", n_bands)}
+    {sums_of("dk", k_bands)}
+    {sums_of("dv", v_bands)}
     for (var query = 0u; query < T; query += {BLOCK_COLUMNS}u) {{
         find_bounds(me, query, {BLOCK_COLUMNS}u);
         let range = workgroupUniformLoad(&bounds);
         if (range.x >= first + {BLOCK_ROWS}u || range.y <= first) {{ continue; }}
         for (var h = head * (H / HK); h < (head + 1u) * (H / HK); h++) {{
-            {dots("s", ("k", key_rows, "S"), ("q", query_columns, "T"))}
-            {dots("g", ("v", key_rows, "S"), ("do", query_columns, "T"))}
+            {dots("s", ("k", rows[_K], "S"), ("q", columns[_K], "T"), _K)}
+            {dots("g", ("v", rows[_V], "S"), ("do", columns[_V], "T"), _V)}
             {chr(10).join(slopes)}
             {set_weights([f"p{j}" for j in every])}
             workgroupBarrier();
-            {add_columns("dv", n_bands, ("do", query_columns, "T"))}
+            {add_columns("dv", v_bands, ("do", columns[_V], "T"), _V)}
             {set_weights([f"ds{j}" for j in every])}
             workgroupBarrier();
-            {add_columns("dk", n_bands, ("q", query_columns, "T"))}
+            {add_columns("dk", k_bands, ("q", columns[_K], "T"), _K)}
         }}
     }}
-    {put_rows("dk", "dk", n_bands, key_rows, "S")}
-    {put_rows("dv", "dv", n_bands, key_rows, "S")}
+    {put_rows("dk", "dk", k_bands, rows[_K], "S", _K)}
+    {put_rows("dv", "dv", v_bands, rows[_V], "S", _V)}
 }}
 """
 
@@ -254,10 +260,12 @@ _SINKS = whole("""
 def _constants(node: Tensor) -> dict[str, int | float]:
     q, k = node.src[:2]
     (t, h, d), (s, hk, _), p = q.shape, k.shape, node.params
+    dv = node.src[2].shape[2]
     n_masks = node.src[4 if len(node.saved) == 1 else 7].n_elements // (t * s) if p["masked"] else 0
     return {
-        "T": t, "S": s, "H": h, "HK": hk, "D": d, "D4": -(-d // QUAD),
-        "AT_ONCE": columns_at_once(d), "SCALE": float(p["scale"]), "CAP": float(p["cap"]),
+        "T": t, "S": s, "H": h, "HK": hk, "D": d, "DV": dv, "D4": -(-d // QUAD),
+        "DV4": -(-dv // QUAD), "D_AT_ONCE": columns_at_once(d), "DV_AT_ONCE": columns_at_once(dv),
+        "SCALE": float(p["scale"]), "CAP": float(p["cap"]),
         "NONE": _NONE, "SLOPED": bool(p["max_bias"]), "MASKS": n_masks,
     }  # fmt: skip
 
@@ -269,24 +277,27 @@ def _extras(site: Site, first: int) -> dict[str, View]:
     return dict(zip(("mask", "slopes", "sinks"), tables, strict=True))
 
 
+_OF_VALUES = {"v", "o", "do", "dv"}
+
+
 def _tiles(
     site: Site, source: str, heads: dict[str, View], others: dict[str, View], n_rows: int, n: int
 ) -> Dispatch:
     """heads: tensors of rows of a head's numbers; n: heads of the result."""
     constants = _constants(site.node)
-    d = int(constants["D"])
-    quads = {name: as_quads(view, d) for name, view in heads.items()}
-    functions = "\n".join(quad_functions(name, view) for name, view in quads.items())
+    sizes = {name: _V if name in _OF_VALUES else _K for name in heads}
+    quads = {name: as_quads(view, int(constants[sizes[name]])) for name, view in heads.items()}
+    functions = "\n".join(quad_functions(name, v, sizes[name]) for name, v in quads.items())
     groups = -(-n_rows // BLOCK_ROWS), n, 1
     return site.shaders.dispatch(functions + source, {**quads, **others}, groups, constants)
 
 
 def _forward(site: Site) -> Sequence[Dispatch]:
     q, k, v, span = site.src[:4]
-    (t, h, d), of_keys = site.node.shape, site.node.src[1].dtype
-    heads = {"q": q, "k": numbers(k, of_keys), "v": numbers(v, of_keys), "o": site.out}
+    (t, h, dv), (of_keys, of_values) = site.node.shape, (x.dtype for x in site.node.src[1:3])
+    heads = {"q": q, "k": numbers(k, of_keys), "v": numbers(v, of_values), "o": site.out}
     others = {"span": span, "lse": site.saved[0], **_extras(site, 4)}
-    return [_tiles(site, _forward_source(bands_of(d)), heads, others, t, h)]
+    return [_tiles(site, _forward_source(bands_of(dv)), heads, others, t, h)]
 
 
 def _scratch(node: Tensor, shaders: Shaders) -> int:
@@ -298,7 +309,8 @@ def _backward(site: Site) -> Sequence[Dispatch]:
     q, k, v, span, o, lse, do = site.src[:7]
     dk, dv, *dsinks = site.saved
     (t, h, d), (s, hk, _) = (x.shape for x in site.node.src[:2])
-    n_bands, constants, made = bands_of(d), _constants(site.node), site.shaders.dispatch
+    bands = bands_of(d), bands_of(site.node.src[2].shape[2])
+    constants, made = _constants(site.node), site.shaders.dispatch
     delta = replace(site.scratch, is_written=False)
     extras = _extras(site, 7)
     of_sinks = {"sinks": extras.pop("sinks"), "lse": lse, "delta": delta}
@@ -307,17 +319,19 @@ def _backward(site: Site) -> Sequence[Dispatch]:
     of_keys = {**heads, "dk": dk, "dv": dv}
     return [
         made(_DELTAS, {"delta": site.scratch, "do": do, "o": o}, per_element(t * h), constants),
-        _tiles(site, _queries_source(n_bands), {**heads, "dq": site.out}, others, t, h),
-        _tiles(site, _keys_source(n_bands), of_keys, others, s, hk),
+        _tiles(site, _queries_source(bands[0]), {**heads, "dq": site.out}, others, t, h),
+        _tiles(site, _keys_source(*bands), of_keys, others, s, hk),
         *(made(_SINKS, {"dsinks": sinks, **of_sinks}, h, constants) for sinks in dsinks),
     ]
 
 
 def _lacks(node: Tensor) -> str | None:
-    q, k = node.src[:2]
-    if k.dtype not in (F32, F16):
-        return f"keys of {k.dtype} are read by none of its shaders"
-    size = q.shape[2]
+    keys = node.src[1:3]
+    for t in keys:
+        if t.dtype not in (F32, F16):
+            return f"keys of {t.dtype} are read by none of its shaders"
+    summed = keys if node.op is not None and node.op.name == "flash_attn_back" else keys[1:]
+    size = max(t.shape[2] for t in summed)
     return f"heads of {size} numbers, wanted {_WIDEST} at most" if size > _WIDEST else None
 
 

@@ -52,20 +52,20 @@ def as_quads(view: View, d: int) -> View:
     return view.of(QUADS) if d % QUAD == 0 and view.has_quads and view.size == 4 else view
 
 
-def quad_functions(name: str, view: View) -> str:
+def quad_functions(name: str, view: View, size: str) -> str:
     """`x_quad(row, d, there)`, four numbers of the row at element `row`; for what is written,
-    `put_quad_x(row, d, v)`."""
+    `put_quad_x(row, d, v)`. size: the constant of how many numbers a head has."""
     in_quads = view.kind == QUADS
     ones = (f"{name}_one(row, d + {i}u)" for i in range(QUAD))
     read = f"{name}_at((row + d) / {QUAD}u)" if in_quads else f"vec4({', '.join(ones)})"
     one = f"""
 fn {name}_one(row: u32, d: u32) -> f32 {{
-    if (d >= D) {{ return 0.0; }}
+    if (d >= {size}) {{ return 0.0; }}
     return {name}_at(row + d);
 }}"""
     text = f"""{"" if in_quads else one}
 fn {name}_quad(row: u32, d: u32, there: bool) -> vec4<f32> {{
-    if (!there || d >= D) {{ return vec4<f32>(); }}
+    if (!there || d >= {size}) {{ return vec4<f32>(); }}
     return {read};
 }}"""
     if not view.is_written:
@@ -73,7 +73,7 @@ fn {name}_quad(row: u32, d: u32, there: bool) -> vec4<f32> {{
     put = f"put_{name}((row + d) / {QUAD}u, v);"
     if not in_quads:
         put = " ".join(
-            f"if (d + {i}u < D) {{ put_{name}(row + d + {i}u, v[{i}]); }}" for i in range(QUAD)
+            f"if (d + {i}u < {size}) {{ put_{name}(row + d + {i}u, v[{i}]); }}" for i in range(QUAD)
         )
     return f"{text}\nfn put_quad_{name}(row: u32, d: u32, v: vec4<f32>) {{ {put} }}"
 
@@ -97,10 +97,11 @@ def _transpose(memory: str, size: int, source: str, at: str, below: str) -> str:
     return "\n".join(lines)
 
 
-def dots(sums: str, rows: tuple[str, str, str], columns: tuple[str, str, str]) -> str:
+def dots(sums: str, rows: tuple[str, str, str], columns: tuple[str, str, str], size: str) -> str:
     """sums0 … sums3 = the products of the thread's rows with its four columns.
 
     rows, columns: (tensor, "first:element of row r", the end of the rows that are there)
+    size: the constant of how many numbers they have
     """
     steps = BLOCK_ROWS // QUAD + 1, BLOCK_COLUMNS // QUAD + 1
     products = []
@@ -114,7 +115,7 @@ def dots(sums: str, rows: tuple[str, str, str], columns: tuple[str, str, str]) -
     source2, at2, below2 = columns
     return f"""
 {" ".join(f"var {sums}{j} = vec4<f32>();" for j in range(QUAD))}
-for (var d = 0u; d < D; d += {_DEPTH}u) {{
+for (var d = 0u; d < {size}; d += {_DEPTH}u) {{
     {_transpose("mine", BLOCK_ROWS, source, at, below)}
     {_transpose("other", BLOCK_COLUMNS, source2, at2, below2)}
     workgroupBarrier();
@@ -138,7 +139,7 @@ def sums_of(name: str, n_bands: int) -> str:
     )
 
 
-def add_columns(name: str, n_bands: int, columns: tuple[str, str, str]) -> str:
+def add_columns(name: str, n_bands: int, columns: tuple[str, str, str], size: str) -> str:
     """Add the columns, each times its weights, to the variables of `sums_of`."""
     source, at, below = columns
     first, element = at.split(":")
@@ -146,21 +147,21 @@ def add_columns(name: str, n_bands: int, columns: tuple[str, str, str]) -> str:
     for j in range(QUAD):
         terms.append(f"{{ let p = weights[(c + j + {j}u) * {BLOCK_ROWS // QUAD + 1}u + y];")
         for b in range(n_bands):
-            terms.append(f"let v{b} = other[(j + {j}u) * D4 + x + {16 * b}u];")
+            terms.append(f"let v{b} = other[(j + {j}u) * {size}4 + x + {16 * b}u];")
             terms += [
                 f"{name}{i}_{b} = fma(vec4(p[{i}]), v{b}, {name}{i}_{b});" for i in range(QUAD)
             ]
         terms.append("}")
     return f"""
-for (var c = 0u; c < {BLOCK_COLUMNS}u; c += AT_ONCE) {{
-    for (var e = me; e < AT_ONCE * D4; e += {THREADS}u) {{
-        let column = c + e / D4;
+for (var c = 0u; c < {BLOCK_COLUMNS}u; c += {size}_AT_ONCE) {{
+    for (var e = me; e < {size}_AT_ONCE * {size}4; e += {THREADS}u) {{
+        let column = c + e / {size}4;
         let r = {first} + column;
         let there = column < {BLOCK_COLUMNS}u && r < {below};
-        other[e] = {source}_quad({element}, e % D4 * {QUAD}u, there);
+        other[e] = {source}_quad({element}, e % {size}4 * {QUAD}u, there);
     }}
     workgroupBarrier();
-    for (var j = 0u; j < AT_ONCE && c + j < {BLOCK_COLUMNS}u; j += {QUAD}u) {{
+    for (var j = 0u; j < {size}_AT_ONCE && c + j < {BLOCK_COLUMNS}u; j += {QUAD}u) {{
         {" ".join(terms)}
     }}
     workgroupBarrier();
@@ -168,15 +169,16 @@ for (var c = 0u; c < {BLOCK_COLUMNS}u; c += AT_ONCE) {{
 
 
 def put_rows(
-    name: str, target: str, n_bands: int, at: str, below: str, factor: Sequence[str] = ()
-) -> str:
+    name: str, target: str, n_bands: int, at: str, below: str, size: str,
+    factor: Sequence[str] = (),
+) -> str:  # fmt: skip
     """Write the variables of `sums_of` as rows, each times its factor."""
     first, element = at.split(":")
     lines = []
     for i in range(QUAD):
         times = f" * {factor[i]}" if factor else ""
         puts = " ".join(
-            f"if ({QUAD}u * x + {BAND * b}u < D) "
+            f"if ({QUAD}u * x + {BAND * b}u < {size}) "
             f"{{ put_quad_{target}(row, {QUAD}u * x + {BAND * b}u, {name}{i}_{b}{times}); }}"
             for b in range(n_bands)
         )

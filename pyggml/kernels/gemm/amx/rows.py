@@ -16,7 +16,7 @@ from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import F32, I16, I32, I64, at, every, load, store
 from pyggml.jit.simd import fill
 from pyggml.kernels.gemm.amx.tiles import SIDE, STEP, TILE_BYTES
-from pyggml.kernels.gemm.bfloat16 import cvtneps2bf16, make_round, to_bf16
+from pyggml.kernels.gemm.bfloat16 import convert_bf16, make_round, to_bf16
 from pyggml.kernels.gemm.dots import step
 from pyggml.kernels.gemm.frames import BlockMatrix, block_matrix
 from pyggml.kernels.gemm.microkernel import call_block, fetch, make_transpose
@@ -31,7 +31,7 @@ LANES = 16  # rows of a tile, and 32-bit words of its rows
 
 round_row, _ = make_round(LANES, CHOSEN.tiles)
 transpose = make_transpose(LANES)  # (to, ld_to, of, ld_of) of 16 × 16 words
-narrow = cvtneps2bf16 if CHOSEN.tiles else to_bf16
+narrow = convert_bf16 if CHOSEN.tiles else to_bf16
 _NUMBERS = ir.VectorType(I16, 2 * LANES)
 
 # -- weights --------------------------------------------------------------------------------------

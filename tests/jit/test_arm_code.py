@@ -1,0 +1,131 @@
+"""What is compiled for ARM processors, on any machine: which instruction set each has, that its
+instructions are in the code, and how many of them a weight type takes."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pyggml.quants.registry import QUANTS
+
+CODE = Path(__file__).parents[1] / "support" / "arm_code.py"
+# Their rows are read from tables one by one: eight to sixteen loads, each of an index that is taken
+# out of a vector, for 32 weights.
+TABLES = {"IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"}
+
+
+@cache
+def code(cpu, isa="auto", kernels="none", weights="none"):
+    command = [sys.executable, str(CODE), cpu, isa, kernels, weights]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return json.loads(ended.stdout)
+
+
+def instructions(loop):
+    return {line.split()[0] for line in loop}
+
+
+@pytest.mark.parametrize(
+    ("cpu", "isa", "auto"),
+    [
+        ("generic", "neon", "f32"),
+        ("cortex-a72", "neon", "f32"),
+        ("neoverse-n1", "neondot", "int8"),
+        ("apple-m1", "neondot", "int8"),
+        ("apple-m2", "neoni8mm", "int8"),
+        ("neoverse-v1", "neoni8mm", "int8"),
+    ],
+)
+def test_each_processor_has_its_instruction_set(cpu, isa, auto):
+    found = code(cpu)
+    assert (found["isa"], found["auto"]) == (isa, auto)
+
+
+ISA_OF = {
+    "neon": "cortex-a72", "neondot": "neoverse-n1", "neoni8mm": "neoverse-v1",
+    "neonbf16": "neoverse-v1",
+}  # fmt: skip
+# Of the signed bytes of Q8_0, and of the unsigned ones of Q4_0.
+SIGNED = {"neon": "smull", "neondot": "sdot", "neoni8mm": "sdot", "neonbf16": "sdot"}
+UNSIGNED = SIGNED | {"neoni8mm": "usdot", "neonbf16": "usdot"}
+TILES = SIGNED | {"neoni8mm": "smmla", "neonbf16": "smmla"}
+DOTS = {"sdot", "usdot", "smmla", "bfdot", "bfmmla", "bfcvtn"}
+
+
+@pytest.mark.parametrize("isa", ISA_OF)
+def test_bytes_are_multiplied_by_the_instructions_of_the_set(isa):
+    found = code(ISA_OF[isa], isa, "one row,several,tile of bytes", "Q8_0,Q4_0")
+    for loop, wanted in (
+        (found["one row"]["Q8_0"], SIGNED[isa]),
+        (found["one row"]["Q4_0"], UNSIGNED[isa]),
+        (found["several"]["Q8_0"], SIGNED[isa]),
+        (found["tile of bytes"][""], TILES[isa]),
+    ):
+        assert instructions(loop) & (DOTS | {"smull"}) == {wanted}
+    # 6 rows, 8 columns, 32 deep: 16 products an instruction, or 32
+    tile = found["tile of bytes"][""]
+    n = sum(line.startswith(TILES[isa]) for line in tile)
+    assert n == {"smull": 2 * 96, "sdot": 96, "smmla": 48}[TILES[isa]]
+    assert isa == "neon" or not any("[sp" in line for line in tile), "sums stay in registers"
+
+
+def test_pairs_of_bfloat16_are_multiplied_by_the_instructions_of_the_set():
+    kernels = "tile of pairs,tile of attention,rounding"
+    found = code("neoverse-v1", "neonbf16", kernels)
+    wanted = {"tile of pairs": "bfmmla", "tile of attention": "bfdot", "rounding": "bfcvtn"}
+    for kernel, instruction in wanted.items():
+        ours = {name.removesuffix("2") for name in instructions(found[kernel][""])}
+        assert ours & DOTS == {instruction}
+    without = code("neoverse-v1", "neoni8mm", kernels)
+    assert not any(instructions(without[kernel][""]) & DOTS for kernel in wanted)
+
+
+@cache
+def counts(cpu):
+    """{kernel: {weight type: instructions for 32 weights}}"""
+    kernels = ("unpack", "one row", "one row in float32")
+    found = code(cpu, "auto", ",".join(kernels), "all")
+
+    def of(kernel, name, loop):
+        block = found["blocks"][name]
+        return 32 * len(loop) / max(block, 256 if kernel == "one row" else 32)
+
+    return {k: {n: of(k, n, loop) for n, loop in found[k].items()} for k in kernels}
+
+
+def test_every_type_is_unpacked_in_less_than_twice_the_instructions_of_q4_0():
+    found = counts("neoverse-n1")
+    assert set(found["unpack"]) == {name for name, q in QUANTS.items() if q.dtype.block > 1}
+    for kernel, most in (("unpack", 45), ("one row in float32", 52)):
+        limit = found[kernel]["Q4_0"]
+        assert limit <= most
+        too_many = {name: n for name, n in found[kernel].items() if n >= 2 * limit}
+        assert not too_many
+
+
+def test_bytes_of_a_row_are_multiplied_in_few_instructions():
+    """SDOT leaves so little of Q4_0 that twice as many is a bound for types made of arithmetic
+    alone; those of tables stay below twice Q4_0 in float32."""
+    found = counts("neoverse-n1")
+    ours, floats = found["one row"], found["one row in float32"]
+    assert ours["Q8_0"] < 12.5 and ours["Q4_0"] < 14
+    limits = {n: (floats if n in TABLES else ours)["Q4_0"] for n in ours}
+    assert not {name: n for name, n in ours.items() if n > 2 * limits[name]}
+    faster = {name: floats[name] / n for name, n in ours.items() if name in floats}
+    assert min(faster.values()) > 2 and faster["Q8_0"] > 3.5
+
+
+FLAGS, TABLE = ("Q5_0", "Q5_1", "Q1_0"), ("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4")
+
+
+@pytest.mark.parametrize("name", FLAGS + TABLE)
+def test_bits_and_tables_need_no_lane_by_lane_moves(name):
+    """NEON has no register of bits; a table of 16 bytes is one TBL."""
+    loop = code("neoverse-n1", "auto", "unpack", name)["unpack"][name]
+    moves = [line for line in loop if line.split()[0] in ("umov", "smov", "ins")]
+    assert len(moves) <= 8
+    assert "tbl" in instructions(loop) and not instructions(loop) & {"bif", "bit", "bsl"}

@@ -1,0 +1,146 @@
+"""Prints, as JSON, what LLVM makes of kernels for an ARM processor: needs no ARM machine.
+
+usage: python arm_code.py CPU ISA KERNELS TYPES
+
+CPU is LLVM's name of a processor, ISA one of pyggml.jit.isa or "auto". KERNELS are names of
+`_kernels`, TYPES weight types, both with commas between them, or "all", or "none". The result is
+{"isa": the one chosen, "auto": the compute type, kernel: {weight type: instructions of its longest
+innermost loop, or all if it has none}}.
+
+The instruction set is chosen at import, so this is a process of its own: the host is taken for a
+machine with that processor. Code goes through the passes, and is made for the code model, that
+Numba takes.
+"""
+
+import json
+import os
+import platform
+import re
+import sys
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core.llvm_bindings import create_pass_builder
+from numba.core.registry import cpu_target
+
+TRIPLE = "aarch64-unknown-linux-gnu"
+WORD = ir.IntType(64)
+DEPTH = (
+    1 << 16
+)  # of a row, for kernels in which it is to be known: then only whole units are computed
+
+
+class _Context:
+    def get_dummy_value(self):
+        return None
+
+
+def _emitted(intrinsic, constants, addresses):
+    """The module of a function that calls an intrinsic with constants, then addresses, of which
+    some may be numbers."""
+    kinds = [types.literal(n) for n in constants] + [types.intp] * len(addresses)
+    signature, codegen = intrinsic._defn(None, *kinds)
+    module = ir.Module("arm")
+    function = ir.Function(
+        module, ir.FunctionType(ir.VoidType(), [WORD] * len(addresses)), "kernel"
+    )
+    builder = ir.IRBuilder(function.append_basic_block())
+    values = [
+        argument if known is None else WORD(known)
+        for argument, known in zip(function.args, addresses, strict=True)
+    ]
+    codegen(_Context(), builder, signature, [None] * len(constants) + values)
+    builder.ret_void()
+    return str(module)
+
+
+def _assembly(text, cpu):
+    target = llvm.Target.from_triple(TRIPLE).create_target_machine(
+        cpu=cpu, opt=3, reloc="default", codemodel="jitdefault", jit=True
+    )
+    module = llvm.parse_assembly(text)
+    module.triple, module.data_layout = target.triple, str(target.target_data)
+    passes = create_pass_builder(target, opt=3, loop_vectorize=True, slp_vectorize=False)
+    passes.getModulePassManager().run(module, passes)
+    return target.emit_assembly(module)
+
+
+def _loop(assembly):
+    """The instructions of the longest innermost loop."""
+    labels, lines = {}, []
+    for line in map(str.strip, assembly.split("\n")):
+        label = re.match(r"([.\w$]+):", line)
+        if label:
+            labels[label[1]] = len(lines)
+        elif line and line[0] not in "./":
+            lines.append(line.split("//")[0].strip())
+    loops = []
+    for i, line in enumerate(lines):
+        jump = re.match(r"(?:b\.\w+|cbn?z|tbn?z|b)\s+(.*)$", line)
+        start = jump and labels.get(jump[1].split(",")[-1].strip())
+        if start is not None and start <= i:
+            loops.append((start, i))
+    inner = [a for a in loops if not any(b != a and b[0] >= a[0] and b[1] <= a[1] for b in loops)]
+    first, last = max(inner, key=lambda loop: loop[1] - loop[0], default=(0, len(lines)))
+    return lines[first : last + 1]
+
+
+def _kernels():
+    """Name -> {weight type: (intrinsic, constants, addresses)}; "" for kernels of no type."""
+    from pyggml.graph.dtypes import dtype
+    from pyggml.kernels.attention import tile_products
+    from pyggml.kernels.gemm import dots, int8_tile, int_dots, lane_dots, panels
+    from pyggml.quants import unpack
+
+    def each(names, intrinsic, n_addresses, *constants, depth=None):
+        addresses = [None] * (n_addresses - 1) + [depth]
+        return {name: (intrinsic, [i, *constants], addresses) for i, name in enumerate(names)}
+
+    whole, dot = unpack.WHOLE_TYPES, int_dots.int_dots
+    return {
+        "unpack": {
+            n: (unpack._unpack_blocks, [dtype(n).number], [None] * 3) for n in unpack.WHOLE_TYPES
+        },
+        "one row": each(whole, dot, 5, 1, depth=DEPTH),
+        "four rows": each(whole, dot, 5, 4, depth=DEPTH),
+        "one row in float32": each(unpack.DIRECT_TYPES, dots.row_dots, 7, depth=DEPTH),
+        "several": each(lane_dots.KINDS, lane_dots.lane_dots, 5, 4),
+        "bytes of a panel": each(int8_tile.KINDS, int8_tile.unpack_bytes, 3),
+        "tile of bytes": {"": (int8_tile.byte_product, [], [None] * 9)},
+        "tile of pairs": {"": (panels.pair_product, [], [None] * 7)},
+        "tile of attention": {"": (tile_products._pair_product, [], [None] * 9)},
+        "rounding": {"": (panels.round_row, [], [None] * 3)},
+    }
+
+
+def main(cpu, isa, kernels, weights):
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    assert cpu_target.target_context  # Numba itself compiles for this machine
+    platform.machine = lambda: "aarch64"
+    llvm.get_default_triple = lambda: TRIPLE
+    llvm.get_host_cpu_name = lambda: cpu
+    llvm.get_host_cpu_features = llvm.FeatureMap
+    os.environ.pop("PYGGML_ISA", None)
+    if isa != "auto":
+        os.environ["PYGGML_ISA"] = isa
+    from pyggml.graph.dtypes import dtype
+    from pyggml.jit.isa import CHOSEN
+    from pyggml.kernels.gemm import FASTEST
+
+    result = {"isa": CHOSEN.name, "auto": FASTEST}
+    blocks = {}
+    for kernel, of in _kernels().items() if kernels != "none" else ():
+        if kernels not in ("all", kernel) and kernel not in kernels.split(","):
+            continue
+        for name, what in of.items():
+            if name and weights != "all" and name not in weights.split(","):
+                continue
+            result.setdefault(kernel, {})[name] = _loop(_assembly(_emitted(*what), cpu))
+            blocks[name] = dtype(name).block if name else 0
+    sys.stdout.write(json.dumps(result | {"blocks": blocks}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
