@@ -84,8 +84,8 @@ encoders, diffusion models, parts of other models or speech.
 
 The last column says whose logits, without and with an adapter, over a cache and in chunks, the
 tests hold an architecture to. Where it is llama.cpp's, the error is below 1e-11 (NMSE, float32),
-but for the table of GELUs in halves that llama.cpp has: up to 2e-7. Those of transformers are compared
-with llama.cpp as well, which reads the adapters.
+but for the table of GELUs in halves that llama.cpp has: up to 2e-7. Those of transformers are
+compared with llama.cpp as well, which reads the adapters.
 
 | `general.architecture` | devices | compared with |
 |---|---|---|"""

@@ -50,6 +50,7 @@ class Experts(Part):
                 is as good as the sum of its two best experts
     normalised  the w of a token's chosen experts are divided by their sum
     factor      factor of w, applied last
+    gated       whether there is ffn_gate_exps; else the unit has ffn_up_exps x alone
     first       w multiplies x, before all products, instead of what the unit gives
     """
 
@@ -57,9 +58,10 @@ class Experts(Part):
     n_ff: int
     n_expert: int
     n_used: int
-    unit: Callable[[Tensor, Tensor], Tensor]
+    unit: Callable[..., Tensor]
     fused: bool = False
     bias: bool = False
+    gated: bool = True
     gating: Callable[[Tensor], Tensor] = soft_max
     biased: bool | None = False
     groups: int = 1
@@ -72,10 +74,14 @@ class Experts(Part):
     def branch(self) -> str:
         return "ffn_out"
 
+    @property
+    def _ups(self) -> tuple[str, ...]:
+        return ("gate", "up") if self.gated else ("up",)
+
     def tensors(self, at: str) -> Tensors:
         n, inner, outer = self.n_expert, self.n_ff, self.n_embd
         chooser = TensorSpec((n,), optional=self.biased is None)
-        ups = {"gate_up": 2 * inner} if self.fused else {"gate": inner, "up": inner}
+        ups = {"gate_up": 2 * inner} if self.fused else dict.fromkeys(self._ups, inner)
         return merge_tensors(
             [
                 matrix(f"{at}ffn_gate_inp", n, outer, bias=self.bias, usual=False),
@@ -101,11 +107,11 @@ class Experts(Part):
         if self.first:
             rows = mul(repeat(rows, (n_tokens, self.n_used, n_embd)), weights)
         if self.fused:
-            gate, up = halve(net.large(net.by_expert(f"{at}ffn_gate_up_exps", rows, chosen)))
+            both = net.large(net.by_expert(f"{at}ffn_gate_up_exps", rows, chosen))
+            inner = self.unit(*halve(both))
         else:
-            names = (f"{at}ffn_{part}_exps" for part in ("gate", "up"))
-            gate, up = (net.large(net.by_expert(name, rows, chosen)) for name in names)
-        inner = self.unit(gate, up)
+            ups = (net.by_expert(f"{at}ffn_{x}_exps", rows, chosen) for x in self._ups)
+            inner = self.unit(*map(net.large, ups))
         inner = inner if self.bias or self.first else mul(inner, weights)
         y = net.by_expert(f"{at}ffn_down_exps", inner, chosen)
         y = mul(y, weights) if self.bias else y
@@ -213,31 +219,35 @@ def read_shared(
 def read_experts(
     r: Reader,
     b: Basics,
-    unit: Callable[[Tensor, Tensor], Tensor],
+    unit: Callable[..., Tensor],
     own_length: bool = True,
+    least: int = 1,
+    width: int = 0,
     kind: type[Experts] = Experts,
     **more: Any,
 ) -> tuple[Experts, ...]:
     """The experts of every layer.
 
     own_length   the file may have expert_feed_forward_length; else n_ff is the layer's
+    least        0 if the file may say so of layers that have no experts
+    width        numbers that go into an expert; 0 for those of the embedding
     more         values of further fields of Experts
     """
     n_layer = b.config.n_layer
     n = r.count("expert_count", most=MOST_EXPERTS)
-    used = r.counts("expert_used_count", n_layer, most=MOST_EXPERTS)
+    used = r.counts("expert_used_count", n_layer, least=least, most=MOST_EXPERTS)
     if max(used) > n:
         r.faults.append(f"{max(used)} of {n} experts cannot be used")
         used = (1,) * n_layer
     n_ff = b.n_ff
     if own_length:
-        usual = tuple(max(n // k, 1) for n, k in zip(b.n_ff, used, strict=True))
-        n_ff = r.counts("expert_feed_forward_length", n_layer, usual, most=1 << 20)
+        usual = tuple(max(n // max(k, 1), 1) for n, k in zip(b.n_ff, used, strict=True))
+        n_ff = r.counts("expert_feed_forward_length", n_layer, usual, least=least, most=1 << 20)
     fused = (f"blk.{i}.ffn_gate_up_exps.weight" in r.shapes for i in range(n_layer))
     more = _read_groups(r, n) | more
     return tuple(
         kind(
-            n_embd=b.config.n_embd,
+            n_embd=width or b.config.n_embd,
             n_ff=length,
             n_expert=n,
             n_used=k,

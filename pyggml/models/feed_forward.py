@@ -61,20 +61,25 @@ class GatedFeedForward(Part):
 
 @dataclass(frozen=True, slots=True)
 class FeedForward(Part):
-    """ffn_down(activation(ffn_up x)); activation is gelu, relu, ..."""
+    """ffn_down(activation(ffn_up x)); activation is gelu, relu, ...
+
+    suffix   end of the tensors' names
+    """
 
     n_embd: int
     n_ff: int
     activation: Callable[[Tensor], Tensor]
+    suffix: str = ""
 
     @property
     def branch(self) -> str:
         return "ffn_out"
 
     def tensors(self, at: str) -> Tensors:
-        up = matrix(f"{at}ffn_up", self.n_ff, self.n_embd)
-        return merge_tensors([up, matrix(f"{at}ffn_down", self.n_embd, self.n_ff)])
+        up = matrix(f"{at}ffn_up{self.suffix}", self.n_ff, self.n_embd)
+        down = matrix(f"{at}ffn_down{self.suffix}", self.n_embd, self.n_ff)
+        return merge_tensors([up, down])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        up = net.large(net.linear(f"{at}ffn_up", x))
-        return net.linear(f"{at}ffn_down", self.activation(up))
+        up = net.large(net.linear(f"{at}ffn_up{self.suffix}", x))
+        return net.linear(f"{at}ffn_down{self.suffix}", self.activation(up))

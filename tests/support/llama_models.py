@@ -32,6 +32,9 @@ DECI = {
     "attention.head_count_kv": np.array([2, 0, 0, 0], np.int32),
     "feed_forward_length": np.array([64, 0, 32, 64], np.int32),
 }
+SSM = {"ssm.inner_size": 128, "ssm.time_step_rank": 4}
+JAMBA = {"ssm.inner_size": 128, "ssm.time_step_rank": 8}
+LAST = np.array([0, 0, 64], np.int32)
 # By name of a model: its architecture, keys beside the example's, and its optional tensors.
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     name: (name, {}, "output.weight") for name in ARCHITECTURES
@@ -42,6 +45,11 @@ VARIANTS |= {
         ("pangu-embedded", {}, r"blk.*attn_\w+\.bias"),
         ("glm4moe", {}, r".*exp_probs_b\.bias|.*attn_q\.bias|output.weight"),
         ("openelm", {}, ""),
+        ("granitehybrid", SSM, "output.weight"),
+        ("nemotron_h", SSM | {"feed_forward_length": LAST}, "output.weight"),
+        ("nemotron_h_moe", SSM | {"feed_forward_length": LAST}, "output.weight"),
+        ("jamba", JAMBA, "output.weight"),
+        ("falcon-h1", SSM, "output.weight"),
         ("deci", {"block_count": 4} | DECI, "output.weight"),
         ("maple", {"swiglu_clamp_exp": 0.5}, "output.weight"),
         ("qwen2vl", {"attention.layer_norm_rms_epsilon": 0.0}, "output.weight"),

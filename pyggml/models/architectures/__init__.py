@@ -16,26 +16,28 @@ from pyggml.models.architectures.deepseek import DEEPSEEK, DOTS1
 from pyggml.models.architectures.ernie4_5_moe import ERNIE4_5_MOE
 from pyggml.models.architectures.exaone import EXAONE4, EXAONE_MOE
 from pyggml.models.architectures.falcon import FALCON
+from pyggml.models.architectures.falcon_h1 import FALCON_H1
 from pyggml.models.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from pyggml.models.architectures.glm4 import GLM4, GLM4MOE
 from pyggml.models.architectures.gpt2 import GPT2, STARCODER
 from pyggml.models.architectures.gpt_oss import GPT_OSS
 from pyggml.models.architectures.gptneox import GPTNEOX
-from pyggml.models.architectures.granite import GRANITE, GRANITEMOE, MINICPM
+from pyggml.models.architectures.granite import GRANITE, GRANITEHYBRID, GRANITEMOE, MINICPM
 from pyggml.models.architectures.grok import GROK
 from pyggml.models.architectures.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE, HUNYUAN_VL
+from pyggml.models.architectures.jamba import JAMBA
 from pyggml.models.architectures.laguna import LAGUNA
 from pyggml.models.architectures.lfm2 import LFM2, LFM2MOE
 from pyggml.models.architectures.llama import LLAMA
 from pyggml.models.architectures.llama_like import ROWS
-from pyggml.models.architectures.mamba import MAMBA
-from pyggml.models.architectures.mamba2 import MAMBA2
+from pyggml.models.architectures.mamba import MAMBA, MAMBA2
 from pyggml.models.architectures.maple import MAPLE
 from pyggml.models.architectures.mellum import MELLUM
 from pyggml.models.architectures.minimax_m2 import MINIMAX_M2
 from pyggml.models.architectures.mistral3 import MISTRAL3
 from pyggml.models.architectures.mpt import MPT
 from pyggml.models.architectures.nemotron import NEMOTRON
+from pyggml.models.architectures.nemotron_h import NEMOTRON_H, NEMOTRON_H_MOE
 from pyggml.models.architectures.olmo import OLMO, OLMO2, OLMOE
 from pyggml.models.architectures.phi2 import PHI2
 from pyggml.models.architectures.phi3 import PHI3, PHIMOE
@@ -132,6 +134,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         MINIMAX_M2,
         PHIMOE,
         SMALLTHINKER,
+        FALCON_H1,
+        GRANITEHYBRID,
+        JAMBA,
+        NEMOTRON_H,
+        NEMOTRON_H_MOE,
         SPARK2_5,
     )
 }

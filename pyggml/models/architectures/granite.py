@@ -1,9 +1,12 @@
-"""granite, granitemoe and minicpm. As llama, with factors of embeddings, scores, residual branches
-and logits. Any may have experts, some beside a shared expert; published files of granite and
-minicpm have none."""
+"""granite, granitemoe, granitehybrid (Granite 4) and minicpm. As llama, with factors of embeddings,
+scores, residual branches and logits. In granitehybrid, layers without key heads have Mamba 2. Any
+may have experts, some beside a shared expert; published files of granite and minicpm have none."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+
+import numpy as np
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import Basics, read_basics
@@ -11,15 +14,17 @@ from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import has_experts, read_experts, read_shared
+from pyggml.models.mamba2 import read_mamba2
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
-def _granite(r: Reader) -> Decoder:
+def _granite(r: Reader, hybrid: bool = False) -> Decoder:
     """`rope.scaling.finetuned` false: no rotary positions."""
-    b = read_basics(r, rope="normal")
+    b = read_basics(r, rope="normal", least_heads=0 if hybrid else 1)
     rope = b.rope if r.flag("rope.scaling.finetuned", True) else None
-    return _decoder(r, replace(b, rope=rope))
+    mamba = read_mamba2(r, b.config.n_embd) if hybrid else None
+    return _decoder(r, replace(b, rope=rope), mamba)
 
 
 def _granitemoe(r: Reader) -> Decoder:
@@ -44,6 +49,7 @@ def _feed_forward(r: Reader, b: Basics) -> Sequence[Part]:
 def _decoder(
     r: Reader,
     b: Basics,
+    mamba: Part | None = None,
     embedding: float = 0.0,
     residual: float = 0.0,
     logit: float | None = None,
@@ -54,7 +60,8 @@ def _decoder(
     feed_forward = _feed_forward(r, b)
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i, scale=scale), feed_forward[i], factor)
+        mixer = b.attention(i, scale=scale) if mamba is None or b.heads[i].n_kv else mamba
+        return b.pre_norm(mixer, feed_forward[i], factor)
 
     return b.decoder(
         block,
@@ -77,3 +84,16 @@ GRANITEMOE = Architecture(
     _SCALES | {"expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 256},
 )
 MINICPM = Architecture("minicpm", _minicpm, {})
+GRANITEHYBRID = Architecture(
+    "granitehybrid",
+    partial(_granite, hybrid=True),
+    dict(GRANITEMOE.example)
+    | {
+        "attention.head_count_kv": np.array([0, 2], np.int32),
+        "ssm.inner_size": 512,
+        "ssm.state_size": 16,
+        "ssm.time_step_rank": 8,
+        "ssm.group_count": 2,
+        "ssm.conv_kernel": 4,
+    },
+)
