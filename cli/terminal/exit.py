@@ -26,6 +26,8 @@ from pyggml.cli.terminal.show import printable, set_quiet
 from pyggml.errors import PyggmlError
 
 FAILED, STOPPED, TERMINATED = 2, 130, 143
+# How the system says that a library does not fit into memory.
+_NO_ROOM = ("failed to map segment", "annot allocate memory")
 _signals: set[int] = set()  # that asked for an end
 # What other trainers have for a setting of ours, with another meaning: aliases have the same.
 ELSEWHERE = {
@@ -91,7 +93,11 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
         except PyggmlError as error:
             return _report(error.message(option), name, FAILED)
         except MemoryError as error:
-            return _report(f"there is not enough memory: {error}", name, FAILED)
+            return _report(_no_memory(error), name, FAILED)
+        except ImportError as error:
+            if not any(reason in str(error) for reason in _NO_ROOM):
+                raise
+            return _report(_no_memory(error), name, FAILED)
         except OSError as error:
             return _lost_output(error, name)
 
@@ -168,12 +174,18 @@ def _report(reason: str, name: str, code: int) -> int:
     return code
 
 
+def _no_memory(error: Exception) -> str:
+    return ": ".join(["there is not enough memory", *filter(None, [str(error)])])
+
+
 def _lost_output(error: OSError, name: str) -> int:
     """Standard output is full or closed (`| head`): nothing more goes there, not even at exit."""
-    if error.filename is None:
+    if error.filename is None and error.errno is not None:
         silence(sys.stdout)
     if error.errno == errno.EPIPE:
         return STOPPED
+    if error.errno is None:  # no call of the system failed: a library was not loaded, say
+        return _report(str(error), name, FAILED)
     where = error.filename or "standard output"
     return _report(f"{where}: {error.strerror or error}", name, FAILED)
 

@@ -41,6 +41,17 @@ class Table:
         return np.ascontiguousarray(self.make(), np.int8).reshape(-1, self.width)
 
 
+def _even_signs() -> np.ndarray:
+    bits = np.unpackbits(np.arange(128, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    bits[:, 7] = bits.sum(axis=1) % 2
+    return (255 * bits).view(np.int8)
+
+
+# 255 for a minus sign: seven bits, and an eighth that makes the number of signs even. Devices whose
+# tables are far away count the bits instead.
+EVEN_SIGNS = Table(8, _even_signs)
+
+
 class Block(ABC):
     """The interface of a decoder. Its values are opaque, of three kinds:
 

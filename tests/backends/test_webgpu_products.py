@@ -5,7 +5,8 @@ import pytest
 
 from pyggml.backends.kit.products import Factor
 from pyggml.graph.dtypes import DTYPES
-from pyggml.quants import dequantize, quantize
+from pyggml.quants import QUANTS, dequantize, quantize
+from pyggml.quants.base import NoPack
 
 
 def product(gpu, p, a, b, before=None):
@@ -104,14 +105,19 @@ def test_weights_too_large_for_a_half_stay_finite(gpu, monkeypatch):
     np.testing.assert_allclose(found, 32 * 65504.0)
 
 
-@pytest.mark.parametrize("m", [1, 5])
-@pytest.mark.parametrize("name", ["F16", "Q8_0", "Q6_K"])
+FEW = [(name, 1) for name in sorted(QUANTS.keys() - {"F32"})]
+
+
+@pytest.mark.parametrize(("name", "m"), [*FEW, ("F16", 5), ("Q8_0", 5), ("Q6_K", 5), ("IQ3_S", 5)])
 def test_few_rows_are_multiplied_with_packed_weights_at_once(name, m, gpu):
     from pyggml.backends.webgpu.ops.products import Problem, scratch_bytes
 
     n, k = 20, 1278 if name == "F16" else 1280
     rng, dtype = np.random.default_rng(4), DTYPES[name]
-    w = quantize(rng.normal(size=(n, k)).astype(np.float32), name)
+    if isinstance(QUANTS[name].pack, NoPack):
+        w = rng.integers(0, 256, (n, dtype.row_bytes(k)), np.uint8) & 0xBF  # no scale is infinite
+    else:
+        w = quantize(rng.normal(size=(n, k)).astype(np.float32), name)
     x = rng.normal(size=(m, k)).astype(np.float32)
     p = Problem(m, n, k, Factor(k, 1), Factor(k, 1, dtype=dtype))
     found = product(gpu, p, x.reshape(-1), np.ascontiguousarray(w).view(np.uint8).reshape(-1))

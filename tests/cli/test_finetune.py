@@ -60,7 +60,22 @@ def test_settings_reach_the_run(finetune, tiny, tmp_path):
 def test_the_memory_is_said_before_it_is_taken(finetune, monkeypatch):
     monkeypatch.setattr(Trainer, "run", lambda self, report: (_ for _ in ()).throw(MemoryError))
     ended = finetune()
-    assert ended.code == 2 and "there is not enough memory" in ended.err
+    assert ended.code == 2 and ended.err.endswith("pyggml: there is not enough memory\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ImportError("x.so: failed to map segment from shared object"),
+         "there is not enough memory: x.so: failed to map segment from shared object"),
+        (OSError("Could not find/load shared object file"),
+         "Could not find/load shared object file"),
+    ],
+)  # fmt: skip
+def test_a_library_that_is_not_loaded_is_a_sentence(error, said, finetune, monkeypatch):
+    monkeypatch.setattr(Trainer, "run", lambda self, report: (_ for _ in ()).throw(error))
+    ended = finetune()
+    assert ended.code == 2 and ended.err.endswith(f"pyggml: {said}\n")
     assert "for the graph" in ended.row("memory")
 
 

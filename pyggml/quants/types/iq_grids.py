@@ -27,7 +27,7 @@ import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.quants.base import F16_LIMIT, NoPack, Pack, Quant
-from pyggml.quants.layout import Block, Decoder, Table
+from pyggml.quants.layout import EVEN_SIGNS, Block, Decoder, Table
 from pyggml.quants.packers.grid_points import numbers_of
 from pyggml.quants.packers.grid_signed import pack_iq2_s, pack_iq3_s, pack_iq3_xxs
 from pyggml.quants.packers.grid_ternary import pack_iq1_m
@@ -44,14 +44,7 @@ def _shifted_points() -> np.ndarray:
     return np.concatenate([points + 1, points - 1])
 
 
-def _signs() -> np.ndarray:
-    """255 for a minus sign: seven bits, and an eighth that makes the number of signs even."""
-    bits = np.unpackbits(np.arange(128, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    bits[:, 7] = bits.sum(axis=1) % 2
-    return (255 * bits).view(np.int8)
-
-
-_IQ1, _SIGNS = Table(8, _shifted_points), Table(8, _signs)
+_IQ1 = Table(8, _shifted_points)
 
 # The scale is at most eight times the largest weight, and d an 15th of it.
 _IQ1_LIMIT = 100000.0
@@ -73,7 +66,7 @@ def _decode_iq2_xxs(block: Block) -> None:
     for i in range(8):
         word = 6 + 8 * i
         q = block.points(block.fields(2 + 8 * i, 4, 8), _IQ2_XXS)
-        q = block.negate(q, block.points(block.fields(word, 4, 7, 4), _SIGNS))
+        q = block.negate(q, block.points(block.fields(word, 4, 7, 4), EVEN_SIGNS))
         block.add(_scales(block, block.lane(block.fields(word, 4, 7), 4), d, 0.125), q, 32 * i)
 
 
@@ -82,7 +75,7 @@ def _decode_iq2_xs(block: Block) -> None:
     for i in range(8):
         words = block.fields(2 + 8 * i, 8, 16)
         q = block.points(block.bits(words, 0, 9), _IQ2_XS)
-        q = block.negate(q, block.points(block.bits(words, 9, 7), _SIGNS))
+        q = block.negate(q, block.points(block.bits(words, 9, 7), EVEN_SIGNS))
         block.add_two(_two_of(block, scales, i), q, 32 * i, 43)
 
 
@@ -100,7 +93,7 @@ def _decode_iq3_xxs(block: Block) -> None:
     for i in range(8):
         word = 66 + 4 * i
         q = block.points(block.fields(2 + 8 * i, 8, 8), _IQ3_XXS)
-        q = block.negate(q, block.points(block.fields(word, 4, 7, 4), _SIGNS))
+        q = block.negate(q, block.points(block.fields(word, 4, 7, 4), EVEN_SIGNS))
         block.add(_scales(block, block.lane(block.fields(word, 4, 7), 4), d, 0.25), q, 32 * i)
 
 

@@ -11,9 +11,10 @@ from pyggml.backends.webgpu.ops.rows import parts_of
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, View, per_element, whole
-from pyggml.backends.webgpu.wgsl.weights import QUAD, has_weights, weight_source
+from pyggml.backends.webgpu.wgsl.weights import QUAD, weight_source
 from pyggml.graph.dtypes import BF16, F16, F32, DType
 from pyggml.graph.tensor import Tensor
+from pyggml.quants import QUANTS
 
 _LANES = 32  # threads that share a sum
 _PLAIN = (F32, F16, BF16)
@@ -193,7 +194,7 @@ def _add_id(site: Site) -> Sequence[Dispatch]:
 
 def _unread(node: Tensor) -> str | None:
     dtype = node.src[0].dtype
-    known = dtype in _PLAIN or has_weights(dtype)
+    known = dtype.name in QUANTS
     return None if known else f"{dtype} is unpacked by none of its shaders"
 
 

@@ -12,9 +12,9 @@ from pyggml.backends.webgpu.ops.products import Problem, multiply, scratch_bytes
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, whole
-from pyggml.backends.webgpu.wgsl.weights import has_weights
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
+from pyggml.quants import QUANTS
 from pyggml.sizes import round_up
 
 _LINE = 64  # bytes
@@ -163,7 +163,7 @@ def _rows(
 
 def _lacks(node: Tensor) -> str | None:
     w = node.src[1]
-    if w.dtype is not F32 and not has_weights(w.dtype):
+    if w.dtype.name not in QUANTS:
         return f"{w.dtype} is unpacked by none of its shaders"
     return None if w.is_contiguous else f"the rows of {w!r} have gaps between them"
 

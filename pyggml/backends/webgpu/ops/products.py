@@ -25,9 +25,9 @@ from pyggml.backends.webgpu.wgsl.packed import (
 )
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, per_element
 from pyggml.backends.webgpu.wgsl.tiles import Reading, Tile, product_source
-from pyggml.backends.webgpu.wgsl.weights import has_weights
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import Tensor
+from pyggml.quants import QUANTS
 from pyggml.sizes import round_up
 
 LARGE, SMALL = Tile(128, 64, 8), Tile(64, 64, 16, each_n=4)
@@ -282,7 +282,7 @@ def _scratch(node: Tensor, shaders: Shaders) -> int:
 
 def _lacks(node: Tensor) -> str | None:
     b, c = node.src[-2], node
-    if b.dtype is not F32 and not has_weights(b.dtype):
+    if b.dtype.name not in QUANTS:
         return f"{b.dtype} is unpacked by none of its shaders"
     if b.dtype is not F32 and not b.is_contiguous:
         return f"the rows of {b!r} have gaps between them"

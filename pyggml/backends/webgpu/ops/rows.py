@@ -10,9 +10,10 @@ from pyggml.backends.webgpu.ops.layout import TO_F16
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, View, per_element, whole
-from pyggml.backends.webgpu.wgsl.weights import QUAD, has_weights, weight_source
+from pyggml.backends.webgpu.wgsl.weights import QUAD, weight_source
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
 from pyggml.graph.tensor import Shape, Tensor
+from pyggml.quants import QUANTS
 
 _PLAIN = (F32, I32, F16, BF16)
 _FIRST_ID = "(b / INNER % IDS_OUTER * IDS_INNER + b % INNER % IDS_INNER) * N_IDS"  # of batch b
@@ -93,7 +94,7 @@ def _get_rows(site: Site) -> Sequence[Dispatch]:
 
 def _unread(node: Tensor) -> str | None:
     dtype = node.src[0].dtype
-    known = dtype in _PLAIN or has_weights(dtype)
+    known = dtype in _PLAIN or dtype.name in QUANTS
     return None if known else f"{dtype} is unpacked by none of its shaders"
 
 

@@ -8,7 +8,7 @@ its workgroup, `group` the workgroup's, from 0.
 
 Tensors of one buffer whose ranges overlap are bound once: a shader may not bind one range twice and
 write to it. No more of a buffer is bound than the tensors take, so a buffer may be larger than the
-device's limit of a binding.
+device's limit of a binding. The grids of weight types need no view: whoever names them has them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 import wgpu
 
 from pyggml.backends.webgpu.wgsl.group import ARGUMENTS, FIRST_LINE, with_functions
+from pyggml.backends.webgpu.wgsl.weights import GRIDS, grid_words
 from pyggml.errors import DeviceError
 from pyggml.sizes import round_up
 
@@ -33,6 +34,9 @@ QUADS = "vec4<f32>"
 HALF_QUADS = "vec4<f16>"
 _QUAD_BYTES = {QUADS: 16, HALF_QUADS: 8, "f32": 16, "f16": 8}  # of four such elements
 _AS_WORDS = {QUADS: "vec4<u32>", HALF_QUADS: "vec2<u32>"}
+
+
+_NAMED_GRIDS = re.compile(rf"\b{GRIDS}(\w+)_at\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ class Shaders:
         self._device, self.limit, self.in_f16 = device, limit, in_f16
         self._has_subgroups = "subgroup" in device.features
         self._aligned = int(device.limits["min-storage-buffer-offset-alignment"])
-        self._compiled = cache(self._compile)
+        self._compiled, self._grids = cache(self._compile), cache(self._make_grids)
 
     def dispatch(
         self,
@@ -145,6 +149,7 @@ class Shaders:
         constants: numbers that the body names. They are no part of the shader, so that those of
         other shapes are not compiled anew.
         """
+        views = {**views, **{GRIDS + n: self._grids(n) for n in _NAMED_GRIDS.findall(body)}}
         windows = self._windows({n: v for n, v in views.items() if v.n_bytes})
         window_of = {name: i for i, w in enumerate(windows) for name in w.views}
         words = [_bits(value) for value in (constants or {}).values()]
@@ -166,6 +171,13 @@ class Shaders:
         )
         pipeline = self._compiled(text)
         return Dispatch(pipeline, self._bindings(pipeline, windows, words), _grid(groups))
+
+    def _make_grids(self, name: str) -> View:
+        """The grids of a weight type, on the device once."""
+        words = grid_words(name)
+        usage = wgpu.BufferUsage.STORAGE
+        buffer = self._device.create_buffer_with_data(data=words, usage=usage)
+        return View(buffer, 0, words.nbytes, "u32")
 
     def _windows(self, views: Mapping[str, View]) -> list[_Window]:
         """The ranges to bind, those that overlap joined."""

@@ -1,31 +1,46 @@
-"""Four neighbouring weights of a block, for every weight type without a table, as a WGSL function.
+"""Four neighbouring weights of a block, for every weight type, as a WGSL function.
 
     fn weights(at: u32, j: u32) -> vec4<f32>     weights j … j + 3 of the block at byte `at` of `w`
 
 `WordsBlock` runs the decoder (pyggml.quants.layout) and writes down, for each group of 32 weights,
 the expression of four: their bytes are one word, and they share a scale.
+
+Points of a type's grids are read from a buffer that a shader gets because it names it
+(wgsl/shader.py): as a variable of each thread a table of 512 words took 10 s to compile on software
+Vulkan.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
+
 from pyggml.graph.dtypes import DType
 from pyggml.quants import QUANTS
-from pyggml.quants.layout import GROUP, Table
+from pyggml.quants.layout import EVEN_SIGNS, GROUP, Table
 from pyggml.quants.readers.expressions import ExpressionBlock, Lanes
 
 QUAD = 4  # neighbouring weights that are read at once; the first has an index divisible by 4
+GRIDS = "grids_"  # before a weight type's name: the buffer of its grids, as shaders name it
 _HELPERS = """
 fn half(i: u32) -> f32 { return unpack2x16float(w_word(i)).x; }
 fn half_e8m0(e: u32) -> f32 {
     return bitcast<f32>(select((e - 1u) << 23u, 0x00200000u << e, e < 2u));
 }
+fn even_signs(seven: i32, first: u32) -> vec4<i32> {
+    let bits = (u32(seven) | (countOneBits(u32(seven)) << 7u)) >> first;
+    return vec4<i32>((vec4(bits) >> vec4(0u, 1u, 2u, 3u)) & vec4(1u)) * 255;
+}
 """
 
 
-class NoTablesError(TypeError):
-    """The type's weights are points of a table."""
+class One(str):
+    """A lane that is a variable, but one number."""
+
+
+def _is_one(lane: str) -> bool:
+    return lane.isdigit() or isinstance(lane, One)
 
 
 def _u(lane: str) -> str:
@@ -33,42 +48,46 @@ def _u(lane: str) -> str:
 
 
 def _all(lane: str, kind: str, value: int) -> str:
-    """A number as often as the lane stands for numbers: once, or for a variable four times."""
+    """A number as often as the lane stands for numbers: once or four times."""
     number = f"{value}u" if kind == "u32" else f"{value}"
-    return number if lane.isdigit() else f"vec4<{kind}>({number})"
+    return number if _is_one(lane) else f"vec4<{kind}>({number})"
 
 
 def _each(lane: str, one: Callable[[str], str]) -> str:
     """`one` of a lane, or of four."""
-    if lane.isdigit():
+    if _is_one(lane):
         return one(lane)
     return f"vec4({', '.join(one(f'({lane} + {i}u)') for i in range(QUAD))})"
 
 
 class WordsBlock(ExpressionBlock):
-    """Expressions of WGSL, and the tables that they name.
+    """Expressions of WGSL for the weight type `name`, and the tables and grids that they name.
 
-    A lane named by a number is one weight, a lane named by a variable four from there on.
+    A lane named by a number, or a `One`, is one weight; a lane named by another variable is four
+    from there on.
     """
 
     size = QUAD
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
         self.tables: list[tuple[int, ...]] = []
+        self.grids: list[Table] = []
+        self._name = name
 
     def chosen(self, lane: str, n: int, below: str, other: str) -> str:
         return f"select({other}, {below}, {lane} < {n}u)"
 
     def lane_before(self, lane: str, n: int) -> str:
-        return f"({lane} - {n}u)"
+        before = f"({lane} - {n}u)"
+        return One(before) if _is_one(lane) else before
 
     # -- reading -------------------------------------------------------------------------------
 
     def bytes(self, offset: int, n: int = GROUP) -> Lanes:
         def text(lane: str) -> str:
-            if lane.isdigit():
-                return f"i32(w_at(at + {offset}u + {lane}u))"
+            if _is_one(lane):
+                return f"i32(w_at(at + {offset}u + {_u(lane)}))"
             return f"vec4<i32>(unpack4xU8(w_word(at + {offset}u + {lane})))"
 
         return Lanes("bytes", n, text)
@@ -132,7 +151,7 @@ class WordsBlock(ExpressionBlock):
     def either(self, a: Lanes, b: Lanes) -> Lanes:
         if b.n == 1:
             of_all = b.text("0")
-            b = b._replace(text=lambda lane: of_all if lane.isdigit() else f"vec4<i32>({of_all})")
+            b = b._replace(text=lambda lane: of_all if _is_one(lane) else f"vec4<i32>({of_all})")
         return a._replace(text=lambda lane: f"({a.text(lane)} | {b.text(lane)})")
 
     def minus(self, whole: Lanes, n: int) -> Lanes:
@@ -164,16 +183,31 @@ class WordsBlock(ExpressionBlock):
         return whole._replace(text=text)
 
     def points(self, indices: Lanes, table: Table) -> Lanes:
-        """Refused: WGSL has no constant memory. As a variable of each thread a table of 512 words
-        takes 10 s to compile on software Vulkan, one of IQ1 would take 32 KiB of a thread."""
-        raise NoTablesError
+        """Four of one row, which lie in a word."""
+
+        def text(lane: str) -> str:
+            index = f"{indices.text(One(f'({lane} / {table.width}u)'))}"
+            first = f"{lane} % {table.width}u"
+            if table is EVEN_SIGNS:
+                return f"even_signs({index}, {first})"
+            row = f"{self._first_word(table)}u + u32({index}) * {table.width // QUAD}u"
+            return f"vec4<i32>(unpack4xU8({GRIDS}{self._name}_at({row} + {first} / {QUAD}u)))"
+
+        return Lanes("bytes", GROUP, text)
+
+    def _first_word(self, table: Table) -> int:
+        """Where a table begins among the type's grids."""
+        if table not in self.grids:
+            self.grids.append(table)
+        before = self.grids[: self.grids.index(table)]
+        return sum(other.rows.size // QUAD for other in before)
 
     def half(self, ints: Lanes) -> Lanes:
         def text(lane: str) -> str:
             bits = ints.text(lane)
-            each = [bits] if lane.isdigit() else [f"({bits}).{i}" for i in "xyzw"]
+            each = [bits] if _is_one(lane) else [f"({bits}).{i}" for i in "xyzw"]
             halves = ", ".join(f"unpack2x16float(u32({one})).x" for one in each)
-            return halves if lane.isdigit() else f"vec4({halves})"
+            return halves if _is_one(lane) else f"vec4({halves})"
 
         return Lanes("floats", ints.n, text)
 
@@ -184,12 +218,12 @@ class WordsBlock(ExpressionBlock):
         name = f"table{self.tables.index(values)}"
         suffix = {True: "", False: "_of_each"}
         return nibbles._replace(
-            text=lambda lane: f"{name}{suffix[lane.isdigit()]}({nibbles.text(lane)})"
+            text=lambda lane: f"{name}{suffix[_is_one(lane)]}({nibbles.text(lane)})"
         )
 
     def floats(self, whole: Lanes) -> Lanes:
         def text(lane: str) -> str:
-            number, kind = whole.text(lane), "f32" if lane.isdigit() else "vec4<f32>"
+            number, kind = whole.text(lane), "f32" if _is_one(lane) else "vec4<f32>"
             if whole.kind == "bytes":
                 number = f"({number} ^ {_all(lane, 'i32', 128)}) - 128"
             return f"{kind}({number})"
@@ -226,24 +260,22 @@ def blocks_of(dtype: DType) -> Blocks:
 
 
 @cache
+def grid_words(name: str) -> np.ndarray:
+    """The rows of the grids that the `weights` of this type read, uint32."""
+    block = WordsBlock(name)
+    QUANTS[name].decode(block)
+    for group in block.groups.values():
+        group("lane")
+    return np.concatenate([grid.rows.reshape(-1) for grid in block.grids]).view(np.uint32)
+
+
+@cache
 def weight_source(name: str) -> str:
     """The WGSL of `weights` for the weight type of this name, which reads `w_at` and `w_word`."""
-    block = WordsBlock()
+    block = WordsBlock(name)
     QUANTS[name].decode(block)
     lines = [_HELPERS, *(_table(i, table) for i, table in enumerate(block.tables))]
     lines += ["fn weights(at: u32, j: u32) -> vec4<f32> {", "    let lane = j & 31u;"]
     *some, last = sorted(block.groups)
     lines += [f"    if (j < {i + GROUP}u) {{ return {block.groups[i]('lane')}; }}" for i in some]
     return "\n".join([*lines, f"    return {block.groups[last]('lane')};", "}"])
-
-
-@cache
-def has_weights(dtype: DType) -> bool:
-    """Whether the type is of weights, and has a `weights`; else the CPU computes with it."""
-    if dtype.name not in QUANTS:
-        return False
-    try:
-        weight_source(dtype.name)
-    except NoTablesError:
-        return False
-    return True
