@@ -1,6 +1,8 @@
 """jamba: Jamba. Attention without positions in some layers, Mamba with norms in the others; a layer
 has experts if the file has no ffn_gate for it."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pyggml.models.architecture import Architecture
@@ -16,8 +18,9 @@ from pyggml.ops import swiglu
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope=None, least_heads=0)
     mamba = read_mamba(r, b.config.n_embd, weighted=True)
-    more = {"own_length": False, "normalised": False}
-    experts = read_experts(r, b, swiglu, **more) if has_experts(r) else ()
+    experts: Sequence[Part] = ()
+    if has_experts(r):
+        experts = read_experts(r, b, swiglu, own_length=False, normalised=False)
 
     def block(i: int) -> Part:
         mixer = b.attention(i) if b.heads[i].n_kv else mamba

@@ -6,6 +6,7 @@ Experts may work in a space of their own, with a matrix into it and one out of i
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -72,11 +73,9 @@ def _mixtures(r: Reader, b: Basics) -> list[Part]:
     n_embd = b.config.n_embd
     router = read_router(r, 2) | {"gating": sigmoid, "biased": True, "gated": False}
     latent = r.count("moe_latent_size", 0, least=0, most=1 << 16)
-    if latent:
-        more = {"kind": _LatentExperts, "n_outer": n_embd}
-        experts = read_experts(r, b, _squared_relu, least=0, width=latent, **more, **router)
-    else:
-        experts = read_experts(r, b, _squared_relu, least=0, **router)
+    in_space: dict[str, Any] = {"kind": _LatentExperts, "width": latent, "n_outer": n_embd}
+    router |= in_space if latent else {}
+    experts = read_experts(r, b, _squared_relu, least=0, **router)
     n_ff = r.count("expert_shared_feed_forward_length", most=1 << 20)
     shared = FeedForward(n_embd, n_ff, _squared_relu, suffix="_shexp")
     return [Sum((e, shared)) for e in experts]
