@@ -244,17 +244,10 @@ def read_experts(
         usual = tuple(max(n // max(k, 1), 1) for n, k in zip(b.n_ff, used, strict=True))
         n_ff = r.counts("expert_feed_forward_length", n_layer, usual, least=least, most=1 << 20)
     fused = (f"blk.{i}.ffn_gate_up_exps.weight" in r.shapes for i in range(n_layer))
-    more = _read_groups(r, n) | more
+    alike: dict[str, Any] = {"n_embd": width or b.config.n_embd, "n_expert": n, "unit": unit}
+    alike |= _read_groups(r, n) | more
     return tuple(
-        kind(
-            n_embd=width or b.config.n_embd,
-            n_ff=length,
-            n_expert=n,
-            n_used=k,
-            unit=unit,
-            fused=in_one,
-            **more,
-        )
+        kind(n_ff=length, n_used=k, fused=in_one, **alike)
         for length, k, in_one in zip(n_ff, used, fused, strict=True)
     )
 
