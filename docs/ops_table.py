@@ -163,12 +163,12 @@ def _gradient(op: Op) -> str:
     """Which sources have one, over all samples; or why there is none."""
     if isinstance(op.grad, NoGrad):
         return f"none: {op.grad.reason}"
-    found: set[int] = set()
+    with_gradient: set[int] = set()
     for sample in op.samples(np.random.default_rng(0)):
         node = op(*(as_leaf(a) for a in sample.arrays), **sample.params)
         parts = op.grad(node, leaf(np.ones(node.shape, np.float32)))
-        found |= {i for i, part in enumerate(parts) if part is not None}
-    return "yes" if found == {0} else "of " + ", ".join(map(str, sorted(found)))
+        with_gradient |= {i for i, part in enumerate(parts) if part is not None}
+    return "yes" if with_gradient == {0} else "of " + ", ".join(map(str, sorted(with_gradient)))
 
 
 def _own(ops: list[Op]) -> list[str]:

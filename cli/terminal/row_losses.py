@@ -41,8 +41,8 @@ def row_losses(models: Sequence[Model], corpus: Corpus, n_tokens: float = 0) -> 
     decode = models[0].tokenizer.decode
     texts = (" ".join(decode(units.tokens(train, int(i))[0][:_TOKENS]).split()) for i in which)
     each = zip(*means, strict=True)
-    found = [RowLoss(text, losses) for text, losses in zip(texts, each, strict=True)]
-    return sorted(found, key=lambda row: -np.nan_to_num(row.losses[-1], nan=np.inf))
+    rows = [RowLoss(text, losses) for text, losses in zip(texts, each, strict=True)]
+    return sorted(rows, key=lambda row: -np.nan_to_num(row.losses[-1], nan=np.inf))
 
 
 def _means(model: Model, windows: Dataset, n: int) -> list[float]:

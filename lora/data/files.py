@@ -78,7 +78,7 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
         if not i and isinstance(record, dict) and not schema.has_row(record):
             shown = ", ".join(sorted(name[:20] for name in record)[:5])
             what = "the first line names the" if kind == "CSV" else "has the"
-            fault = f"{path}: {what} columns {shown}{schema.suggested(record)}"
+            fault = f"{path}: {what} columns {shown}{schema.suggest(record)}"
             raise DataError(f"{fault}; {schema.wanted_columns}")
         yield place, record
 

@@ -198,9 +198,9 @@ class _Findings:
         """The share of rows in each script, of some that are spread over all."""
         n = min(len(self.rows), _READ)
         which = [i * len(self.rows) // n for i in range(n)]
-        found = [_script(text) for text in self.texts(which)]
-        self.rare("in a script that few rows have", found, which)
-        counts = Counter(script for script in found if script)
+        scripts = [_script(text) for text in self.texts(which)]
+        self.rare("in a script that few rows have", scripts, which)
+        counts = Counter(script for script in scripts if script)
         whole = max(counts.total(), 1)
         return tuple((script, round(n / whole, 4)) for script, n in counts.most_common())
 
@@ -245,15 +245,15 @@ def _nearest(rows: Sequence[np.ndarray]) -> np.ndarray:
     marks = np.zeros((len(rows), _HASHES), np.uint64)
     for i, gram in enumerate(grams):
         own = gram[~np.isin(gram, common)]
-        marks[i] = _mixed(own[None] * factors).min(axis=1) if len(own) else i
-    found = np.arange(len(rows))
+        marks[i] = _mix(own[None] * factors).min(axis=1) if len(own) else i
+    nearest = np.arange(len(rows))
     for band in np.split(marks, _BANDS, axis=1):
         seen: dict[bytes, int] = {}
         for i, key in enumerate(map(bytes, np.ascontiguousarray(band))):
             j = seen.setdefault(key, i)
-            if j < found[i] and (marks[i] == marks[j]).mean() >= _ALIKE:
-                found[i] = j
-    return found
+            if j < nearest[i] and (marks[i] == marks[j]).mean() >= _ALIKE:
+                nearest[i] = j
+    return nearest
 
 
 def _grams(ids: np.ndarray) -> np.ndarray:
@@ -261,11 +261,11 @@ def _grams(ids: np.ndarray) -> np.ndarray:
     n = max(len(ids) - _GRAM + 1, 1)
     whole = np.full(n, len(ids) if len(ids) < _GRAM else 0, np.uint64)
     for k in range(min(_GRAM, len(ids))):
-        whole = _mixed(whole * np.uint64(0x9E3779B97F4A7C15) + ids[k : k + n].astype(np.uint64))
+        whole = _mix(whole * np.uint64(0x9E3779B97F4A7C15) + ids[k : k + n].astype(np.uint64))
     return np.unique(whole)
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def _mix(x: np.ndarray) -> np.ndarray:
     """Every bit of a number depends on all of its bits (splitmix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.errors import DataError
+from pyggml.errors import DataError, first_of
 from pyggml.lora.data import Encoding
 from pyggml.lora.data.answers import documents_of
 from pyggml.lora.data.documents import Document
@@ -46,8 +46,7 @@ def encode_pairs(
         except BadRow as bad:
             faults.append(bad.at(row.place))
     if faults:
-        more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
-        raise DataError(f"{rows[0].place.file}: {faults[0]}{more}")
+        raise DataError(f"{rows[0].place.file}: {first_of(faults, 1)}")
     return pairs
 
 

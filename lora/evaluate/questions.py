@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from pyggml.chat import ChatTemplate, find_template
-from pyggml.errors import ConfigError, DataError, TemplateError
+from pyggml.errors import ConfigError, DataError, TemplateError, first_of
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.data import BadRow, QuestionRow
 from pyggml.lora.evaluate.passes import Continuation, Ids
@@ -92,8 +92,7 @@ def encode_questions(
         except BadRow as bad:
             faults.append(bad.at(row.place))
     if faults:
-        more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
-        raise DataError(f"{rows[0].place.file}: {faults[0]}{more}")
+        raise DataError(f"{rows[0].place.file}: {first_of(faults, 1)}")
     return questions
 
 
