@@ -37,7 +37,13 @@ from pyggml.backends.cuda.runtime.early import (
 )
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
-from pyggml.backends.cuda.weights.packed import MOST_GROUPS, Unit, compile_closure, unit_of
+from pyggml.backends.cuda.weights.packed import (
+    MOST_GROUPS,
+    Unit,
+    compile_closure,
+    grid_words_of,
+    unit_of,
+)
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DType
 from pyggml.quants import QUANTS
@@ -88,8 +94,14 @@ def _shared() -> int:
 
 
 def _least_bytes(unit: Unit, rows: int, k: int) -> int:
-    """Of shared memory: A, the sums of a slab of a gated product, and a chunk of any type."""
-    return _bytes_of_a(unit, rows, k) + 2 * _slab_bytes(unit, rows, k) + _largest_chunk()
+    """Of shared memory: A, the grids of W's type, the sums of a slab of a gated product, a chunk of
+    any type."""
+    fixed = _bytes_of_a(unit, rows, k) + _grid_bytes(unit)
+    return fixed + 2 * _slab_bytes(unit, rows, k) + _largest_chunk()
+
+
+def _grid_bytes(unit: Unit) -> int:
+    return grid_words_of(unit).nbytes
 
 
 def _bytes_of_a(unit: Unit, rows: int, k: int) -> int:
@@ -122,12 +134,13 @@ def products(
         norm.weights, norm.eps, norm.out, norm.is_read
     )  # fmt: skip
     units = [_unit(part, k) for part in parts]
+    grids = max(map(_grid_bytes, units))
     vectorized = k % 4 == 0 and vectorizable(a, of_norm[0])
     kinds = [
         _kind(part, unit, rows, k, vectorized) for part, unit in zip(parts, units, strict=True)
     ]
     blocks = [
-        _fitting(n, part, unit, rows, k)
+        _fitting(n, part, unit, rows, k, grids)
         for n, part, unit in zip(_share_out([p.w.size for p in parts]), parts, units, strict=True)
     ]
     cuts = [_cut(p, u, k, n) for p, u, n in zip(parts, units, blocks, strict=True)]
@@ -170,10 +183,11 @@ def _n_slabs(part: RowProduct, unit: Unit, k: int) -> int:
     return -(-part.n // _slab(unit, k)[1])
 
 
-def _fitting(n_blocks: int, part: RowProduct, unit: Unit, rows: int, k: int) -> int:
-    """n_blocks, or more where a block's sums would not fit in its shared memory beside A and the
-    chunks of the fewest warps, or half of what A leaves if that is less. Each block has a slab."""
-    free, chunk = _shared() - _bytes_of_a(unit, rows, k), _largest_chunk()
+def _fitting(n_blocks: int, part: RowProduct, unit: Unit, rows: int, k: int, grids: int) -> int:
+    """n_blocks, or more where a block's sums would not fit in its shared memory beside A, so many
+    bytes of grids and the chunks of the fewest warps, or half of what A and the grids leave if that
+    is less. Each block has a slab."""
+    free, chunk = _shared() - _bytes_of_a(unit, rows, k) - grids, _largest_chunk()
     free -= max(chunk, min(_FEWEST_WARPS * chunk, free // 2))
     most = max(1, free // ((1 + (part.up is not None)) * _slab_bytes(unit, rows, k)))
     n_slabs = _n_slabs(part, unit, k)
@@ -195,7 +209,8 @@ def _shared_layout(
     a = digits.layout_of(rows, k, groups)
     matrices = [1 + kind.is_gated for kind in kinds]
     both = list(zip(cuts, matrices, strict=True))
-    sums = round_up(a.squares + 4 * rows * _MOST_WARPS, 16)
+    grids = round_up(a.squares + 4 * rows * _MOST_WARPS, 16)
+    sums = grids + max(_grid_bytes(kind.unit) for kind in kinds)
     chunks = round_up(sums + max(4 * rows * cut.most * n for cut, n in both), 16)
     chunk = max(_chunk_bytes(kind.unit) for kind in kinds)
     tasks = max(cut.most // CHUNK * n for cut, n in both)
@@ -207,7 +222,7 @@ def _shared_layout(
     second = n_chunks * chunk
     if tasks == n_chunks or n_bytes + second > min(_shared(), 2 * least_shared() - _RESERVED):
         second = 0
-    return SharedLayout(a, sums, chunks, chunk, second), n_warps, n_bytes + second
+    return SharedLayout(a, grids, sums, chunks, chunk, second), n_warps, n_bytes + second
 
 
 def _argument(part: RowProduct, cut: Cut) -> tuple[Any, ...]:

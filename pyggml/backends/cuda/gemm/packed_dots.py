@@ -22,7 +22,14 @@ from pyggml.backends.cuda.code.formulas import ZERO, silu
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.weights.packed import Loads, Unit, compile_closure, groups_of, vocabulary
+from pyggml.backends.cuda.weights.packed import (
+    Loads,
+    Unit,
+    compile_closure,
+    decoded,
+    grid_words_of,
+    vocabulary,
+)
 
 CHUNK = 32  # units
 
@@ -65,6 +72,7 @@ class SharedLayout(NamedTuple):
     """The shared memory of a block, in bytes.
 
     a       of A's rows, at its beginning
+    grids   where the grids of W's type begin, if it has some
     sums    where the sums of units begin
     chunks  where the chunks of W begin, the first of each warp
     chunk   from a warp's chunk to the next warp's
@@ -72,6 +80,7 @@ class SharedLayout(NamedTuple):
     """
 
     a: digits.DigitLayout
+    grids: int
     sums: int
     chunks: int
     chunk: int
@@ -83,11 +92,11 @@ class SharedLayout(NamedTuple):
 
 def source_of(unit: Unit, rows: int) -> str:
     """The source of `multiply_unit`: the dot products of the unit at byte `at` of shared memory and
-    of all rows of A, whose digits begin at x and whose factors begin at f."""
+    of all rows of A, whose digits begin at x and whose factors begin at f; grids: of W's type."""
     loads, totals = Loads(unit), [f"total{t}" for t in range(rows)]
-    lines = ["def multiply_unit(memory, at, x, f, x_step, f_step):", *loads.opening()]
+    lines = ["def multiply_unit(memory, at, grids, x, f, x_step, f_step):", *loads.opening()]
     lines += [f"    {total} = ZERO" for total in totals]
-    for i, group in enumerate(groups_of(unit)):
+    for i, group in enumerate(decoded(unit)[0]):
         both = group.scales[0] == group.scales[1]
         scales = group.scales[:1] if both else group.scales
         lines += loads.lines((*group.words, *scales, *group.minima))
@@ -188,7 +197,40 @@ def _bounds(kind: DotShape) -> Any:
 
 
 @cache
+def _grid_filler(unit: Unit) -> Any:
+    """What copies the grids of W's type to shared memory, where a warp reads 32 rows at once."""
+    words = grid_words_of(unit)
+    if not words.size:
+        return None
+    load, n = byte_ptx.constants_loader(f"grids_{unit.name}", words), words.size // 4
+
+    @device
+    def fill(memory, to):
+        i = np.int64(cuda.threadIdx.x)
+        while i < n:
+            a, b, c, d = load(i)
+            byte_ptx.put_shared_words(memory, to + 16 * i, a, b, c, d)
+            i += cuda.blockDim.x
+
+    return fill
+
+
+@cache
 def beginner(kind: DotShape) -> Any:
+    begin, fill = _copies_beginner(kind), _grid_filler(kind.unit)
+    if fill is None:
+        return begin
+
+    @device
+    def begin_with_grids(memory, part, layout, first_row, n_rows):
+        begin(memory, part, layout, first_row, n_rows)
+        fill(memory, layout.grids)
+
+    return begin_with_grids
+
+
+@cache
+def _copies_beginner(kind: DotShape) -> Any:
     fetch, bounds = _chunk_fetcher(kind), _bounds(kind)
 
     @device
@@ -228,7 +270,8 @@ def adder(kind: DotShape) -> Any:
             ptx.await_all_but_one()
             cuda.syncwarp()
             at = here + lane * unit.n_bytes
-            products = multiply(memory, at, x, f, layout.a.digits, layout.a.factors)
+            steps = layout.a.digits, layout.a.factors
+            products = multiply(memory, at, layout.grids, x, f, steps[0], steps[1])
             cuda.syncwarp()  # before the next copies
             fetch(memory, here, part, first, task + step, n_tasks)
             if not layout.second:
