@@ -109,8 +109,8 @@ def copier(n_bytes):
 
 
 def pick_bytes(low, high, which):
-    both = bytes_of(low) + bytes_of(high)
-    return word_of(both[int(which) >> 4 * i & 7] for i in range(4))
+    both, picked = bytes_of(low) + bytes_of(high), [int(which) >> 4 * i for i in range(4)]
+    return word_of((both[p & 7] >> 7) * 255 if p & 8 else both[p & 7] for p in picked)
 
 
 def dot_bytes(a, b, c):

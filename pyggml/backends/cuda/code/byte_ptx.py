@@ -187,7 +187,8 @@ def dot_bytes(typing, a, b, c):
 
 @intrinsic
 def pick_bytes(typing, low, high, which):
-    """Four of the bytes of two words; bits 4i to 4i + 2 of `which` say which is byte i."""
+    """Four of the bytes of two words; bits 4i to 4i + 2 of `which` say which is byte i. With bit
+    4i + 3 it is that byte's top bit eight times."""
 
     def emit(context, builder, signature, arguments):
         return _pure(builder, "prmt.b32 $0, $1, $2, $3;", _WORD, "=r,r,r,r", arguments)

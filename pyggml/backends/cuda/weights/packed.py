@@ -29,13 +29,14 @@ _ONES = 0x01010101
 class Values(NamedTuple):
     """n numbers: `one(i)` is the expression of number i, `word(i)` that of the i-th four of them.
 
-    kind is "bytes", "ints" or "floats"; only bytes have words.
+    kind is "bytes", "ints" or "floats"; only bytes have words. has_zeros: some may be 0.
     """
 
     kind: str
     n: int
     one: Callable[[int], str]
     word: Callable[[int], str] | None = None
+    has_zeros: bool = True
 
 
 class Group(NamedTuple):
@@ -108,6 +109,8 @@ class PackedBlock(Block):
 
         def word(i: int) -> str:
             four = f"(({self._load(offset)} >> {_bits(4 * i)}) & {_bits(15)})"
+            if value == 255:
+                return f"mask_of({four})"
             return f"((({four} * {_bits(0x00204081)}) & {_bits(_ONES)}) * {_bits(value)})"
 
         return Values("bytes", GROUP, one, word)
@@ -209,7 +212,8 @@ class PackedBlock(Block):
     def negate(self, whole: Values, where: Values) -> Values:
         def word(i: int) -> str:
             assert whole.word is not None and where.word is not None
-            return f"negate_bytes({whole.word(i)}, {where.word(i)})"
+            name = "negate_bytes" if whole.has_zeros else "negate_no_zeros"
+            return f"{name}({whole.word(i)}, {where.word(i)})"
 
         return whole._replace(one=_no_single, word=word)
 
@@ -226,7 +230,7 @@ class PackedBlock(Block):
         def word(i: int) -> str:
             return f"r{first + 4 * i // width}_{4 * i % width // 4}"
 
-        return Values("bytes", GROUP, _no_single, word)
+        return Values("bytes", GROUP, _no_single, word, has_zeros=not table.rows.all())
 
     def lookup(self, nibbles: Values, table: Sequence[int]) -> Values:
         words = [
@@ -398,11 +402,18 @@ _ONES_OF_WORD = np.uint32(_ONES)
 
 
 @device
+def _mask_of(four):
+    """Bytes of 255 for the ones of four bits: each at the top of a byte, then spread over it."""
+    tops = four * np.uint32(0x10204080)
+    return byte_ptx.pick_bytes(tops, tops, np.uint32(0xBA98))
+
+
+@device
 def _even_signs(seven, first):
     """Bytes of 255 for the bits from `first` on, 0 or 4, of seven and an eighth that makes the
     number of ones even."""
-    four = ((seven | (np.uint32(cuda.popc(seven)) << np.uint32(7))) >> first) & np.uint32(15)
-    return ((four * np.uint32(0x00204081)) & _ONES_OF_WORD) * np.uint32(255)
+    eight = seven | (np.uint32(cuda.popc(seven)) << np.uint32(7))
+    return _mask_of((eight >> first) & np.uint32(15))
 
 
 @device
@@ -410,6 +421,12 @@ def _negate_bytes(word, where):
     """Bytes, negated where those of `where` are 255; top bits keep what is carried."""
     top, other = np.uint32(0x80808080), word ^ where
     return ((other & ~top) + (where & _ONES_OF_WORD)) ^ (other & top)
+
+
+@device
+def _negate_no_zeros(word, where):
+    """The same of bytes of which none is 0: none is carried."""
+    return (word ^ where) + (where & _ONES_OF_WORD)
 
 
 @device
@@ -447,7 +464,8 @@ def vocabulary() -> dict[str, Any]:
     return {
         "np": np, "as_float": ptx.as_float, "half_e8m0": half_e8m0, "half_of": byte_ptx.half_of,
         "digits_of": _digits_of, "even_signs": _even_signs, "look_up": _look_up,
-        "negate_bytes": _negate_bytes, "pick_bytes": byte_ptx.pick_bytes,
+        "mask_of": _mask_of, "negate_bytes": _negate_bytes, "negate_no_zeros": _negate_no_zeros,
+        "pick_bytes": byte_ptx.pick_bytes,
         "spread_pairs": _spread_pairs,
         "shared_pair": byte_ptx.shared_pair, "shared_word": byte_ptx.shared_word,
         "shared_words": byte_ptx.shared_words,
