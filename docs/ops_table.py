@@ -42,6 +42,7 @@ BUILT = {
     "CONV_TRANSPOSE_1D": ("conv_transpose_1d", "conv_transpose_2d"),
     "CONV_2D_DW": ("conv_2d_dw", "conv_2d_direct"),
     "POOL_1D": ("pool_1d", "pool_avg"),
+    "COL2IM_1D": ("col2im_1d", "im2col_back"),
 }
 _DEEPSEEK = "left out: DeepSeek V3.2 and V4 only"
 _IMAGES = "left out: windows and positions of image encoders"
@@ -53,7 +54,6 @@ LEFT_OUT = {
     **dict.fromkeys(("DSV4_HC_COMB", "DSV4_HC_PRE", "DSV4_HC_POST"), _DEEPSEEK),
     **dict.fromkeys(("MAP_CUSTOM1", "MAP_CUSTOM2", "MAP_CUSTOM3"), _CALLBACK),
     "LIGHTNING_INDEXER": _DEEPSEEK,
-    "COL2IM_1D": "left out: audio decoders only; im2col_back adds windows up",
 }
 # Faults and gaps of ggml, not present here, and other differences.
 FAULTS = {
@@ -63,27 +63,30 @@ FAULTS = {
     "MEAN": "a second use of x aborts in ggml if x has several rows",
     "ACC": "ggml starts the sum with 0 · x, so NaN and infinity in x spread",
     "VIEW": "as ACC",
-    "CPY": "ggml does not convert the gradient's type",
+    "CPY": "types that pack by importance alone are read only; numbers that a type cannot hold "
+    "are refused. ggml does not convert the gradient's type",
     "MUL_MAT": "ggml aborts if w is BF16, or repeated over the outermost axis",
     "GET_ROWS": "ggml's gradient is for two axes only",
     "SET_ROWS": "a cache cuts ggml's graph",
     "SOFT_MAX": "ggml has no gradient with ALiBi, nor of the sinks or the mask; rows masked whole "
     "are NaN there, 0 here. Its gradients sum to 0, so tests need random weights",
-    "ROPE": "ggml's gradient ignores the offset and is wrong, without a warning. In mode "
-    "vision it reads twice the frequency factors it asks for",
+    "ROPE": "YaRN with a beta or an n_ctx_orig of 0, by which ggml divides, is refused. ggml's "
+    "gradient ignores the offset and is wrong, without a warning. In mode vision it reads twice "
+    "the frequency factors it asks for",
     "FLASH_ATTN_EXT": "ggml's backward op aborts when it is built",
     "FLASH_ATTN_BACK": "see FLASH_ATTN_EXT",
     "CROSS_ENTROPY_LOSS": "in ggml rows of zero labels still have a gradient; QVAC adds "
     "CROSS_ENTROPY_LOSS_MASKED, which is the mask here",
     "COUNT_EQUAL": "QVAC's COUNT_EQUAL_MASKED is the mask here",
-    "GROUP_NORM": "groups of different sizes are refused; ggml divides by 0 if one is empty",
+    "GROUP_NORM": "an empty group is refused; ggml divides by 0",
     "SWIGLU": "ggml's and QVAC's gradient is for gate and up in two tensors; here also for one",
     "GEGLU": "as SWIGLU; upstream has none",
     "SGN": "0 in ggml; refused here, as nothing would be trained",
     "STEP": "as SGN",
     "ARGMAX": "the first of equals; ggml's CPU code takes the last",
     "CUSTOM": f"{_CALLBACK}. Ops that ggml lacks have this number here",
-    "UPSCALE": "without antialiasing",
+    "UPSCALE": "antialias with align_corners is refused: ggml drops elements there",
+    "POOL_2D": "padding of a window or more is refused: a window of nothing has no maximum",
     "POOL_1D": "as in ggml, the 1-D mean excludes padding, the 2-D mean includes its zeros",
 }
 
@@ -95,6 +98,11 @@ Written by `docs/ops_table.py` from the registry; `tests/test_ops_table.py` fail
 date. "gradient" lists the sources (counted from 0) with a gradient; `tests/test_every_op.py`
 compares each with float64 slopes. "in ggml" and "in QVAC" tell whether the op has a gradient there
 (upstream ggml 0.25.3; QVAC's fork of ggml 0.9.4); a dash means no.
+
+Ops with a star also take F16 and BF16: the result is that of copies to F32 before and to the first
+source's type after, bit for bit. Where an op takes less than ggml's, the remark says why. A plan
+puts results over sources that die, so of `_inplace` twins there are `add_inplace` and
+`fill_inplace` alone, which choose the memory.
 """
 
 
@@ -134,7 +142,7 @@ def _line(e: IntEnum, ops: list[Op]) -> str:
         name, of = BUILT[e.name]
         here, gradient = f"`{name}`, made of `{of}`", _gradient(OPS[of])
     else:
-        here = ", ".join(f"`{op.name}`" for op in ops)
+        here = ", ".join(f"`{op.name}`" + "\\*" * op.halves for op in ops)
         gradient = "; ".join(dict.fromkeys(_gradient(op) for op in ops))
     remarks = FAULTS.get(e.name, LEFT_OUT.get(e.name, ""))
     return _row(e.value, e.name, here or "–", gradient or "–", *_others(e.name), remarks)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyggml.eager import Value, apply, tensor
+    from pyggml.eager.fit import fit
     from pyggml.eager.gradcheck import gradcheck
     from pyggml.eager.steps import backward_steps
     from pyggml.generation import Sampling, generate
@@ -56,6 +57,7 @@ _WHERE = {
     "Value": "pyggml.eager",
     "apply": "pyggml.eager",
     "backward_steps": "pyggml.eager.steps",
+    "fit": "pyggml.eager.fit",
     "gradcheck": "pyggml.eager.gradcheck",
     "tensor": "pyggml.eager",
     "Model": "pyggml.model",
@@ -77,8 +79,8 @@ _MODULES |= {
     )
 }
 
-__all__ = ["Model", "Sampling", "Value", "apply", "backward_steps", "generate", "gradcheck", "load"]
-__all__ += ["tensor"]
+__all__ = ["Model", "Sampling", "Value", "apply", "backward_steps", "fit", "generate", "gradcheck"]
+__all__ += ["load", "tensor"]
 
 
 def __getattr__(name: str) -> Any:

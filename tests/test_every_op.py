@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from enum import IntEnum
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.jit import JIT
 from pyggml.kernels.kernel import KERNELS, Site
 from pyggml.look.check import as_leaf, check_gradient, in_float64
-from pyggml.ops import OPS
+from pyggml.ops import OPS, cpy
 from pyggml.quants import dequantize
 from pyggml.runtime import run
 
@@ -74,7 +75,9 @@ def same_bits(a, b):
 
 def values(t, found):
     """The numbers of a result, BF16 and quantised rows unpacked."""
-    return dequantize(found, t.dtype.name) if t.dtype is BF16 or t.dtype.quantised else found
+    if not (t.dtype is BF16 or t.dtype.quantised):
+        return found
+    return dequantize(found if found.ndim else found[None], t.dtype.name).reshape(t.shape)
 
 
 def scratch(n_bytes):
@@ -221,6 +224,57 @@ def test_the_gradient_is_the_slope_of_the_reference(op, sample, gradients):
     for s in slopes:
         assert s.error < GRADIENT_TOLERANCE, f"source {s.source}: {s}"
     gradients[op.name] += len(slopes)
+
+
+# -- F16 and BF16 -------------------------------------------------------------------------------
+
+HALF_OPS = ops(lambda op: op.halves)
+
+
+def mixtures(op, sample, kind):
+    """The sources as F32 leaves, and as leaves of which all, the first, or another one is half."""
+    floats = float_sources(sample)
+    for chosen in {tuple(floats), *((i,) for i in floats)}:
+        wide = [as_leaf(a) for a in sample.arrays]
+        (*halves,) = run(*(cpy(wide[i], kind) for i in chosen))
+        mixed = list(wide)
+        for i, half in zip(chosen, halves, strict=True):
+            mixed[i] = leaf(half, dtype=kind)
+        yield mixed
+
+
+@pytest.mark.parametrize("kind", [F16, BF16], ids=str)
+@pytest.mark.parametrize("op", HALF_OPS)
+def test_halves_are_computed_as_f32(op, kind):
+    """Bitwise what copies before and after make of it, in the first source's type."""
+    for n, sample in enumerate(SAMPLES[op.name]):
+        for mixed in mixtures(op, sample, kind):
+            node = op(*mixed, **sample.params)
+            wide = [leaf(in_float64(s).astype(np.float32)) for s in mixed]
+            assert node.dtype is mixed[0].dtype
+            found, wanted = run(node, cpy(op(*wide, **sample.params), node.dtype))
+            assert same_bits(found, wanted), f"sample {n}"
+            exact = np.asarray(op.ref(*map(in_float64, mixed), **sample.params))
+            allowed = TOLERANCE[node.dtype] * np.abs(exact[np.isfinite(exact)]).max(initial=0.0)
+            np.testing.assert_allclose(values(node, found), exact, rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize("op", [p for p in HALF_OPS if not isinstance(p.values[0].grad, NoGrad)])
+def test_gradients_pass_through_halves(op):
+    """The slope is of what was not rounded, so it differs by F16's rounding of the sources."""
+    for sample in SAMPLES[op.name]:
+        slopes = check_gradient(
+            partial(of_halves, op, sample.params),
+            sample.arrays,
+            np.random.default_rng(1),
+            differentiable(op, sample),
+        )
+        for s in slopes:
+            assert s.error < 20 * TOLERANCE[F16], f"source {s.source}: {s}"
+
+
+def of_halves(op, params, *src):
+    return op(*(cpy(s, F16) for s in src), **params)
 
 
 # -- memory -------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ def _blocks(name: str, number: int, block: int, block_bytes: int) -> DType:
 F32 = _plain("F32", 0, np.float32)
 F16 = _plain("F16", 1, np.float16)
 BF16 = _plain("BF16", 30, np.uint16)
+HALVES = (F16, BF16)  # of F32's width
 F64 = _plain("F64", 28, np.float64)
 I8 = _plain("I8", 24, np.int8)
 I16 = _plain("I16", 25, np.int16)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.errors import ShapeError
-from pyggml.graph.dtypes import F32, DType
+from pyggml.graph.dtypes import F32, HALVES, DType
 from pyggml.graph.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
 from pyggml.graph.tensor import Shape, Tensor
 
@@ -85,6 +85,8 @@ class Op:
     fuses     the ops that it replaces, if it is a fusion
     changes   positions of further sources, leaves, that the kernel changes
     shares    several may write side by side into one tensor: each result shows what all wrote
+    halves    also takes F16 and BF16: they are copied to F32 first, and the result is copied to the
+              type of the first source
     """
 
     name: str
@@ -101,6 +103,7 @@ class Op:
     fuses: tuple[str, ...] = ()
     changes: tuple[int, ...] = ()
     shares: bool = False
+    halves: bool = False
     is_view: bool = field(init=False)  # whether nothing runs: every walk over a graph asks this
 
     def __post_init__(self) -> None:
@@ -121,6 +124,9 @@ class Op:
         for name, value in params.items():
             if isinstance(value, Tensor):
                 raise ShapeError(f"{self.name}: {name} is {value!r}, wanted a number: {_NUMBERS}")
+        if self.halves and any(s.dtype in HALVES for s in src):
+            y = self(*map(widen, src), **params)
+            return y if src[0].dtype is F32 else OPS["cpy"](y, to=src[0].dtype.name)
         if not self.strided:
             src = tuple(s if s.is_contiguous else OPS["cont"](s) for s in src)
         spec = self.spec(*src, **params)
@@ -135,6 +141,11 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+
+
+def widen(x: Tensor) -> Tensor:
+    """x as F32 if it is F16 or BF16, by a copy that is exact; else x."""
+    return OPS["cpy"](x, to="F32") if x.dtype in HALVES else x
 
 
 def op(**fields: Any) -> Op:

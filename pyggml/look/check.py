@@ -121,6 +121,7 @@ def as_leaf(a: np.ndarray | Tensor) -> Tensor:
 def in_float64(t: Tensor) -> np.ndarray:
     """A leaf's values: floats and quantised types as float64, integers as they are."""
     data = read(t)
-    if t.dtype.quantised or t.dtype is BF16:
-        data = dequantize(data, t.dtype.name)
+    if t.dtype.quantised or t.dtype is BF16:  # a row has one axis or more
+        wide = dequantize(data if data.ndim else data[None], t.dtype.name)
+        data = wide.reshape(t.shape)
     return data.astype(np.float64) if data.dtype.kind == "f" else data

@@ -66,7 +66,7 @@ from pyggml.ops.attention.softmax import soft_max, soft_max_back
 from pyggml.ops.experts import add_id, mul_mat_id, mul_mat_id_back, out_prod_id
 from pyggml.ops.image.conv import conv_2d_direct, conv_2d_dw, conv_transpose_1d, conv_transpose_2d
 from pyggml.ops.image.embedding import arange, timestep_embedding
-from pyggml.ops.image.im2col import conv_1d, conv_2d, im2col
+from pyggml.ops.image.im2col import col2im_1d, conv_1d, conv_2d, im2col
 from pyggml.ops.image.pool import pool_1d, pool_2d
 from pyggml.ops.image.upscale import upscale
 from pyggml.ops.layout.cpy import cpy
@@ -121,6 +121,7 @@ __all__ = [
     "ceil",
     "clamp",
     "clip_norm",
+    "col2im_1d",
     "concat",
     "cont",
     "conv_1d",

@@ -1,4 +1,4 @@
-"""Activation functions, s(x) = 1 / (1 + e^-x) the sigmoid.
+"""Activation functions, s(x) = 1 / (1 + e^-x) the sigmoid; of F16 and BF16 too (Op.halves).
 
 relu         max(x, 0)                leaky_relu   x, or slope · x below 0
 sigmoid      s(x)                     tanh

@@ -12,6 +12,7 @@ swiglu_oai        g · s(alpha·g) · (u + 1), of gpt-oss, arXiv:2508.10925
 swiglu_clamp      g · s(g) · u
 
 Without `up`, the last axis of `gate` holds both: first the gate, then up; `swapped`, the reverse.
+F16 and BF16 are computed as F32 (Op.halves).
 """
 
 import math
@@ -44,7 +45,7 @@ from pyggml.ops.activation.activation import gelu, gelu_erf, gelu_quick, relu
 from pyggml.ops.arithmetic.arith import mul
 from pyggml.ops.arithmetic.unary import Layout
 from pyggml.ops.expect import NAN, expect, expect_type
-from pyggml.ops.layout.narrow import halve
+from pyggml.ops.layout.narrow import narrow
 from pyggml.ops.strips import strip, strips
 from pyggml.quants.bits import bf16_to_float
 
@@ -91,12 +92,16 @@ def geglu_erf(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> 
 
 
 def gate_and_up(gate: Tensor, up: Tensor | None, swapped: bool) -> tuple[Tensor, Tensor]:
-    """(gate, up), cut out of `gate` if `up` is None. ShapeError for `swapped` with an `up`."""
+    """(gate, up), cut out of `gate` if `up` is None. ShapeError for `swapped` with an `up`.
+
+    Of an odd width the last column is in neither, as in ggml.
+    """
     if up is not None and swapped:
         raise ShapeError("a gated unit with gate and up apart, wanted swapped=False")
     if up is not None:
         return gate, up
-    first, second = halve(gate)
+    n = gate.shape[-1] // 2 if gate.shape else 0
+    first, second = narrow(gate, -1, 0, n), narrow(gate, -1, n, n)
     return (second, first) if swapped else (first, second)
 
 
@@ -148,6 +153,7 @@ def glu_op(
         samples=_samples(n_sources, params),
         refuses=refuses,
         memory=Memory.INPLACE,
+        halves=True,
     )
     cpu_kernel(new, arrays(code))
     return new

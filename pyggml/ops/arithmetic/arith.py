@@ -2,6 +2,8 @@
 
 add   a + b        sub   a - b        mul   a · b        div   a / b
 add1  a + b of one element            scale   s · x + b with numbers s and b      neg   -x
+
+F16 and BF16 are computed as F32, and the result is of a's type (Op.halves).
 """
 
 from collections.abc import Callable, Iterator
@@ -31,6 +33,7 @@ def add_inplace(a: Tensor, b: Tensor) -> Tensor:
 
     Other readers of a must come before this node. Raises ShapeError if a is a view with gaps.
     """
+    expect_type("add_inplace", "a", a)
     expect_gapless("add_inplace", "a", a)
     node = ADD(a, b)
     node.base, node.offset = a.root, a.offset
@@ -170,6 +173,7 @@ ADD = op(
     samples=_pairs,
     refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
+    halves=True,
 )
 cpu_kernel(ADD, _broadcast(np.add, _add, np.float32(1)))
 
@@ -192,6 +196,7 @@ SUB = op(
     samples=_pairs,
     refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
+    halves=True,
 )
 cpu_kernel(SUB, _broadcast(np.subtract, _add, np.float32(-1)))
 
@@ -222,6 +227,7 @@ ADD1 = op(
     samples=_add1_samples,
     refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
+    halves=True,
 )
 cpu_kernel(ADD1, _broadcast(np.add, _add, np.float32(1)))
 
@@ -255,6 +261,7 @@ MUL = op(
     samples=_pairs,
     refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
+    halves=True,
 )
 cpu_kernel(MUL, _broadcast(np.multiply, _mul))
 
@@ -280,6 +287,7 @@ DIV = op(
     samples=_pairs,
     refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
+    halves=True,
 )
 cpu_kernel(DIV, _broadcast(np.divide))
 
@@ -321,6 +329,7 @@ SCALE = op(
     samples=_scale_samples,
     refuses={"s": (), "b": ()},
     memory=Memory.INPLACE,
+    halves=True,
 )
 cpu_kernel(SCALE, strips(_scale))
 
@@ -354,5 +363,6 @@ NEG = op(
     samples=_neg_samples,
     refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
+    halves=True,
 )
 cpu_kernel(NEG, _neg_run)

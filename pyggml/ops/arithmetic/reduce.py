@@ -133,6 +133,7 @@ SUM = op(
     samples=_samples,
     refuses=NO_SETTINGS,
     memory=Memory.FRESH,
+    halves=True,
 )
 cpu_kernel(SUM, flat(_sum))
 

@@ -3,6 +3,8 @@
 sqr x²   sqrt   log   exp   expm1 e^x - 1   sin   cos   abs
 sgn -1, 0 or 1   step 1 where x > 0, else 0   clamp(x, low, high)
 floor   ceil   round (halves away from 0)   trunc (towards 0)
+
+F16 and BF16 are computed as F32, and the result is of x's type (Op.halves).
 """
 
 import math
@@ -56,6 +58,7 @@ def unary_op(
         samples=samples,
         refuses=refuses,
         memory=Memory.INPLACE,
+        halves=True,
     )
     cpu_kernel(new, arrays(code))
     return new

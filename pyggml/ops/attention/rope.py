@@ -180,6 +180,7 @@ ROPE_APPLY = op(
     samples=_rope_apply_samples,
     refuses={"neox": (), "offset": (-1, 999)},
     memory=Memory.INPLACE,
+    halves=True,
 )
 cpu_kernel(ROPE_APPLY, _rotation(1))
 

@@ -213,6 +213,7 @@ SOFT_MAX = op(
     refuses={"scale": (), "max_bias": NONE_FROM_ZERO, "masked": ()},
     memory=Memory.INPLACE,
     saved=_soft_max_saved,
+    halves=True,
 )
 cpu_kernel(SOFT_MAX, _soft_max_run)
 

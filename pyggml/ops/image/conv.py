@@ -15,7 +15,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, Sample, Spec, op
+from pyggml.graph.op import Memory, Sample, Spec, op, widen
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, cpu_kernel
@@ -36,9 +36,10 @@ def conv_2d_direct(
 ) -> Tensor:
     """x (N, C, H, W) with w (OC, C / groups, KH, KW) -> (N, OC, OH, OW), F32 (ggml's CONV_2D).
 
+    w and x may be F16 or BF16, and are multiplied as F32.
     Raises ShapeError if the shapes do not fit or the kernel is larger than the padded x.
     """
-    return CONV_2D(w, x, **_geometry(stride, padding, dilation, groups))
+    return CONV_2D(widen(w), widen(x), **_geometry(stride, padding, dilation, groups))
 
 
 def conv_2d_dw(
@@ -51,14 +52,15 @@ def conv_2d_dw(
 def conv_transpose_2d(w: Tensor, x: Tensor, stride: int = 1, padding: Pair = (0, 0)) -> Tensor:
     """x (N, IC, H, W) with w (IC, OC, KH, KW) -> (N, OC, (H − 1)·stride + KH − 2·ph, …), F32.
 
-    ggml's CONV_TRANSPOSE_2D, which has no padding.
+    ggml's CONV_TRANSPOSE_2D, which has no padding. w and x as conv_2d_direct takes them.
     """
     expect_axes("conv_transpose_2d", "w", w, 4)
     expect_axes("conv_transpose_2d", "x", x, 4)
     sizes = zip(x.shape[2:], w.shape[2:], padding, strict=True)
     out = tuple((n - 1) * stride + k - 2 * p for n, k, p in sizes)
     of = (x.shape[0], w.shape[1], *out)
-    return CONV_TRANSPOSE_2D(w, x, of=of, **_geometry((stride, stride), padding, (1, 1), 1))
+    geometry = _geometry((stride, stride), padding, (1, 1), 1)
+    return CONV_TRANSPOSE_2D(widen(w), widen(x), of=of, **geometry)
 
 
 def conv_transpose_1d(w: Tensor, x: Tensor, stride: int = 1) -> Tensor:

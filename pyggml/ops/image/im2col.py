@@ -13,7 +13,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, Sample, Spec, op
+from pyggml.graph.op import Memory, Sample, Spec, op, widen
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, cpu_kernel
@@ -30,11 +30,11 @@ def im2col(
     padding: Pair = (0, 0),
     dilation: Pair = (1, 1),
 ) -> Tensor:
-    """x (N, C, H, W) F32 -> (N, OH, OW, C · KH · KW) (ggml's IM2COL).
+    """x (N, C, H, W) F32, F16 or BF16 -> (N, OH, OW, C · KH · KW) F32 (ggml's IM2COL).
 
     Raises ShapeError if the kernel is larger than the padded x.
     """
-    return IM2COL(x, size=kernel_size, stride=stride, padding=padding, dilation=dilation)
+    return IM2COL(widen(x), size=kernel_size, stride=stride, padding=padding, dilation=dilation)
 
 
 def conv_2d(
@@ -42,6 +42,7 @@ def conv_2d(
 ) -> Tensor:
     """x (N, C, H, W) with w (OC, C, KH, KW) -> (N, OC, OH, OW), F32, by im2col and mul_mat.
 
+    w is of any type whose blocks divide C·KH·KW; ggml also rounds the windows to a w of F16.
     ggml_conv_2d; conv_2d_direct needs no memory for rows. Raises ShapeError if the shapes do not
     fit.
     """
@@ -54,6 +55,23 @@ def conv_2d(
     n, height, width, depth = cols.shape
     y = mul_mat(reshape(w, (w.shape[0], depth)), reshape(cols, (n, height * width, depth)))
     return reshape(cont(transpose(y)), (n, w.shape[0], height, width))
+
+
+def col2im_1d(cols: Tensor, n_channels: int, stride: int = 1, padding: int = 0) -> Tensor:
+    """cols (T, n_channels · K) F32 -> (n_channels, (T − 1)·stride + K − 2·padding), F32: column t
+    is added to the K elements from t·stride on, then `padding` are cut off both ends (COL2IM_1D).
+
+    Raises ShapeError if a column holds no whole number of windows.
+    """
+    expect_axes("col2im_1d", "cols", cols, 2)
+    size = cols.shape[1] // max(n_channels, 1)
+    if n_channels < 1 or size * n_channels != cols.shape[1]:
+        raise ShapeError(f"col2im_1d: cols is {cols!r}, wanted columns for {n_channels} channels")
+    n = (cols.shape[0] - 1) * stride + size - 2 * padding
+    rows = reshape(widen(cols), (1, 1, *cols.shape))
+    windows = {"size": (1, size), "stride": (1, stride), "padding": (0, padding)}
+    y = IM2COL_BACK(rows, of=(1, n_channels, 1, n), **windows, dilation=(1, 1))
+    return reshape(y, (n_channels, n))
 
 
 def conv_1d(w: Tensor, x: Tensor, stride: int = 1, padding: int = 0, dilation: int = 1) -> Tensor:

@@ -8,7 +8,7 @@ from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, Sample, Spec, op
-from pyggml.graph.tensor import Shape, Tensor
+from pyggml.graph.tensor import Shape, Tensor, leaf
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, cpu_kernel
 from pyggml.ops.arithmetic.broadcast import (
@@ -23,7 +23,10 @@ from pyggml.ops.expect import expect_type
 
 
 def repeat(x: Tensor, shape: Shape) -> Tensor:
-    """x F32 tiled to `shape`, each axis of which is a multiple of x's (ggml's REPEAT)."""
+    """x tiled to `shape`, each axis of which is a multiple of x's (ggml's REPEAT).
+
+    x is of any type without blocks.
+    """
     return REPEAT(x, shape=tuple(shape))
 
 
@@ -36,7 +39,8 @@ def _tiles_run(code: Callable[..., None]) -> Callable[[Site], Call]:
     """Call code(out, x), both with four axes."""
 
     def run(site: Site) -> Call:
-        return Call(code, *(a.reshape(four_axes(a.shape)) for a in (site.out, site.src[0])))
+        arrays = (a.reshape(four_axes(a.shape)) for a in (site.out, site.src[0]))
+        return Call(code, *(a.view(np.uint16) if a.itemsize == 2 else a for a in arrays))
 
     return run
 
@@ -58,9 +62,10 @@ def _repeat(out, x):
 
 
 def _repeat_spec(x: Tensor, shape: Shape) -> Spec:
-    expect_type("repeat", "x", x)
+    if x.dtype.quantised:
+        raise ShapeError(f"repeat: x is {x!r}, wanted a type without blocks")
     expect_tiles("repeat", "x", x, shape)
-    return Spec(shape)
+    return Spec(shape, x.dtype)
 
 
 def _repeat_ref(x: np.ndarray, shape: Shape) -> np.ndarray:
@@ -76,6 +81,8 @@ def _repeat_samples(rng: np.random.Generator) -> Iterator[Sample]:
     shapes = [((1, 1), (1, 1)), ((5,), (3, 5)), ((2, 1, 3), (2, 4, 6)), ((), (2, 3, 4, 5))]
     for small, large in [*shapes, drawn_tiles(rng)[::-1]]:
         yield Sample((np.asarray(rng.standard_normal(small)),), {"shape": large})
+    for kind in (np.int32, np.int16, np.float16):
+        yield Sample((leaf(rng.integers(-9, 9, (2, 1, 3)).astype(kind)),), {"shape": (2, 4, 6)})
 
 
 REPEAT = op(
@@ -134,8 +141,9 @@ def _repeat_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 def _repeat_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for s in _repeat_samples(rng):
-        large = s.params["shape"]
-        yield Sample((rng.standard_normal(large),), {"shape": s.arrays[0].shape})
+        if isinstance(s.arrays[0], np.ndarray):
+            large = s.params["shape"]
+            yield Sample((rng.standard_normal(large),), {"shape": s.arrays[0].shape})
 
 
 REPEAT_BACK = op(

@@ -17,7 +17,7 @@ from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F16, F32, I32, I64, Q8_0, DType
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
+from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op, widen
 from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
 from pyggml.jit import JIT, BlockCode, kernel
 from pyggml.kernels.gemm.microkernel import call_block
@@ -39,8 +39,11 @@ def get_rows(table: Tensor, ids: Tensor) -> Tensor:
 
 
 def get_rows_back(dy: Tensor, ids: Tensor, n_rows: int, batch: Shape = ()) -> Tensor:
-    """(*batch, n_rows, n) F32: d(loss)/d(table) of get_rows, given dy (*batch, *m, n)."""
-    return GET_ROWS_BACK(dy, ids, n_rows=n_rows, batch=tuple(batch))
+    """(*batch, n_rows, n) F32: d(loss)/d(table) of get_rows, given dy (*batch, *m, n).
+
+    dy may be F16 or BF16 too; the sums are F32.
+    """
+    return GET_ROWS_BACK(widen(dy), ids, n_rows=n_rows, batch=tuple(batch))
 
 
 def set_rows(dst: Tensor, src: Tensor, ids: Tensor) -> Tensor:

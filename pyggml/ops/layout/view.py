@@ -18,6 +18,7 @@ import numpy as np
 
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Detached, Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor, zeros
@@ -40,7 +41,7 @@ def acc(a: Tensor, b: Tensor, strides: Shape, offset: int = 0) -> Tensor:
 
 
 def set_(a: Tensor, b: Tensor, strides: Shape, offset: int = 0) -> Tensor:
-    """a with b in the window of b's shape, strides and offset in bytes (ggml's SET).
+    """a with b in the window of b's shape, strides and offset in bytes (ggml's SET); F32 or I32.
 
     Raises ShapeError if two elements of b would fall on one of a.
     """
@@ -247,7 +248,7 @@ def _acc_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _acc_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    yield from _set_samples(rng)
+    yield from _windows_of_floats(rng)
     params = {"strides": (2, 1), "offset": 5}  # overlapping rows
     yield Sample((rng.standard_normal((3, 8)), rng.standard_normal((4, 3))), params)
 
@@ -266,15 +267,15 @@ cpu_kernel(ACC, _window_run(_acc))
 
 
 def _set_spec(a: Tensor, b: Tensor, strides: Shape, offset: int) -> Spec:
-    expect_type("set", "a", a)
-    expect_type("set", "b", b)
+    expect_type("set", "a", a, I32 if a.dtype is I32 else F32)
+    expect_type("set", "b", b, a.dtype)
     _check_window("set", a, b.shape, strides, offset)
     reach = 0
     for stride, n in sorted(zip(strides, b.shape, strict=True)):
         if n > 1 and stride <= reach:
             raise ShapeError(f"set: elements of {b!r} at strides {strides} fall on one another")
         reach += (n - 1) * stride
-    return Spec(a.shape)
+    return Spec(a.shape, a.dtype)
 
 
 def _set_ref(a: np.ndarray, b: np.ndarray, strides: Shape, offset: int) -> np.ndarray:
@@ -289,7 +290,7 @@ def _set_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     return SET(dy, zeros(shape), **node.params), VIEW(dy, shape=shape, **node.params)
 
 
-def _set_samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _windows_of_floats(rng: np.random.Generator) -> Iterator[Sample]:
     windows: list[tuple[Shape, Shape, Shape, int]] = [
         ((1, 1), (1,), (1,), 0),
         ((3, 8), (2, 4), (8, 1), 9),
@@ -298,6 +299,12 @@ def _set_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for whole, shape, strides, offset in windows:
         arrays = rng.standard_normal(whole), rng.standard_normal(shape)
         yield Sample(arrays, {"strides": strides, "offset": offset})
+
+
+def _set_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from _windows_of_floats(rng)
+    integers = rng.integers(-9, 9, (3, 8)), rng.integers(-9, 9, (2, 4))
+    yield Sample(integers, {"strides": (8, 1), "offset": 9})
 
 
 SET = op(

@@ -1,6 +1,7 @@
 """Normalisation of each row (the last axis), or of groups of channels (arXiv:1803.08494).
 
-A back op takes its forward op's sources, then dy. An eps below 0 is refused. With eps = 0, a row of
+F16 and BF16 are computed as F32, and the result is of x's type (Op.halves). A back op takes F32,
+its forward op's sources, then dy. An eps below 0 is refused. With eps = 0, a row of
 zeros gives NaN; with norm, any constant row does.
 
 rms_norm        y  = x·r,  r = 1/sqrt(mean(x²) + eps)
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pyggml.errors import ShapeError
-from pyggml.graph.call import Call
+from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
@@ -133,6 +134,7 @@ RMS_NORM = op(
     samples=_one_samples,
     refuses={"eps": NONE_FROM_ZERO},
     memory=Memory.INPLACE,
+    halves=True,
 )
 cpu_kernel(RMS_NORM, rows(_rms_norm))
 
@@ -211,6 +213,7 @@ NORM = op(
     samples=_one_samples,
     refuses={"eps": NONE_FROM_ZERO},
     memory=Memory.INPLACE,
+    halves=True,
 )
 cpu_kernel(NORM, rows(norm_rows))
 
@@ -285,6 +288,7 @@ L2_NORM = op(
     samples=_l2_norm_samples,
     refuses={"eps": NONE_FROM_ZERO},
     memory=Memory.INPLACE,
+    halves=True,
 )
 cpu_kernel(L2_NORM, rows(_l2_norm))
 
@@ -330,8 +334,8 @@ cpu_kernel(L2_NORM_BACK, rows(_l2_norm_back))
 def group_norm(x: Tensor, n_groups: int, eps: float = 1e-6) -> Tensor:
     """x ([n_batch,] n_channels, height, width) F32, normalised in n_groups runs of channels.
 
-    ggml's GROUP_NORM. Raises ShapeError if n_groups does not divide the channels; ggml makes the
-    last groups smaller, or empty.
+    ggml's GROUP_NORM: the last group is smaller where n_groups does not divide the channels. Raises
+    ShapeError if a group would be empty; ggml divides by its 0 channels.
     """
     return GROUP_NORM(x, n_groups=n_groups, eps=float(eps))
 
@@ -347,36 +351,48 @@ def _spec(x: Tensor, *dy: Tensor, n_groups: int, eps: float) -> Spec:
     for t in dy:
         expect("group_norm_back", "dy", t, x.shape)
     expect_number("group_norm", "eps", eps)
-    if n_groups < 1 or x.shape[-3] % n_groups:
-        raise ShapeError(f"group_norm: {n_groups} groups do not divide the channels of {x!r}")
+    n = x.shape[-3]
+    if n_groups < 1 or (n and (n_groups - 1) * -(-n // n_groups) >= n):
+        raise ShapeError(
+            f"group_norm: {n_groups} groups of the channels of {x!r}, wanted none empty"
+        )
     return Spec(x.shape)
 
 
-def _in_groups(a: np.ndarray, n_groups: int) -> np.ndarray:
-    """One row per group of each batch."""
-    n_batch = a.shape[0] if a.ndim == 4 else 1
-    return a.reshape(n_batch * n_groups, -1)
+def _in_groups(a: np.ndarray, n_groups: int) -> Iterator[np.ndarray]:
+    """One row per group, in one array if all are as large, else in two for each batch."""
+    if a.shape[-3] % n_groups == 0:
+        yield a.reshape((a.shape[0] if a.ndim == 4 else 1) * n_groups, -1)
+        return
+    last = (n_groups - 1) * -(-a.shape[-3] // n_groups)
+    for batch in a if a.ndim == 4 else a[None]:
+        yield batch[:last].reshape(n_groups - 1, -1)
+        yield batch[last:].reshape(1, -1)
 
 
 def _run(code: Callable[..., None]) -> Callable[[Site], Call]:
     def run(site: Site) -> Call:
         p = site.node.params
-        arrays = (_in_groups(a, p["n_groups"]) for a in (site.out, *site.src))
-        return Call(code, *arrays, np.float32(p["eps"]))
+        parts = zip(*(_in_groups(a, p["n_groups"]) for a in (site.out, *site.src)), strict=True)
+        first, *others = (Call(code, *arrays, np.float32(p["eps"])) for arrays in parts)
+        return Call(one_by_one, [first, *others]) if others else first
 
     return run
 
 
-def _ref(x: np.ndarray, n_groups: int, eps: float) -> np.ndarray:
-    groups = x.reshape(-1, n_groups, x.shape[-3] // n_groups, *x.shape[-2:])
-    centred = groups - groups.mean((2, 3, 4), keepdims=True)
-    y = centred / np.sqrt(groups.var((2, 3, 4), keepdims=True) + eps)
-    return np.asarray(y.reshape(x.shape))
+def _by_group(of_rows: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    def ref(*arrays: np.ndarray, n_groups: int, eps: float) -> np.ndarray:
+        """Each group as one row, batch by batch."""
+        y, n_channels = np.empty(arrays[0].shape), arrays[0].shape[-3]
+        each = -(-n_channels // n_groups)
+        for start in range(0, n_channels, each):
+            group = (..., slice(start, start + each), slice(None), slice(None))
+            shape = y[group].shape
+            rows = (a[group].reshape(*shape[:-3], -1) for a in arrays)
+            y[group] = of_rows(*rows, eps).reshape(shape)
+        return y
 
-
-def _back_ref(x: np.ndarray, dy: np.ndarray, n_groups: int, eps: float) -> np.ndarray:
-    arrays = (_in_groups(a, n_groups) for a in (x, dy))
-    return np.asarray(NORM_BACK.ref(*arrays, eps).reshape(x.shape))
+    return ref
 
 
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -387,6 +403,7 @@ def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     groups, each = rng.integers(1, 5, 2).tolist()
     cases = [((4, 2, 3), 2), ((6, 3, 5), 3), ((2, 4, 3, 2), 1), ((3, 5, 2, 7), 5)]
+    cases += [((5, 2, 3), 3), ((2, 7, 2, 2), 2)]
     for shape, n_groups in [*cases, ((2, groups * each, 3, 3), groups)]:
         yield Sample((rng.standard_normal(shape),), {"n_groups": n_groups, "eps": 1e-5})
 
@@ -400,18 +417,19 @@ GROUP_NORM = op(
     name="group_norm",
     ggml=GGMLOp.GROUP_NORM,
     spec=_spec,
-    ref=_ref,
+    ref=_by_group(NORM.ref),
     grad=_grad,
     samples=_samples,
     refuses={"n_groups": (0, -1, 999), "eps": NONE_FROM_ZERO},
     memory=Memory.INPLACE,
+    halves=True,
 )
 cpu_kernel(GROUP_NORM, _run(norm_rows))
 GROUP_NORM_BACK = op(
     name="group_norm_back",
     ggml=GGMLOp.CUSTOM,
     spec=_spec,
-    ref=_back_ref,
+    ref=_by_group(NORM_BACK.ref),
     grad=NoGrad("second derivatives are out of scope"),
     samples=_back_samples,
     refuses={"n_groups": (0, -1, 999), "eps": NONE_FROM_ZERO},

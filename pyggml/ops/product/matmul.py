@@ -16,13 +16,13 @@ import numpy as np
 
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call, one_by_one
-from pyggml.graph.dtypes import BF16, F16, F32
+from pyggml.graph.dtypes import F32
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
+from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op, widen
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.kernels import gemm
 from pyggml.kernels.kernel import Compute, Site, as_rows, cpu_kernel
-from pyggml.ops.layout.cpy import cpy, packed_leaf
+from pyggml.ops.layout.cpy import packed_leaf
 from pyggml.ops.layout.layout import cont, reshape, transpose
 from pyggml.ops.layout.repeat import repeat_back
 from pyggml.ops.product.batches import (
@@ -50,7 +50,7 @@ def mul_mat_add(y: Tensor, w: Tensor, x: Tensor) -> Tensor:
 def out_prod(a: Tensor, b: Tensor) -> Tensor:
     """bᵀ·a: a (…, R, M) of any type, b (…, R, N) F32, F16 or BF16 -> (…, N, M) F32 (ggml
     OUT_PROD)."""
-    b = _wide(b)
+    b = widen(b)
     if a.dtype is F32 or len(b.shape) < 2:
         return OUT_PROD(_walkable(a), _walkable(b))
     return OUT_PROD(a, b if transpose(b).is_contiguous else transpose(cont(transpose(b))))
@@ -66,14 +66,9 @@ def _walkable(t: Tensor) -> Tensor:
     return t if len(t.shape) <= 3 or t.is_contiguous or t.dtype is not F32 else cont(t)
 
 
-def _wide(x: Tensor) -> Tensor:
-    """x as F32 if it is of half its width."""
-    return cpy(x, F32) if x.dtype in (F16, BF16) else x
-
-
 def _as_taken(w: Tensor, x: Tensor) -> Tensor:
     """x as the kernel for w takes it: with a w to unpack, x has no gaps."""
-    x = _wide(x)
+    x = widen(x)
     return _walkable(x) if w.dtype is F32 else cont(x)
 
 

@@ -21,7 +21,7 @@ from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import BF16, F16, F32, DType
+from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
 from pyggml.graph.tensor import Shape, Tensor, contiguous_strides
 
 # -- copies ---------------------------------------------------------------------------------------
@@ -142,6 +142,10 @@ def _copy_lacks(node: Tensor) -> str | None:
     return f"{x.dtype} with gaps" if x.dtype.quantised and not x.is_contiguous else None
 
 
+def _not_plain(node: Tensor) -> str | None:
+    return None if node.dtype in (F32, I32) else f"{node.dtype} has no kernel here"
+
+
 def _concat(site: Site) -> Call:
     a, b = site.node.src
     axis = site.node.params["axis"]
@@ -209,7 +213,7 @@ for _name in ("cont", "dup", "cpy"):
 declare("concat", Kernel(_concat))
 declare("narrow_back", Kernel(_narrow_back))
 declare("fill", Kernel(_bind_fill))
-declare("repeat", Kernel(_tiles))
+declare("repeat", Kernel(_tiles, _not_plain))
 declare("repeat_back", Kernel(_tiles_back))
 
 
@@ -259,7 +263,7 @@ def _zeros(site: Site) -> Call:
 
 
 declare("acc", Kernel(_after(_first, _add), _overlaps))
-declare("set", Kernel(_after(_first, _set)))
+declare("set", Kernel(_after(_first, _set), _not_plain))
 declare("view_back", Kernel(_after(_zeros, _add), _overlaps))
 
 

@@ -14,6 +14,7 @@ from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import THREADS, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 
 @device
@@ -150,6 +151,10 @@ def _by_group(run: Any) -> Callable[[Site], Call]:
     return bind
 
 
+def _uneven_groups(node: Tensor) -> str | None:
+    return "groups of unequal sizes" if node.shape[-3] % node.params["n_groups"] else None
+
+
 for _name, _run in {
     "rms_norm": _rms_norm,
     "rms_norm_back": _rms_norm_back,
@@ -159,5 +164,5 @@ for _name, _run in {
     "norm_back": _norm_back,
 }.items():
     declare(_name, Kernel(_by_row(_run)))
-declare("group_norm", Kernel(_by_group(_norm)))
-declare("group_norm_back", Kernel(_by_group(_norm_back)))
+declare("group_norm", Kernel(_by_group(_norm), _uneven_groups))
+declare("group_norm_back", Kernel(_by_group(_norm_back), _uneven_groups))

@@ -9,6 +9,7 @@ from math import prod
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
+from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import MAX_AXES, Tensor
 
 _NAMES = "abc"
@@ -81,6 +82,10 @@ def _apply(formula: str) -> Callable[[Site], Sequence[Dispatch]]:
     return bind
 
 
+def _not_f32(node: Tensor) -> str | None:
+    return None if node.dtype is F32 else f"{node.dtype} has no kernel here"
+
+
 def _repeats(node: Tensor) -> dict[str, int]:
     """What _REPEATED names: where an element finds its number in a source that is repeated."""
     shapes = (node.shape, node.src[-1].shape)
@@ -145,4 +150,4 @@ for _name, _formula in {
     "swiglu_clipped_back_gate": f"select(0.0, c * {_SHIFTED} * {_CLIPPED_SLOPE}, a < p_limit)",
     "swiglu_clipped_back_up": f"select(0.0, c * {_CLIPPED}, abs(b) < p_limit)",
 }.items():
-    declare(_name, Kernel(_apply(_formula)))
+    declare(_name, Kernel(_apply(_formula), lacks=_not_f32))
