@@ -93,14 +93,16 @@ KNOWN = {
 
 
 def in_digits(x):
-    """The digits and the factors of rows of groups of 32 numbers, as bytes: see digits.py."""
+    """The digits and the factors of rows of groups of 32 numbers, with the sums of halves, as bytes:
+    see digits.py."""
     step = abs(x).max(-1, keepdims=True) / 32639
     whole = np.rint(x / step).astype(int)
     low = (whole + 128) % 256 - 128
     high = (whole - low) // 256
     both = np.stack([high, low], -2).reshape(*x.shape[:-1], 2, 2, 4, 4).astype(np.int8)
     lanes = np.moveaxis(both, (-4, -3, -2), (-2, -3, -4))  # (…, q, half, digit, four)
-    factors = np.concatenate([step, x.sum(-1, keepdims=True)], -1).astype("f4")
+    halves = whole.reshape(*x.shape[:-1], 2, 16).sum(-1)
+    factors = np.concatenate([step, x.sum(-1, keepdims=True), halves], -1).astype("f4")
     return lanes.tobytes(), factors.tobytes()
 
 
@@ -121,8 +123,8 @@ def test_a_unit_times_rows_of_a_is_what_the_cpu_unpacks_times_them(name, k):
     memory[: len(digits)] = np.frombuffer(digits, np.uint8)
     memory[F_AT : F_AT + len(factors)] = np.frombuffer(factors, np.uint8)
     known = dict(KNOWN)
-    exec(source_of(unit, 2), known)
-    steps = 64 * unit.n_groups, 8 * unit.n_groups
+    exec(source_of(unit, 2, True), known)
+    steps = 64 * unit.n_groups, 16 * unit.n_groups
     with np.errstate(all="ignore"):
         found = known["multiply_unit"](memory, at, GRIDS_AT, 0, F_AT, *steps)
     weights = dequantize(raw, name).astype(float)

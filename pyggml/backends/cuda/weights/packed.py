@@ -328,6 +328,11 @@ def decoded(unit: Unit) -> tuple[tuple[Group, ...], tuple[GridRow, ...]]:
     return tuple(groups), tuple(rows)
 
 
+def has_minima_of_halves(unit: Unit) -> bool:
+    """Whether each half of a group has its own minimum."""
+    return any(len(group.minima) == 2 for group in decoded(unit)[0])
+
+
 def _tables_of(unit: Unit) -> list[Table]:
     return list(dict.fromkeys(row.table for row in decoded(unit)[1]))
 
