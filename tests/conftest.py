@@ -1,7 +1,7 @@
 """Kernels under test check their array bounds; no test fails by chance or because others compute.
 
 Hypothesis tries the same examples in every run, without a deadline: kernels compile. Others are
-tried with `pytest --hypothesis-profile=others`.
+tried with `pytest --hypothesis-profile=others`, and twenty times as many with `thousands`.
 """
 
 import os
@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, **PATIENT)
 settings.register_profile("others", **PATIENT)
+settings.register_profile("thousands", max_examples=2000, **PATIENT)
 settings.load_profile("same")
 
 QUICK = re.compile(

@@ -1,11 +1,10 @@
 """Bytes and values against ggml's own library, as llama-cpp-python ships it."""
 
 import ctypes
-from pathlib import Path
 
 import numpy as np
 import pytest
-from extras import need
+from ggml_cpu import library
 
 from pyggml.quants import QUANTS, NoPack, dequantize, quantize
 
@@ -36,9 +35,7 @@ PACKED = [n for n, q in QUANTS.items() if not isinstance(q.pack, NoPack)]
 @pytest.fixture(scope="module")
 def ggml():
     """The library that holds ggml's quantisation."""
-    llama_cpp = need("llama_cpp")
-    library = next((Path(llama_cpp.__file__).parent / "lib").glob("*ggml-base.*"))
-    return ctypes.CDLL(str(library))
+    return library("ggml-base")
 
 
 @pytest.fixture(scope="module")

@@ -108,10 +108,10 @@ def draw_layout(data, op, arrays):
     """
     if any(isinstance(a, Tensor) and a.dtype.quantised for a in arrays):
         return [as_leaf(a) for a in arrays]
-    leaves = []
+    leaves, written = [], {*op.changes, *([0] if op.memory is Memory.ALIAS else [])}
     for i, a in enumerate(arrays):
         is_float = not isinstance(a, Tensor) and a.dtype.kind == "f"
-        if not is_float or not a.ndim or (op.memory is Memory.ALIAS and i == 0):
+        if not is_float or not a.ndim or i in written:
             leaves.append(as_leaf(a))
             continue
         order = data.draw(st.permutations(range(a.ndim)), f"order of {i}")

@@ -9,6 +9,7 @@ import pytest
 EXTRAS = {
     "igraph": "views",
     "llama_cpp": "interop",
+    "transformers": "interop",
     "IPython": "docs",
     "mkdocs": "docs",
     "mkdocstrings_handlers": "docs",
@@ -24,7 +25,8 @@ EXTRAS = {
 
 
 def reason(module):
-    return f"{module} is not installed: pip install '.[{EXTRAS[module]}]'"
+    extra = EXTRAS[module.partition(".")[0]]
+    return f"{module} is not installed: pip install '.[{extra}]'"
 
 
 def need(module):
