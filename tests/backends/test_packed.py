@@ -93,8 +93,8 @@ KNOWN = {
 
 
 def in_digits(x):
-    """The digits and the factors of rows of groups of 32 numbers, with the sums of halves, as bytes:
-    see digits.py."""
+    """The digits and the factors of rows of groups of 32 numbers, as bytes: see digits.py, with the
+    sums of halves."""
     step = abs(x).max(-1, keepdims=True) / 32639
     whole = np.rint(x / step).astype(int)
     low = (whole + 128) % 256 - 128

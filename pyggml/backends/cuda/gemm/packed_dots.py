@@ -52,7 +52,7 @@ class DotShape(NamedTuple):
     is_gated: bool
     vectorized: bool
     is_whole: bool
-    has_halves: bool = False
+    has_halves: bool
 
 
 class Cut(NamedTuple):
