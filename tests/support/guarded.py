@@ -1,0 +1,103 @@
+"""Arrays that end, or begin, at a page that may not be touched: a read past them faults.
+
+python guarded.py end|start     every op and every product, each named on a line before it runs
+"""
+
+import ctypes
+import itertools
+import mmap
+import sys
+from math import prod
+
+import numpy as np
+
+PAGE = mmap.PAGESIZE
+_mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+_mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+ROWS = (1, 2, 5, 17)
+
+
+class Guarded:
+    """Makes arrays; keeps their memory until it goes itself."""
+
+    def __init__(self, at_end):
+        self._at_end, self._kept = at_end, []
+
+    def empty(self, shape, dtype, alignment=1):
+        """An array of this shape; its memory is full of ones in every bit."""
+        n = prod(shape) * np.dtype(dtype).itemsize
+        size = -(-max(n, 1) // PAGE) * PAGE
+        memory = mmap.mmap(-1, size + 2 * PAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for page in (start, start + PAGE + size):
+            assert _mprotect(page, PAGE, 0) == 0
+        offset = PAGE + ((size - n) // alignment * alignment if self._at_end else 0)
+        raw = np.frombuffer(memory, np.uint8, n, offset)
+        raw[:] = 0xFF
+        self._kept.append(memory)
+        return raw.view(dtype).reshape(shape) if n else np.empty(shape, dtype)
+
+    def copy(self, a):
+        """The numbers of an array."""
+        made = self.empty(a.shape, a.dtype)
+        made[...] = a
+        return made
+
+
+def say(name):
+    """What runs next: the last line names what faulted."""
+    sys.stdout.write(f"{name}\n")
+    sys.stdout.flush()
+
+
+def run_ops(guarded):
+    """Every sample of every op, its sources, results and scratch guarded."""
+    from pyggml.backends.cpu import array
+    from pyggml.graph.tensor import zeros
+    from pyggml.kernels.kernel import KERNELS, Site
+    from pyggml.look.check import as_leaf
+    from pyggml.ops import OPS
+
+    for name, op in OPS.items():
+        if op not in KERNELS:
+            continue
+        for i, sample in enumerate(op.samples(np.random.default_rng(0))):
+            say(f"{name} {i}")
+            src = [as_leaf(a) for a in sample.arrays]
+            node = op(*src, **sample.params)
+            arrays = tuple(guarded.copy(np.ascontiguousarray(array(s))) for s in src)
+            out = guarded.empty(node.shape, node.dtype.numpy) if not node.dtype.quantised else None
+            out = guarded.copy(zeros(node.shape, node.dtype).data)
+            saved = tuple(guarded.empty(s.shape, s.dtype.numpy) for s in node.saved)
+            n_bytes = KERNELS[op].scratch(node, "f32")
+            scratch = guarded.empty((n_bytes,), np.uint8, 64)
+            KERNELS[op].bind(Site(node, out, arrays, saved, scratch, "f32"))()
+
+
+def run_products(guarded):
+    """Every weight type, both ways, few rows and many, as each compute type."""
+    from pyggml.graph.dtypes import DTYPES
+    from pyggml.kernels import gemm
+    from pyggml.quants import QUANTS
+
+    rng = np.random.default_rng(0)
+    for name, form, m, compute in itertools.product(
+        QUANTS, ("mul_mat", "out_prod"), ROWS, ("f32", "bf16", "int8")
+    ):
+        say(f"{name} {form} {m} {compute}")
+        dtype, k = DTYPES[name], 512
+        for n in (48, 512):
+            raw = rng.integers(0, 100, (n, dtype.row_bytes(k)), np.uint8)
+            w = guarded.copy(raw).view(dtype.numpy)
+            inner, outer = (k, n) if form == "mul_mat" else (n, k)
+            p = gemm.Problem(form, m, outer, inner, dtype, compute)
+            scratch = guarded.empty((gemm.scratch_bytes(p),), np.uint8, 64)
+            a = guarded.copy(rng.standard_normal((m, inner)).astype(np.float32))
+            c = guarded.empty((m, outer), np.float32)
+            multiply = gemm.mul_mat if form == "mul_mat" else gemm.out_prod
+            multiply(c, a, gemm.Weight(w, dtype, compute), scratch, False)()
+
+
+if __name__ == "__main__":
+    run_ops(Guarded(sys.argv[1] == "end"))
+    run_products(Guarded(sys.argv[1] == "end"))

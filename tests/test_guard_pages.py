@@ -1,0 +1,31 @@
+"""Kernels beside pages that may not be touched: none reads or writes past an end of its arrays."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "support" / "guarded.py"
+PAST = f"""
+import sys; sys.path.insert(0, {str(SCRIPT.parent)!r})
+import numpy as np
+from guarded import Guarded
+a = Guarded(True).empty((3,), np.float32)
+print(np.lib.stride_tricks.as_strided(a, (4,))[3])
+"""
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="mprotect is POSIX's")
+
+
+@pytest.mark.parametrize("where", ["end", "start"])
+def test_no_kernel_leaves_its_arrays(where):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), where], capture_output=True, text=True, check=False
+    )
+    last = done.stdout.splitlines()[-1:]
+    assert done.returncode == 0, f"{last} ended with {done.returncode}: {done.stderr[-500:]}"
+
+
+def test_a_read_past_an_end_is_met():
+    done = subprocess.run([sys.executable, "-c", PAST], capture_output=True, check=False)
+    assert done.returncode < 0
