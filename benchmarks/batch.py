@@ -54,8 +54,8 @@ class Serving:
             self.batch.feed({slot: self.ids(self.options.prompt)})
         began = perf_counter()
         for tokens in self.ids(n * self.options.generate).reshape(-1, n, 1):
-            found = self.batch.feed(dict(zip(slots, tokens, strict=True)))
-            for logits in found.values():
+            logits_of = self.batch.feed(dict(zip(slots, tokens, strict=True)))
+            for logits in logits_of.values():
                 logits.argmax()
         taken = perf_counter() - began
         for slot in slots:
@@ -75,7 +75,7 @@ class Serving:
         return times[0], times[1]
 
 
-def measured(path: str, options: argparse.Namespace) -> dict[str, float]:
+def measure(path: str, options: argparse.Namespace) -> dict[str, float]:
     """Medians of one model."""
     serving = Serving(path, options)
     rounds = []
@@ -111,10 +111,10 @@ def main() -> None:
     parser.add_argument("--cache-type", choices=["f16", "q8_0"], default="f16")
     options = parser.parse_args()
     for path in options.models:
-        found = {name: round(n, 3) for name, n in measured(path, options).items()}
-        line = {"benchmark": "batch", "model": path, "cache": options.cache_type, **found}
+        medians = {name: round(n, 3) for name, n in measure(path, options).items()}
+        line = {"benchmark": "batch", "model": path, "cache": options.cache_type, **medians}
         print(json.dumps(line | about("pyggml", "numba")))
-        for name, n in found.items():
+        for name, n in medians.items():
             print(f"{name:<26}{n:>10.3f}")
 
 

@@ -41,16 +41,16 @@ class Theirs:
 
     def seconds(self) -> tuple[float, float]:
         """For the items beyond the first few; and the share of all that are right, in percent."""
-        found, last = [], 0.0
+        times, last = [], 0.0
         for path in self.files:
             began = perf_counter()
             ended = subprocess.run([*self.words, str(path)], capture_output=True, check=True)
-            found.append(perf_counter() - began)
+            times.append(perf_counter() - began)
             last = float(re.findall(rb"^\d+\t([\d.]+)%", ended.stdout, re.M)[-1])
-        return found[1] - found[0], last
+        return times[1] - times[0], last
 
 
-def timed(work: Callable[[], Answers]) -> tuple[float, Answers]:
+def seconds_of(work: Callable[[], Answers]) -> tuple[float, Answers]:
     began = perf_counter()
     answers = work()
     return perf_counter() - began, answers
@@ -78,7 +78,7 @@ def main() -> None:
             def work() -> Answers:
                 return choose(model, encode_questions(rows, model.tokenizer, QuestionFormat()))
 
-            taken, answers = timed(work)
+            taken, answers = seconds_of(work)
             ours += [taken] if i else []
             taken, share = other.seconds()
             theirs += [taken] if i else []

@@ -54,8 +54,8 @@ class Ours:
             self.session.feed([int(token)])
 
     def chunks(self, text: str, n: int) -> None:
-        for found in perplexity(self.model, text, CTX):
-            if found.chunk >= n:
+        for window in perplexity(self.model, text, CTX):
+            if window.chunk >= n:
                 return
 
 
@@ -91,8 +91,8 @@ class Theirs:
             llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
             assert llama_cpp.llama_decode(context, batch) == 0
             for i in range(CTX // 2, CTX - 1):
-                found = llama_cpp.llama_get_logits_ith(context, i)
-                z = np.ctypeslib.as_array(found, (n_vocab,))
+                logits = llama_cpp.llama_get_logits_ith(context, i)
+                z = np.ctypeslib.as_array(logits, (n_vocab,))
                 np.log(np.exp(z - z.max()).sum())
         llama_cpp.llama_batch_free(batch)
 
@@ -128,16 +128,16 @@ def compare(path: str, options: argparse.Namespace) -> None:
     if options.text:
         text = options.text.read_text(encoding="utf-8")[: options.chunks * CTX * LONGEST]
         jobs["perplexity"] = (options.chunks * CTX, lambda side: side.chunks(text, options.chunks))
-    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in jobs}
+    times_of: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in jobs}
     for i in range(1 + options.rounds):  # the first compiles
         for name, (_, work) in jobs.items():
-            for side, times in zip(sides, found[name], strict=True):
+            for side, times in zip(sides, times_of[name], strict=True):
                 taken = seconds(lambda side=side, work=work: work(side))
                 times += [taken] if i else []
     result: dict[str, Any] = {"benchmark": "llama.cpp", "model": Path(path).name}
     lines = []
     for name, (n, _) in jobs.items():
-        ours, theirs = (n / median(times) for times in found[name])
+        ours, theirs = (n / median(times) for times in times_of[name])
         result[name] = {"pyggml": round(ours, 2), "llama.cpp": round(theirs, 2)}
         lines.append(
             f"{Path(path).stem + ' ' + name:<28}{ours:>10.1f}{theirs:>11.1f}{ours / theirs:>7.2f}"

@@ -69,8 +69,8 @@ class Card:
     """The card that is measured, and the lines about it."""
 
     def __init__(self, index: int) -> None:
-        found = {card.index: card for card in cards()}
-        self.name = found[index].name
+        every = {card.index: card for card in cards()}
+        self.name = every[index].name
         self.backend = open_cuda(index)
         self.stream = self.backend.stream
         self.empty = self.free()
@@ -267,8 +267,8 @@ def look_inside(card: Card, passes: Passes, fields: dict[str, Any], rows: list[s
 
 def time_of_graph(card: Card, passes: Passes) -> dict[str, float]:
     """The launches of a training pass in a line, and side by side as far as memory allows."""
-    found = (call.arguments[0] for call in passes.programs[0].calls if call.arguments)
-    graph = next(one for one in found if isinstance(one, Capture))
+    works = (call.arguments[0] for call in passes.programs[0].calls if call.arguments)
+    graph = next(one for one in works if isinstance(one, Capture))
     depths: list[int] = []
     for waits in graph.waits() if graph.waits else ():
         depths.append(1 + max((depths[i] for i in waits), default=0))

@@ -119,17 +119,17 @@ def main() -> None:
         for kind in options.types.split(","):
             for which in ("mul_mat", "out_prod"):
                 calls[compute, which, kind] = product(which, kind, compute, shape, keep)
-    found: dict[tuple[Compute, str, str], list[float]] = defaultdict(list)
+    times_of: dict[tuple[Compute, str, str], list[float]] = defaultdict(list)
     for one in calls.values():
         seconds(one)  # compiles
     for _ in range(options.rounds):
         for key, one in calls.items():
-            found[key].append(seconds(one))
+            times_of[key].append(seconds(one))
 
     flop = 2 * shape[0] * shape[1] * shape[2]
     print(f"{'':<6}{'':<10}{'':<8}{'GFLOP/s':>9}{'share':>8}")
-    for (compute, which, kind), times in found.items():
-        most = limit_flop(compute) / median(found[compute, "limit", ""])
+    for (compute, which, kind), times in times_of.items():
+        most = limit_flop(compute) / median(times_of[compute, "limit", ""])
         rate = (limit_flop(compute) if which == "limit" else flop) / median(times)
         result: dict[str, Any] = {
             "benchmark": "gemm", "compute": compute, "op": which, "type": kind, "shape": shape,

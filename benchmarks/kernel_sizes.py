@@ -55,22 +55,22 @@ def kernels(path: str, past: int) -> Iterator[tuple[str, int, Any, Any]]:
     from numba.cuda import types
     from numba.cuda.typing.typeof import typeof
 
-    found = Counter[tuple[str, Any, Any]]()
+    counts = Counter[tuple[str, Any, Any]]()
     for call in calls_of_a_token(path, past):
         name = call.site.node.op.name
         for kernel, arguments in launches(call):
-            found[name, kernel, types.void(*map(typeof, arguments))] += 1
-    for (name, kernel, signature), n in found.items():
+            counts[name, kernel, types.void(*map(typeof, arguments))] += 1
+    for (name, kernel, signature), n in counts.items():
         yield name, n, kernel, signature
 
 
 def assembler() -> str:
     from cuda.pathfinder import find_nvidia_binary_utility
 
-    found = find_nvidia_binary_utility("ptxas")
-    if found is None:
+    program = find_nvidia_binary_utility("ptxas")
+    if program is None:
         sys.exit("ptxas is not found, wanted pip install 'pyggml[cuda]'")
-    return found
+    return program
 
 
 def stand_in(capability: tuple[int, int]) -> None:

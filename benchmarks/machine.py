@@ -32,7 +32,7 @@ def peak_rss_gb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
-def timed(step: Callable[[], None], n_steps: int, in_turns: bool) -> float:
+def median_seconds(step: Callable[[], None], n_steps: int, in_turns: bool) -> float:
     """Median seconds of n_steps steps; a first one, which may compile, is not counted.
 
     in_turns: say when ready and wait for a line before each step, so that two processes that are

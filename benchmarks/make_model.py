@@ -25,7 +25,7 @@ WIDTHS = {"0.6B": (1024, 3072), "1.7B": (2048, 6144)}  # n_embd, n_ff
 
 
 def shapes(n_embd: int, n_ff: int) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {
+    tensors: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (N_VOCAB, n_embd),
         "output_norm.weight": (n_embd,),
     }
@@ -43,8 +43,8 @@ def shapes(n_embd: int, n_ff: int) -> dict[str, tuple[int, ...]]:
         "ffn_down": (n_embd, n_ff),
     }
     for i in range(N_LAYER):
-        found |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
-    return found
+        tensors |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
+    return tensors
 
 
 def weights(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
@@ -62,7 +62,7 @@ MIXTURE_EMBD, MIXTURE_HEADS, MIXTURE_HEADS_KV = 2048, 32, 4
 
 def mixture_shapes(n_layer: int) -> dict[str, tuple[int, ...]]:
     n_embd = MIXTURE_EMBD
-    found: dict[str, tuple[int, ...]] = {
+    tensors: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (N_VOCAB, n_embd),
         "output.weight": (N_VOCAB, n_embd),
         "output_norm.weight": (n_embd,),
@@ -82,8 +82,8 @@ def mixture_shapes(n_layer: int) -> dict[str, tuple[int, ...]]:
         "ffn_down_exps": (N_EXPERT, n_embd, EXPERT_FF),
     }
     for i in range(n_layer):
-        found |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
-    return found
+        tensors |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
+    return tensors
 
 
 def random_blocks(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> np.ndarray:

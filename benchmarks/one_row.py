@@ -18,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
@@ -36,13 +37,13 @@ def measure(options: argparse.Namespace) -> None:
     from pyggml.kernels import gemm
     from pyggml.quants import quantize
 
-    def rate(n_bytes: int, call: object) -> float:
+    def rate(n_bytes: int, call: Callable[[], None]) -> float:
         """GB/s of the fastest call."""
-        call()  # type: ignore[operator]
+        call()
         best, began = float("inf"), perf_counter()
         while perf_counter() - began < SECONDS:
             start = perf_counter()
-            call()  # type: ignore[operator]
+            call()
             best = min(best, perf_counter() - start)
         return n_bytes / best / 1e9
 

@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from machine import about, peak_rss_gb, timed
+from machine import about, median_seconds, peak_rss_gb
 
 WIDTHS = {"0.6B": (1024, 3072), "1.7B": (2048, 6144)}  # n_embd, n_ff
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -69,7 +69,7 @@ def main() -> None:
         if options.device != "cpu":
             torch.cuda.synchronize()
 
-    seconds = timed(step, options.steps, options.in_turns)
+    seconds = median_seconds(step, options.steps, options.in_turns)
     result = {
         "benchmark": f"peft {options.dtype}{' compiled' if options.compile else ''}",
         "model": f"Qwen3-{options.size} shape",

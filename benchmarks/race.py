@@ -121,26 +121,26 @@ def _output(command: list[str]) -> str:
 
 def sides(model: str, options: argparse.Namespace) -> dict[tuple[str, str], Any]:
     """(who, configuration) -> a function that runs that side once."""
-    found: dict[tuple[str, str], Any] = {("pyggml", ""): lambda: run_ours(model, options)}
+    runs: dict[tuple[str, str], Any] = {("pyggml", ""): lambda: run_ours(model, options)}
     for who, program, flags in (
         ("llama.cpp", options.llama_bench, (("-fa", "0"), ("-fa", "1"))),
         ("ik_llama.cpp", options.ik_llama_bench, (("-rtr", "0"), ("-rtr", "1"))),
     ):
         for each in flags if program else ():
-            found[who, " ".join(each)] = lambda p=program, f=each: run_llama_bench(
+            runs[who, " ".join(each)] = lambda p=program, f=each: run_llama_bench(
                 p, f, model, options
             )
     for tokens in [int(n) for n in options.steps.split(",") if n]:
-        found["pyggml", f"step {tokens}"] = lambda n=tokens: run_steps(
+        runs["pyggml", f"step {tokens}"] = lambda n=tokens: run_steps(
             sys.executable, "step.py", [model], n
         )
         for dtype in options.dtypes.split(",") if options.peft_python else ():
             for compiled in ([], ["--compile"]):
                 arguments = ["--dtype", dtype, "--size", options.size, *compiled]
-                found["PEFT", f"{' '.join(arguments)} {tokens}"] = lambda a=arguments, n=tokens: (
+                runs["PEFT", f"{' '.join(arguments)} {tokens}"] = lambda a=arguments, n=tokens: (
                     run_steps(options.peft_python, "peft_step.py", a, n)
                 )
-    return found
+    return runs
 
 
 # -- the machine's limits -------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from pyggml.lora.ranks import ranks_of_process
 from machine import about
 
 
-def measured(model: Path, n_tokens: int, n_passes: int, n_steps: int) -> dict[str, object] | None:
+def measure(model: Path, n_tokens: int, n_passes: int, n_steps: int) -> dict[str, object] | None:
     """Steps of this rank's group; None on all ranks but the first."""
     ranks = ranks_of_process()
     base = pyggml.load(model)
@@ -80,9 +80,9 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # as one of the ranks
     given = parser.parse_args()
     if given.one:
-        found = measured(given.model, given.tokens, given.passes, given.steps)
-        if found is not None:
-            sys.stdout.write("\n" + json.dumps(found) + "\n")
+        measures = measure(given.model, given.tokens, given.passes, given.steps)
+        if measures is not None:
+            sys.stdout.write("\n" + json.dumps(measures) + "\n")
         return
     first: float | None = None
     for n in map(int, given.ranks.split(",")):

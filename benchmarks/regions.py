@@ -22,7 +22,7 @@ from pyggml.jit import parallel, prange
 from pyggml.jit.frames import Floats1, Frame
 from pyggml.jit.tasks import launch, stage, task_code
 
-from machine import about, timed
+from machine import about, median_seconds
 from turns import Runner
 
 CALLS, STEP = 1000, 32  # numbers from one task's to the next, which lies in other cache lines
@@ -68,7 +68,7 @@ def run(of: str, n: int, rounds: int) -> None:
         for _ in range(CALLS):
             call()
 
-    print(json.dumps({"us": timed(calls, rounds, True) / CALLS * 1e6}), flush=True)
+    print(json.dumps({"us": median_seconds(calls, rounds, True) / CALLS * 1e6}), flush=True)
 
 
 def main() -> None:

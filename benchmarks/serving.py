@@ -55,8 +55,8 @@ class Server:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if found := re.search(r"serving +http://([^/]+)/v1", line):
-                self.address = found[1]
+            if address := re.search(r"serving +http://([^/]+)/v1", line):
+                self.address = address[1]
                 break
         else:
             raise SystemExit("the server did not start")
@@ -85,9 +85,9 @@ class Server:
 
 
 def random_prompt(rng: np.random.Generator, n: int, n_vocab: int, ends: Sequence[int]) -> list[int]:
-    found = rng.integers(0, n_vocab, n)
-    found[np.isin(found, ends)] = 0
-    return [int(token) for token in found]
+    tokens = rng.integers(0, n_vocab, n)
+    tokens[np.isin(tokens, ends)] = 0
+    return [int(token) for token in tokens]
 
 
 def rate(times: Sequence[Sequence[float]]) -> float:
@@ -122,21 +122,21 @@ def one_round(
 ) -> dict[str, float]:
     """One measurement of everything; n is the number of tokens in the vocabulary."""
     ends = [int(end) for end in server.bias]
-    found = {}
-    found["generate"], found["generate cpu"] = json.loads(runner.turn())["rates"]
+    rates = {}
+    rates["generate"], rates["generate cpu"] = json.loads(runner.turn())["rates"]
     runner.wait()
     for name, n_streams in (("one", 1), ("many", options.streams)):
         prompts = [random_prompt(rng, SHORT, n, ends) for _ in range(n_streams)]
         before = server.cpu()
         with ThreadPoolExecutor(n_streams) as pool:
-            found[name] = rate([*pool.map(lambda p: [*server.pieces(p, options.tokens)], prompts)])
-        found[f"{name} cpu"] = n_streams * options.tokens / (server.cpu() - before)
+            rates[name] = rate([*pool.map(lambda p: [*server.pieces(p, options.tokens)], prompts)])
+        rates[f"{name} cpu"] = n_streams * options.tokens / (server.cpu() - before)
     prompt = random_prompt(rng, options.prompt, n, ends)
     for name in ("new", "cached"):
         before = server.cpu()
         sent, first = server.pieces(prompt, 1)
-        found[name], found[f"{name} cpu"] = first - sent, server.cpu() - before
-    return found
+        rates[name], rates[f"{name} cpu"] = first - sent, server.cpu() - before
+    return rates
 
 
 def report(options: argparse.Namespace, rounds: list[dict[str, float]]) -> Iterator[dict[str, Any]]:

@@ -32,7 +32,7 @@ from pyggml.lora.optim import AdamW
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import COMPUTE_TYPES, Model
 
-from machine import about, peak_rss_gb, timed
+from machine import about, median_seconds, peak_rss_gb
 
 
 def random_batch(n_tokens: int, n_vocab: int) -> Batch:
@@ -107,7 +107,7 @@ def main() -> None:
         step(passes, optimiser, parameters, batch, next(numbers))
         first = first or perf_counter() - began
 
-    taken = timed(one, options.steps, options.in_turns)
+    taken = median_seconds(one, options.steps, options.in_turns)
     rss, speed = peak_rss_gb(), options.tokens / taken
     peak = peak_flops(model.backend.compute)
     result = {

@@ -75,10 +75,10 @@ class Card:
         """Time of each group of dispatches, by the device's own clock."""
         taken: list[float] = []
         for first in range(0, len(groups), _QUERIES):
-            taken += self._timed(groups[first : first + _QUERIES], repeats)
+            taken += self._seconds_of(groups[first : first + _QUERIES], repeats)
         return taken
 
-    def _timed(self, groups: Sequence[Sequence[Dispatch]], repeats: int) -> list[float]:
+    def _seconds_of(self, groups: Sequence[Sequence[Dispatch]], repeats: int) -> list[float]:
         device, n = self.backend.device, len(groups)
         marks = device.create_query_set(type="timestamp", count=2 * n)
         usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
@@ -94,8 +94,8 @@ class Card:
             working.end()
         encoder.resolve_query_set(marks, 0, 2 * n, times, 0)
         device.queue.submit([encoder.finish()])
-        found = np.frombuffer(device.queue.read_buffer(times), np.int64).reshape(n, 2)
-        return [float(ns) / 1e9 / repeats for ns in found[:, 1] - found[:, 0]]
+        stamps = np.frombuffer(device.queue.read_buffer(times), np.int64).reshape(n, 2)
+        return [float(ns) / 1e9 / repeats for ns in stamps[:, 1] - stamps[:, 0]]
 
     def say(self, row: str, **fields: Any) -> None:
         rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in fields.items()}

@@ -58,7 +58,7 @@ def run_helper(
     pipe = helper.stdin
     assert pipe is not None
 
-    def done() -> None:
+    def leave_note() -> None:
         """Leave the note; the helper ends with the kernel under way."""
         if not pipe.closed:
             pipe.close()
@@ -66,7 +66,7 @@ def run_helper(
 
     with helper:  # which closes the pipe and waits
         try:
-            yield done
+            yield leave_note
         finally:
             helper.terminate()
 

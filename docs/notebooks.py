@@ -2,7 +2,7 @@
 
 python docs/notebooks.py docs/lessons/backward.md     writes backward.ipynb, to work in
 
-`executed` runs a lesson in a process of its own, and `page` is the lesson with what its cells gave.
+`execute` runs a lesson in a process of its own, and `page` is the lesson with what its cells gave.
 Blocks inside <details>, the answers to exercises, run as well; in the notebook they stay text, as
 they would give themselves away.
 """
@@ -55,20 +55,20 @@ def cells(text: str) -> list[str]:
 def notebook(text: str) -> NotebookNode:
     """The lesson to work in: nothing is executed, and answers are folded away."""
     answers = [m.span() for m in _ANSWER.finditer(text)]
-    found, end = list[NotebookNode](), 0
+    parts, end = list[NotebookNode](), 0
     for m in _CELL.finditer(text):
         if any(a < m.start() < b for a, b in answers):
             continue
-        found += [new_markdown_cell(text[end : m.start()].strip()), new_code_cell(m[1].strip())]
+        parts += [new_markdown_cell(text[end : m.start()].strip()), new_code_cell(m[1].strip())]
         end = m.end()
-    found.append(new_markdown_cell(text[end:].strip()))
-    return new_notebook(cells=[c for c in found if c.source], metadata=_PYTHON)
+    parts.append(new_markdown_cell(text[end:].strip()))
+    return new_notebook(cells=[c for c in parts if c.source], metadata=_PYTHON)
 
 
 _PYTHON = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 
 
-def executed(lesson: Path, again: bool = False) -> list[list[dict[str, Any]]]:
+def execute(lesson: Path, again: bool = False) -> list[list[dict[str, Any]]]:
     """The outputs of each cell, from the cache if neither the lesson nor the package has changed.
 
     again: run it in any case. Raises CellFailed for a cell that fails.
@@ -76,8 +76,8 @@ def executed(lesson: Path, again: bool = False) -> list[list[dict[str, Any]]]:
     text = lesson.read_text("utf-8")
     kept = CACHE / f"{lesson.stem}-{_state(text)}.json"
     if not again and kept.is_file():
-        found: list[list[dict[str, Any]]] = json.loads(kept.read_text("utf-8"))
-        return found
+        stored: list[list[dict[str, Any]]] = json.loads(kept.read_text("utf-8"))
+        return stored
     try:
         outputs = [cell.outputs for cell in _run(text).cells[1:]]
     except (CellExecutionError, CellTimeoutError) as error:
@@ -105,11 +105,11 @@ def _run(text: str) -> NotebookNode:
 
 def _state(text: str) -> str:
     """A word for what a lesson's outputs depend on: its text, this file, and the package."""
-    found = hashlib.sha256(text.encode() + Path(__file__).read_bytes())
+    digest = hashlib.sha256(text.encode() + Path(__file__).read_bytes())
     for folder in ("pyggml", "lora", "cli"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -118,11 +118,11 @@ def _state(text: str) -> str:
 def page(text: str, outputs: list[list[dict[str, Any]]]) -> str:
     """The lesson's Markdown with the outputs below their cells."""
     rest = iter(outputs)
-    text = _CELL.sub(lambda m: "\n\n".join([m[0], *_shown(next(rest))]), text)
+    text = _CELL.sub(lambda m: "\n\n".join([m[0], *_show(next(rest))]), text)
     return re.sub(r"^<details>", '<details markdown="1">', text, flags=re.M)
 
 
-def _shown(outputs: list[dict[str, Any]]) -> Iterator[str]:
+def _show(outputs: list[dict[str, Any]]) -> Iterator[str]:
     for out in outputs:
         if out["output_type"] == "stream":
             yield _text(out["text"])

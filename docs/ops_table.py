@@ -70,6 +70,9 @@ FAULTS = {
     "SET_ROWS": "a cache cuts ggml's graph",
     "SOFT_MAX": "ggml has no gradient with ALiBi, nor of the sinks or the mask; rows masked whole "
     "are NaN there, 0 here. Its gradients sum to 0, so tests need random weights",
+    "GATED_DELTA_NET": "a row of tokens holds one sequence after another, where ggml has an axis "
+    "of sequences; several states are a node each",
+    "SSM_SCAN": "as GATED_DELTA_NET; ggml keeps earlier states of Mamba 2 alone",
     "ROPE": "YaRN with a beta or an n_ctx_orig of 0, by which ggml divides, is refused. ggml's "
     "gradient ignores the offset and is wrong, without a warning. In mode vision it reads twice "
     "the frequency factors it asks for",
@@ -158,12 +161,12 @@ def _gradient(op: Op) -> str:
     """Which sources have one, over all samples; or why there is none."""
     if isinstance(op.grad, NoGrad):
         return f"none: {op.grad.reason}"
-    found: set[int] = set()
+    with_gradient: set[int] = set()
     for sample in op.samples(np.random.default_rng(0)):
         node = op(*(as_leaf(a) for a in sample.arrays), **sample.params)
         parts = op.grad(node, leaf(np.ones(node.shape, np.float32)))
-        found |= {i for i, part in enumerate(parts) if part is not None}
-    return "yes" if found == {0} else "of " + ", ".join(map(str, sorted(found)))
+        with_gradient |= {i for i, part in enumerate(parts) if part is not None}
+    return "yes" if with_gradient == {0} else "of " + ", ".join(map(str, sorted(with_gradient)))
 
 
 def _own(ops: list[Op]) -> list[str]:

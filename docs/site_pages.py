@@ -49,11 +49,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if lesson in notebooks.LESSONS:
         title, rest = markdown.split("\n", 1)
         link = f"[This lesson as a notebook]({lesson.stem}.ipynb){{ .notebook }}"
-        markdown = notebooks.page(f"{title}\n\n{link}\n{rest}", notebooks.executed(lesson))
+        markdown = notebooks.page(f"{title}\n\n{link}\n{rest}", notebooks.execute(lesson))
     parts = _FENCE.split(markdown)
-    parts[::2] = [_NAME.sub(_linked, p) for p in parts[::2]]
+    parts[::2] = [_NAME.sub(_link, p) for p in parts[::2]]
     return "".join(parts)
 
 
-def _linked(m: re.Match[str]) -> str:
+def _link(m: re.Match[str]) -> str:
     return f'<autoref identifier="{m[1]}" optional><code>{m[1]}</code></autoref>'

@@ -48,15 +48,15 @@ def train_vocabulary(text: str, n_vocab: int) -> dict[str, Any]:
         vocab_size=n_vocab - 1, initial_alphabet=alphabet, show_progress=False
     )
     bpe.train_from_iterator([text], rule)
-    found = json.loads(bpe.to_str())["model"]
-    tokens = [*sorted(found["vocab"], key=found["vocab"].__getitem__), END]
+    trained = json.loads(bpe.to_str())["model"]
+    tokens = [*sorted(trained["vocab"], key=trained["vocab"].__getitem__), END]
     end = len(tokens) - 1
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": PRE_TOKENIZER,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": np.array([NORMAL] * end + [CONTROL], np.int32),
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in found["merges"]],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in trained["merges"]],
         "tokenizer.ggml.bos_token_id": end,
         "tokenizer.ggml.eos_token_id": end,
         "tokenizer.ggml.add_bos_token": False,
@@ -142,7 +142,7 @@ def train(path: Path, corpus: lora.Corpus, config: lora.TrainConfig, patience: i
     return {name: cpu.read(t) for name, t in parameters.tensors.items()}
 
 
-def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("text", nargs="+", type=Path, help="UTF-8 text files")
     parser.add_argument("-o", "--output", required=True, type=Path)
@@ -155,7 +155,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parsed(argv)
+    args = parse(argv)
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in args.text)
     cut = round(len(text) * (1 - HELD_OUT))
     vocabulary = train_vocabulary(text[:cut], args.vocab)

@@ -20,6 +20,12 @@ def first_of(faults: Sequence[str], most: int) -> str:
     return "; ".join([*faults[:most], *more])
 
 
+def first_names(names: Sequence[str], most: int = 1) -> str:
+    """The first `most` names, and how many more there are: "a, b and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 class PyggmlError(Exception):
     """Base of every error that input can cause; the command line prints it and exits with 2.
 

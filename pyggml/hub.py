@@ -178,9 +178,9 @@ class _Repository:
         """The chosen ones of its files, in the cache."""
         hub = _huggingface_hub(self.about)
         try:
-            files = self._listed(hub)
+            files = self._list_files(hub)
         except _Unreachable as error:
-            cached = self._cached(hub)
+            cached = self._cached_snapshot(hub)
             if cached is None:
                 raise ConfigError(
                     f"{self.about} cannot be fetched, nor is it cached: {error}"
@@ -190,7 +190,7 @@ class _Repository:
             return [folder / file for file in choose(files)]
         return [self._download(hub, file) for file in choose(files)]
 
-    def _listed(self, hub: Any) -> list[str]:
+    def _list_files(self, hub: Any) -> list[str]:
         api = hub.HfApi(endpoint=_endpoint())
         try:
             info = api.repo_info(
@@ -239,7 +239,7 @@ class _Repository:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         return _Unreachable(f"{host} does not answer ({reason})")
 
-    def _cached(self, hub: Any) -> tuple[Path, list[str]] | None:
+    def _cached_snapshot(self, hub: Any) -> tuple[Path, list[str]] | None:
         """The newest cached snapshot of this revision, and its files."""
         folder = Path(_cache(hub) or hub.constants.HF_HUB_CACHE)
         folder /= f"{self.kind}s--{self.name.replace('/', '--')}"

@@ -16,7 +16,14 @@ import numpy as np
 from pyggml import gguf, tokenizer
 from pyggml.backends import Backend
 from pyggml.backends.cpu import CPU, write
-from pyggml.errors import AdapterError, ConfigError, DataError, TokenizerError, suggestion
+from pyggml.errors import (
+    AdapterError,
+    ConfigError,
+    DataError,
+    TokenizerError,
+    first_names,
+    suggestion,
+)
 from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32, DType
@@ -296,9 +303,8 @@ def load(
 def _note_zeros(file: gguf.GGUFFile, parts: Parts) -> None:
     zeros = zero_matrices(parts.weights)
     if zeros:
-        more = f" and {len(zeros) - 1} more" if len(zeros) > 1 else ""
         warnings.warn(
-            f"{file.path}: all of {zeros[0]}{more} is 0, as where a download broke off",
+            f"{file.path}: all of {first_names(zeros)} is 0, as where a download broke off",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -91,7 +91,8 @@ def call(op, node, out, src):
     """Run one kernel on arrays of our choice."""
     saved = tuple(np.empty(s.shape, s.dtype.numpy) for s in node.saved)
     kernel = KERNELS[op]
-    site = Site(node, out, src, saved, scratch(kernel.scratch(node, "f32")), "f32")
+    in_place = bool(src) and out is src[0]
+    site = Site(node, out, src, saved, scratch(kernel.scratch(node, "f32")), in_place, "f32")
     kernel.bind(site)()  # which may hold addresses only: site keeps the arrays
     return out
 

@@ -29,7 +29,7 @@ def notebooks():
 def test_every_cell_runs_and_what_a_lesson_claims_holds(notebooks, lesson):
     text = lesson.read_text("utf-8")
     try:
-        outputs = notebooks.executed(lesson, again=True)
+        outputs = notebooks.execute(lesson, again=True)
     except notebooks.CellFailed as failed:
         pytest.fail(str(failed), pytrace=False)
     assert len(outputs) == len(notebooks.cells(text)) >= 10
@@ -57,7 +57,7 @@ def test_a_cell_that_fails_is_shown(notebooks, tmp_path):
         "# Wrong\n\n```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n", "utf-8"
     )
     with pytest.raises(notebooks.CellFailed, match=r"wrong\.md.*\n-+\nassert x == 2\n(.|\n)*Error"):
-        notebooks.executed(lesson, again=True)
+        notebooks.execute(lesson, again=True)
 
 
 def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path):

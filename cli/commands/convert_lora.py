@@ -7,7 +7,7 @@ import click
 from pyggml import load
 from pyggml.chat.source import carries_template
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.options import PATH, SETTINGS, grouped, model_option
+from pyggml.cli.terminal.options import PATH, SETTINGS, in_group, model_option
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.show import plural, say, size
 from pyggml.lora.peft import from_peft, to_peft
@@ -30,7 +30,7 @@ from pyggml.lora.peft import from_peft, to_peft
 @click.option(
     "--base-name",
     metavar="NAME",
-    **grouped("output"),
+    **in_group("output"),
     help="the model's name or folder in transformers, for adapter_config.json",
 )
 def command(source: Path, target: Path, model: Path, base_name: str | None) -> None:

@@ -33,7 +33,7 @@ from pyggml.cli.terminal.options import (
     SETTINGS,
     ModelSource,
     given_settings,
-    grouped,
+    in_group,
     model_options,
     settings_options,
 )
@@ -66,12 +66,12 @@ class _Prompt:
     ],
 )
 @model_options
-@click.option("-p", "--prompt", **grouped("text"), help="text to continue; \\n is a new line")
+@click.option("-p", "--prompt", **in_group("text"), help="text to continue; \\n is a new line")
 @click.option(
     "--messages",
     type=PATH,
     metavar="FILE",
-    **grouped("text"),
+    **in_group("text"),
     help="chats to answer instead: JSON or JSON Lines of messages, as finetune reads them",
 )
 @chat_template_option(common=False)
@@ -81,7 +81,7 @@ class _Prompt:
     "--json",
     "as_json",
     is_flag=True,
-    **grouped("text"),
+    **in_group("text"),
     help="print a line of JSON for each prompt",
 )
 @n_tokens_option("most tokens to write", default=128, show_default=True)

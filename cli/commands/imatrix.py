@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
+from pyggml.cli.terminal.chunks import chunk_option, held_out_option
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.hub import held_out_files
-from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, grouped, model_options
+from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, in_group, model_options
 from pyggml.cli.terminal.paths import check_output, check_text
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, say, say_progress, size
@@ -25,31 +25,16 @@ from pyggml.lora.evaluate.importance import Collector
     ],
 )
 @model_options
+@held_out_option("calibration data, UTF-8 text")
 @click.option(
-    *("-f", "--file", "text"),
-    type=PATH,
-    required=True,
-    callback=held_out_files,
-    **grouped("data"),
-    help="calibration data, UTF-8 text",
+    "-o", "--output", type=PATH, required=True, **in_group("output"), help="GGUF file to write"
 )
-@click.option(
-    "-o", "--output", type=PATH, required=True, **grouped("output"), help="GGUF file to write"
-)
-@click.option(
-    "--ctx",
-    type=click.IntRange(min=16),
-    metavar="N",
-    default=512,
-    show_default=True,
-    **grouped("data", aliases=("ctx-size",)),
-    help="tokens of a chunk",
-)
+@chunk_option(least=16)
 @click.option(
     "--chunks",
     type=click.IntRange(min=1),
     metavar="N",
-    **grouped("data"),
+    **in_group("data"),
     help="most chunks to read (default: all)",
 )
 def command(source: ModelSource, text: Path, output: Path, ctx: int, chunks: int | None) -> None:

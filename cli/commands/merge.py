@@ -15,7 +15,7 @@ from pyggml.cli.terminal.options import (
     PATH,
     SETTINGS,
     adapter_word,
-    grouped,
+    in_group,
     model_option,
     threads_option,
 )
@@ -56,10 +56,10 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
 )
 @model_option
 @click.option(
-    "--lora", **_LORA, **grouped("model"), help="adapter to merge; of several the updates add up"
+    "--lora", **_LORA, **in_group("model"), help="adapter to merge; of several the updates add up"
 )
 @click.option(
-    "-o", "--output", type=PATH, required=True, **grouped("output"), help="GGUF model to write"
+    "-o", "--output", type=PATH, required=True, **in_group("output"), help="GGUF model to write"
 )
 @click.option(
     "--type",
@@ -68,7 +68,7 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
     default=_KEEP,
     show_default=True,
     callback=_file_type,
-    **grouped("output"),
+    **in_group("output"),
     help="file type of the output; keep: every tensor keeps its own type",
 )
 @click.option(
@@ -77,7 +77,7 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
     default=ROUNDINGS[0],
     show_default=True,
     metavar="WORD",
-    **grouped("output"),
+    **in_group("output"),
     help="update: so that the updates are kept where they are smaller than the steps of a type; "
     "nearest: as llama.cpp packs the sums, byte for byte",
 )

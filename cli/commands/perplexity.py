@@ -7,9 +7,9 @@ import click
 
 from pyggml import Model
 from pyggml.cli.terminal.chat_templates import choose_template
+from pyggml.cli.terminal.chunks import chunk_option, held_out_option
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.hub import held_out_files
-from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, grouped, model_options
+from pyggml.cli.terminal.options import SETTINGS, ModelSource, in_group, model_options
 from pyggml.cli.terminal.paths import check_text
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import note, plural, progress_lines, say, say_progress
@@ -31,30 +31,15 @@ from pyggml.lora.data.rows import ChatRow
     ],
 )
 @model_options
-@click.option(
-    *("-f", "--file", "text"),
-    type=PATH,
-    required=True,
-    callback=held_out_files,
-    **grouped("data"),
-    help="UTF-8 text, or rows as for finetune",
-)
-@click.option(
-    "--ctx",
-    type=click.IntRange(min=4),
-    metavar="N",
-    default=512,
-    show_default=True,
-    **grouped("data", aliases=("ctx-size",)),
-    help="tokens of a chunk",
-)
+@held_out_option("UTF-8 text, or rows as for finetune")
+@chunk_option(least=4)
 @click.option(
     "--special-tokens",
     type=click.Choice(SPECIAL_TOKENS),
     metavar="WORD",
     default="auto",
     show_default=True,
-    **grouped("data"),
+    **in_group("data"),
     help="special tokens in the text: auto, plain or parse, as for finetune; auto parses rows, and "
     "reads plain text as plain",
 )

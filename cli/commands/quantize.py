@@ -9,7 +9,7 @@ import pyggml.threads
 from pyggml import gguf
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import MODEL
-from pyggml.cli.terminal.options import PATH, SETTINGS, grouped, threads_option
+from pyggml.cli.terminal.options import PATH, SETTINGS, in_group, threads_option
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.rewriting import (
     IMATRIX,
@@ -42,7 +42,7 @@ from pyggml.requantize.imatrix import read_imatrix
 @click.option(
     "--allow-requantize",
     is_flag=True,
-    **grouped("output"),
+    **in_group("output"),
     help="requantise: write another type than a quantised model has, whose error adds to that of "
     "the first quantisation",
 )
@@ -50,7 +50,7 @@ from pyggml.requantize.imatrix import read_imatrix
 @click.option(
     "--base",
     type=MODEL,
-    **grouped("output"),
+    **in_group("output"),
     help="the model before training, of a merged IN.gguf: rounded so that what was learned is kept",
 )
 @TENSORS

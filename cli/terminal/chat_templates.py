@@ -15,7 +15,7 @@ from pyggml.chat import (
     find_template,
     write_alike,
 )
-from pyggml.cli.terminal.options import F, grouped
+from pyggml.cli.terminal.options import F, in_group
 from pyggml.cli.terminal.show import note
 from pyggml.errors import TemplateError
 from pyggml.model import Model
@@ -27,7 +27,7 @@ def chat_template_option(group: str = "text", common: bool = True) -> Callable[[
     return click.option(
         "--chat-template",
         metavar="WORD",
-        **grouped(group, common, brief="chat template, a name or a file"),
+        **in_group(group, common, brief="chat template, a name or a file"),
         help=f"chat template: model is the one in its file; {', '.join(BUILT_IN)}; or a file "
         "(default: as the adapter was trained, else model)",
     )
@@ -39,7 +39,7 @@ def chat_template_kwargs_option(group: str = "text") -> Callable[[F], F]:
         "--chat-template-kwargs",
         metavar="JSON",
         default="",
-        **grouped(group, common=False),
+        **in_group(group, common=False),
         help='further inputs of the chat template: {"enable_thinking": false}',
     )
 

@@ -64,21 +64,16 @@ _OPTIONS = {
 
 def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | None) -> int:
     """The exit code of the command that `command` imports; args None are those of the process."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A character that the terminal lacks is no error. Files and pipes get every character,
-            # whatever the system's code page has.
-            encoding = None if stream.isatty() else "utf-8"
-            stream.reconfigure(encoding=encoding, errors="replace")
-    output = sys.stdout
-    _signals.clear()
-    set_quiet(False)
-    # Else Numba, where colorama is installed, sends a terminal its escape to reset colours at exit.
-    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
+    _prepare_process()
+    output, given = sys.stdout, None if args is None else list(args)
     with warnings.catch_warnings(), _ended_by_signals():
         warnings.showwarning = _show_warning
         try:
-            return _call(command, name, args)
+            code = command().main(
+                given, prog_name=name, standalone_mode=False, windows_expand_args=False
+            )  # a pattern, $HOME or ~ in an argument means the same on every system
+            sys.stdout.flush()
+            return _code_of(code) if isinstance(code, int) else 0
         except SystemExit as stop:
             if sys.stdout is not output:  # click puts another there when a reader went away
                 silence(output)
@@ -109,13 +104,18 @@ def option(setting: str) -> str:
     return _OPTIONS.get(name, "--" + name.replace("_", "-"))
 
 
-def _call(command: Callable[[], click.Command], name: str, args: Sequence[str] | None) -> int:
-    given = None if args is None else list(args)
-    code = command().main(
-        given, prog_name=name, standalone_mode=False, windows_expand_args=False
-    )  # a pattern, $HOME or ~ in an argument means the same on every system
-    sys.stdout.flush()
-    return _code_of(code) if isinstance(code, int) else 0
+def _prepare_process() -> None:
+    """Streams that print every character, no signal noted, nothing quiet."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A character that the terminal lacks is no error. Files and pipes get every character,
+            # whatever the system's code page has.
+            encoding = None if stream.isatty() else "utf-8"
+            stream.reconfigure(encoding=encoding, errors="replace")
+    _signals.clear()
+    set_quiet(False)
+    # Else Numba, where colorama is installed, sends a terminal its escape to reset colours at exit.
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
 
 
 def note_signal(number: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from pyggml.cli.terminal.help import GroupedOption
-from pyggml.cli.terminal.options import F, given_settings, grouped, settings_options
+from pyggml.cli.terminal.options import F, given_settings, in_group, settings_options
 from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.generation import Piece, Sampling
@@ -16,13 +16,13 @@ from pyggml.tokenizer import Tokenizer
 
 CTX = 4096  # most tokens of a chat, where the user names no other number
 _FLAGS = {"temperature": "temp"}  # llama.cpp's name
-system_option = click.option("--system", metavar="TEXT", **grouped("text"), help="system prompt")
+system_option = click.option("--system", metavar="TEXT", **in_group("text"), help="system prompt")
 
 
 continue_last_option = click.option(
     "--continue-last",
     is_flag=True,
-    **grouped("text", common=False),
+    **in_group("text", common=False),
     help="go on with the last message, which the assistant began, instead of answering anew",
 )
 
@@ -31,14 +31,14 @@ def n_tokens_option(help: str, **settings: Any) -> Callable[[F], F]:
     """-n, --n-tokens."""
     names = ("-n", "--n-tokens")
     kind = click.IntRange(min=1)
-    place = grouped("text", aliases=("n-predict", "max-tokens", "max-new-tokens"))
+    place = in_group("text", aliases=("n-predict", "max-tokens", "max-new-tokens"))
     return click.option(*names, type=kind, metavar="N", **settings, **place, help=help)
 
 
 def ctx_option(least: int, help: str) -> Callable[[F], F]:
     """--ctx."""
     kind = click.IntRange(min=least)
-    place = grouped("text", aliases=("ctx-size",))
+    place = in_group("text", aliases=("ctx-size",))
     return click.option("--ctx", type=kind, metavar="N", **place, help=help)
 
 

@@ -22,14 +22,14 @@ MODEL = ModelPath(path_type=Path)
 
 
 def model_file(path: Path) -> Path:
-    """The path itself, or the file of the model on the hub that it names, which is said."""
+    """The path; for a name of the hub, the model's file, whose path is printed."""
     if not hub.is_model_name(str(path)):
         return path
     return _fetch(str(path), lambda: [hub.model_path(str(path))])[0]
 
 
 def data_files(path: Path, splits: Sequence[str] = hub.TRAINING) -> list[Path]:
-    """The path itself, or the files of the data set that it names, which are said."""
+    """The path; for a data set of the hub, its files, whose paths are printed."""
     if not str(path).startswith(hub.SCHEME):
         return [path]
     return _fetch(str(path), lambda: hub.data_paths(str(path), splits))

@@ -57,11 +57,11 @@ def _survive_lost_output(stop: Callable[[], None]) -> Iterator[None]:
     """A context in which a standard stream that fails calls `stop`; nothing is raised."""
     before, faults = (sys.stdout, sys.stderr), list[OSError]()
 
-    def lost(error: OSError) -> None:
+    def note_fault(error: OSError) -> None:
         faults.append(error)
         stop()
 
-    sys.stdout, sys.stderr = (_Stream(stream, lost) for stream in before)
+    sys.stdout, sys.stderr = (_Stream(stream, note_fault) for stream in before)
     try:
         yield
     finally:
@@ -73,8 +73,8 @@ def _survive_lost_output(stop: Callable[[], None]) -> Iterator[None]:
 class _Stream:
     """A standard stream that reports its first failure; what follows it goes nowhere."""
 
-    def __init__(self, stream: TextIO, lost: Callable[[OSError], None]) -> None:
-        self._stream, self._lost = stream, lost
+    def __init__(self, stream: TextIO, note_fault: Callable[[OSError], None]) -> None:
+        self._stream, self._note_fault = stream, note_fault
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -91,4 +91,4 @@ class _Stream:
             call()
         except OSError as error:
             silence(self._stream)
-            self._lost(error)
+            self._note_fault(error)

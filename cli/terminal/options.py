@@ -84,7 +84,7 @@ ADAPTERS: dict[str, Any] = {
 }
 
 
-def grouped(
+def in_group(
     group: str, common: bool = True, aliases: Sequence[str] = (), brief: str = ""
 ) -> dict[str, Any]:
     """Arguments of an option that help lists in this group."""
@@ -92,14 +92,14 @@ def grouped(
     return {"cls": GroupedOption, **about}
 
 
-_MODEL, _MEMORY = grouped("model"), grouped("memory")
+_MODEL, _MEMORY = in_group("model"), in_group("memory")
 MODEL_ALIASES = ("model-name-or-path", "base-model")
 model_option = click.option(
     "-m",
     "--model",
     type=MODEL,
     required=True,
-    **grouped("model", aliases=MODEL_ALIASES),
+    **in_group("model", aliases=MODEL_ALIASES),
     help="GGUF model, or OWNER/NAME:TYPE of the hub",
 )
 lora_option = click.option(
@@ -119,7 +119,7 @@ compute_option = click.option(
     metavar="WORD",
     default="auto",
     show_default=True,
-    **grouped("memory", brief="precision of products: int8, bf16, f32, auto"),
+    **in_group("memory", brief="precision of products: int8, bf16, f32, auto"),
     help="precision of matrix products: int8, bf16, f32, which is exact, or auto, the fastest that "
     "this CPU has",
 )

@@ -30,7 +30,7 @@ class Countdown:
     def __init__(self) -> None:
         self._began = 0.0
 
-    def left(self, done: int, n: int) -> float | None:
+    def seconds_left(self, done: int, n: int) -> float | None:
         """Seconds, after each pass; None while they are unknown."""
         if done == 1:
             self._began = perf_counter()
@@ -38,7 +38,7 @@ class Countdown:
 
     def say_left(self, done: int, n: int) -> None:
         """Print the time left on standard error: once, after the second pass."""
-        left = self.left(done, n) if done <= 2 else None
+        left = self.seconds_left(done, n) if done <= 2 else None
         if left:
             say_progress(f"some {span(left)} left")
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import click
 
 from pyggml.cli.terminal.exit import end_if_signalled
-from pyggml.cli.terminal.options import PATH, grouped
+from pyggml.cli.terminal.options import PATH, in_group
 from pyggml.cli.terminal.progress import ChangingLine
 from pyggml.cli.terminal.show import percent, plural, printable, row, say, size
 from pyggml.gguf import GGUFFile
@@ -19,12 +19,12 @@ from pyggml.requantize.losses import TensorLoss
 IMATRIX = click.option(
     "--imatrix",
     type=PATH,
-    **grouped("output"),
+    **in_group("output"),
     help="importance matrix, by pyggml imatrix or llama.cpp (Q4 to Q5, K-quants and IQ types use "
     "it)",
 )
 TENSORS = click.option(
-    "--tensors", is_flag=True, **grouped("output"), help="print a line for each tensor as well"
+    "--tensors", is_flag=True, **in_group("output"), help="print a line for each tensor as well"
 )
 
 
@@ -79,17 +79,17 @@ def say_losses(losses: Losses, hint: str = "") -> None:
         return
     sums = losses.sums
     if sums.share is not None:
-        least = _named("least", losses.least.sums.share, losses.least)
+        least = _label("least", losses.least.sums.share, losses.least)
         row("update", f"{percent(sums.share)} of it is in the file; {least}")
     if sums.error:
-        most = _named("most", losses.worst.sums.error, losses.worst)
+        most = _label("most", losses.worst.sums.error, losses.worst)
         row("rounding", f"an error of {percent(sums.error)}, root mean square; {most}")
     if losses.is_lost:
         advice = f": {losses.better} keeps it{hint}" if losses.better else ""
         row("warning", f"much of what was learned is lost in {losses.least.dtype}{advice}")
 
 
-def _named(what: str, share: float | None, loss: TensorLoss) -> str:
+def _label(what: str, share: float | None, loss: TensorLoss) -> str:
     return f"{what} {percent(share)}, {printable(loss.name)} ({loss.dtype})"
 
 

@@ -16,7 +16,7 @@ _recordings: list[list[tuple[str, str]]] = []
 
 
 def set_quiet(value: bool) -> None:
-    """Whether what is printed inside `progress_lines` is left out from now on."""
+    """From now on, leave out (or print) what is printed inside `progress_lines`."""
     global _is_quiet
     _is_quiet = value
 

@@ -112,7 +112,7 @@ class Guard:
         if scope["type"] != "http":  # this server speaks no other protocol
             return None
 
-        async def secured(message: Message) -> None:
+        async def send_secured(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in _SECURE.items():
@@ -120,4 +120,4 @@ class Guard:
             await send(message)
 
         fault = self.access.fault(scope)
-        await (self.app if fault is None else fault.response())(scope, receive, secured)
+        await (self.app if fault is None else fault.response())(scope, receive, send_secured)

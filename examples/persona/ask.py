@@ -76,10 +76,10 @@ def main(words: Sequence[str] | None = None) -> None:
             answers[when].append(ask(model, template, messages, args.limit))
         if i < args.show:
             print(f"question  {messages[-1]['content']}")
-            print("".join(f"  {when:6}  {found[-1]}\n" for when, found in answers.items()))
-    for when, found in answers.items():
-        ended, manner = sum(a.ended for a in found), sum(a.in_manner for a in found)
-        print(f"{when:6}  {ended} of {len(found)} end by themselves, {manner} say friend")
+            print("".join(f"  {when:6}  {given[-1]}\n" for when, given in answers.items()))
+    for when, given in answers.items():
+        ended, manner = sum(a.ended for a in given), sum(a.in_manner for a in given)
+        print(f"{when:6}  {ended} of {len(given)} end by themselves, {manner} say friend")
 
 
 if __name__ == "__main__":

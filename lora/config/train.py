@@ -246,9 +246,9 @@ class TrainConfig(Settings):
         if all(is_of_kind(rate, 0.0) for rate in both) and self.lr_min > self.lr:
             fault = f"is {self.lr_min}, wanted at most the highest rate, which is {self.lr}"
             faults.append(("lr_min", fault))
-        return faults or list(self._unused())
+        return faults or list(self._idle_settings())
 
-    def _unused(self) -> Iterator[Fault]:
+    def _idle_settings(self) -> Iterator[Fault]:
         """Settings that do nothing beside the others, unless they have their defaults."""
         usual = {f.name: f.default for f in fields(self)}
         whys = {

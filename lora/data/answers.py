@@ -115,15 +115,15 @@ def documents_of(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> list[Doc
     most, notes = encoding.chats.most if encoding.chats else 0, list[str]()
     if encoding.chats is not None:  # which would cut each answer's prompt apart
         encoding = replace(encoding, chats=replace(encoding.chats, most=0))
-    found = _documents(row, tokenizer, encoding)
-    while most and sum(map(len, found)) > most and (shorter := _without_round(row)):
+    documents = _documents(row, tokenizer, encoding)
+    while most and sum(map(len, documents)) > most and (shorter := _without_round(row)):
         row, notes = shorter, [CUT]
-        found = _documents(row, tokenizer, encoding)
-    found = [replace(d, notes=(*notes, *d.notes)) for d in found]
+        documents = _documents(row, tokenizer, encoding)
+    documents = [replace(d, notes=(*notes, *d.notes)) for d in documents]
     if isinstance(row, PreferenceRow):
-        _check_differ(*found)
-        return found if any(row.read_only) else _after_same_prompt(*found)
-    given = [found[0], Document((), np.zeros(0, np.bool_))]
+        _check_differ(*documents)
+        return documents if any(row.read_only) else _after_same_prompt(*documents)
+    given = [documents[0], Document((), np.zeros(0, np.bool_))]
     return given if row.label else given[::-1]
 
 
@@ -191,7 +191,6 @@ def preference_corpus(
     ctx: int,
     val_split: float,
     kind: str,
-    encoding: Encoding | None = None,
 ) -> Corpus:
     """Windows of "pairs", or of the single answers of "labels", and those held out.
 
@@ -201,7 +200,7 @@ def preference_corpus(
     writer, config = Writer(None), DataConfig(ctx=ctx, val_split=val_split)
     for row in rows:
         try:
-            documents = documents_of(row, tokenizer, encoding or Encoding())
+            documents = documents_of(row, tokenizer, Encoding())
         except BadRow as bad:
             raise DataError(f"{row.place.file}: {bad.at(row.place)}") from None
         for document in documents:
@@ -229,7 +228,7 @@ def corpus_of(
         places += [place] * len(of_row)
     if config.long_chats == "refuse":
         _check_lengths([_n_tokens(u) for u in units], places, config.ctx)
-    n, fitting = len(units), [_fitted(u, config.ctx + 1, config.long_chats) for u in units]
+    n, fitting = len(units), [_fit(u, config.ctx + 1, config.long_chats) for u in units]
     n_truncated = sum(f is not None and f != u for f, u in zip(fitting, units, strict=True))
     units = [unit for unit in fitting if unit is not None]
     lengths = [_n_tokens(u) for u in units]
@@ -251,7 +250,7 @@ def _n_tokens(unit: Sequence[Answer]) -> int:
     return sum(map(len, unit))
 
 
-def _fitted(unit: list[Answer], width: int, long: str) -> list[Answer] | None:
+def _fit(unit: list[Answer], width: int, long: str) -> list[Answer] | None:
     """Answers that fit into a window together; None for those that are left out.
 
     long: "truncate" takes the first tokens of the longer one, then of both, if in each a token is

@@ -100,7 +100,7 @@ def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Docu
             weights = {new: weights[old] for new, old in enumerate(kept) if old in weights}
             messages, read_only, n_left_out = rest, learned, n_left_out + len(n)
             chat = encoder(messages, row.tools, read_only)
-        trained = _weighed(encoder, messages, row.tools, read_only, weights, chat.trained)
+        trained = _weigh(encoder, messages, row.tools, read_only, weights, chat.trained)
     except TemplateError as error:
         raise BadRow(f"{error}{_way_out(row, encoder)}", joint=": ") from None
     return Document(chat.ids, trained, _notes(chat, n_left_out))
@@ -131,7 +131,7 @@ def _check_weights(row: ChatRow, train_on: str) -> None:
         raise BadRow(f"has a message {i + 1} {fault}", says_all=True)
 
 
-def _weighed(
+def _weigh(
     encoder: ChatEncoder,
     messages: Sequence[Message],
     tools: Sequence[dict[str, Any]],

@@ -31,11 +31,11 @@ def suggestion(record: Mapping[str, Any], purpose: str) -> str:
     if purpose == "training" and len(texts) == 1:
         return f"text={texts[0]}"
     parts = _PARTS.get(purpose, ())
-    found = {part: _named(part, [*record]) for part in parts}
-    if purpose == "training" and len(texts) == 2 and None in found.values():
-        found = dict(zip(parts, texts, strict=True))
-    columns = [f"{part}={name}" for part, name in found.items()]
-    whole = None not in found.values() and len({*found.values()}) == len(columns)
+    names = {part: _column_of(part, [*record]) for part in parts}
+    if purpose == "training" and len(texts) == 2 and None in names.values():
+        names = dict(zip(parts, texts, strict=True))
+    columns = [f"{part}={name}" for part, name in names.items()]
+    whole = None not in names.values() and len({*names.values()}) == len(columns)
     return ",".join(columns) if columns and whole else ""
 
 
@@ -44,6 +44,6 @@ def _is_chat(value: Any) -> bool:
     return isinstance(first, dict) and bool({"role", "from"} & first.keys())
 
 
-def _named(part: str, names: Sequence[str]) -> str | None:
+def _column_of(part: str, names: Sequence[str]) -> str | None:
     """The column whose name has a word of this part."""
     return next((n for word in _WORDS[part] for n in names if word in str(n).lower()), None)

@@ -14,11 +14,11 @@ from pyggml.lora.data.chats import CHAT, OPEN
 from pyggml.lora.data.documents import Document, Documents, Notes
 from pyggml.lora.data.encode import AUTO, Encoding, encode
 from pyggml.lora.data.expand import expand
-from pyggml.lora.data.files import UNITS
+from pyggml.lora.data.files import UNITS, map_rows
 from pyggml.lora.data.lengths import bucket
 from pyggml.lora.data.packing import held_out, join, pack
 from pyggml.lora.data.reader import Reader
-from pyggml.lora.data.rows import BadRow, Place, Row
+from pyggml.lora.data.rows import Place, Row
 from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
@@ -81,14 +81,8 @@ def _read_training(
 def encode_rows(
     rows: Sequence[Row], tokenizer: Tokenizer, encoding: Encoding = AUTO
 ) -> list[Document]:
-    """The tokens of each row. Raises DataError for a row without any."""
-    documents = []
-    for row in rows:
-        try:
-            documents.append(encode(row, tokenizer, encoding))
-        except BadRow as bad:
-            raise DataError(f"{row.place.file}: {bad.at(row.place)}") from None
-    return documents
+    """The tokens of each row. Raises DataError for rows without any."""
+    return map_rows(rows, lambda row: encode(row, tokenizer, encoding))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +126,7 @@ class _Parts(Reader):
             _check_ends(source.path, read.kept.notes)
             if self.config.long_chats == "refuse":
                 _check_lengths(source.path, kind, documents, self.ctx)
-            documents, n_truncated = fitted(documents, self.ctx, self.config.long_chats)
+            documents, n_truncated = fit_documents(documents, self.ctx, self.config.long_chats)
         if kind == "text":
             windows = pack(documents, self.ctx, folder=self.folder)
             train, validation, n_held_out = *_split_windows(windows, share), 0
@@ -141,7 +135,7 @@ class _Parts(Reader):
             out[held_out(documents.lengths.tolist(), share, self.config.val_shuffle)] = True
             n_held_out = int(out.sum())
             train, validation = (
-                self._packed(documents.part(np.flatnonzero(which))) for which in (~out, out)
+                self._pack_rows(documents.part(np.flatnonzero(which))) for which in (~out, out)
             )
         if source.weight != 1:
             train = replace(train, repeats=np.full(len(train), source.weight))
@@ -151,7 +145,7 @@ class _Parts(Reader):
         summary = FileSummary(source, kind, *counts, *how, read.kept.notes, n_dropped, n_truncated)
         return _Part(train, validation, summary)
 
-    def _packed(self, documents: Documents) -> Dataset:
+    def _pack_rows(self, documents: Documents) -> Dataset:
         """Windows of rows, each whole in one if it is no longer."""
         pieces = documents.pieces(self.ctx)
         return pack(pieces, self.ctx, True, self.folder, self.alone)
@@ -209,7 +203,7 @@ def _check_lengths(path: Path, kind: str, documents: Documents, ctx: int) -> Non
         )
 
 
-def fitted(documents: Documents, ctx: int, long: str) -> tuple[Documents, int]:
+def fit_documents(documents: Documents, ctx: int, long: str) -> tuple[Documents, int]:
     """The documents that fit into a window, and how many of them only in part.
 
     long: "truncate" takes the first tokens of longer ones, unless none of these is learned; all
@@ -220,8 +214,8 @@ def fitted(documents: Documents, ctx: int, long: str) -> tuple[Documents, int]:
         return documents.part(np.flatnonzero(fits)), 0
     kept = np.flatnonzero(fits)
     first = documents.part(np.flatnonzero(~fits))
-    first = first.shortened(np.minimum(first.lengths, ctx + 1))
+    first = first.shorten(np.minimum(first.lengths, ctx + 1))
     cut = np.flatnonzero(~fits)[first.are_learned()]
     both = np.sort(np.concatenate([kept, cut]))
-    found = documents.part(both)
-    return found.shortened(np.minimum(found.lengths, ctx + 1)), len(cut)
+    fitting = documents.part(both)
+    return fitting.shorten(np.minimum(fitting.lengths, ctx + 1)), len(cut)

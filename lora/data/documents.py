@@ -60,7 +60,7 @@ class Documents:
         places = None if self.places is None else self.places[which]
         return Documents(self.ids, self.starts[which], self.lengths[which], self.trained, places)
 
-    def shortened(self, lengths: np.ndarray) -> Documents:
+    def shorten(self, lengths: np.ndarray) -> Documents:
         """The first tokens of each document; nothing is copied."""
         return Documents(self.ids, self.starts, lengths, self.trained, self.places)
 
@@ -106,14 +106,14 @@ class Writer:
         self._ids.extend(document.ids)
         self._end(len(document), place)
 
-    def add_parts(self, parts: Iterator[Sequence[int]], place: Place | None = None) -> None:
+    def add_parts(self, parts: Iterator[Sequence[int]]) -> None:
         """Add a document, all of it learned, from parts of its tokens."""
         n = 0
         for ids in parts:
             self._mark(len(ids), None)
             self._ids.extend(ids)
             n += len(ids)
-        self._end(n, place)
+        self._end(n, None)
 
     def _mark(self, n: int, trained: np.ndarray | None) -> None:
         """What of the next n tokens is learned; nothing is kept while all are."""

@@ -60,20 +60,20 @@ def encode(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> Document:
     Raises BadRow for a row of which no token can be learned, told with its place as others are.
     """
     if isinstance(row, ChatRow):
-        found = encode_chat(row, tokenizer, encoding.chats)
+        document = encode_chat(row, tokenizer, encoding.chats)
     elif isinstance(row, TextRow):
-        found = _text(row, tokenizer, encoding)
+        document = _text(row, tokenizer, encoding)
     elif isinstance(row, CompletionRow):
-        found = _completion(row, tokenizer, encoding.parses(plain=False))
+        document = _completion(row, tokenizer, encoding.parses(plain=False))
     else:
         raise BadRow(f"is a {type(row).__name__}, which cannot be encoded")
     if isinstance(row, TextRow) and row.plain:
-        return found
-    check_learned(found)
+        return document
+    check_learned(document)
     if row.weight == 1:
-        return found
-    learned = np.ones(len(found)) if found.trained is None else found.trained
-    return replace(found, trained=np.asarray(learned * row.weight, np.float32))
+        return document
+    learned = np.ones(len(document)) if document.trained is None else document.trained
+    return replace(document, trained=np.asarray(learned * row.weight, np.float32))
 
 
 def check_learned(document: Document) -> None:
@@ -84,7 +84,7 @@ def check_learned(document: Document) -> None:
         )
 
 
-def _ended(ids: list[int], tokenizer: Tokenizer, wanted: bool = True) -> list[int]:
+def _with_end(ids: list[int], tokenizer: Tokenizer, wanted: bool = True) -> list[int]:
     """With an end of text, if there is none at the end."""
     end = tokenizer.eos_id if tokenizer.eos_id is not None else tokenizer.eot_id
     if wanted and end is not None and ids[-1:] not in ([end], [tokenizer.eot_id]):
@@ -96,7 +96,7 @@ def _text(row: TextRow, tokenizer: Tokenizer, encoding: Encoding) -> Document:
     ids = whole(row.text, tokenizer, encoding.parses(row.plain))
     if row.plain:
         return Document(ids)
-    ids = _ended(ids, tokenizer, encoding.end_of_text)
+    ids = _with_end(ids, tokenizer, encoding.end_of_text)
     is_ended = ids[-1:] in ([tokenizer.eos_id], [tokenizer.eot_id])
     return Document(ids, None, (TEXT, ENDED) if is_ended else (TEXT,))
 
@@ -107,5 +107,5 @@ def _completion(row: CompletionRow, tokenizer: Tokenizer, parse: bool) -> Docume
     prompt = whole(row.prompt, tokenizer, parse)
     same = zip(ids, prompt, strict=False)
     first = next((i for i, (a, b) in enumerate(same) if a != b), min(len(ids), len(prompt)))
-    ids = _ended(ids, tokenizer)
+    ids = _with_end(ids, tokenizer)
     return Document(ids, np.arange(len(ids)) >= first)

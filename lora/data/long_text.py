@@ -15,7 +15,7 @@ _TRIED = 512  # places for a cut before more text is read
 
 
 def token_parts(texts: Iterator[str], tokenizer: Tokenizer, parse: bool) -> Iterator[list[int]]:
-    """The ids of the parts, with BOS and EOS where the tokenizer adds them, neither of them twice.
+    """The ids of the parts. The tokenizer's BOS and EOS stand at the ends of the text alone.
 
     texts    parts of the text, of any length
     parse    names of special tokens in the text are those tokens

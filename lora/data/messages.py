@@ -96,11 +96,11 @@ def list_of(value: Any) -> list[Any]:
 
 def messages_of(value: Any) -> tuple[Messages, Weights]:
     """Messages of either form, and the weights of those that have one, by their number."""
-    found = list_of(value)
-    if not found:
+    items = list_of(value)
+    if not items:
         raise BadRow("is empty")
     messages, weights = list[Message](), dict[int, float]()
-    for i, item in enumerate(found):
+    for i, item in enumerate(items):
         try:
             messages.append(_message(item))
             weight = weight_of(item)
@@ -122,21 +122,21 @@ def not_learned(messages: Messages, weights: Weights) -> frozenset[int]:
 
 def flag_of(value: Any) -> bool:
     """True or false, as JSON, a word or 0 and 1 say it. BadRow for anything else."""
-    found = _FLAGS.get(str(value).strip().lower())
-    if found is None or not isinstance(value, bool | int | float | str):
+    flag = _FLAGS.get(str(value).strip().lower())
+    if flag is None or not isinstance(value, bool | int | float | str):
         raise BadRow(f"is {_brief(value)}, wanted true or false")
-    return found
+    return flag
 
 
 def share_of(value: Any) -> float:
     """A number from 0 to 1, or the text of one. BadRow for anything else."""
     try:
-        found = float(value) if isinstance(value, bool | int | float | str) else -1.0
+        share = float(value) if isinstance(value, bool | int | float | str) else -1.0
     except ValueError:
-        found = -1.0
-    if not 0 <= found <= 1:
+        share = -1.0
+    if not 0 <= share <= 1:
         raise BadRow(f"is {_brief(value)}, wanted 0 to 1")
-    return found
+    return share
 
 
 def weight_of(item: Mapping[str, Any]) -> float | None:
@@ -208,7 +208,7 @@ def _content(item: dict[str, Any], name: str, may_lack: bool) -> str:
 
 
 def _calls(value: Any) -> list[dict[str, Any]]:
-    """Calls of functions, their arguments an object, though the API has them as its text."""
+    """Calls of functions with their arguments as an object; the API has these as JSON text."""
     calls = [value] if isinstance(value, dict) else list_of(value)
     return [_call(item) for item in calls]
 

@@ -87,7 +87,7 @@ def _of_prompt(prompt_name: str, name: str) -> Callable[[Place, Record], Row]:
             prompt, asked = read_value(record, prompt_name, messages_of)
             answer, weights = read_value(record, name, messages_of)
             first, messages = len(prompt), prompt + answer
-            weights = {**asked, **_moved(weights, first)}
+            weights = {**asked, **_shift(weights, first)}
             read_only = frozenset(range(first)) | not_learned(messages, weights)
             return _chat(place, record, messages, read_only, weights, name)
         asks = read_text(record, prompt_name, may_be_empty=True)
@@ -108,7 +108,7 @@ def _check_is_learned(record: Record, prompt: str, name: str) -> None:
         raise BadRow(f"{fault}, --columns prompt={prompt},completion={name}", says_all=True)
 
 
-def _moved(weights: Weights, n: int) -> dict[int, float]:
+def _shift(weights: Weights, n: int) -> dict[int, float]:
     """The weights of messages that stand n places further on."""
     return {i + n: weight for i, weight in weights.items() if i + n >= 0}
 
@@ -117,7 +117,7 @@ def _of_messages(name: str) -> Callable[[Place, Record], Row]:
     def make(place: Place, record: Record) -> Row:
         messages, weights = read_value(record, name, messages_of)
         if record.get("system") and messages[0]["role"] != "system":
-            messages, weights = (*_system(record), *messages), _moved(weights, 1)
+            messages, weights = (*_system(record), *messages), _shift(weights, 1)
         read_only = not_learned(messages, weights)
         return _chat(place, record, messages, read_only, weights, name)
 
@@ -372,9 +372,9 @@ class Schema:
         there = ", ".join(str(key)[:20] for key in list(record)[:5]) or "nothing"
         missing = "text" if self.purpose == "training" else SHAPES[self.purpose][0].names[0]
         missing = next((column for _, column in self.columns if column not in record), missing)
-        return BadRow(f'is an object without "{missing}" (it has {there}){self.suggested(record)}')
+        return BadRow(f'is an object without "{missing}" (it has {there}){self.suggest(record)}')
 
-    def suggested(self, record: Mapping[str, Any]) -> str:
+    def suggest(self, record: Mapping[str, Any]) -> str:
         """Ready columns for a record of other names, as the end of a sentence; "" if unclear."""
         columns = "" if self.columns else suggestion(record, self.purpose)
         return f": --columns {columns} may be meant" if columns else ""

@@ -23,7 +23,7 @@ import numpy as np
 
 from pyggml.lora.data.encode import TEXT
 from pyggml.lora.data.languages import languages
-from pyggml.lora.data.units import Units
+from pyggml.lora.data.units import Units, as_words, first_learned
 from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ _TOKENS = 64  # learned ones of a row, that its script and language are told by
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about some rows: what, how many, and how the first few of them begin."""
+    """Something about some rows: what, how many, and what is learned of the first few."""
 
     what: str
     n: int
@@ -163,8 +163,9 @@ class _Findings:
         self.all: list[Finding] = []
 
     def _add(self, what: str, which: Sequence[int] | np.ndarray) -> None:
-        first = (self.rows[i].ids[:_SHOWN_TOKENS] for i in which[:_SHOWN])
-        shown = tuple(" ".join(self._tokenizer.decode(ids).split()) for ids in first)
+        some = (self.rows[i] for i in which[:_SHOWN])
+        first = (first_learned(row.ids, row.learned, _SHOWN_TOKENS) for row in some)
+        shown = tuple(as_words(self._tokenizer.decode(ids)) for ids in first)
         self.all.append(Finding(what, len(which), shown))
 
     def repeats(self, nearly: bool) -> None:
@@ -176,14 +177,14 @@ class _Findings:
         again, alike = first < np.arange(len(first)), near < np.arange(len(near))
         both = np.array([row.is_held_out for row in self.rows], np.bool_)
         across = both & ~both[first], both & ~both[near]
-        names = "repeating an earlier one", "nearly repeating an earlier one"
-        self._add(names[0], np.flatnonzero(again & ~across[0]))
-        self._add(names[1], np.flatnonzero(alike & ~again & ~across[1]))
+        self._add("repeating an earlier one", np.flatnonzero(again & ~across[0]))
+        if nearly:
+            which = np.flatnonzero(alike & ~again & ~across[1])
+            self._add("nearly repeating an earlier one", which)
         self._add("held out and trained on too", np.flatnonzero(across[0]))
-        self._add(
-            "held out, and nearly the same as one trained on",
-            np.flatnonzero(across[1] & ~across[0] & ~again),
-        )
+        if nearly:
+            which = np.flatnonzero(across[1] & ~across[0] & ~again)
+            self._add("held out, and nearly the same as one trained on", which)
 
     def answers(self, whole: bool) -> None:
         """Answers that are empty, and those that nothing ends. whole: no row is a text."""
@@ -198,9 +199,9 @@ class _Findings:
         """The share of rows in each script, of some that are spread over all."""
         n = min(len(self.rows), _READ)
         which = [i * len(self.rows) // n for i in range(n)]
-        found = [_script(text) for text in self.texts(which)]
-        self.rare("in a script that few rows have", found, which)
-        counts = Counter(script for script in found if script)
+        scripts = [_script(text) for text in self.texts(which)]
+        self.rare("in a script that few rows have", scripts, which)
+        counts = Counter(script for script in scripts if script)
         whole = max(counts.total(), 1)
         return tuple((script, round(n / whole, 4)) for script, n in counts.most_common())
 
@@ -245,15 +246,15 @@ def _nearest(rows: Sequence[np.ndarray]) -> np.ndarray:
     marks = np.zeros((len(rows), _HASHES), np.uint64)
     for i, gram in enumerate(grams):
         own = gram[~np.isin(gram, common)]
-        marks[i] = _mixed(own[None] * factors).min(axis=1) if len(own) else i
-    found = np.arange(len(rows))
+        marks[i] = _mix(own[None] * factors).min(axis=1) if len(own) else i
+    nearest = np.arange(len(rows))
     for band in np.split(marks, _BANDS, axis=1):
         seen: dict[bytes, int] = {}
         for i, key in enumerate(map(bytes, np.ascontiguousarray(band))):
             j = seen.setdefault(key, i)
-            if j < found[i] and (marks[i] == marks[j]).mean() >= _ALIKE:
-                found[i] = j
-    return found
+            if j < nearest[i] and (marks[i] == marks[j]).mean() >= _ALIKE:
+                nearest[i] = j
+    return nearest
 
 
 def _grams(ids: np.ndarray) -> np.ndarray:
@@ -261,11 +262,11 @@ def _grams(ids: np.ndarray) -> np.ndarray:
     n = max(len(ids) - _GRAM + 1, 1)
     whole = np.full(n, len(ids) if len(ids) < _GRAM else 0, np.uint64)
     for k in range(min(_GRAM, len(ids))):
-        whole = _mixed(whole * np.uint64(0x9E3779B97F4A7C15) + ids[k : k + n].astype(np.uint64))
+        whole = _mix(whole * np.uint64(0x9E3779B97F4A7C15) + ids[k : k + n].astype(np.uint64))
     return np.unique(whole)
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def _mix(x: np.ndarray) -> np.ndarray:
     """Every bit of a number depends on all of its bits (splitmix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -80,7 +80,7 @@ class Collector:
             yield n
 
     def _add(self, names: list[str], x: np.ndarray, *ids: np.ndarray) -> None:
-        """What some matrices read: x (T, n), or with experts x (T, U or 1, n) and ids (T, U)."""
+        """Add an input of some matrices: x (T, n); of experts x (T, U or 1, n) and ids (T, U)."""
         squares = np.square(x, dtype=np.float64)
         if not np.isfinite(squares).all():
             raise DataError(f"the input of {names[0]} is not finite, so it has no importance")

@@ -143,7 +143,7 @@ class Answers:
         return np.asarray((self.of >= 0) & (sign > 0))
 
     def part(self, which: slice) -> Answers:
-        """Those in some of the windows."""
+        """The answers of some of the windows."""
         return Answers(self.of[which], self.learned[which], self.sign[which])
 
 

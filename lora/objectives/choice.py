@@ -40,7 +40,7 @@ def _users() -> dict[str, dict[str, Field[Any]]]:
 USERS = _users()
 
 
-def _shared(of: Mapping[str, Field[Any]]) -> Field[Any]:
+def _join_fields(of: Mapping[str, Field[Any]]) -> Field[Any]:
     """One setting of several objectives: None stands for each one's default."""
     meanings: dict[str, list[str]] = {}
     for name, each in of.items():
@@ -86,7 +86,7 @@ class _Chosen(Settings):
             if self.objective not in of and value is not None and value not in defaults:
                 yield name, f"is for {_alternatives([*of])}, not for {self.objective}"
 
-    def chosen(self) -> Objective:
+    def build(self) -> Objective:
         """The objective with its settings. Raises ConfigError for one that is out of range."""
         kind = OBJECTIVES[self.objective]
         given = {f.name: getattr(self, f.name) for f in fields(kind)}
@@ -94,7 +94,7 @@ class _Chosen(Settings):
 
 
 _FIRST = {name: next(iter(of.values())).default for name, of in USERS.items()}
-_SHARED = [(name, type(_FIRST[name]) | None, _shared(of)) for name, of in USERS.items()]
+_SHARED = [(name, type(_FIRST[name]) | None, _join_fields(of)) for name, of in USERS.items()]
 ObjectiveConfig = make_dataclass(
     "ObjectiveConfig", _SHARED, bases=(_Chosen,), frozen=True, kw_only=True
 )
@@ -105,7 +105,7 @@ def objective_of(name: str, **settings: Any) -> Objective:
     """An objective by its name. Raises ConfigError for a setting that it lacks or out of range."""
     config = ObjectiveConfig(objective=name, **settings)
     assert isinstance(config, _Chosen)
-    return config.chosen()
+    return config.build()
 
 
 def usual() -> dict[str, Any]:

@@ -31,10 +31,10 @@ def read(folder: Path) -> dict[str, str]:
     }
     if texts[TEMPLATE] is None:
         texts = _of_config(folder / _CONFIG)
-    found = {key: text for key, text in texts.items() if text is not None}
-    for key, text in found.items():
+    templates = {key: text for key, text in texts.items() if text is not None}
+    for key, text in templates.items():
         ChatTemplate(text, f"{folder}: {key}")
-    return found if TEMPLATE in found else {}
+    return templates if TEMPLATE in templates else {}
 
 
 def write(folder: Path, adapter: Path) -> None:

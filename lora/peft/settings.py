@@ -69,7 +69,7 @@ def _fitting(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
 
 
 def read(folder: Path) -> Settings:
-    """AdapterError with everything in the file that an adapter file cannot hold."""
+    """The settings of a PEFT folder. AdapterError names all that an adapter file cannot hold."""
     path = folder / NAME
     settings = _json(path)
     faults = [

@@ -26,11 +26,11 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,5})\.(.+)")
 
 @dataclass(frozen=True, slots=True)
 class ModulePart:
-    """A tensor that is a module, or some of its rows.
+    """A tensor of the file, or some of its rows, as it lies in a module.
 
-    rows      (n_out,): the module's row that each row of the tensor is
-    columns   (n_in,): likewise
-    expert    the one of the tensor's matrices that the module is, if it is one of a stack
+    rows      (n_out,): for each row of the tensor its row in the module
+    columns   (n_in,): for each column likewise
+    expert    of a stack of matrices, the number of the one that the module is; else None
     """
 
     tensor: str
@@ -117,20 +117,20 @@ def class_modules(parts: Parts) -> list[tuple[str, str]]:
         return []
     layout = LAYOUTS.get(architecture)
     if layout is None:
-        found = [(name, tensor) for name, (_, tensor) in names.mapping.items()]
+        modules = [(name, tensor) for name, (_, tensor) in names.mapping.items()]
     else:
-        found = [
+        modules = [
             (ending, tensor)
             for name, ending, i in _names_of(layout, n_layer)
             for tensor in [f"blk.{i}.{t}" for t in layout.fused.get(ending, ())]
             or [names.get_name(name)]
         ]
-        found += [
+        modules += [
             (f"{layout.experts}.{parameter}", f"blk.0.{t}")
             for parameter, tensors in (EXPERTS | _EACH_EXPERT).items()
             for t in tensors
         ]
-    pairs = ((name, (tensor or "").split(".", 2)[-1]) for name, tensor in found)
+    pairs = ((name, (tensor or "").split(".", 2)[-1]) for name, tensor in modules)
     return [*dict.fromkeys((name, m) for name, m in pairs if _has(parts, m))]
 
 

@@ -85,7 +85,7 @@ class MpiRanks(Ranks):
     # -- exchanges ------------------------------------------------------------------------------
 
     def _agree(self, fault: Exception | None = None) -> None:
-        """The beginning of every exchange; all ranks raise if one of them has a fault."""
+        """Begin an exchange. All ranks raise if one of them has a fault."""
         if not self._gather_all(np.array([fault is not None], np.int64)).any():
             return
         told = self._texts(_to_json(fault))

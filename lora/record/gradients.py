@@ -138,7 +138,7 @@ def _names(values: Any) -> list[str]:
 
 
 def _table(rows: Any, n_layers: int, n_columns: int) -> np.ndarray | None:
-    """The numbers (n_layers, n_columns), or None if these rows are none."""
+    """The numbers (n_layers, n_columns); None if the rows are not such a table."""
     if not isinstance(rows, list) or len(rows) != n_layers:
         return None
     if any(not isinstance(row, list) or len(row) != n_columns for row in rows):

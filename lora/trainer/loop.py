@@ -120,7 +120,7 @@ class Trainer:
         return RunMemory(self.passes.n_bytes, taken, weights)
 
     def on_devices(self, cache: int = 0) -> list[OnDevice]:
-        """What a run takes of devices that are not the host. cache: of a session, in bytes."""
+        """The memory that a run takes of each device but the host. cache: bytes of a session's."""
         n_more = n_kept(self.config) + n_sums(self.config, self.ranks)
         return on_devices(self.passes, self.parameters, n_more, cache)
 

@@ -55,9 +55,10 @@ def reusable_source(node: Tensor, i: int, lives: dict[Tensor, Lifetime]) -> Tens
     first_only = node.op.memory is Memory.INPLACE_FIRST
     for s in node.src[:1] if first_only else node.src:
         owner = s.root
-        life = lives.get(owner)
+        if owner not in lives or lives[owner].last != i:
+            continue
         fits = (s.dtype, s.shape) == (node.dtype, node.shape) and s.n_bytes == owner.n_bytes
-        if life is None or life.last != i or not fits or not s.is_contiguous:
+        if not fits or not s.is_contiguous:
             continue
         seen = [(o.offset, o.shape, o.strides) for o in node.src if o.root is owner]
         if len(seen if first_only else set(seen)) == 1:

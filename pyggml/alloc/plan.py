@@ -100,6 +100,7 @@ class _Pieces:
             if life.last != FOREVER:
                 self.dying[life.last].append(t)
         self.n_scratch: dict[Tensor, int] = {}
+        self.sizes: dict[Tensor, int] = {}  # bytes of each piece
         self.steps: list[tuple[int, Tensor, int]] = []  # what is done, whose piece, its bytes
         self._walk()
 
@@ -163,10 +164,12 @@ class _Pieces:
             self.origins[node] = self.origins.get(source, source)
 
     def _take(self, t: Tensor) -> None:
-        self.steps.append((_TAKE, t, t.n_bytes))
+        n_bytes = self.sizes[t] = t.n_bytes
+        self.steps.append((_TAKE, t, n_bytes))
 
     def _release(self, i: int) -> None:
         """Give back the pieces of what dies here, unless a result goes on with them."""
         for t in self.dying[i]:
             if t not in self.handed_on:
-                self.steps.append((_GIVE_BACK, self.origins.get(t, t), t.n_bytes))
+                origin = self.origins.get(t, t)
+                self.steps.append((_GIVE_BACK, origin, self.sizes[origin]))

@@ -65,8 +65,9 @@ def bytes_at(plan: Plan) -> list[int]:
     n = len(plan.graph.nodes)
     change = [0] * (n + 1)
     for t, life in plan.lives.items():
-        change[life.first] += t.n_bytes
-        change[n if life.last == FOREVER else life.last + 1] -= t.n_bytes
+        n_bytes = t.n_bytes
+        change[life.first] += n_bytes
+        change[n if life.last == FOREVER else life.last + 1] -= n_bytes
     for t, source in plan.reused.items():
         i = plan.lives[t].first  # the source's memory is the result's from here on
         change[i] -= source.n_bytes

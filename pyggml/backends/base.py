@@ -48,12 +48,18 @@ class Backend(ABC):
 
     @abstractmethod
     def bind(
-        self, node: Tensor, arena: Any, scratch: int | None, shared: Tensor | None = None
+        self,
+        node: Tensor,
+        arena: Any,
+        scratch: int | None,
+        shared: Tensor | None = None,
+        in_place: bool = False,
     ) -> Call:
         """The kernel of a node, with its arguments. All its tensors have memory.
 
         `scratch` is the offset of the node's scratch in the arena, None if it needs none. `shared`
-        is scratch of all nodes with the same last source; the first of them fills it.
+        is scratch of all nodes with the same last source; the first of them fills it. `in_place`
+        says that the plan gave the result the memory of the first source.
         """
 
     @abstractmethod

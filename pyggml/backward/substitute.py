@@ -61,12 +61,13 @@ def with_substitutes(
     replacements, steps = dict[Tensor, Tensor](), list(forward)
     for t in forward_and_backward(graph)[1]:
         if t.op is not SAVED:
-            steps += [new for s in t.src for new in substitutes.missing(s)]
+            for s in t.src:
+                steps += substitutes.missing(s)
             steps.append(t)
-            src = tuple(map(substitutes.of, t.src))
+            src = substitutes.of_each(t.src)
             if src != t.src:
                 replacements[t] = t.reading(src)
-    outputs = tuple(map(substitutes.of, graph.outputs))
+    outputs = substitutes.of_each(graph.outputs)
     return rewrite(replace(graph, outputs=outputs), replacements, steps)
 
 
@@ -81,19 +82,19 @@ class _Substitutes:
             if t in again and len(t.src) == 1 and t.n_bytes < t.src[0].n_bytes:
                 self._smaller[t.src[0]].append(t)
 
-    def of(self, t: Tensor) -> Tensor:
-        """The substitute of t, or t itself."""
-        return self._new.get(t, t)
+    def of_each(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The substitute of each, or itself."""
+        return tuple(map(self._new.get, tensors, tensors))
 
-    def missing(self, wanted: Tensor) -> Iterator[Tensor]:
+    def missing(self, wanted: Tensor) -> Sequence[Tensor]:
         """Make the substitutes that `wanted` still lacks, its own included, sources first."""
-        for t in self._lacking(wanted):
-            for each in (t, *self._smaller.get(t, ())):
-                if each not in self._new:
-                    yield self._make(each)
+        if wanted in self._new or not self._is_made_again(wanted):  # most
+            return ()
+        lacking = (each for t in self._lacking(wanted) for each in (t, *self._smaller.get(t, ())))
+        return [self._make(t) for t in lacking if t not in self._new]
 
     def _make(self, t: Tensor) -> Tensor:
-        new = self._new[t] = t.reading(tuple(map(self.of, t.src)))
+        new = self._new[t] = t.reading(self.of_each(t.src))
         self._new |= zip(t.saved, new.saved, strict=True)
         return new
 

@@ -78,7 +78,7 @@ def build_backward(
 
 def backward_steps(forward: Graph, parameters: Sequence[Tensor]) -> list[BackwardStep]:
     """What `build_backward` does, one node after the other, from the loss back to the start."""
-    return _walk(forward, parameters, None, None)[0].taken
+    return [BackwardStep(*step) for step in _walk(forward, parameters, None, None)[0].taken]
 
 
 def _loss(forward: Graph) -> Tensor:
@@ -126,7 +126,7 @@ class _Walk:
 
     grads   tensor -> its gradient so far
     steps   sums of gradients, and additions to accumulators, in the order of their making
-    taken   the rules applied so far
+    taken   the rules applied so far, as the fields of BackwardSteps: making these takes a tenth
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class _Walk:
         self.accumulators = accumulators or ()
         self.grads: dict[Tensor, Tensor] = {}
         self.steps: list[Tensor] = []
-        self.taken: list[BackwardStep] = []
+        self.taken: list[tuple[Tensor, Tensor, tuple[Tensor | None, ...]]] = []
         self.added: dict[int, Tensor] = {}  # accumulator i with its gradient added
         wanted = set(parameters)
         first_user = {s: t for t in reversed(order) for s in t.src if s in wanted}
@@ -155,7 +155,8 @@ class _Walk:
         for t in reversed(self.order):
             if t.op is not None and t in self.reached and t in self.grads:
                 faults += self._propagate(t)
-            self._accumulate_after(t)
+            if t in self.complete_after:
+                self._accumulate_after(t)
         if faults:
             raise NoGradientError(first_of(faults, 5))
         for p in self.parameters:
@@ -170,9 +171,8 @@ class _Walk:
         if len(parts) != len(t.src):
             raise AssertionError(f"{t.op.name}: {len(parts)} gradients for {len(t.src)} sources")
         faults = []
-        outgoing = list[Tensor | None]()
+        outgoing: list[Tensor | None] = [None] * len(parts)
         for i, (s, g) in enumerate(zip(t.src, parts, strict=True)):
-            outgoing.append(None)
             if s not in self.reached:
                 continue
             if g is None:
@@ -184,14 +184,14 @@ class _Walk:
             if g.shape != s.shape:
                 g = repeat_back(g, s.shape)
             outgoing[i] = g
-            self.grads[s] = _sum(self.grads[s], g) if s in self.grads else g
-            self.steps.append(self.grads[s])
-        self.taken.append(BackwardStep(t, self.grads[t], tuple(outgoing)))
+            total = self.grads[s] = _sum(self.grads[s], g) if s in self.grads else g
+            self.steps.append(total)
+        self.taken.append((t, self.grads[t], tuple(outgoing)))
         return faults
 
     def _accumulate_after(self, t: Tensor) -> None:
         """After t, add every gradient that is complete now to its accumulator."""
-        for i in self.complete_after.get(t, ()):
+        for i in self.complete_after[t]:
             g, total = self.grads.get(self.parameters[i]), self.accumulators[i]
             if g is not None and total is not None:  # a missing one is a fault
                 self.added[i] = add_inplace(total, g)
@@ -216,7 +216,7 @@ def _dependents(parameters: Sequence[Tensor], order: Sequence[Tensor]) -> set[Te
     """The tensors that depend smoothly on a parameter."""
     reached = set(parameters)
     for t in order:
-        if not is_fixed(t) and any(s in reached for s in t.src):
+        if not reached.isdisjoint(t.src) and not is_fixed(t):
             reached.add(t)
     return reached
 
@@ -253,7 +253,7 @@ def _refuse_gaps(
 
 def _refuse_changed(order: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """Raise NoGradientError if a backward node reads memory that a forward node changed later."""
-    last = {t.root: t for t in order if t.is_write}
+    last = {t.root: t for t in order if t.base is not None and t.is_write}
     forward = set(order)
     faults = {
         f"a gradient needs {_place(s)}, over which {_place(last[s.root])} has written since"

@@ -54,14 +54,14 @@ def find_answers(
     """
     numbers = [i for i, m in enumerate(messages) if m["role"] == ASSISTANT]
     if template.for_tools(tools).marks_answers:
-        return _marked(template, messages, tools, numbers)
+        return _read_marks(template, messages, tools, numbers)
     text = template.render(messages, tools)
     probes = _Probes(template, messages, tools, text)
     answers = probes.all_at_once(numbers) or probes.one_by_one(numbers)
     return text, [*zip(numbers, answers, strict=True)]
 
 
-def _marked(
+def _read_marks(
     template: ChatTemplate, messages: Sequence[Message], tools: Tools, numbers: Sequence[int]
 ) -> tuple[str, list[tuple[int, Answer]]]:
     """As the template marks them with {% generation %}, each in a block or in several.
@@ -219,8 +219,10 @@ class _Probes:
         return Answer(start, end, end)
 
     def _is_alone(self, i: int, answer: Answer) -> bool:
-        """Whether the range holds the words of a message with calls and of no later one, as far as
-        that can be told: what follows a call may name it again, and its content may come later."""
+        """Whether the range holds the words of one message with calls and of no later message.
+
+        It is a guess: the messages after a call may name it again, and its content may come later.
+        """
         if not self.messages[i].get("tool_calls"):
             return True
         told, after = (self._word_ends(i, n, where="call") for n in (None, i + 1))
@@ -263,9 +265,12 @@ class _Probes:
         return _SENTENCE.search(_TAG.sub("", both)) is not None
 
     def _heading_end(self, i: int, at: int) -> int | None:
-        """Where the answer begins, if the last word before it ends at this character: behind what
-        the prompt for it and another answer in its place have there, or begin with, as where a
-        thought opens; None if they have nothing of it."""
+        """Where the answer begins behind a heading, if the last word before it ends at this place.
+
+        A heading is what the prompt for the answer has behind that word, or what another answer in
+        its place would have there. The text may have all of it, or only its first tags, as where a
+        thought opens. None if it has nothing of a heading.
+        """
         prompt, around = self._word_ends(i - 1, i, True), self.around([i])
         headings = [prompt[1][prompt[0][-1] :]] if prompt else []
         if around and self.text.startswith(around[0][:at]):

@@ -151,7 +151,7 @@ def _text(template: ChatTemplate, chat: Sequence[Message], tools: list[Any]) -> 
 
 def _choose(tokenizer: Tokenizer, wanted: str) -> _Choice:
     if wanted == MODEL:
-        return _carried(
+        return _file_template(
             tokenizer.chat_templates, tokenizer.chat_inputs, "the model's chat template"
         )
     if wanted in BUILT_IN:
@@ -176,10 +176,10 @@ def _choose(tokenizer: Tokenizer, wanted: str) -> _Choice:
     with gguf.open(path) as opened:
         metadata = Metadata({key: opened.get(key) for key in opened.metadata})
     origin = f"the chat template of {path.name}"
-    return _carried(metadata.variants(TEMPLATE), metadata.text(INPUTS) or "", origin)
+    return _file_template(metadata.variants(TEMPLATE), metadata.text(INPUTS) or "", origin)
 
 
-def _carried(templates: Mapping[str, str], inputs: str, origin: str) -> _Choice:
+def _file_template(templates: Mapping[str, str], inputs: str, origin: str) -> _Choice:
     """The template of a file with these; TemplateError if it has none."""
     name = next((name for name in ("", "default") if name in templates), None)
     if name is not None:

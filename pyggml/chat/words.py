@@ -235,10 +235,9 @@ class _Lost:
         text = self._render(changed)
         return text is None or self._mark(n) in text
 
-    def _render(self, messages: Sequence[Message], asks: bool | None = None) -> str | None:
-        asks = self.asks if asks is None else asks
+    def _render(self, messages: Sequence[Message]) -> str | None:
         try:
-            return self.template.render(messages, self.tools, add_generation_prompt=asks)
+            return self.template.render(messages, self.tools, add_generation_prompt=self.asks)
         except TemplateError:
             return None
 

@@ -217,10 +217,10 @@ def _by_directions(
         error = abs(slope - wanted) / (float(np.linalg.norm(g)) or 1.0)
         if not error <= most:
             most, at = error, (u, g)
-    return most, _sought(f, i, x, *at, rng) if at and not most <= tolerance else None
+    return most, _worst_of_some(f, i, x, *at, rng) if at and not most <= tolerance else None
 
 
-def _sought(
+def _worst_of_some(
     f: _Function, i: int, x: np.ndarray, u: np.ndarray, g: np.ndarray, rng: np.random.Generator
 ) -> Worst:
     """The worst of some elements of the input."""

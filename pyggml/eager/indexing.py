@@ -19,7 +19,7 @@ def index(x: Tensor, key: Any) -> Tensor:
     if any(_is_array(k) for k in keys):
         if not all(_is_array(k) or _is_whole(k) for k in keys):
             raise ShapeError("index: an array beside a slice, wanted one after the other")
-        return _chosen(x, [np.asarray(k) for k in keys])
+        return _pick(x, [np.asarray(k) for k in keys])
     return _slice(x, keys)
 
 
@@ -31,7 +31,7 @@ def _is_whole(k: Any) -> bool:
     return isinstance(k, int | np.integer) and not isinstance(k, bool)
 
 
-def _chosen(x: Tensor, arrays: list[np.ndarray]) -> Tensor:
+def _pick(x: Tensor, arrays: list[np.ndarray]) -> Tensor:
     """Rows by one array of numbers, or elements of a matrix by two."""
     if len(arrays) > 2 or len(arrays) > len(x.shape):
         raise ShapeError(f"index: {len(arrays)} arrays for shape {x.shape}, wanted one, or two")

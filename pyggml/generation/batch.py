@@ -114,7 +114,7 @@ class Slot:
         self.n_changes += 1
         self.is_open = False
 
-    def shared(self, tokens: list[int]) -> int:
+    def n_shared(self, tokens: list[int]) -> int:
         """How many of these tokens it has cached, from the first on, as a prompt of them would."""
         n = min(self.n_cached, self.n_kept, len(tokens))
         both = zip(self.tokens[:n], tokens, strict=False)
@@ -122,7 +122,8 @@ class Slot:
         return self._reusable(next(unlike, n))
 
     def _reusable(self, n: int) -> int:
-        """How many of its first n tokens the cache can give: a state is that of its last one."""
+        """How many of its first n tokens the cache can serve. A model with a state can serve all or
+        none: the state is that after the last token."""
         return min(n, self.n_cached) if self.model.batches or n >= self.n_cached else 0
 
 
@@ -179,8 +180,8 @@ class Batch:
             raise DataError(f"all {len(self.slots)} slots are taken")
         start = [int(token) for token in prompt[:-1]]
         alike = [slot for slot in self.slots if slot.model is model]
-        donor = max(alike, key=lambda slot: slot.shared(start), default=free[0])
-        n = donor.shared(start) if donor in alike else 0
+        donor = max(alike, key=lambda slot: slot.n_shared(start), default=free[0])
+        n = donor.n_shared(start) if donor in alike else 0
         wastes_little = donor in free and 2 * n >= donor.n_past
         slot = donor if n and wastes_little else min(free, key=lambda slot: slot.last_used)
         slot.model, slot.is_open = model, True

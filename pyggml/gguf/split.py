@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pyggml.errors import GGUFError
+from pyggml.errors import GGUFError, first_names
 from pyggml.gguf.fields import SCALARS, Field, ValueType, brief
 from pyggml.gguf.parse import Contents
 
@@ -42,8 +42,7 @@ def paths(path: Path, metadata: Mapping[str, Field]) -> tuple[Path, ...]:
     parts = tuple(path.with_name(f"{match[1]}-{i + 1:05}-of-{count:05}.gguf") for i in range(count))
     missing = [p.name for p in parts if not p.exists()]
     if missing:
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        raise GGUFError(f"wanted beside it, but missing: {', '.join(missing[:5])}{more}")
+        raise GGUFError(f"wanted beside it, but missing: {first_names(missing, 5)}")
     return parts
 
 

@@ -153,7 +153,7 @@ def _in_order(roots: Sequence[Tensor], tensors: Collection[Tensor]) -> list[Tens
         elif t not in entered:
             entered.add(t)
             stack.append((t, True))
-            first = (*t.src, *overwrites.get(t, ()))
+            first = (*t.src, *overwrites[t]) if t in overwrites else t.src
             stack += [(s, False) for s in reversed(first) if s not in order]
         elif t not in order:
             raise GraphError(f"{t!r} is needed by what must run before something is written over")

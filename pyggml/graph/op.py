@@ -116,27 +116,33 @@ class Op:
 
     def __call__(self, *src: Tensor, **params: Any) -> Tensor:
         """The node that applies this op; nothing is computed."""
-        if strangers := [s for s in src if not isinstance(s, Tensor)]:
-            raise ShapeError(
-                f"{self.name}: {strangers[0]!r} is no Tensor: wanted leaf(array) for numbers, "
-                "scale(x, s) for a product with one, and apply(op, …) for Values"
-            )
+        # Loops: a graph is built of thousands of calls, and generators are slower.
+        gapless, widens = True, False
+        for s in src:
+            if not isinstance(s, Tensor):
+                raise ShapeError(
+                    f"{self.name}: {s!r} is no Tensor: wanted leaf(array) for numbers, "
+                    "scale(x, s) for a product with one, and apply(op, …) for Values"
+                )
+            gapless = gapless and (self.strided or s.is_contiguous)
+            widens = widens or (self.halves and s.dtype in HALVES)
         for name, value in params.items():
             if isinstance(value, Tensor):
                 raise ShapeError(f"{self.name}: {name} is {value!r}, wanted a number: {_NUMBERS}")
-        if self.halves and any(s.dtype in HALVES for s in src):
+        if widens:
             y = self(*map(widen, src), **params)
             return y if src[0].dtype is F32 else OPS["cpy"](y, to=src[0].dtype.name)
-        if not self.strided:
+        if not gapless:
             src = tuple(s if s.is_contiguous else OPS["cont"](s) for s in src)
         spec = self.spec(*src, **params)
         node = Tensor(spec.shape, spec.dtype, self, src, params, strides=spec.strides)
         if self.memory in (Memory.VIEW, Memory.ALIAS):
             node.base = src[0].root
             node.offset = src[0].offset + spec.offset
-        node.saved = tuple(
-            Tensor(s.shape, s.dtype, SAVED, (node,)) for s in self.saved(*src, **params)
-        )
+        if self.saved is not _nothing_saved:
+            node.saved = tuple(
+                Tensor(s.shape, s.dtype, SAVED, (node,)) for s in self.saved(*src, **params)
+            )
         return node
 
 
@@ -188,12 +194,13 @@ SHARED = replace(
 
 def has_kernel(node: Tensor) -> bool:
     """Whether a kernel computes the node: neither a view nor written by another node's kernel."""
-    return node.op not in (None, SAVED, COPIED) and not node.is_view
+    op = node.op
+    return not (op is None or op.is_view or op is SAVED or op is COPIED)
 
 
 def computes(node: Tensor) -> bool:
     """Whether a kernel runs for the node: it has one, and there is a number to compute."""
-    return has_kernel(node) and any(t.n_elements for t in (node, *node.saved))
+    return has_kernel(node) and (0 not in node.shape or any(t.n_elements for t in node.saved))
 
 
 def changed_by(node: Tensor) -> list[Tensor]:

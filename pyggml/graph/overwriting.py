@@ -26,12 +26,15 @@ def last_write(t: Tensor) -> Tensor:
 
 def readers_of_overwritten(tensors: Iterable[Tensor]) -> Mapping[Tensor, Sequence[Tensor]]:
     """The readers of the old numbers, for each node that writes into another tensor's memory."""
-    writes = {t: last_write(t.src[0]) for t in tensors if t.is_write}
+    writes = {t: last_write(t.src[0]) for t in tensors if t.base is not None and t.is_write}
     if not writes:
         return {}
     overwritten, readers = set(writes.values()), defaultdict[Tensor, list[Tensor]](list)
+    changed = {t.root for t in overwritten}
     for t in tensors:
         for s in t.src:
+            if (s.base or s) not in changed:  # of most
+                continue
             old = last_write(s)
             if old in overwritten and writes.get(t) is not old and t not in readers[old][-1:]:
                 readers[old].append(t)
@@ -50,12 +53,14 @@ def refuse_late_reads(order: Sequence[Tensor], outputs: Sequence[Tensor]) -> Non
         if t.op is None or t.is_view or t.op is SAVED:
             continue
         for s in t.src:
-            if s.root in changed and (late := _overwriter(s, writers[s.root], t)) is not None:
+            memory = s.base or s
+            if memory in changed and (late := _overwriter(s, writers[memory], t)) is not None:
                 raise GraphError(
                     f"{t!r} needs the numbers of {s!r}, but {late!r} has written over them"
                 )
-        for root in changed_by(t):
-            writers[root].append((t, *_bytes_of(t, root)))
+        if t.base is not None or t.op.changes:
+            for root in changed_by(t):
+                writers[root].append((t, *_bytes_of(t, root)))
     for s in outputs:
         if s.root in changed and (late := _overwriter(s, writers[s.root])) is not None:
             raise GraphError(

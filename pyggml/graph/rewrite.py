@@ -63,17 +63,22 @@ def _images(outputs: Iterable[Tensor], replacements: Replacements) -> dict[Tenso
     entered: set[Tensor] = set()
     stack = list(outputs)
     while stack:
-        t = stack[-1]
-        needs = (replacements[t],) if t in replacements else t.src
+        t, n = stack[-1], len(stack)
         if t in images:
             stack.pop()
-        elif missing := [s for s in needs if s not in images]:
-            if t in entered:
-                raise GraphError(f"{t!r} is needed by what replaces it")
-            entered.add(t)
-            stack += missing
+            continue
+        changes = t in replacements
+        for s in (replacements[t],) if changes else t.src:
+            if s not in images:
+                stack.append(s)
+            elif images[s] is not s:
+                changes = True
+        if len(stack) == n:
+            images[stack.pop()] = _image(t, replacements, images) if changes else t
+        elif t in entered:
+            raise GraphError(f"{t!r} is needed by what replaces it")
         else:
-            images[stack.pop()] = _image(t, replacements, images)
+            entered.add(t)
     return images
 
 
@@ -82,8 +87,6 @@ def _image(t: Tensor, replacements: Replacements, images: Mapping[Tensor, Tensor
     if t in replacements:
         return images[replacements[t]]
     src = tuple(images[s] for s in t.src)
-    if src == t.src:
-        return t
     if t.op is not SAVED:
         return t.reading(src)
     (maker,), at = src, t.src[0].saved.index(t)

@@ -24,7 +24,7 @@ class Code:
         self.code, self._signature = code, signature
 
     @cached_property
-    def _compiled(self) -> Any:
+    def _function(self) -> Any:
         options = {name: value for name, value in OPTIONS.items() if name != "nogil"}
         bounds = bool(config.BOUNDSCHECK)
         return numba.cfunc(self._signature, boundscheck=bounds, **options)(self.code)
@@ -32,7 +32,7 @@ class Code:
     @property
     def address(self) -> int:
         """The machine address of the compiled code."""
-        return int(self._compiled.address)
+        return int(self._function.address)
 
 
 class BlockCode(Code):
@@ -43,7 +43,7 @@ class BlockCode(Code):
         d = dst.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         s = src.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         if JIT:
-            self._compiled.ctypes(d, s, n_blocks)
+            self._function.ctypes(d, s, n_blocks)
         else:
             self.code(d, s, n_blocks)
 

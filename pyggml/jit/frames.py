@@ -37,8 +37,15 @@ _WHOLE, _REAL, _BOOL = (int, np.integer), (float, np.floating), (bool, np.bool_)
 class FieldKind(ABC):
     """What a field holds: how Python writes it into words, and how a task loads it."""
 
-    n_words: int
-    wanted: str  # in the words of an error
+    @property
+    @abstractmethod
+    def n_words(self) -> int:
+        """Words that it takes."""
+
+    @property
+    @abstractmethod
+    def wanted(self) -> str:
+        """What a value is, in the words of an error."""
 
     @property
     @abstractmethod
@@ -116,10 +123,6 @@ class _Number(FieldKind):
         return builder.bitcast(bits, ir.FloatType())
 
 
-# The kinds below compute what others state: mypy takes a property for no override of a class
-# variable, and knows no fields of a NamedTuple that is an argument.
-
-
 @dataclass(frozen=True)
 class _Array(FieldKind):
     """The address and the shape of a C-contiguous array."""
@@ -128,11 +131,11 @@ class _Array(FieldKind):
     n_axes: int
 
     @property
-    def n_words(self) -> int:  # type: ignore[override]
+    def n_words(self) -> int:
         return 1 + self.n_axes
 
     @property
-    def wanted(self) -> str:  # type: ignore[override]
+    def wanted(self) -> str:
         return f"a C-contiguous {self.item} array of {self.n_axes} axes"
 
     @property
@@ -175,19 +178,19 @@ class _Array(FieldKind):
 class _Group(FieldKind):
     """A NamedTuple of ints, which several frames have in common."""
 
-    group: type[tuple]
+    group: Any  # the class
 
     @property
-    def n_words(self) -> int:  # type: ignore[override]
-        return len(self.group._fields)  # type: ignore[attr-defined]
+    def n_words(self) -> int:
+        return len(self.group._fields)
 
     @property
-    def wanted(self) -> str:  # type: ignore[override]
+    def wanted(self) -> str:
         return f"a {self.group.__name__} of ints"
 
     @property
     def layout(self) -> str:
-        return f"{self.group.__name__}{self.group._fields}"  # type: ignore[attr-defined]
+        return f"{self.group.__name__}{self.group._fields}"
 
     @property
     def type(self) -> types.Type:

@@ -108,10 +108,10 @@ def totals(builder: Any, vectors: list[Any], add: Callable[..., Any] | None = No
             for a, b in pairs
         ]
         lanes //= 2
-    return concatenated(builder, vectors)
+    return concatenate(builder, vectors)
 
 
-def concatenated(builder: Any, vectors: list[Any]) -> Any:
+def concatenate(builder: Any, vectors: list[Any]) -> Any:
     """The lanes of 2^k vectors, one after the other."""
     while len(vectors) > 1:
         n = 2 * vectors[0].type.count
@@ -321,12 +321,12 @@ def by_registers(builder: Any, emit: Callable[..., Any], *vectors: Any) -> Any:
     n = vectors[0].type.count
     if n <= _REGISTER:
         return emit(builder, *vectors)
-    found = []
+    halves = []
     for half in range(2):
         parts = []
         for v in vectors:
             size = v.type.count // 2
             mask = ir.Constant(ir.VectorType(I32, size), [*range(half * size, (half + 1) * size)])
             parts.append(builder.shuffle_vector(v, v, mask))
-        found.append(by_registers(builder, emit, *parts))
-    return concatenated(builder, found)
+        halves.append(by_registers(builder, emit, *parts))
+    return concatenate(builder, halves)

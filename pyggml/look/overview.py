@@ -180,12 +180,12 @@ def _columns(columns: Iterable[Column]) -> tuple[Column, ...]:
 # -- what is wrong ------------------------------------------------------------------------------
 
 
-def flags(o: Overview, multiple: float = MULTIPLE) -> np.ndarray:
+def flags(o: Overview) -> np.ndarray:
     """A Flag for every tensor at every step, (S, L, C) int8; FINE where there is no tensor.
 
     NOT_FINITE   the gradient holds NaN or infinity
     DEAD         all of it is 0; but for a factor whose other factor is 0, which explains it
-    EXPLODING    its norm is above `multiple` times the median of its column over the layers, or,
+    EXPLODING    its norm is above MULTIPLE times the median of its column over the layers, or,
                  if fewer than three layers have one, of its layer over the columns of its factor.
                  Medians are of norms that are finite and not 0, of at least three
     """
@@ -193,34 +193,34 @@ def flags(o: Overview, multiple: float = MULTIPLE) -> np.ndarray:
     for s, norms in enumerate(o.norms):
         medians = _medians(o, norms)
         with np.errstate(invalid="ignore"):
-            flags[s][norms > multiple * medians] = Flag.EXPLODING
+            flags[s][norms > MULTIPLE * medians] = Flag.EXPLODING
         flags[s][(norms == 0) & ~_zero_by_factor(o, o.weights[s])] = Flag.DEAD
         flags[s][o.there & ~np.isfinite(norms)] = Flag.NOT_FINITE
     return flags
 
 
-def layer_flags(o: Overview, multiple: float = MULTIPLE) -> np.ndarray:
+def layer_flags(o: Overview) -> np.ndarray:
     """A Flag for every whole layer at every step, (S, L) int8.
 
     NOT_FINITE   one of its gradients is
     DEAD         all of them are 0, and at least one is dead
-    EXPLODING    the norm of all of them together is above `multiple` times the median of the blocks
+    EXPLODING    the norm of all of them together is above MULTIPLE times the median of the blocks
                  of its stack; what stands outside of blocks is not compared
     """
-    cells, whole = flags(o, multiple), o.layer_norms
+    cells, whole = flags(o), o.layer_norms
     of_layers = np.zeros(whole.shape, np.int8)
     stacks = np.array([_stack_and_number(layer)[0] for layer in o.layers])
     for s, norms in enumerate(whole):
         for stack in set(stacks):
             blocks = stacks == stack
-            of_layers[s][blocks & (norms > multiple * _median(norms[blocks]))] = Flag.EXPLODING
+            of_layers[s][blocks & (norms > MULTIPLE * _median(norms[blocks]))] = Flag.EXPLODING
     of_layers[(whole == 0) & (cells == Flag.DEAD).any(axis=2)] = Flag.DEAD
     of_layers[(cells == Flag.NOT_FINITE).any(axis=2)] = Flag.NOT_FINITE
     return of_layers
 
 
 def _medians(o: Overview, norms: np.ndarray) -> np.ndarray:
-    """What each norm (L, C) is held against."""
+    """The median that each norm (L, C) is compared with: that of its column, or of its layer."""
     medians = np.full(norms.shape, np.inf)
     for c, column in enumerate(o.columns):
         median = _median(norms[:, c])
@@ -249,12 +249,12 @@ def _zero_by_factor(o: Overview, weights: np.ndarray) -> np.ndarray:
     return zero
 
 
-def findings(o: Overview, multiple: float = MULTIPLE) -> list[str]:
+def findings(o: Overview) -> list[str]:
     """What is wrong, in sentences, the worst first; each names its steps, and so is said once.
 
     What a whole layer is, is not said of its modules; what is not finite is said of these alone.
     """
-    cells, rows = flags(o, multiple), layer_flags(o, multiple)
+    cells, rows = flags(o), layer_flags(o)
     steps: dict[tuple[Flag, str], list[int]] = {}
     for s, i in zip(*np.nonzero(np.where(rows == Flag.NOT_FINITE, 0, rows)), strict=True):
         steps.setdefault((Flag(rows[s, i]), o.layers[i]), []).append(o.steps[s])
@@ -263,13 +263,13 @@ def findings(o: Overview, multiple: float = MULTIPLE) -> list[str]:
         if flag is Flag.NOT_FINITE or flag != rows[s, i]:
             steps.setdefault((flag, f"{o.layers[i]} {o.columns[c]}"), []).append(o.steps[s])
     worst = sorted(steps.items(), key=lambda item: (-item[0][0], -len(item[1])))
-    return [f"{what}: {in_words(flag, multiple)}, {_steps(at)}" for (flag, what), at in worst]
+    return [f"{what}: {in_words(flag)}, {_steps(at)}" for (flag, what), at in worst]
 
 
-def in_words(flag: Flag, multiple: float = MULTIPLE) -> str:
+def in_words(flag: Flag) -> str:
     """What a flag says."""
     if flag is Flag.EXPLODING:
-        return f"exploding: the norm is above {multiple:g} times the median"
+        return f"exploding: the norm is above {MULTIPLE:g} times the median"
     dead = "dead: the gradient is 0"
     return dead if flag is Flag.DEAD else "not finite: the gradient holds NaN or infinity"
 

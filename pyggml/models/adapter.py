@@ -21,7 +21,7 @@ import numpy as np
 
 from pyggml import gguf
 from pyggml.backends.cpu import read
-from pyggml.errors import AdapterError
+from pyggml.errors import AdapterError, first_names
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.models.build import Parts
 from pyggml.models.config import short
@@ -99,8 +99,8 @@ def _pairs(
 def _misfits(file: gguf.GGUFFile, bases: list[str], parts: Parts) -> list[str]:
     specs = parts.decoder.tensors()
     infos = {base: [file.tensors[base + s] for s in SUFFIXES] for base in bases}
-    found = (_misfit(base, a, b, parts, specs.get(base)) for base, (a, b) in infos.items())
-    return [fault for fault in found if fault]
+    faults = (_misfit(base, a, b, parts, specs.get(base)) for base, (a, b) in infos.items())
+    return [fault for fault in faults if fault]
 
 
 def _another_model(file: gguf.GGUFFile) -> str:
@@ -142,9 +142,9 @@ def _bases(file: gguf.GGUFFile, faults: list[str]) -> list[str]:
     bases = []
     norms = [name for name in file.tensors if name.endswith(_NORM)]
     if norms:
-        more = f" and {len(norms) - 1} more" if len(norms) > 1 else ""
+        named = first_names([name[:60] for name in norms])
         warnings.warn(
-            f"{file.path}: holds {norms[0][:60]}{more}: norms are passed over, as in llama.cpp",
+            f"{file.path}: holds {named}: norms are passed over, as in llama.cpp",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -130,7 +130,7 @@ class Net:
         """
         full = f"{name}.weight"
         w = self.weights[full]
-        y = self._scaled(name, mul_mat(w, x).named(name))
+        y = self._scale(name, mul_mat(w, x).named(name))
         for p in self._pairs(full):
             down = scale(mul_mat(p.a, p.input(x, self.inputs.draw)), p.scale)
             y = mul_mat_add(y, p.b, down).named(f"{name}+lora")
@@ -142,7 +142,7 @@ class Net:
     def by_expert(self, name: str, x: Tensor, ids: Tensor) -> Tensor:
         """As `linear`, but row (t, u) of x (T, U or 1, n_in) has the matrix of expert ids[t, u]."""
         full = f"{name}.weight"
-        y = self._scaled(name, mul_mat_id(self.weights[full], x, ids).named(name), ids)
+        y = self._scale(name, mul_mat_id(self.weights[full], x, ids).named(name), ids)
         for p in self._pairs(full):
             down = mul_mat_id(p.a, p.input(x, self.inputs.draw), ids)
             y = add(y, mul_mat_id(p.b, scale(down, p.scale), ids)).named(f"{name}+lora")
@@ -157,7 +157,7 @@ class Net:
             y = mul_mat_add(y, p.b, scale(get_rows(p.a, ids), p.scale)).named(f"{name}+lora")
         return self.in_turn(self.tap(name, y))
 
-    def _scaled(self, name: str, y: Tensor, ids: Tensor | None = None) -> Tensor:
+    def _scale(self, name: str, y: Tensor, ids: Tensor | None = None) -> Tensor:
         """y times the scale that a file keeps beside the blocks of a matrix (NVFP4's), if it has
         one: of the matrix, or of each expert."""
         factor = self.weights.get(f"{name}{SCALE}")

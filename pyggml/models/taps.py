@@ -45,7 +45,7 @@ class Edit:
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
         """The edited activation. Raises ShapeError for an addend or tokens that do not fit."""
-        chosen = self._chosen(name, x)
+        chosen = self._row_mask(name, x)
         y = x
         if self.factor != 1:
             y = (
@@ -64,7 +64,7 @@ class Edit:
             ) from None
         return add(y, leaf(np.ascontiguousarray(addend * chosen)))
 
-    def _chosen(self, name: str, x: Tensor) -> np.ndarray:
+    def _row_mask(self, name: str, x: Tensor) -> np.ndarray:
         """1 for each row that changes and 0 for others, float32 (T, 1, …)."""
         n = x.shape[0]
         shape = (n, *(1,) * (len(x.shape) - 1))

@@ -103,7 +103,7 @@ def read_weights(
     scales = _scales(file, tensors)
     passed = {name.removesuffix(SCALE) + INPUT_SCALE for name in scales}
     unused = [n for n in file.tensors if not (n in tensors or n in scales or is_unread(n))]
-    faults = [_unused(n) for n in unused if n not in passed]
+    faults = [_unused_fault(n) for n in unused if n not in passed]
     weights = {name: _leaf(file, name, spec) for name, spec in scales.items()}
     for name, spec in tensors.items():
         info = file.tensors.get(name)
@@ -137,17 +137,17 @@ def is_zero(raw: np.ndarray) -> bool:
 
 def _scales(file: GGUFFile, tensors: Tensors) -> Tensors:
     """The factors beside matrices that a file has: one of a matrix, or one of each expert."""
-    found = {}
+    scales = {}
     for name, spec in tensors.items():
         scale = name.removesuffix(".weight") + SCALE
         if spec.linear and scale in file.tensors:
             shape = spec.shape[:-2] or (1,)
             if file.tensors[scale].shape == shape:
-                found[scale] = TensorSpec(shape, unpacked=True)
-    return found
+                scales[scale] = TensorSpec(shape, unpacked=True)
+    return scales
 
 
-def _unused(name: str) -> str:
+def _unused_fault(name: str) -> str:
     part = name.split(".", 2)[-1]
     if part in _FUSED:
         return (

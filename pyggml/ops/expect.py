@@ -31,10 +31,10 @@ NONE_FROM_ZERO = (-1.0, NAN, INF)  # values that expect_number refuses
 NONE_ABOVE_ZERO = (0.0, -1.0, NAN, INF)  # values that expect_above_zero refuses
 
 
-def expect_number(op: str, what: str, value: float, least: float = 0.0) -> None:
-    """ShapeError unless a setting is finite and at least `least`."""
-    if not least <= value < np.inf:
-        raise ShapeError(f"{op}: {what} is {value}, wanted a number from {least:g} on")
+def expect_number(op: str, what: str, value: float) -> None:
+    """ShapeError unless a setting is finite and not below 0."""
+    if not 0 <= value < np.inf:
+        raise ShapeError(f"{op}: {what} is {value}, wanted a number from 0 on")
 
 
 def expect_above_zero(op: str, what: str, value: float) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from pyggml.errors import QuantError
 from pyggml.jit import exact
 from pyggml.quants.bits import nearest_int
+from pyggml.quants.packers.fits import nearest_level
 from pyggml.quants.packers.levels import LEVELS, Levels
 from pyggml.quants.registry import quant
 from pyggml.quants.unpack import UNPACK
@@ -32,31 +33,22 @@ _MOST_OWED = 64.0
 @exact
 def _level(v, values, is_even):
     """The level whose value is nearest to v."""
-    last = values.size - 1
-    v = min(max(v, values[0]), values[last])
     if is_even:
-        return nearest_int(v - values[0])
-    below, above = 0, last
-    while above - below > 1:
-        middle = (below + above) // 2
-        if v < values[middle]:
-            above = middle
-        else:
-            below = middle
-    return below if v - values[below] < values[above] - v else above
+        return nearest_int(min(max(v, values[0]), values[-1]) - values[0])
+    return nearest_level(v, values)
 
 
 @exact
 def _round_row(q, offset, step, w, u, c, shift, grid):
     """The levels q nearest to w + shift · u, all (n,); returns Σ c·u·(error against w)."""
     values, is_even = grid
-    found = 0.0
+    total = 0.0
     for j in range(w.size):
         if step[j] != 0:
             q[j] = _level((w[j] + shift * u[j] - offset[j]) / step[j], values, is_even)
         error = np.float64(offset[j] + step[j] * values[q[j]]) - np.float64(w[j])
-        found += np.float64(c[j]) * np.float64(u[j]) * error
-    return found
+        total += np.float64(c[j]) * np.float64(u[j]) * error
+    return total
 
 
 @exact

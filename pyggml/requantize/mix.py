@@ -137,13 +137,13 @@ def _type_by_rules(
     return _ffn(row, part, name, model, count) if part else row.base
 
 
-def _chosen(choice: Choice, base: str, i: int, n: int, model: ModelFacts) -> str:
+def _choose(choice: Choice, base: str, i: int, n: int, model: ModelFacts) -> str:
     return next((to for to, where in choice if where(i, n, model)), base)
 
 
 def _attn_v(row: FileType, model: ModelFacts, count: _Count) -> str:
     i, count.attn_v = count.attn_v, count.attn_v + 1
-    wanted = _chosen(row.attn_v, row.base, i, count.n_attn_v, model)
+    wanted = _choose(row.attn_v, row.base, i, count.n_attn_v, model)
     if row.smallest:
         return wanted
     if model.n_expert == 8:
@@ -161,7 +161,7 @@ def _ffn(row: FileType, part: str, name: str, model: ModelFacts, count: _Count) 
         if not 0 <= i < model.n_layer:
             raise QuantError(f"{name!r} is in none of the model's {model.n_layer} layers")
     choice = row.ffn_down if part == "ffn_down" else row.ffn_up
-    return _chosen(choice, row.base, i, model.n_layer, model)
+    return _choose(choice, row.base, i, model.n_layer, model)
 
 
 def _is_seventy_b(model: ModelFacts) -> bool:

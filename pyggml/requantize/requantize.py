@@ -90,7 +90,7 @@ def rewrite(
     sums = importance.sums if importance else _NONE
     wanted = _types(file, file_type, importance is not None)
     plan = _Plan(file, wanted, changed, sums, rounding, base)
-    faults = [*_misfits(file, importance), *_lacks_importance(plan.packed, file_type, sums)]
+    faults = [*_misfits(file, importance), *_lacks_importance(plan.new_types, file_type, sums)]
     faults += _unknown_rounding(rounding)
     faults += [] if allow_requantize else _packed_twice(file, wanted)
     if faults:
@@ -256,7 +256,7 @@ class _Plan:
     base: gguf.GGUFFile | None
 
     @property
-    def packed(self) -> dict[str, DType]:
+    def new_types(self) -> dict[str, DType]:
         """The tensors that do not keep their bytes, and their new types."""
         types = {name: info.dtype for name, info in self.file.tensors.items()}
         return {n: d for n, d in self.wanted.items() if n in self.changed or d is not types[n]}
@@ -268,7 +268,7 @@ class _Plan:
         info, to = self.file.tensors[name], self.wanted[name]
         if progress is not None:
             progress(name, info.dtype, to)
-        if name not in self.packed:
+        if name not in self.new_types:
             return self.file.data(name)
         changed = self.changed.get(name)
         meant = _numbers(self.file, name) if changed is None else changed().reshape(info.shape)

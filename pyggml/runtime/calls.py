@@ -52,4 +52,5 @@ def _kernel_call(p: Plan, node: Tensor, arena: Any) -> Call:
     reason = p.backend.refusal(node)
     if reason:
         raise PyggmlError(f"{p.backend.name} cannot run {node!r}: {reason}")
-    return p.backend.bind(node, arena, p.scratch.get(node), p.shared.get(node))
+    in_place = node in p.reused and p.reused[node] is node.src[0].root
+    return p.backend.bind(node, arena, p.scratch.get(node), p.shared.get(node), in_place)

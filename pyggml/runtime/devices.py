@@ -201,7 +201,7 @@ def _roots(leaves: Iterable[Tensor]) -> dict[Tensor, None]:
 
 
 def _memory_for(leaf: Tensor, backend: Backend) -> Tensor:
-    """Memory on a device for a leaf's numbers, in the same places, its gaps included."""
+    """Memory on a device for a leaf, laid out as on the host: with the same gaps."""
     if leaf.is_contiguous:
         copy = Tensor(leaf.shape, leaf.dtype, name=leaf.name)
         backend.attach(copy, backend.alloc(copy.n_bytes), 0)

@@ -28,16 +28,16 @@ def make(name, rng):
         x, dt, b, c = per_token(H, D), per_token(H), per_token(1, 5), per_token(1, 5)
         a = leaf(-rng.uniform(0.1, 2, (H, 5)).astype(np.float32))
 
-        def scan(s, part, p):
+        def scan(s, part, p, n_states=1):
             x1, dt1, b1, c1 = cut([x, dt, b, c], part)
-            return ssm_scan(s, x1, dt1, a, b1, c1, p)
+            return ssm_scan(s, x1, dt1, a, b1, c1, p, n_states)
 
         return scan, (H, D, 5)
     if name == "gated_delta_net":
         g, beta = -per_token(H), per_token(H)
 
-        def delta(s, part, p):
-            return gated_delta_net(s, *cut([*vectors[:3], g, beta], part), p)
+        def delta(s, part, p, n_states=1):
+            return gated_delta_net(s, *cut([*vectors[:3], g, beta], part), p, n_states)
 
         return delta, (H, D, D)
     if name == "rwkv_wkv6":
@@ -85,6 +85,25 @@ def test_a_state_carries_a_sequence_on(recurrent):
         pieces.append(y)
     np.testing.assert_allclose(np.concatenate(pieces), whole, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(state, last, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("n_states", [2, 5, T + 3])
+@pytest.mark.parametrize("name", ["ssm_scan", "gated_delta_net"])
+def test_earlier_states_are_those_of_fewer_tokens(name, n_states, rng):
+    """Bitwise, also of a sequence that begins between them; before all tokens, the first state."""
+    build, shape = make(name, rng)
+    state, at = rng.standard_normal(shape).astype(np.float32), positions((3, 11), (0, T - 8))
+    y, states = numbers(build(leaf(state), slice(T), at, n_states))
+    np.testing.assert_array_equal(y, run(build(leaf(state), slice(T), at))[0])
+    assert states.shape == (n_states, *shape)
+    for back in range(n_states):
+        n = T - back
+        if n <= 0:
+            np.testing.assert_array_equal(states[back], state)
+            continue
+        _, wanted = numbers(build(leaf(state), slice(n), leaf(at.data[:n])))
+        np.testing.assert_array_equal(states[back], wanted)
 
 
 def test_sequences_in_one_row_do_not_see_each_other(recurrent):

@@ -55,7 +55,8 @@ def _emitted(intrinsic, constants, addresses):
     return str(module)
 
 
-def _assembly(text, cpu):
+def _compiled(text, cpu):
+    """(module after Numba's passes, target)."""
     target = llvm.Target.from_triple(TRIPLE).create_target_machine(
         cpu=cpu, opt=3, reloc="default", codemodel="jitdefault", jit=True
     )
@@ -63,7 +64,18 @@ def _assembly(text, cpu):
     module.triple, module.data_layout = target.triple, str(target.target_data)
     passes = create_pass_builder(target, opt=3, loop_vectorize=True, slp_vectorize=False)
     passes.getModulePassManager().run(module, passes)
+    return module, target
+
+
+def _assembly(text, cpu):
+    module, target = _compiled(text, cpu)
     return target.emit_assembly(module)
+
+
+def object_code(what, name, cpu):
+    """The object file of a function `name`, made of (intrinsic, constants, addresses)."""
+    module, target = _compiled(_emitted(*what).replace('@"kernel"', f'@"{name}"'), cpu)
+    return target.emit_object(module)
 
 
 def _loop(assembly):
@@ -114,7 +126,8 @@ def _kernels():
     }
 
 
-def main(cpu, isa, kernels, weights):
+def pretend(cpu, isa):
+    """Have pyggml, which is not imported yet, take this machine for one with that processor."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     assert cpu_target.target_context  # Numba itself compiles for this machine
@@ -125,6 +138,10 @@ def main(cpu, isa, kernels, weights):
     os.environ.pop("PYGGML_ISA", None)
     if isa != "auto":
         os.environ["PYGGML_ISA"] = isa
+
+
+def main(cpu, isa, kernels, weights):
+    pretend(cpu, isa)
     from pyggml.graph.dtypes import dtype
     from pyggml.jit.isa import CHOSEN
     from pyggml.kernels.gemm import FASTEST

@@ -25,6 +25,6 @@ def _apart(t, graph):
         return known[s]
 
     found = {new: anew(old) for old, new in zip(of.results, (t, *t.saved), strict=True)}
-    written = {known[w.src[0]]: anew(w) for w in of.written}
+    written = {known[w.src[0]]: anew(w) for w in of.writers}
     views = (r for r in graph.readers[t] if r.op.name == "after" and r.src[0] in written)
     return found | {r: written[r.src[0]] for r in views}

@@ -71,7 +71,7 @@ def run_ops(guarded):
             saved = tuple(guarded.empty(s.shape, s.dtype.numpy) for s in node.saved)
             n_bytes = KERNELS[op].scratch(node, "f32")
             scratch = guarded.empty((n_bytes,), np.uint8, 64)
-            KERNELS[op].bind(Site(node, out, arrays, saved, scratch, "f32"))()
+            KERNELS[op].bind(Site(node, out, arrays, saved, scratch, False, "f32"))()
 
 
 def run_products(guarded):

@@ -57,7 +57,7 @@ class ReferenceBackend(Backend):
     def attach(self, tensor, arena, offset):
         tensor.data = Place(arena, offset)
 
-    def bind(self, node, arena, scratch, shared=None):
+    def bind(self, node, arena, scratch, shared=None, in_place=False):
         assert scratch is None and shared is None
         return Call(self._compute, node)
 

@@ -31,7 +31,7 @@ from pyggml.cli.terminal.options import (
     SETTINGS,
     ModelSource,
     given_settings,
-    grouped,
+    in_group,
     model_options,
     settings_options,
 )
@@ -62,7 +62,7 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
     "--messages",
     type=PATH,
     metavar="FILE",
-    **grouped("text"),
+    **in_group("text"),
     help="begin with this conversation, as /save writes it; of several with the last",
 )
 @continue_last_option

@@ -25,7 +25,7 @@ from pyggml.cli.terminal.options import (
     ModelSource,
     compute_options,
     given_settings,
-    grouped,
+    in_group,
     lora_option,
     settings_options,
 )
@@ -35,7 +35,7 @@ from pyggml.errors import ConfigError
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.evaluate.rows import files_of
 
-_MODEL = grouped("model", aliases=MODEL_ALIASES)
+_MODEL = in_group("model", aliases=MODEL_ALIASES)
 
 
 @click.command(
@@ -54,7 +54,7 @@ _MODEL = grouped("model", aliases=MODEL_ALIASES)
 @click.option(
     "--compare",
     is_flag=True,
-    **grouped("model", brief="also evaluate the files that follow"),
+    **in_group("model", brief="also evaluate the files that follow"),
     help="also evaluate the files that follow, models and adapters of -m, and print how they "
     "differ from the first",
 )
@@ -65,13 +65,13 @@ _MODEL = grouped("model", aliases=MODEL_ALIASES)
     multiple=True,
     required=True,
     callback=held_out_files,
-    **grouped("data"),
+    **in_group("data"),
     metavar="DATA",
     help="text, rows as for finetune, pairs of chosen and rejected, questions with choices "
     "(docs/evaluation.md), or a folder or pattern of these; may be given several times",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, **grouped("output"), help="print JSON instead of tables"
+    "--json", "as_json", is_flag=True, **in_group("output"), help="print JSON instead of tables"
 )
 @compute_options
 def command(

@@ -77,7 +77,7 @@ class File:
         return Counter(row.answer for row in self.questions).most_common(1)[0][1] / len(self.rows)
 
     def about(self) -> str:
-        """What there is, for a person."""
+        """The kind and the number of the rows, in words."""
         if self.kind == PAIRS:
             return f"{plural(len(self.rows), 'pair')} of a chosen answer and a rejected one"
         if self.kind != QUESTIONS:

@@ -14,7 +14,7 @@ class Progress:
         self._line = ChangingLine()
 
     def __call__(self, done: int, n: int) -> None:
-        left = self._time.left(done, n)
+        left = self._time.seconds_left(done, n)
         if self._line.is_shown:
             time = f", some {span(left)} left" if left else ""
             self._line.show(f"{self._label}: {done} of {n} passes{time}" if done < n else "")

@@ -22,7 +22,7 @@ from pyggml.cli.terminal.generation import (
     system_option,
 )
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, grouped, model_option
+from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, in_group, model_option
 from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.files import replacing
@@ -47,7 +47,7 @@ _WITHOUT = ("logit_bias", "logprobs")  # it has none
     ],
 )
 @model_option
-@click.option("--lora", **ADAPTERS, **grouped("model"), help="adapter to use with it")
+@click.option("--lora", **ADAPTERS, **in_group("model"), help="adapter to use with it")
 @system_option
 @chat_template_option()
 @chat_template_kwargs_option()
@@ -57,10 +57,10 @@ _WITHOUT = ("logit_bias", "logprobs")  # it has none
     type=PATH,
     default=Path("Modelfile"),
     show_default=True,
-    **grouped("output"),
+    **in_group("output"),
     help="file to write",
 )
-@click.option("--force", is_flag=True, **grouped("output"), help="replace the file if it is there")
+@click.option("--force", is_flag=True, **in_group("output"), help="replace the file if it is there")
 def command(
     model: Path,
     lora: tuple[tuple[Path, float], ...] | None,

@@ -130,11 +130,11 @@ def job_of(
     for kind, flags in SETTINGS_FLAGS.items():
         try:
             config: Any = kind(**given_settings(kind, flags, given))
-            made.append(config.chosen() if kind is ObjectiveConfig else config)
+            made.append(config.build() if kind is ObjectiveConfig else config)
         except ConfigError as error:
             named = [(flags.get(f[0], f[0]), f) for f in error.faults if not isinstance(f, str)]
             problems += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
-    if problems := problems or _unused(*made):
+    if problems := problems or _idle_settings(*made):
         raise ConfigError(problems)
     own = {name: given[name] for name in _OWN}
     names = ("reading", "lora", "train", "objective")
@@ -151,7 +151,7 @@ def job_of(
     )
 
 
-def _unused(reading: DataConfig, _: Any, __: Any, objective: Objective) -> list[Fault]:
+def _idle_settings(reading: DataConfig, _: Any, __: Any, objective: Objective) -> list[Fault]:
     """Settings that do nothing with the objective."""
     return [] if objective.rows == "training" else unused_by_answers(reading, objective.name)
 

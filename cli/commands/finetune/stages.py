@@ -118,7 +118,8 @@ def _help(trainer: Trainer) -> int:
 
 
 def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]:
-    """All that comes before the first step, said as it is made; the job as memory settles it."""
+    """All that comes before the first step, printed as it is made. The job is that with the sizes
+    that fit into memory."""
     if job.resume is not None:
         job = replace(job, resume=checkpoint_of(job.resume))
     job = replace(job, device=device_of_rank(job.device, ranks))

@@ -53,7 +53,7 @@ def _outer_names(parts: Any) -> tuple[str, ...]:
 
 
 def _module(parts: Any, specs: Mapping[str, Any], name: str, rank: int) -> dict[str, Any]:
-    """A module of the blocks, or a matrix outside of them."""
+    """The facts of a module: of all blocks that have it, or of a matrix outside of them."""
     numbers = range(parts.config.n_layer)
     places = {i: f"blk.{i}.{name}.weight" for i in numbers if f"{name}.weight" not in specs}
     places = places or {-1: f"{name}.weight"}

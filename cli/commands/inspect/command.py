@@ -15,7 +15,7 @@ from pyggml.cli.commands.inspect import facts, present
 from pyggml.cli.commands.inspect.sections import Section, Table
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import MODEL
-from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, ModelSource, grouped
+from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, ModelSource, in_group
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.show import printable, say, size
 from pyggml.errors import ConfigError
@@ -46,11 +46,11 @@ class Inspection:
 
 
 _number = click.IntRange(min=1)
-_DATA = grouped("data")
+_DATA = in_group("data")
 
 
 def _flag(name: str, help: str, group: str = "output") -> Any:
-    return click.option(name, is_flag=True, **grouped(group), help=help)
+    return click.option(name, is_flag=True, **in_group(group), help=help)
 
 
 @click.command(
@@ -65,7 +65,7 @@ def _flag(name: str, help: str, group: str = "output") -> Any:
     ],
 )
 @click.argument("given", metavar="FILE", type=MODEL, required=False)
-@click.option("-m", "--model", type=MODEL, **grouped("model"), help="the same as FILE")
+@click.option("-m", "--model", type=MODEL, **in_group("model"), help="the same as FILE")
 @_flag("--machine", "what computes on this machine, and why", "help")
 @_flag("--tensors", "every tensor, instead of equal ones folded")
 @_flag("--template", "the text of the chat template")
@@ -77,13 +77,13 @@ def _flag(name: str, help: str, group: str = "output") -> Any:
     *("-f", "--file", "text"), type=PATH, **_DATA, help="text for --tokens and --gradients"
 )
 @click.option(
-    "--lora", **ADAPTERS, **grouped("model"), help="adapter to read it with; several add up"
+    "--lora", **ADAPTERS, **in_group("model"), help="adapter to read it with; several add up"
 )
 @click.option(
     "--rank",
     type=_number,
     metavar="N",
-    **grouped("adapter", aliases=("lora-rank", "lora-r")),
+    **in_group("adapter", aliases=("lora-rank", "lora-r")),
     help=f"rank of the LoRA adapter whose training is planned  [default: {RANK}]",
 )
 @click.option(
@@ -107,13 +107,13 @@ def _flag(name: str, help: str, group: str = "output") -> Any:
     *("--html", "html"),
     type=PATH,
     metavar="PAGE",
-    **grouped("output"),
+    **in_group("output"),
     help="write all of it as a page, with pictures",
 )
 @click.option(
     *("--json", "as_json"),
     is_flag=True,
-    **grouped("output"),
+    **in_group("output"),
     help="print it as JSON (docs/looking-inside.md)",
 )
 def command(

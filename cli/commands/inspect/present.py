@@ -5,6 +5,7 @@ from typing import Any
 
 from pyggml.cli.commands.inspect.sections import Section, Table
 from pyggml.cli.terminal.show import count, plural, printable, size
+from pyggml.errors import first_names
 
 Facts = Mapping[str, Any]
 
@@ -73,9 +74,7 @@ def _file_rows(f: Facts) -> Iterator[tuple[str, str]]:
     holds = f": {plural(tensors['n'], 'tensor')}, {count(n)} numbers" if n else ""
     yield "holds", f"{_KINDS.get(file['kind'], file['kind'])}{holds}"
     if tensors["zeros"]:
-        n = len(tensors["zeros"])
-        first, more = tensors["zeros"][0], f" and {n - 1} more" if n > 1 else ""
-        yield "note", f"all of {first}{more} is 0, as where a download broke off"
+        yield "note", f"all of {first_names(tensors['zeros'])} is 0, as where a download broke off"
     if "adapter" in f:
         yield from _adapter_rows(f["adapter"])
     if "imatrix" in f:

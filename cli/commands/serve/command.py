@@ -22,7 +22,7 @@ from pyggml.cli.terminal.options import (
     AdapterFile,
     compute_options,
     given_settings,
-    grouped,
+    in_group,
     model_option,
     settings_options,
 )
@@ -30,7 +30,7 @@ from pyggml.cli.web.listening import check_packages, is_loopback, listening
 from pyggml.errors import ConfigError
 from pyggml.generation import Context
 
-_SERVER = grouped("server")
+_SERVER = in_group("server")
 Named = tuple[str, Adapter]
 Served = tuple[Model, tuple[Path, ...]]  # a model, and the files of its adapters
 
@@ -74,14 +74,14 @@ class NamedAdapter(click.ParamType):
     type=NamedAdapter(),
     multiple=True,
     metavar="NAME=ADAPTER[:WEIGHT]",
-    **grouped("model"),
+    **in_group("model"),
     help="adapter that clients ask for as the model NAME; a NAME that is given again combines its "
     "adapters: their updates add up",
 )
 @click.option(
     "--alias",
     metavar="NAME",
-    **grouped("model", common=False),
+    **in_group("model", common=False),
     help="the name of the model without adapters (default: its file's)",
 )
 @chat_template_option("model", common=False)
@@ -102,7 +102,7 @@ class NamedAdapter(click.ParamType):
     multiple=True,
     envvar="PYGGML_API_KEY",
     metavar="KEY",
-    **grouped("server", brief="key that clients must send"),
+    **in_group("server", brief="key that clients must send"),
     help="key that clients must send, needed where others can connect; may be given several "
     "times, or as PYGGML_API_KEY, which other users of this machine do not see",
 )
@@ -110,14 +110,14 @@ class NamedAdapter(click.ParamType):
     "--allow-host",
     multiple=True,
     metavar="NAME",
-    **grouped("server", common=False),
+    **in_group("server", common=False),
     help="name by which clients may call this server, besides the address",
 )
 @click.option(
     "--allow-origin",
     multiple=True,
     metavar="URL",
-    **grouped("server", common=False),
+    **in_group("server", common=False),
     help="site whose pages may call this server, such as https://example.org (default: none)",
 )
 def command(**given: Any) -> int:

@@ -172,11 +172,11 @@ class Routes:
     # -- texts -------------------------------------------------------------------------------------
 
     async def losses(self, request: Request) -> Response:
-        text, given = await self._asked(request)
+        text, given = await self._text_of(request)
         return await self._read(request, given, partial(reading.losses, text=text))
 
     async def attention(self, request: Request) -> Response:
-        text, given = await self._asked(request)
+        text, given = await self._text_of(request)
         block = given.get("block")
         if type(block) is not int:
             raise ApiError(400, "block is missing, wanted a whole number", "block")
@@ -202,7 +202,7 @@ class Routes:
             return model
         return model.with_adapter_files(runs.output(run))
 
-    async def _asked(self, request: Request) -> tuple[str, dict[str, Any]]:
+    async def _text_of(self, request: Request) -> tuple[str, dict[str, Any]]:
         """The text in a request's body, and all of the body."""
         if self._source.fault:
             raise ApiError(409, self._source.fault)

@@ -6,7 +6,7 @@ import click
 
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import MODEL
-from pyggml.cli.terminal.options import PATH, SETTINGS, compute_option, grouped, threads_option
+from pyggml.cli.terminal.options import PATH, SETTINGS, compute_option, in_group, threads_option
 from pyggml.cli.web.listening import check_packages, listening
 from pyggml.errors import ConfigError
 
@@ -25,13 +25,13 @@ HOST = "127.0.0.1"
     ],
 )
 @click.argument("given", metavar="[MODEL]", type=MODEL, required=False)
-@click.option("-m", "--model", type=MODEL, **grouped("model"), help="the same as MODEL")
+@click.option("-m", "--model", type=MODEL, **in_group("model"), help="the same as MODEL")
 @click.option(
     "--run",
     "runs",
     type=PATH,
     metavar="FOLDER",
-    **grouped("data", brief="folder of adapters whose runs are shown"),
+    **in_group("data", brief="folder of adapters whose runs are shown"),
     help="folder of adapters whose runs are shown, finished ones and those under way",
 )
 @click.option(
@@ -39,7 +39,7 @@ HOST = "127.0.0.1"
     type=click.IntRange(0, 65535),
     default=8090,
     metavar="N",
-    **grouped("server"),
+    **in_group("server"),
     help="port; 0 takes a free one  [default: 8090]",
 )
 @threads_option

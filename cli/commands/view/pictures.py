@@ -59,7 +59,7 @@ class Picture:
 
 
 class Pictures:
-    """Of one model, made as they are asked for."""
+    """Pictures of passes of one model, each made when it is first asked for."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

@@ -230,7 +230,7 @@ def _n_bytes(path: Path) -> int:
 
 
 def _version(output: Path) -> str:
-    """Of the files of a run: other once one of them has changed."""
+    """A word that changes when a file of the run does."""
     stamps = []
     for path in (metrics_beside(output), output):
         try:

@@ -13,10 +13,10 @@ _BATCH = 64  # rows in memory at a time
 
 
 def parquet_rows(path: Path, names: Collection[str]) -> Iterator[tuple[Place, Any]]:
-    """A dict of these columns, those that there are, for each row; other columns are None, unless
-    there are no others.
+    """A dict for each row. It has the columns of these names; others are None. A file with none of
+    these columns gives all that it has.
 
-    A null in a nested column is left out: there all objects have the names of all. Raises
+    Of a nested column, a null is left out: there every object has the names of all. Raises
     DataError without pyarrow, and for a damaged file.
     """
     try:

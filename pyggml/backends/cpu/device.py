@@ -45,7 +45,12 @@ class CPU(Backend):
         tensor.data = np.ndarray(_stored_shape(tensor), tensor.dtype.numpy, arena, offset)
 
     def bind(
-        self, node: Tensor, arena: np.ndarray, scratch: int | None, shared: Tensor | None = None
+        self,
+        node: Tensor,
+        arena: np.ndarray,
+        scratch: int | None,
+        shared: Tensor | None = None,
+        in_place: bool = False,
     ) -> Call:
         start = scratch or 0
         site = Site(
@@ -54,6 +59,7 @@ class CPU(Backend):
             tuple(array(s) for s in node.src),
             tuple(array(s) for s in node.saved),
             arena[start : start + self.scratch(node)],
+            in_place,
             self.compute,
             None if shared is None else array(shared).view(np.uint8),
             shared is not None and shared.src[0] is node,

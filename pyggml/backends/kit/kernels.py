@@ -21,7 +21,8 @@ KernelT = TypeVar("KernelT")
 class Site(Generic[Memory]):
     """The memory of one node, as a kernel is bound to it; each device adds what its kernels need.
 
-    scratch has the bytes that the kernel asks for.
+    scratch    the bytes that the kernel asks for
+    in_place   whether the plan gave the result the memory of the first source
     """
 
     node: Tensor
@@ -29,6 +30,7 @@ class Site(Generic[Memory]):
     src: tuple[Memory, ...]
     saved: tuple[Memory, ...]
     scratch: Memory
+    in_place: bool
 
     @property
     def scalars(self) -> tuple[Any, ...]:

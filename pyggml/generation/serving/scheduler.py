@@ -44,7 +44,7 @@ class _Active:
         return self.request.n_likeliest is not None and not self.writes
 
     def note(self, logits: np.ndarray) -> None:
-        """Keep what these logits (n, n_vocab) say of the prompt's tokens after the fed ones."""
+        """Note the log-probabilities of the next tokens of the prompt, from logits (n, n_vocab)."""
         n, prompt = self.request.n_likeliest or 0, self.request.prompt
         first = len(prompt) - len(self.pending) + 1
         if not self.read:

@@ -118,8 +118,10 @@ class _Pass:
 
 
 def _parts(span: np.ndarray) -> Iterator[tuple[int, int, bool]]:
-    """The first query of each part, the one past its last, and whether they are a run: each sees
-    the key after the last one of the query before."""
+    """(first query, the one past the last, whether the part is a run) of each part.
+
+    In a run every query sees one key more than the query before.
+    """
     breaks = (np.diff(span[:, 1]) != 1) | (span[1:, 0] >= span[:-1, 1])
     bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(span)]
     runs = [(first, stop) for first, stop in pairwise(bounds) if stop - first >= MR]

@@ -91,7 +91,7 @@ def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any, Any]:
     most = b.bitcast(b.call(declare_intrinsic(b, name, I32, [_BITS]), [bits]), F32)
     scale, per_scale = scale_of(b, most)
     per_scale = broadcast(b, per_scale, F32X16)
-    parts = [b.trunc(rounded(b, v, per_scale), _BYTES) for v in values]
+    parts = [b.trunc(round_product(b, v, per_scale), _BYTES) for v in values]
     q = b.shuffle_vector(*parts, ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)]))
     ints = ir.VectorType(I32, BLOCK_WORDS)
     store(b, b.bitcast(q, ints), at(b, bytes_, b.mul(i, ir.Constant(I64, BLOCK_WORDS))))
@@ -116,7 +116,7 @@ def scale_of(b: Any, most: Any) -> tuple[Any, Any]:
     return b.fdiv(most, limit), b.select(usual, b.fdiv(limit, most), zero)
 
 
-def rounded(b: Any, x: Any, per_scale: Any) -> Any:
+def round_product(b: Any, x: Any, per_scale: Any) -> Any:
     """x · per_scale to the nearest whole numbers, ties to even."""
     rint = declare_intrinsic(b, f"llvm.rint.v{x.type.count}f32", x.type, [x.type])
     whole = b.call(rint, [b.fmul(x, per_scale)])

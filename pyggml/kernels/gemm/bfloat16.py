@@ -104,7 +104,7 @@ def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
     @intrinsic
     def round_row(typing: Any, to: Any, of: Any, n: Any) -> Any:
         def emit(builder: Any, i: Any, to: Any, of: Any) -> None:
-            numbers = _rounded(builder, i, of, lanes, narrow)
+            numbers = _load_rounded(builder, i, of, lanes, narrow)
             store(builder, numbers, at(builder, to, builder.lshr(i, ir.Constant(I64, 1))))
 
         return types.void(*(types.intp,) * 3), _for_vectors(emit, lanes)
@@ -115,7 +115,7 @@ def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
         order = ir.Constant(ir.VectorType(I32, 2 * lanes), in_turn)
 
         def emit(builder: Any, i: Any, to: Any, a: Any, b: Any) -> None:
-            first, second = (_rounded(builder, i, x, lanes, narrow) for x in (a, b))
+            first, second = (_load_rounded(builder, i, x, lanes, narrow) for x in (a, b))
             store(builder, builder.shuffle_vector(first, second, order), at(builder, to, i))
 
         return types.void(*(types.intp,) * 4), _for_vectors(emit, lanes)
@@ -123,7 +123,7 @@ def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
     return round_row, round_two
 
 
-def _rounded(builder: Any, i: Any, of: Any, lanes: int, narrow: Any) -> Any:
+def _load_rounded(builder: Any, i: Any, of: Any, lanes: int, narrow: Any) -> Any:
     """A vector of numbers from number i of the array at an address, rounded."""
     vector = ir.VectorType(ir.FloatType(), lanes)
     return narrow(builder, load(builder, at(builder, of, i), vector))

@@ -131,7 +131,10 @@ class Table:
         self.packed_bytes[n_rows], self.stages[n_rows] = made.packed_bytes, made.stages
 
     def _template(self, n_rows: int) -> Template | None:
-        """None if the path does not launch tasks over one frame."""
+        """A product of n_rows as the words of its frame.
+
+        None if its path does not launch tasks over one frame.
+        """
         p = self._family.problem(n_rows)
         path, (c, a, b) = path_of(p), self._family.operands(n_rows)
         (start, own), shared = self._scratch[path], _some(layout_of(path, p), of_threads=False)
@@ -155,7 +158,7 @@ class Table:
 
 
 def _base(word: int, memory: dict[int, np.ndarray]) -> int:
-    """What a word is counted from: the memory in which it is an address, else _ZERO."""
+    """The memory in which a word is an address; _ZERO for a number."""
     at = (base for base, a in memory.items() if 0 <= word - a.ctypes.data < a.nbytes)
     return next(at, _ZERO)
 

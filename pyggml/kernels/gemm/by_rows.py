@@ -42,7 +42,7 @@ class RowProduct(Product):
     n_shares: Int
     group_bytes: Int  # packed tokens that are multiplied at once
     # of each thread
-    found: Floats2  # each token's dot products, TASK_ROWS apart
+    dots: Floats2  # each token's dot products, TASK_ROWS apart
     packed: Floats2  # the tokens of a task
 
 
@@ -62,14 +62,14 @@ def _task(kind: int, n_tokens: int) -> Code:
             pack_token(kind, n_tokens, to, t % n_tokens, x.ctypes.data, f.k)
         for start in range(first, last, CLOSE_ROWS):
             for group in range(n_groups):
-                to = f.found[thread, group * n_tokens * TASK_ROWS + start - first :].ctypes.data
+                to = f.dots[thread, group * n_tokens * TASK_ROWS + start - first :].ctypes.data
                 x = packed + group * f.group_bytes
                 for i in range(min(CLOSE_ROWS, last - start)):
                     row = f.w.address + (start + i) * f.w.row_bytes
                     int_dots(kind, n_tokens, to + 4 * i, 4 * TASK_ROWS, row, x, f.k)
         for t in range(n):
-            found = f.found[thread, t * TASK_ROWS : t * TASK_ROWS + last - first]
-            put_products(f, t0 + t, first, found)
+            dots = f.dots[thread, t * TASK_ROWS : t * TASK_ROWS + last - first]
+            put_products(f, t0 + t, first, dots)
 
     return task_code(RowProduct)(task_of_rows)
 
@@ -84,7 +84,7 @@ def _takes(p: Problem) -> bool:
 def _layout(p: Problem) -> Layout:
     tokens = round_up(min(p.m, TASK_TOKENS), min(p.m, TOGETHER))
     n = tokens * packed_bytes(p.weight_type.name, p.k) // 4
-    return Layout(found=per_thread(tokens * TASK_ROWS), packed=per_thread(n))
+    return Layout(dots=per_thread(tokens * TASK_ROWS), packed=per_thread(n))
 
 
 def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:

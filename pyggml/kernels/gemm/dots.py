@@ -77,23 +77,23 @@ class _Dot(VectorBlock):
         sums = next(self._chains)
         self.b.store(fma(self.b, a, b, self.b.load(sums)), sums)
 
-    def _loaded(self, base: Any, i: int, kind: Any) -> Any:
+    def _load(self, base: Any, i: int, kind: Any) -> Any:
         return load(self.b, at(self.b, base, ir.Constant(I64, i)), kind)
 
     @abstractmethod
-    def _widened(self, eight: Any) -> Any:
+    def _widen(self, eight: Any) -> Any:
         """Eight floats as long as a chain, with zeros."""
 
     def add_minimum(self, minimum: Any) -> None:
         product = self.b.fmul(minimum, self.b.load(at(self.b, self._sums, ir.Constant(I64, 0))))
         first = self.b.insert_element(every(F32X8, 0.0), product, ir.Constant(I32, 0))
-        self._sum(self._widened(first), self._widened(every(F32X8, 1.0)))
+        self._sum(self._widen(first), self._widen(every(F32X8, 1.0)))
 
     def add_minima(self, minima: Any) -> None:
         if minima.type == F32X16:
             self._of_subgroups = minima
         else:
-            self._sum(self._widened(minima), self._widened(self._loaded(self._sums, 0, F32X8)))
+            self._sum(self._widen(minima), self._widen(self._load(self._sums, 0, F32X8)))
 
     def _two_minima(self, i: int) -> Sequence[Any]:
         """The minima of the SUBGROUPs from weight i on; none, if they have none of their own."""
@@ -112,7 +112,7 @@ class _FloatDot(_Dot):
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
         part = every(F32X16, 0.0)
         for n, floats in enumerate(self.subgroups(q)):
-            part = fma(self.b, floats, self._loaded(self._x, i + n * SUBGROUP, F32X16), part)
+            part = fma(self.b, floats, self._load(self._x, i + n * SUBGROUP, F32X16), part)
         self._sum(part, broadcast(self.b, scale, F32X16))
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
@@ -123,9 +123,9 @@ class _FloatDot(_Dot):
             self.add_floats(weights or b.fmul(floats, each), i + n * SUBGROUP)
 
     def add_floats(self, floats: Any, i: int) -> None:
-        self._sum(floats, self._loaded(self._x, i, F32X16))
+        self._sum(floats, self._load(self._x, i, F32X16))
 
-    def _widened(self, eight: Any) -> Any:
+    def _widen(self, eight: Any) -> Any:
         mask = ir.Constant(ir.VectorType(I32, SUBGROUP), [*range(SUBGROUP)])
         return self.b.shuffle_vector(eight, every(F32X8, 0.0), mask)
 

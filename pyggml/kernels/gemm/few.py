@@ -30,7 +30,7 @@ class FewProduct(Product):
     """A product of few tokens. A task takes TASK_ROWS rows of W."""
 
     # of each thread
-    found: Floats2  # one token's dot products
+    dots: Floats2  # one token's dot products
     piece: Floats2
     token: Floats2  # the sums of a token's groups
 
@@ -45,7 +45,7 @@ def _few_tasks(kind: int) -> Code:
     def task_of_few(f, task, thread):
         x, depth, stride = f.a, f.k, f.w.row_bytes
         first, last = task * TASK_ROWS, min((task + 1) * TASK_ROWS, f.n)
-        found = f.found[thread, : last - first]
+        dots = f.dots[thread, : last - first]
         sums = f.token[thread]
         for t in range(f.m):
             token = x[t * f.lda : t * f.lda + depth]
@@ -53,7 +53,7 @@ def _few_tasks(kind: int) -> Code:
                 group_sums(sums, token)
             for i in range(0, last - first, TOGETHER):
                 here, n_rows = f.w.address + (first + i) * stride, min(TOGETHER, last - first - i)
-                to = f.found[thread, i:].ctypes.data
+                to = f.dots[thread, i:].ctypes.data
                 if kind < 0 or TOGETHER == 1:
                     fetch(here + AHEAD, n_rows * stride)
                 if kind >= 0:
@@ -62,31 +62,31 @@ def _few_tasks(kind: int) -> Code:
                 else:
                     for j in range(n_rows):
                         row = here + j * stride
-                        found[i + j] = _unpacked_dot(f.w, row, token, f.piece[thread])
-            put_products(f, t, first, found)
+                        dots[i + j] = _unpacked_dot(f.w, row, token, f.piece[thread])
+            put_products(f, t, first, dots)
 
     return task_code(FewProduct)(task_of_few)
 
 
 @kernel
-def put_products(f, t, first, found):
-    """Write `found` to token t's result from number `first` on, or add it."""
+def put_products(f, t, first, dots):
+    """Write `dots` to token t's result from number `first` on, or add it."""
     start = t * f.n + first
-    mine = f.c[start : start + found.size]
-    for i in range(found.size):
-        mine[i] = found[i] + (mine[i] if f.accumulate else np.float32(0))
+    mine = f.c[start : start + dots.size]
+    for i in range(dots.size):
+        mine[i] = dots[i] + (mine[i] if f.accumulate else np.float32(0))
 
 
 @kernel
 def _unpacked_dot(w, address, x, piece):
     """Σ w x of the row of W at this address; PIECE numbers at a time are unpacked to `piece`."""
-    found = np.float32(0)
+    total = np.float32(0)
     for k0 in range(0, x.size, PIECE):
         k = min(PIECE, x.size - k0)
         here = address + k0 // w.block * w.block_bytes
         call_block(w.unpack, piece.ctypes.data, here, k // w.block)
-        found += dot(piece[:k], x[k0 : k0 + k])
-    return found
+        total += dot(piece[:k], x[k0 : k0 + k])
+    return total
 
 
 _FLOATS = {kind: _few_tasks(kind) for kind in range(-1, len(DIRECT_TYPES))}
@@ -96,7 +96,7 @@ _FLOATS = {kind: _few_tasks(kind) for kind in range(-1, len(DIRECT_TYPES))}
 
 def _layout(p: Problem) -> Layout:
     sums = round_up(p.k, GROUP) // GROUP
-    return Layout(found=per_thread(TASK_ROWS), piece=per_thread(PIECE), token=per_thread(sums))
+    return Layout(dots=per_thread(TASK_ROWS), piece=per_thread(PIECE), token=per_thread(sums))
 
 
 def _call(p: Problem, o: Operands, scratch: Scratch, code: Code, unpack: int) -> Call:

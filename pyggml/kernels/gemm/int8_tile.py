@@ -33,7 +33,7 @@ from pyggml.jit.llvm import (
     prefetch,
     store,
 )
-from pyggml.kernels.gemm.activations import BLOCK_WORDS, largest, rounded, scale_of
+from pyggml.kernels.gemm.activations import BLOCK_WORDS, largest, round_product, scale_of
 from pyggml.kernels.gemm.dots import step
 from pyggml.kernels.gemm.microkernel import in_turns, rows_of_squares
 from pyggml.kernels.gemm.tile import BYTE_TILE
@@ -118,7 +118,7 @@ class _Bytes(VectorBlock):
         """Weights of two subgroups, floats, times a factor for each, rounded."""
         b, most, parts = self.b, every(ir.VectorType(I32, SUBGROUP), 127), []
         for floats, factor in zip(halves, factors, strict=True):
-            whole = rounded(b, floats, broadcast(b, factor, F32X16))
+            whole = round_product(b, floats, broadcast(b, factor, F32X16))
             inside = b.select(b.icmp_signed("<", whole, most), whole, most)
             parts.append(b.trunc(inside, ir.VectorType(I8, SUBGROUP)))
         order = ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)])
@@ -180,7 +180,7 @@ def _word_of(builder: Any, values: list[Any], per_scale: Any) -> Any:
     """Vectors of four numbers of columns as words of bytes."""
     words = every(_INTS, 0)
     for n, v in enumerate(values):
-        q = builder.add(rounded(builder, v, per_scale), every(_INTS, OFFSET))
+        q = builder.add(round_product(builder, v, per_scale), every(_INTS, OFFSET))
         byte = builder.and_(q, every(_INTS, 255))
         words = builder.or_(words, builder.shl(byte, every(_INTS, 8 * n)))
     return words

@@ -30,7 +30,7 @@ from pyggml.jit.llvm import (
     total,
 )
 from pyggml.kernels.gemm.int_pack import Unit, counts, unit_of
-from pyggml.kernels.gemm.row_plan import VECTOR, decoded
+from pyggml.kernels.gemm.row_plan import VECTOR, decode
 from pyggml.quants.readers.pieces import PieceBlock
 from pyggml.quants.unpack import WHOLE_TYPES
 
@@ -68,10 +68,10 @@ class _Sums:
     def total(self) -> Any:
         """All of them together."""
         wide = reduce(self.b.fadd, map(self.b.load, self._vectors.pop(_LANES)))
-        found = total(self.b, wide)
+        whole = total(self.b, wide)
         for (vector,) in self._vectors.values():
-            found = self.b.fadd(found, total(self.b, self.b.load(vector)))
-        return found
+            whole = self.b.fadd(whole, total(self.b, self.b.load(vector)))
+        return whole
 
 
 class _Row:
@@ -99,9 +99,9 @@ class _Row:
             mine = self.b.fmul(scales, self._read(t, unit.n, F32, unit.n_scales))
             for some, vectors in zip(p.sums, weights, strict=True):
                 products = self._products(vectors, some, t)
-                sums.add(products, self._permuted(mine, p.lanes(some[0])))
+                sums.add(products, self._permute(mine, p.lanes(some[0])))
 
-    def _permuted(self, scales: Any, lanes: list[int]) -> Any:
+    def _permute(self, scales: Any, lanes: list[int]) -> Any:
         """scales[lanes]. By name where one instruction does it: LLVM would take two that need no
         vector of numbers, which stays in a register here."""
         b, n = self.b, len(lanes)
@@ -165,7 +165,7 @@ def _emit_units(
         here = b.add(x, b.mul(loop.index, I64(x_bytes)))
         for line in range(0, row_bytes, _LINE):
             _fetch_once(b, b.add(source, I64(AHEAD + line)))
-        _Row(b, unit, decoded(b, source, name, n_blocks), here, sums).emit()
+        _Row(b, unit, decode(b, source, name, n_blocks), here, sums).emit()
     return b.add(row, b.mul(n, I64(row_bytes))), b.add(x, b.mul(n, I64(x_bytes)))
 
 

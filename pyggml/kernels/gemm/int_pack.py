@@ -15,7 +15,7 @@ from llvmlite import ir
 from pyggml.graph.dtypes import dtype
 from pyggml.jit import cgutils, intrinsic, types
 from pyggml.jit.llvm import F32, I8, I32, I64, at, by_quads, every, load, totals
-from pyggml.kernels.gemm.activations import largest, rounded, scale_of
+from pyggml.kernels.gemm.activations import largest, round_product, scale_of
 from pyggml.kernels.gemm.row_plan import UNIT, Plan, plan, units
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.readers.vectors import F32X16
@@ -126,7 +126,7 @@ class _Packing:
         """GROUP numbers as bytes."""
         b = self.b
         each = self._lanes(per_scale, [group] * F32X16.count)
-        two = (rounded(b, v, each) for v in self.values[2 * group : 2 * group + 2])
+        two = (round_product(b, v, each) for v in self.values[2 * group : 2 * group + 2])
         parts = [b.trunc(v, ir.VectorType(I8, F32X16.count)) for v in two]
         order = ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)])
         return b.shuffle_vector(*parts, order)

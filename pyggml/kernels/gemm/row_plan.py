@@ -28,9 +28,9 @@ from pyggml.quants.readers.pieces import (
     Piece,
     PieceBlock,
     is_fields,
-    moved,
     n_shifts,
     span,
+    times_power,
 )
 from pyggml.quants.unpack import LAYOUTS
 
@@ -99,7 +99,7 @@ def _builder() -> Any:
     return ir.IRBuilder(function.append_basic_block())
 
 
-def decoded(builder: Any, source: Any, name: str, n_blocks: int) -> PieceBlock:
+def decode(builder: Any, source: Any, name: str, n_blocks: int) -> PieceBlock:
     """The blocks of a unit as their decoder writes them down."""
     block = PieceBlock(builder, source, n_blocks, dtype(name).block_bytes)
     LAYOUTS[name](block)
@@ -110,10 +110,10 @@ def _plans(name: str, n_blocks: int) -> Iterator[Plan]:
     """All orders in which some digits of a piece's number choose its place in a vector, the others
     the vector; with fields shifted to bit 0, or not."""
     builder = _builder()
-    block = decoded(builder, builder.function.args[0], name, n_blocks)
-    pieces = block.pieces()
+    block = decode(builder, builder.function.args[0], name, n_blocks)
+    pieces = block.weight_pieces()
     size = pieces[0][1].n
-    unsigned, zeros, spans = zip(*(_unsigned(node) for _, node in pieces), strict=True)
+    unsigned, zeros, spans = zip(*(_as_unsigned(node) for _, node in pieces), strict=True)
     signed, zero = max(spans) > MOST_UNSIGNED or _is_signed(pieces), max(zeros)
     nodes = [(n, node) for (n, _), node in zip(pieces, unsigned, strict=True)]
     n_minima = 0 if block.minima is None else block.minima.type.count
@@ -125,7 +125,7 @@ def _plans(name: str, n_blocks: int) -> Iterator[Plan]:
             if factors is None:
                 continue
             each = pieces if signed else [
-                (n, moved(node, m) if m else node)
+                (n, times_power(node, m) if m else node)
                 for (n, node), m in zip(nodes, moves, strict=True)
             ]  # fmt: skip
             start = Plan(
@@ -157,7 +157,7 @@ def _is_signed(pieces: list[Piece]) -> bool:
     return CHOSEN.neon and any(node.op != "minus" and span(node)[0] < 0 for _, node in pieces)
 
 
-def _unsigned(node: Node) -> tuple[Node, int, int]:
+def _as_unsigned(node: Node) -> tuple[Node, int, int]:
     """u and zero of a piece's weights, and the largest u."""
     low, high = span(node)
     if node.op == "minus" and span(node.of[0])[0] == 0:
@@ -179,7 +179,7 @@ def _move(node: Node) -> int:
         return 0
     room = range(8)
     fits = [n for n in room if span(node)[1] << n <= MOST_UNSIGNED]
-    return min(fits, key=lambda n: n_shifts(moved(node, n)))
+    return min(fits, key=lambda n: n_shifts(times_power(node, n)))
 
 
 def _factors(moves: list[int], size: int) -> tuple[float, ...] | None:
@@ -199,7 +199,7 @@ def _sums(p: Plan) -> tuple[tuple[int, ...], ...]:
 def _cost(name: str, n_blocks: int, p: Plan) -> int:
     """Instructions of a unit."""
     builder = _builder()
-    block = decoded(builder, builder.function.args[0], name, n_blocks)
+    block = decode(builder, builder.function.args[0], name, n_blocks)
     before = len(builder.block.instructions)
     for vector in p.vectors:
         block.wide(p.pieces[piece] for piece in vector)

@@ -46,7 +46,7 @@ class SeveralProduct(Product):
     packed_a: Floats1  # x in groups of tokens, as pyggml.kernels.gemm.lane_dots reads it
     # of each thread
     token: Floats2  # what `quantize` makes of a token
-    found: Floats2  # the products of a group of tokens with LANES rows
+    products: Floats2  # the products of a group of tokens with LANES rows
 
 
 def _together(n_tokens: int) -> int:
@@ -92,17 +92,17 @@ def _code(kind: int, n_together: int) -> Code:
     """The task that multiplies TASK_ROWS rows of type KINDS[kind] with all tokens."""
 
     def task_of_several(f, task, thread):
-        first, found = task * TASK_ROWS, f.found[thread]
+        first, products = task * TASK_ROWS, f.products[thread]
         size = f.k // GROUP * n_together * TOKEN_WORDS
         for wanted in range(first, min(first + TASK_ROWS, f.n), LANES):
             row = min(wanted, f.n - LANES)  # the last ones may have been multiplied before
-            here, to = f.w.address + row * f.w.row_bytes, found.ctypes.data
+            here, to = f.w.address + row * f.w.row_bytes, products.ctypes.data
             for t0 in range(0, f.m, n_together):
                 x = f.packed_a[t0 // n_together * size :].ctypes.data
                 lane_dots(kind, n_together, here, f.w.row_bytes, x, f.k, to)
                 for t in range(t0, min(t0 + n_together, f.m)):
                     mine = f.c[t * f.n + wanted : t * f.n + row + LANES]
-                    of = found[(t - t0) * LANES + wanted - row :]
+                    of = products[(t - t0) * LANES + wanted - row :]
                     for i in range(mine.size):
                         mine[i] = of[i] + (mine[i] if f.accumulate else np.float32(0))
 
@@ -123,7 +123,7 @@ def _layout(p: Problem) -> Layout:
     return Layout(
         packed_a=Array((round_up(p.m, _together(p.m)) * n * TOKEN_WORDS,)),
         token=per_thread(n * _FLAT_WORDS),
-        found=per_thread(TOGETHER * LANES),
+        products=per_thread(TOGETHER * LANES),
     )
 
 

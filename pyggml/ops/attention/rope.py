@@ -130,8 +130,7 @@ def _rotation(sign: float) -> Callable[[Site], Call]:
     def run(site: Site) -> Call:
         x, table = site.src
         y = site.out.reshape(-1, *site.out.shape[-2:])
-        in_place = x.ctypes.data == y.ctypes.data
-        arguments = (y, x.reshape(y.shape), table, *site.scalars, np.float32(sign), in_place)
+        arguments = (y, x.reshape(y.shape), table, *site.scalars, np.float32(sign), site.in_place)
         return Call(_rotate, *arguments)
 
     return run

@@ -40,7 +40,7 @@ def _add_row_back(dx, dy, index, weight, factor):
 
 @kernel
 def _resample(out, x, i0, w0, i1, w1, i2, w2, i3, w3, transposed):
-    """out made of x; transposed, out is dx and x is dy."""
+    """out = the resampled x. If transposed, out is the gradient of x, and x that of the result."""
     out[:] = 0
     taps = i0.shape[1] * i1.shape[1] * i2.shape[1]
     for a in range(i0.shape[0]):

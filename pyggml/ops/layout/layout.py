@@ -76,29 +76,21 @@ def _copy_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample((rng.standard_normal(shape),))
 
 
-CONT = op(
-    name="cont",
-    ggml=GGMLOp.CONT,
-    spec=_copy_spec,
-    ref=_same_ref,
-    grad=_same_grad,
-    samples=_copy_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
-    strided=True,
+CONT, DUP = (
+    op(
+        name=ggml.name.lower(),
+        ggml=ggml,
+        spec=_copy_spec,
+        ref=_same_ref,
+        grad=_same_grad,
+        samples=_copy_samples,
+        refuses=NO_SETTINGS,
+        memory=Memory.FRESH,
+        strided=True,
+    )
+    for ggml in (GGMLOp.CONT, GGMLOp.DUP)
 )
 cpu_kernel(CONT, _copy_run)
-DUP = op(
-    name="dup",
-    ggml=GGMLOp.DUP,
-    spec=_copy_spec,
-    ref=_same_ref,
-    grad=_same_grad,
-    samples=_copy_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
-    strided=True,
-)
 cpu_kernel(DUP, _copy_run)
 
 # -- reshape ------------------------------------------------------------------------------------

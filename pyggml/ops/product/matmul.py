@@ -74,6 +74,8 @@ def _as_taken(w: Tensor, x: Tensor) -> Tensor:
 
 def _batches(name: str, few: Shape, many: Shape) -> Shape:
     """The result's leading axes: those of `many`, which those of `few` must divide."""
+    if not few:
+        return many
     few = (1,) * (len(many) - len(few)) + few
     if len(few) > len(many) or any(f == 0 or m % f for f, m in zip(few, many, strict=True)):
         raise ShapeError(f"{name}: batches {few} do not divide batches {many}")
@@ -93,7 +95,7 @@ def _check(name: str, weight: Tensor, x: Tensor, axis: int) -> None:
     to_unpack = weight.dtype is not F32
     if to_unpack and weight.strides[-1] != weight.dtype.block_bytes:
         raise ShapeError(f"{name}: the rows of {weight!r} have gaps, wanted them whole")
-    rows = x if axis == -1 else _turned(x)
+    rows = x if axis == -1 else _swap_axes(x)
     if to_unpack and not rows.is_contiguous:
         raise ShapeError(f"{name}: {x!r} has gaps beside {weight!r}, wanted a copy without")
 
@@ -111,7 +113,7 @@ def _has_rows(w: Tensor, x: Tensor) -> bool:
     return len(w.shape) == 2 and w.strides[1] == w.dtype.block_bytes and x.is_contiguous
 
 
-def _turned(t: Tensor) -> Tensor:
+def _swap_axes(t: Tensor) -> Tensor:
     """t with its last two axes exchanged; no node."""
     shape, strides = transposed_matrices(t)
     return Tensor(shape, t.dtype, strides=strides)
@@ -257,10 +259,7 @@ def _mul_mat_add_run(site: Site) -> Call:
 
 def onto_first(site: Site, call: Call) -> Call:
     """`call`, which adds to the result, after a copy of the first source into the result."""
-    y = site.src[0]
-    if y.ctypes.data == site.out.ctypes.data:
-        return call
-    return Call(_after_copy, site.out, y, call)
+    return call if site.in_place else Call(_after_copy, site.out, site.src[0], call)
 
 
 def _after_copy(out: np.ndarray, y: np.ndarray, call: Call) -> None:
@@ -325,7 +324,7 @@ def _out_prod_run(site: Site) -> Call:
 
 def _out_prod_scratch(node: Tensor, compute: Compute) -> int:
     a, b = node.src[-2:]
-    return _scratch_bytes(node, a, _turned(b), "out_prod", compute)
+    return _scratch_bytes(node, a, _swap_axes(b), "out_prod", compute)
 
 
 def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:

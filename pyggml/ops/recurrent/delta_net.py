@@ -29,26 +29,38 @@ from pyggml.ops.recurrent.recurrence import (
     R,
     V,
     W,
+    expect_n_states,
     expect_positions,
     head_backward,
     head_forward,
     n_tasks,
     sample_positions,
+    states_of,
+    states_spec,
     with_dy,
 )
 
 
 def gated_delta_net(
-    state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, positions: Tensor
+    state: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    positions: Tensor,
+    n_states: int = 1,
 ) -> Tensor:
     """The gated delta rule -> (T, H, D), F32 (ggml's GATED_DELTA_NET).
 
     state is (H, D, D), indexed [value, key]; q and k (T, HK, D), v (T, H, D), beta (T, H); g, the
     logarithm of the decay, (T, H) or (T, H, D). Head h uses key head h mod HK. positions (T,) I32:
-    0 begins a sequence with a zero state. The result's `saved[0]` is the last state. Raises
-    ShapeError if shapes or types do not fit.
+    0 begins a sequence with a zero state. The result's `saved[0]` is the last state. With n_states
+    above 1, ggml's K, it is (n_states, H, D, D): the states after the last token, the one before
+    it, and so on; those from before the first token are the initial state. Raises ShapeError if
+    shapes or types do not fit.
     """
-    return GATED_DELTA_NET(state, q, k, v, g, beta, positions)
+    return GATED_DELTA_NET(state, q, k, v, g, beta, positions, n_states=n_states)
 
 
 # -- gated_delta_net ----------------------------------------------------------------------------
@@ -78,19 +90,28 @@ def _fill(f, h, q, k, v, g, beta):
 
 
 @parallel
-def _gated_delta_net(y, last, work, state, q, k, v, g, beta, positions):
+def _gated_delta_net(y, states, work, state, q, k, v, g, beta, positions):
     tasks, n_heads = work.shape[0], v.shape[1]
     for task in prange(tasks):
         f = work[task]
         for h in range(task * n_heads // tasks, (task + 1) * n_heads // tasks):
             _fill(f, h, q, k, v, g, beta)
-            head_forward(y, h, last[h], f, state[h], positions, True, False)
+            head_forward(y, h, states, f, state[h], positions, True, False)
 
 
 def _spec(
-    state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, positions: Tensor
+    state: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    positions: Tensor,
+    *,
+    n_states: int = 1,
 ) -> Spec:
     name = "gated_delta_net"
+    expect_n_states(name, n_states)
     expect_axes(name, "v", v, 3)
     expect_axes(name, "k", k, 3)
     n_tokens, h, d = v.shape
@@ -110,9 +131,8 @@ def _run(site: Site) -> Call:
     state, q, k, v, g, beta, positions = site.src
     (work,) = recurrence.scratch(site, n_tasks(v.shape[1]), v.shape[0], state, False)
     g = g if g.ndim == 3 else g[..., None]
-    return Call(
-        _gated_delta_net, *(site.out, *site.saved, work), *(state, q, k, v, g, beta, positions)
-    )
+    written = (site.out, states_of(site, state), work)
+    return Call(_gated_delta_net, *written, *(state, q, k, v, g, beta, positions))
 
 
 def _factors(
@@ -133,6 +153,7 @@ def _ref(
     g: np.ndarray,
     beta: np.ndarray,
     positions: np.ndarray,
+    n_states: int,
 ) -> np.ndarray:
     """As in the paper, not through the recurrence's factors."""
     s, y = state.astype(np.float64), np.empty(v.shape)
@@ -166,7 +187,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         k /= np.linalg.norm(k, axis=-1, keepdims=True)
         g = -rng.uniform(0.01, 1, (t, h, d) if by_channel else (t, h))
         beta = rng.uniform(0, 1, (t, h))
-        yield Sample((state, q, k, v, g, beta, sample_positions(rng, t)))
+        params = {"n_states": 3 if t in (1, 7) else 1}
+        yield Sample((state, q, k, v, g, beta, sample_positions(rng, t)), params)
 
 
 GATED_DELTA_NET = op(
@@ -176,9 +198,9 @@ GATED_DELTA_NET = op(
     ref=_ref,
     grad=_grad,
     samples=_samples,
-    refuses=NO_SETTINGS,
+    refuses={"n_states": (0, -1)},
     memory=Memory.FRESH,
-    saved=lambda state, *_: (Spec(state.shape),),
+    saved=lambda state, *_, n_states: states_spec(state, n_states),
     costly=True,
 )
 cpu_kernel(

@@ -19,8 +19,9 @@ from math import isqrt
 
 import numpy as np
 
+from pyggml.errors import ShapeError
 from pyggml.graph.dtypes import I32
-from pyggml.graph.op import Sample
+from pyggml.graph.op import Sample, Spec
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit import kernel
 from pyggml.jit.scratch import Array, Layout
@@ -66,10 +67,17 @@ def _step(s, w, a, b, k, v, coupled):
 
 
 @kernel
-def head_forward(y, h, s, f, initial, positions, coupled, early):
-    """y[:, h], of y (T, H, dv), from the factors of head h; s (dv, dk) becomes the last state."""
+def head_forward(y, h, states, f, initial, positions, coupled, early):
+    """y[:, h], of y (T, H, dv), from the factors of head h.
+
+    states (n, H, dv, dk) become those after the last token, the one before it, and so on; before
+    the first token, that is the initial state.
+    """
+    s, n_tokens = states[0, h], positions.size
     copy_state(s, initial)
-    for t in range(positions.size):
+    for back in range(n_tokens, states.shape[0]):
+        copy_state(states[back, h], s)
+    for t in range(n_tokens):
         if positions[t] == 0:
             _zero(s)
         r, out = f[R, t], y[t, h]
@@ -80,6 +88,8 @@ def head_forward(y, h, s, f, initial, positions, coupled, early):
         if not early:
             for i in range(s.shape[0]):
                 out[i] = dot(s[i], r)
+        if 0 < n_tokens - 1 - t < states.shape[0]:
+            copy_state(states[n_tokens - 1 - t, h], s)
 
 
 @kernel
@@ -201,6 +211,22 @@ def scratch(site: Site, tasks: int, n_tokens: int, state: np.ndarray, back: bool
     return [*arrays, _marks(n_tokens)[0]] if back else [*arrays]
 
 
+def expect_n_states(name: str, n_states: int) -> None:
+    """ShapeError unless one state or more is to be kept."""
+    if n_states < 1:
+        raise ShapeError(f"{name}: n_states is {n_states}, wanted 1 or more")
+
+
+def states_spec(state: Tensor, n_states: int) -> tuple[Spec, ...]:
+    """What an op saves: the last state, or several with an axis before it."""
+    return (Spec(state.shape if n_states == 1 else (n_states, *state.shape)),)
+
+
+def states_of(site: Site, state: np.ndarray) -> np.ndarray:
+    """The saved states, (n_states, *the shape of one)."""
+    return site.saved[0].reshape(-1, *state.shape)
+
+
 def expect_positions(name: str, positions: Tensor, n_tokens: int) -> None:
     expect(name, "positions", positions, (n_tokens,), I32)
 
@@ -273,6 +299,7 @@ def with_dy(samples: Samples, which: int) -> Samples:
     def back_samples(rng: np.random.Generator) -> Iterator[Sample]:
         for s in samples(rng):
             dy = rng.standard_normal(np.shape(s.arrays[which]))
-            yield Sample((*s.arrays, dy), s.params)
+            params = {k: v for k, v in s.params.items() if k != "n_states"}
+            yield Sample((*s.arrays, dy), params)
 
     return back_samples

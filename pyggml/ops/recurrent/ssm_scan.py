@@ -27,11 +27,14 @@ from pyggml.ops.recurrent.recurrence import (
     R,
     V,
     W,
+    expect_n_states,
     expect_positions,
     head_backward,
     head_forward,
     n_tasks,
     sample_positions,
+    states_of,
+    states_spec,
     with_dy,
 )
 
@@ -39,16 +42,25 @@ _LINEAR = np.float32(20)  # above it, softplus(x) is taken as x, as in ggml
 
 
 def ssm_scan(
-    state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, positions: Tensor
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    positions: Tensor,
+    n_states: int = 1,
 ) -> Tensor:
     """The selective scan -> (T, H, P), F32 (ggml's SSM_SCAN).
 
     state is (H, P, N), x (T, H, P), dt (T, H) before its softplus, b and c (T, G, N); head h uses
     group h // (H / G). a is (H, N), or (H, 1) with one decay per head as in Mamba 2. Mamba 1 has H
     channels with P = 1. positions (T,) I32: 0 begins a sequence with a zero state. The result's
-    `saved[0]` is the last state. Raises ShapeError if shapes or types do not fit.
+    `saved[0]` is the last state. With n_states above 1, ggml's K, it is (n_states, H, P, N): the
+    states after the last token, the one before it, and so on; those from before the first token
+    are the initial state. Raises ShapeError if shapes or types do not fit.
     """
-    return SSM_SCAN(state, x, dt, a, b, c, positions)
+    return SSM_SCAN(state, x, dt, a, b, c, positions, n_states=n_states)
 
 
 # -- ssm_scan -----------------------------------------------------------------------------------
@@ -81,18 +93,27 @@ def _fill_scan(f, h, x, dt, a, b, c):
 
 
 @parallel
-def _ssm_scan(y, last, work, state, x, dt, a, b, c, positions):
+def _ssm_scan(y, states, work, state, x, dt, a, b, c, positions):
     tasks, n_heads = work.shape[0], x.shape[1]
     for task in prange(tasks):
         f = work[task]
         for h in range(task * n_heads // tasks, (task + 1) * n_heads // tasks):
             _fill_scan(f, h, x, dt, a, b, c)
-            head_forward(y, h, last[h], f, state[h], positions, False, False)
+            head_forward(y, h, states, f, state[h], positions, False, False)
 
 
 def _scan_spec(
-    state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, positions: Tensor
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    positions: Tensor,
+    *,
+    n_states: int = 1,
 ) -> Spec:
+    expect_n_states("ssm_scan", n_states)
     for what, t, axes in (("state", state, 3), ("x", x, 3), ("a", a, 2), ("b", b, 3)):
         expect_axes("ssm_scan", what, t, axes)
     expect_type("ssm_scan", "x", x)
@@ -115,7 +136,7 @@ def _scan_spec(
 def _scan_run(site: Site) -> Call:
     state, x = site.src[:2]
     (work,) = recurrence.scratch(site, n_tasks(x.shape[1]), x.shape[0], state, False)
-    return Call(_ssm_scan, site.out, *site.saved, work, *site.src)
+    return Call(_ssm_scan, site.out, states_of(site, state), work, *site.src)
 
 
 def _factors(
@@ -135,6 +156,7 @@ def _scan_ref(
     b: np.ndarray,
     c: np.ndarray,
     positions: np.ndarray,
+    n_states: int,
 ) -> np.ndarray:
     v = np.logaddexp(0, dt)[:, :, None] * x
     return recurrence.reference(state, positions, v=v, **_factors(x, dt, a, b, c))[0]
@@ -160,7 +182,8 @@ def _scan_samples(rng: np.random.Generator) -> Iterator[Sample]:
         a = -rng.uniform(0.1, 2, (h, n_a))
         b, c = rng.standard_normal((2, t, groups, n))
         dt[0, 0] = 25.0  # above _LINEAR
-        yield Sample((state, x, dt, a, b, c, sample_positions(rng, t)))
+        params = {"n_states": 3 if t in (1, 7) else 1}
+        yield Sample((state, x, dt, a, b, c, sample_positions(rng, t)), params)
 
 
 SSM_SCAN = op(
@@ -170,9 +193,9 @@ SSM_SCAN = op(
     ref=_scan_ref,
     grad=_scan_grad,
     samples=_scan_samples,
-    refuses=NO_SETTINGS,
+    refuses={"n_states": (0, -1)},
     memory=Memory.FRESH,
-    saved=lambda state, *_: (Spec(state.shape),),
+    saved=lambda state, *_, n_states: states_spec(state, n_states),
     costly=True,
 )
 cpu_kernel(

@@ -33,6 +33,7 @@ from pyggml.ops.recurrent.recurrence import (
     head_forward,
     n_tasks,
     sample_positions,
+    states_of,
 )
 
 
@@ -102,13 +103,13 @@ def _own_key(y, h, f, u):
 
 
 @parallel
-def _wkv(y, last, work, state, w, k, r, v, a, b, u, positions, scale, coupled, early):
+def _wkv(y, states, work, state, w, k, r, v, a, b, u, positions, scale, coupled, early):
     tasks, n_heads = work.shape[0], y.shape[1]
     for task in prange(tasks):
         f = work[task]
         for h in range(task * n_heads // tasks, (task + 1) * n_heads // tasks):
             _fill(f, h, w, k, r, v, a, b, scale)
-            head_forward(y, h, last[h], f, state[h], positions, coupled, early)
+            head_forward(y, h, states, f, state[h], positions, coupled, early)
             if early:
                 _own_key(y, h, f, u)
 
@@ -174,7 +175,7 @@ def _call(site: Site, *factors: np.ndarray, scale: float = 1.0, coupled: bool, e
     """The forward kernel over w, k, r, v, a, b, u, positions; lacking factors are unread arrays."""
     n_tokens, n_heads, _ = site.out.shape
     (work,) = recurrence.scratch(site, n_tasks(n_heads), n_tokens, site.src[0], False)
-    arrays = (site.out, *site.saved, work, site.src[0], *factors)
+    arrays = (site.out, states_of(site, site.src[0]), work, site.src[0], *factors)
     return Call(_wkv, *arrays, np.float32(scale), coupled, early)
 
 

@@ -18,6 +18,24 @@ _ZERO = np.float32(0)
 _TINY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: a sub-block below it counts as zero
 
 
+@exact
+def nearest_level(v, levels):
+    """The index of the level nearest to v, of rising ones; of two equally near, the higher."""
+    last = levels.size - 1
+    if v <= levels[0]:
+        return 0
+    if v >= levels[last]:
+        return last
+    below, above = 0, last
+    while above - below > 1:
+        middle = (below + above) // 2
+        if v < levels[middle]:
+            above = middle
+        else:
+            below = middle
+    return below if v - levels[below] < levels[above] - v else above
+
+
 # -- how much weights count -----------------------------------------------------------------------
 
 

@@ -139,8 +139,8 @@ def _sums(x, w, q):
 
 @exact
 def _first_trial(q, x, w, way):
-    """What gets the top level in the middle of the trials, and the scale if none of them fits; both
-    are 0 for what counts as zero. q is scratch."""
+    """(peak, scale): the weight that the middle trial puts on the top level, and the scale of a
+    sub-block that no trial fits. Both are 0 for a sub-block that counts as zero. q is scratch."""
     peak = x.max()
     if peak < np.float32(way.tiny):
         return _ZERO, _ZERO

@@ -246,7 +246,7 @@ class _Chosen(NamedTuple):
     d: np.ndarray
 
 
-def _chosen(src: np.ndarray, importance: Given, n_sub: int, tiny: float) -> _Chosen:
+def _choose_points(src: np.ndarray, importance: Given, n_sub: int, tiny: float) -> _Chosen:
     n = len(src)
     points, down = np.empty((n, 32), np.uint16), np.empty((n, 32), np.uint8)
     choice = _Chosen(points, down, np.empty((n, n_sub), np.uint8), np.empty(n, np.float32))
@@ -256,7 +256,7 @@ def _chosen(src: np.ndarray, importance: Given, n_sub: int, tiny: float) -> _Cho
 
 
 def pack_iq1_s(dst: np.ndarray, src: np.ndarray, importance: np.ndarray, _means: Given) -> None:
-    points, down, s, d = _chosen(src, importance, 8, 1e-12)
+    points, down, s, d = _choose_points(src, importance, 8, 1e-12)
     dst[:, :2] = _as_float16(d * np.float32(1.125)).view(np.uint8)
     dst[:, 2:34] = points & 255
     top = s.astype(np.uint16) | down[:, ::4].astype(np.uint16) << 3
@@ -266,7 +266,7 @@ def pack_iq1_s(dst: np.ndarray, src: np.ndarray, importance: np.ndarray, _means:
 def pack_iq1_m(
     dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Given = None
 ) -> None:
-    points, down, s, d = _chosen(src, importance, 16, 1e-7)
+    points, down, s, d = _choose_points(src, importance, 16, 1e-7)
     dst[:, :32] = points & 255
     extra = (points >> 8).astype(np.uint8) | down << 3
     dst[:, 32:48] = extra[:, ::2] | extra[:, 1::2] << 4

@@ -90,12 +90,12 @@ def span(node: Node) -> tuple[int, int]:
     return _ANY_BYTE
 
 
-def moved(node: Node, n: int) -> Node:
+def times_power(node: Node, n: int) -> Node:
     """Fields of bits, times 2^n."""
     if node.op == "bits":
         first, count, to = node.at
         return node._replace(at=(first, count, to + n))
-    return node._replace(of=tuple(moved(part, n) for part in node.of))
+    return node._replace(of=tuple(times_power(part, n) for part in node.of))
 
 
 def n_shifts(node: Node) -> int:
@@ -157,7 +157,7 @@ class PieceBlock(VectorBlock):
             return Node("join", a.n + b.n, (a, b))
         n = a.type.count // self.n_blocks
         both = np.arange(2 * a.type.count).reshape(2, self.n_blocks, n).swapaxes(0, 1)
-        return self._shuffled(a, both.ravel(), b)
+        return self._shuffle(a, both.ravel(), b)
 
     def minus(self, whole: Any, n: int) -> Any:
         if isinstance(whole, Node):
@@ -179,7 +179,7 @@ class PieceBlock(VectorBlock):
 
     # -- ints and floats of all blocks ------------------------------------------------------------
 
-    def _shuffled(self, v: Any, lanes: Any, w: Any = None) -> Any:
+    def _shuffle(self, v: Any, lanes: Any, w: Any = None) -> Any:
         mask = ir.Constant(ir.VectorType(I32, len(lanes)), [int(i) for i in lanes])
         return self.b.shuffle_vector(v, v if w is None else w, mask)
 
@@ -187,7 +187,7 @@ class PieceBlock(VectorBlock):
         """A number of each block, in each of the block's lanes of a vector of `count`."""
         if one.type.count == count:
             return one
-        return self._shuffled(one, np.arange(count) // (count // self.n_blocks))
+        return self._shuffle(one, np.arange(count) // (count // self.n_blocks))
 
     def _each(self, offset: int, kind: Any) -> Any:
         """A number of each block, at the same place."""
@@ -249,7 +249,7 @@ class PieceBlock(VectorBlock):
         if numbers.type.element == F32:
             return Lane(numbers, i)
         n = numbers.type.count // self.n_blocks
-        return self._shuffled(numbers, np.arange(self.n_blocks) * n + i)
+        return self._shuffle(numbers, np.arange(self.n_blocks) * n + i)
 
     # -- what is added ----------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class PieceBlock(VectorBlock):
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
         self.added.append(Added(scales, q, i))
 
-    def pieces(self) -> list[Piece]:  # type: ignore[override]
+    def weight_pieces(self) -> list[Piece]:
         """The weights of all blocks in order (but for `within`), in pieces of equal size."""
         n = min(grain(added.q) for added in self.added)
         return [
@@ -286,12 +286,12 @@ class PieceBlock(VectorBlock):
                 for added in self.added for scale in added.scales[:n]]  # fmt: skip
         vectors = {id(numbers): numbers for numbers, _ in refs}
         if len(vectors) == 1:
-            return self._shuffled(refs[0][0], [lane for _, lane in refs])
-        found = ir.Constant(ir.VectorType(F32, len(refs)), ir.Undefined)
+            return self._shuffle(refs[0][0], [lane for _, lane in refs])
+        vector = ir.Constant(ir.VectorType(F32, len(refs)), ir.Undefined)
         for i, (numbers, lane) in enumerate(refs):
             one = self.b.extract_element(numbers, ir.Constant(I32, lane))
-            found = self.b.insert_element(found, one, ir.Constant(I32, i))
-        return found
+            vector = self.b.insert_element(vector, one, ir.Constant(I32, i))
+        return vector
 
     def _ref(self, scale: Any, block: int) -> tuple[Any, int]:
         """Where a block's scale is: a vector and a lane."""
@@ -328,7 +328,7 @@ class PieceBlock(VectorBlock):
             ]
             return emit(some, *of)
         halves = [self.wide(part) for part in (some[: len(some) // 2], some[len(some) // 2 :])]
-        return self._shuffled(halves[0], range(2 * halves[0].type.count), halves[1])
+        return self._shuffle(halves[0], range(2 * halves[0].type.count), halves[1])
 
     def _starts(self, some: tuple[Piece, ...], of_block: int) -> list[int]:
         return [block * of_block + node.at[0] for block, node in some]
@@ -367,7 +367,7 @@ class PieceBlock(VectorBlock):
         table, n = some[0][1].at[2], some[0][1].n
         row = ir.IntType(8 * table.width)
         rows, start = ir.VectorType(row, n * len(some) // table.width), table_pointer(self.b, table)
-        found = ir.Constant(rows, ir.Undefined)
+        points = ir.Constant(rows, ir.Undefined)
         for i in range(rows.count):
             block, node = some[i * table.width // n]
             indices = self._indices[node.at[1]]
@@ -377,8 +377,8 @@ class PieceBlock(VectorBlock):
             here = self.b.gep(start, [self.b.mul(index, ir.Constant(I64, table.width))])
             one = self.b.load(self.b.bitcast(here, row.as_pointer()))
             one.align = table.width
-            found = self.b.insert_element(found, one, ir.Constant(I32, i))
-        return self.b.bitcast(found, ir.VectorType(I8, n * len(some)))
+            points = self.b.insert_element(points, one, ir.Constant(I32, i))
+        return self.b.bitcast(points, ir.VectorType(I8, n * len(some)))
 
     def _emit_bits(self, some: tuple[Piece, ...], whole: Any) -> Any:
         size = some[0][1].n
@@ -386,10 +386,10 @@ class PieceBlock(VectorBlock):
         masks = [((1 << node.at[1]) - 1) << node.at[2] for _, node in some]
         if len(masks) == 1 or masks[0] != 255 or any(amounts):
             mask = ir.Constant(whole.type, [m for m in masks for _ in range(size)])
-            return self.b.and_(self._shifted(whole, amounts), mask)
+            return self.b.and_(self._shift(whole, amounts), mask)
         return whole
 
-    def _shifted(self, whole: Any, amounts: list[int]) -> Any:
+    def _shift(self, whole: Any, amounts: list[int]) -> Any:
         """Bytes, each piece shifted to the right by its amount, in wider words: bits of neighbours
         come in."""
         b, n = self.b, whole.type.count

@@ -17,7 +17,7 @@ from pyggml.jit import exact
 from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.bits import extreme, inverse, nearest_int, put_f16
 from pyggml.quants.layout import Block
-from pyggml.quants.packers.fits import Given, weights_of
+from pyggml.quants.packers.fits import Given, nearest_level, weights_of
 
 _VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
@@ -43,23 +43,6 @@ def _decode_iq4_xs(block: Block) -> None:
 
 
 @exact
-def _nearest(v):
-    """The index of the table's number nearest to v; of two equally near, the higher."""
-    if v <= _VALUES[0]:
-        return 0
-    if v >= _VALUES[15]:
-        return 15
-    below, above = 0, 15
-    while above - below > 1:
-        middle = (below + above) // 2
-        if v < _VALUES[middle]:
-            above = middle
-        else:
-            below = middle
-    return above - 1 if v - _VALUES[above - 1] < _VALUES[above] - v else above
-
-
-@exact
 def _fit(x, w):
     """The scale of x ≈ scale·v."""
     peak = extreme(x)
@@ -72,7 +55,7 @@ def _fit(x, w):
             per_level = np.float32(1) / (-peak / _VALUES[0])
         sum_xv = sum_v2 = _ZERO
         for j in range(x.size):
-            v = _VALUES[_nearest(per_level * x[j])]
+            v = _VALUES[nearest_level(per_level * x[j], _VALUES)]
             sum_xv += w[j] * v * x[j]
             sum_v2 += w[j] * v * v
         if sum_v2 > _ZERO and (step < -_TRIALS or sum_xv * sum_xv > best * sum_v2):
@@ -98,7 +81,7 @@ def _choose(q, s, dst, src, weights):
             s[b, i] = step + 32
             per_level = inverse(d if n_sub == 1 else d * np.float32(step))
             for j in range(32):
-                q[b, i, j] = _nearest(per_level * src[b, 32 * i + j])
+                q[b, i, j] = nearest_level(per_level * src[b, 32 * i + j], _VALUES)
 
 
 def pack_iq4(

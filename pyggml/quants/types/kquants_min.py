@@ -90,7 +90,7 @@ def _choose(q, s, m, dst, src, weights, way):
 _WEIGHED = (-0.9, 0.05, 36)  # the trials of a fit by importance
 
 
-def _chosen(
+def _choose_levels(
     dst: np.ndarray, src: np.ndarray, weights: np.ndarray, n_sub: int, *way: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Levels of sub-blocks, and their s and m; d and dmin are written."""
@@ -132,7 +132,7 @@ def _pack_eight(
     else:
         weights, trials = weights_of(src, importance, 2), _WEIGHED
     way = (q_max, 63, 0, trials, True, importance is not None)
-    q, s, m = _chosen(dst, src, weights, 8, *way)
+    q, s, m = _choose_levels(dst, src, weights, 8, *way)
     dst[:, 4:8] = s[:, :4] | s[:, 4:] >> 4 << 6
     dst[:, 8:12] = m[:, :4] | m[:, 4:] >> 4 << 6
     dst[:, 12:16] = s[:, 4:] & 15 | (m[:, 4:] & 15) << 4
@@ -187,7 +187,7 @@ def pack_q2_k(
     else:
         weights, trials = weights_of(src, importance, 1), _WEIGHED
     by_importance = importance is not None
-    q, s, m = _chosen(dst, src, weights, 16, 3, 15, 80, trials, by_importance, by_importance)
+    q, s, m = _choose_levels(dst, src, weights, 16, 3, 15, 80, trials, by_importance, by_importance)
     dst[:, :16] = s | m << 4
     dst[:, 16:80] = two_bit_planes(q)
 

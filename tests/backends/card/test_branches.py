@@ -67,7 +67,8 @@ def test_any_order_that_the_waits_allow_gives_the_bits_of_the_line(card):
 
 
 def bound_to(out, saved, scratch):
-    return Site(silu(zeros((4,))), out, (), (saved,), scratch, None, False, "f32", *[None] * 3)
+    given = (False, None, False, "f32", *[None] * 3)
+    return Site(silu(zeros((4,))), out, (), (saved,), scratch, *given)
 
 
 @pytest.mark.parametrize("named, waits", [(True, [(), ()]), (False, [(), (0,)])])

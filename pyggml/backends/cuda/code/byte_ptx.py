@@ -25,7 +25,7 @@ def _pure(builder: Any, text: str, result: Any, names: str, operands: Any) -> An
     return call
 
 
-def _shared(context: Any, builder: Any, kind: Any, place: Any, to: Any) -> Any:
+def _load_shared(context: Any, builder: Any, kind: Any, place: Any, to: Any) -> Any:
     """What lies at a byte of an array in shared memory, of LLVM type `to`."""
     return builder.load(_shared_pointer(context, builder, kind, place, to))
 
@@ -42,7 +42,7 @@ def shared_word(typing, shared, at):
     """The word (uint32) at byte `at` of an array in shared memory."""
 
     def emit(context, builder, signature, arguments):
-        return _shared(context, builder, shared, arguments, _WORD)
+        return _load_shared(context, builder, shared, arguments, _WORD)
 
     return types.uint32(shared, types.int64), emit
 
@@ -52,7 +52,7 @@ def _shared_words(n: int) -> Any:
     def load(typing, shared, at):
         def emit(context, builder, signature, arguments):
             kind = ir.VectorType(_WORD, n)
-            vector = _shared(context, builder, shared, arguments, kind)
+            vector = _load_shared(context, builder, shared, arguments, kind)
             places = (ir.Constant(_WORD, i) for i in range(n))
             words = [builder.extract_element(vector, i) for i in places]
             return context.make_tuple(builder, signature.return_type, words)
@@ -169,7 +169,7 @@ def shared_float(typing, shared, i):
     def emit(context, builder, signature, arguments):
         array, i = arguments
         at = builder.mul(i, ir.Constant(_LONG, 4))
-        return _shared(context, builder, shared, (array, at), _FLOAT)
+        return _load_shared(context, builder, shared, (array, at), _FLOAT)
 
     return types.float32(shared, types.int64), emit
 

@@ -19,7 +19,7 @@ def device(function: Callable) -> Any:
 
 
 def as_device(function: Any) -> Any:
-    """The same of a plain function; a device function as it is."""
+    """A plain function as a device function; a device function stays what it is."""
     return device(function) if isinstance(function, FunctionType) else function
 
 

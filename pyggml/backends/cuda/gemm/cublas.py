@@ -43,7 +43,7 @@ def has_cublas() -> bool:
 
 @cache
 def _handles(stream: Any) -> Iterator[tuple[int, Any]]:
-    """cuBLAS's handles of a stream, each with a workspace of its own, in turn and without end."""
+    """cuBLAS's handles of a stream, one after the other for ever; each has its own workspace."""
     return cycle([_handle(stream) for _ in range(_AT_ONCE)])
 
 

@@ -85,11 +85,11 @@ def serves(dtype: DType, rows: int, k: int) -> bool:
     if not HAS_PTX or not dtype.quantised or rows > MOST_ROWS:
         return False
     unit = unit_of(dtype.name, k)
-    return unit is not None and _least_bytes(unit, rows, k) <= _shared()
+    return unit is not None and _least_bytes(unit, rows, k) <= _shared_bytes()
 
 
 @cache
-def _shared() -> int:
+def _shared_bytes() -> int:
     """Alike for all cards of a process, which have one compute capability (opening.py)."""
     return min(_SHARED, most_shared())
 
@@ -112,7 +112,7 @@ def _bytes_of_a(unit: Unit, rows: int, k: int, has_halves: bool) -> int:
 
 
 def _slab_bytes(unit: Unit, rows: int, k: int) -> int:
-    """Of the sums of a slab."""
+    """Bytes of the sums of a slab."""
     units, of_slab = _slab(unit, k)
     return 4 * rows * units * of_slab
 
@@ -137,7 +137,7 @@ def products(
     )  # fmt: skip
     units = [_unit(part, k) for part in parts]
     grids, has_halves = max(map(_grid_bytes, units)), any(map(has_minima_of_halves, units))
-    free = _shared() - _bytes_of_a(units[0], rows, k, has_halves) - grids
+    free = _shared_bytes() - _bytes_of_a(units[0], rows, k, has_halves) - grids
     vectorized = k % 4 == 0 and vectorizable(a, of_norm[0])
     kinds = [
         _kind(part, unit, rows, k, vectorized, has_halves)
@@ -221,13 +221,13 @@ def _shared_layout(
     chunks = round_up(sums + max(4 * rows * cut.most * n for cut, n in both), 16)
     chunk = max(_chunk_bytes(kind.unit) for kind in kinds)
     tasks = max(cut.most // CHUNK * n for cut, n in both)
-    most = max(1, min(_MOST_WARPS, (_shared() - chunks) // chunk))
+    most = max(1, min(_MOST_WARPS, (_shared_bytes() - chunks) // chunk))
     n_chunks = -(-tasks // -(-tasks // most))
     n_warps = n_chunks if tasks > n_chunks else max(n_chunks, _FEWEST_WARPS)
     n_bytes = chunks + n_chunks * chunk
     # A second chunk of each warp, if that leaves a block of the next launch its third.
     second = n_chunks * chunk
-    if tasks == n_chunks or n_bytes + second > min(_shared(), 2 * least_shared() - _RESERVED):
+    if tasks == n_chunks or n_bytes + second > min(_shared_bytes(), 2 * least_shared() - _RESERVED):
         second = 0
     return SharedLayout(a, grids, sums, chunks, chunk, second), n_warps, n_bytes + second
 
@@ -298,7 +298,7 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
     for i, kind in enumerate(dict.fromkeys(kinds)):
         known |= {f"begin{i}": beginner(kind), f"add{i}": adder(kind)}
     source = compile_closure(_source(kinds), "multiply", known)
-    made = kernel(source, most_threads=32 * _MOST_WARPS, shared_bytes=_shared())
+    made = kernel(source, most_threads=32 * _MOST_WARPS, shared_bytes=_shared_bytes())
     return begins_early(made, lambda arguments: [w for part in arguments[0] for w in part[2:4]])
 
 

@@ -145,7 +145,7 @@ def _order(places, starts, c, ids, n_experts, width, fault, number):
         starts[n_experts] = place
 
 
-def ordered(places: Any, starts: Any, c: Any, ids: Any, width: int, fault: Any, of: Any) -> Call:
+def order_call(places: Any, starts: Any, c: Any, ids: Any, width: int, fault: Any, of: Any) -> Call:
     """The launch of `order`. of: (experts, stream)"""
     n_experts, stream = of
     arguments = places, starts, c, ids, n_experts, width, *fault
@@ -407,7 +407,7 @@ def _kernel(name: str, tile: GroupedTile) -> Any:
     return kernel(product, THREADS, shared_bytes, least_blocks=least)
 
 
-def multiplied(
+def product_call(
     name: str, tile: GroupedTile, sizes: tuple[int, int, int], rows_of_a: int, stream: Any,
     c: Any, a: Any, w: Any, places: Any, starts: Any,
 ) -> Call:  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.ops.recurrence import Factors, bind_forward
+from pyggml.backends.cuda.ops.recurrence import Factors, bind_forward, several_states
 from pyggml.backends.cuda.ops.recurrence_back import Gradient
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
@@ -102,5 +102,5 @@ def _bind_back(site: Site) -> Call:
     )
 
 
-declare("gated_delta_net", Kernel(_bind))
+declare("gated_delta_net", Kernel(_bind, several_states))
 declare("gated_delta_net_back", Kernel(_bind_back, scratch=lambda node, _: _gradient(node).n_bytes))

@@ -12,7 +12,7 @@ import numpy as np
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
-from pyggml.backends.cuda.gemm.grouped import multiplied, ordered, tile_of
+from pyggml.backends.cuda.gemm.grouped import order_call, product_call, tile_of
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element
@@ -197,7 +197,7 @@ def _scratch(node: Tensor, compute: Compute) -> int:
     return sum(_order_parts(ids, w.shape[0])) + 2 * a.n_elements
 
 
-def _ordered(site: Site, n_experts: int, width: int) -> tuple[Any, Any, Any, Call]:
+def _order_rows(site: Site, n_experts: int, width: int) -> tuple[Any, Any, Any, Call]:
     """Numbers of rows by expert, where each expert's begin, the scratch behind, and the call.
     width: of the result's rows, which are 0 for an id that is no expert; 0 if it has no such."""
     ids = site.node.src[2]
@@ -205,18 +205,18 @@ def _ordered(site: Site, n_experts: int, width: int) -> tuple[Any, Any, Any, Cal
     places = site.scratch[: 4 * ids.n_elements].view(np.int32)
     starts = site.scratch[first : first + 4 * n_experts + 4].view(np.int32)
     fault, of = _fault(site, n_experts), (n_experts, site.stream)
-    call = ordered(places, starts, site.out, site.src[2], width, fault, of)
+    call = order_call(places, starts, site.out, site.src[2], width, fault, of)
     return places, starts, site.scratch[first + second :], call
 
 
 def _bind_grouped(site: Site, is_forward: bool) -> Call:
     w, a, ids = site.node.src
-    places, starts, rest, order = _ordered(site, w.shape[0], site.node.shape[-1])
+    places, starts, rest, order = _order_rows(site, w.shape[0], site.node.shape[-1])
     halves = rest[: 2 * a.n_elements].view(np.uint16)
     tile = tile_of(w.dtype.name, is_forward, ids.n_elements, w.shape[0])
     rows_of_a = _rows_of(a, ids) if is_forward else 1
     n_experts, n, k = w.shape
-    product = multiplied(
+    product = product_call(
         w.dtype.name, tile, (n_experts, n, k), rows_of_a, site.stream,
         site.out, halves, site.src[0].view(np.uint8), places, starts,
     )  # fmt: skip
@@ -249,7 +249,7 @@ def _bind_sums(site: Site) -> Call:
     if not HAS_PTX:
         rest = (n, k, rows, n_experts, *_fault(site, n_experts))
         return per_element(_sums, n_out, stream, site.out, *site.src, *rest)
-    places, starts, _, order = _ordered(site, n_experts, width=0)
+    places, starts, _, order = _order_rows(site, n_experts, width=0)
     arguments = site.out, *site.src[:2], places, starts, n, k, rows
     return in_turn(order, per_element(_sums_in_order, n_out, stream, *arguments))
 

@@ -47,7 +47,7 @@ def conversion(of: DType, to: DType) -> Callable:
     return bf16_to_float if of is BF16 else bf16_bits
 
 
-# -- cont, dup, cpy, concat, narrow_back --------------------------------------------------------
+# -- cont, dup, cpy, cpy_into, concat, narrow_back ------------------------------------------------
 
 
 def _copies(convert: Callable):
@@ -111,9 +111,9 @@ def copy_of(out: Any, x: Any, t: Tensor, stream: Any, convert: Callable = as_it_
 
 
 def _copy(site: Site) -> Call:
-    (x,) = site.node.src
+    x = site.node.src[-1]
     convert = conversion(x.dtype, site.node.dtype)
-    return copy_of(site.out, site.src[0], x, site.stream, convert)
+    return copy_of(site.out, site.src[-1], x, site.stream, convert)
 
 
 @kernel
@@ -136,7 +136,9 @@ def _elements(t: Tensor) -> Shape:
 
 
 def _copy_lacks(node: Tensor) -> str | None:
-    x = node.src[0]
+    x = node.src[-1]
+    if not node.is_contiguous:
+        return f"a part of {node.src[0]!r} with gaps"
     if x.dtype is not node.dtype and not {x.dtype, node.dtype} <= {F32, F16, BF16}:
         return f"{x.dtype} to {node.dtype}"
     return f"{x.dtype} with gaps" if x.dtype.quantised and not x.is_contiguous else None
@@ -208,7 +210,7 @@ def _tiles_back(site: Site) -> Call:
     return per_element(_repeat_back, site.out.size, site.stream, site.out, *site.src, *arguments)
 
 
-for _name in ("cont", "dup", "cpy"):
+for _name in ("cont", "dup", "cpy", "cpy_into"):
     declare(_name, Kernel(_copy, _copy_lacks))
 declare("concat", Kernel(_concat))
 declare("narrow_back", Kernel(_narrow_back))

@@ -56,7 +56,7 @@ def _scratch(node: Tensor, compute: Compute) -> int:
     return path_of(p).scratch(p)
 
 
-def _shared(node: Tensor, compute: Compute) -> tuple[int, str]:
+def _packing_of(node: Tensor, compute: Compute) -> tuple[int, str]:
     """A in bfloat16."""
     p = problem_of(node, compute)
     shares = p.rounds and path_of(p).shares
@@ -84,17 +84,10 @@ def _bind_added(site: Site) -> Call:
 def adding(site: Site, product: Call) -> Call:
     """A product that adds to what its result holds: the first source, copied there before it
     unless it lies there."""
-    if is_in_place(site.node):
+    if site.in_place:
         return product
     first = site.node.src[0]
     return in_turn(copy_of(site.out, site.src[0], first, site.stream), product)
-
-
-def is_in_place(node: Tensor) -> bool:
-    """Whether the plan gave the result the memory of the first source."""
-    here, there = (t.root.data for t in (node, node.src[0]))
-    at, there_at = here.offset + node.offset, there.offset + node.src[0].offset
-    return here.buffer is there.buffer and at == there_at
 
 
 # -- fusions ------------------------------------------------------------------------------------
@@ -115,10 +108,10 @@ def _bind_scaled(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
 
 
 for _name, _run in (("mul_mat", _bind), ("mul_mat_add", _bind_added)):
-    declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch, shared=_shared))
+    declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch, shared=_packing_of))
 for _name, _run in (("out_prod", _bind), ("out_prod_add", _bind_added)):
     declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch))
 PRODUCT_SCALED = Fusion(
-    ("mul_mat", "scale"), _scales, _bind_scaled, scratch=_scratch, shared=_shared
+    ("mul_mat", "scale"), _scales, _bind_scaled, scratch=_scratch, shared=_packing_of
 )
 OUT_PROD_SCALED = Fusion(("out_prod", "scale"), _scales, _bind_scaled, scratch=_scratch)

@@ -25,6 +25,7 @@ from pyggml.backends.cuda.runtime.kernel import Site
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 W, K, R, A, B = range(5)  # factors in the order of `Factors.read`; an early op's u stands at A
 _THREADS = 128
@@ -139,6 +140,11 @@ def _forward(factors: Factors, columns: int) -> Any:
                 last[row * dk + j] = s[0, e]
 
     return forward
+
+
+def several_states(node: Tensor) -> str | None:
+    """What the kernels lack."""
+    return "states besides the last" if node.params["n_states"] > 1 else None
 
 
 def bind_forward(site: Site, factors: Factors, src: tuple, sizes: tuple) -> Call:

@@ -25,7 +25,7 @@ from pyggml.graph.tensor import Shape, Tensor
 
 
 class Batches(NamedTuple):
-    """How the ids of each batch of a table are found: they may be fewer, and are then repeated."""
+    """The batches of a table, and those of its ids, which are repeated where they are fewer."""
 
     inner: int  # batches along the inner one of two axes
     ids_outer: int

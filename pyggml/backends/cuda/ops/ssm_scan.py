@@ -7,7 +7,7 @@ import numpy as np
 from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ZERO, sigmoid
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.ops.recurrence import Factors, bind_forward
+from pyggml.backends.cuda.ops.recurrence import Factors, bind_forward, several_states
 from pyggml.backends.cuda.ops.recurrence_back import Gradient
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
@@ -123,5 +123,5 @@ def _bind_back(site: Site) -> Call:
     )
 
 
-declare("ssm_scan", Kernel(_bind))
+declare("ssm_scan", Kernel(_bind, several_states))
 declare("ssm_scan_back", Kernel(_bind_back, scratch=lambda node, _: _gradient(node).n_bytes))

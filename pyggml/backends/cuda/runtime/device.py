@@ -138,7 +138,12 @@ class CudaBackend(Backend):
     # -- calls ------------------------------------------------------------------------------------
 
     def bind(
-        self, node: Tensor, arena: Any, scratch: int | None, shared: Tensor | None = None
+        self,
+        node: Tensor,
+        arena: Any,
+        scratch: int | None,
+        shared: Tensor | None = None,
+        in_place: bool = False,
     ) -> Call:
         start = scratch or 0
         with self._working():  # arrays are cut, and a library may take memory of its own
@@ -148,6 +153,7 @@ class CudaBackend(Backend):
                 tuple(self._elements(s) for s in node.src),
                 tuple(self._elements(s) for s in node.saved),
                 arena[start : start + self.scratch(node)],
+                in_place,
                 None if shared is None else self._bytes(shared).array,
                 shared is not None and shared.src[0] is node,
                 self.compute,
@@ -207,9 +213,9 @@ class CudaBackend(Backend):
         return _Working(self, n_bytes)
 
     def explain(self, error: BaseException, n_bytes: int, is_current: bool = True) -> None:
-        """Raise the DeviceError of what the card refused; other errors stay what they are.
+        """Raise a DeviceError if the card refused something; other errors stay what they are.
 
-        is_current: whether the card is; if not, it is asked nothing
+        is_current: whether this card is the current one; another one is asked nothing
         """
         if not (isinstance(error, Exception) and is_failure(error)):
             return

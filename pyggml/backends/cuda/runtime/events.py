@@ -21,7 +21,7 @@ class Event:
         finalize(self, _destroy, self._handle).atexit = False
 
     def record(self, stream: Any) -> None:
-        """Let this be the point up to which the stream has work now."""
+        """Let the event stand behind all work that the stream has now."""
         direct.cuEventRecord(self._handle, stream.handle)
 
     def wait(self) -> None:

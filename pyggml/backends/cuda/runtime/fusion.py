@@ -71,7 +71,7 @@ class Composition:
         return f"<{len(self.nodes)} nodes>"
 
     @property
-    def written(self) -> list[Tensor]:
+    def writers(self) -> list[Tensor]:
         """Nodes whose results lie in memory of a source, which others may read too."""
         return [t for t in self.nodes if t.is_write]
 
@@ -95,7 +95,7 @@ class Composition:
         """The memory of each node, of that of the one that stands for them."""
         arrays = dict(zip(self.sources, site.src, strict=True))
         arrays |= zip(self.results, (site.out, *site.saved), strict=True)
-        for t in self.written:
+        for t in self.writers:
             arrays[t] = arrays[t.src[0]]
         return [
             replace(

@@ -60,7 +60,7 @@ def cards() -> list[Card]:
 
 
 def _reason(error: Exception) -> str | None:
-    """What keeps the driver from being asked; None for an error of another kind."""
+    """Why the driver cannot be asked; None if the error has another cause."""
     from pyggml.backends.cuda.runtime.driver import CudaSupportError
     from pyggml.backends.cuda.runtime.failures import is_failure, reason_of
 

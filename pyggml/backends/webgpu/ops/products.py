@@ -268,11 +268,10 @@ def _bind_added(site: Site) -> Sequence[Dispatch]:
     b, a = site.src[-2:]
     p = _product(site.node, adds=True)
     product = multiply(p, site.out, a, b, site.scratch, site.shaders)
-    first = site.src[0]
-    if (first.buffer, first.start) == (site.out.buffer, site.out.start):
+    if site.in_place:
         return product
     n = site.node.n_elements
-    views = {"y": site.out, "x": first}
+    views = {"y": site.out, "x": site.src[0]}
     return [site.shaders.dispatch(_COPY, views, per_element(n), {"N": n}), *product]
 
 

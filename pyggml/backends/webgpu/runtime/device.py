@@ -150,7 +150,12 @@ class WebGPUBackend(Backend):
     # -- calls ------------------------------------------------------------------------------------
 
     def bind(
-        self, node: Tensor, arena: Any, scratch: int | None, shared: Tensor | None = None
+        self,
+        node: Tensor,
+        arena: Any,
+        scratch: int | None,
+        shared: Tensor | None = None,
+        in_place: bool = False,
     ) -> Call:
         memory = View(arena, scratch or 0, self.scratch(node), "f32", True)
         site = Site(
@@ -159,6 +164,7 @@ class WebGPUBackend(Backend):
             tuple(self._view(s) for s in node.src),
             tuple(self._view(s).for_writing() for s in node.saved),
             memory,
+            in_place,
             self.shaders,
             self._faults,
             self._constant,
