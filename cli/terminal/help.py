@@ -15,7 +15,7 @@ TITLES = {
     "text": "Text",
     "sampling": "Sampling",
     "adapter": "Adapter",
-    "optimiser": "Optimiser",
+    "optimiser": "Training",
     "memory": "Memory and speed",
     "server": "Server",
     "output": "Output",

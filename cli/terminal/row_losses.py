@@ -7,7 +7,7 @@ import numpy as np
 
 from pyggml.lora import Corpus
 from pyggml.lora.data import Dataset, Documents, pack
-from pyggml.lora.data.units import Units
+from pyggml.lora.data.units import Units, as_words, first_learned
 from pyggml.model import Model
 
 LEAST, MOST = 8, 64  # rows
@@ -17,7 +17,7 @@ _TOKENS = 16  # of a row that are shown
 
 @dataclass(frozen=True, slots=True)
 class RowLoss:
-    """How a row begins, and the mean loss of its learned tokens by each model."""
+    """What is learned of a row, its start, and the mean loss of these tokens by each model."""
 
     text: str
     losses: tuple[float, ...]
@@ -39,7 +39,8 @@ def row_losses(models: Sequence[Model], corpus: Corpus, n_tokens: float = 0) -> 
     windows = pack(Documents(train.tokens.reshape(-1), *where, trained), train.ctx, whole=True)
     means = [_means(model, windows, len(which)) for model in models]
     decode = models[0].tokenizer.decode
-    texts = (" ".join(decode(units.tokens(train, int(i))[0][:_TOKENS]).split()) for i in which)
+    shown = (first_learned(*units.tokens(train, int(i)), _TOKENS) for i in which)
+    texts = (as_words(decode(ids)) for ids in shown)
     each = zip(*means, strict=True)
     rows = [RowLoss(text, losses) for text, losses in zip(texts, each, strict=True)]
     return sorted(rows, key=lambda row: -np.nan_to_num(row.losses[-1], nan=np.inf))

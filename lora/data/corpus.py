@@ -14,11 +14,11 @@ from pyggml.lora.data.chats import CHAT, OPEN
 from pyggml.lora.data.documents import Document, Documents, Notes
 from pyggml.lora.data.encode import AUTO, Encoding, encode
 from pyggml.lora.data.expand import expand
-from pyggml.lora.data.files import UNITS
+from pyggml.lora.data.files import UNITS, map_rows
 from pyggml.lora.data.lengths import bucket
 from pyggml.lora.data.packing import held_out, join, pack
 from pyggml.lora.data.reader import Reader
-from pyggml.lora.data.rows import BadRow, Place, Row
+from pyggml.lora.data.rows import Place, Row
 from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
@@ -81,14 +81,8 @@ def _read_training(
 def encode_rows(
     rows: Sequence[Row], tokenizer: Tokenizer, encoding: Encoding = AUTO
 ) -> list[Document]:
-    """The tokens of each row. Raises DataError for a row without any."""
-    documents = []
-    for row in rows:
-        try:
-            documents.append(encode(row, tokenizer, encoding))
-        except BadRow as bad:
-            raise DataError(f"{row.place.file}: {bad.at(row.place)}") from None
-    return documents
+    """The tokens of each row. Raises DataError for rows without any."""
+    return map_rows(rows, lambda row: encode(row, tokenizer, encoding))
 
 
 @dataclass(frozen=True, slots=True)

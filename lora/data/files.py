@@ -9,10 +9,10 @@ CSV          .csv, .tsv; else the first line is a header with known names    a r
 text         anything else                                                   the whole file
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pyggml.errors import DataError
 from pyggml.lora.data.formats.csv_rows import csv_records, header
@@ -26,6 +26,8 @@ UNITS = {"JSON Lines": "line", "JSON": "item", "CSV": "record", "parquet": "row"
 SHOWN = 5  # faults that are told, and places of each
 UNREAD = "column "  # a note: before the name of a column that no row was made of
 _MOST_COLUMNS = 100  # of which that is told
+AnyRow = TypeVar("AnyRow", bound=Row)
+Made = TypeVar("Made")
 
 
 # -- formats ------------------------------------------------------------------------------------
@@ -172,6 +174,19 @@ def read_rows(path: Path, schema: Schema = TRAINING) -> tuple[str, list[Row]]:
     all_rows = list(rows(path, kind, schema, faults, {}))
     check_rows(path, schema, len(all_rows), faults)
     return kind, all_rows
+
+
+def map_rows(rows: Sequence[AnyRow], change: Callable[[AnyRow], Made]) -> list[Made]:
+    """What each row becomes. Raises DataError with the rows of which it raises BadRow."""
+    made, faults = [], Faults()
+    for row in rows:
+        try:
+            made.append(change(row))
+        except BadRow as bad:
+            faults.add(row.place, bad, is_row=True)
+    if faults.total:
+        raise DataError(f"{rows[0].place.file}: {faults}")
+    return made
 
 
 def check_rows(path: Path, schema: Schema, n_rows: int, faults: Faults) -> None:

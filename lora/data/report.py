@@ -23,7 +23,7 @@ import numpy as np
 
 from pyggml.lora.data.encode import TEXT
 from pyggml.lora.data.languages import languages
-from pyggml.lora.data.units import Units
+from pyggml.lora.data.units import Units, as_words, first_learned
 from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ _TOKENS = 64  # learned ones of a row, that its script and language are told by
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about some rows: what, how many, and how the first few of them begin."""
+    """Something about some rows: what, how many, and what is learned of the first few."""
 
     what: str
     n: int
@@ -163,8 +163,9 @@ class _Findings:
         self.all: list[Finding] = []
 
     def _add(self, what: str, which: Sequence[int] | np.ndarray) -> None:
-        first = (self.rows[i].ids[:_SHOWN_TOKENS] for i in which[:_SHOWN])
-        shown = tuple(" ".join(self._tokenizer.decode(ids).split()) for ids in first)
+        some = (self.rows[i] for i in which[:_SHOWN])
+        first = (first_learned(row.ids, row.learned, _SHOWN_TOKENS) for row in some)
+        shown = tuple(as_words(self._tokenizer.decode(ids)) for ids in first)
         self.all.append(Finding(what, len(which), shown))
 
     def repeats(self, nearly: bool) -> None:
@@ -176,14 +177,14 @@ class _Findings:
         again, alike = first < np.arange(len(first)), near < np.arange(len(near))
         both = np.array([row.is_held_out for row in self.rows], np.bool_)
         across = both & ~both[first], both & ~both[near]
-        names = "repeating an earlier one", "nearly repeating an earlier one"
-        self._add(names[0], np.flatnonzero(again & ~across[0]))
-        self._add(names[1], np.flatnonzero(alike & ~again & ~across[1]))
+        self._add("repeating an earlier one", np.flatnonzero(again & ~across[0]))
+        if nearly:
+            which = np.flatnonzero(alike & ~again & ~across[1])
+            self._add("nearly repeating an earlier one", which)
         self._add("held out and trained on too", np.flatnonzero(across[0]))
-        self._add(
-            "held out, and nearly the same as one trained on",
-            np.flatnonzero(across[1] & ~across[0] & ~again),
-        )
+        if nearly:
+            which = np.flatnonzero(across[1] & ~across[0] & ~again)
+            self._add("held out, and nearly the same as one trained on", which)
 
     def answers(self, whole: bool) -> None:
         """Answers that are empty, and those that nothing ends. whole: no row is a text."""

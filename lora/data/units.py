@@ -46,3 +46,17 @@ class Units:
         if data.trained is not None:
             learned = data.trained.reshape(-1)[at] != 0
         return ids, np.concatenate([[False], learned[1:]])
+
+
+def first_learned(ids: np.ndarray, learned: np.ndarray, n: int) -> np.ndarray:
+    """Up to n ids of a document, by which it is known: from the first one that is learned on, for
+    what comes before is a template's in many rows; its last ones if nothing but its end is."""
+    if learned.sum() < 2:
+        return ids[-n:]
+    first = int(learned.argmax())
+    return ids[first if first > 1 else 0 :][:n]
+
+
+def as_words(text: str) -> str:
+    """On one line, without the half of a character at its end."""
+    return " ".join(text.rstrip("\ufffd").split())

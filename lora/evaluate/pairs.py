@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.errors import DataError, first_of
 from pyggml.lora.data import Encoding
 from pyggml.lora.data.answers import documents_of
 from pyggml.lora.data.documents import Document
+from pyggml.lora.data.files import map_rows
 from pyggml.lora.data.rows import BadRow, PreferenceRow
 from pyggml.lora.evaluate.choices import Answers
 from pyggml.lora.evaluate.passes import Continuation, log_probs
@@ -36,18 +36,14 @@ def encode_pairs(
 ) -> list[Pair]:
     """The tokens of each pair, at most `most` that are read; cut: of a longer one the beginning is
     left out, else it is refused. Raises DataError for those that cannot be read, by place."""
-    pairs, faults = [], []
-    for row in rows:
-        try:
-            both = documents_of(row, model.tokenizer, encoding)
-            n_cut = _n_cut(both, most, cut)
-            chosen, rejected = (_tail(document, n_cut) for document in both)
-            pairs.append((chosen, rejected))
-        except BadRow as bad:
-            faults.append(bad.at(row.place))
-    if faults:
-        raise DataError(f"{rows[0].place.file}: {first_of(faults, 1)}")
-    return pairs
+
+    def pair(row: PreferenceRow) -> Pair:
+        both = documents_of(row, model.tokenizer, encoding)
+        n_cut = _n_cut(both, most, cut)
+        chosen, rejected = (_tail(document, n_cut) for document in both)
+        return chosen, rejected
+
+    return map_rows(rows, pair)
 
 
 def _n_cut(both: Sequence[Document], most: int, cut: bool) -> int:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from pyggml.chat import ChatTemplate, find_template
-from pyggml.errors import ConfigError, DataError, TemplateError, first_of
+from pyggml.errors import ConfigError, TemplateError
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.data import BadRow, QuestionRow
+from pyggml.lora.data.files import map_rows
 from pyggml.lora.evaluate.passes import Continuation, Ids
 from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
@@ -85,15 +86,7 @@ def encode_questions(
     rows: Sequence[QuestionRow], tokenizer: Tokenizer, asking: QuestionFormat
 ) -> list[Question]:
     """The tokens of each question. Raises DataError for those that cannot be asked, by place."""
-    questions, faults = [], []
-    for row in rows:
-        try:
-            questions.append(_question(row, tokenizer, asking))
-        except BadRow as bad:
-            faults.append(bad.at(row.place))
-    if faults:
-        raise DataError(f"{rows[0].place.file}: {first_of(faults, 1)}")
-    return questions
+    return map_rows(rows, lambda row: _question(row, tokenizer, asking))
 
 
 def _question(row: QuestionRow, tokenizer: Tokenizer, asking: QuestionFormat) -> Question:

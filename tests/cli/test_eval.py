@@ -123,7 +123,7 @@ def test_long_rows(pyggml, tiny, chats, questions):
     assert (
         refused.code == 2 and "to be read, wanted at most 16: --long cut leaves out" in refused.err
     )
-    assert "; and 11 more" in refused.err
+    assert refused.err.count("wanted at most 16") <= 5 and " more" in refused.err
     cut = pyggml("eval", "-m", tiny, "-f", questions, "--ctx", 16, "--long", "cut")
     assert cut.code == 0
     refused = pyggml("eval", "-m", tiny, "-f", questions, "--long", "drop")

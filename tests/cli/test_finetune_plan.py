@@ -23,7 +23,7 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(finetune, tmp_path, monkeypa
     assert (ended.code, ended.err) == (0, "")
     assert [p.name for p in tmp_path.rglob("*")] == ["points"]
     assert ended.row("windows") == "0 % padding, 100 % of the tokens learned"
-    for part in ("arena", "optimiser state", "all 140 kB stay", "cache of the", "interpreter"):
+    for part in ("arena", "optimizer state", "all 140 kB stay", "cache of the", "interpreter"):
         assert part in ended.out
     assert re.fullmatch(r".* a step: .* and the validations", ended.row("time"))
     assert "result" not in ended.out and "-- before" not in ended.out

@@ -69,7 +69,7 @@ def test_rows_that_are_there_twice_are_counted_and_shown(report):
         "held out and trained on too": 1,
         "held out, and nearly the same as one trained on": 1,
     }
-    assert made.findings[0].examples and made.findings[0].examples[0].startswith("system")
+    assert rows[0]["messages"][2]["content"].startswith(made.findings[0].examples[0][:20])
 
 
 @pytest.mark.quick
@@ -103,6 +103,13 @@ def test_languages_of_one_script_are_told_apart_by_what_is_learned(report):
     even = [chat("?", text.format(i)) for i in range(9) for text in (ENGLISH, GERMAN)]
     assert report(even, what=language_report).findings == ()
     assert report(rows, what=language_report).as_json()["shares"] == (("en", 1.0),)
+
+
+@pytest.mark.quick
+def test_examples_end_with_a_whole_character(report):
+    rows = [{"text": "я" * 40}] * 2
+    (finding,) = report(rows, end_of_text=False, what=data_report).findings[:1]
+    assert set(finding.examples[0]) == {"я"}
 
 
 @pytest.mark.quick

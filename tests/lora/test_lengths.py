@@ -1,4 +1,4 @@
-"""Rows that share no window: computed no further than they reach, with the same numbers."""
+"""Rows that share no window: padded no further than they reach, with the same numbers."""
 
 import dataclasses
 from collections import Counter

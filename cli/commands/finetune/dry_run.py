@@ -22,7 +22,7 @@ def say_plan(trainer: Trainer, parts: Parts, devices: Sequence[OnDevice] = ()) -
     row("peak", f"about {size(parts.peak)}, of which")
     for n_bytes, what in (
         (parts.arena, "activations and gradients of the graph (arena)"),
-        (parts.parameters, "trained parameters, gradients, optimiser state, a copy for step sizes"),
+        (parts.parameters, "trained parameters, gradients, optimizer state, a copy for step sizes"),
         (parts.weights, f"pages of the largest weight; all {size(weights)} stay in the file"),
         (parts.cache, "KV cache of the answers before and after"),
         (parts.process, "interpreter, libraries, text, kernels and their compiler"),
@@ -44,7 +44,7 @@ def _say_device(device: OnDevice) -> None:
     row(device.backend.name, f"about {size(device.n_bytes)}{of}, of which")
     for n_bytes, what in (
         (device.weights, "weights"),
-        (device.parameters, "trained parameters, gradients, optimiser state"),
+        (device.parameters, "trained parameters, gradients, optimizer state"),
         (device.arena, "activations and gradients of the graph (arena)"),
         (device.cache, "KV cache of the answers before and after"),
         (device.own, "the driver, kernels and libraries"),

@@ -166,7 +166,7 @@ def say_memory(reserved: RunMemory, checkpointing: bool) -> None:
     graph = f"{size(reserved.arena)} for the graph" + ", gradient checkpointing" * checkpointing
     row(
         "memory",
-        f"{size(own)}: {graph}, {size(reserved.parameters)} for adapter, gradients and optimiser "
+        f"{size(own)}: {graph}, {size(reserved.parameters)} for adapter, gradients and optimizer "
         f"state; {size(reserved.weights)} of weights stay in the file",
     )
     import psutil

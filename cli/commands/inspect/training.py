@@ -24,7 +24,7 @@ _KINDS = 20  # of tensors at the peak
 class Settings:
     """Of the pass that is planned: windows of ctx tokens, so many at once, LoRA of this rank.
 
-    modules: matrices that get updates; None: the usual ones
+    modules: matrices that get updates; None: all linear ones
     """
 
     rank: int
@@ -86,7 +86,7 @@ def plan_sections(p: PassPlan) -> list[Section]:
     rows = [
         ("pass", f"{plural(s.batch, 'window')} of {s.ctx} tokens, LoRA of rank {s.rank}{again}"),
         ("graph", size(p.plan.n_bytes)),
-        ("adapter", f"{size(p.parameters.n_bytes())}, with gradients and optimiser state"),
+        ("adapter", f"{size(p.parameters.n_bytes())}, with gradients and optimizer state"),
         ("nodes", f"{len(nodes):,}, of which {len(p.plan.reused):,} write in place of a source"),
     ]
     ops = Table(("op", "nodes"), [(n, f"{k:,}") for n, k in _ops(p.plan).most_common()], _LAST)

@@ -16,7 +16,7 @@ class Pass:
     """What a graph computes: the logits of a window, or a training pass over `batch` windows.
 
     ctx       tokens of a window; 0: as many as a run has by default, and the model takes
-    modules   matrices that are trained, with commas between them; "": the usual ones
+    modules   matrices that are trained, with commas between them; "": all linear ones
     keep      what the backward pass reads: "costly" activations, or "layers", all else made again
     """
 

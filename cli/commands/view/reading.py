@@ -19,13 +19,14 @@ _MOST_MAPPED = 128  # tokens of an attention map
 
 
 def losses(model: Model, text: str) -> dict[str, Any]:
-    """The tokens of a text with their losses as colours, and each in words. Raises DataError for a
-    text of too many tokens, or too few."""
+    """The first tokens of a text, as many as are read, with their losses as colours, and each in
+    words. Raises DataError for a text of one token."""
     most = min(_MOST_TOKENS, model.config.n_ctx, max(_MOST_LOGITS // model.config.n_vocab, 2))
-    ids = _ids(model, text, most)
+    ids, n_all = _ids(model, text, most)
     table, pieces = lens.token_table(model, ids), _pieces(model, ids)
     return {
         "n_tokens": len(ids),
+        "n_all": n_all,
         "loss": table.loss,
         "html": tokens.fragment(table, pieces),
         "about": [tokens.about_token(table, pieces, i) for i in range(len(ids))],
@@ -37,18 +38,19 @@ def attention(model: Model, text: str, block: int) -> dict[str, Any]:
     DataError as `losses` does, and ConfigError for a block without attention."""
     if not 0 <= block < model.config.n_layer:
         raise ConfigError(f"block is {block}, wanted 0 to {model.config.n_layer - 1}")
-    ids = _ids(model, text, min(_MOST_MAPPED, model.config.n_ctx))
+    ids, n_all = _ids(model, text, min(_MOST_MAPPED, model.config.n_ctx))
     (maps,) = lens.attention_maps(model, ids, [block])
     rows = [[_round(row[: i + 1], 4) for i, row in enumerate(head)] for head in maps]
     texts = [tokens.signs(text) for text in tokens.texts(_pieces(model, ids))]
-    return {"n_tokens": len(ids), "tokens": texts, "maps": rows}
+    return {"n_tokens": len(ids), "n_all": n_all, "tokens": texts, "maps": rows}
 
 
-def _ids(model: Model, text: str, most: int) -> list[int]:
+def _ids(model: Model, text: str, most: int) -> tuple[list[int], int]:
+    """The first tokens of a text, and how many it has."""
     ids = model.tokenizer.encode_prompt(text)
-    if not 2 <= len(ids) <= most:
-        raise DataError(f"the text has {plural(len(ids), 'token')}, wanted 2 to {most}")
-    return ids
+    if len(ids) < 2:
+        raise DataError(f"the text has {plural(len(ids), 'token')}, wanted at least 2")
+    return ids[:most], len(ids)
 
 
 def _pieces(model: Model, ids: Sequence[int]) -> list[bytes]:

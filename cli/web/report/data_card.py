@@ -19,7 +19,7 @@ def data_card(records: Sequence[Record]) -> dict[str, Any] | None:
     counts      what may be wrong with rows: text, n, examples; those that no row has last
     lengths     of rows and of what is learned: a name; the least, median, 90 % quantile, longest
     shares      of languages and scripts: a title, and names with their share
-    losses      rows: a label, losses before and after, how it begins
+    losses      rows: a label, losses before and after, what is learned of it
     n_losses    of how many rows losses were measured
 
     Raises ValueError, TypeError or ArithmeticError for what no run writes.

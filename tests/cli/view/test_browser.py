@@ -31,8 +31,21 @@ def gradients(i):
     return {"event": "gradients", "step": i, **names, **table}
 
 
+DATA = {
+    **{
+        "n_rows": 9,
+        "n_held_out": 1,
+        "n_read": 10,
+        "lengths": [2, 3, 4, 5],
+        "answers": [1, 1, 2, 3],
+    },
+    **{"scripts": [["Latin", 1.0]], "absent": ["with an empty answer"]},
+    "findings": [{"what": "repeating an earlier one", "n": 2, "examples": [HOSTILE]}],
+}
 RUN = {"event": "run", "step": 0, "settings": {"lr": 0.1}, "about": [["model", HOSTILE]]}
 ANSWERS = {"event": "answers", "step": 8, "prompt": "the ", "answers": [["before", HOSTILE]]}
+ANSWERS |= {"rows": [["hard", 9.0, 8.5], ["easy", 3.0, 1.5]]}
+ANSWERS |= {"languages": {"shares": [["en", 0.9]], "untold": 0.1, "findings": []}}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +77,11 @@ def served(app):
 def runs(tmp_path_factory):
     """A folder with a finished run."""
     folder = tmp_path_factory.mktemp("runs")
-    records = [RUN, *(r for i in range(1, 9) for r in (step(i), gradients(i))), ANSWERS]
+    records = [
+        RUN | {"data": DATA},
+        *(r for i in range(1, 9) for r in (step(i), gradients(i))),
+        ANSWERS,
+    ]
     (folder / "done.metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     return folder
 
@@ -255,6 +272,12 @@ def test_a_finished_run_is_shown(visit):
     page.select_option("select[name=kind]", "ratio")
     page.wait_for_selector("svg text:has-text('‖ΔW‖ / ‖W‖, step 7')")
     assert page.locator("article pre").text_content() == f"the {HOSTILE}"
+    data = page.locator("section.data")
+    assert data.locator(".counts li").all_inner_texts()[1] == "0\nrows with an empty answer"
+    data.locator("summary").click()
+    assert data.locator("details p").inner_text() == HOSTILE
+    assert data.locator(".shares tbody tr").count() == 2
+    assert data.locator(".losses tbody tr").first.inner_text() == "highest\t9.000\t8.500\thard"
     assert not page.locator("main img").count()
 
 

@@ -5,12 +5,12 @@ import { make } from "./page.js";
 export function dataCard({ rows, counts, lengths, shares, losses, n_losses: n }) {
   const parts = [make("h2", {}, "Data"), make("p", {}, rows), make("ul", { class: "counts" }, ...counts.map(count))];
   const quantiles = lengths.map(([title, numbers]) => [title, ...numbers]);
-  const measures = [measured(["", "shortest", "median", "90 %", "longest"], quantiles)];
-  for (const [title, each] of shares) measures.push(measured([title, "share of rows", ""], each.map(share), "shares"));
+  const measures = [measured(["", "shortest", "median", "90\u00a0%", "longest"], quantiles)];
+  for (const [title, each] of shares) measures.push(measured([title, "share", ""], each.map(share), "shares"));
   parts.push(make("div", { class: "measures" }, ...measures));
   if (losses.length) {
     const lines = losses.map(([label, numbers, text]) => [label, ...numbers, text]);
-    parts.push(measured(["loss", "before", "after", "how the row begins"], lines, "losses"));
+    parts.push(measured(["loss", "before", "after", "what is learned of the row"], lines, "losses"));
     const about = `The mean loss of a row before and after training, of ${n} rows spread over all. `;
     parts.push(make("p", { class: "quiet" }, about, "A row whose loss stays high is often a bad one."));
   }
@@ -20,7 +20,7 @@ export function dataCard({ rows, counts, lengths, shares, losses, n_losses: n })
 function count({ n, text, examples }) {
   const said = [make("strong", {}, n.toLocaleString("en")), ` ${n === 1 ? "row" : "rows"} ${text}`];
   if (examples.length) {
-    const summary = make("summary", {}, n === 1 ? "how it begins" : "how some begin");
+    const summary = make("summary", {}, n === 1 ? "what is learned of it" : "what is learned of some");
     said.push(make("details", {}, summary, ...examples.map((each) => make("p", {}, each))));
   }
   return make("li", n ? {} : { class: "none" }, ...said);

@@ -30,7 +30,8 @@ export function text(place, state) {
       const found = await send(path, { text: area.value, run: model.value || null, ...body }, mine.signal);
       result.replaceChildren(...drawn(found));
       result.hidden = false;
-      note.textContent = `${found.n_tokens} tokens, ${seconds()} s`;
+      const part = found.n_all > found.n_tokens ? `the first ${found.n_tokens} of ${found.n_all}` : found.n_tokens;
+      note.textContent = `${part} tokens, ${seconds()} s`;
     } catch (error) {
       note.textContent = error.name === "AbortError" ? "stopped" : error.message;
       if (error.name !== "AbortError") note.className = "fault";
