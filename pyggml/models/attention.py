@@ -1,6 +1,6 @@
 """Grouped-query attention, the mixer of most decoders."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pyggml.graph.tensor import Tensor
@@ -10,7 +10,7 @@ from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
-from pyggml.ops import clamp, flash_attn_ext, reshape, split
+from pyggml.ops import clamp, flash_attn_ext, mul, reshape, sigmoid, split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,8 @@ class Attention(Part):
 
     fused_qkv        q, k and v come from one matrix, attn_qkv
     q_norm, k_norm   norms before rope, over each head or, by their size, over all heads at once
+    norms_last       these norms come after rope
+    out_norm         norm of what attn_output multiplies
     rope             None for a layer without rotary positions
     clamp            q, k and v are clamped to ±clamp; 0 for none
     scale            factor of the scores; 0 for 1/√(length of a head)
@@ -34,6 +36,8 @@ class Attention(Part):
     fused_qkv: bool = False
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    norms_last: bool = False
+    out_norm: Norm | None = None
     clamp: float = 0.0
     scale: float = 0.0
     softcap: float = 0.0
@@ -50,7 +54,7 @@ class Attention(Part):
     def tensors(self, at: str) -> Tensors:
         sizes = {"qkv": sum(self.sizes.values())} if self.fused_qkv else self.sizes
         parts = [matrix(f"{at}attn_{part}", n, self.n_embd) for part, n in sizes.items()]
-        parts += [norm.tensors(at) for norm in (self.q_norm, self.k_norm) if norm]
+        parts += [norm.tensors(at) for norm in (self.q_norm, self.k_norm, self.out_norm) if norm]
         parts += [self.rope.tensors()] if self.rope else []
         parts += [{f"{at}attn_sinks.weight": TensorSpec((self.heads.n,))}] if self.sinks else []
         return merge_tensors([*parts, matrix(f"{at}attn_output", self.n_embd, self.sizes["q"])])
@@ -59,19 +63,23 @@ class Attention(Part):
         return {f"{at}cache_{part}": (self.heads.n_kv, self.heads.size) for part in "kv"}
 
     def shift(self, net: Net, at: str) -> tuple[Tensor, ...]:
-        """A key is cached with its position's rotation: turned further, it is that of another."""
+        """A key is cached with its position's rotation: turned further, it is that of another. A
+        weight of norms_last is turned with it, as in llama.cpp."""
         k, v = (self._heads(net.cache_rows(f"{at}cache_{part}")) for part in "kv")
         k = self.rope.further(net, k) if self.rope else k
         return net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         o = self.attend(net, at, *self.project(net, at, x))
+        o = self.out_norm(net, at, o) if self.out_norm else o
         return net.linear(f"{at}attn_output", o)
 
     def attend(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(scale · q·k) v, (T, n · size), of q (T, n, size), k and v (T, n_kv, size)."""
         if self.rope:
             q, k = self.rope(net, q), self.rope(net, k)
+        if self.norms_last:
+            q, k = (self._normalise(net, at, n, x) for n, x in self._normed(q, k))
         q, k, v = (net.tap(f"{at}{name}", t) for name, t in zip("qkv", (q, k, v), strict=True))
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
         factor, span = self.scale or self.heads.size**-0.5, net.span(self.window)
@@ -98,12 +106,14 @@ class Attention(Part):
         self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, each (T, heads · size) in some shape, as (T, heads, size); q and k
-        normalised."""
-        return (
-            self._normalise(net, at, self.q_norm, q),
-            self._normalise(net, at, self.k_norm, k),
-            self._heads(v),
-        )
+        normalised, unless their norms come last."""
+        if self.norms_last:
+            return self._heads(q), self._heads(k), self._heads(v)
+        q, k = (self._normalise(net, at, n, x) for n, x in self._normed(q, k))
+        return q, k, self._heads(v)
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[tuple[Norm | None, Tensor], ...]:
+        return (self.q_norm, q), (self.k_norm, k)
 
     def _normalise(self, net: Net, at: str, norm: Norm | None, x: Tensor) -> Tensor:
         if norm is None:
@@ -115,3 +125,29 @@ class Attention(Part):
     def _heads(self, x: Tensor) -> Tensor:
         """(T, heads · size) as (T, heads, size)."""
         return reshape(x, (x.shape[0], -1, self.heads.size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedOutput(Attention):
+    """attn_output(gate(attn_gate x) · attention): a gate for each head, or for each number of it.
+
+    gate       sigmoid, softplus
+    of_heads   attn_gate has a row for each head
+    """
+
+    gate: Callable[[Tensor], Tensor] = sigmoid
+    of_heads: bool = True
+
+    def tensors(self, at: str) -> Tensors:
+        n = self.heads.n if self.of_heads else self.sizes["q"]
+        # The rows of heads are few, so adapters update them only on request.
+        gate = matrix(f"{at}attn_gate", n, self.n_embd, bias=False, usual=not self.of_heads)
+        return merge_tensors([Attention.tensors(self, at), gate])
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        q, k, v = self.project(net, at, x)
+        gate = self.gate(net.linear(f"{at}attn_gate", x))
+        o = self.attend(net, at, q, k, v)
+        shape = (x.shape[0], self.heads.n, -1)
+        gated = mul(reshape(o, shape), reshape(gate, shape))
+        return net.linear(f"{at}attn_output", reshape(gated, o.shape))

@@ -1,7 +1,7 @@
 """The usual parts of an attention decoder; an architecture states only its differences."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,14 @@ class Basics:
         """q_norm and k_norm for `attention`: RMS norms over each head, one weight for all heads."""
         size, eps = self.heads[layer].size, self.norm("").eps
         return {f"{x}_norm": RmsNorm(f"attn_{x}_norm", size, eps) for x in "qk"}
+
+    def norms_of_all_heads(self, layer: int) -> dict[str, Norm]:
+        """q_norm and k_norm for `attention`: RMS norms, each over all heads at once."""
+        h, eps = self.heads[layer], self.norm("").eps
+        return {
+            f"{x}_norm": RmsNorm(f"attn_{x}_norm", n * h.size, eps)
+            for x, n in (("q", h.n), ("k", h.n_kv))
+        }
 
     def norms_of_each_head(self, r: Reader, layer: int) -> dict[str, Norm]:
         """q_norm and k_norm for `attention`: layer norms over each head, with a weight for each.
@@ -116,6 +124,7 @@ def read_basics(
     layer_norm: tuple[str, ...] | None = None,
     fused_qkv: bool = False,
     least_heads: int = 1,
+    least_ff: int = 1,
 ) -> Basics:
     """The hyperparameters of the usual parts.
 
@@ -123,6 +132,7 @@ def read_basics(
     layer_norm   the tensors of layer norms ("weight", "bias"); None for RMS norms
     fused_qkv    whether q, k and v come from one matrix by default; the file's tensors decide
     least_heads  0 if layers without attention are allowed
+    least_ff     0 if layers without a feed-forward part are allowed
     """
     c = read_config(r)
     heads = read_heads(r, c, least_heads)
@@ -134,11 +144,35 @@ def read_basics(
     return Basics(
         config=c,
         heads=heads,
-        n_ff=r.counts("feed_forward_length", c.n_layer),
+        n_ff=r.counts("feed_forward_length", c.n_layer, least=least_ff),
         norm=norm,
         rope=read_rope(r, heads[0].size, rope) if rope else None,
         fused_qkv=tuple(_has_fused_qkv(r, i, fused_qkv) for i in range(c.n_layer)),
     )
+
+
+def read_windows(
+    r: Reader,
+    b: Basics,
+    period: int,
+    *,
+    window: int | None = None,
+    dense_first: bool = False,
+    rope: Rope | None = None,
+) -> tuple[dict[str, Any], ...]:
+    """For each layer, the fields of an attention with a sliding window, or none where it has none.
+
+    Layers with a window rotate by `rope`, or as others do, but with rope.freq_base_swa. The file
+    may have attention.sliding_window if `window` is its default, and must without.
+    """
+    assert b.rope is not None
+    base = r.number("rope.freq_base_swa", b.rope.freq_base, 1.0, 1e12)
+    here = {
+        "window": r.count("attention.sliding_window", window, least=0 if window == 0 else 1),
+        "rope": rope or replace(b.rope, freq_base=base),
+    }
+    windowed = r.pattern(b.config.n_layer, period, dense_first)
+    return tuple(here if here["window"] and w else {} for w in windowed)
 
 
 def _has_fused_qkv(r: Reader, layer: int, default: bool) -> bool:

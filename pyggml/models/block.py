@@ -41,6 +41,11 @@ class Residual(Part):
     body: Part
     factor: float = 1.0
 
+    @property
+    def branch(self) -> str:
+        """What it adds is named by it; its output is no branch."""
+        return ""
+
     def tensors(self, at: str) -> Tensors:
         return self.body.tensors(at)
 
@@ -52,6 +57,28 @@ class Residual(Part):
         y = self.body(net, at, x)
         y = y if self.factor == 1 else scale(y, self.factor)
         return add(x, named_branch(net, at, self.body, y))
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(Part):
+    """factor · body(x)."""
+
+    body: Part
+    factor: float
+
+    @property
+    def branch(self) -> str:
+        return self.body.branch
+
+    def tensors(self, at: str) -> Tensors:
+        return self.body.tensors(at)
+
+    @property
+    def inner(self) -> tuple[Part, ...]:
+        return (self.body,)
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        return scale(self.body(net, at, x), self.factor)
 
 
 @dataclass(frozen=True, slots=True)

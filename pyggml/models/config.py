@@ -25,6 +25,11 @@ _LIMITS = {
 }
 
 
+def full_key(architecture: str, key: str) -> str:
+    """A hyperparameter's key in the file; before those of xIELU there is no architecture's name."""
+    return key if key.startswith("xielu.") else f"{architecture}.{key}"
+
+
 class Reader:
     """Reads `{architecture}.{key}`, checks its bounds and collects every fault.
 
@@ -40,11 +45,11 @@ class Reader:
         self.faults: list[str] = []
 
     def _value(self, key: str) -> object:
-        return self._get(f"{self.architecture}.{key}")
+        return self._get(full_key(self.architecture, key))
 
     def _refuse(self, key: str, value: object, wanted: str) -> None:
         there = "missing" if value is None else short(value)
-        self.faults.append(f"{self.architecture}.{key} is {there}, {wanted}")
+        self.faults.append(f"{full_key(self.architecture, key)} is {there}, {wanted}")
 
     def count(
         self, key: str, default: int | None = None, *, least: int = 1, most: int | None = None
@@ -90,6 +95,19 @@ class Reader:
         self._refuse(key, value, f"wanted {least:g} to {most:g}")
         return least
 
+    def numbers(
+        self, key: str, n: int, default: float | None, least: float, most: float
+    ) -> tuple[float, ...]:
+        """n numbers, one for each layer. The file has an array, or one number for all."""
+        value = self._value(key)
+        if not isinstance(value, np.ndarray):
+            return (self.number(key, default, least, most),) * n
+        fits = value.dtype.kind in "iuf" and value.shape == (n,)
+        if fits and np.all((value >= least) & (value <= most)):
+            return tuple(float(v) for v in value)
+        self._refuse(key, value, f"wanted {n} numbers, each from {least:g} to {most:g}")
+        return (least,) * n
+
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self._value(key)
@@ -123,12 +141,13 @@ class Reader:
         self._refuse(key, value, f"known are {', '.join(known)}")
         return default
 
-    def pattern(self, n: int, period: int) -> tuple[bool, ...]:
+    def pattern(self, n: int, period: int, dense_first: bool = False) -> tuple[bool, ...]:
         """For each of n layers, whether it has a sliding window.
 
         The key attention.sliding_window_pattern is an array of n truth values, or a period p
         (`period` where the key is missing). With a period, the last layer of every p has no
-        window: layer i has one if i mod p < p − 1. With p = 0, all layers have one.
+        window: layer i has one if i mod p < p − 1. With p = 0, all layers have one. dense_first:
+        the first of every p has none.
         """
         key = "attention.sliding_window_pattern"
         value = self._value(key)
@@ -138,7 +157,8 @@ class Reader:
             self._refuse(key, value, f"wanted {n} truth values")
             return (False,) * n
         p = self.count(key, period, least=0)
-        return tuple(p == 0 or i % p < p - 1 for i in range(n))
+        without = 0 if dense_first else p - 1
+        return tuple(p == 0 or i % p != without for i in range(n))
 
 
 def short(value: object) -> str:
@@ -182,7 +202,6 @@ def _refuse_other_graphs(r: Reader) -> None:
             f"{r.architecture}.attention.causal is False, wanted True: tokens that see later ones "
             "predict no text"
         )
-    r.count("expert_group_count", 0, least=0, most=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class Decoder:
     tied              the token embedding may serve as the output matrix
     logit_scale       factor of the logits
     logit_softcap     logits become cap · tanh(logits / cap); 0 for none
+    unread            endings of blocks' tensors that llama.cpp loads and does not use
     """
 
     config: ModelConfig
@@ -37,6 +38,7 @@ class Decoder:
     tied: bool = True
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
+    unread: tuple[str, ...] = ()
 
     def tensors(self) -> Tensors:
         """Every tensor of a model file, required or optional."""
@@ -45,7 +47,7 @@ class Decoder:
         if self.n_positions:
             outer["position_embd.weight"] = TensorSpec((self.n_positions, c.n_embd))
         blocks = (block.tensors(f"blk.{i}.") for i, block in enumerate(self.blocks))
-        return merge_tensors(
+        tensors = merge_tensors(
             [
                 outer,
                 self.embedding_norm.tensors("") if self.embedding_norm else {},
@@ -59,12 +61,14 @@ class Decoder:
                 },
             ]
         )
+        return {name: spec for name, spec in tensors.items() if not name.endswith(self.unread)}
 
     def is_unread(self, name: str) -> bool:
-        """Whether a tensor belongs to a block for the prediction of further tokens; those are
-        the file's last blocks."""
+        """Whether a tensor is passed over: it belongs to a block for the prediction of further
+        tokens, one of the file's last, or has an ending of `unread`."""
         c = self.config
-        return name.startswith(tuple(f"blk.{i}." for i in range(c.n_layer, c.n_blocks)))
+        further = tuple(f"blk.{i}." for i in range(c.n_layer, c.n_blocks))
+        return name.startswith(further) or name.endswith(self.unread)
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -1,11 +1,14 @@
 """Mixtures of experts: a router chooses a few of many feed-forward networks for each token."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyggml.graph.tensor import Tensor
+import numpy as np
+
+from pyggml.graph.tensor import Tensor, leaf
 from pyggml.models.basics import Basics
+from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.feed_forward import GatedFeedForward
 from pyggml.models.net import Net
@@ -18,11 +21,15 @@ from pyggml.ops import (
     get_rows,
     halve,
     mul,
+    repeat,
     repeat_back,
     reshape,
     scale,
     sigmoid,
     soft_max,
+    softplus,
+    sqrt,
+    sum_rows,
     top_k,
 )
 
@@ -38,35 +45,47 @@ class Experts(Part):
     fused       one matrix for each expert, ffn_gate_up_exps: the rows of the gate, then those of up
     bias        the router and the experts' matrices have biases
     gating      logits of the router (T, n_expert) -> weights w of the experts
-    biased      experts are chosen by w + exp_probs_b instead of w
+    biased      experts are chosen by w + exp_probs_b instead of w; None: if the file has it
+    groups      experts lie in so many groups; those of the n_groups_used best are eligible. A group
+                is as good as the sum of its two best experts
     normalised  the w of a token's chosen experts are divided by their sum
     factor      factor of w, applied last
+    gated       whether there is ffn_gate_exps; else the unit has ffn_up_exps x alone
+    first       w multiplies x, before all products, instead of what the unit gives
     """
 
     n_embd: int
     n_ff: int
     n_expert: int
     n_used: int
-    unit: Callable[[Tensor, Tensor], Tensor]
+    unit: Callable[..., Tensor]
     fused: bool = False
     bias: bool = False
+    gated: bool = True
     gating: Callable[[Tensor], Tensor] = soft_max
-    biased: bool = False
+    biased: bool | None = False
+    groups: int = 1
+    n_groups_used: int = 1
     normalised: bool = True
     factor: float = 1.0
+    first: bool = False
 
     @property
     def branch(self) -> str:
         return "ffn_out"
 
+    @property
+    def _ups(self) -> tuple[str, ...]:
+        return ("gate", "up") if self.gated else ("up",)
+
     def tensors(self, at: str) -> Tensors:
         n, inner, outer = self.n_expert, self.n_ff, self.n_embd
-        chooser = {f"{at}exp_probs_b.bias": TensorSpec((n,))} if self.biased else {}
-        ups = {"gate_up": 2 * inner} if self.fused else {"gate": inner, "up": inner}
+        chooser = TensorSpec((n,), optional=self.biased is None)
+        ups = {"gate_up": 2 * inner} if self.fused else dict.fromkeys(self._ups, inner)
         return merge_tensors(
             [
                 matrix(f"{at}ffn_gate_inp", n, outer, bias=self.bias, usual=False),
-                chooser,
+                {} if self.biased is False else {f"{at}exp_probs_b.bias": chooser},
                 *(
                     matrices(f"{at}ffn_{x}_exps", n, rows, outer, self.bias)
                     for x, rows in ups.items()
@@ -78,16 +97,22 @@ class Experts(Part):
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         """w multiplies the input of ffn_down_exps, whose rows are shorter than the output's.
         With biases it multiplies the output, as the biases are weighted too."""
+        return self.mix(net, at, x, x)
+
+    def mix(self, net: Net, at: str, x: Tensor, routed: Tensor) -> Tensor:
+        """The experts of x (T, n_embd), chosen by what the router makes of `routed` (T, n_embd)."""
         n_tokens, n_embd = x.shape
-        chosen, weights = self.route(net, at, x)
+        chosen, weights = self.route(net, at, routed)
         rows = reshape(x, (n_tokens, 1, n_embd))
+        if self.first:
+            rows = mul(repeat(rows, (n_tokens, self.n_used, n_embd)), weights)
         if self.fused:
-            gate, up = halve(net.large(net.by_expert(f"{at}ffn_gate_up_exps", rows, chosen)))
+            both = net.large(net.by_expert(f"{at}ffn_gate_up_exps", rows, chosen))
+            inner = self.unit(*halve(both))
         else:
-            names = (f"{at}ffn_{part}_exps" for part in ("gate", "up"))
-            gate, up = (net.large(net.by_expert(name, rows, chosen)) for name in names)
-        inner = self.unit(gate, up)
-        inner = inner if self.bias else mul(inner, weights)
+            ups = (net.by_expert(f"{at}ffn_{x}_exps", rows, chosen) for x in self._ups)
+            inner = self.unit(*map(net.large, ups))
+        inner = inner if self.bias or self.first else mul(inner, weights)
         y = net.by_expert(f"{at}ffn_down_exps", inner, chosen)
         y = mul(y, weights) if self.bias else y
         return reshape(repeat_back(y, (n_tokens, 1, n_embd)), (n_tokens, n_embd))
@@ -96,15 +121,35 @@ class Experts(Part):
         """Each token's experts (T, n_used) I32 and their weights w (T, n_used, 1)."""
         n_tokens = x.shape[0]
         probabilities = self.gating(net.linear(f"{at}ffn_gate_inp", x)).named(f"{at}router")
-        scores = probabilities
-        if self.biased:
-            scores = add(scores, net.weights[f"{at}exp_probs_b.bias"])
-        chosen = top_k(scores, self.n_used)
+        bias = net.weights.get(f"{at}exp_probs_b.bias")
+        chosen = self._choose(net, probabilities if bias is None else add(probabilities, bias))
         weights = get_rows(reshape(probabilities, (n_tokens, self.n_expert, 1)), chosen)
         if self.normalised:
             total = repeat_back(weights, (n_tokens, 1, 1))
             weights = div(weights, clamp(total, LEAST_SUM, float("inf")))
         return chosen, weights if self.factor == 1 else scale(weights, self.factor)
+
+    def _choose(self, net: Net, scores: Tensor) -> Tensor:
+        """The experts (T, n_used) I32 of the best scores (T, n_expert), of eligible groups."""
+        if self.groups == 1:
+            return top_k(scores, self.n_used)
+        n_tokens, each = scores.shape[0], self.n_expert // self.groups
+        by_group = reshape(scores, (n_tokens * self.groups, each))
+        best = top_k(by_group, min(2, each))
+        worth = get_rows(reshape(by_group, (*by_group.shape, 1)), best)
+        worth = reshape(sum_rows(reshape(worth, best.shape)), (n_tokens, self.groups))
+        eligible = top_k(worth, self.n_groups_used)
+        ids = net.once(("experts of groups", self.groups, each), lambda: _by_group(self))
+        ids = reshape(get_rows(ids, eligible), (n_tokens, -1, 1))
+        scores = get_rows(reshape(by_group, (n_tokens, self.groups, each)), eligible)
+        chosen = top_k(reshape(scores, (n_tokens, -1)), self.n_used)
+        return reshape(get_rows(ids, chosen), (n_tokens, self.n_used))
+
+
+def _by_group(experts: Experts) -> Tensor:
+    """The numbers of the experts of each group, I32 (groups, experts of a group)."""
+    ids = np.arange(experts.n_expert, dtype=np.int32)
+    return leaf(ids.reshape(experts.groups, -1), "experts of groups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +177,32 @@ def has_experts(r: Reader) -> bool:
     return r.count("expert_count", 0, least=0, most=MOST_EXPERTS) > 0
 
 
-def read_gating(r: Reader) -> Callable[[Tensor], Tensor]:
-    """The function from a router's logits to weights; its numbers are llama.cpp's."""
-    known = (soft_max, sigmoid)
-    return known[r.count("expert_gating_func", most=len(known)) - 1]
+SIGMOID = 2  # llama.cpp's number of this function of a router
+
+
+def sqrt_softplus(x: Tensor) -> Tensor:
+    """√ softplus(x)."""
+    return sqrt(softplus(x))
+
+
+def read_gating(r: Reader, default: int | None = None) -> Callable[[Tensor], Tensor]:
+    """The function from a router's logits to weights; its numbers are llama.cpp's, 0 for the
+    default. A softmax over the chosen experts alone is one over all of them that is normalised."""
+    known = (soft_max, sigmoid, soft_max, sqrt_softplus)
+    least = 0 if default else 1
+    kind = r.count("expert_gating_func", default, least=least, most=len(known)) or default or 1
+    return known[kind - 1]
+
+
+def read_router(r: Reader, default: int | None = None) -> dict[str, Any]:
+    """Fields of Experts whose file says how they are weighed; `default`: see read_gating."""
+    of_chosen = r.count("expert_gating_func", default or 1, least=0, most=4) == 3
+    return {
+        "gating": read_gating(r, default),
+        "normalised": r.flag("expert_weights_norm", False) or of_chosen,
+        "factor": r.number("expert_weights_scale", 0.0, -1e6, 1e6) or 1.0,
+        "biased": None,
+    }
 
 
 def read_shared(
@@ -152,35 +219,79 @@ def read_shared(
 def read_experts(
     r: Reader,
     b: Basics,
-    unit: Callable[[Tensor, Tensor], Tensor],
+    unit: Callable[..., Tensor],
     own_length: bool = True,
+    least: int = 1,
+    width: int = 0,
+    kind: type[Experts] = Experts,
     **more: Any,
 ) -> tuple[Experts, ...]:
     """The experts of every layer.
 
     own_length   the file may have expert_feed_forward_length; else n_ff is the layer's
+    least        0 if the file may say so of layers that have no experts
+    width        numbers that go into an expert; 0 for those of the embedding
     more         values of further fields of Experts
     """
     n_layer = b.config.n_layer
     n = r.count("expert_count", most=MOST_EXPERTS)
-    used = r.counts("expert_used_count", n_layer, most=MOST_EXPERTS)
+    used = r.counts("expert_used_count", n_layer, least=least, most=MOST_EXPERTS)
     if max(used) > n:
         r.faults.append(f"{max(used)} of {n} experts cannot be used")
         used = (1,) * n_layer
     n_ff = b.n_ff
     if own_length:
-        usual = tuple(max(n // k, 1) for n, k in zip(b.n_ff, used, strict=True))
-        n_ff = r.counts("expert_feed_forward_length", n_layer, usual, most=1 << 20)
+        usual = tuple(max(n // max(k, 1), 1) for n, k in zip(b.n_ff, used, strict=True))
+        n_ff = r.counts("expert_feed_forward_length", n_layer, usual, least=least, most=1 << 20)
     fused = (f"blk.{i}.ffn_gate_up_exps.weight" in r.shapes for i in range(n_layer))
+    alike: dict[str, Any] = {"n_embd": width or b.config.n_embd, "n_expert": n, "unit": unit}
+    alike |= _read_groups(r, n) | more
     return tuple(
-        Experts(
-            n_embd=b.config.n_embd,
-            n_ff=length,
-            n_expert=n,
-            n_used=k,
-            unit=unit,
-            fused=in_one,
-            **more,
-        )
+        kind(n_ff=length, n_used=k, fused=in_one, **alike)
         for length, k, in_one in zip(n_ff, used, fused, strict=True)
     )
+
+
+def _read_groups(r: Reader, n_expert: int) -> dict[str, int]:
+    """The groups of experts, 1 for none."""
+    groups = r.count("expert_group_count", 0, least=0, most=MOST_EXPERTS) or 1
+    if groups == 1:
+        return {}
+    used = r.count("expert_group_used_count", least=1, most=max(groups - 1, 1))
+    if n_expert % groups:
+        r.faults.append(f"{n_expert} experts cannot lie in {groups} groups evenly")
+        return {}
+    return {"groups": groups, "n_groups_used": used}
+
+
+def read_feed_forward(
+    r: Reader,
+    b: Basics,
+    unit: Callable[[Tensor, Tensor], Tensor],
+    shared: int | Sequence[int] = 0,
+    **more: Any,
+) -> tuple[Part, ...]:
+    """The feed-forward part of every layer: dense in the first leading_dense_block_count, then
+    experts, and beside them an expert of all tokens.
+
+    shared   numbers inside of that expert, of every layer or each; 0 for none
+    more     values of further fields of Experts
+    """
+    n_layer = b.config.n_layer
+    n_dense = r.count("leading_dense_block_count", 0, least=0, most=1024)
+    lengths = (shared,) * n_layer if isinstance(shared, int) else shared
+
+    def mixture(experts: Experts, length: int) -> Part:
+        beside = GatedFeedForward(b.config.n_embd, length, unit, suffix="_shexp")
+        return Sum((experts, beside)) if length else experts
+
+    mixtures = map(mixture, read_experts(r, b, unit, **more), lengths)
+    return tuple(b.gated_mlp(i, unit) if i < n_dense else m for i, m in enumerate(mixtures))
+
+
+def read_shared_length(r: Reader, n_ff: int = 0) -> int:
+    """The numbers inside of the expert of all tokens: expert_shared_feed_forward_length, or
+    expert_shared_count times n_ff."""
+    n_shared = r.count("expert_shared_count", 0, least=0, most=MOST_EXPERTS)
+    own = r.count("expert_shared_feed_forward_length", 0, least=0, most=1 << 20)
+    return own or n_shared * n_ff

@@ -2,12 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from pyggml.graph.tensor import Tensor
 from pyggml.models.net import Net
+from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, matrix, merge_tensors
-from pyggml.ops import halve
+from pyggml.ops import halve, swiglu, swiglu_clamp
+
+
+def clipped_swiglu(limit: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """silu(min(gate, limit)) · clip(up, ±limit), or swiglu where limit is 0."""
+    return partial(swiglu_clamp, limit=limit) if limit > 1e-6 else swiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +24,7 @@ class GatedFeedForward(Part):
     unit     swiglu, geglu, ...
     fused    one matrix, ffn_up, with the rows of the gate, then those of up
     suffix   end of the tensors' names
+    norm     norm of what ffn_down multiplies
     """
 
     n_embd: int
@@ -24,6 +32,7 @@ class GatedFeedForward(Part):
     unit: Callable[[Tensor, Tensor], Tensor]
     fused: bool = False
     suffix: str = ""
+    norm: Norm | None = None
 
     @property
     def branch(self) -> str:
@@ -36,6 +45,7 @@ class GatedFeedForward(Part):
             else dict.fromkeys(("ffn_gate", "ffn_up"), self.n_ff)
         )
         ups = [matrix(f"{at}{name}{self.suffix}", n, self.n_embd) for name, n in rows.items()]
+        ups += [self.norm.tensors(at)] if self.norm else []
         return merge_tensors([*ups, matrix(f"{at}ffn_down{self.suffix}", self.n_embd, self.n_ff)])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
@@ -44,25 +54,32 @@ class GatedFeedForward(Part):
         else:
             names = (f"{at}ffn_{part}{self.suffix}" for part in ("gate", "up"))
             gate, up = (net.large(net.linear(name, x)) for name in names)
-        return net.linear(f"{at}ffn_down{self.suffix}", self.unit(gate, up))
+        inner = self.unit(gate, up)
+        inner = self.norm(net, at, inner) if self.norm else inner
+        return net.linear(f"{at}ffn_down{self.suffix}", inner)
 
 
 @dataclass(frozen=True, slots=True)
 class FeedForward(Part):
-    """ffn_down(activation(ffn_up x)); activation is gelu, relu, ..."""
+    """ffn_down(activation(ffn_up x)); activation is gelu, relu, ...
+
+    suffix   end of the tensors' names
+    """
 
     n_embd: int
     n_ff: int
     activation: Callable[[Tensor], Tensor]
+    suffix: str = ""
 
     @property
     def branch(self) -> str:
         return "ffn_out"
 
     def tensors(self, at: str) -> Tensors:
-        up = matrix(f"{at}ffn_up", self.n_ff, self.n_embd)
-        return merge_tensors([up, matrix(f"{at}ffn_down", self.n_embd, self.n_ff)])
+        up = matrix(f"{at}ffn_up{self.suffix}", self.n_ff, self.n_embd)
+        down = matrix(f"{at}ffn_down{self.suffix}", self.n_embd, self.n_ff)
+        return merge_tensors([up, down])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        up = net.large(net.linear(f"{at}ffn_up", x))
-        return net.linear(f"{at}ffn_down", self.activation(up))
+        up = net.large(net.linear(f"{at}ffn_up{self.suffix}", x))
+        return net.linear(f"{at}ffn_down{self.suffix}", self.activation(up))

@@ -7,7 +7,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec
-from pyggml.ops import add, mul, norm, rms_norm_mul
+from pyggml.ops import add, mul, norm, rms_norm, rms_norm_mul
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,23 @@ class Norm(Part):
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm(Norm):
-    """x / √(mean x² + eps) · weight."""
+    """x / √(mean x² + eps) · weight + bias.
+
+    has   its tensors: "weight", "weight" and "bias", or neither
+    """
+
+    has: tuple[str, ...] = ("weight",)
 
     def tensors(self, at: str) -> Tensors:
-        return {f"{at}{self.name}.weight": TensorSpec((self.size,))}
+        return {f"{at}{self.name}.{part}": TensorSpec((self.size,)) for part in self.has}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         name = f"{at}{self.name}"
-        y = rms_norm_mul(x, net.weights[f"{name}.weight"], self.eps)
+        if "weight" in self.has:
+            y = rms_norm_mul(x, net.weights[f"{name}.weight"], self.eps)
+        else:
+            y = rms_norm(x, self.eps)
+        y = add(y, net.weights[f"{name}.bias"]) if "bias" in self.has else y
         return net.tap(name, y.named(name))
 
 

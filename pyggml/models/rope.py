@@ -63,6 +63,26 @@ class Rope:
         ).named("rope table")
 
 
+def check_sections(r: Reader, rope: Rope, interleaved: bool = False) -> None:
+    """Refuse rope.dimension_sections that leave a rotary pair without a section.
+
+    The sections are the numbers of pairs that turn by a token's time, height, width and another
+    number. In text the first three equal the position, and the other is 0. interleaved: pairs have
+    time, height and width by turns.
+    """
+    sections = r.counts("rope.dimension_sections", 4, least=0, most=1 << 12)
+    pairs = range(rope.n_dims // 2)
+    if interleaved:
+        fits = all(i < 3 * sections[i % 3] for i in pairs)
+    else:
+        fits = all(i % max(sum(sections), 1) < sum(sections[:3]) for i in pairs)
+    if not fits:
+        r.faults.append(
+            f"rope.dimension_sections are {sections}, wanted time, height or width for each of "
+            f"{len(pairs)} pairs"
+        )
+
+
 def read_rope(r: Reader, size: int, mode: str) -> Rope:
     """The rotation of heads of `size` features, or of the first n_dims of them.
 

@@ -7,6 +7,7 @@ import numpy as np
 from pyggml.graph.tensor import Shape
 from pyggml.models.architecture import Architecture
 from pyggml.models.build import compose
+from pyggml.models.config import full_key
 from pyggml.models.weights import Tensors
 
 _COMMON: Mapping[str, object] = {
@@ -26,7 +27,7 @@ def small_metadata(
 ) -> dict[str, object]:
     """GGUF keys of a small model; `sizes` replaces some (named without the architecture)."""
     keys = dict(_COMMON) | dict(architecture.example) | dict(sizes or {})
-    own = {f"{architecture.name}.{key}": value for key, value in keys.items()}
+    own = {full_key(architecture.name, key): value for key, value in keys.items()}
     return {"general.architecture": architecture.name} | own
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from extras import reason
+from llama_models import VARIANTS, write
 
 import pyggml
 from pyggml.generation import Session
@@ -30,6 +31,16 @@ pytestmark = [
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
 def test_a_model_is_bound_whole(path):
+    bind_whole(path)
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in GOLDEN.glob("llama_cpp/*.npz")))
+def test_a_model_that_llama_cpp_is_asked_about_is_bound_whole(name, tmp_path):
+    bind_whole(write(tmp_path / "model.gguf", *VARIANTS[name]))
+
+
+def bind_whole(path):
+    """Generation over a cache, and the gradients of an adapter."""
     from dry_card import DryCard
 
     model = pyggml.load(path, compute="bf16", backends=[DryCard()])

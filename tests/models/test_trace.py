@@ -44,9 +44,11 @@ def test_names_are_unique_and_alike_in_every_architecture(architecture):
     assert {"token_embd", "output", "logits"} <= names
     n = parts.config.n_layer
     assert {f"blk.{i}.out" for i in range(n)} <= names
-    assert {f"blk.{i}.attn_out" for i in range(n)} <= names
-    mixers_alone = architecture in ("mamba", "mamba2")
-    assert ({f"blk.{i}.ffn_out" for i in range(n)} <= names) is not mixers_alone
+    branches = [{f"blk.{i}.attn_out", f"blk.{i}.ffn_out"} & names for i in range(n)]
+    if architecture in ("mamba", "mamba2"):
+        assert branches == [{f"blk.{i}.attn_out"} for i in range(n)]
+    else:  # of Nemotron H, a block is one part
+        assert {len(b) for b in branches} == {1 if architecture.startswith("nemotron_h") else 2}
     assert all(t.shape[0] == 3 for t in taps.read.values())
 
 

@@ -1,14 +1,19 @@
-"""glm4: GLM 4 (0414). Four norms in a block; gate and up in one matrix; rotary positions on half of
-a head.
+"""glm4 (GLM 4, 0414) and glm4moe (GLM 4.5 and 4.6). Rotary positions on half of a head.
 
-Multimodal files rotate time, height and width separately; they are refused.
+glm4     four norms in a block; gate and up in one matrix. Multimodal files rotate time, height and
+         width separately; they are refused
+glm4moe  experts beside a shared one in all layers but the first few; norms of each head of q and k
+         if the file has them. Text of multimodal files is as of others
 """
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
+from pyggml.models.block import Chain, residual
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
+from pyggml.models.experts import SIGMOID, read_feed_forward, read_router
 from pyggml.models.part import Part
+from pyggml.models.rope import check_sections
 from pyggml.ops import swiglu
 
 
@@ -27,4 +32,41 @@ def _decoder(r: Reader) -> Decoder:
     return b.decoder(block)
 
 
+def _with_experts(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox")
+    assert b.rope is not None
+    if any(r.counts("rope.dimension_sections", 4, (0,) * 4, least=0, most=1 << 12)):
+        check_sections(r, b.rope)
+    n_ff = r.count("expert_feed_forward_length", most=1 << 20)
+    shared = n_ff * r.count("expert_shared_count", least=0, most=64)
+    feed_forward = read_feed_forward(
+        r, b, swiglu, shared, **read_router(r, SIGMOID) | {"biased": True}
+    )
+
+    def block(i: int) -> Part:
+        norms = b.head_norms(i) if f"blk.{i}.attn_q_norm.weight" in r.shapes else {}
+        return Chain(
+            (
+                residual(b.norm("attn_norm"), b.attention(i, **norms)),
+                residual(b.norm("post_attention_norm"), feed_forward[i]),
+            )
+        )
+
+    return b.decoder(block)
+
+
 GLM4 = Architecture("glm4", _decoder, {"rope.dimension_count": 2})
+GLM4MOE = Architecture(
+    "glm4moe",
+    _with_experts,
+    {
+        "rope.dimension_count": 2,
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 256,
+        "expert_shared_count": 1,
+        "leading_dense_block_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.5,
+    },
+)

@@ -1,47 +1,72 @@
-"""granite and granitemoe. As llama, with factors of embeddings, scores, residual branches and
-logits. granitemoe has experts, some models also a shared expert."""
+"""granite, granitemoe, granitehybrid (Granite 4) and minicpm. As llama, with factors of embeddings,
+scores, residual branches and logits. In granitehybrid, layers without key heads have Mamba 2. Any
+may have experts, some beside a shared expert; published files of granite and minicpm have none."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+
+import numpy as np
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import Basics, read_basics
 from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import read_experts, read_shared
+from pyggml.models.experts import has_experts, read_experts, read_shared
+from pyggml.models.mamba2 import read_mamba2
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
-def _granite(r: Reader) -> Decoder:
+def _granite(r: Reader, hybrid: bool = False) -> Decoder:
     """`rope.scaling.finetuned` false: no rotary positions."""
-    b = read_basics(r, rope="normal")
+    b = read_basics(r, rope="normal", least_heads=0 if hybrid else 1)
     rope = b.rope if r.flag("rope.scaling.finetuned", True) else None
-    return _decoder(
-        r, replace(b, rope=rope), [b.gated_mlp(i, swiglu) for i in range(b.config.n_layer)]
-    )
+    mamba = read_mamba2(r, b.config.n_embd) if hybrid else None
+    return _decoder(r, replace(b, rope=rope), mamba)
 
 
 def _granitemoe(r: Reader) -> Decoder:
+    return _decoder(r, read_basics(r, rope="normal"))
+
+
+def _minicpm(r: Reader) -> Decoder:
+    """Files of older converters lack the factors."""
     b = read_basics(r, rope="normal")
+    n_embd, n_layer = b.config.n_embd, b.config.n_layer
+    return _decoder(r, b, embedding=12.0, residual=1.4 / n_layer**0.5, logit=256.0 / n_embd)
+
+
+def _feed_forward(r: Reader, b: Basics) -> Sequence[Part]:
+    if not has_experts(r):
+        return [b.gated_mlp(i, swiglu) for i in range(b.config.n_layer)]
     shared = read_shared(r, b, swiglu)
     experts = read_experts(r, b, swiglu, own_length=False)
-    return _decoder(r, b, [Sum((e, shared)) if shared else e for e in experts])
+    return [Sum((e, shared)) if shared else e for e in experts]
 
 
-def _decoder(r: Reader, b: Basics, feed_forward: Sequence[Part]) -> Decoder:
-    """A factor of 0 means the default."""
+def _decoder(
+    r: Reader,
+    b: Basics,
+    mamba: Part | None = None,
+    embedding: float = 0.0,
+    residual: float = 0.0,
+    logit: float | None = None,
+) -> Decoder:
+    """A factor of 0 means none."""
     scale = r.number("attention.scale", 0.0, 0.0, 1e6)
-    factor = r.number("residual_scale", 0.0, -1e6, 1e6) or 1.0
+    factor = r.number("residual_scale", residual, -1e6, 1e6) or 1.0
+    feed_forward = _feed_forward(r, b)
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i, scale=scale), feed_forward[i], factor)
+        mixer = b.attention(i, scale=scale) if mamba is None or b.heads[i].n_kv else mamba
+        return b.pre_norm(mixer, feed_forward[i], factor)
 
     return b.decoder(
         block,
-        embedding_scale=r.number("embedding_scale", 0.0, -1e6, 1e6) or 1.0,
-        logit_scale=1 / r.number("logit_scale", None, 1e-6, 1e6),
+        embedding_scale=r.number("embedding_scale", embedding, -1e6, 1e6) or 1.0,
+        logit_scale=1 / r.number("logit_scale", logit, 1e-6, 1e6),
     )
 
 
@@ -57,4 +82,18 @@ GRANITEMOE = Architecture(
     "granitemoe",
     _granitemoe,
     _SCALES | {"expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 256},
+)
+MINICPM = Architecture("minicpm", _minicpm, {})
+GRANITEHYBRID = Architecture(
+    "granitehybrid",
+    partial(_granite, hybrid=True),
+    dict(GRANITEMOE.example)
+    | {
+        "attention.head_count_kv": np.array([0, 2], np.int32),
+        "ssm.inner_size": 512,
+        "ssm.state_size": 16,
+        "ssm.time_step_rank": 8,
+        "ssm.group_count": 2,
+        "ssm.conv_kernel": 4,
+    },
 )

@@ -1,25 +1,110 @@
-"""Architectures with llama's graph: internlm2, ernie4_5 (without experts) and exaone (3, 3.5).
-Rotary pairs are (2i, 2i + 1), in exaone (i, i + d/2)."""
+"""Decoders of one attention and one feed-forward part a block that differ in a word or two: a row
+of `ROWS` says which.
 
+ernie4_5 and refact pass over biases, as llama.cpp does: it loads them and adds none. paddleocr and
+qwen2vl are the text of their models; llama.cpp passes over the epsilon of qwen2vl's norms. GELUs
+are the tanh form, as in llama.cpp.
+"""
+
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
+import numpy as np
+
+from pyggml.graph.tensor import Tensor
 from pyggml.models.architecture import Architecture
-from pyggml.models.basics import read_basics
+from pyggml.models.basics import Basics, read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.part import Part
-from pyggml.ops import swiglu
+from pyggml.models.rope import check_sections
+from pyggml.ops import gelu, relu, sqr, swiglu
+
+NORMAL, NEOX, NO_ROPE = {"rope": "normal"}, {"rope": "neox"}, {"rope": None}
+LAYER_NORM = {"layer_norm": ("weight", "bias")}
+FUSED_QKV = {"fused_qkv": True}
+UNTIED: dict[str, Any] = {"tied": False}
+ALIBI = {"max_bias": 8.0}
+NO_OUTPUT_BIAS: dict[str, Any] = {"unread": ("attn_output.bias",)}
+NO_BIASES: dict[str, Any] = {
+    "unread": ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
+}
 
 
-def _decoder(r: Reader, rope: str) -> Decoder:
-    b = read_basics(r, rope=rope)
+def _squared_relu(x: Tensor) -> Tensor:
+    return sqr(relu(x))
+
+
+def _decoder(
+    r: Reader,
+    basics: Mapping[str, Any],
+    *,
+    activation: Callable[[Tensor], Tensor] | None = None,
+    fused_up: bool = False,
+    of_layer: Callable[[Basics, int], Mapping[str, Any]] = lambda b, i: {},
+    sections: bool = False,
+    reads_alibi: bool = False,
+    **more: Any,
+) -> Decoder:
+    """
+    basics      arguments of read_basics
+    activation  of a feed-forward part without a gate; None for a gated one
+    fused_up    gate and up come from one matrix
+    of_layer    fields of the attention of one layer
+    sections    rotary pairs have sections
+    reads_alibi ALiBi's bias is a key
+    more        fields of the decoder
+    """
+    b = read_basics(r, **basics)
+    if sections and b.rope:
+        check_sections(r, b.rope)
+    alibi = {"max_bias": r.number("attention.max_alibi_bias", 0.0, 0.0, 1e3)} if reads_alibi else {}
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), b.gated_mlp(i, swiglu))
+        plain = b.plain(i, activation) if activation else b.gated_mlp(i, swiglu, fused_up)
+        return b.pre_norm(b.attention(i, **of_layer(b, i), **alibi), plain)
 
-    return b.decoder(block)
+    return b.decoder(block, **more)
 
 
-INTERNLM2 = Architecture("internlm2", partial(_decoder, rope="normal"), {})
-ERNIE4_5 = Architecture("ernie4_5", partial(_decoder, rope="normal"), {})
-EXAONE = Architecture("exaone", partial(_decoder, rope="neox"), {})
+def _row(
+    name: str, basics: Mapping[str, Any], example: Mapping[str, object] | None = None, **more: Any
+) -> Architecture:
+    return Architecture(name, partial(_decoder, basics=basics, **more), example or {})
+
+
+def _alibi(b: Basics, layer: int) -> Mapping[str, Any]:
+    return ALIBI
+
+
+def _scale(b: Basics, layer: int) -> Mapping[str, Any]:
+    """Scores are divided by the length of a head, not its root."""
+    return {"scale": 1 / b.heads[layer].size}
+
+
+def _norms_after_rope(b: Basics, layer: int) -> Mapping[str, Any]:
+    return b.head_norms(layer) | {"norms_last": True}
+
+
+MAX_BIAS = {"attention.max_alibi_bias": 8.0}
+JAIS: dict[str, Any] = {"reads_alibi": True, "of_layer": _scale}
+SECTIONS = {"rope.dimension_sections": np.array([1, 1, 0, 0], np.int32)}
+
+ROWS = (
+    _row("internlm2", NORMAL),
+    _row("ernie4_5", NORMAL, **NO_OUTPUT_BIAS),
+    _row("exaone", NEOX),
+    _row("xverse", NORMAL, **UNTIED),
+    _row("pangu-embedded", NEOX),
+    _row("paddleocr", NEOX, SECTIONS, sections=True),
+    _row("qwen2vl", NEOX, SECTIONS, sections=True),
+    _row("chatglm", NORMAL, {"rope.dimension_count": 2}, fused_up=True),
+    _row("refact", NO_ROPE, of_layer=_alibi, **NO_BIASES),
+    _row("openelm", NEOX | FUSED_QKV, of_layer=Basics.head_norms),
+    _row("maincoder", NORMAL, of_layer=_norms_after_rope),
+    _row("orion", NEOX | LAYER_NORM, **UNTIED),
+    _row("jais", NO_ROPE | LAYER_NORM | FUSED_QKV, MAX_BIAS, **JAIS, **UNTIED),
+    _row("jais2", NEOX | LAYER_NORM, activation=_squared_relu),
+    _row("codeshell", NEOX | LAYER_NORM, activation=gelu, **UNTIED),
+)

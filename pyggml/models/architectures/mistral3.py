@@ -10,6 +10,7 @@ from pyggml.models.attention import Attention
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
+from pyggml.models.experts import has_experts, read_experts
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope
@@ -40,13 +41,14 @@ def _decoder(r: Reader) -> Decoder:
     rope = _yarn(r, b.rope)
     strength = r.number("attention.temperature_scale", 0.0, 0.0, 1e3)
     tempered = {"strength": strength, "every": b.rope.n_ctx_orig}
+    experts = read_experts(r, b, swiglu, own_length=False) if has_experts(r) else ()
 
     def block(i: int) -> Part:
         if strength:
             attention = b.attention(i, _Attention, rope=rope, **tempered)
         else:
             attention = b.attention(i, rope=rope)
-        return b.pre_norm(attention, b.gated_mlp(i, swiglu))
+        return b.pre_norm(attention, experts[i] if experts else b.gated_mlp(i, swiglu))
 
     return b.decoder(block)
 

@@ -9,12 +9,11 @@ olmoe   the usual norms before attention and experts; norms of q and k as in olm
 from dataclasses import replace
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.basics import Basics, read_basics
+from pyggml.models.basics import read_basics
 from pyggml.models.block import Chain, residual
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import read_experts
-from pyggml.models.norm import Norm, RmsNorm
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
@@ -38,7 +37,7 @@ def _olmo2(r: Reader) -> Decoder:
 
     def block(i: int) -> Part:
         here = {"rope": plain, "window": window} if windowed[i] else {}
-        attention = b.attention(i, **_norms(b, i), **here)
+        attention = b.attention(i, **b.norms_of_all_heads(i), **here)
         return Chain(
             (
                 residual(attention, b.norm("post_attention_norm")),
@@ -54,18 +53,9 @@ def _olmoe(r: Reader) -> Decoder:
     experts = read_experts(r, b, swiglu, own_length=False, normalised=False)
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i, **_norms(b, i)), experts[i])
+        return b.pre_norm(b.attention(i, **b.norms_of_all_heads(i)), experts[i])
 
     return b.decoder(block, tied=False)
-
-
-def _norms(b: Basics, layer: int) -> dict[str, Norm]:
-    """Norms of q and k, each over all heads at once."""
-    h, eps = b.heads[layer], b.norm("").eps
-    return {
-        "q_norm": RmsNorm("attn_q_norm", h.n * h.size, eps),
-        "k_norm": RmsNorm("attn_k_norm", h.n_kv * h.size, eps),
-    }
 
 
 OLMO = Architecture("olmo", _olmo, {"attention.clamp_kqv": 2.0})

@@ -1,5 +1,12 @@
 """qwen3 and qwen3moe. As qwen2, without biases and with an RMS norm of each head of q and k before
-rope. qwen3moe has experts in every layer."""
+rope. qwen3moe has experts in every layer.
+
+qwen3vl and qwen3vlmoe are the text of their models.
+"""
+
+from functools import partial
+
+import numpy as np
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
@@ -7,11 +14,14 @@ from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import read_experts
 from pyggml.models.part import Part
+from pyggml.models.rope import check_sections
 from pyggml.ops import swiglu
 
 
-def _decoder(r: Reader) -> Decoder:
+def _decoder(r: Reader, sections: bool = False) -> Decoder:
     b = read_basics(r, rope="neox")
+    if sections and b.rope:
+        check_sections(r, b.rope, interleaved=True)
 
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i, **b.head_norms(i)), b.gated_mlp(i, swiglu))
@@ -19,8 +29,10 @@ def _decoder(r: Reader) -> Decoder:
     return b.decoder(block)
 
 
-def _with_experts(r: Reader) -> Decoder:
+def _with_experts(r: Reader, sections: bool = False) -> Decoder:
     b = read_basics(r, rope="neox")
+    if sections and b.rope:
+        check_sections(r, b.rope, interleaved=True)
     experts = read_experts(r, b, swiglu)
 
     def block(i: int) -> Part:
@@ -29,9 +41,19 @@ def _with_experts(r: Reader) -> Decoder:
     return b.decoder(block)
 
 
+_EXPERTS: dict[str, object] = {
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 256,
+}
+_SECTIONS: dict[str, object] = {"rope.dimension_sections": np.array([4, 4, 4, 0], np.int32)}
 QWEN3 = Architecture("qwen3", _decoder, {})
-QWEN3MOE = Architecture(
-    "qwen3moe",
-    _with_experts,
-    {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256},
+QWEN3MOE = Architecture("qwen3moe", _with_experts, _EXPERTS)
+QWEN3VL = Architecture(
+    "qwen3vl", partial(_decoder, sections=True), _SECTIONS | {"rope.dimension_count": 4}
+)
+QWEN3VLMOE = Architecture(
+    "qwen3vlmoe",
+    partial(_with_experts, sections=True),
+    _EXPERTS | _SECTIONS | {"rope.dimension_count": 4},
 )

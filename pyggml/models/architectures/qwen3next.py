@@ -14,18 +14,8 @@ from pyggml.models.decoder import Decoder
 from pyggml.models.delta_net import GatedAttention, is_recurrent, read_delta_net
 from pyggml.models.experts import GatedPart, read_experts, read_shared
 from pyggml.models.part import Part
+from pyggml.models.rope import check_sections
 from pyggml.ops import swiglu
-
-
-def _check_sections(r: Reader, n_pairs: int) -> None:
-    """Each rotary pair has a section: its angle depends on a token's time, height or width. In text
-    all three equal the position, so it is enough that every pair has a section."""
-    sections = r.counts("rope.dimension_sections", 4, least=0, most=1 << 12)
-    if any(i >= 3 * sections[i % 3] for i in range(n_pairs)):
-        r.faults.append(
-            f"rope.dimension_sections are {sections}, wanted time, height or width for each of "
-            f"{n_pairs} pairs"
-        )
 
 
 def _decoder(r: Reader, grouped: bool, mixed: bool) -> Decoder:
@@ -33,7 +23,7 @@ def _decoder(r: Reader, grouped: bool, mixed: bool) -> Decoder:
     b = read_basics(r, rope="neox")
     assert b.rope is not None
     if not grouped:
-        _check_sections(r, b.rope.n_dims // 2)
+        check_sections(r, b.rope, interleaved=True)
     delta = read_delta_net(r, b.config.n_embd, rms_eps(r), grouped)
     recurrent = is_recurrent(r, b.config)
     feed_forward = _experts(r, b) if mixed else [b.gated_mlp(i, swiglu) for i in range(len(b.n_ff))]

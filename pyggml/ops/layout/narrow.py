@@ -16,6 +16,7 @@ from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.kernel import Site, cpu_kernel
 from pyggml.ops.expect import expect_type
+from pyggml.ops.layout.cpy import packed_leaf
 
 
 def narrow(x: Tensor, axis: int, start: int, size: int) -> Tensor:
@@ -167,7 +168,7 @@ def _join(left: np.ndarray, right: np.ndarray, a: np.ndarray, b: np.ndarray) -> 
 
 
 def _concat_run(site: Site) -> Call:
-    """Two strided copies: a to its range of the result, then b to its own."""
+    """Two strided copies: a to its range of the result, then b to its own; blocks are bytes."""
     a, b = site.src
     axis = site.node.params["axis"]
     left = _slice_of(site.out, axis, 0, a.shape[axis])
@@ -181,8 +182,6 @@ def _concat_spec(a: Tensor, b: Tensor, axis: int) -> Spec:
         n != m for i, (n, m) in enumerate(zip(a.shape, b.shape, strict=True)) if i != axis
     ):
         raise ShapeError(f"concat: {a!r} and {b!r} do not join along axis {axis}")
-    if a.dtype.quantised:
-        raise ShapeError(f"concat: {a!r} is quantised, wanted a type without blocks")
     return Spec((*a.shape[:axis], a.shape[axis] + b.shape[axis], *a.shape[axis + 1 :]), a.dtype)
 
 
@@ -203,6 +202,9 @@ def _concat_samples(rng: np.random.Generator) -> Iterator[Sample]:
     left[drawn], right[drawn] = rng.integers(1, 7, 2).tolist()
     for a, b, axis in [*cases, (tuple(left), tuple(right), drawn)]:
         yield Sample((rng.standard_normal(a), rng.standard_normal(b)), {"axis": axis})
+    for axis in (0, 2):
+        whole = packed_leaf(rng, (2, 3, 64), "Q8_0")
+        yield Sample((whole, packed_leaf(rng, (2, 3, 64), "Q8_0")), {"axis": axis})
 
 
 CONCAT = op(

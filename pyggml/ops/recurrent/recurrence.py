@@ -224,7 +224,8 @@ def states_spec(state: Tensor, n_states: int) -> tuple[Spec, ...]:
 
 def states_of(site: Site, state: np.ndarray) -> np.ndarray:
     """The saved states, (n_states, *the shape of one)."""
-    return site.saved[0].reshape(-1, *state.shape)
+    (states,) = site.saved
+    return states if states.ndim > state.ndim else states[None]
 
 
 def expect_positions(name: str, positions: Tensor, n_tokens: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from llama_models import LIMITS, TOKENS, VARIANTS, with_adapter, write
 
 import pyggml
 from pyggml import gguf
@@ -118,6 +119,22 @@ def test_architectures_of_formulas(file, device, compute, record_property):
     assert error < allowed("logits", file.stem, compute)
 
 
+@pytest.mark.parametrize("name", sorted(p.stem for p in (GOLDEN / "llama_cpp").glob("*.npz")))
+def test_models_that_llama_cpp_is_asked_about(name, device, compute, tmp_path, record_property):
+    """Logits without and with an adapter; in bfloat16 as near as the host's."""
+    path = write(tmp_path / "model.gguf", *VARIANTS[name])
+    model = pyggml.load(path, compute=compute, backends=[device])
+    wanted = np.load(GOLDEN / f"llama_cpp/{name}.npz")
+    host = pyggml.load(path, compute="bf16").logits(TOKENS) if compute == "bf16" else None
+    error = nmse(model.logits(TOKENS), wanted["logits"])
+    record_property("error", float(error))
+    limit = LIMITS[name] if host is None else TIMES * nmse(host, wanted["logits"])
+    assert error < limit
+    if host is None:
+        adapted_logits = with_adapter(model).model.logits(TOKENS)
+        assert nmse(adapted_logits, wanted["lora_logits"]) < limit
+
+
 def test_every_architecture_is_here():
     folders = (GOLDEN / name for name in ("peers", "formulas", "models"))
     found = set()
@@ -125,4 +142,5 @@ def test_every_architecture_is_here():
         with gguf.open(path) as file:
             if "general.architecture" in file.metadata:
                 found.add(file.metadata["general.architecture"].raw.decode())
+    found |= {VARIANTS[p.stem][0] for p in (GOLDEN / "llama_cpp").glob("*.npz")}
     assert set(ARCHITECTURES) <= found

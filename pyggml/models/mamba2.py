@@ -1,16 +1,12 @@
-"""mamba2: Mamba 2. No attention; each head has a state (P × N) with one decay."""
+"""The mixer of Mamba 2: each head has a state (P × N) with one decay."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Shape, Tensor
-from pyggml.models.architecture import Architecture
-from pyggml.models.block import residual
-from pyggml.models.config import Reader, read_config, rms_eps
-from pyggml.models.decoder import Decoder
+from pyggml.models.config import Reader, rms_eps
 from pyggml.models.net import Net
-from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv, initial, keep_state
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
@@ -22,6 +18,8 @@ class Mamba2(Part):
     """ssm_out(norm(silu(z) · (scan(u) + d · u))), with a norm over each of n_groups groups.
 
     (z, xBC, dt) = ssm_in(x), (u, B, C) = silu(conv(xBC)).
+
+    normed   whether there is that norm
     """
 
     n_embd: int
@@ -31,6 +29,7 @@ class Mamba2(Part):
     n_groups: int
     width: int
     eps: float
+    normed: bool = True
 
     @property
     def _conv(self) -> CausalConv:
@@ -43,13 +42,14 @@ class Mamba2(Part):
 
     def tensors(self, at: str) -> Tensors:
         n, h, groups = self.n_inner, self.n_head, self.n_groups
+        norm = TensorSpec((groups, n // groups), unpacked=True)
         return merge_tensors(
             [
                 matrix(f"{at}ssm_in", n + self._conv.n + h, self.n_embd, bias=False),
                 self._conv.tensors(at),
                 {f"{at}ssm_dt.bias": TensorSpec((h,))},
                 {f"{at}ssm_{x}": TensorSpec((h, 1), unpacked=True) for x in "ad"},
-                {f"{at}ssm_norm.weight": TensorSpec((groups, n // groups), unpacked=True)},
+                {f"{at}ssm_norm.weight": norm} if self.normed else {},
                 matrix(f"{at}ssm_out", self.n_embd, n, bias=False),
             ]
         )
@@ -62,9 +62,11 @@ class Mamba2(Part):
         z, xbc, dt = split(net.linear(f"{at}ssm_in", x), (n, self._conv.n, self.n_head))
         dt = add(dt, net.weights[f"{at}ssm_dt.bias"])
         y = self._scan(net, at, silu(self._conv(net, at, xbc)), dt)
-        y = reshape(swiglu(z, reshape(y, (n_tokens, n))), (n_tokens, self.n_groups, -1))
-        y = mul(rms_norm(y, self.eps), net.weights[f"{at}ssm_norm.weight"])
-        return net.linear(f"{at}ssm_out", reshape(y, (n_tokens, n)))
+        y = swiglu(z, reshape(y, (n_tokens, n)))
+        if self.normed:
+            y = rms_norm(reshape(y, (n_tokens, self.n_groups, -1)), self.eps)
+            y = reshape(mul(y, net.weights[f"{at}ssm_norm.weight"]), (n_tokens, n))
+        return net.linear(f"{at}ssm_out", y)
 
     def _scan(self, net: Net, at: str, xbc: Tensor, dt: Tensor) -> Tensor:
         """(T, heads, P): the selective scan plus d · x."""
@@ -83,8 +85,8 @@ class Mamba2(Part):
         return add(keep_state(net, f"{at}ssm_state", y), mul(x, net.weights[f"{at}ssm_d"]))
 
 
-def _decoder(r: Reader) -> Decoder:
-    c, eps = read_config(r), rms_eps(r)
+def read_mamba2(r: Reader, n_embd: int) -> Mamba2:
+    """The mixer of a file."""
     n_inner = r.count("ssm.inner_size", most=1 << 17)
     n_head = r.count("ssm.time_step_rank", most=1 << 16)
     groups = r.count("ssm.group_count", most=1 << 12)
@@ -94,28 +96,12 @@ def _decoder(r: Reader) -> Decoder:
             "heads that divide the inner size, and groups that divide the heads"
         )
         n_head = groups = 1
-    mixer = Mamba2(
-        n_embd=c.n_embd,
+    return Mamba2(
+        n_embd=n_embd,
         n_inner=n_inner,
         n_state=r.count("ssm.state_size", most=1 << 12),
         n_head=n_head,
         n_groups=groups,
         width=r.count("ssm.conv_kernel", least=2, most=64),
-        eps=eps,
+        eps=rms_eps(r),
     )
-    block = residual(RmsNorm("attn_norm", c.n_embd, eps), mixer)
-    norm = RmsNorm("output_norm", c.n_embd, eps)
-    return Decoder(config=c, blocks=(block,) * c.n_layer, norm=norm)
-
-
-MAMBA2 = Architecture(
-    "mamba2",
-    _decoder,
-    {
-        "ssm.inner_size": 512,
-        "ssm.state_size": 16,
-        "ssm.time_step_rank": 8,
-        "ssm.group_count": 2,
-        "ssm.conv_kernel": 4,
-    },
-)

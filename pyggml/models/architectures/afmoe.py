@@ -1,0 +1,45 @@
+"""afmoe: Trinity. Four norms in a block; a gate for each number of attention; experts beside a
+shared one in all layers but the first few. Every fourth layer has no rotary positions."""
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.attention import GatedOutput
+from pyggml.models.basics import read_basics, read_windows
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.experts import SIGMOID, read_feed_forward, read_router
+from pyggml.models.part import Part
+from pyggml.ops import swiglu
+
+
+def _decoder(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox")
+    windows = read_windows(r, b, 4, window=0)
+    router = read_router(r, SIGMOID) | {"biased": True}
+    n_ff = r.count("expert_feed_forward_length", most=1 << 20)
+    shared = n_ff * r.count("expert_shared_count", least=0, most=64)
+    feed_forward = read_feed_forward(r, b, swiglu, shared, **router)
+
+    def block(i: int) -> Part:
+        here = windows[i] | ({"rope": None} if i % 4 == 3 else {})
+        attention = b.attention(i, GatedOutput, of_heads=False, **b.head_norms(i), **here)
+        return b.sandwich_norms(attention, feed_forward[i])
+
+    return b.decoder(block, embedding_scale=b.config.n_embd**0.5)
+
+
+AFMOE = Architecture(
+    "afmoe",
+    _decoder,
+    {
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": 2,
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 256,
+        "expert_shared_count": 1,
+        "leading_dense_block_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.5,
+        "block_count": 4,
+    },
+)

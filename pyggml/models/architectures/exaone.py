@@ -1,0 +1,68 @@
+"""exaone4 (EXAONE 4) and exaone-moe (K-EXAONE). Norms of each head of q and k.
+
+exaone4 has norms after attention and feed-forward instead of before. Its 32B, recognised by its 64
+layers, has windows, and rotates in layers with a window alone; so does exaone-moe.
+"""
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import read_basics
+from pyggml.models.block import Chain, residual
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.experts import read_feed_forward, read_router
+from pyggml.models.part import Part
+from pyggml.ops import swiglu
+
+N_LAYER_32B = 64
+
+
+def _exaone4(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox")
+    window = r.count("attention.sliding_window", 4096)
+    has_windows = b.config.n_layer == N_LAYER_32B
+    windowed = r.pattern(b.config.n_layer, 4)
+
+    def block(i: int) -> Part:
+        here = {"window": window} if windowed[i] else {"rope": None}
+        attention = b.attention(i, **b.head_norms(i), **here if has_windows else {})
+        return Chain(
+            (
+                residual(attention, b.norm("post_attention_norm")),
+                residual(b.gated_mlp(i, swiglu), b.norm("post_ffw_norm")),
+            )
+        )
+
+    return b.decoder(block)
+
+
+def _exaone_moe(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox")
+    window = r.count("attention.sliding_window")
+    windowed = r.pattern(b.config.n_layer, 4)
+    shared = r.count("expert_shared_feed_forward_length", 0, least=0, most=1 << 20)
+    shared = shared or r.count("expert_feed_forward_length", most=1 << 20)
+    feed_forward = read_feed_forward(r, b, swiglu, shared, **read_router(r))
+
+    def block(i: int) -> Part:
+        here = {"window": window} if windowed[i] else {"rope": None}
+        return b.pre_norm(b.attention(i, **b.head_norms(i), **here), feed_forward[i])
+
+    return b.decoder(block, tied=False)
+
+
+EXAONE4 = Architecture("exaone4", _exaone4, {})
+EXAONE_MOE = Architecture(
+    "exaone-moe",
+    _exaone_moe,
+    {
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": 2,
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 256,
+        "leading_dense_block_count": 1,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.5,
+    },
+)

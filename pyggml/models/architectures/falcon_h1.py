@@ -1,0 +1,58 @@
+"""falcon-h1: Falcon H1. Attention and Mamba 2 are parallel, with one norm."""
+
+from dataclasses import dataclass, replace
+
+from pyggml.graph.tensor import Tensor
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import read_basics
+from pyggml.models.block import Chain, Sum, residual
+from pyggml.models.config import Reader, rms_eps
+from pyggml.models.decoder import Decoder
+from pyggml.models.mamba2 import read_mamba2
+from pyggml.models.net import Net
+from pyggml.models.norm import RmsNorm
+from pyggml.models.part import Part
+from pyggml.models.weights import Tensors, TensorSpec
+from pyggml.ops import rms_norm_mul, swiglu
+
+
+@dataclass(frozen=True, slots=True)
+class _BareNorm(RmsNorm):
+    """An RMS norm whose weight has the name of the norm itself."""
+
+    def tensors(self, at: str) -> Tensors:
+        return {f"{at}{self.name}": TensorSpec((self.size,))}
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        name = f"{at}{self.name}"
+        return net.tap(name, rms_norm_mul(x, net.weights[name], self.eps).named(name))
+
+
+def _decoder(r: Reader) -> Decoder:
+    """The files of most sizes have no norm in Mamba 2."""
+    b = read_basics(r, rope="neox")
+    mamba = read_mamba2(r, b.config.n_embd)
+    norm = _BareNorm("ffn_norm", b.config.n_embd, rms_eps(r))
+    scale = r.number("attention.scale", 0.0, 0.0, 1e6)
+
+    def block(i: int) -> Part:
+        normed = f"blk.{i}.ssm_norm.weight" in r.shapes
+        mixers = Sum((b.attention(i, scale=scale), replace(mamba, normed=normed)))
+        return Chain(
+            (residual(b.norm("attn_norm"), mixers), residual(norm, b.gated_mlp(i, swiglu)))
+        )
+
+    return b.decoder(block)
+
+
+FALCON_H1 = Architecture(
+    "falcon-h1",
+    _decoder,
+    {
+        "ssm.inner_size": 512,
+        "ssm.state_size": 16,
+        "ssm.time_step_rank": 8,
+        "ssm.group_count": 2,
+        "ssm.conv_kernel": 4,
+    },
+)

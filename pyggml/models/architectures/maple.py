@@ -1,0 +1,42 @@
+"""maple: Maple. As qwen3moe, with windows and rotary positions in some layers alone, and clipped
+gates."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import read_basics, read_windows
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.experts import read_experts
+from pyggml.models.feed_forward import clipped_swiglu
+from pyggml.models.part import Part
+from pyggml.ops import swiglu
+
+
+def _decoder(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox")
+    limits = r.numbers("swiglu_clamp_exp", b.config.n_layer, None, 0.0, 1e6)
+    windows = read_windows(r, b, 1)
+    experts = read_experts(r, b, swiglu)
+
+    def block(i: int) -> Part:
+        clipped = replace(experts[i], unit=clipped_swiglu(limits[i]))
+        return b.pre_norm(b.attention(i, **b.head_norms(i), **{"rope": None} | windows[i]), clipped)
+
+    return b.decoder(block, tied=False)
+
+
+MAPLE = Architecture(
+    "maple",
+    _decoder,
+    {
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 256,
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": np.array([True, False]),
+        "swiglu_clamp_exp": 7.0,
+    },
+)

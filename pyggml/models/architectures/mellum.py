@@ -1,0 +1,38 @@
+"""mellum: Mellum 2. As qwen3moe, with windows in some layers; these rotate as if the file had no
+scaling."""
+
+from dataclasses import replace
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import read_basics, read_windows
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.experts import read_experts
+from pyggml.models.part import Part
+from pyggml.ops import swiglu
+
+
+def _decoder(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox")
+    assert b.rope is not None
+    experts = read_experts(r, b, swiglu)
+    plain = replace(b.rope, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
+    windows = read_windows(r, b, 4, window=0, rope=plain)
+
+    def block(i: int) -> Part:
+        return b.pre_norm(b.attention(i, **b.head_norms(i), **windows[i]), experts[i])
+
+    return b.decoder(block, tied=False)
+
+
+MELLUM = Architecture(
+    "mellum",
+    _decoder,
+    {
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 256,
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": 2,
+    },
+)

@@ -1,0 +1,100 @@
+"""The mixer of Mamba, FalconMamba and Jamba: each channel has a state (1 × N)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyggml.graph.op import Spec
+from pyggml.graph.tensor import Shape, Tensor
+from pyggml.models.config import Reader, rms_eps
+from pyggml.models.net import Net
+from pyggml.models.norm import RmsNorm
+from pyggml.models.part import Part
+from pyggml.models.recurrent import CausalConv, initial, keep_state
+from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
+from pyggml.ops import add, halve, mul, reshape, silu, split, ssm_scan, swiglu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba(Part):
+    """ssm_out(silu(z) · (scan(u) + d · u)), u = silu(conv(x')), (x', z) = ssm_in(x).
+
+    dt_rank   rank of the map from u to the step sizes of all channels
+    eps       epsilon of RMS norms of dt, B and C; 0: no norms
+    weighted  these norms have weights (Jamba); those of FalconMamba have none
+    """
+
+    n_embd: int
+    n_inner: int
+    n_state: int
+    dt_rank: int
+    width: int
+    eps: float = 0.0
+    weighted: bool = False
+
+    @property
+    def _conv(self) -> CausalConv:
+        return CausalConv("ssm_conv1d", self.n_inner, self.width, bias=True)
+
+    @property
+    def _norms(self) -> tuple[RmsNorm, ...]:
+        has = ("weight",) if self.weighted else ()
+        sizes = {"dt": self.dt_rank, "b": self.n_state, "c": self.n_state}
+        return tuple(RmsNorm(f"ssm_{x}_norm", n, self.eps, has) for x, n in sizes.items())
+
+    @property
+    def _state(self) -> Shape:
+        return self.n_inner, 1, self.n_state
+
+    def tensors(self, at: str) -> Tensors:
+        n, n_state = self.n_inner, self.n_state
+        return merge_tensors(
+            [
+                matrix(f"{at}ssm_in", 2 * n, self.n_embd, bias=False),
+                self._conv.tensors(at),
+                matrix(f"{at}ssm_x", self.dt_rank + 2 * n_state, n, bias=False),
+                *(norm.tensors(at) for norm in self._norms),
+                matrix(f"{at}ssm_dt", n, self.dt_rank, bias=True),
+                {f"{at}ssm_a": TensorSpec((n, n_state), unpacked=True)},
+                {f"{at}ssm_d": TensorSpec((n,))},
+                matrix(f"{at}ssm_out", self.n_embd, n, bias=False),
+            ]
+        )
+
+    def state(self, at: str) -> Mapping[str, Spec]:
+        return {**self._conv.state(at), f"{at}ssm_state": Spec(self._state)}
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        x, z = halve(net.linear(f"{at}ssm_in", x))
+        x = silu(self._conv(net, at, x))
+        y = add(self._scan(net, at, x), mul(x, net.weights[f"{at}ssm_d"]))
+        return net.linear(f"{at}ssm_out", swiglu(z, y))
+
+    def _scan(self, net: Net, at: str, x: Tensor) -> Tensor:
+        """The selective scan of x (T, n_inner); every channel is a head."""
+        sizes = (self.dt_rank, self.n_state, self.n_state)
+        dt, b, c = split(net.linear(f"{at}ssm_x", x), sizes)
+        if self.eps:
+            dt, b, c = (norm(net, at, t) for norm, t in zip(self._norms, (dt, b, c), strict=True))
+        y = ssm_scan(
+            initial(net, f"{at}ssm_state", self._state),
+            reshape(x, (*x.shape, 1)),
+            net.linear(f"{at}ssm_dt", dt),
+            net.weights[f"{at}ssm_a"],
+            reshape(b, (x.shape[0], 1, self.n_state)),
+            reshape(c, (x.shape[0], 1, self.n_state)),
+            net.inputs.positions,
+        ).named(f"{at}ssm_scan")
+        return reshape(keep_state(net, f"{at}ssm_state", y), x.shape)
+
+
+def read_mamba(r: Reader, n_embd: int, weighted: bool = False) -> Mamba:
+    """The mixer of a file. Its norms are those of ssm.dt_b_c_rms, or have weights."""
+    return Mamba(
+        n_embd=n_embd,
+        n_inner=r.count("ssm.inner_size", most=1 << 17),
+        n_state=r.count("ssm.state_size", most=1 << 12),
+        dt_rank=r.count("ssm.time_step_rank", most=1 << 16),
+        width=r.count("ssm.conv_kernel", least=2, most=64),
+        eps=rms_eps(r) if weighted or r.flag("ssm.dt_b_c_rms", False) else 0.0,
+        weighted=weighted,
+    )

@@ -1,0 +1,110 @@
+"""Small random models of every architecture, and llama.cpp's logits of them.
+
+    python -m llama_models [NAME…]     (in tests/support; needs llama_cpp)
+
+writes tests/golden/llama_cpp/NAME.npz: llama.cpp's logits of a model, without and with an adapter.
+The model is not kept: its numbers depend on the names of its tensors only.
+"""
+
+import re
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from tiny_models import NO_VOCABULARY, scaled
+from tiny_models import write as write_tiny
+
+import pyggml
+from pyggml.lora import LoraConfig, attach
+from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
+
+from peers.trial import llama_cpp_logits, wide_modules
+
+GOLDEN = Path(__file__).parents[1] / "golden/llama_cpp"
+N_VOCAB, N_EMBD, RANK = 40, 64, 4
+TOKENS = np.random.default_rng(0).integers(0, N_VOCAB, 24)
+BIASES = r"blk\..*\.bias"
+DECI = {
+    "attention.head_count": np.array([4, 0, 4, 0], np.int32),
+    "attention.head_count_kv": np.array([2, 0, 0, 0], np.int32),
+    "feed_forward_length": np.array([64, 0, 32, 64], np.int32),
+}
+SSM = {"ssm.inner_size": 128, "ssm.time_step_rank": 4}
+JAMBA = {"ssm.inner_size": 128, "ssm.time_step_rank": 8}
+LAST = np.array([0, 0, 64], np.int32)
+# By name of a model: its architecture, keys beside the example's, and its optional tensors.
+VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    name: (name, {}, "output.weight") for name in ARCHITECTURES
+}
+VARIANTS |= {
+    name: (name, keys, optional)
+    for name, keys, optional in (
+        ("pangu-embedded", {}, r"blk.*attn_\w+\.bias"),
+        ("glm4moe", {}, r".*exp_probs_b\.bias|.*attn_q\.bias|output.weight"),
+        ("openelm", {}, ""),
+        ("granitehybrid", SSM, "output.weight"),
+        ("nemotron_h", SSM | {"feed_forward_length": LAST}, "output.weight"),
+        ("nemotron_h_moe", SSM | {"feed_forward_length": LAST}, "output.weight"),
+        ("jamba", JAMBA, "output.weight"),
+        ("falcon-h1", SSM, "output.weight"),
+        ("deci", {"block_count": 4} | DECI, "output.weight"),
+        ("maple", {"swiglu_clamp_exp": 0.5}, "output.weight"),
+        ("qwen2vl", {"attention.layer_norm_rms_epsilon": 0.0}, "output.weight"),
+        ("bitnet", {}, ""),
+        ("plm", {}, ""),
+        ("jais", {}, f"{BIASES}|output.weight"),
+        ("jais2", {}, BIASES),
+        ("codeshell", {}, r"blk.*(attn_output|ffn_\w+)\.bias|output.weight"),
+        ("qwen", {}, r".*attn_qkv\.bias|output.weight"),
+        ("phimoe", {}, r".*attn_output\.bias|output\..*"),
+    )
+    if name in ARCHITECTURES
+}
+GELUS = {"codeshell", "grok", "mpt", "spark2_5"}  # llama.cpp has a table of GELUs in halves
+LIMITS = {name: 5e-7 if name in GELUS else 1e-11 for name in VARIANTS}
+
+
+def write(path: Path, architecture: str, keys: dict[str, Any], optional: str) -> Path:
+    """A small model with these keys, and of its optional tensors those whose names match."""
+    example = ARCHITECTURES[architecture].example
+    sizes = {"embedding_length": N_EMBD, "feed_forward_length": 64, "vocab_size": N_VOCAB}
+    sizes |= {"rope.dimension_count": 16} if "rope.dimension_count" in example else {}
+    sizes |= {"attention.key_length": 16, "attention.value_length": 16} | keys
+    metadata = small_metadata(ARCHITECTURES[architecture], sizes)
+    specs = tensors_of(metadata, N_VOCAB).items()
+    tensors = {
+        name: spec.shape if re.fullmatch(optional, name) else None
+        for name, spec in specs
+        if spec.optional
+    }
+    return write_tiny(path, architecture, sizes, NO_VOCABULARY, tensors, N_VOCAB, numbers=scaled)
+
+
+def with_adapter(model: Any, rank: int = RANK) -> Any:
+    """The model with an adapter on every matrix of its blocks, whose numbers go by names alone."""
+    modules = wide_modules(model, rank)
+    made = attach(model, LoraConfig(rank=rank, alpha=2.0 * rank, modules=modules))
+    for pair in made.pairs.values():
+        for t in (pair.a, pair.b):
+            rng = np.random.default_rng(crc32(t.name.encode()))
+            t.data[:] = rng.standard_normal(t.shape) * 0.5 * t.shape[-1] ** -0.5
+    return made
+
+
+def golden(name: str, folder: Path) -> dict[str, np.ndarray]:
+    """llama.cpp's logits of a variant, without and with the adapter."""
+    path = write(folder / f"{name}.gguf", *VARIANTS[name])
+    with_adapter(pyggml.load(path, compute="f32")).save(folder / "adapter.gguf")
+    return {
+        "logits": llama_cpp_logits(path, TOKENS),
+        "lora_logits": llama_cpp_logits(path, TOKENS, folder / "adapter.gguf"),
+    }
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or VARIANTS:
+        with TemporaryDirectory() as folder:
+            np.savez_compressed(GOLDEN / f"{name}.npz", **golden(name, Path(folder)))
