@@ -9,18 +9,20 @@ import numpy as np
 import pytest
 from drawing import draw_layout, draw_sample, fed_by_results
 from ggml_cpu import Context, numbers
-from ggml_twins import BUILT, ROUNDED, TWINS, WITHOUT, Builder
+from ggml_twins import BUILT, GRADIENTS, HALVES_REFUSED, ROUNDED, TWINS, WITHOUT, Builder
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pyggml import ops
 from pyggml.backends.cpu import array
-from pyggml.graph.dtypes import F32, I32, I64
+from pyggml.backward import build_backward
+from pyggml.graph import Graph
+from pyggml.graph.dtypes import BF16, F16, F32, I32, I64
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.look.check import as_leaf
 from pyggml.ops import OPS
 from pyggml.quants import QUANTS, dequantize
-from pyggml.runtime import run
+from pyggml.runtime import results, run
 
 interop = pytest.mark.interop
 PAIRS = [*((OPS[name], twin) for name, twin in TWINS.items()), *BUILT]
@@ -107,6 +109,51 @@ def test_declared_samples(op, twin):
 def test_drawn_sources(op, twin, data):
     arrays, params = draw_sample(data, op, DERIVED)
     assume(agree(op, twin, draw_layout(data, op, arrays), {**params, **twin.fixed}))
+
+
+@interop
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, id=f"{name}-{kind}")
+        for name, kind in product(TWINS, (F16, BF16))
+        if OPS[name].halves and name not in HALVES_REFUSED[kind.name]
+    ],
+)
+@SOME
+@given(data=st.data())
+def test_halves(name, kind, data):
+    op, twin = OPS[name], TWINS[name]
+    arrays, params = draw_sample(data, op, DERIVED)
+    leaves = [narrowed(t, kind) for t in draw_layout(data, op, arrays)]
+    assume(agree(op, twin, leaves, {**params, **twin.fixed}))
+
+
+def narrowed(t, kind):
+    """An F32 leaf as one of half the width, its axes in the same order in memory."""
+    if t.dtype is not F32:
+        return t
+    (numbers,) = run(ops.cpy(t, kind))
+    data = np.empty_like(t.data, kind.numpy)
+    data[...] = numbers
+    return leaf(data, dtype=kind)
+
+
+@interop
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name):
+    """Of Σ seed·y, by each source."""
+    op, twin, rng = OPS[name], TWINS[name], np.random.default_rng(0)
+    for sample in op.samples(rng):
+        leaves = [as_leaf(a) for a in sample.arrays]
+        node = op(*leaves, **sample.params)
+        seed = leaf(np.asarray(rng.standard_normal(node.shape).astype(np.float32)))
+        with Context(node) as g:
+            src = [g.leaf(t) for t in leaves]
+            wanted = g.gradients(twin.build(g, *src, **sample.params), g.leaf(seed), src)
+        _, *found = results(build_backward(Graph.of(node), leaves, seed))
+        for ours, other in zip(found, wanted, strict=True):
+            expect_equal(ours, other.reshape(ours.shape), F32, twin.limit, repr(node))
 
 
 WEIGHTS = [name for name in QUANTS if name not in ("F32", "Q8_1")]  # Q8_1 is of no file

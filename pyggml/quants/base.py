@@ -32,9 +32,9 @@ class Quant:
     decode  the decoder of a block; pyggml.quants.unpack and the products derive their code from it
     pack    float32 → blocks, with bytes equal to those of ggml's `quantize_row_*_ref`; or NoPack
     limit   weights up to this magnitude are packed without overflow; above it the result is checked
-    direct  whether products of many rows, and those of few in floats, read its blocks as they lie;
-            those of other types unpack them first, and are made of floats. In integers, products of
-            few rows take every type as it lies
+    direct  whether the CPU's products of many rows, and those of few in floats, read its blocks as
+            they lie; those of other types unpack them first, and are made of floats. In integers,
+            and on a card, products of few rows take every type as it lies
     """
 
     dtype: DType

@@ -39,6 +39,9 @@ class Cuda:
     def __getattr__(self, name):
         return getattr(own, name)
 
+    def popc(self, word):
+        return int(word).bit_count()
+
     def syncthreads(self):
         own.block.wait()
 
@@ -106,8 +109,8 @@ def copier(n_bytes):
 
 
 def pick_bytes(low, high, which):
-    both = bytes_of(low) + bytes_of(high)
-    return word_of(both[int(which) >> 4 * i & 7] for i in range(4))
+    both, picked = bytes_of(low) + bytes_of(high), [int(which) >> 4 * i for i in range(4)]
+    return word_of((both[p & 7] >> 7) * 255 if p & 8 else both[p & 7] for p in picked)
 
 
 def dot_bytes(a, b, c):
@@ -146,6 +149,7 @@ byte_ptx.put_shared_pair = byte_ptx.put_shared_words = put
 byte_ptx.half_of = lambda word: np.uint16(int(word) & 0xFFFF).view(np.float16).astype("f4")
 byte_ptx.shared_float = lambda array, i: array[i]
 byte_ptx.copier, byte_ptx.pick_bytes, byte_ptx.dot_bytes = copier, pick_bytes, dot_bytes
+byte_ptx.constants_loader = lambda _, words: lambda i: tuple(words[4 * i : 4 * i + 4])
 
 
 class Warp:

@@ -31,6 +31,10 @@ def numbers(*shape):
     return rng.standard_normal(shape).astype(np.float32)
 
 
+# All operations that bytes take: bits and pairs, digits, scales of 8 bits, signs, rows of grids.
+WITH_BITS = ("Q1_0", "Q2_0", "TQ1_0", "NVFP4", "IQ1_M", "IQ2_S", "IQ3_XXS", "IQ3_S")
+
+
 def matrix(kind, n, k):
     packed = quantize(numbers(n, k), kind)
     return packed.reshape(-1), dequantize(packed, kind).reshape(n, k).astype(float)
@@ -83,10 +87,14 @@ added("Q8_0", 70, 256, 1)
 added("Q4_K", 45, 256, 1)
 added("Q8_0", 13, 160, 3)
 added("Q6_K", 9, 768, 2)
+added("Q2_K", 9, 512, 2)
+for kind in WITH_BITS:
+    added(kind, 9, 256, 1)
 added("Q8_0", 9, 128, 1, np.repeat([1, 0, 1e-38, 1e-20], 32))  # a group of zeros, one nearly so
 added("Q8_0", 10, 128, 1, 1e-25)
 large()
 normed(("Q4_K", "Q6_K"), 512, 2)
+normed(("Q2_K", "Q4_K"), 256, 1)  # which has minima of halves, and which has not
 normed(("Q8_0", "Q8_0"), 160, 1)  # groups of no full warp; both parts run the same code
 gated("gated")
 few_rows.least_shared = lambda: 0

@@ -26,7 +26,9 @@ from pyggml.backends.cuda.gemm.packed_dots import DotShape
 from pyggml.backends.cuda.weights.packed import unit_of
 from pyggml.backends.cuda.ops.unary import _silu_back
 from pyggml.backends.cuda.weights.readers import four_of
-kinds = [DotShape(unit_of(n, 256), 1, 1, False, True, True) for n in ("Q8_0", "Q4_K", "Q6_K")]
+kinds = [
+    DotShape(unit_of(n, 256), 1, 1, False, True, True, False) for n in ("Q8_0", "Q4_K", "Q6_K")
+]
 found = [_silu_back, *(four_of(name) for name in ("Q4_K", "Q6_K", "IQ2_XS"))]
 found += [few_rows._kernel((kind,), True) for kind in kinds]
 found += [_attend(_Shape(128, "F16", 2, 1, False, True, True, False, 4))]

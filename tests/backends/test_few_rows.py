@@ -18,7 +18,7 @@ pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 @pytest.mark.parametrize(
     ("script", "n_results", "allowed"),
-    [("few_rows_by_thread.py", 15, 2e-4), ("attention_by_thread.py", 17, 5e-4)],
+    [("few_rows_by_thread.py", 27, 2e-4), ("attention_by_thread.py", 17, 5e-4)],
 )
 def test_a_kernel_thread_by_thread_agrees_with_numpy(script, n_results, allowed):
     command = [sys.executable, Path(__file__).with_name(script)]
@@ -36,13 +36,21 @@ def test_a_block_asks_for_no_more_shared_memory_than_there_is(monkeypatch, limit
     monkeypatch.setattr(few_rows, "_shared_bytes", lambda: min(limit, 200 << 10))
     sizes = product([(4096, 1000), (2560, 262144), (4096, 151936), (9728, 2560)], [1, 2, 4])
     for ((k, n), rows), is_gated in product(sizes, [False, True]):
-        assert few_rows.serves(DTYPES["Q8_0"], rows, k) or limit == 99 << 10
-        if few_rows.serves(DTYPES["Q8_0"], rows, k):
-            w, out = np.empty(n * k // 32 * 34, np.uint8), np.empty(rows * n, np.float32)
-            part = few_rows.RowProduct(out, w, DTYPES["Q8_0"], n, up=w if is_gated else None)
-            call = few_rows.products([part], np.empty(rows * k, np.float32), rows, k, None)
-            _, (_, _, _, n_bytes), _, _ = call.arguments
-            assert n_bytes <= min(limit, 200 << 10)
+        for kinds in (["Q8_0"], ["IQ1_M"], ["Q2_K"], ["IQ3_S", "Q2_K", "IQ2_S"]):
+            served = all(few_rows.serves(DTYPES[kind], rows, k) for kind in kinds)
+            assert served or limit == 99 << 10
+            if served and not (is_gated and len(kinds) > 1):
+                parts = [part_of(kind, rows, n, k, is_gated) for kind in kinds]
+                call = few_rows.products(parts, np.empty(rows * k, np.float32), rows, k, None)
+                _, (_, _, _, n_bytes), _, _ = call.arguments
+                assert n_bytes <= min(limit, 200 << 10)
+
+
+def part_of(kind, rows, n, k, is_gated):
+    from pyggml.backends.cuda.gemm import few_rows
+
+    w, out = np.empty(n * DTYPES[kind].row_bytes(k), np.uint8), np.empty(rows * n, np.float32)
+    return few_rows.RowProduct(out, w, DTYPES[kind], n, up=w if is_gated else None)
 
 
 def test_rows_of_w_that_begin_within_16_bytes_are_read_by_others(monkeypatch):

@@ -10,10 +10,11 @@ pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from pyggml.backends.cuda.gemm.packed_dots import source_of
 from pyggml.backends.cuda.weights import readers
-from pyggml.backends.cuda.weights.packed import unit_of
+from pyggml.backends.cuda.weights.packed import grid_words_of, unit_of
 
-NAMES = [name for name, quant in QUANTS.items() if quant.dtype.quantised and quant.direct]
+NAMES = [name for name, quant in QUANTS.items() if quant.dtype.quantised]
 F_AT = 4096  # where factors of A begin in the memory of the test
+GRIDS_AT = 1 << 14
 
 
 def number_at(memory, at, n):
@@ -47,11 +48,25 @@ def look_up(indices, *words):
     return word_of(bytes_of(*words)[i] for i in bytes_of(indices))
 
 
+def even_signs(seven, first):
+    bits = [int(seven) >> i & 1 for i in range(7)]
+    return word_of(255 * bit for bit in [*bits, sum(bits) % 2][int(first) :][:4])
+
+
+def negate_bytes(word, where):
+    pairs = zip(bytes_of(word), bytes_of(where), strict=True)
+    return word_of((-x if negative else x) & 255 for x, negative in pairs)
+
+
+def digits_of(word, power):
+    return word_of(3 * (x * int(power) % 256) // 256 for x in bytes_of(word))
+
+
 class Wide:
     """NumPy whose whole numbers are wide, as the results of Numba's are."""
 
     int64 = np.int64
-    int32 = staticmethod(lambda x: np.int64(np.uint64(x).astype(np.uint32).view(np.int32)))
+    int32 = staticmethod(lambda x: np.int64(np.uint32(int(x) & 0xFFFFFFFF).view(np.int32)))
     uint32 = staticmethod(lambda x: np.uint64(np.uint64(x) & np.uint64(0xFFFFFFFF)))
     float32 = np.float32
 
@@ -65,6 +80,12 @@ KNOWN = {
     "pick_bytes": pick_bytes,
     "dot_bytes": dot_bytes,
     "look_up": look_up,
+    "digits_of": digits_of,
+    "even_signs": even_signs,
+    "mask_of": lambda four: word_of((int(four) >> i & 1) * 255 for i in range(4)),
+    "negate_bytes": negate_bytes,
+    "negate_no_zeros": negate_bytes,
+    "spread_pairs": lambda byte: word_of(int(byte) >> 2 * i & 3 for i in range(4)),
     "half_of": lambda word: np.uint16(int(word) & 0xFFFF).view(np.float16).astype("f4"),
     "half_e8m0": lambda e: np.ldexp(np.float32(1), int(e) - 128),
     "as_float": lambda word: np.uint32(int(word)).view(np.float32),
@@ -72,14 +93,16 @@ KNOWN = {
 
 
 def in_digits(x):
-    """The digits and the factors of rows of groups of 32 numbers, as bytes: see digits.py."""
+    """The digits and the factors of rows of groups of 32 numbers, as bytes: see digits.py, with the
+    sums of halves."""
     step = abs(x).max(-1, keepdims=True) / 32639
     whole = np.rint(x / step).astype(int)
     low = (whole + 128) % 256 - 128
     high = (whole - low) // 256
     both = np.stack([high, low], -2).reshape(*x.shape[:-1], 2, 2, 4, 4).astype(np.int8)
     lanes = np.moveaxis(both, (-4, -3, -2), (-2, -3, -4))  # (…, q, half, digit, four)
-    factors = np.concatenate([step, x.sum(-1, keepdims=True)], -1).astype("f4")
+    halves = whole.reshape(*x.shape[:-1], 2, 16).sum(-1)
+    factors = np.concatenate([step, x.sum(-1, keepdims=True), halves], -1).astype("f4")
     return lanes.tobytes(), factors.tobytes()
 
 
@@ -93,15 +116,17 @@ def test_a_unit_times_rows_of_a_is_what_the_cpu_unpacks_times_them(name, k):
     x = rng.standard_normal((2, unit.n_groups, 32))
     digits, factors = in_digits(x)
     at = (1 << 13) + 16 * unit.n_bytes + (unit.n_bytes & 2)  # its place, also in mid-word
-    memory = np.zeros(1 << 14, np.uint8)
+    grids = grid_words_of(unit).view(np.uint8)
+    memory = np.zeros(GRIDS_AT + grids.size, np.uint8)
+    memory[GRIDS_AT:] = grids
     memory[at : at + unit.n_bytes] = raw
     memory[: len(digits)] = np.frombuffer(digits, np.uint8)
     memory[F_AT : F_AT + len(factors)] = np.frombuffer(factors, np.uint8)
     known = dict(KNOWN)
-    exec(source_of(unit, 2), known)
-    steps = 64 * unit.n_groups, 8 * unit.n_groups
+    exec(source_of(unit, 2, True), known)
+    steps = 64 * unit.n_groups, 16 * unit.n_groups
     with np.errstate(all="ignore"):
-        found = known["multiply_unit"](memory, at, 0, F_AT, *steps)
+        found = known["multiply_unit"](memory, at, GRIDS_AT, 0, F_AT, *steps)
     weights = dequantize(raw, name).astype(float)
     largest = abs(weights).sum() * abs(x).max()
     np.testing.assert_allclose(found, x.reshape(2, -1) @ weights, atol=1e-4 * largest)

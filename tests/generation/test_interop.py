@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 from extras import need
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pyggml.generation import Sampler, Sampling
 from pyggml.generation.sampler import distribution
@@ -79,6 +81,30 @@ def ours(how, logits):
     ids=str,
 )
 def test_the_distribution_is_llama_cpp_s(llama, rng, how, spread):
+    compare(llama, rng, how, spread)
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.floats(0.1, 3),
+        "top_k": st.integers(0, 200),
+        "top_p": st.floats(0.05, 1),
+        "min_p": st.floats(0, 0.5),
+        "repeat_penalty": st.floats(0.5, 2),
+        "repeat_last_n": st.integers(1, 12),
+        "frequency_penalty": st.floats(-1, 1),
+        "presence_penalty": st.floats(-1, 1),
+    },
+)
+
+
+@given(how=SETTINGS, seed=st.integers(0, 2**32 - 1), spread=st.floats(0.5, 6))
+def test_drawn_settings(llama, how, seed, spread):
+    compare(llama, np.random.default_rng(seed), how, spread)
+
+
+def compare(llama, rng, how, spread):
     settings = Sampling(**how)
     logits = rng.normal(0, spread, N_VOCAB).astype(np.float32)
     logits[RECENT] += 2 * spread  # so that penalties matter

@@ -189,8 +189,8 @@ def roll(g, x, shifts):
     )
 
 
-def upscale(g, x, sizes, mode, align_corners):
-    number = ("nearest", "bilinear", "bicubic").index(mode) | align_corners << 8
+def upscale(g, x, sizes, mode, align_corners, antialias):
+    number = ("nearest", "bilinear", "bicubic").index(mode) | align_corners << 8 | antialias << 9
     return g.interpolate(x, *longs(sizes), number)
 
 
@@ -544,6 +544,13 @@ TWINS = {
     "opt_step_adamw": Twin(stepped("opt_step_adamw")),
     "opt_step_sgd": Twin(stepped("opt_step_sgd")),
 }
+HALVES_REFUSED = {  # by ggml's CPU, of ops that take halves here
+    "F16": words("rms_norm norm l2_norm group_norm soft_max scale swiglu_oai"),
+    "BF16": words("""
+        rms_norm norm l2_norm group_norm soft_max scale swiglu_oai swiglu_clamp clamp leaky_relu
+    """),
+}
+
 TWINS |= {name: replace(TWINS[name], limit=IN_F16) for name in LOOKED_UP}
 
 _MATRIX, _TURNS, _BACK = ("conv_transpose_2d",), ("rope_table", "rope_apply"), ("rope_apply_back",)
@@ -559,6 +566,12 @@ BUILT = (
     (Builder("rope", rope, rope_samples, _TURNS), Twin(turned(""))),
     (Builder("rope_back", turned_back, rope_samples, _BACK), Twin(turned("_back"))),
 )
+
+# Ops whose gradient ggml has for all sources and samples; of others it aborts on some.
+GRADIENTS = words("""
+    add mul sqr sqrt log sin cos sum sum_rows mean repeat_back rms_norm scale cont reshape
+    diag_mask_inf diag_mask_zero im2col pool_max abs neg relu silu exp expm1 softplus swiglu
+""")
 
 # Of the registry, but not in ggml.
 WITHOUT = {

@@ -6,11 +6,14 @@ import os
 import random
 import re
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
 import sentencepiece
 from extras import need
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pyggml import gguf
 from pyggml.tokenizer import from_gguf
@@ -121,6 +124,23 @@ def test_real_vocabularies(name, shared):
     for role in ("bos", "eos", "pad"):
         id = getattr(theirs.lib, f"llama_vocab_{role}")(theirs.vocabulary)
         assert getattr(ours, f"{role}_id") == (None if id < 0 else id)
+
+
+@cache
+def both(path):
+    return from_gguf(path), Theirs(path)
+
+
+CHARACTERS = st.characters(max_codepoint=0xD7FE, exclude_characters="\0")
+TEXTS = st.lists(st.text(CHARACTERS, max_size=20) | st.sampled_from([*WORDS, *GAPS]), max_size=12)
+
+
+@pytest.mark.parametrize("name", REAL)
+@given(pieces=TEXTS, add=st.booleans(), parse=st.booleans())
+def test_drawn_texts(name, shared, pieces, add, parse):
+    ours, theirs = both(shared / f"vocab/ggml-vocab-{name}.gguf")
+    text = "".join(pieces)
+    assert ours.encode(text, add, parse) == theirs.encode(text, add, parse)
 
 
 def compare_tokens(ours, theirs):

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem
+from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem, path_of
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import in_turn
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph.dtypes import DTYPES
-from pyggml.quants import dequantize, quantize
+from pyggml.quants import QUANTS, dequantize, quantize
 
 # Largest error, relative to the largest number: of float32, of bfloat16, and of numbers in digits.
 ALLOWED = {"f32": 2e-6, "bf16": 8e-3, "digits": 1e-4}
@@ -40,6 +41,23 @@ def test_a_path_agrees_with_numpy(path, kind, is_back, compute):
     rounds = "digits" if path.name == "few rows" else "bf16"
     allowed = ALLOWED[rounds if problem.rounds and (path.shares or rounds == "digits") else "f32"]
     assert np.abs(found - wanted).max() <= allowed * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("m", [1] if SIMULATED else [1, 3, 5])
+@pytest.mark.parametrize("kind", [name for name, q in QUANTS.items() if q.dtype.quantised])
+def test_every_weight_type_is_multiplied_with_few_rows(kind, m):
+    dtype, n, k = DTYPES[kind], 3 if SIMULATED else 70, 256
+    raw = np.random.default_rng(3).integers(0, 256, n * dtype.row_bytes(k), np.uint8)
+    raw &= 0xBF  # no half and no E8M0 is infinite or NaN
+    x = np.random.default_rng(4).standard_normal((m, k), np.float32)
+    problem = Problem(m, n, k, Factor(k, 1), Factor(k, 1, dtype=dtype), compute="bf16")
+    path, y = path_of(problem), cuda.to_device(np.full(m * n, np.nan, np.float32))
+    w, scratch = cuda.to_device(raw), cuda.to_device(np.zeros(path.scratch(problem) + 1, np.uint8))
+    factors = cuda.to_device(x.reshape(-1)), w.view(dtype.numpy)
+    in_turn(path.bind(problem, Operands(y, *factors, scratch, False, cuda.default_stream())))()
+    wanted = x.astype(float) @ dequantize(raw, kind).reshape(n, k).T
+    allowed = ALLOWED["digits" if m <= 4 else "bf16"]
+    assert np.abs(y.copy_to_host().reshape(m, n) - wanted).max() <= allowed * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("m, n, k", [(21, 5, 40), (70, 3, 19), (7, 50, 30), (19, 16, 9)])

@@ -14,7 +14,7 @@ from pyggml.backends.cuda.code.jit import intrinsic
 
 _BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
 _FLOAT, _ANY = ir.FloatType(), _BYTE.as_pointer()
-_SHARED = 3  # an address space
+_GLOBAL, _SHARED = 1, 3  # address spaces
 
 
 def _pure(builder: Any, text: str, result: Any, names: str, operands: Any) -> Any:
@@ -137,6 +137,30 @@ def copier(n_bytes: int) -> Any:
     return copy
 
 
+def constants_loader(name: str, words: Any) -> Any:
+    """load(i): words 4i to 4i + 3 of constants, uint32 (n,), that lie in a kernel's module once, in
+    the card's memory: its 64 KiB of constants give a warp one word at a time."""
+
+    @intrinsic
+    def load(typing, i):
+        def emit(context, builder, signature, arguments):
+            known = builder.module.globals.get(name)
+            if known is None:
+                array = ir.Constant(ir.ArrayType(_WORD, words.size), words.tolist())
+                known = ir.GlobalVariable(builder.module, array.type, name, _GLOBAL)
+                known.initializer, known.global_constant = array, True
+                known.linkage, known.align = "internal", 16
+            four = ir.VectorType(_WORD, 4)
+            start = builder.bitcast(known, four.as_pointer(_GLOBAL))
+            vector = builder.load(builder.gep(start, [arguments[0]]))
+            numbers = [builder.extract_element(vector, ir.Constant(_WORD, n)) for n in range(4)]
+            return context.make_tuple(builder, signature.return_type, numbers)
+
+        return types.Tuple([types.uint32] * 4)(types.int64), emit
+
+    return load
+
+
 @intrinsic
 def shared_float(typing, shared, i):
     """Number i of an array of float32 in shared memory. i is not below 0, of which Numba
@@ -163,7 +187,8 @@ def dot_bytes(typing, a, b, c):
 
 @intrinsic
 def pick_bytes(typing, low, high, which):
-    """Four of the bytes of two words; bits 4i to 4i + 2 of `which` say which is byte i."""
+    """Four of the bytes of two words; bits 4i to 4i + 2 of `which` say which is byte i. With bit
+    4i + 3 it is that byte's top bit eight times."""
 
     def emit(context, builder, signature, arguments):
         return _pure(builder, "prmt.b32 $0, $1, $2, $3;", _WORD, "=r,r,r,r", arguments)

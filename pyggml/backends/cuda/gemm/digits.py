@@ -6,7 +6,9 @@ with bytes is four instructions for eight weights (dp4a).
 
 A group takes 64 bytes: for each q below 4, the words of high and low digits of its numbers 4q … and
 16 + 4q …. Then come all d, each with its group's sum, for what a type adds to all weights of a
-group. A unit's groups (packed.py) are followed by room that spreads the units over the banks.
+group. If a type of a launch adds something to each half of a group, the sums of both halves follow,
+in steps of d: whole numbers. A unit's groups (packed.py) are followed by room that spreads the
+units over the banks.
 
 Where A is normalised, the digits are those of a · w; the rate of a row multiplies its results.
 """
@@ -25,7 +27,7 @@ from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
 
-GROUP_BYTES, FACTOR_BYTES = 64, 8
+GROUP_BYTES = 64
 _PAD = 16  # after the digits of a unit: its eight lanes then read all banks at once
 
 _STEP = np.float32(1 / (127 * 256 + 127))
@@ -46,14 +48,21 @@ def unit_digits(n_groups: int) -> int:
     return n_groups * GROUP_BYTES + _PAD
 
 
-def unit_factors(n_groups: int) -> int:
-    return n_groups * FACTOR_BYTES + FACTOR_BYTES
+def factor_bytes(has_halves: bool) -> int:
+    """Of d and the sum of a group, and with `has_halves` the sums of its halves."""
+    return 16 if has_halves else 8
 
 
-def layout_of(rows: int, k: int, n_groups: int) -> DigitLayout:
+def unit_factors(n_groups: int, has_halves: bool) -> int:
+    """Bytes from the factors of a unit to those of the next."""
+    return (n_groups + 1) * factor_bytes(has_halves)
+
+
+def layout_of(rows: int, k: int, n_groups: int, has_halves: bool) -> DigitLayout:
     """Of rows of k numbers, in units of so many groups."""
     n_units = k // (GROUP * n_groups)
-    row, factors = n_units * unit_digits(n_groups), round_up(n_units * unit_factors(n_groups), 16)
+    row = n_units * unit_digits(n_groups)
+    factors = round_up(n_units * unit_factors(n_groups, has_halves), 16)
     return DigitLayout(row, factors, rows * (row + factors))
 
 
@@ -65,10 +74,25 @@ def _whole(x, per_step):
 
 
 @device
-def _digits(four, per_step):
+def _wholes(four, per_step):
+    return (
+        _whole(four[0], per_step), _whole(four[1], per_step),
+        _whole(four[2], per_step), _whole(four[3], per_step),
+    )  # fmt: skip
+
+
+@device
+def _sum_of_wholes(wholes):
+    """The sum of four whole numbers, of their bits as `_wholes` has them: exact."""
+    a, b = ptx.as_float(wholes[0]) - _WHOLE, ptx.as_float(wholes[1]) - _WHOLE
+    c, d = ptx.as_float(wholes[2]) - _WHOLE, ptx.as_float(wholes[3]) - _WHOLE
+    return (a + b) + (c + d)
+
+
+@device
+def _digits(wholes):
     """The words of the high and the low digits of four numbers."""
-    first, second = _whole(four[0], per_step), _whole(four[1], per_step)
-    third, fourth = _whole(four[2], per_step), _whole(four[3], per_step)
+    first, second, third, fourth = wholes
     lows, highs, both = np.uint32(0x40), np.uint32(0x51), np.uint32(0x5410)
     low = byte_ptx.pick_bytes(
         byte_ptx.pick_bytes(first, second, lows), byte_ptx.pick_bytes(third, fourth, lows), both
@@ -104,18 +128,41 @@ def _times(four, other):
 
 
 @device
-def _put_digits(memory, at, factor_at, q, first, second):
-    """Write a lane's share of a group: numbers 4q … and 16 + 4q …. All lanes of a warp call it."""
-    greatest = quad_max(max(_greatest(first), _greatest(second)))
-    total = quad_sum(_sum(first) + _sum(second))
-    step = greatest * _STEP
-    per_step = ptx.reciprocal(step) if greatest > _LEAST else ZERO
-    high, low = _digits(first, per_step)
-    high_too, low_too = _digits(second, per_step)
-    byte_ptx.put_shared_words(memory, at + 16 * q, high, low, high_too, low_too)
-    if q == 0:
-        step += total - total  # NaN where the sum is not finite
-        byte_ptx.put_shared_pair(memory, factor_at, ptx.bits_of(step), ptx.bits_of(total))
+def _put_pair(memory, at, step, total, first, second):
+    byte_ptx.put_shared_pair(memory, at, ptx.bits_of(step), ptx.bits_of(total))
+
+
+@device
+def _put_with_halves(memory, at, step, total, first, second):
+    byte_ptx.put_shared_words(
+        memory, at, ptx.bits_of(step), ptx.bits_of(total), ptx.bits_of(first), ptx.bits_of(second)
+    )
+
+
+@cache
+def _digit_putter(has_halves: bool) -> Any:
+    """What writes a lane's share of a group: numbers 4q … and 16 + 4q …. All lanes of a warp call
+    it."""
+    put_factors = _put_with_halves if has_halves else _put_pair
+
+    @device
+    def put_digits(memory, at, factor_at, q, first, second):
+        greatest = quad_max(max(_greatest(first), _greatest(second)))
+        total = quad_sum(_sum(first) + _sum(second))
+        step = greatest * _STEP
+        per_step = ptx.reciprocal(step) if greatest > _LEAST else ZERO
+        wholes, wholes_too = _wholes(first, per_step), _wholes(second, per_step)
+        high, low = _digits(wholes)
+        high_too, low_too = _digits(wholes_too)
+        byte_ptx.put_shared_words(memory, at + 16 * q, high, low, high_too, low_too)
+        half = half_too = ZERO
+        if has_halves:
+            half, half_too = quad_sum(_sum_of_wholes(wholes)), quad_sum(_sum_of_wholes(wholes_too))
+        if q == 0:
+            step += total - total  # NaN where the sum is not finite
+            put_factors(memory, factor_at, step, total, half, half_too)
+
+    return put_digits
 
 
 # -- all rows ------------------------------------------------------------------------------------
@@ -127,15 +174,16 @@ def _one_by_one(x, i):
 
 
 @cache
-def rounder(rows: int, n_groups: int, has_norm: bool, vectorized: bool) -> Any:
+def rounder(rows: int, n_groups: int, has_norm: bool, vectorized: bool, has_halves: bool) -> Any:
     """round_a(memory, floats, a, k, layout, norm): all rows of A as digits, by a block's threads.
 
     n_groups: of a unit; vectorized: whether A, and a norm's weights, lie as load_four wants them
     memory, floats: shared memory by words and by float32, to which the warps' sums of squares go
     norm: (weights, eps, out, is_read): A is rms_norm(a) · weights, up to the rate of each row
     """
-    load = load_four if vectorized else _one_by_one
-    digits_apart, factors_apart = unit_digits(n_groups), unit_factors(n_groups)
+    load, put_digits = load_four if vectorized else _one_by_one, _digit_putter(has_halves)
+    digits_apart, factors_apart = unit_digits(n_groups), unit_factors(n_groups, has_halves)
+    group_factors = factor_bytes(has_halves)
 
     @device
     def round_a(memory, floats, a, k, layout, norm):
@@ -157,8 +205,8 @@ def rounder(rows: int, n_groups: int, has_norm: bool, vectorized: bool) -> Any:
                 unit, of_unit = group // n_groups, group % n_groups
                 at = t * layout.digits + unit * digits_apart + of_unit * GROUP_BYTES
                 factor_at = rows * layout.digits + t * layout.factors
-                factor_at += unit * factors_apart + of_unit * FACTOR_BYTES
-                _put_digits(memory, at, factor_at, q, first, second)
+                factor_at += unit * factors_apart + of_unit * group_factors
+                put_digits(memory, at, factor_at, q, first, second)
                 start += 8 * n_warps
             if has_norm:
                 squares = warp_sum(squares)

@@ -37,7 +37,14 @@ from pyggml.backends.cuda.runtime.early import (
 )
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
-from pyggml.backends.cuda.weights.packed import MOST_GROUPS, Unit, compile_closure, unit_of
+from pyggml.backends.cuda.weights.packed import (
+    MOST_GROUPS,
+    Unit,
+    compile_closure,
+    grid_words_of,
+    has_minima_of_halves,
+    unit_of,
+)
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DType
 from pyggml.quants import QUANTS
@@ -88,13 +95,20 @@ def _shared_bytes() -> int:
 
 
 def _least_bytes(unit: Unit, rows: int, k: int) -> int:
-    """Of shared memory: A, the sums of a slab of a gated product, and a chunk of any type."""
-    return _bytes_of_a(unit, rows, k) + 2 * _slab_bytes(unit, rows, k) + _largest_chunk()
+    """Of shared memory: A, the grids of W's type, the sums of a slab of a gated product, a chunk of
+    any type."""
+    fixed = _bytes_of_a(unit, rows, k, has_minima_of_halves(unit)) + _grid_bytes(unit)
+    return fixed + 2 * _slab_bytes(unit, rows, k) + _largest_chunk()
 
 
-def _bytes_of_a(unit: Unit, rows: int, k: int) -> int:
+def _grid_bytes(unit: Unit) -> int:
+    return grid_words_of(unit).nbytes
+
+
+def _bytes_of_a(unit: Unit, rows: int, k: int, has_halves: bool) -> int:
     """With its squares, and what is lost where sums and chunks begin."""
-    return digits.layout_of(rows, k, unit.n_groups).squares + 4 * rows * _MOST_WARPS + 32
+    layout = digits.layout_of(rows, k, unit.n_groups, has_halves)
+    return layout.squares + 4 * rows * _MOST_WARPS + 32
 
 
 def _slab_bytes(unit: Unit, rows: int, k: int) -> int:
@@ -122,12 +136,15 @@ def products(
         norm.weights, norm.eps, norm.out, norm.is_read
     )  # fmt: skip
     units = [_unit(part, k) for part in parts]
+    grids, has_halves = max(map(_grid_bytes, units)), any(map(has_minima_of_halves, units))
+    free = _shared_bytes() - _bytes_of_a(units[0], rows, k, has_halves) - grids
     vectorized = k % 4 == 0 and vectorizable(a, of_norm[0])
     kinds = [
-        _kind(part, unit, rows, k, vectorized) for part, unit in zip(parts, units, strict=True)
+        _kind(part, unit, rows, k, vectorized, has_halves)
+        for part, unit in zip(parts, units, strict=True)
     ]
     blocks = [
-        _fitting(n, part, unit, rows, k)
+        _fitting(n, part, unit, rows, k, free)
         for n, part, unit in zip(_share_out([p.w.size for p in parts]), parts, units, strict=True)
     ]
     cuts = [_cut(p, u, k, n) for p, u, n in zip(parts, units, blocks, strict=True)]
@@ -140,9 +157,12 @@ def products(
     )  # fmt: skip
 
 
-def _kind(part: RowProduct, unit: Unit, rows: int, k: int, vectorized: bool) -> DotShape:
+def _kind(
+    part: RowProduct, unit: Unit, rows: int, k: int, vectorized: bool, has_halves: bool
+) -> DotShape:
     units, slab = _slab(unit, k)
-    return DotShape(unit, units, rows, part.up is not None, vectorized, part.n % slab == 0)
+    is_gated, is_whole = part.up is not None, part.n % slab == 0
+    return DotShape(unit, units, rows, is_gated, vectorized, is_whole, has_halves)
 
 
 def _unit(part: RowProduct, k: int) -> Unit:
@@ -170,10 +190,11 @@ def _n_slabs(part: RowProduct, unit: Unit, k: int) -> int:
     return -(-part.n // _slab(unit, k)[1])
 
 
-def _fitting(n_blocks: int, part: RowProduct, unit: Unit, rows: int, k: int) -> int:
-    """n_blocks, or more where a block's sums would not fit in its shared memory beside A and the
-    chunks of the fewest warps, or half of what A leaves if that is less. Each block has a slab."""
-    free, chunk = _shared_bytes() - _bytes_of_a(unit, rows, k), _largest_chunk()
+def _fitting(n_blocks: int, part: RowProduct, unit: Unit, rows: int, k: int, free: int) -> int:
+    """n_blocks, or more where a block's sums would not fit in the bytes that A and the grids leave
+    free, beside the chunks of the fewest warps, or in half of them if that is less. Each block has
+    a slab."""
+    chunk = _largest_chunk()
     free -= max(chunk, min(_FEWEST_WARPS * chunk, free // 2))
     most = max(1, free // ((1 + (part.up is not None)) * _slab_bytes(unit, rows, k)))
     n_slabs = _n_slabs(part, unit, k)
@@ -192,10 +213,11 @@ def _shared_layout(
     """Of a block: its shared memory, its warps, and its bytes. As many warps as chunks, or as many
     as have a chunk in each of a few rounds, if the memory is enough."""
     rows, groups = kinds[0].rows, kinds[0].unit.n_groups  # alike in all, as k is
-    a = digits.layout_of(rows, k, groups)
+    a = digits.layout_of(rows, k, groups, kinds[0].has_halves)
     matrices = [1 + kind.is_gated for kind in kinds]
     both = list(zip(cuts, matrices, strict=True))
-    sums = round_up(a.squares + 4 * rows * _MOST_WARPS, 16)
+    grids = round_up(a.squares + 4 * rows * _MOST_WARPS, 16)
+    sums = grids + max(_grid_bytes(kind.unit) for kind in kinds)
     chunks = round_up(sums + max(4 * rows * cut.most * n for cut, n in both), 16)
     chunk = max(_chunk_bytes(kind.unit) for kind in kinds)
     tasks = max(cut.most // CHUNK * n for cut, n in both)
@@ -207,7 +229,7 @@ def _shared_layout(
     second = n_chunks * chunk
     if tasks == n_chunks or n_bytes + second > min(_shared_bytes(), 2 * least_shared() - _RESERVED):
         second = 0
-    return SharedLayout(a, sums, chunks, chunk, second), n_warps, n_bytes + second
+    return SharedLayout(a, grids, sums, chunks, chunk, second), n_warps, n_bytes + second
 
 
 def _argument(part: RowProduct, cut: Cut) -> tuple[Any, ...]:
@@ -267,7 +289,9 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
     known: dict[str, Any] = {
         "cuda": cuda, "np": np, "n_rows_of_a": of_a.rows, "rows_of": rows_of,
         "await_others": await_others, "release_others": release_others,
-        "round_a": digits.rounder(of_a.rows, of_a.unit.n_groups, has_norm, of_a.vectorized),
+        "round_a": digits.rounder(
+            of_a.rows, of_a.unit.n_groups, has_norm, of_a.vectorized, of_a.has_halves
+        ),
         "read_added": adds_reader(of_a.rows),
         "finish": finisher(of_a, has_norm),
     }  # fmt: skip

@@ -22,7 +22,14 @@ from pyggml.backends.cuda.code.formulas import ZERO, silu
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.weights.packed import Loads, Unit, compile_closure, groups_of, vocabulary
+from pyggml.backends.cuda.weights.packed import (
+    Loads,
+    Unit,
+    compile_closure,
+    decoded,
+    grid_words_of,
+    vocabulary,
+)
 
 CHUNK = 32  # units
 
@@ -36,6 +43,7 @@ class DotShape(NamedTuple):
     is_gated    the result is silu(A · gateᵀ) · (A · upᵀ)
     vectorized  whether A, and the weights of a norm, lie as load_four wants them
     is_whole    whether W ends with a whole chunk
+    has_halves  whether A's factors have the sums of halves of groups; alike in all of a launch
     """
 
     unit: Unit
@@ -44,6 +52,7 @@ class DotShape(NamedTuple):
     is_gated: bool
     vectorized: bool
     is_whole: bool
+    has_halves: bool
 
 
 class Cut(NamedTuple):
@@ -65,6 +74,7 @@ class SharedLayout(NamedTuple):
     """The shared memory of a block, in bytes.
 
     a       of A's rows, at its beginning
+    grids   where the grids of W's type begin, if it has some
     sums    where the sums of units begin
     chunks  where the chunks of W begin, the first of each warp
     chunk   from a warp's chunk to the next warp's
@@ -72,6 +82,7 @@ class SharedLayout(NamedTuple):
     """
 
     a: digits.DigitLayout
+    grids: int
     sums: int
     chunks: int
     chunk: int
@@ -81,13 +92,13 @@ class SharedLayout(NamedTuple):
 # -- a unit --------------------------------------------------------------------------------------
 
 
-def source_of(unit: Unit, rows: int) -> str:
+def source_of(unit: Unit, rows: int, has_halves: bool) -> str:
     """The source of `multiply_unit`: the dot products of the unit at byte `at` of shared memory and
-    of all rows of A, whose digits begin at x and whose factors begin at f."""
+    of all rows of A, whose digits begin at x and whose factors begin at f; grids: of W's type."""
     loads, totals = Loads(unit), [f"total{t}" for t in range(rows)]
-    lines = ["def multiply_unit(memory, at, x, f, x_step, f_step):", *loads.opening()]
+    lines = ["def multiply_unit(memory, at, grids, x, f, x_step, f_step):", *loads.opening()]
     lines += [f"    {total} = ZERO" for total in totals]
-    for i, group in enumerate(groups_of(unit)):
+    for i, group in enumerate(decoded(unit)[0]):
         both = group.scales[0] == group.scales[1]
         scales = group.scales[:1] if both else group.scales
         lines += loads.lines((*group.words, *scales, *group.minima))
@@ -95,23 +106,26 @@ def source_of(unit: Unit, rows: int) -> str:
         lines += [f"    scale{n} = {scale}" for n, scale in enumerate(scales)]
         lines += [f"    minimum{n} = {minimum}" for n, minimum in enumerate(group.minima)]
         for t, total in enumerate(totals):
-            of_row = _of_row(i, t, len(scales), len(group.minima))
+            of_row = _of_row(i, t, len(scales), len(group.minima), has_halves)
             lines += [f"    {line}" for line in of_row]
             lines += [f"    {total} += product"]
     return "\n".join([*lines, f"    return ({''.join(f'{total}, ' for total in totals)})"])
 
 
-def _of_row(i: int, t: int, n_scales: int, n_minima: int) -> list[str]:
+def _of_row(i: int, t: int, n_scales: int, n_minima: int, has_halves: bool) -> list[str]:
     """The lines that find group i's part of the product with row t."""
     at = f"x + {t} * x_step + {digits.GROUP_BYTES * i}"
     lines = [f"h{q}, l{q}, h{q + 4}, l{q + 4} = shared_words(memory, {at} + {16 * q})"
              for q in range(4)]  # fmt: skip
-    lines += [f"step, sum_of_a = shared_pair(memory, f + {t} * f_step + {digits.FACTOR_BYTES * i})"]
-    halves = [range(8)] if n_scales == 1 else [range(4), range(4, 8)]
-    terms = [f"scale{n} * {_dot(half, 'a{}')}" for n, half in enumerate(halves)]
+    factor_at = f"f + {t} * f_step + {digits.factor_bytes(has_halves) * i}"
     if n_minima == 2:
-        ones = "np.uint32(0x01010101)"
-        terms += [f"minimum{n} * {_dot(half, ones)}" for n, half in enumerate(halves)]
+        lines += [f"step, sum_of_a, sum0, sum1 = shared_words(memory, {factor_at})"]
+    else:
+        lines += [f"step, sum_of_a = shared_pair(memory, {factor_at})"]
+    halves = [range(8)] if n_scales == 1 else [range(4), range(4, 8)]
+    terms = [f"scale{n} * {_dot(half)}" for n, half in enumerate(halves)]
+    if n_minima == 2:
+        terms += [f"minimum{n} * as_float(sum{n})" for n in range(2)]
     product = f"as_float(step) * ({' + '.join(terms)})"
     return [
         *lines,
@@ -119,19 +133,18 @@ def _of_row(i: int, t: int, n_scales: int, n_minima: int) -> list[str]:
     ]
 
 
-def _dot(words: range, of: str) -> str:
-    """The product of both digits of A and of words of W, or of a word for all."""
+def _dot(words: range) -> str:
+    """The product of both digits of A and of words of W."""
     high = low = "np.int32(0)"
     for n in words:
-        w = of.format(n)
-        high, low = f"dot_bytes({w}, h{n}, {high})", f"dot_bytes({w}, l{n}, {low})"
+        high, low = f"dot_bytes(a{n}, h{n}, {high})", f"dot_bytes(a{n}, l{n}, {low})"
     return f"np.float32(np.int32(({high} << np.int32(8)) + {low}))"
 
 
 @cache
-def _multiplier(unit: Unit, rows: int) -> Any:
+def _multiplier(unit: Unit, rows: int, has_halves: bool) -> Any:
     names = {**vocabulary(), "ZERO": ZERO, "dot_bytes": byte_ptx.dot_bytes}
-    return device(compile_closure(source_of(unit, rows), "multiply_unit", names))
+    return device(compile_closure(source_of(unit, rows, has_halves), "multiply_unit", names))
 
 
 # -- a chunk -------------------------------------------------------------------------------------
@@ -188,7 +201,40 @@ def _bounds(kind: DotShape) -> Any:
 
 
 @cache
+def _grid_filler(unit: Unit) -> Any:
+    """What copies the grids of W's type to shared memory, where a warp reads 32 rows at once."""
+    words = grid_words_of(unit)
+    if not words.size:
+        return None
+    load, n = byte_ptx.constants_loader(f"grids_{unit.name}", words), words.size // 4
+
+    @device
+    def fill(memory, to):
+        i = np.int64(cuda.threadIdx.x)
+        while i < n:
+            a, b, c, d = load(i)
+            byte_ptx.put_shared_words(memory, to + 16 * i, a, b, c, d)
+            i += cuda.blockDim.x
+
+    return fill
+
+
+@cache
 def beginner(kind: DotShape) -> Any:
+    begin, fill = _copies_beginner(kind), _grid_filler(kind.unit)
+    if fill is None:
+        return begin
+
+    @device
+    def begin_with_grids(memory, part, layout, first_row, n_rows):
+        begin(memory, part, layout, first_row, n_rows)
+        fill(memory, layout.grids)
+
+    return begin_with_grids
+
+
+@cache
+def _copies_beginner(kind: DotShape) -> Any:
     fetch, bounds = _chunk_fetcher(kind), _bounds(kind)
 
     @device
@@ -210,8 +256,9 @@ def beginner(kind: DotShape) -> Any:
 @cache
 def adder(kind: DotShape) -> Any:
     unit, units, rows, is_gated = kind.unit, kind.units, kind.rows, kind.is_gated
-    multiply, fetch, bounds = _multiplier(unit, rows), _chunk_fetcher(kind), _bounds(kind)
-    x_unit, f_unit = digits.unit_digits(unit.n_groups), digits.unit_factors(unit.n_groups)
+    multiply, fetch = _multiplier(unit, rows, kind.has_halves), _chunk_fetcher(kind)
+    bounds, x_unit = _bounds(kind), digits.unit_digits(unit.n_groups)
+    f_unit = digits.unit_factors(unit.n_groups, kind.has_halves)
 
     @device
     def add(memory, floats, part, layout, first_row, n_rows):
@@ -228,7 +275,8 @@ def adder(kind: DotShape) -> Any:
             ptx.await_all_but_one()
             cuda.syncwarp()
             at = here + lane * unit.n_bytes
-            products = multiply(memory, at, x, f, layout.a.digits, layout.a.factors)
+            steps = layout.a.digits, layout.a.factors
+            products = multiply(memory, at, layout.grids, x, f, steps[0], steps[1])
             cuda.syncwarp()  # before the next copies
             fetch(memory, here, part, first, task + step, n_tasks)
             if not layout.second:
