@@ -28,6 +28,7 @@ from pyggml.errors import PyggmlError
 FAILED, STOPPED, TERMINATED = 2, 130, 143
 # How the system says that a library does not fit into memory.
 _NO_ROOM = ("failed to map segment", "annot allocate memory")
+_last: list[Callable[[], None]] = []  # what is done when a command ends
 _signals: set[int] = set()  # that asked for an end
 # What other trainers have for a setting of ours, with another meaning: aliases have the same.
 ELSEWHERE = {
@@ -95,6 +96,14 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
             return _report(_no_memory(error), name, FAILED)
         except OSError as error:
             return _lost_output(error, name)
+        finally:
+            while _last:
+                _last.pop()()
+
+
+def at_end(act: Callable[[], None]) -> None:
+    """Do this when the command ends, however that is."""
+    _last.append(act)
 
 
 def option(setting: str) -> str:

@@ -4,8 +4,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
+from pyggml.cli.terminal.exit import at_end
 from pyggml.cli.terminal.show import say_progress, size
 from pyggml.errors import ConfigError
 
@@ -77,14 +79,27 @@ def _check_writable(path: Path, makes_folder: bool) -> None:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path}: is a device, wanted the name of a file to write")
         if makes_folder and not path.parent.exists():
-            path.parent.mkdir(parents=True)
-            say_progress(f"{path.parent}: folder created")
+            _make_folder(path.parent)
         there = (path.parent, *path.parent.parents)
         with tempfile.TemporaryFile(dir=next(p for p in there if makes_folder or p.exists())):
             pass
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path}: cannot be written: {path.parent}: {reason}") from None
+
+
+def _make_folder(folder: Path) -> None:
+    """Create a folder and those above it; those in which nothing is at the end are removed."""
+    made = [p for p in (folder, *folder.parents) if not p.exists()]  # the innermost first
+    folder.mkdir(parents=True)
+    say_progress(f"{folder}: folder created")
+
+    def remove_empty() -> None:
+        for each in made:
+            with suppress(OSError):  # something is in it
+                each.rmdir()
+
+    at_end(remove_empty)
 
 
 def check_space(path: Path, n_bytes: int) -> None:

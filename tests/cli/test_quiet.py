@@ -81,3 +81,10 @@ def test_the_folder_of_an_output_is_made_and_told(finetune, tmp_path):
     assert dry.code == 0 and not (tmp_path / "a").exists()
     ended = finetune(output=out)
     assert ended.code == 0 and f"{out.parent}: folder created" in ended.err and out.exists()
+
+
+def test_a_folder_for_an_output_that_is_refused_is_taken_back(pyggml, tiny, tmp_path):
+    q8, out = tmp_path / "q8.gguf", tmp_path / "new" / "deep" / "out.gguf"
+    assert pyggml("quantize", tiny, q8, "Q8_0").code == 0
+    ended = pyggml("quantize", q8, out, "Q4_0")
+    assert ended.code == 2 and "requantize" in ended.err and not (tmp_path / "new").exists()
