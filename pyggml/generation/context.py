@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pyggml.generation.memory import CACHE_TYPES, CacheType
+from pyggml.errors import Fault
 from pyggml.settings import Settings, at_least, one_of, setting
 
 _WANTED, _IS_TYPE = one_of(CACHE_TYPES)
@@ -30,6 +31,13 @@ class Context(Settings):
         brief="drop half of a full context and go on",
     )
     keep: int = setting(0, "first tokens that a context shift keeps", *at_least(0), group="memory")
+
+    def _faults(self) -> list[Fault]:
+        usual = type(self).__dataclass_fields__["cache_type"].default
+        if self.cache_type != usual and self.cache_type_k and self.cache_type_v:
+            said = f"is {self.cache_type}, but cache_type_k and cache_type_v say both: leave it out"
+            return [*super()._faults(), ("cache_type", said)]
+        return super()._faults()
 
     @property
     def cache_types(self) -> CacheType:

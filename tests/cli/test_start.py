@@ -144,8 +144,8 @@ def test_help_lists_the_common_options_and_help_all_every_one(help_of):
     assert sorted(name for names in every.values() for name in names) == sorted(
         next(x for x in o.opts if x.startswith("--")) for o in options
     )
-    assert set(GROUPS) <= TITLES.keys() and "--lr" in common["Optimiser"]
-    assert "--beta1" in every["Optimiser"] and "--beta1" not in common["Optimiser"]
+    assert set(GROUPS) <= TITLES.keys() and "--lr" in common["Training"]
+    assert "--beta1" in every["Training"] and "--beta1" not in common["Training"]
 
 
 def test_all_help_is_readable_on_80_columns(help_of):

@@ -172,3 +172,9 @@ def test_what_does_not_fit_is_refused(tiny):
         Session(model, 8, "q8_0")
     with pytest.raises(ConfigError, match="cache_type is 'q4', wanted f16, f32, .* or iq4_nl"):
         Session(model, 8, "q4")
+
+
+def test_one_type_beside_those_of_both_is_refused():
+    assert Context(cache_type="q8_0", cache_type_v="q4_0").cache_types == ("q8_0", "q4_0")
+    with pytest.raises(ConfigError, match="cache_type is q8_0, but cache_type_k and cache_type_v"):
+        Context(cache_type="q8_0", cache_type_k="q5_0", cache_type_v="q4_0")
