@@ -78,7 +78,9 @@ class MLflow:
         from mlflow.entities import Metric, Param
 
         self._metric: Callable[..., Any] = Metric
-        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or folder.as_uri())
+        self._client = MlflowClient(
+            os.environ.get("MLFLOW_TRACKING_URI") or folder.absolute().as_uri()
+        )
         experiment = self._client.get_experiment_by_name("pyggml")
         number = experiment.experiment_id if experiment else None
         made = self._client.create_run(
