@@ -17,7 +17,6 @@ from pyggml.lora.peft import from_peft, to_peft
     "convert-lora",
     cls=GroupedCommand,
     context_settings=SETTINGS,
-    quiet="",
     examples=[
         "pyggml convert-lora -m model.gguf peft-folder adapter.gguf",
         "pyggml convert-lora -m model.gguf adapter.gguf peft-folder",

@@ -79,7 +79,7 @@ class GroupedCommand(click.Command):
     """A command of grouped options, with `--help`, `--help-all` and `--quiet`.
 
     examples   what its help ends with, three lines of a shell
-    quiet      what `--quiet` leaves out; "" for a command that has no such option
+    quiet      what `--quiet` leaves out
     """
 
     def __init__(
@@ -87,8 +87,7 @@ class GroupedCommand(click.Command):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
-        if quiet:
-            self.params.append(_quiet_option(quiet))
+        self.params.append(_quiet_option(quiet))
         self.params += [
             _help_option(["-h", "--help"], "this page, with defaults in brackets", whole=False),
             _help_option(["--help-all"], "every option, with what it takes", whole=True),

@@ -39,7 +39,6 @@ _WITHOUT = ("logit_bias", "logprobs")  # it has none
     cls=GroupedCommand,
     params=[*sampling_options(without=_WITHOUT)],
     context_settings=SETTINGS,
-    quiet="",
     examples=[
         "pyggml export-ollama -m model.gguf && ollama create mine -f Modelfile",
         "pyggml export-ollama -m model.gguf --lora adapter.gguf -o Modelfile --force",

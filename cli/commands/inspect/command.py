@@ -57,7 +57,6 @@ def _flag(name: str, help: str, group: str = "output") -> Any:
     "inspect",
     cls=GroupedCommand,
     context_settings=SETTINGS,
-    quiet="",
     examples=[
         "pyggml inspect model.gguf --tensors",
         "pyggml inspect model.gguf --plan --rank 16 --ctx 1024",
