@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from pyggml.generation.memory import CACHE_TYPES, CacheType
 from pyggml.errors import Fault
+from pyggml.generation.memory import CACHE_TYPES, CacheType
 from pyggml.settings import Settings, at_least, one_of, setting
 
 _WANTED, _IS_TYPE = one_of(CACHE_TYPES)
