@@ -141,4 +141,4 @@ def test_the_committed_part_is_a_part_of_the_full_set(file, shared):
 
 def test_the_committed_part_is_small():
     sizes = [f.stat().st_size for f in COMMITTED.parent.rglob("*") if f.is_file()]
-    assert sum(sizes) < 15_000_000
+    assert sum(sizes) < 16_000_000  # 92 architectures
