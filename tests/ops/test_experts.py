@@ -56,6 +56,20 @@ def test_more_rows_than_tokens_for_one_expert():
     np.testing.assert_allclose(found, x.data @ w.data[1].T, rtol=1e-4, atol=1e-5)
 
 
+def test_portions_of_one_expert_are_added_one_after_the_other():
+    """Were they to run at once, threads would add to the same numbers."""
+    x, dy, ids = filled(2, 16, 300), filled(2, 16, 40, seed=1), leaf(np.zeros((2, 16), np.int32))
+    node = out_prod_id(x, dy, ids, 1)
+    program, wanted = bind(schedule(Graph.of(node), Devices())), None
+    for _ in range(300):
+        program()
+        found = program.read(node)
+        wanted = found if wanted is None else wanted
+        np.testing.assert_array_equal(found, wanted)
+    exact = dy.data.reshape(32, 40).T @ x.data.reshape(32, 300)
+    np.testing.assert_allclose(wanted[0], exact, atol=1e-4)
+
+
 @pytest.mark.parametrize("compute", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K", "Q3_K"])
 def test_one_launch_gives_the_bits_of_products_one_by_one(kind, compute, rng, monkeypatch):

@@ -345,9 +345,11 @@ def _all_task(f, task, thread):
     f.head[_JOBS] = f.head[_ROWS] = f.head[_BYTES] = 0
     start = 0
     for expert in range(f.n_expert):
-        end = f.ends[expert]
+        first, end = start, f.ends[expert]
         while start < end:
             n = min(f.most, end - start)
+            if f.is_sums and start > first:  # both are added to the same numbers
+                _run_wave(f)
             _add_job(f, expert, start, n)
             start += n
     if f.head[_JOBS] > 0:
