@@ -124,7 +124,8 @@ def test_models_that_llama_cpp_is_asked_about(name, device, compute, tmp_path, r
     """Logits without and with an adapter; in bfloat16 as near as the host's."""
     path = write(tmp_path / "model.gguf", *VARIANTS[name])
     model = pyggml.load(path, compute=compute, backends=[device])
-    wanted = np.load(GOLDEN / f"llama_cpp/{name}.npz")
+    with np.load(GOLDEN / f"llama_cpp/{name}.npz") as arrays:
+        wanted = dict(arrays)
     host = pyggml.load(path, compute="bf16").logits(TOKENS) if compute == "bf16" else None
     error = nmse(model.logits(TOKENS), wanted["logits"])
     record_property("error", float(error))
