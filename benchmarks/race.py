@@ -25,13 +25,14 @@ import subprocess
 import sys
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-from step import matrix_weights, peak_flops
+from step import peak_flops
 
 import pyggml
 from pyggml import threads
@@ -158,19 +159,15 @@ def bandwidth() -> float:
     return best
 
 
-def bytes_of_token(model: Model) -> float:
-    """Bytes of weights that a token reads: of experts those that it uses, of embeddings a row."""
+def used_of(model: Model) -> dict[str, float]:
+    """The share of each tensor that a token is multiplied with: of experts those that it uses."""
     kind = model.file.get("general.architecture")
     used, every = (
         model.file.get(f"{kind}.{name}", 1) or 1 for name in ("expert_used_count", "expert_count")
     )
-    tied = model.parts.output_name == "token_embd"
-    total = 0.0
-    for name, weight in model.parts.weights.items():
-        if name == "token_embd.weight" and not tied:
-            continue
-        total += weight.n_bytes * (used / every if "_exps" in name else 1)
-    return total
+    names = {n for n in model.parts.weights if n != "token_embd.weight"}
+    names.add(f"{model.parts.output_name}.weight")  # a tied embedding serves as the output matrix
+    return {name: used / every if "_exps" in name else 1.0 for name in names}
 
 
 def share(row: str, speed: float, limits: dict[str, float]) -> float:
@@ -187,9 +184,14 @@ def share(row: str, speed: float, limits: dict[str, float]) -> float:
 def race(path: str, options: argparse.Namespace) -> list[str]:
     """The table's lines of one model; every result is printed as it comes."""
     model = pyggml.load(path)
-    limits = {"bandwidth": bandwidth(), "bytes": bytes_of_token(model)}
-    limits |= {"peak": peak_flops(model.backend.compute), "weights": matrix_weights(model)}
-    del model
+    weights, shares = model.parts.weights, used_of(model)
+    limits = {
+        "bandwidth": bandwidth(),
+        "peak": peak_flops(model.backend.compute),
+        "bytes": sum(weights[n].n_bytes * part for n, part in shares.items()),
+        "weights": sum(prod(weights[n].shape) * part for n, part in shares.items()),
+    }
+    del model, weights
     speeds: defaultdict[tuple[str, str], defaultdict[str, list[float]]]
     speeds = defaultdict(lambda: defaultdict(list))
     every = sides(path, options)
