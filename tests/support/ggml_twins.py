@@ -209,6 +209,8 @@ def get_rows_back(g, dy, ids, n_rows, batch):
 
 
 def set_rows(g, dst, src, ids):
+    if g.node.dtype.name == "IQ4_NL":  # ggml looks less long for the scale than its quantize does
+        return None
     d, _, i = (t.shape for t in g.node.src)
     batch, row = d[: len(i) - 1], prod(d[len(i) :])
     dst = g.reshape_4d(dst, *longs((*batch, d[len(batch)], row)))
@@ -341,15 +343,29 @@ def turned_back(dy, positions, *factors, mode, offset=0, **settings):
 # -- recurrences --------------------------------------------------------------------------------
 
 
+def starts_of(positions):
+    """Where each sequence begins, and where the last one ends."""
+    positions = numbers(positions).reshape(-1)
+    return [0, *(t for t, p in enumerate(positions) if p == 0 and t), len(positions)]
+
+
+def has_states(n_states, positions):
+    """Whether ggml writes so many states: no more than the last sequence has tokens."""
+    *_, first, end = starts_of(positions)
+    return n_states == 1 or end - first >= n_states
+
+
 def along(g, call, state, tokens, positions):
     """(y, the last state) of call(state, *tokens of one sequence), one sequence after the other.
 
-    ggml has an axis of sequences where pyggml has positions, of which 0 begins one.
+    ggml has an axis of sequences where pyggml has positions, of which 0 begins one. Of several
+    states of a sequence the next one begins with the first.
     """
-    positions, ys = numbers(positions).reshape(-1), []
-    starts = [0, *(t for t, p in enumerate(positions) if p == 0 and t), len(positions)]
-    for start, end in pairwise(starts):
-        if positions[start] == 0:
+    ys, shape = [], g.node.src[0].shape
+    for start, end in pairwise(starts_of(positions)):
+        if ys and prod(g.node.saved[0].shape) > prod(shape):
+            state = g.part(state, 0, shape)
+        if numbers(positions).flat[start] == 0:
             state = g.scale(state, 0.0) if prod(state.contents.ne) else state
         pieces = []
         for x, of in tokens:
@@ -365,6 +381,11 @@ def along(g, call, state, tokens, positions):
 def halves(g, both, y, state):
     """A recurrence's result: y, and behind it the state, of these shapes."""
     return g.part(both, 0, y), g.part(both, prod(y), state)
+
+
+def n_times(n, shape):
+    """The shape of n of them."""
+    return shape if n == 1 else (n, *shape)
 
 
 def rwkv(g, call, state, src, positions, *, turn=False, multiple=1):
@@ -410,26 +431,33 @@ def gated_linear_attn(g, state, k, v, q, decay, positions, scale):
     return rwkv(g, call, state, (k, v, q, decay), positions, turn=True)
 
 
-def gated_delta_net(g, state, q, k, v, decay, beta, positions):
+def gated_delta_net(g, state, q, k, v, decay, beta, positions, n_states):
+    if not has_states(n_states, positions):
+        return None
     _, *of = (s.shape for s in g.node.src)
     of = [s[1:] for s in of[:-1]]
     of[3:] = [s if len(s) == 2 else (*s, 1) for s in of[3:]]
 
     def step(state, *tokens):
         n_tokens = tokens[0].contents.ne[2]
-        both = g.gated_delta_net(*tokens, state, Long(1))
-        return halves(g, both, (n_tokens, *g.node.shape[1:]), g.node.src[0].shape)
+        n = min(n_states, n_tokens)
+        both = g.gated_delta_net(*tokens, state, Long(n))
+        return halves(g, both, (n_tokens, *g.node.shape[1:]), n_times(n, g.node.src[0].shape))
 
     return along(g, step, state, list(zip((q, k, v, decay, beta), of, strict=True)), positions)
 
 
-def ssm_scan(g, state, x, dt, a, b, c, positions):
+def ssm_scan(g, state, x, dt, a, b, c, positions, n_states):
+    if not has_states(n_states, positions):
+        return None
     ids = g.leaf(np.zeros(1, np.int32))
     of = [s.shape[1:] for s in (g.node.src[i] for i in (1, 2, 4, 5))]
 
     def step(state, x, dt, b, c):
-        both = g.ssm_scan(state, x, dt, a, b, c, ids, Long(1))
-        return halves(g, both, (x.contents.ne[2], *g.node.shape[1:]), g.node.src[0].shape)
+        n_tokens = x.contents.ne[2]
+        n = min(n_states, n_tokens)
+        both = g.ssm_scan(state, x, dt, a, b, c, ids, Long(n))
+        return halves(g, both, (n_tokens, *g.node.shape[1:]), n_times(n, g.node.src[0].shape))
 
     return along(g, step, state, list(zip((x, dt, b, c), of, strict=True)), positions)
 
