@@ -175,7 +175,7 @@ def test_weights_of_every_type(weight, name, some_weight, data):
     dtype = QUANTS[weight].dtype
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), "seed"))
     n, k = (
-        data.draw(st.sampled_from((1, 4, 7, 16, 33)), "n"),
+        data.draw(st.sampled_from((16, 17, 33)), "n"),  # a few results say little of an error
         data.draw(st.integers(1, 3), "blocks"),
     )
     k *= max(dtype.block, 32)

@@ -232,6 +232,13 @@ def conv_2d_direct(g, w, x, stride, padding, dilation, groups):
     return None
 
 
+def transposed_1d(g, w, x, stride):
+    """ggml's x has no batches."""
+    if x.contents.ne[2] * x.contents.ne[3] > 1:
+        return None
+    return g.conv_transpose_1d(w, x, stride, 0, 1)
+
+
 def conv_transpose_2d_samples(rng):
     for n_in, n_out, kernel, image, stride in [
         (1, 1, (1, 1), (1, 1), 1),
@@ -301,7 +308,13 @@ FREQUENCIES = {
 
 
 def turned(back):
+    """Of rows of an odd length ggml copies what it does not turn by pairs, past their ends; its
+    vision turns whole rows."""
+
     def build(g, x, positions, *factors, mode, n_dims, sections=(), offset=0, n_ctx_orig=0, **rest):
+        width = x.contents.ne[0]
+        if width % 2 or (mode == "vision" and width != 2 * n_dims):
+            return None
         several = [(c_int * 4)(*sections)] if sections else []
         function = getattr(g, f"rope_{'multi' if sections else 'ext'}{back}")
         sources = x, g.reshape(positions, -1), *(factors or [None])
@@ -585,7 +598,7 @@ _MATRIX, _TURNS, _BACK = ("conv_transpose_2d",), ("rope_table", "rope_apply"), (
 BUILT = (
     (
         Builder("conv_transpose_1d", conv_transpose_1d, conv_transpose_1d_samples, _MATRIX),
-        Twin(lambda g, w, x, stride: g.conv_transpose_1d(w, x, stride, 0, 1)),
+        Twin(transposed_1d),
     ),
     (
         Builder("conv_transpose_2d", conv_transpose_2d, conv_transpose_2d_samples, _MATRIX),
