@@ -103,10 +103,10 @@ def record(scenario: Scenario, folder: Path) -> list[str]:
             command, cwd=folder, env=environment(), capture_output=True, check=False
         )
         assert done.returncode == 0, done.stderr.decode(errors="replace")
-        return _joined(log.read_text(errors="replace").splitlines())
+        return _join_lines(log.read_text(errors="replace").splitlines())
 
 
-def _joined(lines: list[str]) -> list[str]:
+def _join_lines(lines: list[str]) -> list[str]:
     """The calls without their threads; one that another thread's line cut in two is whole again."""
     begun, whole = dict[str, str](), list[str]()
     for line in lines:

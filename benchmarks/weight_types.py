@@ -101,14 +101,14 @@ def main() -> None:
             check(card, name)
         return
 
-    def checked(name: str) -> str:
+    def check_on_card(name: str) -> str:
         command = [sys.executable, __file__, "--check-only", "--types", name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         error = {"benchmark": "device weight type", "type": name, "error": done.stderr[-800:]}
         return done.stdout.strip() or json.dumps(error)
 
     with ThreadPoolExecutor(options.processes) as pool:
-        for line in pool.map(checked, names):
+        for line in pool.map(check_on_card, names):
             print(line, flush=True)
     card = Card(0)
     for name in names:

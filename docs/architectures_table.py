@@ -51,16 +51,16 @@ def text() -> str:
 
 def comparisons() -> Mapping[str, list[str]]:
     """Architecture -> whose logits the tests hold it to."""
-    found: dict[str, list[str]] = defaultdict(list)
+    sources: dict[str, list[str]] = defaultdict(list)
     for folder, source in SOURCES.items():
         for path in sorted((GOLDEN / folder).glob("*.gguf")):
             with gguf.open(path) as file:
                 name = file.get("general.architecture")
-            if source not in found[name]:
-                found[name].append(source)
+            if source not in sources[name]:
+                sources[name].append(source)
     for path in sorted((GOLDEN / "llama_cpp").glob("*.npz")):
-        found[path.stem].append("llama.cpp")
-    return found
+        sources[path.stem].append("llama.cpp")
+    return sources
 
 
 def webgpu(name: str) -> str:

@@ -14,6 +14,7 @@ from guarded import Guarded
 a = Guarded(True).empty((3,), np.float32)
 print(np.lib.stride_tricks.as_strided(a, (4,))[3])
 """
+# Windows protects pages by another call; the bounds checks of tests/conftest.py hold there too.
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="mprotect is POSIX's")
 
 

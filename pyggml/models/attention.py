@@ -79,7 +79,7 @@ class Attention(Part):
         if self.rope:
             q, k = self.rope(net, q), self.rope(net, k)
         if self.norms_last:
-            q, k = (self._normalise(net, at, n, x) for n, x in self._normed(q, k))
+            q, k = (self._normalise(net, at, n, x) for n, x in self._norm_pairs(q, k))
         q, k, v = (net.tap(f"{at}{name}", t) for name, t in zip("qkv", (q, k, v), strict=True))
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
         factor, span = self.scale or self.heads.size**-0.5, net.span(self.window)
@@ -109,10 +109,10 @@ class Attention(Part):
         normalised, unless their norms come last."""
         if self.norms_last:
             return self._heads(q), self._heads(k), self._heads(v)
-        q, k = (self._normalise(net, at, n, x) for n, x in self._normed(q, k))
+        q, k = (self._normalise(net, at, n, x) for n, x in self._norm_pairs(q, k))
         return q, k, self._heads(v)
 
-    def _normed(self, q: Tensor, k: Tensor) -> tuple[tuple[Norm | None, Tensor], ...]:
+    def _norm_pairs(self, q: Tensor, k: Tensor) -> tuple[tuple[Norm | None, Tensor], ...]:
         return (self.q_norm, q), (self.k_norm, k)
 
     def _normalise(self, net: Net, at: str, norm: Norm | None, x: Tensor) -> Tensor:

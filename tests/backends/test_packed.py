@@ -126,10 +126,10 @@ def test_a_unit_times_rows_of_a_is_what_the_cpu_unpacks_times_them(name, k):
     exec(source_of(unit, 2, True), known)
     steps = 64 * unit.n_groups, 16 * unit.n_groups
     with np.errstate(all="ignore"):
-        found = known["multiply_unit"](memory, at, GRIDS_AT, 0, F_AT, *steps)
+        sums = known["multiply_unit"](memory, at, GRIDS_AT, 0, F_AT, *steps)
     weights = dequantize(raw, name).astype(float)
     largest = abs(weights).sum() * abs(x).max()
-    np.testing.assert_allclose(found, x.reshape(2, -1) @ weights, atol=1e-4 * largest)
+    np.testing.assert_allclose(sums, x.reshape(2, -1) @ weights, atol=1e-4 * largest)
 
 
 @pytest.mark.parametrize("name", ["IQ1_M", "IQ2_XXS", "IQ3_S"])

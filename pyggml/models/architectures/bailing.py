@@ -13,7 +13,7 @@ from pyggml.ops import soft_max, swiglu
 def _bailing(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal")
     router = read_router(r, 1) | {"gating": soft_max, "biased": False}
-    feed_forward = read_feed_forward(r, b, swiglu, _shared(r, own=False), **router)
+    feed_forward = read_feed_forward(r, b, swiglu, _shared_n_ff(r, own=False), **router)
 
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i), feed_forward[i])
@@ -23,7 +23,7 @@ def _bailing(r: Reader) -> Decoder:
 
 def _bailing2(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", fused_qkv=True)
-    feed_forward = read_feed_forward(r, b, swiglu, _shared(r, own=True), **read_router(r))
+    feed_forward = read_feed_forward(r, b, swiglu, _shared_n_ff(r, own=True), **read_router(r))
 
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i, **b.head_norms(i)), feed_forward[i])
@@ -31,7 +31,7 @@ def _bailing2(r: Reader) -> Decoder:
     return b.decoder(block, tied=False)
 
 
-def _shared(r: Reader, own: bool) -> int:
+def _shared_n_ff(r: Reader, own: bool) -> int:
     """The numbers inside of the shared expert, which counts as expert_shared_count ones. own: the
     file may have the length of one."""
     n_ff = r.count("expert_feed_forward_length", most=1 << 20)

@@ -14,7 +14,7 @@ def _deepseek(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal")
     scale = r.number("attention.scale", 0.0, 0.0, 1e6)
     factor = r.number("expert_weights_scale", 0.0, -1e6, 1e6) or 1.0
-    feed_forward = read_feed_forward(r, b, swiglu, _shared(r), normalised=False, factor=factor)
+    feed_forward = read_feed_forward(r, b, swiglu, _shared_n_ff(r), normalised=False, factor=factor)
 
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i, scale=scale), feed_forward[i])
@@ -24,7 +24,7 @@ def _deepseek(r: Reader) -> Decoder:
 
 def _dots1(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
-    feed_forward = read_feed_forward(r, b, swiglu, _shared(r), **read_router(r))
+    feed_forward = read_feed_forward(r, b, swiglu, _shared_n_ff(r), **read_router(r))
 
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i, **b.head_norms(i)), feed_forward[i])
@@ -32,7 +32,7 @@ def _dots1(r: Reader) -> Decoder:
     return b.decoder(block, tied=False)
 
 
-def _shared(r: Reader) -> int:
+def _shared_n_ff(r: Reader) -> int:
     n_ff = r.count("expert_feed_forward_length", most=1 << 20)
     return n_ff * r.count("expert_shared_count", least=0, most=64)
 

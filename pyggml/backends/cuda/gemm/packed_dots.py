@@ -26,7 +26,7 @@ from pyggml.backends.cuda.weights.packed import (
     Loads,
     Unit,
     compile_closure,
-    decoded,
+    decode_unit,
     grid_words_of,
     vocabulary,
 )
@@ -98,7 +98,7 @@ def source_of(unit: Unit, rows: int, has_halves: bool) -> str:
     loads, totals = Loads(unit), [f"total{t}" for t in range(rows)]
     lines = ["def multiply_unit(memory, at, grids, x, f, x_step, f_step):", *loads.opening()]
     lines += [f"    {total} = ZERO" for total in totals]
-    for i, group in enumerate(decoded(unit)[0]):
+    for i, group in enumerate(decode_unit(unit)[0]):
         both = group.scales[0] == group.scales[1]
         scales = group.scales[:1] if both else group.scales
         lines += loads.lines((*group.words, *scales, *group.minima))

@@ -144,7 +144,7 @@ def _copy_lacks(node: Tensor) -> str | None:
     return f"{x.dtype} with gaps" if x.dtype.quantised and not x.is_contiguous else None
 
 
-def _quantised(node: Tensor) -> str | None:
+def _quantised_refusal(node: Tensor) -> str | None:
     return f"{node.dtype} is quantised" if node.dtype.quantised else None
 
 
@@ -216,7 +216,7 @@ def _tiles_back(site: Site) -> Call:
 
 for _name in ("cont", "dup", "cpy", "cpy_into"):
     declare(_name, Kernel(_copy, _copy_lacks))
-declare("concat", Kernel(_concat, _quantised))
+declare("concat", Kernel(_concat, _quantised_refusal))
 declare("narrow_back", Kernel(_narrow_back))
 declare("fill", Kernel(_bind_fill))
 declare("repeat", Kernel(_tiles, _not_plain))

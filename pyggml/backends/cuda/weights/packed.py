@@ -318,7 +318,7 @@ def unit_of(name: str, k: int) -> Unit | None:
 
 
 @cache
-def decoded(unit: Unit) -> tuple[tuple[Group, ...], tuple[GridRow, ...]]:
+def decode_unit(unit: Unit) -> tuple[tuple[Group, ...], tuple[GridRow, ...]]:
     """The groups of a unit, in the order of its weights, and the rows of grids that they name."""
     quant, groups, rows = QUANTS[unit.name], list[Group](), list[GridRow]()
     for start in range(0, unit.n_bytes, quant.dtype.block_bytes):
@@ -330,11 +330,11 @@ def decoded(unit: Unit) -> tuple[tuple[Group, ...], tuple[GridRow, ...]]:
 
 def has_minima_of_halves(unit: Unit) -> bool:
     """Whether each half of a group has its own minimum."""
-    return any(len(group.minima) == 2 for group in decoded(unit)[0])
+    return any(len(group.minima) == 2 for group in decode_unit(unit)[0])
 
 
 def _tables_of(unit: Unit) -> list[Table]:
-    return list(dict.fromkeys(row.table for row in decoded(unit)[1]))
+    return list(dict.fromkeys(row.table for row in decode_unit(unit)[1]))
 
 
 @cache
@@ -355,7 +355,7 @@ class Loads:
     def __init__(self, unit: Unit) -> None:
         self._alignment = gcd(unit.n_bytes, 16)
         self._loaded: set[int] = set()
-        self._rows, self._loaded_rows = decoded(unit)[1], set[int]()
+        self._rows, self._loaded_rows = decode_unit(unit)[1], set[int]()
         tables = _tables_of(unit)
         starts = np.cumsum([0, *(table.rows.size for table in tables)])
         self._starts = {table: int(start) for table, start in zip(tables, starts[:-1], strict=True)}
