@@ -35,7 +35,7 @@ class Context(Settings):
     def _faults(self) -> list[Fault]:
         usual = type(self).__dataclass_fields__["cache_type"].default
         if self.cache_type != usual and self.cache_type_k and self.cache_type_v:
-            said = f"is {self.cache_type}, but cache_type_k and cache_type_v say both: leave it out"
+            said = f"is {self.cache_type}, but keys and values have types of their own: drop it"
             return [*super()._faults(), ("cache_type", said)]
         return super()._faults()
 

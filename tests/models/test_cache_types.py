@@ -176,5 +176,5 @@ def test_what_does_not_fit_is_refused(tiny):
 
 def test_one_type_beside_those_of_both_is_refused():
     assert Context(cache_type="q8_0", cache_type_v="q4_0").cache_types == ("q8_0", "q4_0")
-    with pytest.raises(ConfigError, match="cache_type is q8_0, but cache_type_k and cache_type_v"):
+    with pytest.raises(ConfigError, match="cache_type is q8_0, but keys and values have"):
         Context(cache_type="q8_0", cache_type_k="q5_0", cache_type_v="q4_0")
