@@ -66,14 +66,14 @@ def expert_products(p: ExpertProduct, stream: Any) -> Call:
     n_rows = p.ids.size
     part = RowProduct(p.out, p.w, p.dtype, n, up=p.up)
     vectorized = k % 4 == 0 and vectorizable(p.x)
-    (kind,), (n_blocks,), (cut,), *rest = plan([part], [-(-_BLOCKS // n_rows)], 1, k, vectorized)
-    layout, n_warps, n_bytes = rest
+    of = plan([part], [-(-_BLOCKS // n_rows)], 1, k, vectorized)
+    (kind,), (n_blocks,), (cut,) = of.kinds, of.blocks, of.cuts
     w, up = p.w.view(np.uint8), (p.w if p.up is None else p.up).view(np.uint8)
     weights = p.x if p.weights is None else p.weights
     sizes = n_experts, n, k, p.rows_of_x, w.size // n_experts
     return launch(
-        _kernel(kind, p.weights is not None), (n_blocks, n_rows), 32 * n_warps, stream, p.out, p.x,
-        p.ids, w, up, weights, sizes, cut, layout, *p.fault, shared_bytes=n_bytes,
+        _kernel(kind, p.weights is not None), (n_blocks, n_rows), 32 * of.n_warps, stream,
+        p.out, p.x, p.ids, w, up, weights, sizes, cut, of.layout, *p.fault, shared_bytes=of.n_bytes,
     )  # fmt: skip
 
 
