@@ -15,20 +15,7 @@ from pyggml.quants import dequantize, quantize
 from pyggml.runtime import Devices, results
 
 N_EXPERT, N, K = 5, 96, 512
-KINDS = [
-    "Q4_K",
-    "Q5_0",
-    "IQ2_XXS",
-    "NVFP4",
-    "Q6_K",
-    "Q8_0",
-    "Q3_K",
-    "IQ4_XS",
-    "MXFP4",
-    "Q2_K",
-    "BF16",
-    "F16",
-]
+KINDS = ["Q4_K", "Q5_0", "Q6_K", "Q8_0", "Q3_K", "IQ4_XS", "MXFP4", "NVFP4", "Q2_K", "BF16", "F16"]
 ROWS = [3, 40, 400]  # of two experts each: none, small and large tiles
 
 pytestmark = pytest.mark.skipif(SIMULATED, reason="the simulator has no tensor cores")

@@ -5,8 +5,10 @@ the sum over experts and the residual a third.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +19,15 @@ from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_max, warp_sum
 from pyggml.backends.cuda.gemm.few_experts import expert_products
 from pyggml.backends.cuda.ops.experts import are_few, few_rows
 from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.early import (
+    await_others,
+    begins_early,
+    least_shared,
+    release_others,
+)
 from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
-from pyggml.backends.cuda.runtime.launches import launch, per_element
+from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
@@ -61,10 +69,20 @@ def _bind_gated(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
 
 # -- the sum over experts, and a residual ---------------------------------------------------------
 
+_THREADS, _MOST_BLOCKS = small(128, 4), small(1056)
 
-@kernel
+
+@cache
+def _early(function: Callable) -> Any:
+    """A kernel that may be placed before the launch that it waits for has ended (early.py)."""
+    made = kernel(function, shared_bytes=least_shared())
+    return begins_early(made, lambda arguments: ())
+
+
 def _add_experts(out, other, y, n, n_used):
     """out[t, i] = other[t, i] + Σ_u y[t, u, i]; out may be other."""
+    await_others()
+    release_others()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         at, total = i // n * n_used * n + i % n, ZERO
         for u in range(n_used):
@@ -88,8 +106,11 @@ def _bind_sum(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     over, total = sites
     other = next(a for a in total.src if a is not None)
     _, n_used, n = over.node.src[0].shape
-    arguments = total.out, other, over.src[0], n, n_used
-    return per_element(_add_experts, total.out.size, total.stream, *arguments)
+    blocks = max(1, min(-(-total.out.size // _THREADS), _MOST_BLOCKS))
+    return launch(
+        _early(_add_experts), blocks, _THREADS, total.stream, total.out, other, over.src[0], n,
+        n_used, shared_bytes=least_shared(),
+    )  # fmt: skip
 
 
 # -- the router -----------------------------------------------------------------------------------
@@ -105,13 +126,14 @@ def _rank(p, i):
     return (np.int64(ptx.bits_of(p)) << 31) | (_INDICES - i)
 
 
-@kernel
 def _route(chosen, weights, x, n, n_used, least, greatest):
     """Of each row of x (rows, n), by a warp: the n_used likeliest of its softmax, and their
     probabilities, divided by their sum between `least` and `greatest`."""
     ranks = cuda.shared.array(_MOST_EXPERTS, np.int64)
     picked = cuda.shared.array(_MOST_EXPERTS, np.float32)
     lane = np.int64(cuda.threadIdx.x)
+    await_others()
+    release_others()
     for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
         top, total = _MINUS_INF, ZERO
         for i in range(lane, n, LANES):
@@ -159,9 +181,11 @@ def _bind_router(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     probabilities, chosen, *_, limited, share = sites
     n_rows, n_used = chosen.node.shape
     limits = (np.float32(limited.node.params[name]) for name in ("low", "high"))
-    arguments = chosen.out, share.out, probabilities.src[0], probabilities.node.shape[-1], n_used
     grid = small(max(1, min(n_rows, 1 << 16)))
-    return launch(_route, grid, LANES, share.stream, *arguments, *limits)
+    return launch(
+        _early(_route), grid, LANES, share.stream, chosen.out, share.out, probabilities.src[0],
+        probabilities.node.shape[-1], n_used, *limits, shared_bytes=least_shared(),
+    )  # fmt: skip
 
 
 _GATED = ("mul_mat_id", "mul_mat_id", "swiglu")
