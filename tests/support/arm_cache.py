@@ -5,8 +5,8 @@ usage: pytest -p arm_cache …                     writes which kernels were cal
        python arm_cache.py fill ASKED KERNELS    compiles them for it; both are files
 
 As a plugin it writes to the file that KERNELS names. `fill` takes the processor for that of the ARM
-machine, imports the sources where that has them (PYTHONPATH), and compiles without calling anything;
-NUMBA_CACHE_DIR is the cache. Kernels that are declared inside of functions, and those that only ARM's
+machine, imports the sources where that has them (PYTHONPATH), and compiles without calling; its
+cache is NUMBA_CACHE_DIR. Kernels that are declared inside of functions, and those that only ARM's
 products take, are not filled in: the ARM machine compiles them.
 """
 
@@ -55,7 +55,8 @@ def ask():
 
     triple, cpu, features = cpu_target.target_context.codegen().magic_tuple()
     assert triple == TRIPLE, triple
-    print(json.dumps([cpu, features, sys.version, os.environ.get("PYGGML_ISA", "auto")]))
+    asked = cpu, features, sys.version, os.environ.get("PYGGML_ISA", "auto")
+    sys.stdout.write(json.dumps(asked))
 
 
 # -- on x86-64 ------------------------------------------------------------------------------------
@@ -84,7 +85,7 @@ def fill(asked, kernels):
         for signature in signatures:
             kernel.compile(pickle.loads(signature))
             n_filled += 1
-    print(f"{n_filled} kernels compiled, {n_left} left to the ARM machine")
+    sys.stdout.write(f"{n_filled} kernels compiled, {n_left} left to the ARM machine\n")
 
 
 if __name__ == "__main__":
