@@ -151,11 +151,13 @@ def _of_length_one(x: Tensor, eps: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiDelta(Part):
-    """attn_output(sigmoid(g_b g_a x) · norm(delta_rule(q, k, v))), q, k and v each behind a short
+    """attn_output(sigmoid(g x) · norm(delta_rule(q, k, v))), q, k and v each behind a short
     convolution, with a decay of each of a head's numbers. llama.cpp passes over adapters here.
 
-    n_head   heads of q, k and v, of `size` numbers each
-    width    tokens of a convolution
+    n_head     heads of q, k and v, of `size` numbers each
+    width      tokens of a convolution
+    low_rank   the matrices f, of decays, and g are two each, f_b f_a
+    least      least logarithm of a decay: least · sigmoid(a · f x); 0: it is a · softplus(f x)
     """
 
     n_embd: int
@@ -163,6 +165,8 @@ class KimiDelta(Part):
     size: int
     width: int
     eps: float
+    low_rank: bool = True
+    least: float = 0.0
 
     @property
     def _n_inner(self) -> int:
@@ -184,9 +188,11 @@ class KimiDelta(Part):
     def tensors(self, at: str) -> Tensors:
         n, n_inner = self.n_embd, self._n_inner
         matrices = [latent_matrix(f"{at}attn_{part}", n_inner, n) for part in "qkv"]
-        for part in "fg":  # of decays, of the gate
-            matrices.append(latent_matrix(f"{at}ssm_{part}_a", self.size, n))
-            matrices.append(latent_matrix(f"{at}ssm_{part}_b", n_inner, self.size))
+        for part in "fg":
+            first = self.size if self.low_rank else n_inner
+            matrices.append(latent_matrix(f"{at}ssm_{part}_a", first, n))
+            if self.low_rank:
+                matrices.append(latent_matrix(f"{at}ssm_{part}_b", n_inner, self.size))
         rates = {
             f"{at}ssm_a": TensorSpec((self.n_head, 1), unpacked=True),
             f"{at}ssm_dt.bias": TensorSpec((n_inner,)),
@@ -216,17 +222,20 @@ class KimiDelta(Part):
             net.inputs.positions,
         ).named(f"{at}delta_net")
         y = self._norm(net, at, keep_state(net, f"{at}delta_state", y))
-        gate = sigmoid(reshape(self._low_rank(net, f"{at}ssm_g", x), shape))
+        gate = sigmoid(reshape(self._product(net, f"{at}ssm_g", x), shape))
         return net.linear(f"{at}attn_output", reshape(mul(y, gate), (x.shape[0], -1)))
 
     def _decay(self, net: Net, at: str, x: Tensor) -> Tensor:
         """The logarithms of decays (T, n_head, size)."""
-        raw = add(self._low_rank(net, f"{at}ssm_f", x), net.weights[f"{at}ssm_dt.bias"])
-        rates = reshape(softplus(raw), (x.shape[0], self.n_head, self.size))
-        return mul(rates, net.weights[f"{at}ssm_a"])
+        shape, a = (x.shape[0], self.n_head, self.size), net.weights[f"{at}ssm_a"]
+        raw = add(self._product(net, f"{at}ssm_f", x), net.weights[f"{at}ssm_dt.bias"])
+        if self.least:
+            return scale(sigmoid(mul(reshape(raw, shape), a)), self.least)
+        return mul(reshape(softplus(raw), shape), a)
 
-    def _low_rank(self, net: Net, name: str, x: Tensor) -> Tensor:
-        return net.linear(f"{name}_b", net.linear(f"{name}_a", x))
+    def _product(self, net: Net, name: str, x: Tensor) -> Tensor:
+        y = net.linear(f"{name}_a", x)
+        return net.linear(f"{name}_b", y) if self.low_rank else y
 
 
 def read_delta_net(r: Reader, n_embd: int, eps: float, grouped: bool) -> DeltaNet:

@@ -15,7 +15,7 @@ from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope, log_temperature_of
 from pyggml.models.weights import Tensors, latent_matrix, matrix, merge_tensors
-from pyggml.ops import concat, flash_attn_ext, mul, narrow, repeat, reshape, split
+from pyggml.ops import concat, flash_attn_ext, mul, narrow, repeat, reshape, sigmoid, split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,8 @@ class LatentAttention(Part):
                   one key, c and the shared numbers, whose c is the value too. A cache keeps no more
     q_rank        q comes through so many numbers; 0 if it comes from one matrix
     rope          None for a layer without rotary positions
+    gated         sigmoid(attn_gate x) multiplies what each head gives. llama.cpp then passes over
+                  updates of attn_output
     temperature   (strength, every) of the factor of q that grows with the position; None for none
     """
 
@@ -43,6 +45,7 @@ class LatentAttention(Part):
     rope: Rope | None
     scale: float
     absorbed: bool
+    gated: bool = False
     temperature: tuple[float, int] | None = None
 
     def tensors(self, at: str) -> Tensors:
@@ -69,10 +72,11 @@ class LatentAttention(Part):
                 latent_matrix(f"{at}attn_kv_b", self.n_head * (own + self.value_size), self.rank)
             ]
         parts += [self.rope.tensors()] if self.rope else []
-        n_values = self.n_head * self.value_size
-        return merge_tensors(
-            [*parts, matrix(f"{at}attn_output", self.n_embd, n_values, bias=False)]
-        )
+        if self.gated:
+            parts += [latent_matrix(f"{at}attn_gate", self.n_head, self.n_embd)]
+        shape = f"{at}attn_output", self.n_embd, self.n_head * self.value_size
+        output = latent_matrix(*shape) if self.gated else matrix(*shape, bias=False)
+        return merge_tensors([*parts, output])
 
     @property
     def _q_norm(self) -> RmsNorm:
@@ -105,6 +109,9 @@ class LatentAttention(Part):
         shared = self.rope(net, shared) if self.rope else shared
         attend = self._attend_absorbed if self.absorbed else self._attend
         o = net.large(attend(net, at, q, c, shared).named(f"{at}attention"))
+        if self.gated:
+            gate = sigmoid(net.linear(f"{at}attn_gate", x))
+            o = mul(o, reshape(gate, (x.shape[0], self.n_head, 1)))
         o = net.tap(f"{at}attention", reshape(o, (x.shape[0], -1)))
         return net.linear(f"{at}attn_output", o)
 
@@ -192,6 +199,17 @@ def read_latent(r: Reader, b: Basics, *, q_rank: int, **more: Any) -> LatentAtte
         absorbed=absorbed,
         **usual | more,
     )
+
+
+def read_absorbed(r: Reader, b: Basics, **more: Any) -> LatentAttention:
+    """The same, of an architecture whose files have no older form."""
+    latent = read_latent(r, b, **more)
+    if not latent.absorbed:
+        r.faults.append(
+            f"{r.architecture}.attention.key_length_mla is missing, wanted a file that has "
+            "attn_k_b and attn_v_b: convert the checkpoint anew"
+        )
+    return latent
 
 
 def scale_of(rope: Rope, size: int, log_multiplier: float = 0.0) -> float:

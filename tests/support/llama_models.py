@@ -65,6 +65,11 @@ KIMI = LATENT | {
     "attention.head_count_kv": np.array([0, 0, 1, 0], np.int32),
     "kda.head_dim": 16,
 }
+CLIPPED = {
+    "swiglu_clamp_exp": np.array([0, 0.5, 0, 0.3], np.float32),
+    "swiglu_clamp_shexp": np.array([0.4, 0, 0.5, 0.3], np.float32),
+}
+SECTIONS = {"rope.dimension_sections": np.array([2, 1, 1, 0], np.int32)}
 MULTIPLIED = {"rope.scaling.yarn_log_multiplier": 0.0707}
 DENSE = {"expert_count": 0, "expert_used_count": 0, "leading_dense_block_count": 2}
 LITE = {"block_count": 26, "leading_dense_block_count": 25}  # else a router is undecided
@@ -108,12 +113,16 @@ OF_LATENT = (
     ("minicpm3", "minicpm3", CUT_HEADS, "output.weight|rope_factors.*"),
     ("plm", "plm", CUT_HEADS, ""),
     ("kimi-linear", "kimi-linear", KIMI, "output.weight"),
+    ("bailingmoe3", "bailingmoe3", KIMI | CLIPPED, "output.weight"),
+    ("bailingmoe3-vl", "bailingmoe3", KIMI | SECTIONS, ""),
     ("mistral4", "mistral4", LATENT | YARN | MULTIPLIED | TEMPERED, "output.weight"),
 )
 VARIANTS |= {name: more for name, *more in OF_LATENT}
 GELUS = {"codeshell", "grok", "mpt", "spark2_5"}  # llama.cpp has a table of GELUs in halves
 LIMITS = {name: 5e-7 if name in GELUS else 1e-11 for name in VARIANTS}
-LIMITS |= {"deepseek2-lite": 1e-9, "deepseek2-whole": 5e-11}  # of 26 layers; of large scores
+LIMITS |= {"deepseek2-lite": 1e-9}  # of 26 layers
+# Of large scores; of a first token whose delta rule gives little, which a norm enlarges.
+LIMITS |= {"deepseek2-whole": 5e-11, "bailingmoe3": 5e-11}
 
 
 def write(path: Path, architecture: str, keys: dict[str, Any], optional: str) -> Path:

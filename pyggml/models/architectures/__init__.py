@@ -7,6 +7,7 @@ from pyggml.models.architectures.arcee import ARCEE
 from pyggml.models.architectures.arctic import ARCTIC
 from pyggml.models.architectures.baichuan import BAICHUAN
 from pyggml.models.architectures.bailing import BAILINGMOE, BAILINGMOE2
+from pyggml.models.architectures.bailing3 import BAILINGMOE3
 from pyggml.models.architectures.bitnet import BITNET
 from pyggml.models.architectures.bloom import BLOOM
 from pyggml.models.architectures.command_r import COHERE2, COHERE2MOE, COMMAND_R
@@ -125,6 +126,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         APERTUS,
         BAILINGMOE,
         BAILINGMOE2,
+        BAILINGMOE3,
         BITNET,
         COHERE2MOE,
         DEEPSEEK,

@@ -9,7 +9,7 @@ from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader, rms_eps
 from pyggml.models.decoder import Decoder
 from pyggml.models.delta_net import KimiDelta
-from pyggml.models.latent import read_latent
+from pyggml.models.latent import read_absorbed
 from pyggml.models.part import Part
 
 
@@ -22,12 +22,7 @@ def _decoder(r: Reader) -> Decoder:
         width=r.count("ssm.conv_kernel", least=2, most=64),
         eps=rms_eps(r),
     )
-    latent = read_latent(r, b, q_rank=0)
-    if not latent.absorbed:
-        r.faults.append(
-            f"{r.architecture}.attention.key_length_mla is missing, wanted a file that has "
-            "attn_k_b and attn_v_b: convert the checkpoint anew"
-        )
+    latent = read_absorbed(r, b, q_rank=0)
     feed_forward = read_dense_first(r, b, default=None, normalised=True, biased=True)
 
     def block(i: int) -> Part:
