@@ -32,7 +32,7 @@ from pyggml.quants import quantize
 COMPUTES = ("f32", "bf16", "int8")
 MOST = 0.002  # of float32's loss
 _SIZES = {"embedding_length": 64, "feed_forward_length": 64}
-_CTX, _N_VOCAB, _N_HELD_OUT = 32, 64, 64
+_CTX, _N_VOCAB, _N_HELD_OUT = 32, 64, 512
 _Q8_0 = DTYPES["Q8_0"]
 
 

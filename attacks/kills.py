@@ -4,6 +4,7 @@ python -m attacks.kills --runs 100             each command ended that often, in
 python -m attacks.kills train --seed 7         one command, other moments
 python -m attacks.kills --forked               more of them in an hour: each command begins in a
                                                fork of a process that has imported what it needs
+python -m attacks.kills --jumping-clock        while Python's clocks jump (attacks/jumping_clock)
 
 A command is ended by SIGKILL, SIGTERM or Ctrl-C at a moment drawn over its whole length, by a limit
 on the size of files, or (as root on Linux) by a disk that is full. Then its output must be absent
@@ -33,6 +34,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
+JUMPING_CLOCK = Path(__file__).parent / "jumping_clock"
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT}
 LIMIT, DISK = "a file too large", "a full disk"
 COMMAND = [sys.executable, "-m", "pyggml.cli"]
@@ -83,8 +85,14 @@ class Undisturbed:
 
 
 def environment() -> dict[str, str]:
-    """That of this process, in which pyggml is this checkout's."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    """That of this process, in which pyggml is this checkout's, and the clock jumps if it does."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    before = [str(JUMPING_CLOCK)] if str(JUMPING_CLOCK) in given else []
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*before, str(ROOT)]),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def digest(path: Path) -> str:
@@ -295,8 +303,11 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20, help="ends of each command")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--forked", action="store_true", help="begin in a fork")
+    parser.add_argument("--jumping-clock", action="store_true", help="of every command")
     given = parser.parse_args()
     command = Forked if given.forked else Fresh
+    if given.jumping_clock:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(JUMPING_CLOCK), str(ROOT)])
     n_faults, rng = 0, random.Random(given.seed)
     with tempfile.TemporaryDirectory() as made:
         inputs = Path(made)
