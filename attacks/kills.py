@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,35 +106,41 @@ def digest(path: Path) -> str:
     return whole.hexdigest()
 
 
+Limits = Mapping[int, int]
+NO_LIMITS: Limits = {}
+
+
+def take(limits: Limits) -> None:
+    """Give this process these limits."""
+    for kind, n_bytes in limits.items():
+        resource.setrlimit(kind, (n_bytes, n_bytes))
+
+
 class Fresh:
-    """A command in a process of its own. `most_bytes`: no file that it writes may be larger."""
+    """A command in a process of its own. limits: kind of `resource` → bytes."""
 
-    def __init__(self, scenario: Scenario, folder: Path, most_bytes: int | None = None) -> None:
-        def limit() -> None:
-            if most_bytes is not None:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
-
-        self._process = subprocess.Popen(
+    def __init__(self, scenario: Scenario, folder: Path, limits: Limits = NO_LIMITS) -> None:
+        self.process = subprocess.Popen(
             [*COMMAND, *scenario.arguments],
             cwd=folder,
             env=environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            preexec_fn=limit,
+            preexec_fn=lambda: take(limits),
         )
 
     def wait(self, seconds: float) -> None:
         """Until it ends, so long at most."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
+            self.process.wait(seconds)
 
     def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        self.process.send_signal(number)
 
     def end(self) -> tuple[int, bytes]:
         """Its exit code, once it has ended, and what it said."""
-        words = self._process.communicate(timeout=_LONGEST)[1]
-        return self._process.returncode, words
+        words = self.process.communicate(timeout=_LONGEST)[1]
+        return self.process.returncode, words
 
 
 class Forked:
@@ -143,10 +149,10 @@ class Forked:
     _context = multiprocessing.get_context("forkserver")
     _context.set_forkserver_preload([f"pyggml.cli.commands.{name}" for name in _IMPORTED])
 
-    def __init__(self, scenario: Scenario, folder: Path, most_bytes: int | None = None) -> None:
+    def __init__(self, scenario: Scenario, folder: Path, limits: Limits = NO_LIMITS) -> None:
         descriptor, self._words = tempfile.mkstemp()
         os.close(descriptor)
-        given = scenario.arguments, str(folder), self._words, most_bytes
+        given = scenario.arguments, str(folder), self._words, limits
         self._process = self._context.Process(target=run_here, args=given)
         self._process.start()
 
@@ -167,13 +173,12 @@ class Forked:
         return self._process.exitcode, words
 
 
-def run_here(arguments: Sequence[str], folder: str, words: str, most_bytes: int | None) -> None:
+def run_here(arguments: Sequence[str], folder: str, words: str, limits: Limits) -> None:
     """The command, in this process, whose standard error is a file."""
     os.chdir(folder)
     os.dup2(os.open(words, os.O_WRONLY), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if most_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+    take(limits)
     from pyggml.cli.__main__ import main
 
     sys.exit(main(arguments))
@@ -182,7 +187,7 @@ def run_here(arguments: Sequence[str], folder: str, words: str, most_bytes: int 
 Start = type[Fresh] | type[Forked]
 
 
-def run_undisturbed(scenario: Scenario, inputs: Path, command: Start) -> Undisturbed:
+def run_undisturbed(scenario: Scenario, inputs: Path, command: Start = Fresh) -> Undisturbed:
     """Run a command twice, the second time with its kernels compiled.
 
     Raises AssertionError unless it succeeds and writes the same twice.
@@ -218,7 +223,7 @@ def fresh(inputs: Path, most_bytes: int = 0) -> Iterator[Path]:
 
 
 def faults(
-    scenario: Scenario, folder: Path, words: bytes, whole: Undisturbed, command: Start
+    scenario: Scenario, folder: Path, words: bytes, whole: Undisturbed, command: Start = Fresh
 ) -> list[str]:
     """What is wrong after an end, and after the start that follows it."""
     wrong = []
@@ -263,7 +268,7 @@ def attack(
     spare = rng.randrange(1, whole.n_bytes - n_inputs)
     moment = rng.uniform(0, 1.1 * whole.seconds)
     with fresh(inputs, n_inputs + (64 << 10) + spare if way == DISK else 0) as folder:
-        process = command(scenario, folder, spare if way == LIMIT else None)
+        process = command(scenario, folder, {resource.RLIMIT_FSIZE: spare} if way == LIMIT else {})
         if way in SIGNALS:
             process.wait(moment)
             process.send(SIGNALS[way])
