@@ -20,6 +20,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,8 @@ from attacks.mutate import mutate
 from attacks.targets.target import GGUF_WORDS, gguf_bytes
 from pyggml import gguf
 from pyggml.errors import PyggmlError
-from pyggml.generation import Session
+from pyggml.generation import Sampling, Session
+from pyggml.generation.sampler import sample
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.model import Model
@@ -89,10 +91,10 @@ def use(model: Model) -> None:
     assert np.isfinite(losses).all(), f"the losses are {losses}"
     assert np.isfinite(adapter.parameters.data).all(), "the adapter holds no numbers"
     for one in (model, adapter.model):
-        session = Session(one, 4)
-        logits = session.feed([1, 2])
-        assert np.isfinite(logits).all(), "a logit is no number"
-        session.feed([int(logits.argmax())])
+        session = Session(one, 6)
+        token = sample(session.feed([1, 2]), Sampling(), np.random.default_rng(0))
+        tokens = [token, *islice(session.greedy([token]), 2)]
+        assert all(0 <= t < one.config.n_vocab for t in tokens), f"the tokens are {tokens}"
 
 
 @dataclass
