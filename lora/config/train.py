@@ -13,7 +13,7 @@ OPTIMISERS = ("adamw", "lion")
 SCHEDULERS = ("cosine", "linear", "constant", "cosine_restarts", "wsd")
 
 # As float32, in which steps are computed: with a β2 of 1 there, no second moment would ever grow.
-_BETA = ("at least 0 and below 1", lambda value: 0 <= value < 1 and np.float32(value) < 1)
+_BETA = ("at least 0 and below 1", lambda value: 0 <= value < 1 and float(np.float32(value)) < 1)
 _COUNT = ("1 to 65536", lambda n: 1 <= n <= 1 << 16)
 
 

@@ -27,6 +27,7 @@ from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset
 from pyggml.lora.objectives import USUAL, Objective
 from pyggml.lora.objectives.choice import usual
+from pyggml.lora.objectives.objective import Windows
 from pyggml.lora.optim import OPTIMISERS, Optimiser, n_kept
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer import checkpoint
@@ -274,7 +275,7 @@ class Trainer:
         self.passes.draw(self.config.seed, self.progress.step * self.config.grad_accum + i)
 
     def _divergence(
-        self, about: str, run: Callable[[Batch], float], data: Dataset, windows: np.ndarray
+        self, about: str, run: Callable[[Batch], float], data: Dataset, windows: Windows
     ) -> PyggmlError:
         """Why a loss or a gradient is not finite: the windows are run one by one, until one is not
         either."""
@@ -321,8 +322,8 @@ class Trainer:
         outcome = self.losses.over(self.passes.evaluate, sample.dataset, windows, self.ranks)
         step, loss = self.progress.step, outcome.loss
         if not isfinite(loss):
-            about = f"after step {step} the validation loss is {loss:g}"
-            raise self._divergence(about, self.passes.evaluate, sample.dataset, windows)
+            fault = f"after step {step} the validation loss is {loss:g}"
+            raise self._divergence(fault, self.passes.evaluate, sample.dataset, windows)
         n_tokens = sample.dataset.n_targets(windows)
         about = margin(outcome.parts, sample.n_read / sample.n_held_out)
         made = ValidationReport(step, loss, n_tokens, outcome.tally, about)
