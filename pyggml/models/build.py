@@ -13,7 +13,7 @@ from pyggml.models.decoder import Decoder, output_name
 from pyggml.models.low_rank import LoraPairs
 from pyggml.models.net import Cache, Inputs, Net
 from pyggml.models.taps import Taps
-from pyggml.models.weights import SCALE, Weights, read_weights
+from pyggml.models.weights import Weights, factor_of, read_weights
 from pyggml.ops import (
     cross_entropy_by_row,
     cross_entropy_rows,
@@ -154,6 +154,6 @@ def _is_plain(parts: Parts, net: Net, trained: Collection[str]) -> bool:
     nobody wants to see them."""
     full = f"{parts.output_name}.weight"
     changes = full in trained or any(full in pairs for pairs in net.adapters)
-    changes |= f"{parts.output_name}{SCALE}" in parts.weights
+    changes |= factor_of(parts.weights, full) is not None
     tapped = net.taps is not None and any(map(net.taps.wants, ("output", "logits")))
     return not (changes or tapped) and "output.bias" not in parts.weights

@@ -20,7 +20,7 @@ class Decoder:
     """A model without its weights: an architecture's parts with a file's hyperparameters.
 
     norm              norm after the last block, or None
-    embedding_norm    norm after the embedding, or None
+    prelude           what follows the embedding, before the blocks, or None: a norm, most often
     embedding_scale   factor of the token embeddings
     n_positions       rows of the learned position embedding, added to the tokens'; 0 for none
     tied              the token embedding may serve as the output matrix
@@ -32,7 +32,7 @@ class Decoder:
     config: ModelConfig
     blocks: tuple[Part, ...]
     norm: Norm | None
-    embedding_norm: Norm | None = None
+    prelude: Part | None = None
     embedding_scale: float = 1.0
     n_positions: int = 0
     tied: bool = True
@@ -50,7 +50,7 @@ class Decoder:
         tensors = merge_tensors(
             [
                 outer,
-                self.embedding_norm.tensors("") if self.embedding_norm else {},
+                self.prelude.tensors("") if self.prelude else {},
                 *blocks,
                 self.norm.tensors("") if self.norm else {},
                 {
@@ -128,7 +128,7 @@ class Decoder:
                     "model has learned no further positions"
                 )
             x = add(x, get_rows(net.weights["position_embd.weight"], net.inputs.positions))
-        return self.embedding_norm(net, "", x) if self.embedding_norm else x
+        return self.prelude(net, "", x) if self.prelude else x
 
     def logits(self, net: Net, h: Tensor) -> Tensor:
         """Logits (T, n_vocab) of hidden states. The bias is output.bias, even if the matrix is

@@ -63,6 +63,26 @@ VARIANTS |= {
     )
     if name in ARCHITECTURES
 }
+GEMMA = r"rope_freqs.weight|.*\.scale|.*layer_output_scale.weight"
+VARIANTS |= {
+    "gemma4": ("gemma4", {}, f"output.weight|{GEMMA}"),
+    "gemma4-dense": (
+        "gemma4",
+        {
+            "block_count": 3,
+            "attention.sliding_window_pattern": np.array([True, True, False]),
+            "attention.head_count_kv": np.array([2, 2, 1], np.int32),
+            "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0,
+            "expert_count": 0,
+            "expert_used_count": 0,
+            "rope.dimension_count_swa": 16,
+            "rope.freq_base_swa": 500.0,
+        },
+        rf"{GEMMA}|blk.[01].attn_v\.weight",
+    ),
+}
+STEEP = re.compile(r".*\.(ffn_gate|ffn_gate_exps|inp_gate)\.weight")
 GELUS = {"codeshell", "grok", "mpt", "spark2_5"}  # llama.cpp has a table of GELUs in halves
 LIMITS = {name: 5e-7 if name in GELUS else 1e-11 for name in VARIANTS}
 
@@ -80,7 +100,16 @@ def write(path: Path, architecture: str, keys: dict[str, Any], optional: str) ->
         for name, spec in specs
         if spec.optional
     }
-    return write_tiny(path, architecture, sizes, NO_VOCABULARY, tensors, N_VOCAB, numbers=scaled)
+    numbers = steep if architecture.startswith("gemma") else scaled
+    return write_tiny(path, architecture, sizes, NO_VOCABULARY, tensors, N_VOCAB, numbers=numbers)
+
+
+def steep(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Gates so large that llama.cpp's table of GELUs in halves has next to none of them. Norms
+    follow, so that nothing else grows. Divisors of frequencies are at least 1, some without end."""
+    if name == "rope_freqs.weight":
+        return np.where(np.arange(*shape) % 3 == 2, 1e30, 1.5).astype(np.float32)
+    return scaled(name, shape) * np.float32(4096 if STEEP.fullmatch(name) else 1)
 
 
 def with_adapter(model: Any, rank: int = RANK) -> Any:
