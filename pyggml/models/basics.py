@@ -38,7 +38,7 @@ class Basics:
     rope: Rope | None
     fused_qkv: tuple[bool, ...]  # layer -> whether q, k and v come from one matrix
 
-    def attention(self, layer: int, kind: type[Attention] = Attention, **more: Any) -> Attention:
+    def attention(self, layer: int, kind: type[Attention] = Attention, /, **more: Any) -> Attention:
         """Attention of one layer, with rotary positions if the model has any."""
         usual = {"heads": self.heads[layer], "rope": self.rope, "fused_qkv": self.fused_qkv[layer]}
         return kind(n_embd=self.config.n_embd, **usual | more)

@@ -35,6 +35,16 @@ class Parts:
         return self.decoder.config
 
     @property
+    def usual_modules(self) -> tuple[str, ...]:
+        """The modules that adapters target by default, of those that the file has."""
+        blocks = range(self.config.n_layer)
+        return tuple(
+            m
+            for m in self.decoder.usual_modules
+            if any(f"blk.{i}.{m}.weight" in self.weights for i in blocks)
+        )
+
+    @property
     def output_name(self) -> str:
         """Name of the output matrix: "output", or "token_embd" where the two are tied."""
         return output_name(self.weights)

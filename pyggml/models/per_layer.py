@@ -39,7 +39,7 @@ class PerLayerInputs(Part):
             f"{at}per_layer_token_embd.weight": TensorSpec((self.n_vocab, width)),
             f"{at}per_layer_model_proj.weight": TensorSpec((width, self.n_embd)),
         }
-        return ours | self.norm.tensors(at)
+        return merge_tensors([ours, self.norm.tensors(at)])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         table, w = (net.weights[f"{at}per_layer_{t}.weight"] for t in ("token_embd", "model_proj"))

@@ -45,10 +45,15 @@ class SharedKeys(Attention):
         return net.linear(f"{at}attn_output", o)
 
 
-def read_sources(
-    r: Reader, b: Basics, windowed: Sequence[bool], n_own: int
-) -> tuple[dict[str, Any], ...]:
-    """For each layer, the fields of an attention with another's keys; none for the first n_own.
+def attention_of(b: Basics, layer: int, source: str, **more: Any) -> Attention:
+    """Attention of one layer, with the keys of another if `source` is that one's prefix."""
+    if source:
+        return b.attention(layer, SharedKeys, source=source, **more)
+    return b.attention(layer, **more)
+
+
+def read_sources(r: Reader, b: Basics, windowed: Sequence[bool], n_own: int) -> tuple[str, ...]:
+    """For each layer, the prefix of the one whose keys it reads; "" for the first n_own.
 
     As in llama.cpp, layers with a window read those of layer n_own - 2, others those of n_own - 1.
     """
@@ -58,14 +63,10 @@ def read_sources(
         alike = windowed[i] == windowed[of] and b.heads[i].size == b.heads[of].size
         if source < 0 or not alike or b.heads[i].n_kv != b.heads[of].n_kv:
             r.faults.append(f"layer {i} cannot read the keys of layer {source}: they are not alike")
-    own: dict[str, Any] = {}
-    return tuple(
-        {"kind": SharedKeys, "source": f"blk.{of}."} if of != i else own
-        for i, of in enumerate(sources)
-    )
+    return tuple(f"blk.{of}." if of != i else "" for i, of in enumerate(sources))
 
 
-def unread_keys(sources: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def unread_keys(sources: Sequence[str]) -> tuple[str, ...]:
     """Names of what files may still hold of layers without keys of their own."""
-    names = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
+    names = "attn_k.weight", "attn_v.weight", "attn_k_norm.weight"
     return tuple(f"blk.{i}.{name}" for i, s in enumerate(sources) if s for name in names)

@@ -85,6 +85,7 @@ VARIANTS |= {
 STEEP = re.compile(r".*\.(ffn_gate|ffn_gate_exps|inp_gate)\.weight")
 GELUS = {"codeshell", "grok", "mpt", "spark2_5"}  # llama.cpp has a table of GELUs in halves
 LIMITS = {name: 5e-7 if name in GELUS else 1e-11 for name in VARIANTS}
+LIMITS |= {name: 1e-9 for name in VARIANTS if name.startswith("gemma")}  # of steep gates
 
 
 def write(path: Path, architecture: str, keys: dict[str, Any], optional: str) -> Path:

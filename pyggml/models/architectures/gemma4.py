@@ -10,7 +10,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import Basics, read_basics, read_windows
 from pyggml.models.block import Chain, OutputScale, Sum, residual
-from pyggml.models.config import Reader
+from pyggml.models.config import Reader, read_config
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import Experts, has_experts, read_experts
 from pyggml.models.net import Net
@@ -18,7 +18,7 @@ from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.per_layer import PerLayerInput, per_layer_inputs
 from pyggml.models.rope import read_local_rope
-from pyggml.models.shared_keys import read_sources, unread_keys
+from pyggml.models.shared_keys import attention_of, read_sources, unread_keys
 from pyggml.models.weights import Tensors, TensorSpec, merge_tensors
 from pyggml.ops import geglu, rms_norm_mul, scale
 
@@ -43,7 +43,7 @@ class _Experts(Experts):
 
 
 def _decoder(r: Reader) -> Decoder:
-    windowed = r.pattern(r.count("block_count"), 6)
+    windowed = r.pattern(read_config(r).n_layer, 6)
     b = read_basics(r, rope="neox", windowed=windowed)
     assert b.rope is not None
     c, local = b.config, b.heads[windowed.index(True) if any(windowed) else 0]
@@ -55,8 +55,8 @@ def _decoder(r: Reader) -> Decoder:
 
     def block(i: int) -> Part:
         norms = b.head_norms(i) | b.value_norm(i)
-        here = {"scale": 1.0, "may_lack_v": True} | norms | windows[i] | sources[i]
-        attention = b.attention(i, **here)
+        here = {"scale": 1.0, "may_lack_v": True} | norms | windows[i]
+        attention = attention_of(b, i, sources[i], **here)
         own = PerLayerInput(layer=i, n_embd=c.n_embd, n=n, norm=b.norm("post_norm"))
         parts = [
             residual(b.norm("attn_norm"), attention, b.norm("post_attention_norm")),
