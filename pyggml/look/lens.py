@@ -28,7 +28,7 @@ from pyggml.model import Model
 from pyggml.models import Inputs, Net, Taps
 from pyggml.models.attention import Attention
 from pyggml.models.block import OutputScale
-from pyggml.models.norm import RmsNorm
+from pyggml.models.norm import Norm, RmsNorm
 from pyggml.models.part import Part
 from pyggml.models.shared_keys import SharedKeys
 from pyggml.ops.attention.positions import alibi_slopes
@@ -120,8 +120,11 @@ def logit_attribution(model: Model, ids: Ids, token: int, at: int = -1) -> dict[
     The last norm counts as fixed: its factor, and its mean if it takes one off, are those of the
     whole residual stream (direct logit attribution, Elhage et al. 2021). So do the factors by which
     layers multiply their output. The values and "bias", which stands for what the norm and the
-    output matrix add themselves, sum to the logit before a soft cap.
+    output matrix add themselves, sum to the logit before a soft cap. Raises ConfigError for a model
+    whose residual stream is several vectors, so that what a branch adds is in none of them alone.
     """
+    if not isinstance(model.parts.decoder.norm, Norm | None):
+        raise ConfigError(f"{model.config.architecture} has a residual stream of several vectors")
     endings = "attn_out", "ffn_out", "per_layer_out"
     branches = [n for n in model.activations if n.endswith(endings)]
     last = f"blk.{model.config.n_layer - 1}.out"
@@ -253,6 +256,7 @@ def _direction(model: Model, stream: np.ndarray, token: int) -> np.ndarray:
     norm, x = decoder.norm, stream.astype(np.float64)
     if norm is None:
         return g
+    assert isinstance(norm, Norm)
     weight = model.parts.weights.get(f"{norm.name}.weight")
     g = g if weight is None else g * read(weight)
     if isinstance(norm, RmsNorm):

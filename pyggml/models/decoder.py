@@ -9,7 +9,6 @@ from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Tensor
 from pyggml.models.config import ModelConfig
 from pyggml.models.net import Net
-from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec, merge_tensors
 from pyggml.ops import add, get_rows, scale, tanh, uniform_noise
@@ -19,7 +18,7 @@ from pyggml.ops import add, get_rows, scale, tanh, uniform_noise
 class Decoder:
     """A model without its weights: an architecture's parts with a file's hyperparameters.
 
-    norm              norm after the last block, or None
+    norm              what follows the last block, or None: a norm, most often
     prelude           what follows the embedding, before the blocks, or None: a norm, most often
     embedding_scale   factor of the token embeddings
     n_positions       rows of the learned position embedding, added to the tokens'; 0 for none
@@ -31,7 +30,7 @@ class Decoder:
 
     config: ModelConfig
     blocks: tuple[Part, ...]
-    norm: Norm | None
+    norm: Part | None
     prelude: Part | None = None
     embedding_scale: float = 1.0
     n_positions: int = 0

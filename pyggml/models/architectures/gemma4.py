@@ -69,7 +69,7 @@ def _decoder(r: Reader) -> Decoder:
         block,
         prelude=per_layer_inputs(b, n) if n else None,
         embedding_scale=c.n_embd**0.5,
-        logit_softcap=r.number("final_logit_softcapping", 0.0, 0.0, 1e6),
+        logit_softcap=r.number("final_logit_softcapping", 30.0, 0.0, 1e6),
         unread=unread_keys(sources),
     )
 
