@@ -206,7 +206,8 @@ def _refuse_other_graphs(r: Reader) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The heads of one layer: n query heads, n_kv key and value heads, of `size` numbers each.
+    """The heads of one layer: n query heads, n_kv key and value heads, of `size` numbers each; of
+    latent attention, values have `value_size`.
 
     n / n_kv query heads share one key and value head.
     """
@@ -214,21 +215,27 @@ class Heads:
     n: int
     n_kv: int
     size: int
+    value_size: int
 
 
 def read_heads(
-    r: Reader, c: ModelConfig, least: int = 1, windowed: tuple[bool, ...] = ()
+    r: Reader,
+    c: ModelConfig,
+    least: int = 1,
+    latent: bool = False,
+    windowed: tuple[bool, ...] = (),
 ) -> tuple[Heads, ...]:
     """The heads of every layer.
 
     least      0 if layers without attention are allowed
+    latent     values may be of another size than keys
     windowed   by layer, whether it has a window and so a size of its own; none: all are alike
     """
     n = r.counts("attention.head_count", c.n_layer, least=least)
     n_kv = r.counts("attention.head_count_kv", c.n_layer, n, least=least)
     size = r.count("attention.key_length", max(c.n_embd // max(*n, 1), 1))
     value_size = r.count("attention.value_length", size)
-    if value_size != size:
+    if value_size != size and not latent:
         r.faults.append(f"value_length {value_size} and key_length {size} differ")
     least_swa, most_swa = (1, 1 << 12) if windowed else (size, size)
     of_window = r.count("attention.key_length_swa", size, least=least_swa, most=most_swa)
@@ -237,7 +244,10 @@ def read_heads(
         if kv and q % kv:
             r.faults.append(f"{q} heads cannot share {kv} key heads evenly")
     sizes = [of_window if w else size for w in windowed or (False,) * c.n_layer]
-    return tuple(Heads(*one) for one in zip(n, n_kv, sizes, strict=True))
+    return tuple(
+        Heads(q, kv, own, value_size if own == size else own)
+        for q, kv, own in zip(n, n_kv, sizes, strict=True)
+    )
 
 
 def rms_eps(r: Reader) -> float:
