@@ -168,7 +168,7 @@ LAYOUTS: dict[str, Layout] = {
             *_PLAIN.modules,
             *("per_layer_input_gate", "per_layer_projection"),
             *("laurel.linear_left", "laurel.linear_right"),
-            *("altup.prediction_coefs", "altup.correction_coefs"),
+            *(f"altup.{x}" for x in ("modality_router", "prediction_coefs", "correction_coefs")),
         )
     ),
     "gemma4": Layout(

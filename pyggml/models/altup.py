@@ -14,7 +14,7 @@ from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.per_layer import PerLayerInput
-from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
+from pyggml.models.weights import Tensors, TensorSpec, latent_matrix, matrix, merge_tensors
 from pyggml.ops import (
     add,
     concat,
@@ -127,12 +127,10 @@ class AltUp(Part):
             matrix(f"{at}altup_{name}_coef", rows, n, bias=False, usual=False)
             for name, rows in (("predict", n * n), ("correct", n))
         )
-        ours = {
-            f"{at}altup_router.weight": TensorSpec((n, self.n_embd)),
-            f"{at}altup_correct_scale.weight": TensorSpec((self.n_embd,)),
-        }
+        router = latent_matrix(f"{at}altup_router", n, self.n_embd)
+        factor = {f"{at}altup_correct_scale.weight": TensorSpec((self.n_embd,))}
         parts = (part.tensors(at) for part in (self.norm, self.body, self.own))
-        return merge_tensors([ours, predict, correct, *parts])
+        return merge_tensors([router, predict, correct, factor, *parts])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         p = self._predict(net, at, x)
@@ -148,10 +146,10 @@ class AltUp(Part):
         return reshape(narrow(x, 1, 0, 1), (x.shape[0], self.n_embd))
 
     def _route(self, net: Net, at: str, x: Tensor, tap: str) -> Tensor:
-        """x (T, n_embd) -> (T, n). llama.cpp applies no adapter to the router."""
-        w = net.weights[f"{at}altup_router.weight"]
+        """The router's weights (T, n) of x (T, n_embd)."""
         normal = rms_norm_mul(x, net.weights[f"{at}{self.norm.name}.weight"], self.norm.eps)
-        return net.tap(f"{at}{tap}", tanh(mul_mat(w, scale(normal, 1 / self.n_embd))))
+        routed = net.linear(f"{at}altup_router", scale(normal, 1 / self.n_embd), f"{at}{tap}")
+        return tanh(routed)
 
     def _predict(self, net: Net, at: str, x: Tensor) -> Tensor:
         modes = self._route(net, at, self._vector(x), "altup_before")

@@ -152,6 +152,24 @@ def test_modules_are_those_that_llama_cpp_updates(model):
             attach(model, LoraConfig(rank=4, modules=(name,)))
 
 
+def test_an_adapter_of_every_module_goes_to_peft_and_back(tmp_path):
+    from safetensors.numpy import load_file
+
+    path = write(tmp_path / "model.gguf", *VARIANTS["gemma3n"])
+    model = pyggml.load(path, compute="f32")
+    with pytest.warns(RuntimeWarning, match="llama.cpp passes over"):
+        made = with_adapter(model, applied=False)
+    made.save(tmp_path / "a.gguf")
+    to_peft(model, tmp_path / "a.gguf", tmp_path / "peft")
+    names = load_file(tmp_path / "peft/adapter_model.safetensors")
+    assert len(names) == 2 * len(made.pairs)
+    for name in ("altup.modality_router", "altup.correction_coefs", "laurel.linear_right"):
+        assert f"base_model.model.model.layers.2.{name}.lora_A.weight" in names
+    from_peft(model, tmp_path / "peft", tmp_path / "b.gguf")
+    found = pyggml.load(path, tmp_path / "b.gguf", "f32").logits(TOKENS)
+    assert nmse(found, made.model.logits(TOKENS)) < 1e-12
+
+
 def test_an_adapter_goes_to_peft_and_back(path, model, tmp_path):
     pytest.importorskip("safetensors")
     modules = ("attn_q", "attn_k", "inp_gate", "proj", "ffn_gate_inp", "ffn_down", "ffn_gate_exps")

@@ -97,7 +97,11 @@ SLIDING[18:20] = True, False
 GEMMA = r"rope_freqs.weight|.*\.scale|.*layer_output_scale.weight"
 VARIANTS |= {
     "gemma4": ("gemma4", {}, f"output.weight|{GEMMA}"),
-    "gemma3n": ("gemma3n", {}, "output.weight"),
+    "gemma3n": (
+        "gemma3n",
+        {"block_count": 12, "attention.sliding_window_pattern": SLIDING[:12]},
+        "output.weight",
+    ),
     "gemma3n-shared": (
         "gemma3n",
         {"block_count": 23, "attention.sliding_window_pattern": SLIDING},
@@ -121,7 +125,7 @@ VARIANTS |= {
     ),
 }
 STEEP = re.compile(r".*\.(ffn_gate|ffn_gate_exps|inp_gate)\.weight")
-SMALL = re.compile(r".*\.(attn_q_norm|post_\w*norm|laurel_post_norm|altup_\w+_coef)\.weight")
+SMALL = re.compile(r".*\.(attn_q_norm|post_\w*norm|laurel_post_norm)\.weight")
 OF_LATENT = (
     ("deepseek2", "deepseek2", LATENT | GROUPS, r".*exp_probs_b\.bias|output.weight"),
     ("deepseek2-lite", "deepseek2", LATENT | LITE, ""),
@@ -164,6 +168,7 @@ def steep(name: str, shape: tuple[int, ...]) -> np.ndarray:
     if name == "rope_freqs.weight":
         return np.where(np.arange(*shape) % 3 == 2, 1e30, 1.5).astype(np.float32)
     factor = 4096 if STEEP.fullmatch(name) else 0.25 if SMALL.fullmatch(name) else 1
+    factor = 0.5 if name.endswith("_coef.weight") else factor
     return scaled(name, shape) * np.float32(factor)
 
 
