@@ -160,7 +160,7 @@ def by_quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
     """sums_i + Σ_{j < 4} u_{4i+j} · s_{4i+j}: int32 sums, signed bytes s above −128, bytes u, which
     are unsigned, but signed on NEON (see OFFSET).
 
-    One VPDPBUSD (AVX512-VNNI), or one SDOT (NEON's dotprod) a register.
+    One VPDPBUSD (VNNI), or one SDOT (NEON's dotprod) a register.
     """
     n = sums.type.count
     quads = ir.VectorType(I8, 4 * n)
@@ -168,16 +168,20 @@ def by_quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
     if CHOSEN.neon:
         return by_registers(builder, _signed_four, u, s, sums)
     if CHOSEN.vnni:
-        name = f"llvm.x86.avx512.vpdpbusd.{32 * n}"
-        return builder.call(
-            declare_intrinsic(builder, name, sums.type, [sums.type, quads, quads]), [sums, u, s]
-        )
+        return by_registers(builder, _unsigned_four, u, s, sums)
     wide = ir.VectorType(I32, 4 * n)
     products = builder.mul(builder.zext(u, wide), builder.sext(s, wide))
     for i in range(4):
         mask = ir.Constant(sums.type, [4 * lane + i for lane in range(n)])
         sums = builder.add(sums, builder.shuffle_vector(products, products, mask))
     return sums
+
+
+def _unsigned_four(builder: Any, u: Any, s: Any, sums: Any) -> Any:
+    """by_quads of one register of x86: AVX512-VNNI's VPDPBUSD or AVX-VNNI's, which LLVM chooses."""
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * sums.type.count}"
+    multiply = declare_intrinsic(builder, name, sums.type, [sums.type, u.type, s.type])
+    return builder.call(multiply, [sums, u, s])
 
 
 def _signed_four(builder: Any, q: Any, s: Any, sums: Any) -> Any:

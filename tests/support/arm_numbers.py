@@ -1,6 +1,6 @@
 """What kernels compute on an ARM processor, without waiting for Numba to compile under an emulator.
 
-usage: python arm_numbers.py make CPU ISA FILE      on any machine (as arm_code.py)
+usage: python arm_numbers.py make CPU ISA FILE      on any machine (as machine_code.py)
        python arm_numbers.py check FILE             on an ARM machine
 
 `make` compiles the kernels of every weight type to object files and writes them with random blocks
@@ -23,9 +23,9 @@ TILED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "IQ4_NL", "IQ4_XS", "MX
 
 
 def make(cpu, isa, path):
-    import arm_code
+    import machine_code
 
-    arm_code.pretend(cpu, isa)
+    machine_code.pretend(cpu, isa)
     from pyggml.jit.isa import CHOSEN
     from pyggml.kernels.gemm import int8_tile, int_pack
     from pyggml.kernels.gemm.tile import BYTE_TILE, PAIR_TILE
@@ -36,7 +36,7 @@ def make(cpu, isa, path):
     objects = {}
     for key, what in _kernels(WHOLE_TYPES).items():
         name = f"kernel{len(objects)}"
-        objects[key] = name, len(what[2]), arm_code.object_code(what, name, cpu)
+        objects[key] = name, len(what[2]), machine_code.object_code(what, name, cpu)
     sizes = {n: getattr(int8_tile, n) for n in ("MR", "PANEL", "WORDS", "BLOCKS", "ROW_WORDS")}
     sizes |= {"square": bool(BYTE_TILE.square), "pairs": PAIR_TILE.shape}
     Path(path).write_bytes(pickle.dumps((CHOSEN.name, sizes, cases, objects)))
