@@ -210,6 +210,7 @@ for compute in ("f32", "bf16", "int8"):
 BY_ISA = {
     "generic": "few;few;f32;f32;few;few;bf16;bf16;int8 by rows;few;int8;f32;",
     "numpy": "numpy;" * 12,
+    "avxvnni": "few;few;f32;f32;few;few;bf16;bf16;int8 by rows;few;int8;f32;",
     "avx2": "few;few;f32;f32;few;few;bf16;bf16;int8 by rows;few;f32;f32;",
 }
 
