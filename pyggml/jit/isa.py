@@ -15,8 +15,9 @@ f16         it converts float16 in one instruction
 compiled    products and attention are compiled; without, NumPy computes them
 
 PYGGML_ISA forces one: amx, avx512bf16, avx512vnni, avxvnni, avx512, avx2, neonbf16, neoni8mm,
-neondot, neon, generic or numpy; it is refused if the machine lacks it. `generic` runs on any CPU. `numpy` unpacks
-whole matrices and multiplies with NumPy: slow, and the only one without Numba's JIT.
+neondot, neon, generic or numpy; it is refused if the machine lacks it. `generic` runs on any CPU.
+`numpy` unpacks whole matrices and multiplies with NumPy: slow, and the only one without Numba's
+JIT.
 """
 
 import os

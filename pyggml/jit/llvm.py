@@ -226,14 +226,36 @@ def quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
             return _four(builder, "usdot", u, s, sums)
         if not CHOSEN.byte_pairs:
             return by_quads(builder, u, s, sums)
-        pairs = ir.VectorType(I16, 2 * sums.type.count)
-        ubsw, wd = _PAIR_NAMES[4 * sums.type.count]
-        multiply = declare_intrinsic(builder, ubsw, pairs, [u.type, s.type])
-        add = declare_intrinsic(builder, wd, sums.type, [pairs, pairs])
-        two = builder.call(multiply, [u, s])
-        return builder.add(sums, builder.call(add, [two, every(pairs, 1)]))
+        return builder.add(sums, widened_pairs(builder, sixteen_bit_sums(builder, u, s, None)))
 
     return by_registers(builder, one, u, s, sums)
+
+
+def sixteen_bit_sums(builder: Any, u: Any, s: Any, sums: Any | None) -> Any:
+    """sums_i + Σ_{j < 2} u_{2i+j} · s_{2i+j} in 16 bits, which must hold it; a register of x86."""
+    pairs = ir.VectorType(I16, u.type.count // 2)
+    name, _ = _PAIR_NAMES[u.type.count]
+    two = builder.call(declare_intrinsic(builder, name, pairs, [u.type, s.type]), [u, s])
+    return builder.add(sums, two) if sums else two
+
+
+def widened_pairs(builder: Any, sums: Any) -> Any:
+    """The sums of neighbours of a register of 16-bit numbers, in 32 bits."""
+    words = ir.VectorType(I32, sums.type.count // 2)
+    _, name = _PAIR_NAMES[2 * sums.type.count]
+    add = declare_intrinsic(builder, name, words, [sums.type, sums.type])
+    return builder.call(add, [sums, every(sums.type, 1)])
+
+
+def in_order(builder: Any, vectors: list[Any]) -> list[Any]:
+    """The vectors, at most 12 registers of x86, through an empty line of assembly: LLVM computes all
+    of them before what is made of them. Where registers are few, it would else take a tile row by
+    row, and spill what all rows share."""
+    kind, n = vectors[0].type, len(vectors)
+    names = ",".join(["=x"] * n + [str(i) for i in range(n)])
+    form = ir.FunctionType(ir.LiteralStructType([kind] * n), [kind] * n)
+    all_of_them = builder.asm(form, "", names, vectors, side_effect=False)
+    return [builder.extract_value(all_of_them, i) for i in range(n)]
 
 
 # Sums of pairs have 16 bits. NEON's SDOT multiplies signed bytes alone; USDOT could take more, but

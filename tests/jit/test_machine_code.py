@@ -1,5 +1,5 @@
-"""What is compiled for ARM processors and x86 without AVX-512, on any machine: which instruction set
-each has, that its instructions are in the code, and, on ARM, how many of them a type takes."""
+"""What is compiled for ARM processors and x86 without AVX-512, on any machine: which instruction
+set each has, that its instructions are in the code, and, on ARM, how many of them a type takes."""
 
 import json
 import re

@@ -52,7 +52,7 @@ def _kernels(whole):
         return intrinsic, [*constants], [None] * n
 
     found = {
-        ("tile",): of(int8_tile.byte_product, 9),
+        ("tile",): of(int8_tile.byte_product, 10),
         ("columns",): of(int8_tile.quantize_columns, 4),
         ("x",): of(activations.quantize_for_tile, 5),
         ("pairs",): of(panels.pair_product, 7),
@@ -188,7 +188,7 @@ def check_tile(kernels, sizes, name, case):
     for start in (0, 1):
         found = np.ones((mr, panel), np.float32)
         has_minima = int(of_w[1].any())
-        kernels["tile",](x, terms, w, of_w, found, panel, DEPTH // 32, has_minima, start)
+        kernels["tile",](x, terms, w, of_w, found, panel, DEPTH // 32, has_minima, 0, start)
         hold(f"a tile of {name}", found, wanted + start)
 
 
@@ -200,7 +200,7 @@ def check_columns(kernels, sizes):
     for column in range(0, panel, 4):
         kernels["columns",](words[n * column :], of_w[0, 0, column:], w[0, column:], panel)
     found = empty(sizes["MR"], panel)
-    kernels["tile",](x, terms, words, of_w, found, panel, 1, 0, 0)
+    kernels["tile",](x, terms, words, of_w, found, panel, 1, 0, 0, 0)
     hold("columns", found, (by_groups(dy) @ rounded(w, 0))[: len(found)])
 
 

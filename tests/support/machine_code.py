@@ -2,8 +2,9 @@
 
 usage: python machine_code.py CPU ISA KERNELS TYPES
 
-CPU is LLVM's name of a processor, of ARM or one of X86, ISA one of pyggml.jit.isa or "auto". KERNELS are names of
-`_kernels`, TYPES weight types, both with commas between them, or "all", or "none". The result is
+CPU is LLVM's name of a processor, of ARM or one of X86, ISA one of pyggml.jit.isa or "auto".
+KERNELS are names of `_kernels`, TYPES weight types, both with commas between them, or "all", or
+"none". The result is
 {"isa": the one chosen, "auto": the compute type, kernel: {weight type: instructions of its longest
 innermost loop, or all if it has none}}.
 
@@ -124,7 +125,7 @@ def _kernels():
         "one row in float32": each(unpack.DIRECT_TYPES, dots.row_dots, 7, depth=DEPTH),
         "several": each(lane_dots.KINDS, lane_dots.lane_dots, 5, 4),
         "bytes of a panel": each(int8_tile.KINDS, int8_tile.unpack_bytes, 3),
-        "tile of bytes": {"": (int8_tile.byte_product, [], [None] * 9)},
+        "tile of bytes": {"": (int8_tile.byte_product, [], [None] * 10)},
         "tile of pairs": {"": (panels.pair_product, [], [None] * 7)},
         "tile of attention": {"": (tile_products._pair_product, [], [None] * 9)},
         "rounding": {"": (panels.round_row, [], [None] * 3)},
