@@ -248,9 +248,9 @@ def widened_pairs(builder: Any, sums: Any) -> Any:
 
 
 def in_order(builder: Any, vectors: list[Any]) -> list[Any]:
-    """The vectors, at most 12 registers of x86, through an empty line of assembly: LLVM computes all
-    of them before what is made of them. Where registers are few, it would else take a tile row by
-    row, and spill what all rows share."""
+    """The vectors, at most 12 registers of x86, through an empty line of assembly: LLVM computes
+    all of them before what is made of them. Where registers are few, it would else take a tile row
+    by row, and spill what all rows share."""
     kind, n = vectors[0].type, len(vectors)
     names = ",".join(["=x"] * n + [str(i) for i in range(n)])
     form = ir.FunctionType(ir.LiteralStructType([kind] * n), [kind] * n)

@@ -87,6 +87,14 @@ def test_avx_vnni_multiplies_bytes_in_one_instruction():
         assert not any("zmm" in line or "vpmadd" in line for line in loop)
     tile = found["tile of bytes"][""]
     assert sum("vpdpbusd" in line for line in tile) == 12 * 8
+
+
+def test_avx2_multiplies_signed_bytes_without_spilling():
+    """6 vectors of sums, 32 deep: a weight's sign to x, products of pairs, their widened sums."""
+    tile = code("haswell", "auto", "tile of bytes")["tile of bytes"][""]
+    for instruction in ("vpsignb", "vpmaddubsw", "vpmaddwd"):
+        assert sum(line.startswith(instruction) for line in tile) == 6 * 8
+    assert not any("%rsp" in line or "zmm" in line for line in tile)
     without = code("haswell", "auto", "one row,four rows", "Q8_0,Q4_0")
     for kernel in ("one row", "four rows"):
         for loop in without[kernel].values():

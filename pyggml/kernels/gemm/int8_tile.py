@@ -10,8 +10,8 @@ unsigned on x86; x is signed (see pyggml.kernels.gemm.activations).
 
 x86 without VNNI adds products in 16 bits, where two products of any bytes leave no room for more.
 Weights of few bits stay unsigned there, u = q + zero, and TOGETHER of a type says how many words
-are summed before the sum is widened; −zero · scale is the block's minimum. One core of a Zen 5 makes
-335 GFLOP/s of eight words, 230 of two, 200 of signed bytes, 135 of float32.
+are summed before the sum is widened; −zero · scale is the block's minimum. One core of a Zen 5
+makes 335 GFLOP/s of eight words, 230 of two, 200 of signed bytes, 135 of float32.
 """
 
 from collections.abc import Iterable
