@@ -42,19 +42,18 @@ from pyggml.kernels.gemm.int8_tile import (
     KINDS,
     LANES,
     MR,
-    ONE_SCALE,
     PANEL,
     ROW_WORDS,
-    TOGETHER,
     WORDS,
-    ZEROS,
     byte_product,
+    in_few_bits,
     quantize_columns,
     unpack_bytes,
 )
 from pyggml.kernels.gemm.microkernel import fetch
 from pyggml.kernels.gemm.panels import add_edge, interleave_rows, transpose
 from pyggml.kernels.gemm.path import Operands, Path, Problem
+from pyggml.kernels.gemm.row_plan import unsigned_range
 from pyggml.kernels.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP
 from pyggml.quants.unpack import MINIMA_TYPES, UNPACK
@@ -271,16 +270,16 @@ def _layout(p: Problem) -> Layout:
 def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     name, forward = p.weight_type.name, p.form == "mul_mat"
     w = block_matrix(o.b, p.weight_type, (_BYTES if forward else UNPACK)[name].address)
+    together, zero = in_few_bits(name) if forward else (0, 0)
     return tiled_call(
-        _TASKS, Int8Product, p, o, w, BYTE_TILE, scratch,
-        has_minima=forward and (name in MINIMA_TYPES or ZEROS[name] > 0),
-        together=TOGETHER[name] if forward else 0,
+        _TASKS, Int8Product, p, o, w, BYTE_TILE, scratch, together=together,
+        has_minima=forward and (name in MINIMA_TYPES or zero > 0),
     )  # fmt: skip
 
 
 def rounds_no_weights(p: Problem) -> bool:
     """Whether it takes a product without rounding weights anew: forward, one scale for 32."""
-    return p.form == "mul_mat" and takes(p) and p.weight_type.name in ONE_SCALE
+    return p.form == "mul_mat" and takes(p) and unsigned_range(p.weight_type.name) is not None
 
 
 INT8 = Path(name="int8", takes=takes, layout=_layout, bind=_bind, shares=True, joins=True)

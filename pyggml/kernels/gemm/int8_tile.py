@@ -9,13 +9,13 @@ it becomes a float32, which the block's two scales multiply. Weights are multipl
 unsigned on x86; x is signed (see pyggml.kernels.gemm.activations).
 
 x86 without VNNI adds products in 16 bits, where two products of any bytes leave no room for more.
-Weights of few bits stay unsigned there, u = q + zero, and TOGETHER of a type says how many words
-are summed before the sum is widened; −zero · scale is the block's minimum. One core of a Zen 5
-makes 335 GFLOP/s of eight words, 230 of two, 200 of signed bytes, 135 of float32.
+Weights of few bits stay unsigned there, u = q + zero, and `in_few_bits` says how many words are
+summed before the sum is widened; −zero · scale is the block's minimum. One core of a Zen 5 makes
+335 GFLOP/s of eight words, 230 of two, 200 of signed bytes, 135 of float32.
 """
 
 from collections.abc import Iterable
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 from llvmlite import ir
@@ -65,23 +65,22 @@ ROW_WORDS = WORDS + 2 * BLOCKS  # of a row of W in bytes: these, scales, minima
 
 _IN_PAIRS = CHOSEN.byte_pairs
 MOVED = 0 if _IN_PAIRS else OFFSET
+_LARGEST = 2**15 - 1  # of 16 bits
 
 
-def _in_few_bits(name: str) -> tuple[int, int]:
-    """(words of a type whose products 16 bits hold: 8, 4, 2 or 0; its zero)."""
-    zero, most = _RANGES[name] or (0, _LARGEST)
+@cache
+def in_few_bits(name: str) -> tuple[int, int]:
+    """(words of a type whose products are summed in 16 bits: 8, 4, 2, or 0 for none; its zero)."""
+    if not _IN_PAIRS:
+        return 0, 0
+    zero, most = unsigned_range(name) or (0, _LARGEST)
     n = _LARGEST // (2 * 127 * most)
-    together = next((some for some in (8, 4, 2) if some <= n), 0) if _IN_PAIRS else 0
+    together = next((some for some in (8, 4, 2) if some <= n), 0)
     return together, zero if together else 0
 
 
-_LARGEST = 2**15 - 1
-_RANGES = {name: unsigned_range(name) for name in KINDS}
-ONE_SCALE = {name for name, of in _RANGES.items() if of}  # of 32 weights
-TOGETHER, ZEROS = (
-    dict(zip(KINDS, some, strict=True)) for some in zip(*map(_in_few_bits, KINDS), strict=True)
-)
 _NUMBERS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+_WORD_BYTES = ir.VectorType(I8, 4 * LANES)
 
 
 class _Bytes(VectorBlock):
@@ -183,7 +182,7 @@ def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
         many = step(dtype(name))
         sizes = dtype(name).block_bytes, many, many // BLOCK_WORDS, many // BLOCK_WORDS
         bases = source, q, scales, minima
-        emit_blocks(builder, LAYOUTS[name], n, bases, sizes, partial(_Bytes, ZEROS[name]))
+        emit_blocks(builder, LAYOUTS[name], n, bases, sizes, partial(_Bytes, in_few_bits(name)[1]))
         return context.get_dummy_value()
 
     return types.void(kind, to, source, types.intp), codegen
@@ -233,7 +232,7 @@ def byte_product(
              pairs: (n · BLOCK_WORDS / 2, MR, 2), and those of b likewise
     a_terms  (n, 3, MR): scale, start (int32) and total of each block of a row
     b        (n · BLOCK_WORDS, PANEL) words of bytes q + MOVED, or of few bits
-    together how many words of b are summed in 16 bits, as TOGETHER says
+    together how many words of b are summed in 16 bits, as `in_few_bits` says
     b_terms  (2, BLOCKS, PANEL): scales, then minima
     c        rows ldc floats apart, overwritten unless accumulate is not 0
 
@@ -281,7 +280,7 @@ def _for_each_block(builder: Any, n: Any, cells: list[Any], emit: Any, *arrays: 
 def _for_each_kind(builder: Any, together: Any, n: Any, cells: list[Any], arrays: Any) -> None:
     """All blocks, by the code for so many words together."""
     after = builder.append_basic_block("after")
-    few_bits = [] if not _IN_PAIRS else sorted({*TOGETHER.values()} - {0})
+    few_bits = sorted({in_few_bits(name)[0] for name in KINDS} - {0})
     usual = builder.append_basic_block("usual")
     choice = builder.switch(together, usual)
     for kind in (0, *few_bits):
@@ -330,7 +329,8 @@ def _emit_whole(together: int, builder: Any, i: Any, a: Any, b: Any, a_terms: An
             x = rows(k * MR + m, _INTS)
             for j, column in enumerate(columns, m * NV):
                 if together:
-                    few[j] = sixteen_bit_sums(builder, *_as_bytes(builder, column, x), few[j])
+                    u, s = (builder.bitcast(v, _WORD_BYTES) for v in (column, x))
+                    few[j] = sixteen_bit_sums(builder, u, s, few[j])
                 else:
                     sums[j] = BYTE_TILE.inner(builder, x, column, sums[j])
         if together and (k + 1) % together == 0:
@@ -342,10 +342,6 @@ def _emit_whole(together: int, builder: Any, i: Any, a: Any, b: Any, a_terms: An
         elif _IN_PAIRS:
             sums = in_order(builder, sums)
     return sums
-
-
-def _as_bytes(builder: Any, *vectors: Any) -> list[Any]:
-    return [builder.bitcast(v, ir.VectorType(I8, 4 * LANES)) for v in vectors]
 
 
 def _emit_squares(builder: Any, i: Any, a: Any, b: Any, a_terms: Any) -> list[Any]:

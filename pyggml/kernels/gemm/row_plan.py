@@ -106,6 +106,7 @@ def decode(builder: Any, source: Any, name: str, n_blocks: int) -> PieceBlock:
     return block
 
 
+@lru_cache
 def unsigned_range(name: str) -> tuple[int, int] | None:
     """zero and the largest u of a type's weights u − zero; None if 32 may have several scales."""
     builder = _builder()
