@@ -1,5 +1,6 @@
 """Config, model → the tensors that get an update, with their ranks and scales."""
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -48,7 +49,7 @@ def targets(parts: Parts, config: LoraConfig) -> dict[str, Target]:
     tensors that are no plain matrix.
     """
     n_layer, specs = parts.config.n_layer, parts.decoder.tensors()
-    modules = parts.decoder.usual_modules if config.modules is None else config.modules
+    modules = parts.usual_modules if config.modules is None else config.modules
     faults: list[Fault] = [fault for m in modules if (fault := _refusal(parts, m))]
     if config.skip_layers >= n_layer and not {"output", "token_embd"} & set(modules):
         fault = f"is {config.skip_layers}, wanted below the model's {n_layer} blocks"
@@ -60,6 +61,8 @@ def targets(parts: Parts, config: LoraConfig) -> dict[str, Target]:
         for m in parts.decoder.modules
         if m in modules
     ]
+    if config.modules is None:  # a module may be usual in some layers alone
+        names = [n for n in names if n in specs and specs[n].usual]
     names += ["output.weight"] * ("output" in modules)
     bases = {n: specs[n] for n in names if n in parts.weights}
     chosen = {name: _target(name, spec, config) for name, spec in bases.items()}
@@ -70,6 +73,19 @@ def targets(parts: Parts, config: LoraConfig) -> dict[str, Target]:
     if faults:
         raise AdapterError(faults)
     return chosen
+
+
+def warn_of_passed_over(parts: Parts, names: Iterable[str]) -> None:
+    """Warn of tensors whose updates llama.cpp passes over, if there are any."""
+    specs = parts.decoder.tensors()
+    modules = dict.fromkeys(n.split(".")[-2] for n in names if not specs[n].applied)
+    if modules:
+        warnings.warn(
+            f"llama.cpp passes over an adapter's updates of {', '.join(modules)}: merge the "
+            "adapter into the model for it",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _target(name: str, spec: TensorSpec, config: LoraConfig) -> Target:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import llvm_version_info
 
 from pyggml.jit.isa import CHOSEN
 
@@ -16,6 +17,7 @@ _X86 = CHOSEN.byte_pairs or CHOSEN.vnni
 _REGISTER = 4 * CHOSEN.lanes  # bytes
 # Signed weights are multiplied as q + OFFSET: x86 wants one factor unsigned.
 OFFSET = 0 if CHOSEN.neon else 128
+_TAKES_BYTES = llvm_version_info[0] >= 22  # VPDPBUSD's intrinsic: words of four before
 F32 = ir.FloatType()
 I8 = ir.IntType(8)
 I16 = ir.IntType(16)
@@ -180,8 +182,9 @@ def by_quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
 def _unsigned_four(builder: Any, u: Any, s: Any, sums: Any) -> Any:
     """by_quads of one register of x86: AVX512-VNNI's VPDPBUSD or AVX-VNNI's, which LLVM chooses."""
     name = f"llvm.x86.avx512.vpdpbusd.{32 * sums.type.count}"
-    multiply = declare_intrinsic(builder, name, sums.type, [sums.type, u.type, s.type])
-    return builder.call(multiply, [sums, u, s])
+    kind = u.type if _TAKES_BYTES else sums.type
+    add = declare_intrinsic(builder, name, sums.type, [sums.type, kind, kind])
+    return builder.call(add, [sums, builder.bitcast(u, kind), builder.bitcast(s, kind)])
 
 
 def _signed_four(builder: Any, q: Any, s: Any, sums: Any) -> Any:

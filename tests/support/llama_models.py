@@ -20,7 +20,7 @@ from tiny_models import write as write_tiny
 
 import pyggml
 from pyggml.lora import LoraConfig, attach, merge
-from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
+from pyggml.models import ARCHITECTURES, compose, small_metadata, tensors_of
 
 from peers.trial import llama_cpp_logits, wide_modules
 
@@ -59,6 +59,12 @@ YARN = {
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 16,
 }
+CUT_HEADS = {name: n for name, n in WHOLE.items() if not name.endswith("_mla")}
+KIMI = LATENT | {
+    "block_count": 4,
+    "attention.head_count_kv": np.array([0, 0, 1, 0], np.int32),
+    "kda.head_dim": 16,
+}
 MULTIPLIED = {"rope.scaling.yarn_log_multiplier": 0.0707}
 DENSE = {"expert_count": 0, "expert_used_count": 0, "leading_dense_block_count": 2}
 LITE = {"block_count": 26, "leading_dense_block_count": 25}  # else a router is undecided
@@ -92,12 +98,50 @@ VARIANTS |= {
     )
     if name in ARCHITECTURES
 }
+SLIDING = np.arange(23) % 5 != 4
+SLIDING[18:20] = True, False
+GEMMA = r"rope_freqs.weight|.*\.scale|.*layer_output_scale.weight"
+VARIANTS |= {
+    "gemma4": ("gemma4", {}, f"output.weight|{GEMMA}"),
+    "gemma3n": (
+        "gemma3n",
+        {"block_count": 12, "attention.sliding_window_pattern": SLIDING[:12]},
+        "output.weight",
+    ),
+    "gemma3n-shared": (
+        "gemma3n",
+        {"block_count": 23, "attention.sliding_window_pattern": SLIDING},
+        "",
+    ),
+    "gemma4-dense": (
+        "gemma4",
+        {
+            "block_count": 3,
+            "attention.sliding_window_pattern": np.array([True, True, False]),
+            "attention.head_count_kv": np.array([2, 2, 1], np.int32),
+            "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0,
+            "expert_count": 0,
+            "expert_used_count": 0,
+            "rope.dimension_count_swa": 16,
+            "rope.freq_base_swa": 500.0,
+            "final_logit_softcapping": None,
+        },
+        rf"{GEMMA}|blk.[01].attn_v\.weight",
+    ),
+}
+STEEP = re.compile(r".*\.(ffn_gate|ffn_gate_exps|inp_gate)\.weight")
+SMALL = re.compile(r".*\.(attn_q_norm|post_\w*norm|laurel_post_norm)\.weight")
 OF_LATENT = (
     ("deepseek2", "deepseek2", LATENT | GROUPS, r".*exp_probs_b\.bias|output.weight"),
     ("deepseek2-lite", "deepseek2", LATENT | LITE, ""),
     ("deepseek2-whole", "deepseek2", WHOLE | YARN | MULTIPLIED, "output.weight"),
     ("deepseek2-yarn", "deepseek2", LATENT | YARN | TEMPERED, "output.weight"),
     ("deepseek2-dense", "deepseek2", LATENT | DENSE, "output.weight"),
+    ("deepseek2-ocr", "deepseek2-ocr", {"attention.head_count_kv": 4}, "output.weight"),
+    ("minicpm3", "minicpm3", CUT_HEADS, "output.weight|rope_factors.*"),
+    ("plm", "plm", CUT_HEADS, ""),
+    ("kimi-linear", "kimi-linear", KIMI, "output.weight"),
     ("mistral4", "mistral4", LATENT | YARN | MULTIPLIED | TEMPERED, "output.weight"),
 )
 VARIANTS |= {name: more for name, *more in OF_LATENT}
@@ -119,24 +163,45 @@ def write(path: Path, architecture: str, keys: dict[str, Any], optional: str) ->
         for name, spec in specs
         if spec.optional
     }
-    return write_tiny(path, architecture, sizes, NO_VOCABULARY, tensors, N_VOCAB, numbers=scaled)
+    if architecture == "gemma3n":  # llama.cpp wants the keys that it passes over
+        unread = compose(metadata.get, {"token_embd.weight": (N_VOCAB, 0)}, "").unread
+        first = {name.split(".", 2)[-1]: spec.shape for name, spec in specs if "blk.0." in name}
+        tensors |= {name: first[name.split(".", 2)[-1]] for name in unread}
+    numbers = steep if architecture.startswith("gemma") else scaled
+    return write_tiny(path, architecture, sizes, NO_VOCABULARY, tensors, N_VOCAB, numbers=numbers)
+
+
+def steep(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Gates so large that llama.cpp's table of GELUs in halves has next to none of them. Norms
+    follow, so that nothing else grows. What layers add is small, lest 23 of them make much of a
+    rounding. Divisors of frequencies are at least 1, some without end."""
+    if name == "rope_freqs.weight":
+        return np.where(np.arange(*shape) % 3 == 2, 1e30, 1.5).astype(np.float32)
+    factor = 4096 if STEEP.fullmatch(name) else 0.25 if SMALL.fullmatch(name) else 1
+    factor = 0.5 if name.endswith("_coef.weight") else factor
+    return scaled(name, shape) * np.float32(factor)
 
 
 def with_adapter(model: Any, rank: int = RANK, applied: bool = True) -> Any:
     """The model with an adapter on every matrix of its blocks, whose numbers go by names alone.
     applied: on those alone whose updates llama.cpp applies."""
     modules = wide_modules(model, rank, applied)
-    made = attach(model, LoraConfig(rank=rank, alpha=2.0 * rank, modules=modules))
-    for pair in made.pairs.values():
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        made = attach(model, LoraConfig(rank=rank, alpha=2.0 * rank, modules=modules))
+    specs = model.parts.decoder.tensors()
+    for name, pair in made.pairs.items():
         for t in (pair.a, pair.b):
             rng = np.random.default_rng(crc32(t.name.encode()))
             t.data[:] = rng.standard_normal(t.shape) * 0.5 * t.shape[-1] ** -0.5
+        if applied and not specs[name].applied:  # of a module that it applies in other layers
+            pair.b.data[:] = 0
     return made
 
 
 def passes_over(model: Any) -> bool:
     """Whether llama.cpp passes over updates of some of the model's matrices."""
-    return any(not spec.applied for spec in model.parts.decoder.tensors().values())
+    specs = model.parts.decoder.tensors().items()
+    return any(name.startswith("blk.") and not spec.applied for name, spec in specs)
 
 
 def golden(name: str, folder: Path) -> dict[str, np.ndarray]:
@@ -150,9 +215,7 @@ def golden(name: str, folder: Path) -> dict[str, np.ndarray]:
         "lora_logits": llama_cpp_logits(path, TOKENS, folder / "adapter.gguf"),
     }
     if passes_over(model):
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-            made = with_adapter(model, applied=False)
-        merge(made.model, folder / "merged.gguf")
+        merge(with_adapter(model, applied=False).model, folder / "merged.gguf")
         values["merged_logits"] = llama_cpp_logits(folder / "merged.gguf", TOKENS)
     return values
 
