@@ -10,7 +10,23 @@ from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
-from pyggml.ops import clamp, flash_attn_ext, mul, reshape, sigmoid, split
+from pyggml.ops import clamp, flash_attn_ext, log_temperature, mul, reshape, sigmoid, split
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries are multiplied by 1 + strength · ln(1 + floor((position + first) / every))."""
+
+    strength: float
+    every: int
+    first: int = 0
+
+    def __call__(self, net: Net, q: Tensor) -> Tensor:
+        return mul(q, net.once(self, lambda: self._factors(net)))
+
+    def _factors(self, net: Net) -> Tensor:
+        rows = log_temperature(net.inputs.positions, self.strength, self.every, self.first)
+        return reshape(rows, (-1, 1, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +43,8 @@ class Attention(Part):
     softcap          scores become cap · tanh(scores / cap); 0 for none
     max_bias         of ALiBi, as in ggml: a bias that lowers scores with distance; 0 for none
     window           number of keys in the sliding window; 0 for all keys
+    chunk            number of positions in a chunk, whose keys alone are seen; 0 for all keys
+    temperature      what multiplies queries, or None
     sinks            the softmax of each head has one more score, from attn_sinks
     """
 
@@ -43,6 +61,8 @@ class Attention(Part):
     softcap: float = 0.0
     max_bias: float = 0.0
     window: int = 0
+    chunk: int = 0
+    temperature: Temperature | None = None
     sinks: bool = False
 
     @property
@@ -76,13 +96,14 @@ class Attention(Part):
 
     def attend(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(scale · q·k) v, (T, n · size), of q (T, n, size), k and v (T, n_kv, size)."""
+        q = self.temperature(net, q) if self.temperature else q
         if self.rope:
             q, k = self.rope(net, q), self.rope(net, k)
         if self.norms_last:
             q, k = (self._normalise(net, at, n, x) for n, x in self._norm_pairs(q, k))
         q, k, v = (net.tap(f"{at}{name}", t) for name, t in zip("qkv", (q, k, v), strict=True))
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
-        factor, span = self.scale or self.heads.size**-0.5, net.span(self.window)
+        factor, span = self.scale or self.heads.size**-0.5, net.span(self.window, self.chunk)
         o = flash_attn_ext(
             *(q, k, v, span, factor),
             logit_softcap=self.softcap,

@@ -19,6 +19,7 @@ from pyggml.models.weights import SCALE, Weights
 from pyggml.ops import (
     add,
     add_id,
+    chunk_span,
     get_rows,
     mul,
     mul_mat,
@@ -207,9 +208,12 @@ class Net:
             self._made[key] = make()
         return self._made[key]
 
-    def span(self, window: int = 0) -> Tensor:
-        """The span of each token (T, 2); with a window, only its last `window` keys."""
-        whole = self.inputs.span
+    def span(self, window: int = 0, chunk: int = 0) -> Tensor:
+        """The span of each token (T, 2); with a window, only its last `window` keys; with chunks of
+        so many positions, only the keys of its own."""
+        whole, at = self.inputs.span, self.inputs.positions
+        if chunk:
+            return self.once(("chunk", chunk), lambda: chunk_span(whole, at, chunk))
         if not window:
             return whole
         return self.once(("span", window), lambda: window_span(whole, window))

@@ -25,7 +25,7 @@ from peers.trial import llama_cpp_logits, wide_modules
 
 GOLDEN = Path(__file__).parents[1] / "golden/llama_cpp"
 N_VOCAB, N_EMBD, RANK = 40, 64, 4
-TOKENS = np.random.default_rng(0).integers(0, N_VOCAB, 24)
+N_TOKENS = 24  # whose logits are kept, a text's last
 BIASES = r"blk\..*\.bias"
 DECI = {
     "attention.head_count": np.array([4, 0, 4, 0], np.int32),
@@ -59,12 +59,22 @@ VARIANTS |= {
         ("jais2", {}, BIASES),
         ("codeshell", {}, r"blk.*(attn_output|ffn_\w+)\.bias|output.weight"),
         ("qwen", {}, r".*attn_qkv\.bias|output.weight"),
+        ("hy_v3", {}, r".*exp_probs_b|output.weight"),
         ("phimoe", {}, r".*attn_output\.bias|output\..*"),
     )
     if name in ARCHITECTURES
 }
+# Past 8192 tokens, where llama4 has a second chunk and another factor of queries.
+VARIANTS["llama4-long"] = ("llama4", {"context_length": 16384}, "output.weight")
 GELUS = {"codeshell", "grok", "mpt", "spark2_5"}  # llama.cpp has a table of GELUs in halves
 LIMITS = {name: 5e-7 if name in GELUS else 1e-11 for name in VARIANTS}
+LIMITS["llama4-long"] = 1e-9  # angles of thousands of radians
+
+
+def tokens_of(name: str) -> np.ndarray:
+    """The text that a variant reads."""
+    n = 8192 + 14 if name.endswith("-long") else N_TOKENS
+    return np.random.default_rng(0).integers(0, N_VOCAB, n)
 
 
 def write(path: Path, architecture: str, keys: dict[str, Any], optional: str) -> Path:
@@ -97,10 +107,11 @@ def with_adapter(model: Any, rank: int = RANK) -> Any:
 def golden(name: str, folder: Path) -> dict[str, np.ndarray]:
     """llama.cpp's logits of a variant, without and with the adapter."""
     path = write(folder / f"{name}.gguf", *VARIANTS[name])
-    with_adapter(pyggml.load(path, compute="f32")).save(folder / "adapter.gguf")
+    adapter = folder / "adapter.gguf"
+    with_adapter(pyggml.load(path, compute="f32")).save(adapter)
     return {
-        "logits": llama_cpp_logits(path, TOKENS),
-        "lora_logits": llama_cpp_logits(path, TOKENS, folder / "adapter.gguf"),
+        "logits": llama_cpp_logits(path, tokens_of(name))[-N_TOKENS:],
+        "lora_logits": llama_cpp_logits(path, tokens_of(name), adapter)[-N_TOKENS:],
     }
 
 

@@ -22,13 +22,21 @@ from pyggml.models.architectures.glm4 import GLM4, GLM4MOE
 from pyggml.models.architectures.gpt2 import GPT2, STARCODER
 from pyggml.models.architectures.gpt_oss import GPT_OSS
 from pyggml.models.architectures.gptneox import GPTNEOX
-from pyggml.models.architectures.granite import GRANITE, GRANITEHYBRID, GRANITEMOE, MINICPM
+from pyggml.models.architectures.granite import (
+    GRANITE,
+    GRANITE_SWA,
+    GRANITEHYBRID,
+    GRANITEMOE,
+    MINICPM,
+)
 from pyggml.models.architectures.grok import GROK
 from pyggml.models.architectures.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE, HUNYUAN_VL
+from pyggml.models.architectures.hy_v3 import HY_V3
 from pyggml.models.architectures.jamba import JAMBA
 from pyggml.models.architectures.laguna import LAGUNA
 from pyggml.models.architectures.lfm2 import LFM2, LFM2MOE
 from pyggml.models.architectures.llama import LLAMA
+from pyggml.models.architectures.llama4 import LLAMA4
 from pyggml.models.architectures.llama_like import ROWS
 from pyggml.models.architectures.mamba import MAMBA, MAMBA2
 from pyggml.models.architectures.maple import MAPLE
@@ -36,6 +44,7 @@ from pyggml.models.architectures.mellum import MELLUM
 from pyggml.models.architectures.minimax_m2 import MINIMAX_M2
 from pyggml.models.architectures.mistral3 import MISTRAL3
 from pyggml.models.architectures.mpt import MPT
+from pyggml.models.architectures.muse_glimmer import MUSE_GLIMMER
 from pyggml.models.architectures.nemotron import NEMOTRON
 from pyggml.models.architectures.nemotron_h import NEMOTRON_H, NEMOTRON_H_MOE
 from pyggml.models.architectures.olmo import OLMO, OLMO2, OLMOE
@@ -140,5 +149,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         NEMOTRON_H,
         NEMOTRON_H_MOE,
         SPARK2_5,
+        GRANITE_SWA,
+        HY_V3,
+        LLAMA4,
+        MUSE_GLIMMER,
     )
 }

@@ -1,38 +1,18 @@
 """mistral3: Ministral 3 and Mistral Small 3.1. As llama, with its own YaRN parameters, and queries
 multiplied by a factor that grows with the position."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log
 
-from pyggml.graph.tensor import Tensor
 from pyggml.models.architecture import Architecture
-from pyggml.models.attention import Attention
+from pyggml.models.attention import Temperature
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import has_experts, read_experts
-from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope
-from pyggml.ops import log_temperature, mul, reshape, swiglu
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Attention(Attention):
-    """Queries are multiplied by 1 + strength · ln(1 + floor(position / every))."""
-
-    strength: float
-    every: int
-
-    def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = Attention.project(self, net, at, x)
-        key = ("log_temperature", self.strength, self.every)
-        factors = net.once(key, lambda: self._factors(net))
-        return mul(q, factors), k, v
-
-    def _factors(self, net: Net) -> Tensor:
-        rows = log_temperature(net.inputs.positions, self.strength, self.every)
-        return reshape(rows, (-1, 1, 1))
+from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
@@ -40,14 +20,11 @@ def _decoder(r: Reader) -> Decoder:
     assert b.rope is not None
     rope = _yarn(r, b.rope)
     strength = r.number("attention.temperature_scale", 0.0, 0.0, 1e3)
-    tempered = {"strength": strength, "every": b.rope.n_ctx_orig}
+    temperature = Temperature(strength, b.rope.n_ctx_orig) if strength else None
     experts = read_experts(r, b, swiglu, own_length=False) if has_experts(r) else ()
 
     def block(i: int) -> Part:
-        if strength:
-            attention = b.attention(i, _Attention, rope=rope, **tempered)
-        else:
-            attention = b.attention(i, rope=rope)
+        attention = b.attention(i, rope=rope, temperature=temperature)
         return b.pre_norm(attention, experts[i] if experts else b.gated_mlp(i, swiglu))
 
     return b.decoder(block)
