@@ -47,13 +47,14 @@ class Experts(Part):
     gating      logits of the router (T, n_expert) -> weights w of the experts
     biased      experts are chosen by w + exp_probs_b instead of w; None: if the file has it
     bare        exp_probs_b is named without ".bias"
-    by_logits   experts are chosen by the router's logits
+    chosen_by   experts are chosen by this function of the router's logits; None: by w
     groups      experts lie in so many groups; those of the n_groups_used best are eligible. A group
                 is as good as the sum of its two best experts
     normalised  the w of a token's chosen experts are divided by their sum
     factor      factor of w, applied last
     gated       whether there is ffn_gate_exps; else the unit has ffn_up_exps x alone
     first       w multiplies x, before all products, instead of what the unit gives
+    suffix      end of the matrices' names
     """
 
     n_embd: int
@@ -67,12 +68,13 @@ class Experts(Part):
     gating: Callable[[Tensor], Tensor] = soft_max
     biased: bool | None = False
     bare: bool = False
-    by_logits: bool = False
+    chosen_by: Callable[[Tensor], Tensor] | None = None
     groups: int = 1
     n_groups_used: int = 1
     normalised: bool = True
     factor: float = 1.0
     first: bool = False
+    suffix: str = "_exps"
 
     @property
     def branch(self) -> str:
@@ -94,10 +96,10 @@ class Experts(Part):
                 matrix(f"{at}ffn_gate_inp", n, outer, bias=self.bias, usual=False),
                 {} if self.biased is False else {self._chooser(at): chooser},
                 *(
-                    matrices(f"{at}ffn_{x}_exps", n, rows, outer, self.bias)
+                    matrices(f"{at}ffn_{x}{self.suffix}", n, rows, outer, self.bias)
                     for x, rows in ups.items()
                 ),
-                matrices(f"{at}ffn_down_exps", n, outer, inner, self.bias),
+                matrices(f"{at}ffn_down{self.suffix}", n, outer, inner, self.bias),
             ]
         )
 
@@ -114,13 +116,13 @@ class Experts(Part):
         if self.first:
             rows = mul(repeat(rows, (n_tokens, self.n_used, n_embd)), weights)
         if self.fused:
-            both = net.large(net.by_expert(f"{at}ffn_gate_up_exps", rows, chosen))
+            both = net.large(net.by_expert(f"{at}ffn_gate_up{self.suffix}", rows, chosen))
             inner = self.unit(*halve(both))
         else:
-            ups = (net.by_expert(f"{at}ffn_{x}_exps", rows, chosen) for x in self._ups)
+            ups = (net.by_expert(f"{at}ffn_{x}{self.suffix}", rows, chosen) for x in self._ups)
             inner = self.unit(*map(net.large, ups))
         inner = inner if self.bias or self.first else mul(inner, weights)
-        y = net.by_expert(f"{at}ffn_down_exps", inner, chosen)
+        y = net.by_expert(f"{at}ffn_down{self.suffix}", inner, chosen)
         y = mul(y, weights) if self.bias else y
         return reshape(repeat_back(y, (n_tokens, 1, n_embd)), (n_tokens, n_embd))
 
@@ -130,9 +132,9 @@ class Experts(Part):
         logits = net.linear(f"{at}ffn_gate_inp", x)
         probabilities = self.gating(logits).named(f"{at}router")
         bias = net.weights.get(self._chooser(at))
-        scores = logits if self.by_logits else probabilities
+        scores = self.chosen_by(logits) if self.chosen_by else probabilities
         chosen = self._choose(net, scores if bias is None else add(scores, bias))
-        weights = get_rows(reshape(probabilities, (n_tokens, self.n_expert, 1)), chosen)
+        weights = get_rows(reshape(probabilities, (*probabilities.shape, 1)), chosen)
         if self.normalised:
             total = repeat_back(weights, (n_tokens, 1, 1))
             weights = div(weights, clamp(total, LEAST_SUM, float("inf")))
@@ -302,9 +304,8 @@ def read_feed_forward(
 
 def dense_without_router(r: Reader) -> Callable[[int], bool]:
     """Whether the file has no router for a layer; of a model without a file, the first few."""
-    leads = _leads(r)
-    if not any(name.endswith("ffn_gate_inp.weight") for name in r.shapes):
-        return leads
+    if not r.has_tensors:
+        return _leads(r)
     return lambda layer: f"blk.{layer}.ffn_gate_inp.weight" not in r.shapes
 
 

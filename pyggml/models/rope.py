@@ -7,7 +7,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.models.config import Reader
 from pyggml.models.net import Net
 from pyggml.models.weights import Tensors, TensorSpec
-from pyggml.ops import rope_apply, rope_table
+from pyggml.ops import narrow, rope_apply, rope_table
 
 _SAME = ("rope_freqs.weight", "rope_freqs.weight")
 _SHORT_AND_LONG = ("rope_factors_short.weight", "rope_factors_long.weight")
@@ -19,7 +19,8 @@ class Rope:
 
     mode      "normal" (pairs 2i, 2i + 1) or "neox" (pairs i, i + n_dims/2)
     factors   names of two tensors (n_dims/2,), divisors of the frequencies: the first for contexts
-              up to n_ctx_orig tokens, the second for longer ones
+              up to n_ctx_orig tokens, the second for longer ones; () for none
+    n_factors length of these tensors, if only their first numbers are used
     """
 
     mode: str
@@ -31,11 +32,13 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     n_ctx_orig: int = 0
-    factors: tuple[str, str] = _SAME
+    factors: tuple[str, ...] = _SAME
+    n_factors: int = 0
 
     def tensors(self) -> Tensors:
         """The tensors of the factors. A file may lack rope_freqs, the one for all contexts."""
-        spec = TensorSpec((self.n_dims // 2,), optional=self.factors == _SAME)
+        shape = (self.n_factors or self.n_dims // 2,)
+        spec = TensorSpec(shape, optional=self.factors == _SAME)
         return dict.fromkeys(self.factors, spec)
 
     def __call__(self, net: Net, x: Tensor) -> Tensor:
@@ -48,10 +51,18 @@ class Rope:
         yarn = 1 + 0.1 * log(1 / self.freq_scale) if self.ext_factor else 1.0
         return replace(self, attn_factor=1 / yarn)(net, x)
 
+    def _factors(self, net: Net) -> Tensor | None:
+        if not self.factors:
+            return None
+        factors = net.weights.get(self.factors[net.n_ctx > self.n_ctx_orig])
+        if factors is None or not self.n_factors:
+            return factors
+        return narrow(factors, 0, 0, self.n_dims // 2)
+
     def _table(self, net: Net) -> Tensor:
         return rope_table(
             net.inputs.positions,
-            net.weights.get(self.factors[net.n_ctx > self.n_ctx_orig]),
+            self._factors(net),
             n_dims=self.n_dims,
             freq_base=self.freq_base,
             freq_scale=self.freq_scale,

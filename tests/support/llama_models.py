@@ -34,6 +34,7 @@ DECI = {
 }
 SSM = {"ssm.inner_size": 128, "ssm.time_step_rank": 4}
 JAMBA = {"ssm.inner_size": 128, "ssm.time_step_rank": 8}
+STEP35 = {"rope.dimension_count": 16}
 LAST = np.array([0, 0, 64], np.int32)
 # By name of a model: its architecture, keys beside the example's, and its optional tensors.
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -60,6 +61,8 @@ VARIANTS |= {
         ("codeshell", {}, r"blk.*(attn_output|ffn_\w+)\.bias|output.weight"),
         ("qwen", {}, r".*attn_qkv\.bias|output.weight"),
         ("hy_v3", {}, r".*exp_probs_b|output.weight"),
+        ("plamo2", SSM | {"ssm.group_count": 0}, "output.weight"),
+        ("step35", STEP35, "rope_freqs.weight|output.weight"),
         ("phimoe", {}, r".*attn_output\.bias|output\..*"),
     )
     if name in ARCHITECTURES

@@ -30,6 +30,7 @@ from pyggml.models.architectures.granite import (
     MINICPM,
 )
 from pyggml.models.architectures.grok import GROK
+from pyggml.models.architectures.grovemoe import GROVEMOE
 from pyggml.models.architectures.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE, HUNYUAN_VL
 from pyggml.models.architectures.hy_v3 import HY_V3
 from pyggml.models.architectures.jamba import JAMBA
@@ -50,7 +51,7 @@ from pyggml.models.architectures.nemotron_h import NEMOTRON_H, NEMOTRON_H_MOE
 from pyggml.models.architectures.olmo import OLMO, OLMO2, OLMOE
 from pyggml.models.architectures.phi2 import PHI2
 from pyggml.models.architectures.phi3 import PHI3, PHIMOE
-from pyggml.models.architectures.plamo import PLAMO
+from pyggml.models.architectures.plamo import PLAMO, PLAMO2, PLAMO3
 from pyggml.models.architectures.qwen import QWEN
 from pyggml.models.architectures.qwen2 import QWEN2, QWEN2MOE
 from pyggml.models.architectures.qwen3 import (
@@ -67,6 +68,8 @@ from pyggml.models.architectures.smollm3 import SMOLLM3
 from pyggml.models.architectures.spark2_5 import SPARK2_5
 from pyggml.models.architectures.stablelm import STABLELM
 from pyggml.models.architectures.starcoder2 import STARCODER2
+from pyggml.models.architectures.step35 import STEP35
+from pyggml.models.architectures.talkie import TALKIE
 
 ARCHITECTURES: dict[str, Architecture] = {
     a.name: a
@@ -153,5 +156,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         HY_V3,
         LLAMA4,
         MUSE_GLIMMER,
+        GROVEMOE,
+        PLAMO2,
+        PLAMO3,
+        STEP35,
+        TALKIE,
     )
 }

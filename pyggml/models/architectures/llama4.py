@@ -20,7 +20,12 @@ from pyggml.models.part import Part
 from pyggml.ops import sigmoid, swiglu
 
 CHUNK, PERIOD, WITHOUT_NORMS = 8192, 4, 128
-_ROUTER: dict[str, Any] = {"gating": sigmoid, "by_logits": True, "normalised": False, "first": True}
+_ROUTER: dict[str, Any] = {
+    "gating": sigmoid,
+    "chosen_by": lambda logits: logits,
+    "normalised": False,
+    "first": True,
+}
 
 
 def _decoder(r: Reader) -> Decoder:
