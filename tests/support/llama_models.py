@@ -34,7 +34,7 @@ DECI = {
 }
 SSM = {"ssm.inner_size": 128, "ssm.time_step_rank": 4}
 JAMBA = {"ssm.inner_size": 128, "ssm.time_step_rank": 8}
-STEP35 = {"rope.dimension_count": 16}
+STEP35 = {"rope.dimension_count": 16, "attention.head_count": np.array([8, 4], np.int32)}
 LAST = np.array([0, 0, 64], np.int32)
 # By name of a model: its architecture, keys beside the example's, and its optional tensors.
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {

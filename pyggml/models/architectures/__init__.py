@@ -61,7 +61,7 @@ from pyggml.models.architectures.qwen3 import (
     QWEN3VLMOE,
 )
 from pyggml.models.architectures.qwen3next import QWEN3NEXT, QWEN35, QWEN35MOE
-from pyggml.models.architectures.rwkv7 import RWKV7
+from pyggml.models.architectures.rwkv import ARWKV7, RWKV6, RWKV6QWEN2, RWKV7
 from pyggml.models.architectures.seed_oss import SEED_OSS
 from pyggml.models.architectures.smallthinker import SMALLTHINKER
 from pyggml.models.architectures.smollm3 import SMOLLM3
@@ -161,5 +161,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         PLAMO3,
         STEP35,
         TALKIE,
+        ARWKV7,
+        RWKV6,
+        RWKV6QWEN2,
     )
 }
