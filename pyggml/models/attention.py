@@ -8,25 +8,9 @@ from pyggml.models.config import Heads
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
-from pyggml.models.rope import Rope
+from pyggml.models.rope import Rope, Temperature
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
-from pyggml.ops import clamp, flash_attn_ext, log_temperature, mul, reshape, sigmoid, split
-
-
-@dataclass(frozen=True, slots=True)
-class Temperature:
-    """Queries are multiplied by 1 + strength · ln(1 + floor((position + first) / every))."""
-
-    strength: float
-    every: int
-    first: int = 0
-
-    def __call__(self, net: Net, q: Tensor) -> Tensor:
-        return mul(q, net.once(self, lambda: self._factors(net)))
-
-    def _factors(self, net: Net) -> Tensor:
-        rows = log_temperature(net.inputs.positions, self.strength, self.every, self.first)
-        return reshape(rows, (-1, 1, 1))
+from pyggml.ops import clamp, flash_attn_ext, mul, reshape, sigmoid, split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.attention import Temperature
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import read_feed_forward
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
+from pyggml.models.rope import Temperature
 from pyggml.ops import sigmoid, swiglu
 
 CHUNK, PERIOD, WITHOUT_NORMS = 8192, 4, 128

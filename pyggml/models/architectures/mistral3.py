@@ -2,16 +2,14 @@
 multiplied by a factor that grows with the position."""
 
 from dataclasses import replace
-from math import log
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.attention import Temperature
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import has_experts, read_experts
 from pyggml.models.part import Part
-from pyggml.models.rope import Rope
+from pyggml.models.rope import Rope, Temperature
 from pyggml.ops import swiglu
 
 
@@ -31,15 +29,11 @@ def _decoder(r: Reader) -> Decoder:
 
 
 def _yarn(r: Reader, rope: Rope) -> Rope:
-    """The file has YaRN's corners. Its magnitude factor is divided by 1 + 0.1 · m · ln(factor),
-    with m = rope.scaling.yarn_log_multiplier."""
-    every = r.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e3)
-    shared = 1 - 0.1 * every * log(rope.freq_scale) if rope.freq_scale < 1 else 1.0
+    """The file has YaRN's corners. Its magnitude is divided, by a multiplier that the file has."""
     return replace(
-        rope,
+        rope.divided_by_yarn(r.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e3)),
         beta_fast=r.number("rope.scaling.yarn_beta_fast", 32.0, 1e-3, 1e6),
         beta_slow=r.number("rope.scaling.yarn_beta_slow", 1.0, 1e-3, 1e6),
-        attn_factor=rope.attn_factor / (shared if rope.ext_factor else 1.0),
     )
 
 
