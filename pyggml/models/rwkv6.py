@@ -156,14 +156,11 @@ class DataDependentTimeMix(Part):
         before = change(net, f"{at}time_shift", x)
         mixed = add(x, mul(before, self._weight(net, at, "lerp_x")))
         inner = tanh(mul_mat(self._weight(net, at, "w1"), mixed))
-        second = self._weight(net, at, "w2")
-        moved = {}
-        for i, (letter, part) in enumerate(
-            zip(LETTERS, split(inner, (self.extra,) * 5), strict=True)
-        ):
-            matrix_2 = reshape(narrow(second, 0, i, 1), (self.n_embd, self.extra))
-            share = add(mul_mat(matrix_2, part), self._lerp(net, at, i, letter))
-            moved[letter] = net.in_turn(add(mul(share, before), x))
+        second, moved = self._weight(net, at, "w2"), dict[str, Tensor]()
+        for i, part in enumerate(split(inner, (self.extra,) * 5)):
+            w = reshape(narrow(second, 0, i, 1), (self.n_embd, self.extra))
+            share = add(mul_mat(w, part), self._lerp(net, at, i))
+            moved[LETTERS[i]] = net.in_turn(add(mul(share, before), x))
         return moved
 
     def _lerp(self, net: Net, at: str, i: int) -> Tensor:

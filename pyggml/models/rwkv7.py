@@ -107,8 +107,8 @@ class TimeMix(Part):
                 tensors[f"{at}time_mix_{letter}0.weight"] = TensorSpec((n,), optional=unused)
             tensors[f"{at}time_mix_{letter}1.weight"] = TensorSpec((rank, n), optional=unused)
             tensors[f"{at}time_mix_{letter}2.weight"] = TensorSpec((n, rank), optional=unused)
-        vectors = ("k_k.weight", "k_a.weight", "r_k.weight")
-        vectors += ("ln.weight", "ln.bias") if self.normed else ()
+        norm = ("ln.weight", "ln.bias") if self.normed else ()
+        vectors = ("k_k.weight", "k_a.weight", "r_k.weight", *norm)
         return merge_tensors(
             [
                 *(matrix(f"{at}time_mix_{m}", n, n, bias=False) for m in ("receptance", "key")),

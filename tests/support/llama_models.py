@@ -90,6 +90,7 @@ VARIANTS |= {
         ("codeshell", {}, r"blk.*(attn_output|ffn_\w+)\.bias|output.weight"),
         ("qwen", {}, r".*attn_qkv\.bias|output.weight"),
         ("hy_v3", {}, r".*exp_probs_b|output.weight"),
+        ("arwkv7", {"wkv.head_size": 32}, r".*time_mix_v\d\.weight|output.weight"),
         ("plamo2", SSM | {"ssm.group_count": 0}, "output.weight"),
         ("step35", STEP35, "rope_freqs.weight|output.weight"),
         ("phimoe", {}, r".*attn_output\.bias|output\..*"),

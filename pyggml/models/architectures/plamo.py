@@ -1,6 +1,9 @@
 """plamo (PLaMo 13B), plamo2 and plamo3. In plamo, attention and feed-forward are parallel, with one
 norm. The others have four norms in a block; plamo3 has windows in some layers, which rotate as if
-the file had no scaling, plamo2 a Mamba with a decay for each head in layers without key heads."""
+the file had no scaling, plamo2 a Mamba with a decay for each head in layers without key heads.
+llama.cpp hangs in files of plamo2 whose first layer is such a one, as it finds no rotary length;
+here heads rotate whole, as in the published model.
+"""
 
 from dataclasses import replace
 
@@ -60,8 +63,8 @@ PLAMO2 = Architecture(
     "plamo2",
     _plamo2,
     {
-        "attention.head_count": np.array([0, 4], np.int32),
-        "attention.head_count_kv": np.array([0, 2], np.int32),
+        "attention.head_count": np.array([4, 0], np.int32),
+        "attention.head_count_kv": np.array([2, 0], np.int32),
         "ssm.inner_size": 512,
         "ssm.state_size": 16,
         "ssm.time_step_rank": 8,

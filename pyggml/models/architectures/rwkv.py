@@ -113,9 +113,10 @@ _DIMS: dict[str, object] = {
     "wkv.head_size": 8,
     "time_mix_extra_dim": 4,
     "time_decay_extra_dim": 4,
-    "attention.head_count_kv": 1,
 }
-RWKV6 = Architecture("rwkv6", _rwkv6, _DIMS | {"rescale_every_n_layers": 1})
+_NO_HEADS: dict[str, object] = {"attention.head_count": 0, "attention.head_count_kv": 0}
+_GROUPED: dict[str, object] = {"attention.head_count_kv": 1, "token_shift_count": 1}
+RWKV6 = Architecture("rwkv6", _rwkv6, _DIMS | _NO_HEADS | {"rescale_every_n_layers": 1})
 RWKV7 = Architecture("rwkv7", _rwkv7, _RANKS)
-RWKV6QWEN2 = Architecture("rwkv6qwen2", _rwkv6qwen2, _DIMS | {"token_shift_count": 1})
+RWKV6QWEN2 = Architecture("rwkv6qwen2", _rwkv6qwen2, _DIMS | _GROUPED)
 ARWKV7 = Architecture("arwkv7", _arwkv7, _RANKS | {"token_shift_count": 1})
