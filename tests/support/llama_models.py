@@ -35,6 +35,8 @@ DECI = {
 }
 SSM = {"ssm.inner_size": 128, "ssm.time_step_rank": 4}
 JAMBA = {"ssm.inner_size": 128, "ssm.time_step_rank": 8}
+LONG = {"context_length": 16384, "rope.freq_base": 1e11}  # angles that floats can hold
+HEADLESS = {"attention.head_count": 0, "attention.head_count_kv": 0}
 STEP35 = {"rope.dimension_count": 16, "attention.head_count": np.array([8, 4], np.int32)}
 LATENT = {
     "attention.kv_lora_rank": 24,
@@ -90,7 +92,7 @@ VARIANTS |= {
         ("codeshell", {}, r"blk.*(attn_output|ffn_\w+)\.bias|output.weight"),
         ("qwen", {}, r".*attn_qkv\.bias|output.weight"),
         ("hy_v3", {}, r".*exp_probs_b|output.weight"),
-        ("arwkv7", {"wkv.head_size": 32}, r".*time_mix_v\d\.weight|output.weight"),
+        ("arwkv7", HEADLESS, r".*time_mix_v\d\.weight|output.weight"),
         ("plamo2", SSM | {"ssm.group_count": 0}, "output.weight"),
         ("step35", STEP35, "rope_freqs.weight|output.weight"),
         ("phimoe", {}, r".*attn_output\.bias|output\..*"),
@@ -107,10 +109,10 @@ OF_LATENT = (
 )
 VARIANTS |= {name: more for name, *more in OF_LATENT}
 # Past 8192 tokens, where llama4 has a second chunk and another factor of queries.
-VARIANTS["llama4-long"] = ("llama4", {"context_length": 16384}, "output.weight")
+VARIANTS["llama4-long"] = ("llama4", LONG, "output.weight")
 GELUS = {"codeshell", "grok", "mpt", "spark2_5"}  # llama.cpp has a table of GELUs in halves
 LIMITS = {name: 5e-7 if name in GELUS else 1e-11 for name in VARIANTS}
-LIMITS["llama4-long"] = 1e-9  # angles of thousands of radians
+LIMITS |= {"llama4-long": 1e-9, "grovemoe": 1e-10}
 LIMITS |= {"deepseek2-lite": 1e-9, "deepseek2-whole": 5e-11}  # of 26 layers; of large scores
 
 
