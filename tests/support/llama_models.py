@@ -36,7 +36,7 @@ DECI = {
 SSM = {"ssm.inner_size": 128, "ssm.time_step_rank": 4}
 JAMBA = {"ssm.inner_size": 128, "ssm.time_step_rank": 8}
 LONG = {"context_length": 16384, "rope.freq_base": 1e11}  # angles that floats can hold
-HEADLESS = {"attention.head_count": 0, "attention.head_count_kv": 0}
+WHOLE_HEADS = {"wkv.head_size": 64, "embedding_length": 128}  # llama.cpp takes no shorter ones
 STEP35 = {"rope.dimension_count": 16, "attention.head_count": np.array([8, 4], np.int32)}
 LATENT = {
     "attention.kv_lora_rank": 24,
@@ -98,7 +98,7 @@ VARIANTS |= {
         ("codeshell", {}, r"blk.*(attn_output|ffn_\w+)\.bias|output.weight"),
         ("qwen", {}, r".*attn_qkv\.bias|output.weight"),
         ("hy_v3", {}, r".*exp_probs_b|output.weight"),
-        ("arwkv7", HEADLESS, r".*time_mix_v\d\.weight|output.weight"),
+        ("arwkv7", WHOLE_HEADS, r".*time_mix_v\d\.weight|output.weight"),
         ("plamo2", SSM | {"ssm.group_count": 0}, "output.weight"),
         ("step35", STEP35, "rope_freqs.weight|output.weight"),
         ("phimoe", {}, r".*attn_output\.bias|output\..*"),
