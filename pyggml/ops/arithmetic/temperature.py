@@ -55,7 +55,7 @@ def _check_then_run(
 
 
 def _ref(positions: np.ndarray, strength: float, every: int, first: int) -> np.ndarray:
-    return 1 + strength * np.log(1.0 + (positions + first) // every)
+    return 1 + strength * np.log(1.0 + (positions.astype(np.int64) + first) // every)
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
