@@ -28,7 +28,7 @@ def _decoder(r: Reader) -> Decoder:
     return b.decoder(
         block,
         tied=False,
-        embedding_norm=RmsNorm("token_embd_norm", b.config.n_embd, rms_eps(r), ()),
+        prelude=RmsNorm("token_embd_norm", b.config.n_embd, rms_eps(r), ()),
         logit_scale=r.number("logit_scale", None, -1e6, 1e6),
         logit_softcap=r.number("final_logit_softcapping", 0.0, 0.0, 1e6),
     )

@@ -86,7 +86,7 @@ def _with_layer_norms(
     return Decoder(
         config=c,
         blocks=tuple(block(i) for i in range(c.n_layer)),
-        embedding_norm=norm("token_embd_norm", c.n_embd),
+        prelude=norm("token_embd_norm", c.n_embd),
         norm=norm("output_norm", c.n_embd),
         tied=False,
     )

@@ -51,7 +51,7 @@ def _decoder(r: Reader) -> Decoder:
     return plain.decoder(
         block,
         tied=False,
-        embedding_norm=plain.norm("token_embd_norm"),
+        prelude=plain.norm("token_embd_norm"),
         logit_scale=r.number("logit_scale", None, -1e6, 1e6),
     )
 
