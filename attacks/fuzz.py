@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -159,12 +160,14 @@ def main() -> int:
     """The exit code: 1 if an input failed."""
     parser = argparse.ArgumentParser(prog="attacks.fuzz", description=__doc__.partition("\n")[0])
     parser.add_argument("targets", nargs="*", choices=[[], *TARGETS], help="parsers; none: all")
-    parser.add_argument("--runs", type=int, default=10**9, help="inputs of each parser")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time of each parser")
+    parser.add_argument("--runs", type=int, help="inputs of each parser")
+    parser.add_argument("--seconds", type=float, help="time of each parser; 60 without --runs")
     parser.add_argument("--seed", type=int, default=0, help="of the changes")
     parser.add_argument("--input", type=Path, help="one input, from this file")
     parser.add_argument("--keep", type=Path, help="a folder of inputs for the corpus")
     given = parser.parse_args()
+    n_runs = given.runs or sys.maxsize
+    seconds = given.seconds or (inf if given.runs else 60.0)
     n_failures = 0
     for name in given.targets or TARGETS:
         target, start = TARGETS[name], time.monotonic()
@@ -176,7 +179,7 @@ def main() -> int:
             tally = Tally()
             check(target, given.input.read_bytes(), tally)
         else:
-            tally = attack(target, given.runs, given.seconds, given.seed)
+            tally = attack(target, n_runs, seconds, given.seed)
         speed = tally.n / (time.monotonic() - start)
         print(
             f"{name:14} {tally.n:>9,} inputs, {speed:>7,.0f}/s, {tally.n_read:>9,} read, "

@@ -12,7 +12,7 @@ product   each path of products that takes them, at the shapes of Qwen3-1.7B, by
 step      a whole step of LoRA on all linear modules: tokens/s, memory, share of the bfloat16 rate
           (4 FLOP for each matrix weight and token); memory beyond an empty process's,
           in use in all, and as --dry-run plans it
-op        where the time of one step goes, each node started by itself
+op        where the time of one step, and of one token, goes; each node started by itself
 graph     one captured step, its launches in a line and side by side: milliseconds, and how many of
           the launches at least come one after the other
 decode    tokens/s of one sequence after `past` tokens and share of the bandwidth over packed
@@ -57,6 +57,7 @@ from pyggml.lora.trainer.memory import on_devices
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 from pyggml.quants import quantize
+from pyggml.runtime import Program
 
 from machine import about
 
@@ -236,13 +237,13 @@ def memory(card: Card, passes: Passes, parameters: Parameters) -> dict[str, floa
     }  # fmt: skip
 
 
-def time_by_op(card: Card, passes: Passes) -> dict[str, list[float]]:
-    """Op and type of its weight -> [microseconds in a step, nodes], the longest first.
+def time_by_op(card: Card, program: Program) -> dict[str, list[float]]:
+    """Op and type of its weight -> [microseconds in a run, nodes], the longest first.
 
     Nodes of the same shapes count as the first of them, which is captured and repeated: a launch
     from Python takes longer than most kernels.
     """
-    kernels = passes.programs[0].kernels[card.backend]
+    kernels = program.kernels[card.backend]
     alike: dict[tuple[Any, ...], list[Any]] = {}
     for node, call in kernels.items():
         shapes = tuple((s.shape, s.dtype.name, s.strides) for s in node.src)
@@ -260,7 +261,7 @@ def time_by_op(card: Card, passes: Passes) -> dict[str, list[float]]:
 
 def look_inside(card: Card, passes: Passes, fields: dict[str, Any], rows: list[str]) -> None:
     if "op" in rows:
-        card.say("op", **fields, microseconds=time_by_op(card, passes))
+        card.say("op", **fields, microseconds=time_by_op(card, passes.programs[0]))
     if "graph" in rows:
         card.say("graph", **fields, **time_of_graph(card, passes))
 
@@ -327,6 +328,9 @@ def decode(card: Card, file: str, options: Any) -> None:
         left_to_cpu=left, prompt_tokens_per_second=options.past / median(prompts[1:]),
         memory_gb=(card.empty - card.free()) / 1e9,
     )  # fmt: skip
+    if "op" in options.rows:
+        bound = session._batch._passes[model, 1, 1].program
+        card.say("token", model=Path(file).name, microseconds=time_by_op(card, bound))
 
 
 def main() -> None:

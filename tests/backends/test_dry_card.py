@@ -75,7 +75,7 @@ def test_the_card_is_current_whenever_it_is_asked(monkeypatch):
 
     for module in (few_rows, early):
         monkeypatch.setattr(module, "most_shared", most_shared)
-    monkeypatch.setattr(few_rows, "_shared_bytes", few_rows._shared_bytes.__wrapped__)
+    monkeypatch.setattr(few_rows, "shared_bytes", few_rows.shared_bytes.__wrapped__)
     model = pyggml.load(GOLDEN / "models/qwen2-Q4_K_M.gguf", backends=[card])
     Session(model, 8).feed(TOKENS[:1])
     loss_and_grads(attach(model, LoraConfig(rank=4)).model, TOKENS)

@@ -13,15 +13,23 @@ from pyggml.ops import (
     add,
     add_inplace,
     advance,
+    clamp,
+    div,
     flash_attn_ext,
+    get_rows,
     likeliest,
+    mul,
     mul_mat,
+    mul_mat_id,
     out_prod,
+    repeat_back,
     reshape,
     rms_norm_mul,
     scale,
     set_rows,
+    soft_max,
     swiglu,
+    top_k,
 )
 from pyggml.ops.attention.rope import rope_apply, rope_apply_back, rope_table
 from pyggml.ops.norm.norm_mul import rms_norm_mul_back
@@ -128,6 +136,32 @@ def attended():
     return Graph.of(o, *puts), caches
 
 
+def experts(weighted=True):
+    """Gate, up and their unit of three of five experts, for two tokens."""
+    ids = leaf(np.array([[4, 0, 2], [2, 3, 1]], np.int32))
+    w = [leaf(packed(5 * 40, 512).data.reshape(5, 40, -1), dtype=DTYPES["Q4_K"]) for _ in range(2)]
+    x = numbers(2, 1, 512)
+    inner = swiglu(*(mul_mat_id(one, x, ids) for one in w))
+    return Graph.of(mul(inner, numbers(2, 3, 1)) if weighted else scale(inner, 2.0)), []
+
+
+def sum_of_experts():
+    y = repeat_back(numbers(3, 4, 24), (3, 1, 24))
+    return Graph.of(add(numbers(3, 24), reshape(y, (3, 24)))), []
+
+
+def router():
+    """Of two tokens; of the second, all experts but one are equally good."""
+    scores = RNG.standard_normal((2, 40)).astype(np.float32)
+    scores[1] = 0.5
+    scores[1, 7] = 0.75
+    probabilities = soft_max(leaf(scores))
+    best = top_k(probabilities, 6)
+    weights = get_rows(reshape(probabilities, (2, 40, 1)), best)
+    total = clamp(repeat_back(weights, (2, 1, 1)), 1e-4, float("inf"))
+    return Graph.of(best, div(weights, total)), []
+
+
 PATTERNS = {
     "out_prod_add": summed,
     "mul_mat+scale": scaled,
@@ -141,6 +175,10 @@ PATTERNS = {
     "rms_norm_mul+mul_mat": of_logits,
     "mul_mat+add": residual,
     "likeliest+advance": chosen,
+    "mul_mat_id+mul_mat_id+swiglu+mul": experts,
+    "mul_mat_id+mul_mat_id+swiglu": lambda: experts(weighted=False),
+    "repeat_back+add": sum_of_experts,
+    "soft_max+top_k+get_rows+repeat_back+clamp+div": router,
     "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows": heads,
     "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows+flash_attn_ext": attended,
 }

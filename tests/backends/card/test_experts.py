@@ -15,7 +15,7 @@ from pyggml.quants import dequantize, quantize
 from pyggml.runtime import Devices, results
 
 N_EXPERT, N, K = 5, 96, 512
-KINDS = ["Q4_K", "Q6_K", "Q8_0", "Q3_K", "IQ4_XS", "MXFP4", "Q2_K", "BF16", "F16"]
+KINDS = ["Q4_K", "Q5_0", "Q6_K", "Q8_0", "Q3_K", "IQ4_XS", "MXFP4", "NVFP4", "Q2_K", "BF16", "F16"]
 ROWS = [3, 40, 400]  # of two experts each: none, small and large tiles
 
 pytestmark = pytest.mark.skipif(SIMULATED, reason="the simulator has no tensor cores")
@@ -84,6 +84,19 @@ def test_gradient_of_the_weights(rounding, n_tokens):
     assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "IQ3_S"])
+@pytest.mark.parametrize("n", [24, 40, 1000])
+@pytest.mark.parametrize("k", [256, 768, 2048])
+def test_a_token_at_widths_that_end_within_a_slab(rounding, kind, n, k):
+    rng = np.random.default_rng(7)
+    packed = quantize(rng.standard_normal((3 * n, k), np.float32), kind)
+    plain = dequantize(packed, kind).reshape(3, n, k).astype(np.float64)
+    w = leaf(packed.reshape(3, n, -1), dtype=DTYPES[kind])
+    x, ids = rng.standard_normal((1, 2, k), np.float32), np.array([[2, 0]], np.int32)
+    found = computed(ops.mul_mat_id(w, leaf(x), leaf(ids)), rounding)
+    check(found, np.einsum("tuk,tunk->tun", x, plain[ids]))
+
+
 def test_results_are_the_same_each_time(rounding):
     w, _ = weights("Q4_K")
     ids, x = drawn_ids(300), np.random.default_rng(6).standard_normal((300, 2, K), np.float32)
@@ -93,10 +106,11 @@ def test_results_are_the_same_each_time(rounding):
 
 
 @pytest.mark.parametrize("wrong", [-1, N_EXPERT])
-def test_an_id_that_is_no_expert_is_refused(rounding, wrong):
+@pytest.mark.parametrize("n_tokens", [8, 100])
+def test_an_id_that_is_no_expert_is_refused(rounding, wrong, n_tokens):
     w, _ = weights("Q8_0")
-    ids = drawn_ids(100)
+    ids = drawn_ids(n_tokens)
     ids[7, 1] = wrong
-    x = np.ones((100, 2, K), np.float32)
+    x = np.ones((n_tokens, 2, K), np.float32)
     with pytest.raises(PyggmlError, match="an id is not one of 5 experts"):
         computed(ops.mul_mat_id(w, leaf(x), leaf(ids)), rounding)

@@ -1,7 +1,7 @@
 """Few rows of A, as in generation: each row of W is read once, packed, by the lanes of a warp.
 
-A lane unpacks every 32nd weight of a row (of types with blocks of 32, every 32nd four), and
-multiplies them with all rows of A.
+A lane unpacks every 32nd weight of a row (of types with blocks of 32, and of float32 that lies in
+fours, every 32nd four), and multiplies them with all rows of A.
 """
 
 from functools import cache
@@ -9,25 +9,29 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.code.fours import load_four, vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import launch
-from pyggml.backends.cuda.runtime.simulator import small
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX, small
 from pyggml.backends.cuda.weights.readers import four_of, weight_of
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import DTYPES
+from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.quants.layout import GROUP
 
 _FEW_ROWS, _MOST_ROWS = 2, 8  # of A: where cuBLAS takes longer, and where it may be absent
 WARPS = small(4)  # of a block
+_FEW_COLUMNS = 528  # of C: a block for each, up to four of them on a multiprocessor of a large card
 
 
 @cache
-def _adder(name: str, rows: int) -> tuple[int, Any]:
+def _adder(name: str, rows: int, vectorized: bool) -> tuple[int, Any]:
     """(weights at a time, add(sums, a, b, m, k, at, j, i)): sums[t] += A[t, i …] · weights j … of
     the block at byte `at`."""
+    if vectorized:
+        return 4, _adder_of_fours(rows)
     if DTYPES[name].block != GROUP:
         weight = weight_of(name)
 
@@ -52,17 +56,31 @@ def _adder(name: str, rows: int) -> tuple[int, Any]:
     return 4, add_four
 
 
+def _adder_of_fours(rows: int) -> Any:
+    """Of float32, where A and B lie as load_four wants them."""
+
+    @device
+    def add_four(sums, a, b, m, k, at, j, i):
+        w, x, y, z = load_four(b, at >> 2)
+        for t in range(rows):
+            if t < m:
+                p, q, r, s = load_four(a, t * k + i)
+                sums[t] += (w * p + x * q) + (y * r + z * s)
+
+    return add_four
+
+
 @cache
-def _kernel(name: str, rows: int) -> Any:
-    step, add = _adder(name, rows)
+def _kernel(name: str, rows: int, vectorized: bool) -> Any:
+    step, add = _adder(name, rows, vectorized)
     block, block_bytes = DTYPES[name].block, DTYPES[name].block_bytes
 
     @kernel
     def multiply(c, a, b, m, n, k, accumulate):
         sums = cuda.local.array(rows, np.float32)
         lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
-        row_bytes = k // block * block_bytes
-        for column in range(cuda.blockIdx.x * WARPS + warp, n, cuda.gridDim.x * WARPS):
+        row_bytes, warps = k // block * block_bytes, cuda.blockDim.x // LANES
+        for column in range(cuda.blockIdx.x * warps + warp, n, cuda.gridDim.x * warps):
             for t in range(rows):
                 sums[t] = 0
             start = column * row_bytes
@@ -87,10 +105,12 @@ def _takes_few(p: Problem) -> bool:
 
 def _bind(p: Problem, o: Operands) -> Call:
     rows = next(n for n in (1, 2, 4, 8) if n >= p.m)
-    run = _kernel(p.b.dtype.name, rows)
-    grid = min(-(-p.n // WARPS), small(1 << 20))
+    in_fours = HAS_PTX and p.b.dtype is F32 and p.k % 4 == 0 and vectorizable(o.a, o.b)
+    run = _kernel(p.b.dtype.name, rows, in_fours)
+    warps = 1 if p.n <= _FEW_COLUMNS else WARPS
+    grid = min(-(-p.n // warps), small(1 << 20))
     sizes = (p.m, p.n, p.k, o.accumulate)
-    return launch(run, grid, WARPS * LANES, o.stream, o.c, o.a, o.b.view(np.uint8), *sizes)
+    return launch(run, grid, warps * LANES, o.stream, o.c, o.a, o.b.view(np.uint8), *sizes)
 
 
 DOTS_OF_FEW = Path(name="dots of few", takes=_takes_few, bind=_bind, scratch=lambda p: 0)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,7 +53,7 @@ from pyggml.sizes import round_up
 
 MOST_ROWS = 4  # of A
 _BLOCKS = 132  # one for each multiprocessor of a large card
-_FEWEST_WARPS, _MOST_WARPS = 8, 16  # of a block; the fewest round A at once
+MOST_WARPS, _FEWEST_WARPS = 16, 8  # of a block; the fewest round A at once
 _RESERVED = 2 << 10  # bytes of shared memory that two blocks have for themselves
 _SHARED = 200 << 10  # bytes that a block takes at most, of a card that has them
 
@@ -85,11 +85,11 @@ def serves(dtype: DType, rows: int, k: int) -> bool:
     if not HAS_PTX or not dtype.quantised or rows > MOST_ROWS:
         return False
     unit = unit_of(dtype.name, k)
-    return unit is not None and _least_bytes(unit, rows, k) <= _shared_bytes()
+    return unit is not None and _least_bytes(unit, rows, k) <= shared_bytes()
 
 
 @cache
-def _shared_bytes() -> int:
+def shared_bytes() -> int:
     """Alike for all cards of a process, which have one compute capability (opening.py)."""
     return min(_SHARED, most_shared())
 
@@ -108,7 +108,7 @@ def _grid_bytes(unit: Unit) -> int:
 def _bytes_of_a(unit: Unit, rows: int, k: int, has_halves: bool) -> int:
     """With its squares, and what is lost where sums and chunks begin."""
     layout = digits.layout_of(rows, k, unit.n_groups, has_halves)
-    return layout.squares + 4 * rows * _MOST_WARPS + 32
+    return layout.squares + 4 * rows * MOST_WARPS + 32
 
 
 def _slab_bytes(unit: Unit, rows: int, k: int) -> int:
@@ -128,6 +128,33 @@ def _chunk_bytes(unit: Unit) -> int:
     return CHUNK * unit.n_bytes + 16  # a load of the last word may go beyond
 
 
+class Plan(NamedTuple):
+    """How blocks share out a launch's parts: of each part what it is compiled for, its blocks and
+    its Cut; and of a block its shared memory, its warps, and bytes that the launch asks for."""
+
+    kinds: tuple[DotShape, ...]
+    blocks: list[int]
+    cuts: list[Cut]
+    layout: SharedLayout
+    n_warps: int
+    n_bytes: int
+
+
+def plan(
+    parts: Sequence[RowProduct], shares: Sequence[int], rows: int, k: int, vectorized: bool
+) -> Plan:
+    """shares: blocks that each part gets if their sums fit; vectorized: see DotShape"""
+    units = [_unit(part, k) for part in parts]
+    grids, has_halves = max(map(_grid_bytes, units)), any(map(has_minima_of_halves, units))
+    free = shared_bytes() - _bytes_of_a(units[0], rows, k, has_halves) - grids
+    both = list(zip(parts, units, strict=True))
+    kinds = tuple(_kind(part, unit, rows, k, vectorized, has_halves) for part, unit in both)
+    blocks = [_fitting(n, *one, rows, k, free) for n, one in zip(shares, both, strict=True)]
+    cuts = [_cut(*one, k, n) for n, one in zip(blocks, both, strict=True)]
+    layout, n_warps, n_bytes = _shared_layout(kinds, cuts, k)
+    return Plan(kinds, blocks, cuts, layout, n_warps, max(n_bytes, least_shared()))
+
+
 def products(
     parts: Sequence[RowProduct], a: Any, rows: int, k: int, stream: Any, norm: Norm | None = None
 ) -> Call:
@@ -135,25 +162,13 @@ def products(
     of_norm = (a, np.float32(0), a, False) if norm is None else (
         norm.weights, norm.eps, norm.out, norm.is_read
     )  # fmt: skip
-    units = [_unit(part, k) for part in parts]
-    grids, has_halves = max(map(_grid_bytes, units)), any(map(has_minima_of_halves, units))
-    free = _shared_bytes() - _bytes_of_a(units[0], rows, k, has_halves) - grids
     vectorized = k % 4 == 0 and vectorizable(a, of_norm[0])
-    kinds = [
-        _kind(part, unit, rows, k, vectorized, has_halves)
-        for part, unit in zip(parts, units, strict=True)
-    ]
-    blocks = [
-        _fitting(n, part, unit, rows, k, free)
-        for n, part, unit in zip(_share_out([p.w.size for p in parts]), parts, units, strict=True)
-    ]
-    cuts = [_cut(p, u, k, n) for p, u, n in zip(parts, units, blocks, strict=True)]
-    layout, n_warps, n_bytes = _shared_layout(kinds, cuts, k)
-    ends = tuple(np.int64(n) for n in np.cumsum(blocks))
-    arguments = tuple(_argument(p, c) for p, c in zip(parts, cuts, strict=True))
+    p = plan(parts, _share_out([p.w.size for p in parts]), rows, k, vectorized)
+    ends = tuple(np.int64(n) for n in np.cumsum(p.blocks))
+    arguments = tuple(_argument(part, cut) for part, cut in zip(parts, p.cuts, strict=True))
     return launch(
-        _kernel(tuple(kinds), norm is not None), int(ends[-1]), 32 * n_warps, stream, arguments,
-        ends, a, k, layout, of_norm, shared_bytes=max(n_bytes, least_shared()),
+        _kernel(p.kinds, norm is not None), int(ends[-1]), 32 * p.n_warps, stream, arguments,
+        ends, a, k, p.layout, of_norm, shared_bytes=p.n_bytes,
     )  # fmt: skip
 
 
@@ -216,18 +231,18 @@ def _shared_layout(
     a = digits.layout_of(rows, k, groups, kinds[0].has_halves)
     matrices = [1 + kind.is_gated for kind in kinds]
     both = list(zip(cuts, matrices, strict=True))
-    grids = round_up(a.squares + 4 * rows * _MOST_WARPS, 16)
+    grids = round_up(a.squares + 4 * rows * MOST_WARPS, 16)
     sums = grids + max(_grid_bytes(kind.unit) for kind in kinds)
     chunks = round_up(sums + max(4 * rows * cut.most * n for cut, n in both), 16)
     chunk = max(_chunk_bytes(kind.unit) for kind in kinds)
     tasks = max(cut.most // CHUNK * n for cut, n in both)
-    most = max(1, min(_MOST_WARPS, (_shared_bytes() - chunks) // chunk))
+    most = max(1, min(MOST_WARPS, (shared_bytes() - chunks) // chunk))
     n_chunks = -(-tasks // -(-tasks // most))
     n_warps = n_chunks if tasks > n_chunks else max(n_chunks, _FEWEST_WARPS)
     n_bytes = chunks + n_chunks * chunk
     # A second chunk of each warp, if that leaves a block of the next launch its third.
     second = n_chunks * chunk
-    if tasks == n_chunks or n_bytes + second > min(_shared_bytes(), 2 * least_shared() - _RESERVED):
+    if tasks == n_chunks or n_bytes + second > min(shared_bytes(), 2 * least_shared() - _RESERVED):
         second = 0
     return SharedLayout(a, grids, sums, chunks, chunk, second), n_warps, n_bytes + second
 
@@ -298,7 +313,7 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
     for i, kind in enumerate(dict.fromkeys(kinds)):
         known |= {f"begin{i}": beginner(kind), f"add{i}": adder(kind)}
     source = compile_closure(_source(kinds), "multiply", known)
-    made = kernel(source, most_threads=32 * _MOST_WARPS, shared_bytes=_shared_bytes())
+    made = kernel(source, most_threads=32 * MOST_WARPS, shared_bytes=shared_bytes())
     return begins_early(made, lambda arguments: [w for part in arguments[0] for w in part[2:4]])
 
 

@@ -303,7 +303,7 @@ def rows_of(cut, number):
 
 
 @device
-def _row_sum(floats, at, n):
+def row_sum(floats, at, n):
     total = ZERO
     for i in range(n):
         total += byte_ptx.shared_float(floats, at + i)
@@ -337,10 +337,10 @@ def finisher(kind: DotShape, has_norm: bool) -> Any:
             while row < n_rows:
                 at = np.uint64(t * part[4] + first + row)
                 place = sums + t * cut.most + row * units
-                total = rate * _row_sum(floats, place, units)
+                total = rate * row_sum(floats, place, units)
                 if is_gated:
                     place += rows * cut.most
-                    total = silu(total) * (rate * _row_sum(floats, place, units))
+                    total = silu(total) * (rate * row_sum(floats, place, units))
                 elif part[6]:
                     total += held[t] if row == cuda.threadIdx.x else part[1][at]
                 part[0][at] = total

@@ -1,7 +1,8 @@
 """Products with one weight per expert: row (t, u) with expert ids[t, u]; see ops/experts.
 
-The ids never leave the card: of few rows each warp finds its expert by itself, many are put in
-order there (gemm/grouped.py). A row of an id that is no expert is left 0, and the fault is noted.
+The ids never leave the card: few rows find their experts by themselves (gemm/few_experts.py), many
+are put in order there (gemm/grouped.py). A row of an id that is no expert is left 0, and the fault
+is noted.
 """
 
 from functools import cache
@@ -12,6 +13,7 @@ import numpy as np
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
+from pyggml.backends.cuda.gemm.few_experts import ExpertProduct, expert_products, takes
 from pyggml.backends.cuda.gemm.grouped import order_call, product_call, tile_of
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
@@ -223,9 +225,28 @@ def _bind_grouped(site: Site, is_forward: bool) -> Call:
     return in_turn(order, round_to_bfloat16(halves, site.src[1], site.stream), product)
 
 
+def are_few(node: Tensor, compute: Compute) -> bool:
+    """Whether a product's rows are multiplied as digits with packed weights."""
+    w, _, ids = node.src
+    rounds = compute == "bf16" and w.offset % 16 == 0 and w.dtype.quantised
+    return rounds and ids.n_elements <= _FEW_ROWS and takes(w.dtype, w.shape)
+
+
+def few_rows(site: Site) -> ExpertProduct:
+    """The product of a node of few rows."""
+    w, x, ids = site.node.src
+    fault, (n_experts, n, k) = _fault(site, w.shape[0]), w.shape
+    return ExpertProduct(
+        site.out, site.src[1], site.src[2], _rows_of(x, ids), site.src[0], w.dtype,
+        (n_experts, n, k), fault,
+    )  # fmt: skip
+
+
 def _bind_forward(site: Site) -> Call:
     if _is_grouped(site.node, site.compute):
         return _bind_grouped(site, is_forward=True)
+    if are_few(site.node, site.compute):
+        return expert_products(few_rows(site), site.stream)
     w, x, ids = site.node.src
     run, arrays = _forward(w.dtype.name), (site.out, site.src[0].view(np.uint8), *site.src[1:])
     grid = small(min(-(-site.node.n_elements // _WARPS), 1 << 20))

@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING
 
 from pyggml.backends.cuda.gemm.cublas import has_cublas
 from pyggml.backends.cuda.ops.few import NORM_GATED, NORM_PRODUCT, NORM_PRODUCTS, PRODUCT_ADD
+from pyggml.backends.cuda.ops.few_experts import (
+    EXPERTS_GATED,
+    EXPERTS_ROUTER,
+    EXPERTS_SUM,
+    EXPERTS_WEIGHTED,
+)
 from pyggml.backends.cuda.ops.glu import SWIGLU_BACKS
 from pyggml.backends.cuda.ops.heads import ATTENDED_HEADS, HEADS
 from pyggml.backends.cuda.ops.next_token import LIKELIEST_ADVANCE
@@ -57,6 +63,10 @@ FUSIONS = (
     PRODUCT_SCALED,
     OUT_PROD_SCALED,
     LIKELIEST_ADVANCE,
+    EXPERTS_WEIGHTED,
+    EXPERTS_GATED,
+    EXPERTS_ROUTER,
+    EXPERTS_SUM,
 )
 LORA = with_wide_products, with_gated_gradients, with_formulas, narrow
 REWRITES: tuple[Rewrite, ...] = (
