@@ -1,5 +1,6 @@
 """Model → Adapter: fresh updates of chosen matrices, or the updates of a loaded adapter."""
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -49,6 +50,7 @@ def attach(
     if model.adapters and config.dora:
         raise AdapterError([("dora", "is on, wanted a model without other adapters")])
     bases = targets(model.parts, config)
+    _warn_of_passed_over(bases)
     scaled = [n for n in bases if n.removesuffix(".weight") + SCALE in model.parts.weights]
     if scaled and config.dora:
         raise AdapterError([("dora", f"is on, but {scaled[0]} has a scale of its own beside it")])
@@ -85,6 +87,17 @@ def unfreeze(model: Model, *, dropout: float = 0.0, plus_ratio: float = 1.0) -> 
         write(parameters.tensors[name + A], a)
         write(parameters.tensors[name + B], b)
     return _adapter(model, others, config, parameters, pairs)
+
+
+def _warn_of_passed_over(bases: Mapping[str, Target]) -> None:
+    names = dict.fromkeys(n.split(".")[-2] for n, t in bases.items() if not t.spec.applied)
+    if names:
+        warnings.warn(
+            f"llama.cpp passes over an adapter's updates of {', '.join(names)}: merge the adapter "
+            "into the model for it",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _parameters(

@@ -57,7 +57,7 @@ class LoraConfig(Settings):
         None,
         "target modules, by their names in GGUF files (attn_q,ffn_down_exps,output,token_embd) or "
         "in transformers (q_proj,down_proj,lm_head); all-linear, the default, is all linear ones "
-        "in the blocks but experts and their routers",
+        "in the blocks but experts, their routers and matrices whose updates llama.cpp drops",
         "names, none of them twice",
         _modules_fit,
         group="adapter",

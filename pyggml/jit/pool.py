@@ -8,9 +8,11 @@ import os
 import signal
 import threading
 import warnings
+from collections.abc import Callable
 
 import llvmlite.binding as llvm
 import numba.np.ufunc.parallel as numba_threads
+from numba.core import config
 
 from pyggml.jit.cores import n_cores
 from pyggml.jit.decorators import compile_for
@@ -35,13 +37,32 @@ from pyggml.jit.regions import (
 from pyggml.jit.workarounds import PARALLEL_FOR
 
 
+def _launch_layer(launch: Callable[[], None]) -> None:
+    """Have Numba make ready the layer that it is told to take, or if that is not to be had its work
+    queue, which is always there: no loop of this package runs in it."""
+    try:
+        launch()
+    except ValueError:
+        named, config.THREADING_LAYER = config.THREADING_LAYER, "workqueue"
+        try:
+            launch()
+        finally:
+            config.THREADING_LAYER = named
+        warnings.warn(
+            f"NUMBA_THREADING_LAYER={named} cannot be loaded by Numba: other code that it compiles "
+            "gets its work queue; pyggml's threads are its own",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 def _take_loops() -> None:
     """Have this package's loops with `prange` run here, once Numba has made ready its own layer:
     it does so before it compiles or loads the first of them."""
     launch = numba_threads._launch_threads
 
     def launch_both() -> None:
-        launch()
+        _launch_layer(launch)
         if not words[LOOP]:
             words[LOOP] = SHARE.address
             llvm.add_symbol(PARALLEL_FOR, FOR.address)

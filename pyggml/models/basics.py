@@ -125,6 +125,7 @@ def read_basics(
     fused_qkv: bool = False,
     least_heads: int = 1,
     least_ff: int = 1,
+    latent: bool = False,
 ) -> Basics:
     """The hyperparameters of the usual parts.
 
@@ -133,9 +134,10 @@ def read_basics(
     fused_qkv    whether q, k and v come from one matrix by default; the file's tensors decide
     least_heads  0 if layers without attention are allowed
     least_ff     0 if layers without a feed-forward part are allowed
+    latent       values may be of another size than keys, as with latent attention
     """
     c = read_config(r)
-    heads = read_heads(r, c, least_heads)
+    heads = read_heads(r, c, least_heads, latent)
     norm: Callable[[str], Norm]
     if layer_norm is None:
         norm = partial(RmsNorm, size=c.n_embd, eps=rms_eps(r))

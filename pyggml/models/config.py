@@ -206,7 +206,8 @@ def _refuse_other_graphs(r: Reader) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The heads of one layer: n query heads, n_kv key and value heads, of `size` numbers each.
+    """The heads of one layer: n query heads, n_kv key and value heads, of `size` numbers each; of
+    latent attention, values have `value_size`.
 
     n / n_kv query heads share one key and value head.
     """
@@ -214,22 +215,26 @@ class Heads:
     n: int
     n_kv: int
     size: int
+    value_size: int
 
 
-def read_heads(r: Reader, c: ModelConfig, least: int = 1) -> tuple[Heads, ...]:
-    """The heads of every layer. `least` is 0 if layers without attention are allowed."""
+def read_heads(
+    r: Reader, c: ModelConfig, least: int = 1, latent: bool = False
+) -> tuple[Heads, ...]:
+    """The heads of every layer. `least` is 0 if layers without attention are allowed. latent:
+    values may be of another size than keys."""
     n = r.counts("attention.head_count", c.n_layer, least=least)
     n_kv = r.counts("attention.head_count_kv", c.n_layer, n, least=least)
     size = r.count("attention.key_length", max(c.n_embd // max(*n, 1), 1))
     value_size = r.count("attention.value_length", size)
-    if value_size != size:
+    if value_size != size and not latent:
         r.faults.append(f"value_length {value_size} and key_length {size} differ")
     for key in ("attention.key_length_swa", "attention.value_length_swa"):
         r.count(key, size, least=size, most=size)  # the size in layers with a window
     for q, kv in zip(n, n_kv, strict=True):
         if kv and q % kv:
             r.faults.append(f"{q} heads cannot share {kv} key heads evenly")
-    return tuple(Heads(q, kv, size) for q, kv in zip(n, n_kv, strict=True))
+    return tuple(Heads(q, kv, size, value_size) for q, kv in zip(n, n_kv, strict=True))
 
 
 def rms_eps(r: Reader) -> float:

@@ -7,7 +7,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.models.config import Reader
 from pyggml.models.net import Net
 from pyggml.models.weights import Tensors, TensorSpec
-from pyggml.ops import rope_apply, rope_table
+from pyggml.ops import log_temperature, reshape, rope_apply, rope_table
 
 _SAME = ("rope_freqs.weight", "rope_freqs.weight")
 _SHORT_AND_LONG = ("rope_factors_short.weight", "rope_factors_long.weight")
@@ -38,15 +38,24 @@ class Rope:
         spec = TensorSpec((self.n_dims // 2,), optional=self.factors == _SAME)
         return dict.fromkeys(self.factors, spec)
 
-    def __call__(self, net: Net, x: Tensor) -> Tensor:
-        """x (T, heads, d), rotated. Layers with equal hyperparameters share one table."""
-        return rope_apply(x, net.once(self, lambda: self._table(net)), self.mode)
+    def __call__(self, net: Net, x: Tensor, offset: int = 0) -> Tensor:
+        """x (T, heads, d), rotated from feature `offset` on. Layers with equal hyperparameters
+        share one table."""
+        return rope_apply(x, net.once(self, lambda: self._table(net)), self.mode, offset)
 
-    def further(self, net: Net, x: Tensor) -> Tensor:
+    def further(self, net: Net, x: Tensor, offset: int = 0) -> Tensor:
         """x, rotated before, turned by as many positions more as the inputs say: without YaRN's or
         the file's magnitude, which it has already."""
         yarn = 1 + 0.1 * log(1 / self.freq_scale) if self.ext_factor else 1.0
-        return replace(self, attn_factor=1 / yarn)(net, x)
+        return replace(self, attn_factor=1 / yarn)(net, x, offset)
+
+    def divided_by_yarn(self, multiplier: float) -> "Rope":
+        """The same; where YaRN lengthens the context, with its magnitude divided by
+        1 + 0.1 · multiplier · ln(factor)."""
+        if not self.ext_factor or self.freq_scale >= 1:
+            return self
+        magnitude = 1 - 0.1 * multiplier * log(self.freq_scale)
+        return replace(self, attn_factor=self.attn_factor / magnitude)
 
     def _table(self, net: Net) -> Tensor:
         return rope_table(
@@ -61,6 +70,15 @@ class Rope:
             beta_slow=self.beta_slow,
             n_ctx_orig=self.n_ctx_orig,
         ).named("rope table")
+
+
+def log_temperature_of(net: Net, strength: float, every: int) -> Tensor:
+    """What queries are multiplied by, (T, 1, 1): 1 + strength · ln(1 + floor(position / every))."""
+
+    def factors() -> Tensor:
+        return reshape(log_temperature(net.inputs.positions, strength, every), (-1, 1, 1))
+
+    return net.once(("log_temperature", strength, every), factors)
 
 
 def check_sections(r: Reader, rope: Rope, interleaved: bool = False) -> None:

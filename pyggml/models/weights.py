@@ -33,6 +33,8 @@ class TensorSpec:
                Net.by_expert, so that adapters can update it
     table      a table of rows, used only through Net.rows, so that adapters can update it
     usual      adapters update it by default
+    applied    llama.cpp applies an adapter's update of it; else the update counts there once it is
+               merged into the model
     unpacked   copied as F32, as vectors are: it is small and no operand of a matrix product
     """
 
@@ -41,6 +43,7 @@ class TensorSpec:
     linear: bool = False
     table: bool = False
     usual: bool = True
+    applied: bool = True
     unpacked: bool = False
 
     def update(self, rank: int) -> tuple[Shape, Shape] | None:
@@ -79,6 +82,11 @@ def matrices(name: str, n_expert: int, n_out: int, n_in: int, bias: bool = False
     if bias:
         tensors[f"{name}.bias"] = TensorSpec((n_expert, n_out), unpacked=True)
     return tensors
+
+
+def latent_matrix(name: str, *shape: int) -> Tensors:
+    """A matrix, or one of each head, whose updates by an adapter llama.cpp passes over."""
+    return {f"{name}.weight": TensorSpec(shape, linear=True, usual=False, applied=False)}
 
 
 def merge_tensors(tensors: Iterable[Tensors]) -> Tensors:

@@ -2,7 +2,16 @@
 
 import numpy as np
 import pytest
-from llama_models import GOLDEN, LIMITS, TOKENS, VARIANTS, golden, with_adapter, write
+from llama_models import (
+    GOLDEN,
+    LIMITS,
+    TOKENS,
+    VARIANTS,
+    golden,
+    passes_over,
+    with_adapter,
+    write,
+)
 
 import pyggml
 from pyggml.generation import Session
@@ -31,6 +40,17 @@ def test_logits_with_an_adapter(name, model, values):
     found = with_adapter(model).model.logits(TOKENS)
     assert nmse(found, values["lora_logits"]) < LIMITS[name]
     assert nmse(found, values["logits"]) > 1e-3, "the adapter changes something"
+
+
+def test_logits_with_an_adapter_that_llama_cpp_reads_merged(name, model, values):
+    """Its updates of latent matrices count there after a merge."""
+    assert ("merged_logits" in values) is passes_over(model)
+    if not passes_over(model):
+        return
+    with pytest.warns(RuntimeWarning, match="llama.cpp passes over"):
+        found = with_adapter(model, applied=False).model.logits(TOKENS)
+    assert nmse(found, values["merged_logits"]) < LIMITS[name]
+    assert nmse(found, values["lora_logits"]) > 1e-3, "latent matrices change something"
 
 
 def test_a_cache_changes_nothing(name, model, values):

@@ -8,6 +8,7 @@ The model is not kept: its numbers depend on the names of its tensors only.
 
 import re
 import sys
+import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +19,7 @@ from tiny_models import NO_VOCABULARY, scaled
 from tiny_models import write as write_tiny
 
 import pyggml
-from pyggml.lora import LoraConfig, attach
+from pyggml.lora import LoraConfig, attach, merge
 from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
 
 from peers.trial import llama_cpp_logits, wide_modules
@@ -34,6 +35,34 @@ DECI = {
 }
 SSM = {"ssm.inner_size": 128, "ssm.time_step_rank": 4}
 JAMBA = {"ssm.inner_size": 128, "ssm.time_step_rank": 8}
+LATENT = {
+    "attention.kv_lora_rank": 24,
+    "attention.key_length": 32,
+    "attention.value_length": 24,
+    "attention.key_length_mla": 20,
+    "attention.value_length_mla": 14,
+    "attention.q_lora_rank": 18,
+    "rope.dimension_count": 8,
+}
+# Without the lengths of absorbed heads: files that have attn_kv_b.
+WHOLE = LATENT | {
+    "attention.key_length": 20,
+    "attention.value_length": 14,
+    "attention.key_length_mla": 0,
+    "attention.value_length_mla": 0,
+    "attention.head_count_kv": 4,
+}
+GROUPS = {"expert_count": 8, "expert_group_count": 4, "expert_group_used_count": 2}
+GROUPS |= {"expert_gating_func": 2, "block_count": 3}
+YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 16,
+}
+MULTIPLIED = {"rope.scaling.yarn_log_multiplier": 0.0707}
+DENSE = {"expert_count": 0, "expert_used_count": 0, "leading_dense_block_count": 2}
+LITE = {"block_count": 26, "leading_dense_block_count": 25}  # else a router is undecided
+TEMPERED = {"attention.temperature_scale": 0.5, "attention.temperature_length": 4}
 LAST = np.array([0, 0, 64], np.int32)
 # By name of a model: its architecture, keys beside the example's, and its optional tensors.
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -63,8 +92,18 @@ VARIANTS |= {
     )
     if name in ARCHITECTURES
 }
+OF_LATENT = (
+    ("deepseek2", "deepseek2", LATENT | GROUPS, r".*exp_probs_b\.bias|output.weight"),
+    ("deepseek2-lite", "deepseek2", LATENT | LITE, ""),
+    ("deepseek2-whole", "deepseek2", WHOLE | YARN | MULTIPLIED, "output.weight"),
+    ("deepseek2-yarn", "deepseek2", LATENT | YARN | TEMPERED, "output.weight"),
+    ("deepseek2-dense", "deepseek2", LATENT | DENSE, "output.weight"),
+    ("mistral4", "mistral4", LATENT | YARN | MULTIPLIED | TEMPERED, "output.weight"),
+)
+VARIANTS |= {name: more for name, *more in OF_LATENT}
 GELUS = {"codeshell", "grok", "mpt", "spark2_5"}  # llama.cpp has a table of GELUs in halves
 LIMITS = {name: 5e-7 if name in GELUS else 1e-11 for name in VARIANTS}
+LIMITS |= {"deepseek2-lite": 1e-9, "deepseek2-whole": 5e-11}  # of 26 layers; of large scores
 
 
 def write(path: Path, architecture: str, keys: dict[str, Any], optional: str) -> Path:
@@ -83,9 +122,10 @@ def write(path: Path, architecture: str, keys: dict[str, Any], optional: str) ->
     return write_tiny(path, architecture, sizes, NO_VOCABULARY, tensors, N_VOCAB, numbers=scaled)
 
 
-def with_adapter(model: Any, rank: int = RANK) -> Any:
-    """The model with an adapter on every matrix of its blocks, whose numbers go by names alone."""
-    modules = wide_modules(model, rank)
+def with_adapter(model: Any, rank: int = RANK, applied: bool = True) -> Any:
+    """The model with an adapter on every matrix of its blocks, whose numbers go by names alone.
+    applied: on those alone whose updates llama.cpp applies."""
+    modules = wide_modules(model, rank, applied)
     made = attach(model, LoraConfig(rank=rank, alpha=2.0 * rank, modules=modules))
     for pair in made.pairs.values():
         for t in (pair.a, pair.b):
@@ -94,14 +134,27 @@ def with_adapter(model: Any, rank: int = RANK) -> Any:
     return made
 
 
+def passes_over(model: Any) -> bool:
+    """Whether llama.cpp passes over updates of some of the model's matrices."""
+    return any(not spec.applied for spec in model.parts.decoder.tensors().values())
+
+
 def golden(name: str, folder: Path) -> dict[str, np.ndarray]:
-    """llama.cpp's logits of a variant, without and with the adapter."""
+    """llama.cpp's logits of a variant, without and with the adapter; where it passes over updates
+    of some matrices, also those of the model with an adapter of all merged into it."""
     path = write(folder / f"{name}.gguf", *VARIANTS[name])
-    with_adapter(pyggml.load(path, compute="f32")).save(folder / "adapter.gguf")
-    return {
+    model = pyggml.load(path, compute="f32")
+    with_adapter(model).save(folder / "adapter.gguf")
+    values = {
         "logits": llama_cpp_logits(path, TOKENS),
         "lora_logits": llama_cpp_logits(path, TOKENS, folder / "adapter.gguf"),
     }
+    if passes_over(model):
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+            made = with_adapter(model, applied=False)
+        merge(made.model, folder / "merged.gguf")
+        values["merged_logits"] = llama_cpp_logits(folder / "merged.gguf", TOKENS)
+    return values
 
 
 if __name__ == "__main__":

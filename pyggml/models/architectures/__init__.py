@@ -13,6 +13,7 @@ from pyggml.models.architectures.command_r import COHERE2, COHERE2MOE, COMMAND_R
 from pyggml.models.architectures.dbrx import DBRX
 from pyggml.models.architectures.deci import DECI
 from pyggml.models.architectures.deepseek import DEEPSEEK, DOTS1
+from pyggml.models.architectures.deepseek2 import DEEPSEEK2, MISTRAL4
 from pyggml.models.architectures.ernie4_5_moe import ERNIE4_5_MOE
 from pyggml.models.architectures.exaone import EXAONE4, EXAONE_MOE
 from pyggml.models.architectures.falcon import FALCON
@@ -125,6 +126,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         BITNET,
         COHERE2MOE,
         DEEPSEEK,
+        DEEPSEEK2,
+        MISTRAL4,
         DOTS1,
         ERNIE4_5_MOE,
         EXAONE4,

@@ -2,7 +2,6 @@
 multiplied by a factor that grows with the position."""
 
 from dataclasses import dataclass, replace
-from math import log
 
 from pyggml.graph.tensor import Tensor
 from pyggml.models.architecture import Architecture
@@ -13,8 +12,8 @@ from pyggml.models.decoder import Decoder
 from pyggml.models.experts import has_experts, read_experts
 from pyggml.models.net import Net
 from pyggml.models.part import Part
-from pyggml.models.rope import Rope
-from pyggml.ops import log_temperature, mul, reshape, swiglu
+from pyggml.models.rope import Rope, log_temperature_of
+from pyggml.ops import mul, swiglu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +25,7 @@ class _Attention(Attention):
 
     def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = Attention.project(self, net, at, x)
-        key = ("log_temperature", self.strength, self.every)
-        factors = net.once(key, lambda: self._factors(net))
-        return mul(q, factors), k, v
-
-    def _factors(self, net: Net) -> Tensor:
-        rows = log_temperature(net.inputs.positions, self.strength, self.every)
-        return reshape(rows, (-1, 1, 1))
+        return mul(q, log_temperature_of(net, self.strength, self.every)), k, v
 
 
 def _decoder(r: Reader) -> Decoder:
@@ -54,15 +47,11 @@ def _decoder(r: Reader) -> Decoder:
 
 
 def _yarn(r: Reader, rope: Rope) -> Rope:
-    """The file has YaRN's corners. Its magnitude factor is divided by 1 + 0.1 · m · ln(factor),
-    with m = rope.scaling.yarn_log_multiplier."""
-    every = r.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e3)
-    shared = 1 - 0.1 * every * log(rope.freq_scale) if rope.freq_scale < 1 else 1.0
+    """The file has YaRN's corners. Its magnitude is divided, by a multiplier that the file has."""
     return replace(
-        rope,
+        rope.divided_by_yarn(r.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e3)),
         beta_fast=r.number("rope.scaling.yarn_beta_fast", 32.0, 1e-3, 1e6),
         beta_slow=r.number("rope.scaling.yarn_beta_slow", 1.0, 1e-3, 1e6),
-        attn_factor=rope.attn_factor / (shared if rope.ext_factor else 1.0),
     )
 
 

@@ -21,8 +21,8 @@ from pyggml.models.feed_forward import FeedForward
 from pyggml.models.mamba2 import read_mamba2
 from pyggml.models.net import Net
 from pyggml.models.part import Part
-from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
-from pyggml.ops import mul_mat, relu, sigmoid, sqr
+from pyggml.models.weights import Tensors, latent_matrix, matrix, merge_tensors
+from pyggml.ops import relu, sigmoid, sqr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +36,13 @@ class _LatentExperts(Experts):
 
     def tensors(self, at: str) -> Tensors:
         router = matrix(f"{at}ffn_gate_inp", self.n_expert, self.n_outer, bias=False, usual=False)
-        latent = {
-            f"{at}ffn_latent_down.weight": TensorSpec((self.n_embd, self.n_outer)),
-            f"{at}ffn_latent_up.weight": TensorSpec((self.n_outer, self.n_embd)),
-        }
-        return merge_tensors([Experts.tensors(self, at), router, latent])
+        down = latent_matrix(f"{at}ffn_latent_down", self.n_embd, self.n_outer)
+        up = latent_matrix(f"{at}ffn_latent_up", self.n_outer, self.n_embd)
+        return merge_tensors([Experts.tensors(self, at), router, down, up])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        inner = self._latent(net, f"{at}ffn_latent_down", x)
-        return self._latent(net, f"{at}ffn_latent_up", self.mix(net, at, inner, x))
-
-    def _latent(self, net: Net, name: str, x: Tensor) -> Tensor:
-        """No adapter updates these matrices: llama.cpp would pass over it."""
-        return net.in_turn(mul_mat(net.weights[f"{name}.weight"], x).named(name))
+        inner = net.linear(f"{at}ffn_latent_down", x)
+        return net.linear(f"{at}ffn_latent_up", self.mix(net, at, inner, x))
 
 
 def _squared_relu(x: Tensor) -> Tensor:

@@ -50,10 +50,12 @@ def in_f32(source: Path, target: Path) -> Path:
     return target
 
 
-def wide_modules(model: Model, rank: int) -> tuple[str, ...]:
-    """All linear modules of the blocks that an adapter of this rank fits, experts included."""
-    weights = model.parts.weights.items()
+def wide_modules(model: Model, rank: int, applied: bool = True) -> tuple[str, ...]:
+    """All linear modules of the blocks that an adapter of this rank fits, experts included.
+    applied: those alone whose updates llama.cpp applies."""
+    weights, specs = model.parts.weights.items(), model.parts.decoder.tensors()
     wide = {n for n, w in weights if len(w.shape) > 1 and min(w.shape[-2:]) >= rank}
+    wide = {n for n in wide if n in specs and (specs[n].applied or not applied)}
     return tuple(
         m for m in model.parts.decoder.modules if any(n.endswith(f".{m}.weight") for n in wide)
     )

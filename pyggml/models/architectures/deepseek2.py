@@ -1,0 +1,79 @@
+"""deepseek2: DeepSeek 2 to 3.1, Kimi K2, GLM 4.7 Flash, GigaChat 3, Kanana 2 and Youtu; mistral4:
+Mistral Small 4. Latent attention; after the first layers, experts beside a shared one.
+
+Files made before attention had its matrices apart have attn_kv_b instead of attn_k_b and attn_v_b.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import Basics, read_basics
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.experts import SIGMOID, has_experts, read_feed_forward, read_router
+from pyggml.models.latent import LatentAttention, read_latent, scale_of
+from pyggml.models.part import Part
+from pyggml.ops import swiglu
+
+
+def _decoder(r: Reader, mistral: bool) -> Decoder:
+    b = read_basics(r, rope="normal", latent=True)
+    attention = _attention(r, b, mistral)
+    feed_forward = read_dense_first(r, b, default=SIGMOID if _is_glm(b) else 1)
+    return b.decoder(lambda i: b.pre_norm(attention, feed_forward[i]))
+
+
+def _attention(r: Reader, b: Basics, mistral: bool) -> LatentAttention:
+    assert b.rope is not None
+    lite = b.config.n_layer in (26, 27) or (b.config.n_layer, b.config.n_vocab) == (48, 128256)
+    q_rank = 0 if lite else r.count("attention.q_lora_rank", least=0, most=1 << 14)
+    # The file has a tenth of it. DeepSeek's own magnitude cancels all but a factor of 1.
+    multiplier = 10 * r.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e3)
+    rope = b.rope.divided_by_yarn(multiplier if mistral else float(multiplier > 0))
+    attention = read_latent(r, b, q_rank=q_rank, rope=rope)
+    strength = r.number("attention.temperature_scale", 0.0, 0.0, 1e3)
+    every = r.count("attention.temperature_length", 0, least=1, most=1 << 24) if strength else 0
+    return replace(
+        attention,
+        scale=scale_of(rope, attention.size, multiplier),
+        temperature=(strength, every) if strength else None,
+    )
+
+
+def read_dense_first(r: Reader, b: Basics, default: int) -> tuple[Part, ...]:
+    """The feed-forward part of every layer; default: see read_router."""
+    n_layer, n_dense = b.config.n_layer, r.count("leading_dense_block_count", 0, least=0, most=1024)
+    if n_dense >= n_layer and not has_experts(r):
+        return tuple(b.gated_mlp(i, swiglu) for i in range(n_layer))
+    n_ff = r.count("expert_feed_forward_length", most=1 << 20)
+    shared = n_ff * r.count("expert_shared_count", least=0, most=64)
+    return read_feed_forward(r, b, swiglu, shared, **read_router(r, default))
+
+
+def _is_glm(b: Basics) -> bool:
+    """Files of GLM 4.7 Flash without the key of the router's function."""
+    return b.config.n_layer in (47, 48) and b.config.n_vocab == 154880
+
+
+EXPERTS: dict[str, object] = {
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 256,
+    "leading_dense_block_count": 1,
+    "expert_shared_count": 1,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.5,
+}
+LATENT: dict[str, object] = {
+    "attention.head_count_kv": 1,
+    "attention.kv_lora_rank": 8,
+    "attention.key_length": 12,
+    "attention.value_length": 8,
+    "attention.key_length_mla": 10,
+    "attention.value_length_mla": 6,
+    "attention.q_lora_rank": 12,
+    "rope.dimension_count": 4,
+}
+DEEPSEEK2 = Architecture("deepseek2", partial(_decoder, mistral=False), EXPERTS | LATENT)
+MISTRAL4 = Architecture("mistral4", partial(_decoder, mistral=True), EXPERTS | LATENT)
