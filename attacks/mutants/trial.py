@@ -222,9 +222,8 @@ def live_functions() -> dict[CodeType, list[FunctionType]]:
 def change_functions(mutant: Mutant) -> set[int] | None:
     """Put the mutant's code into the functions that are there; their ids, or None if it cannot."""
     path = ROOT / mutant.file
-    before = codes(compile(path.read_bytes(), str(path), "exec", dont_inherit=True))
-    pairs = list(zip(before, codes(mutated(mutant)), strict=True))
-    changed = [(old, new) for old, new in pairs[1:] if old != new]
+    before = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    changed = [(old, new) for old, new in _pairs(before, mutated(mutant)) if old != new]
     functions = {id(f): (f, new) for old, new in changed for f in live_functions().get(old, ())}
     try:
         for function, new in functions.values():
@@ -232,6 +231,21 @@ def change_functions(mutant: Mutant) -> set[int] | None:
     except ValueError:  # it has other free variables
         return None
     return set(functions) or None
+
+
+def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+    """The functions in a code object, each with what it has become; those that went with what was
+    deleted are left out."""
+    inside: dict[tuple[str, int], tuple[list[CodeType], list[CodeType]]] = {}
+    for i, code in enumerate((old, new)):
+        for part in code.co_consts:
+            if isinstance(part, CodeType):
+                inside.setdefault((part.co_name, part.co_firstlineno), ([], []))[i].append(part)
+    for olds, news in inside.values():
+        if len(olds) == len(news):
+            for pair in zip(olds, news, strict=True):
+                yield pair
+                yield from _pairs(*pair)
 
 
 def change_import(mutant: Mutant) -> None:
