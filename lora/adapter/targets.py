@@ -60,6 +60,8 @@ def targets(parts: Parts, config: LoraConfig) -> dict[str, Target]:
         for m in parts.decoder.modules
         if m in modules
     ]
+    if config.modules is None:  # a module may be usual in some layers alone
+        names = [n for n in names if n in specs and specs[n].usual]
     names += ["output.weight"] * ("output" in modules)
     bases = {n: specs[n] for n in names if n in parts.weights}
     chosen = {name: _target(name, spec, config) for name, spec in bases.items()}

@@ -226,7 +226,8 @@ def read_heads(
     n = r.counts("attention.head_count", c.n_layer, least=least)
     n_kv = r.counts("attention.head_count_kv", c.n_layer, n, least=least)
     size = r.count("attention.key_length", max(c.n_embd // max(*n, 1), 1))
-    value_size = r.count("attention.value_length", size)
+    usual = max(c.n_embd // max(*n, 1), 1) if latent else size
+    value_size = r.count("attention.value_length", usual)
     if value_size != size and not latent:
         r.faults.append(f"value_length {value_size} and key_length {size} differ")
     for key in ("attention.key_length_swa", "attention.value_length_swa"):

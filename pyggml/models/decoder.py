@@ -26,6 +26,7 @@ class Decoder:
     tied              the token embedding may serve as the output matrix
     logit_scale       factor of the logits
     logit_softcap     logits become cap · tanh(logits / cap); 0 for none
+    adapts_output     llama.cpp applies an adapter's update of the output matrix
     unread            endings of blocks' tensors that llama.cpp loads and does not use
     """
 
@@ -38,6 +39,7 @@ class Decoder:
     tied: bool = True
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
+    adapts_output: bool = True
     unread: tuple[str, ...] = ()
 
     def tensors(self) -> Tensors:
@@ -55,7 +57,10 @@ class Decoder:
                 self.norm.tensors("") if self.norm else {},
                 {
                     "output.weight": TensorSpec(
-                        (c.n_vocab, c.n_embd), optional=self.tied, linear=True
+                        (c.n_vocab, c.n_embd),
+                        optional=self.tied,
+                        linear=True,
+                        applied=self.adapts_output,
                     ),
                     "output.bias": TensorSpec((c.n_vocab,), optional=True),
                 },

@@ -1,4 +1,5 @@
-"""The mixers of Qwen 3 Next and 3.5: gated delta nets and gated attention."""
+"""The mixers of Qwen 3 Next and 3.5, gated delta nets and gated attention; Kimi's delta
+attention."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv, initial, keep_state
-from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
+from pyggml.models.weights import Tensors, TensorSpec, latent_matrix, matrix, merge_tensors
 from pyggml.ops import (
     add,
     gated_delta_net,
@@ -134,12 +135,98 @@ class DeltaNet(Part):
 
     def _key(self, x: Tensor) -> Tensor:
         """x (T, n_keys, size), scaled to length 1. If grouped: repeated for each head of v."""
-        unit = scale(rms_norm(x, self.eps / self.size), self.size**-0.5)
+        unit = _of_length_one(x, self.eps)
         if not self.grouped:
             return unit
         n_tokens, n, size = x.shape
         each = (n_tokens, n, self.n_values // n, size)
         return reshape(repeat(reshape(unit, (n_tokens, n, 1, size)), each), (n_tokens, -1, size))
+
+
+def _of_length_one(x: Tensor, eps: float) -> Tensor:
+    """x / √(Σ x² + eps) over the last axis."""
+    size = x.shape[-1]
+    return scale(rms_norm(x, eps / size), size**-0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDelta(Part):
+    """attn_output(sigmoid(g_b g_a x) · norm(delta_rule(q, k, v))), q, k and v each behind a short
+    convolution, with a decay of each of a head's numbers. llama.cpp passes over adapters here.
+
+    n_head   heads of q, k and v, of `size` numbers each
+    width    tokens of a convolution
+    """
+
+    n_embd: int
+    n_head: int
+    size: int
+    width: int
+    eps: float
+
+    @property
+    def _n_inner(self) -> int:
+        return self.n_head * self.size
+
+    @property
+    def _convs(self) -> tuple[CausalConv, ...]:
+        names = (f"ssm_conv1d_{part}" for part in "qkv")
+        return tuple(CausalConv(n, self._n_inner, self.width, False, apart=True) for n in names)
+
+    @property
+    def _norm(self) -> RmsNorm:
+        return RmsNorm("ssm_norm", self.size, self.eps)
+
+    @property
+    def _state(self) -> Shape:
+        return self.n_head, self.size, self.size
+
+    def tensors(self, at: str) -> Tensors:
+        n, n_inner = self.n_embd, self._n_inner
+        matrices = [latent_matrix(f"{at}attn_{part}", n_inner, n) for part in "qkv"]
+        for part in "fg":  # of decays, of the gate
+            matrices.append(latent_matrix(f"{at}ssm_{part}_a", self.size, n))
+            matrices.append(latent_matrix(f"{at}ssm_{part}_b", n_inner, self.size))
+        rates = {
+            f"{at}ssm_a": TensorSpec((self.n_head, 1), unpacked=True),
+            f"{at}ssm_dt.bias": TensorSpec((n_inner,)),
+        }
+        output = latent_matrix(f"{at}attn_output", n, n_inner)
+        beta = latent_matrix(f"{at}ssm_beta", self.n_head, n)
+        convs = [conv.tensors(at) for conv in self._convs]
+        return merge_tensors([*convs, *matrices, beta, rates, self._norm.tensors(at), output])
+
+    def state(self, at: str) -> Mapping[str, Spec]:
+        convs = {name: spec for conv in self._convs for name, spec in conv.state(at).items()}
+        return convs | {f"{at}delta_state": Spec(self._state)}
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        shape = (x.shape[0], self.n_head, self.size)
+        q, k, v = (
+            reshape(silu(conv(net, at, net.linear(f"{at}attn_{part}", x))), shape)
+            for part, conv in zip("qkv", self._convs, strict=True)
+        )
+        y = gated_delta_net(
+            initial(net, f"{at}delta_state", self._state),
+            _of_length_one(q, self.eps),
+            _of_length_one(k, self.eps),
+            v,
+            self._decay(net, at, x),
+            sigmoid(net.linear(f"{at}ssm_beta", x)),
+            net.inputs.positions,
+        ).named(f"{at}delta_net")
+        y = self._norm(net, at, keep_state(net, f"{at}delta_state", y))
+        gate = sigmoid(reshape(self._low_rank(net, f"{at}ssm_g", x), shape))
+        return net.linear(f"{at}attn_output", reshape(mul(y, gate), (x.shape[0], -1)))
+
+    def _decay(self, net: Net, at: str, x: Tensor) -> Tensor:
+        """The logarithms of decays (T, n_head, size)."""
+        raw = add(self._low_rank(net, f"{at}ssm_f", x), net.weights[f"{at}ssm_dt.bias"])
+        rates = reshape(softplus(raw), (x.shape[0], self.n_head, self.size))
+        return mul(rates, net.weights[f"{at}ssm_a"])
+
+    def _low_rank(self, net: Net, name: str, x: Tensor) -> Tensor:
+        return net.linear(f"{name}_b", net.linear(f"{name}_a", x))
 
 
 def read_delta_net(r: Reader, n_embd: int, eps: float, grouped: bool) -> DeltaNet:

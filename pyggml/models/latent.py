@@ -160,26 +160,22 @@ class LatentAttention(Part):
 def read_latent(r: Reader, b: Basics, *, q_rank: int, **more: Any) -> LatentAttention:
     """The latent attention of all layers. Files have keys of the heads as they are computed, or
     older ones of whole heads; more: fields that differ."""
-    heads, rope = b.heads[0], b.rope
+    rope = b.rope
+    heads = next((h for h in b.heads if h.n_kv), b.heads[0])
     rank = r.count("attention.kv_lora_rank", most=1 << 12)
     size = r.count("attention.key_length_mla", 0, least=0, most=1 << 12)
     value_size = r.count("attention.value_length_mla", 0, least=0, most=1 << 12)
     absorbed = bool(size and value_size)
     n_shared = rope.n_dims if rope else r.count("rope.dimension_count")
     if absorbed:
-        wanted = [(1, "head_count_kv"), (rank + n_shared, "key_length"), (rank, "value_length")]
+        wanted = {"head_count_kv": (heads.n_kv, 1), "key_length": (heads.size, rank + n_shared)}
     else:
         size, value_size = heads.size, heads.value_size
-        wanted = [(heads.n, "head_count_kv")]
-    there = {
-        "head_count_kv": heads.n_kv,
-        "key_length": heads.size,
-        "value_length": heads.value_size,
-    }
+        wanted = {"head_count_kv": (heads.n_kv, heads.n)}
     r.faults += [
-        f"{r.architecture}.attention.{key} is {there[key]}, wanted {n} of latent attention"
-        for n, key in wanted
-        if there[key] != n
+        f"{r.architecture}.attention.{key} is {there}, wanted {n} for latent attention"
+        for key, (there, n) in wanted.items()
+        if there != n
     ]
     if n_shared >= size:
         r.faults.append(f"{n_shared} numbers of a key are rotated, wanted fewer than its {size}")

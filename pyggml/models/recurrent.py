@@ -10,7 +10,7 @@ from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec
-from pyggml.ops import add, after, set_rows, ssm_conv
+from pyggml.ops import add, after, reshape, set_rows, ssm_conv
 
 
 def initial(net: Net, name: str, shape: Shape) -> Tensor:
@@ -31,15 +31,20 @@ def keep_state(net: Net, name: str, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class CausalConv(Part):
-    """A convolution over the last `width` tokens, for each of n channels, plus a bias."""
+    """A convolution over the last `width` tokens, for each of n channels, plus a bias.
+
+    apart   the file's tensor has one more axis, of one element, between the two
+    """
 
     name: str
     n: int
     width: int
     bias: bool
+    apart: bool = False
 
     def tensors(self, at: str) -> Tensors:
-        tensors = {f"{at}{self.name}.weight": TensorSpec((self.n, self.width), unpacked=True)}
+        shape = (self.n, 1, self.width) if self.apart else (self.n, self.width)
+        tensors = {f"{at}{self.name}.weight": TensorSpec(shape, unpacked=True)}
         return tensors | ({f"{at}{self.name}.bias": TensorSpec((self.n,))} if self.bias else {})
 
     def state(self, at: str) -> Mapping[str, Spec]:
@@ -48,6 +53,8 @@ class CausalConv(Part):
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         name = f"{at}{self.name}"
         state = initial(net, f"{name}.state", (self.width - 1, self.n))
-        y = ssm_conv(state, x, net.weights[f"{name}.weight"], net.inputs.positions)
+        taps = net.weights[f"{name}.weight"]
+        taps = reshape(taps, (self.n, self.width)) if self.apart else taps
+        y = ssm_conv(state, x, taps, net.inputs.positions)
         y = keep_state(net, f"{name}.state", y.named(name))
         return add(y, net.weights[f"{name}.bias"]) if self.bias else y

@@ -25,6 +25,7 @@ MODELS = sorted((*GOLDEN.glob("peers/*.gguf"), *GOLDEN.glob("formulas/*.gguf")))
 TOKENS = np.arange(20) * 7 % 40
 pytestmark = [
     pytest.mark.filterwarnings("error:.* leaves .* to cpu"),
+    pytest.mark.filterwarnings("ignore:llama.cpp passes over"),
     pytest.mark.usefixtures("without_cublas"),
 ]
 

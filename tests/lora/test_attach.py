@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tiny_models import write as write_tiny
 
 import pyggml
 from pyggml.errors import AdapterError, DataError, PyggmlError
@@ -70,6 +71,21 @@ def test_every_start_has_a_stream_of_its_own(tiny):
 def test_a_module_is_matched_by_its_exact_name(tiny):
     pairs = attach(pyggml.load(tiny), LoraConfig(modules=("output", "attn_q"))).pairs
     assert list(pairs) == [*(f"blk.{i}.attn_q.weight" for i in range(3)), "output.weight"]
+
+
+def test_what_llama_cpp_passes_over_is_trained_on_request_with_a_warning(tmp_path):
+    """Latent matrices, and Kimi's attn_output in layers of delta attention alone."""
+    for architecture in ("deepseek2", "kimi-linear"):
+        model = pyggml.load(write_tiny(tmp_path / f"{architecture}.gguf", architecture))
+        usual = attach(model, LoraConfig(rank=2)).pairs
+        assert {name for name in usual if "attn" in name} == {
+            f"blk.{i}.attn_output.weight" for i in (0, 1) if architecture == "deepseek2" or i == 1
+        }
+        modules = ("attn_kv_a_mqa", "attn_output", "output")
+        passed = "attn_output" if architecture == "kimi-linear" else "attn_kv_a_mqa, output:"
+        with pytest.warns(RuntimeWarning, match=f"llama.cpp passes over .* of .*{passed}"):
+            pairs = attach(model, LoraConfig(rank=2, modules=modules)).pairs
+        assert {"blk.0.attn_output.weight", "blk.1.attn_kv_a_mqa.weight"} <= pairs.keys()
 
 
 REFUSED = [

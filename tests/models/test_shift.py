@@ -19,12 +19,13 @@ YARN = {
 }
 HEADS = {"embedding_length": 64, "attention.head_count": 2, "attention.head_count_kv": 1}
 CASES = [(name, {}) for name in ("llama", "qwen3", "gemma2", "cohere2", "bloom", "phi3", "gptneox")]
+CASES += [(name, {}) for name in ("deepseek2", "minicpm3")]
 
 
 @pytest.mark.parametrize(("architecture", "keys"), [*CASES, ("llama", YARN)])
 def test_in_one_layer_it_is_as_if_the_rest_had_been_fed_alone(architecture, keys, tiny):
     """There no key or value has taken anything from another token. Interleaved and split rotations,
-    parts of a head, YaRN, a window, none at all, ALiBi."""
+    parts of a head, YaRN, a window, none at all, ALiBi, latent keys."""
     model = pyggml.load(tiny(architecture, keys, sizes={"block_count": 1}), compute="f32")
     batch = Batch(model, 2, 24)
     other, slot = batch.open(), batch.open()

@@ -59,6 +59,12 @@ YARN = {
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 16,
 }
+CUT_HEADS = {name: n for name, n in WHOLE.items() if not name.endswith("_mla")}
+KIMI = LATENT | {
+    "block_count": 4,
+    "attention.head_count_kv": np.array([0, 0, 1, 0], np.int32),
+    "kda.head_dim": 16,
+}
 MULTIPLIED = {"rope.scaling.yarn_log_multiplier": 0.0707}
 DENSE = {"expert_count": 0, "expert_used_count": 0, "leading_dense_block_count": 2}
 LITE = {"block_count": 26, "leading_dense_block_count": 25}  # else a router is undecided
@@ -98,6 +104,10 @@ OF_LATENT = (
     ("deepseek2-whole", "deepseek2", WHOLE | YARN | MULTIPLIED, "output.weight"),
     ("deepseek2-yarn", "deepseek2", LATENT | YARN | TEMPERED, "output.weight"),
     ("deepseek2-dense", "deepseek2", LATENT | DENSE, "output.weight"),
+    ("deepseek2-ocr", "deepseek2-ocr", {"attention.head_count_kv": 4}, "output.weight"),
+    ("minicpm3", "minicpm3", CUT_HEADS, "output.weight|rope_factors.*"),
+    ("plm", "plm", CUT_HEADS, ""),
+    ("kimi-linear", "kimi-linear", KIMI, "output.weight"),
     ("mistral4", "mistral4", LATENT | YARN | MULTIPLIED | TEMPERED, "output.weight"),
 )
 VARIANTS |= {name: more for name, *more in OF_LATENT}
@@ -126,17 +136,22 @@ def with_adapter(model: Any, rank: int = RANK, applied: bool = True) -> Any:
     """The model with an adapter on every matrix of its blocks, whose numbers go by names alone.
     applied: on those alone whose updates llama.cpp applies."""
     modules = wide_modules(model, rank, applied)
-    made = attach(model, LoraConfig(rank=rank, alpha=2.0 * rank, modules=modules))
-    for pair in made.pairs.values():
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        made = attach(model, LoraConfig(rank=rank, alpha=2.0 * rank, modules=modules))
+    specs = model.parts.decoder.tensors()
+    for name, pair in made.pairs.items():
         for t in (pair.a, pair.b):
             rng = np.random.default_rng(crc32(t.name.encode()))
             t.data[:] = rng.standard_normal(t.shape) * 0.5 * t.shape[-1] ** -0.5
+        if applied and not specs[name].applied:  # of a module that it applies in other layers
+            pair.b.data[:] = 0
     return made
 
 
 def passes_over(model: Any) -> bool:
     """Whether llama.cpp passes over updates of some of the model's matrices."""
-    return any(not spec.applied for spec in model.parts.decoder.tensors().values())
+    specs = model.parts.decoder.tensors().items()
+    return any(name.startswith("blk.") and not spec.applied for name, spec in specs)
 
 
 def golden(name: str, folder: Path) -> dict[str, np.ndarray]:
@@ -150,9 +165,7 @@ def golden(name: str, folder: Path) -> dict[str, np.ndarray]:
         "lora_logits": llama_cpp_logits(path, TOKENS, folder / "adapter.gguf"),
     }
     if passes_over(model):
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-            made = with_adapter(model, applied=False)
-        merge(made.model, folder / "merged.gguf")
+        merge(with_adapter(model, applied=False).model, folder / "merged.gguf")
         values["merged_logits"] = llama_cpp_logits(folder / "merged.gguf", TOKENS)
     return values
 

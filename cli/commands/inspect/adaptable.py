@@ -30,7 +30,8 @@ def adaptable(file: GGUFFile, rank: int) -> dict[str, Any]:
     specs = parts.decoder.tensors()
     names = [*parts.decoder.modules, *_outer_names(parts)]
     modules = [m for name in names if (m := _module(parts, specs, name, rank))["n"]]
-    n = sum(m["n_parameters"] for m in modules if m["default"])
+    in_blocks = (s for n, s in specs.items() if n.startswith("blk.") and n in parts.weights)
+    n = sum(_n_parameters(spec, rank) for spec in in_blocks if spec.linear and spec.usual)
     about = {"buildable": True, "rank": rank, "modules": modules, "n_parameters": n}
     about |= {"n_bytes": N_BYTES * n, "training_bytes": N_KEPT * n}
     return about | _refusal(parts, rank)
@@ -58,7 +59,6 @@ def _module(parts: Any, specs: Mapping[str, Any], name: str, rank: int) -> dict[
     places = {i: f"blk.{i}.{name}.weight" for i in numbers if f"{name}.weight" not in specs}
     places = places or {-1: f"{name}.weight"}
     there = {i: specs[full] for i, full in places.items() if full in parts.weights}
-    updates = [spec.update(rank) for spec in there.values()]
     shapes = dict.fromkeys(tuple(spec.shape) for spec in there.values())
     return {
         "module": name,
@@ -66,8 +66,13 @@ def _module(parts: Any, specs: Mapping[str, Any], name: str, rank: int) -> dict[
         "n": len(there),
         "shapes": [list(shape) for shape in shapes],
         "default": name in parts.decoder.usual_modules,
-        "n_parameters": sum(prod(a) + prod(b) for a, b in updates),
+        "n_parameters": sum(_n_parameters(spec, rank) for spec in there.values()),
     }
+
+
+def _n_parameters(spec: Any, rank: int) -> int:
+    """Numbers in an update of one tensor."""
+    return sum(map(prod, spec.update(rank)))
 
 
 def _reason(said: str, file: GGUFFile) -> str:

@@ -13,7 +13,7 @@ from pyggml.models.architectures.command_r import COHERE2, COHERE2MOE, COMMAND_R
 from pyggml.models.architectures.dbrx import DBRX
 from pyggml.models.architectures.deci import DECI
 from pyggml.models.architectures.deepseek import DEEPSEEK, DOTS1
-from pyggml.models.architectures.deepseek2 import DEEPSEEK2, MISTRAL4
+from pyggml.models.architectures.deepseek2 import DEEPSEEK2, DEEPSEEK2_OCR, MISTRAL4
 from pyggml.models.architectures.ernie4_5_moe import ERNIE4_5_MOE
 from pyggml.models.architectures.exaone import EXAONE4, EXAONE_MOE
 from pyggml.models.architectures.falcon import FALCON
@@ -27,6 +27,7 @@ from pyggml.models.architectures.granite import GRANITE, GRANITEHYBRID, GRANITEM
 from pyggml.models.architectures.grok import GROK
 from pyggml.models.architectures.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE, HUNYUAN_VL
 from pyggml.models.architectures.jamba import JAMBA
+from pyggml.models.architectures.kimi_linear import KIMI_LINEAR
 from pyggml.models.architectures.laguna import LAGUNA
 from pyggml.models.architectures.lfm2 import LFM2, LFM2MOE
 from pyggml.models.architectures.llama import LLAMA
@@ -34,6 +35,7 @@ from pyggml.models.architectures.llama_like import ROWS
 from pyggml.models.architectures.mamba import MAMBA, MAMBA2
 from pyggml.models.architectures.maple import MAPLE
 from pyggml.models.architectures.mellum import MELLUM
+from pyggml.models.architectures.minicpm3 import MINICPM3, PLM
 from pyggml.models.architectures.minimax_m2 import MINIMAX_M2
 from pyggml.models.architectures.mistral3 import MISTRAL3
 from pyggml.models.architectures.mpt import MPT
@@ -127,6 +129,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         COHERE2MOE,
         DEEPSEEK,
         DEEPSEEK2,
+        DEEPSEEK2_OCR,
+        KIMI_LINEAR,
+        MINICPM3,
+        PLM,
         MISTRAL4,
         DOTS1,
         ERNIE4_5_MOE,

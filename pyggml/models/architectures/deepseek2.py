@@ -1,11 +1,13 @@
 """deepseek2: DeepSeek 2 to 3.1, Kimi K2, GLM 4.7 Flash, GigaChat 3, Kanana 2 and Youtu; mistral4:
-Mistral Small 4. Latent attention; after the first layers, experts beside a shared one.
+Mistral Small 4. Latent attention; after the first layers, experts beside a shared one. The text of
+deepseek2-ocr has plain attention instead.
 
 Files made before attention had its matrices apart have attn_kv_b instead of attn_k_b and attn_v_b.
 """
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import Basics, read_basics
@@ -14,6 +16,7 @@ from pyggml.models.decoder import Decoder
 from pyggml.models.experts import SIGMOID, has_experts, read_feed_forward, read_router
 from pyggml.models.latent import LatentAttention, read_latent, scale_of
 from pyggml.models.part import Part
+from pyggml.models.rope import Rope
 from pyggml.ops import swiglu
 
 
@@ -21,7 +24,27 @@ def _decoder(r: Reader, mistral: bool) -> Decoder:
     b = read_basics(r, rope="normal", latent=True)
     attention = _attention(r, b, mistral)
     feed_forward = read_dense_first(r, b, default=SIGMOID if _is_glm(b) else 1)
-    return b.decoder(lambda i: b.pre_norm(attention, feed_forward[i]))
+    return b.decoder(lambda i: b.pre_norm(attention, feed_forward[i]), adapts_output=False)
+
+
+def _ocr(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox")
+    assert b.rope is not None
+    heads, base = b.heads[0], r.number("rope.freq_base", 1e4, 1e4, 1e4)
+    for key, there, wanted in (
+        ("head_count_kv", heads.n_kv, heads.n),
+        ("key_length", heads.size, b.config.n_embd // max(heads.n, 1)),
+    ):
+        if there != wanted:
+            r.faults.append(f"deepseek2-ocr.attention.{key} is {there}, wanted {wanted}")
+    rope = Rope(mode="neox", n_dims=heads.size // 2 * 2, freq_base=base)
+    scale = scale_of(b.rope, heads.size)
+    feed_forward = read_dense_first(r, b, default=1)
+
+    def block(i: int) -> Part:
+        return b.pre_norm(b.attention(i, rope=rope, scale=scale), feed_forward[i])
+
+    return b.decoder(block, adapts_output=False)
 
 
 def _attention(r: Reader, b: Basics, mistral: bool) -> LatentAttention:
@@ -41,14 +64,14 @@ def _attention(r: Reader, b: Basics, mistral: bool) -> LatentAttention:
     )
 
 
-def read_dense_first(r: Reader, b: Basics, default: int) -> tuple[Part, ...]:
-    """The feed-forward part of every layer; default: see read_router."""
+def read_dense_first(r: Reader, b: Basics, default: int | None, **more: Any) -> tuple[Part, ...]:
+    """The feed-forward part of every layer. default: see read_router; more: fields of Experts."""
     n_layer, n_dense = b.config.n_layer, r.count("leading_dense_block_count", 0, least=0, most=1024)
     if n_dense >= n_layer and not has_experts(r):
         return tuple(b.gated_mlp(i, swiglu) for i in range(n_layer))
     n_ff = r.count("expert_feed_forward_length", most=1 << 20)
     shared = n_ff * r.count("expert_shared_count", least=0, most=64)
-    return read_feed_forward(r, b, swiglu, shared, **read_router(r, default))
+    return read_feed_forward(r, b, swiglu, shared, **read_router(r, default) | more)
 
 
 def _is_glm(b: Basics) -> bool:
@@ -75,5 +98,6 @@ LATENT: dict[str, object] = {
     "attention.q_lora_rank": 12,
     "rope.dimension_count": 4,
 }
+DEEPSEEK2_OCR = Architecture("deepseek2-ocr", _ocr, EXPERTS | {"attention.head_count_kv": 4})
 DEEPSEEK2 = Architecture("deepseek2", partial(_decoder, mistral=False), EXPERTS | LATENT)
 MISTRAL4 = Architecture("mistral4", partial(_decoder, mistral=True), EXPERTS | LATENT)
