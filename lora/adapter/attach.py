@@ -1,6 +1,5 @@
 """Model → Adapter: fresh updates of chosen matrices, or the updates of a loaded adapter."""
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -15,7 +14,7 @@ from pyggml.lora.adapter.adapter import Adapter
 from pyggml.lora.adapter.names import resolve
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import kaiming, pissa, row_squares, unpack
-from pyggml.lora.adapter.targets import Target, targets
+from pyggml.lora.adapter.targets import Target, targets, warn_of_passed_over
 from pyggml.lora.config import LoraConfig
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs, Magnitude
@@ -50,7 +49,7 @@ def attach(
     if model.adapters and config.dora:
         raise AdapterError([("dora", "is on, wanted a model without other adapters")])
     bases = targets(model.parts, config)
-    _warn_of_passed_over(bases)
+    warn_of_passed_over(model.parts, bases)
     scaled = [n for n in bases if n.removesuffix(".weight") + SCALE in model.parts.weights]
     if scaled and config.dora:
         raise AdapterError([("dora", f"is on, but {scaled[0]} has a scale of its own beside it")])
@@ -87,17 +86,6 @@ def unfreeze(model: Model, *, dropout: float = 0.0, plus_ratio: float = 1.0) -> 
         write(parameters.tensors[name + A], a)
         write(parameters.tensors[name + B], b)
     return _adapter(model, others, config, parameters, pairs)
-
-
-def _warn_of_passed_over(bases: Mapping[str, Target]) -> None:
-    names = dict.fromkeys(n.split(".")[-2] for n, t in bases.items() if not t.spec.applied)
-    if names:
-        warnings.warn(
-            f"llama.cpp passes over an adapter's updates of {', '.join(names)}: merge the adapter "
-            "into the model for it",
-            RuntimeWarning,
-            stacklevel=3,
-        )
 
 
 def _parameters(

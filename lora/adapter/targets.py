@@ -1,5 +1,6 @@
 """Config, model → the tensors that get an update, with their ranks and scales."""
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -72,6 +73,19 @@ def targets(parts: Parts, config: LoraConfig) -> dict[str, Target]:
     if faults:
         raise AdapterError(faults)
     return chosen
+
+
+def warn_of_passed_over(parts: Parts, names: Iterable[str]) -> None:
+    """Warn of tensors whose updates llama.cpp passes over, if there are any."""
+    specs = parts.decoder.tensors()
+    modules = dict.fromkeys(n.split(".")[-2] for n in names if not specs[n].applied)
+    if modules:
+        warnings.warn(
+            f"llama.cpp passes over an adapter's updates of {', '.join(modules)}: merge the "
+            "adapter into the model for it",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _target(name: str, spec: TensorSpec, config: LoraConfig) -> Target:

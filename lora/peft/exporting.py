@@ -11,7 +11,7 @@ from pyggml.errors import AdapterError
 from pyggml.files import new_folder
 from pyggml.gguf.fields import brief
 from pyggml.lora.peft import chat_template, settings, tensors
-from pyggml.lora.peft.twins import EXPERTS, Module, Twins
+from pyggml.lora.peft.twins import EXPERTS, Module, ModulePart, Twins
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs
 from pyggml.models.adapter import read_adapter
@@ -84,16 +84,32 @@ def _halves(module: Module, pairs: LoraPairs) -> _Halves:
         if p.tensor not in pairs:
             continue
         pair = pairs[p.tensor]
-        a, b = np.empty((*pair.a.shape[:-1], n_in), np.float32), read(pair.b)
-        a[..., p.columns] = read(pair.a)
+        narrow, b = _as_in_module(pair, p)
+        a = np.empty((*narrow.shape[:-1], n_in), np.float32)
+        a[..., p.columns] = narrow
         if pair.scale != first.scale:
             b = b * np.float32(pair.scale / first.scale)
         wide = next((wide for other, wide in halves if np.array_equal(other, a)), None)
         if wide is None:
-            wide = np.zeros((*b.shape[:-2], n_out, pair.rank), np.float32)
+            wide = np.zeros((*b.shape[: -1 - p.rows.ndim], n_out, pair.rank), np.float32)
             halves.append((a, wide))
         wide[..., p.rows, :] = b
     return np.concatenate([a for a, _ in halves], -2), np.concatenate([b for _, b in halves], -1)
+
+
+def _as_in_module(pair: LoraPair, part: ModulePart) -> _Halves:
+    """A and B of a tensor; of a matrix for each head the A of all, and B by heads."""
+    a, b = read(pair.a), read(pair.b)
+    if part.rows.ndim == 1:
+        return a, b
+    if part.upright:
+        a, b = b.swapaxes(1, 2), a.swapaxes(1, 2)
+    if (a != a[0]).any():
+        raise AdapterError(
+            f"{part.tensor}: heads have updates of their own, and the module of transformers' "
+            "class, kv_b_proj, is one matrix for all: merge the adapter instead"
+        )
+    return a[0], b
 
 
 def _with_names(updates: Mapping[str, _Halves], stacks: set[str]) -> dict[str, _Halves]:

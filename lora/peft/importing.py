@@ -10,6 +10,7 @@ import numpy as np
 from pyggml.errors import AdapterError
 from pyggml.gguf.fields import brief
 from pyggml.lora.adapter.file import Update, write_adapter
+from pyggml.lora.adapter.targets import warn_of_passed_over
 from pyggml.lora.peft import chat_template, settings, tensors
 from pyggml.lora.peft.tensors import ModuleFactors
 from pyggml.lora.peft.twins import Module, ModulePart, Twins
@@ -54,6 +55,7 @@ def from_peft(
     updates = {t: _whole(model, t, placed[t], faults) for t in model.file.tensors if t in placed}
     if faults:
         raise AdapterError(faults[:10], f"{source}: ")
+    warn_of_passed_over(model.parts, updates)
     base = str(model.file.get("general.name", model.config.architecture))
     write_adapter(path, model.config.architecture, f"{base} LoRA", updates, carried)
     return ranks
@@ -100,7 +102,11 @@ def _halves(
     if module.n_expert:
         a = a.reshape(module.n_expert, -1, a.shape[1])
         b = b.reshape(b.shape[0], -1, module.n_expert).transpose(2, 0, 1)
-    return a[..., part.columns], b[..., part.rows, :]
+    a, b = a[..., part.columns], b[..., part.rows, :]
+    if part.rows.ndim == 1:
+        return a, b
+    a = np.broadcast_to(a, (len(b), *a.shape))  # the same for each head
+    return (b.swapaxes(1, 2), a.swapaxes(1, 2)) if part.upright else (a, b)
 
 
 def _whole(model: Model, tensor: str, updates: _Updates, faults: list[str]) -> Update:

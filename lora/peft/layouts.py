@@ -134,6 +134,11 @@ _APART: dict[str, Order] = dict.fromkeys(_DELTA[1:], _values_apart)
 _APART[_DELTA[0]] = _qk_and_values_apart
 _INPUT = "shared_mlp.input_linear"
 
+_LATENT_Q = ("self_attn.q_a_proj", "self_attn.q_b_proj", _Q)
+_LATENT = ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj", _O)
+_SHARED_EXPERTS = tuple(f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down"))
+_KIMI = tuple(f"self_attn.{x}_proj" for x in ("f_a", "f_b", "g_a", "g_b", "b"))
+
 _PLAIN = Layout(modules=(*_QKV, _O, *_GATED))
 _LLAMA = Layout(modules=_PLAIN.modules, rows=_PAIRED)
 _GPT2 = Layout(
@@ -182,6 +187,12 @@ LAYOUTS: dict[str, Layout] = {
         rows={_QKVZ: _keys_together},
         fused={_QKVZ: ("attn_qkv", "attn_gate")},
     ),
+    **dict.fromkeys(
+        ("deepseek2", "mistral4"),
+        Layout(modules=(*_LATENT_Q, *_LATENT, *_GATED, *_SHARED_EXPERTS)),
+    ),
+    "minicpm3": Layout(modules=(*_LATENT_Q, *_LATENT, *_GATED)),
+    "kimi-linear": Layout(modules=(*_QKV, *_LATENT, *_KIMI, *_GATED, *_SHARED_EXPERTS)),
     "phi2": Layout(modules=(*_QKV, "self_attn.dense", "mlp.fc1", "mlp.fc2")),
     "phi3": Layout(modules=("self_attn.qkv_proj", _O, "mlp.gate_up_proj", "mlp.down_proj")),
     "glm4": Layout(modules=(*_QKV, _O, "mlp.gate_up_proj", "mlp.down_proj")),
@@ -201,6 +212,7 @@ LAYOUTS: dict[str, Layout] = {
         rows={"attention.query_key_value": _joined_groups},
     ),
     # Classes of their own authors, which come with the model.
+    "plm": Layout(modules=(_Q, *_LATENT, "mlp.up_proj", "mlp.down_proj")),
     "exaone": Layout(
         layers="transformer.h",
         modules=(

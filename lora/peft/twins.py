@@ -19,6 +19,8 @@ from pyggml.models import Parts
 
 # A module of experts, and its parameters.
 EXPERTS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
+# A module that is two matrices for each head: the first upright, from columns to rows.
+_BY_HEAD = {"self_attn.kv_b_proj": ("attn_k_b", "attn_v_b")}
 # Likewise where a class has a module for each expert.
 _EACH_EXPERT = {f"{x}_proj": (f"ffn_{x}_exps",) for x in ("gate", "up")}
 _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,5})\.(.+)")
@@ -28,15 +30,18 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,5})\.(.+)")
 class ModulePart:
     """A tensor of the file, or some of its rows, as it lies in a module.
 
-    rows      (n_out,): for each row of the tensor its row in the module
+    rows      (n_out,): for each row of the tensor its row in the module; of a matrix for each head
+              (n_head, n_out)
     columns   (n_in,): for each column likewise
     expert    of a stack of matrices, the number of the one that the module is; else None
+    upright   rows and columns of the tensor are columns and rows of the module
     """
 
     tensor: str
     rows: np.ndarray
     columns: np.ndarray
     expert: int | None = None
+    upright: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,9 @@ def class_modules(parts: Parts) -> list[tuple[str, str]]:
             or [names.get_name(name)]
         ]
         modules += [
+            (ending, f"blk.0.{t}") for ending in layout.modules for t in _BY_HEAD.get(ending, ())
+        ]
+        modules += [
             (f"{layout.experts}.{parameter}", f"blk.0.{t}")
             for parameter, tensors in (EXPERTS | _EACH_EXPERT).items()
             for t in tensors
@@ -158,6 +166,10 @@ def _modules(model: Model, layout: Layout, names: Any) -> Iterator[Module]:
     """Every module of the class that the file has tensors for."""
     specs, weights = model.parts.decoder.tensors(), model.parts.weights
     for name, ending, i in _names_of(layout, model.config.n_layer):
+        by_head = [f"blk.{i}.{t}.weight" for t in _BY_HEAD.get(ending, ())]
+        if by_head and all(t in weights for t in by_head):
+            yield _of_heads(name, *((t, specs[t].shape) for t in by_head))
+            continue
         tensors = [f"blk.{i}.{t}" for t in layout.fused.get(ending, ())] or [names.get_name(name)]
         in_file = [f"{t}.weight" for t in tensors]
         if not all(t in weights and specs[t].update(1) for t in in_file):
@@ -173,6 +185,17 @@ def _modules(model: Model, layout: Layout, names: Any) -> Iterator[Module]:
         split = layout.rows[ending](rows, heads) if ending in layout.rows else [rows]
         parts = (ModulePart(t, r, columns) for t, r in zip(in_file, split, strict=True))
         yield Module(name, shape, tuple(parts), specs[in_file[0]].table)
+
+
+def _of_heads(name: str, k: tuple[str, Shape], v: tuple[str, Shape]) -> Module:
+    """The module of keys and values of latent attention, whose rows lie by heads."""
+    (n_head, rank, n_key), n_value = k[1], v[1][1]
+    rows, columns = np.arange(n_head * (n_key + n_value)).reshape(n_head, -1), np.arange(rank)
+    parts = (
+        ModulePart(k[0], rows[:, :n_key], columns, upright=True),
+        ModulePart(v[0], rows[:, n_key:], columns),
+    )
+    return Module(name, (rows.size, rank), parts)
 
 
 def _stacks(model: Model, layout: Layout) -> Iterator[Module]:

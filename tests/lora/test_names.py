@@ -1,6 +1,7 @@
 """Target modules by their names in transformers: those that PEFT would adapt."""
 
 import pytest
+import tiny_models
 
 import pyggml
 from pyggml.errors import AdapterError
@@ -52,6 +53,13 @@ def test_names_of_ours_and_theirs_and_all_linear_are_the_same_adapter(tiny):
         assert other.parameters.tensors.keys() == every.parameters.tensors.keys()
     assert targets_of(model, "mlp.down_proj") == {f"blk.{i}.ffn_down.weight" for i in range(3)}
     assert targets_of(model, "lm_head") == {"output.weight"}
+
+
+def test_a_module_that_is_two_matrices_of_each_head(tmp_path):
+    model = pyggml.load(tiny_models.write(tmp_path / "m.gguf", "deepseek2"))
+    with pytest.warns(RuntimeWarning, match="attn_k_b, attn_v_b"):
+        found = targets_of(model, "kv_b_proj")
+    assert found == {f"blk.{i}.attn_{x}_b.weight" for i in (0, 1) for x in "kv"}
 
 
 def test_patterns_of_ranks_take_these_names_too(tiny):

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_models
 from safetensors import deserialize
 from safetensors.numpy import load_file, save_file
 
 import pyggml
 from pyggml import gguf
 from pyggml.errors import AdapterError, PyggmlError
+from pyggml.lora import LoraConfig, attach
 from pyggml.lora.peft import from_peft, to_peft
 
 from measures import nmse
@@ -181,6 +183,67 @@ def test_peft_and_this_give_the_same_logits(tmp_path, name):
 
 
 # -- what is refused ------------------------------------------------------------------------------
+
+
+def latent(tmp_path, absorbed):
+    """A small deepseek2, whose keys and values are made by a matrix for each head or by one."""
+    if absorbed:
+        return pyggml.load(
+            tiny_models.write(tmp_path / "absorbed.gguf", "deepseek2"), compute="f32"
+        )
+    sizes = {"attention.key_length": 10, "attention.value_length": 6}
+    sizes |= {"attention.key_length_mla": 0, "attention.value_length_mla": 0}
+    sizes |= {"attention.head_count_kv": 4}
+    tensors = {}
+    for i in (0, 1):
+        k, v = (
+            tiny_models.normal(f"blk.{i}.attn_{x}_b.weight", shape)
+            for x, shape in (("k", (4, 8, 6)), ("v", (4, 6, 8)))
+        )
+        both = np.concatenate([k.swapaxes(1, 2), v], axis=1)
+        tensors[f"blk.{i}.attn_kv_b.weight"] = both.reshape(-1, 8)
+    path = tiny_models.write(tmp_path / "whole.gguf", "deepseek2", sizes, tensors=tensors)
+    return pyggml.load(path, compute="f32")
+
+
+@pytest.mark.filterwarnings("ignore:llama.cpp passes over")
+def test_a_module_of_all_heads_is_two_matrices_of_each(tmp_path):
+    """kv_b_proj where the file has attn_k_b, upright, and attn_v_b: as where it has one matrix."""
+    rng, at = np.random.default_rng(0), "base_model.model.model.layers.0.self_attn"
+    pairs = {}
+    for module, n_in, n_out in (("kv_b_proj", 8, 48), ("kv_a_proj_with_mqa", 16, 12)):
+        pairs[f"{at}.{module}.lora_A.weight"] = rng.standard_normal((2, n_in))
+        pairs[f"{at}.{module}.lora_B.weight"] = rng.standard_normal((n_out, 2))
+    folder = written(tmp_path / "folder", pairs, r=2)
+    ids, logits = np.arange(9), []
+    for absorbed in (True, False):
+        model = latent(tmp_path, absorbed)
+        from_peft(model, folder, tmp_path / "a.gguf")
+        adapted = pyggml.load(model.file.path, tmp_path / "a.gguf", "f32").logits(ids)
+        assert nmse(adapted, model.logits(ids)) > 1e-3
+        logits.append(adapted)
+        to_peft(model, tmp_path / "a.gguf", tmp_path / f"back{absorbed}")
+        back = load_file(tmp_path / f"back{absorbed}" / TENSORS)
+        assert back.keys() == pairs.keys()
+        for key, array in back.items():
+            np.testing.assert_array_equal(array, np.float32(pairs[key]))
+    assert nmse(logits[0], logits[1]) < 1e-9
+
+
+@pytest.mark.filterwarnings("ignore:llama.cpp passes over")
+def test_heads_with_updates_of_their_own_are_refused(tmp_path):
+    model = latent(tmp_path, absorbed=True)
+    attach(model, LoraConfig(rank=2, modules=("attn_v_b",))).save(tmp_path / "a.gguf")
+    with pytest.raises(AdapterError, match="attn_v_b.weight: heads have updates of their own"):
+        to_peft(model, tmp_path / "a.gguf", tmp_path / "folder")
+
+
+def test_what_llama_cpp_passes_over_is_said_when_it_is_read(tmp_path):
+    key = "base_model.model.model.layers.1.self_attn.q_a_proj"
+    pair = {f"{key}.lora_A.weight": np.ones((2, 16)), f"{key}.lora_B.weight": np.ones((12, 2))}
+    folder = written(tmp_path / "folder", pair, r=2)
+    with pytest.warns(RuntimeWarning, match="passes over .* of attn_q_a"):
+        from_peft(latent(tmp_path, absorbed=True), folder, tmp_path / "a.gguf")
 
 
 def written(folder, arrays, **settings):
