@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -23,23 +23,18 @@ import psutil
 from attacks.kills import (
     COMMAND,
     SCENARIOS,
+    Fresh,
     Scenario,
     Undisturbed,
     environment,
     faults,
     fresh,
     run_undisturbed,
-    start_command,
+    take,
     write_inputs,
 )
 
-_LONGEST = 600.0  # seconds
 _OF_LIBRARIES = (b"LLVM ERROR: out of memory", b"OpenBLAS error: Memory allocation")
-
-
-def limiting(n_bytes: int) -> Callable[[], None]:
-    """What a new process does to have no more address space than that."""
-    return lambda: resource.setrlimit(resource.RLIMIT_AS, (n_bytes, n_bytes))
 
 
 def least() -> int:
@@ -49,7 +44,8 @@ def least() -> int:
         middle = (low + high) // 2
         done = subprocess.run(
             [*COMMAND, "inspect", "--machine"],
-            env=environment(), capture_output=True, preexec_fn=limiting(middle), check=False,
+            env=environment(), capture_output=True,
+            preexec_fn=partial(take, {resource.RLIMIT_AS: middle}), check=False,
         )  # fmt: skip
         low, high = (low, middle) if done.returncode == 0 else (middle, high)
     return high
@@ -59,7 +55,7 @@ def most(scenario: Scenario, inputs: Path) -> int:
     """The most address space that the command takes."""
     peak = 0
     with fresh(inputs) as folder:
-        process = start_command(scenario, folder)
+        process = Fresh(scenario, folder).process
         while process.poll() is None:
             try:
                 peak = max(peak, psutil.Process(process.pid).memory_info().vms)
@@ -75,16 +71,15 @@ def attack(
 ) -> tuple[str, list[str]]:
     """How the command ends under this limit, and what is wrong then."""
     with fresh(inputs) as folder:
-        process = start_command(scenario, folder, limiting(n_bytes))
-        words = process.communicate(timeout=_LONGEST)[1]
+        code, words = Fresh(scenario, folder, {resource.RLIMIT_AS: n_bytes}).end()
         by_library = any(line in words for line in _OF_LIBRARIES)
         wrong = faults(scenario, folder, words, whole)
-    if process.returncode == 0:
+    if code == 0:
         return "done", wrong
     if by_library:
         return "ended by a library", wrong
-    says = process.returncode == 2 and b"emory" in words
-    return "refused", wrong if says else [*wrong, f"{process.returncode}: {words[-400:]!r}"]
+    says = code == 2 and b"emory" in words
+    return "refused", wrong if says else [*wrong, f"{code}: {words[-400:]!r}"]
 
 
 def attack_often(scenario: Scenario, inputs: Path, n_levels: int, low: int) -> int:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -39,9 +40,10 @@ def checkout(tmp_path_factory):
     folder = tmp_path_factory.mktemp("another") / "checkout"
     for name in ("pyggml", "lora", "cli"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "tests").mkdir()
+    (folder / "tests/test_nothing.py").write_text("")  # setuptools would take it along
     return folder
 
 
@@ -96,6 +98,31 @@ def test_what_a_wheel_holds_is_all_that_is_imported(python, installed, checkout,
         ["-m", "pyggml.cli", "finetune", "--help"], tmp_path, folder
     )
     assert json.loads(python(["-c", WHERE], ROOT, folder)) == homes(ROOT / "pyggml", ROOT)
+
+
+def test_a_wheel_and_an_sdist_hold_what_is_needed_and_no_more(python, checkout):
+    code = """
+from setuptools import build_meta
+print(build_meta.build_sdist("made"), build_meta.build_wheel("made"), sep="\\n")
+"""
+    build = checkout / "made"
+    said = python(["-W", "error::UserWarning", "-c", code], checkout)
+    assert "ignored" not in said, said
+    sdist, wheel = (build / name for name in said.splitlines()[-2:])
+    with tarfile.open(sdist) as file:
+        inside = {Path(*Path(name).parts[1:]) for name in file.getnames()}
+    roots = {path.parts[0] for path in inside if path.parts}
+    assert roots == {
+        *("pyggml", "lora", "cli", "pyggml.egg-info", "pyproject.toml", "setup.cfg"),
+        *("LICENSE", "README.md", "MANIFEST.in", "PKG-INFO"),
+    }
+    with zipfile.ZipFile(wheel) as file:
+        names = {name for name in file.namelist() if ".dist-info/" not in name}
+    in_tree = set()
+    for package, home in (("pyggml", "pyggml"), ("pyggml/lora", "lora"), ("pyggml/cli", "cli")):
+        files = [p for p in (checkout / home).rglob("*") if p.is_file()]
+        in_tree |= {f"{package}/{p.relative_to(checkout / home)}" for p in files}
+    assert names == in_tree
 
 
 def test_an_editable_installation_is_its_checkout(python, installed, checkout, tmp_path):

@@ -37,7 +37,7 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
-from pyggml.cli.terminal.show import note, printable, say, say_progress, unescape
+from pyggml.cli.terminal.show import note, printable, say, say_progress, speed, unescape
 from pyggml.errors import ConfigError, DataError, TemplateError
 from pyggml.generation import Context, Finish, Piece, Sampling, complete
 from pyggml.lora.data.rows import BadRow
@@ -190,8 +190,7 @@ def _write(
     if piece.finish is Finish.CONTEXT:
         note(f"the context of {n_ctx} tokens is full")
     if sys.stderr.isatty():
-        speed = n / (perf_counter() - began)
-        say_progress(f"({n} tokens, {speed:.1f} tokens/s, --seed {how.seed})")
+        say_progress(f"({n} tokens, {speed(n, perf_counter() - began)}, --seed {how.seed})")
 
 
 def _record(model: Model, prompt: _Prompt, pieces: Iterator[Piece], how: Sampling) -> str:

@@ -28,6 +28,7 @@ from pyggml.errors import PyggmlError
 FAILED, STOPPED, TERMINATED = 2, 130, 143
 # How the system says that a library does not fit into memory.
 _NO_ROOM = ("failed to map segment", "annot allocate memory")
+_SOON = 0.01  # seconds
 _last: list[Callable[[], None]] = []  # what is done when a command ends
 _signals: set[int] = set()  # that asked for an end
 # What other trainers have for a setting of ours, with another meaning: aliases have the same.
@@ -67,7 +68,7 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
     """The exit code of the command that `command` imports; args None are those of the process."""
     _prepare_process()
     output, given = sys.stdout, None if args is None else list(args)
-    with warnings.catch_warnings(), _ended_by_signals():
+    with warnings.catch_warnings(), _ended_by_signals(), _sent_again():
         warnings.showwarning = _show_warning
         try:
             code = command().main(
@@ -160,6 +161,41 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number in heard:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _sent_again() -> Iterator[None]:
+    """Inside, a signal is sent again if Python lost what its handler raised: a finaliser and a
+    function that C calls, such as LLVM while kernels are compiled, can raise nothing."""
+    before, timers = sys.unraisablehook, list[threading.Timer]()
+
+    def look(lost: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(lost.exc_value, SystemExit | KeyboardInterrupt):
+            before(lost)
+            return
+        number = signal.SIGINT if isinstance(lost.exc_value, KeyboardInterrupt) else None
+        for again in (number,) if number else tuple(_signals):
+            timers.append(threading.Timer(_SOON, _send, (again,)))
+            timers[-1].daemon = True
+            timers[-1].start()
+
+    sys.unraisablehook = look
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in timers:
+            timer.cancel()
+            timer.join()
+
+
+def _send(number: int) -> None:
+    """A signal to the main thread, which a call of the system then wakes for."""
+    main = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and main is not None:
+        signal.pthread_kill(main, number)
+    else:
+        signal.raise_signal(number)
 
 
 def _code_of(code: int) -> int:

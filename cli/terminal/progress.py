@@ -101,7 +101,8 @@ class Meter:
 
     @property
     def tokens_per_second(self) -> float:
-        return sum(s.n_tokens for s in self._recent) / sum(s.seconds for s in self._recent)
+        seconds = sum(s.seconds for s in self._recent)
+        return sum(s.n_tokens for s in self._recent) / seconds if seconds else 0.0
 
     @property
     def each(self) -> float | None:

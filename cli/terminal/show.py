@@ -127,6 +127,11 @@ def span(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def speed(n: int, seconds: float) -> str:
+    """Tokens a second, none where the clock stood still."""
+    return f"{n / seconds if seconds else 0:.1f} tokens/s"
+
+
 def printable(text: str) -> str:
     """Text from a file without control characters, which could command the terminal."""
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)

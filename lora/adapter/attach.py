@@ -18,7 +18,7 @@ from pyggml.lora.adapter.targets import Target, targets, warn_of_passed_over
 from pyggml.lora.config import LoraConfig
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs, Magnitude
-from pyggml.models.weights import SCALE
+from pyggml.models.weights import factor_of
 
 T = TypeVar("T")
 A, B, LENGTHS = ".lora_a", ".lora_b", ".lora_magnitude"
@@ -50,7 +50,7 @@ def attach(
         raise AdapterError([("dora", "is on, wanted a model without other adapters")])
     bases = targets(model.parts, config)
     warn_of_passed_over(model.parts, bases)
-    scaled = [n for n in bases if n.removesuffix(".weight") + SCALE in model.parts.weights]
+    scaled = [n for n in bases if factor_of(model.parts.weights, n) is not None]
     if scaled and config.dora:
         raise AdapterError([("dora", f"is on, but {scaled[0]} has a scale of its own beside it")])
     parameters = _parameters(bases, config)

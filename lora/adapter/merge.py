@@ -21,7 +21,7 @@ from pyggml.errors import AdapterError
 from pyggml.lora.adapter.starts import row_squares, unpack
 from pyggml.model import Model
 from pyggml.models import LoraPair
-from pyggml.models.weights import SCALE
+from pyggml.models.weights import factor_of
 from pyggml.requantize import Losses, Progress, rewrite
 from pyggml.requantize.imatrix import ImportanceMatrix
 
@@ -64,7 +64,7 @@ def merged_weight(model: Model, name: str) -> np.ndarray:
     if np.may_share_memory(w, read(weight)):  # F32 is not copied
         w = w.copy()
     is_table = model.parts.decoder.tensors()[name].table
-    scale = model.parts.weights.get(name.removesuffix(".weight") + SCALE)
+    scale = factor_of(model.parts.weights, name)
     factors = np.ones(len(w), np.float32) if scale is None else read(scale)
     for pairs in model.adapters:
         if name in pairs:

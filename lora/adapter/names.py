@@ -38,10 +38,10 @@ def meanings(parts: Parts, words: Iterable[str]) -> dict[str, tuple[str, ...]]:
     if not foreign:
         return {}
     if foreign == [ALL_LINEAR]:
-        return {ALL_LINEAR: parts.decoder.usual_modules}
+        return {ALL_LINEAR: parts.usual_modules}
     from pyggml.lora.peft.twins import class_modules  # which imports gguf
 
-    known = [*class_modules(parts), *((ALL_LINEAR, m) for m in parts.decoder.usual_modules)]
+    known = [*class_modules(parts), *((ALL_LINEAR, m) for m in parts.usual_modules)]
     means = {
         word: tuple(dict.fromkeys(m for name, m in known if f".{name}".endswith(f".{word}")))
         for word in foreign

@@ -49,7 +49,7 @@ def targets(parts: Parts, config: LoraConfig) -> dict[str, Target]:
     tensors that are no plain matrix.
     """
     n_layer, specs = parts.config.n_layer, parts.decoder.tensors()
-    modules = parts.decoder.usual_modules if config.modules is None else config.modules
+    modules = parts.usual_modules if config.modules is None else config.modules
     faults: list[Fault] = [fault for m in modules if (fault := _refusal(parts, m))]
     if config.skip_layers >= n_layer and not {"output", "token_embd"} & set(modules):
         fault = f"is {config.skip_layers}, wanted below the model's {n_layer} blocks"

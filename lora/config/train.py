@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+import numpy as np
+
 from pyggml.errors import Fault
 from pyggml.model import COMPUTE_TYPES
 from pyggml.settings import SEED, Settings, at_least, is_of_kind, one_of, setting
@@ -10,7 +12,8 @@ from pyggml.settings import SEED, Settings, at_least, is_of_kind, one_of, settin
 OPTIMISERS = ("adamw", "lion")
 SCHEDULERS = ("cosine", "linear", "constant", "cosine_restarts", "wsd")
 
-_BETA = ("at least 0 and below 1", lambda value: 0 <= value < 1)
+# As float32, in which steps are computed: with a β2 of 1 there, no second moment would ever grow.
+_BETA = ("at least 0 and below 1", lambda value: 0 <= value < 1 and float(np.float32(value)) < 1)
 _COUNT = ("1 to 65536", lambda n: 1 <= n <= 1 << 16)
 
 
@@ -147,8 +150,8 @@ class TrainConfig(Settings):
     eps: float = setting(
         1e-8,
         "AdamW's ε, added to the root of the second moment",
-        "above 0, at most 1",
-        lambda x: 0 < x <= 1,
+        "1e-37 to 1",  # less is 0 in float32, and 0 / 0 where a gradient is 0
+        lambda x: 1e-37 <= x <= 1,
         group="optimiser",
         aliases=("adam-epsilon",),
     )

@@ -12,6 +12,7 @@ class AdamW(Optimiser):
 
     moments = ("m", "v")
     n_settings = 7
+    has_squares = True
 
     def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:
         m, v, settings = moments_and_settings

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from pyggml.backends.cpu import write
+from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, window, zeros
@@ -14,16 +15,20 @@ from pyggml.lora.config import TrainConfig
 from pyggml.ops import clip_norm
 from pyggml.runtime import Arenas, Devices, bind, schedule
 
+_LONGEST = 1e19  # its square, 1e38, is a float32
+
 
 class Optimiser(ABC):
     """An optimiser bound to parameters and their moments; on the CPU unless told otherwise.
 
     moments       the buffers of Parameters that it updates in each step
     n_settings    how many further numbers a step reads
+    has_squares   whether a moment is a mean of the gradient's squares
     """
 
     moments: ClassVar[tuple[str, ...]]
     n_settings: ClassVar[int]
+    has_squares: ClassVar[bool] = False
 
     def __init__(
         self, parameters: Parameters, config: TrainConfig, devices: Devices | None = None
@@ -54,6 +59,21 @@ class Optimiser(ABC):
         """Shorten the gradient to `config.clip` if it is longer; returns its length before."""
         self._clip()
         return float(self._clip.read(self._norm)[0])
+
+    def check_length(self, length: float) -> None:
+        """Refuse a gradient of this length before it is clipped, if a moment cannot hold squares of
+        its elements: that would be infinite from then on, and its parameter stand still.
+
+        Raises PyggmlError.
+        """
+        clipped = min(length, self.config.clip or length)
+        if self.has_squares and clipped > _LONGEST:
+            raise PyggmlError(
+                [
+                    f"the gradient's length is {length:g}, whose square float32 does not hold",
+                    ("clip", f"is {self.config.clip:g}, wanted 0 < clip <= {_LONGEST:g}"),
+                ]
+            )
 
     def step(self, lr: float, n: int) -> None:
         """Update the parameters with the gradient; n counts the steps from 1."""

@@ -168,6 +168,18 @@ LAYOUTS: dict[str, Layout] = {
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "olmo2"), _PLAIN),
     **dict.fromkeys(("olmoe", "stablelm", "command-r", "cohere2", "nemotron"), _PLAIN),
     **dict.fromkeys(("ernie4_5", "seed_oss"), _PLAIN),
+    "gemma3n": Layout(
+        modules=(
+            *_PLAIN.modules,
+            *("per_layer_input_gate", "per_layer_projection"),
+            *("laurel.linear_left", "laurel.linear_right"),
+            *(f"altup.{x}" for x in ("modality_router", "prediction_coefs", "correction_coefs")),
+        )
+    ),
+    "gemma4": Layout(
+        modules=(*_PLAIN.modules, "per_layer_input_gate", "per_layer_projection", "router.proj"),
+        experts="experts",
+    ),
     "gpt-oss": Layout(modules=_PLAIN.modules, gate_up=_turns),
     "qwen2moe": Layout(modules=(*_PLAIN.modules, *_SHARED)),
     "granitemoe": Layout(

@@ -203,6 +203,8 @@ def _stacks(model: Model, layout: Layout) -> Iterator[Module]:
     specs = model.parts.decoder.tensors()
     for i in range(model.config.n_layer):
         for parameter, endings in EXPERTS.items():
+            if parameter == "gate_up_proj" and f"blk.{i}.ffn_gate_up_exps.weight" in specs:
+                endings = ("ffn_gate_up_exps",)
             tensors = [f"blk.{i}.{t}.weight" for t in endings]
             if not all(t in specs for t in tensors):
                 continue

@@ -6,7 +6,7 @@ at times     validation, checkpoint; both between two steps, where a run may als
 Of several ranks each makes some batches of a step, and all the same optimiser's step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -24,9 +24,10 @@ from pyggml.errors import CheckpointError, Fault, PyggmlError, TokenizerError
 from pyggml.gguf.fields import brief
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
-from pyggml.lora.data import Corpus
+from pyggml.lora.data import Batch, Corpus, Dataset
 from pyggml.lora.objectives import USUAL, Objective
 from pyggml.lora.objectives.choice import usual
+from pyggml.lora.objectives.objective import Windows
 from pyggml.lora.optim import OPTIMISERS, Optimiser, n_kept
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer import checkpoint
@@ -252,7 +253,9 @@ class Trainer:
         loss = outcome.loss
         norm, lr = self._optimiser.clip(), self.learning_rate(at.step)
         if not isfinite(loss) or not isfinite(norm):
-            raise self._divergence(loss, norm, windows)
+            about = f"step {at.step + 1}: the loss is {loss:g}, the gradient's length {norm:g}"
+            raise self._divergence(about, run, train, windows)
+        self._optimiser.check_length(norm)
         self._updating = True
         self._optimiser.step(lr, at.step + 1)
         self.progress = at.after(len(windows), self._n_read)
@@ -271,32 +274,36 @@ class Trainer:
         self._gradient.next()
         self.passes.draw(self.config.seed, self.progress.step * self.config.grad_accum + i)
 
-    def _divergence(self, loss: float, norm: float, windows: np.ndarray) -> PyggmlError:
-        """Why a step is not finite: its windows are run one by one, until one is not either."""
-        step = self.progress.step + 1
-        faults: list[Fault] = [f"step {step}: the loss is {loss:g}, the gradient's length {norm:g}"]
+    def _divergence(
+        self, about: str, run: Callable[[Batch], float], data: Dataset, windows: Windows
+    ) -> PyggmlError:
+        """Why a loss or a gradient is not finite: the windows are run one by one, until one is not
+        either."""
+        faults: list[Fault] = [about]
         assert self._gradient is not None
         for window in windows:
             self._gradient.begin()
-            self.losses.over(self.passes.train, self.corpus.train, np.array([window]))
+            loss = self.losses.over(run, data, np.array([window])).loss
+            if run == self.passes.evaluate and isfinite(loss):
+                continue
             where = self.passes.first_not_finite()
             if where is not None:
                 faults.append(
                     f"the first number that is not finite is made by {where}, of window "
-                    f"{window + 1}{self._beginning(window)}"
+                    f"{window + 1}{self._beginning(data.tokens[window])}"
                 )
                 break
+        if self.progress.step == 0 and run == self.passes.evaluate:
+            return PyggmlError([*faults, "the model's weights or its adapter make no numbers"])
         return PyggmlError([*faults, ("lr", "may be too high")])
 
-    def _beginning(self, window: int) -> str:
+    def _beginning(self, tokens: np.ndarray) -> str:
         """What a window begins with, for an error; nothing if the model has no vocabulary."""
         try:
             tokenizer = self.model.tokenizer
         except TokenizerError:
             return ""
-        return (
-            f", which begins with {brief(tokenizer.decode(self.corpus.train.tokens[window][:12]))}"
-        )
+        return f", which begins with {brief(tokenizer.decode(tokens[:12]))}"
 
     def _windows(self) -> np.ndarray:
         """The windows of the next step."""
@@ -315,9 +322,8 @@ class Trainer:
         outcome = self.losses.over(self.passes.evaluate, sample.dataset, windows, self.ranks)
         step, loss = self.progress.step, outcome.loss
         if not isfinite(loss):
-            raise PyggmlError(
-                [f"after step {step} the validation loss is {loss:g}", ("lr", "may be too high")]
-            )
+            fault = f"after step {step} the validation loss is {loss:g}"
+            raise self._divergence(fault, self.passes.evaluate, sample.dataset, windows)
         n_tokens = sample.dataset.n_targets(windows)
         about = margin(outcome.parts, sample.n_read / sample.n_held_out)
         made = ValidationReport(step, loss, n_tokens, outcome.tally, about)

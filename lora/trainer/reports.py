@@ -50,7 +50,8 @@ class StepReport(TallyReport):
 
     @property
     def tokens_per_second(self) -> float:
-        return self.n_tokens / self.seconds
+        """0 where the clock stood still."""
+        return self.n_tokens / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)

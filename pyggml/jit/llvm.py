@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import llvm_version_info
 
 from pyggml.jit.isa import CHOSEN
 
@@ -16,6 +17,7 @@ _X86 = CHOSEN.byte_pairs or CHOSEN.vnni
 _REGISTER = 4 * CHOSEN.lanes  # bytes
 # Signed weights are multiplied as q + OFFSET: x86 wants one factor unsigned.
 OFFSET = 0 if CHOSEN.neon else 128
+_TAKES_BYTES = llvm_version_info[0] >= 22  # VPDPBUSD's intrinsic: words of four before
 F32 = ir.FloatType()
 I8 = ir.IntType(8)
 I16 = ir.IntType(16)
@@ -168,10 +170,9 @@ def by_quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
     if CHOSEN.neon:
         return by_registers(builder, _signed_four, u, s, sums)
     if CHOSEN.vnni:
-        name = f"llvm.x86.avx512.vpdpbusd.{32 * n}"
-        return builder.call(
-            declare_intrinsic(builder, name, sums.type, [sums.type, quads, quads]), [sums, u, s]
-        )
+        name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * n}", quads if _TAKES_BYTES else sums.type
+        add = declare_intrinsic(builder, name, sums.type, [sums.type, kind, kind])
+        return builder.call(add, [sums, builder.bitcast(u, kind), builder.bitcast(s, kind)])
     wide = ir.VectorType(I32, 4 * n)
     products = builder.mul(builder.zext(u, wide), builder.sext(s, wide))
     for i in range(4):

@@ -27,8 +27,10 @@ from pyggml.look.gradients import loss_and_grads
 from pyggml.model import Model
 from pyggml.models import Inputs, Net, Taps
 from pyggml.models.attention import Attention
-from pyggml.models.norm import RmsNorm
+from pyggml.models.block import OutputScale
+from pyggml.models.norm import Norm, RmsNorm
 from pyggml.models.part import Part
+from pyggml.models.shared_keys import SharedKeys
 from pyggml.ops.attention.positions import alibi_slopes
 from pyggml.runtime import results, run
 
@@ -44,11 +46,15 @@ def attention_maps(model: Model, ids: Ids, blocks: Iterable[int] | None = None) 
     """
     blocks = range(model.config.n_layer) if blocks is None else list(blocks)
     parts = [_attention(model, i) for i in blocks]
-    with model.trace(*(f"blk.{i}.{x}" for i in blocks for x in "qk")) as t:
+    keys = [
+        f"{part.source if isinstance(part, SharedKeys) else f'blk.{i}.'}k"
+        for i, part in zip(blocks, parts, strict=True)
+    ]
+    with model.trace(*(f"blk.{i}.q" for i in blocks), *keys) as t:
         model.logits(ids)
     maps = [
-        _weights(part, t[f"blk.{i}.q"], t[f"blk.{i}.k"], _sinks(model, part, i))
-        for i, part in zip(blocks, parts, strict=True)
+        _weights(part, t[f"blk.{i}.q"], t[key], _sinks(model, part, i))
+        for i, key, part in zip(blocks, keys, parts, strict=True)
     ]
     return np.stack(maps)
 
@@ -112,16 +118,21 @@ def logit_attribution(model: Model, ids: Ids, token: int, at: int = -1) -> dict[
     """What the embedding and every branch add to the logit of `token` at position `at`.
 
     The last norm counts as fixed: its factor, and its mean if it takes one off, are those of the
-    whole residual stream (direct logit attribution, Elhage et al. 2021). The values and "bias",
-    which stands for what the norm and the output matrix add themselves, sum to the logit before a
-    soft cap.
+    whole residual stream (direct logit attribution, Elhage et al. 2021). So do the factors by which
+    layers multiply their output. The values and "bias", which stands for what the norm and the
+    output matrix add themselves, sum to the logit before a soft cap. Raises ConfigError for a model
+    whose residual stream is several vectors, so that what a branch adds is in none of them alone.
     """
-    branches = [n for n in model.activations if n.endswith(("attn_out", "ffn_out"))]
+    if not isinstance(model.parts.decoder.norm, Norm | None):
+        raise ConfigError(f"{model.config.architecture} has a residual stream of several vectors")
+    endings = "attn_out", "ffn_out", "per_layer_out"
+    branches = [n for n in model.activations if n.endswith(endings)]
     last = f"blk.{model.config.n_layer - 1}.out"
     with model.trace(*branches, last, "output") as t:
         model.logits(ids)
     stream = t[last][at]
-    values = {name: t[name][at] for name in branches}
+    factors = _later_factors(model)
+    values = {name: factors[int(name.split(".")[1])] * t[name][at] for name in branches}
     values = {"token_embd": stream - sum(values.values()), **values}
     direction = _direction(model, stream, token)
     shares = {name: float(v.astype(np.float64) @ direction) for name, v in values.items()}
@@ -223,6 +234,14 @@ def _predict(model: Model, stream: np.ndarray) -> np.ndarray:
     return run(decoder.logits(net, decoder.last(net, leaf(stream))), devices=model.devices)[0]
 
 
+def _later_factors(model: Model) -> np.ndarray:
+    """By block, what all that a branch there adds is multiplied by until the last norm, float32."""
+    weights = model.parts.weights
+    names = (f"blk.{i}.{OutputScale.name}" for i in range(model.config.n_layer))
+    factors = [read(weights[n])[0] if n in weights else np.float32(1) for n in names]
+    return np.cumprod(factors[::-1], dtype=np.float32)[::-1]
+
+
 def _direction(model: Model, stream: np.ndarray, token: int) -> np.ndarray:
     """d(logit of token) / d(stream) (n_embd,) float64 while the last norm's factor is fixed."""
     decoder = model.parts.decoder
@@ -237,6 +256,7 @@ def _direction(model: Model, stream: np.ndarray, token: int) -> np.ndarray:
     norm, x = decoder.norm, stream.astype(np.float64)
     if norm is None:
         return g
+    assert isinstance(norm, Norm)
     weight = model.parts.weights.get(f"{norm.name}.weight")
     g = g if weight is None else g * read(weight)
     if isinstance(norm, RmsNorm):

@@ -1,7 +1,7 @@
 """Grouped-query attention, the mixer of most decoders."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyggml.graph.tensor import Tensor
 from pyggml.models.config import Heads
@@ -20,6 +20,8 @@ class Attention(Part):
     fused_qkv        q, k and v come from one matrix, attn_qkv
     q_norm, k_norm   norms before rope, over each head or, by their size, over all heads at once
     norms_last       these norms come after rope
+    v_norm           norm of each head of v
+    may_lack_v       a file without attn_v has what attn_k gives as values too, before k's norm
     out_norm         norm of what attn_output multiplies
     rope             None for a layer without rotary positions
     clamp            q, k and v are clamped to ±clamp; 0 for none
@@ -37,6 +39,8 @@ class Attention(Part):
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     norms_last: bool = False
+    v_norm: Norm | None = None
+    may_lack_v: bool = False
     out_norm: Norm | None = None
     clamp: float = 0.0
     scale: float = 0.0
@@ -54,7 +58,10 @@ class Attention(Part):
     def tensors(self, at: str) -> Tensors:
         sizes = {"qkv": sum(self.sizes.values())} if self.fused_qkv else self.sizes
         parts = [matrix(f"{at}attn_{part}", n, self.n_embd) for part, n in sizes.items()]
-        parts += [norm.tensors(at) for norm in (self.q_norm, self.k_norm, self.out_norm) if norm]
+        if self.may_lack_v:
+            parts[-1] = {name: replace(spec, optional=True) for name, spec in parts[-1].items()}
+        norms = (self.q_norm, self.k_norm, self.v_norm, self.out_norm)
+        parts += [norm.tensors(at) for norm in norms if norm]
         parts += [self.rope.tensors()] if self.rope else []
         parts += [{f"{at}attn_sinks.weight": TensorSpec((self.heads.n,))}] if self.sinks else []
         return merge_tensors([*parts, matrix(f"{at}attn_output", self.n_embd, self.sizes["q"])])
@@ -76,12 +83,18 @@ class Attention(Part):
 
     def attend(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(scale · q·k) v, (T, n · size), of q (T, n, size), k and v (T, n_kv, size)."""
-        if self.rope:
-            q, k = self.rope(net, q), self.rope(net, k)
-        if self.norms_last:
-            q, k = (self._normalise(net, at, n, x) for n, x in self._norm_pairs(q, k))
+        q, k = self.rotate(net, at, q, self.q_norm), self.rotate(net, at, k, self.k_norm)
         q, k, v = (net.tap(f"{at}{name}", t) for name, t in zip("qkv", (q, k, v), strict=True))
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
+        return self.look(net, at, q, net.leave(f"{at}k", k), net.leave(f"{at}v", v))
+
+    def rotate(self, net: Net, at: str, x: Tensor, norm: Norm | None) -> Tensor:
+        """Heads (T, heads, size) of q or k, rotated; then normalised if norms come last."""
+        x = self.rope(net, x) if self.rope else x
+        return self.normalise(net, at, norm, x) if self.norms_last else x
+
+    def look(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What q (T, n, size) finds, (T, n · size), in all keys and values (…, n_kv, size)."""
         factor, span = self.scale or self.heads.size**-0.5, net.span(self.window)
         o = flash_attn_ext(
             *(q, k, v, span, factor),
@@ -98,24 +111,27 @@ class Attention(Part):
         if self.fused_qkv:
             parts = split(net.large(net.linear(f"{at}attn_qkv", x)), tuple(self.sizes.values()))
         else:
-            parts = tuple(net.large(net.linear(f"{at}attn_{part}", x)) for part in "qkv")
+            names = "qkk" if self.lacks_v(net, at) else "qkv"
+            made = {n: net.large(net.linear(f"{at}attn_{n}", x)) for n in dict.fromkeys(names)}
+            parts = tuple(made[n] for n in names)
         q, k, v = (clamp(p, -self.clamp, self.clamp) if self.clamp else p for p in parts)
         return self.normalise_heads(net, at, q, k, v)
+
+    def lacks_v(self, net: Net, at: str) -> bool:
+        """Whether a file that may lack attn_v does."""
+        return self.may_lack_v and f"{at}attn_v.weight" not in net.weights
 
     def normalise_heads(
         self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v, each (T, heads · size) in some shape, as (T, heads, size); q and k
-        normalised, unless their norms come last."""
-        if self.norms_last:
-            return self._heads(q), self._heads(k), self._heads(v)
-        q, k = (self._normalise(net, at, n, x) for n, x in self._norm_pairs(q, k))
-        return q, k, self._heads(v)
+        """q, k and v, each (T, heads · size) in some shape, as (T, heads, size); normalised, but q
+        and k not if their norms come last."""
+        first = (None, None) if self.norms_last else (self.q_norm, self.k_norm)
+        q, k = (self.normalise(net, at, n, x) for n, x in zip(first, (q, k), strict=True))
+        return q, k, self.normalise(net, at, self.v_norm, v)
 
-    def _norm_pairs(self, q: Tensor, k: Tensor) -> tuple[tuple[Norm | None, Tensor], ...]:
-        return (self.q_norm, q), (self.k_norm, k)
-
-    def _normalise(self, net: Net, at: str, norm: Norm | None, x: Tensor) -> Tensor:
+    def normalise(self, net: Net, at: str, norm: Norm | None, x: Tensor) -> Tensor:
+        """x (T, heads · size) as (T, heads, size), after a norm of each head or all, or none."""
         if norm is None:
             return self._heads(x)
         if norm.size == self.heads.size:

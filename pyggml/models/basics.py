@@ -48,6 +48,11 @@ class Basics:
         size, eps = self.heads[layer].size, self.norm("").eps
         return {f"{x}_norm": RmsNorm(f"attn_{x}_norm", size, eps) for x in "qk"}
 
+    def value_norm(self, layer: int) -> dict[str, Norm]:
+        """v_norm for `attention`: an RMS norm over each head, without a weight."""
+        size, eps = self.heads[layer].size, self.norm("").eps
+        return {"v_norm": RmsNorm("attn_v_norm", size, eps, ())}
+
     def norms_of_all_heads(self, layer: int) -> dict[str, Norm]:
         """q_norm and k_norm for `attention`: RMS norms, each over all heads at once."""
         h, eps = self.heads[layer], self.norm("").eps
@@ -125,6 +130,7 @@ def read_basics(
     fused_qkv: bool = False,
     least_heads: int = 1,
     least_ff: int = 1,
+    windowed: tuple[bool, ...] = (),
     latent: bool = False,
 ) -> Basics:
     """The hyperparameters of the usual parts.
@@ -134,10 +140,12 @@ def read_basics(
     fused_qkv    whether q, k and v come from one matrix by default; the file's tensors decide
     least_heads  0 if layers without attention are allowed
     least_ff     0 if layers without a feed-forward part are allowed
+    windowed     by layer, whether it has a window and so heads of another size; none: all alike
     latent       values may be of another size than keys, as with latent attention
     """
     c = read_config(r)
-    heads = read_heads(r, c, least_heads, latent)
+    heads = read_heads(r, c, least_heads, latent, windowed)
+    full = next((h for h, w in zip(heads, windowed, strict=False) if not w), heads[0])
     norm: Callable[[str], Norm]
     if layer_norm is None:
         norm = partial(RmsNorm, size=c.n_embd, eps=rms_eps(r))
@@ -148,7 +156,7 @@ def read_basics(
         heads=heads,
         n_ff=r.counts("feed_forward_length", c.n_layer, least=least_ff),
         norm=norm,
-        rope=read_rope(r, heads[0].size, rope) if rope else None,
+        rope=read_rope(r, full.size, rope, bool(windowed)) if rope else None,
         fused_qkv=tuple(_has_fused_qkv(r, i, fused_qkv) for i in range(c.n_layer)),
     )
 

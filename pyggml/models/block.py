@@ -6,8 +6,8 @@ from pyggml.graph.tensor import Tensor
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
-from pyggml.models.weights import Tensors, merge_tensors
-from pyggml.ops import add, scale
+from pyggml.models.weights import Tensors, TensorSpec, merge_tensors
+from pyggml.ops import add, mul, scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,24 @@ class Sum(Part):
     def _name_result(self, net: Net, at: str, part: Part, x: Tensor) -> Tensor:
         y = part(net, at, x)
         return y if self.branch else named_branch(net, at, part, y)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputScale(Part):
+    """x · layer_output_scale, a number that a layer has learned; x if the file has none."""
+
+    name = "layer_output_scale.weight"
+
+    @property
+    def branch(self) -> str:
+        return ""
+
+    def tensors(self, at: str) -> Tensors:
+        return {f"{at}{self.name}": TensorSpec((1,), optional=True)}
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        factor = net.weights.get(f"{at}{self.name}")
+        return x if factor is None else mul(x, factor)
 
 
 def named_branch(net: Net, at: str, part: Part, y: Tensor) -> Tensor:

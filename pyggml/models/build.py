@@ -13,7 +13,7 @@ from pyggml.models.decoder import Decoder, output_name
 from pyggml.models.low_rank import LoraPairs
 from pyggml.models.net import Cache, Inputs, Net
 from pyggml.models.taps import Taps
-from pyggml.models.weights import SCALE, Weights, read_weights
+from pyggml.models.weights import Weights, factor_of, read_weights
 from pyggml.ops import (
     cross_entropy_by_row,
     cross_entropy_rows,
@@ -33,6 +33,16 @@ class Parts:
     @property
     def config(self) -> ModelConfig:
         return self.decoder.config
+
+    @property
+    def usual_modules(self) -> tuple[str, ...]:
+        """The modules that adapters target by default, of those that the file has."""
+        blocks = range(self.config.n_layer)
+        return tuple(
+            m
+            for m in self.decoder.usual_modules
+            if any(f"blk.{i}.{m}.weight" in self.weights for i in blocks)
+        )
 
     @property
     def output_name(self) -> str:
@@ -154,6 +164,6 @@ def _is_plain(parts: Parts, net: Net, trained: Collection[str]) -> bool:
     nobody wants to see them."""
     full = f"{parts.output_name}.weight"
     changes = full in trained or any(full in pairs for pairs in net.adapters)
-    changes |= f"{parts.output_name}{SCALE}" in parts.weights
+    changes |= factor_of(parts.weights, full) is not None
     tapped = net.taps is not None and any(map(net.taps.wants, ("output", "logits")))
     return not (changes or tapped) and "output.bias" not in parts.weights

@@ -219,10 +219,18 @@ class Heads:
 
 
 def read_heads(
-    r: Reader, c: ModelConfig, least: int = 1, latent: bool = False
+    r: Reader,
+    c: ModelConfig,
+    least: int = 1,
+    latent: bool = False,
+    windowed: tuple[bool, ...] = (),
 ) -> tuple[Heads, ...]:
-    """The heads of every layer. `least` is 0 if layers without attention are allowed. latent:
-    values may be of another size than keys."""
+    """The heads of every layer.
+
+    least      0 if layers without attention are allowed
+    latent     values may be of another size than keys
+    windowed   by layer, whether it has a window and so a size of its own; none: all are alike
+    """
     n = r.counts("attention.head_count", c.n_layer, least=least)
     n_kv = r.counts("attention.head_count_kv", c.n_layer, n, least=least)
     size = r.count("attention.key_length", max(c.n_embd // max(*n, 1), 1))
@@ -230,12 +238,17 @@ def read_heads(
     value_size = r.count("attention.value_length", usual)
     if value_size != size and not latent:
         r.faults.append(f"value_length {value_size} and key_length {size} differ")
-    for key in ("attention.key_length_swa", "attention.value_length_swa"):
-        r.count(key, size, least=size, most=size)  # the size in layers with a window
+    least_swa, most_swa = (1, 1 << 12) if windowed else (size, size)
+    of_window = r.count("attention.key_length_swa", size, least=least_swa, most=most_swa)
+    r.count("attention.value_length_swa", of_window, least=of_window, most=of_window)
     for q, kv in zip(n, n_kv, strict=True):
         if kv and q % kv:
             r.faults.append(f"{q} heads cannot share {kv} key heads evenly")
-    return tuple(Heads(q, kv, size, value_size) for q, kv in zip(n, n_kv, strict=True))
+    sizes = [of_window if w else size for w in windowed or (False,) * c.n_layer]
+    return tuple(
+        Heads(q, kv, own, value_size if own == size else own)
+        for q, kv, own in zip(n, n_kv, sizes, strict=True)
+    )
 
 
 def rms_eps(r: Reader) -> float:

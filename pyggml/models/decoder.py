@@ -9,7 +9,6 @@ from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Tensor
 from pyggml.models.config import ModelConfig
 from pyggml.models.net import Net
-from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec, merge_tensors
 from pyggml.ops import add, get_rows, scale, tanh, uniform_noise
@@ -19,8 +18,8 @@ from pyggml.ops import add, get_rows, scale, tanh, uniform_noise
 class Decoder:
     """A model without its weights: an architecture's parts with a file's hyperparameters.
 
-    norm              norm after the last block, or None
-    embedding_norm    norm after the embedding, or None
+    norm              what follows the last block, or None: a norm, most often
+    prelude           what follows the embedding, before the blocks, or None: a norm, most often
     embedding_scale   factor of the token embeddings
     n_positions       rows of the learned position embedding, added to the tokens'; 0 for none
     tied              the token embedding may serve as the output matrix
@@ -32,8 +31,8 @@ class Decoder:
 
     config: ModelConfig
     blocks: tuple[Part, ...]
-    norm: Norm | None
-    embedding_norm: Norm | None = None
+    norm: Part | None
+    prelude: Part | None = None
     embedding_scale: float = 1.0
     n_positions: int = 0
     tied: bool = True
@@ -52,7 +51,7 @@ class Decoder:
         tensors = merge_tensors(
             [
                 outer,
-                self.embedding_norm.tensors("") if self.embedding_norm else {},
+                self.prelude.tensors("") if self.prelude else {},
                 *blocks,
                 self.norm.tensors("") if self.norm else {},
                 {
@@ -133,7 +132,7 @@ class Decoder:
                     "model has learned no further positions"
                 )
             x = add(x, get_rows(net.weights["position_embd.weight"], net.inputs.positions))
-        return self.embedding_norm(net, "", x) if self.embedding_norm else x
+        return self.prelude(net, "", x) if self.prelude else x
 
     def logits(self, net: Net, h: Tensor) -> Tensor:
         """Logits (T, n_vocab) of hidden states. The bias is output.bias, even if the matrix is

@@ -15,7 +15,7 @@ from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Tensor, zeros
 from pyggml.models.low_rank import LoraPair, LoraPairs
 from pyggml.models.taps import Taps
-from pyggml.models.weights import SCALE, Weights
+from pyggml.models.weights import Weights, factor_of
 from pyggml.ops import (
     add,
     add_id,
@@ -117,6 +117,7 @@ class Net:
     cache: Cache | None = None
     taps: Taps | None = None
     _made: dict[Hashable, Tensor] = field(default_factory=dict, init=False)
+    _left: dict[str, Tensor] = field(default_factory=dict, init=False)
     _steps: list[Tensor] = field(default_factory=list, init=False)
     _boundaries: list[Tensor] = field(default_factory=list, init=False)
     _large: list[Tensor] = field(default_factory=list, init=False)
@@ -163,7 +164,7 @@ class Net:
     def _scale(self, name: str, y: Tensor, ids: Tensor | None = None) -> Tensor:
         """y times the scale that a file keeps beside the blocks of a matrix (NVFP4's), if it has
         one: of the matrix, or of each expert."""
-        factor = self.weights.get(f"{name}{SCALE}")
+        factor = factor_of(self.weights, f"{name}.weight")
         if factor is None:
             return y
         if ids is None:
@@ -206,6 +207,16 @@ class Net:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+    def leave(self, name: str, x: Tensor) -> Tensor:
+        """x, left for later layers under a name."""
+        self._left[name] = x
+        return x
+
+    def earlier(self, name: str) -> Tensor:
+        """What an earlier part left under a name. As a boundary of layers it is kept when they are
+        recomputed."""
+        return self.boundary(self._left[name])
 
     def span(self, window: int = 0) -> Tensor:
         """The span of each token (T, 2); with a window, only its last `window` keys."""

@@ -19,7 +19,7 @@ class Rope:
 
     mode      "normal" (pairs 2i, 2i + 1) or "neox" (pairs i, i + n_dims/2)
     factors   names of two tensors (n_dims/2,), divisors of the frequencies: the first for contexts
-              up to n_ctx_orig tokens, the second for longer ones
+              up to n_ctx_orig tokens, the second for longer ones; none: no divisors
     """
 
     mode: str
@@ -31,7 +31,7 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     n_ctx_orig: int = 0
-    factors: tuple[str, str] = _SAME
+    factors: tuple[()] | tuple[str, str] = _SAME
 
     def tensors(self) -> Tensors:
         """The tensors of the factors. A file may lack rope_freqs, the one for all contexts."""
@@ -58,9 +58,10 @@ class Rope:
         return replace(self, attn_factor=self.attn_factor / magnitude)
 
     def _table(self, net: Net) -> Tensor:
+        name = self.factors[net.n_ctx > self.n_ctx_orig] if self.factors else ""
         return rope_table(
             net.inputs.positions,
-            net.weights.get(self.factors[net.n_ctx > self.n_ctx_orig]),
+            net.weights.get(name),
             n_dims=self.n_dims,
             freq_base=self.freq_base,
             freq_scale=self.freq_scale,
@@ -101,10 +102,11 @@ def check_sections(r: Reader, rope: Rope, interleaved: bool = False) -> None:
         )
 
 
-def read_rope(r: Reader, size: int, mode: str) -> Rope:
+def read_rope(r: Reader, size: int, mode: str, apart: bool = False) -> Rope:
     """The rotation of heads of `size` features, or of the first n_dims of them.
 
-    Scaling as in llama.cpp's context: YaRN's own magnitude factor is cancelled.
+    Scaling as in llama.cpp's context: YaRN's own magnitude factor is cancelled. apart: layers with
+    a window may rotate another number of features; see `read_local_rope`.
     """
     kind = r.word("rope.scaling.type", "linear", ("none", "linear", "yarn", "longrope"))
     legacy = r.number("rope.scale_linear", 0.0, 0.0, 1e6)
@@ -114,10 +116,9 @@ def read_rope(r: Reader, size: int, mode: str) -> Rope:
     yarn = kind == "yarn"
     if yarn and freq_scale > 1:  # below a factor of 1 YaRN has no magnitude, yet ggml divides by it
         attn_factor /= 1.0 + 0.1 * log(1.0 / freq_scale)
-    n_dims = r.count("rope.dimension_count", size)
-    if n_dims % 2 or n_dims > size:
-        r.faults.append(f"rope.dimension_count is {n_dims}, wanted even and at most {size}")
-    r.count("rope.dimension_count_swa", n_dims, least=n_dims, most=n_dims)
+    n_dims = _read_n_dims(r, "rope.dimension_count", size, size)
+    if not apart:
+        r.count("rope.dimension_count_swa", n_dims, least=n_dims, most=n_dims)
     return Rope(
         mode=mode,
         factors=_SHORT_AND_LONG if set(_SHORT_AND_LONG) & r.shapes.keys() else _SAME,
@@ -128,3 +129,23 @@ def read_rope(r: Reader, size: int, mode: str) -> Rope:
         attn_factor=attn_factor,
         n_ctx_orig=r.count("rope.scaling.original_context_length", r.count("context_length")),
     )
+
+
+def read_local_rope(r: Reader, rope: Rope, size: int) -> Rope:
+    """The rotation of layers with a window, with heads of `size` features, beside that of others:
+    of a base of its own, without scaling and without the file's factors."""
+    return replace(
+        rope,
+        n_dims=_read_n_dims(r, "rope.dimension_count_swa", rope.n_dims, size),
+        freq_base=r.number("rope.freq_base_swa", 10000.0, 1.0, 1e12),
+        freq_scale=1.0,
+        factors=(),
+    )
+
+
+def _read_n_dims(r: Reader, key: str, default: int, size: int) -> int:
+    """How many features of heads of `size` are rotated."""
+    n_dims = r.count(key, default, most=1 << 12)
+    if n_dims % 2 or n_dims > size:
+        r.faults.append(f"{key} is {n_dims}, wanted even and at most {size}")
+    return n_dims

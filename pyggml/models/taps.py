@@ -8,6 +8,7 @@ blk.3.q, k, v      (T, heads, size)     queries and keys after rope, values: wha
 blk.3.attention    (T, n_head · size)   the heads' results, before the output matrix
 blk.3.attn_out     (T, n_embd)          what attention, or the recurrence in its place, adds
 blk.3.ffn_out      (T, n_embd)          what the feed-forward part adds
+blk.3.per_layer_out (T, n_embd)         what the layer's own input adds (pyggml.models.per_layer)
 blk.3.out          (T, n_embd)          the residual stream after the block
 output_norm        (T, n_embd)          the last norm's output
 logits             (T, n_vocab)         the logits, of as many tokens as they are made for

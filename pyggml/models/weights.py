@@ -129,6 +129,14 @@ def read_weights(
     return weights
 
 
+def factor_of(weights: Weights, full: str) -> Tensor | None:
+    """What a file has beside the matrix `full`, to multiply what it gives: a factor of all, or of
+    each expert. None if there is none; a scale of another shape is a part's own."""
+    factor = weights.get(full.removesuffix(".weight") + SCALE)
+    shape = weights[full].shape[:-2] or (1,)
+    return factor if factor is not None and factor.shape == shape else None
+
+
 def zero_matrices(weights: Weights) -> list[str]:
     """Names of the matrices whose bytes are all 0, as a download leaves them that was broken off.
     Of others the first bytes alone are read."""

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import write_llama
+from tiny_models import spoil, write_llama
 
 import pyggml
-from pyggml.errors import DeviceLostError
+from pyggml.errors import DeviceLostError, PyggmlError
 from pyggml.generation import Session
 from pyggml.lora import Corpus, Dataset, LoraConfig, TrainConfig, Trainer, attach, loss_and_grads
 
@@ -156,6 +156,18 @@ def test_a_run_is_that_of_the_host_and_resumes_bit_for_bit(parts, gpu, narrow, t
     second.resume(next((tmp_path / "points").glob("step-*.gguf")))
     second.run()
     assert second.parameters.data.tobytes() == whole.parameters.data.tobytes()
+
+
+def test_the_op_that_makes_no_number_is_named(gpu, tmp_path):
+    path = write_llama(tmp_path / "tiny.gguf", 60, n_layer=2, seed=3, numbers=spoil)
+    adapter = attach(pyggml.load(path, backends=[gpu]), LoraConfig(rank=2))
+    tokens = np.random.default_rng(0).integers(0, 60, (6, 9)).astype(np.int32)
+    corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
+    trainer = Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(max_steps=1))
+    before = adapter.parameters.data.copy()
+    with pytest.raises(PyggmlError, match="^step 1: the loss is nan, .*made by <.*norm.*>, of win"):
+        trainer.run()
+    np.testing.assert_array_equal(adapter.parameters.data, before)
 
 
 def test_a_lost_device_ends_the_run_and_leaves_the_checkpoint(own_gpu, tmp_path):

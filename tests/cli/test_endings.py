@@ -172,13 +172,42 @@ from pyggml.cli.__main__ import main
 module = sys.modules["pyggml.requantize.requantize"]  # the package's name for it is a function's
 pack = module.quantize
 def slow(*given):
-    packed = pack(*given)  # first: a signal within LLVM's own calls would be lost
+    packed = pack(*given)
     print("packed", file=sys.stderr, flush=True)
     time.sleep(1)
     return packed
 module.quantize = slow
 sys.exit(main(sys.argv[1:]))
 """
+
+
+LOST = """
+import ctypes, os, signal, sys, time
+import click
+from pyggml.cli.terminal.exit import run
+
+@ctypes.CFUNCTYPE(None)
+def called_by_c():
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    time.sleep(0)
+
+@click.command()
+def command():
+    called_by_c()
+    time.sleep(600)
+
+sys.exit(run(lambda: command, "pyggml", []))
+"""
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name, code", [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_within_a_function_that_c_calls_ends_the_command(name, code):
+    """As LLVM does while kernels are compiled: Python ignores what such a function raises."""
+    command = [sys.executable, "-P", "-c", LOST, name]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr, ended.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])

@@ -7,11 +7,14 @@ import pytest
 
 import pyggml
 from pyggml import gguf
-from pyggml.errors import DataError, PyggmlError
-from pyggml.graph.dtypes import BF16
+from pyggml.errors import ConfigError, DataError, PyggmlError
+from pyggml.graph.dtypes import BF16, DTYPES, F32
 from pyggml.graph.tensor import leaf
+from pyggml.lora import Parameters, TrainConfig
+from pyggml.lora.optim import AdamW
 from pyggml.lora.trainer.passes import Passes
 from pyggml.ops import swiglu_back
+from pyggml.quants import quantize
 from pyggml.runtime import run
 
 
@@ -20,15 +23,26 @@ def spoilt(tiny, tmp_path):
     """spoilt(token) -> the tiny model, whose embedding of one token is no number."""
 
     def make(token):
-        with gguf.open(tiny) as file:
-            metadata = {key: field.value for key, field in file.metadata.items()}
-            arrays = {name: (t, np.array(file.data(name))) for name, t in file.tensors.items()}
-        arrays["token_embd.weight"][1][token] = np.nan
-        path = tmp_path / "spoilt.gguf"
-        gguf.write(path, metadata, [(n, t.dtype, t.shape, a) for n, (t, a) in arrays.items()])
-        return path
+        def spoil(name, array):
+            if name == "token_embd.weight":
+                array[token] = np.nan
+            return F32, array
+
+        return rewritten(tiny, tmp_path / "spoilt.gguf", spoil)
 
     return make
+
+
+def rewritten(source, target, change):
+    """A model's file with tensors as `change` says: name, float32 -> type, array."""
+    with gguf.open(source) as file:
+        metadata = {key: field.value for key, field in file.metadata.items()}
+        tensors = []
+        for name, t in file.tensors.items():
+            dtype, array = change(name, np.array(file.data(name)))
+            tensors.append((name, dtype, t.shape, array))
+        gguf.write(target, metadata, tensors)
+    return target
 
 
 def test_the_step_the_window_and_the_tensor_are_named(trainer_of, corpus_of, spoilt, tmp_path):
@@ -51,6 +65,92 @@ def test_the_step_the_window_and_the_tensor_are_named(trainer_of, corpus_of, spo
     assert sorted(p.name for p in (tmp_path / "c").glob("*.gguf"))[-1:] == [
         f"step-{step - 1:08d}.gguf"
     ]
+
+
+@pytest.mark.parametrize("compute", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize("spoilt_tensor, op", [("ffn_norm", "rms_norm"), ("ffn_down", "mul_mat")])
+def test_the_op_is_named_on_every_path(
+    compute, spoilt_tensor, op, trainer_of, corpus_of, tiny, tmp_path
+):
+    """A norm's weight that is NaN, and the scale of a block of Q8_0."""
+
+    def spoil(name, array):
+        if name == f"blk.1.{spoilt_tensor}.weight":
+            array.flat[0] = np.nan
+        if array.ndim == 1 or array.shape[-1] % 32:
+            return F32, array
+        packed = quantize(np.nan_to_num(array), "Q8_0")
+        if np.isnan(array).any():
+            packed[0, :2] = 0xFF  # a half that is NaN
+        return DTYPES["Q8_0"], packed.view(DTYPES["Q8_0"].numpy)
+
+    path = rewritten(tiny, tmp_path / "spoilt.gguf", spoil)
+    trainer = trainer_of(path=path, load={"compute": compute}, corpus=corpus_of(10, n_held_out=0))
+    with pytest.raises(PyggmlError, match="^step 1: the loss is nan") as caught:
+        trainer.run()
+    said = str(caught.value)
+    assert f"= {op}" in said, said
+
+
+@pytest.mark.quick
+def test_a_model_that_is_no_number_is_told_before_the_first_step(trainer_of, corpus_of, spoilt):
+    corpus = corpus_of(10)
+    token = int(corpus.validation.tokens[1, 0])
+    at = next(i for i, w in enumerate(corpus.validation.tokens[:, :-1]) if token in w)
+    with pytest.raises(PyggmlError) as caught:
+        trainer_of(path=spoilt(token), corpus=corpus).run()
+    said = str(caught.value)
+    assert said.startswith("after step 0 the validation loss is nan; the first number that is not")
+    assert f"get_rows>, of window {at + 1}" in said and "lr" not in said
+    assert said.endswith("the model's weights or its adapter make no numbers")
+
+
+# -- the optimiser at its extremes --------------------------------------------------------------
+
+
+def steps_of(gradients, **settings):
+    """A parameter after AdamW's steps with these gradients."""
+    parameters = Parameters({"a": (1,)})
+    optimiser = AdamW(parameters, TrainConfig(weight_decay=0.0, **settings))
+    with np.errstate(all="ignore"):
+        for n, g in enumerate(gradients, 1):
+            parameters.gradients["a"].data[:] = g
+            optimiser.check_length(optimiser.clip())
+            optimiser.step(1e-3, n)
+    return float(parameters.data[0])
+
+
+@pytest.mark.parametrize("size", [1e-45, 1e-30, 1e-10, 1.0, 1e10, 1e18])
+def test_adamw_takes_gradients_of_every_size(size):
+    """Steps as long as the rate, shorter where ε is larger than the gradient; then it goes on."""
+    first = steps_of([size], clip=0.0)
+    assert -1.01e-3 <= first <= 0 and (size < 1e-6 or first < -0.9e-3)
+    assert np.isfinite(steps_of([size, -1.0, size], clip=0.0))
+    assert -1.01e-3 <= steps_of([size * 1e20 if size > 1 else size], clip=1.0) <= 0
+
+
+def test_a_gradient_whose_square_is_infinite_is_refused_unless_it_is_clipped():
+    """The second moment would stay infinite, and the parameter where it is, in silence."""
+    with pytest.raises(PyggmlError, match=r"length is 1e\+20, .*; clip is 0, wanted 0 < clip"):
+        steps_of([1e20], clip=0.0)
+    with pytest.raises(PyggmlError, match="clip is 2e.25, wanted 0 < clip"):
+        steps_of([1e20], clip=2e25)
+    assert steps_of([1e20], clip=0.5) < -0.9e-3
+
+
+def test_a_gradient_of_nothing_is_no_step():
+    assert steps_of([0.0, 0.0], eps=1e-37) == 0
+
+
+@pytest.mark.parametrize(
+    "setting, value", [("eps", 1e-46), ("beta2", 1 - 1e-9), ("beta1", 1 - 1e-9)]
+)
+def test_settings_that_float32_takes_for_their_limits_are_refused(setting, value):
+    with pytest.raises(ConfigError, match=setting):
+        TrainConfig(**{setting: value})
+
+
+# -- elsewhere ----------------------------------------------------------------------------------
 
 
 def test_logits_that_are_no_numbers_are_refused(spoilt):

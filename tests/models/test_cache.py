@@ -89,7 +89,7 @@ def test_a_session_frees_its_memory_when_it_is_dropped(tiny, backends, monkeypat
     assert left < n_bytes / 4
 
 
-HALVES = ("llama", "gemma2", "gpt-oss", "falcon", "lfm2", "qwen3", "qwen3next")
+HALVES = ("llama", "gemma2", "gemma4", "gpt-oss", "falcon", "lfm2", "qwen3", "qwen3next")
 
 
 def fed_error(model, tokens):

@@ -124,7 +124,7 @@ def rounding(remember, pair):
 
 
 @pytest.mark.parametrize("cache_type", [*COSTS, *PAIRS], ids=str)
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gemma4", "qwen3"])
 def test_a_cache_costs_its_rounding_and_nothing_else(architecture, cache_type, tiny, monkeypatch):
     model = pyggml.load(tiny(architecture, sizes=HEADS), compute="f32")
     whole, ends = model.logits(np.arange(40) * 7 % 11), [19, 20, 22, 29, 39]

@@ -20,7 +20,7 @@ from tiny_models import write as write_tiny
 
 import pyggml
 from pyggml.lora import LoraConfig, attach, merge
-from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
+from pyggml.models import ARCHITECTURES, compose, small_metadata, tensors_of
 
 from peers.trial import llama_cpp_logits, wide_modules
 
@@ -98,6 +98,40 @@ VARIANTS |= {
     )
     if name in ARCHITECTURES
 }
+SLIDING = np.arange(23) % 5 != 4
+SLIDING[18:20] = True, False
+GEMMA = r"rope_freqs.weight|.*\.scale|.*layer_output_scale.weight"
+VARIANTS |= {
+    "gemma4": ("gemma4", {}, f"output.weight|{GEMMA}"),
+    "gemma3n": (
+        "gemma3n",
+        {"block_count": 12, "attention.sliding_window_pattern": SLIDING[:12]},
+        "output.weight",
+    ),
+    "gemma3n-shared": (
+        "gemma3n",
+        {"block_count": 23, "attention.sliding_window_pattern": SLIDING},
+        "",
+    ),
+    "gemma4-dense": (
+        "gemma4",
+        {
+            "block_count": 3,
+            "attention.sliding_window_pattern": np.array([True, True, False]),
+            "attention.head_count_kv": np.array([2, 2, 1], np.int32),
+            "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0,
+            "expert_count": 0,
+            "expert_used_count": 0,
+            "rope.dimension_count_swa": 16,
+            "rope.freq_base_swa": 500.0,
+            "final_logit_softcapping": None,
+        },
+        rf"{GEMMA}|blk.[01].attn_v\.weight",
+    ),
+}
+STEEP = re.compile(r".*\.(ffn_gate|ffn_gate_exps|inp_gate)\.weight")
+SMALL = re.compile(r".*\.(attn_q_norm|post_\w*norm|laurel_post_norm)\.weight")
 OF_LATENT = (
     ("deepseek2", "deepseek2", LATENT | GROUPS, r".*exp_probs_b\.bias|output.weight"),
     ("deepseek2-lite", "deepseek2", LATENT | LITE, ""),
@@ -129,7 +163,23 @@ def write(path: Path, architecture: str, keys: dict[str, Any], optional: str) ->
         for name, spec in specs
         if spec.optional
     }
-    return write_tiny(path, architecture, sizes, NO_VOCABULARY, tensors, N_VOCAB, numbers=scaled)
+    if architecture == "gemma3n":  # llama.cpp wants the keys that it passes over
+        unread = compose(metadata.get, {"token_embd.weight": (N_VOCAB, 0)}, "").unread
+        first = {name.split(".", 2)[-1]: spec.shape for name, spec in specs if "blk.0." in name}
+        tensors |= {name: first[name.split(".", 2)[-1]] for name in unread}
+    numbers = steep if architecture.startswith("gemma") else scaled
+    return write_tiny(path, architecture, sizes, NO_VOCABULARY, tensors, N_VOCAB, numbers=numbers)
+
+
+def steep(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Gates so large that llama.cpp's table of GELUs in halves has next to none of them. Norms
+    follow, so that nothing else grows. What layers add is small, lest 23 of them make much of a
+    rounding. Divisors of frequencies are at least 1, some without end."""
+    if name == "rope_freqs.weight":
+        return np.where(np.arange(*shape) % 3 == 2, 1e30, 1.5).astype(np.float32)
+    factor = 4096 if STEEP.fullmatch(name) else 0.25 if SMALL.fullmatch(name) else 1
+    factor = 0.5 if name.endswith("_coef.weight") else factor
+    return scaled(name, shape) * np.float32(factor)
 
 
 def with_adapter(model: Any, rank: int = RANK, applied: bool = True) -> Any:

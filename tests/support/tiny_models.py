@@ -75,7 +75,7 @@ def _shapes(metadata, n_vocab):
     return {name: s.shape for name, s in tensors if not s.optional or name == "output.weight"}
 
 
-def write_llama(path, n_vocab, n_layer, seed, tied=False, keys=None):
+def write_llama(path, n_vocab, n_layer, seed, tied=False, keys=None, numbers=scaled):
     """Write a llama whose training goes as that of a real one; returns its path."""
     return write(
         path,
@@ -83,8 +83,16 @@ def write_llama(path, n_vocab, n_layer, seed, tied=False, keys=None):
         keys={"general.name": "tiny"} | (keys or {}),
         tensors={"output.weight": None} if tied else {},
         n_vocab=n_vocab,
-        numbers=partial(scaled, seed=seed),
+        numbers=partial(numbers, seed=seed),
     )
+
+
+def spoil(name, shape, seed):
+    """As `scaled`, but a number of the last block's norm is none."""
+    array = scaled(name, shape, seed)
+    if name == "blk.1.ffn_norm.weight":
+        array[0] = np.nan
+    return array
 
 
 def zero_parts(architecture, n_vocab, sizes=None):

@@ -18,7 +18,7 @@ from pyggml.cli.commands.chat.conversation import Conversation, Round
 from pyggml.cli.commands.chat.lines import END_KEYS, read_messages
 from pyggml.cli.terminal.exit import FAILED
 from pyggml.cli.terminal.generation import say_piece
-from pyggml.cli.terminal.show import has_colours, plural, printable, say
+from pyggml.cli.terminal.show import has_colours, plural, printable, say, speed
 from pyggml.errors import PyggmlError
 from pyggml.generation import Finish, Piece
 
@@ -103,10 +103,10 @@ class Console:
         if finish in _ENDS:
             self._note(f"({_ENDS[finish]})")
         if self._interactive:
-            speed = f"{n / (perf_counter() - began):.1f} tokens/s"
+            how_fast = speed(n, perf_counter() - began)
             context = f"{self._chat.n_read:,} of {self._chat.n_ctx:,} of the context"
             how_ended = "" if finish else "stopped; "
-            self._note(f"({how_ended}{plural(n, 'token')}, {speed}; {context})")
+            self._note(f"({how_ended}{plural(n, 'token')}, {how_fast}; {context})")
 
     def _say_dropped(self, n: int) -> None:
         if n:

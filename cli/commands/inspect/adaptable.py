@@ -65,7 +65,7 @@ def _module(parts: Any, specs: Mapping[str, Any], name: str, rank: int) -> dict[
         "blocks": ranges(i for i in there if i >= 0),
         "n": len(there),
         "shapes": [list(shape) for shape in shapes],
-        "default": name in parts.decoder.usual_modules,
+        "default": name in parts.usual_modules,
         "n_parameters": sum(_n_parameters(spec, rank) for spec in there.values()),
     }
 

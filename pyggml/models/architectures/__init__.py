@@ -19,6 +19,8 @@ from pyggml.models.architectures.exaone import EXAONE4, EXAONE_MOE
 from pyggml.models.architectures.falcon import FALCON
 from pyggml.models.architectures.falcon_h1 import FALCON_H1
 from pyggml.models.architectures.gemma import GEMMA, GEMMA2, GEMMA3
+from pyggml.models.architectures.gemma3n import GEMMA3N
+from pyggml.models.architectures.gemma4 import GEMMA4
 from pyggml.models.architectures.glm4 import GLM4, GLM4MOE
 from pyggml.models.architectures.gpt2 import GPT2, STARCODER
 from pyggml.models.architectures.gpt_oss import GPT_OSS
@@ -149,5 +151,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         NEMOTRON_H,
         NEMOTRON_H_MOE,
         SPARK2_5,
+        GEMMA4,
+        GEMMA3N,
     )
 }

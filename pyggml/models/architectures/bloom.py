@@ -14,7 +14,7 @@ def _decoder(r: Reader) -> Decoder:
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i, max_bias=8.0), b.plain(i, gelu))
 
-    return b.decoder(block, embedding_norm=b.norm("token_embd_norm"))
+    return b.decoder(block, prelude=b.norm("token_embd_norm"))
 
 
 BLOOM = Architecture("bloom", _decoder, {})

@@ -202,7 +202,7 @@ def _decoder(r: Reader) -> Decoder:
     return Decoder(
         config=c,
         blocks=tuple(block(i) for i in range(c.n_layer)),
-        embedding_norm=LayerNorm("token_embd_norm", c.n_embd, eps),
+        prelude=LayerNorm("token_embd_norm", c.n_embd, eps),
         norm=LayerNorm("output_norm", c.n_embd, eps),
         tied=False,
     )

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import write_llama
+from tiny_models import spoil, write_llama
 
 import pyggml
 from pyggml.backends.cuda.runtime.device import CudaBackend
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
+from pyggml.errors import PyggmlError
 from pyggml.generation import Session
 from pyggml.generation.ahead import runs_ahead
-from pyggml.lora import LoraConfig, attach, loss_and_grads
+from pyggml.lora import Corpus, Dataset, LoraConfig, TrainConfig, Trainer, attach, loss_and_grads
 
 GOLDEN = Path(__file__).parents[2] / "golden/models"
 TOKENS = np.arange(17) * 7 % 48
@@ -52,6 +53,18 @@ class Cheap(CudaBackend):
 def test_a_step_shared_with_the_host(tmp_path):
     path = write_llama(tmp_path / "tiny.gguf", 48, n_layer=2, seed=1)
     same(path, Cheap(0, "f32"))
+
+
+@pytest.mark.filterwarnings("ignore:.* leaves .* to cpu")
+def test_the_op_that_makes_no_number_is_named(tmp_path):
+    path = write_llama(tmp_path / "tiny.gguf", 48, n_layer=2, seed=1, numbers=spoil)
+    model = pyggml.load(path, compute="f32", backends=[Cheap(0, "f32")])
+    tokens = np.arange(18, dtype=np.int32).reshape(2, 9)
+    corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
+    adapter = attach(model, LoraConfig(rank=2))
+    trainer = Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(max_steps=1))
+    with pytest.raises(PyggmlError, match="^step 1: the loss is nan, .*made by <.*norm.*>, of win"):
+        trainer.run()
 
 
 @on_a_card

@@ -8,7 +8,8 @@ mix.json   `choices`: weight types, in the order of `file_types`. Per model: wha
            about it, and per tensor its shape and the numbers of the choices that
            `llama_model_quantize` makes without an importance matrix and with one
 
-    python make.py FOLDER      the folder holds the *-F16.gguf files whose tensors are listed
+    python make.py FOLDER      the folder holds the *-F16.gguf files whose tensors are listed; of
+                               gemma4 a small model of zeros (pyggml.models.small)
 """
 
 from __future__ import annotations

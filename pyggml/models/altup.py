@@ -1,0 +1,163 @@
+"""AltUp: a residual stream of several vectors, of which a layer works on one (Baykal et al. 2023,
+arXiv:2301.13310, as in Gemma 3n).
+
+AltUpStreams   after the embedding: x (T, n_embd) -> the stream (T, n, n_embd)
+AltUp          a block: predicts the stream, works on its first vector, corrects all by the result
+AltUpMerge     before the last norm: the stream -> (T, n_embd)
+"""
+
+from dataclasses import dataclass
+
+from pyggml.graph.tensor import Tensor
+from pyggml.models.block import named_branch
+from pyggml.models.net import Net
+from pyggml.models.norm import Norm
+from pyggml.models.part import Part
+from pyggml.models.per_layer import PerLayerInput
+from pyggml.models.weights import Tensors, TensorSpec, latent_matrix, matrix, merge_tensors
+from pyggml.ops import (
+    add,
+    concat,
+    div,
+    mul,
+    mul_mat,
+    narrow,
+    out_prod,
+    permute,
+    repeat,
+    repeat_back,
+    reshape,
+    rms_norm_mul,
+    scale,
+    sqr,
+    sqrt,
+    sub,
+    sum_rows,
+    tanh,
+    transpose,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AltUpStreams(Part):
+    """x, then n - 1 products of x, as long as x."""
+
+    n_embd: int
+    n: int
+
+    @property
+    def branch(self) -> str:
+        return ""
+
+    def tensors(self, at: str) -> Tensors:
+        return {f"{at}altup_proj.weight": TensorSpec((self.n - 1, self.n_embd, self.n_embd))}
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        n_tokens, n_embd = x.shape
+        w = reshape(net.weights[f"{at}altup_proj.weight"], (-1, n_embd))
+        others = reshape(mul_mat(w, x), (n_tokens, self.n - 1, n_embd))
+        first = reshape(x, (n_tokens, 1, n_embd))
+        return concat(first, _as_long_as(first, others), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class AltUpMerge(Part):
+    """The mean of the first vector and products of the others, as long as it."""
+
+    n_embd: int
+    n: int
+
+    @property
+    def branch(self) -> str:
+        return ""
+
+    def tensors(self, at: str) -> Tensors:
+        shape = (self.n - 1, self.n_embd, self.n_embd)
+        return {f"{at}altup_unembd_proj.weight": TensorSpec(shape)}
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        first = narrow(x, 1, 0, 1)
+        others = permute(narrow(x, 1, 1, self.n - 1), (1, 0, 2))
+        made = mul_mat(net.weights[f"{at}altup_unembd_proj.weight"], others)
+        all_of_it = concat(first, _as_long_as(first, permute(made, (1, 0, 2))), 1)
+        total = repeat_back(all_of_it, (x.shape[0], 1, self.n_embd))
+        return scale(reshape(total, (x.shape[0], self.n_embd)), 1 / self.n)
+
+
+def _as_long_as(first: Tensor, others: Tensor) -> Tensor:
+    """Vectors (T, n, n_embd), scaled to the length of the first (T, 1, n_embd)."""
+    return div(mul(others, _length(first)), _length(others))
+
+
+def _length(x: Tensor) -> Tensor:
+    return sqrt(sum_rows(sqr(x)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AltUp(Part):
+    """p = x + predict(x), y = body(p_0), x' = p + correct(y) (y - p_0); then the others of x' get
+    what the layer's own input makes of altup_correct_scale · x'_0.
+
+    predict(x) is a sum of x's vectors for each of them, correct(y) a factor for each. Their weights
+    are products of what the router makes of one vector: tanh(altup_router norm(x) / n_embd).
+
+    body   x (T, n_embd) -> (T, n_embd)
+    n      vectors of the stream
+    norm   of the router
+    own    the layer's own input
+    """
+
+    body: Part
+    n_embd: int
+    n: int
+    norm: Norm
+    own: PerLayerInput
+
+    @property
+    def inner(self) -> tuple[Part, ...]:
+        return (self.body,)
+
+    @property
+    def branch(self) -> str:
+        return ""
+
+    def tensors(self, at: str) -> Tensors:
+        n = self.n
+        predict, correct = (
+            matrix(f"{at}altup_{name}_coef", rows, n, bias=False, usual=False)
+            for name, rows in (("predict", n * n), ("correct", n))
+        )
+        router = latent_matrix(f"{at}altup_router", n, self.n_embd)
+        factor = {f"{at}altup_correct_scale.weight": TensorSpec((self.n_embd,))}
+        parts = (part.tensors(at) for part in (self.norm, self.body, self.own))
+        return merge_tensors([router, predict, correct, factor, *parts])
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        p = self._predict(net, at, x)
+        y = self._correct(net, at, p, self.body(net, at, self._vector(p)))
+        first = self._vector(y)
+        own = self.own(net, at, mul(first, net.weights[f"{at}altup_correct_scale.weight"]))
+        own = named_branch(net, at, self.own, own)
+        others = add(narrow(y, 1, 1, self.n - 1), reshape(own, (x.shape[0], 1, self.n_embd)))
+        return concat(narrow(y, 1, 0, 1), others, 1)
+
+    def _vector(self, x: Tensor) -> Tensor:
+        """The first vector of the stream, (T, n_embd)."""
+        return reshape(narrow(x, 1, 0, 1), (x.shape[0], self.n_embd))
+
+    def _route(self, net: Net, at: str, x: Tensor, tap: str) -> Tensor:
+        """The router's weights (T, n) of x (T, n_embd)."""
+        normal = rms_norm_mul(x, net.weights[f"{at}{self.norm.name}.weight"], self.norm.eps)
+        routed = net.linear(f"{at}altup_router", scale(normal, 1 / self.n_embd), f"{at}{tap}")
+        return tanh(routed)
+
+    def _predict(self, net: Net, at: str, x: Tensor) -> Tensor:
+        modes = self._route(net, at, self._vector(x), "altup_before")
+        factors = reshape(net.linear(f"{at}altup_predict_coef", modes), (-1, self.n, self.n))
+        return add(out_prod(x, transpose(factors)), x)
+
+    def _correct(self, net: Net, at: str, p: Tensor, y: Tensor) -> Tensor:
+        modes = self._route(net, at, y, "altup_after")
+        factors = scale(net.linear(f"{at}altup_correct_coef", modes), 1.0, 1.0)
+        news = reshape(sub(y, self._vector(p)), (-1, 1, self.n_embd))
+        return add(mul(repeat(news, p.shape), reshape(factors, (-1, self.n, 1))), p)

@@ -1,0 +1,81 @@
+"""Per-layer embeddings (Gemma 3n's): beside the residual stream each layer has an input of its own,
+made of the token and of its embedding."""
+
+from dataclasses import dataclass
+
+from pyggml.graph.tensor import Tensor
+from pyggml.models.basics import Basics
+from pyggml.models.net import Net
+from pyggml.models.norm import Norm, RmsNorm
+from pyggml.models.part import Part
+from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
+from pyggml.ops import add, geglu, get_rows, mul_mat, narrow, reshape, scale
+
+INPUTS = "per_layer_inputs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerLayerInputs(Part):
+    """Leaves the inputs of all layers (T, n_layer, n) for `PerLayerInput`, and gives back x.
+
+    (√n · per_layer_token_embd[token] + norm(per_layer_model_proj x / √n_embd)) / √2
+
+    llama.cpp applies no adapter to the table nor to the matrix, so neither is open to one.
+    """
+
+    n_vocab: int
+    n_embd: int
+    n_layer: int
+    n: int
+    norm: Norm
+
+    @property
+    def branch(self) -> str:
+        return ""
+
+    def tensors(self, at: str) -> Tensors:
+        width = self.n_layer * self.n
+        ours = {
+            f"{at}per_layer_token_embd.weight": TensorSpec((self.n_vocab, width)),
+            f"{at}per_layer_model_proj.weight": TensorSpec((width, self.n_embd)),
+        }
+        return merge_tensors([ours, self.norm.tensors(at)])
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        table, w = (net.weights[f"{at}per_layer_{t}.weight"] for t in ("token_embd", "model_proj"))
+        shape = (x.shape[0], self.n_layer, self.n)
+        own = scale(reshape(get_rows(table, net.inputs.tokens), shape), self.n**0.5)
+        made = reshape(scale(mul_mat(w, x), self.n_embd**-0.5), shape)
+        net.leave(INPUTS, scale(add(self.norm(net, at, made), own), 0.5**0.5).named(INPUTS))
+        return x
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerLayerInput(Part):
+    """norm(proj(gelu(inp_gate x) · the layer's input))."""
+
+    layer: int
+    n_embd: int
+    n: int
+    norm: Norm
+
+    @property
+    def branch(self) -> str:
+        return "per_layer_out"
+
+    def tensors(self, at: str) -> Tensors:
+        gate = matrix(f"{at}inp_gate", self.n, self.n_embd, bias=False)
+        proj = matrix(f"{at}proj", self.n_embd, self.n, bias=False)
+        return merge_tensors([gate, proj, self.norm.tensors(at)])
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        gate = net.linear(f"{at}inp_gate", x)
+        own = reshape(narrow(net.earlier(INPUTS), 1, self.layer, 1), gate.shape)
+        return self.norm(net, at, net.linear(f"{at}proj", geglu(gate, own)))
+
+
+def per_layer_inputs(b: Basics, n: int) -> PerLayerInputs:
+    """The inputs of all layers of a model, n numbers of each layer and token."""
+    c = b.config
+    norm = RmsNorm("per_layer_proj_norm", n, b.norm("").eps)
+    return PerLayerInputs(n_vocab=c.n_vocab, n_embd=c.n_embd, n_layer=c.n_layer, n=n, norm=norm)
