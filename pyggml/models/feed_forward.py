@@ -3,18 +3,26 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from pyggml.graph.tensor import Tensor
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, matrix, merge_tensors
-from pyggml.ops import halve, swiglu, swiglu_clamp
+from pyggml.ops import clamp, halve, mul, silu, swiglu, swiglu_clamp
 
 
 def clipped_swiglu(limit: float) -> Callable[[Tensor, Tensor], Tensor]:
     """silu(min(gate, limit)) · clip(up, ±limit), or swiglu where limit is 0."""
     return partial(swiglu_clamp, limit=limit) if limit > 1e-6 else swiglu
+
+
+def clipped_silu(limit: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """min(silu(gate), limit) · clip(up, ±limit), or swiglu where limit is 0."""
+    if limit <= 1e-6:
+        return swiglu
+    return lambda gate, up: mul(clamp(silu(gate), -inf, limit), clamp(up, -limit, limit))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from pyggml.models.config import Reader
 from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
-from pyggml.models.rope import Rope, log_temperature_of
+from pyggml.models.rope import Rope, Temperature
 from pyggml.models.weights import Tensors, latent_matrix, matrix, merge_tensors
-from pyggml.ops import concat, flash_attn_ext, mul, narrow, repeat, reshape, split
+from pyggml.ops import concat, flash_attn_ext, narrow, repeat, reshape, split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class LatentAttention(Part):
                   one key, c and the shared numbers, whose c is the value too. A cache keeps no more
     q_rank        q comes through so many numbers; 0 if it comes from one matrix
     rope          None for a layer without rotary positions
-    temperature   (strength, every) of the factor of q that grows with the position; None for none
+    temperature   the factor of q that grows with the position; None for none
     """
 
     n_embd: int
@@ -43,7 +43,7 @@ class LatentAttention(Part):
     rope: Rope | None
     scale: float
     absorbed: bool
-    temperature: tuple[float, int] | None = None
+    temperature: Temperature | None = None
 
     def tensors(self, at: str) -> Tensors:
         n_q, own = self.n_head * self.size, self.size - self.n_shared
@@ -117,7 +117,7 @@ class LatentAttention(Part):
             q = net.linear(f"{at}attn_q", x)
         q = reshape(net.large(q), (-1, self.n_head, self.size))
         q = self.rope(net, q, self.size - self.n_shared) if self.rope else q
-        return mul(q, log_temperature_of(net, *self.temperature)) if self.temperature else q
+        return self.temperature(net, q) if self.temperature else q
 
     def _attend(self, net: Net, at: str, q: Tensor, c: Tensor, shared: Tensor) -> Tensor:
         """(T, n_head, value_size), every head with keys and values of its own."""

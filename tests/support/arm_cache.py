@@ -80,6 +80,8 @@ def fill(asked, kernels):
         try:
             kernel = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError):
+            kernel = None
+        if not isinstance(kernel, Dispatcher):
             n_left += len(signatures)
             continue
         for signature in signatures:
