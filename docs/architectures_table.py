@@ -26,17 +26,60 @@ DOCS = Path(__file__).parent
 GOLDEN = DOCS.parent / "tests/golden"
 N_VOCAB = 64
 # Ops that no shader of the WebGPU backend computes: the CPU does.
-NOT_ON_WEBGPU = {"ssm_scan", "gated_delta_net", "rwkv_wkv6", "rwkv_wkv7"}
+NOT_ON_WEBGPU = {
+    "ssm_scan",
+    "gated_delta_net",
+    "gated_linear_attn",
+    "rwkv_wkv6",
+    "rwkv_wkv7",
+}
 SOURCES = {
     "peers": "transformers",
     "models": "transformers",
     "formulas": "formulas in float64",
 }
-N_NAMES = 153  # in llama.cpp's list
-# Of these, no causal decoders of text: clip, the 12 of BERT, T5 and embeddings, wavtokenizer-dec;
-# dream, llada, llada-moe and rnd1, which denoise; eagle3, dflash and gemma4-assistant, which draft;
-# pockettts and qwen3tts, which speak; gptj, a name without a graph.
-N_OTHERS = 24
+# LLM_ARCH_NAMES of llama.cpp's src/llama-arch.cpp, in its order.
+_LIST = """
+clip llama llama4 deci falcon grok gpt2 gptj gptneox mpt baichuan starcoder refact bert
+modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert bloom stablelm
+qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3next qwen3vl qwen3vlmoe qwen35 qwen35moe
+qwen4exp phi2 phi3 phimoe plamo plamo2 plamo3 codeshell orion internlm2 minicpm minicpm3 gemma
+gemma2 gemma3 gemma3n gemma4 gemma4-assistant gemma-embedding starcoder2 mamba mamba2 maple
+jamba falcon-h1 xverse command-r cohere2 cohere2moe dbrx olmo olmo2 olmoe muse-glimmer openelm
+arctic deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 chatglm glm4 glm4moe glm-dsa bitnet
+t5 t5encoder jais jais2 nemotron nemotron_h nemotron_h_moe exaone exaone4 exaone-moe rwkv6
+rwkv6qwen2 rwkv7 arwkv7 granite granitemoe granitehybrid graniteswitch granite_swa chameleon
+wavtokenizer-dec plm bailingmoe bailingmoe2 bailingmoe3 dots1 dots3note arcee afmoe laguna
+ernie4_5 ernie4_5-moe hunyuan-moe hunyuan-dense hunyuan_vl hy_v3 hy_v4 smollm3 gpt-oss lfm2
+lfm2moe dream smallthinker llada llada-moe seed_oss grovemoe apertus minimax-01 hrm_text
+minimax-m2 minimax-m3 cogvlm rnd1 pangu-embedded mistral3 eagle3 dflash mistral4 paddleocr mimo2
+step35 spark2_5 llama-embed maincoder kimi-linear kimi-k3 glm5-next talkie mellum nanbeige
+qwen3tts pockettts
+"""
+NAMES = _LIST.split()
+# Names that do not load: why, and which.
+OTHERS = {
+    "no text comes out of it: encoders, and embeddings of texts or images": """clip bert modern-bert
+        nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding
+        llama-embed t5 t5encoder""",
+    "sound comes out of it": "wavtokenizer-dec pockettts qwen3tts",
+    "it denoises whole texts instead of going on with them": "dream llada llada-moe rnd1",
+    "it drafts for another model, from that model's activations": "eagle3 dflash gemma4-assistant",
+    "llama.cpp knows the name and has no graph for it": "gptj",
+}
+LEFT_OUT = {
+    "keys are chosen by the op `lightning_indexer`, which is in ggml alone, without a gradient": (
+        "deepseek32 deepseek4 glm-dsa glm5-next hy_v4 dots3note"
+    ),
+    "residual streams are mixed by ops that are in ggml alone, `dsv4_hc_*`": "kimi-k3 qwen4exp",
+    "blocks of keys are chosen for each query, which no span of keys describes": "minimax-m3",
+    "attention with a decay that is fixed for each head, without an op in ggml": "minimax-01",
+    "layers run several times over, each time with keys of their own": "hrm_text nanbeige",
+    "values of another length than keys, yet to be written beside windows": "mimo2",
+    "the logits of image tokens are written over within the graph": "chameleon",
+    "a file has a second set of all matrices, for images": "cogvlm",
+    "adapters are within the model, chosen by tokens": "graniteswitch",
+}
 
 
 def text() -> str:
@@ -46,7 +89,26 @@ def text() -> str:
         f"| `{name}` | CPU, CUDA{webgpu(name)} | {', '.join(compared[name])} |"
         for name in sorted(ARCHITECTURES)
     ]
-    return "\n".join([_HEAD.format(n=len(rows), n_names=N_NAMES, n_others=N_OTHERS), *rows, ""])
+    n_others = sum(len(names.split()) for names in OTHERS.values())
+    head = _HEAD.format(n=len(rows), n_names=len(NAMES), n_others=n_others)
+    missing = [_TAIL, *(line for why, some in _reasons() for line in _missing(why, some))]
+    return "\n".join([head, *rows, *missing, ""])
+
+
+def _reasons() -> list[tuple[str, list[str]]]:
+    """Reasons, and the names of each that do not load."""
+    reasons = {**LEFT_OUT, **OTHERS}.items()
+    return [(why, [n for n in some.split() if n not in ARCHITECTURES]) for why, some in reasons]
+
+
+def _missing(why: str, names: list[str]) -> list[str]:
+    return [f"- {', '.join(f'`{name}`' for name in names)}: {why}"] if names else []
+
+
+def unexplained() -> list[str]:
+    """Names of llama.cpp that neither load nor have a reason."""
+    explained = {name for _, names in _reasons() for name in names}
+    return [name for name in NAMES if name not in ARCHITECTURES and name not in explained]
 
 
 def comparisons() -> Mapping[str, list[str]]:
@@ -80,7 +142,8 @@ date.
 
 {n} names of `general.architecture` load and train: their gradients are slopes of the whole model in
 float64, and adapters update every matrix. llama.cpp knows {n_names} names, of which {n_others} are
-encoders, diffusion models, parts of other models or speech.
+encoders, diffusion models, parts of other models or speech. What does not load is
+[below](#left-out), each with the reason.
 
 The last column says whose logits, without and with an adapter, over a cache and in chunks, the
 tests hold an architecture to. Where it is llama.cpp's, the error is below 5e-11 (NMSE, float32),
@@ -90,6 +153,11 @@ compared with llama.cpp as well, which reads the adapters. It passes over update
 
 | `general.architecture` | devices | compared with |
 |---|---|---|"""
+_TAIL = """
+## Left out
+
+A file of one of these is refused by name.
+"""
 
 
 if __name__ == "__main__":

@@ -86,6 +86,7 @@ USES_LLVM = {  # intrinsics, what kernels close over, and the features of this C
     "pyggml/kernels/gemm/int_pack.py",
     "pyggml/kernels/gemm/lane_dots.py",
     "pyggml/kernels/gemm/row_plan.py",
+    "pyggml/kernels/gemm/tile.py",
     "pyggml/kernels/gemm/bfloat16.py",
     "pyggml/kernels/gemm/microkernel.py",
     "pyggml/quants/bits.py",

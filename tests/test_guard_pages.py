@@ -1,10 +1,13 @@
 """Kernels beside pages that may not be touched: none reads or writes past an end of its arrays."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from pyggml.jit.isa import ISAS, why_not
 
 SCRIPT = Path(__file__).parent / "support" / "guarded.py"
 PAST = f"""
@@ -25,6 +28,20 @@ def test_no_kernel_leaves_its_arrays(where):
     )
     last = done.stdout.splitlines()[-1:]
     assert done.returncode == 0, f"{last} ended with {done.returncode}: {done.stderr[-500:]}"
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avxvnni"])
+def test_no_product_of_another_vector_unit_leaves_its_arrays(isa):
+    """What x86 without AVX-512 runs, where it is not what the test above runs on."""
+    if why_not(ISAS[isa]):
+        pytest.skip(why_not(ISAS[isa]))
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "end", "products"], capture_output=True, text=True,
+        check=False, env={**os.environ, "PYGGML_ISA": isa},
+    )  # fmt: skip
+    last = done.stdout.splitlines()[-1:]
+    assert done.returncode == 0, f"{last} ended with {done.returncode}: {done.stderr[-500:]}"
+    assert "Q4_K out_prod 33 int8" in done.stdout
 
 
 def test_a_read_past_an_end_is_met():

@@ -19,7 +19,7 @@ from pyggml.graph import Graph
 from pyggml.lora.evaluate.scorer import Scorer
 from pyggml.model import Model
 from pyggml.models import Inputs, Net
-from pyggml.ops.attention.mask import WINDOW_SPAN
+from pyggml.ops.attention.mask import CHUNK_SPAN, WINDOW_SPAN
 
 N_TOKENS = 512  # of a pass, unless a sequence is longer
 _WORTH_SHARING = 8  # tokens that two rows begin with
@@ -110,7 +110,7 @@ def _takes_pairs(model: Model) -> bool:
     or a state."""
     net = Net(model.parts.weights, Inputs.empty(1), model.adapters)
     nodes = Graph.of(model.parts.decoder.hidden(net)).nodes
-    looks_back = [n for n in nodes if n.op is WINDOW_SPAN or n.params.get("max_bias")]
+    looks_back = [n for n in nodes if n.op in (WINDOW_SPAN, CHUNK_SPAN) or n.params.get("max_bias")]
     return model.batches and not looks_back
 
 

@@ -14,9 +14,10 @@ tiles       it multiplies bfloat16 tiles (AMX), at up to 16 times the rate of fl
 f16         it converts float16 in one instruction
 compiled    products and attention are compiled; without, NumPy computes them
 
-PYGGML_ISA forces one: amx, avx512bf16, avx512vnni, avx512, avx2, neonbf16, neoni8mm, neondot, neon,
-generic or numpy; it is refused if the machine lacks it. `generic` runs on any CPU. `numpy` unpacks
-whole matrices and multiplies with NumPy: slow, and the only one without Numba's JIT.
+PYGGML_ISA forces one: amx, avx512bf16, avx512vnni, avxvnni, avx512, avx2, neonbf16, neoni8mm,
+neondot, neon, generic or numpy; it is refused if the machine lacks it. `generic` runs on any CPU.
+`numpy` unpacks whole matrices and multiplies with NumPy: slow, and the only one without Numba's
+JIT.
 """
 
 import os
@@ -54,6 +55,7 @@ class ISA:
     compiled: bool = True
 
 
+_AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
 _VNNI = _AVX512 | {"avx512vnni"}
 _AMX = frozenset({"amx-tile", "amx-bf16"})
@@ -66,8 +68,9 @@ ISAS: dict[str, ISA] = {
         ISA("amx", _VNNI | {"avx512bf16"} | _AMX, lanes=16, registers=32, vnni=True, tiles=True),
         ISA("avx512bf16", _VNNI | {"avx512bf16"}, lanes=16, registers=32, bf16=True, vnni=True),
         ISA("avx512vnni", _VNNI, lanes=16, registers=32, vnni=True),
+        ISA("avxvnni", _AVX2 | {"avxvnni"}, lanes=8, registers=16, vnni=True),
         ISA("avx512", _AVX512, lanes=16, registers=32, byte_pairs=True),
-        ISA("avx2", frozenset({"avx2", "fma"}), lanes=8, registers=16, byte_pairs=True),
+        ISA("avx2", _AVX2, lanes=8, registers=16, byte_pairs=True),
         ISA("neonbf16", _I8MM | {"bf16"}, 4, 32, neon=True, sdot=True, i8mm=True, bf16=True),
         ISA("neoni8mm", _I8MM, lanes=4, registers=32, neon=True, sdot=True, i8mm=True),
         ISA("neondot", _DOT, lanes=4, registers=32, neon=True, sdot=True),

@@ -162,7 +162,7 @@ def by_quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
     """sums_i + Σ_{j < 4} u_{4i+j} · s_{4i+j}: int32 sums, signed bytes s above −128, bytes u, which
     are unsigned, but signed on NEON (see OFFSET).
 
-    One VPDPBUSD (AVX512-VNNI), or one SDOT (NEON's dotprod) a register.
+    One VPDPBUSD (VNNI), or one SDOT (NEON's dotprod) a register.
     """
     n = sums.type.count
     quads = ir.VectorType(I8, 4 * n)
@@ -170,15 +170,21 @@ def by_quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
     if CHOSEN.neon:
         return by_registers(builder, _signed_four, u, s, sums)
     if CHOSEN.vnni:
-        name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * n}", quads if _TAKES_BYTES else sums.type
-        add = declare_intrinsic(builder, name, sums.type, [sums.type, kind, kind])
-        return builder.call(add, [sums, builder.bitcast(u, kind), builder.bitcast(s, kind)])
+        return by_registers(builder, _unsigned_four, u, s, sums)
     wide = ir.VectorType(I32, 4 * n)
     products = builder.mul(builder.zext(u, wide), builder.sext(s, wide))
     for i in range(4):
         mask = ir.Constant(sums.type, [4 * lane + i for lane in range(n)])
         sums = builder.add(sums, builder.shuffle_vector(products, products, mask))
     return sums
+
+
+def _unsigned_four(builder: Any, u: Any, s: Any, sums: Any) -> Any:
+    """by_quads of one register of x86: AVX512-VNNI's VPDPBUSD or AVX-VNNI's, which LLVM chooses."""
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * sums.type.count}"
+    kind = u.type if _TAKES_BYTES else sums.type
+    add = declare_intrinsic(builder, name, sums.type, [sums.type, kind, kind])
+    return builder.call(add, [sums, builder.bitcast(u, kind), builder.bitcast(s, kind)])
 
 
 def _signed_four(builder: Any, q: Any, s: Any, sums: Any) -> Any:
@@ -223,14 +229,36 @@ def quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
             return _four(builder, "usdot", u, s, sums)
         if not CHOSEN.byte_pairs:
             return by_quads(builder, u, s, sums)
-        pairs = ir.VectorType(I16, 2 * sums.type.count)
-        ubsw, wd = _PAIR_NAMES[4 * sums.type.count]
-        multiply = declare_intrinsic(builder, ubsw, pairs, [u.type, s.type])
-        add = declare_intrinsic(builder, wd, sums.type, [pairs, pairs])
-        two = builder.call(multiply, [u, s])
-        return builder.add(sums, builder.call(add, [two, every(pairs, 1)]))
+        return builder.add(sums, widened_pairs(builder, sixteen_bit_sums(builder, u, s, None)))
 
     return by_registers(builder, one, u, s, sums)
+
+
+def sixteen_bit_sums(builder: Any, u: Any, s: Any, sums: Any | None) -> Any:
+    """sums_i + Σ_{j < 2} u_{2i+j} · s_{2i+j} in 16 bits, which must hold it; a register of x86."""
+    pairs = ir.VectorType(I16, u.type.count // 2)
+    name, _ = _PAIR_NAMES[u.type.count]
+    two = builder.call(declare_intrinsic(builder, name, pairs, [u.type, s.type]), [u, s])
+    return builder.add(sums, two) if sums else two
+
+
+def widened_pairs(builder: Any, sums: Any) -> Any:
+    """The sums of neighbours of a register of 16-bit numbers, in 32 bits."""
+    words = ir.VectorType(I32, sums.type.count // 2)
+    _, name = _PAIR_NAMES[2 * sums.type.count]
+    add = declare_intrinsic(builder, name, words, [sums.type, sums.type])
+    return builder.call(add, [sums, every(sums.type, 1)])
+
+
+def in_order(builder: Any, vectors: list[Any]) -> list[Any]:
+    """The vectors, at most 12 registers of x86, through an empty line of assembly: LLVM computes
+    all of them before what is made of them. Where registers are few, it would else take a tile row
+    by row, and spill what all rows share."""
+    kind, n = vectors[0].type, len(vectors)
+    names = ",".join(["=x"] * n + [str(i) for i in range(n)])
+    form = ir.FunctionType(ir.LiteralStructType([kind] * n), [kind] * n)
+    all_of_them = builder.asm(form, "", names, vectors, side_effect=False)
+    return [builder.extract_value(all_of_them, i) for i in range(n)]
 
 
 # Sums of pairs have 16 bits. NEON's SDOT multiplies signed bytes alone; USDOT could take more, but

@@ -8,7 +8,7 @@ from pyggml.models.config import Heads
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
-from pyggml.models.rope import Rope
+from pyggml.models.rope import Rope, Temperature
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
 from pyggml.ops import clamp, flash_attn_ext, mul, reshape, sigmoid, split
 
@@ -29,6 +29,8 @@ class Attention(Part):
     softcap          scores become cap · tanh(scores / cap); 0 for none
     max_bias         of ALiBi, as in ggml: a bias that lowers scores with distance; 0 for none
     window           number of keys in the sliding window; 0 for all keys
+    chunk            number of positions in a chunk, whose keys alone are seen; 0 for all keys
+    temperature      what multiplies queries, or None
     sinks            the softmax of each head has one more score, from attn_sinks
     """
 
@@ -47,6 +49,8 @@ class Attention(Part):
     softcap: float = 0.0
     max_bias: float = 0.0
     window: int = 0
+    chunk: int = 0
+    temperature: Temperature | None = None
     sinks: bool = False
 
     @property
@@ -83,6 +87,7 @@ class Attention(Part):
 
     def attend(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(scale · q·k) v, (T, n · size), of q (T, n, size), k and v (T, n_kv, size)."""
+        q = self.temperature(net, q) if self.temperature else q
         q, k = self.rotate(net, at, q, self.q_norm), self.rotate(net, at, k, self.k_norm)
         q, k, v = (net.tap(f"{at}{name}", t) for name, t in zip("qkv", (q, k, v), strict=True))
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
@@ -95,7 +100,7 @@ class Attention(Part):
 
     def look(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What q (T, n, size) finds, (T, n · size), in all keys and values (…, n_kv, size)."""
-        factor, span = self.scale or self.heads.size**-0.5, net.span(self.window)
+        factor, span = self.scale or self.heads.size**-0.5, net.span(self.window, self.chunk)
         o = flash_attn_ext(
             *(q, k, v, span, factor),
             logit_softcap=self.softcap,

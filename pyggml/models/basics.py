@@ -104,13 +104,17 @@ class Basics:
         branches = zip(norms, (attention, feed_forward), strict=True)
         return residual(Sum(tuple(Chain((self.norm(name), part)) for name, part in branches)))
 
-    def sandwich_norms(self, attention: Part, feed_forward: Part) -> Part:
-        """x += norm(attention(norm x)), x += norm(feed_forward(norm x)): four norms."""
-        n = self.norm
+    def sandwich_norms(self, attention: Part, feed_forward: Part, **after: Any) -> Part:
+        """x += norm(attention(norm x)), x += norm(feed_forward(norm x)): four norms.
+
+        after: fields of the second norm of each.
+        """
+        last = ("post_attention_norm", "post_ffw_norm")
+        attended, fed = (replace(self.norm(name), **after) for name in last)
         return Chain(
             (
-                residual(n("attn_norm"), attention, n("post_attention_norm")),
-                residual(n("ffn_norm"), feed_forward, n("post_ffw_norm")),
+                residual(self.norm("attn_norm"), attention, attended),
+                residual(self.norm("ffn_norm"), feed_forward, fed),
             )
         )
 

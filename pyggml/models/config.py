@@ -44,6 +44,18 @@ class Reader:
         self.architecture, self._get, self.shapes = architecture, get, shapes
         self.faults: list[str] = []
 
+    @property
+    def has_tensors(self) -> bool:
+        """Whether there is a file; metadata alone come with the shape of the embedding."""
+        return len(self.shapes) > 1
+
+    def _of_layers(self, value: np.ndarray, n: int) -> np.ndarray:
+        """An array's first n; arrays by layer go on with the blocks for further tokens."""
+        further = self._value("nextn_predict_layers")
+        if not isinstance(further, int):
+            return value
+        return value[:n] if value.shape == (n + further,) else value
+
     def _value(self, key: str) -> object:
         return self._get(full_key(self.architecture, key))
 
@@ -78,6 +90,7 @@ class Reader:
             return default
         if not isinstance(value, np.ndarray):
             return (self.count(key, least=least, most=most),) * n
+        value = self._of_layers(value, n)
         whole = value.dtype.kind in "iu" and value.shape == (n,)
         if whole and least <= value.min() and value.max() <= top:
             return tuple(value.tolist())
@@ -102,6 +115,7 @@ class Reader:
         value = self._value(key)
         if not isinstance(value, np.ndarray):
             return (self.number(key, default, least, most),) * n
+        value = self._of_layers(value, n)
         fits = value.dtype.kind in "iuf" and value.shape == (n,)
         if fits and np.all((value >= least) & (value <= most)):
             return tuple(float(v) for v in value)
@@ -123,9 +137,9 @@ class Reader:
         value = self._value(key)
         if value is None:
             return default
-        flags = (
-            value if isinstance(value, np.ndarray) and value.dtype.kind in "biu" else np.empty(0)
-        )
+        flags = np.empty(0)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
+            flags = self._of_layers(value, n)
         if flags.shape == (n,) and np.isin(flags, (0, 1)).all():
             return tuple(bool(v) for v in flags)
         self._refuse(key, value, f"wanted {n} truth values")
@@ -152,6 +166,7 @@ class Reader:
         key = "attention.sliding_window_pattern"
         value = self._value(key)
         if isinstance(value, np.ndarray):
+            value = self._of_layers(value, n)
             if value.shape == (n,) and np.isin(value, (0, 1)).all():
                 return tuple(bool(v) for v in value)
             self._refuse(key, value, f"wanted {n} truth values")

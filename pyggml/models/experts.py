@@ -46,12 +46,15 @@ class Experts(Part):
     bias        the router and the experts' matrices have biases
     gating      logits of the router (T, n_expert) -> weights w of the experts
     biased      experts are chosen by w + exp_probs_b instead of w; None: if the file has it
+    bare        exp_probs_b is named without ".bias"
+    chosen_by   experts are chosen by this function of the router's logits; None: by w
     groups      experts lie in so many groups; those of the n_groups_used best are eligible. A group
                 is as good as the sum of its two best experts
     normalised  the w of a token's chosen experts are divided by their sum
     factor      factor of w, applied last
     gated       whether there is ffn_gate_exps; else the unit has ffn_up_exps x alone
     first       w multiplies x, before all products, instead of what the unit gives
+    suffix      end of the matrices' names
     """
 
     n_embd: int
@@ -64,11 +67,14 @@ class Experts(Part):
     gated: bool = True
     gating: Callable[[Tensor], Tensor] = soft_max
     biased: bool | None = False
+    bare: bool = False
+    chosen_by: Callable[[Tensor], Tensor] | None = None
     groups: int = 1
     n_groups_used: int = 1
     normalised: bool = True
     factor: float = 1.0
     first: bool = False
+    suffix: str = "_exps"
 
     @property
     def branch(self) -> str:
@@ -78,6 +84,9 @@ class Experts(Part):
     def _ups(self) -> tuple[str, ...]:
         return ("gate", "up") if self.gated else ("up",)
 
+    def _chooser(self, at: str) -> str:
+        return f"{at}exp_probs_b" + ("" if self.bare else ".bias")
+
     def tensors(self, at: str) -> Tensors:
         n, inner, outer = self.n_expert, self.n_ff, self.n_embd
         chooser = TensorSpec((n,), optional=self.biased is None)
@@ -85,12 +94,12 @@ class Experts(Part):
         return merge_tensors(
             [
                 matrix(f"{at}ffn_gate_inp", n, outer, bias=self.bias, usual=False),
-                {} if self.biased is False else {f"{at}exp_probs_b.bias": chooser},
+                {} if self.biased is False else {self._chooser(at): chooser},
                 *(
-                    matrices(f"{at}ffn_{x}_exps", n, rows, outer, self.bias)
+                    matrices(f"{at}ffn_{x}{self.suffix}", n, rows, outer, self.bias)
                     for x, rows in ups.items()
                 ),
-                matrices(f"{at}ffn_down_exps", n, outer, inner, self.bias),
+                matrices(f"{at}ffn_down{self.suffix}", n, outer, inner, self.bias),
             ]
         )
 
@@ -107,23 +116,25 @@ class Experts(Part):
         if self.first:
             rows = mul(repeat(rows, (n_tokens, self.n_used, n_embd)), weights)
         if self.fused:
-            both = net.large(net.by_expert(f"{at}ffn_gate_up_exps", rows, chosen))
+            both = net.large(net.by_expert(f"{at}ffn_gate_up{self.suffix}", rows, chosen))
             inner = self.unit(*halve(both))
         else:
-            ups = (net.by_expert(f"{at}ffn_{x}_exps", rows, chosen) for x in self._ups)
+            ups = (net.by_expert(f"{at}ffn_{x}{self.suffix}", rows, chosen) for x in self._ups)
             inner = self.unit(*map(net.large, ups))
         inner = inner if self.bias or self.first else mul(inner, weights)
-        y = net.by_expert(f"{at}ffn_down_exps", inner, chosen)
+        y = net.by_expert(f"{at}ffn_down{self.suffix}", inner, chosen)
         y = mul(y, weights) if self.bias else y
         return reshape(repeat_back(y, (n_tokens, 1, n_embd)), (n_tokens, n_embd))
 
     def route(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's experts (T, n_used) I32 and their weights w (T, n_used, 1)."""
         n_tokens = x.shape[0]
-        probabilities = self.gating(net.linear(f"{at}ffn_gate_inp", x)).named(f"{at}router")
-        bias = net.weights.get(f"{at}exp_probs_b.bias")
-        chosen = self._choose(net, probabilities if bias is None else add(probabilities, bias))
-        weights = get_rows(reshape(probabilities, (n_tokens, self.n_expert, 1)), chosen)
+        logits = net.linear(f"{at}ffn_gate_inp", x)
+        probabilities = self.gating(logits).named(f"{at}router")
+        bias = net.weights.get(self._chooser(at))
+        scores = self.chosen_by(logits) if self.chosen_by else probabilities
+        chosen = self._choose(net, scores if bias is None else add(scores, bias))
+        weights = get_rows(reshape(probabilities, (*probabilities.shape, 1)), chosen)
         if self.normalised:
             total = repeat_back(weights, (n_tokens, 1, 1))
             weights = div(weights, clamp(total, LEAST_SUM, float("inf")))
@@ -269,16 +280,18 @@ def read_feed_forward(
     b: Basics,
     unit: Callable[[Tensor, Tensor], Tensor],
     shared: int | Sequence[int] = 0,
+    dense: Callable[[int], bool] | None = None,
     **more: Any,
 ) -> tuple[Part, ...]:
-    """The feed-forward part of every layer: dense in the first leading_dense_block_count, then
-    experts, and beside them an expert of all tokens.
+    """The feed-forward part of every layer: dense in some, experts in others, and beside them an
+    expert of all tokens.
 
     shared   numbers inside of that expert, of every layer or each; 0 for none
+    dense    whether a layer is dense; None: the first leading_dense_block_count are
     more     values of further fields of Experts
     """
     n_layer = b.config.n_layer
-    n_dense = r.count("leading_dense_block_count", 0, least=0, most=1024)
+    is_dense = dense or _leads(r)
     lengths = (shared,) * n_layer if isinstance(shared, int) else shared
 
     def mixture(experts: Experts, length: int) -> Part:
@@ -286,7 +299,19 @@ def read_feed_forward(
         return Sum((experts, beside)) if length else experts
 
     mixtures = map(mixture, read_experts(r, b, unit, **more), lengths)
-    return tuple(b.gated_mlp(i, unit) if i < n_dense else m for i, m in enumerate(mixtures))
+    return tuple(b.gated_mlp(i, unit) if is_dense(i) else m for i, m in enumerate(mixtures))
+
+
+def dense_without_router(r: Reader) -> Callable[[int], bool]:
+    """Whether the file has no router for a layer; of a model without a file, the first few."""
+    if not r.has_tensors:
+        return _leads(r)
+    return lambda layer: f"blk.{layer}.ffn_gate_inp.weight" not in r.shapes
+
+
+def _leads(r: Reader) -> Callable[[int], bool]:
+    n_dense = r.count("leading_dense_block_count", 0, least=0, most=1024)
+    return lambda layer: layer < n_dense
 
 
 def read_shared_length(r: Reader, n_ff: int = 0) -> int:

@@ -18,13 +18,11 @@ def clipped_swiglu(limit: float) -> Callable[[Tensor, Tensor], Tensor]:
     return partial(swiglu_clamp, limit=limit) if limit > 1e-6 else swiglu
 
 
-def swiglu_clipped_last(limit: float) -> Callable[[Tensor, Tensor], Tensor]:
+def clipped_silu(limit: float) -> Callable[[Tensor, Tensor], Tensor]:
     """min(silu(gate), limit) · clip(up, ±limit), or swiglu where limit is 0."""
-
-    def unit(gate: Tensor, up: Tensor) -> Tensor:
-        return mul(clamp(silu(gate), -inf, limit), clamp(up, -limit, limit))
-
-    return unit if limit > 1e-6 else swiglu
+    if limit <= 1e-6:
+        return swiglu
+    return lambda gate, up: mul(clamp(silu(gate), -inf, limit), clamp(up, -limit, limit))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pyggml.models.config import Reader
 from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
-from pyggml.models.rope import Rope, log_temperature_of
+from pyggml.models.rope import Rope, Temperature
 from pyggml.models.weights import Tensors, latent_matrix, matrix, merge_tensors
 from pyggml.ops import concat, flash_attn_ext, mul, narrow, repeat, reshape, sigmoid, split
 
@@ -31,7 +31,7 @@ class LatentAttention(Part):
     rope          None for a layer without rotary positions
     gated         sigmoid(attn_gate x) multiplies what each head gives. llama.cpp then passes over
                   updates of attn_output
-    temperature   (strength, every) of the factor of q that grows with the position; None for none
+    temperature   the factor of q that grows with the position; None for none
     """
 
     n_embd: int
@@ -46,7 +46,7 @@ class LatentAttention(Part):
     scale: float
     absorbed: bool
     gated: bool = False
-    temperature: tuple[float, int] | None = None
+    temperature: Temperature | None = None
 
     def tensors(self, at: str) -> Tensors:
         n_q, own = self.n_head * self.size, self.size - self.n_shared
@@ -124,7 +124,7 @@ class LatentAttention(Part):
             q = net.linear(f"{at}attn_q", x)
         q = reshape(net.large(q), (-1, self.n_head, self.size))
         q = self.rope(net, q, self.size - self.n_shared) if self.rope else q
-        return mul(q, log_temperature_of(net, *self.temperature)) if self.temperature else q
+        return self.temperature(net, q) if self.temperature else q
 
     def _attend(self, net: Net, at: str, q: Tensor, c: Tensor, shared: Tensor) -> Tensor:
         """(T, n_head, value_size), every head with keys and values of its own."""

@@ -19,6 +19,7 @@ from pyggml.models.weights import Weights, factor_of
 from pyggml.ops import (
     add,
     add_id,
+    chunk_span,
     get_rows,
     mul,
     mul_mat,
@@ -218,9 +219,12 @@ class Net:
         recomputed."""
         return self.boundary(self._left[name])
 
-    def span(self, window: int = 0) -> Tensor:
-        """The span of each token (T, 2); with a window, only its last `window` keys."""
-        whole = self.inputs.span
+    def span(self, window: int = 0, chunk: int = 0) -> Tensor:
+        """The span of each token (T, 2); with a window, only its last `window` keys; with chunks of
+        so many positions, only the keys of its own."""
+        whole, at = self.inputs.span, self.inputs.positions
+        if chunk:
+            return self.once(("chunk", chunk), lambda: chunk_span(whole, at, chunk))
         if not window:
             return whole
         return self.once(("span", window), lambda: window_span(whole, window))

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.tensor import Shape, Tensor
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec
@@ -31,20 +31,30 @@ class Norm(Part):
 class RmsNorm(Norm):
     """x / √(mean x² + eps) · weight + bias.
 
-    has   its tensors: "weight", "weight" and "bias", or neither
+    has     its tensors: "weight", "weight" and "bias", or neither
+    bare    the weight's name has no ending
+    heads   with x (..., heads, size), the weight's shape; (): it is (size,)
     """
 
     has: tuple[str, ...] = ("weight",)
+    bare: bool = False
+    heads: Shape = ()
 
     def tensors(self, at: str) -> Tensors:
-        return {f"{at}{self.name}.{part}": TensorSpec((self.size,)) for part in self.has}
+        spec = TensorSpec(self.heads or (self.size,), unpacked=bool(self.heads))
+        return {self._name(at, part): spec for part in self.has}
+
+    def _name(self, at: str, part: str) -> str:
+        return f"{at}{self.name}" if self.bare else f"{at}{self.name}.{part}"
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         name = f"{at}{self.name}"
-        if "weight" in self.has:
-            y = rms_norm_mul(x, net.weights[f"{name}.weight"], self.eps)
-        else:
+        if "weight" not in self.has:
             y = rms_norm(x, self.eps)
+        elif self.heads:
+            y = mul(rms_norm(x, self.eps), net.weights[self._name(at, "weight")])
+        else:
+            y = rms_norm_mul(x, net.weights[self._name(at, "weight")], self.eps)
         y = add(y, net.weights[f"{name}.bias"]) if "bias" in self.has else y
         return net.tap(name, y.named(name))
 

@@ -7,7 +7,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.models.config import Reader
 from pyggml.models.net import Net
 from pyggml.models.weights import Tensors, TensorSpec
-from pyggml.ops import log_temperature, reshape, rope_apply, rope_table
+from pyggml.ops import log_temperature, mul, narrow, reshape, rope_apply, rope_table
 
 _SAME = ("rope_freqs.weight", "rope_freqs.weight")
 _SHORT_AND_LONG = ("rope_factors_short.weight", "rope_factors_long.weight")
@@ -20,6 +20,7 @@ class Rope:
     mode      "normal" (pairs 2i, 2i + 1) or "neox" (pairs i, i + n_dims/2)
     factors   names of two tensors (n_dims/2,), divisors of the frequencies: the first for contexts
               up to n_ctx_orig tokens, the second for longer ones; none: no divisors
+    n_factors length of these tensors, if only their first numbers are used
     """
 
     mode: str
@@ -32,10 +33,12 @@ class Rope:
     beta_slow: float = 1.0
     n_ctx_orig: int = 0
     factors: tuple[()] | tuple[str, str] = _SAME
+    n_factors: int = 0
 
     def tensors(self) -> Tensors:
         """The tensors of the factors. A file may lack rope_freqs, the one for all contexts."""
-        spec = TensorSpec((self.n_dims // 2,), optional=self.factors == _SAME)
+        shape = (self.n_factors or self.n_dims // 2,)
+        spec = TensorSpec(shape, optional=self.factors == _SAME)
         return dict.fromkeys(self.factors, spec)
 
     def __call__(self, net: Net, x: Tensor, offset: int = 0) -> Tensor:
@@ -57,11 +60,18 @@ class Rope:
         magnitude = 1 - 0.1 * multiplier * log(self.freq_scale)
         return replace(self, attn_factor=self.attn_factor / magnitude)
 
+    def _factors(self, net: Net) -> Tensor | None:
+        if not self.factors:
+            return None
+        factors = net.weights.get(self.factors[net.n_ctx > self.n_ctx_orig])
+        if factors is None or not self.n_factors:
+            return factors
+        return narrow(factors, 0, 0, self.n_dims // 2)
+
     def _table(self, net: Net) -> Tensor:
-        name = self.factors[net.n_ctx > self.n_ctx_orig] if self.factors else ""
         return rope_table(
             net.inputs.positions,
-            net.weights.get(name),
+            self._factors(net),
             n_dims=self.n_dims,
             freq_base=self.freq_base,
             freq_scale=self.freq_scale,
@@ -73,13 +83,20 @@ class Rope:
         ).named("rope table")
 
 
-def log_temperature_of(net: Net, strength: float, every: int) -> Tensor:
-    """What queries are multiplied by, (T, 1, 1): 1 + strength · ln(1 + floor(position / every))."""
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries are multiplied by 1 + strength · ln(1 + floor((position + first) / every))."""
 
-    def factors() -> Tensor:
-        return reshape(log_temperature(net.inputs.positions, strength, every), (-1, 1, 1))
+    strength: float
+    every: int
+    first: int = 0
 
-    return net.once(("log_temperature", strength, every), factors)
+    def __call__(self, net: Net, q: Tensor) -> Tensor:
+        return mul(q, net.once(self, lambda: self._factors(net)))
+
+    def _factors(self, net: Net) -> Tensor:
+        rows = log_temperature(net.inputs.positions, self.strength, self.every, self.first)
+        return reshape(rows, (-1, 1, 1))
 
 
 def check_sections(r: Reader, rope: Rope, interleaved: bool = False) -> None:

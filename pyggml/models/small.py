@@ -37,7 +37,9 @@ def tensors_of(metadata: Mapping[str, object], n_vocab: int) -> Tensors:
 
 
 def draw(name: str, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-    """Normal random float32 for a tensor of a small model. ssm_a, a rate of growth, is negative,
-    so that states decay as in trained models."""
+    """Normal random float32 for a tensor of a small model. States decay as in trained models:
+    ssm_a, a rate of growth, is negative, and what RWKV 6 has for decays is small."""
     array = rng.standard_normal(shape, np.float32)
+    if "time_mix_decay" in name:
+        return array / 10
     return -np.abs(array) if name.endswith("ssm_a") else array

@@ -59,7 +59,7 @@ from pyggml.ops.arithmetic.unary import (
     trunc,
 )
 from pyggml.ops.attention.attention import flash_attn_ext
-from pyggml.ops.attention.mask import diag_mask_inf, diag_mask_zero, window_span
+from pyggml.ops.attention.mask import chunk_span, diag_mask_inf, diag_mask_zero, window_span
 from pyggml.ops.attention.rope import rope, rope_apply, rope_apply_back
 from pyggml.ops.attention.rope_table import rope_table
 from pyggml.ops.attention.softmax import soft_max, soft_max_back
@@ -119,6 +119,7 @@ __all__ = [
     "argmax",
     "argsort",
     "ceil",
+    "chunk_span",
     "clamp",
     "clip_norm",
     "col2im_1d",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pyggml.alloc import Plan, plan
 from pyggml.alloc.plan import _Pieces
-from pyggml.alloc.usage import peak
+from pyggml.alloc.usage import bytes_at, moment, peak
 from pyggml.backends.cpu import CPU, array
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.graph import Graph, Notes
@@ -171,13 +171,14 @@ def test_computing_nodes_again_changes_no_gradient(graph, kept_as):
 @settings(max_examples=50)
 def test_usage_is_what_overlaps_in_time(graph):
     p, lives = plan(graph, CPU()), lives_of(graph)
-    moment = peak(p)
-    i = graph.nodes.index(moment.node)
+    highest = peak(p)
+    i = graph.nodes.index(highest.node)
     handed_on = {s for t, s in p.reused.items() if lives[t][0] == i}
     wanted = {t for t, (first, last) in lives.items() if first <= i <= last} - handed_on
-    assert set(moment.alive) == wanted
-    assert bool(wanted) <= moment.n_bytes <= p.n_bytes  # a graph of views alone takes none
-    assert sum(n for _, _, n in moment.by_kind()) == moment.n_bytes
+    assert set(highest.alive) == wanted
+    assert bool(wanted) <= highest.n_bytes <= p.n_bytes  # a graph of views alone takes none
+    assert sum(n for _, _, n in highest.by_kind()) == highest.n_bytes
+    assert bytes_at(p) == [moment(p, i).n_bytes for i in range(len(graph.nodes))]
 
 
 @given(graphs())

@@ -166,7 +166,8 @@ def test_every_key_that_is_asked_may_hold_anything(architecture):
             try:
                 assert composed({key: value})
             except ModelError as error:
-                assert "\n" not in str(error) and len(str(error)) < 1000
+                assert "\n" not in str(error)
+                assert len(str(error)) < 200 + len(", ".join(ARCHITECTURES))
 
 
 @pytest.mark.parametrize("value", [3, 6, 66])

@@ -29,6 +29,7 @@ def scaling(kind, factor, **more):
 
 YARN = scaling("yarn", 4.0, original_context_length=16)
 LONG_KEYS = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 16}
+EXT_FACTOR = {"rope.scaling.yarn_ext_factor": -1.0}
 SWA_BASE = {"rope.freq_base_swa": 500.0}
 TIED = {"output.weight": None}
 
@@ -66,6 +67,29 @@ FILES = {
         {"attention.sliding_window": 0, "final_logit_softcapping": 5.0},
         {},
     ),
+    "leading layers that count for nothing": ("bailingmoe", {"leading_dense_block_count": 1}, {}),
+    "yarn whose factor is not set": ("grok", YARN | EXT_FACTOR, {}),
+    "yarn that is off, with a magnitude": (
+        "grok",
+        YARN | {"rope.scaling.yarn_ext_factor": 0.0, "rope.scaling.yarn_attn_factor": 1.2},
+        {},
+    ),
+    "frequency factors that are passed over": ("refact", {}, FREQS),
+    "the matrix of a classifier": ("qwen3", {}, {"cls.output.weight": (1, N_EMBD)}),
+    "base of chunks": ("llama4", SWA_BASE | {"attention.sliding_window_pattern": 2}, {}),
+    "all layers dense": ("llama4", {"interleave_moe_layer_step": 0}, {}),
+    "no norms of q and k": ("llama4", {"expert_count": 128}, {}),
+    "rotary positions everywhere, no experts": (
+        "granite_swa",
+        {"attention.rope_pattern": None, "expert_count": 0, "expert_used_count": 0},
+        {},
+    ),
+    "scaling that windows lack": ("muse-glimmer", SWA_BASE | scaling("linear", 4.0), {}),
+    "layers that tensors make dense": (
+        "hy_v3",
+        {"leading_dense_block_count": None, "expert_gating_func": 1},
+        {},
+    ),
     "another gating": ("lfm2moe", {"expert_gating_func": 1}, {}),
     "no lengths of experts": (
         "qwen2moe",
@@ -93,8 +117,8 @@ def write(path, architecture, keys, tensors):
 
 @pytest.mark.parametrize("what", FILES)
 def test_llama_cpp_reads_them_alike(what, tmp_path):
-    """What is left of gemma's is llama.cpp's table of GELUs in halves."""
+    """What is left of gemma's and grok's is llama.cpp's table of GELUs in halves."""
     path = write(tmp_path / "model.gguf", *FILES[what])
     found = pyggml.load(path, compute="f32").logits(TOKENS)
-    limit = 1e-6 if "gemma" in FILES[what][0] else 1e-10
+    limit = 1e-6 if FILES[what][0] in ("gemma2", "gemma3", "grok") else 1e-10
     assert nmse(llama_cpp_logits(path, TOKENS), found) < limit

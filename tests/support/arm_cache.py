@@ -64,7 +64,9 @@ def ask():
 
 def pretend(cpu, features, version, isa):
     """Have Numba and pyggml, which is not imported yet, take this machine for that one."""
-    os.environ.update(NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features, PYGGML_ISA=isa)
+    os.environ.update(NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features)
+    if isa != "auto":
+        os.environ["PYGGML_ISA"] = isa
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     llvm.get_process_triple = llvm.get_default_triple = lambda: TRIPLE
@@ -80,6 +82,8 @@ def fill(asked, kernels):
         try:
             kernel = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError):
+            kernel = None
+        if not isinstance(kernel, Dispatcher):
             n_left += len(signatures)
             continue
         for signature in signatures:

@@ -1,6 +1,6 @@
 """What kernels compute on an ARM processor, without waiting for Numba to compile under an emulator.
 
-usage: python arm_numbers.py make CPU ISA FILE      on any machine (as arm_code.py)
+usage: python arm_numbers.py make CPU ISA FILE      on any machine (as machine_code.py)
        python arm_numbers.py check FILE             on an ARM machine
 
 `make` compiles the kernels of every weight type to object files and writes them with random blocks
@@ -23,9 +23,9 @@ TILED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "IQ4_NL", "IQ4_XS", "MX
 
 
 def make(cpu, isa, path):
-    import arm_code
+    import machine_code
 
-    arm_code.pretend(cpu, isa)
+    machine_code.pretend(cpu, isa)
     from pyggml.jit.isa import CHOSEN
     from pyggml.kernels.gemm import int8_tile, int_pack
     from pyggml.kernels.gemm.tile import BYTE_TILE, PAIR_TILE
@@ -36,7 +36,7 @@ def make(cpu, isa, path):
     objects = {}
     for key, what in _kernels(WHOLE_TYPES).items():
         name = f"kernel{len(objects)}"
-        objects[key] = name, len(what[2]), arm_code.object_code(what, name, cpu)
+        objects[key] = name, len(what[2]), machine_code.object_code(what, name, cpu)
     sizes = {n: getattr(int8_tile, n) for n in ("MR", "PANEL", "WORDS", "BLOCKS", "ROW_WORDS")}
     sizes |= {"square": bool(BYTE_TILE.square), "pairs": PAIR_TILE.shape}
     Path(path).write_bytes(pickle.dumps((CHOSEN.name, sizes, cases, objects)))
@@ -52,7 +52,7 @@ def _kernels(whole):
         return intrinsic, [*constants], [None] * n
 
     found = {
-        ("tile",): of(int8_tile.byte_product, 9),
+        ("tile",): of(int8_tile.byte_product, 10),
         ("columns",): of(int8_tile.quantize_columns, 4),
         ("x",): of(activations.quantize_for_tile, 5),
         ("pairs",): of(panels.pair_product, 7),
@@ -188,7 +188,7 @@ def check_tile(kernels, sizes, name, case):
     for start in (0, 1):
         found = np.ones((mr, panel), np.float32)
         has_minima = int(of_w[1].any())
-        kernels["tile",](x, terms, w, of_w, found, panel, DEPTH // 32, has_minima, start)
+        kernels["tile",](x, terms, w, of_w, found, panel, DEPTH // 32, has_minima, 0, start)
         hold(f"a tile of {name}", found, wanted + start)
 
 
@@ -200,7 +200,7 @@ def check_columns(kernels, sizes):
     for column in range(0, panel, 4):
         kernels["columns",](words[n * column :], of_w[0, 0, column:], w[0, column:], panel)
     found = empty(sizes["MR"], panel)
-    kernels["tile",](x, terms, words, of_w, found, panel, 1, 0, 0)
+    kernels["tile",](x, terms, words, of_w, found, panel, 1, 0, 0, 0)
     hold("columns", found, (by_groups(dy) @ rounded(w, 0))[: len(found)])
 
 

@@ -26,7 +26,7 @@ from peers.trial import llama_cpp_logits, wide_modules
 
 GOLDEN = Path(__file__).parents[1] / "golden/llama_cpp"
 N_VOCAB, N_EMBD, RANK = 40, 64, 4
-TOKENS = np.random.default_rng(0).integers(0, N_VOCAB, 24)
+N_TOKENS = 24  # whose logits are kept, a text's last
 BIASES = r"blk\..*\.bias"
 DECI = {
     "attention.head_count": np.array([4, 0, 4, 0], np.int32),
@@ -35,6 +35,9 @@ DECI = {
 }
 SSM = {"ssm.inner_size": 128, "ssm.time_step_rank": 4}
 JAMBA = {"ssm.inner_size": 128, "ssm.time_step_rank": 8}
+LONG = {"context_length": 16384, "rope.freq_base": 1e11}  # angles that floats can hold
+WHOLE_HEADS = {"wkv.head_size": 64, "embedding_length": 128}  # llama.cpp takes no shorter ones
+STEP35 = {"rope.dimension_count": 16, "attention.head_count": np.array([8, 4], np.int32)}
 LATENT = {
     "attention.kv_lora_rank": 24,
     "attention.key_length": 32,
@@ -99,6 +102,10 @@ VARIANTS |= {
         ("jais2", {}, BIASES),
         ("codeshell", {}, r"blk.*(attn_output|ffn_\w+)\.bias|output.weight"),
         ("qwen", {}, r".*attn_qkv\.bias|output.weight"),
+        ("hy_v3", {}, r".*exp_probs_b|output.weight"),
+        ("arwkv7", WHOLE_HEADS, r".*time_mix_v\d\.weight|output.weight"),
+        ("plamo2", SSM | {"ssm.group_count": 0}, "output.weight"),
+        ("step35", STEP35, "rope_freqs.weight|output.weight"),
         ("phimoe", {}, r".*attn_output\.bias|output\..*"),
     )
     if name in ARCHITECTURES
@@ -152,11 +159,20 @@ OF_LATENT = (
     ("mistral4", "mistral4", LATENT | YARN | MULTIPLIED | TEMPERED, "output.weight"),
 )
 VARIANTS |= {name: more for name, *more in OF_LATENT}
+# Past 8192 tokens, where llama4 has a second chunk and another factor of queries.
+VARIANTS["llama4-long"] = ("llama4", LONG, "output.weight")
 GELUS = {"codeshell", "grok", "mpt", "spark2_5"}  # llama.cpp has a table of GELUs in halves
 LIMITS = {name: 5e-7 if name in GELUS else 1e-11 for name in VARIANTS}
+LIMITS |= {"llama4-long": 1e-9, "grovemoe": 1e-10}
 LIMITS |= {"deepseek2-lite": 1e-9}  # of 26 layers
 # Of large scores; of a first token whose delta rule gives little, which a norm enlarges.
 LIMITS |= {"deepseek2-whole": 5e-11, "bailingmoe3": 5e-11}
+
+
+def tokens_of(name: str) -> np.ndarray:
+    """The text that a variant reads."""
+    n = 8192 + 14 if name.endswith("-long") else N_TOKENS
+    return np.random.default_rng(0).integers(0, N_VOCAB, n)
 
 
 def write(path: Path, architecture: str, keys: dict[str, Any], optional: str) -> Path:
@@ -217,15 +233,15 @@ def golden(name: str, folder: Path) -> dict[str, np.ndarray]:
     """llama.cpp's logits of a variant, without and with the adapter; where it passes over updates
     of some matrices, also those of the model with an adapter of all merged into it."""
     path = write(folder / f"{name}.gguf", *VARIANTS[name])
-    model = pyggml.load(path, compute="f32")
-    with_adapter(model).save(folder / "adapter.gguf")
+    model, adapter = pyggml.load(path, compute="f32"), folder / "adapter.gguf"
+    with_adapter(model).save(adapter)
     values = {
-        "logits": llama_cpp_logits(path, TOKENS),
-        "lora_logits": llama_cpp_logits(path, TOKENS, folder / "adapter.gguf"),
+        "logits": llama_cpp_logits(path, tokens_of(name))[-N_TOKENS:],
+        "lora_logits": llama_cpp_logits(path, tokens_of(name), adapter)[-N_TOKENS:],
     }
     if passes_over(model):
         merge(with_adapter(model, applied=False).model, folder / "merged.gguf")
-        values["merged_logits"] = llama_cpp_logits(folder / "merged.gguf", TOKENS)
+        values["merged_logits"] = llama_cpp_logits(folder / "merged.gguf", tokens_of(name))
     return values
 
 

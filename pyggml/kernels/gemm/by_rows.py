@@ -5,8 +5,9 @@ x is rounded to bytes (pyggml.kernels.gemm.int_pack), and some tokens at once me
 twentieth of its time, and no other task is waited for. A token has the same products beside any
 others.
 
-With VNNI, tiles are faster for more than a few tokens. Without (AVX2) this makes as many operations
-a second as tiles of float32 make of 64 tokens and more, twice as many as they do of one to eight.
+Tiles are faster for more than a few tokens. Without VNNI this makes as many operations a second as
+tiles of float32 make of 64 tokens and more, twice as many as they do of one to eight, and up to 24
+tokens as many as tiles of bytes of weights that these round anew (pyggml.kernels.gemm.paths).
 """
 
 from functools import cache
@@ -27,7 +28,7 @@ from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
 from pyggml.quants.unpack import WHOLE_TYPES
 from pyggml.sizes import round_up
 
-# Tokens at most, measured. Four and more of types that pyggml.kernels.gemm.several takes are its.
+# Tokens at most, measured. Four and more are of paths that stand above, if those take the type.
 MOST = 32 if CHOSEN.byte_pairs else 8
 TOGETHER = 4  # tokens whose sums leave registers for a unit of a row
 TASK_ROWS, TASK_TOKENS = 256, 64  # at most, of one task

@@ -4,7 +4,8 @@ from pyggml.jit.isa import CHOSEN
 from pyggml.kernels.kernel import Compute
 
 FLOATS: Compute = "bf16" if CHOSEN.bf16 else "f32"  # the fastest products of floats here
-# What "auto" stands for on this machine. Without VNNI, few tokens alone are multiplied in bytes.
+# What "auto" stands for on this machine. With AVX-512 but no VNNI, only up to 32 tokens are
+# multiplied so.
 FASTEST: Compute = "int8" if CHOSEN.vnni or CHOSEN.byte_pairs or CHOSEN.sdot else FLOATS
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.jit import BlockCode, block_code, kernel
-from pyggml.jit.frames import Bool, Floats2
+from pyggml.jit.frames import Bool, Floats2, Int
 from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import task_code
@@ -46,12 +46,14 @@ from pyggml.kernels.gemm.int8_tile import (
     ROW_WORDS,
     WORDS,
     byte_product,
+    in_few_bits,
     quantize_columns,
     unpack_bytes,
 )
 from pyggml.kernels.gemm.microkernel import fetch
 from pyggml.kernels.gemm.panels import add_edge, interleave_rows, transpose
 from pyggml.kernels.gemm.path import Operands, Path, Problem
+from pyggml.kernels.gemm.row_plan import unsigned_range
 from pyggml.kernels.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP
 from pyggml.quants.unpack import MINIMA_TYPES, UNPACK
@@ -65,6 +67,7 @@ class Int8Product(TiledProduct):
     """A product of bytes. B's blocks have scales, and may have minima."""
 
     has_minima: Bool
+    together: Int  # words that are summed in 16 bits (pyggml.kernels.gemm.int8_tile)
     terms: Floats2  # of each thread: panels of scales and of minima
 
 
@@ -190,7 +193,8 @@ def _multiply(f, thread, first, n_columns, groups, k0, k):
             inside = n_rows == MR and n == PANEL
             to, ldc = (c.ctypes.data + start * 4, f.n) if inside else (edge.ctypes.data, PANEL)
             kept = inside and added
-            byte_product(a, a_terms_at, b, b_terms, to, ldc, k // GROUP, f.has_minima, kept)
+            byte_product(a, a_terms_at, b, b_terms, to, ldc, k // GROUP, f.has_minima, f.together,
+                         kept)  # fmt: skip
             if not inside:
                 add_edge(c, start, f.n, edge, PANEL, n_rows, n, added)
     if k0 + k == f.k:
@@ -266,8 +270,16 @@ def _layout(p: Problem) -> Layout:
 def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     name, forward = p.weight_type.name, p.form == "mul_mat"
     w = block_matrix(o.b, p.weight_type, (_BYTES if forward else UNPACK)[name].address)
-    minima = forward and name in MINIMA_TYPES
-    return tiled_call(_TASKS, Int8Product, p, o, w, BYTE_TILE, scratch, has_minima=minima)
+    together, zero = in_few_bits(name) if forward else (0, 0)
+    return tiled_call(
+        _TASKS, Int8Product, p, o, w, BYTE_TILE, scratch, together=together,
+        has_minima=forward and (name in MINIMA_TYPES or zero > 0),
+    )  # fmt: skip
+
+
+def rounds_no_weights(p: Problem) -> bool:
+    """Whether it takes a product without rounding weights anew: forward, one scale for 32."""
+    return p.form == "mul_mat" and takes(p) and unsigned_range(p.weight_type.name) is not None
 
 
 INT8 = Path(name="int8", takes=takes, layout=_layout, bind=_bind, shares=True, joins=True)

@@ -27,12 +27,21 @@ _ALL = () if CHOSEN.compiled else (reference.NUMPY,)
 # Where the CPU has tile registers: above bytes, and above floats.
 _MANY = (tiles.MANY,) if CHOSEN.tiles else ()
 _SOME = (tiles.SOME,) if CHOSEN.tiles else ()
-# Without VNNI, tiles of bytes are slower than those of floats.
+# Without VNNI, rows as they lie are faster. Tiles of bytes at 512 bits were not timed there.
 _LANES = () if CHOSEN.byte_pairs else (several.INT8,)
-_BYTES = () if CHOSEN.byte_pairs else (int8.INT8,)
+_BYTES = () if CHOSEN.byte_pairs and CHOSEN.lanes == 16 else (int8.INT8,)
+# And of few tokens, unless they round weights anew. GFLOP/s of Q4_K with 4, 6 and 12 tokens: 101,
+# 152 and 204, by rows 94, 76, 96; of Q8_0 77, 118, 148, and 100, 76, 101; of Q6_K 34, 52, 82, and
+# 100, 78, 102.
+_FEW_IN_TILES = replace(
+    int8.INT8, name="int8, few tokens", takes=int8.rounds_no_weights, fewest=several.FEWEST,
+    most=by_rows.MOST,
+)  # fmt: skip
+_FEW = (_FEW_IN_TILES,) if CHOSEN.byte_pairs and _BYTES else ()
 PATHS: tuple[Path, ...] = (
     *_ALL,
     *_LANES,
+    *_FEW,
     by_rows.INT8,
     few.FLOATS,
     thin.DOTS,

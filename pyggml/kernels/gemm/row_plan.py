@@ -106,6 +106,15 @@ def decode(builder: Any, source: Any, name: str, n_blocks: int) -> PieceBlock:
     return block
 
 
+@lru_cache
+def unsigned_range(name: str) -> tuple[int, int] | None:
+    """zero and the largest u of a type's weights u − zero; None if 32 may have several scales."""
+    builder = _builder()
+    block = decode(builder, builder.function.args[0], name, 1)
+    _, zeros, spans = zip(*(_as_unsigned(node) for _, node in block.weight_pieces()), strict=True)
+    return (max(zeros), max(spans)) if block.has_one_scale else None
+
+
 def _plans(name: str, n_blocks: int) -> Iterator[Plan]:
     """All orders in which some digits of a piece's number choose its place in a vector, the others
     the vector; with fields shifted to bit 0, or not."""

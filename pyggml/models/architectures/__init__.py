@@ -26,14 +26,23 @@ from pyggml.models.architectures.glm4 import GLM4, GLM4MOE
 from pyggml.models.architectures.gpt2 import GPT2, STARCODER
 from pyggml.models.architectures.gpt_oss import GPT_OSS
 from pyggml.models.architectures.gptneox import GPTNEOX
-from pyggml.models.architectures.granite import GRANITE, GRANITEHYBRID, GRANITEMOE, MINICPM
+from pyggml.models.architectures.granite import (
+    GRANITE,
+    GRANITE_SWA,
+    GRANITEHYBRID,
+    GRANITEMOE,
+    MINICPM,
+)
 from pyggml.models.architectures.grok import GROK
+from pyggml.models.architectures.grovemoe import GROVEMOE
 from pyggml.models.architectures.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE, HUNYUAN_VL
+from pyggml.models.architectures.hy_v3 import HY_V3
 from pyggml.models.architectures.jamba import JAMBA
 from pyggml.models.architectures.kimi_linear import KIMI_LINEAR
 from pyggml.models.architectures.laguna import LAGUNA
 from pyggml.models.architectures.lfm2 import LFM2, LFM2MOE
 from pyggml.models.architectures.llama import LLAMA
+from pyggml.models.architectures.llama4 import LLAMA4
 from pyggml.models.architectures.llama_like import ROWS
 from pyggml.models.architectures.mamba import MAMBA, MAMBA2
 from pyggml.models.architectures.maple import MAPLE
@@ -42,12 +51,13 @@ from pyggml.models.architectures.minicpm3 import MINICPM3, PLM
 from pyggml.models.architectures.minimax_m2 import MINIMAX_M2
 from pyggml.models.architectures.mistral3 import MISTRAL3
 from pyggml.models.architectures.mpt import MPT
+from pyggml.models.architectures.muse_glimmer import MUSE_GLIMMER
 from pyggml.models.architectures.nemotron import NEMOTRON
 from pyggml.models.architectures.nemotron_h import NEMOTRON_H, NEMOTRON_H_MOE
 from pyggml.models.architectures.olmo import OLMO, OLMO2, OLMOE
 from pyggml.models.architectures.phi2 import PHI2
 from pyggml.models.architectures.phi3 import PHI3, PHIMOE
-from pyggml.models.architectures.plamo import PLAMO
+from pyggml.models.architectures.plamo import PLAMO, PLAMO2, PLAMO3
 from pyggml.models.architectures.qwen import QWEN
 from pyggml.models.architectures.qwen2 import QWEN2, QWEN2MOE
 from pyggml.models.architectures.qwen3 import (
@@ -57,13 +67,15 @@ from pyggml.models.architectures.qwen3 import (
     QWEN3VLMOE,
 )
 from pyggml.models.architectures.qwen3next import QWEN3NEXT, QWEN35, QWEN35MOE
-from pyggml.models.architectures.rwkv7 import RWKV7
+from pyggml.models.architectures.rwkv import ARWKV7, RWKV6, RWKV6QWEN2, RWKV7
 from pyggml.models.architectures.seed_oss import SEED_OSS
 from pyggml.models.architectures.smallthinker import SMALLTHINKER
 from pyggml.models.architectures.smollm3 import SMOLLM3
 from pyggml.models.architectures.spark2_5 import SPARK2_5
 from pyggml.models.architectures.stablelm import STABLELM
 from pyggml.models.architectures.starcoder2 import STARCODER2
+from pyggml.models.architectures.step35 import STEP35
+from pyggml.models.architectures.talkie import TALKIE
 
 ARCHITECTURES: dict[str, Architecture] = {
     a.name: a
@@ -153,6 +165,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         NEMOTRON_H,
         NEMOTRON_H_MOE,
         SPARK2_5,
+        GRANITE_SWA,
+        HY_V3,
+        LLAMA4,
+        MUSE_GLIMMER,
+        GROVEMOE,
+        PLAMO2,
+        PLAMO3,
+        STEP35,
+        TALKIE,
+        ARWKV7,
+        RWKV6,
+        RWKV6QWEN2,
         GEMMA4,
         GEMMA3N,
     )

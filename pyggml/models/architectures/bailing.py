@@ -1,5 +1,7 @@
 """bailingmoe (Ling and Ring) and bailingmoe2 (their second version). Experts beside a shared one;
-bailingmoe2 has norms of each head of q and k, and groups of experts."""
+bailingmoe2 has norms of each head of q and k, and groups of experts. bailingmoe has experts in
+every layer: llama.cpp reads leading_dense_block_count and passes over it.
+"""
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
@@ -13,7 +15,8 @@ from pyggml.ops import soft_max, swiglu
 def _bailing(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal")
     router = read_router(r, 1) | {"gating": soft_max, "biased": False}
-    feed_forward = read_feed_forward(r, b, swiglu, _shared_n_ff(r, own=False), **router)
+    more = router | {"dense": lambda layer: False}
+    feed_forward = read_feed_forward(r, b, swiglu, _shared_n_ff(r, own=False), **more)
 
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i), feed_forward[i])
@@ -54,5 +57,5 @@ _GROUPS: dict[str, object] = {
     "expert_group_used_count": 2,
     "expert_gating_func": 2,
 }
-BAILINGMOE = Architecture("bailingmoe", _bailing, _EXPERTS | {"leading_dense_block_count": 0})
+BAILINGMOE = Architecture("bailingmoe", _bailing, _EXPERTS)
 BAILINGMOE2 = Architecture("bailingmoe2", _bailing2, _EXPERTS | _GROUPS)

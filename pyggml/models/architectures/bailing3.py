@@ -14,7 +14,7 @@ from pyggml.models.config import Reader, rms_eps
 from pyggml.models.decoder import Decoder
 from pyggml.models.delta_net import KimiDelta
 from pyggml.models.experts import read_experts, read_router
-from pyggml.models.feed_forward import GatedFeedForward, swiglu_clipped_last
+from pyggml.models.feed_forward import GatedFeedForward, clipped_silu
 from pyggml.models.latent import read_absorbed
 from pyggml.models.part import Part
 from pyggml.models.rope import check_sections
@@ -54,7 +54,7 @@ def _feed_forward(r: Reader, b: Basics) -> tuple[Part, ...]:
     n_shared = r.count("expert_shared_count", least=0, most=64)
     own = r.count("expert_shared_feed_forward_length", 0, least=0, most=1 << 20)
     of_experts, of_others = (
-        tuple(map(swiglu_clipped_last, r.numbers(key, c.n_blocks, 0.0, 0.0, 1e6)))
+        tuple(map(clipped_silu, r.numbers(key, c.n_blocks, 0.0, 0.0, 1e6)))
         for key in ("swiglu_clamp_exp", "swiglu_clamp_shexp")
     )
     experts = read_experts(r, b, of_experts[0], **read_router(r) | {"biased": True})

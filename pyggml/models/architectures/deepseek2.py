@@ -16,7 +16,7 @@ from pyggml.models.decoder import Decoder
 from pyggml.models.experts import SIGMOID, has_experts, read_feed_forward, read_router
 from pyggml.models.latent import LatentAttention, read_latent, scale_of
 from pyggml.models.part import Part
-from pyggml.models.rope import Rope
+from pyggml.models.rope import Rope, Temperature
 from pyggml.ops import swiglu
 
 
@@ -60,7 +60,7 @@ def _attention(r: Reader, b: Basics, mistral: bool) -> LatentAttention:
     return replace(
         attention,
         scale=scale_of(rope, attention.size, multiplier),
-        temperature=(strength, every) if strength else None,
+        temperature=Temperature(strength, every) if strength else None,
     )
 
 

@@ -1,5 +1,6 @@
 """ernie4_5-moe: ERNIE 4.5 with experts in all layers but the first few. The bias of attn_output is
-passed over, as in llama.cpp."""
+passed over, as in llama.cpp. An interleave_moe_layer_step above 1 is refused: llama.cpp reads no
+matrices for the layers between."""
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics

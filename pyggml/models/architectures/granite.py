@@ -1,15 +1,17 @@
-"""granite, granitemoe, granitehybrid (Granite 4) and minicpm. As llama, with factors of embeddings,
-scores, residual branches and logits. In granitehybrid, layers without key heads have Mamba 2. Any
+"""granite, granitemoe, granitehybrid (Granite 4), granite_swa and minicpm. As llama, with factors
+of embeddings, scores, residual branches and logits. In granitehybrid, layers without key heads have
+Mamba 2. In granite_swa some layers have windows, some no rotary positions, and all have sinks. Any
 may have experts, some beside a shared expert; published files of granite and minicpm have none."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.basics import Basics, read_basics
+from pyggml.models.basics import Basics, read_basics, read_windows
 from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
@@ -38,10 +40,22 @@ def _minicpm(r: Reader) -> Decoder:
     return _decoder(r, b, embedding=12.0, residual=1.4 / n_layer**0.5, logit=256.0 / n_embd)
 
 
-def _feed_forward(r: Reader, b: Basics) -> Sequence[Part]:
+def _granite_swa(r: Reader) -> Decoder:
+    b = read_basics(r, rope="normal")
+    n = b.config.n_layer
+    rotary = r.flags("attention.rope_pattern", n, (True,) * n)
+    windows = read_windows(r, b, 1, rope=b.rope)
+    fields = [
+        {"sinks": True} | windows[i] | ({} if rotary[i] else {"rope": None}) for i in range(n)
+    ]
+    return _decoder(r, b, fields=fields, fused=True)
+
+
+def _feed_forward(r: Reader, b: Basics, fused: bool) -> Sequence[Part]:
     if not has_experts(r):
         return [b.gated_mlp(i, swiglu) for i in range(b.config.n_layer)]
     shared = read_shared(r, b, swiglu)
+    shared = replace(shared, fused=fused) if shared else None
     experts = read_experts(r, b, swiglu, own_length=False)
     return [Sum((e, shared)) if shared else e for e in experts]
 
@@ -53,14 +67,18 @@ def _decoder(
     embedding: float = 0.0,
     residual: float = 0.0,
     logit: float | None = None,
+    fields: Sequence[Mapping[str, Any]] = (),
+    fused: bool = False,
 ) -> Decoder:
-    """A factor of 0 means none."""
+    """A factor of 0 means none. fields: those of each layer's attention; fused: the shared expert's
+    gate and up are one matrix."""
     scale = r.number("attention.scale", 0.0, 0.0, 1e6)
     factor = r.number("residual_scale", residual, -1e6, 1e6) or 1.0
-    feed_forward = _feed_forward(r, b)
+    feed_forward = _feed_forward(r, b, fused)
 
     def block(i: int) -> Part:
-        mixer = b.attention(i, scale=scale) if mamba is None or b.heads[i].n_kv else mamba
+        more = fields[i] if fields else {}
+        mixer = b.attention(i, scale=scale, **more) if mamba is None or b.heads[i].n_kv else mamba
         return b.pre_norm(mixer, feed_forward[i], factor)
 
     return b.decoder(
@@ -82,6 +100,16 @@ GRANITEMOE = Architecture(
     "granitemoe",
     _granitemoe,
     _SCALES | {"expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 256},
+)
+GRANITE_SWA = Architecture(
+    "granite_swa",
+    _granite_swa,
+    dict(GRANITEMOE.example)
+    | {
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": np.array([True, False]),
+        "attention.rope_pattern": np.array([True, False]),
+    },
 )
 MINICPM = Architecture("minicpm", _minicpm, {})
 GRANITEHYBRID = Architecture(

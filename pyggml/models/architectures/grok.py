@@ -49,10 +49,15 @@ def _feed_forward(r: Reader, b: Basics, layer: int, experts: Part) -> Part:
 
 
 def _yarn(r: Reader, rope: Rope) -> Rope:
-    """YaRN's factors and corners, which the file may have."""
+    """YaRN's factors and corners, which the file may have; an ext_factor below 0 counts as missing.
+    The magnitude of the file is used where there is no ext_factor."""
+    ext = r.number("rope.scaling.yarn_ext_factor", -1.0, -1e3, 1e3)
+    ext = rope.ext_factor if ext < 0 else ext
+    magnitude = r.number("rope.scaling.yarn_attn_factor", 1.0, 1e-3, 1e3)
     return replace(
         rope,
-        ext_factor=r.number("rope.scaling.yarn_ext_factor", rope.ext_factor, 0.0, 1e3),
+        ext_factor=ext,
+        attn_factor=rope.attn_factor * (1.0 if ext else magnitude),
         beta_fast=r.number("rope.scaling.yarn_beta_fast", 8.0, 1e-3, 1e6),
         beta_slow=r.number("rope.scaling.yarn_beta_slow", 1.0, 1e-3, 1e6),
     )

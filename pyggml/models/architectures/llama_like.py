@@ -1,7 +1,8 @@
 """Decoders of one attention and one feed-forward part a block that differ in a word or two: a row
 of `ROWS` says which.
 
-ernie4_5 and refact pass over biases, as llama.cpp does: it loads them and adds none. paddleocr and
+ernie4_5 and refact pass over biases, refact over frequency factors too, as llama.cpp does: it loads
+them and uses none. paddleocr and
 qwen2vl are the text of their models; llama.cpp passes over the epsilon of qwen2vl's norms. GELUs
 are the tanh form, as in llama.cpp.
 """
@@ -28,7 +29,10 @@ UNTIED: dict[str, Any] = {"tied": False}
 ALIBI = {"max_bias": 8.0}
 NO_OUTPUT_BIAS: dict[str, Any] = {"unread": ("attn_output.bias",)}
 NO_BIASES: dict[str, Any] = {
-    "unread": ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
+    "unread": (
+        *("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"),
+        *("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
+    )
 }
 
 

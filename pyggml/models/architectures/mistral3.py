@@ -1,31 +1,16 @@
 """mistral3: Ministral 3 and Mistral Small 3.1. As llama, with its own YaRN parameters, and queries
 multiplied by a factor that grows with the position."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from pyggml.graph.tensor import Tensor
 from pyggml.models.architecture import Architecture
-from pyggml.models.attention import Attention
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import has_experts, read_experts
-from pyggml.models.net import Net
 from pyggml.models.part import Part
-from pyggml.models.rope import Rope, log_temperature_of
-from pyggml.ops import mul, swiglu
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Attention(Attention):
-    """Queries are multiplied by 1 + strength · ln(1 + floor(position / every))."""
-
-    strength: float
-    every: int
-
-    def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = Attention.project(self, net, at, x)
-        return mul(q, log_temperature_of(net, self.strength, self.every)), k, v
+from pyggml.models.rope import Rope, Temperature
+from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
@@ -33,14 +18,11 @@ def _decoder(r: Reader) -> Decoder:
     assert b.rope is not None
     rope = _yarn(r, b.rope)
     strength = r.number("attention.temperature_scale", 0.0, 0.0, 1e3)
-    tempered = {"strength": strength, "every": b.rope.n_ctx_orig}
+    temperature = Temperature(strength, b.rope.n_ctx_orig) if strength else None
     experts = read_experts(r, b, swiglu, own_length=False) if has_experts(r) else ()
 
     def block(i: int) -> Part:
-        if strength:
-            attention = b.attention(i, _Attention, rope=rope, **tempered)
-        else:
-            attention = b.attention(i, rope=rope)
+        attention = b.attention(i, rope=rope, temperature=temperature)
         return b.pre_norm(attention, experts[i] if experts else b.gated_mlp(i, swiglu))
 
     return b.decoder(block)

@@ -1,14 +1,25 @@
-"""plamo: PLaMo 13B. Attention and feed-forward are parallel, with one norm."""
+"""plamo (PLaMo 13B), plamo2 and plamo3. In plamo, attention and feed-forward are parallel, with one
+norm. The others have four norms in a block; plamo3 has windows in some layers, which rotate as if
+the file had no scaling, plamo2 a Mamba with a decay for each head in layers without key heads.
+llama.cpp hangs in files of plamo2 whose first layer is such a one, as it finds no rotary length;
+here heads rotate whole, as in the published model.
+"""
+
+from dataclasses import replace
+
+import numpy as np
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.basics import read_basics
+from pyggml.models.basics import read_basics, read_windows
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
+from pyggml.models.mamba import read_mamba_of_heads
+from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
-def _decoder(r: Reader) -> Decoder:
+def _plamo(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
 
     def block(i: int) -> Part:
@@ -17,4 +28,52 @@ def _decoder(r: Reader) -> Decoder:
     return b.decoder(block, tied=False)
 
 
-PLAMO = Architecture("plamo", _decoder, {})
+def _plamo2(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox", fused_qkv=True, least_heads=0)
+    mamba, eps = read_mamba_of_heads(r, b.config.n_embd), b.norm("").eps
+
+    def block(i: int) -> Part:
+        h = b.heads[i]
+        norms = {
+            f"{x}_norm": RmsNorm(f"attn_{x}_norm", h.size, eps, heads=(n, h.size))
+            for x, n in (("q", h.n), ("k", h.n_kv))
+        }
+        mixer = b.attention(i, **norms) if h.n_kv else mamba
+        return b.sandwich_norms(mixer, b.gated_mlp(i, swiglu, fused=True), bare=True)
+
+    return b.decoder(block)
+
+
+def _plamo3(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox", fused_qkv=True)
+    assert b.rope is not None
+    base = r.number("rope.freq_base_swa", 10000.0, 1.0, 1e12)
+    plain = replace(b.rope, freq_base=base, freq_scale=1.0)
+    windows = read_windows(r, b, 8, window=0, rope=plain)
+
+    def block(i: int) -> Part:
+        attention = b.attention(i, **b.head_norms(i), **windows[i])
+        return b.sandwich_norms(attention, b.gated_mlp(i, swiglu, fused=True), bare=True)
+
+    return b.decoder(block)
+
+
+PLAMO = Architecture("plamo", _plamo, {})
+PLAMO2 = Architecture(
+    "plamo2",
+    _plamo2,
+    {
+        "attention.head_count": np.array([4, 0], np.int32),
+        "attention.head_count_kv": np.array([2, 0], np.int32),
+        "ssm.inner_size": 512,
+        "ssm.state_size": 16,
+        "ssm.time_step_rank": 8,
+        "ssm.group_count": 0,
+        "ssm.conv_kernel": 4,
+    },
+)
+PLAMO3 = Architecture(
+    "plamo3",
+    _plamo3,
+    {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2},
+)

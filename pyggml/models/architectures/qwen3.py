@@ -1,7 +1,8 @@
 """qwen3 and qwen3moe. As qwen2, without biases and with an RMS norm of each head of q and k before
 rope. qwen3moe has experts in every layer.
 
-qwen3vl and qwen3vlmoe are the text of their models.
+qwen3vl and qwen3vlmoe are the text of their models. The matrix of a classifier, cls.output, which
+qwen3 and qwen3vl may have, makes no logits: it is passed over, as in llama.cpp.
 """
 
 from functools import partial
@@ -26,7 +27,7 @@ def _decoder(r: Reader, sections: bool = False) -> Decoder:
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i, **b.head_norms(i)), b.gated_mlp(i, swiglu))
 
-    return b.decoder(block)
+    return b.decoder(block, unread=("cls.output.weight",))
 
 
 def _with_experts(r: Reader, sections: bool = False) -> Decoder:

@@ -5,20 +5,21 @@ Element (row, column) of each matrix is kept where column <= n_past + row.
 diag_mask_inf    -inf elsewhere, before a softmax
 diag_mask_zero   0 elsewhere, which is also the gradient of both
 window_span      (first, end) -> (max(first, end − window), end): a sliding window
+chunk_span       (first, end) -> (max(first, end − 1 − position mod size), end): a chunk
 """
 
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pyggml.errors import ShapeError
+from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel
-from pyggml.kernels.kernel import Site, as_rows, cpu_kernel, rows
+from pyggml.kernels.kernel import Site, as_rows, cpu_kernel, flat, rows
 from pyggml.ops.expect import expect_type
 
 
@@ -156,3 +157,64 @@ WINDOW_SPAN = op(
     memory=Memory.FRESH,
 )
 cpu_kernel(WINDOW_SPAN, rows(_window_span))
+
+# -- chunk_span -----------------------------------------------------------------------------------
+
+
+def chunk_span(span: Tensor, positions: Tensor, size: int) -> Tensor:
+    """span (T, 2) I32 of flash_attn_ext, narrowed to the keys of each query's chunk of `size`.
+
+    Chunks begin at the positions 0, size, 2 · size …; positions (T,) I32 are those of the queries,
+    each the last key that it sees. ggml has no such op: llama.cpp writes the chunks into a mask
+    matrix. Raises ShapeError for another shape or a size below 1. The kernel raises PyggmlError for
+    a position below 0.
+    """
+    return CHUNK_SPAN(span, positions, size=size)
+
+
+def _chunk_spec(span: Tensor, positions: Tensor, size: int) -> Spec:
+    expect_type("chunk_span", "span", span, I32)
+    expect_type("chunk_span", "positions", positions, I32)
+    if span.shape != (*positions.shape, 2) or len(span.shape) != 2 or size < 1:
+        raise ShapeError(
+            f"chunk_span: {span!r}, {positions!r}, size {size}; wanted (T, 2), (T,), at least 1"
+        )
+    return Spec(span.shape, I32)
+
+
+@kernel
+def _chunk_span(out, span, positions, size):
+    for t in range(positions.size):
+        out[2 * t] = max(span[2 * t], span[2 * t + 1] - 1 - positions[t] % size)
+        out[2 * t + 1] = span[2 * t + 1]
+
+
+def _check_then_chunk(out: np.ndarray, span: np.ndarray, positions: np.ndarray, size: int) -> None:
+    if positions.size and positions.min() < 0:
+        raise PyggmlError(f"chunk_span: position {positions.min()}, wanted 0 or more")
+    _chunk_span(out, span, positions, size)
+
+
+def _chunk_ref(span: np.ndarray, positions: np.ndarray, size: int) -> np.ndarray:
+    first, end = span.astype(np.int64).T
+    return np.stack([np.maximum(first, end - 1 - positions % size), end], axis=1)
+
+
+def _chunk_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for n, size in ((1, 1), (9, 4), (33, 100), (20, int(rng.integers(1, 12)))):
+        first, positions = rng.integers(0, 5, n), np.arange(n)
+        span = np.stack([first, first + positions + 1], axis=1).astype(np.int32)
+        yield Sample((span, positions.astype(np.int32)), {"size": size})
+
+
+CHUNK_SPAN = op(
+    name="chunk_span",
+    ggml=GGMLOp.CUSTOM,
+    spec=_chunk_spec,
+    ref=_chunk_ref,
+    grad=NoGrad("the number of a key does not change smoothly"),
+    samples=_chunk_samples,
+    refuses={"size": (0, -1)},
+    memory=Memory.FRESH,
+)
+cpu_kernel(CHUNK_SPAN, flat(_check_then_chunk))

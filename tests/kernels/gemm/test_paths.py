@@ -35,6 +35,8 @@ def strided(m, n, k, **given):
 
 TILES = CHOSEN.tiles
 SOME = "amx, few tokens"
+IN_PAIRS = CHOSEN.name == "avx2"
+SEVERAL = "int8, few tokens" if IN_PAIRS else "several int8"
 SERVED = {
     "enough tokens for tiles": (
         weight("mul_mat", "Q4_K", "int8", m=64),
@@ -53,8 +55,11 @@ SERVED = {
     "float32, never rounded": (weight("mul_mat", "F32", "bf16"), "f32"),
     "few tokens": (weight("mul_mat", "Q4_K", "bf16", m=FEW), "few"),
     "few tokens in bytes": (weight("mul_mat", "Q4_K", "int8", m=1), "int8 by rows"),
-    "several tokens in bytes": (weight("mul_mat", "Q4_K", "int8", m=MOST), "several int8"),
-    "several tokens, few rows": (weight("mul_mat", "Q4_K", "int8", m=MOST, n=3), "int8"),
+    "several tokens in bytes": (weight("mul_mat", "Q4_K", "int8", m=MOST), SEVERAL),
+    "several tokens, few rows": (
+        weight("mul_mat", "Q4_K", "int8", m=MOST, n=3),
+        SEVERAL if IN_PAIRS else "int8",
+    ),
     "few tokens of floats": (weight("mul_mat", "F16", "int8", m=1), "few"),
     "few tokens, very long rows": (
         weight("mul_mat", "Q8_0", "int8", m=1, k=1 << 17),
@@ -143,7 +148,7 @@ def bound(p, c, a, b, memory, accumulate):
 
 # Paths that round both factors to bfloat16, and those that round to bytes; the others are exact.
 ROUND_TO_BF16 = {"amx", SOME, "bf16"}
-ROUND_TO_BYTES = {"int8", "int8 by rows", "several int8"}
+ROUND_TO_BYTES = {"int8", "int8, few tokens", "int8 by rows", "several int8"}
 
 
 def compute_slowly(p, c, a, b):
@@ -210,7 +215,8 @@ for compute in ("f32", "bf16", "int8"):
 BY_ISA = {
     "generic": "few;few;f32;f32;few;few;bf16;bf16;int8 by rows;few;int8;f32;",
     "numpy": "numpy;" * 12,
-    "avx2": "few;few;f32;f32;few;few;bf16;bf16;int8 by rows;few;f32;f32;",
+    "avxvnni": "few;few;f32;f32;few;few;bf16;bf16;int8 by rows;few;int8;f32;",
+    "avx2": "few;few;f32;f32;few;few;bf16;bf16;int8 by rows;few;int8;f32;",
 }
 
 

@@ -30,6 +30,9 @@ def llama_cpp_logits(path: Path, tokens: np.ndarray, adapter: Path | None = None
         type_k=0,  # F32
         type_v=0,
         flash_attn=False,
+        yarn_attn_factor=-1.0,  # what the file says; the binding's defaults are numbers
+        yarn_beta_fast=-1.0,
+        yarn_beta_slow=-1.0,
         verbose=False,
     )
     llama.eval([int(t) for t in tokens])

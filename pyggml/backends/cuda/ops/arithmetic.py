@@ -256,9 +256,21 @@ def _bind_span(site: Site) -> Call:
 
 
 @kernel
-def _log_temperature(out, positions, strength, every):
+def _chunk_span(out, span, positions, size):
+    for t in range(cuda.grid(1), out.size // 2, cuda.gridsize(1)):
+        out[2 * t] = max(span[2 * t], span[2 * t + 1] - 1 - positions[t] % size)
+        out[2 * t + 1] = span[2 * t + 1]
+
+
+def _bind_chunk(site: Site) -> Call:
+    size = np.int32(min(site.node.params["size"], 2**31 - 1))
+    return per_element(_chunk_span, site.out.size // 2, site.stream, site.out, *site.src, size)
+
+
+@kernel
+def _log_temperature(out, positions, strength, every, first):
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = ONE + strength * math.log(ONE + np.float32(positions[i] // every))
+        out[i] = ONE + strength * math.log(ONE + np.float32((positions[i] + first) // every))
 
 
 def _bind_temperature(site: Site) -> Call:
@@ -269,6 +281,7 @@ def _bind_temperature(site: Site) -> Call:
 declare("argsort", Kernel(_argsort))
 declare("top_k", Kernel(_top_k))
 declare("window_span", Kernel(_bind_span))
+declare("chunk_span", Kernel(_bind_chunk))
 declare("log_temperature", Kernel(_bind_temperature))
 
 

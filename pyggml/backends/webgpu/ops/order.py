@@ -56,15 +56,32 @@ def _window_span(site: Site) -> Sequence[Dispatch]:
     return [site.shaders.dispatch(_SPAN, views, per_element(n), {"T": n, "WINDOW": window})]
 
 
+_CHUNK = """
+    let t = group * 256u + me;
+    if (t < T) {
+        let end = x_at(2u * t + 1u);
+        put_y(2u * t, max(x_at(2u * t), end - 1 - p_at(t) % i32(SIZE)));
+        put_y(2u * t + 1u, end);
+    }
+"""
+
+
+def _chunk_span(site: Site) -> Sequence[Dispatch]:
+    n, size = site.node.shape[0], min(site.node.params["size"], 2**31 - 1)
+    views = {"y": site.out, "x": site.src[0], "p": site.src[1]}
+    return [site.shaders.dispatch(_CHUNK, views, per_element(n), {"T": n, "SIZE": size})]
+
+
 _TEMPERATURE = """
     let i = group * 256u + me;
-    if (i < N) { put_y(i, 1.0 + STRENGTH * log(1.0 + f32(u32(x_at(i)) / EVERY))); }
+    if (i < N) { put_y(i, 1.0 + STRENGTH * log(1.0 + f32((u32(x_at(i)) + FIRST) / EVERY))); }
 """
 
 
 def _log_temperature(site: Site) -> Sequence[Dispatch]:
     n, p = site.node.n_elements, site.node.params
     constants = {"N": n, "STRENGTH": float(p["strength"]), "EVERY": int(p["every"])}
+    constants |= {"FIRST": int(p["first"])}
     views = {"y": site.out, "x": site.src[0]}
     return [site.shaders.dispatch(_TEMPERATURE, views, per_element(n), constants)]
 
@@ -72,4 +89,5 @@ def _log_temperature(site: Site) -> Sequence[Dispatch]:
 declare("argsort", Kernel(_rank))
 declare("top_k", Kernel(_rank))
 declare("window_span", Kernel(_window_span))
+declare("chunk_span", Kernel(_chunk_span))
 declare("log_temperature", Kernel(_log_temperature))

@@ -1,5 +1,5 @@
-"""What is compiled for ARM processors, on any machine: which instruction set each has, that its
-instructions are in the code, and how many of them a weight type takes."""
+"""What is compiled for ARM processors and x86 without AVX-512, on any machine: which instruction
+set each has, that its instructions are in the code, and, on ARM, how many of them a type takes."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import pytest
 
 from pyggml.quants.registry import QUANTS
 
-CODE = Path(__file__).parents[1] / "support" / "arm_code.py"
+CODE = Path(__file__).parents[1] / "support" / "machine_code.py"
 # Their rows are read from tables one by one: eight to sixteen loads, each of an index that is taken
 # out of a vector, for 32 weights.
 TABLES = {"IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"}
@@ -39,6 +39,8 @@ def instructions(loop):
         ("apple-m1", "neondot", "int8"),
         ("apple-m2", "neoni8mm", "int8"),
         ("neoverse-v1", "neoni8mm", "int8"),
+        ("haswell", "avx2", "int8"),
+        ("alderlake", "avxvnni", "int8"),
     ],
 )
 def test_each_processor_has_its_instruction_set(cpu, isa, auto):
@@ -72,6 +74,31 @@ def test_bytes_are_multiplied_by_the_instructions_of_the_set(isa):
     n = sum(line.startswith(TILES[isa]) for line in tile)
     assert n == {"smull": 2 * 96, "sdot": 96, "smmla": 48}[TILES[isa]]
     assert isa == "neon" or not any("[sp" in line for line in tile), "sums stay in registers"
+
+
+def test_avx_vnni_multiplies_bytes_in_one_instruction():
+    """12 vectors of sums, 32 deep, with four products a lane; encoded without AVX-512's prefix."""
+    kernels = "one row,four rows,several,tile of bytes"
+    found = code("alderlake", "auto", kernels, "Q8_0,Q4_0")
+    loops = [loop for kernel in kernels.split(",") for loop in found[kernel].values()]
+    for loop in loops:
+        ours = [line for line in loop if "vpdpbusd" in line]
+        assert ours and all(line.startswith("{vex}") for line in ours)
+        assert not any("zmm" in line or "vpmadd" in line for line in loop)
+    tile = found["tile of bytes"][""]
+    assert sum("vpdpbusd" in line for line in tile) == 12 * 8
+
+
+def test_avx2_multiplies_signed_bytes_without_spilling():
+    """6 vectors of sums, 32 deep: a weight's sign to x, products of pairs, their widened sums."""
+    tile = code("haswell", "auto", "tile of bytes")["tile of bytes"][""]
+    for instruction in ("vpsignb", "vpmaddubsw", "vpmaddwd"):
+        assert sum(line.startswith(instruction) for line in tile) == 6 * 8
+    assert not any("%rsp" in line or "zmm" in line for line in tile)
+    without = code("haswell", "auto", "one row,four rows", "Q8_0,Q4_0")
+    for kernel in ("one row", "four rows"):
+        for loop in without[kernel].values():
+            assert "vpmaddubsw" in instructions(loop) and not any("vpdp" in line for line in loop)
 
 
 def test_pairs_of_bfloat16_are_multiplied_by_the_instructions_of_the_set():

@@ -1,9 +1,10 @@
-"""Prints, as JSON, what LLVM makes of kernels for an ARM processor: needs no ARM machine.
+"""Prints, as JSON, what LLVM makes of kernels for another processor: needs no such machine.
 
-usage: python arm_code.py CPU ISA KERNELS TYPES
+usage: python machine_code.py CPU ISA KERNELS TYPES
 
-CPU is LLVM's name of a processor, ISA one of pyggml.jit.isa or "auto". KERNELS are names of
-`_kernels`, TYPES weight types, both with commas between them, or "all", or "none". The result is
+CPU is LLVM's name of a processor, of ARM or one of X86, ISA one of pyggml.jit.isa or "auto".
+KERNELS are names of `_kernels`, TYPES weight types, both with commas between them, or "all", or
+"none". The result is
 {"isa": the one chosen, "auto": the compute type, kernel: {weight type: instructions of its longest
 innermost loop, or all if it has none}}.
 
@@ -24,7 +25,8 @@ from numba import types
 from numba.core.llvm_bindings import create_pass_builder
 from numba.core.registry import cpu_target
 
-TRIPLE = "aarch64-unknown-linux-gnu"
+# x86 processors, with the features among those of pyggml.jit.isa.
+X86 = {"haswell": ("avx2", "fma"), "alderlake": ("avx2", "fma", "avxvnni")}
 WORD = ir.IntType(64)
 DEPTH = (
     1 << 16
@@ -36,12 +38,16 @@ class _Context:
         return None
 
 
+def _triple(cpu):
+    return ("x86_64" if cpu in X86 else "aarch64") + "-unknown-linux-gnu"
+
+
 def _emitted(intrinsic, constants, addresses):
     """The module of a function that calls an intrinsic with constants, then addresses, of which
     some may be numbers."""
     kinds = [types.literal(n) for n in constants] + [types.intp] * len(addresses)
     signature, codegen = intrinsic._defn(None, *kinds)
-    module = ir.Module("arm")
+    module = ir.Module("kernels")
     function = ir.Function(
         module, ir.FunctionType(ir.VoidType(), [WORD] * len(addresses)), "kernel"
     )
@@ -57,7 +63,7 @@ def _emitted(intrinsic, constants, addresses):
 
 def _compiled(text, cpu):
     """(module after Numba's passes, target)."""
-    target = llvm.Target.from_triple(TRIPLE).create_target_machine(
+    target = llvm.Target.from_triple(_triple(cpu)).create_target_machine(
         cpu=cpu, opt=3, reloc="default", codemodel="jitdefault", jit=True
     )
     module = llvm.parse_assembly(text)
@@ -85,11 +91,11 @@ def _loop(assembly):
         label = re.match(r"([.\w$]+):", line)
         if label:
             labels[label[1]] = len(lines)
-        elif line and line[0] not in "./":
-            lines.append(line.split("//")[0].strip())
+        elif line and line[0] not in "./#":
+            lines.append(re.split(r"//|\t#", line)[0].strip())
     loops = []
     for i, line in enumerate(lines):
-        jump = re.match(r"(?:b\.\w+|cbn?z|tbn?z|b)\s+(.*)$", line)
+        jump = re.match(r"(?:b\.\w+|cbn?z|tbn?z|b|j[a-z]+)\s+(.*)$", line)
         start = jump and labels.get(jump[1].split(",")[-1].strip())
         if start is not None and start <= i:
             loops.append((start, i))
@@ -119,7 +125,7 @@ def _kernels():
         "one row in float32": each(unpack.DIRECT_TYPES, dots.row_dots, 7, depth=DEPTH),
         "several": each(lane_dots.KINDS, lane_dots.lane_dots, 5, 4),
         "bytes of a panel": each(int8_tile.KINDS, int8_tile.unpack_bytes, 3),
-        "tile of bytes": {"": (int8_tile.byte_product, [], [None] * 9)},
+        "tile of bytes": {"": (int8_tile.byte_product, [], [None] * 10)},
         "tile of pairs": {"": (panels.pair_product, [], [None] * 7)},
         "tile of attention": {"": (tile_products._pair_product, [], [None] * 9)},
         "rounding": {"": (panels.round_row, [], [None] * 3)},
@@ -131,10 +137,11 @@ def pretend(cpu, isa):
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     assert cpu_target.target_context  # Numba itself compiles for this machine
-    platform.machine = lambda: "aarch64"
-    llvm.get_default_triple = lambda: TRIPLE
+    platform.machine = lambda: _triple(cpu).split("-")[0]
+    llvm.get_default_triple = lambda: _triple(cpu)
     llvm.get_host_cpu_name = lambda: cpu
-    llvm.get_host_cpu_features = llvm.FeatureMap
+    features = llvm.FeatureMap(dict.fromkeys(X86.get(cpu, ()), True))
+    llvm.get_host_cpu_features = lambda: features
     os.environ.pop("PYGGML_ISA", None)
     if isa != "auto":
         os.environ["PYGGML_ISA"] = isa

@@ -1,5 +1,5 @@
-"""rwkv7: RWKV 7 (arXiv:2503.14456). A block is a time mix, linear attention with the generalised
-delta rule, and a channel mix, a feed-forward part that also reads the token before."""
+"""The parts of RWKV 7 (arXiv:2503.14456): a time mix, linear attention with the generalised delta
+rule, and a channel mix, a feed-forward part that also reads the token before."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,8 @@ import numpy as np
 
 from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Shape, Tensor, leaf
-from pyggml.models.architecture import Architecture
-from pyggml.models.block import Chain, residual
-from pyggml.models.config import Reader, layer_norm_eps, read_config
-from pyggml.models.decoder import Decoder
+from pyggml.models.config import Reader
 from pyggml.models.net import Net
-from pyggml.models.norm import LayerNorm
 from pyggml.models.part import Part
 from pyggml.models.recurrent import initial, keep_state
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
@@ -39,11 +35,11 @@ from pyggml.ops import (
 )
 
 _LERPS = "rwkvag"  # the order of the rows of time_mix_lerp_fused
-_GROUP_EPS = 64e-5  # of the norm over each head
+GROUP_EPS = 64e-5  # of the norm over each head
 _LOG_FASTEST = -0.606531  # decay = e^(-0.606531 · sigmoid(·)), 0.545 to 1
 
 
-def _change(net: Net, name: str, x: Tensor) -> Tensor:
+def change(net: Net, name: str, x: Tensor) -> Tensor:
     """x_{t-1} − x_t, (T, n): a convolution with taps 1 and −1."""
     n = x.shape[1]
     taps = net.once(
@@ -77,8 +73,8 @@ class ChannelMix(Part):
         return {f"{at}channel_shift": Spec((1, self.n_embd))}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        change = _change(net, f"{at}channel_shift", x)
-        moved = add(x, mul(change, net.weights[f"{at}channel_mix_lerp_k.weight"]))
+        before = change(net, f"{at}channel_shift", x)
+        moved = add(x, mul(before, net.weights[f"{at}channel_mix_lerp_k.weight"]))
         k = sqr(relu(net.linear(f"{at}channel_mix_key", moved)))
         return net.linear(f"{at}channel_mix_value", k)
 
@@ -88,18 +84,22 @@ class TimeMix(Part):
     """RWKV 7's time mix. Letters as in the paper; pairs of low-rank matrices make four vectors:
     w the decay, a the in-context learning rate, v the share of block 0's values, g the gate.
 
-    ranks   letter -> rank of its matrices
+    ranks   letter -> rank of its matrices; without g there is no gate
     first   block 0. It has no share v, though a file may hold v's matrices
+    normed  whether there is a norm over each head of what the heads give
     """
 
     n_embd: int
     size: int
     ranks: Mapping[str, int]
     first: bool
+    normed: bool = True
 
     def tensors(self, at: str) -> Tensors:
         n, tensors = self.n_embd, dict[str, TensorSpec]()
-        tensors[f"{at}time_mix_lerp_fused.weight"] = TensorSpec((6, 1, 1, n), unpacked=True)
+        tensors[f"{at}time_mix_lerp_fused.weight"] = TensorSpec(
+            (len(self.ranks) + 2, 1, 1, n), unpacked=True
+        )
         for letter, rank in self.ranks.items():
             unused = self.first and letter == "v"
             rank = self.ranks["a"] if unused else rank
@@ -107,7 +107,8 @@ class TimeMix(Part):
                 tensors[f"{at}time_mix_{letter}0.weight"] = TensorSpec((n,), optional=unused)
             tensors[f"{at}time_mix_{letter}1.weight"] = TensorSpec((rank, n), optional=unused)
             tensors[f"{at}time_mix_{letter}2.weight"] = TensorSpec((n, rank), optional=unused)
-        vectors = ("k_k.weight", "k_a.weight", "r_k.weight", "ln.weight", "ln.bias")
+        norm = ("ln.weight", "ln.bias") if self.normed else ()
+        vectors = ("k_k.weight", "k_a.weight", "r_k.weight", *norm)
         return merge_tensors(
             [
                 *(matrix(f"{at}time_mix_{m}", n, n, bias=False) for m in ("receptance", "key")),
@@ -136,18 +137,19 @@ class TimeMix(Part):
         v, a, w = self._heads(v), self._heads(a), self._heads(w)
         state = initial(net, f"{at}wkv_state", self._state)
         y = rwkv_wkv7(state, r, w, k, v, neg(unit), mul(unit, a), net.inputs.positions)
-        y = self._normalise(net, at, keep_state(net, f"{at}wkv_state", y.named(f"{at}wkv")))
+        y = keep_state(net, f"{at}wkv_state", y.named(f"{at}wkv"))
+        y = self._normalise(net, at, y) if self.normed else reshape(y, x.shape)
         own = reshape(self._weight(net, at, "r_k"), self._state[:2])
         y = add(y, reshape(mul(v, sum_rows(mul(mul(k, r), own))), x.shape))
-        gate = self._low_rank(net, at, "g", to["g"])
-        return net.linear(f"{at}time_mix_output", mul(y, gate))
+        y = mul(y, self._low_rank(net, at, "g", to["g"])) if "g" in self.ranks else y
+        return net.linear(f"{at}time_mix_output", y)
 
     def _interpolate(self, net: Net, at: str, x: Tensor) -> dict[str, Tensor]:
         """x_t + lerp · (x_{t-1} − x_t), with a lerp (n_embd,) for each of _LERPS."""
-        change, lerp = _change(net, f"{at}time_shift", x), self._weight(net, at, "lerp_fused")
-        shares = (reshape(narrow(lerp, 0, i, 1), (self.n_embd,)) for i in range(6))
-        moved = (net.in_turn(add(x, mul(change, share))) for share in shares)
-        return dict(zip(_LERPS, moved, strict=True))
+        before, lerp = change(net, f"{at}time_shift", x), self._weight(net, at, "lerp_fused")
+        shares = (reshape(narrow(lerp, 0, i, 1), (self.n_embd,)) for i in range(lerp.shape[0]))
+        moved = (net.in_turn(add(x, mul(before, share))) for share in shares)
+        return dict(zip(_LERPS, moved, strict=False))
 
     def _value(self, net: Net, at: str, x: Tensor) -> Tensor:
         v = net.linear(f"{at}time_mix_value", x)
@@ -167,7 +169,7 @@ class TimeMix(Part):
 
     def _normalise(self, net: Net, at: str, y: Tensor) -> Tensor:
         """A layer norm over each head, (T, heads, size) -> (T, n_embd)."""
-        y = reshape(norm(y, _GROUP_EPS), (y.shape[0], self.n_embd))
+        y = reshape(norm(y, GROUP_EPS), (y.shape[0], self.n_embd))
         bias = net.weights[f"{at}time_mix_ln.bias"]
         return add(mul(y, self._weight(net, at, "ln")), bias)
 
@@ -178,44 +180,19 @@ class TimeMix(Part):
         return reshape(x, (x.shape[0], -1, self.size))
 
 
-def _decoder(r: Reader) -> Decoder:
-    c, eps = read_config(r), layer_norm_eps(r)
-    r.count("token_shift_count", 2, least=2, most=2)  # one for each kind of mix
+def read_head_size(r: Reader, n_embd: int) -> int:
+    """The numbers of a head of a time mix."""
     size = r.count("wkv.head_size", most=1 << 12)
-    if c.n_embd % size:
-        r.faults.append(f"wkv.head_size is {size}, wanted one that divides {c.n_embd}")
-        size = 1
-    keys = {"w": "decay", "a": "iclr", "v": "value_residual_mix", "g": "gate"}
+    if n_embd % size:
+        r.faults.append(f"wkv.head_size is {size}, wanted one that divides {n_embd}")
+        return 1
+    return size
+
+
+def read_ranks(r: Reader, gated: bool) -> dict[str, int]:
+    """The ranks of a TimeMix; gated: the file must have that of the gate."""
+    keys = {"w": "decay", "a": "iclr", "v": "value_residual_mix"}
     ranks = {x: r.count(f"attention.{key}_lora_rank", most=1 << 16) for x, key in keys.items()}
-    n_ff = r.count("feed_forward_length")
-
-    def block(i: int) -> Part:
-        time = TimeMix(n_embd=c.n_embd, size=size, ranks=ranks, first=i == 0)
-        channel = ChannelMix(c.n_embd, n_ff)
-        return Chain(
-            (
-                residual(LayerNorm("attn_norm", c.n_embd, eps), time),
-                residual(LayerNorm("attn_norm_2", c.n_embd, eps), channel),
-            )
-        )
-
-    return Decoder(
-        config=c,
-        blocks=tuple(block(i) for i in range(c.n_layer)),
-        prelude=LayerNorm("token_embd_norm", c.n_embd, eps),
-        norm=LayerNorm("output_norm", c.n_embd, eps),
-        tied=False,
-    )
-
-
-RWKV7 = Architecture(
-    "rwkv7",
-    _decoder,
-    {
-        "wkv.head_size": 8,
-        "attention.decay_lora_rank": 4,
-        "attention.iclr_lora_rank": 4,
-        "attention.value_residual_mix_lora_rank": 4,
-        "attention.gate_lora_rank": 4,
-    },
-)
+    default, least = (None, 1) if gated else (0, 0)
+    gate = r.count("attention.gate_lora_rank", default, least=least, most=1 << 16)
+    return ranks | ({"g": gate} if gate else {})
