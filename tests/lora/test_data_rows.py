@@ -209,6 +209,7 @@ HOSTILE = [
     ({"messages": [user(3)]}, 'message 1 that has a "content" that is a number'),
     ({"messages": [user([{"type": "image"}])]}, "a part of type 'image', wanted text alone"),
     ({"messages": [user("\ud800")]}, "half of a surrogate pair"),
+    ({"messages": [assistant("a", x={"\ud800": 1})]}, "half of a surrogate pair"),
     ({"messages": [assistant("", tool_calls=[{}])]}, '"tool_calls" that holds what is no call'),
     (
         {"messages": [assistant("", tool_calls=[{"name": "f", "arguments": "["}])]},

@@ -5,7 +5,7 @@ import pytest
 
 from pyggml import gguf
 from pyggml.lora import Parameters, TrainConfig
-from pyggml.lora.optim import OPTIMISERS, Lion
+from pyggml.lora.optim import OPTIMISERS, Lion, n_kept
 
 from runs import state, steps
 
@@ -52,3 +52,10 @@ def test_every_optimiser_learns_and_resumes_bit_for_bit(trainer_of, tmp_path, na
 def test_lion_keeps_one_moment_less(trainer_of):
     adamw, lion = (trainer_of(optimiser=name).reserve().parameters for name in OPTIMISERS)
     assert lion == adamw * 3 // 4
+
+
+@pytest.mark.parametrize(("optimiser", "n_moments"), [("adamw", 2), ("lion", 1)])
+def test_moments_are_kept_and_the_best_parameters_if_wanted(optimiser, n_moments):
+    for keep_best in (False, True):
+        config = TrainConfig(optimiser=optimiser, keep_best=keep_best)
+        assert n_kept(config) == n_moments + keep_best
