@@ -128,9 +128,9 @@ class Experts(Part):
 
     def route(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's experts (T, n_used) I32 and their weights w (T, n_used, 1)."""
-        n_tokens = x.shape[0]
-        logits = net.linear(f"{at}ffn_gate_inp", x)
-        probabilities = self.gating(logits).named(f"{at}router")
+        n_tokens, other = x.shape[0], self.suffix.removeprefix("_exps")  # of experts beside others
+        logits = net.linear(f"{at}ffn_gate_inp", x, f"{at}ffn_gate_inp{other}")
+        probabilities = self.gating(logits).named(f"{at}router{other}")
         bias = net.weights.get(self._chooser(at))
         scores = self.chosen_by(logits) if self.chosen_by else probabilities
         chosen = self._choose(net, scores if bias is None else add(scores, bias))
