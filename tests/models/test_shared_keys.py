@@ -3,7 +3,7 @@ refused, and that other features see through them."""
 
 import numpy as np
 import pytest
-from llama_models import TOKENS, VARIANTS, with_adapter, write
+from llama_models import VARIANTS, tokens_of, with_adapter, write
 
 import pyggml
 from pyggml import gguf
@@ -16,6 +16,8 @@ from pyggml.lora.peft import from_peft, to_peft
 
 from measures import nmse
 from peers.trial import llama_cpp_logits
+
+TOKENS = tokens_of("gemma4")
 
 
 @pytest.fixture
