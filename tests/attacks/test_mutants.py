@@ -46,7 +46,7 @@ def test_planted_mutants_die_and_one_without_effect_survives(tmp_path):
         "comparison: i > 0 → i >= 0",  # the last free block cannot end where the first one starts
     )
     assert [row["end"] for row in rows] == ["killed"] * 3 + ["survived"]
-    assert rows[1]["by"] == "tests/alloc/test_fit.py::test_the_smallest_hole_that_fits_is_taken"
+    assert rows[1]["by"].startswith("tests/alloc/test_fit.py::")  # whichever is the quickest
     n_tried, n = rows[-1]["tests"].split(" of ")
     assert n_tried == n != "0"
 
