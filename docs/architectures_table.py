@@ -105,7 +105,7 @@ def _missing(why: str, names: list[str]) -> list[str]:
     return [f"- {', '.join(f'`{name}`' for name in names)}: {why}"] if names else []
 
 
-def unexplained() -> list[str]:
+def names_without_reason() -> list[str]:
     """Names of llama.cpp that neither load nor have a reason."""
     explained = {name for _, names in _reasons() for name in names}
     return [name for name in NAMES if name not in ARCHITECTURES and name not in explained]

@@ -161,7 +161,7 @@ def mutants_of(file: str, root: Path = ROOT) -> Iterator[Mutant]:
             yield Mutant(file, line, kind, was, now, at.lines, (i, k), at.in_function)
 
 
-def mutated(mutant: Mutant, root: Path = ROOT) -> CodeType:
+def compile_mutant(mutant: Mutant, root: Path = ROOT) -> CodeType:
     """Its file, compiled with the change."""
     path = root / mutant.file
     tree = ast.parse(path.read_bytes())

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol
 
-from attacks.mutants.changes import ROOT, Mutant, mutated
+from attacks.mutants.changes import ROOT, Mutant, compile_mutant
 from attacks.mutants.fork import Ended, Tell, Told, in_fork
 from attacks.mutants.reach import codes, importers, reach, watch_cache
 from attacks.mutants.tests import Plan, Runner, run_pytest
@@ -223,7 +223,7 @@ def change_functions(mutant: Mutant) -> set[int] | None:
     """Put the mutant's code into the functions that are there; their ids, or None if it cannot."""
     path = ROOT / mutant.file
     before = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    changed = [(old, new) for old, new in _pairs(before, mutated(mutant)) if old != new]
+    changed = [(old, new) for old, new in _pairs(before, compile_mutant(mutant)) if old != new]
     functions = {id(f): (f, new) for old, new in changed for f in live_functions().get(old, ())}
     try:
         for function, new in functions.values():
@@ -250,11 +250,12 @@ def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
 
 def change_import(mutant: Mutant) -> None:
     """Have Python import the mutant in place of its file."""
-    code, path = mutated(mutant), str(ROOT / mutant.file)
+    code, path = compile_mutant(mutant), str(ROOT / mutant.file)
     loader = importlib.machinery.SourceFileLoader
     get_code = loader.get_code
 
     def get(self: Any, fullname: str) -> CodeType | None:
         return code if self.path == path else get_code(self, fullname)
 
+    # importlib asks the loader for the code: it gets the mutant's, and the file stays as it is.
     loader.get_code = get  # type: ignore[method-assign]

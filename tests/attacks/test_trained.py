@@ -19,7 +19,7 @@ def test_a_short_round():
     assert tally.ends["trained"] and tally.ends["refused to train"]
 
 
-def checked(use):
+def tally_of(use):
     tally = trained.Tally()
     trained.check(trained.model_bytes("llama"), folder() / "m.gguf", tally, use)
     return tally
@@ -34,11 +34,11 @@ def raising(error):
 
 @pytest.mark.parametrize("error", [PyggmlError("a\nb"), IndexError(1), AssertionError("nan")])
 def test_an_error_that_is_no_sentence_fails(error):
-    assert checked(raising(error)).failures
+    assert tally_of(raising(error)).failures
 
 
 def test_a_sentence_is_no_failure():
-    tally = checked(raising(PyggmlError("no")))
+    tally = tally_of(raising(PyggmlError("no")))
     assert not tally.failures and tally.ends == {"refused to train": 1}
 
 

@@ -25,7 +25,7 @@ WHOLE = {
 }
 
 
-def joined(at):
+def joined_kv_b(at):
     """attn_kv_b of a layer: each head's attn_k_b, upright, over its attn_v_b."""
     k = normal(f"{at}attn_k_b.weight", (N_HEAD, RANK, OWN)).swapaxes(1, 2)
     v = normal(f"{at}attn_v_b.weight", (N_HEAD, VALUE, RANK))
@@ -34,7 +34,7 @@ def joined(at):
 
 def test_absorbed_and_whole_heads_are_one(tiny):
     absorbed = pyggml.load(tiny("deepseek2"), compute="f32").logits(IDS)
-    tensors = {f"blk.{i}.attn_kv_b.weight": joined(f"blk.{i}.") for i in (0, 1)}
+    tensors = {f"blk.{i}.attn_kv_b.weight": joined_kv_b(f"blk.{i}.") for i in (0, 1)}
     whole = pyggml.load(tiny("deepseek2", sizes=WHOLE, tensors=tensors), compute="f32")
     assert nmse(whole.logits(IDS), absorbed) < 1e-9
 
