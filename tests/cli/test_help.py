@@ -108,4 +108,4 @@ def test_what_others_call_otherwise_is_suggested_only_where_it_is_no_alias():
 def test_the_options_that_most_runs_need_are_in_the_short_help(pyggml):
     short = pyggml("finetune", "--help").out
     for name in COMMON_OF_FINETUNE:
-        assert re.search(rf"--{name}\b", short), name
+        assert re.search(rf"--(\[no-\])?{name} ", short), name
