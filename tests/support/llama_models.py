@@ -103,6 +103,8 @@ VARIANTS |= {
         ("codeshell", {}, r"blk.*(attn_output|ffn_\w+)\.bias|output.weight"),
         ("qwen", {}, r".*attn_qkv\.bias|output.weight"),
         ("hy_v3", {}, r".*exp_probs_b|output.weight"),
+        ("baichuan", {"block_count": 32}, "output.weight"),  # of other numbers it has no positions
+        ("rwkv7", WHOLE_HEADS, r".*time_mix_v\d\.weight"),
         ("arwkv7", WHOLE_HEADS, r".*time_mix_v\d\.weight|output.weight"),
         ("plamo2", SSM | {"ssm.group_count": 0}, "output.weight"),
         ("step35", STEP35, "rope_freqs.weight|output.weight"),
