@@ -13,15 +13,15 @@ from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import dense_without_router, read_feed_forward, read_router
 from pyggml.models.part import Part
+from pyggml.models.rope import read_local_rope
 from pyggml.ops import sigmoid, swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", own_values=True)
     assert b.rope is not None
-    base = r.number("rope.freq_base_swa", b.rope.freq_base, 1.0, 1e12)
     full = replace(b.rope, factors=())
-    windows = read_windows(r, b, 1, rope=replace(full, freq_base=base, freq_scale=1.0))
+    windows = read_windows(r, b, 1, rope=read_local_rope(r, full, b.heads[0].size))
     router = read_router(r, 2) | {"gating": sigmoid, "normalised": True}
     feed_forward = read_feed_forward(r, b, swiglu, dense=dense_without_router(r), **router)
     factor = r.number("attention.value_scale", 0.0, -1e6, 1e6) or 1.0
