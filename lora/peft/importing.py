@@ -40,7 +40,7 @@ def from_peft(
     for name, given in modules.items():
         module = twins.find(name, (given.b.shape[0], given.a.shape[1]))
         if module is None:
-            faults.append(_unknown(model, name))
+            faults.append(_unknown(model, twins, name))
             continue
         named = module.name if module.n_expert else name
         rank, scale = how.rank_of(named), how.scale_of(named)
@@ -61,7 +61,9 @@ def from_peft(
     return ranks
 
 
-def _unknown(model: Model, name: str) -> str:
+def _unknown(model: Model, twins: Twins, name: str) -> str:
+    if why := twins.change(name):
+        return f"{brief(name)} cannot be updated: {why}"
     if name.endswith("lm_head") and model.parts.output_name != "output":
         return f"{brief(name)} has no tensor: this model's output matrix is its token embedding"
     return f"{brief(name)} is no module of this model that adapters update"
@@ -102,7 +104,11 @@ def _halves(
     if module.n_expert:
         a = a.reshape(module.n_expert, -1, a.shape[1])
         b = b.reshape(b.shape[0], -1, module.n_expert).transpose(2, 0, 1)
+    if module.upright:
+        a, b = b.swapaxes(1, 2), a.swapaxes(1, 2)
     a, b = a[..., part.columns], b[..., part.rows, :]
+    if part.factor is not None:
+        b = b * part.factor[:, None]
     if part.rows.ndim == 1:
         return a, b
     a = np.broadcast_to(a, (len(b), *a.shape))  # the same for each head
