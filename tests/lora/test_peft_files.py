@@ -21,7 +21,8 @@ from pyggml import gguf
 from pyggml.errors import AdapterError, PyggmlError
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.peft import from_peft, to_peft
-from pyggml.lora.peft.layouts import LAYOUTS, NO_LAYOUT, OF_AUTHORS
+from pyggml.lora.peft.layouts import LAYOUTS, NO_LAYOUT
+from pyggml.lora.peft.orders import Heads, queries_by_group
 from pyggml.lora.peft.twins import EXPERTS, Twins
 from pyggml.models import ARCHITECTURES
 
@@ -198,12 +199,19 @@ def every_module(model):
     return arrays
 
 
-@pytest.mark.parametrize("name", OF_AUTHORS)
+@pytest.mark.parametrize("name", peft_orders.NAMES)
 def test_rows_lie_as_llama_cpp_s_converter_lays_them(tmp_path, name):
     golden = json.loads(peft_orders.GOLDEN.read_text())[name]
     found = peft_orders.checksums(peft_orders.places(peft_orders.model_of(name, tmp_path)))
     assert golden.keys() <= found.keys()
     assert {n: found[n] for n in golden} == golden
+
+
+def test_queries_that_take_keys_by_turns():
+    """PLaMo 13B, as in the converter's shuffle_attn_q_weight."""
+    rows = np.arange(5120)
+    (found,) = queries_by_group(rows, Heads(40, 5))
+    np.testing.assert_array_equal(found, rows.reshape(8, 5, 128).transpose(1, 0, 2).ravel())
 
 
 def test_what_a_converter_changes_by_an_unknown_number_is_refused(tmp_path):

