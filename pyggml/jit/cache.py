@@ -1,10 +1,10 @@
 """The folder of compiled kernels, and the fingerprint that names it.
 
 Numba's own cache notices edits in a kernel's file, but not in files whose helpers it inlines, nor a
-change of the bounds-check flag or of the instruction set that is chosen. The folder is therefore
-named after those, also in a folder that NUMBA_CACHE_DIR names: kernels of other sources would write
-past the ends of today's arrays. A kernel may take compiled helpers and constants from its own file
-and from SHARED only.
+change of its settings or of the instruction set that is chosen. The folder is therefore named after
+those, also in a folder that NUMBA_CACHE_DIR names: kernels of other sources would write past the
+ends of today's arrays. A kernel may take compiled helpers and constants from its own file and from
+SHARED only.
 
 Numba's files are pickles, and run as whoever reads them. So the folder and its files must be this
 user's and writable by nobody else, wherever they lie.
@@ -90,6 +90,19 @@ SHARED = (
     "ops/strips.py",
 )
 
+# Settings of Numba's, NUMBA_… in the environment, that its compiler makes other machine code from.
+CODE_SETTINGS = (
+    "BOUNDSCHECK",
+    "OPT",
+    "LOOP_VECTORIZE",
+    "SLP_VECTORIZE",
+    "DISABLE_INTEL_SVML",
+    "ENABLE_AVX",
+    "DEBUGINFO_DEFAULT",
+    "LLVM_REFPRUNE_PASS",
+    "LLVM_REFPRUNE_FLAGS",
+)
+
 _CACHE_BYTES = 64 << 20  # some more than all kernels take
 
 
@@ -97,7 +110,7 @@ def _name() -> str:
     """The name of the folder for kernels of this Numba, this instruction set and these sources."""
     stamp = (
         (numba.__version__, llvmlite.__version__, sys.version),
-        config.BOUNDSCHECK,
+        tuple(getattr(config, name, None) for name in CODE_SETTINGS),
         CHOSEN.name,
     )
     digest = hashlib.sha256(repr(stamp).encode())

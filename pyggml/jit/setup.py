@@ -10,7 +10,7 @@ from pathlib import Path
 from numba.core import config
 from numba.core.codegen import get_host_cpu_features
 
-from pyggml.jit.cache import writable_folder
+from pyggml.jit.cache import CODE_SETTINGS, writable_folder
 from pyggml.jit.permission import tiles_granted
 from pyggml.jit.workarounds import (
     call_own_copies,
@@ -43,4 +43,4 @@ _use_whole_vectors()
 call_own_copies()
 name_files_apart()
 CACHE = _keep_kernels()  # where compiled kernels are kept, None if they cannot be
-hold_settings("CACHE_DIR", "CPU_FEATURES")
+hold_settings("CACHE_DIR", "CPU_FEATURES", *CODE_SETTINGS)

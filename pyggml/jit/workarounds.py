@@ -31,13 +31,14 @@ def hold_settings(*names: str) -> None:
     """Let Numba keep these settings as they are now.
 
     It reads all of them anew from the environment, when it compiles, if a variable NUMBA_… has
-    changed since: what was set by a program would be lost, and kernels kept beside their sources.
+    changed since: what was set by a program would be lost, kernels kept beside their sources, and
+    kernels of other settings kept in a folder that is named after the first.
     """
     reloader: Any = getattr(config, "_env_reloader", None)
     read = getattr(reloader, "process_environ", None)
     if read is None:
         return
-    held = {name: getattr(config, name) for name in names}
+    held = {name: getattr(config, name) for name in names if hasattr(config, name)}
 
     def read_others(environ: dict[str, str]) -> None:
         read(environ)

@@ -13,7 +13,7 @@ from numba.core import config
 from numba.core.caching import IndexDataCacheFile
 
 from pyggml.jit import CACHE
-from pyggml.jit.cache import writable_folder
+from pyggml.jit.cache import CODE_SETTINGS, writable_folder
 
 # Compiles one kernel, uses it, and prints where Numba looks for caches.
 SCRIPT = """
@@ -24,6 +24,7 @@ quantize(np.ones((1, 32), np.float32), "Q8_0")
 print(config.CACHE_DIR)
 """
 ANYWHERE = ("generic", "numpy")  # instruction sets of any CPU
+CHECKED = int(bool(config.BOUNDSCHECK))
 NOTE = "the cache of compiled kernels cannot be written"
 
 
@@ -129,10 +130,24 @@ def test_everybodys_folder_will_do_if_it_is_sticky(monkeypatch, tmp_path):
 
 
 def test_a_variable_of_numba_s_that_changes_moves_no_kernels(monkeypatch):
-    before = config.CACHE_DIR, config.CPU_FEATURES
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")
+    held = "CACHE_DIR", "CPU_FEATURES", *CODE_SETTINGS
+    before = [getattr(config, name) for name in held]
+    other = {"CACHE_DIR": "elsewhere", "LLVM_REFPRUNE_FLAGS": "", "BOUNDSCHECK": str(1 - CHECKED)}
+    for name in held:
+        variable = "DEBUGINFO" if name == "DEBUGINFO_DEFAULT" else name
+        monkeypatch.setenv(f"NUMBA_{variable}", other.get(name, "0"))
     config.reload_config()
-    assert before == (config.CACHE_DIR, config.CPU_FEATURES)
+    assert before == [getattr(config, name) for name in held]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", CODE_SETTINGS)
+def test_kernels_of_other_settings_have_a_folder_of_their_own(monkeypatch, tmp_path, name):
+    """Without bounds checks a loop is made of vectors, which round otherwise."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    before = writable_folder()
+    monkeypatch.setattr(config, name, "other")
+    assert writable_folder() != before
 
 
 class Planted:

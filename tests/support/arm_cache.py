@@ -7,7 +7,8 @@ usage: pytest -p arm_cache …                     writes which kernels were cal
 As a plugin it writes to the file that KERNELS names. `fill` takes the processor for that of the ARM
 machine, imports the sources where that has them (PYTHONPATH), and compiles without calling; its
 cache is NUMBA_CACHE_DIR. Kernels that are declared inside of functions, and those that only ARM's
-products take, are not filled in: the ARM machine compiles them.
+products take, are not filled in: the ARM machine compiles them. Both machines need the same
+NUMBA_BOUNDSCHECK.
 """
 
 import importlib
@@ -40,6 +41,7 @@ def note_kernels():
 
 
 if "KERNELS" in os.environ:
+    assert "NUMBA_BOUNDSCHECK" in os.environ, "a plugin imports Numba before conftest.py sets it"
     note_kernels()
 
 
