@@ -24,7 +24,8 @@ from pyggml.lora.peft.twins import Module, Twins
 from pyggml.model import Model
 
 GOLDEN = Path(__file__).parents[1] / "golden/adapters/orders.json"
-# The converter takes PLaMo's 13B alone, whose matrices are too large for a test; they were the same.
+# The converter takes PLaMo's 13B alone, whose matrices are too large for a test: they are
+# the same.
 NAMES = tuple(name for name in OF_AUTHORS if name != "plamo")
 # Architecture → sizes, where the heads of the example are too alike to tell an order.
 SIZES: dict[str, dict[str, Any]] = {
