@@ -1,7 +1,8 @@
 """An adapter of PEFT → one in llama.cpp's format."""
 
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -37,8 +38,12 @@ def from_peft(
     faults: list[str] = []
     ranks: dict[str, int] = {}
     placed: dict[str, _Updates] = {}
+    dropped: dict[str, list[str]] = {}
     for name, given in modules.items():
         module = twins.find(name, (given.b.shape[0], given.a.shape[1]))
+        if module is None and (why := twins.without_effect(name)):
+            dropped.setdefault(why, []).append(name)
+            continue
         if module is None:
             faults.append(_unknown(model, twins, name))
             continue
@@ -53,12 +58,25 @@ def from_peft(
             update = Update(a, b, float(np.float32(scale * rank)))
             placed.setdefault(p.tensor, {})[p.expert] = update
     updates = {t: _whole(model, t, placed[t], faults) for t in model.file.tensors if t in placed}
+    if dropped and not placed:
+        faults.append(f"all its modules are {' or '.join(dropped)}, wanted some of the text")
     if faults:
         raise AdapterError(faults[:10], f"{source}: ")
+    _warn_of_dropped(dropped)
     warn_of_passed_over(model.parts, updates)
     base = str(model.file.get("general.name", model.config.architecture))
     write_adapter(path, model.config.architecture, f"{base} LoRA", updates, carried)
     return ranks
+
+
+def _warn_of_dropped(dropped: Mapping[str, Sequence[str]]) -> None:
+    for why, names in dropped.items():
+        count = f"{len(names)} modules" if len(names) > 1 else "a module"
+        warnings.warn(
+            f"{count} {why} left out, without effect on text: {brief(', '.join(names))}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _unknown(model: Model, twins: Twins, name: str) -> str:

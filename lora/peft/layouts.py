@@ -51,6 +51,7 @@ class Layout:
     upright   whether these parameters are (n_expert, n_in, n_out) without PEFT's knowing it
     apart     where each expert is a module of modules, the names of its gate, up and down
     chunks    of experts that are shared by groups of experts, the module
+    lists     a list of modules outside of layers → the tensor that is all their matrices
     conv1d    whether the matrices are transformers' Conv1D, stored as (n_in, n_out)
     """
 
@@ -67,6 +68,7 @@ class Layout:
     upright: bool = False
     apart: tuple[str, str, str] | None = None
     chunks: str = ""
+    lists: Mapping[str, str] = field(default_factory=dict)
     conv1d: bool = False
 
 
@@ -103,6 +105,8 @@ _SHARED_EXPERTS = tuple(f"mlp.shared_experts.{x}" for x in _THREE)
 _KIMI = tuple(f"self_attn.{x}_proj" for x in ("f_a", "f_b", "g_a", "g_b", "b"))
 _MAMBA_2 = ("mamba.in_proj", "mamba.out_proj")
 _RWKV_TIME = ("receptance", "key", "value", "gate", "output")
+_GEMMA_OUTER = ("model.embed_tokens", "lm_head", "model.per_layer_model_projection")
+_GEMMA_TENSORS = {"model.per_layer_model_projection": _split("per_layer_model_proj")}
 
 _PLAIN = Layout(modules=(*_QKV, _O, *_GATED))
 _LLAMA = replace(_PLAIN, rows=_PAIRED)
@@ -203,10 +207,18 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
             *("per_layer_input_gate", "per_layer_projection"),
             *("laurel.linear_left", "laurel.linear_right"),
             *(f"altup.{x}" for x in ("modality_router", "prediction_coefs", "correction_coefs")),
-        )
+        ),
+        outer=_GEMMA_OUTER,
+        tensors=_GEMMA_TENSORS,
+        lists={
+            "model.altup_projections": "altup_proj",
+            "model.altup_unembed_projections": "altup_unembd_proj",
+        },
     ),
     "gemma4": Layout(
         modules=(*_PLAIN.modules, "per_layer_input_gate", "per_layer_projection", "router.proj"),
+        outer=_GEMMA_OUTER,
+        tensors=_GEMMA_TENSORS,
         experts="experts",
     ),
     "gpt-oss": replace(_PLAIN, gate_up=turns),
@@ -461,6 +473,12 @@ _CHATGLM = Layout(
 # Architecture → why no update of its modules can be one of its file's tensors.
 NO_LAYOUT = {
     "falcon-h1": "its converter multiplies every matrix by numbers that the file does not have"
+}
+# Words in the names of modules for pictures and sound, which a text does not pass.
+TOWERS = {
+    *("vision_tower", "vision_model", "vision_encoder", "visual", "embed_vision"),
+    *("vision_projection", "vision_adapter", "multi_modal_projector", "projector"),
+    *("audio_tower", "audio_encoder", "embed_audio"),
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from pyggml.errors import AdapterError
 from pyggml.graph.tensor import Shape
-from pyggml.lora.peft.layouts import LAYOUTS, NO_LAYOUT, Layout, layout_of
+from pyggml.lora.peft.layouts import LAYOUTS, NO_LAYOUT, TOWERS, Layout, layout_of
 from pyggml.lora.peft.orders import Heads
 from pyggml.model import Model
 from pyggml.models import Parts
@@ -88,7 +88,9 @@ class Twins:
             )
         self.layout, self._specs = layout, parts.decoder.tensors()
         self._names = _names(parts)
+        self._unread = frozenset(parts.decoder.unread)
         modules = [*_modules(model, layout, self._names), *_experts(model, layout)]
+        modules += _listed(model, layout)
         self.modules = {m.name: m for m in modules}
         self.changed = {self._tensor(name): why for name, why in layout.changed.items()}
         self._by_text = {_of_text(m.name): m for m in modules}
@@ -107,6 +109,14 @@ class Twins:
     def change(self, name: str) -> str | None:
         """Why this module cannot be updated, if it cannot."""
         return self.changed.get(self._tensor(_of_text(name)))
+
+    def without_effect(self, name: str) -> str | None:
+        """Why a module that the text does not have changes nothing of it; None if it may."""
+        if TOWERS & set(name.split(".")):
+            return "for pictures or sound"
+        if self._tensor(_of_text(name)) in self._unread:
+            return "of a layer that has the keys of another"
+        return None
 
     def _tensor(self, name: str) -> str:
         return f"{self._names.get(name)}.weight"
@@ -272,15 +282,25 @@ def _experts(model: Model, layout: Layout) -> Iterator[Module]:
 
 
 def _each_expert(model: Model, at: str, tensors: list[str], layout: Layout) -> Iterator[Module]:
-    specs = model.parts.decoder.tensors()
     assert layout.apart is not None
     for tensor, name in zip(tensors, layout.apart, strict=True):
-        if f"{tensor}.weight" in specs:
-            n_expert, n_out, n_in = specs[f"{tensor}.weight"].shape
-            rows, columns = np.arange(n_out), np.arange(n_in)
-            for e in range(n_expert):
-                part = ModulePart(f"{tensor}.weight", rows, columns, e)
-                yield Module(f"{at}.{e}.{name}", (n_out, n_in), (part,))
+        yield from _each_of(model, tensor, f"{at}.{{}}.{name}")
+
+
+def _listed(model: Model, layout: Layout) -> Iterator[Module]:
+    for name, tensor in layout.lists.items():
+        yield from _each_of(model, tensor, f"{name}.{{}}")
+
+
+def _each_of(model: Model, tensor: str, name: str) -> Iterator[Module]:
+    """A module for each matrix of a stack, if the file has it."""
+    specs = model.parts.decoder.tensors()
+    if f"{tensor}.weight" in specs:
+        n, n_out, n_in = specs[f"{tensor}.weight"].shape
+        rows, columns = np.arange(n_out), np.arange(n_in)
+        for i in range(n):
+            part = ModulePart(f"{tensor}.weight", rows, columns, i)
+            yield Module(name.format(i), (n_out, n_in), (part,))
 
 
 def _stacks(model: Model, layout: Layout, at: str, i: int) -> Iterator[Module]:

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 import pyggml
 from pyggml import gguf
 from pyggml.errors import AdapterError, PyggmlError
-from pyggml.lora import LoraConfig, attach
+from pyggml.lora import LoraConfig, attach, merge
 from pyggml.lora.peft import from_peft, to_peft
 from pyggml.lora.peft.layouts import LAYOUTS, NO_LAYOUT
 from pyggml.lora.peft.orders import Heads, queries_by_group
@@ -237,6 +237,44 @@ def test_a_class_may_have_two_forms_of_files(tmp_path):
     modules = Twins(pyggml.load(tmp_path / "d.gguf")).modules
     parts = modules["model.layers.0.shared_mlp.input_linear"].parts
     assert [p.tensor for p in parts] == ["blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"]
+
+
+@pytest.mark.filterwarnings("ignore:llama.cpp passes over")
+def test_all_linear_of_gemma_3n(tmp_path):
+    """Towers, and keys of layers that have those of others, are left out and named; what llama.cpp
+    passes over counts here as it does merged."""
+    windows = np.arange(21) % 5 != 4  # the last layer has keys of its own no more
+    sizes = {"block_count": 21, "attention.sliding_window_pattern": windows}
+    path = tiny_models.write(tmp_path / "m.gguf", "gemma3n", sizes, numbers=tiny_models.scaled)
+    model = pyggml.load(path, compute="f32")
+    arrays = {k: 0.1 * a for k, a in every_module(model).items()}
+    assert {k.rsplit(".", 3)[-3] for k in arrays if "layers" not in k} >= {
+        "per_layer_model_projection",
+        "2",  # of model.altup_projections and altup_unembed_projections
+    }
+    prefix = "base_model.model.model"
+    for name in ("language_model.layers.20.self_attn.k_proj", "vision_tower.blocks.0.conv_pw"):
+        arrays |= {f"{prefix}.{name}.lora_{h}.weight": np.ones((2, 2)) for h in "AB"}
+    folder = written(tmp_path / "f", arrays, r=2)
+    with (
+        pytest.warns(
+            RuntimeWarning, match="a module of a layer that has the keys .*layers.20.self"
+        ),
+        pytest.warns(RuntimeWarning, match="a module for pictures or sound left out.*conv_pw"),
+    ):
+        from_peft(model, folder, tmp_path / "a.gguf")
+    ids = np.arange(7)
+    adapted = pyggml.load(path, tmp_path / "a.gguf", "f32")
+    logits = adapted.logits(ids)
+    assert nmse(logits, model.logits(ids)) > 1e-3
+    merge(adapted, tmp_path / "merged.gguf", "F32")
+    assert nmse(pyggml.load(tmp_path / "merged.gguf", compute="f32").logits(ids), logits) < 3e-10
+
+
+def test_an_adapter_of_towers_alone_is_refused(tmp_path):
+    arrays = {f"base_model.model.visual.x.lora_{h}.weight": np.ones((2, 2)) for h in "AB"}
+    said = refusal(written(tmp_path / "f", arrays, r=2), base("qwen3moe"))
+    assert "all its modules are for pictures or sound, wanted some of the text" in said
 
 
 def test_a_router_may_be_a_module(tmp_path):
