@@ -41,11 +41,8 @@ def from_peft(
     dropped: dict[str, list[str]] = {}
     for name, given in modules.items():
         module = twins.find(name, (given.b.shape[0], given.a.shape[1]))
-        if module is None and (why := twins.without_effect(name)):
-            dropped.setdefault(why, []).append(name)
-            continue
         if module is None:
-            faults.append(_unknown(model, twins, name))
+            _note_unknown(model, twins, name, dropped, faults)
             continue
         named = module.name if module.n_expert else name
         rank, scale = how.rank_of(named), how.scale_of(named)
@@ -53,10 +50,7 @@ def from_peft(
             faults.append(f"{brief(name)} {fault}")
             continue
         ranks[named] = rank
-        for p in module.parts:
-            a, b = _halves(given, module, p)
-            update = Update(a, b, float(np.float32(scale * rank)))
-            placed.setdefault(p.tensor, {})[p.expert] = update
+        _place(placed, given, module, float(np.float32(scale * rank)))
     updates = {t: _whole(model, t, placed[t], faults) for t in model.file.tensors if t in placed}
     if dropped and not placed:
         faults.append(f"all its modules are {' or '.join(dropped)}, wanted some of the text")
@@ -67,6 +61,21 @@ def from_peft(
     base = str(model.file.get("general.name", model.config.architecture))
     write_adapter(path, model.config.architecture, f"{base} LoRA", updates, carried)
     return ranks
+
+
+def _place(placed: dict[str, _Updates], given: ModuleFactors, module: Module, alpha: float) -> None:
+    for p in module.parts:
+        a, b = _halves(given, module, p)
+        placed.setdefault(p.tensor, {})[p.expert] = Update(a, b, alpha)
+
+
+def _note_unknown(
+    model: Model, twins: Twins, name: str, dropped: dict[str, list[str]], faults: list[str]
+) -> None:
+    if why := twins.without_effect(name):
+        dropped.setdefault(why, []).append(name)
+    else:
+        faults.append(_unknown(model, twins, name))
 
 
 def _warn_of_dropped(dropped: Mapping[str, Sequence[str]]) -> None:

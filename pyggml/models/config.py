@@ -133,10 +133,12 @@ class Reader:
         return default
 
     def flags(self, key: str, n: int, default: tuple[bool, ...]) -> tuple[bool, ...]:
-        """An array of n truth values, or of so many whole numbers that are 0 or 1."""
+        """An array of n truth values, or of whole numbers that are 0 or 1; or one for all."""
         value = self._value(key)
         if value is None:
             return default
+        if isinstance(value, int) and value in (0, 1):
+            return (bool(value),) * n
         flags = np.empty(0)
         if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
             flags = self._of_layers(value, n)
@@ -255,7 +257,8 @@ def read_heads(
         r.faults.append(f"value_length {value_size} and key_length {size} differ")
     least_swa, most_swa = (1, 1 << 12) if windowed else (size, size)
     of_window = r.count("attention.key_length_swa", size, least=least_swa, most=most_swa)
-    r.count("attention.value_length_swa", of_window, least=of_window, most=of_window)
+    wanted = value_size if latent else of_window
+    r.count("attention.value_length_swa", wanted, least=wanted, most=wanted)
     for q, kv in zip(n, n_kv, strict=True):
         if kv and q % kv:
             r.faults.append(f"{q} heads cannot share {kv} key heads evenly")

@@ -26,7 +26,8 @@ class Decoder:
     logit_scale       factor of the logits
     logit_softcap     logits become cap · tanh(logits / cap); 0 for none
     adapts_output     llama.cpp applies an adapter's update of the output matrix
-    unread            endings of blocks' tensors that llama.cpp loads and does not use
+    unread            tensors that llama.cpp loads and does not use; those of all blocks by what
+                      follows a dot
     """
 
     config: ModelConfig
@@ -65,14 +66,17 @@ class Decoder:
                 },
             ]
         )
-        return {name: spec for name, spec in tensors.items() if not name.endswith(self.unread)}
+        return {name: spec for name, spec in tensors.items() if not self._is_passed_over(name)}
 
     def is_unread(self, name: str) -> bool:
         """Whether a tensor is passed over: it belongs to a block for the prediction of further
-        tokens, one of the file's last, or has an ending of `unread`."""
+        tokens, one of the file's last, or is one of `unread`."""
         c = self.config
         further = tuple(f"blk.{i}." for i in range(c.n_layer, c.n_blocks))
-        return name.startswith(further) or name.endswith(self.unread)
+        return name.startswith(further) or self._is_passed_over(name)
+
+    def _is_passed_over(self, name: str) -> bool:
+        return name in self.unread or name.endswith(tuple(f".{end}" for end in self.unread))
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -103,6 +103,8 @@ VARIANTS |= {
         ("codeshell", {}, r"blk.*(attn_output|ffn_\w+)\.bias|output.weight"),
         ("qwen", {}, r".*attn_qkv\.bias|output.weight"),
         ("hy_v3", {}, r".*exp_probs_b|output.weight"),
+        ("baichuan", {"block_count": 32}, "output.weight"),  # of other numbers it has no positions
+        ("rwkv7", WHOLE_HEADS, r".*time_mix_v\d\.weight"),
         ("arwkv7", WHOLE_HEADS, r".*time_mix_v\d\.weight|output.weight"),
         ("plamo2", SSM | {"ssm.group_count": 0}, "output.weight"),
         ("step35", STEP35, "rope_freqs.weight|output.weight"),
@@ -161,8 +163,9 @@ OF_LATENT = (
 VARIANTS |= {name: more for name, *more in OF_LATENT}
 # Past 8192 tokens, where llama4 has a second chunk and another factor of queries.
 VARIANTS["llama4-long"] = ("llama4", LONG, "output.weight")
-GELUS = {"codeshell", "grok", "mpt", "spark2_5"}  # llama.cpp has a table of GELUs in halves
-LIMITS = {name: 5e-7 if name in GELUS else 1e-11 for name in VARIANTS}
+# What llama.cpp's table of GELUs in halves leaves, and nothing else: see gelu_table.
+GELUS = {"codeshell": 3e-8, "grok": 3e-9, "mpt": 1e-7, "spark2_5": 3e-7}
+LIMITS = {name: GELUS.get(name, 1e-11) for name in VARIANTS}
 LIMITS |= {"llama4-long": 1e-9, "grovemoe": 1e-10}
 LIMITS |= {"deepseek2-lite": 1e-9}  # of 26 layers
 # Of large scores; of a first token whose delta rule gives little, which a norm enlarges.

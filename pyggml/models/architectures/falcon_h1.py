@@ -1,4 +1,5 @@
-"""falcon-h1: Falcon H1. Attention and Mamba 2 are parallel, with one norm."""
+"""falcon-h1: Falcon H1. Attention and Mamba 2 are parallel, with one norm. The bias of attn_output
+and frequency factors are passed over, as in llama.cpp."""
 
 from dataclasses import dataclass, replace
 
@@ -42,7 +43,7 @@ def _decoder(r: Reader) -> Decoder:
             (residual(b.norm("attn_norm"), mixers), residual(norm, b.gated_mlp(i, swiglu)))
         )
 
-    return b.decoder(block)
+    return b.decoder(block, unread=("attn_output.bias", "rope_freqs.weight"))
 
 
 FALCON_H1 = Architecture(

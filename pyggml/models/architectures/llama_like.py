@@ -1,10 +1,9 @@
 """Decoders of one attention and one feed-forward part a block that differ in a word or two: a row
 of `ROWS` says which.
 
-ernie4_5 and refact pass over biases, refact over frequency factors too, as llama.cpp does: it loads
-them and uses none. paddleocr and
-qwen2vl are the text of their models; llama.cpp passes over the epsilon of qwen2vl's norms. GELUs
-are the tanh form, as in llama.cpp.
+ernie4_5, qwen2vl and refact pass over biases, refact and pangu-embedded over frequency factors, as
+llama.cpp does: it loads them and uses none. paddleocr and qwen2vl are the text of their models;
+llama.cpp passes over the epsilon of qwen2vl's norms. GELUs are the tanh form, as in llama.cpp.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,6 +27,8 @@ FUSED_QKV = {"fused_qkv": True}
 UNTIED: dict[str, Any] = {"tied": False}
 ALIBI = {"max_bias": 8.0}
 NO_OUTPUT_BIAS: dict[str, Any] = {"unread": ("attn_output.bias",)}
+NO_FACTORS: dict[str, Any] = {"unread": ("rope_freqs.weight",)}
+NO_LOGIT_BIAS: dict[str, Any] = {"unread": ("output.bias",)}
 NO_BIASES: dict[str, Any] = {
     "unread": (
         *("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"),
@@ -100,9 +101,9 @@ ROWS = (
     _row("ernie4_5", NORMAL, **NO_OUTPUT_BIAS),
     _row("exaone", NEOX),
     _row("xverse", NORMAL, **UNTIED),
-    _row("pangu-embedded", NEOX),
+    _row("pangu-embedded", NEOX, **NO_FACTORS),
     _row("paddleocr", NEOX, SECTIONS, sections=True),
-    _row("qwen2vl", NEOX, SECTIONS, sections=True),
+    _row("qwen2vl", NEOX, SECTIONS, sections=True, **NO_LOGIT_BIAS),
     _row("chatglm", NORMAL, {"rope.dimension_count": 2}, fused_up=True),
     _row("refact", NO_ROPE, of_layer=_alibi, **NO_BIASES),
     _row("openelm", NEOX | FUSED_QKV, of_layer=Basics.head_norms),
