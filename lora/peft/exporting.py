@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.backends.cpu import read
+from pyggml.backends.cpu import array, read
 from pyggml.errors import AdapterError
 from pyggml.files import new_folder
 from pyggml.gguf.fields import brief
@@ -62,11 +62,14 @@ def _modules(path: str | os.PathLike[str], pairs: LoraPairs, twins: Twins) -> di
         if any(p.tensor in pairs for p in module.parts)
     }
     placed = {p.tensor for module in modules.values() for p in module.parts}
-    if faults := [
-        f"{brief(t)} is no module of transformers' class" for t in pairs if t not in placed
-    ]:
+    if faults := [f"{brief(t)} {_unplaced(twins, t)}" for t in pairs if t not in placed]:
         raise AdapterError(faults[:10], f"{path}: ")
     return modules
+
+
+def _unplaced(twins: Twins, tensor: str) -> str:
+    why = twins.changed.get(tensor)
+    return f"cannot be a module's: {why}" if why else "is no module of the model's class"
 
 
 def _first(module: Module, pairs: LoraPairs) -> LoraPair:
@@ -78,7 +81,7 @@ def _halves(module: Module, pairs: LoraPairs) -> _Halves:
     first = _first(module, pairs)
     if module.table:
         return read(first.a).T, read(first.b)
-    n_out, n_in = module.shape
+    n_out, n_in = module.shape[::-1] if module.upright else module.shape
     halves: list[_Halves] = []
     for p in module.parts:
         if p.tensor not in pairs:
@@ -94,12 +97,18 @@ def _halves(module: Module, pairs: LoraPairs) -> _Halves:
             wide = np.zeros((*b.shape[: -1 - p.rows.ndim], n_out, pair.rank), np.float32)
             halves.append((a, wide))
         wide[..., p.rows, :] = b
-    return np.concatenate([a for a, _ in halves], -2), np.concatenate([b for _, b in halves], -1)
+    a, b = np.concatenate([a for a, _ in halves], -2), np.concatenate([b for _, b in halves], -1)
+    return (b.swapaxes(1, 2), a.swapaxes(1, 2)) if module.upright else (a, b)
 
 
 def _as_in_module(pair: LoraPair, part: ModulePart) -> _Halves:
-    """A and B of a tensor; of a matrix for each head the A of all, and B by heads."""
-    a, b = read(pair.a), read(pair.b)
+    """A and B of a tensor, or of one of its experts; of a matrix for each head the A of all, and B
+    by heads."""
+    a, b = array(pair.a), array(pair.b)
+    if part.expert is not None:
+        a, b = a[part.expert], b[part.expert]
+    if part.factor is not None:
+        b = b / part.factor[:, None]
     if part.rows.ndim == 1:
         return a, b
     if part.upright:

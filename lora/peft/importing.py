@@ -1,7 +1,8 @@
 """An adapter of PEFT → one in llama.cpp's format."""
 
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -37,10 +38,11 @@ def from_peft(
     faults: list[str] = []
     ranks: dict[str, int] = {}
     placed: dict[str, _Updates] = {}
+    dropped: dict[str, list[str]] = {}
     for name, given in modules.items():
         module = twins.find(name, (given.b.shape[0], given.a.shape[1]))
         if module is None:
-            faults.append(_unknown(model, name))
+            _note_unknown(model, twins, name, dropped, faults)
             continue
         named = module.name if module.n_expert else name
         rank, scale = how.rank_of(named), how.scale_of(named)
@@ -48,20 +50,47 @@ def from_peft(
             faults.append(f"{brief(name)} {fault}")
             continue
         ranks[named] = rank
-        for p in module.parts:
-            a, b = _halves(given, module, p)
-            update = Update(a, b, float(np.float32(scale * rank)))
-            placed.setdefault(p.tensor, {})[p.expert] = update
+        _place(placed, given, module, float(np.float32(scale * rank)))
     updates = {t: _whole(model, t, placed[t], faults) for t in model.file.tensors if t in placed}
+    if dropped and not placed:
+        faults.append(f"all its modules are {' or '.join(dropped)}, wanted some of the text")
     if faults:
         raise AdapterError(faults[:10], f"{source}: ")
+    _warn_of_dropped(dropped)
     warn_of_passed_over(model.parts, updates)
     base = str(model.file.get("general.name", model.config.architecture))
     write_adapter(path, model.config.architecture, f"{base} LoRA", updates, carried)
     return ranks
 
 
-def _unknown(model: Model, name: str) -> str:
+def _place(placed: dict[str, _Updates], given: ModuleFactors, module: Module, alpha: float) -> None:
+    for p in module.parts:
+        a, b = _halves(given, module, p)
+        placed.setdefault(p.tensor, {})[p.expert] = Update(a, b, alpha)
+
+
+def _note_unknown(
+    model: Model, twins: Twins, name: str, dropped: dict[str, list[str]], faults: list[str]
+) -> None:
+    if why := twins.without_effect(name):
+        dropped.setdefault(why, []).append(name)
+    else:
+        faults.append(_unknown(model, twins, name))
+
+
+def _warn_of_dropped(dropped: Mapping[str, Sequence[str]]) -> None:
+    for why, names in dropped.items():
+        count = f"{len(names)} modules" if len(names) > 1 else "a module"
+        warnings.warn(
+            f"{count} {why} left out, without effect on text: {brief(', '.join(names))}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _unknown(model: Model, twins: Twins, name: str) -> str:
+    if why := twins.change(name):
+        return f"{brief(name)} cannot be updated: {why}"
     if name.endswith("lm_head") and model.parts.output_name != "output":
         return f"{brief(name)} has no tensor: this model's output matrix is its token embedding"
     return f"{brief(name)} is no module of this model that adapters update"
@@ -102,7 +131,11 @@ def _halves(
     if module.n_expert:
         a = a.reshape(module.n_expert, -1, a.shape[1])
         b = b.reshape(b.shape[0], -1, module.n_expert).transpose(2, 0, 1)
+    if module.upright:
+        a, b = b.swapaxes(1, 2), a.swapaxes(1, 2)
     a, b = a[..., part.columns], b[..., part.rows, :]
+    if part.factor is not None:
+        b = b * part.factor[:, None]
     if part.rows.ndim == 1:
         return a, b
     a = np.broadcast_to(a, (len(b), *a.shape))  # the same for each head

@@ -50,12 +50,16 @@ class AltUpStreams(Part):
         return ""
 
     def tensors(self, at: str) -> Tensors:
-        return {f"{at}altup_proj.weight": TensorSpec((self.n - 1, self.n_embd, self.n_embd))}
+        return latent_matrix(f"{at}altup_proj", self.n - 1, self.n_embd, self.n_embd)
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         n_tokens, n_embd = x.shape
         w = reshape(net.weights[f"{at}altup_proj.weight"], (-1, n_embd))
         others = reshape(mul_mat(w, x), (n_tokens, self.n - 1, n_embd))
+        for p in net.updates(f"{at}altup_proj.weight"):
+            down = mul_mat(reshape(p.a, (-1, n_embd)), p.input(x, net.inputs.draw))
+            down = permute(reshape(scale(down, p.scale), (n_tokens, self.n - 1, -1)), (1, 0, 2))
+            others = add(others, permute(mul_mat(p.b, down), (1, 0, 2)))
         first = reshape(x, (n_tokens, 1, n_embd))
         return concat(first, _as_long_as(first, others), 1)
 
@@ -72,13 +76,15 @@ class AltUpMerge(Part):
         return ""
 
     def tensors(self, at: str) -> Tensors:
-        shape = (self.n - 1, self.n_embd, self.n_embd)
-        return {f"{at}altup_unembd_proj.weight": TensorSpec(shape)}
+        return latent_matrix(f"{at}altup_unembd_proj", self.n - 1, self.n_embd, self.n_embd)
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         first = narrow(x, 1, 0, 1)
         others = permute(narrow(x, 1, 1, self.n - 1), (1, 0, 2))
         made = mul_mat(net.weights[f"{at}altup_unembd_proj.weight"], others)
+        for p in net.updates(f"{at}altup_unembd_proj.weight"):
+            down = scale(mul_mat(p.a, p.input(others, net.inputs.draw)), p.scale)
+            made = add(made, mul_mat(p.b, down))
         all_of_it = concat(first, _as_long_as(first, permute(made, (1, 0, 2))), 1)
         total = repeat_back(all_of_it, (x.shape[0], 1, self.n_embd))
         return scale(reshape(total, (x.shape[0], self.n_embd)), 1 / self.n)

@@ -136,7 +136,7 @@ class Net:
         full = f"{name}.weight"
         w = self.weights[full]
         y = self._scale(name, mul_mat(w, x).named(name))
-        for p in self._pairs(full):
+        for p in self.updates(full):
             down = scale(mul_mat(p.a, p.input(x, self.inputs.draw)), p.scale)
             y = mul_mat_add(y, p.b, down).named(f"{name}+lora")
             if p.magnitude is not None:
@@ -148,7 +148,7 @@ class Net:
         """As `linear`, but row (t, u) of x (T, U or 1, n_in) has the matrix of expert ids[t, u]."""
         full = f"{name}.weight"
         y = self._scale(name, mul_mat_id(self.weights[full], x, ids).named(name), ids)
-        for p in self._pairs(full):
+        for p in self.updates(full):
             down = mul_mat_id(p.a, p.input(x, self.inputs.draw), ids)
             y = add(y, mul_mat_id(p.b, scale(down, p.scale), ids)).named(f"{name}+lora")
         bias = self.weights.get(f"{name}.bias")
@@ -158,7 +158,7 @@ class Net:
         """Rows ids (T,) of a table, plus the adapters' updates."""
         full = f"{name}.weight"
         y = get_rows(self.weights[full], ids).named(name)
-        for p in self._pairs(full):
+        for p in self.updates(full):
             y = mul_mat_add(y, p.b, scale(get_rows(p.a, ids), p.scale)).named(f"{name}+lora")
         return self.in_turn(self.tap(name, y))
 
@@ -173,7 +173,7 @@ class Net:
         rows = get_rows(reshape(factor, (factor.shape[0], 1)), reshape(ids, (-1,)))
         return mul(y, reshape(rows, (*ids.shape, 1)))
 
-    def _pairs(self, full: str) -> Iterator[LoraPair]:
+    def updates(self, full: str) -> Iterator[LoraPair]:
         """The adapters' updates of one tensor."""
         return (pairs[full] for pairs in self.adapters if full in pairs)
 

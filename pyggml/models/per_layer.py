@@ -8,8 +8,8 @@ from pyggml.models.basics import Basics
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm, RmsNorm
 from pyggml.models.part import Part
-from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
-from pyggml.ops import add, geglu, get_rows, mul_mat, narrow, reshape, scale
+from pyggml.models.weights import Tensors, TensorSpec, latent_matrix, matrix, merge_tensors
+from pyggml.ops import add, geglu, get_rows, mul_mat, mul_mat_add, narrow, reshape, scale
 
 INPUTS = "per_layer_inputs"
 
@@ -20,7 +20,7 @@ class PerLayerInputs(Part):
 
     (√n · per_layer_token_embd[token] + norm(per_layer_model_proj x / √n_embd)) / √2
 
-    llama.cpp applies no adapter to the table nor to the matrix, so neither is open to one.
+    llama.cpp applies no adapter to the table, which is open to none, nor to the matrix.
     """
 
     n_vocab: int
@@ -37,17 +37,25 @@ class PerLayerInputs(Part):
         width = self.n_layer * self.n
         ours = {
             f"{at}per_layer_token_embd.weight": TensorSpec((self.n_vocab, width)),
-            f"{at}per_layer_model_proj.weight": TensorSpec((width, self.n_embd)),
         }
-        return merge_tensors([ours, self.norm.tensors(at)])
+        made = latent_matrix(f"{at}per_layer_model_proj", width, self.n_embd)
+        return merge_tensors([ours, made, self.norm.tensors(at)])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        table, w = (net.weights[f"{at}per_layer_{t}.weight"] for t in ("token_embd", "model_proj"))
+        table = net.weights[f"{at}per_layer_token_embd.weight"]
         shape = (x.shape[0], self.n_layer, self.n)
         own = scale(reshape(get_rows(table, net.inputs.tokens), shape), self.n**0.5)
-        made = reshape(scale(mul_mat(w, x), self.n_embd**-0.5), shape)
+        made = reshape(scale(self._made(net, at, x), self.n_embd**-0.5), shape)
         net.leave(INPUTS, scale(add(self.norm(net, at, made), own), 0.5**0.5).named(INPUTS))
         return x
+
+    def _made(self, net: Net, at: str, x: Tensor) -> Tensor:
+        full = f"{at}per_layer_model_proj.weight"
+        y = mul_mat(net.weights[full], x)
+        for p in net.updates(full):
+            down = scale(mul_mat(p.a, p.input(x, net.inputs.draw)), p.scale)
+            y = mul_mat_add(y, p.b, down)
+        return y
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ and a few small matrices stay F32. A row that is no whole number of blocks gets 
 blocks.
 
 Source: llama.cpp, src/llama-quant.cpp (`llama_tensor_get_type_impl`, `tensor_allows_quantization`,
-`tensor_type_fallback`). The rules of GLM 5 and BailingMoE 3 are not included.
+`tensor_type_fallback`). The rules of GLM 5 are not included.
 """
 
 import re
@@ -122,7 +122,7 @@ def _type_by_rules(
     if name == "output.weight" or (tied and name in _EMBEDDINGS):
         return row.output if shape[-1] % DTYPES[row.base].block == 0 else "Q8_0"
     if row.experts != row.base:  # such a file type has no further choices
-        return row.experts if len(shape) > 2 and shape[-3] > 1 else row.base
+        return row.experts if _is_of_experts(name, shape, model) else row.base
     if name in _EMBEDDINGS:
         return row.embedding
     if _is_attn_v(name):
@@ -135,6 +135,12 @@ def _type_by_rules(
         return row.attn_output_8 if model.n_expert == 8 else row.attn_output
     part = next((part for part in _FFN if part in name), None)
     return _ffn(row, part, name, model, count) if part else row.base
+
+
+def _is_of_experts(name: str, shape: Shape, model: ModelFacts) -> bool:
+    """Whether it is a stack; of BailingMoE 3, whose latent matrices are stacks, one of experts."""
+    latent = model.architecture == "bailingmoe3" and not any(part in name for part in _FFN)
+    return len(shape) > 2 and shape[-3] > 1 and not latent
 
 
 def _choose(choice: Choice, base: str, i: int, n: int, model: ModelFacts) -> str:

@@ -1,7 +1,8 @@
 """PEFT's folders ↔ adapter files: PyTorch's logits here, PEFT's tensors back, what is refused.
 
 The folders are PEFT's own (tests/golden/adapters/make_folders.py). With torch, transformers and
-peft installed, every peer is compared both ways.
+peft installed, every peer is compared both ways. The orders of rows of classes that are not in
+transformers are those of llama.cpp's converter (tests/support/peft_orders.py).
 """
 
 import json
@@ -9,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import peft_orders
 import pytest
 import tiny_models
 from safetensors import deserialize
@@ -17,8 +19,12 @@ from safetensors.numpy import load_file, save_file
 import pyggml
 from pyggml import gguf
 from pyggml.errors import AdapterError, PyggmlError
-from pyggml.lora import LoraConfig, attach
+from pyggml.lora import LoraConfig, attach, merge
 from pyggml.lora.peft import from_peft, to_peft
+from pyggml.lora.peft.layouts import LAYOUTS, NO_LAYOUT
+from pyggml.lora.peft.orders import Heads, queries_by_group
+from pyggml.lora.peft.twins import EXPERTS, Twins
+from pyggml.models import ARCHITECTURES
 
 from measures import nmse
 from peers import PEERS
@@ -147,6 +153,140 @@ def test_fused_matrices_of_classes_outside_of_transformers(tmp_path):
         found = tensors_of(tmp_path / "a.gguf")
         for x, want in zip("qkv", wanted, strict=True):
             np.testing.assert_array_equal(found[f"blk.0.attn_{x}.weight.lora_b"], want)
+
+
+# -- every architecture ---------------------------------------------------------------------------
+
+
+def test_every_architecture_has_a_layout_or_a_reason():
+    assert LAYOUTS.keys() | NO_LAYOUT.keys() == ARCHITECTURES.keys()
+    assert not LAYOUTS.keys() & NO_LAYOUT.keys()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.filterwarnings("ignore:llama.cpp passes over")
+def test_every_module_comes_back_bit_for_bit(tmp_path, name):
+    model = pyggml.load(tiny_models.write(tmp_path / "m.gguf", name))
+    arrays = every_module(model)
+    from_peft(model, written(tmp_path / "f", arrays, r=2), tmp_path / "a.gguf")
+    to_peft(model, tmp_path / "a.gguf", tmp_path / "back")
+    back = load_file(tmp_path / "back" / TENSORS)
+    assert back.keys() == arrays.keys()
+    for key, array in back.items():
+        np.testing.assert_array_equal(array, np.float32(arrays[key]), key)
+    held, specs = tensors_of(tmp_path / "a.gguf").keys(), model.parts.decoder.tensors()
+    usual = {n for n, s in specs.items() if n.startswith("blk.") and s.usual and s.update(1)}
+    usual = {n for n in usual if n in model.parts.weights and not (name == "dbrx" and "_exps" in n)}
+    assert {f"{n}.lora_a" for n in usual} <= held, "modules of `attach` that PEFT has no name for"
+
+
+def every_module(model):
+    """A PEFT file's arrays, of rank 2, for each module of a model's class."""
+    rng, modules, arrays = np.random.default_rng(0), Twins(model).modules, {}
+    for name, module in modules.items():
+        if module.table and model.parts.output_name == "token_embd":
+            continue
+        key, (n_out, n_in), wide = name, module.shape, 2 * max(module.n_expert, 1)
+        if module.n_expert:
+            key, parameter = name.rsplit(".", 1)
+            *inner, _ = [p for p in EXPERTS if f"{key}.{p}" in modules]
+            key += ".base_layer" if parameter in inner else ""
+        halves = {"lora_A.weight": (wide, n_in), "lora_B.weight": (n_out, wide)}
+        if module.table:
+            halves = {"lora_embedding_A": (2, n_out), "lora_embedding_B": (n_in, 2)}
+        for half, shape in halves.items():
+            arrays[f"base_model.model.{key}.{half}"] = rng.standard_normal(shape)
+    return arrays
+
+
+@pytest.mark.parametrize("name", peft_orders.NAMES)
+def test_rows_lie_as_llama_cpp_s_converter_lays_them(tmp_path, name):
+    golden = json.loads(peft_orders.GOLDEN.read_text())[name]
+    found = peft_orders.checksums(peft_orders.places(peft_orders.model_of(name, tmp_path)))
+    assert golden.keys() <= found.keys()
+    assert {n: found[n] for n in golden} == golden
+
+
+def test_queries_that_take_keys_by_turns():
+    """PLaMo 13B, as in the converter's shuffle_attn_q_weight."""
+    rows = np.arange(5120)
+    (found,) = queries_by_group(rows, Heads(40, 5))
+    np.testing.assert_array_equal(found, rows.reshape(8, 5, 128).transpose(1, 0, 2).ravel())
+
+
+def test_what_a_converter_changes_by_an_unknown_number_is_refused(tmp_path):
+    model = pyggml.load(tiny_models.write(tmp_path / "m.gguf", "jais"))
+    head = {"lora_A.weight": np.ones((3, 16)), "lora_B.weight": np.ones((11, 3))}
+    arrays = {f"base_model.model.lm_head.{n}": a for n, a in head.items()}
+    folder = written(tmp_path / "f", arrays)
+    assert "'lm_head' cannot be updated: the converter multiplies it by" in refusal(folder, model)
+    attach(model, LoraConfig(rank=2, modules=("output",))).save(tmp_path / "a.gguf")
+    with pytest.raises(AdapterError, match="'output.weight' cannot be a module's: the converter m"):
+        to_peft(model, tmp_path / "a.gguf", tmp_path / "back")
+
+
+def test_a_class_may_have_two_forms_of_files(tmp_path):
+    """ChatGLM's own class, whose q, k and v are one matrix; a shared expert without others."""
+    tensors = {f"blk.{i}.attn_{x}.weight": None for i in (0, 1) for x in "qkv"}
+    tensors |= {f"blk.{i}.attn_qkv.weight": (32, 16) for i in (0, 1)}
+    path = tiny_models.write(tmp_path / "m.gguf", "chatglm", tensors=tensors)
+    modules = Twins(pyggml.load(path)).modules
+    name = "transformer.encoder.layers.1.self_attention.query_key_value"
+    assert [p.tensor for p in modules[name].parts] == ["blk.1.attn_qkv.weight"]
+    tiny_models.write(tmp_path / "d.gguf", "granitehybrid", {"expert_count": 0})
+    modules = Twins(pyggml.load(tmp_path / "d.gguf")).modules
+    parts = modules["model.layers.0.shared_mlp.input_linear"].parts
+    assert [p.tensor for p in parts] == ["blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"]
+
+
+@pytest.mark.filterwarnings("ignore:llama.cpp passes over")
+def test_all_linear_of_gemma_3n(tmp_path):
+    """Towers, and keys of layers that have those of others, are left out and named; what llama.cpp
+    passes over counts here as it does merged."""
+    windows = np.arange(21) % 5 != 4  # the last layer has keys of its own no more
+    sizes = {"block_count": 21, "attention.sliding_window_pattern": windows}
+    path = tiny_models.write(tmp_path / "m.gguf", "gemma3n", sizes, numbers=tiny_models.scaled)
+    model = pyggml.load(path, compute="f32")
+    arrays = {k: 0.1 * a for k, a in every_module(model).items()}
+    assert {k.rsplit(".", 3)[-3] for k in arrays if "layers" not in k} >= {
+        "per_layer_model_projection",
+        "2",  # of model.altup_projections and altup_unembed_projections
+    }
+    prefix = "base_model.model.model"
+    for name in ("language_model.layers.20.self_attn.k_proj", "vision_tower.blocks.0.conv_pw"):
+        arrays |= {f"{prefix}.{name}.lora_{h}.weight": np.ones((2, 2)) for h in "AB"}
+    folder = written(tmp_path / "f", arrays, r=2)
+    with (
+        pytest.warns(
+            RuntimeWarning, match="a module of a layer that has the keys .*layers.20.self"
+        ),
+        pytest.warns(RuntimeWarning, match="a module for pictures or sound left out.*conv_pw"),
+    ):
+        from_peft(model, folder, tmp_path / "a.gguf")
+    ids = np.arange(7)
+    adapted = pyggml.load(path, tmp_path / "a.gguf", "f32")
+    logits = adapted.logits(ids)
+    assert nmse(logits, model.logits(ids)) > 1e-3
+    merge(adapted, tmp_path / "merged.gguf", "F32")
+    assert nmse(pyggml.load(tmp_path / "merged.gguf", compute="f32").logits(ids), logits) < 3e-10
+
+
+def test_an_adapter_of_towers_alone_is_refused(tmp_path):
+    arrays = {f"base_model.model.visual.x.lora_{h}.weight": np.ones((2, 2)) for h in "AB"}
+    said = refusal(written(tmp_path / "f", arrays, r=2), base("qwen3moe"))
+    assert "all its modules are for pictures or sound, wanted some of the text" in said
+
+
+def test_a_router_may_be_a_module(tmp_path):
+    """As in transformers 4."""
+    model = base("qwen3moe")
+    halves = {"lora_A.weight": np.ones((2, 32)), "lora_B.weight": np.ones((6, 2))}
+    key = "base_model.model.model.layers.1.mlp.gate"
+    folder = written(tmp_path / "f", {f"{key}.{h}": a for h, a in halves.items()}, r=2)
+    from_peft(model, folder, tmp_path / "a.gguf")
+    assert tensors_of(tmp_path / "a.gguf").keys() == {
+        f"blk.1.ffn_gate_inp.weight.lora_{x}" for x in "ab"
+    }
 
 
 @pytest.mark.interop
@@ -402,10 +542,11 @@ def test_a_disk_that_takes_no_more_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_architectures_without_a_class_are_named(tmp_path):
-    model = pyggml.load(GOLDEN / "formulas/rwkv7.gguf")
-    folder = written(tmp_path / "f", {})
-    assert "transformers has no class for 'rwkv7', wanted one of llama, " in refusal(folder, model)
+def test_architectures_without_a_layout_are_named(tmp_path):
+    model = pyggml.load(tiny_models.write(tmp_path / "m.gguf", "falcon-h1"))
+    said = refusal(written(tmp_path / "f", {}), model)
+    assert "for 'falcon-h1': its converter multiplies every matrix by numbers that" in said
+    assert "wanted one of llama, " in said
 
 
 def test_settings_of_a_mebibyte_are_read_and_larger_ones_are_not(copy):

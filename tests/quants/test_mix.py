@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyggml.errors import QuantError
+from pyggml.models import ARCHITECTURES
 from pyggml.requantize import FILE_TYPES, ModelFacts, mix
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden/quants/mix.json").read_text())
-MODELS = list(GOLDEN["models"])
+FOLDER = Path(__file__).parents[1] / "golden/quants"
+GOLDEN, EVERY = (json.loads((FOLDER / f"{n}.json").read_text()) for n in ("mix", "mixes"))
+MODELS = [(GOLDEN, name) for name in GOLDEN["models"]]
+MODELS += [(EVERY, name) for name in EVERY["models"]]
 SHARED = Path(__file__).parents[3] / "shared"
 FILES = [
     *sorted((SHARED / "fixtures").glob("*-*_*.gguf")),
@@ -22,21 +25,22 @@ LLAMA = ModelFacts(architecture="llama", n_layer=8, n_head=4, n_head_kv=2, n_exp
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["", "importance"])
-@pytest.mark.parametrize("model", MODELS)
-def test_equals_llama_cpp(model, known):
-    record = GOLDEN["models"][model]
+@pytest.mark.parametrize(("golden", "model"), MODELS, ids=[name for _, name in MODELS])
+def test_equals_llama_cpp(golden, model, known):
+    record = golden["models"][model]
     facts = ModelFacts(**record["model"], has_importance=known)
     shapes = [(name, tuple(shape)) for name, (shape, *_) in record["tensors"].items()]
-    found = {f: mix(f, shapes, facts) for f in GOLDEN["file_types"]}
+    found = {f: mix(f, shapes, facts) for f in golden["file_types"]}
     for name, (_, *numbers) in record["tensors"].items():
-        wanted = GOLDEN["choices"][numbers[known]].split()
+        wanted = golden["choices"][numbers[known]].split()
         assert {f: found[f][name].name for f in found} == dict(zip(found, wanted, strict=True)), (
             name
         )
 
 
-def test_golden_has_every_file_type():
-    assert set(GOLDEN["file_types"]) == set(FILE_TYPES)
+def test_golden_has_every_file_type_and_architecture():
+    assert set(GOLDEN["file_types"]) == set(EVERY["file_types"]) == set(FILE_TYPES)
+    assert EVERY["models"].keys() == ARCHITECTURES.keys()
 
 
 @pytest.mark.parametrize("name", list(FILE_TYPES))

@@ -24,7 +24,7 @@ def _decoder(r: Reader) -> Decoder:
     time, height, *_ = r.counts("rope.dimension_sections", 4, (0,) * 4, least=0, most=1 << 12)
     by_sections = bool(time and height)
     mode = "neox" if by_sections else "normal"
-    b = read_basics(r, rope=mode, latent=True, least_heads=0)
+    b = read_basics(r, rope=mode, own_values=True, least_heads=0)
     if by_sections and b.rope:
         check_sections(r, b.rope)
     if not r.flag("kda.safe_gate", True):

@@ -21,7 +21,7 @@ from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader, mistral: bool) -> Decoder:
-    b = read_basics(r, rope="normal", latent=True)
+    b = read_basics(r, rope="normal", own_values=True)
     attention = _attention(r, b, mistral)
     feed_forward = read_dense_first(r, b, default=SIGMOID if _is_glm(b) else 1)
     return b.decoder(lambda i: b.pre_norm(attention, feed_forward[i]), adapts_output=False)

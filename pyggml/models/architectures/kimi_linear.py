@@ -14,7 +14,7 @@ from pyggml.models.part import Part
 
 
 def _decoder(r: Reader) -> Decoder:
-    b = read_basics(r, rope=None, latent=True, least_heads=0)
+    b = read_basics(r, rope=None, own_values=True, least_heads=0)
     delta = KimiDelta(
         n_embd=b.config.n_embd,
         n_head=b.heads[0].n,
