@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from pyggml.backends.cpu import array, has_memory
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
@@ -113,7 +114,7 @@ class _Group:
 
     def __init__(self, inputs: Sequence[Tensor], add: Callable[..., None]) -> None:
         self._inputs, self._add = inputs, add
-        self._data = {t: t.data for t in inputs if t.root.op is None and t.data is not None}
+        self._data = {t: array(t) for t in inputs if t.root.op is None and has_memory(t)}
         self._made: dict[Tensor, np.ndarray] = {}
 
     def take(self, t: Tensor, numbers: np.ndarray) -> None:
