@@ -169,10 +169,11 @@ _NEMOTRON_H = Layout(
 
 _OF_TRANSFORMERS: dict[str, Layout] = {
     **dict.fromkeys(("llama", "mistral3", "granite", "olmo", "smollm3", "arcee"), _LLAMA),
+    "nanbeige": _LLAMA,
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "olmo2"), _PLAIN),
     **dict.fromkeys(("olmoe", "stablelm", "command-r", "cohere2", "nemotron"), _PLAIN),
     **dict.fromkeys(("ernie4_5", "seed_oss", "apertus", "bitnet", "exaone4"), _PLAIN),
-    **dict.fromkeys(("hunyuan-dense", "jais2", "mellum", "minimax-m2"), _PLAIN),
+    **dict.fromkeys(("hunyuan-dense", "jais2", "mellum", "minimax-m2", "mimo2"), _PLAIN),
     **dict.fromkeys(("dots1", "ernie4_5-moe", "exaone-moe", "glm4moe", "hy_v3"), _MIXTURE),
     "cohere2moe": _MIXTURE,
     **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe", "paddleocr", "hunyuan_vl"), _TEXT),
