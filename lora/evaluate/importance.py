@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from pyggml.backends.cpu import array, has_memory
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
@@ -47,6 +48,7 @@ class Collector:
         self._inputs = Inputs.empty(n_ctx)
         self._squares: dict[str, np.ndarray] = {}  # float64 (n_matrices, n)
         self._counts: dict[str, np.ndarray] = {}  # (n_matrices,)
+        self._of_heads: set[str] = set()  # tensors with a matrix for each head
         self._program = self._watching(model)
         self.n_chunks = len(self._chunks)
 
@@ -64,8 +66,11 @@ class Collector:
                 shape = (w.shape[0] if len(w.shape) == 3 else 1, inputs[0].shape[-1])
                 self._squares[w.name] = np.zeros(shape, np.float64)
                 self._counts[w.name] = np.zeros(shape[0], np.int64)
+            made = [t for t in inputs if t.root.op is not None]
+            if len(made) < len(inputs):  # the heads' numbers are data
+                self._of_heads |= {w.name for w in weights}
             group = _Group(inputs, partial(self._add, [w.name for w in weights]))
-            for t in inputs:
+            for t in made:
                 groups[t].append(group)
         watched = {t: partial(_give, some, t) for t, some in groups.items()}
         return bind(schedule(graph, model.devices, watched))
@@ -94,11 +99,13 @@ class Collector:
             self._counts[name] += counts
 
     def result(self, n_chunks: int) -> ImportanceMatrix:
-        """The sums of the chunks so far."""
-        sums = {
-            name: Sums(squares.astype(np.float32), self._counts[name].astype(np.float32))
-            for name, squares in self._squares.items()
-        }
+        """The sums of the chunks so far. Heads have one count, and their columns lie in one row."""
+        sums = {}
+        for name, squares in self._squares.items():
+            counts = self._counts[name].astype(np.float32)
+            if name in self._of_heads:
+                squares, counts = squares.reshape(1, -1), counts[:1]
+            sums[name] = Sums(squares.astype(np.float32), counts)
         return ImportanceMatrix(sums, (self._name,), n_chunks, self._inputs.n_ctx)
 
 
@@ -107,12 +114,15 @@ class _Group:
 
     def __init__(self, inputs: Sequence[Tensor], add: Callable[..., None]) -> None:
         self._inputs, self._add = inputs, add
-        self._arrays: dict[Tensor, np.ndarray] = {}
+        self._data = {t: array(t) for t in inputs if t.root.op is None and has_memory(t)}
+        self._made: dict[Tensor, np.ndarray] = {}
 
     def take(self, t: Tensor, numbers: np.ndarray) -> None:
-        self._arrays[t] = numbers
-        if len(self._arrays) == len(self._inputs):
-            self._add(*map(self._arrays.pop, self._inputs))
+        self._made[t] = numbers
+        arrays = self._data | self._made
+        if len(arrays) == len(self._inputs):
+            self._made.clear()
+            self._add(*(arrays[t] for t in self._inputs))
 
 
 def _give(groups: Sequence[_Group], t: Tensor, numbers: np.ndarray) -> None:

@@ -39,9 +39,10 @@ from pyggml.ops import (
 
 
 @dataclass(frozen=True, slots=True)
-class AltUpStreams(Part):
-    """x, then n - 1 products of x, as long as x."""
+class _Streams(Part):
+    """A part with a matrix `name` for each vector of the stream but the first."""
 
+    name = ""
     n_embd: int
     n: int
 
@@ -50,11 +51,19 @@ class AltUpStreams(Part):
         return ""
 
     def tensors(self, at: str) -> Tensors:
-        return latent_matrix(f"{at}altup_proj", self.n - 1, self.n_embd, self.n_embd)
+        shape = (self.n - 1, self.n_embd, self.n_embd)
+        return {f"{at}{self.name}.weight": TensorSpec(shape)}
+
+
+@dataclass(frozen=True, slots=True)
+class AltUpStreams(_Streams):
+    """x, then n - 1 products of x, as long as x."""
+
+    name = "altup_proj"
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         n_tokens, n_embd = x.shape
-        w = reshape(net.weights[f"{at}altup_proj.weight"], (-1, n_embd))
+        w = reshape(net.weights[f"{at}{self.name}.weight"], (-1, n_embd))
         others = reshape(mul_mat(w, x), (n_tokens, self.n - 1, n_embd))
         for p in net.updates(f"{at}altup_proj.weight"):
             down = mul_mat(reshape(p.a, (-1, n_embd)), p.input(x, net.inputs.draw))
@@ -65,23 +74,15 @@ class AltUpStreams(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class AltUpMerge(Part):
+class AltUpMerge(_Streams):
     """The mean of the first vector and products of the others, as long as it."""
 
-    n_embd: int
-    n: int
-
-    @property
-    def branch(self) -> str:
-        return ""
-
-    def tensors(self, at: str) -> Tensors:
-        return latent_matrix(f"{at}altup_unembd_proj", self.n - 1, self.n_embd, self.n_embd)
+    name = "altup_unembd_proj"
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         first = narrow(x, 1, 0, 1)
         others = permute(narrow(x, 1, 1, self.n - 1), (1, 0, 2))
-        made = mul_mat(net.weights[f"{at}altup_unembd_proj.weight"], others)
+        made = mul_mat(net.weights[f"{at}{self.name}.weight"], others)
         for p in net.updates(f"{at}altup_unembd_proj.weight"):
             down = scale(mul_mat(p.a, p.input(others, net.inputs.draw)), p.scale)
             made = add(made, mul_mat(p.b, down))

@@ -57,7 +57,12 @@ class Attention(Part):
     def sizes(self) -> dict[str, int]:
         """Numbers in a token's query, key and value, over all heads."""
         h = self.heads
-        return {"q": h.n * h.size, "k": h.n_kv * h.size, "v": h.n_kv * h.size}
+        return {"q": h.n * h.size, "k": h.n_kv * h.size, "v": h.n_kv * h.value_size}
+
+    @property
+    def n_out(self) -> int:
+        """Numbers of what all heads give."""
+        return self.heads.n * self.heads.value_size
 
     def tensors(self, at: str) -> Tensors:
         sizes = {"qkv": sum(self.sizes.values())} if self.fused_qkv else self.sizes
@@ -68,15 +73,17 @@ class Attention(Part):
         parts += [norm.tensors(at) for norm in norms if norm]
         parts += [self.rope.tensors()] if self.rope else []
         parts += [{f"{at}attn_sinks.weight": TensorSpec((self.heads.n,))}] if self.sinks else []
-        return merge_tensors([*parts, matrix(f"{at}attn_output", self.n_embd, self.sizes["q"])])
+        return merge_tensors([*parts, matrix(f"{at}attn_output", self.n_embd, self.n_out)])
 
     def rows(self, at: str) -> Mapping[str, tuple[int, int]]:
-        return {f"{at}cache_{part}": (self.heads.n_kv, self.heads.size) for part in "kv"}
+        h = self.heads
+        return {f"{at}cache_k": (h.n_kv, h.size), f"{at}cache_v": (h.n_kv, h.value_size)}
 
     def shift(self, net: Net, at: str) -> tuple[Tensor, ...]:
         """A key is cached with its position's rotation: turned further, it is that of another. A
         weight of norms_last is turned with it, as in llama.cpp."""
-        k, v = (self._heads(net.cache_rows(f"{at}cache_{part}")) for part in "kv")
+        k = self._heads(net.cache_rows(f"{at}cache_k"))
+        v = self._heads(net.cache_rows(f"{at}cache_v"), self.heads.value_size)
         k = self.rope.further(net, k) if self.rope else k
         return net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
 
@@ -86,7 +93,7 @@ class Attention(Part):
         return net.linear(f"{at}attn_output", o)
 
     def attend(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """softmax(scale · q·k) v, (T, n · size), of q (T, n, size), k and v (T, n_kv, size)."""
+        """softmax(scale · q·k) v, (T, n_out), of q (T, n, size), k and v (T, n_kv, …)."""
         q = self.temperature(net, q) if self.temperature else q
         q, k = self.rotate(net, at, q, self.q_norm), self.rotate(net, at, k, self.k_norm)
         q, k, v = (net.tap(f"{at}{name}", t) for name, t in zip("qkv", (q, k, v), strict=True))
@@ -99,7 +106,7 @@ class Attention(Part):
         return self.normalise(net, at, norm, x) if self.norms_last else x
 
     def look(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What q (T, n, size) finds, (T, n · size), in all keys and values (…, n_kv, size)."""
+        """What q (T, n, size) finds, (T, n_out), in all keys and values (…, n_kv, …)."""
         factor, span = self.scale or self.heads.size**-0.5, net.span(self.window, self.chunk)
         o = flash_attn_ext(
             *(q, k, v, span, factor),
@@ -112,7 +119,7 @@ class Attention(Part):
         return net.tap(f"{at}attention", heads)
 
     def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q (T, n, size), k and v (T, n_kv, size) of x; q and k normalised, before rope."""
+        """q (T, n, size), k (T, n_kv, size) and v of x; q and k normalised, before rope."""
         if self.fused_qkv:
             parts = split(net.large(net.linear(f"{at}attn_qkv", x)), tuple(self.sizes.values()))
         else:
@@ -133,7 +140,8 @@ class Attention(Part):
         and k not if their norms come last."""
         first = (None, None) if self.norms_last else (self.q_norm, self.k_norm)
         q, k = (self.normalise(net, at, n, x) for n, x in zip(first, (q, k), strict=True))
-        return q, k, self.normalise(net, at, self.v_norm, v)
+        v = self._heads(v, self.heads.value_size)
+        return q, k, self.v_norm(net, at, v) if self.v_norm else v
 
     def normalise(self, net: Net, at: str, norm: Norm | None, x: Tensor) -> Tensor:
         """x (T, heads · size) as (T, heads, size), after a norm of each head or all, or none."""
@@ -143,9 +151,9 @@ class Attention(Part):
             return norm(net, at, self._heads(x))
         return self._heads(norm(net, at, x))
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """(T, heads · size) as (T, heads, size)."""
-        return reshape(x, (x.shape[0], -1, self.heads.size))
+    def _heads(self, x: Tensor, size: int = 0) -> Tensor:
+        """(T, heads · size) as (T, heads, size); 0 for the size of queries and keys."""
+        return reshape(x, (x.shape[0], -1, size or self.heads.size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +168,7 @@ class GatedOutput(Attention):
     of_heads: bool = True
 
     def tensors(self, at: str) -> Tensors:
-        n = self.heads.n if self.of_heads else self.sizes["q"]
+        n = self.heads.n if self.of_heads else self.n_out
         # The rows of heads are few, so adapters update them only on request.
         gate = matrix(f"{at}attn_gate", n, self.n_embd, bias=False, usual=not self.of_heads)
         return merge_tensors([Attention.tensors(self, at), gate])

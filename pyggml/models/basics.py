@@ -135,7 +135,7 @@ def read_basics(
     least_heads: int = 1,
     least_ff: int = 1,
     windowed: tuple[bool, ...] = (),
-    latent: bool = False,
+    own_values: bool = False,
 ) -> Basics:
     """The hyperparameters of the usual parts.
 
@@ -145,10 +145,10 @@ def read_basics(
     least_heads  0 if layers without attention are allowed
     least_ff     0 if layers without a feed-forward part are allowed
     windowed     by layer, whether it has a window and so heads of another size; none: all alike
-    latent       values may be of another size than keys, as with latent attention
+    own_values   values may be of another size than keys, as with latent attention
     """
     c = read_config(r)
-    heads = read_heads(r, c, least_heads, latent, windowed)
+    heads = read_heads(r, c, least_heads, own_values, windowed)
     full = next((h for h, w in zip(heads, windowed, strict=False) if not w), heads[0])
     norm: Callable[[str], Norm]
     if layer_norm is None:

@@ -223,8 +223,8 @@ def _refuse_other_graphs(r: Reader) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The heads of one layer: n query heads, n_kv key and value heads, of `size` numbers each; of
-    latent attention, values have `value_size`.
+    """The heads of one layer: n query heads, n_kv key and value heads, of `size` numbers each;
+    values have `value_size`.
 
     n / n_kv query heads share one key and value head.
     """
@@ -239,25 +239,25 @@ def read_heads(
     r: Reader,
     c: ModelConfig,
     least: int = 1,
-    latent: bool = False,
+    own_values: bool = False,
     windowed: tuple[bool, ...] = (),
 ) -> tuple[Heads, ...]:
     """The heads of every layer.
 
     least      0 if layers without attention are allowed
-    latent     values may be of another size than keys
+    own_values values may be of another size than keys
     windowed   by layer, whether it has a window and so a size of its own; none: all are alike
     """
     n = r.counts("attention.head_count", c.n_layer, least=least)
     n_kv = r.counts("attention.head_count_kv", c.n_layer, n, least=least)
     size = r.count("attention.key_length", max(c.n_embd // max(*n, 1), 1))
-    usual = max(c.n_embd // max(*n, 1), 1) if latent else size
+    usual = max(c.n_embd // max(*n, 1), 1) if own_values else size
     value_size = r.count("attention.value_length", usual)
-    if value_size != size and not latent:
+    if value_size != size and not own_values:
         r.faults.append(f"value_length {value_size} and key_length {size} differ")
     least_swa, most_swa = (1, 1 << 12) if windowed else (size, size)
     of_window = r.count("attention.key_length_swa", size, least=least_swa, most=most_swa)
-    wanted = value_size if latent else of_window
+    wanted = value_size if own_values else of_window
     r.count("attention.value_length_swa", wanted, least=wanted, most=wanted)
     for q, kv in zip(n, n_kv, strict=True):
         if kv and q % kv:

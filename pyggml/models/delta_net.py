@@ -1,13 +1,18 @@
 """The mixers of Qwen 3 Next and 3.5, gated delta nets and gated attention; Kimi's delta
 attention."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.models.attention import Attention
-from pyggml.models.config import ModelConfig, Reader
+from pyggml.models.basics import Basics
+from pyggml.models.config import ModelConfig, Reader, rms_eps
+from pyggml.models.decoder import Decoder
 from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
@@ -266,3 +271,34 @@ def is_recurrent(r: Reader, c: ModelConfig) -> tuple[bool, ...]:
     period = r.count("full_attention_interval", 4, most=1024)
     usual = tuple((i + 1) % period != 0 for i in range(c.n_blocks))
     return r.flags("attention.recurrent_layers", c.n_blocks, usual)[: c.n_layer]
+
+
+def read_kimi_delta(r: Reader, b: Basics, **more: Any) -> KimiDelta:
+    """Kimi's delta attention of all layers that have it; more: fields that differ."""
+    return KimiDelta(
+        n_embd=b.config.n_embd,
+        n_head=b.heads[0].n,
+        size=r.count("kda.head_dim", most=1 << 12),
+        width=r.count("ssm.conv_kernel", least=2, most=64),
+        eps=rms_eps(r),
+        **more,
+    )
+
+
+def kimi_decoder(
+    b: Basics, delta: Part, attention: Part, feed_forward: Sequence[Part], **more: Any
+) -> Decoder:
+    """A decoder whose layers with key heads have the attention, and others the delta rule."""
+
+    def block(i: int) -> Part:
+        return b.pre_norm(attention if b.heads[i].n_kv else delta, feed_forward[i])
+
+    return b.decoder(block, adapts_output=False, **more)
+
+
+# Beside those of latent attention and of a mixture.
+KIMI_EXAMPLE: dict[str, object] = {
+    "attention.head_count_kv": np.array([0, 1], np.int32),
+    "kda.head_dim": 8,
+    "ssm.conv_kernel": 4,
+}

@@ -30,10 +30,21 @@ from pyggml.ops import (
     softplus,
     sqrt,
     sum_rows,
+    swiglu,
     top_k,
 )
 
 MOST_EXPERTS = 512  # llama.cpp's LLAMA_MAX_EXPERTS
+# Keys of a small mixture: the first layer dense, in others a shared expert.
+EXAMPLE: dict[str, object] = {
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 256,
+    "leading_dense_block_count": 1,
+    "expert_shared_count": 1,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.5,
+}
 LEAST_SUM = 6.103515625e-5  # llama.cpp's guard of the division: float16's smallest normal number
 
 
@@ -320,3 +331,21 @@ def read_shared_length(r: Reader, n_ff: int = 0) -> int:
     n_shared = r.count("expert_shared_count", 0, least=0, most=MOST_EXPERTS)
     own = r.count("expert_shared_feed_forward_length", 0, least=0, most=1 << 20)
     return own or n_shared * n_ff
+
+
+def read_counted_length(r: Reader, own: bool = False) -> int:
+    """The numbers inside of the expert of all tokens, which counts as expert_shared_count ones: a
+    key that the file must have. own: the file may have the length of one."""
+    n_ff = r.count("expert_feed_forward_length", most=1 << 20)
+    one = r.count("expert_shared_feed_forward_length", 0, least=0, most=1 << 20) if own else 0
+    return (one or n_ff) * r.count("expert_shared_count", least=0, most=64)
+
+
+def read_dense_first(r: Reader, b: Basics, default: int | None, **more: Any) -> tuple[Part, ...]:
+    """The feed-forward part of every layer: the first ones dense, in others experts beside a shared
+    one. default: see read_router; more: fields of Experts."""
+    n_layer, n_dense = b.config.n_layer, r.count("leading_dense_block_count", 0, least=0, most=1024)
+    if n_dense >= n_layer and not has_experts(r):
+        return tuple(b.gated_mlp(i, swiglu) for i in range(n_layer))
+    router = read_router(r, default) | more
+    return read_feed_forward(r, b, swiglu, read_counted_length(r), **router)

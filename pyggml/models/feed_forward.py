@@ -6,6 +6,7 @@ from functools import partial
 from math import inf
 
 from pyggml.graph.tensor import Tensor
+from pyggml.models.config import Reader
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
@@ -23,6 +24,16 @@ def clipped_silu(limit: float) -> Callable[[Tensor, Tensor], Tensor]:
     if limit <= 1e-6:
         return swiglu
     return lambda gate, up: mul(clamp(silu(gate), -inf, limit), clamp(up, -limit, limit))
+
+
+Unit = Callable[[Tensor, Tensor], Tensor]
+
+
+def read_clips(r: Reader, n: int) -> tuple[tuple[Unit, ...], tuple[Unit, ...]]:
+    """The units of experts and of others, for each of n layers, clipped where the file says so."""
+    limits = (r.numbers(f"swiglu_clamp_{x}", n, 0.0, 0.0, 1e6) for x in ("exp", "shexp"))
+    of_experts, of_others = (tuple(map(clipped_silu, of)) for of in limits)
+    return of_experts, of_others
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,17 @@ from pyggml.models.rope import Rope, Temperature
 from pyggml.models.weights import Tensors, latent_matrix, matrix, merge_tensors
 from pyggml.ops import concat, flash_attn_ext, mul, narrow, repeat, reshape, sigmoid, split
 
+EXAMPLE: dict[str, object] = {
+    "attention.head_count_kv": 1,
+    "attention.kv_lora_rank": 8,
+    "attention.key_length": 12,
+    "attention.value_length": 8,
+    "attention.key_length_mla": 10,
+    "attention.value_length_mla": 6,
+    "attention.q_lora_rank": 12,
+    "rope.dimension_count": 4,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention(Part):

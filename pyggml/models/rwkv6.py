@@ -10,7 +10,7 @@ from pyggml.graph.tensor import Shape, Tensor
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.recurrent import initial, keep_state
-from pyggml.models.rwkv7 import GROUP_EPS, change
+from pyggml.models.rwkv7 import GROUP_EPS, ChannelMix, change
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
 from pyggml.ops import (
     add,
@@ -21,14 +21,12 @@ from pyggml.ops import (
     narrow,
     neg,
     norm,
-    relu,
     repeat,
     reshape,
     rwkv_wkv6,
     sigmoid,
     silu,
     split,
-    sqr,
     sub,
     tanh,
 )
@@ -37,37 +35,19 @@ LETTERS = "wkvrg"  # the order of the rows of time_mix_lerp_fused, of time_mix_w
 
 
 @dataclass(frozen=True, slots=True)
-class GatedChannelMix(Part):
+class GatedChannelMix(ChannelMix):
     """sigmoid(receptance(x_r)) · value(relu(key(x_k))²), x_i = x_t + lerp_i · (x_{t-1} − x_t)."""
 
-    n_embd: int
-    n_ff: int
-
-    @property
-    def branch(self) -> str:
-        return "ffn_out"
-
     def tensors(self, at: str) -> Tensors:
-        n = self.n_embd
-        return merge_tensors(
-            [
-                {f"{at}channel_mix_lerp_{x}.weight": TensorSpec((n,)) for x in "kr"},
-                matrix(f"{at}channel_mix_key", self.n_ff, n, bias=False),
-                matrix(f"{at}channel_mix_value", n, self.n_ff, bias=False),
-                matrix(f"{at}channel_mix_receptance", n, n, bias=False),
-            ]
-        )
-
-    def state(self, at: str) -> Mapping[str, Spec]:
-        return {f"{at}channel_shift": Spec((1, self.n_embd))}
+        lerp = {f"{at}channel_mix_lerp_r.weight": TensorSpec((self.n_embd,))}
+        gate = matrix(f"{at}channel_mix_receptance", self.n_embd, self.n_embd, bias=False)
+        return merge_tensors([lerp, ChannelMix.tensors(self, at), gate])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         before = change(net, f"{at}channel_shift", x)
-        lerps = (net.weights[f"{at}channel_mix_lerp_{letter}.weight"] for letter in "kr")
-        to_key, to_gate = (net.in_turn(add(x, mul(before, lerp))) for lerp in lerps)
+        to_key, to_gate = (net.in_turn(self.moved(net, at, x, before, lerp)) for lerp in "kr")
         gate = sigmoid(net.linear(f"{at}channel_mix_receptance", to_gate))
-        k = sqr(relu(net.linear(f"{at}channel_mix_key", to_key)))
-        return mul(gate, net.linear(f"{at}channel_mix_value", k))
+        return mul(gate, self.value(net, at, to_key))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,8 +74,15 @@ class ChannelMix(Part):
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         before = change(net, f"{at}channel_shift", x)
-        moved = add(x, mul(before, net.weights[f"{at}channel_mix_lerp_k.weight"]))
-        k = sqr(relu(net.linear(f"{at}channel_mix_key", moved)))
+        return self.value(net, at, self.moved(net, at, x, before, "k"))
+
+    def moved(self, net: Net, at: str, x: Tensor, before: Tensor, letter: str) -> Tensor:
+        """x_t + lerp · (x_{t-1} − x_t)."""
+        return add(x, mul(before, net.weights[f"{at}channel_mix_lerp_{letter}.weight"]))
+
+    def value(self, net: Net, at: str, x: Tensor) -> Tensor:
+        """value(relu(key(x))²)."""
+        k = sqr(relu(net.linear(f"{at}channel_mix_key", x)))
         return net.linear(f"{at}channel_mix_value", k)
 
 

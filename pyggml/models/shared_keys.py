@@ -28,7 +28,7 @@ class SharedKeys(Attention):
         parts = [matrix(f"{at}attn_{name}", n, self.n_embd)]
         parts += [self.q_norm.tensors(at)] if self.q_norm else []
         parts += [self.rope.tensors()] if self.rope else []
-        return merge_tensors([*parts, matrix(f"{at}attn_output", self.n_embd, self.sizes["q"])])
+        return merge_tensors([*parts, matrix(f"{at}attn_output", self.n_embd, self.n_out)])
 
     def rows(self, at: str) -> Mapping[str, tuple[int, int]]:
         return {}

@@ -7,7 +7,7 @@ GGUF      general.type = "imatrix"; imatrix.datasets (names of texts), imatrix.c
           imatrix.chunk_size (tokens of a chunk);
           NAME.in_sum2 F32 (n_matrices, n): Σ x² of the tensor NAME; NAME.counts F32 (n_matrices,
           1): so many x. n_matrices is the number of experts, else 1, and leading axes of 1 are left
-          out
+          out. A matrix for each head, as of latent attention, has one count and one long row
 .dat      the older file: n_entries i32, then of each: length i32 and bytes of the name, number of
           calls i32, number of values i32, values f32, which are means times calls; then the number
           of chunks i32, length i32 and bytes of the text's name, or nothing

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from llama_models import GOLDEN, VARIANTS
+from llama_models import write as write_variant
 from reference_backend import ReferenceBackend
 from tiny_models import TOKENS, VOCABULARY, write_llama
 
@@ -14,10 +16,12 @@ from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.lora.evaluate.importance import Collector
 from pyggml.ops import mul, mul_mat
+from pyggml.requantize import requantize
 from pyggml.requantize.imatrix import read_imatrix
 from pyggml.runtime import Devices, bind, schedule
 
 PEERS = Path(__file__).parents[1] / "golden/peers"
+NAMES = sorted(p.stem for p in GOLDEN.glob("*.npz") if not p.stem.endswith("-long"))
 TEXT = "the path to the other thing\n" * 12
 
 
@@ -32,6 +36,22 @@ def collected(model, text=TEXT, n_ctx=16, most=None):
     found = Collector(model, text, n_ctx, most, "text.txt")
     (*_, n) = found.run()
     return found.result(n)
+
+
+def use_numbers_as_tokens(monkeypatch, model):
+    """Two chunks of the first tokens, whatever the text is: models that have no vocabulary."""
+
+    def chunks(model, tokens, n_ctx):
+        return np.arange(2 * n_ctx, dtype=np.int32).reshape(2, n_ctx) % 60
+
+    class Words:
+        add_bos, bos_id = False, None
+
+        def encode(self, text):
+            return [0]
+
+    monkeypatch.setattr("pyggml.lora.evaluate.importance.chunks_of", chunks)
+    monkeypatch.setitem(model.__dict__, "tokenizer", Words())
 
 
 def test_sums_are_those_of_the_inputs(model):
@@ -64,18 +84,7 @@ def test_experts_have_sums_of_their_own(monkeypatch):
     """Against the sum over all of them, and each expert's own rows."""
     path = PEERS / "qwen3moe.gguf"
     model = pyggml.load(path, compute="f32")
-
-    def chunks(model, tokens, n_ctx):
-        return np.arange(2 * n_ctx, dtype=np.int32).reshape(2, n_ctx) % 60
-
-    class Words:
-        add_bos, bos_id = False, None
-
-        def encode(self, text):
-            return [0]
-
-    monkeypatch.setattr("pyggml.lora.evaluate.importance.chunks_of", chunks)
-    monkeypatch.setitem(model.__dict__, "tokenizer", Words())
+    use_numbers_as_tokens(monkeypatch, model)
     made = collected(model)
     gate, up, down = (made.sums[f"blk.0.ffn_{x}_exps.weight"] for x in ("gate", "up", "down"))
     assert gate.squares.shape == (6, 32) and down.squares.shape == (6, 24)
@@ -86,6 +95,22 @@ def test_experts_have_sums_of_their_own(monkeypatch):
     assert router.squares.shape == (1, 32)
     np.testing.assert_allclose(gate.squares.sum(0), 3 * router.squares[0], rtol=1e-5)
     assert ((gate.counts > 0) == (gate.squares.sum(1) > 0)).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_matrix_of_a_block_has_sums_that_quantize_takes(monkeypatch, tmp_path, name):
+    path = write_variant(tmp_path / "model.gguf", *VARIANTS[name])
+    model = pyggml.load(path, compute="f32")
+    use_numbers_as_tokens(monkeypatch, model)
+    made = collected(model)
+    made.save(tmp_path / "i.gguf")
+    specs, in_file = model.parts.decoder.tensors().items(), model.parts.weights
+    linear = {n for n, s in specs if s.linear and n.startswith("blk.") and n in in_file}
+    assert linear <= set(made.sums)
+    of_heads = [s for n, s in made.sums.items() if n.endswith(("_k_b.weight", "_v_b.weight"))]
+    assert all(len(sums.counts) == 1 for sums in of_heads), "llama.cpp counts heads once"
+    read = read_imatrix(tmp_path / "i.gguf")
+    requantize(path, tmp_path / "q.gguf", "IQ4_NL", importance=read)
 
 
 def test_bad_contexts_and_texts_are_refused(model):

@@ -40,6 +40,7 @@ REFUSED = {
     "glm4-dense": "rope.dimension_sections begin with 32 and 32",
     "hy_v3-moe": "blk.0.ffn_gate.weight is not used",  # dense matrices beside experts
     "kimi-linear-moe": "blk.1.attn_q.bias is not used",
+    "mimo2-moe": "blk.0.ffn_gate.weight is not used",
     "minicpm3-dense": "128 numbers of a key are rotated, wanted fewer than its 128",
     "mpt-dense": "blk.0.attn_k_norm.weight is not used",  # without one of queries
     "qwen3next-moe": "a form that is not read: convert the checkpoint anew",

@@ -108,6 +108,7 @@ VARIANTS |= {
         ("arwkv7", WHOLE_HEADS, r".*time_mix_v\d\.weight|output.weight"),
         ("plamo2", SSM | {"ssm.group_count": 0}, "output.weight"),
         ("step35", STEP35, "rope_freqs.weight|output.weight"),
+        ("mimo2", {"attention.value_length": 12}, r".*exp_probs_b\.bias|output.weight"),
         ("phimoe", {}, r".*attn_output\.bias|output\..*"),
     )
     if name in ARCHITECTURES

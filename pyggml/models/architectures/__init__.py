@@ -47,6 +47,7 @@ from pyggml.models.architectures.llama_like import ROWS
 from pyggml.models.architectures.mamba import MAMBA, MAMBA2
 from pyggml.models.architectures.maple import MAPLE
 from pyggml.models.architectures.mellum import MELLUM
+from pyggml.models.architectures.mimo2 import MIMO2
 from pyggml.models.architectures.minicpm3 import MINICPM3, PLM
 from pyggml.models.architectures.minimax_m2 import MINIMAX_M2
 from pyggml.models.architectures.mistral3 import MISTRAL3
@@ -147,6 +148,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         DEEPSEEK2,
         DEEPSEEK2_OCR,
         KIMI_LINEAR,
+        MIMO2,
         MINICPM3,
         PLM,
         MISTRAL4,

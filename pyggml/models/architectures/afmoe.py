@@ -6,7 +6,13 @@ from pyggml.models.attention import GatedOutput
 from pyggml.models.basics import read_basics, read_windows
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import SIGMOID, read_feed_forward, read_router
+from pyggml.models.experts import (
+    EXAMPLE,
+    SIGMOID,
+    read_counted_length,
+    read_feed_forward,
+    read_router,
+)
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
@@ -15,9 +21,7 @@ def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
     windows = read_windows(r, b, 4, window=0)
     router = read_router(r, SIGMOID) | {"biased": True}
-    n_ff = r.count("expert_feed_forward_length", most=1 << 20)
-    shared = n_ff * r.count("expert_shared_count", least=0, most=64)
-    feed_forward = read_feed_forward(r, b, swiglu, shared, **router)
+    feed_forward = read_feed_forward(r, b, swiglu, read_counted_length(r), **router)
 
     def block(i: int) -> Part:
         here = windows[i] | ({"rope": None} if i % 4 == 3 else {})
@@ -30,16 +34,10 @@ def _decoder(r: Reader) -> Decoder:
 AFMOE = Architecture(
     "afmoe",
     _decoder,
-    {
+    EXAMPLE
+    | {
         "attention.sliding_window": 8,
         "attention.sliding_window_pattern": 2,
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 256,
-        "expert_shared_count": 1,
-        "leading_dense_block_count": 1,
-        "expert_weights_norm": True,
-        "expert_weights_scale": 1.5,
         "block_count": 4,
     },
 )

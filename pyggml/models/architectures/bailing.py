@@ -7,7 +7,7 @@ from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import read_feed_forward, read_router
+from pyggml.models.experts import EXAMPLE, read_counted_length, read_feed_forward, read_router
 from pyggml.models.part import Part
 from pyggml.ops import soft_max, swiglu
 
@@ -16,7 +16,7 @@ def _bailing(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal")
     router = read_router(r, 1) | {"gating": soft_max, "biased": False}
     more = router | {"dense": lambda layer: False}
-    feed_forward = read_feed_forward(r, b, swiglu, _shared_n_ff(r, own=False), **more)
+    feed_forward = read_feed_forward(r, b, swiglu, read_counted_length(r), **more)
 
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i), feed_forward[i])
@@ -26,7 +26,9 @@ def _bailing(r: Reader) -> Decoder:
 
 def _bailing2(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", fused_qkv=True)
-    feed_forward = read_feed_forward(r, b, swiglu, _shared_n_ff(r, own=True), **read_router(r))
+    feed_forward = read_feed_forward(
+        r, b, swiglu, read_counted_length(r, own=True), **read_router(r)
+    )
 
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i, **b.head_norms(i)), feed_forward[i])
@@ -34,28 +36,11 @@ def _bailing2(r: Reader) -> Decoder:
     return b.decoder(block, tied=False)
 
 
-def _shared_n_ff(r: Reader, own: bool) -> int:
-    """The numbers inside of the shared expert, which counts as expert_shared_count ones. own: the
-    file may have the length of one."""
-    n_ff = r.count("expert_feed_forward_length", most=1 << 20)
-    one = r.count("expert_shared_feed_forward_length", 0, least=0, most=1 << 20) if own else 0
-    return (one or n_ff) * r.count("expert_shared_count", least=0, most=64)
-
-
-_EXPERTS: dict[str, object] = {
-    "expert_count": 4,
-    "expert_used_count": 2,
-    "expert_feed_forward_length": 256,
-    "leading_dense_block_count": 1,
-    "expert_shared_count": 1,
-    "expert_weights_norm": True,
-    "expert_weights_scale": 1.5,
-}
 _GROUPS: dict[str, object] = {
     "expert_count": 8,
     "expert_group_count": 4,
     "expert_group_used_count": 2,
     "expert_gating_func": 2,
 }
-BAILINGMOE = Architecture("bailingmoe", _bailing, _EXPERTS)
-BAILINGMOE2 = Architecture("bailingmoe2", _bailing2, _EXPERTS | _GROUPS)
+BAILINGMOE = Architecture("bailingmoe", _bailing, EXAMPLE)
+BAILINGMOE2 = Architecture("bailingmoe2", _bailing2, EXAMPLE | _GROUPS)

@@ -4,18 +4,15 @@ pairs of files with sections, whose text it is, are those of "neox"."""
 
 from dataclasses import replace
 
-import numpy as np
-
+from pyggml.models import latent
 from pyggml.models.architecture import Architecture
-from pyggml.models.architectures.deepseek2 import EXPERTS, LATENT
 from pyggml.models.basics import Basics, read_basics
 from pyggml.models.block import Sum
-from pyggml.models.config import Reader, rms_eps
+from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.delta_net import KimiDelta
-from pyggml.models.experts import read_experts, read_router
-from pyggml.models.feed_forward import GatedFeedForward, clipped_silu
-from pyggml.models.latent import read_absorbed
+from pyggml.models.delta_net import KIMI_EXAMPLE, kimi_decoder, read_kimi_delta
+from pyggml.models.experts import EXAMPLE, read_experts, read_router
+from pyggml.models.feed_forward import GatedFeedForward, read_clips
 from pyggml.models.part import Part
 from pyggml.models.rope import check_sections
 
@@ -24,28 +21,16 @@ def _decoder(r: Reader) -> Decoder:
     time, height, *_ = r.counts("rope.dimension_sections", 4, (0,) * 4, least=0, most=1 << 12)
     by_sections = bool(time and height)
     mode = "neox" if by_sections else "normal"
-    b = read_basics(r, rope=mode, latent=True, least_heads=0)
+    b = read_basics(r, rope=mode, own_values=True, least_heads=0)
     if by_sections and b.rope:
         check_sections(r, b.rope)
     if not r.flag("kda.safe_gate", True):
         r.faults.append("bailingmoe3.kda.safe_gate is False, wanted True")
-    delta = KimiDelta(
-        n_embd=b.config.n_embd,
-        n_head=b.heads[0].n,
-        size=r.count("kda.head_dim", most=1 << 12),
-        width=r.count("ssm.conv_kernel", least=2, most=64),
-        eps=rms_eps(r),
-        low_rank=False,
-        least=r.number("kda.gate_lower_bound", None, -1e3, -1e-6),
-    )
+    least = r.number("kda.gate_lower_bound", None, -1e3, -1e-6)
+    delta = read_kimi_delta(r, b, low_rank=False, least=least)
     q_rank = r.count("attention.q_lora_rank", 0, least=0, most=1 << 14)
-    latent = read_absorbed(r, b, q_rank=q_rank, gated=True)
-    feed_forward = _feed_forward(r, b)
-
-    def block(i: int) -> Part:
-        return b.pre_norm(latent if b.heads[i].n_kv else delta, feed_forward[i])
-
-    return b.decoder(block, adapts_output=False)
+    attention = latent.read_absorbed(r, b, q_rank=q_rank, gated=True)
+    return kimi_decoder(b, delta, attention, _feed_forward(r, b))
 
 
 def _feed_forward(r: Reader, b: Basics) -> tuple[Part, ...]:
@@ -53,10 +38,7 @@ def _feed_forward(r: Reader, b: Basics) -> tuple[Part, ...]:
     n_ff = r.count("expert_feed_forward_length", most=1 << 20)
     n_shared = r.count("expert_shared_count", least=0, most=64)
     own = r.count("expert_shared_feed_forward_length", 0, least=0, most=1 << 20)
-    of_experts, of_others = (
-        tuple(map(clipped_silu, r.numbers(key, c.n_blocks, 0.0, 0.0, 1e6)))
-        for key in ("swiglu_clamp_exp", "swiglu_clamp_shexp")
-    )
+    of_experts, of_others = read_clips(r, c.n_blocks)
     experts = read_experts(r, b, of_experts[0], **read_router(r) | {"biased": True})
 
     def part(i: int) -> Part:
@@ -72,13 +54,8 @@ def _feed_forward(r: Reader, b: Basics) -> tuple[Part, ...]:
 BAILINGMOE3 = Architecture(
     "bailingmoe3",
     _decoder,
-    EXPERTS
-    | LATENT
-    | {
-        "attention.head_count_kv": np.array([0, 1], np.int32),
-        "expert_gating_func": 2,
-        "kda.gate_lower_bound": -5.0,
-        "kda.head_dim": 8,
-        "ssm.conv_kernel": 4,
-    },
+    EXAMPLE
+    | latent.EXAMPLE
+    | KIMI_EXAMPLE
+    | {"expert_gating_func": 2, "kda.gate_lower_bound": -5.0},
 )

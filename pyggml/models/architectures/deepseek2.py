@@ -7,21 +7,20 @@ Files made before attention had its matrices apart have attn_kv_b instead of att
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import Basics, read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import SIGMOID, has_experts, read_feed_forward, read_router
+from pyggml.models.experts import EXAMPLE, SIGMOID, read_dense_first
+from pyggml.models.latent import EXAMPLE as LATENT_EXAMPLE
 from pyggml.models.latent import LatentAttention, read_latent, scale_of
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope, Temperature
-from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader, mistral: bool) -> Decoder:
-    b = read_basics(r, rope="normal", latent=True)
+    b = read_basics(r, rope="normal", own_values=True)
     attention = _attention(r, b, mistral)
     feed_forward = read_dense_first(r, b, default=SIGMOID if _is_glm(b) else 1)
     return b.decoder(lambda i: b.pre_norm(attention, feed_forward[i]), adapts_output=False)
@@ -64,40 +63,11 @@ def _attention(r: Reader, b: Basics, mistral: bool) -> LatentAttention:
     )
 
 
-def read_dense_first(r: Reader, b: Basics, default: int | None, **more: Any) -> tuple[Part, ...]:
-    """The feed-forward part of every layer. default: see read_router; more: fields of Experts."""
-    n_layer, n_dense = b.config.n_layer, r.count("leading_dense_block_count", 0, least=0, most=1024)
-    if n_dense >= n_layer and not has_experts(r):
-        return tuple(b.gated_mlp(i, swiglu) for i in range(n_layer))
-    n_ff = r.count("expert_feed_forward_length", most=1 << 20)
-    shared = n_ff * r.count("expert_shared_count", least=0, most=64)
-    return read_feed_forward(r, b, swiglu, shared, **read_router(r, default) | more)
-
-
 def _is_glm(b: Basics) -> bool:
     """Files of GLM 4.7 Flash without the key of the router's function."""
     return b.config.n_layer in (47, 48) and b.config.n_vocab == 154880
 
 
-EXPERTS: dict[str, object] = {
-    "expert_count": 4,
-    "expert_used_count": 2,
-    "expert_feed_forward_length": 256,
-    "leading_dense_block_count": 1,
-    "expert_shared_count": 1,
-    "expert_weights_norm": True,
-    "expert_weights_scale": 1.5,
-}
-LATENT: dict[str, object] = {
-    "attention.head_count_kv": 1,
-    "attention.kv_lora_rank": 8,
-    "attention.key_length": 12,
-    "attention.value_length": 8,
-    "attention.key_length_mla": 10,
-    "attention.value_length_mla": 6,
-    "attention.q_lora_rank": 12,
-    "rope.dimension_count": 4,
-}
-DEEPSEEK2_OCR = Architecture("deepseek2-ocr", _ocr, EXPERTS | {"attention.head_count_kv": 4})
-DEEPSEEK2 = Architecture("deepseek2", partial(_decoder, mistral=False), EXPERTS | LATENT)
-MISTRAL4 = Architecture("mistral4", partial(_decoder, mistral=True), EXPERTS | LATENT)
+DEEPSEEK2_OCR = Architecture("deepseek2-ocr", _ocr, EXAMPLE | {"attention.head_count_kv": 4})
+DEEPSEEK2 = Architecture("deepseek2", partial(_decoder, mistral=False), EXAMPLE | LATENT_EXAMPLE)
+MISTRAL4 = Architecture("mistral4", partial(_decoder, mistral=True), EXAMPLE | LATENT_EXAMPLE)

@@ -11,7 +11,13 @@ from pyggml.models.basics import read_basics
 from pyggml.models.block import Chain, residual
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import SIGMOID, read_feed_forward, read_router
+from pyggml.models.experts import (
+    EXAMPLE,
+    SIGMOID,
+    read_counted_length,
+    read_feed_forward,
+    read_router,
+)
 from pyggml.models.part import Part
 from pyggml.models.rope import check_sections
 from pyggml.ops import swiglu
@@ -37,11 +43,8 @@ def _with_experts(r: Reader) -> Decoder:
     assert b.rope is not None
     if any(r.counts("rope.dimension_sections", 4, (0,) * 4, least=0, most=1 << 12)):
         check_sections(r, b.rope)
-    n_ff = r.count("expert_feed_forward_length", most=1 << 20)
-    shared = n_ff * r.count("expert_shared_count", least=0, most=64)
-    feed_forward = read_feed_forward(
-        r, b, swiglu, shared, **read_router(r, SIGMOID) | {"biased": True}
-    )
+    router = read_router(r, SIGMOID) | {"biased": True}
+    feed_forward = read_feed_forward(r, b, swiglu, read_counted_length(r), **router)
 
     def block(i: int) -> Part:
         norms = b.head_norms(i) if f"blk.{i}.attn_q_norm.weight" in r.shapes else {}
@@ -56,17 +59,4 @@ def _with_experts(r: Reader) -> Decoder:
 
 
 GLM4 = Architecture("glm4", _decoder, {"rope.dimension_count": 2})
-GLM4MOE = Architecture(
-    "glm4moe",
-    _with_experts,
-    {
-        "rope.dimension_count": 2,
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 256,
-        "expert_shared_count": 1,
-        "leading_dense_block_count": 1,
-        "expert_weights_norm": True,
-        "expert_weights_scale": 1.5,
-    },
-)
+GLM4MOE = Architecture("glm4moe", _with_experts, EXAMPLE | {"rope.dimension_count": 2})

@@ -1,64 +1,13 @@
-"""grovemoe: GroveMoE. As qwen3moe, and what the experts give goes through smaller ones, each of a
-group of experts: chosen by the same router, but weighed by the experts of the groups' numbers, as
-in llama.cpp."""
+"""grovemoe: GroveMoE. As qwen3moe, with smaller experts for groups of experts."""
 
-from dataclasses import dataclass
-
-import numpy as np
-
-from pyggml.graph.tensor import Tensor, leaf
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import MOST_EXPERTS, Experts, read_experts
-from pyggml.models.net import Net
+from pyggml.models.experts import MOST_EXPERTS, read_experts
+from pyggml.models.grove import ExpertsOfGroups, Grove
 from pyggml.models.part import Part
-from pyggml.models.weights import Tensors, matrix, merge_tensors
-from pyggml.ops import add, get_rows, reshape, scale, sigmoid, swiglu, top_k
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfGroups(Experts):
-    """Experts of groups of `each` of the router's: its expert e is of group floor(e / each)."""
-
-    each: int
-
-    def tensors(self, at: str) -> Tensors:
-        own = Experts.tensors(self, at)
-        router = matrix(f"{at}ffn_gate_inp", self.n_expert * self.each, self.n_embd, usual=False)
-        return merge_tensors([own, {k: v for k, v in router.items() if k in own}])
-
-    def _choose(self, net: Net, scores: Tensor) -> Tensor:
-        best = top_k(scores, self.n_used)
-        key = ("groups of experts", self.n_expert, self.each)
-        return reshape(get_rows(net.once(key, self._groups), best), best.shape)
-
-    def _groups(self) -> Tensor:
-        """The group of each of the router's experts, I32 (n, 1), rounded as llama.cpp does."""
-        ids = np.arange(self.n_expert * self.each, dtype=np.float32)
-        groups = (ids * np.float32(1 / self.each)).astype(np.int32)
-        return leaf(groups.reshape(-1, 1), "groups of experts")
-
-
-@dataclass(frozen=True, slots=True)
-class _Grove(Part):
-    """y + factor · of_groups(y), y = experts(x)."""
-
-    experts: Experts
-    of_groups: Experts
-    factor: float
-
-    @property
-    def branch(self) -> str:
-        return self.experts.branch
-
-    def tensors(self, at: str) -> Tensors:
-        return merge_tensors([self.of_groups.tensors(at), self.experts.tensors(at)])
-
-    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        y = self.experts(net, at, x)
-        return add(y, scale(self.of_groups.mix(net, at, y, x), self.factor))
+from pyggml.ops import sigmoid, swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
@@ -72,7 +21,7 @@ def _decoder(r: Reader) -> Decoder:
     factor = r.number("expert_group_scale", None, -1e6, 1e6)
 
     def block(i: int) -> Part:
-        of_groups = _OfGroups(
+        of_groups = ExpertsOfGroups(
             n_embd=b.config.n_embd,
             n_ff=small or b.heads[i].size,
             n_expert=n // each,
@@ -82,7 +31,7 @@ def _decoder(r: Reader) -> Decoder:
             suffix="_chexps",
             each=each,
         )
-        grove = _Grove(experts[i], of_groups, factor)
+        grove = Grove(experts[i], of_groups, factor)
         return b.pre_norm(b.attention(i, **b.head_norms(i)), grove)
 
     return b.decoder(block)

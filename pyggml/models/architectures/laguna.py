@@ -8,7 +8,7 @@ from pyggml.models.attention import GatedOutput
 from pyggml.models.basics import read_basics, read_windows
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import SIGMOID, read_feed_forward, read_router
+from pyggml.models.experts import EXAMPLE, SIGMOID, read_feed_forward, read_router
 from pyggml.models.part import Part
 from pyggml.ops import softplus, swiglu
 
@@ -37,15 +37,5 @@ def _decoder(r: Reader) -> Decoder:
 LAGUNA = Architecture(
     "laguna",
     _decoder,
-    {
-        "attention.sliding_window": 8,
-        "attention.sliding_window_pattern": 2,
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 256,
-        "expert_shared_count": 1,
-        "leading_dense_block_count": 1,
-        "expert_weights_norm": True,
-        "expert_weights_scale": 1.5,
-    },
+    EXAMPLE | {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2},
 )

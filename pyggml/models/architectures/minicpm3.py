@@ -17,7 +17,7 @@ from pyggml.ops import relu, sqr, swiglu
 
 
 def _minicpm3(r: Reader) -> Decoder:
-    b = read_basics(r, rope="neox", latent=True)
+    b = read_basics(r, rope="neox", own_values=True)
     attention = read_latent(r, b, q_rank=r.count("attention.q_lora_rank", most=1 << 14))
     factor = 1.4 / sqrt(b.config.n_layer)
 
@@ -28,7 +28,7 @@ def _minicpm3(r: Reader) -> Decoder:
 
 
 def _plm(r: Reader) -> Decoder:
-    b = read_basics(r, rope="normal", latent=True)
+    b = read_basics(r, rope="normal", own_values=True)
     attention = read_latent(r, b, q_rank=0)
     return b.decoder(lambda i: b.pre_norm(attention, b.plain(i, lambda x: sqr(relu(x)))))
 

@@ -19,21 +19,18 @@ from pyggml.models.experts import (
     read_router,
     read_shared,
 )
-from pyggml.models.feed_forward import clipped_silu
+from pyggml.models.feed_forward import read_clips
 from pyggml.models.part import Part
+from pyggml.models.rope import read_local_rope
 from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
     assert b.rope is not None
-    n_layer, half = b.config.n_layer, b.rope.n_dims // 2
-    base = r.number("rope.freq_base_swa", 10000.0, 1.0, 1e12)
-    plain = replace(b.rope, freq_base=base, freq_scale=1.0, factors=())
-    windows = read_windows(r, b, 1, rope=plain)
-    limits, shared_limits = (
-        r.numbers(f"swiglu_clamp_{x}", n_layer, 0.0, 0.0, 1e6) for x in ("exp", "shexp")
-    )
+    half = b.rope.n_dims // 2
+    windows = read_windows(r, b, 1, rope=read_local_rope(r, b.rope, b.heads[0].size))
+    of_experts, of_others = read_clips(r, b.config.n_layer)
     if half % 2:
         r.faults.append(f"rope.dimension_count is {2 * half}, wanted a multiple of 4")
     full = replace(b.rope, n_dims=half - half % 2, n_factors=half)
@@ -41,11 +38,10 @@ def _decoder(r: Reader) -> Decoder:
     shared, is_dense = read_shared(r, b, swiglu), dense_without_router(r)
 
     def feed_forward(i: int) -> Part:
-        unit = clipped_silu(shared_limits[i])
         if is_dense(i):
-            return b.gated_mlp(i, unit)
-        mixture = replace(experts[i], unit=clipped_silu(limits[i]))
-        return Sum((mixture, replace(shared, unit=unit))) if shared else mixture
+            return b.gated_mlp(i, of_others[i])
+        mixture = replace(experts[i], unit=of_experts[i])
+        return Sum((mixture, replace(shared, unit=of_others[i]))) if shared else mixture
 
     def block(i: int) -> Part:
         gated = not r.has_tensors or f"blk.{i}.attn_gate.weight" in r.shapes

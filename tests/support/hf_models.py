@@ -1,0 +1,225 @@
+"""Small models of transformers' classes, and llama.cpp's own conversion of them.
+
+The converter moves the numbers of a matrix to other places and computes none of them, so it
+converts gradients too: a checkpoint whose numbers are the gradients becomes a file of them.
+
+    PYTHONPATH=LLAMA_CPP:LLAMA_CPP/gguf-py     for `conversion`, and torch beside it
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+N_VOCAB, N_TOKENS = 40, 24
+SIZES: dict[str, Any] = {
+    "vocab_size": N_VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,  # that of norms within parts, which the classes do not read
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+ROUTED = EXPERTS | {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1}
+GROUPED = ROUTED | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}
+LATENT = {
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+}
+# transformers' class -> arguments of its config class besides SIZES.
+MODELS: dict[str, dict[str, Any]] = {
+    "ApertusForCausalLM": {},
+    "Glm4MoeForCausalLM": GROUPED | {"head_dim": 16, "use_qk_norm": True},
+    "MiniMaxM2ForCausalLM": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "rotary_dim": 16,
+        "scoring_func": "sigmoid",
+    },
+    "Ernie4_5_MoeForCausalLM": {
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_num_shared_experts": 1,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 32,
+    },
+    "Dots1ForCausalLM": GROUPED | {"head_dim": 16, "scoring_func": "sigmoid"},
+    "HunYuanDenseV1ForCausalLM": {"head_dim": 16},
+    "HunYuanMoEV1ForCausalLM": {
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_shared_expert": [1, 1],
+        "moe_topk": [2, 2],
+        "moe_intermediate_size": [96, 96],
+    },
+    "DeepseekV2ForCausalLM": LATENT | ROUTED | {"topk_method": "greedy", "norm_topk_prob": False},
+    "DeepseekV3ForCausalLM": LATENT | GROUPED | {"scoring_func": "sigmoid"},
+    "Glm4MoeLiteForCausalLM": LATENT | GROUPED | {"scoring_func": "sigmoid"},
+    "Exaone4ForCausalLM": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    "ExaoneMoeForCausalLM": GROUPED | {"num_experts": 8, "scoring_func": "sigmoid"},
+    "GraniteMoeHybridForCausalLM": {
+        "layer_types": ["mamba", "attention"],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 2,
+        "mamba_expand": 2,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 96,
+    },
+    "JambaForCausalLM": {
+        "num_hidden_layers": 4,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "num_experts": 4,
+        "mamba_d_state": 16,
+        "mamba_dt_rank": 8,
+        "use_mamba_kernels": False,
+    },
+    "FalconH1ForCausalLM": {
+        "head_dim": 16,
+        "mamba_d_ssm": 128,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 2,
+    },
+    "NemotronHForCausalLM": {
+        "num_hidden_layers": 3,
+        "layers_block_type": ["mamba", "attention", "moe"],
+        "layer_norm_epsilon": 1e-6,
+        "time_step_min": 1e-30,  # below which the class lets no time step be; llama.cpp has none
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 32,
+        "head_dim": 16,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "use_mamba_kernels": False,
+    },
+    "AfmoeForCausalLM": EXPERTS
+    | {
+        "num_experts": 8,
+        "head_dim": 16,
+        "num_dense_layers": 1,
+        "sliding_window": 8,
+        "mup_enabled": True,
+        "route_norm": True,
+        "route_scale": 1.5,
+        "score_func": "sigmoid",
+    },
+    "Llama4ForCausalLM": {
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "intermediate_size_mlp": 80,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+    },
+    "Jais2ForCausalLM": {},
+    "MellumForCausalLM": EXPERTS | {"num_experts": 4, "head_dim": 16, "sliding_window": 8},
+    "HYV3ForCausalLM": EXPERTS | {"num_experts": 4, "head_dim": 16},
+    "Gemma4ForCausalLM": {
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 8,
+        "final_logit_softcapping": 30.0,  # llama.cpp's where a file has none
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": N_VOCAB,
+        "tie_word_embeddings": True,
+    },
+    "Gemma3nForCausalLM": {
+        "num_hidden_layers": 22,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 12,
+        "num_kv_shared_layers": 2,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 4
+        + ["sliding_attention", "full_attention"],
+        "vocab_size_per_layer_input": N_VOCAB,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def torch_model(name: str) -> Any:
+    """A model of the class with drawn weights, the same every time, in float32."""
+    import torch
+    import transformers
+
+    kind = getattr(transformers, name)
+    config = kind.config_class(**SIZES | MODELS[name])
+    config._attn_implementation = config._experts_implementation = "eager"
+    model = kind(config).eval().float()
+    learned = {n: b for n, b in model.named_buffers() if n.endswith("correction_bias")}
+    for weight, p in (dict(model.named_parameters()) | learned).items():
+        rng = np.random.default_rng(crc32(weight.encode()))
+        drawn = torch.from_numpy(rng.standard_normal(tuple(p.shape), np.float32))
+        value = drawn * p.shape[-1] ** -0.5 if p.dim() > 1 else p.data + 0.1 * drawn
+        p.data = value.bfloat16().float()  # the converter rounds some tables
+    return model
+
+
+def logits_and_grads(model: Any, tokens: np.ndarray) -> np.ndarray:
+    """Logits (T, n_vocab); the gradients of the loss are left in the parameters' grad."""
+    import torch
+
+    ids = torch.from_numpy(tokens)[None].long()
+    logits = model(input_ids=ids, use_cache=False).logits[0]
+    torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:]).backward()
+    return logits.detach().numpy()
+
+
+def put_grads(model: Any) -> None:
+    """Every weight becomes its gradient."""
+    import torch
+
+    for p in model.parameters():
+        p.data = torch.zeros_like(p.data) if p.grad is None else p.grad.clone()
+
+
+def convert(model: Any, name: str, folder: Path) -> Path:
+    """The F32 file that llama.cpp's converter makes of a model; it has no vocabulary."""
+    import gguf
+    from conversion import ModelType, get_model_architecture, get_model_class
+    from conversion.base import ModelBase
+
+    def no_vocabulary(self: Any) -> None:
+        self.gguf_writer.add_tokenizer_model("no_vocab")
+        self.gguf_writer.add_vocab_size(N_VOCAB)
+
+    model.save_pretrained(folder)
+    hparams: Mapping[str, Any] = ModelBase.load_hparams(folder, False)
+    hparams = hparams | MODELS[name]
+    hparams["architectures"] = [name]
+    words = {"model": {"vocab": {str(i): i for i in range(N_VOCAB)}}, "added_tokens": []}
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    (folder / "config.json").write_text(json.dumps(hparams))
+    kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+    kind.set_vocab, kind.no_mtp = no_vocabulary, True
+    path = folder / "model.gguf"
+    kind(folder, gguf.LlamaFileType.ALL_F32, path, eager=True, hparams=hparams).write()
+    return path
