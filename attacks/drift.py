@@ -72,9 +72,9 @@ def corpus() -> Corpus:
     return Corpus(windows.part(slice(cut)), windows.part(slice(cut, None)))
 
 
-def train(path: Path, compute: str, n_steps: int) -> dict[str, float]:
+def train(path: Path, compute: str, n_steps: int, seed: int) -> dict[str, float]:
     """The validation losses before and after, and the milliseconds of a step."""
-    adapter = attach(pyggml.load(path, compute=compute), LoraConfig(rank=4))
+    adapter = attach(pyggml.load(path, compute=compute), LoraConfig(rank=4, seed=seed))
     config = TrainConfig(
         max_steps=n_steps,
         epochs=100,
@@ -83,6 +83,7 @@ def train(path: Path, compute: str, n_steps: int) -> dict[str, float]:
         val_every=0,
         val_windows=_N_HELD_OUT,
         threads=1,
+        seed=seed,
     )
     trainer = Trainer(adapter.model, adapter.parameters, corpus(), config)
     start = time.process_time()
@@ -92,7 +93,7 @@ def train(path: Path, compute: str, n_steps: int) -> dict[str, float]:
     return {"before": first.loss, "after": last.loss, "ms": round(ms, 2)}
 
 
-def run_all(names: list[str], n_steps: int, results: Path) -> None:
+def run_all(names: list[str], n_steps: int, results: Path, seed: int = 0) -> None:
     """Train what the file of results lacks, and add a line of each."""
     made = read_results(results)
     for name in names:
@@ -102,12 +103,12 @@ def run_all(names: list[str], n_steps: int, results: Path) -> None:
                 if compute in made.get(name, {}):
                     continue
                 try:
-                    outcome: dict[str, object] = dict(train(path, compute, n_steps))
+                    outcome: dict[str, object] = dict(train(path, compute, n_steps, seed))
                 except Exception as e:  # whatever it is, it is a fault of this run
                     outcome = {"fault": f"{type(e).__name__}: {e}"}
-                line = {"model": name, "compute": compute, "steps": n_steps, **outcome}
+                about = {"model": name, "compute": compute, "steps": n_steps, "seed": seed}
                 with results.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+                    file.write(json.dumps(about | outcome) + "\n")
 
 
 def read_results(path: Path) -> dict[str, dict[str, dict[str, object]]]:
@@ -138,10 +139,11 @@ def main() -> int:
     names = list(ARCHITECTURES)
     parser.add_argument("architectures", nargs="*", choices=[[], *names], help="none: all")
     parser.add_argument("--steps", type=int, default=2000, help="of each run")
+    parser.add_argument("--seed", type=int, default=0, help="of the adapter and the order")
     parser.add_argument("--results", type=Path, default=Path("drift.jsonl"), help="a line of each")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    run_all(given.architectures or names, given.steps, given.results)
+    run_all(given.architectures or names, given.steps, given.results, given.seed)
     n_faults = 0
     for name, runs in read_results(given.results).items():
         losses = ", ".join(f"{c} {runs[c].get('after', 'none')}" for c in COMPUTES if c in runs)

@@ -188,7 +188,7 @@ def _await(url: str) -> None:
         try:
             httpx.get(f"{url}/health")
             return
-        except httpx.ConnectError:
+        except httpx.TransportError:
             time.sleep(0.1)
     raise TimeoutError(f"{url} does not answer")
 

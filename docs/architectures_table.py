@@ -80,7 +80,7 @@ LEFT_OUT = {
     "residual streams are mixed by ops that are in ggml alone, `dsv4_hc_*`": "kimi-k3 qwen4exp",
     "blocks of keys are chosen for each query, which no span of keys describes": "minimax-m3",
     "attention with a decay that is fixed for each head, without an op in ggml": "minimax-01",
-    "layers run several times over, each time with keys of their own": "hrm_text nanbeige",
+    "two stacks of layers run by turns from a learned state": "hrm_text",
     "the logits of image tokens are written over within the graph": "chameleon",
     "a file has a second set of all matrices, for images": "cogvlm",
     "adapters are within the model, chosen by tokens": "graniteswitch",

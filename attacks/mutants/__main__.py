@@ -29,9 +29,16 @@ ROOMS = {
     "lora": "lora",
     "products": "pyggml/kernels/gemm",
 }
+OF_COMMANDS = (  # tests of commands that run more of `lora`, in this process
+    *("chat_templates", "config_file", "convert_lora", "device", "eval", "help", "preferences"),
+    "unused",
+)
 PLAN = Plan(
-    folders=("tests/backward", "tests/alloc", "tests/lora", "tests/kernels/gemm"),
-    left_out=("tests/kernels/gemm/test_isa.py", "tests/lora/test_ranks.py"),
+    folders=(
+        *("tests/backward", "tests/alloc", "tests/lora", "tests/kernels/gemm"),
+        *(f"tests/cli/test_{name}.py" for name in OF_COMMANDS),
+    ),
+    left_out=("tests/kernels/gemm/test_isa.py",),
 )
 
 

@@ -14,8 +14,9 @@ from attacks.mutants.changes import ROOT
 
 @dataclass(slots=True)
 class Plan:
-    """Which tests a trial may run: those of some folders, the quick ones of the rest; or those of
-    some files. Files whose tests run in processes of their own, without the mutant, are left out.
+    """Which tests a trial may run: those of some folders or files, the quick ones of the rest; or
+    those of some files alone. Files whose tests run in processes of their own, without the mutant,
+    are left out.
     """
 
     folders: Sequence[str]

@@ -295,7 +295,7 @@ class Scorer:
 
     def __init__(self, model: Model, ctx: int, room: int, mean: bool) -> None:
         self._inputs, self._leaves = Inputs.empty(ctx), AnswerLeaves.empty(ctx, room)
-        net = LossNet.of(model, self._inputs, gradient=False)
+        net = LossNet.of(model, self._inputs, (), gradient=False)
         losses = net.token_losses(self._leaves.targets, self._leaves.read)
         self.graph: Graph = net.net.graph(log_probs=self._leaves.log_probs(losses))
         self._room, self._mean = room, mean

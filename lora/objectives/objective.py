@@ -47,16 +47,16 @@ class LossNet:
 
     parts: Parts
     net: Net
-    trained: Collection[str] = ()
-    gradient: bool = True
+    trained: Collection[str]
+    gradient: bool
 
     @classmethod
     def of(
         cls,
         model: Model,
         inputs: Inputs,
-        trained: Collection[str] = (),
-        gradient: bool = True,
+        trained: Collection[str],
+        gradient: bool,
         taps: Taps | None = None,
     ) -> LossNet:
         """A model over these inputs, with its adapters."""

@@ -116,14 +116,17 @@ class Trainer:
     def reserve(self) -> RunMemory:
         """Build and plan the graphs; returns the bytes that a run will take. Takes none yet."""
         weights = sum(t.n_bytes for t in self.model.parts.weights.values())
-        n_more = n_kept(self.config) + n_sums(self.config, self.ranks)
-        taken = self.parameters.n_bytes(n_more)
+        taken = self.parameters.n_bytes(self._n_buffers)
         return RunMemory(self.passes.n_bytes, taken, weights)
 
     def on_devices(self, cache: int = 0) -> list[OnDevice]:
         """The memory that a run takes of each device but the host. cache: bytes of a session's."""
-        n_more = n_kept(self.config) + n_sums(self.config, self.ranks)
-        return on_devices(self.passes, self.parameters, n_more, cache)
+        return on_devices(self.passes, self.parameters, self._n_buffers, cache)
+
+    @property
+    def _n_buffers(self) -> int:
+        """Buffers as long as the parameters that a run takes beside them and their gradient."""
+        return n_kept(self.config) + n_sums(self.config, self.ranks)
 
     @property
     def passes(self) -> Passes:

@@ -96,7 +96,7 @@ def validation_loss(
     inputs = Inputs.empty(config.batch * ctx, ctx)
     feed = objective.feed(model, corpus, config, reference)
     leaves = feed.leaves(config.batch * ctx)
-    net = LossNet.of(model, inputs, gradient=False)
+    net = LossNet.of(model, inputs, (), gradient=False)
     loss = objective.loss(net, leaves)["loss"]
     made = [schedule(g, model.devices) for g in (net.net.graph(loss=loss), *feed.graphs)]
     arenas = Arenas(*made)

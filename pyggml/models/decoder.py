@@ -20,6 +20,8 @@ class Decoder:
 
     norm              what follows the last block, or None: a norm, most often
     prelude           what follows the embedding, before the blocks, or None: a norm, most often
+    n_turns           times that all blocks run, each time with keys of their own
+    between           what follows the last block before the first runs again, or None
     embedding_scale   factor of the token embeddings
     n_positions       rows of the learned position embedding, added to the tokens'; 0 for none
     tied              the token embedding may serve as the output matrix
@@ -34,6 +36,8 @@ class Decoder:
     blocks: tuple[Part, ...]
     norm: Part | None
     prelude: Part | None = None
+    n_turns: int = 1
+    between: Part | None = None
     embedding_scale: float = 1.0
     n_positions: int = 0
     tied: bool = True
@@ -95,8 +99,9 @@ class Decoder:
 
     def rows(self) -> Mapping[str, tuple[int, int]]:
         """What a cache keeps of each token, such as its keys: name -> heads, numbers of a head."""
-        blocks = (block.rows(f"blk.{i}.") for i, block in enumerate(self.blocks))
-        return dict(row for rows in blocks for row in rows.items())
+        blocks = [block.rows(f"blk.{i}.") for i, block in enumerate(self.blocks)]
+        rows = [row for rows in blocks for row in rows.items()]
+        return {f"{turn}{name}": heads for turn in self._turns for name, heads in rows}
 
     def state(self) -> Mapping[str, Spec]:
         """What recurrent parts keep of all earlier tokens together: name -> shape and type."""
@@ -105,16 +110,27 @@ class Decoder:
 
     def shift(self, net: Net) -> tuple[Tensor, ...]:
         """What moves rows of all blocks in the cache."""
-        blocks = (block.shift(net, f"blk.{i}.") for i, block in enumerate(self.blocks))
-        return tuple(moved for block in blocks for moved in block)
+        moved: list[Tensor] = []
+        for net.turn in self._turns:
+            for i, block in enumerate(self.blocks):
+                moved += block.shift(net, f"blk.{i}.")
+        return tuple(moved)
+
+    @property
+    def _turns(self) -> tuple[str, ...]:
+        """What precedes names each time that the blocks run."""
+        return "", *(f"turn.{i}." for i in range(1, self.n_turns))
 
     def hidden(self, net: Net) -> Tensor:
         """Hidden states (T, n_embd) after the last norm, times logit_scale: the input of the
         output matrix."""
         x = net.boundary(self._embed(net))
-        for i, block in enumerate(self.blocks):
-            x = net.tap(f"blk.{i}.out", block(net, f"blk.{i}.", x).named(f"blk.{i}.out"))
-            x = net.boundary(x)
+        for net.turn in self._turns:
+            x = self.between(net, "", x) if net.turn and self.between else x
+            for i, block in enumerate(self.blocks):
+                x = net.tap(f"blk.{i}.out", block(net, f"blk.{i}.", x).named(f"blk.{i}.out"))
+                x = net.boundary(x)
+        net.turn = ""
         return self.last(net, x)
 
     def last(self, net: Net, x: Tensor) -> Tensor:

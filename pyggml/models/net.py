@@ -117,6 +117,7 @@ class Net:
     adapters: Sequence[LoraPairs] = ()
     cache: Cache | None = None
     taps: Taps | None = None
+    turn: str = field(default="", init=False)  # before names while blocks run once more
     _made: dict[Hashable, Tensor] = field(default_factory=dict, init=False)
     _left: dict[str, Tensor] = field(default_factory=dict, init=False)
     _steps: list[Tensor] = field(default_factory=list, init=False)
@@ -179,7 +180,7 @@ class Net:
 
     def tap(self, name: str, x: Tensor) -> Tensor:
         """x, under a name by which it can be read or changed: pyggml.models.taps lists them."""
-        return x if self.taps is None else self.taps(name, x)
+        return x if self.taps is None else self.taps(f"{self.turn}{name}", x)
 
     def in_turn(self, x: Tensor) -> Tensor:
         """x, placed before later calls' tensors in the graph's order; every product with a weight
@@ -232,13 +233,13 @@ class Net:
     def cache_rows(self, name: str) -> Tensor:
         """The rows of the cache that the inputs' tokens number, as float32."""
         assert self.cache is not None
-        return get_rows(self.cache.rows[name], self.inputs.tokens)
+        return get_rows(self.cache.rows[f"{self.turn}{name}"], self.inputs.tokens)
 
     def remember(self, name: str, rows: Tensor) -> Tensor:
         """Rows (T, ...) of this run. With a cache: all its rows, after this run's are written."""
         if self.cache is None:
             return rows
-        cache, inputs = self.cache.rows[name], self.inputs
+        cache, inputs = self.cache.rows[f"{self.turn}{name}"], self.inputs
         to = inputs.positions if inputs.rows is None else inputs.rows
         written = set_rows(cache, reshape(rows, (rows.shape[0], -1)), to)
         return reshape(written, (cache.shape[0], *rows.shape[1:]))

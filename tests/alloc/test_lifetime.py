@@ -164,3 +164,10 @@ def test_a_product_is_not_added_over_a_factor_of_its_own():
     assert overwritten(Graph.of(as_x), as_x) is None
     as_w = mul_mat_add(y, y, zeros((4, 4)))
     assert overwritten(Graph.of(as_w), as_w) is None
+
+
+def test_what_is_added_is_never_the_second_source():
+    """Of a + W x the first source may be overwritten, W and x may not, though they die."""
+    w = scale(zeros((4, 4)), 2.0)
+    node = mul_mat_add(zeros((4, 4)), w, zeros((4, 4)))
+    assert overwritten(Graph.of(node), node) is None

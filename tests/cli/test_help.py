@@ -15,6 +15,11 @@ from pyggml.cli.terminal.help import GroupedCommand, GroupedOption
 ROOT = Path(__file__).parents[2]
 # An option takes one line of 80 columns, but for these few.
 _LONGEST = 40
+COMMON_OF_FINETUNE = (
+    *("lora-rank", "lora-alpha", "lora-modules", "ctx", "val-split", "chat-template", "objective"),
+    *("epochs", "max-steps", "batch", "grad-accum", "lr", "grad-checkpointing", "max-memory"),
+    *("device", "checkpoint-dir"),
+)
 
 
 @pytest.mark.quick
@@ -97,3 +102,10 @@ def test_what_others_call_otherwise_is_suggested_only_where_it_is_no_alias():
     for theirs, ours in ELSEWHERE.items():
         assert theirs.replace("_", "-") not in {*known, *aliases_of("finetune")}
         assert option(ours).lstrip("-") in known or ours in ("file", "output", "lora_init")
+
+
+@pytest.mark.quick
+def test_the_options_that_most_runs_need_are_in_the_short_help(pyggml):
+    short = pyggml("finetune", "--help").out
+    for name in COMMON_OF_FINETUNE:
+        assert re.search(rf"--(\[no-\])?{name} ", short), name

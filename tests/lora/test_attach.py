@@ -228,3 +228,10 @@ def test_a_folder_that_is_not_there_is_named(tiny, tmp_path):
     adapter = attach(pyggml.load(tiny))
     with pytest.raises(PyggmlError, match="nowhere"):
         adapter.save(tmp_path / "nowhere" / "a.gguf")
+
+
+@pytest.mark.parametrize(("setting", "value"), [("dora", True), ("init", "pissa")])
+def test_starts_that_want_matrices_refuse_a_table(tiny, setting, value):
+    config = LoraConfig(modules=("attn_q", "token_embd"), **{setting: value})
+    with pytest.raises(AdapterError, match=f"{setting} wants plain matrices, and token_embd.wei"):
+        attach(pyggml.load(tiny), config)

@@ -1,6 +1,7 @@
 """Settings: every fault at once, and what a command line reads from the fields."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 
@@ -79,3 +80,18 @@ def test_a_resumed_run_may_change_only_its_length_and_what_changes_no_number():
     free_of_result = {"checkpoint_dir", "checkpoint_every", "threads", "val_every", "val_windows"}
     free_of_result |= {"grad_checkpointing", "checkpoint_keep", "patience"}
     assert free == free_of_result | {"max_steps", "epochs"}
+
+
+@pytest.mark.quick
+def test_limits_are_where_they_are_said_to_be():
+    """The ends of ranges that a run may want, and the first values outside."""
+    assert TrainConfig(lr_scheduler="wsd", lr_decay=1.0).lr_decay == 1.0
+    assert LoraConfig(rank_pattern={"ffn_*": 1}).rank_pattern == {"ffn_*": 1}
+    for make, wrong in (
+        (partial(TrainConfig, lr_scheduler="wsd"), {"lr_decay": 1.1}),
+        (LoraConfig, {"rank_pattern": {"ffn_*": 0}}),
+        (LoraConfig, {"rank_pattern": {"ffn_*": 4097}}),
+        (DataConfig, {"chat_date": "yesterday"}),
+    ):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            make(**wrong)

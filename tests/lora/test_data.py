@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyggml.errors import DataError
+from pyggml.errors import DataError, PyggmlError
 from pyggml.lora import DataConfig, read_corpus
-from pyggml.lora.data import read_rows
+from pyggml.lora.data import Document, Documents, pack, read_rows
+from pyggml.lora.data.spill import Column
+from pyggml.lora.data.units import Units
 
 
 class Letters:
@@ -343,3 +345,45 @@ def test_a_file_that_does_not_fit_is_explained(tmp_path, name, content, message)
 def test_what_cannot_be_read_is_named(tmp_path, name, said):
     with pytest.raises(DataError, match=said):
         read_corpus(tmp_path / name, Letters(), DataConfig(ctx=8, val_split=0.1))
+
+
+def test_what_is_learned_is_noted_from_the_first_document_on():
+    """Documents that are learned whole, then one with a mask, then one with weights."""
+    mask, weights = np.array([False, True, True]), np.array([0, 0.5, 1], np.float32)
+    for masks in ([None, mask], [None, None, mask, weights], [weights, None, weights]):
+        made = Documents.of([Document([1, 2, 3], trained) for trained in masks])
+        wanted = [np.ones(3) if trained is None else trained for trained in masks]
+        np.testing.assert_array_equal(made.trained, np.concatenate(wanted))
+
+
+def test_a_text_fills_a_window_and_has_the_token_after_it(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("abcdefgh")
+    tokenizer = Letters()
+    n = len(tokenizer.encode("abcdefgh"))
+    assert len(read_corpus(path, tokenizer, DataConfig(ctx=n - 1, val_split=0.0)).train) == 1
+    with pytest.raises(DataError, match="ctx"):
+        read_corpus(path, tokenizer, DataConfig(ctx=n, val_split=0.0))
+
+
+def test_a_disk_without_room_for_tokens_is_named(tmp_path, monkeypatch):
+    def full(**about):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    monkeypatch.setattr("pyggml.lora.data.spill._IN_MEMORY", 8)
+    with pytest.raises(PyggmlError) as caught:
+        Column(np.int32, tmp_path).extend([1, 2, 3])
+    assert str(caught.value) == (
+        f"{tmp_path}: tokens cannot be written there: No space left on device"
+    )
+
+
+def test_rows_are_the_same_however_many_windows_are_looked_at_together(monkeypatch):
+    data = pack([Document(list(range(n)), np.arange(n) > 0) for n in (3, 9, 4, 7, 2, 8)], 9, True)
+    whole = Units.of(data)
+    monkeypatch.setattr("pyggml.lora.data.windows.BLOCK", 10)
+    parts = Units.of(data)
+    assert len(whole) == 6 and len(list(data.blocks())) > 1
+    assert whole.starts.tolist() == parts.starts.tolist()
+    assert whole.lengths.tolist() == parts.lengths.tolist()

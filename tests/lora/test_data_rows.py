@@ -8,6 +8,7 @@ from extras import need
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import (
+    BadRow,
     ChatRow,
     CompletionRow,
     LabelledRow,
@@ -210,6 +211,7 @@ HOSTILE = [
     ({"messages": [user([{"type": "image"}])]}, "a part of type 'image', wanted text alone"),
     ({"messages": [user("\ud800")]}, "half of a surrogate pair"),
     ({"messages": [assistant("a", x={"\ud800": 1})]}, "half of a surrogate pair"),
+    ({"messages": [assistant("a", x={"a\0": 1})]}, "has a NUL at character 1"),
     ({"messages": [assistant("", tool_calls=[{}])]}, '"tool_calls" that holds what is no call'),
     (
         {"messages": [assistant("", tool_calls=[{"name": "f", "arguments": "["}])]},
@@ -336,3 +338,49 @@ def test_every_fault_of_every_file_is_told(tmp_path):
     for weight in ("0", "1001", "1" * 400):
         with pytest.raises(DataError, match="the weight .* is out of range"):
             Source.of(f"a.txt:{weight}")
+
+
+def test_a_text_is_named_by_its_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("words")
+    kind, (row,) = read_rows(path)
+    assert kind == "text" and (row.place.file, row.place.unit, row.place.number) == (
+        str(path),
+        "text",
+        0,
+    )
+
+
+def test_a_system_column_stands_before_the_messages_and_moves_their_weights(tmp_path):
+    messages = [user("q"), assistant("a", weight=0), user("r"), assistant("b", weight=1)]
+    (row,) = rows_of(tmp_path, {"system": "s", "messages": messages})
+    assert [m["role"] for m in row.messages] == ["system", *("user", "assistant") * 2]
+    (plain,) = rows_of(tmp_path, {"messages": messages})
+    assert row.read_only == {0} | {i + 1 for i in plain.read_only}
+    assert 2 in row.read_only and 4 not in row.read_only
+
+
+def test_an_answer_with_a_label_has_no_weight_and_may_have_no_prompt(tmp_path):
+    for completion, wanted in (("c", ""), ([assistant("a")], ())):
+        record = {"prompt": None, "completion": completion, "label": True}
+        assert rows_of(tmp_path, record, purpose="labels")[0].prompt == wanted
+    with pytest.raises(DataError, match='has the "weight" 0.5, and rows that are compared count'):
+        rows_of(tmp_path, {"prompt": "p", "completion": "c", "label": True, "weight": 0.5},
+                purpose="labels")  # fmt: skip
+
+
+def test_a_record_fits_by_its_names_alone():
+    schema = schema_of(None, "pairs")
+    assert schema.fits({"chosen": 1, "rejected": 2}) and schema.fits(
+        {"chosen": 1, "rejected": 2, "x": 3}
+    )
+    assert not schema.fits({"chosen": 1})
+
+
+def test_a_line_may_be_as_long_as_the_limit(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "abc"}\n')
+    monkeypatch.setattr(source, "MOST_BYTES", 16)
+    assert list(source.lines(path)) == ['{"text": "abc"}\n']
+    monkeypatch.setattr(source, "MOST_BYTES", 15)
+    assert [type(line) for line in source.lines(path)] == [BadRow]

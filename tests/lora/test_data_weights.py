@@ -1,12 +1,14 @@
 """Several files, each read as often as its weight says, and a file of its own held out."""
 
 from collections import Counter
+from itertools import chain
 
 import numpy as np
 import pytest
 
 from pyggml.errors import ConfigError
 from pyggml.lora import DataConfig, read_corpus
+from pyggml.lora.data import Corpus, Dataset
 
 
 class Bytes:
@@ -79,3 +81,22 @@ def test_a_file_is_held_out_in_place_of_a_share(tmp_path):
     assert (len(corpus.train), len(corpus.validation)) == (12, 12)
     assert {*corpus.train.tokens.ravel()} == {ord("a")}
     assert {*corpus.validation.tokens.ravel()} == {ord("b")}
+
+
+def test_what_is_read_more_often_by_a_fraction_is_read_once_more_at_least(tmp_path):
+    """Twelve windows at 0.01: one in each epoch, another each time."""
+    (a,) = files(tmp_path, "a.txt")
+    train = read_corpus(f"{a}:0.01", Bytes(), CONFIG).train
+    read_once = [train.order(0, epoch).tolist() for epoch in range(12)]
+    assert {len(order) for order in read_once} == {1}
+    assert sorted(chain(*read_once)) == list(range(12))
+
+
+def test_the_digest_of_a_corpus_has_its_shapes():
+    """The same numbers in windows of another length are another corpus."""
+    numbers = np.arange(24, dtype=np.int32)
+    digests = {
+        Corpus(Dataset(numbers.reshape(n, -1), numbers.reshape(n, -1)), None).digest()
+        for n in (2, 3, 4)
+    }
+    assert len(digests) == 3

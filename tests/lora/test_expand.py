@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from pyggml.errors import DataError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Schema, Source, TokenCache
-from pyggml.lora.data.expand import expand
+from pyggml.lora.data.expand import _open_pipe, expand
 from pyggml.lora.data.preferences import read_preferences
 
 ROW = json.dumps({"text": "some words of a row"}) + "\n"
@@ -163,6 +164,34 @@ def test_a_pipe_that_nobody_writes_to_says_what_is_awaited(tmp_path, monkeypatch
     with pytest.warns(RuntimeWarning, match="rows: nothing has come through this pipe yet, wait"):
         assert read_corpus(pipe, Bytes(), DataConfig(ctx=18, val_split=0.0)).n_documents == 1
     writer.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_that_goes_on_late_is_not_awaited_once_it_has_begun(tmp_path, monkeypatch, recwarn):
+    monkeypatch.setattr("pyggml.lora.data.expand.PATIENCE", 0.5)
+    pipe, begun = tmp_path / "rows", threading.Event()
+    os.mkfifo(pipe)
+
+    def pour():
+        with pipe.open("w") as out:
+            out.write(ROW)
+            out.flush()
+            begun.wait(1.0)
+            out.write(ROW)
+
+    writer = threading.Thread(target=pour)
+    writer.start()
+    assert read_corpus(pipe, Bytes(), DataConfig(ctx=18, val_split=0.0)).n_documents == 2
+    writer.join()
+    assert [str(w.message) for w in recwarn if "pipe" in str(w.message)] == []
+
+
+def test_nothing_is_awaited_of_what_cannot_be_opened(tmp_path, monkeypatch, recwarn):
+    monkeypatch.setattr("pyggml.lora.data.expand.PATIENCE", 0.1)
+    with pytest.raises(FileNotFoundError), _open_pipe(tmp_path / "gone"):
+        pass
+    time.sleep(0.3)
+    assert [str(w.message) for w in recwarn] == []
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")

@@ -147,3 +147,13 @@ def test_what_is_watched_is_seen_in_every_run_and_takes_no_memory(devices, rng):
     for found, product in (seen[:2], seen[2:]):
         np.testing.assert_array_equal(found, x.data**2)
         np.testing.assert_allclose(product, found @ w.data.T, rtol=1e-5)
+
+
+def test_inputs_that_are_not_finite_have_no_importance(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_llama(path, len(TOKENS), n_layer=2, seed=1, keys=VOCABULARY)
+    broken = pyggml.load(path, compute="f32")
+    norm = broken.parts.weights["blk.1.ffn_norm.weight"]
+    norm.data = np.full_like(norm.data, np.inf)
+    with pytest.raises(DataError, match="the input of blk.1.ffn_.* is not finite, so it has no im"):
+        collected(broken)

@@ -46,3 +46,10 @@ def test_cosines_start_anew_at_the_highest_rate():
 def test_the_warm_up_may_be_a_share_of_all_steps():
     config = TrainConfig(lr=1.0, warmup_ratio=0.25, lr_scheduler="constant")
     assert [LearningRate(config, 16)(i) for i in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in FRACTIONS if name != "constant"])
+def test_the_end_has_the_lowest_rate(name):
+    """A run that is resumed with fewer steps may stand there."""
+    config = TrainConfig(lr=1.0, lr_min=0.25, warmup_steps=0, lr_scheduler=name)
+    assert LearningRate(config, 8)(8) == pytest.approx(0.25)

@@ -64,11 +64,16 @@ def test_a_window_is_computed_up_to_its_last_target():
         assert last < length
     (batch,) = data.batches([int(data.lengths.argmin())], 2)
     assert len(batch.tokens) == 2 * data.lengths.min()
+    few = [0, 2, 3]
+    assert data.n_computed(few) == sum(data.lengths[i] for i in few)
+    assert data.n_computed() == data.lengths.sum()
 
 
 def test_the_windows_of_a_step_are_about_as_long_as_each_other():
     data = corpus(101).train
     order = data.order(7, 3, step=4)
+    alone = data.order(7, 3)  # steps of one window, in any order
+    assert sorted(alone) == list(range(len(data))) and (np.diff(data.lengths[alone]) < 0).any()
     assert sorted(order) == list(range(len(data))) and (order == data.order(7, 3, step=4)).all()
     assert any((order != data.order(*other, step=4)).any() for other in ((7, 4), (8, 3)))
     lengths = data.lengths[order[: len(order) // 4 * 4]].reshape(-1, 4)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from pyggml.errors import PyggmlError
@@ -54,8 +55,11 @@ def locks(folder):
 def test_the_second_is_refused_by_the_number_of_the_first(place, holder, tmp_path):
     first = holder(place)
     wanted = rf"place: is in use by process {first.pid}: wait for its end, or name another"
+    n_open = psutil.Process().num_fds() if sys.platform != "win32" else 0
     with pytest.raises(PyggmlError, match=wanted), lock.hold(place):
         pass
+    if sys.platform != "win32":
+        assert psutil.Process().num_fds() == n_open
     assert len(locks(tmp_path)) == 1, "the first one's lock stays"
     first.communicate("", timeout=300)
     assert locks(tmp_path) == []

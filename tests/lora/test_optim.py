@@ -52,6 +52,7 @@ def test_every_optimiser_learns_and_resumes_bit_for_bit(trainer_of, tmp_path, na
 def test_lion_keeps_one_moment_less(trainer_of):
     adamw, lion = (trainer_of(optimiser=name).reserve().parameters for name in OPTIMISERS)
     assert lion == adamw * 3 // 4
+    assert trainer_of(grad_accum=2).reserve().parameters == adamw * 5 // 4, "and the step's sum"
 
 
 @pytest.mark.parametrize(("optimiser", "n_moments"), [("adamw", 2), ("lion", 1)])

@@ -444,6 +444,7 @@ def test_tensors_that_a_model_has_no_place_for_are_named(copy):
     for change, said in [
         ({f"{name}.lora_magnitude_vector": np.ones(3)}, "DoRA's magnitude, for which an adapter"),
         ({"base_model.model.model.norm.weight": np.ones(3)}, "norm.weight' is a whole tensor, for"),
+        ({f"{name}.lora_C.weight": np.ones((3, 3))}, "is no A or B of a module, wanted base_model"),
         ({f"{name}.lora_B.weight": np.ones((3, 2, 2))}, "is F32 (3, 2, 2), wanted a matrix of F3"),
         ({f"{name}.lora_B.weight": np.ones((32, 4))}, "has A (3, 32) and B (32, 4), wanted (3, 32"),
         ({f"{name}.lora_B.weight": None}, "'model.layers.0.self_attn.q_proj' has no B"),
@@ -470,6 +471,10 @@ def test_a_vocabulary_that_serves_twice_is_not_updated(tmp_path):
     assert "'model.embed_tokens' cannot be updated: this model's output" in refusal(
         folder, base("gemma")
     )
+    lost = {"lora_A.weight": np.ones((3, 32)), "lora_B.weight": np.ones((32, 3))}
+    lost = {f"base_model.model.model.layers.9.mlp.up_proj.{n}": a for n, a in lost.items()}
+    found = refusal(written(tmp_path / "h", lost), base("gemma"))
+    assert "is no module of this model that adapters update" in found
     head = {"lora_A.weight": np.ones((3, 32)), "lora_B.weight": np.ones((64, 3))}
     folder = written(tmp_path / "g", {f"base_model.model.lm_head.{n}": a for n, a in head.items()})
     assert "'lm_head' has no tensor: this model's output matrix is its" in refusal(
@@ -542,3 +547,21 @@ def test_architectures_without_a_layout_are_named(tmp_path):
     said = refusal(written(tmp_path / "f", {}), model)
     assert "for 'falcon-h1': its converter multiplies every matrix by numbers that" in said
     assert "wanted one of llama, " in said
+
+
+def test_settings_of_a_mebibyte_are_read_and_larger_ones_are_not(copy):
+    """A folder's adapter_config.json has a few hundred bytes."""
+    text = (copy / CONFIG).read_text().rstrip()
+    (copy / CONFIG).write_text(text + " " * ((1 << 20) - len(text)))
+    from_peft(base("granite"), copy, copy / "a.gguf")
+    (copy / "a.gguf").unlink()
+    (copy / CONFIG).write_text(text + " " * ((1 << 20) + 1 - len(text)))
+    assert f"{CONFIG}: has 1048577 bytes, wanted a few thousand" in refusal(copy)
+
+
+def test_the_words_of_a_tokenizer_are_not_read_without_end(copy):
+    """tokenizer_config.json holds the chat template, and may list every token."""
+    with (copy / "tokenizer_config.json").open("wb") as file:
+        file.write(b"{}")
+        file.truncate((64 << 20) + 1)
+    assert "tokenizer_config.json: is larger than 64 MiB" in refusal(copy)

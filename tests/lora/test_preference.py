@@ -18,6 +18,7 @@ from pyggml.lora.data import Corpus
 from pyggml.lora.data.answers import Answer, preference_corpus, preferences
 from pyggml.lora.data.rows import LabelledRow, Place, PreferenceRow, TextRow
 from pyggml.lora.objectives import OBJECTIVES
+from pyggml.lora.objectives.answers import answer_batches
 from pyggml.lora.objectives.choice import objective_of
 from pyggml.lora.ranks import ALONE
 
@@ -345,3 +346,12 @@ def test_a_fixed_model_is_asked_for(trainer_of):
     trainer = trainer_of("simpo")
     trainer.reference = None
     assert trainer.reserve().arena > 0
+
+
+def test_a_batch_weighs_as_much_as_its_answers():
+    """Which says how sure a validation of several batches is."""
+    data = CORPORA["dpo"].train
+    reference = np.zeros((len(data), 16), np.float32)
+    batches = list(answer_batches(OBJECTIVES["dpo"](), data, range(len(data)), 1, reference, 0.0))
+    shares = [b.share.sum() for b in batches]
+    assert len(shares) > 1 and [b.weight for b in batches] == pytest.approx(shares)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -245,3 +246,14 @@ def test_the_command_speaks_and_writes_once(tmp_path):
     assert (
         refused.stderr.count("pyggml-finetune: gone.txt: ") == 1 and "Trace" not in refused.stderr
     )
+
+
+def test_a_launcher_of_another_mpi_is_told_from_mpi4py_s(launched, monkeypatch):
+    launched(OMPI_COMM_WORLD_SIZE="4")
+    other = ModuleType("pyggml.lora.ranks.mpi")
+    other.MpiRanks = lambda: SimpleNamespace(size=1)
+    monkeypatch.setitem(sys.modules, other.__name__, other)
+    with pytest.raises(PyggmlError, match="one of 4 processes .*, but mpi4py finds 1: it was bui"):
+        ranks_of_process()
+    other.MpiRanks = lambda: SimpleNamespace(size=4)
+    assert ranks_of_process().size == 4

@@ -2,14 +2,18 @@
 
 import json
 import os
+import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from extras import need
 
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, PyggmlError
 from pyggml.extras import how_to_install
 from pyggml.lora.record import Recorder, check_loggers, read_records
+from pyggml.lora.record.loggers import LOGGERS
+from pyggml.lora.record.metrics import append
 from pyggml.lora.trainer.reports import StepReport, ValidationReport
 
 
@@ -199,3 +203,85 @@ def test_mlflow_has_the_settings_and_every_step(trainer_of, tmp_path, monkeypatc
     assert [m.step for m in logged] == [1, 2, 3] and [m.value for m in logged] == wanted
     assert (run.data.tags["start_step"], later.data.tags["start_step"]) == ("0", "2")
     assert [m.step for m in client.get_metric_history(later.info.run_id, "train/loss")] == [3]
+
+
+def test_tensorboard_has_the_settings_as_a_table(tmp_path):
+    need("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    made = LOGGERS["tensorboard"](tmp_path, "a", {"lr": 0.5, "batch": 4}, 0)
+    made.close()
+    (file,) = tmp_path.iterdir()
+    raw, events = file.read_bytes(), []
+    while raw:  # of each record: its length, a sum, its bytes, a sum
+        n = int.from_bytes(raw[:8], "little")
+        events.append(Event.FromString(raw[12 : 12 + n]))
+        raw = raw[16 + n :]
+    (value,) = (v for event in events for v in event.summary.value)
+    assert value.tag.startswith("settings")
+    table = "| setting | value |\n|---|---|\n| lr | 0.5 |\n| batch | 4 |"
+    assert value.tensor.string_val == [table.encode()]
+
+
+def test_weights_and_biases_gets_numbers_and_an_end(tmp_path, monkeypatch):
+    """Its part that pyggml calls, by a double."""
+    run, library = Mock(), Mock()
+    library.init.return_value = run
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    made = LOGGERS["wandb"](tmp_path / "w", "a", {"lr": 0.5, "modules": ("q", "v")}, 0)
+    about = library.init.call_args.kwargs
+    assert about["mode"] == "offline" and about["config"] == {"lr": 0.5, "modules": "('q', 'v')"}
+    assert about["dir"] == str(tmp_path / "w") and (tmp_path / "w").is_dir()
+    made.log(3, {"train/loss": 2.0})
+    run.log.assert_called_once_with({"train/loss": 2.0}, step=3)
+    run.finish.assert_not_called()
+    made.close()
+    run.finish.assert_called_once_with()
+
+
+def test_mlflow_may_write_files_and_tells_nobody(tmp_path, monkeypatch):
+    for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, "mlflow", Mock())
+    monkeypatch.setitem(sys.modules, "mlflow.entities", Mock())
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    LOGGERS["mlflow"](tmp_path, "a", {}, 0)
+    assert os.environ["MLFLOW_ALLOW_FILE_STORE"] == os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+
+
+def test_a_logger_gets_the_gradients_of_each_layer(trainer_of, tmp_path, monkeypatch):
+    rows = []
+
+    class Noted:
+        def __init__(self, *about):
+            pass
+
+        def log(self, step, values):
+            rows.append((step, values))
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("pyggml.lora.record.loggers.LOGGERS", {"wandb": Noted})
+    recorder = _recorded(trainer_of(max_steps=2), tmp_path, log_to=["wandb"])
+    assert recorder.faults == []
+    names = {name for _, values in rows for name in values}
+    assert {"train/loss", "validation/loss"} <= names
+    assert any(name.startswith("gradients/") for name in names)
+
+
+def test_a_record_that_cannot_be_added_is_one_sentence(path, monkeypatch):
+    append(path, {"event": "end"})
+    assert not path.exists(), "without a file nothing is written"
+    path.write_text("")
+    append(path, {"event": "end"})
+    assert path.read_text() == '{"event": "end"}\n'
+
+    def full(*about, **more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(PyggmlError) as caught:
+        append(path, {"event": "end"})
+    assert str(caught.value) == f"{path}: cannot be written: No space left on device"

@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from pyggml import gguf
 from pyggml.errors import CheckpointError
 from pyggml.graph.dtypes import F32
 from pyggml.lora import CheckpointReport, StepReport
+from pyggml.lora.ranks import ALONE
 from pyggml.lora.trainer import checkpoint
+from pyggml.lora.trainer.checkpoint import newest
 
 from runs import state, steps
 
@@ -246,3 +249,32 @@ def test_nor_is_one_whose_kind_is_no_word(trainer_of, tmp_path):
     gguf.write(tmp_path / "a.gguf", {"general.type": np.arange(3)}, [])
     with pytest.raises(CheckpointError, match="general.type is .*, wanted 'checkpoint'"):
         trainer_of().resume(tmp_path / "a.gguf")
+
+
+def test_a_run_that_makes_no_step_writes_no_checkpoint(trainer_of, tmp_path):
+    trainer = trainer_of(max_steps=3, checkpoint_dir=str(tmp_path))
+    assert not trainer.run(lambda event: trainer.stop())
+    assert trainer.progress.step == 0 and list(tmp_path.glob("*.gguf")) == []
+
+
+def test_the_newest_checkpoint_that_is_a_file_at_all_is_taken(trainer_of, tmp_path):
+    trainer_of(max_steps=2, checkpoint_dir=str(tmp_path), checkpoint_every=1).run()
+    (tmp_path / "step-00000002.gguf").write_bytes(b"no model")
+    with pytest.warns(RuntimeWarning, match="00002.gguf: is damaged; an older one is taken"):
+        assert newest(tmp_path) == tmp_path / "step-00000001.gguf"
+
+
+def test_a_rank_that_is_asked_to_stop_saves_the_last_whole_step(trainer_of, tmp_path):
+    """At once, as the process may be ended before the step under way is."""
+    trainer = trainer_of(max_steps=3, checkpoint_dir=str(tmp_path))
+    path = tmp_path / "step-00000001.gguf"
+
+    def stop(event):
+        if trainer.progress.step == 1 and not path.exists():
+            trainer.ranks = SimpleNamespace(size=2)
+            with pytest.warns(RuntimeWarning, match="stopping: step 1 is saved as .*00001.gguf"):
+                trainer.stop()
+            trainer.ranks = ALONE
+            assert path.exists()
+
+    assert not trainer.run(stop)

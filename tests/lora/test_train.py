@@ -1,6 +1,8 @@
 """The loop: what a step computes, what a run reports, and what it refuses."""
 
 import dataclasses
+from array import array
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ from pyggml.lora import (
     attach,
     loss_and_grads,
 )
+from pyggml.lora.data import Corpus
 from pyggml.lora.optim import AdamW
+from pyggml.lora.trainer.reports import History
 
 from runs import state, steps
 
@@ -233,3 +237,25 @@ def test_a_validation_that_is_no_number_ends_the_run(trainer_of, tmp_path):
     ):
         trainer.run(broken)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001.gguf"]
+
+
+def test_a_last_step_of_one_batch_adds_no_older_gradient(trainer_of, corpus_of):
+    """Of 6 windows a step of two batches, then one of a single batch: as steps of one batch."""
+    settings = {"batch": 2, "epochs": 1, "lr": 1e-30, "lr_scheduler": "constant", "warmup_steps": 0}
+    corpus = Corpus(corpus_of(10).train.part(slice(6)), None)
+    several, alone = (trainer_of(corpus=corpus, grad_accum=n, clip=0.0, **settings) for n in (2, 1))
+    assert several.run() and alone.run() and several.parameters.gradient.any()
+    wanted = alone.parameters.gradient
+    np.testing.assert_allclose(several.parameters.gradient, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_tells_its_seconds(trainer_of):
+    events, began = [], perf_counter()
+    trainer_of(max_steps=2).run(events.append)
+    assert 0 < sum(e.seconds for e in steps(events)) < perf_counter() - began
+
+
+def test_a_loss_has_doubled_once_ten_steps_show_it():
+    for n, doubled in ((4, False), (9, False), (10, True)):
+        history = History(losses=array("d", [1.0] * (n // 2) + [5.0] * (n - n // 2)))
+        assert history.has_doubled is doubled

@@ -7,9 +7,10 @@ import pytest
 
 from pyggml.lora import TrainConfig as Config
 from pyggml.lora.data import Corpus, Document, pack
+from pyggml.lora.data.answers import Answer, preferences
 from pyggml.lora.data.lengths import bucket
 from pyggml.lora.trainer.reports import ValidationReport
-from pyggml.lora.trainer.validation import ValidationSample, margin
+from pyggml.lora.trainer.validation import ValidationSample, _units, margin
 
 CTX = 10
 
@@ -104,3 +105,12 @@ def test_the_margin_holds_the_loss_of_all_nineteen_times_in_twenty():
         inside += abs(parts[:, 0].sum() - truth) <= margin(parts, n / n_all)
     assert 900 <= inside <= 985
     assert margin(parts[:1], 0.1) is None and margin(parts, 1.0) is None
+
+
+@pytest.mark.quick
+def test_a_window_of_answers_is_as_long_as_what_is_in_it():
+    """Its documents are counted from 0; what fills it up has numbers below."""
+    sizes = [7, 5, 9]
+    units = [[Answer(list(range(1, n + 1)), np.arange(n) > 1, True)] for n in sizes]
+    data = preferences(units, 12, mismatch=False)
+    assert sum(_units(data).lengths) == sum(sizes)

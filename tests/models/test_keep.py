@@ -86,7 +86,9 @@ def test_the_inside_of_a_layer_is_not_kept(architecture, tiny):
     nodes, boundaries = graph.nodes, graph.notes.boundaries
     end = nodes.index(graph["loss"])
     last = max(i for i, t in enumerate(nodes) if t in boundaries)
-    assert len(boundaries) == 1 + pyggml.load(path).config.n_layer + LEFT.get(architecture, 0)
+    decoder = pyggml.load(path).parts.decoder
+    n_run = decoder.n_turns * decoder.config.n_layer
+    assert len(boundaries) == 1 + n_run + LEFT.get(architecture, 0)
     behind = set()
     for t in nodes[:last]:
         if any(s in boundaries or s in behind for s in t.src):
@@ -149,7 +151,8 @@ def test_gradients_of_what_was_rounded_are_near(architecture, tiny, keep_as):
         found.append((passes.train(batch(1)), parameters.gradient.copy()))
     (exact_loss, exact), (loss, rounded) = found
     assert loss == exact_loss
-    allowed = 0.1 if architecture == "gpt-oss" else 0.04  # its unit has kinks, which some step over
+    # gpt-oss' unit has kinks, which some step over; nanbeige's layers run twice.
+    allowed = {"gpt-oss": 0.1, "nanbeige": 0.08}.get(architecture, 0.04)
     assert np.linalg.norm(rounded - exact) < allowed * np.linalg.norm(exact)
 
 

@@ -162,6 +162,8 @@ OF_LATENT = (
     ("mistral4", "mistral4", LATENT | YARN | MULTIPLIED | TEMPERED, "output.weight"),
 )
 VARIANTS |= {name: more for name, *more in OF_LATENT}
+LOOPS = {"num_loops": 3, "skip_loop_final_norm": True}
+VARIANTS["nanbeige-bare"] = ("nanbeige", LOOPS, "rope_freqs.weight|output.weight")
 # Past 8192 tokens, where llama4 has a second chunk and another factor of queries.
 VARIANTS["llama4-long"] = ("llama4", LONG, "output.weight")
 # What llama.cpp's table of GELUs in halves leaves, and nothing else: see gelu_table.

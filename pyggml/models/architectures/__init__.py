@@ -53,6 +53,7 @@ from pyggml.models.architectures.minimax_m2 import MINIMAX_M2
 from pyggml.models.architectures.mistral3 import MISTRAL3
 from pyggml.models.architectures.mpt import MPT
 from pyggml.models.architectures.muse_glimmer import MUSE_GLIMMER
+from pyggml.models.architectures.nanbeige import NANBEIGE
 from pyggml.models.architectures.nemotron import NEMOTRON
 from pyggml.models.architectures.nemotron_h import NEMOTRON_H, NEMOTRON_H_MOE
 from pyggml.models.architectures.olmo import OLMO, OLMO2, OLMOE
@@ -149,6 +150,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         DEEPSEEK2_OCR,
         KIMI_LINEAR,
         MIMO2,
+        NANBEIGE,
         MINICPM3,
         PLM,
         MISTRAL4,

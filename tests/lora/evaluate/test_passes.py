@@ -5,6 +5,8 @@ import pytest
 
 import pyggml
 from pyggml.lora.evaluate.passes import Continuation, log_probs, together
+from pyggml.lora.evaluate.scorer import Scorer
+from pyggml.model import fill
 
 
 def by_hand(model, one):
@@ -91,3 +93,15 @@ def test_sequences_share_passes():
     sums = [sum(lengths[i] for i in some) for some in passes]
     assert max(sums) <= 128 and sum(lengths) > 0.98 * 128 * (len(passes) - 1)
     assert together([5, 200], 200) == [[1], [0]]
+
+
+@pytest.mark.quick
+def test_a_prediction_is_right_where_the_wanted_token_is_the_likeliest(tiny):
+    model = pyggml.load(tiny)
+    ids = np.random.default_rng(0).integers(0, 48, 9).astype(np.int32)
+    best = model.logits(ids).argmax(axis=1)
+    scorer = Scorer(model, len(ids), 4)
+    fill(scorer.inputs, ids)
+    targets = np.where(np.arange(9) % 3 == 0, (best + 1) % 48, best)
+    found = scorer.score(np.arange(9), targets)
+    assert found.right.tolist() == [i % 3 != 0 for i in range(9)]
