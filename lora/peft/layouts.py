@@ -172,7 +172,7 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "olmo2"), _PLAIN),
     **dict.fromkeys(("olmoe", "stablelm", "command-r", "cohere2", "nemotron"), _PLAIN),
     **dict.fromkeys(("ernie4_5", "seed_oss", "apertus", "bitnet", "exaone4"), _PLAIN),
-    **dict.fromkeys(("hunyuan-dense", "jais2", "mellum", "minimax-m2"), _PLAIN),
+    **dict.fromkeys(("hunyuan-dense", "jais2", "mellum", "minimax-m2", "mimo2"), _PLAIN),
     **dict.fromkeys(("dots1", "ernie4_5-moe", "exaone-moe", "glm4moe", "hy_v3"), _MIXTURE),
     "cohere2moe": _MIXTURE,
     **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe", "paddleocr", "hunyuan_vl"), _TEXT),
@@ -327,7 +327,7 @@ _TIME_MIXER = {
 # Of classes that come with their models.
 OF_AUTHORS: dict[str, Layout] = {
     **dict.fromkeys(("orion", "pangu-embedded", "maincoder"), _PLAIN),
-    **dict.fromkeys(("minicpm", "xverse", "deci"), _LLAMA),
+    **dict.fromkeys(("minicpm", "xverse", "deci", "nanbeige"), _LLAMA),
     "plm": Layout(modules=(_Q, *_LATENT, "mlp.up_proj", "mlp.down_proj")),
     "deepseek": replace(_APART_MIXTURE, rows=_PAIRED),
     "maple": replace(_PLAIN, modules=(*_QKV, _O, "mlp.gate"), apart=_THREE),
