@@ -211,7 +211,7 @@ def _facts(file: gguf.GGUFFile) -> ModelFacts:
     n_head = count("attention.head_count", 1)
     return ModelFacts(
         architecture=architecture,
-        n_layer=count("block_count", 0),
+        n_layer=count("block_count", 0) * max(count("num_loops", 1), 1),  # as llama.cpp counts
         n_head=n_head,
         n_head_kv=count("attention.head_count_kv", n_head),
         n_expert=count("expert_count", 0),

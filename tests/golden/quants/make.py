@@ -168,7 +168,7 @@ def record(path: Path, choices: dict[str, int]) -> dict[str, Any]:
     return {
         "model": {
             "architecture": architecture,
-            "n_layer": number("block_count"),
+            "n_layer": number("block_count") * max(number("num_loops"), 1),
             "n_head": number("attention.head_count"),
             "n_head_kv": number("attention.head_count_kv"),
             "n_expert": number("expert_count"),
