@@ -169,7 +169,6 @@ _NEMOTRON_H = Layout(
 
 _OF_TRANSFORMERS: dict[str, Layout] = {
     **dict.fromkeys(("llama", "mistral3", "granite", "olmo", "smollm3", "arcee"), _LLAMA),
-    "nanbeige": _LLAMA,
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "olmo2"), _PLAIN),
     **dict.fromkeys(("olmoe", "stablelm", "command-r", "cohere2", "nemotron"), _PLAIN),
     **dict.fromkeys(("ernie4_5", "seed_oss", "apertus", "bitnet", "exaone4"), _PLAIN),
