@@ -14,10 +14,11 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TextIO
 
 import click
@@ -175,7 +176,7 @@ def _sent_again() -> Iterator[None]:
             return
         number = signal.SIGINT if isinstance(lost.exc_value, KeyboardInterrupt) else None
         for again in (number,) if number else tuple(_signals):
-            timers.append(threading.Timer(_SOON, _send, (again,)))
+            timers.append(threading.Timer(_SOON, _send, (again, look.__code__)))
             timers[-1].daemon = True
             timers[-1].start()
 
@@ -189,9 +190,20 @@ def _sent_again() -> Iterator[None]:
             timer.join()
 
 
-def _send(number: int) -> None:
-    """A signal to the main thread, which a call of the system then wakes for."""
+def _frames(thread: int | None) -> Iterator[FrameType]:
+    """What a thread is doing: the function that runs, its caller, and so on."""
+    frame = sys._current_frames().get(thread or 0)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _send(number: int, hook: CodeType) -> None:
+    """A signal to the main thread, which a call of the system then wakes for; once it has left the
+    hook, in which Python would lose it again."""
     main = threading.main_thread().ident
+    while any(frame.f_code is hook for frame in _frames(main)):
+        time.sleep(_SOON)
     if hasattr(signal, "pthread_kill") and main is not None:
         signal.pthread_kill(main, number)
     else:

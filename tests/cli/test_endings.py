@@ -182,9 +182,15 @@ sys.exit(main(sys.argv[1:]))
 
 
 LOST = """
-import ctypes, os, signal, sys, time
+import ctypes, os, signal, sys, threading, time
 import click
 from pyggml.cli.terminal.exit import run
+
+def slowly(thread, start=threading.Thread.start):  # as on a busy machine
+    start(thread)
+    time.sleep(float(sys.argv[2]))
+
+threading.Thread.start = slowly
 
 @ctypes.CFUNCTYPE(None)
 def called_by_c():
@@ -202,9 +208,10 @@ sys.exit(run(lambda: command, "pyggml", []))
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name, code", [("SIGTERM", 143), ("SIGINT", 130)])
-def test_a_signal_within_a_function_that_c_calls_ends_the_command(name, code):
+@pytest.mark.parametrize("busy", ["0", "0.3"])
+def test_a_signal_within_a_function_that_c_calls_ends_the_command(name, code, busy):
     """As LLVM does while kernels are compiled: Python ignores what such a function raises."""
-    command = [sys.executable, "-P", "-c", LOST, name]
+    command = [sys.executable, "-P", "-c", LOST, name, busy]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == code
     assert "Traceback" not in ended.stderr, ended.stderr
