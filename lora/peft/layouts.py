@@ -169,7 +169,6 @@ _NEMOTRON_H = Layout(
 
 _OF_TRANSFORMERS: dict[str, Layout] = {
     **dict.fromkeys(("llama", "mistral3", "granite", "olmo", "smollm3", "arcee"), _LLAMA),
-    "nanbeige": _LLAMA,
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "olmo2"), _PLAIN),
     **dict.fromkeys(("olmoe", "stablelm", "command-r", "cohere2", "nemotron"), _PLAIN),
     **dict.fromkeys(("ernie4_5", "seed_oss", "apertus", "bitnet", "exaone4"), _PLAIN),
@@ -328,7 +327,7 @@ _TIME_MIXER = {
 # Of classes that come with their models.
 OF_AUTHORS: dict[str, Layout] = {
     **dict.fromkeys(("orion", "pangu-embedded", "maincoder"), _PLAIN),
-    **dict.fromkeys(("minicpm", "xverse", "deci"), _LLAMA),
+    **dict.fromkeys(("minicpm", "xverse", "deci", "nanbeige"), _LLAMA),
     "plm": Layout(modules=(_Q, *_LATENT, "mlp.up_proj", "mlp.down_proj")),
     "deepseek": replace(_APART_MIXTURE, rows=_PAIRED),
     "maple": replace(_PLAIN, modules=(*_QKV, _O, "mlp.gate"), apart=_THREE),

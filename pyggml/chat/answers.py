@@ -159,7 +159,7 @@ class _Probes:
             end = self._verbatim(self.messages[i], at, before, after)
             if end is None:
                 return None
-            answers.append(Answer(at, end, end + _common(after, parts[-1])))
+            answers.append(Answer(at, end, end + self._ending(i, after, parts[-1])))
             at = end + len(after)
         return answers if at == len(self.text) else None
 
@@ -208,7 +208,28 @@ class _Probes:
         end = len(self.text) - len(after)
         if start is None or start > end or not self.text.endswith(after):
             return None
-        return Answer(start, end, end + _common(after, ending))
+        return Answer(start, end, end + self._ending(i, after, ending))
+
+    def _ending(self, i: int, after: str, last: str) -> int:
+        """How much of the text after answer i is the end of its turn: what it has in common with
+        that after the last answer. Where a template ends a turn when the next begins (Apertus,
+        Hy 3), it is what stands before the heading of that next one, as the first question has."""
+        first = next((k for k, m in enumerate(self.messages) if m["role"] == "user"), i)
+        if last or not first < i < len(self.messages) - 1 or self.messages[i + 1]["role"] != "user":
+            return _common(after, last)
+        words = [self.messages[k].get("content") for k in (first, i + 1)]
+        if not all(isinstance(word, str) and word.strip() for word in words):
+            return 0
+        before, heading = (
+            text.partition(str(word).strip())
+            for text, word in zip((self.text, after), words, strict=True)
+        )
+        if not before[1] or not heading[1]:
+            return 0
+        n = _common(heading[0][::-1], before[0][::-1])
+        shared = heading[0][len(heading[0]) - n :]
+        opening = re.match(r"[^<>\[\]]*[>\]]", shared)  # the end of a tag that differs
+        return len(heading[0]) - n + (opening.end() if opening else 0)
 
     def _by_prefix(self, i: int) -> Answer | None:
         start = self._start(i, None)

@@ -51,8 +51,7 @@ class _Streams(Part):
         return ""
 
     def tensors(self, at: str) -> Tensors:
-        shape = (self.n - 1, self.n_embd, self.n_embd)
-        return {f"{at}{self.name}.weight": TensorSpec(shape)}
+        return latent_matrix(f"{at}{self.name}", self.n - 1, self.n_embd, self.n_embd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class AltUpStreams(_Streams):
         n_tokens, n_embd = x.shape
         w = reshape(net.weights[f"{at}{self.name}.weight"], (-1, n_embd))
         others = reshape(mul_mat(w, x), (n_tokens, self.n - 1, n_embd))
-        for p in net.updates(f"{at}altup_proj.weight"):
+        for p in net.updates(f"{at}{self.name}.weight"):
             down = mul_mat(reshape(p.a, (-1, n_embd)), p.input(x, net.inputs.draw))
             down = permute(reshape(scale(down, p.scale), (n_tokens, self.n - 1, -1)), (1, 0, 2))
             others = add(others, permute(mul_mat(p.b, down), (1, 0, 2)))
@@ -83,7 +82,7 @@ class AltUpMerge(_Streams):
         first = narrow(x, 1, 0, 1)
         others = permute(narrow(x, 1, 1, self.n - 1), (1, 0, 2))
         made = mul_mat(net.weights[f"{at}{self.name}.weight"], others)
-        for p in net.updates(f"{at}altup_unembd_proj.weight"):
+        for p in net.updates(f"{at}{self.name}.weight"):
             down = scale(mul_mat(p.a, p.input(others, net.inputs.draw)), p.scale)
             made = add(made, mul_mat(p.b, down))
         all_of_it = concat(first, _as_long_as(first, permute(made, (1, 0, 2))), 1)

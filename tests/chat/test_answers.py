@@ -39,6 +39,20 @@ def test_answers_and_the_end_of_their_turns(model, template):
     assert all(end.startswith(ENDS.get(model, "<|im_end|>\n")) for end in ends)
 
 
+# A turn that the next one ends, as in Apertus and Hy 3; one that nothing ends, as in GLM 4.6.
+ENDED_BY_THE_NEXT = """{% for m in messages %}
+{%- if m.role == 'user' %}{% if not loop.first %}<|im_end|>{% endif %}[U]{{ m.content }}
+{%- else %}[A]{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}[A]{% endif %}"""
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", ""])
+def test_a_turn_may_be_ended_by_the_next(end):
+    template = ChatTemplate(ENDED_BY_THE_NEXT.replace("<|im_end|>", end), "template")
+    answers, ends = said(template, THREE)
+    assert answers == ["Yes.", "So.\n\n* a", "Bye 👋"]
+    assert ends == [end, end, ""]
+
+
 @pytest.mark.parametrize("model", TEXTS)
 def test_answers_are_found_wherever_the_template_takes_the_chat(model, template, conversations):
     """Or it is said that they are not; what is found begins where the model would be asked, if the

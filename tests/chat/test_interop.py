@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyggml.chat import ChatTemplate
+from pyggml.chat.answers import find_answers
 from pyggml.errors import TemplateError
 
 import chats
@@ -27,6 +28,19 @@ SOME = settings(
 FOLDERS = [Path(__file__).parents[2] / "../shared/templates", os.environ.get("CHAT_TEMPLATES")]
 TEMPLATES = [path for folder in FOLDERS if folder for path in sorted(Path(folder).glob("*.jinja"))]
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+
+# How turns end in templates of llama.cpp's folder whose end is none of the usual names.
+ENDS = {
+    "Apertus-8B-Instruct": "<|assistant_end|>",
+    "Apriel-1.6-15b-Thinker-fixed": "\n<|end|>",
+    "ByteDance-Seed-OSS": "<seed:eos>",
+    "Cohere2MoE": "<|END_TEXT|><|END_OF_TURN_TOKEN|>",
+    "MiniMax-M2": "[e~[\n",
+    "StepFun3.5-Flash": "<|im_end|>\n",
+    "inclusionai-ling-3.0-flash": "<|role_end|>",
+    "muse-glimmer": "<|eot|>",
+    "tencent-Hy3": "<｜hy_eos:opensource｜>",
+}
 
 WORDS = st.text(st.sampled_from("ab7 \n'\"\\<>&{}%|`é世🙂\u2028"), min_size=1, max_size=12)
 NAME = st.sampled_from(["weather", "get_time", "f"])
@@ -124,3 +138,13 @@ def test_drawn_chats(path, theirs, chat):
         assert wanted == refused, error
     else:
         assert found in wanted or wanted == refused
+
+
+@pytest.mark.parametrize("path", [p for p in TEMPLATES if p.stem in ENDS], ids=lambda p: p.stem)
+def test_turns_end_as_the_models_end_them(path):
+    messages = [chats.user("1 < 2"), chats.assistant("Yes."), chats.user("Why?")]
+    template = ChatTemplate(path.read_text("utf-8"), path.stem, NAMES, chats.DAY)
+    text, found = find_answers(template, [*messages, chats.assistant("So.")])
+    (_, first), (_, last) = found
+    assert [text[a.start : a.end] for a in (first, last)] == ["Yes.", "So."]
+    assert text[first.end : first.limit] == ENDS[path.stem]

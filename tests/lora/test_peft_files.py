@@ -1,8 +1,8 @@
 """PEFT's folders ↔ adapter files: PyTorch's logits here, PEFT's tensors back, what is refused.
 
 The folders are PEFT's own (tests/golden/adapters/make_folders.py). With torch, transformers and
-peft installed, every peer is compared both ways. The orders of rows of classes that are not in
-transformers are those of llama.cpp's converter (tests/support/peft_orders.py).
+peft installed, every peer is compared both ways. The orders of rows of other classes are those of
+llama.cpp's converter (tests/support/peft_orders.py).
 """
 
 import json
