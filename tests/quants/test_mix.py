@@ -1,6 +1,8 @@
 """The types that llama.cpp gives to the tensors of a file."""
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,47 @@ def test_equals_the_file(path):
     assert {n: d.name for n, d in found.items()} == {
         t.name: t.tensor_type.name for t in reader.tensors
     }
+
+
+# Architectures of llama.cpp's tests/snapshots, the folder that QUANT_SNAPSHOTS names.
+SNAPSHOTS = {
+    "deepseek-v3.1": "deepseek2",
+    "gemma-3-4b-it": "gemma3",
+    "glm-4.6v": "glm4moe",
+    "gpt-oss-120b": "gpt-oss",
+    "meta-llama-3.1-70b-instruct": "llama",
+    "nvidia-nemotron-3-nano-30b-a3b": "nemotron_h_moe",
+    "qwen3-0.6b": "qwen3",
+    "qwen3-14b": "qwen3",
+    "qwen3-coder-next": "qwen3next",
+    "qwen3.5-397b-a17b": "qwen35moe",
+    "qwen3.6-27b": "qwen35",
+    "step-3.5-flash": "step35",
+}
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_equals_a_snapshot(name):
+    """Every tensor that some file type gives another type than its base. Rows that blocks of 256
+    do not divide are those that Q6_K does not pack as Q6_K."""
+    folder = os.environ.get("QUANT_SNAPSHOTS") or pytest.skip("QUANT_SNAPSHOTS names no folder")
+    text = (Path(folder) / f"{name}.schema").read_text()
+    counts = {key: int(n) for key, n in re.findall(r"(n_\w+)=(\d+)", text)}
+    facts = {k: counts.get(k, 0) for k in ("n_layer", "n_head", "n_head_kv", "n_expert")}
+    sections = {
+        m[1]: (m[2], dict(line.rsplit(" ", 1) for line in m[3].splitlines() if line))
+        for m in re.finditer(r"^\[(\S+)\] (\S+)\n((?:[^\[\n].*\n|\n)*)", text, re.MULTILINE)
+    }
+    names = sorted({n for _, others in sections.values() for n in others})
+    short = {n for n, kind in sections["Q6_K"][1].items() if kind != "q6_K"}
+    stacks = ("_exps.weight", "attn_k_b.weight", "attn_v_b.weight")
+    shapes = [(n, (4,) * (1 + n.endswith(stacks)) + (288 if n in short else 512,)) for n in names]
+    assert len(sections) > 30
+    for file_type, (usual, others) in sections.items():
+        found = mix(file_type, shapes, ModelFacts(architecture=SNAPSHOTS[name], **facts))
+        wanted = {n: others.get(n, usual).upper() for n in names}
+        assert {n: t.name for n, t in found.items()} == wanted, file_type
 
 
 @given(order=st.permutations(list(GOLDEN["models"]["gemma3"]["tensors"].items())))
