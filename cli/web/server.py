@@ -9,6 +9,10 @@ from starlette.types import ASGIApp
 
 from pyggml.cli.terminal.interrupt import stop_on_signals
 
+# A connection without requests stays so long: longer than clients keep theirs (httpx 5 s, aiohttp
+# 15 s), else a request can be under way when its connection is closed.
+_IDLE_SECONDS = 20
+
 
 def serve(
     app: ASGIApp, listening: socket.socket, note: bytes, grace: int, most_connections: int
@@ -26,6 +30,7 @@ def serve(
         h11_max_incomplete_event_size=1 << 16,
         timeout_graceful_shutdown=grace,
         limit_concurrency=most_connections,
+        timeout_keep_alive=_IDLE_SECONDS,
     )
     _Server(config, note).run(sockets=[listening])
 

@@ -1,5 +1,6 @@
 """`pyggml serve` as a process: its first lines, its refusals, its end."""
 
+import http.client
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 
 import httpx
@@ -60,6 +62,17 @@ def process(chatty, adapters):
     for running in started:
         running.kill()
         running.communicate(timeout=60)
+
+
+def test_a_connection_stays_longer_than_clients_keep_theirs(process):
+    """httpx lets one go after 5 seconds; one that is closed then may have a request under way."""
+    _, url, _ = process()
+    connection = http.client.HTTPConnection(url.removeprefix("http://"))
+    for pause in (5.5, 0):
+        connection.request("GET", "/health")
+        assert connection.getresponse().read()
+        time.sleep(pause)
+    connection.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to send")
