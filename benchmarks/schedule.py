@@ -1,0 +1,290 @@
+"""What more cores would give: a training step's tasks, recorded on one thread and shared out again.
+
+usage: schedule.py MODEL.gguf [--tokens 512] [--threads 1,2,4,8,16,64] [--steps 5]
+
+For each number of threads a process of its own splits the work for that many, runs all tasks one
+after the other and records when each began and ended, by the processor's cycle counter. The tasks
+of a region then go, in order, to whichever of the threads is free first, as in
+pyggml.jit.regions; a region ends with its last task, and what lies between regions runs on one
+thread. Cores are taken to be as fast together as alone: memory, caches and clocks that they share
+are not part of the simulation. Up to the cores of this machine the step is also timed.
+
+Each task counts with the shortest time that it took in any step, and of the timed steps the
+shortest counts: other programs only make them longer.
+
+Prints a JSON line: for each number of threads the foretold seconds, those measured, the share of
+the time on one thread that runs outside of regions, and the ops in which threads wait longest.
+"""
+
+import argparse
+import heapq
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from step import random_batch, step
+
+import pyggml
+from pyggml import threads
+from pyggml.jit import kernel, regions
+from pyggml.jit.frames import Floats1, Frame
+from pyggml.jit.llvm import I64, declare_intrinsic
+from pyggml.jit.tasks import launch, stage, task_code
+from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
+from pyggml.lora.data import Batch
+from pyggml.lora.optim import AdamW
+from pyggml.lora.trainer.passes import Passes
+
+from machine import about
+
+REGION_SECONDS = 1e-6  # to share a region out and to wait for its end; regions.py measures it
+_WORDS, _MOST_TASKS, _SYMBOL = 3, 4 << 20, "pyggml_record"
+_record = np.zeros(1 + _WORDS * _MOST_TASKS, np.int64)  # how many; a task, its begin, its end
+_plain_call_task = regions.call_task
+
+
+@intrinsic
+def _cycles(typing: Any) -> Any:
+    """The processor's cycle counter, whose rate is constant."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        counter = declare_intrinsic(builder, "llvm.readcyclecounter", I64, [])
+        return builder.call(counter, [])
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def _note(typing: Any, task: Any, begin: Any, end: Any) -> Any:
+    """Add a task to the record."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        memory = builder.module.globals.get(_SYMBOL)
+        if memory is None:
+            memory = ir.GlobalVariable(builder.module, I64, _SYMBOL)
+            memory.linkage = "external"
+        n = builder.load(memory)
+        first = builder.add(builder.mul(n, I64(_WORDS)), I64(1))
+        for i, value in enumerate(arguments):
+            builder.store(value, builder.gep(memory, [builder.add(first, I64(i))]))
+        builder.store(builder.add(n, I64(1)), memory)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 3), codegen
+
+
+@regions._part
+def _recorded_task(code, frame, task, thread):
+    begin = _cycles()
+    _plain_call_task(code, frame, task, thread)
+    _note(task, begin, _cycles())
+
+
+@kernel
+def _now():
+    return _cycles()
+
+
+def record() -> None:
+    """Have regions note their tasks; before the first is compiled, into a cache of its own."""
+    llvm.add_symbol(_SYMBOL, _record.ctypes.data)
+    regions.call_task = _recorded_task
+    threads.set(1)
+
+
+class Recording:
+    """The tasks of what ran between `start` and `end`, in cycles.
+
+    note_cycles   what it takes to note a task, which is not counted
+    """
+
+    def __init__(self, start: int, end: int, noted: np.ndarray, note_cycles: int) -> None:
+        self.tasks, begins, ends = noted.T
+        self.cycles = ends - begins
+        self.alone = end - start - int((ends - begins).sum()) - len(noted) * note_cycles
+
+    def shortest(self, other: "Recording") -> None:
+        """Take the times of another recording of the same work where they are shorter."""
+        assert (self.tasks == other.tasks).all(), "another order of tasks"
+        self.cycles = np.minimum(self.cycles, other.cycles)
+        self.alone = min(self.alone, other.alone)
+
+    @property
+    def total(self) -> int:
+        """Cycles on one thread."""
+        return self.alone + int(self.cycles.sum())
+
+    def on(self, n_threads: int, region_cycles: float) -> float:
+        """Cycles on that many threads."""
+        first = np.flatnonzero(self.tasks == 0)  # a region begins with task 0
+        regions = np.split(self.cycles, first[1:]) if len(first) else []
+        return self.alone + sum(_shared_out(r, n_threads, region_cycles) for r in regions)
+
+
+def _shared_out(tasks: np.ndarray, n_threads: int, region_cycles: float) -> float:
+    """When the last of a region's tasks ends, each taken by the thread that is free first."""
+    if n_threads == 1 or len(tasks) == 1:
+        return float(tasks.sum())
+    free = [0.0] * min(n_threads, len(tasks))
+    for cycles in tasks.tolist():
+        heapq.heapreplace(free, free[0] + cycles)
+    return max(free) + region_cycles
+
+
+class _Nothing(Frame):
+    x: Floats1
+
+
+@task_code(_Nothing)
+def _nothing(f, task, thread):
+    return
+
+
+class Run:
+    """A LoRA training step on a model, of rank 8 on all linear modules."""
+
+    def __init__(self, path: str, n_tokens: int) -> None:
+        model = pyggml.load(path)
+        adapter = attach(model, LoraConfig(rank=8, alpha=16.0))
+        self.parameters: Parameters = adapter.parameters
+        self.passes = Passes(adapter.model, self.parameters, n_tokens)
+        self.optimiser = AdamW(self.parameters, TrainConfig())
+        self.batch: Batch = random_batch(n_tokens, model.config.n_vocab)
+        self.n, self.note_cycles = 0, _note_cycles()
+
+    def step(self) -> None:
+        self.n += 1
+        step(self.passes, self.optimiser, self.parameters, self.batch, self.n)
+
+    def recorded(self) -> Recording:
+        _record[0], start = 0, _now()
+        self.step()
+        return Recording(start, _now(), _noted(), self.note_cycles)
+
+    def recorded_by_node(self) -> list[tuple[str, Recording]]:
+        """Each node of the graphs once more, with the name of its op."""
+        nodes = []
+        _record[0], start = 0, _now()
+        for node, _ in self.passes.programs[0].walk():
+            nodes.append((node.op.name, Recording(start, _now(), _noted(), self.note_cycles)))
+            _record[0], start = 0, _now()
+        return nodes
+
+
+def _note_cycles() -> int:
+    """What it takes to note a task: the shortest of some runs of tasks that do nothing."""
+    nothing, n = stage(_nothing, _Nothing(x=np.zeros(1, np.float32)), 1 << 14), 1 << 14
+    taken = []
+    for _ in range(20):
+        _record[0], start = 0, _now()
+        launch(nothing)
+        taken.append(Recording(start, _now(), _noted(), 0).alone // n)
+    return min(taken)
+
+
+def _noted() -> np.ndarray:
+    n = int(_record[0])
+    assert n <= _MOST_TASKS, f"{n} tasks, room for {_MOST_TASKS}"
+    return _record[1 : 1 + _WORDS * n].reshape(n, _WORDS).copy()
+
+
+def _cycles_per_second() -> float:
+    began, start = perf_counter(), _now()
+    while perf_counter() - began < 0.2:
+        continue
+    return (_now() - start) / (perf_counter() - began)
+
+
+def foretell(run: Run, n_threads: int, n_steps: int) -> dict[str, Any]:
+    """A step's time on n threads, where it is lost, and how much runs on one thread."""
+    _now()  # compiled before it is timed
+    rate = _cycles_per_second()
+    region = REGION_SECONDS * rate
+    whole, nodes = run.recorded(), run.recorded_by_node()
+    for _ in range(n_steps - 1):
+        whole.shortest(run.recorded())
+        for (_, node), (_, again) in zip(nodes, run.recorded_by_node(), strict=True):
+            node.shortest(again)
+    lost = Counter[str]()
+    for name, node in nodes:
+        lost[name] += node.on(n_threads, region) - node.total / n_threads
+    return {
+        "one_thread": round(whole.total / rate, 4),
+        "foretold": round(whole.on(n_threads, region) / rate, 4),
+        "alone": round(whole.alone / whole.total, 4),
+        "lost": {name: round(cycles / rate, 4) for name, cycles in lost.most_common(8)},
+    }
+
+
+def measure(run: Run, n_steps: int) -> dict[str, Any]:
+    """A step's time on all threads of this process."""
+    taken = []
+    for _ in range(n_steps):
+        began = perf_counter()
+        run.step()
+        taken.append(perf_counter() - began)
+    return {"measured": round(min(taken), 4)}
+
+
+def one(options: argparse.Namespace) -> None:
+    """What a process of its own does, for one number of threads."""
+    if options.only == "foretell":
+        record()
+    run = Run(options.model, options.tokens)
+    run.step()  # compiles
+    n, n_steps = threads.most(), options.steps
+    done = foretell(run, n, n_steps) if options.only == "foretell" else measure(run, n_steps)
+    print(json.dumps(done))
+
+
+def started(options: argparse.Namespace, only: str, n: int, cache: str) -> dict[str, Any]:
+    """The result of such a process."""
+    given = (options.model, "--tokens", str(options.tokens), "--steps", str(options.steps))
+    environment = os.environ | {"NUMBA_NUM_THREADS": str(n)}
+    if only == "foretell":
+        environment["NUMBA_CACHE_DIR"] = cache
+    command = [sys.executable, __file__, *given, "--only", only]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def numbers(text: str) -> Sequence[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--threads", type=numbers, default=[1, 2, 4, 8, 16, 64])
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--only", choices=("foretell", "measure"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.only:
+        one(options)
+        return
+    n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    with tempfile.TemporaryDirectory() as cache:
+        result = {}
+        for n in options.threads:
+            result[n] = started(options, "foretell", n, cache)
+            if n <= n_cores:
+                result[n] |= started(options, "measure", n, cache)
+    name = Path(options.model).name
+    print(json.dumps({"benchmark": "schedule", "model": name, **about("numba"), "threads": result}))
+
+
+if __name__ == "__main__":
+    main()
