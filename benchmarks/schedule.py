@@ -85,7 +85,7 @@ def _note(typing: Any, task: Any, begin: Any, end: Any) -> Any:
     return types.void(*(types.int64,) * 3), codegen
 
 
-@regions._part
+@kernel
 def _recorded_task(code, frame, task, thread):
     begin = _cycles()
     _plain_call_task(code, frame, task, thread)
