@@ -168,17 +168,17 @@ class Run:
         self.n += 1
         step(self.passes, self.optimiser, self.parameters, self.batch, self.n)
 
-    def recorded(self) -> Recording:
+    def record_step(self) -> Recording:
         _record[0], start = 0, _now()
         self.step()
-        return Recording(start, _now(), _noted(), self.note_cycles)
+        return Recording(start, _now(), _notes(), self.note_cycles)
 
-    def recorded_by_node(self) -> list[tuple[str, Recording]]:
+    def record_nodes(self) -> list[tuple[str, Recording]]:
         """Each node of the graphs once more, with the name of its op."""
         nodes = []
         _record[0], start = 0, _now()
         for node, _ in self.passes.programs[0].walk():
-            nodes.append((node.op.name, Recording(start, _now(), _noted(), self.note_cycles)))
+            nodes.append((node.op.name, Recording(start, _now(), _notes(), self.note_cycles)))
             _record[0], start = 0, _now()
         return nodes
 
@@ -190,11 +190,11 @@ def _note_cycles() -> int:
     for _ in range(20):
         _record[0], start = 0, _now()
         launch(nothing)
-        taken.append(Recording(start, _now(), _noted(), 0).alone // n)
+        taken.append(Recording(start, _now(), _notes(), 0).alone // n)
     return min(taken)
 
 
-def _noted() -> np.ndarray:
+def _notes() -> np.ndarray:
     n = int(_record[0])
     assert n <= _MOST_TASKS, f"{n} tasks, room for {_MOST_TASKS}"
     return _record[1 : 1 + _WORDS * n].reshape(n, _WORDS).copy()
@@ -212,10 +212,10 @@ def foretell(run: Run, n_threads: int, n_steps: int) -> dict[str, Any]:
     _now()  # compiled before it is timed
     rate = _cycles_per_second()
     region = REGION_SECONDS * rate
-    whole, nodes = run.recorded(), run.recorded_by_node()
+    whole, nodes = run.record_step(), run.record_nodes()
     for _ in range(n_steps - 1):
-        whole.shortest(run.recorded())
-        for (_, node), (_, again) in zip(nodes, run.recorded_by_node(), strict=True):
+        whole.shortest(run.record_step())
+        for (_, node), (_, again) in zip(nodes, run.record_nodes(), strict=True):
             node.shortest(again)
     lost = Counter[str]()
     for name, node in nodes:
@@ -249,7 +249,7 @@ def one(options: argparse.Namespace) -> None:
     print(json.dumps(done))
 
 
-def started(options: argparse.Namespace, only: str, n: int, cache: str) -> dict[str, Any]:
+def run_process(options: argparse.Namespace, only: str, n: int, cache: str) -> dict[str, Any]:
     """The result of such a process."""
     given = (options.model, "--tokens", str(options.tokens), "--steps", str(options.steps))
     environment = os.environ | {"NUMBA_NUM_THREADS": str(n)}
@@ -279,9 +279,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         result = {}
         for n in options.threads:
-            result[n] = started(options, "foretell", n, cache)
+            result[n] = run_process(options, "foretell", n, cache)
             if n <= n_cores:
-                result[n] |= started(options, "measure", n, cache)
+                result[n] |= run_process(options, "measure", n, cache)
     name = Path(options.model).name
     print(json.dumps({"benchmark": "schedule", "model": name, **about("numba"), "threads": result}))
 

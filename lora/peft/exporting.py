@@ -62,12 +62,13 @@ def _modules(path: str | os.PathLike[str], pairs: LoraPairs, twins: Twins) -> di
         if any(p.tensor in pairs for p in module.parts)
     }
     placed = {p.tensor for module in modules.values() for p in module.parts}
-    if faults := [f"{brief(t)} {_unplaced(twins, t)}" for t in pairs if t not in placed]:
+    if faults := [f"{brief(t)} {_why_no_module(twins, t)}" for t in pairs if t not in placed]:
         raise AdapterError(faults[:10], f"{path}: ")
     return modules
 
 
-def _unplaced(twins: Twins, tensor: str) -> str:
+def _why_no_module(twins: Twins, tensor: str) -> str:
+    """Why an update of this tensor has no place in a PEFT folder."""
     why = twins.changed.get(tensor)
     return f"cannot be a module's: {why}" if why else "is no module of the model's class"
 

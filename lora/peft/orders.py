@@ -115,7 +115,7 @@ def negated_k(rows: np.ndarray, heads: Heads) -> np.ndarray:
     return _second_half_negated(len(rows), heads.n_kv)
 
 
-def rescaled(rows: np.ndarray, heads: Heads) -> np.ndarray:
+def halves_by_layer(rows: np.ndarray, heads: Heads) -> np.ndarray:
     """Halved once more after every few layers, as what they are added to is."""
     halved = heads.layer // heads.rescale_every if heads.rescale_every else 0
     return np.full(len(rows), 0.5**halved, np.float32)

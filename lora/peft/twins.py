@@ -90,7 +90,7 @@ class Twins:
         self._names = _names(parts)
         self._unread = frozenset(parts.decoder.unread)
         modules = [*_modules(model, layout, self._names), *_experts(model, layout)]
-        modules += _listed(model, layout)
+        modules += _modules_of_lists(model, layout)
         self.modules = {m.name: m for m in modules}
         self.changed = {self._tensor(name): why for name, why in layout.changed.items()}
         self._by_text = {_of_text(m.name): m for m in modules}
@@ -287,7 +287,7 @@ def _each_expert(model: Model, at: str, tensors: list[str], layout: Layout) -> I
         yield from _each_of(model, tensor, f"{at}.{{}}.{name}")
 
 
-def _listed(model: Model, layout: Layout) -> Iterator[Module]:
+def _modules_of_lists(model: Model, layout: Layout) -> Iterator[Module]:
     for name, tensor in layout.lists.items():
         yield from _each_of(model, tensor, f"{name}.{{}}")
 

@@ -45,11 +45,11 @@ class PerLayerInputs(Part):
         table = net.weights[f"{at}per_layer_token_embd.weight"]
         shape = (x.shape[0], self.n_layer, self.n)
         own = scale(reshape(get_rows(table, net.inputs.tokens), shape), self.n**0.5)
-        made = reshape(scale(self._made(net, at, x), self.n_embd**-0.5), shape)
+        made = reshape(scale(self._projection(net, at, x), self.n_embd**-0.5), shape)
         net.leave(INPUTS, scale(add(self.norm(net, at, made), own), 0.5**0.5).named(INPUTS))
         return x
 
-    def _made(self, net: Net, at: str, x: Tensor) -> Tensor:
+    def _projection(self, net: Net, at: str, x: Tensor) -> Tensor:
         full = f"{at}per_layer_model_proj.weight"
         y = mul_mat(net.weights[full], x)
         for p in net.updates(full):

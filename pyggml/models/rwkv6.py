@@ -45,7 +45,7 @@ class GatedChannelMix(ChannelMix):
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         before = change(net, f"{at}channel_shift", x)
-        to_key, to_gate = (net.in_turn(self.moved(net, at, x, before, lerp)) for lerp in "kr")
+        to_key, to_gate = (net.in_turn(self.shift_mix(net, at, x, before, lerp)) for lerp in "kr")
         gate = sigmoid(net.linear(f"{at}channel_mix_receptance", to_gate))
         return mul(gate, self.value(net, at, to_key))
 

@@ -74,9 +74,9 @@ class ChannelMix(Part):
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         before = change(net, f"{at}channel_shift", x)
-        return self.value(net, at, self.moved(net, at, x, before, "k"))
+        return self.value(net, at, self.shift_mix(net, at, x, before, "k"))
 
-    def moved(self, net: Net, at: str, x: Tensor, before: Tensor, letter: str) -> Tensor:
+    def shift_mix(self, net: Net, at: str, x: Tensor, before: Tensor, letter: str) -> Tensor:
         """x_t + lerp · (x_{t-1} − x_t)."""
         return add(x, mul(before, net.weights[f"{at}channel_mix_lerp_{letter}.weight"]))
 

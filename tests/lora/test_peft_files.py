@@ -202,16 +202,16 @@ def every_module(model):
 @pytest.mark.parametrize("name", peft_orders.NAMES)
 def test_rows_lie_as_llama_cpp_s_converter_lays_them(tmp_path, name):
     golden = json.loads(peft_orders.GOLDEN.read_text())[name]
-    found = peft_orders.checksums(peft_orders.places(peft_orders.model_of(name, tmp_path)))
-    assert golden.keys() <= found.keys()
-    assert {n: found[n] for n in golden} == golden
+    checksums = peft_orders.checksums(peft_orders.places(peft_orders.model_of(name, tmp_path)))
+    assert golden.keys() <= checksums.keys()
+    assert {n: checksums[n] for n in golden} == golden
 
 
 def test_queries_that_take_keys_by_turns():
     """PLaMo 13B, as in the converter's shuffle_attn_q_weight."""
     rows = np.arange(5120)
-    (found,) = queries_by_group(rows, Heads(40, 5))
-    np.testing.assert_array_equal(found, rows.reshape(8, 5, 128).transpose(1, 0, 2).ravel())
+    (order,) = queries_by_group(rows, Heads(40, 5))
+    np.testing.assert_array_equal(order, rows.reshape(8, 5, 128).transpose(1, 0, 2).ravel())
 
 
 def test_what_a_converter_changes_by_an_unknown_number_is_refused(tmp_path):
@@ -434,8 +434,8 @@ SETTINGS = [
 def test_settings_that_a_file_cannot_hold_are_named(copy, change, said):
     config = json.loads((copy / CONFIG).read_text())
     (copy / CONFIG).write_text(json.dumps(config | {"rank_pattern": {}} | change))
-    found = refusal(copy)
-    assert all(part in found for part in said.split(" … "))
+    sentence = refusal(copy)
+    assert all(part in sentence for part in said.split(" … "))
 
 
 def test_tensors_that_a_model_has_no_place_for_are_named(copy):
@@ -473,8 +473,8 @@ def test_a_vocabulary_that_serves_twice_is_not_updated(tmp_path):
     )
     lost = {"lora_A.weight": np.ones((3, 32)), "lora_B.weight": np.ones((32, 3))}
     lost = {f"base_model.model.model.layers.9.mlp.up_proj.{n}": a for n, a in lost.items()}
-    found = refusal(written(tmp_path / "h", lost), base("gemma"))
-    assert "is no module of this model that adapters update" in found
+    sentence = refusal(written(tmp_path / "h", lost), base("gemma"))
+    assert "is no module of this model that adapters update" in sentence
     head = {"lora_A.weight": np.ones((3, 32)), "lora_B.weight": np.ones((64, 3))}
     folder = written(tmp_path / "g", {f"base_model.model.lm_head.{n}": a for n, a in head.items()})
     assert "'lm_head' has no tensor: this model's output matrix is its" in refusal(

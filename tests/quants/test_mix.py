@@ -102,6 +102,7 @@ SNAPSHOTS = {
 def test_equals_a_snapshot(name):
     """Every tensor that some file type gives another type than its base. Rows that blocks of 256
     do not divide are those that Q6_K does not pack as Q6_K."""
+    # The snapshots, 1 MB of llama.cpp's source, are not copied here; mixes.json holds all names.
     folder = os.environ.get("QUANT_SNAPSHOTS") or pytest.skip("QUANT_SNAPSHOTS names no folder")
     text = (Path(folder) / f"{name}.schema").read_text()
     counts = {key: int(n) for key, n in re.findall(r"(n_\w+)=(\d+)", text)}

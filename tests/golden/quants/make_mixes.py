@@ -43,8 +43,8 @@ def main() -> None:
                 path = write(Path(folder) / "model.gguf", architecture, sizes, optional)
                 models[name] = record(path, choices)
                 sys.stdout.write(f"{name}: {len(models[name]['tensors'])} tensors\n")
-    found = {"file_types": list(FILE_TYPES), "choices": list(choices), "models": models}
-    text = json.dumps(found, separators=(",", ":"))
+    golden = {"file_types": list(FILE_TYPES), "choices": list(choices), "models": models}
+    text = json.dumps(golden, separators=(",", ":"))
     (HERE / "mixes.json").write_text(text.replace('"blk.', '\n"blk.') + "\n")
 
 

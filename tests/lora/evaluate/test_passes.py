@@ -103,5 +103,5 @@ def test_a_prediction_is_right_where_the_wanted_token_is_the_likeliest(tiny):
     scorer = Scorer(model, len(ids), 4)
     fill(scorer.inputs, ids)
     targets = np.where(np.arange(9) % 3 == 0, (best + 1) % 48, best)
-    found = scorer.score(np.arange(9), targets)
-    assert found.right.tolist() == [i % 3 != 0 for i in range(9)]
+    scores = scorer.score(np.arange(9), targets)
+    assert scores.right.tolist() == [i % 3 != 0 for i in range(9)]
