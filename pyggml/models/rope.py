@@ -155,7 +155,7 @@ def read_local_rope(r: Reader, rope: Rope, size: int, base: float = 10000.0, **m
 
     more: fields that differ further from those of other layers.
     """
-    usual = {
+    usual: dict[str, Any] = {
         "n_dims": _read_n_dims(r, "rope.dimension_count_swa", rope.n_dims, size),
         "freq_base": r.number("rope.freq_base_swa", base, 1.0, 1e12),
         "freq_scale": 1.0,
