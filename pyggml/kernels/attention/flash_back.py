@@ -20,6 +20,7 @@ from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
 from pyggml.jit.simd import dot, fill
 from pyggml.jit.tasks import stage, task_code
 from pyggml.kernels.attention.flash import fills_tiles
+from pyggml.kernels.attention.pair_softmax import LDP, softmax_pairs_back
 from pyggml.kernels.attention.path import Backward, Path, Problem
 from pyggml.kernels.attention.softmax import ZERO, group_ranges, softmax_tile_back
 from pyggml.kernels.attention.tile_products import add_to_keys, add_to_queries, key_window, scores
@@ -36,8 +37,6 @@ from pyggml.kernels.attention.tiles import (
     packed_array,
     packed_transposed_array,
     panel_width,
-    round_along_keys,
-    round_along_queries,
     row_words,
     spare_array,
 )
@@ -72,7 +71,7 @@ class FlashBackward(Frame):
     dp: Floats3  # (BR, LDS): dP, then dS
     p_pairs: Floats3  # (BR / 2, LDS): pairs of queries
     ds_pairs: Floats3
-    ds_key_pairs: Floats3  # (BR, BC / 2): pairs of keys
+    ds_key_pairs: Floats3  # (BR, LDP): pairs of keys
     dq_tile: Floats3  # (BR, width)
     delta: Floats2
     starts: Ints2
@@ -111,15 +110,14 @@ def _backward_tile(f, task, thread, head, first):
         window = key_window(start, stop, key)
         scores(s, f.q_rows[thread], f.packed_kt[key_head], key, starts, stops, pairs)
         scores(dp, f.do_rows[thread], f.packed_vt[key_head], key, starts, stops, pairs)
-        softmax_tile_back(
-            s, dp, f.lse[head], f.delta[thread], span, first, key, BC, window, f.scale
-        )
-        p, ds, ds_rows = s, dp, dp
+        p, ds, ds_rows, lse, delta = s, dp, dp, f.lse[head], f.delta[thread]
         if pairs:
             p, ds, ds_rows = f.p_pairs[thread], f.ds_pairs[thread], f.ds_key_pairs[thread]
-            round_along_queries(p, s, n_rows)
-            round_along_queries(ds, dp, n_rows)
-            round_along_keys(ds_rows, dp, n_rows)
+            softmax_pairs_back(
+                ds_rows, p, ds, s, dp, lse, delta, span, first, key, window, starts, stops, f.scale
+            )
+        else:
+            softmax_tile_back(s, dp, lse, delta, span, first, key, BC, window, f.scale)
         add_to_queries(dq, ds_rows, f.packed_k[key_head], key, starts, stops, pairs)
         add_to_keys(dk, ds, f.packed_q[thread], key, window, starts, stops, pairs)
         add_to_keys(dv, p, f.packed_do[thread], key, window, starts, stops, pairs)
@@ -195,7 +193,7 @@ def _layout(p: Problem) -> Layout:
         dp=per_thread(BR, LDS),
         p_pairs=per_thread(if_pairs * BR // 2, LDS),
         ds_pairs=per_thread(if_pairs * BR // 2, LDS),
-        ds_key_pairs=per_thread(if_pairs * BR, BC // 2),
+        ds_key_pairs=per_thread(if_pairs * BR, LDP),
         dq_tile=per_thread(BR, panel_width(d)),
         delta=per_thread(round_up(BR, LANES)),
         starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
@@ -206,10 +204,10 @@ def _layout(p: Problem) -> Layout:
 
 def _bind(p: Problem, a: Backward, scratch: Scratch) -> Call:
     pairs = rounds(p.compute)
-    packings = Packings(a.span, pairs, scratch["spare"])
-    packings.pack_transposed(a.k, scratch["packed_kt"])
-    packings.pack(a.k, scratch["packed_k"])
-    packings.pack_transposed(a.v, scratch["packed_vt"])
+    packings = Packings(a.span, scratch["spare"])
+    packings.pack_transposed(a.k, scratch["packed_kt"], pairs)
+    packings.pack(a.k, scratch["packed_k"], pairs)
+    packings.pack_transposed(a.v, scratch["packed_vt"], pairs)
     f = FlashBackward(
         dq=a.dq, q=a.q, do=a.do, o=a.o, lse=a.lse, span=a.span, scale=float(a.scale), pairs=pairs,
         **scratch,

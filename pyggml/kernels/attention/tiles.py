@@ -24,7 +24,6 @@ from pyggml.kernels.gemm.panels import (
     LANES,
     PAIR_NUMBERS,
     round_numbers,
-    round_row,
     round_two,
     rounded_up,
     transpose,
@@ -145,21 +144,21 @@ def _pack_transposed_task(f, head, thread):
 class Packings:
     """The stages that pack keys and values, as far as any query of `span` sees them."""
 
-    def __init__(self, span: np.ndarray, pairs: bool, spare: np.ndarray) -> None:
-        self.span, self.pairs, self.spare = span, pairs, spare
+    def __init__(self, span: np.ndarray, spare: np.ndarray) -> None:
+        self.span, self.spare = span, spare
         self.frames: list[Packing] = []
         self.stages: list[Stage] = []
 
-    def pack(self, x: np.ndarray, packed: np.ndarray) -> None:
+    def pack(self, x: np.ndarray, packed: np.ndarray, pairs: bool) -> None:
         """Add a stage that packs x."""
-        self._add(_pack_task, x, packed)
+        self._add(_pack_task, x, packed, pairs)
 
-    def pack_transposed(self, x: np.ndarray, packed: np.ndarray) -> None:
+    def pack_transposed(self, x: np.ndarray, packed: np.ndarray, pairs: bool) -> None:
         """Add a stage that packs xᵀ."""
-        self._add(_pack_transposed_task, x, packed)
+        self._add(_pack_transposed_task, x, packed, pairs)
 
-    def _add(self, code: Code, x: np.ndarray, packed: np.ndarray) -> None:
-        f = Packing(x=x, packed=packed, n_used=len(x), pairs=self.pairs, spare=self.spare)
+    def _add(self, code: Code, x: np.ndarray, packed: np.ndarray, pairs: bool) -> None:
+        f = Packing(x=x, packed=packed, n_used=len(x), pairs=pairs, spare=self.spare)
         self.frames.append(f)
         self.stages.append(stage(code, f, x.shape[1]))
 
@@ -175,19 +174,3 @@ def _launch_seen(span: np.ndarray, packings: list[Packing], stages: tuple[Stage,
         f.put(n_used=n_used)
     launch(*stages)
 
-
-# -- rounding of a tile -------------------------------------------------------------------------
-
-
-@kernel
-def round_along_keys(to, s, n):
-    """n rows of a tile of scores as pairs of keys, BC / 2 words to a row."""
-    for i in range(n):
-        round_row(to[i].ctypes.data, s[i].ctypes.data, BC)
-
-
-@kernel
-def round_along_queries(to, s, n):
-    """n rows of a tile of scores as pairs of queries, two rows in one."""
-    for i in range(0, n, 2):
-        round_two(to[i // 2].ctypes.data, s[i].ctypes.data, s[i + 1].ctypes.data, LDS)
