@@ -74,8 +74,8 @@ def softmax_pairs_back(
 ):
     """P = e^(scale·S − lse) and dS = P·(dP − δ), 0 for keys that are not seen.
 
-    ds: pairs of keys; p_pairs, ds_pairs: P and dS as pairs of queries, zeros in all of `window` that
-    is not seen. lse is that of all queries of one head, delta that of the tile's rows.
+    ds: pairs of keys; p_pairs, ds_pairs: P and dS as pairs of queries, zeros in what of `window` is
+    not seen. lse and delta are those of the tile's rows.
     """
     for i in range(0, s.shape[0], 2):
         left, right = _columns_of_group(starts, stops, i // MR, key)
@@ -91,13 +91,6 @@ def softmax_pairs_back(
         row_gradients(
             s[i, left:].ctypes.data, dp[i, left:].ctypes.data, ds[i, left // 2 :].ctypes.data,
             p_pairs[i // 2, left:].ctypes.data, ds_pairs[i // 2, left:].ctypes.data, right - left,
-            (start, count, below, its_count), _terms(lse, delta, first, i), (LDS, 4 * LDP), scale,
+            (start, count, below, its_count), (lse[i], delta[i], lse[i + 1], delta[i + 1]),
+            (LDS, 4 * LDP), scale,
         )  # fmt: skip
-
-
-@kernel
-def _terms(lse, delta, first, i):
-    """(lse, δ) of rows i and i + 1; an lse of 0 past the last query."""
-    one = lse[first + i] if first + i < lse.shape[0] else ZERO
-    other = lse[first + i + 1] if first + i + 1 < lse.shape[0] else ZERO
-    return one, delta[i], other, delta[i + 1]
