@@ -40,10 +40,22 @@ SOURCES = {
 }
 # What small models of transformers' classes become, in tests/models/test_transformers.py.
 _CLASSES = """
-afmoe apertus deepseek2 dots1 ernie4_5-moe exaone-moe exaone4 falcon-h1 gemma3n gemma4 glm4moe
-granitehybrid hunyuan-dense hunyuan-moe hy_v3 jais2 jamba llama4 mellum minimax-m2 nemotron_h_moe
+afmoe apertus bailingmoe2 bailingmoe3 bitnet chatglm cohere2moe dbrx deepseek2 dots1 ernie4_5-moe
+exaone-moe exaone4 falcon-h1 gemma3n gemma4 glm4moe granite_swa granitehybrid hunyuan-dense
+hunyuan-moe hy_v3 jais2 jamba kimi-linear laguna llama4 mellum mimo2 minicpm3 minimax-m2 mistral4
+mpt nemotron_h_moe phimoe
 """
 CLASSES = _CLASSES.split()
+# Why a name is compared with no class of transformers.
+WITHOUT_CLASS = {
+    "a class comes with the model, as code of its authors": """arctic arwkv7 bailingmoe codeshell
+        deci deepseek grok grovemoe jais maincoder maple minicpm nanbeige openelm orion
+        pangu-embedded plamo plamo2 plamo3 plm qwen refact rwkv6 rwkv6qwen2 rwkv7 smallthinker
+        spark2_5 talkie xverse""",
+    "the class reads pictures too, and the text is one part of it": """deepseek2-ocr hunyuan_vl
+        muse-glimmer paddleocr qwen2vl qwen3vl qwen3vlmoe step35""",
+    "the class is that of nemotron_h_moe": "nemotron_h",
+}
 # LLM_ARCH_NAMES of llama.cpp's src/llama-arch.cpp, in its order.
 _LIST = """
 clip llama llama4 deci falcon grok gpt2 gptj gptneox mpt baichuan starcoder refact bert
@@ -96,8 +108,9 @@ def text() -> str:
     ]
     n_others = sum(len(names.split()) for names in OTHERS.values())
     head = _HEAD.format(n=len(rows), n_names=len(NAMES), n_others=n_others)
+    without = [line for why, some in WITHOUT_CLASS.items() for line in _missing(why, some.split())]
     missing = [_TAIL, *(line for why, some in _reasons() for line in _missing(why, some))]
-    return "\n".join([head, *rows, *missing, ""])
+    return "\n".join([head, *rows, _WITHOUT, *without, *missing, ""])
 
 
 def _reasons() -> list[tuple[str, list[str]]]:
@@ -114,6 +127,13 @@ def names_without_reason() -> list[str]:
     """Names of llama.cpp that neither load nor have a reason."""
     explained = {name for _, names in _reasons() for name in names}
     return [name for name in NAMES if name not in ARCHITECTURES and name not in explained]
+
+
+def names_without_class() -> list[str]:
+    """Architectures that are compared with no class of transformers, without a reason."""
+    explained = {name for some in WITHOUT_CLASS.values() for name in some.split()}
+    compared = comparisons()
+    return [n for n in ARCHITECTURES if ("transformers" in compared[n]) == (n in explained)]
 
 
 def comparisons() -> Mapping[str, list[str]]:
@@ -160,7 +180,9 @@ rounding of GELUs here it is 1e-12, 4e-12, 1.2e-10 and 6e-12 (`tests/support/gel
 of transformers are compared with llama.cpp as well, which reads the adapters. It passes over
 updates of latent matrices (DeepSeek 2, Kimi, Ling 3): those are compared once they are merged.
 Where transformers has the class, gradients of A and B of every matrix are its too: within 3e-5,
-and 5e-2 in the 22 layers of gemma3n, where transformers' own rounding is 1e-2.
+and 5e-2 in the 22 layers of gemma3n, where transformers' own rounding is 1e-2. Where llama.cpp
+differs from a class, the class takes its part: GELUs are the tanh form, bitnet has SiLU, and phimoe
+RMS norms with biases and a router whose weights add up to 1.
 
 `tests/models/test_llama_cpp_batch.py` feeds three sequences in batches of prompts, chunks and
 single tokens to llama.cpp and here, for every name: the error is below 3e-11, and 2e-9 with GELUs
@@ -169,6 +191,11 @@ alone; here they have those of each alone.
 
 | `general.architecture` | devices | compared with |
 |---|---|---|"""
+_WITHOUT = """
+## Without a class in transformers
+
+Their gradients are held to slopes of the whole model in float64 alone.
+"""
 _TAIL = """
 ## Left out
 

@@ -15,6 +15,7 @@ def test_the_table_is_up_to_date():
     compared = module.comparisons()
     assert all(compared[name] for name in ARCHITECTURES), "every architecture has a golden file"
     assert not module.names_without_reason(), "neither loaded nor left out with a reason"
+    assert not module.names_without_class(), "neither transformers' class nor a reason"
     assert len(module.NAMES) == len(set(module.NAMES)) == 153
     assert set(ARCHITECTURES) <= set(module.NAMES), "llama.cpp's names"
     page = (DOCS / "architectures.md").read_text("utf-8")

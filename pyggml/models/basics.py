@@ -21,7 +21,7 @@ from pyggml.models.decoder import Decoder
 from pyggml.models.feed_forward import FeedForward, GatedFeedForward
 from pyggml.models.norm import LayerNorm, Norm, RmsNorm
 from pyggml.models.part import Part
-from pyggml.models.rope import Rope, read_rope
+from pyggml.models.rope import Rope, read_local_rope, read_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,7 @@ def read_basics(
     least_ff: int = 1,
     windowed: tuple[bool, ...] = (),
     own_values: bool = False,
+    own_turns: bool = False,
 ) -> Basics:
     """The hyperparameters of the usual parts.
 
@@ -146,6 +147,7 @@ def read_basics(
     least_ff     0 if layers without a feed-forward part are allowed
     windowed     by layer, whether it has a window and so heads of another size; none: all alike
     own_values   values may be of another size than keys, as with latent attention
+    own_turns    layers with a window may rotate another number of features
     """
     c = read_config(r)
     heads = read_heads(r, c, least_heads, own_values, windowed)
@@ -160,7 +162,7 @@ def read_basics(
         heads=heads,
         n_ff=r.counts("feed_forward_length", c.n_layer, least=least_ff),
         norm=norm,
-        rope=read_rope(r, full.size, rope, bool(windowed)) if rope else None,
+        rope=read_rope(r, full.size, rope, own_turns or bool(windowed)) if rope else None,
         fused_qkv=tuple(_has_fused_qkv(r, i, fused_qkv) for i in range(c.n_layer)),
     )
 
@@ -176,14 +178,15 @@ def read_windows(
 ) -> tuple[dict[str, Any], ...]:
     """For each layer, the fields of an attention with a sliding window, or none where it has none.
 
-    Layers with a window rotate by `rope`, or as others do, but with rope.freq_base_swa. The file
+    Layers with a window rotate by `rope`, or as others do, but with rope.freq_base_swa and
+    rope.dimension_count_swa. The file
     may have attention.sliding_window if `window` is its default, and must without.
     """
     assert b.rope is not None
-    base = r.number("rope.freq_base_swa", b.rope.freq_base, 1.0, 1e12)
+    base, scaling = b.rope.freq_base, {x: getattr(b.rope, x) for x in ("freq_scale", "factors")}
     here = {
         "window": r.count("attention.sliding_window", window, least=0 if window == 0 else 1),
-        "rope": rope or replace(b.rope, freq_base=base),
+        "rope": rope or read_local_rope(r, b.rope, b.heads[0].size, base, **scaling),
     }
     windowed = r.pattern(b.config.n_layer, period, dense_first)
     return tuple(here if here["window"] and w else {} for w in windowed)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import log
+from typing import Any
 
 from pyggml.graph.tensor import Tensor
 from pyggml.models.config import Reader
@@ -148,16 +149,19 @@ def read_rope(r: Reader, size: int, mode: str, apart: bool = False) -> Rope:
     )
 
 
-def read_local_rope(r: Reader, rope: Rope, size: int) -> Rope:
+def read_local_rope(r: Reader, rope: Rope, size: int, base: float = 10000.0, **more: Any) -> Rope:
     """The rotation of layers with a window, with heads of `size` features, beside that of others:
-    of a base of its own, without scaling and without the file's factors."""
-    return replace(
-        rope,
-        n_dims=_read_n_dims(r, "rope.dimension_count_swa", rope.n_dims, size),
-        freq_base=r.number("rope.freq_base_swa", 10000.0, 1.0, 1e12),
-        freq_scale=1.0,
-        factors=(),
-    )
+    of a base of its own, by default `base`, without scaling and without the file's factors.
+
+    more: fields that differ further from those of other layers.
+    """
+    usual: dict[str, Any] = {
+        "n_dims": _read_n_dims(r, "rope.dimension_count_swa", rope.n_dims, size),
+        "freq_base": r.number("rope.freq_base_swa", base, 1.0, 1e12),
+        "freq_scale": 1.0,
+        "factors": (),
+    }
+    return replace(rope, **usual | more)
 
 
 def _read_n_dims(r: Reader, key: str, default: int, size: int) -> int:

@@ -54,7 +54,8 @@ def test_every_command_in_the_table_has_help(pyggml, name):
 def test_the_package_says_what_it_is():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     versions = {c.rpartition(" ")[2] for c in project["classifiers"] if " :: 3." in c}
-    assert versions == {"3.11", "3.12", "3.13"} and project["requires-python"] == ">=3.11,<3.14"
+    assert versions == {"3.11", "3.12", "3.13", "3.14"}
+    assert project["requires-python"] == ">=3.11,<3.15"
     assert {"LoRA", "GGUF", "llama.cpp"} <= set(project["keywords"])
 
 

@@ -86,6 +86,19 @@ FILES = {
         {},
     ),
     "scaling that windows lack": ("muse-glimmer", SWA_BASE | scaling("linear", 4.0), {}),
+    **{
+        f"windows that turn more of a head, {name}": (
+            name,
+            {"rope.dimension_count": 8, "rope.dimension_count_swa": 16} | more,
+            {},
+        )
+        for name, more in (
+            ("laguna", YARN | SWA_BASE),
+            ("maple", {}),
+            ("spark2_5", SWA_BASE),
+            ("step35", SWA_BASE),
+        )
+    },
     "layers that tensors make dense": (
         "hy_v3",
         {"leading_dense_block_count": None, "expert_gating_func": 1},
@@ -121,7 +134,7 @@ def write(path, architecture, keys, tensors):
 def test_llama_cpp_reads_them_alike(what, tmp_path):
     """GELUs by llama.cpp's table, where a rounding more takes some to the next half."""
     path = write(tmp_path / "model.gguf", *FILES[what])
-    gelus = FILES[what][0] in ("gemma2", "gemma3", "grok")
+    gelus = FILES[what][0] in ("gemma2", "gemma3", "grok", "spark2_5")
     model = pyggml.load(path, compute="f32", backends=(GeluTable(),) if gelus else ())
     found = nmse(llama_cpp_logits(path, TOKENS), model.logits(TOKENS))
     assert found < (1e-9 if gelus else 1e-10)

@@ -7,7 +7,10 @@ converts gradients too: a checkpoint whose numbers are the gradients becomes a f
 """
 
 import json
+import re
 from collections.abc import Mapping
+from functools import partial
+from math import log
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -39,6 +42,15 @@ LATENT = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 12,
     "num_key_value_heads": 4,
+}
+FULL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+GRANITE_SWA = {
+    "sliding_window": 8,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
 }
 # transformers' class -> arguments of its config class besides SIZES.
 MODELS: dict[str, dict[str, Any]] = {
@@ -162,6 +174,145 @@ MODELS: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": N_VOCAB,
         "tie_word_embeddings": True,
     },
+    "PhimoeForCausalLM": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + i / 8 for i in range(8)],
+            "long_factor": [1.0 + i / 2 for i in range(8)],
+            # what the converter makes of 64 / 32, which the class is told
+            **dict.fromkeys(("short_mscale", "long_mscale"), (1 + log(2) / log(32)) ** 0.5),
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "DbrxForCausalLM": {
+        **{"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
+        "attn_config": {"clip_qkv": 1.5, "kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 8, "moe_top_k": 2},
+    },
+    "Cohere2MoeForCausalLM": EXPERTS
+    | {
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_shared_experts": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "sliding_window": 8,
+        "expert_selection_fn": "sigmoid",
+        "tie_word_embeddings": True,
+        "prefix_dense_intermediate_size": 80,
+    },
+    "LagunaForCausalLM": EXPERTS
+    | {
+        "head_dim": 16,
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 32,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "num_attention_heads_per_layer": [4, 8],
+        "sliding_window": 8,
+        "moe_routed_scaling_factor": 1.5,
+        "gating": True,
+    },
+    "KimiLinearForCausalLM": LATENT
+    | EXPERTS
+    | {
+        "q_lora_rank": None,
+        "num_experts": 8,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "num_hidden_layers": 4,
+        "routed_scaling_factor": 1.5,
+        "linear_attn_config": {
+            "full_attn_layers": [2, 4],
+            "kda_layers": [1, 3],
+            "head_dim": 16,
+            "num_heads": 4,
+            "short_conv_kernel_size": 4,
+        },
+    },
+    "GraniteSWAForCausalLM": GRANITE_SWA,
+    "GraniteMoeSWAForCausalLM": GRANITE_SWA
+    | {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48},
+    "Mistral4ForCausalLM": LATENT
+    | ROUTED
+    | {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale_all_dim": 1.0,
+            "mscale": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "SarvamMoEForCausalLM": EXPERTS | GROUPED | {"head_dim": 16},
+    "BailingHybridForCausalLM": LATENT
+    | EXPERTS
+    | {
+        **{"num_experts": 8, "num_shared_experts": 1, "num_expert_group": 4, "topk_group": 2},
+        **{"head_dim": 16, "layer_group_size": 2, "num_hidden_layers": 4},
+        "first_k_dense_replace": 1,
+    },
+    "MiMoV2FlashForCausalLM": EXPERTS
+    | {
+        **{"n_routed_experts": 8, "head_dim": 16, "v_head_dim": 12, "sliding_window": 8},
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": FULL_ROPE | {"rope_theta": 50000.0},
+            "sliding_attention": FULL_ROPE,
+        },
+    },
+    "GlmForCausalLM": {"head_dim": 16, "attention_bias": True},
+    "MiniCPM3ForCausalLM": LATENT | {"v_head_dim": 16},
+    "BitNetForCausalLM": {"tie_word_embeddings": True, "hidden_act": "silu"},  # as llama.cpp
+    "MptForCausalLM": {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
+}
+# Where a class has another's name, and a config of its own.
+CLASS_OF = {"SarvamMoEForCausalLM": "Glm4MoeForCausalLM"}
+CONFIG_OF = {"SarvamMoEForCausalLM": "SarvamMoEConfig"}
+# What the converter reads besides, or under other names, and `architectures` if it has another.
+SIGMOID = {"score_function": "sigmoid"}
+OF_CONVERTER: dict[str, dict[str, Any]] = {
+    "PhimoeForCausalLM": {"architectures": ["PhiMoEForCausalLM"]},
+    "Mistral4ForCausalLM": {"architectures": ["Mistral3ForConditionalGeneration"]},
+    "MptForCausalLM": {"architectures": ["MPTForCausalLM"]},
+    "BailingHybridForCausalLM": {
+        "architectures": ["BailingMoeV3ForCausalLM"],
+        "no_kda_lora": True,
+        "gated_attention_proj_granularity_type": "head_wise",
+        **SIGMOID,
+        "n_group": 4,
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    "SarvamMoEForCausalLM": SIGMOID | {"num_experts": 8, "num_shared_experts": 1},
+    "KimiLinearForCausalLM": SIGMOID,
+    "GlmForCausalLM": {"layernorm_epsilon": 1e-6},
+    "MiMoV2FlashForCausalLM": {
+        **{"swa_head_dim": 16, "swa_num_attention_heads": 4, "swa_v_head_dim": 12},
+        **{"topk_method": "noaux_tc", "swa_num_key_value_heads": 4},
+        **{"hybrid_layer_pattern": [0, 1], "layernorm_epsilon": 1e-6},
+        "rope_parameters": FULL_ROPE | {"rope_theta": 50000.0},
+    },
+}
+# Keys that llama.cpp's converter of Mistral's own files writes and that of transformers' does not.
+KEYS = {
+    "Mistral4ForCausalLM": {"attention.temperature_scale": 0.1, "attention.temperature_length": 16}
+}
+# Names that save_pretrained gives modules, where they are not those of published files.
+SUB_NORMS = {
+    "self_attn.attn_sub_norm": "self_attn.inner_attn_ln",
+    "mlp.ffn_sub_norm": "mlp.ffn_layernorm",
+}
+RENAMED = {
+    "BitNetForCausalLM": (r"self_attn.attn_sub_norm|mlp.ffn_sub_norm", lambda m: SUB_NORMS[m[0]]),
+    "KimiLinearForCausalLM": (r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj"),
 }
 
 
@@ -170,10 +321,12 @@ def torch_model(name: str) -> Any:
     import torch
     import transformers
 
-    kind = getattr(transformers, name)
-    config = kind.config_class(**SIZES | MODELS[name])
+    kind = getattr(transformers, CLASS_OF.get(name, name))
+    config_class = getattr(transformers, CONFIG_OF.get(name, ""), kind.config_class)
+    config = config_class(**SIZES | MODELS[name])
     config._attn_implementation = config._experts_implementation = "eager"
     model = kind(config).eval().float()
+    as_llama_cpp(model)
     learned = {n: b for n, b in model.named_buffers() if n.endswith("correction_bias")}
     for weight, p in (dict(model.named_parameters()) | learned).items():
         rng = np.random.default_rng(crc32(weight.encode()))
@@ -181,6 +334,34 @@ def torch_model(name: str) -> Any:
         value = drawn * p.shape[-1] ** -0.5 if p.dim() > 1 else p.data + 0.1 * drawn
         p.data = value.bfloat16().float()  # the converter rounds some tables
     return model
+
+
+def as_llama_cpp(model: Any) -> None:
+    """Put llama.cpp's decisions where it differs from the class: GELUs are the tanh form;
+    phimoe has RMS norms with biases and the usual router."""
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.GELU):
+            module.approximate = "tanh"
+    if type(model).__name__ == "PhimoeForCausalLM":
+        from transformers.models.phimoe import modeling_phimoe
+
+        modeling_phimoe.sparsemixer = usual_router
+        for module in model.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.forward = partial(rms_norm, module)
+
+
+def usual_router(scores: Any, top_k: int, **_: Any) -> tuple[Any, Any]:
+    best, ids = scores.softmax(-1).topk(top_k)
+    return best / best.sum(-1, keepdim=True), ids
+
+
+def rms_norm(module: Any, x: Any) -> Any:
+    return (
+        x * (x.square().mean(-1, keepdim=True) + module.eps).rsqrt() * module.weight + module.bias
+    )
 
 
 def logits_and_grads(model: Any, tokens: np.ndarray) -> np.ndarray:
@@ -210,16 +391,39 @@ def convert(model: Any, name: str, folder: Path) -> Path:
     def no_vocabulary(self: Any) -> None:
         self.gguf_writer.add_tokenizer_model("no_vocab")
         self.gguf_writer.add_vocab_size(N_VOCAB)
+        for key, value in KEYS.get(name, {}).items():
+            of_type = type(value).__name__
+            add = {"int": self.gguf_writer.add_uint32, "float": self.gguf_writer.add_float32}[
+                of_type
+            ]
+            add(f"{self.gguf_writer.arch}.{key}", value)
 
     model.save_pretrained(folder)
     hparams: Mapping[str, Any] = ModelBase.load_hparams(folder, False)
-    hparams = hparams | MODELS[name]
-    hparams["architectures"] = [name]
+    hparams = hparams | MODELS[name] | {"architectures": [name]} | OF_CONVERTER.get(name, {})
     words = {"model": {"vocab": {str(i): i for i in range(N_VOCAB)}}, "added_tokens": []}
     (folder / "tokenizer.json").write_text(json.dumps(words))
     (folder / "config.json").write_text(json.dumps(hparams))
     kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+    kind = getattr(kind, name.replace("ForCausalLM", "Model"), kind)  # of several in one
     kind.set_vocab, kind.no_mtp = no_vocabulary, True
+    if hasattr(kind, "weight_quant"):  # BitNet's own rounding, which is no moving of numbers
+        kind.weight_quant = lambda self, weight: weight
+    if name in RENAMED:
+        kind = renaming(kind, *RENAMED[name])
     path = folder / "model.gguf"
     kind(folder, gguf.LlamaFileType.ALL_F32, path, eager=True, hparams=hparams).write()
     return path
+
+
+def renaming(kind: Any, pattern: str, name: str) -> Any:
+    """A converter that reads tensors of other names."""
+
+    class Renaming(kind):
+        model_arch = kind.model_arch
+
+        def index_tensors(self, *args: Any, **options: Any) -> dict[str, Any]:
+            tensors = super().index_tensors(*args, **options)
+            return {re.sub(pattern, name, n): t for n, t in tensors.items()}
+
+    return Renaming

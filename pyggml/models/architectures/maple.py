@@ -16,7 +16,7 @@ from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
-    b = read_basics(r, rope="neox")
+    b = read_basics(r, rope="neox", own_turns=True)
     limits = r.numbers("swiglu_clamp_exp", b.config.n_layer, None, 0.0, 1e6)
     windows = read_windows(r, b, 1)
     experts = read_experts(r, b, swiglu)

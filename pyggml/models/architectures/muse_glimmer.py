@@ -2,8 +2,6 @@
 gate for each number of attention. Layers with a window alone have rotary positions, as if the file
 had no scaling."""
 
-from dataclasses import replace
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.attention import GatedOutput
 from pyggml.models.basics import read_basics, read_windows
@@ -11,14 +9,15 @@ from pyggml.models.config import Reader, rms_eps
 from pyggml.models.decoder import Decoder
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
+from pyggml.models.rope import read_local_rope
 from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal")
     assert b.rope is not None
-    base = r.number("rope.freq_base_swa", b.rope.freq_base, 1.0, 1e12)
-    windows = read_windows(r, b, 4, rope=replace(b.rope, freq_base=base, freq_scale=1.0))
+    plain = read_local_rope(r, b.rope, b.heads[0].size, b.rope.freq_base)
+    windows = read_windows(r, b, 4, rope=plain)
 
     def block(i: int) -> Part:
         here = {"of_heads": False, "rope": None} | b.head_norms(i) | windows[i]

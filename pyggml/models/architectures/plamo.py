@@ -5,8 +5,6 @@ llama.cpp hangs in files of plamo2 whose first layer is such a one, as it finds 
 here heads rotate whole, as in the published model.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from pyggml.models.architecture import Architecture
@@ -16,6 +14,7 @@ from pyggml.models.decoder import Decoder
 from pyggml.models.mamba import read_mamba_of_heads
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
+from pyggml.models.rope import read_local_rope
 from pyggml.ops import swiglu
 
 
@@ -47,8 +46,7 @@ def _plamo2(r: Reader) -> Decoder:
 def _plamo3(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", fused_qkv=True)
     assert b.rope is not None
-    base = r.number("rope.freq_base_swa", 10000.0, 1.0, 1e12)
-    plain = replace(b.rope, freq_base=base, freq_scale=1.0)
+    plain = read_local_rope(r, b.rope, b.heads[0].size)
     windows = read_windows(r, b, 8, window=0, rope=plain)
 
     def block(i: int) -> Part:

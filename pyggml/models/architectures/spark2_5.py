@@ -13,7 +13,7 @@ from pyggml.ops import geglu
 
 
 def _decoder(r: Reader) -> Decoder:
-    b = read_basics(r, rope="neox")
+    b = read_basics(r, rope="neox", own_turns=True)
     windows = read_windows(r, b, 1)
 
     def block(i: int) -> Part:

@@ -26,7 +26,7 @@ from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
-    b = read_basics(r, rope="neox")
+    b = read_basics(r, rope="neox", own_turns=True)
     assert b.rope is not None
     half = b.rope.n_dims // 2
     windows = read_windows(r, b, 1, rope=read_local_rope(r, b.rope, b.heads[0].size))
