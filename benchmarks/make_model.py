@@ -89,8 +89,9 @@ def values(shape: tuple[int, ...], dtype: DType, rng: np.random.Generator) -> np
         return (1 + 0.02 * rng.standard_normal(shape)).astype(np.float32)
     n_rows = np.prod(shape[:-1], dtype=int)
     some = 0.02 * rng.standard_normal((256, shape[-1]), np.float32)
-    packed = some if dtype is F32 else quantize(some, dtype.name).reshape(256, -1)
-    return np.tile(packed, (-(-n_rows // 256), 1))[:n_rows].reshape(*shape[:-1], -1)
+    packed = quantize(some, dtype.name).reshape(256, -1)
+    rows = np.tile(packed, (-(-n_rows // 256), 1))[:n_rows]
+    return rows.view(dtype.numpy).reshape(*shape[:-1], -1)
 
 
 def main() -> None:
