@@ -1,11 +1,12 @@
 """Write a GGUF of Qwen3's shape with random weights: a model of a real size to time.
 
 usage: make_model.py OUT.gguf [--size 0.6B|1.7B|8B|30B-A3B] [--type Q8_0|Q4_K_M|F16|…] [--layers N]
+                     [--vocab FILE.gguf]
 
-The vocabulary has the real one's 151,936 tokens but no text to them; it times training and
-products, not the tokenizer. --type names a file type of `pyggml quantize`, whose mix of weight
-types it has, or a weight type that all matrices have, such as Q4_K. A matrix repeats 256 rows that
-were packed once, so the experts of a layer are alike.
+The vocabulary has the real one's 151,936 tokens, but no text to them unless another file has it,
+such as ggml-vocab-qwen2.gguf among llama.cpp's sources. --type names a file type of
+`pyggml quantize`, whose mix of weight types it has, or a weight type that all matrices have, such
+as Q4_K. A matrix repeats 256 rows that were packed once, so the experts of a layer are alike.
 """
 
 import argparse
@@ -68,8 +69,15 @@ def metadata(size: Size, n_layer: int) -> dict[str, Any]:
         about["expert_feed_forward_length"] = size.n_ff
         about |= {"expert_count": size.n_expert, "expert_used_count": size.n_used}
     named = {f"{size.architecture}.{key}": value for key, value in about.items()}
-    # llama.cpp wants to be told that there is no vocabulary.
-    return {"general.architecture": size.architecture, "tokenizer.ggml.model": "no_vocab"} | named
+    return {"general.architecture": size.architecture} | named
+
+
+def vocabulary(path: Path | None) -> dict[str, Any]:
+    """The fields of a file's tokenizer; llama.cpp wants to be told if there is none."""
+    if path is None:
+        return {"tokenizer.ggml.model": "no_vocab"}
+    with gguf.open(path) as file:
+        return {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
 
 
 def types(kind: str, of: Shapes, size: Size, n_layer: int) -> dict[str, DType]:
@@ -99,6 +107,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--size", choices=SIZES, default="0.6B")
     parser.add_argument("--type", choices=[*FILE_TYPES, *QUANTS], default="Q8_0", metavar="TYPE")
+    parser.add_argument("--vocab", type=Path, help="a GGUF with the tokens' text")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     options = parser.parse_args()
     size = SIZES[options.size]
@@ -108,7 +117,8 @@ def main() -> None:
         (name, dtype, of[name], partial(values, of[name], dtype, rng))
         for name, dtype in types(options.type, of, size, n_layer).items()
     ]
-    gguf.write(options.out, metadata(size, n_layer), tensors)
+    about = metadata(size, n_layer) | vocabulary(options.vocab)
+    gguf.write(options.out, about, tensors)
 
 
 if __name__ == "__main__":
