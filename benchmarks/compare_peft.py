@@ -1,7 +1,7 @@
 """pyggml and PEFT side by side: all loaded, then a step of each in turn, medians over the rounds.
 
 usage: compare_peft.py MODEL.gguf … --peft-python PATH/TO/python [--rounds 5] [--dtype f32|bf16]
-                       [--tokens 512] [--size 0.6B|1.7B] [--compute auto|f32]
+                       [--tokens 512] [--size 0.6B|1.7B|8B] [--compute auto|f32]
 
 The models should have the shape that --size names (`make_model.py` writes one). PATH is an
 interpreter that has torch, transformers and peft. Prints every process' JSON line, then a table of

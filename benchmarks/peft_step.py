@@ -1,7 +1,8 @@
 """The same LoRA training step in PyTorch with PEFT, on the CPU, at the shape of a Qwen3 model.
 
-usage: peft_step.py [--dtype f32|bf16] [--tokens 512] [--batch 1] [--rank 8] [--size 0.6B|1.7B]
-                    [--steps 3] [--device cpu|cuda] [--compile] [--in-turns]
+usage: peft_step.py [--dtype f32|bf16] [--tokens 512] [--batch 1] [--rank 8] [--layers N]
+                    [--size 0.6B|1.7B|8B|30B-A3B] [--steps 3] [--device cpu|cuda] [--compile]
+                    [--in-turns]
 
 Needs torch, transformers and peft; weights are random. Prints a JSON line like step.py's.
 """
@@ -13,30 +14,36 @@ import json
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from machine import about, median_seconds, peak_rss_gb
+from sizes import HEAD, N_VOCAB, SIZES
 
-WIDTHS = {"0.6B": (1024, 3072), "1.7B": (2048, 6144)}  # n_embd, n_ff
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def model_of(size: str, dtype: torch.dtype, rank: int) -> torch.nn.Module:
-    n_embd, n_ff = WIDTHS[size]
-    config = Qwen3Config(
-        vocab_size=151936,
-        hidden_size=n_embd,
-        intermediate_size=n_ff,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=True,
-        use_cache=False,
-    )
+def model_of(size: str, n_layer: int | None, dtype: torch.dtype, rank: int) -> torch.nn.Module:
+    """A model of this size with an adapter on all linear modules, a mixture's on attention."""
+    shape = SIZES[size]
+    given = {
+        "vocab_size": N_VOCAB,
+        "hidden_size": shape.n_embd,
+        "num_hidden_layers": n_layer or shape.n_layer,
+        "num_attention_heads": shape.n_head,
+        "num_key_value_heads": shape.n_head_kv,
+        "head_dim": HEAD,
+        "tie_word_embeddings": shape.tied,
+        "use_cache": False,
+    }
+    if shape.n_expert:
+        experts = {"num_experts": shape.n_expert, "num_experts_per_tok": shape.n_used}
+        config = Qwen3MoeConfig(moe_intermediate_size=shape.n_ff, **experts, **given)
+    else:
+        config = Qwen3Config(intermediate_size=shape.n_ff, **given)
     torch.set_default_dtype(dtype)
-    base = Qwen3ForCausalLM(config).to(dtype)
-    return get_peft_model(base, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=MODULES))
+    base = AutoModelForCausalLM.from_config(config).to(dtype)
+    modules = MODULES[:4] if shape.n_expert else MODULES
+    return get_peft_model(base, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=modules))
 
 
 def read_options() -> argparse.Namespace:
@@ -46,7 +53,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--size", choices=list(WIDTHS), default="0.6B")
+    parser.add_argument("--size", choices=list(SIZES), default="0.6B")
+    parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--compile", action="store_true", help="by torch.compile")
     parser.add_argument("--in-turns", action="store_true", help="wait for a line before a step")
@@ -57,7 +65,7 @@ def main() -> None:
     options = read_options()
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
     with torch.device(options.device):
-        model = model_of(options.size, dtype, options.rank).train()
+        model = model_of(options.size, options.layers, dtype, options.rank).train()
     forward = torch.compile(model, dynamic=False) if options.compile else model
     optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 

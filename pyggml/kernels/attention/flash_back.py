@@ -20,6 +20,7 @@ from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
 from pyggml.jit.simd import dot, fill
 from pyggml.jit.tasks import stage, task_code
 from pyggml.kernels.attention.flash import fills_tiles
+from pyggml.kernels.attention.pair_softmax import LDP, softmax_pairs_back
 from pyggml.kernels.attention.path import Backward, Path, Problem
 from pyggml.kernels.attention.softmax import ZERO, group_ranges, softmax_tile_back
 from pyggml.kernels.attention.tile_products import add_to_keys, add_to_queries, key_window, scores
@@ -31,14 +32,14 @@ from pyggml.kernels.attention.tiles import (
     N_GROUPS,
     PANEL,
     Packings,
+    centres_array,
     load_rows,
     pack,
     packed_array,
     packed_transposed_array,
     panel_width,
-    round_along_keys,
-    round_along_queries,
     row_words,
+    score_of_centre,
     spare_array,
 )
 from pyggml.kernels.gemm import rounds
@@ -60,6 +61,7 @@ class FlashBackward(Frame):
     scale: Float
     pairs: Bool
     packed_kt: Floats3  # Kᵀ
+    centres: Floats2  # of keys, subtracted from those in packed_kt
     packed_k: Floats3
     packed_vt: Floats3  # Vᵀ
     sums: Floats3  # rows of dK and dV, two for each task, as long as the longer of both
@@ -72,8 +74,9 @@ class FlashBackward(Frame):
     dp: Floats3  # (BR, LDS): dP, then dS
     p_pairs: Floats3  # (BR / 2, LDS): pairs of queries
     ds_pairs: Floats3
-    ds_key_pairs: Floats3  # (BR, BC / 2): pairs of keys
+    ds_key_pairs: Floats3  # (BR, LDP): pairs of keys
     dq_tile: Floats3  # (BR, width)
+    lse_tile: Floats2  # of the tile's queries, as scores of centred keys have it
     delta: Floats2
     starts: Ints2
     stops: Ints2
@@ -82,16 +85,21 @@ class FlashBackward(Frame):
 
 @kernel
 def _load(f, thread, head, first, n, n_rows):
-    """Q and dO of a tile, as first and as second operands, and δ."""
+    """Q and dO of a tile, as first and as second operands, lse and δ."""
     for x, rows, packed in (
         (f.q, f.q_rows[thread], f.packed_q[thread]),
         (f.do, f.do_rows[thread], f.packed_do[thread]),
     ):
         load_rows(rows[:n_rows], x, first, head, x.shape[0], f.pairs, f.spare[thread])
         pack(packed, x, first, n_rows, head, x.shape[0], f.pairs, f.spare[thread])
-    delta = f.delta[thread]
+    delta, lse = f.delta[thread], f.lse_tile[thread]
     for i in range(n):
         delta[i] = dot(f.do[first + i, head], f.o[first + i, head])
+        lse[i] = f.lse[head, first + i]
+        if f.pairs:
+            lse[i] -= score_of_centre(f.q, f.centres, head, first, i, f.scale)
+    for i in range(n, n_rows):
+        lse[i] = ZERO
 
 
 @kernel
@@ -111,15 +119,14 @@ def _backward_tile(f, task, thread, head, first):
         window = key_window(start, stop, key)
         scores(s, f.q_rows[thread], f.packed_kt[key_head], key, starts, stops, pairs)
         scores(dp, f.do_rows[thread], f.packed_vt[key_head], key, starts, stops, pairs)
-        softmax_tile_back(
-            s, dp, f.lse[head], f.delta[thread], span, first, key, BC, window, f.scale
-        )
-        p, ds, ds_rows = s, dp, dp
+        p, ds, ds_rows, lse, delta = s, dp, dp, f.lse_tile[thread], f.delta[thread]
         if pairs:
             p, ds, ds_rows = f.p_pairs[thread], f.ds_pairs[thread], f.ds_key_pairs[thread]
-            round_along_queries(p, s, n_rows)
-            round_along_queries(ds, dp, n_rows)
-            round_along_keys(ds_rows, dp, n_rows)
+            softmax_pairs_back(
+                ds_rows, p, ds, s, dp, lse, delta, span, first, key, window, starts, stops, f.scale
+            )
+        else:
+            softmax_tile_back(s, dp, lse, delta, span, first, key, BC, window, f.scale)
         add_to_queries(dq, ds_rows, f.packed_k[key_head], key, starts, stops, pairs)
         add_to_keys(dk, ds, f.packed_q[thread], key, window, starts, stops, pairs)
         add_to_keys(dv, p, f.packed_do[thread], key, window, starts, stops, pairs)
@@ -184,6 +191,7 @@ def _layout(p: Problem) -> Layout:
     if_pairs = 1 if pairs else 0
     return Layout(
         packed_kt=packed_transposed_array(*keys),
+        centres=centres_array(p.n_key_heads, d, pairs),
         packed_k=packed_array(*keys),
         packed_vt=packed_transposed_array(*values),
         sums=Array((2 * n_tasks(p), round_up(p.n_keys, BC) + MR, panel_width(max(d, dv)))),
@@ -195,8 +203,9 @@ def _layout(p: Problem) -> Layout:
         dp=per_thread(BR, LDS),
         p_pairs=per_thread(if_pairs * BR // 2, LDS),
         ds_pairs=per_thread(if_pairs * BR // 2, LDS),
-        ds_key_pairs=per_thread(if_pairs * BR, BC // 2),
+        ds_key_pairs=per_thread(if_pairs * BR, LDP),
         dq_tile=per_thread(BR, panel_width(d)),
+        lse_tile=per_thread(round_up(BR, LANES)),
         delta=per_thread(round_up(BR, LANES)),
         starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
         stops=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
@@ -206,10 +215,12 @@ def _layout(p: Problem) -> Layout:
 
 def _bind(p: Problem, a: Backward, scratch: Scratch) -> Call:
     pairs = rounds(p.compute)
-    packings = Packings(a.span, pairs, scratch["spare"])
-    packings.pack_transposed(a.k, scratch["packed_kt"])
-    packings.pack(a.k, scratch["packed_k"])
-    packings.pack_transposed(a.v, scratch["packed_vt"])
+    packings = Packings(a.span, scratch["spare"])
+    if pairs:
+        packings.centre(a.k, scratch["centres"])
+    packings.pack_transposed(a.k, scratch["packed_kt"], pairs, scratch["centres"])
+    packings.pack(a.k, scratch["packed_k"], pairs)
+    packings.pack_transposed(a.v, scratch["packed_vt"], pairs)
     f = FlashBackward(
         dq=a.dq, q=a.q, do=a.do, o=a.o, lse=a.lse, span=a.span, scale=float(a.scale), pairs=pairs,
         **scratch,
