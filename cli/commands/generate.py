@@ -144,7 +144,7 @@ def _encoder(
     adapters = (path for path, _ in source.adapters)
     inputs = given["chat_template_kwargs"]
     template = template_for(model, adapters, given["chat_template"], inputs)
-    ending = answer_ending(template).strip()
+    ending = answer_ending(template)
     return ChatEncoder(template, model.tokenizer), [ending] if ending else []
 
 

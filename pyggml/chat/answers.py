@@ -30,6 +30,17 @@ from pyggml.errors import TemplateError
 ASSISTANT = "assistant"
 _SENTENCE = re.compile(r"\w{3,}\s+\w{3,}")
 _TAG = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")
+# A text up to a tag that white space, another tag or nothing follows.
+_MARK_ALONE = re.compile(r".*?(?:<[^<>]*>|\[[^\[\]]*\])(?=\s|[<\[]|$)", re.DOTALL)
+_SAID = "an answer"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "a",
+        "description": "b",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
 _ESCAPED_MARK = "\\ufdd2"
 _REWRITTEN = ("tool_calls", *REASONING)
 
@@ -108,13 +119,32 @@ def open_end(
 
 
 def answer_ending(template: ChatTemplate) -> str:
-    """What the template writes after an answer, such as "<|im_end|>\\n"; "" if that is unclear."""
-    chat = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}]
-    try:
-        text, answers = find_answers(template, chat)
-    except TemplateError:
-        return ""
-    return text[answers[-1][1].end :]
+    """The text that ends an answer, such as "<|im_end|>"; "" if that is unclear.
+
+    Where the template writes several marks it is the first: a model may end with the token of
+    another. Where it ends a turn as the next begins, it is the first mark between the two.
+    """
+    chat = [{"role": "user", "content": "question"}, {"role": ASSISTANT, "content": _SAID}]
+    ending = _after_answer(template, chat).strip()
+    if ending:
+        mark = _MARK_ALONE.match(ending)
+        return mark[0] if mark else ending
+    mark = _TAG.match(_after_answer(template, chat * 2).strip())
+    return mark[0] if mark else ""
+
+
+def _after_answer(template: ChatTemplate, chat: Sequence[Message]) -> str:
+    """What a template writes after the words of the first answer; with a tool if it fails without.
+    A range that {% generation %} marks has more than the words."""
+    for tools in (None, [_TOOL]):
+        try:
+            text, answers = find_answers(template, chat, tools)
+        except TemplateError:
+            continue
+        first = answers[0][1]
+        at = text.rfind(_SAID, first.start, first.end)
+        return text[first.end if at < 0 else at + len(_SAID) :]
+    return ""
 
 
 class _Probes:

@@ -158,7 +158,8 @@ def test_names_of_control_tokens_that_a_user_types_are_text(chat, model, fed):
 def test_the_end_of_a_turn_is_a_stop_string_where_no_token_ends_it(chat):
     source = TURNS.replace("{{ m.content }}", "{{ m.content }}<|im_end|>\n")
     assert chat(source=source).how.stop == ("<|im_end|>",)
-    assert chat().how.stop == ()
+    assert chat().how.stop == ("<|endoftext|>",), "with which the next turn begins"
+    assert chat(source=TURNS.replace("<|endoftext|>", "")).how.stop == ()
 
 
 def test_each_answer_is_drawn_anew_and_a_seed_repeats_them_all(chat):

@@ -63,7 +63,7 @@ class Conversation:
         self._encoder.prompt([_message("user", "a")])
         self.set_system(system)
         # Of a model without a token for it, the end of a turn is but text.
-        ending = answer_ending(template).strip()
+        ending = answer_ending(template)
         self.how = replace(how.with_seed(), stop=(*how.stop, *filter(None, [ending])))
         self._n_answers = 0  # each answer has a seed of its own
         self._session, self._read = Session(model, n_ctx, cache_type), list[int]()

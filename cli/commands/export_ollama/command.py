@@ -133,7 +133,7 @@ def _parameters(how: Sampling, template: ChatTemplate | None, n_ctx: int) -> lis
     usual = Sampling()
     names = [n for n in _IF_GIVEN if getattr(how, n) != getattr(usual, n)]
     numbers = {"num_ctx": n_ctx} | {name: getattr(how, name) for name in (*_ALWAYS, *names)}
-    ending = "" if template is None else answer_ending(template).strip()
+    ending = "" if template is None else answer_ending(template)
     stops = dict.fromkeys([*filter(None, [ending]), *how.stop])
     return [f"PARAMETER {name} {number}" for name, number in numbers.items()] + [
         f"PARAMETER stop {quote(stop)}" for stop in stops

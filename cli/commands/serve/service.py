@@ -46,7 +46,7 @@ class Chats:
 
     @staticmethod
     def of(template: ChatTemplate, tokenizer: Tokenizer) -> Chats:
-        return Chats(ChatEncoder(template, tokenizer), answer_ending(template).strip())
+        return Chats(ChatEncoder(template, tokenizer), answer_ending(template))
 
 
 T = TypeVar("T")
