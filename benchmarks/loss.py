@@ -3,8 +3,8 @@
 usage: loss.py MODEL.gguf [--tokens 512,2048] [--compute auto|int8|bf16|f32] [--rounds 5]
 
 Every position is trained. FLOP are those of two products with the output matrix, the limit is
-gemm.py's. The least time of all rounds counts, with one thread (NUMBA_NUM_THREADS=1) the processor's
-own time. Prints a JSON line for each number of tokens.
+gemm.py's. The least time of all rounds counts, with one thread (NUMBA_NUM_THREADS=1) the thread's
+own. Prints a JSON line for each number of tokens.
 """
 
 import argparse
