@@ -61,8 +61,6 @@ def merged_weight(model: Model, name: str) -> np.ndarray:
     """One tensor with its updates, float32, in its own shape."""
     weight = model.parts.weights[name]
     w = unpack(weight)
-    if np.may_share_memory(w, read(weight)):  # F32 is not copied
-        w = w.copy()
     is_table = model.parts.decoder.tensors()[name].table
     scale = factor_of(model.parts.weights, name)
     factors = np.ones(len(w), np.float32) if scale is None else read(scale)

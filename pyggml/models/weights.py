@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends.cpu import read
+from pyggml.backends.cpu import array
 from pyggml.errors import ModelError, first_of
 from pyggml.gguf import GGUFFile
 from pyggml.graph.dtypes import BF16, F16, F32
@@ -140,7 +140,7 @@ def factor_of(weights: Weights, full: str) -> Tensor | None:
 def zero_matrices(weights: Weights) -> list[str]:
     """Names of the matrices whose bytes are all 0, as a download leaves them that was broken off.
     Of others the first bytes alone are read."""
-    return [name for name, w in weights.items() if len(w.shape) > 1 and is_zero(read(w))]
+    return [name for name, w in weights.items() if len(w.shape) > 1 and is_zero(array(w))]
 
 
 def is_zero(raw: np.ndarray) -> bool:

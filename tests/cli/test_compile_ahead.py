@@ -99,6 +99,12 @@ def test_the_command_asks_for_help_once(helpers, finetune, tmp_path):
     assert len(helpers) == 1 and len(notes(tmp_path)) == 1
 
 
+def test_a_dry_run_asks_for_help_and_no_run_after_it(helpers, finetune, tmp_path):
+    for given in (["--dry-run"], ["--dry-run"], ["-o", tmp_path / "adapter.gguf"]):
+        assert finetune(*given).code == 0
+        assert len(helpers) == 1 and len(notes(tmp_path)) == 1
+
+
 def test_no_help_for_one_thread_or_where_nothing_is_kept(helpers, tiny, plan, monkeypatch):
     with compile_ahead.run_helper(
         Path(tiny), LORA, replace(TRAIN, threads=1), CTX, plan, "f32"

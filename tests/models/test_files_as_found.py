@@ -13,6 +13,7 @@ from pyggml import gguf
 from pyggml.errors import ModelError
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.lora import LoraConfig, attach, loss_and_grads, merge
+from pyggml.models import weights
 from pyggml.quants import dequantize, quantize
 from pyggml.tokenizer import from_gguf
 
@@ -172,3 +173,14 @@ def test_matrices_of_zeros_are_noted(tmp_path, capsys):
 
     assert main(["inspect", str(path)]) == 0
     assert f"all of {name} is 0" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.quick
+def test_loading_copies_no_matrix(monkeypatch):
+    """A copy would read the whole file: 5 GB of an 8B model before its first token."""
+    looked_at = []
+    monkeypatch.setattr(weights, "is_zero", lambda a: looked_at.append(a) or False)
+    model = pyggml.load(MODEL)
+    assert looked_at
+    for a in looked_at:
+        assert any(np.shares_memory(a, w.data) for w in model.parts.weights.values())

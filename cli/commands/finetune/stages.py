@@ -82,8 +82,11 @@ def run(
         if job.previews_only:
             return 0
         if job.dry_run:
-            n_prompt = len(prompt)
-            say_plan(trainer, memory.parts(trainer, n_prompt), memory.on_devices(trainer, n_prompt))
+            n = len(prompt)
+            plan = memory.parts(trainer, n), memory.on_devices(trainer, n)
+            with _compile_helper(job, trainer, trained) as note_step:
+                say_plan(trainer, *plan)
+                note_step()
             return 0
         if not ranks.is_first:
             return _help(trainer)

@@ -15,7 +15,7 @@ also have a gradient for w.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -26,20 +26,16 @@ from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
-from pyggml.jit import parallel, prange
 from pyggml.jit.scratch import Array, Layout, Scratch
-from pyggml.jit.simd import exp32, row_max, tanh32
 from pyggml.kernels import gemm
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.arithmetic.arith import mul
 from pyggml.ops.expect import NONE_FROM_ZERO, expect_number
 from pyggml.ops.layout.layout import reshape
-from pyggml.ops.loss import head_amx
+from pyggml.ops.loss import head_amx, head_slices
 from pyggml.quants import QUANTS
 
-_ONE = np.float32(1)
 LOGITS_BYTES = 192 << 20  # of all logits that exist at once
-SLICE = 8192  # vocabulary rows of one backward product
 
 
 def linear_cross_entropy(
@@ -102,48 +98,6 @@ def _spec_by_row(h: Tensor, *others: Tensor, gradient: bool, softcap: float) -> 
     return Spec(h.shape[:1])
 
 
-@parallel
-def _cap_rows(z, cap):
-    for i in prange(z.shape[0]):
-        row = z[i]
-        for j in range(row.size):
-            row[j] = cap * tanh32(row[j] / cap)
-
-
-@parallel
-def _softmax_loss_rows(z, losses, right, targets, weights, gradient, per_cap):
-    """The loss of each row, and whether its target has the greatest logit.
-
-    With `gradient`, z becomes weight · (softmax z − onehot) · slope. per_cap is 1 / cap, or 0
-    without a cap; slope is that of the cap, or 1.
-    """
-    n = z.shape[1]
-    for i in prange(z.shape[0]):
-        row = z[i]
-        top = row_max(row)
-        target, total = row[targets[i]], np.float32(0)
-        keep = per_cap == 0  # with a cap the logits stay, for its slope
-        if keep:
-            for j in range(n):
-                row[j] = exp32(row[j] - top)
-                total += row[j]
-        else:
-            for j in range(n):
-                total += exp32(row[j] - top)
-        right[i] = target == top
-        losses[i] = weights[i] * (np.log(total) + top - target)
-        share, capped = weights[i] / total, target * per_cap
-        if gradient and keep:
-            for j in range(n):
-                row[j] *= share
-        elif gradient:
-            for j in range(n):
-                c = row[j] * per_cap
-                row[j] = exp32(row[j] - top) * share * (_ONE - c * c)
-        if gradient:
-            row[targets[i]] -= weights[i] * (_ONE - capped * capped)
-
-
 @dataclass(frozen=True, slots=True)
 class _Chunk(ABC):
     """One way to compute a chunk of C rows: the bound weight, and scratch."""
@@ -177,14 +131,16 @@ class _Chunk(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class _StoredLogits(_Chunk):
-    """Logits are written, and become their own gradient."""
+class _SlicedLogits(_Chunk):
+    """Logits of a slice of the vocabulary become its share of the gradient
+    (pyggml.ops.loss.head_slices)."""
 
     softcap: np.float32
+    bound: dict[tuple[int, bool], list[head_slices.Slice]]  # those of the latest n
 
     @classmethod
     def of(cls, node: Tensor, w: gemm.Weight, h: np.ndarray, dh: np.ndarray, own: Scratch) -> Self:
-        return cls(w, h, dh, own, np.float32(node.params["softcap"]))
+        return cls(w, h, dh, own, np.float32(node.params["softcap"]), {})
 
     @staticmethod
     def takes(node: Tensor, compute: Compute) -> bool:
@@ -192,29 +148,22 @@ class _StoredLogits(_Chunk):
 
     @staticmethod
     def layout(node: Tensor, compute: Compute) -> Layout:
-        (n_rows, k), n_vocab = node.src[0].shape, node.src[1].shape[0]
-        c = chunk_rows(n_rows, n_vocab)
-        rows, problems = Array((c, k)), _products(node, c, compute)
-        most = max(gemm.scratch_bytes(p, fewer_rows=True) for p in problems)
-        z, products = Array((c * n_vocab,)), Array((most,), np.uint8)
-        return Layout(h=rows, dh=rows, z=z, products=products)
+        (n_rows, k), w = node.src[0].shape, node.src[1]
+        n = _equal_chunks(n_rows, head_slices.ROWS)
+        rows = Array((n, k))
+        own = head_slices.arrays(n, k, w, compute, node.params["gradient"])
+        return Layout(h=rows, dh=rows, **own)
 
     def compute(
         self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
     ) -> tuple[np.ndarray, int]:
-        n_vocab, products = len(self.w.data), self.own["products"]
-        h, z = self.h[:n], self.own["z"][: n * n_vocab].reshape(n, -1)
-        gemm.mul_mat(z, h, self.w, products, False)()
-        losses, right = np.empty(n, np.float32), np.empty(n, np.bool_)
-        if self.softcap:
-            _cap_rows(z, self.softcap)
-        per_cap = _ONE / self.softcap if self.softcap else np.float32(0)
-        _softmax_loss_rows(z, losses, right, targets, weights, gradient, per_cap)
-        for v in range(0, n_vocab if gradient else 0, SLICE):
-            rows = slice(v, v + SLICE)
-            w = replace(self.w, data=self.w.data[rows])
-            gemm.out_prod(self.dh[:n], z[:, rows], w, products, v > 0)()
-        return losses, int(right.sum())
+        h, o, most = self.h[:n], self.dh[:n], len(self.h)
+        if (n, gradient) not in self.bound:
+            self.bound.clear()
+            slices = head_slices.bind_slices(self.w, h, o if gradient else None, most, self.own)
+            self.bound[n, gradient] = slices
+        slices = self.bound[n, gradient]
+        return head_slices.run(slices, self.w, (h, o), (targets, weights), self.softcap, self.own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +191,7 @@ class _FusedLogits(_Chunk):
         return losses, int((self.own["target_logits"][:n] == tops).sum())
 
 
-_WAYS: tuple[type[_Chunk], ...] = (_FusedLogits, _StoredLogits)
+_WAYS: tuple[type[_Chunk], ...] = (_FusedLogits, _SlicedLogits)
 
 
 def _way(node: Tensor, compute: Compute) -> type[_Chunk]:
@@ -294,17 +243,12 @@ def chunk_rows(n_rows: int, n_vocab: int) -> int:
 
 def _rows_within(n_rows: int, row_bytes: int) -> int:
     """How many rows a chunk has: equal chunks within LOGITS_BYTES, but a register tile at least."""
-    most = max(gemm.FLOAT_TILE.mr, LOGITS_BYTES // row_bytes)
+    return _equal_chunks(n_rows, max(gemm.FLOAT_TILE.mr, LOGITS_BYTES // row_bytes))
+
+
+def _equal_chunks(n_rows: int, most: int) -> int:
+    """Rows of a chunk, with chunks as few and as equal as can be."""
     return -(-n_rows // -(-n_rows // most))
-
-
-def _products(node: Tensor, c: int, compute: Compute) -> Iterator[gemm.Problem]:
-    """The products of a chunk of c rows; the last chunk may have fewer."""
-    w, k = node.src[1], node.src[0].shape[1]
-    n_vocab = w.shape[0]
-    yield gemm.Problem("mul_mat", c, n_vocab, k, w.dtype, compute)
-    for n in {min(SLICE, n_vocab), n_vocab % SLICE or SLICE} if node.params["gradient"] else ():
-        yield gemm.Problem("out_prod", c, k, n, w.dtype, compute)
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:

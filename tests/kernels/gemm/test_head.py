@@ -70,7 +70,7 @@ def test_loss_and_gradient_are_the_twins(kind, rng):
 @pytest.mark.parametrize("build", [linear_cross_entropy, twin])
 def test_targets_with_the_greatest_logit_are_counted(build, rows, rng, monkeypatch):
     """Those of rows that count, with and without the gradient; every second target is the best."""
-    monkeypatch.setattr("pyggml.ops.loss.head.LOGITS_BYTES", rows * 4 * 90)
+    monkeypatch.setattr("pyggml.ops.loss.head_slices.ROWS", rows)
     h, w, targets, share = case(rng, n=4 * MR + 1, kind="F16")
     best = (h.data @ w.data.astype(np.float32).T).argmax(1)
     targets.data[::2] = best[::2]
@@ -86,23 +86,32 @@ def test_row_counts(n, rng):
     assert_same_loss(*case(rng, n=n))
 
 
-@pytest.mark.parametrize("logits", [1, 4 * 90 * (MR + 2), 4 * 90 * 2 * MR])
-def test_logits_in_chunks(logits, rng, monkeypatch):
+@pytest.mark.parametrize("rows", [1, MR + 2, 2 * MR])
+def test_logits_in_chunks(rows, rng, monkeypatch):
     """A limit of a few rows: the chunks together give the loss of all."""
-    monkeypatch.setattr("pyggml.ops.loss.head.LOGITS_BYTES", logits)
+    monkeypatch.setattr("pyggml.ops.loss.head_slices.ROWS", rows)
     assert_same_loss(*case(rng, n=4 * MR + 1))
 
 
 @pytest.mark.parametrize("rows", [32, 64, 89])
-def test_the_vocabulary_in_slices(rows, rng, monkeypatch):
-    monkeypatch.setattr("pyggml.ops.loss.head.SLICE", rows)
-    assert_same_loss(*case(rng))
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_the_vocabulary_in_slices(rows, softcap, rng, monkeypatch):
+    """Also where each slice has greater logits than all before, and where the first has the
+    greatest."""
+    for name, value in (("SLICE_BYTES", 1), ("FEWEST", rows)):
+        monkeypatch.setattr(f"pyggml.ops.loss.head_slices.{name}", value)
+    h, w, targets, share = case(rng)
+    assert_same_loss(h, w, targets, share, softcap=softcap)
+    h.data[:, 0] = 3
+    for order in (1, -1):
+        w.data[:, 0] = np.linspace(-4, 4, 90)[::order]
+        assert_same_loss(h, w, targets, share, softcap=softcap)
 
 
 def test_chunks_bound_the_memory(rng, monkeypatch):
     h, w, targets, share = case(rng, n=1000, n_vocab=512)
     whole = plan(Graph.of(linear_cross_entropy(h, w, targets, share)), CPU()).n_bytes
-    monkeypatch.setattr("pyggml.ops.loss.head.LOGITS_BYTES", 1 << 16)
+    monkeypatch.setattr("pyggml.ops.loss.head_slices.ROWS", 32)
     chunked = plan(Graph.of(linear_cross_entropy(h, w, targets, share)), CPU()).n_bytes
     assert chunked < whole - 1000 * 512 * 4 + (1 << 17)
 
@@ -119,6 +128,27 @@ def test_rows_without_weight_cost_and_change_nothing(rng):
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)
     assert not after[1][idle].any()
+
+
+def test_other_numbers_of_rows_in_the_next_step(rng):
+    """A bound graph computes as many rows as have a weight, each time anew."""
+    h, w, targets, share = case(rng, n=4 * MR + 1)
+    loss = linear_cross_entropy(h, w, targets, share)
+    p = plan(Graph.of(loss, loss.saved[1]), CPU())
+    program = bound(p, p.backend.alloc(p.n_bytes))
+    for n in (4 * MR + 1, MR, 1, 3 * MR):
+        share.data[:] = np.arange(4 * MR + 1) < n
+        program()
+        (wanted,) = computed(twin(h, w, targets, share))
+        np.testing.assert_allclose(array(loss), wanted, rtol=1e-6)
+        assert (np.abs(array(loss.saved[1])).max(axis=1) > 0).tolist() == (share.data > 0).tolist()
+
+
+def test_a_target_that_is_nearly_sure(rng):
+    """p − 1 is then a difference of nearly equal numbers, and the gradient small."""
+    h, w, targets, share = case(rng)
+    w.data[targets.data] += h.data / 2
+    assert_same_loss(h, w, targets, share)
 
 
 def test_no_row_at_all(rng):
