@@ -190,10 +190,11 @@ def run(
                    cap if cap else _ONE)  # fmt: skip
         if part.add is not None:
             part.add()
-    losses = weights * (np.log(norm) + m - logits)
-    if gradient:
-        table, unpack = w.data.view(np.uint8).reshape(len(w.data), -1), UNPACK[w.dtype.name]
-        gather_rows(h, table, targets, (), unpack, h.shape[1] // w.dtype.block)
-        slope = _ONE - (logits / cap) ** 2 if cap else _ONE
-        _finish_gradient(o, h, np.exp(logits - m) / norm, weights / norm, weights * slope)
+    with np.errstate(all="ignore"):  # logits may not be finite
+        losses = weights * (np.log(norm) + m - logits)
+        if gradient:
+            table, unpack = w.data.view(np.uint8).reshape(len(w.data), -1), UNPACK[w.dtype.name]
+            gather_rows(h, table, targets, (), unpack, h.shape[1] // w.dtype.block)
+            slope = _ONE - (logits / cap) ** 2 if cap else _ONE
+            _finish_gradient(o, h, np.exp(logits - m) / norm, weights / norm, weights * slope)
     return losses, int(np.count_nonzero(logits == m))
