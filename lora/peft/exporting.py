@@ -1,13 +1,14 @@
 """An adapter in llama.cpp's format → a folder that PEFT loads."""
 
 import os
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from pyggml.backends.cpu import array, read
-from pyggml.errors import AdapterError
+from pyggml.errors import AdapterError, first_names
 from pyggml.files import new_folder
 from pyggml.gguf.fields import brief
 from pyggml.lora.peft import chat_template, settings, tensors
@@ -38,18 +39,23 @@ def to_peft(
     ranks = {name: b.shape[-1] for name, (_, b) in updates.items()}
     scales = {name: _first(module, pairs).scale for name, module in modules.items()}
     stacks = {name for name, module in modules.items() if module.n_expert}
+    single = {n for n in modules.keys() - stacks if n.endswith(twins.layout.by_weight)}
+    targets = {name: f"{name}.weight" if name in single else name for name in modules}
+    _warn(path, modules, twins.layout.warned)
     with new_folder(folder) as partial:
         settings.write(
             partial / settings.NAME,
-            ranks,
-            scales,
-            target_modules=_short(modules.keys() - stacks, twins.modules),
-            target_parameters=sorted(stacks) or None,
+            {targets[name]: rank for name, rank in ranks.items()},
+            {targets[name]: scale for name, scale in scales.items()},
+            target_modules=_short(modules.keys() - stacks - single, twins.modules),
+            target_parameters=sorted(targets[name] for name in stacks | single) or None,
             base_model_name_or_path=base,
             fan_in_fan_out=twins.layout.conv1d,
         )
         tables = {name for name, module in modules.items() if module.table}
-        tensors.write(partial / tensors.NAME, _with_names(updates, stacks), tables)
+        by_name = _with_names(updates, stacks)
+        stored = {n.replace(*twins.layout.stored): pair for n, pair in by_name.items()}
+        tensors.write(partial / tensors.NAME, stored, tables)
         chat_template.write(partial, Path(path))
     return ranks
 
@@ -65,6 +71,12 @@ def _modules(path: str | os.PathLike[str], pairs: LoraPairs, twins: Twins) -> di
     if faults := [f"{brief(t)} {_why_no_module(twins, t)}" for t in pairs if t not in placed]:
         raise AdapterError(faults[:10], f"{path}: ")
     return modules
+
+
+def _warn(path: str | os.PathLike[str], modules: Iterable[str], warned: Mapping[str, str]) -> None:
+    for ending, why in warned.items():
+        if names := [name for name in modules if name.endswith(ending)]:
+            warnings.warn(f"{path}: {first_names(names)}: {why}", RuntimeWarning, stacklevel=3)
 
 
 def _why_no_module(twins: Twins, tensor: str) -> str:

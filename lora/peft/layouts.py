@@ -53,6 +53,11 @@ class Layout:
     chunks    of experts that are shared by groups of experts, the module
     lists     a list of modules outside of layers → the tensor that is all their matrices
     conv1d    whether the matrices are transformers' Conv1D, stored as (n_in, n_out)
+    by_weight  endings of modules that are PEFT's targets by their weight alone: it takes the names
+              for those of experts, or cannot wrap what gives two tensors
+        warned    endings of modules whose updates PEFT does not apply as they are, and why
+    stored    a part of modules' names → that of published files, which transformers renames as it
+              loads an adapter
     """
 
     layers: str = "model.layers"
@@ -70,6 +75,9 @@ class Layout:
     chunks: str = ""
     lists: Mapping[str, str] = field(default_factory=dict)
     conv1d: bool = False
+    by_weight: tuple[str, ...] = ()
+    warned: Mapping[str, str] = field(default_factory=dict)
+    stored: tuple[str, str] = ("", "")
 
 
 def _split(*names: str) -> Tensors:
@@ -102,12 +110,16 @@ _EITHER = (*_split("attn_qkv"), *_THIRDS)
 _LATENT_Q = ("self_attn.q_a_proj", "self_attn.q_b_proj", _Q)
 _LATENT = ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj", _O)
 _SHARED_EXPERTS = tuple(f"mlp.shared_experts.{x}" for x in _THREE)
-_KIMI = tuple(f"self_attn.{x}_proj" for x in ("f_a", "f_b", "g_a", "g_b", "b"))
+_LATENT_MIXTURE = Layout(modules=(*_LATENT_Q, *_LATENT, *_GATED, *_SHARED_EXPERTS))
+_KIMI = tuple(f"self_attn.{x}_proj" for x in ("g_a", "g_b", "b"))
+_FORGET = {f"self_attn.forget_gate.f_{x}_proj": _split(f"ssm_f_{x}") for x in "ab"}
 _MAMBA_2 = ("mamba.in_proj", "mamba.out_proj")
 _RWKV_TIME = ("receptance", "key", "value", "gate", "output")
 _GEMMA_OUTER = ("model.embed_tokens", "lm_head", "model.per_layer_model_projection")
 _GEMMA_TENSORS = {"model.per_layer_model_projection": _split("per_layer_model_proj")}
 
+_BY_ITSELF = "the class multiplies by its weight itself, so it counts once PEFT has merged it"
+_REFUSED = "PEFT refuses to load it beside layers of Mamba: train without it, or merge it here"
 _PLAIN = Layout(modules=(*_QKV, _O, *_GATED))
 _LLAMA = replace(_PLAIN, rows=_PAIRED)
 # The text of a class that reads pictures too.
@@ -117,6 +129,8 @@ _TEXT = replace(
     outer=("model.language_model.embed_tokens", "lm_head"),
 )
 _MIXTURE = replace(_PLAIN, modules=(*_PLAIN.modules, *_SHARED_EXPERTS))
+_BY_WEIGHT = tuple(f".{x}" for x in _THREE)
+_FUSED_MIXTURE = replace(_MIXTURE, by_weight=_BY_WEIGHT)
 _APART_MIXTURE = replace(_MIXTURE, apart=_THREE)
 _GLM = Layout(modules=(*_QKV, _O, "mlp.gate_up_proj", "mlp.down_proj"))
 _GPT2 = Layout(
@@ -133,6 +147,7 @@ _MAMBA = Layout(
     layers="backbone.layers",
     modules=tuple(f"mixer.{x}_proj" for x in ("in", "x", "dt", "out")),
     outer=("backbone.embeddings", "lm_head"),
+    warned={".dt_proj": _BY_ITSELF, ".out_proj": _REFUSED},
 )
 _BLOOM = Layout(
     layers="transformer.h",
@@ -164,6 +179,7 @@ _NEMOTRON_H = Layout(
         "mixer.fc1_latent_proj": _split("ffn_latent_down"),
         "mixer.fc2_latent_proj": _split("ffn_latent_up"),
     },
+    warned={".out_proj": _REFUSED},
     experts="mixer.experts",
 )
 
@@ -173,13 +189,19 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
     **dict.fromkeys(("olmoe", "stablelm", "command-r", "cohere2", "nemotron"), _PLAIN),
     **dict.fromkeys(("ernie4_5", "seed_oss", "apertus", "bitnet", "exaone4"), _PLAIN),
     **dict.fromkeys(("hunyuan-dense", "jais2", "mellum", "minimax-m2", "mimo2"), _PLAIN),
-    **dict.fromkeys(("dots1", "ernie4_5-moe", "exaone-moe", "glm4moe", "hy_v3"), _MIXTURE),
-    "cohere2moe": _MIXTURE,
+    **dict.fromkeys(
+        ("dots1", "ernie4_5-moe", "exaone-moe", "glm4moe", "cohere2moe"), _FUSED_MIXTURE
+    ),
+    "hy_v3": _MIXTURE,
     **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe", "paddleocr", "hunyuan_vl"), _TEXT),
-    "phimoe": replace(_PLAIN, modules=(*_QKV, _O, "mlp.router")),
-    "laguna": replace(_MIXTURE, modules=(*_MIXTURE.modules, *_GATE)),
+    "phimoe": replace(_PLAIN, modules=(*_QKV, _O, "mlp.router"), by_weight=(".router",)),
+    "laguna": replace(
+        _MIXTURE,
+        modules=(*_MIXTURE.modules, *_GATE),
+        stored=("mlp.shared_experts.", "mlp.shared_expert."),
+    ),
     "afmoe": replace(
-        _MIXTURE, modules=(*_MIXTURE.modules, "self_attn.gate_proj", "mlp.router.gate")
+        _FUSED_MIXTURE, modules=(*_MIXTURE.modules, "self_attn.gate_proj", "mlp.router.gate")
     ),
     "muse-glimmer": replace(
         _TEXT,
@@ -191,6 +213,7 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
     "hunyuan-moe": replace(
         _PLAIN,
         modules=(*_QKV, _O, "mlp.gate.wg", *(f"mlp.shared_mlp.{x}" for x in _THREE)),
+        by_weight=_BY_WEIGHT,
     ),
     "llama4": Layout(
         modules=(
@@ -200,6 +223,7 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
         ),
         experts="feed_forward.experts",
         upright=True,
+        by_weight=(".router",),
     ),
     "gemma3n": Layout(
         modules=(
@@ -237,6 +261,7 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
             *(f"feed_forward.{x}" for x in _THREE),
         ),
         experts="feed_forward.experts",
+        warned={".dt_proj": _BY_ITSELF},
     ),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": _NEMOTRON_H,
@@ -250,13 +275,14 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
         modules=(*_QKV, _O, *_SHARED, _QKVZ, "linear_attn.in_proj_ba", _OUT),
         rows={_QKVZ: keys_together},
         tensors={_QKVZ: _split("attn_qkv", "attn_gate")},
+        by_weight=_BY_WEIGHT,
     ),
-    **dict.fromkeys(
-        ("deepseek2", "mistral4"),
-        Layout(modules=(*_LATENT_Q, *_LATENT, *_GATED, *_SHARED_EXPERTS)),
-    ),
+    "deepseek2": replace(_LATENT_MIXTURE, by_weight=_BY_WEIGHT),
+    "mistral4": _LATENT_MIXTURE,
     "minicpm3": Layout(modules=(*_LATENT_Q, *_LATENT, *_GATED)),
-    "kimi-linear": Layout(modules=(*_QKV, *_LATENT, *_KIMI, *_GATED, *_SHARED_EXPERTS)),
+    "kimi-linear": Layout(
+        modules=(*_QKV, *_LATENT, *_KIMI, *_FORGET, *_GATED, *_SHARED_EXPERTS), tensors=_FORGET
+    ),
     "bailingmoe3": Layout(
         modules=(
             *(*_LATENT_Q, *_QKV[1:], *_LATENT, "self_attn.forget_gate.f_proj", *_GATE),

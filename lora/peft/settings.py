@@ -64,7 +64,10 @@ class Settings:
 
 
 def _fitting(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    values = (v for key, v in patterns.items() if re.match(rf"(.*\.)?({key})$", module))
+    names = (module, f"{module}.weight")  # that of a parameter, where one is the target
+    values = (
+        v for key, v in patterns.items() if any(re.match(rf"(.*\.)?({key})$", n) for n in names)
+    )
     return next(values, default)
 
 

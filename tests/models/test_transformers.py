@@ -2,7 +2,6 @@
 every matrix, on files that llama.cpp's converter makes of small models."""
 
 import runpy
-from math import sqrt
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from hf_models import (
     MODELS,
     N_TOKENS,
     N_VOCAB,
-    SIZES,
+    as_deviations,
     convert,
     logits_and_grads,
     put_grads,
@@ -21,7 +20,6 @@ from hf_models import (
 import pyggml
 from pyggml import gguf
 from pyggml.lora import LoraConfig, attach, loss_and_grads
-from pyggml.models.architectures import gemma3n
 
 from measures import nmse
 from peers.trial import wide_modules
@@ -42,9 +40,7 @@ def test_logits_and_gradients_are_transformers(name, tmp_path, monkeypatch):
     for module in ("torch", "transformers", "conversion"):
         pytest.importorskip(module)
     tokens = np.random.default_rng(7).integers(0, N_VOCAB, N_TOKENS).astype(np.int32)
-    if name == "Gemma3nForCausalLM":  # deviations of n - 1 in llama.cpp, of n in transformers
-        n = SIZES["intermediate_size"]
-        monkeypatch.setattr(gemma3n, "DEVIATIONS", gemma3n.DEVIATIONS * sqrt((n - 1) / n))
+    as_deviations(monkeypatch, name)
     theirs = torch_model(name)
     wanted = logits_and_grads(theirs, tokens)
     paths = [tmp_path / "weights", tmp_path / "gradients"]

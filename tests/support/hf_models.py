@@ -10,12 +10,14 @@ import json
 import re
 from collections.abc import Mapping
 from functools import partial
-from math import log
+from math import log, sqrt
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
+
+from pyggml.models.architectures import gemma3n
 
 N_VOCAB, N_TOKENS = 40, 24
 SIZES: dict[str, Any] = {
@@ -324,6 +326,7 @@ def torch_model(name: str) -> Any:
     kind = getattr(transformers, CLASS_OF.get(name, name))
     config_class = getattr(transformers, CONFIG_OF.get(name, ""), kind.config_class)
     config = config_class(**SIZES | MODELS[name])
+    torch.manual_seed(0)  # some classes draw norms, biases and states
     config._attn_implementation = config._experts_implementation = "eager"
     model = kind(config).eval().float()
     as_llama_cpp(model)
@@ -372,6 +375,13 @@ def logits_and_grads(model: Any, tokens: np.ndarray) -> np.ndarray:
     logits = model(input_ids=ids, use_cache=False).logits[0]
     torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:]).backward()
     return logits.detach().numpy()
+
+
+def as_deviations(monkeypatch: Any, name: str) -> None:
+    """Gemma 3n's deviations are of n in transformers, of n - 1 in llama.cpp and here."""
+    if name == "Gemma3nForCausalLM":
+        n = SIZES["intermediate_size"]
+        monkeypatch.setattr(gemma3n, "DEVIATIONS", gemma3n.DEVIATIONS * sqrt((n - 1) / n))
 
 
 def put_grads(model: Any) -> None:
