@@ -14,7 +14,7 @@ The settings are data, not parameters of the node, so that one plan serves every
 """
 
 from collections.abc import Iterator
-from math import isfinite, sqrt
+from math import isfinite, prod, sqrt
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from pyggml.ops.strips import LENGTH
 
 _NO_LOSS = NoGrad("an optimiser step is not part of the loss")
 _ONE = np.float32(1)
-_SQUARED = 1 << 16  # elements that are squared at a time
 
 
 def clip_norm(g: Tensor, limit: float) -> Tensor:
@@ -79,24 +78,37 @@ def _clip_spec(g: Tensor, limit: float) -> Spec:
     return Spec((1,))
 
 
-def _clip(out: np.ndarray, g: np.ndarray, squares: np.ndarray, limit: float) -> None:
-    """The sum is float64, over pieces of fixed length: the same at any number of threads."""
-    total = 0.0
-    for first in range(0, g.size, _SQUARED):
-        some = g[first : first + _SQUARED]
-        squared = squares[: some.size]
-        squared[:] = some
-        np.multiply(squared, squared, out=squared)
-        total += float(squared.sum())
-    norm = sqrt(total)
+@parallel
+def _clip_pieces(sums, g, factor):
+    """sums[i] = Σ g² over piece i, in float64, or, with a factor, g *= factor: in one kernel, which
+    compiles in half the time of two."""
+    for i in prange(sums.size):
+        some, total = g[i * LENGTH : (i + 1) * LENGTH], np.float64(0)
+        if factor > 0:
+            for j in range(some.size):
+                some[j] *= factor
+        else:
+            for j in range(some.size):
+                total += np.float64(some[j]) * np.float64(some[j])
+            sums[i] = total
+
+
+def _clip(out: np.ndarray, g: np.ndarray, sums: np.ndarray, limit: float) -> None:
+    """The pieces have a fixed length: the norm is the same at any number of threads."""
+    _clip_pieces(sums, g, np.float32(0))
+    norm = sqrt(float(sums.sum()))
     out[0] = norm
     if limit and isfinite(norm) and norm > limit:
-        np.multiply(g, np.float32(limit / norm), out=g)
+        _clip_pieces(sums, g, np.float32(limit / norm))
+
+
+def _n_pieces(node: Tensor) -> int:
+    return -(-prod(node.src[0].shape) // LENGTH)
 
 
 def _run_clip(site: Site) -> Call:
-    squares = site.scratch.view(np.float64)
-    return Call(_clip, site.out, site.src[0].reshape(-1), squares, site.node.params["limit"])
+    sums = site.scratch.view(np.float64)[: _n_pieces(site.node)]
+    return Call(_clip, site.out, site.src[0].reshape(-1), sums, site.node.params["limit"])
 
 
 def _clip_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -115,7 +127,7 @@ CLIP_NORM = op(
     memory=Memory.FRESH,
     changes=(0,),
 )
-cpu_kernel(CLIP_NORM, _run_clip, scratch=lambda node, compute: 8 * _SQUARED)
+cpu_kernel(CLIP_NORM, _run_clip, scratch=lambda node, compute: 8 * _n_pieces(node))
 
 # -- opt_step_adamw -----------------------------------------------------------------------------
 

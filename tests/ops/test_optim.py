@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from pyggml import threads
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.ops.layout.layout import transpose
-from pyggml.ops.optim import opt_step_adamw, opt_step_sgd
+from pyggml.ops.optim import clip_norm, opt_step_adamw, opt_step_sgd
+from pyggml.ops.strips import LENGTH
 from pyggml.runtime import Devices, bind, schedule
 
 
@@ -46,6 +48,27 @@ def test_sgd_with_decay_reaches_the_minimum_it_must():
         g.data[:] = p.data - 1
         program()
     np.testing.assert_allclose(p.data, 1 / 1.5, rtol=1e-5)
+
+
+@pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")
+def test_the_norm_does_not_depend_on_the_threads():
+    """Over whole pieces and the beginning of one more; nor does what is left of the gradient."""
+    numbers, made = floats(9 * LENGTH + 5), []
+    before = threads.get()
+    try:
+        for n in (1, 2):
+            threads.set(n)
+            g = leaf(numbers.copy())
+            norm = clip_norm(g, 0.5)
+            program = bind(schedule(Graph.of(norm), Devices()))
+            program()
+            made.append((program.read(norm)[0], g.data))
+    finally:
+        threads.set(before)
+    (norm, one), (other, two) = made
+    assert norm == other == pytest.approx(np.linalg.norm(numbers.astype(np.float64)), rel=1e-6)
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_allclose(one, numbers * np.float32(0.5 / norm), rtol=1e-6)
 
 
 def test_a_parameter_with_gaps_is_refused():

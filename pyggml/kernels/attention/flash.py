@@ -17,8 +17,8 @@ the mean), with biases of 30 1.5e-3 (1.2e-3; 2.4e-3).
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.jit import kernel
-from pyggml.jit.frames import Bool, Float, Floats2, Floats3, Frame, Ints2
+from pyggml.jit import Code, kernel
+from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Ints2
 from pyggml.jit.scratch import Layout, Scratch, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import stage, task_code
@@ -55,7 +55,6 @@ class FlashForward(Frame):
     q: Floats3
     span: Ints2
     scale: Float
-    pairs: Bool
     packed_kt: Floats3  # Kᵀ
     centres: Floats2  # of keys, subtracted from them
     packed_v: Floats3
@@ -71,43 +70,53 @@ class FlashForward(Frame):
     spare: Floats2
 
 
-@kernel
-def _forward_tile(f, thread, head, first):
-    """The tile of queries that begins at `first`, for one head."""
-    pairs, span, key_head = f.pairs, f.span, head // (f.q.shape[1] // f.packed_kt.shape[0])
-    packed_kt, packed_v = f.packed_kt[key_head], f.packed_v[key_head]
-    n = min(BR, f.q.shape[0] - first)
-    n_groups = (n + MR - 1) // MR
-    n_rows = n_groups * MR
-    q, s, o = f.q_tile[thread][:n_rows], f.s_tile[thread][:n_rows], f.o_tile[thread][:n_rows]
-    p, m, norm = f.p_tile[thread], f.m[thread], f.norm[thread]
-    starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
-    load_rows(q, f.q, first, head, f.q.shape[0], pairs, f.spare[thread])
-    fill(o.reshape(-1), ZERO)
-    fill(m, MASKED)
-    fill(norm, ZERO)
-    start, stop = group_ranges(starts, stops, span, first, MR)
-    for key in range(start // BC * BC, stop, BC):
-        scores(s, q, packed_kt, key, starts, stops, pairs)
-        if pairs:
-            softmax_pairs(p, s, o, m, norm, span, first, key, starts, stops, f.scale)
-            add_to_queries(o, p, packed_v, key, starts, stops, pairs)
-            continue
-        window = key_window(start, stop, key)
-        softmax_tile(s, o, m, norm, span, first, key, BC, window, f.scale)
-        add_to_queries(o, s, packed_v, key, starts, stops, pairs)
-    divide_tile(f.o, f.lse, o, m, norm, head, first, n)
-    for i in range(n if pairs else 0):
-        f.lse[head, first + i] += score_of_centre(f.q, f.centres, head, first, i, f.scale)
+def _forward_code(pairs: bool) -> Code:
+    """The task with or without `pairs`; only what a process needs is compiled."""
+    rounded = np.bool_(pairs)
+
+    @kernel
+    def forward_tile(f, thread, head, first):
+        """The tile of queries that begins at `first`, for one head."""
+        span, key_head = f.span, head // (f.q.shape[1] // f.packed_kt.shape[0])
+        packed_kt, packed_v = f.packed_kt[key_head], f.packed_v[key_head]
+        n = min(BR, f.q.shape[0] - first)
+        n_groups = (n + MR - 1) // MR
+        n_rows = n_groups * MR
+        q, s, o = f.q_tile[thread][:n_rows], f.s_tile[thread][:n_rows], f.o_tile[thread][:n_rows]
+        p, m, norm = f.p_tile[thread], f.m[thread], f.norm[thread]
+        starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
+        load_rows(q, f.q, first, head, f.q.shape[0], rounded, f.spare[thread])
+        fill(o.reshape(-1), ZERO)
+        fill(m, MASKED)
+        fill(norm, ZERO)
+        start, stop = group_ranges(starts, stops, span, first, MR)
+        for key in range(start // BC * BC, stop, BC):
+            scores(s, q, packed_kt, key, starts, stops, rounded)
+            if rounded:
+                softmax_pairs(p, s, o, m, norm, span, first, key, starts, stops, f.scale)
+                add_to_queries(o, p, packed_v, key, starts, stops, rounded)
+            else:
+                window = key_window(start, stop, key)
+                softmax_tile(s, o, m, norm, span, first, key, BC, window, f.scale)
+                add_to_queries(o, s, packed_v, key, starts, stops, rounded)
+        divide_tile(f.o, f.lse, o, m, norm, head, first, n)
+        if rounded:
+            for i in range(n):
+                f.lse[head, first + i] += score_of_centre(f.q, f.centres, head, first, i, f.scale)
+
+    @task_code(FlashForward)
+    def forward_task(f, task, thread):
+        """Tiles with few and with many keys alternate, so that neighbouring tasks take equally
+        long."""
+        n_tiles = (f.q.shape[0] + BR - 1) // BR
+        head, turn = task // n_tiles, task % n_tiles
+        i = turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2
+        forward_tile(f, thread, head, i * BR)
+
+    return forward_task
 
 
-@task_code(FlashForward)
-def _forward_task(f, task, thread):
-    """Tiles with few and with many keys alternate, so that neighbouring tasks take equally long."""
-    n_tiles = (f.q.shape[0] + BR - 1) // BR
-    head, turn = task // n_tiles, task % n_tiles
-    i = turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2
-    _forward_tile(f, thread, head, i * BR)
+_FORWARD = {pairs: _forward_code(pairs) for pairs in (False, True)}
 
 
 # -- binding ------------------------------------------------------------------------------------
@@ -148,10 +157,8 @@ def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
         packings.centre(a.k, scratch["centres"])
     packings.pack_transposed(a.k, scratch["packed_kt"], pairs, scratch["centres"])
     packings.pack(a.v, scratch["packed_v"], pairs)
-    f = FlashForward(
-        o=a.o, lse=a.lse, q=a.q, span=a.span, scale=float(a.scale), pairs=pairs, **scratch
-    )
-    return packings.then(stage(_forward_task, f, p.n_heads * -(-p.n_queries // BR)))
+    f = FlashForward(o=a.o, lse=a.lse, q=a.q, span=a.span, scale=float(a.scale), **scratch)
+    return packings.then(stage(_FORWARD[pairs], f, p.n_heads * -(-p.n_queries // BR)))
 
 
 FORWARD: Path[Forward] = Path("flash", True, fills_tiles, _layout, _bind)

@@ -108,7 +108,7 @@ def _gather(out, table, numbers, unpack, n_blocks):
         call_block(unpack, out[i].ctypes.data, table[numbers[i]].ctypes.data, n_blocks)
 
 
-def _gather_or_loop(
+def gather_rows(
     out: np.ndarray,
     table: np.ndarray,
     ids: np.ndarray,
@@ -116,6 +116,7 @@ def _gather_or_loop(
     unpack: BlockCode,
     n_blocks: int,
 ) -> None:
+    """out = the rows `ids` of a table of bytes, unpacked."""
     numbers = _row_numbers("get_rows", ids, batch, len(table) // prod(batch))
     if JIT:
         _gather(out, table, numbers, unpack.address, n_blocks)
@@ -135,9 +136,7 @@ def _get_rows_run(site: Site) -> Call:
     n = site.node.shape[-1]
     packed = table.view(np.uint8).reshape(-1, dtype.row_bytes(n))
     out = site.out.view(np.float32).reshape(-1, n)
-    return Call(
-        _gather_or_loop, out, packed, ids, table.shape[:-2], _unpacker(dtype), n // dtype.block
-    )
+    return Call(gather_rows, out, packed, ids, table.shape[:-2], _unpacker(dtype), n // dtype.block)
 
 
 def _ids_by_batch(ids: np.ndarray, batch: Shape) -> Iterator[tuple[Shape, np.ndarray]]:

@@ -12,6 +12,7 @@ many positions. The target's own term is added in float32: rounded beside small 
 their accuracy.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,13 +20,13 @@ import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
-from pyggml.jit import JIT, kernel, parallel, prange
+from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.scratch import Array, Scratch
 from pyggml.jit.simd import exp32, row_max, tanh32
 from pyggml.kernels import gemm
 from pyggml.kernels.attention.softmax import MASKED
-from pyggml.kernels.gemm.microkernel import call_block
 from pyggml.kernels.kernel import Compute
+from pyggml.ops.layout.rows import gather_rows
 from pyggml.quants import UNPACK
 
 ROWS = 2048  # positions of a chunk: each unpacks all of w
@@ -40,87 +41,78 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @kernel
-def _exponentials(row, top, per_cap, gradient):
-    """row = e^(row − top), with a cap and `gradient` times its slope; their sum without slopes."""
+def _exponentials(row, top):
+    """row = e^(row − top); their sum."""
     total = _ZERO
-    if per_cap == 0:
-        for j in range(row.size):
-            row[j] = exp32(row[j] - top)
-            total += row[j]
-    elif gradient:
-        for j in range(row.size):
-            c, e = row[j] * per_cap, exp32(row[j] - top)
-            total += e
-            row[j] = e * (_ONE - c * c)
-    else:
-        for j in range(row.size):
-            total += exp32(row[j] - top)
+    for j in range(row.size):
+        row[j] = exp32(row[j] - top)
+        total += row[j]
     return total
 
 
-@parallel
-def _take_slice(z, m, norm, target_logits, dh, targets, first, cap, gradient):
-    """The logits z of rows `first` … of w become exponentials, 0 for the target; the first slice
-    begins m and norm, others find o, in dh, and scale it where m rises."""
-    for i in prange(z.shape[0]):
-        row = z[i]
-        per_cap = _ONE / cap if cap > 0 else _ZERO
-        if cap > 0:
-            for j in range(row.size):
-                row[j] = cap * tanh32(row[j] * per_cap)
-        target, top = targets[i] - first, row_max(row)
-        inside = 0 <= target < row.size
-        if inside:
-            target_logits[i] = row[target]
-        if first == 0:
-            m[i], norm[i] = MASKED, _ZERO
-        if not top <= m[i]:
-            factor = exp32(m[i] - top)
-            norm[i] *= factor
-            m[i] = top
-            if gradient and first > 0:
-                o = dh[i]
-                for j in range(o.size):
-                    o[j] *= factor
-        norm[i] += _exponentials(row, m[i], per_cap, gradient)
-        if inside and gradient:
-            row[target] = _ZERO
+@kernel
+def _capped_exponentials(row, top, per_cap):
+    """row = e^(row − top) times the slope of the cap; the sum without slopes."""
+    total = _ZERO
+    for j in range(row.size):
+        c, e = row[j] * per_cap, exp32(row[j] - top)
+        total += e
+        row[j] = e * (_ONE - c * c)
+    return total
 
 
-@parallel
-def _finish(losses, right, m, norm, target_logits, weights):
-    for i in prange(losses.size):
-        right[i] = target_logits[i] == m[i]
-        losses[i] = weights[i] * (np.log(norm[i]) + m[i] - target_logits[i])
+@kernel
+def _cap(row, cap, per_cap):
+    for j in range(row.size):
+        row[j] = cap * tanh32(row[j] * per_cap)
 
 
-@parallel
-def _finish_gradient(dh, target_rows, m, norm, target_logits, weights, per_cap):
-    """dh, from o to the gradient."""
-    for i in prange(dh.shape[0]):
-        capped, share = target_logits[i] * per_cap, weights[i] / norm[i]
-        p = exp32(target_logits[i] - m[i]) / norm[i]
-        own = weights[i] * (p - _ONE) * (_ONE - capped * capped)
-        o, w = dh[i], target_rows[i]
-        for j in range(o.size):
-            o[j] = o[j] * share + own * w[j]
+def _slice_kernel(capped: bool) -> Callable[..., None]:
+    """With or without a cap; only what a process needs is compiled."""
+    has_cap = np.bool_(capped)
+
+    @parallel
+    def take_slice(z, m, norm, target_logits, dh, targets, first, cap):
+        """The logits z of rows `first` … of w become exponentials, 0 for the target; the first
+        slice begins m and norm, others find o, in dh, and scale it where m rises."""
+        for i in prange(z.shape[0]):
+            row, per_cap = z[i], _ONE / cap
+            if has_cap:
+                _cap(row, cap, per_cap)
+            target, top = targets[i] - first, row_max(row)
+            inside = 0 <= target < row.size
+            if inside:
+                target_logits[i] = row[target]
+            if first == 0:
+                m[i], norm[i] = MASKED, _ZERO
+            if not top <= m[i]:
+                factor = exp32(m[i] - top)
+                norm[i] *= factor
+                m[i] = top
+                if first > 0:
+                    o = dh[i]
+                    for j in range(o.size):
+                        o[j] *= factor
+            if has_cap:
+                norm[i] += _capped_exponentials(row, m[i], per_cap)
+            else:
+                norm[i] += _exponentials(row, m[i])
+            if inside:
+                row[target] = _ZERO
+
+    return take_slice
 
 
-@parallel
-def _unpack_rows(to, table, numbers, unpack, n_blocks):
-    for i in prange(numbers.size):
-        call_block(unpack, to[i].ctypes.data, table[numbers[i]].ctypes.data, n_blocks)
+_TAKE_SLICE = {capped: _slice_kernel(capped) for capped in (False, True)}
 
 
-def _rows_of(to: np.ndarray, w: gemm.Weight, numbers: np.ndarray) -> None:
-    """to (n, K) = some rows of w."""
-    table, n_blocks = w.data.view(np.uint8).reshape(len(w.data), -1), to.shape[1] // w.dtype.block
-    unpack = UNPACK[w.dtype.name]
-    if JIT:
-        _unpack_rows(to, table, numbers, unpack.address, n_blocks)
-        return
-    for row, number in zip(to, numbers, strict=True):
-        unpack(row, table[number], n_blocks)
+def _finish_gradient(
+    o: np.ndarray, own_rows: np.ndarray, p: np.ndarray, share: np.ndarray, factor: np.ndarray
+) -> None:
+    """o, from Σ e^(z − m) · w to the gradient; own_rows: the targets' rows of w, overwritten."""
+    o *= share[:, None]
+    own_rows *= (factor * (p - _ONE))[:, None]
+    o += own_rows
 
 
 # -- a chunk of positions -------------------------------------------------------------------------
@@ -190,15 +182,19 @@ def run(
     """
     (h, o), (targets, weights), n = rows, of_targets, len(rows[0])
     m, norm, logits = (own[name][:n] for name in ("m", "norm", "target_logits"))
-    gradient = slices[0].add is not None
+    gradient, take_slice = slices[0].add is not None, _TAKE_SLICE[bool(cap)]
+    sums = o if gradient else np.empty((n, 0), np.float32)
     for part in slices:
         part.make()
-        _take_slice(part.z, m, norm, logits, o, targets, part.first, cap, gradient)
+        take_slice(part.z, m, norm, logits, sums, targets, part.first,
+                   cap if cap else _ONE)  # fmt: skip
         if part.add is not None:
             part.add()
-    losses, right = np.empty(n, np.float32), np.empty(n, np.bool_)
-    _finish(losses, right, m, norm, logits, weights)
-    if gradient:
-        _rows_of(h, w, targets)
-        _finish_gradient(o, h, m, norm, logits, weights, _ONE / cap if cap else _ZERO)
-    return losses, int(right.sum())
+    with np.errstate(all="ignore"):  # logits may not be finite
+        losses = weights * (np.log(norm) + m - logits)
+        if gradient:
+            table, unpack = w.data.view(np.uint8).reshape(len(w.data), -1), UNPACK[w.dtype.name]
+            gather_rows(h, table, targets, (), unpack, h.shape[1] // w.dtype.block)
+            slope = _ONE - (logits / cap) ** 2 if cap else _ONE
+            _finish_gradient(o, h, np.exp(logits - m) / norm, weights / norm, weights * slope)
+    return losses, int(np.count_nonzero(logits == m))
