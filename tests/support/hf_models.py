@@ -55,12 +55,37 @@ GRANITE_SWA = {
     "residual_multiplier": 0.5,
     "attention_multiplier": 0.2,
 }
+NEMOTRON = {
+    "layer_norm_epsilon": 1e-6,
+    "time_step_min": 1e-30,  # below which the class lets no time step be; llama.cpp has none
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "use_mamba_kernels": False,
+}
 PICTURE = {"hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
 # The half of classes that reads pictures, which text does not pass: sizes.
 PICTURES: dict[str, dict[str, Any]] = {
     "Qwen2VLForConditionalGeneration": PICTURE | {"depth": 1, "embed_dim": 32, "hidden_size": 64},
     "Qwen3VLForConditionalGeneration": PICTURE
     | {"depth": 1, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+    "Qwen3VLMoeForConditionalGeneration": PICTURE
+    | {"depth": 1, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+    "Step3p7ForConditionalGeneration": PICTURE | {"num_hidden_layers": 1, "num_attention_heads": 2},
+    "DeepseekOcr2ForConditionalGeneration": {
+        "sam_config": PICTURE
+        | {
+            **{"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64},
+            **{"output_channels": 8, "downsample_channels": [8, 32], "global_attn_indexes": [0]},
+        },
+        "encoder_config": PICTURE
+        | {
+            **{"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2},
+            "vocab_size": N_VOCAB,
+        },
+    },
     **dict.fromkeys(
         (f"{x}ForConditionalGeneration" for x in ("HunYuanVL", "PaddleOCRVL", "MuseGlimmer")),
         PICTURE | {"num_hidden_layers": 1, "num_attention_heads": 2},
@@ -130,18 +155,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "NemotronHForCausalLM": {
         "num_hidden_layers": 3,
         "layers_block_type": ["mamba", "attention", "moe"],
-        "layer_norm_epsilon": 1e-6,
-        "time_step_min": 1e-30,  # below which the class lets no time step be; llama.cpp has none
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
         "moe_shared_expert_intermediate_size": 32,
-        "head_dim": 16,
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "ssm_state_size": 16,
-        "n_groups": 2,
-        "use_mamba_kernels": False,
+        **NEMOTRON,
+    },
+    "NemotronHDenseForCausalLM": {
+        "num_hidden_layers": 3,
+        "layers_block_type": ["mamba", "attention", "mlp"],
+        **NEMOTRON,
     },
     "AfmoeForCausalLM": EXPERTS
     | {
@@ -288,6 +311,29 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "rope_parameters": ROPE | {"mrope_section": [3, 3, 2], "mrope_interleaved": True},
     },
+    "Qwen3VLMoeForConditionalGeneration": EXPERTS
+    | {
+        **{"head_dim": 16, "num_experts": 8},
+        "rope_parameters": ROPE | {"mrope_section": [3, 3, 2], "mrope_interleaved": True},
+    },
+    "Step3p7ForConditionalGeneration": EXPERTS
+    | {
+        **{"n_routed_experts": 8, "share_expert_dim": 32, "head_dim": 16, "sliding_window": 8},
+        **{"num_hidden_layers": 3, "num_sliding_attention_heads": 6},
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "moe_router_scaling_factor": 1.5,
+        **{"swiglu_limits": [0.0, 0.5, 0.3], "swiglu_limits_shared": [0.0, 0.4, 0.0]},
+        "rope_parameters": {
+            "full_attention": FULL_ROPE | {"rope_theta": 50000.0},
+            "sliding_attention": ROPE | {"partial_rotary_factor": 1.0},
+        },
+    },
+    "DeepseekOcr2ForConditionalGeneration": ROUTED
+    | {
+        **{"num_key_value_heads": 4, "topk_method": "greedy", "norm_topk_prob": False},
+        "mlp_layer_types": ["dense", "sparse"],
+    },
     "HunYuanVLForConditionalGeneration": {
         "head_dim": 16,
         "rope_parameters": ROPE | {"mrope_section": [3, 3, 2, 0]},
@@ -306,9 +352,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "MptForCausalLM": {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
 }
 # Where a class has another's name, and a config of its own.
-CLASS_OF = {"SarvamMoEForCausalLM": "Glm4MoeForCausalLM"}
+CLASS_OF = {
+    "SarvamMoEForCausalLM": "Glm4MoeForCausalLM",
+    "NemotronHDenseForCausalLM": "NemotronHForCausalLM",
+}
 CONFIG_OF = {"SarvamMoEForCausalLM": "SarvamMoEConfig"}
-# What the converter reads besides, or under other names, and `architectures` if it has another.
+# What the converter reads besides, or under other names, and `architectures` if it has another;
+# it is not to see what is None.
 SIGMOID = {"score_function": "sigmoid"}
 OF_CONVERTER: dict[str, dict[str, Any]] = {
     "PhimoeForCausalLM": {"architectures": ["PhiMoEForCausalLM"]},
@@ -325,6 +375,22 @@ OF_CONVERTER: dict[str, dict[str, Any]] = {
     "SarvamMoEForCausalLM": SIGMOID | {"num_experts": 8, "num_shared_experts": 1},
     "KimiLinearForCausalLM": SIGMOID,
     "GlmForCausalLM": {"layernorm_epsilon": 1e-6},
+    "NemotronHDenseForCausalLM": {
+        "architectures": ["NemotronHForCausalLM"],
+        "hybrid_override_pattern": "M*-",
+        **dict.fromkeys(("num_experts_per_tok", "n_routed_experts", "n_shared_experts")),
+    },
+    "DeepseekOcr2ForConditionalGeneration": {
+        "architectures": ["DeepseekOCRForCausalLM"],
+        "qk_rope_head_dim": 16,
+    },
+    "Step3p7ForConditionalGeneration": {
+        **{"num_attention_groups": 2, "moe_num_experts": 8, "moe_top_k": 2},
+        "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2},
+        "partial_rotary_factors": [0.5, 1.0, 0.5],
+        "moe_layers_enum": "1,2",
+        "norm_expert_weight": True,
+    },
     "MiMoV2FlashForCausalLM": {
         **{"swa_head_dim": 16, "swa_num_attention_heads": 4, "swa_v_head_dim": 12},
         **{"topk_method": "noaux_tc", "swa_num_key_value_heads": 4},
@@ -443,7 +509,9 @@ def convert(model: Any, name: str, folder: Path) -> Path:
 
     model.save_pretrained(folder)
     hparams: Mapping[str, Any] = ModelBase.load_hparams(folder, False)
-    hparams = hparams | MODELS[name] | {"architectures": [name]} | OF_CONVERTER.get(name, {})
+    others = OF_CONVERTER.get(name, {})
+    hparams = hparams | MODELS[name] | {"architectures": [name]} | others
+    hparams = {k: v for k, v in hparams.items() if k not in others or v is not None}
     words = {"model": {"vocab": {str(i): i for i in range(N_VOCAB)}}, "added_tokens": []}
     (folder / "tokenizer.json").write_text(json.dumps(words))
     (folder / "config.json").write_text(json.dumps(hparams))
@@ -454,6 +522,8 @@ def convert(model: Any, name: str, folder: Path) -> Path:
         kind.weight_quant = lambda self, weight: weight
     if name in RENAMED:
         kind = renaming(kind, *RENAMED[name])
+    if name == "Qwen3VLMoeForConditionalGeneration":
+        kind = transposing(kind)
     path = folder / "model.gguf"
     kind(folder, gguf.LlamaFileType.ALL_F32, path, eager=True, hparams=hparams).write()
     return path
@@ -470,3 +540,17 @@ def renaming(kind: Any, pattern: str, name: str) -> Any:
             return {re.sub(pattern, name, n): t for n, t in tensors.items()}
 
     return Renaming
+
+
+def transposing(kind: Any) -> Any:
+    """A converter that reads experts as save_pretrained lays them out: published files have them
+    transposed, which transformers undoes as it loads them and does not do again."""
+
+    class Transposing(kind):
+        model_arch = kind.model_arch
+
+        def modify_tensors(self, data: Any, name: str, bid: int | None) -> Any:
+            data = data.transpose(1, 2).contiguous() if ".mlp.experts." in name else data
+            return super().modify_tensors(data, name, bid)
+
+    return Transposing
