@@ -55,7 +55,7 @@ class Layout:
     conv1d    whether the matrices are transformers' Conv1D, stored as (n_in, n_out)
     by_weight  endings of modules that are PEFT's targets by their weight alone: it takes the names
               for those of experts, or cannot wrap what gives two tensors
-        warned    endings of modules whose updates PEFT does not apply as they are, and why
+    warned    endings of modules whose updates PEFT does not apply as they are, and why
     stored    a part of modules' names → that of published files, which transformers renames as it
               loads an adapter
     """
@@ -208,7 +208,9 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
         modules=(*_PLAIN.modules, "self_attn.gate_proj"),
         rows=_PAIRED,
     ),
-    "deepseek2-ocr": replace(_TEXT, modules=_MIXTURE.modules),
+    "deepseek2-ocr": replace(
+        _TEXT, modules=_MIXTURE.modules, stored=("model.language_model.", "model.")
+    ),
     "step35": replace(_TEXT, modules=(*_MIXTURE.modules, *_GATE)),
     "hunyuan-moe": replace(
         _PLAIN,
