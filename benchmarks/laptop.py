@@ -8,8 +8,8 @@ A JSON line for each:
 start    seconds that `generate -n 1` takes, and a dry run's two steps at the first context, with no
          kernel compiled and with all
 memory   at each context, without options and with them: the peak that `finetune --dry-run` plans,
-         and what its two steps took: anonymous memory, and resident memory with the file's pages;
-         seconds of a step
+         and what a run of two steps and its answers took: anonymous memory, and resident memory
+         with the file's pages; tokens a second in the second step
 """
 
 import argparse
@@ -30,21 +30,28 @@ COMMAND = [sys.executable, "-P", "-m", "pyggml.cli"]  # -P: not the checkout tha
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
-def run(arguments: list[str], cache: str) -> tuple[float, dict[str, int], str]:
-    """Seconds that a command takes, the peaks of /proc/PID/status in bytes, and what it prints."""
+def run(
+    arguments: list[str], cache: str, until: str | None = None
+) -> tuple[float, dict[str, int], str]:
+    """Seconds that a command takes, the peaks of /proc/PID/status in bytes, and what it prints.
+
+    until: the command is ended once it has printed this.
+    """
     environment = os.environ | {"XDG_CACHE_HOME": cache}
     began, peaks = time.perf_counter(), {"RssAnon": 0, "VmRSS": 0}
     with TemporaryFile() as out:
         process = subprocess.Popen(
             [*COMMAND, *arguments], env=environment, stdout=out, stderr=subprocess.STDOUT
         )
-        while process.poll() is None:
+        printed = ""
+        while process.poll() is None and (until is None or until not in printed):
             note_peaks(process.pid, peaks)
             time.sleep(0.01)
+            printed = os.pread(out.fileno(), 1 << 20, 0).decode(errors="replace")
         seconds = time.perf_counter() - began
-        out.seek(0)
-        printed = out.read().decode(errors="replace")
-    if process.returncode:
+        process.kill()
+        printed = os.pread(out.fileno(), 1 << 20, 0).decode(errors="replace")
+    if process.wait() and (until is None or until not in printed):
         raise SystemExit(f"{' '.join(arguments)}: {printed}")
     return seconds, peaks, printed
 
@@ -71,18 +78,20 @@ def start(model: str, text: str, ctx: str, cache: str) -> dict[str, float]:
 
 
 def memory(model: str, text: str, ctx: str, options: list[str], cache: str) -> dict[str, Any]:
-    arguments = ["finetune", "-m", model, "-f", text, "--dry-run", "--ctx", ctx, *options]
-    _, peaks, printed = run(arguments, cache)
-    planned = re.search(r"peak +about ([\d.]+) (\w+)", printed)
-    seconds = re.search(r"time +([\d.]+) s a step", printed)
-    assert planned is not None and seconds is not None, printed
+    settings = ["--max-steps", "2", "--val-split", "0", "--no-report", "-o", f"{cache}/a.gguf"]
+    train = ["finetune", "-m", model, "-f", text, "--ctx", ctx, *settings, *options]
+    *_, plan = run([*train, "--dry-run"], cache, until="interpreter")
+    _, peaks, printed = run(train, cache)
+    planned = re.search(r"peak +about ([\d.]+) (\w+)", plan)
+    speed = re.search(r"step 2/2 .*?([\d.]+) tokens/s", printed)
+    assert planned is not None and speed is not None, printed
     return {
         "ctx": int(ctx),
         "options": " ".join(options),
         "planned_gb": round(float(planned[1]) * UNITS[planned[2]] / 1e9, 2),
         "anonymous_gb": round(peaks["RssAnon"] / 1e9, 2),
         "resident_gb": round(peaks["VmRSS"] / 1e9, 2),
-        "step_seconds": float(seconds[1]),
+        "tokens_per_second": float(speed[1]),
     }
 
 

@@ -42,8 +42,8 @@ SOURCES = {
 _CLASSES = """
 afmoe apertus bailingmoe2 bailingmoe3 bitnet chatglm cohere2moe dbrx deepseek2 dots1 ernie4_5-moe
 exaone-moe exaone4 falcon-h1 gemma3n gemma4 glm4moe granite_swa granitehybrid hunyuan-dense
-hunyuan-moe hy_v3 jais2 jamba kimi-linear laguna llama4 mellum mimo2 minicpm3 minimax-m2 mistral4
-mpt nemotron_h_moe phimoe
+hunyuan-moe hunyuan_vl hy_v3 jais2 jamba kimi-linear laguna llama4 mellum mimo2 minicpm3
+minimax-m2 mistral4 mpt muse-glimmer nemotron_h_moe paddleocr phimoe qwen2vl qwen3vl
 """
 CLASSES = _CLASSES.split()
 # Why a name is compared with no class of transformers.
@@ -52,8 +52,9 @@ WITHOUT_CLASS = {
         deci deepseek grok grovemoe jais maincoder maple minicpm nanbeige openelm orion
         pangu-embedded plamo plamo2 plamo3 plm qwen refact rwkv6 rwkv6qwen2 rwkv7 smallthinker
         spark2_5 talkie xverse""",
-    "the class reads pictures too, and the text is one part of it": """deepseek2-ocr hunyuan_vl
-        muse-glimmer paddleocr qwen2vl qwen3vl qwen3vlmoe step35""",
+    "the class reads pictures too, and llama.cpp's converter does not fit its small models": (
+        "deepseek2-ocr qwen3vlmoe step35"
+    ),
     "the class is that of nemotron_h_moe": "nemotron_h",
 }
 # LLM_ARCH_NAMES of llama.cpp's src/llama-arch.cpp, in its order.

@@ -151,8 +151,10 @@ def _with_names(updates: Mapping[str, _Halves], stacks: set[str]) -> dict[str, _
 
 
 def _short(chosen: Collection[str], known: Iterable[str]) -> list[str]:
-    """The last words of the chosen modules' names if no other module has one, else whole names."""
+    """The last words of the chosen modules' names if no other module has one, else whole names;
+    these too where a class may read pictures, by modules of the same words."""
     words = {name.rsplit(".", 1)[-1] for name in chosen}
-    if all(name in chosen for name in known if name.rsplit(".", 1)[-1] in words):
+    of_text = any(".language_model." in name for name in chosen)
+    if not of_text and all(name in chosen for name in known if name.rsplit(".", 1)[-1] in words):
         return sorted(words)
     return sorted(chosen)

@@ -23,6 +23,12 @@ from pyggml.models.norm import LayerNorm, Norm, RmsNorm
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope, read_local_rope, read_rope
 
+# Keys of a small model with windows in every other layer.
+WINDOWS: dict[str, object] = {
+    "attention.sliding_window": 8,
+    "attention.sliding_window_pattern": 2,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Basics:

@@ -10,7 +10,7 @@ from pyggml.graph.tensor import Tensor, leaf
 from pyggml.models.basics import Basics
 from pyggml.models.block import Sum
 from pyggml.models.config import Reader
-from pyggml.models.feed_forward import GatedFeedForward
+from pyggml.models.feed_forward import GatedFeedForward, Unit
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec, matrices, matrix, merge_tensors
@@ -238,10 +238,17 @@ def read_shared(
     return GatedFeedForward(b.config.n_embd, n_ff, unit, suffix="_shexp") if n_ff else None
 
 
+_Unit = Callable[..., Tensor]  # of a gate and an up, or of an up alone
+
+
+def _by_layer(unit: _Unit | Sequence[_Unit], n_layer: int) -> Sequence[_Unit]:
+    return unit if isinstance(unit, Sequence) else (unit,) * n_layer
+
+
 def read_experts(
     r: Reader,
     b: Basics,
-    unit: Callable[..., Tensor],
+    unit: _Unit | Sequence[_Unit],
     own_length: bool = True,
     least: int = 1,
     width: int = 0,
@@ -250,6 +257,7 @@ def read_experts(
 ) -> tuple[Experts, ...]:
     """The experts of every layer.
 
+    unit         of every layer, or of each
     own_length   the file may have expert_feed_forward_length; else n_ff is the layer's
     least        0 if the file may say so of layers that have no experts
     width        numbers that go into an expert; 0 for those of the embedding
@@ -266,11 +274,13 @@ def read_experts(
         usual = tuple(max(n // max(k, 1), 1) for n, k in zip(b.n_ff, used, strict=True))
         n_ff = r.counts("expert_feed_forward_length", n_layer, usual, least=least, most=1 << 20)
     fused = (f"blk.{i}.ffn_gate_up_exps.weight" in r.shapes for i in range(n_layer))
-    alike: dict[str, Any] = {"n_embd": width or b.config.n_embd, "n_expert": n, "unit": unit}
+    alike: dict[str, Any] = {"n_embd": width or b.config.n_embd, "n_expert": n}
     alike |= _read_groups(r, n) | more
     return tuple(
-        kind(n_ff=length, n_used=k, fused=in_one, **alike)
-        for length, k, in_one in zip(n_ff, used, fused, strict=True)
+        kind(n_ff=length, n_used=k, fused=in_one, unit=of_layer, **alike)
+        for length, k, in_one, of_layer in zip(
+            n_ff, used, fused, _by_layer(unit, n_layer)[:n_layer], strict=True
+        )
     )
 
 
@@ -289,28 +299,32 @@ def _read_groups(r: Reader, n_expert: int) -> dict[str, int]:
 def read_feed_forward(
     r: Reader,
     b: Basics,
-    unit: Callable[[Tensor, Tensor], Tensor],
+    unit: Unit | Sequence[Unit],
     shared: int | Sequence[int] = 0,
     dense: Callable[[int], bool] | None = None,
+    others: Sequence[Unit] = (),
     **more: Any,
 ) -> tuple[Part, ...]:
     """The feed-forward part of every layer: dense in some, experts in others, and beside them an
     expert of all tokens.
 
+    unit     of every layer, or of each
     shared   numbers inside of that expert, of every layer or each; 0 for none
     dense    whether a layer is dense; None: the first leading_dense_block_count are
+    others   of each layer, the unit of all but its chosen experts, if it is another
     more     values of further fields of Experts
     """
     n_layer = b.config.n_layer
+    units = others or _by_layer(unit, n_layer)
     is_dense = dense or _leads(r)
     lengths = (shared,) * n_layer if isinstance(shared, int) else shared
 
-    def mixture(experts: Experts, length: int) -> Part:
+    def mixture(experts: Experts, length: int, unit: Unit) -> Part:
         beside = GatedFeedForward(b.config.n_embd, length, unit, suffix="_shexp")
         return Sum((experts, beside)) if length else experts
 
-    mixtures = map(mixture, read_experts(r, b, unit, **more), lengths)
-    return tuple(b.gated_mlp(i, unit) if is_dense(i) else m for i, m in enumerate(mixtures))
+    mixtures = map(mixture, read_experts(r, b, unit, **more), lengths, units)
+    return tuple(b.gated_mlp(i, units[i]) if is_dense(i) else m for i, m in enumerate(mixtures))
 
 
 def dense_without_router(r: Reader) -> Callable[[int], bool]:

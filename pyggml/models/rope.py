@@ -100,6 +100,17 @@ class Temperature:
         return reshape(rows, (-1, 1, 1))
 
 
+def read_temperature(r: Reader, every: int | None = None) -> Temperature | None:
+    """The temperature of queries, if the file has one. every: positions of a step; None: the file
+    has their number."""
+    strength = r.number("attention.temperature_scale", 0.0, 0.0, 1e3)
+    if not strength:
+        return None
+    if every is None:
+        every = r.count("attention.temperature_length", 0, least=1, most=1 << 24)
+    return Temperature(strength, every)
+
+
 def check_sections(r: Reader, rope: Rope, interleaved: bool = False) -> None:
     """Refuse rope.dimension_sections that leave a rotary pair without a section.
 

@@ -108,7 +108,7 @@ def f(a: int = 1, *, b: "list[1]") -> "tuple[2]":
         raise ValueError(f"{a + 1} is not {b}")
     for i, j in zip(a, b, strict=True):
         a[i:j] += g(i, j)
-    return a
+    return min(a, b)
 '''
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import pyggml as library
+from pyggml.gguf import reader
 from pyggml.lora import Trainer
 
 
@@ -99,3 +100,11 @@ def test_a_loss_that_rises_is_warned_about(finetune, monkeypatch):
     ended = finetune("--max-steps", 12)
     early, late = re.findall(r"\nwarning    the loss more than doubled, (\S+) → (\S+): ", ended.out)
     assert ended.code == 0 and early == ("4.000", "9.000") and late == ("4.500", "10.500")
+
+
+def test_a_run_maps_its_model_once(finetune, tiny, tmp_path, monkeypatch):
+    """Mapped twice, as for the answers before, each page would count twice as the process's."""
+    mapped, map_file = [], reader._map_file
+    monkeypatch.setattr(reader, "_map_file", lambda p: mapped.append(p) or map_file(p))
+    assert finetune("-o", tmp_path / "adapter.gguf").code == 0
+    assert [p for p in mapped if p == Path(tiny)] == [Path(tiny)]

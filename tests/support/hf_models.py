@@ -45,7 +45,8 @@ LATENT = {
     "v_head_dim": 12,
     "num_key_value_heads": 4,
 }
-FULL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+FULL_ROPE = ROPE | {"partial_rotary_factor": 0.5}
 GRANITE_SWA = {
     "sliding_window": 8,
     "layer_types": ["full_attention", "sliding_attention"],
@@ -53,6 +54,17 @@ GRANITE_SWA = {
     "logits_scaling": 2.0,
     "residual_multiplier": 0.5,
     "attention_multiplier": 0.2,
+}
+PICTURE = {"hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
+# The half of classes that reads pictures, which text does not pass: sizes.
+PICTURES: dict[str, dict[str, Any]] = {
+    "Qwen2VLForConditionalGeneration": PICTURE | {"depth": 1, "embed_dim": 32, "hidden_size": 64},
+    "Qwen3VLForConditionalGeneration": PICTURE
+    | {"depth": 1, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+    **dict.fromkeys(
+        (f"{x}ForConditionalGeneration" for x in ("HunYuanVL", "PaddleOCRVL", "MuseGlimmer")),
+        PICTURE | {"num_hidden_layers": 1, "num_attention_heads": 2},
+    ),
 }
 # transformers' class -> arguments of its config class besides SIZES.
 MODELS: dict[str, dict[str, Any]] = {
@@ -271,6 +283,23 @@ MODELS: dict[str, dict[str, Any]] = {
             "sliding_attention": FULL_ROPE,
         },
     },
+    "Qwen2VLForConditionalGeneration": {"rope_parameters": ROPE | {"mrope_section": [2, 3, 3]}},
+    "Qwen3VLForConditionalGeneration": {
+        "head_dim": 16,
+        "rope_parameters": ROPE | {"mrope_section": [3, 3, 2], "mrope_interleaved": True},
+    },
+    "HunYuanVLForConditionalGeneration": {
+        "head_dim": 16,
+        "rope_parameters": ROPE | {"mrope_section": [3, 3, 2, 0]},
+    },
+    "PaddleOCRVLForConditionalGeneration": {
+        "head_dim": 16,
+        "rope_parameters": ROPE | {"mrope_section": [2, 3, 3]},
+    },
+    "MuseGlimmerForConditionalGeneration": {
+        **{"head_dim": 16, "sliding_window": 8},
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "GlmForCausalLM": {"head_dim": 16, "attention_bias": True},
     "MiniCPM3ForCausalLM": LATENT | {"v_head_dim": 16},
     "BitNetForCausalLM": {"tie_word_embeddings": True, "hidden_act": "silu"},  # as llama.cpp
@@ -325,7 +354,11 @@ def torch_model(name: str) -> Any:
 
     kind = getattr(transformers, CLASS_OF.get(name, name))
     config_class = getattr(transformers, CONFIG_OF.get(name, ""), kind.config_class)
-    config = config_class(**SIZES | MODELS[name])
+    sizes = SIZES | MODELS[name]
+    if name in PICTURES:
+        halves = {"text_config": sizes, "vision_config": PICTURES[name]}
+        sizes = halves | {"tie_word_embeddings": False}
+    config = config_class(**sizes)
     torch.manual_seed(0)  # some classes draw norms, biases and states
     config._attn_implementation = config._experts_implementation = "eager"
     model = kind(config).eval().float()

@@ -198,8 +198,8 @@ def _run(
         if job.output.exists():
             row("output", f"{job.output} exists; it is replaced at the end")
         say()
-    model = trained.model
-    before = _load(job, model.compute)  # as it is now: -o may replace it
+    before, model = trainer.reference, trained.model
+    assert before is not None
     for each in (before, model):
         each.release = job.max_memory is not None
     start = trainer.progress.step

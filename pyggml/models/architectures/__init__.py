@@ -14,7 +14,8 @@ from pyggml.models.architectures.command_r import COHERE2, COHERE2MOE, COMMAND_R
 from pyggml.models.architectures.dbrx import DBRX
 from pyggml.models.architectures.deci import DECI
 from pyggml.models.architectures.deepseek import DEEPSEEK, DOTS1
-from pyggml.models.architectures.deepseek2 import DEEPSEEK2, DEEPSEEK2_OCR, MISTRAL4
+from pyggml.models.architectures.deepseek2 import DEEPSEEK2, MISTRAL4
+from pyggml.models.architectures.deepseek2_ocr import DEEPSEEK2_OCR
 from pyggml.models.architectures.ernie4_5_moe import ERNIE4_5_MOE
 from pyggml.models.architectures.exaone import EXAONE4, EXAONE_MOE
 from pyggml.models.architectures.falcon import FALCON

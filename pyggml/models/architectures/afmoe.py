@@ -3,7 +3,7 @@ shared one in all layers but the first few. Every fourth layer has no rotary pos
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.attention import GatedOutput
-from pyggml.models.basics import read_basics, read_windows
+from pyggml.models.basics import WINDOWS, read_basics, read_windows
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import (
@@ -36,8 +36,7 @@ AFMOE = Architecture(
     _decoder,
     EXAMPLE
     | {
-        "attention.sliding_window": 8,
-        "attention.sliding_window_pattern": 2,
+        **WINDOWS,
         "block_count": 4,
     },
 )

@@ -2,17 +2,14 @@
 attention with a gate of each head; after the first layers, experts beside a shared one. Rotary
 pairs of files with sections, whose text it is, are those of "neox"."""
 
-from dataclasses import replace
-
 from pyggml.models import latent
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import Basics, read_basics
-from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.delta_net import KIMI_EXAMPLE, kimi_decoder, read_kimi_delta
-from pyggml.models.experts import EXAMPLE, read_experts, read_router
-from pyggml.models.feed_forward import GatedFeedForward, read_clips
+from pyggml.models.experts import EXAMPLE, read_feed_forward, read_router
+from pyggml.models.feed_forward import read_clips
 from pyggml.models.part import Part
 from pyggml.models.rope import check_sections
 
@@ -34,21 +31,15 @@ def _decoder(r: Reader) -> Decoder:
 
 
 def _feed_forward(r: Reader, b: Basics) -> tuple[Part, ...]:
-    c, n_dense = b.config, r.count("leading_dense_block_count", least=0, most=1024)
     n_ff = r.count("expert_feed_forward_length", most=1 << 20)
-    n_shared = r.count("expert_shared_count", least=0, most=64)
+    n_shared = max(1, r.count("expert_shared_count", least=0, most=64))
     own = r.count("expert_shared_feed_forward_length", 0, least=0, most=1 << 20)
-    of_experts, of_others = read_clips(r, c.n_blocks)
-    experts = read_experts(r, b, of_experts[0], **read_router(r) | {"biased": True})
-
-    def part(i: int) -> Part:
-        if i < n_dense:
-            return b.gated_mlp(i, of_others[i])
-        length = own or n_ff * max(1, n_shared)
-        shared = GatedFeedForward(c.n_embd, length, of_others[i], suffix="_shexp")
-        return Sum((replace(experts[i], unit=of_experts[i]), shared))
-
-    return tuple(part(i) for i in range(c.n_layer))
+    of_experts, of_others = read_clips(r, b.config.n_blocks)
+    return read_feed_forward(
+        *(r, b, of_experts, own or n_ff * n_shared),
+        others=of_others,
+        **read_router(r) | {"biased": True},
+    )
 
 
 BAILINGMOE3 = Architecture(

@@ -7,7 +7,7 @@ output and that of the shared expert are halved; the first layers always rotate.
 """
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.basics import read_basics, read_windows
+from pyggml.models.basics import WINDOWS, read_basics, read_windows
 from pyggml.models.block import Scaled, Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
@@ -69,7 +69,7 @@ COMMAND_R = Architecture("command-r", _command_r, {"logit_scale": 0.25})
 COHERE2 = Architecture(
     "cohere2",
     _cohere2,
-    {"logit_scale": 0.25, "attention.sliding_window": 8, "attention.sliding_window_pattern": 2},
+    WINDOWS | {"logit_scale": 0.25},
 )
 COHERE2MOE = Architecture(
     "cohere2moe",

@@ -5,7 +5,7 @@ layers, has windows, and rotates in layers with a window alone; so does exaone-m
 """
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.basics import read_basics
+from pyggml.models.basics import WINDOWS, read_basics
 from pyggml.models.block import Chain, residual
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
@@ -55,8 +55,7 @@ EXAONE_MOE = Architecture(
     "exaone-moe",
     _exaone_moe,
     {
-        "attention.sliding_window": 8,
-        "attention.sliding_window_pattern": 2,
+        **WINDOWS,
         "expert_count": 4,
         "expert_used_count": 2,
         "expert_feed_forward_length": 256,

@@ -4,7 +4,7 @@ file is the published one plus 1."""
 from dataclasses import replace
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.basics import Basics, read_basics
+from pyggml.models.basics import WINDOWS, Basics, read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.part import Part
@@ -68,6 +68,4 @@ def _score_scale(b: Basics, n_layer_largest: int) -> float:
 
 GEMMA = Architecture("gemma", _gemma, {})
 GEMMA2 = Architecture("gemma2", _gemma2, {"attention.sliding_window": 8})
-GEMMA3 = Architecture(
-    "gemma3", _gemma3, {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2}
-)
+GEMMA3 = Architecture("gemma3", _gemma3, WINDOWS)

@@ -3,7 +3,7 @@ one in all layers but the first few. Layers with a window rotate as if the file 
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.attention import GatedOutput
-from pyggml.models.basics import read_basics, read_windows
+from pyggml.models.basics import WINDOWS, read_basics, read_windows
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import EXAMPLE, SIGMOID, read_feed_forward, read_router
@@ -36,5 +36,5 @@ def _decoder(r: Reader) -> Decoder:
 LAGUNA = Architecture(
     "laguna",
     _decoder,
-    EXAMPLE | {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2},
+    EXAMPLE | WINDOWS,
 )

@@ -1,8 +1,6 @@
 """maple: Maple. As qwen3moe, with windows and rotary positions in some layers alone, and clipped
 gates."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from pyggml.models.architecture import Architecture
@@ -12,18 +10,17 @@ from pyggml.models.decoder import Decoder
 from pyggml.models.experts import read_experts
 from pyggml.models.feed_forward import clipped_swiglu
 from pyggml.models.part import Part
-from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", own_turns=True)
     limits = r.numbers("swiglu_clamp_exp", b.config.n_layer, None, 0.0, 1e6)
     windows = read_windows(r, b, 1)
-    experts = read_experts(r, b, swiglu)
+    experts = read_experts(r, b, tuple(map(clipped_swiglu, limits)))
 
     def block(i: int) -> Part:
-        clipped = replace(experts[i], unit=clipped_swiglu(limits[i]))
-        return b.pre_norm(b.attention(i, **b.head_norms(i), **{"rope": None} | windows[i]), clipped)
+        here = {"rope": None} | b.head_norms(i) | windows[i]
+        return b.pre_norm(b.attention(i, **here), experts[i])
 
     return b.decoder(block, tied=False)
 

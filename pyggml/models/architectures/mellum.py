@@ -4,7 +4,7 @@ scaling."""
 from dataclasses import replace
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.basics import read_basics, read_windows
+from pyggml.models.basics import WINDOWS, read_basics, read_windows
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import read_experts
@@ -32,7 +32,6 @@ MELLUM = Architecture(
         "expert_count": 4,
         "expert_used_count": 2,
         "expert_feed_forward_length": 256,
-        "attention.sliding_window": 8,
-        "attention.sliding_window_pattern": 2,
+        **WINDOWS,
     },
 )

@@ -9,7 +9,7 @@ from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import has_experts, read_experts
 from pyggml.models.part import Part
-from pyggml.models.rope import Rope, Temperature
+from pyggml.models.rope import Rope, read_temperature
 from pyggml.ops import swiglu
 
 
@@ -17,8 +17,7 @@ def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal")
     assert b.rope is not None
     rope = _yarn(r, b.rope)
-    strength = r.number("attention.temperature_scale", 0.0, 0.0, 1e3)
-    temperature = Temperature(strength, b.rope.n_ctx_orig) if strength else None
+    temperature = read_temperature(r, b.rope.n_ctx_orig)
     experts = read_experts(r, b, swiglu, own_length=False) if has_experts(r) else ()
 
     def block(i: int) -> Part:

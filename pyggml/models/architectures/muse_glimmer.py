@@ -4,7 +4,7 @@ had no scaling."""
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.attention import GatedOutput
-from pyggml.models.basics import read_basics, read_windows
+from pyggml.models.basics import WINDOWS, read_basics, read_windows
 from pyggml.models.config import Reader, rms_eps
 from pyggml.models.decoder import Decoder
 from pyggml.models.norm import RmsNorm
@@ -37,8 +37,7 @@ MUSE_GLIMMER = Architecture(
     "muse-glimmer",
     _decoder,
     {
-        "attention.sliding_window": 8,
-        "attention.sliding_window_pattern": 2,
+        **WINDOWS,
         "logit_scale": 0.5,
         "final_logit_softcapping": 20.0,
     },

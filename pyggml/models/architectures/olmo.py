@@ -9,7 +9,7 @@ olmoe   the usual norms before attention and experts; norms of q and k as in olm
 from dataclasses import replace
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.basics import read_basics
+from pyggml.models.basics import WINDOWS, read_basics
 from pyggml.models.block import Chain, residual
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
@@ -59,7 +59,5 @@ def _olmoe(r: Reader) -> Decoder:
 
 
 OLMO = Architecture("olmo", _olmo, {"attention.clamp_kqv": 2.0})
-OLMO2 = Architecture(
-    "olmo2", _olmo2, {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2}
-)
+OLMO2 = Architecture("olmo2", _olmo2, WINDOWS)
 OLMOE = Architecture("olmoe", _olmoe, {"expert_count": 4, "expert_used_count": 2})

@@ -8,7 +8,7 @@ here heads rotate whole, as in the published model.
 import numpy as np
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.basics import read_basics, read_windows
+from pyggml.models.basics import WINDOWS, read_basics, read_windows
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.mamba import read_mamba_of_heads
@@ -73,5 +73,5 @@ PLAMO2 = Architecture(
 PLAMO3 = Architecture(
     "plamo3",
     _plamo3,
-    {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2},
+    WINDOWS,
 )

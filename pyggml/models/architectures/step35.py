@@ -9,20 +9,18 @@ import numpy as np
 from pyggml.models.architecture import Architecture
 from pyggml.models.attention import Attention, GatedOutput
 from pyggml.models.basics import read_basics, read_windows
-from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import (
     SIGMOID,
     dense_without_router,
-    read_experts,
+    read_feed_forward,
     read_router,
-    read_shared,
+    read_shared_length,
 )
 from pyggml.models.feed_forward import read_clips
 from pyggml.models.part import Part
 from pyggml.models.rope import read_local_rope
-from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
@@ -34,21 +32,17 @@ def _decoder(r: Reader) -> Decoder:
     if half % 2:
         r.faults.append(f"rope.dimension_count is {2 * half}, wanted a multiple of 4")
     full = replace(b.rope, n_dims=half - half % 2, n_factors=half)
-    experts = read_experts(r, b, swiglu, **read_router(r, SIGMOID))
-    shared, is_dense = read_shared(r, b, swiglu), dense_without_router(r)
-
-    def feed_forward(i: int) -> Part:
-        if is_dense(i):
-            return b.gated_mlp(i, of_others[i])
-        mixture = replace(experts[i], unit=of_experts[i])
-        return Sum((mixture, replace(shared, unit=of_others[i]))) if shared else mixture
+    feed_forward = read_feed_forward(
+        *(r, b, of_experts, read_shared_length(r), dense_without_router(r), of_others),
+        **read_router(r, SIGMOID),
+    )
 
     def block(i: int) -> Part:
         gated = not r.has_tensors or f"blk.{i}.attn_gate.weight" in r.shapes
         normed = not r.has_tensors or f"blk.{i}.attn_q_norm.weight" in r.shapes
         here = {"rope": full} | windows[i] | (b.head_norms(i) if normed else {})
         attention = b.attention(i, GatedOutput if gated else Attention, **here)
-        return b.pre_norm(attention, feed_forward(i))
+        return b.pre_norm(attention, feed_forward[i])
 
     return b.decoder(block, tied=False)
 
