@@ -127,8 +127,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         case ast.Constant(value=bool(value)):
             yield "constant", other(value=not value)
         case ast.Constant(value=int(value) | float(value)):
-            yield "constant", other(value=value + 1)
-            yield "constant", other(value=value - 1)
+            yield from (("constant", other(value=value + step)) for step in (1, -1))
         case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
             yield "return", other(value=ast.Constant(None))
         case ast.Slice(lower=lower, upper=upper):
