@@ -40,10 +40,11 @@ SOURCES = {
 }
 # What small models of transformers' classes become, in tests/models/test_transformers.py.
 _CLASSES = """
-afmoe apertus bailingmoe2 bailingmoe3 bitnet chatglm cohere2moe dbrx deepseek2 deepseek2-ocr dots1 ernie4_5-moe
-exaone-moe exaone4 falcon-h1 gemma3n gemma4 glm4moe granite_swa granitehybrid hunyuan-dense
-hunyuan-moe hunyuan_vl hy_v3 jais2 jamba kimi-linear laguna llama4 mellum mimo2 minicpm3
-minimax-m2 mistral4 mpt muse-glimmer nemotron_h nemotron_h_moe paddleocr phimoe qwen2vl qwen3vl qwen3vlmoe step35
+afmoe apertus bailingmoe2 bailingmoe3 bitnet chatglm cohere2moe dbrx deepseek2 deepseek2-ocr dots1
+ernie4_5-moe exaone-moe exaone4 falcon-h1 gemma3n gemma4 glm4moe granite_swa granitehybrid
+hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 jais2 jamba kimi-linear laguna llama4 mellum mimo2
+minicpm3 minimax-m2 mistral4 mpt muse-glimmer nemotron_h nemotron_h_moe paddleocr phimoe qwen2vl
+qwen3vl qwen3vlmoe step35
 """
 CLASSES = _CLASSES.split()
 # Why a name is compared with no class of transformers.

@@ -52,9 +52,11 @@ def to_peft(
             base_model_name_or_path=base,
             fan_in_fan_out=twins.layout.conv1d,
         )
-        tables = {name for name, module in modules.items() if module.table}
-        by_name = _with_names(updates, stacks)
-        stored = {n.replace(*twins.layout.stored): pair for n, pair in by_name.items()}
+        stored = {
+            n.replace(*twins.layout.stored): pair
+            for n, pair in _with_names(updates, stacks).items()
+        }
+        tables = {n.replace(*twins.layout.stored) for n, m in modules.items() if m.table}
         tensors.write(partial / tensors.NAME, stored, tables)
         chat_template.write(partial, Path(path))
     return ranks

@@ -36,9 +36,7 @@ CLASSES = [name for name in MODELS if name not in WITHOUT_LAYOUT]
 # Modules of the file whose updates PEFT does not apply as they are; to_peft warns of them.
 WARNED = {
     "JambaForCausalLM": ("ssm_dt", "dt_proj"),
-    **dict.fromkeys(
-        ("NemotronHForCausalLM", "NemotronHDenseForCausalLM"), ("ssm_out", "out_proj")
-    ),
+    **dict.fromkeys(("NemotronHForCausalLM", "NemotronHDenseForCausalLM"), ("ssm_out", "out_proj")),
 }
 # PEFT cannot wrap the routers that it takes for linear modules: they give two tensors.
 NO_ALL_LINEAR = ("Llama4ForCausalLM", "PhimoeForCausalLM")
