@@ -65,8 +65,18 @@ def from_peft(
 
 def _place(placed: dict[str, _Updates], given: ModuleFactors, module: Module, alpha: float) -> None:
     for p in module.parts:
-        a, b = _halves(given, module, p)
-        placed.setdefault(p.tensor, {})[p.expert] = Update(a, b, alpha)
+        update = Update(*_halves(given, module, p), alpha)
+        others = placed.setdefault(p.tensor, {})
+        is_some = p.rows.min() < 0 and p.expert in others
+        others[p.expert] = _join(others[p.expert], update) if is_some else update
+
+
+def _join(*updates: Update) -> Update:
+    """One update of a matrix that is the sum of these: their ranks in turn."""
+    ranks = [len(u.a) for u in updates]
+    b = [u.b * np.float32(u.alpha / rank) for u, rank in zip(updates, ranks, strict=True)]
+    a = np.concatenate([u.a for u in updates])
+    return Update(a, np.concatenate(b, axis=1), float(sum(ranks)))
 
 
 def _note_unknown(
@@ -134,6 +144,8 @@ def _halves(
     if module.upright:
         a, b = b.swapaxes(1, 2), a.swapaxes(1, 2)
     a, b = a[..., part.columns], b[..., part.rows, :]
+    if part.rows.min() < 0:
+        b[part.rows < 0] = 0
     if part.factor is not None:
         b = b * part.factor[:, None]
     if part.rows.ndim == 1:

@@ -58,6 +58,8 @@ class Layout:
     warned    endings of modules whose updates PEFT does not apply as they are, and why
     stored    a part of modules' names → that of published files, which transformers renames as it
               loads an adapter
+    in_thirds  whether another class of the same files has a module for each of queries, keys and
+            values, and parameters that are all experts' matrices: they are read, not written
     """
 
     layers: str = "model.layers"
@@ -78,6 +80,7 @@ class Layout:
     by_weight: tuple[str, ...] = ()
     warned: Mapping[str, str] = field(default_factory=dict)
     stored: tuple[str, str] = ("", "")
+    in_thirds: bool = False
 
 
 def _split(*names: str) -> Tensors:
@@ -392,6 +395,7 @@ OF_AUTHORS: dict[str, Layout] = {
         modules=("attention.query_key_value", "attention.dense", *_GATED, *_SHARED_EXPERTS),
         outer=("model.word_embeddings", "lm_head"),
         apart=_THREE,
+        in_thirds=True,  # transformers' Sarvam, which is its Glm4Moe
     ),
     "grok": Layout(
         layers="transformer.decoder_layer",

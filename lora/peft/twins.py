@@ -29,14 +29,15 @@ _BY_HEAD = {"self_attn.kv_b_proj": ("attn_k_b", "attn_v_b")}
 _PARTS = ("gate", "up", "down")
 _EACH_EXPERT = {f"{x}_proj": (f"ffn_{x}_exps",) for x in _PARTS}
 _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,5})\.(.+)")
+_THIRD = re.compile(r".+\.(\d{1,5})\.self_attn\.([qkv])_proj")
 
 
 @dataclass(frozen=True, slots=True)
 class ModulePart:
     """A tensor of the file, or some of its rows, as it lies in a module.
 
-    rows      (n_out,): for each row of the tensor its row in the module; of a matrix for each head
-              (n_head, n_out)
+    rows      (n_out,): for each row of the tensor its row in the module, -1 if that is of another;
+              of a matrix for each head (n_head, n_out)
     columns   (n_in,): for each column likewise
     expert    of a stack of matrices, the number of the one that the module is; else None
     upright   rows and columns of the tensor are columns and rows of the module
@@ -86,7 +87,7 @@ class Twins:
                 f"{model.file.path}: adapters of PEFT are not converted for {architecture!r}: "
                 f"{why}; wanted one of {', '.join(LAYOUTS)}"
             )
-        self.layout, self._specs = layout, parts.decoder.tensors()
+        self.layout, self._model, self._specs = layout, model, parts.decoder.tensors()
         self._names = _names(parts)
         self._unread = frozenset(parts.decoder.unread)
         modules = [*_modules(model, layout, self._names), *_experts(model, layout)]
@@ -94,6 +95,10 @@ class Twins:
         self.modules = {m.name: m for m in modules}
         self.changed = {self._tensor(name): why for name, why in layout.changed.items()}
         self._by_text = {_of_text(m.name): m for m in modules}
+        if layout.in_thirds:
+            for i in range(model.config.n_layer):
+                stacks = _stacks(model, layout, f"{layout.layers}.{i}.{layout.experts}", i)
+                self._by_text.update((m.name, m) for m in stacks)
         self._by_tensor = {
             m.parts[0].tensor: m for m in modules if len(m.parts) == 1 and m.parts[0].expert is None
         }
@@ -104,7 +109,7 @@ class Twins:
         module = self._by_text.get(name) or self._by_tensor.get(self._tensor(name))
         if module is None and f".{name}".endswith((".experts", ".experts.base_layer")):
             return self._stack(name.removesuffix(".base_layer"), shape)
-        return module or self._expert(name) or self._router(name)
+        return module or self._expert(name) or self._router(name) or self._third(name)
 
     def change(self, name: str) -> str | None:
         """Why this module cannot be updated, if it cannot."""
@@ -146,6 +151,20 @@ class Twins:
             return None
         n_out, n_in = self._specs[tensor].shape
         return Module(name, (n_out, n_in), (ModulePart(tensor, np.arange(n_out), np.arange(n_in)),))
+
+    def _third(self, name: str) -> Module | None:
+        """The queries, keys or values of a file's attn_qkv, where a class has a module for each."""
+        match = _THIRD.fullmatch(name) if self.layout.in_thirds else None
+        tensor = f"blk.{match[1]}.attn_qkv.weight" if match else ""
+        if match is None or tensor not in self._specs:
+            return None
+        n_rows, n_in = self._specs[tensor].shape
+        heads = _heads(self._model, int(match[1]))
+        sizes = np.array([heads.n, heads.n_kv, heads.n_kv]) * (n_rows // (heads.n + 2 * heads.n_kv))
+        which = "qkv".index(match[2])
+        rows, at = np.full(n_rows, -1), sizes[:which].sum()
+        rows[at : at + sizes[which]] = np.arange(sizes[which])
+        return Module(name, (int(sizes[which]), n_in), (ModulePart(tensor, rows, np.arange(n_in)),))
 
 
 def _of_text(name: str) -> str:

@@ -30,7 +30,8 @@ pytestmark = [
 ]
 RANK = 4
 TOKENS = np.random.default_rng(7).integers(0, N_VOCAB, N_TOKENS).astype(np.int32)
-# Falcon H1's modules are no tensors of its file; those of files of Ling 2 have its authors' names.
+# Falcon H1's modules are no tensors of its file. For files of Ling 2 and Sarvam the authors' are
+# written, and those of transformers' Sarvam are read as well.
 WITHOUT_LAYOUT = ("FalconH1ForCausalLM", "SarvamMoEForCausalLM")
 CLASSES = [name for name in MODELS if name not in WITHOUT_LAYOUT]
 # Modules of the file whose updates PEFT does not apply as they are; to_peft warns of them.
@@ -112,7 +113,9 @@ def test_peft_applies_what_we_write_and_we_what_it_saves(name, of_class, tmp_pat
     assert nmse(logits_with(model, tmp_path / "again.gguf"), wanted) < most
 
 
-@pytest.mark.parametrize("name", [name for name in CLASSES if name not in NO_ALL_LINEAR])
+@pytest.mark.parametrize(
+    "name", [n for n in (*CLASSES, "SarvamMoEForCausalLM") if n not in NO_ALL_LINEAR]
+)
 def test_an_adapter_that_peft_made(name, of_class, tmp_path):
     """Of all linear modules, as PEFT finds them: their names are those of the built class."""
     import torch
@@ -124,6 +127,9 @@ def test_an_adapter_that_peft_made(name, of_class, tmp_path):
         WARNED[name][1] if name in WARNED else "vision|visual|projector"
     )  # another half of the class
     how = {"exclude_modules": f".*({excluded}).*"} if name in (*WARNED, *PICTURES) else {}
+    if name == "SarvamMoEForCausalLM":
+        how["target_parameters"] = [f"mlp.experts.{x}_proj" for x in ("gate_up", "down")]
+        how["alpha_pattern"] = {"k_proj": 3}
     config = PeftConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", **how)
     torch.manual_seed(5)
     made = get_peft_model(theirs, config)

@@ -36,6 +36,7 @@ from peers.trial import llama_cpp_logits
 GOLDEN = Path(__file__).parents[1] / "golden"
 FOLDERS = GOLDEN / "adapters/folders"
 NAMES = sorted(p.name for p in FOLDERS.iterdir())
+HEAD_COUNTS = ("head_count", "head_count_kv")
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -153,6 +154,28 @@ def test_fused_matrices_of_classes_outside_of_transformers(tmp_path):
         found = tensors_of(tmp_path / "a.gguf")
         for x, want in zip("qkv", wanted, strict=True):
             np.testing.assert_array_equal(found[f"blk.0.attn_{x}.weight.lora_b"], want)
+
+
+def test_queries_keys_and_values_of_one_matrix_are_ranks_in_turn(tmp_path):
+    """Transformers' Sarvam has modules of its own for what a file of bailingmoe2 has in one."""
+    model = pyggml.load(tiny_models.write(tmp_path / "m.gguf", "bailingmoe2"))
+    n_out, n_in = model.parts.weights["blk.0.attn_qkv.weight"].shape
+    n, n_kv = (int(model.file.get(f"bailingmoe2.attention.{k}")) for k in HEAD_COUNTS)
+    size, rng = n_out // (n + 2 * n_kv), np.random.default_rng(0)
+    alphas, at = {"q_proj": 4, "v_proj": 6}, {"q_proj": 0, "v_proj": size * (n + n_kv)}
+    arrays, wanted = {}, np.zeros((n_out, n_in))
+    for x, rows in (("q_proj", n * size), ("v_proj", n_kv * size)):
+        key = f"base_model.model.model.layers.0.self_attn.{x}"
+        a, b = rng.standard_normal((2, n_in)), rng.standard_normal((rows, 2))
+        arrays |= {f"{key}.lora_A.weight": a, f"{key}.lora_B.weight": b}
+        wanted[at[x] : at[x] + rows] = b @ a * alphas[x] / 2
+    folder = written(tmp_path / "f", arrays, r=2, lora_alpha=1, alpha_pattern=alphas)
+    from_peft(model, folder, tmp_path / "a.gguf")
+    found = tensors_of(tmp_path / "a.gguf")
+    a, b = (found[f"blk.0.attn_qkv.weight.lora_{x}"] for x in "ab")
+    with gguf.open(tmp_path / "a.gguf") as file:
+        scale = file.get("adapter.lora.alpha") / len(a)
+    np.testing.assert_allclose(b @ a * scale, wanted, rtol=0, atol=1e-5)
 
 
 # -- every architecture ---------------------------------------------------------------------------
