@@ -40,6 +40,7 @@ SOURCES = {
 }
 # What small models of transformers' classes become, in tests/models/test_transformers.py.
 _CLASSES = """
+xverse deci pangu-embedded orion minicpm deepseek
 afmoe apertus bailingmoe2 bailingmoe3 bitnet chatglm cohere2moe dbrx deepseek2 deepseek2-ocr dots1
 ernie4_5-moe exaone-moe exaone4 falcon-h1 gemma3n gemma4 glm4moe granite_swa granitehybrid
 hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 jais2 jamba kimi-linear laguna llama4 mellum mimo2

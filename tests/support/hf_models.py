@@ -47,6 +47,7 @@ LATENT = {
 }
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 FULL_ROPE = ROPE | {"partial_rotary_factor": 0.5}
+WHOLE_ROPE = ROPE | {"partial_rotary_factor": 1.0}
 GRANITE_SWA = {
     "sliding_window": 8,
     "layer_types": ["full_attention", "sliding_attention"],
@@ -64,6 +65,10 @@ NEMOTRON = {
     "ssm_state_size": 16,
     "n_groups": 2,
     "use_mamba_kernels": False,
+}
+DEEPSEEK = ROUTED | {
+    **{"num_key_value_heads": 4, "topk_method": "greedy", "norm_topk_prob": False},
+    "mlp_layer_types": ["dense", "sparse"],
 }
 PICTURE = {"hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
 # The half of classes that reads pictures, which text does not pass: sizes.
@@ -326,14 +331,10 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"swiglu_limits": [0.0, 0.5, 0.3], "swiglu_limits_shared": [0.0, 0.4, 0.0]},
         "rope_parameters": {
             "full_attention": FULL_ROPE | {"rope_theta": 50000.0},
-            "sliding_attention": ROPE | {"partial_rotary_factor": 1.0},
+            "sliding_attention": WHOLE_ROPE,
         },
     },
-    "DeepseekOcr2ForConditionalGeneration": ROUTED
-    | {
-        **{"num_key_value_heads": 4, "topk_method": "greedy", "norm_topk_prob": False},
-        "mlp_layer_types": ["dense", "sparse"],
-    },
+    "DeepseekOcr2ForConditionalGeneration": DEEPSEEK,
     "HunYuanVLForConditionalGeneration": {
         "head_dim": 16,
         "rope_parameters": ROPE | {"mrope_section": [3, 3, 2, 0]},
@@ -350,11 +351,27 @@ MODELS: dict[str, dict[str, Any]] = {
     "MiniCPM3ForCausalLM": LATENT | {"v_head_dim": 16},
     "BitNetForCausalLM": {"tie_word_embeddings": True, "hidden_act": "silu"},  # as llama.cpp
     "MptForCausalLM": {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
+    # Of classes that come with their models, those that compute what one of transformers does.
+    "XverseForCausalLM": {"num_key_value_heads": 4},
+    "DeciLMForCausalLM": {},
+    "PanguEmbeddedForCausalLM": {"attention_bias": True},
+    "OrionForCausalLM": {"layer_norm_eps": 1e-6, "rope_parameters": WHOLE_ROPE},
+    "MiniCPMForCausalLM": {
+        **{"embedding_multiplier": 3.0, "residual_multiplier": 0.5},
+        **{"attention_multiplier": 0.25, "logits_scaling": 2.0},
+    },
+    "DeepseekForCausalLM": DEEPSEEK,
 }
+PICTURES["DeepseekForCausalLM"] = PICTURES["DeepseekOcr2ForConditionalGeneration"]
 # Where a class has another's name, and a config of its own.
+LLAMAS = ("Xverse", "DeciLM", "PanguEmbedded")
 CLASS_OF = {
     "SarvamMoEForCausalLM": "Glm4MoeForCausalLM",
     "NemotronHDenseForCausalLM": "NemotronHForCausalLM",
+    **dict.fromkeys((f"{x}ForCausalLM" for x in LLAMAS), "LlamaForCausalLM"),
+    "OrionForCausalLM": "StableLmForCausalLM",
+    "MiniCPMForCausalLM": "GraniteForCausalLM",
+    "DeepseekForCausalLM": "DeepseekOcr2ForConditionalGeneration",
 }
 CONFIG_OF = {"SarvamMoEForCausalLM": "SarvamMoEConfig"}
 # What the converter reads besides, or under other names, and `architectures` if it has another;
@@ -375,6 +392,8 @@ OF_CONVERTER: dict[str, dict[str, Any]] = {
     "SarvamMoEForCausalLM": SIGMOID | {"num_experts": 8, "num_shared_experts": 1},
     "KimiLinearForCausalLM": SIGMOID,
     "GlmForCausalLM": {"layernorm_epsilon": 1e-6},
+    "OrionForCausalLM": {"rms_norm_eps": 1e-6},
+    "MiniCPMForCausalLM": {"scale_emb": 3.0, "scale_depth": 0.5 * sqrt(2), "dim_model_base": 32},
     "NemotronHDenseForCausalLM": {
         "architectures": ["NemotronHForCausalLM"],
         "hybrid_override_pattern": "M*-",
@@ -402,13 +421,15 @@ OF_CONVERTER: dict[str, dict[str, Any]] = {
 KEYS = {
     "Mistral4ForCausalLM": {"attention.temperature_scale": 0.1, "attention.temperature_length": 16}
 }
-# Names that save_pretrained gives modules, where they are not those of published files.
+# Names that save_pretrained gives modules, where they are not those of published files; "" is left
+# out.
 SUB_NORMS = {
     "self_attn.attn_sub_norm": "self_attn.inner_attn_ln",
     "mlp.ffn_sub_norm": "mlp.ffn_layernorm",
 }
 RENAMED = {
     "BitNetForCausalLM": (r"self_attn.attn_sub_norm|mlp.ffn_sub_norm", lambda m: SUB_NORMS[m[0]]),
+    "DeepseekForCausalLM": (r".*(sam_model|qwen2_model|projector|view_seperator).*", ""),
     "KimiLinearForCausalLM": (r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj"),
 }
 
@@ -537,7 +558,8 @@ def renaming(kind: Any, pattern: str, name: str) -> Any:
 
         def index_tensors(self, *args: Any, **options: Any) -> dict[str, Any]:
             tensors = super().index_tensors(*args, **options)
-            return {re.sub(pattern, name, n): t for n, t in tensors.items()}
+            renamed = {re.sub(pattern, name, n): t for n, t in tensors.items()}
+            return {n: t for n, t in renamed.items() if n}
 
     return Renaming
 
