@@ -40,20 +40,18 @@ SOURCES = {
 }
 # What small models of transformers' classes become, in tests/models/test_transformers.py.
 _CLASSES = """
-xverse deci pangu-embedded orion minicpm deepseek
-afmoe apertus bailingmoe2 bailingmoe3 bitnet chatglm cohere2moe dbrx deepseek2 deepseek2-ocr dots1
-ernie4_5-moe exaone-moe exaone4 falcon-h1 gemma3n gemma4 glm4moe granite_swa granitehybrid
-hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 jais2 jamba kimi-linear laguna llama4 mellum mimo2
-minicpm3 minimax-m2 mistral4 mpt muse-glimmer nemotron_h nemotron_h_moe paddleocr phimoe qwen2vl
-qwen3vl qwen3vlmoe step35
+afmoe apertus bailingmoe2 bailingmoe3 bitnet chatglm cohere2moe dbrx deci deepseek deepseek2
+deepseek2-ocr dots1 ernie4_5-moe exaone-moe exaone4 falcon-h1 gemma3n gemma4 glm4moe granite_swa
+granitehybrid hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 jais2 jamba kimi-linear laguna llama4
+mellum mimo2 minicpm minicpm3 minimax-m2 mistral4 mpt muse-glimmer nemotron_h nemotron_h_moe orion
+paddleocr pangu-embedded phimoe qwen2vl qwen3vl qwen3vlmoe step35 xverse
 """
 CLASSES = _CLASSES.split()
 # Why a name is compared with no class of transformers.
 WITHOUT_CLASS = {
     "a class comes with the model, as code of its authors": """arctic arwkv7 bailingmoe codeshell
-        deci deepseek grok grovemoe jais maincoder maple minicpm nanbeige openelm orion
-        pangu-embedded plamo plamo2 plamo3 plm qwen refact rwkv6 rwkv6qwen2 rwkv7 smallthinker
-        spark2_5 talkie xverse""",
+        grok grovemoe jais maincoder maple nanbeige openelm plamo plamo2 plamo3 plm qwen refact
+        rwkv6 rwkv6qwen2 rwkv7 smallthinker spark2_5 talkie""",
 }
 # LLM_ARCH_NAMES of llama.cpp's src/llama-arch.cpp, in its order.
 _LIST = """
@@ -181,7 +179,10 @@ updates of latent matrices (DeepSeek 2, Kimi, Ling 3): those are compared once t
 Where transformers has the class, gradients of A and B of every matrix are its too: within 3e-5,
 and 5e-2 in the 22 layers of gemma3n, where transformers' own rounding is 1e-2. Where llama.cpp
 differs from a class, the class takes its part: GELUs are the tanh form, bitnet has SiLU, and phimoe
-RMS norms with biases and a router whose weights add up to 1.
+RMS norms with biases and a router whose weights add up to 1. Where the class comes with the model,
+as its authors' code, one of transformers that computes the same stands for it: Llama for xverse,
+pangu-embedded and deci with attention in all layers, StableLM for orion, Granite for minicpm,
+DeepSeek OCR for deepseek.
 
 `tests/models/test_llama_cpp_batch.py` feeds three sequences in batches of prompts, chunks and
 single tokens to llama.cpp and here, for every name: the error is below 3e-11, and 2e-9 with GELUs
