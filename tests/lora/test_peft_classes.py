@@ -31,9 +31,12 @@ pytestmark = [
 RANK = 4
 TOKENS = np.random.default_rng(7).integers(0, N_VOCAB, N_TOKENS).astype(np.int32)
 # Falcon H1's modules are no tensors of its file. For files of Ling 2 and Sarvam the authors' are
-# written, and those of transformers' Sarvam are read as well. What stands for DeepSeek V1 is the
-# text of a class that has pictures.
-WITHOUT_LAYOUT = ("FalconH1ForCausalLM", "SarvamMoEForCausalLM", "DeepseekForCausalLM")
+# written, and those of transformers' Sarvam are read as well. What stands for DeepSeek V1, Ling and
+# Qwen 1 has other modules than the authors' classes.
+WITHOUT_LAYOUT = (
+    *("FalconH1ForCausalLM", "SarvamMoEForCausalLM", "DeepseekForCausalLM"),
+    *("BailingMoeForCausalLM", "QWenLMHeadModel"),
+)
 CLASSES = [name for name in MODELS if name not in WITHOUT_LAYOUT]
 # Modules of the file whose updates PEFT does not apply as they are; to_peft warns of them.
 WARNED = {

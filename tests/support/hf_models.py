@@ -8,7 +8,7 @@ converts gradients too: a checkpoint whose numbers are the gradients becomes a f
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import log, sqrt
 from pathlib import Path
@@ -361,8 +361,11 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"attention_multiplier": 0.25, "logits_scaling": 2.0},
     },
     "DeepseekForCausalLM": DEEPSEEK,
+    "BailingMoeForCausalLM": DEEPSEEK | {"mlp_layer_types": ["sparse"] * 2},
+    "QWenLMHeadModel": {"num_key_value_heads": 4},
 }
-PICTURES["DeepseekForCausalLM"] = PICTURES["DeepseekOcr2ForConditionalGeneration"]
+OF_PICTURES = ("DeepseekForCausalLM", "BailingMoeForCausalLM")
+PICTURES |= dict.fromkeys(OF_PICTURES, PICTURES["DeepseekOcr2ForConditionalGeneration"])
 # Where a class has another's name, and a config of its own.
 LLAMAS = ("Xverse", "DeciLM", "PanguEmbedded")
 CLASS_OF = {
@@ -371,7 +374,8 @@ CLASS_OF = {
     **dict.fromkeys((f"{x}ForCausalLM" for x in LLAMAS), "LlamaForCausalLM"),
     "OrionForCausalLM": "StableLmForCausalLM",
     "MiniCPMForCausalLM": "GraniteForCausalLM",
-    "DeepseekForCausalLM": "DeepseekOcr2ForConditionalGeneration",
+    **dict.fromkeys(OF_PICTURES, "DeepseekOcr2ForConditionalGeneration"),
+    "QWenLMHeadModel": "Qwen2ForCausalLM",
 }
 CONFIG_OF = {"SarvamMoEForCausalLM": "SarvamMoEConfig"}
 # What the converter reads besides, or under other names, and `architectures` if it has another;
@@ -393,6 +397,10 @@ OF_CONVERTER: dict[str, dict[str, Any]] = {
     "KimiLinearForCausalLM": SIGMOID,
     "GlmForCausalLM": {"layernorm_epsilon": 1e-6},
     "OrionForCausalLM": {"rms_norm_eps": 1e-6},
+    "BailingMoeForCausalLM": {
+        **{"first_k_dense_replace": 0, "num_experts": 8, "num_shared_experts": 1},
+    },
+    "QWenLMHeadModel": {"intermediate_size": 2 * 96, "layer_norm_epsilon": 1e-6},
     "MiniCPMForCausalLM": {"scale_emb": 3.0, "scale_depth": 0.5 * sqrt(2), "dim_model_base": 32},
     "NemotronHDenseForCausalLM": {
         "architectures": ["NemotronHForCausalLM"],
@@ -423,14 +431,44 @@ KEYS = {
 }
 # Names that save_pretrained gives modules, where they are not those of published files; "" is left
 # out.
+TOWERS = r".*(sam_model|qwen2_model|projector|view_seperator).*"
+BAILING = {
+    "self_attn.o_proj": "attention.dense",
+    "model.embed_tokens": "model.word_embeddings",
+}
+QWEN = {
+    "model.layers": "transformer.h",
+    "model.embed_tokens": "transformer.wte",
+    "model.norm": "transformer.ln_f",
+    "input_layernorm": "ln_1",
+    "post_attention_layernorm": "ln_2",
+    "self_attn.o_proj": "attn.c_proj",
+    "mlp.gate_proj": "mlp.w2",
+    "mlp.up_proj": "mlp.w1",
+    "mlp.down_proj": "mlp.c_proj",
+}
 SUB_NORMS = {
     "self_attn.attn_sub_norm": "self_attn.inner_attn_ln",
     "mlp.ffn_sub_norm": "mlp.ffn_layernorm",
 }
-RENAMED = {
-    "BitNetForCausalLM": (r"self_attn.attn_sub_norm|mlp.ffn_sub_norm", lambda m: SUB_NORMS[m[0]]),
-    "DeepseekForCausalLM": (r".*(sam_model|qwen2_model|projector|view_seperator).*", ""),
+
+
+def by_name(names: Mapping[str, str], dropped: str = "") -> tuple[str, Callable[[re.Match], str]]:
+    """A pattern of these names and of what is left out, and what they become."""
+    return "|".join(filter(None, (dropped, *map(re.escape, names)))), lambda m: names.get(m[0], "")
+
+
+RENAMED: dict[str, tuple[str, str | Callable[[re.Match], str]]] = {
+    "BitNetForCausalLM": by_name(SUB_NORMS),
+    "DeepseekForCausalLM": (TOWERS, ""),
+    "BailingMoeForCausalLM": by_name(BAILING, TOWERS),
+    "QWenLMHeadModel": by_name(QWEN),
     "KimiLinearForCausalLM": (r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj"),
+}
+# Queries, keys and values where they are one module in published files.
+JOINED = {
+    "BailingMoeForCausalLM": "attention.query_key_value",
+    "QWenLMHeadModel": "attn.c_attn",
 }
 
 
@@ -542,7 +580,7 @@ def convert(model: Any, name: str, folder: Path) -> Path:
     if hasattr(kind, "weight_quant"):  # BitNet's own rounding, which is no moving of numbers
         kind.weight_quant = lambda self, weight: weight
     if name in RENAMED:
-        kind = renaming(kind, *RENAMED[name])
+        kind = renaming(kind, *RENAMED[name], JOINED.get(name))
     if name == "Qwen3VLMoeForConditionalGeneration":
         kind = transposing(kind)
     path = folder / "model.gguf"
@@ -550,8 +588,8 @@ def convert(model: Any, name: str, folder: Path) -> Path:
     return path
 
 
-def renaming(kind: Any, pattern: str, name: str) -> Any:
-    """A converter that reads tensors of other names."""
+def renaming(kind: Any, pattern: str, name: Any, of_qkv: str | None) -> Any:
+    """A converter that reads tensors of other names, or queries, keys and values as one."""
 
     class Renaming(kind):
         model_arch = kind.model_arch
@@ -559,9 +597,22 @@ def renaming(kind: Any, pattern: str, name: str) -> Any:
         def index_tensors(self, *args: Any, **options: Any) -> dict[str, Any]:
             tensors = super().index_tensors(*args, **options)
             renamed = {re.sub(pattern, name, n): t for n, t in tensors.items()}
+            if of_qkv is not None:
+                join(renamed, of_qkv)
             return {n: t for n, t in renamed.items() if n}
 
     return Renaming
+
+
+def join(tensors: dict[str, Any], name: str) -> None:
+    """Put queries, keys and values below each other, as a module of this name."""
+    import torch
+
+    for q in [n for n in tensors if "self_attn.q_proj" in n]:
+        some = [tensors.pop(q.replace("q_proj", f"{x}_proj")) for x in "qkv"]
+        tensors[q.replace("self_attn.q_proj", name)] = partial(
+            lambda some: torch.cat([make() for make in some]), some
+        )
 
 
 def transposing(kind: Any) -> Any:
