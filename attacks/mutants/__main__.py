@@ -36,6 +36,7 @@ OF_COMMANDS = (  # tests of commands that run more of `lora`, in this process
 PLAN = Plan(
     folders=(
         *("tests/backward", "tests/alloc", "tests/lora", "tests/kernels/gemm"),
+        "tests/ops/test_experts.py",
         *(f"tests/cli/test_{name}.py" for name in OF_COMMANDS),
     ),
     left_out=("tests/kernels/gemm/test_isa.py",),

@@ -48,7 +48,7 @@ def passes(monkeypatch):
 
 
 def test_the_tokens_are_those_that_the_host_would_choose(tiny, apart, prompt, passes):
-    wanted = fed(pyggml.load(tiny, compute="f32"), prompt, 40)
+    wanted = fed(pyggml.load(tiny), prompt, 40)
     assert len(set(wanted)) > 3
     session = Session(apart, len(prompt) + 40)
     assert list(islice(session.greedy(prompt), 40)) == wanted
@@ -109,7 +109,7 @@ def test_a_sequence_that_is_changed_meanwhile(apart, prompt, change, n_given):
 def test_sequences_of_a_batch_in_turns(tiny, apart, passes):
     """The second takes the pass that runs ahead; the first goes on by the host."""
     prompts = [apart.tokenizer.encode(text) for text in ("the cat", "a dog sat on")]
-    wanted = [fed(pyggml.load(tiny, compute="f32"), prompt, 12) for prompt in prompts]
+    wanted = [fed(pyggml.load(tiny), prompt, 12) for prompt in prompts]
     batch = Batch(apart, 2, 40)
     streams = [batch.greedy(batch.open(), prompt) for prompt in prompts]
     found = [[], []]
@@ -122,7 +122,7 @@ def test_sequences_of_a_batch_in_turns(tiny, apart, passes):
 
 def test_models_with_other_adapters_in_turns(tiny, apart, prompt, passes):
     other = apart.with_adapters()
-    wanted = fed(pyggml.load(tiny, compute="f32"), prompt, 8)
+    wanted = fed(pyggml.load(tiny), prompt, 8)
     batch = Batch(apart, 2, 40)
     streams = [batch.greedy(batch.open(model=model), prompt) for model in (apart, other)]
     for token in wanted:
@@ -136,7 +136,7 @@ def test_a_trace_that_begins_meanwhile_reads_each_pass(tiny, apart, prompt, pass
     with apart.trace("blk.0.out") as traced:
         found += islice(tokens, 3)
     assert traced["blk.0.out"].shape[0] == 1  # the last pass
-    assert found == fed(pyggml.load(tiny, compute="f32"), prompt, 7)
+    assert found == fed(pyggml.load(tiny), prompt, 7)
     assert passes[0] == 4
 
 
@@ -163,7 +163,7 @@ def test_a_state_does_not_run_ahead(passes):
 
 
 def test_what_is_not_run_ahead(tiny, apart, prompt, passes):
-    session = Session(pyggml.load(tiny, compute="f32"), 40)
+    session = Session(pyggml.load(tiny), 40)
     assert len(list(islice(session.greedy(prompt), 5))) == 5
     with apart.trace("blk.0.out") as traced:
         assert len(list(islice(Session(apart, 40).greedy(prompt), 5))) == 5
@@ -175,7 +175,7 @@ def test_completions_run_ahead_where_only_the_likeliest_counts(apart, tiny, prom
     def text(model, how):
         return [(p.text, p.token, p.finish) for p in complete(model, prompt, 20, how)]
 
-    here = pyggml.load(tiny, compute="f32")
+    here = pyggml.load(tiny)
     for how, counted in (
         (Sampling(temperature=0), 20),
         (Sampling(temperature=0, logprobs=2), 0),
@@ -191,7 +191,7 @@ def test_completions_run_ahead_where_only_the_likeliest_counts(apart, tiny, prom
 def test_a_full_context_that_shifts(apart, tiny, prompt, passes):
     wanted, found = (
         [p.token for p in complete(m, prompt, 60, n_ctx=30, n_keep=2)]
-        for m in (pyggml.load(tiny, compute="f32"), apart)
+        for m in (pyggml.load(tiny), apart)
     )
     assert found == wanted
     assert len(found) == 60 and passes[0] > 30

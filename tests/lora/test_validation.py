@@ -77,9 +77,7 @@ def test_the_loss_of_the_sample_does_not_depend_on_packing(trainer_of):
     losses = []
     for packing in (True, False):
         made, events = corpus(30, 60, packing), []
-        trainer = trainer_of(
-            corpus=made, max_steps=1, batch=2, val_windows=10, load={"compute": "f32"}
-        )
+        trainer = trainer_of(corpus=made, max_steps=1, batch=2, val_windows=10)
         trainer.run(events.append)
         losses.append(next(e for e in events if isinstance(e, ValidationReport)))
     packed, apart = losses

@@ -12,9 +12,9 @@ from measures import nmse
 
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3"]
 EXACT = {"F16": "f32_hf", "Q8_0": "Q8_0_exact", "Q4_K_M": "Q4_K_M_exact"}
-# NMSE of logits, measured 1.10e-4 and 5.2e-4 at most, what attention multiplies being rounded too
-# (9e-5 with products in float32 there); llama.cpp's own are 3e-4 to 1e-3 here.
-LIMITS = {"bf16": 1.2e-4, "int8": 7e-4}
+# NMSE of logits, measured 9e-5 and 5.2e-4 at most; llama.cpp's own are 3e-4 to 1e-3 here.
+# Tiles (AMX) also round what attention multiplies: 1.02e-4.
+LIMITS = {"bf16": 1.1e-4 if CHOSEN.tiles else 1e-4, "int8": 7e-4}
 COSINES = {"bf16": 0.9995, "int8": 0.998}
 
 

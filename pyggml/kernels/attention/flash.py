@@ -6,23 +6,19 @@ p_ij = exp(s_ij − lse_i),  lse_i = log Σ_j exp(s_ij),  o_i = Σ_j p_ij v_j
 First K and V are packed. A task then takes a tile's queries of one head, and goes over the tiles of
 keys with a running maximum m and a running sum (the paper's ℓ) of each query.
 
-With `pairs`, where the CPU multiplies pairs of bfloat16 and the compute type may round, the factors
-of both products are rounded. The exponential turns absolute errors of scores into relative ones, so
-the mean key of each head is subtracted from the keys first, which changes no probability: keys of
-models with biases lie far from zero. Of the golden Qwen 2's logits in "int8" the error (NMSE) is
-then 4.5e-4 (4.6e-4 of scores in float32); with biases of 10 it is 7.0e-4 (6.6e-4; 8.0e-4 without
-the mean), with biases of 30 1.5e-3 (1.2e-3; 2.4e-3).
+This pass is exact for every compute type. The exponential would turn absolute errors of scores into
+relative ones. Rounding P and V to bfloat16 would save a tenth of the time, and add a fifth to the
+error of the logits (measured).
 """
 
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.jit import Code, kernel
+from pyggml.jit import kernel
 from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Ints2
 from pyggml.jit.scratch import Layout, Scratch, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import stage, task_code
-from pyggml.kernels.attention.pair_softmax import LDP, softmax_pairs
 from pyggml.kernels.attention.path import Forward, Path, Problem
 from pyggml.kernels.attention.softmax import MASKED, ZERO, divide_tile, group_ranges, softmax_tile
 from pyggml.kernels.attention.tile_products import add_to_queries, key_window, scores
@@ -33,18 +29,17 @@ from pyggml.kernels.attention.tiles import (
     MR,
     N_GROUPS,
     Packings,
-    centres_array,
     load_rows,
     packed_array,
     packed_transposed_array,
     panel_width,
     row_words,
-    score_of_centre,
     spare_array,
 )
-from pyggml.kernels.gemm import CHOSEN, rounds
 from pyggml.kernels.gemm.panels import LANES
 from pyggml.sizes import round_up
+
+_EXACT = np.bool_(False)  # not `pairs`
 
 
 class FlashForward(Frame):
@@ -56,12 +51,10 @@ class FlashForward(Frame):
     span: Ints2
     scale: Float
     packed_kt: Floats3  # Kᵀ
-    centres: Floats2  # of keys, subtracted from them
     packed_v: Floats3
     # of each thread
     q_tile: Floats3  # (BR, words)
     s_tile: Floats3  # (BR, LDS)
-    p_tile: Floats3  # (BR, LDP)
     o_tile: Floats3  # (BR, width)
     m: Floats2
     norm: Floats2
@@ -70,53 +63,37 @@ class FlashForward(Frame):
     spare: Floats2
 
 
-def _forward_code(pairs: bool) -> Code:
-    """The task with or without `pairs`; only what a process needs is compiled."""
-    rounded = np.bool_(pairs)
-
-    @kernel
-    def forward_tile(f, thread, head, first):
-        """The tile of queries that begins at `first`, for one head."""
-        span, key_head = f.span, head // (f.q.shape[1] // f.packed_kt.shape[0])
-        packed_kt, packed_v = f.packed_kt[key_head], f.packed_v[key_head]
-        n = min(BR, f.q.shape[0] - first)
-        n_groups = (n + MR - 1) // MR
-        n_rows = n_groups * MR
-        q, s, o = f.q_tile[thread][:n_rows], f.s_tile[thread][:n_rows], f.o_tile[thread][:n_rows]
-        p, m, norm = f.p_tile[thread], f.m[thread], f.norm[thread]
-        starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
-        load_rows(q, f.q, first, head, f.q.shape[0], rounded, f.spare[thread])
-        fill(o.reshape(-1), ZERO)
-        fill(m, MASKED)
-        fill(norm, ZERO)
-        start, stop = group_ranges(starts, stops, span, first, MR)
-        for key in range(start // BC * BC, stop, BC):
-            scores(s, q, packed_kt, key, starts, stops, rounded)
-            if rounded:
-                softmax_pairs(p, s, o, m, norm, span, first, key, starts, stops, f.scale)
-                add_to_queries(o, p, packed_v, key, starts, stops, rounded)
-            else:
-                window = key_window(start, stop, key)
-                softmax_tile(s, o, m, norm, span, first, key, BC, window, f.scale)
-                add_to_queries(o, s, packed_v, key, starts, stops, rounded)
-        divide_tile(f.o, f.lse, o, m, norm, head, first, n)
-        if rounded:
-            for i in range(n):
-                f.lse[head, first + i] += score_of_centre(f.q, f.centres, head, first, i, f.scale)
-
-    @task_code(FlashForward)
-    def forward_task(f, task, thread):
-        """Tiles with few and with many keys alternate, so that neighbouring tasks take equally
-        long."""
-        n_tiles = (f.q.shape[0] + BR - 1) // BR
-        head, turn = task // n_tiles, task % n_tiles
-        i = turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2
-        forward_tile(f, thread, head, i * BR)
-
-    return forward_task
+@kernel
+def _forward_tile(f, thread, head, first):
+    """The tile of queries that begins at `first`, for one head."""
+    span, key_head = f.span, head // (f.q.shape[1] // f.packed_kt.shape[0])
+    packed_kt, packed_v = f.packed_kt[key_head], f.packed_v[key_head]
+    n = min(BR, f.q.shape[0] - first)
+    n_groups = (n + MR - 1) // MR
+    n_rows = n_groups * MR
+    q, s, o = f.q_tile[thread][:n_rows], f.s_tile[thread][:n_rows], f.o_tile[thread][:n_rows]
+    m, norm = f.m[thread], f.norm[thread]
+    starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
+    load_rows(q, f.q, first, head, f.q.shape[0], _EXACT, f.spare[thread])
+    fill(o.reshape(-1), ZERO)
+    fill(m, MASKED)
+    fill(norm, ZERO)
+    start, stop = group_ranges(starts, stops, span, first, MR)
+    for key in range(start // BC * BC, stop, BC):
+        scores(s, q, packed_kt, key, starts, stops, _EXACT)
+        window = key_window(start, stop, key)
+        softmax_tile(s, o, m, norm, span, first, key, BC, window, f.scale)
+        add_to_queries(o, s, packed_v, key, starts, stops, _EXACT)
+    divide_tile(f.o, f.lse, o, m, norm, head, first, n)
 
 
-_FORWARD = {pairs: _forward_code(pairs) for pairs in (False, True)}
+@task_code(FlashForward)
+def _forward_task(f, task, thread):
+    """Tiles with few and with many keys alternate, so that neighbouring tasks take equally long."""
+    n_tiles = (f.q.shape[0] + BR - 1) // BR
+    head, turn = task // n_tiles, task % n_tiles
+    i = turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2
+    _forward_tile(f, thread, head, i * BR)
 
 
 # -- binding ------------------------------------------------------------------------------------
@@ -127,38 +104,27 @@ def fills_tiles(p: Problem) -> bool:
     return not p.has_extras and p.reads_floats and p.n_queries >= MR
 
 
-def _pairs(p: Problem) -> bool:
-    """Whether factors are rounded to bfloat16: where the CPU multiplies pairs of them."""
-    return rounds(p.compute) and CHOSEN.bf16
-
-
 def _layout(p: Problem) -> Layout:
-    pairs = _pairs(p)
     return Layout(
-        packed_kt=packed_transposed_array(p.n_key_heads, p.n_keys, p.head_size, pairs),
-        centres=centres_array(p.n_key_heads, p.head_size, pairs),
-        packed_v=packed_array(p.n_key_heads, p.n_keys, p.value_size, pairs),
-        q_tile=per_thread(BR, row_words(p.head_size, pairs)),
+        packed_kt=packed_transposed_array(p.n_key_heads, p.n_keys, p.head_size, False),
+        packed_v=packed_array(p.n_key_heads, p.n_keys, p.value_size, False),
+        q_tile=per_thread(BR, row_words(p.head_size, False)),
         s_tile=per_thread(BR, LDS),
-        p_tile=per_thread(BR if pairs else 0, LDP),
         o_tile=per_thread(BR, panel_width(p.value_size)),
         m=per_thread(round_up(BR, LANES)),
         norm=per_thread(round_up(BR, LANES)),
         starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
         stops=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
-        spare=spare_array(max(p.head_size, p.value_size), pairs),
+        spare=spare_array(max(p.head_size, p.value_size), False),
     )
 
 
 def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
-    pairs = _pairs(p)
-    packings = Packings(a.span, scratch["spare"])
-    if pairs:
-        packings.centre(a.k, scratch["centres"])
-    packings.pack_transposed(a.k, scratch["packed_kt"], pairs, scratch["centres"])
-    packings.pack(a.v, scratch["packed_v"], pairs)
+    packings = Packings(a.span, False, scratch["spare"])
+    packings.pack_transposed(a.k, scratch["packed_kt"])
+    packings.pack(a.v, scratch["packed_v"])
     f = FlashForward(o=a.o, lse=a.lse, q=a.q, span=a.span, scale=float(a.scale), **scratch)
-    return packings.then(stage(_FORWARD[pairs], f, p.n_heads * -(-p.n_queries // BR)))
+    return packings.then(stage(_forward_task, f, p.n_heads * -(-p.n_queries // BR)))
 
 
 FORWARD: Path[Forward] = Path("flash", True, fills_tiles, _layout, _bind)

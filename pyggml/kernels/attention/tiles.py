@@ -15,15 +15,16 @@ import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.jit import Code, kernel
-from pyggml.jit.frames import Bool, Floats2, Floats3, Frame, Int, Ints2
+from pyggml.jit.frames import Bool, Floats2, Floats3, Frame, Int
 from pyggml.jit.scratch import Array, per_thread
-from pyggml.jit.simd import dot, fill
+from pyggml.jit.simd import fill
 from pyggml.jit.tasks import Stage, launch, stage, task_code
 from pyggml.kernels.attention.softmax import ZERO
 from pyggml.kernels.gemm.panels import (
     LANES,
     PAIR_NUMBERS,
     round_numbers,
+    round_row,
     round_two,
     rounded_up,
     transpose,
@@ -61,14 +62,9 @@ def packed_transposed_array(n_heads: int, n: int, d: int, pairs: bool) -> Array:
     return Array((n_heads, round_up(n, BC) // PANEL, row_words(d, pairs) * PANEL))
 
 
-def centres_array(n_heads: int, d: int, pairs: bool) -> Array:
-    """The centre of each head's keys, for pairs."""
-    return Array((n_heads if pairs else 0, d))
-
-
 def spare_array(d: int, pairs: bool) -> Array:
     """Scratch of each thread for packing."""
-    floats = max(LANES * row_words(d, pairs) + d, 2 * panel_width(d)) + PAIR_NUMBERS
+    floats = max(LANES * row_words(d, pairs), 2 * panel_width(d)) + PAIR_NUMBERS
     return per_thread(round_up(floats, LANES))
 
 
@@ -95,20 +91,6 @@ def load_rows(rows, x, first, head, n_used, pairs, spare):
 
 
 @kernel
-def _load_centred(rows, x, first, head, n_used, centre, spare):
-    """The same of x − centre, as pairs."""
-    d = centre.shape[0]
-    moved = spare[:d]
-    for i in range(rows.shape[0]):
-        if first + i < n_used:
-            for j in range(d):
-                moved[j] = x[first + i, head, j] - centre[j]
-            round_numbers(rows[i], moved, spare[d:])
-        else:
-            fill(rows[i], ZERO)
-
-
-@kernel
 def pack(packed, x, first, n, head, n_used, pairs, spare):
     """Rows first … first + n of one head of x, n even; zeros from row `n_used` on."""
     width = packed.shape[0] * PANEL
@@ -128,23 +110,15 @@ def pack(packed, x, first, n, head, n_used, pairs, spare):
 
 
 @kernel
-def pack_transposed(packed, x, head, n_used, pairs, centres, spare):
-    """The first `n_used` rows of one head of x, and zeros up to the next whole tile. `centres`, if
-    any, has a row for each head, which is subtracted."""
+def pack_transposed(packed, x, head, n_used, pairs, spare):
+    """The first `n_used` rows of one head of x, and zeros up to the next whole tile."""
     n_words = packed.shape[1] // PANEL
     rows = spare[: LANES * n_words].reshape(LANES, n_words)
     for t in range(0, rounded_up(n_used, BC), LANES):
-        rest = spare[LANES * n_words :]
-        if centres.shape[0] > 0:
-            _load_centred(rows, x, t, head, n_used, centres[head], rest)
-        else:
-            load_rows(rows, x, t, head, n_used, pairs, rest)
+        load_rows(rows, x, t, head, n_used, pairs, spare[LANES * n_words :])
         to = packed[t // PANEL].ctypes.data + t % PANEL * 4
         for j in range(0, n_words, LANES):
             transpose(to + j * PANEL * 4, PANEL, rows.ctypes.data + j * 4, n_words)
-
-
-_NO_CENTRES = np.empty((0, 0), np.float32)
 
 
 class Packing(Frame):
@@ -154,7 +128,6 @@ class Packing(Frame):
     packed: Floats3
     n_used: Int  # rows of x that are read
     pairs: Bool
-    centres: Floats2
     spare: Floats2  # a row for each thread
 
 
@@ -166,71 +139,27 @@ def _pack_task(f, head, thread):
 
 @task_code(Packing)
 def _pack_transposed_task(f, head, thread):
-    pack_transposed(f.packed[head], f.x, head, f.n_used, f.pairs, f.centres, f.spare[thread])
-
-
-class Centring(Frame):
-    """The mean key of each head. What is added to all keys changes no softmax, but numbers near
-    zero lose less when they are rounded, and keys of models with biases lie far from it."""
-
-    centres: Floats2  # (heads, D)
-    x: Floats3
-    span: Ints2
-
-
-@task_code(Centring)
-def _centre_task(f, head, thread):
-    """The mean over the last key of each query: keys that nobody sees may be anything."""
-    mean, n = f.centres[head], np.float32(0)
-    fill(mean, ZERO)
-    for t in range(f.span.shape[0]):
-        if f.span[t, 0] < f.span[t, 1]:
-            key = f.x[f.span[t, 1] - 1, head]
-            for j in range(mean.shape[0]):
-                mean[j] += key[j]
-            n += np.float32(1)
-    for j in range(mean.shape[0]):
-        mean[j] /= max(n, np.float32(1))
-
-
-@kernel
-def score_of_centre(q, centres, head, first, i, scale):
-    """What a query's scores lack for the centre that was subtracted from all keys."""
-    key_head = head // (q.shape[1] // centres.shape[0])
-    return scale * dot(q[first + i, head], centres[key_head])
+    pack_transposed(f.packed[head], f.x, head, f.n_used, f.pairs, f.spare[thread])
 
 
 class Packings:
     """The stages that pack keys and values, as far as any query of `span` sees them."""
 
-    def __init__(self, span: np.ndarray, spare: np.ndarray) -> None:
-        self.span, self.spare = span, spare
+    def __init__(self, span: np.ndarray, pairs: bool, spare: np.ndarray) -> None:
+        self.span, self.pairs, self.spare = span, pairs, spare
         self.frames: list[Packing] = []
         self.stages: list[Stage] = []
 
-    def centre(self, x: np.ndarray, centres: np.ndarray) -> None:
-        """Add a stage that finds the mean of x for each head."""
-        f = Centring(centres=centres, x=x, span=self.span)
-        self.stages.append(stage(_centre_task, f, x.shape[1]))
-
-    def pack(self, x: np.ndarray, packed: np.ndarray, pairs: bool) -> None:
+    def pack(self, x: np.ndarray, packed: np.ndarray) -> None:
         """Add a stage that packs x."""
-        self._add(_pack_task, x, packed, pairs, _NO_CENTRES)
+        self._add(_pack_task, x, packed)
 
-    def pack_transposed(
-        self, x: np.ndarray, packed: np.ndarray, pairs: bool, centres: np.ndarray | None = None
-    ) -> None:
-        """Add a stage that packs xᵀ, less the centre of each head, if there are any."""
-        self._add(
-            _pack_transposed_task, x, packed, pairs, _NO_CENTRES if centres is None else centres
-        )
+    def pack_transposed(self, x: np.ndarray, packed: np.ndarray) -> None:
+        """Add a stage that packs xᵀ."""
+        self._add(_pack_transposed_task, x, packed)
 
-    def _add(
-        self, code: Code, x: np.ndarray, packed: np.ndarray, pairs: bool, centres: np.ndarray
-    ) -> None:
-        f = Packing(
-            x=x, packed=packed, n_used=len(x), pairs=pairs, centres=centres, spare=self.spare
-        )
+    def _add(self, code: Code, x: np.ndarray, packed: np.ndarray) -> None:
+        f = Packing(x=x, packed=packed, n_used=len(x), pairs=self.pairs, spare=self.spare)
         self.frames.append(f)
         self.stages.append(stage(code, f, x.shape[1]))
 
@@ -245,3 +174,20 @@ def _launch_seen(span: np.ndarray, packings: list[Packing], stages: tuple[Stage,
     for f in packings:
         f.put(n_used=n_used)
     launch(*stages)
+
+
+# -- rounding of a tile -------------------------------------------------------------------------
+
+
+@kernel
+def round_along_keys(to, s, n):
+    """n rows of a tile of scores as pairs of keys, BC / 2 words to a row."""
+    for i in range(n):
+        round_row(to[i].ctypes.data, s[i].ctypes.data, BC)
+
+
+@kernel
+def round_along_queries(to, s, n):
+    """n rows of a tile of scores as pairs of queries, two rows in one."""
+    for i in range(0, n, 2):
+        round_two(to[i // 2].ctypes.data, s[i].ctypes.data, s[i + 1].ctypes.data, LDS)

@@ -1,7 +1,5 @@
 """Tiled attention against its plain path and against softmax between two products."""
 
-from operator import itemgetter
-
 import numpy as np
 import pytest
 from arenas import bound
@@ -186,33 +184,13 @@ def test_scores_far_from_zero(n, rng):
     assert_same_attention(q, k, v, seed, span, atol=0.02, rounded=False)  # 1000 to 2⁻⁹ is 2
 
 
-def test_keys_far_from_zero_round_no_worse(rng):
-    """A constant that all keys share changes no probability, nor does it cost accuracy in bfloat16:
-    1000 to 2⁻⁹ is 2."""
-    n = 2 * BC + 5
-    q, k, v, seed = inputs(rng, n, n, 4, 2, 16)
-    errors = []
-    for shift in (0, 1000):
-        k.data += np.float32(shift)
-        out = with_gradients(flash_attn_ext(q, k, v, causal(n, n), 0.25), q, k, v, seed)
-        out.append(out[0].saved[0])
-        exact, rounded = computed(*out), computed(*out, compute="bf16")
-        pairs = zip(exact, rounded, strict=True)
-        errors.append([np.abs(x - y).max() / np.abs(x).max() for x, y in pairs])
-    for name, near, far in zip(
-        ("o", "dv", "lse"), *(itemgetter(0, 3, 4)(e) for e in errors), strict=True
-    ):
-        assert far < 2 * near + 1e-3, name
-
-
-@pytest.mark.parametrize("compute", ["f32", "bf16"])
-def test_other_tokens_have_no_influence(compute, rng):
+def test_other_tokens_have_no_influence(rng):
     """Keys outside a query's range may be anything, even NaN (rows of a cache never written)."""
     n = MR + 3
     q, k, v, _ = inputs(rng, n, 200, 2, 1, 16)
-    (clean,) = computed(flash_attn_ext(q, k, v, causal(n, 100), 0.25), compute=compute)
+    (clean,) = computed(flash_attn_ext(q, k, v, causal(n, 100), 0.25))
     k.data[100:], v.data[100:] = np.nan, np.nan
-    (dirty,) = computed(flash_attn_ext(q, k, v, causal(n, 100), 0.25), compute=compute)
+    (dirty,) = computed(flash_attn_ext(q, k, v, causal(n, 100), 0.25))
     np.testing.assert_array_equal(clean, dirty)
 
 
@@ -236,15 +214,14 @@ def test_tiles_give_what_the_plain_path_gives(rng, monkeypatch):
 
 @pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")
 @pytest.mark.parametrize("n", [MR - 1, 5 * MR + 1, 2 * BR + 1])
-@pytest.mark.parametrize("compute", ["f32", "bf16"])
-def test_results_do_not_depend_on_the_threads(n, compute, rng):
+def test_results_do_not_depend_on_the_threads(n, rng):
     q, k, v, seed = inputs(rng, n, n, 4, 2, 16)
     before, found = threads.get(), []
     try:
         for count in (1, 2):
             threads.set(count)
             out = flash_attn_ext(q, k, v, causal(n, n), 0.25)
-            found.append(computed(*with_gradients(out, q, k, v, seed), compute=compute))
+            found.append(computed(*with_gradients(out, q, k, v, seed)))
     finally:
         threads.set(before)
     for one, two in zip(*found, strict=True):
