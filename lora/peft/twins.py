@@ -12,7 +12,8 @@ import numpy as np
 
 from pyggml.errors import AdapterError
 from pyggml.graph.tensor import Shape
-from pyggml.lora.peft.layouts import LAYOUTS, NO_LAYOUT, TOWERS, Layout, layout_of
+from pyggml.lora.peft.layout import Layout
+from pyggml.lora.peft.layouts import LAYOUTS, NO_LAYOUT, TOWERS, layout_of
 from pyggml.lora.peft.orders import Heads
 from pyggml.model import Model
 from pyggml.models import Parts

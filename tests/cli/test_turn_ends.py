@@ -90,8 +90,8 @@ INPUTS = {"fireworks-ai-llama-3-firefunction-v2": {"functions": "[]", "datetime"
 
 
 @pytest.fixture
-def said(pyggml, monkeypatch, tmp_path):
-    """said(model, tools) -> what each command answers: command -> text."""
+def answers_of(pyggml, monkeypatch, tmp_path):
+    """answers_of(model, tools) -> what each command answers: command -> text."""
 
     def call(model, tools=None, inputs=None):
         chats = tmp_path / "chats.jsonl"
@@ -110,9 +110,9 @@ def said(pyggml, monkeypatch, tmp_path):
             ended = pyggml("chat", *how, *ROOM)
             assert ended.code == 0, ended.err
             answers["chat"] = ended.out.removesuffix("\n")
-        return answers | served(model, row, form)
+        return answers | serve_answers(model, row, form)
 
-    def served(model, row, form):
+    def serve_answers(model, row, form):
         made = []
         with monkeypatch.context() as patch:
             patch.setattr(startup, "serve", lambda app, *rest: made.append(app))
@@ -139,13 +139,13 @@ NO_ROLE = {"tokenizer.ggml.eos_token_id": "[STOP]"}
 
 
 @pytest.fixture
-def check(said, tmp_path):
+def check(answers_of, tmp_path):
     """check(path of a template, what ends the answer, control tokens, roles, tools)"""
 
     def call(name, source, end, markers, keys, tools=None):
         keys = {"tokenizer.chat_template": source} | keys
         model = scripted.write(tmp_path / "m.gguf", [*WORDS, *end, LEAK], markers, keys)
-        answers = said(model, tools, INPUTS.get(name))
+        answers = answers_of(model, tools, INPUTS.get(name))
         assert answers == dict.fromkeys(answers, "".join(WORDS))
 
     return call
@@ -232,10 +232,10 @@ FOR_TOOLS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}" + CHATML
     ],
     ids=["after it", "by the next", "marked", "several", "for tools"],
 )
-def test_at_a_text_that_a_small_template_has(source, end, tools, said, tmp_path):
+def test_at_a_text_that_a_small_template_has(source, end, tools, answers_of, tmp_path):
     keys = {"tokenizer.chat_template": source} | NO_ROLE
     model = scripted.write(tmp_path / "m.gguf", [*WORDS, *end, LEAK], ["[STOP]"], keys)
-    answers = said(model, tools)
+    answers = answers_of(model, tools)
     assert {text.rstrip() for text in answers.values()} == {"".join(WORDS)}
 
 

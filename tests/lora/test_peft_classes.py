@@ -1,6 +1,6 @@
 """Adapters of small models of transformers' classes, in PEFT itself and here: the same logits.
 
-Each class of tests/support/hf_models.py that has a layout: an adapter of every module that PEFT can
+Each class of tests/support/hf_sizes.py that has a layout: an adapter of every module that PEFT can
 have, written by `to_peft`, loaded by PEFT and saved by it again; and one that PEFT made.
 """
 
@@ -8,7 +8,8 @@ import warnings
 
 import numpy as np
 import pytest
-from hf_models import MODELS, N_TOKENS, N_VOCAB, PICTURES, as_deviations, convert, torch_model
+from hf_models import as_deviations, convert, torch_model
+from hf_sizes import MODELS, N_TOKENS, N_VOCAB, PICTURES
 
 import pyggml
 from pyggml import gguf

@@ -171,8 +171,8 @@ def test_queries_keys_and_values_of_one_matrix_are_ranks_in_turn(tmp_path):
         wanted[at[x] : at[x] + rows] = b @ a * alphas[x] / 2
     folder = written(tmp_path / "f", arrays, r=2, lora_alpha=1, alpha_pattern=alphas)
     from_peft(model, folder, tmp_path / "a.gguf")
-    found = tensors_of(tmp_path / "a.gguf")
-    a, b = (found[f"blk.0.attn_qkv.weight.lora_{x}"] for x in "ab")
+    tensors = tensors_of(tmp_path / "a.gguf")
+    a, b = (tensors[f"blk.0.attn_qkv.weight.lora_{x}"] for x in "ab")
     with gguf.open(tmp_path / "a.gguf") as file:
         scale = file.get("adapter.lora.alpha") / len(a)
     np.testing.assert_allclose(b @ a * scale, wanted, rtol=0, atol=1e-5)

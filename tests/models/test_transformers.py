@@ -6,16 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hf_models import (
-    MODELS,
-    N_TOKENS,
-    N_VOCAB,
-    as_deviations,
-    convert,
-    logits_and_grads,
-    put_grads,
-    torch_model,
-)
+from hf_models import as_deviations, convert, logits_and_grads, put_grads, torch_model
+from hf_sizes import MODELS, N_TOKENS, N_VOCAB
 
 import pyggml
 from pyggml import gguf
