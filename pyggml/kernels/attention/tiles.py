@@ -24,7 +24,6 @@ from pyggml.kernels.gemm.panels import (
     LANES,
     PAIR_NUMBERS,
     round_numbers,
-    round_row,
     round_two,
     rounded_up,
     transpose,
@@ -174,20 +173,3 @@ def _launch_seen(span: np.ndarray, packings: list[Packing], stages: tuple[Stage,
     for f in packings:
         f.put(n_used=n_used)
     launch(*stages)
-
-
-# -- rounding of a tile -------------------------------------------------------------------------
-
-
-@kernel
-def round_along_keys(to, s, n):
-    """n rows of a tile of scores as pairs of keys, BC / 2 words to a row."""
-    for i in range(n):
-        round_row(to[i].ctypes.data, s[i].ctypes.data, BC)
-
-
-@kernel
-def round_along_queries(to, s, n):
-    """n rows of a tile of scores as pairs of queries, two rows in one."""
-    for i in range(0, n, 2):
-        round_two(to[i // 2].ctypes.data, s[i].ctypes.data, s[i + 1].ctypes.data, LDS)
