@@ -23,8 +23,9 @@ from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Ints2
 from pyggml.jit.scratch import Layout, Scratch, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import stage, task_code
-from pyggml.kernels.attention.pair_softmax import LDP, softmax_pairs
+from pyggml.kernels.attention.pair_softmax import LDP, add_lanes, softmax_pairs
 from pyggml.kernels.attention.path import Forward, Path, Problem
+from pyggml.kernels.attention.row_softmax import SCALES
 from pyggml.kernels.attention.softmax import MASKED, ZERO, divide_tile, group_ranges, softmax_tile
 from pyggml.kernels.attention.tile_products import add_to_queries, key_window, scores
 from pyggml.kernels.attention.tiles import (
@@ -41,7 +42,7 @@ from pyggml.kernels.attention.tiles import (
     row_words,
     spare_array,
 )
-from pyggml.kernels.gemm import CHOSEN, rounds
+from pyggml.kernels.gemm import rounds
 from pyggml.kernels.gemm.panels import LANES
 from pyggml.sizes import round_up
 
@@ -63,6 +64,7 @@ class FlashForward(Frame):
     o_tile: Floats3  # (BR, width)
     m: Floats2
     norm: Floats2
+    norms: Floats3  # (BR, LANES)
     starts: Ints2
     stops: Ints2
     spare: Floats2
@@ -81,22 +83,25 @@ def _forward_code(pairs: bool) -> Code:
         n_groups = (n + MR - 1) // MR
         n_rows = n_groups * MR
         q, s, o = f.q_tile[thread][:n_rows], f.s_tile[thread][:n_rows], f.o_tile[thread][:n_rows]
-        p, m, norm = f.p_tile[thread], f.m[thread], f.norm[thread]
+        p, m, norm, norms = f.p_tile[thread], f.m[thread], f.norm[thread], f.norms[thread]
         starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
         load_rows(q, f.q, first, head, f.q.shape[0], rounded, f.spare[thread])
         fill(o.reshape(-1), ZERO)
         fill(m, MASKED)
         fill(norm, ZERO)
+        fill(norms.reshape(-1), ZERO)
         start, stop = group_ranges(starts, stops, span, first, MR)
         for key in range(start // BC * BC, stop, BC):
             scores(s, q, packed_kt, key, starts, stops, rounded)
             if rounded:
-                softmax_pairs(p, s, o, m, norm, span, first, key, starts, stops, f.scale)
+                softmax_pairs(p, s, o, m, norms, span, first, key, starts, stops, f.scale)
                 add_to_queries(o, p, packed_v, key, starts, stops, rounded)
             else:
                 window = key_window(start, stop, key)
                 softmax_tile(s, o, m, norm, span, first, key, BC, window, f.scale)
                 add_to_queries(o, s, packed_v, key, starts, stops, rounded)
+        if rounded:
+            add_lanes(norm, norms)
         divide_tile(f.o, f.lse, o, m, norm, head, first, n)
 
     @task_code(FlashForward)
@@ -123,7 +128,7 @@ def _path(name: str, pairs: bool) -> Path[Forward]:
     code = _forward_code(pairs)
 
     def takes(p: Problem) -> bool:
-        may_round = p.in_training and rounds(p.compute) and CHOSEN.bf16
+        may_round = p.in_training and rounds(p.compute) and SCALES
         return fills_tiles(p) and (may_round or not pairs)
 
     def layout(p: Problem) -> Layout:
@@ -136,6 +141,7 @@ def _path(name: str, pairs: bool) -> Path[Forward]:
             o_tile=per_thread(BR, panel_width(p.value_size)),
             m=per_thread(round_up(BR, LANES)),
             norm=per_thread(round_up(BR, LANES)),
+            norms=per_thread(BR if pairs else 0, LANES),
             starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
             stops=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
             spare=spare_array(max(p.head_size, p.value_size), pairs),

@@ -8,14 +8,14 @@ products read them.
 import numpy as np
 
 from pyggml.jit import kernel
+from pyggml.jit.simd import exp32
 from pyggml.kernels.attention.row_softmax import (
     LANES,
-    raise_maximum,
-    row_exponentials,
     row_gradients,
+    row_powers,
     row_top,
 )
-from pyggml.kernels.attention.softmax import ZERO, visible_columns
+from pyggml.kernels.attention.softmax import MASKED, ZERO, visible_columns
 from pyggml.kernels.attention.tiles import BC, LDS, MR
 from pyggml.kernels.gemm.panels import rounded_up
 from pyggml.sizes import round_up
@@ -38,25 +38,45 @@ def _seen_of(span, query, key, left):
 
 
 @kernel
-def softmax_pairs(p, s, o, m, norm, span, first, key, starts, stops, scale):
+def softmax_pairs(p, s, o, m, norms, span, first, key, starts, stops, scale):
     """P = e^(scale·S − m) as pairs of keys, 0 for keys that are not seen.
 
-    m holds each row's maximum so far, norm its sum; o and norm are rescaled where a maximum rises.
+    m is near each row's maximum so far: that of a tile; its sum is that of the row's lanes in
+    `norms`. o and norms are rescaled where m rises, which a row in range need not.
     """
     for g in range(starts.shape[0]):
         left, right = _columns_of_group(starts, stops, g, key)
         n = right - left
         if n <= 0:
             continue
-        for i in range(g * MR, (g + 1) * MR):  # maxima ahead of what waits for them
-            start, count = _seen_of(span, first + i, key, left)
-            top = row_top(s[i, left:].ctypes.data, n, start, count, scale)
-            if top > m[i]:
-                raise_maximum(o[i], m, norm, i, top)
         for i in range(g * MR, (g + 1) * MR):
             start, count = _seen_of(span, first + i, key, left)
             to, of = p[i, left // 2 :].ctypes.data, s[i, left:].ctypes.data
-            norm[i] += row_exponentials(to, of, n, start, count, scale, m[i])
+            sums = norms[i].ctypes.data
+            if m[i] > MASKED and row_powers(to, of, n, start, count, sums, scale, m[i]):
+                continue
+            top = row_top(of, n, start, count, scale)
+            if top > m[i]:
+                _raise(o[i], norms[i], exp32(m[i] - top))
+                m[i] = top
+            row_powers(to, of, n, start, count, sums, scale, m[i])
+
+
+@kernel
+def _raise(o, norms, factor):
+    for j in range(o.shape[0]):
+        o[j] *= factor
+    for j in range(norms.shape[0]):
+        norms[j] *= factor
+
+
+@kernel
+def add_lanes(norm, norms):
+    """The sum of each row."""
+    for i in range(norms.shape[0]):
+        norm[i] = ZERO
+        for j in range(norms.shape[1]):
+            norm[i] += norms[i, j]
 
 
 @kernel

@@ -94,7 +94,14 @@ def pack(packed, x, first, n, head, n_used, pairs, spare):
     """Rows first … first + n of one head of x, n even; zeros from row `n_used` on."""
     width = packed.shape[0] * PANEL
     one, other = spare[:width], spare[width : 2 * width]
+    as_they_lie = pairs and x.shape[2] == width
     for t in range(0, n, 2):
+        if as_they_lie and first + t + 1 < n_used:
+            a, b = x[first + t, head].ctypes.data, x[first + t + 1, head].ctypes.data
+            for p in range(packed.shape[0]):
+                to = packed[p, t // 2 * PANEL :].ctypes.data
+                round_two(to, a + p * PANEL * 4, b + p * PANEL * 4, PANEL)
+            continue
         _copy_row(one, x, first + t, head, n_used)
         _copy_row(other, x, first + t + 1, head, n_used)
         for p in range(packed.shape[0]):

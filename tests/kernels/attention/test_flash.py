@@ -14,6 +14,7 @@ from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.kernels.attention import Problem, flash, flash_back, plain
 from pyggml.kernels.attention.flash_back import FEWEST_TASKS, n_tasks
+from pyggml.kernels.attention.row_softmax import SCALES
 from pyggml.kernels.attention.tiles import BC, BR
 from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE
 from pyggml.ops import flash_attn_ext, mul_mat, permute, soft_max, transpose
@@ -209,7 +210,17 @@ def test_later_tokens_have_no_influence(compute, rng):
         np.testing.assert_array_equal(clean[:seen], other[:seen])
 
 
-@pytest.mark.skipif(not CHOSEN.bf16, reason="this CPU multiplies no pairs of bfloat16")
+@pytest.mark.parametrize("rise", [-40, -5, 5, 15, 40])
+def test_scores_that_rise_and_fall_from_tile_to_tile(rise, rng):
+    """By whole numbers, which bfloat16 holds. In pairs a maximum may stay behind by up to 20."""
+    n = 4 * BC
+    q, k, v, seed = inputs(rng, n, n, 2, 1, 16)
+    q.data[...] = k.data[...] = 0
+    q.data[:, :, 0], k.data[:, 0, 0] = 4, rise * (np.arange(n) // BC)
+    assert_same_attention(q, k, v, seed, causal(n, n), atol=1e-3)  # dq is made of keys of 120
+
+
+@pytest.mark.skipif(not SCALES, reason="this CPU lacks AVX512-BF16")
 def test_both_passes_of_training_round_scores_alike(rng):
     """The backward pass's probabilities e^(s − lse) add up to 1, though it rounds scores of 1000 by
     as much as 2: the forward pass's lse is that of the same scores."""

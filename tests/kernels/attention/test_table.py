@@ -8,6 +8,7 @@ import pytest
 from pyggml.graph.dtypes import BF16, DTYPES, F16, F32
 from pyggml.kernels.attention import BACKWARD, FORWARD, backward_path, forward_path
 from pyggml.kernels.attention.flash import IN_PAIRS
+from pyggml.kernels.attention.row_softmax import SCALES
 from pyggml.kernels.attention.rows import FEW
 from pyggml.kernels.attention.unfused import SCORE_ROWS
 from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE, rounds
@@ -88,12 +89,12 @@ def test_no_row_is_out_of_reach(rng):
     problems += [replace(problems[-1], longest=8)]
     serving = {forward_path(p).name for p in problems}
     below = {"plain", "plain, widened"} if COMPILED else set()
-    below |= set() if CHOSEN.bf16 else {IN_PAIRS.name}
+    below |= set() if SCALES else {IN_PAIRS.name}
     assert serving == {path.name for path in FORWARD} - below
     assert len({path.name for path in FORWARD}) == len(FORWARD)
 
 
-@pytest.mark.skipif(not CHOSEN.bf16, reason="this CPU multiplies no pairs of bfloat16")
+@pytest.mark.skipif(not SCALES, reason="this CPU lacks AVX512-BF16")
 def test_only_training_rounds_what_attention_multiplies(rng):
     a = case(rng, 150, has_extras=False)
     for compute, in_training, wanted in (
