@@ -77,7 +77,7 @@ def test_documents_are_scored_as_validation_does(tiny, corpus_of):
 def test_logits_are_made_for_a_few_positions_at_a_time(tiny, monkeypatch):
     text = " ".join(map(str, np.arange(64) * 5 % 48))
     whole = list(perplexity(model_with(tiny, False), text, 32))[-1]
-    monkeypatch.setattr("pyggml.ops.loss.head.LOGITS_BYTES", 1)
+    monkeypatch.setattr("pyggml.lora.evaluate.scorer._LOGITS_BYTES", 1)
     assert list(perplexity(model_with(tiny, False), text, 32))[-1].value == pytest.approx(
         whole.value, rel=1e-6
     )
