@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml import heap
 from pyggml.lora import Corpus
 from pyggml.lora.data import Dataset, Documents, pack
 from pyggml.lora.data.units import Units, as_words, first_learned
@@ -55,4 +56,5 @@ def _means(model: Model, windows: Dataset, n: int) -> list[float]:
         scores = window.scores
         sums += np.bincount(scores.documents, scores.losses, n)
         counts += np.bincount(scores.documents, minlength=n)
+    heap.give_back()  # the graphs, before those of another model
     return [float(x) for x in sums / np.maximum(counts, 1)]

@@ -8,7 +8,7 @@ import numpy as np
 from pyggml.cli.terminal.show import printable, say
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.generation import Sampling, Session, generate
-from pyggml.look.lens import TokenTable, token_table
+from pyggml.look.lens import TokenTable
 from pyggml.lora import Corpus, DataConfig, Dataset
 from pyggml.lora.data.chats import CHAT, Chats, encoder_of
 from pyggml.model import Model
@@ -75,9 +75,11 @@ def readings(before: Model, after: Model, corpus: Corpus) -> list[Reading]:
         documents(corpus.validation, _N_TRIED), key=lambda document: len(document[0])
     )
     ids, learned = ids[:N_READ], learned[:N_READ]
+    from pyggml.lora.evaluate.scorer import read_tokens  # the first step need not wait for it
+
     pieces = [before.tokenizer.token_bytes(int(i), special=True) for i in ids]
     models = {"before": before, "after": after}
-    return [Reading(label, pieces, token_table(m, ids, learned)) for label, m in models.items()]
+    return [Reading(label, pieces, read_tokens(m, ids, learned)) for label, m in models.items()]
 
 
 def documents(windows: Dataset, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

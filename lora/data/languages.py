@@ -3,13 +3,11 @@ bytes, 139 languages, NumPy alone. Imported when asked for: its table takes half
 """
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 _SURE = 0.5  # probability from which on a language is named; those of single words are far below
 
 
-@cache
 def _identifier() -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
@@ -19,5 +17,6 @@ def _identifier() -> Any:
 def languages(texts: Iterable[str]) -> list[str]:
     """The ISO 639 code of each text's language; "" where it cannot be told, as of a text that is
     too short or is no prose."""
-    each = (_identifier().classify(text) for text in texts)
+    identifier = _identifier()  # 70 MB, which are not kept
+    each = (identifier.classify(text) for text in texts)
     return [code if probability >= _SURE else "" for code, probability in each]

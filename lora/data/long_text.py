@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pyggml.tokenizer import Tokenizer
 
-MOST = 1 << 18  # characters that are encoded at a time
+MOST = 1 << 15  # characters that are encoded at a time: the library takes 100 bytes for each
 _AROUND = 64  # characters on each side of a cut that are tried; few tokens are longer
 _TRIED = 512  # places for a cut before more text is read
 

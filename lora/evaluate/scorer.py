@@ -3,6 +3,7 @@
 A pass computes the hidden states of all its tokens, and logits where a token is scored.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +11,14 @@ import numpy as np
 from pyggml.backends.cpu import write
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import zeros
-from pyggml.model import Model
+from pyggml.look.lens import TokenTable, losses_and_ranks
+from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net
 from pyggml.ops import get_rows
-from pyggml.ops.loss.head import chunk_rows
+from pyggml.ops.loss.head import rows_within
 from pyggml.ops.loss.loss import cross_entropies
+
+_LOGITS_BYTES = 32 << 20  # that exist at once, of which a copy is read
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +44,7 @@ class Scorer:
         hidden = parts.decoder.hidden(net)
         self._forward = model.program(hidden)
         self._hidden, self._found = zeros(hidden.shape, F32, "hidden"), hidden
-        n_rows = chunk_rows(n_scored, parts.config.n_vocab)
+        n_rows = rows_within(n_scored, 4 * parts.config.n_vocab, _LOGITS_BYTES)
         self._rows = zeros((n_rows,), I32, "scored rows")
         self._logits = parts.decoder.logits(net, get_rows(self._hidden, self._rows))
         self._head = model.program(self._logits)
@@ -50,15 +54,33 @@ class Scorer:
 
         positions may repeat: several tokens may be asked for at one place.
         """
+        losses, right = np.empty(len(positions)), np.empty(len(positions), np.bool_)
+        for some, logits in self.logits(positions):
+            losses[some] = cross_entropies(logits, targets[some])
+            right[some] = logits.argmax(axis=1) == targets[some]
+            del logits  # before the next are read
+        return Predictions(losses, right)
+
+    def logits(self, positions: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Which of the positions, and their logits float32 (n, n_vocab), some at a time."""
         self._forward()
         write(self._hidden, self._forward.read(self._found))
         (n_rows,) = self._rows.shape
-        losses, right = np.empty(len(positions)), np.empty(len(positions), np.bool_)
         for first in range(0, len(positions), n_rows):
             some = slice(first, min(first + n_rows, len(positions)))
             write(self._rows, np.resize(positions[some], n_rows))
             self._head()
-            logits = self._head.read(self._logits)[: some.stop - first]
-            losses[some] = cross_entropies(logits, targets[some])
-            right[some] = logits.argmax(axis=1) == targets[some]
-        return Predictions(losses, right)
+            yield some, self._head.read(self._logits)[: some.stop - first]
+
+
+def read_tokens(model: Model, ids: np.ndarray, counted: np.ndarray) -> TokenTable:
+    """`token_table` of a model that is not traced, with the logits of some tokens at a time."""
+    tokens = model.check_tokens(ids)
+    losses, ranks = np.full(len(tokens), np.nan), np.full(len(tokens), -1)
+    scorer = Scorer(model, len(tokens), len(tokens))
+    fill(scorer.inputs, tokens)
+    for some, logits in scorer.logits(np.arange(len(tokens) - 1)):
+        after = slice(some.start + 1, some.stop + 1)
+        losses[after], ranks[after] = losses_and_ranks(logits, tokens[after])
+        del logits
+    return TokenTable(tokens, losses, ranks, counted & (np.arange(len(tokens)) > 0))

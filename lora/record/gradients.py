@@ -36,7 +36,7 @@ class Watch:
     def __init__(self, parameters: Parameters, devices: Devices, start: int, n_steps: int) -> None:
         """start: steps that were made before."""
         self._parameters, self._devices, self._n_steps = parameters, devices, n_steps
-        self._before = np.zeros_like(read(parameters.buffers["data"]))
+        self._before = np.zeros_like(parameters.data)
         self._is_kept = self._keep(start + 1)
 
     def __call__(self, step: int, grad_norm: float) -> Overview | None:
@@ -57,7 +57,8 @@ class Watch:
         if step > self._n_steps or not self.is_sampled(step):
             return False
         self._gather("data")
-        np.copyto(self._before, read(self._parameters.buffers["data"]))
+        p = self._parameters
+        np.copyto(self._before, p.data)
         return True
 
     def _gather(self, *names: str) -> None:

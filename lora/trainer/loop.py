@@ -18,7 +18,7 @@ from warnings import warn
 
 import numpy as np
 
-from pyggml import threads
+from pyggml import heap, threads
 from pyggml.backends.cpu import write
 from pyggml.errors import CheckpointError, Fault, PyggmlError, TokenizerError
 from pyggml.gguf.fields import brief
@@ -174,6 +174,7 @@ class Trainer:
     def free(self) -> None:
         """Free the graphs and their arenas; later steps make them again."""
         self._losses = None
+        heap.give_back()  # the tensors of a graph hold each other
 
     def stop(self) -> None:
         """End the run after the step under way; for signal handlers and other threads."""

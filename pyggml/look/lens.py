@@ -35,7 +35,7 @@ from pyggml.ops.attention.positions import alibi_slopes
 from pyggml.runtime import results, run
 
 Ids = Sequence[int] | np.ndarray
-_ROWS = 64  # of logits that are float64 at a time
+_ROWS = 8  # of logits that are float64 at a time
 
 
 def attention_maps(model: Model, ids: Ids, blocks: Iterable[int] | None = None) -> np.ndarray:
@@ -102,16 +102,25 @@ def token_table(model: Model, ids: Ids, mask: np.ndarray | None = None) -> Token
     if counted.shape != tokens.shape:
         raise DataError(f"a mask of shape {counted.shape}, wanted {tokens.shape}")
     counted[0] = False
-    logits = model.logits(tokens)
     losses, ranks = np.full(len(tokens), np.nan), np.full(len(tokens), -1)
-    for first in range(1, len(tokens), _ROWS):
-        part = slice(first, first + _ROWS)
-        z = logits[part.start - 1 : part.stop - 1].astype(np.float64)[: len(tokens[part])]
-        z -= z.max(axis=-1, keepdims=True)
-        own = np.take_along_axis(z, tokens[part, None].astype(np.int64), axis=-1)
-        losses[part] = np.log(np.exp(z).sum(axis=-1)) - own[:, 0]
-        ranks[part] = (z > own).sum(axis=-1)
+    losses[1:], ranks[1:] = losses_and_ranks(model.logits(tokens)[:-1], tokens[1:])
     return TokenTable(tokens, losses, ranks, counted)
+
+
+def losses_and_ranks(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """−log p of the targets (n,) float64, and how many tokens are more probable (n,) int64.
+
+    logits: (n, n_vocab)
+    """
+    losses, ranks = np.empty(len(targets)), np.empty(len(targets), np.int64)
+    for first in range(0, len(targets), _ROWS):
+        part = slice(first, first + _ROWS)
+        z = logits[part].astype(np.float64)
+        z -= z.max(axis=-1, keepdims=True)
+        own = np.take_along_axis(z, targets[part, None].astype(np.int64), axis=-1)
+        ranks[part] = (z > own).sum(axis=-1)
+        losses[part] = np.log(np.exp(z, out=z).sum(axis=-1)) - own[:, 0]
+    return losses, ranks
 
 
 def logit_attribution(model: Model, ids: Ids, token: int, at: int = -1) -> dict[str, float]:

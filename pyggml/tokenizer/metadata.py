@@ -60,11 +60,14 @@ class Metadata:
         raise _wrong(key, value, "an integer")
 
     def texts(self, key: str) -> list[str] | None:
+        value = self.strings(key)
+        return _decode(key, value.raw_list()) if isinstance(value, StringArray) else value
+
+    def strings(self, key: str) -> StringArray | list[str] | None:
+        """As `texts`, those of a file where they lie there, decoded on access."""
         value = self._values.get(key)
-        if value is None:
-            return None
-        if isinstance(value, StringArray):
-            return _decode(key, value.raw_list())
+        if value is None or isinstance(value, StringArray):
+            return value
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return list(value)
         raise _wrong(key, value, "an array of strings")

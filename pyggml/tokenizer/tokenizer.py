@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
-from pyggml import gguf
+from pyggml import gguf, heap
 from pyggml.errors import TokenizerError
 from pyggml.gguf.fields import brief
 from pyggml.tokenizer.codec import Codec
@@ -23,7 +24,7 @@ from pyggml.tokenizer.metadata import Metadata
 from pyggml.tokenizer.offsets import locate
 from pyggml.tokenizer.partition import TextPart, partition
 from pyggml.tokenizer.special import Specials, read_specials
-from pyggml.tokenizer.vocabulary import BYTE_TOKEN, Attr, Vocabulary, read_vocabulary
+from pyggml.tokenizer.vocabulary import BYTE_TOKEN, TOKENS, Attr, read_vocabulary, spelling
 
 
 class Tokenizer:
@@ -39,12 +40,12 @@ class Tokenizer:
     def __init__(
         self,
         metadata: Metadata,
-        vocabulary: Vocabulary,
         specials: Specials,
         codec: Codec,
+        make_codec: Callable[[], Codec],
         frame: Frame,
     ) -> None:
-        self.n_vocab = len(vocabulary.tokens)
+        self.n_vocab = len(specials.attrs)
         self.bos_id = specials.roles["bos"]
         self.eos_id = specials.roles["eos"]
         self.eot_id = specials.roles["eot"]
@@ -55,9 +56,10 @@ class Tokenizer:
         self.chat_inputs = metadata.text("pyggml.chat.inputs") or ""
         self._metadata = metadata
         self._before, self._after = frame.ids(specials.roles)
-        self._codec = codec
+        self._codec, self._make_codec = codec, make_codec
         self._matched, self._ends = specials.matched, specials.ends
-        self._tokens, self._attrs = vocabulary.tokens, specials.attrs.tolist()
+        self._attrs, texts = specials.attrs, metadata.strings(TOKENS) or []
+        self._spelling = lru_cache(1 << 14)(lambda id: spelling(id, texts[id]))
 
     @cached_property
     def identity(self) -> str:
@@ -112,6 +114,16 @@ class Tokenizer:
             offsets.append(part.start + locate(text[part.start : part.end], spelled))
         return ids, np.concatenate(offsets)
 
+    def rest(self) -> None:
+        """Free what encoding needs, 50 MB of 150,000 tokens; the next `encode` makes it anew."""
+
+        def encode(texts: list[str]) -> list[list[int]]:
+            self._codec = self._make_codec()
+            return self._codec.encode(texts)
+
+        self._codec = replace(self._codec, encode=encode)
+        heap.give_back()
+
     def control_names(self) -> tuple[str, ...]:
         """The names of tokens that only parse_special finds in a text, the longest first."""
         return tuple(special.text for special in self._matched if special.hidden)
@@ -119,7 +131,7 @@ class Tokenizer:
     def special_texts(self) -> dict[str, str]:
         """The texts of BOS, EOS, padding and unknown token, as chat templates name them."""
         roles = {"bos": self.bos_id, "eos": self.eos_id, "pad": self.pad_id, "unk": self.unk_id}
-        return {f"{role}_token": self._tokens[id] for role, id in roles.items() if id is not None}
+        return {f"{role}_token": self._spelling(id) for role, id in roles.items() if id is not None}
 
     def _encode_parts(
         self, text: str, parts: list[TextPart]
@@ -156,7 +168,7 @@ class Tokenizer:
         Control and unknown tokens are empty without `special`; unused tokens are always empty.
         TokenizerError for an id out of range.
         """
-        attr, text = self._attr(id), self._tokens[id]
+        attr, text = self._attr(id), self._spelling(id)
         hidden = attr & (Attr.CONTROL | Attr.UNKNOWN)
         if hidden and not special:
             return b""
@@ -180,8 +192,7 @@ class Tokenizer:
     def _attr(self, id: int) -> int:
         if not 0 <= id < self.n_vocab:
             raise TokenizerError(f"there is no token {id}, the vocabulary has {self.n_vocab}")
-        attr: int = self._attrs[id]
-        return attr
+        return int(self._attrs[id])
 
 
 class Stream:
@@ -240,4 +251,8 @@ def from_metadata(values: Mapping[str, Any]) -> Tokenizer:
     vocabulary = read_vocabulary(metadata)
     specials = read_specials(metadata, vocabulary, kind, has_bos=pre is None or pre.has_bos)
     codec = read_codec(kind, metadata, vocabulary, specials.roles, pre)
-    return Tokenizer(metadata, vocabulary, specials, codec, read_frame(kind, metadata, pre))
+
+    def make_codec() -> Codec:
+        return read_codec(kind, metadata, read_vocabulary(metadata), specials.roles, pre)
+
+    return Tokenizer(metadata, specials, codec, make_codec, read_frame(kind, metadata, pre))

@@ -16,6 +16,7 @@ from pyggml.errors import TokenizerError
 from pyggml.gguf.fields import brief
 from pyggml.tokenizer.metadata import Metadata
 
+TOKENS = "tokenizer.ggml.tokens"  # the key of the spellings
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -53,10 +54,10 @@ class Vocabulary:
 
 def read_vocabulary(metadata: Metadata) -> Vocabulary:
     """The vocabulary of a file. TokenizerError for missing, misshapen or inconsistent arrays."""
-    tokens = metadata.texts("tokenizer.ggml.tokens")
+    tokens = metadata.texts(TOKENS)
     if not tokens:
-        raise TokenizerError("tokenizer.ggml.tokens is missing or empty, so there is no vocabulary")
-    tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
+        raise TokenizerError(f"{TOKENS} is missing or empty, so there is no vocabulary")
+    tokens = [spelling(i, text) for i, text in enumerate(tokens)]
     ids = {text: i for i, text in enumerate(tokens)}
     if len(ids) != len(tokens):
         first = next(i for i, text in enumerate(tokens) if ids[text] != i)
@@ -67,6 +68,11 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     _check_byte_tokens(tokens, attrs)
     merges = metadata.texts("tokenizer.ggml.merges")
     return Vocabulary(tokens, attrs, _scores(metadata, len(tokens)), merges, ids)
+
+
+def spelling(id: int, text: str) -> str:
+    """The spelling of a token; text: as the file has it."""
+    return text or f"[EMPTY_{id}]"
 
 
 def _attrs(metadata: Metadata, n: int) -> np.ndarray:

@@ -290,6 +290,23 @@ def test_long_files_are_read_in_parts(tmp_path):
     assert [row.text for row in read_rows(path)[1]] == ["".join(texts[1:])]
 
 
+def test_a_text_is_encoded_some_characters_at_a_time(tmp_path):
+    """What the tokenizer takes for a text does not grow with the text."""
+
+    class Notes(Bytes):
+        most = 0
+
+        def encode(self, text, **how):
+            self.most = max(self.most, len(text))
+            return super().encode(text, **how)
+
+    path = tmp_path / "a.txt"
+    path.write_text("some words " * 100_000)
+    tokenizer = Notes()
+    read_corpus(path, tokenizer, DataConfig(ctx=64))
+    assert 0 < tokenizer.most < 100_000
+
+
 def test_parquet_rows(tmp_path):
     pyarrow = need("pyarrow")
     from pyarrow import parquet

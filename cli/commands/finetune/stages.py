@@ -144,6 +144,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     say_rows(corpus, model.tokenizer)
     if not job.preview:  # which tells more
         say_report(data_report(corpus, model.tokenizer))
+    model.tokenizer.rest()  # what follows decodes at most
     args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
     trainer = Trainer(*args, reference=base)
     if job.resume is not None:

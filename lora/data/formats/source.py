@@ -15,7 +15,7 @@ from pyggml.lora.data.rows import BadRow, Place
 
 MOST_BYTES = 32 << 20  # of one line or record
 HEAD_BYTES = 1 << 20  # what a format is told by
-_BLOCK = 1 << 18
+_BLOCK = 1 << 15
 _BOM = codecs.BOM_UTF8  # which some editors put at the start of a file
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -96,7 +96,7 @@ def whole_lines(path: Path) -> Iterator[str]:
 
 
 def blocks(path: Path) -> Iterator[str]:
-    """The text, a few hundred kilobytes at a time, line ends as they are, without a mark.
+    """The text, some kilobytes at a time, line ends as they are, without a mark.
 
     Raises DataError for what is not UTF-8, with line and byte, and for a NUL.
     """

@@ -35,7 +35,7 @@ from pyggml.ops.layout.layout import reshape
 from pyggml.ops.loss import head_amx, head_slices
 from pyggml.quants import QUANTS
 
-LOGITS_BYTES = 192 << 20  # of all logits that exist at once
+_CHUNK_BYTES = 192 << 20  # of what is made of a chunk's rows at once
 
 
 def linear_cross_entropy(
@@ -178,7 +178,7 @@ class _FusedLogits(_Chunk):
     @staticmethod
     def layout(node: Tensor, compute: Compute) -> Layout:
         (n_rows, k), n_vocab = node.src[0].shape, node.src[1].shape[0]
-        c = _rows_within(n_rows, head_amx.row_bytes(k))
+        c = rows_within(n_rows, head_amx.row_bytes(k), _CHUNK_BYTES)
         rows = Array((c, k))
         return Layout(h=rows, dh=rows, **head_amx.arrays(c, n_vocab, k, node.params["gradient"]))
 
@@ -236,14 +236,9 @@ def _put_by_row(out: np.ndarray, *arguments: Any) -> None:
         out[rows] = losses
 
 
-def chunk_rows(n_rows: int, n_vocab: int) -> int:
-    """How many rows have their logits stored at once."""
-    return _rows_within(n_rows, 4 * n_vocab)
-
-
-def _rows_within(n_rows: int, row_bytes: int) -> int:
-    """How many rows a chunk has: equal chunks within LOGITS_BYTES, but a register tile at least."""
-    return _equal_chunks(n_rows, max(gemm.FLOAT_TILE.mr, LOGITS_BYTES // row_bytes))
+def rows_within(n_rows: int, row_bytes: int, most: int) -> int:
+    """Rows of a chunk: equal chunks within so many bytes, but a register tile at least."""
+    return _equal_chunks(n_rows, max(gemm.FLOAT_TILE.mr, most // row_bytes))
 
 
 def _equal_chunks(n_rows: int, most: int) -> int:
