@@ -20,6 +20,7 @@ _OTHER: dict[type[ast.AST], type[ast.AST]] = {
 }  # fmt: skip
 _DELETED = (ast.Expr, ast.Raise, ast.Delete, ast.AugAssign, ast.Break, ast.Continue)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_EITHER_WAY = {"add", "mul", "fadd", "fmul", "and_", "or_"}  # of LLVM: two arguments in any order
 _OF_PYTHON = {"__slots__", "__all__"}  # names whose values change nothing that is computed
 
 
@@ -135,13 +136,23 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
                 yield "slice", other(lower=one_more(lower))
             if upper is not None and not isinstance(upper, ast.Constant):
                 yield "slice", other(upper=one_more(upper))
-        case ast.Call(func=ast.Name(id="min" | "max")):
-            pass  # the order of its arguments changes nothing
+        case ast.Call(func=function) if _takes_either_order(function):
+            pass
         case ast.Call(args=[a, b, *others]) if ast.dump(a) != ast.dump(b):
             if not any(isinstance(x, ast.Starred) for x in (a, b)):
                 yield "arguments", other(args=[b, a, *others])
     if _is_deletable(node):
         yield "deletion", ast.Pass()
+
+
+def _takes_either_order(function: ast.expr) -> bool:
+    """Whether the order of its arguments changes nothing."""
+    match function:
+        case ast.Name(id="min" | "max"):
+            return True
+        case ast.Attribute(value=ast.Name(id=of) | ast.Attribute(attr=of), attr=name):
+            return of in ("b", "builder") and name in _EITHER_WAY
+    return False
 
 
 def _is_deletable(node: ast.AST) -> bool:

@@ -107,7 +107,7 @@ def f(a: int = 1, *, b: "list[1]") -> "tuple[2]":
     if a < 2 and b:
         raise ValueError(f"{a + 1} is not {b}")
     for i, j in zip(a, b, strict=True):
-        a[i:j] += g(i, j)
+        a[i:j] += g(i, self.b.add(i, j))
     return min(a, b)
 '''
 
