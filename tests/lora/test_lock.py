@@ -78,6 +78,15 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over(place, holder, tmp_
     assert locks(tmp_path) == []
 
 
+@pytest.mark.parametrize("text", ["", "0", "-1", "4294967296", "x"])
+def test_a_lock_file_with_no_process_s_number_names_none(text, place, tmp_path):
+    with lock.hold(place):
+        (path,) = tmp_path.rglob("*.lock")
+        assert lock.holder(place) == os.getpid()
+        path.write_text(text)
+        assert lock.holder(place) is None
+
+
 def test_a_lock_ends_with_an_error_too(place, tmp_path):
     with pytest.raises(ZeroDivisionError), lock.hold(place):
         raise ZeroDivisionError

@@ -6,10 +6,12 @@ import pytest
 from pyggml import threads
 from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import dtype
+from pyggml.jit.llvm import MOST_UNSIGNED
 from pyggml.kernels import gemm
 from pyggml.kernels.gemm import CHOSEN, by_rows, reference, row_plan
 from pyggml.kernels.gemm.int_pack import packed_bytes
 from pyggml.quants import dequantize
+from pyggml.quants.readers.pieces import span
 from pyggml.quants.unpack import WHOLE_TYPES
 
 from measures import nmse
@@ -79,6 +81,14 @@ def test_an_order_has_each_weight_once(kind):
         assert places == [*range(n_blocks * dtype(kind).block // p.size)]
         assert sorted(p.within) == [*range(32)]
         assert sorted(i for some in p.sums for i in some) == [*range(len(p.vectors))]
+
+
+@pytest.mark.parametrize("kind", WHOLE_TYPES)
+def test_unsigned_weights_are_small_enough_in_every_order(kind):
+    """Also where their fields are moved to the left."""
+    for p in row_plan._plans(kind, 1):
+        largest = max(span(node)[1] for _, node in p.pieces)
+        assert p.signed or largest <= MOST_UNSIGNED
 
 
 def test_a_token_has_the_same_product_beside_others(rng, some_weight):
