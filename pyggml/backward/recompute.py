@@ -22,7 +22,9 @@ class Keep(Enum):
 
     ALL = "all that it reads"
     COSTLY = "what is not cheap to compute again: norms, activations and rotations are"
-    LAYERS = "some boundaries of layers; the layers behind each are computed again for their backward"
+    LAYERS = (
+        "some boundaries of layers; the layers behind each are computed again for their backward"
+    )
 
 
 def rematerialise(graph: Graph, keep: Keep) -> Graph:
