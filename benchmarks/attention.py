@@ -3,7 +3,8 @@
 usage: attention.py [--tokens 512,2048] [--heads 16] [--key-heads 8] [--head-size 128]
                     [--compute int8,f32] [--rounds 9]
 
-One causal sequence, as a layer of a training step has it. FLOP are those of the keys that are seen:
+One causal sequence, as a layer of a training step has it, which rounds to bfloat16 where the CPU
+multiplies pairs of them. FLOP are those of the keys that are seen:
 two products forward, five backward. The limit is the float microkernel's rate of the compute type
 (gemm.py), taken in turn with both passes; the least time of all rounds counts, the processor's own
 time with one thread (NUMBA_NUM_THREADS=1), when other programs run. Prints a JSON line for each.
@@ -41,7 +42,8 @@ def calls(n: int, options: argparse.Namespace, compute: Compute) -> tuple[Call, 
         options.key_heads,
         options.head_size,
     )
-    problem = Problem(n, heads, n, keys, d, d, F32, F32, has_extras=False, compute=compute)
+    sizes = n, heads, n, keys, d, d
+    problem = Problem(*sizes, F32, F32, has_extras=False, compute=compute, in_training=True)
     positions = np.arange(n, dtype=np.int32)
     nothing = np.float32(0)
     of_queries, of_keys = (n, heads, d), (n, keys, d)

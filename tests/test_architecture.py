@@ -78,7 +78,7 @@ USES_LLVM = {  # intrinsics, what kernels close over, and the features of this C
     "pyggml/kernels/gemm/activations.py",
     "pyggml/kernels/gemm/amx/rows.py",
     "pyggml/kernels/gemm/amx/tiles.py",
-    "pyggml/kernels/attention/amx_softmax.py",
+    "pyggml/kernels/attention/row_softmax.py",
     "pyggml/kernels/attention/decode_tile.py",
     "pyggml/kernels/gemm/dots.py",
     "pyggml/kernels/gemm/int8_tile.py",

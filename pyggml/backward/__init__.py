@@ -2,6 +2,7 @@
 
     training_graph   all of these, in their order
     build_backward   the chain rule
+    round_attention  a pass: attention may round as its backward pass does
     round_large      a pass: backward nodes read rounded copies of large tensors
     rematerialise    a pass: some results are computed again instead of kept
 
@@ -10,7 +11,7 @@ float64 slopes.
 """
 
 from pyggml.backward.recompute import Keep, rematerialise
-from pyggml.backward.rounding import round_large
+from pyggml.backward.rounding import round_attention, round_large
 from pyggml.backward.training import training_graph
 from pyggml.backward.walk import BackwardStep, backward_steps, build_backward
 
@@ -20,6 +21,7 @@ __all__ = [
     "backward_steps",
     "build_backward",
     "rematerialise",
+    "round_attention",
     "round_large",
     "training_graph",
 ]

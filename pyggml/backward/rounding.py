@@ -1,4 +1,8 @@
-"""Large tensors inside a layer are kept for the backward pass as rounded copies.
+"""What a training pass rounds, beside what products do.
+
+Its attention may round as its backward pass does, which needs the probabilities of the same scores.
+
+Large tensors inside a layer are kept for the backward pass as rounded copies.
 
 Each copy is made right after its tensor, whose memory is then free after its last use in the
 forward pass. The backward pass widens the copy to float32 and reads that. Results of cheap ops on
@@ -13,8 +17,17 @@ from pyggml.backward.substitute import (
 )
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, DType
+from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 from pyggml.ops import cpy
+from pyggml.ops.attention.attention import FLASH_ATTN_EXT, in_training
+
+
+def round_attention(graph: Graph) -> Graph:
+    """The graph, whose attention knows that a backward pass follows. `graph` comes from
+    build_backward."""
+    forward, _ = forward_and_backward(graph)
+    return rewrite(graph, {t: in_training(t) for t in forward if t.op is FLASH_ATTN_EXT})
 
 
 def round_large(graph: Graph, kept_as: DType) -> Graph:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from pyggml.backward.recompute import Keep, rematerialise
-from pyggml.backward.rounding import round_large
+from pyggml.backward.rounding import round_attention, round_large
 from pyggml.backward.walk import build_backward
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, DType
@@ -25,5 +25,5 @@ def training_graph(
     Each device's own passes follow in the schedule: `Backend.rewritten`.
     """
     graph = build_backward(forward, parameters, accumulators=accumulators)
-    graph = round_large(graph, kept_as)
+    graph = round_large(round_attention(graph), kept_as)
     return rematerialise(graph, keep)

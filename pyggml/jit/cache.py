@@ -82,6 +82,8 @@ SHARED = (
     "kernels/attention/amx_tile.py",
     "kernels/attention/softmax.py",
     "kernels/attention/amx_softmax.py",
+    "kernels/attention/pair_softmax.py",
+    "kernels/attention/row_softmax.py",
     "kernels/attention/tiles.py",
     "kernels/attention/tile_products.py",
     "kernels/attention/decode_tile.py",

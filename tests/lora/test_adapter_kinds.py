@@ -121,7 +121,7 @@ def test_gradients_of_a_model_s_own_tensors_are_slopes(tiny):
 
 def test_a_drop_s_gradient_is_the_slope_of_that_draw(trainer_of):
     """With the numbers of one draw the loss of training is a function like any other."""
-    trainer = trainer_of(lora={"dropout": 0.4}, clip=0.0)
+    trainer = trainer_of(lora={"dropout": 0.4}, clip=0.0, load={"compute": "f32"})
     p, passes = trainer.parameters, trainer.passes
     p.data[:] = np.random.default_rng(0).normal(0, 0.1, p.data.shape)
     batch = next(trainer.corpus.train.batches([0], 1))

@@ -211,7 +211,7 @@ def test_when_a_rank_dies_the_others_save_and_any_number_goes_on(tiny, tmp_path,
             "computed.compute is f32 there and bf16 here",
         ),
         ({"fail": [1, 2]}, "rank 1: the disk is full"),
-        ({"lr": 10.0, "clip": 0.0, "epochs": 30}, "is not finite"),
+        ({"lr": 10.0, "clip": 0.0, "epochs": 30}, "lr may be too high"),
     ],
     ids=["setting", "compute", "failure", "not finite"],
 )

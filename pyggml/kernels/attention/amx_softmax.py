@@ -1,135 +1,19 @@
-"""The softmax of a tile of scores on the path `amx`, forward and backward, in LLVM's vectors.
+"""The softmax of a tile of scores on the path `amx`, forward and backward, row by row."""
 
-The formulas are those of pyggml.kernels.attention.softmax. There LLVM chooses the width of vectors;
-here probabilities are rounded to bfloat16 while a row's vectors are in registers. Columns that a
-query does not see do not count, whatever they hold.
-"""
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
 
-from pyggml.jit import cgutils, intrinsic, kernel, types
-from pyggml.jit.llvm import (
-    F32,
-    I32,
-    I64,
-    at,
-    broadcast,
-    declare_intrinsic,
-    every,
-    fma,
-    load,
-    store,
-    total,
-)
-from pyggml.jit.simd import exp32
+from pyggml.jit import kernel
 from pyggml.kernels.attention.amx_tile import BC, LDP, LDS
-from pyggml.kernels.attention.softmax import MASKED, ZERO, visible_columns
-from pyggml.kernels.gemm.amx.rows import LANES, narrow
-from pyggml.kernels.gemm.amx.tiles import SIDE
-
-_FLOATS = ir.VectorType(F32, LANES)
-_WORDS = ir.VectorType(I32, LANES)
-_BESIDE = ir.Constant(
-    ir.VectorType(I32, 2 * LANES), [x for i in range(LANES) for x in (i, LANES + i)]
+from pyggml.kernels.attention.row_softmax import (
+    raise_maximum,
+    row_exponentials,
+    row_gradients,
+    row_top,
 )
-
-# -- vectors --------------------------------------------------------------------------------------
-
-# As in pyggml.jit.simd: ln 2 in two parts, and (e^r − 1 − r) / r² on |r| <= ln(2)/2.
-_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504, 0.693359375, -2.12194440e-4
-_SERIES = (
-    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
-    5.0000001201e-1,
-)  # fmt: skip
-_LOWEST = -87.3  # e^x is 0 below
-_TO_INTEGER = 1.5 * 2.0**23  # a small number plus this has the nearest integer in its lowest bits
-
-
-def _floats(value: float) -> Any:
-    return every(_FLOATS, float(np.float32(value)))
-
-
-def _exp(b: Any, x: Any) -> Any:
-    """e^x for x up to about 0, at most 2 ulp; NaN stays NaN."""
-    moved = fma(b, x, _floats(_LOG2_E), _floats(_TO_INTEGER))
-    n = b.fsub(moved, _floats(_TO_INTEGER))
-    r = fma(b, n, _floats(-_LN2_LOW), fma(b, n, _floats(-_LN2_HIGH), x))
-    p = _floats(_SERIES[0])
-    for factor in _SERIES[1:]:
-        p = fma(b, p, r, _floats(factor))
-    y = b.fadd(fma(b, p, b.fmul(r, r), r), _floats(1))
-    power = b.shl(b.bitcast(moved, _WORDS), every(_WORDS, 23))
-    y = b.bitcast(b.add(b.bitcast(y, _WORDS), power), _FLOATS)
-    return b.select(b.fcmp_ordered("<", x, _floats(_LOWEST)), _floats(0), y)
-
-
-def _counting(b: Any, i: Any, start: Any, count: Any) -> Any:
-    """Which columns of the vector at column i are among the `count` ones from `start` on."""
-    order = ir.Constant(_WORDS, list(range(LANES)))
-    column = b.add(broadcast(b, b.trunc(b.sub(i, start), I32), _WORDS), order)
-    return b.icmp_unsigned("<", column, broadcast(b, b.trunc(count, I32), _WORDS))
-
-
-@contextmanager
-def _vectors(b: Any, n: Any) -> Iterator[Any]:
-    """A loop over columns 0, LANES, … below n."""
-    with cgutils.for_range_slice(b, I64(0), n, I64(LANES)) as (i, _):
-        yield i
-
-
-def _code(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Numba's codegen of body(builder, *arguments), whose result is a value or None."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        result = body(builder, *arguments)
-        return context.get_dummy_value() if result is None else result
-
-    return codegen
-
-
-# -- forward --------------------------------------------------------------------------------------
-
-
-@intrinsic
-def row_top(typing: Any, s: Any, n: Any, start: Any, count: Any, scale: Any) -> Any:
-    """The largest of scale·s over the columns that count."""
-
-    def body(b: Any, s: Any, n: Any, start: Any, count: Any, scale: Any) -> Any:
-        top = cgutils.alloca_once_value(b, _floats(float(MASKED)))
-        factor = broadcast(b, scale, _FLOATS)
-        with _vectors(b, n) as i:
-            x = b.fmul(load(b, at(b, s, i), _FLOATS), factor)
-            x = b.select(_counting(b, i, start, count), x, _floats(float(MASKED)))
-            old = b.load(top)
-            b.store(b.select(b.fcmp_ordered(">", x, old), x, old), top)
-        name = f"llvm.vector.reduce.fmax.v{LANES}f32"
-        return b.call(declare_intrinsic(b, name, F32, [_FLOATS]), [b.load(top)], fastmath=("nnan",))
-
-    return types.float32(*(types.intp,) * 4, types.float32), _code(body)
-
-
-@intrinsic
-def row_exponentials(
-    typing: Any, to: Any, s: Any, n: Any, start: Any, count: Any, scale: Any, top: Any
-) -> Any:
-    """to = e^(scale·s − top) as bfloat16, 0 in columns that do not count; their sum."""
-
-    def body(b: Any, to: Any, s: Any, n: Any, start: Any, count: Any, scale: Any, top: Any) -> Any:
-        added = cgutils.alloca_once_value(b, _floats(0))
-        factor, less = broadcast(b, scale, _FLOATS), broadcast(b, b.fneg(top), _FLOATS)
-        with _vectors(b, n) as i:
-            e = _exp(b, fma(b, load(b, at(b, s, i), _FLOATS), factor, less))
-            e = b.select(_counting(b, i, start, count), e, _floats(0))
-            b.store(b.fadd(b.load(added), e), added)
-            store(b, narrow(b, e), at(b, to, b.lshr(i, I64(1))))
-        return total(b, b.load(added))
-
-    return types.float32(*(types.intp,) * 5, types.float32, types.float32), _code(body)
+from pyggml.kernels.attention.softmax import ZERO, visible_columns
+from pyggml.kernels.gemm.amx.tiles import SIDE
 
 
 class Block(NamedTuple):
@@ -169,56 +53,6 @@ def softmax_rows(p, s, o, m, norm, block, scale):
 
 
 @kernel
-def raise_maximum(o, m, norm, i, top):
-    """Row i's maximum becomes `top`."""
-    factor = exp32(m[i] - top)
-    norm[i] *= factor
-    m[i] = top
-    for j in range(o.shape[0]):
-        o[j] *= factor
-
-
-# -- backward -------------------------------------------------------------------------------------
-
-
-@intrinsic
-def _gradients(
-    typing: Any, s: Any, dp: Any, ds: Any, p_pairs: Any, ds_pairs: Any, n: Any, columns: Any,
-    numbers: Any, scale: Any,
-) -> Any:  # fmt: skip
-    """P = e^(scale·s − lse) and dS = P·(dp − δ) of two rows, 0 in columns that do not count.
-
-    ds: rows of bfloat16; p_pairs, ds_pairs: a row of pairs, one of either row. columns: (start,
-    count) of either row; numbers: (lse, δ) of either.
-    """
-
-    def body(
-        b: Any, s: Any, dp: Any, ds: Any, p_pairs: Any, ds_pairs: Any, n: Any, columns: Any,
-        numbers: Any, scale: Any,
-    ) -> None:  # fmt: skip
-        columns, numbers = cgutils.unpack_tuple(b, columns), cgutils.unpack_tuple(b, numbers)
-        factor = broadcast(b, scale, _FLOATS)
-        less = [broadcast(b, b.fneg(lse), _FLOATS) for lse in numbers[::2]]
-        means = [broadcast(b, delta, _FLOATS) for delta in numbers[1::2]]
-        with _vectors(b, n) as i:
-            rounded = []
-            for row in (0, 1):
-                element = b.add(i, I64(row * LDS))
-                score, gradient = (load(b, at(b, x, element), _FLOATS) for x in (s, dp))
-                p = _exp(b, fma(b, score, factor, less[row]))
-                product = b.fmul(p, b.fsub(gradient, means[row]))
-                counts = _counting(b, i, *columns[2 * row : 2 * row + 2])
-                rounded.append([narrow(b, b.select(counts, x, _floats(0))) for x in (p, product)])
-                to = b.add(b.lshr(i, I64(1)), I64(row * LDP // 2))
-                store(b, rounded[row][1], at(b, ds, to))
-            for values, pairs in zip(zip(*rounded, strict=True), (p_pairs, ds_pairs), strict=True):
-                store(b, b.shuffle_vector(*values, _BESIDE), at(b, pairs, i))
-
-    tuples = types.UniTuple(types.int64, 4), types.UniTuple(types.float32, 4)
-    return types.void(*(types.intp,) * 6, *tuples, types.float32), _code(body)
-
-
-@kernel
 def softmax_rows_back(ds, p_pairs, ds_pairs, s, dp, lse, delta, block, scale):
     """P = e^(scale·S − lse) and dS = P·(dP − δ), 0 for keys that are not seen.
 
@@ -230,11 +64,12 @@ def softmax_rows_back(ds, p_pairs, ds_pairs, s, dp, lse, delta, block, scale):
         start, count = _seen_of(block, i)
         below, its_count = _seen_of(block, i + 1)
         query = block.first + i
-        _gradients(
+        row_gradients(
             s[i, left:].ctypes.data, dp[i, left:].ctypes.data, ds[i, left:].ctypes.data,
             p_pairs[i // 2].ctypes.data, ds_pairs[i // 2].ctypes.data, n,
             (start, count, below, its_count),
-            (_lse_of(lse, query), delta[i], _lse_of(lse, query + 1), delta[i + 1]), scale,
+            (_lse_of(lse, query), delta[i], _lse_of(lse, query + 1), delta[i + 1]),
+            (LDS, 2 * LDP), scale,
         )  # fmt: skip
 
 

@@ -14,12 +14,13 @@ With `pairs` the factors of the products are rounded to bfloat16.
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.jit import kernel
-from pyggml.jit.frames import Bool, Float, Floats2, Floats3, Frame, Int, Ints2
+from pyggml.jit import Code, kernel
+from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Int, Ints2
 from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
 from pyggml.jit.simd import dot, fill
 from pyggml.jit.tasks import stage, task_code
 from pyggml.kernels.attention.flash import fills_tiles
+from pyggml.kernels.attention.pair_softmax import LDP, softmax_pairs_back
 from pyggml.kernels.attention.path import Backward, Path, Problem
 from pyggml.kernels.attention.softmax import ZERO, group_ranges, softmax_tile_back
 from pyggml.kernels.attention.tile_products import add_to_keys, add_to_queries, key_window, scores
@@ -36,8 +37,6 @@ from pyggml.kernels.attention.tiles import (
     packed_array,
     packed_transposed_array,
     panel_width,
-    round_along_keys,
-    round_along_queries,
     row_words,
     spare_array,
 )
@@ -58,7 +57,6 @@ class FlashBackward(Frame):
     lse: Floats2
     span: Ints2
     scale: Float
-    pairs: Bool
     packed_kt: Floats3  # Kᵀ
     packed_k: Floats3
     packed_vt: Floats3  # Vᵀ
@@ -72,8 +70,9 @@ class FlashBackward(Frame):
     dp: Floats3  # (BR, LDS): dP, then dS
     p_pairs: Floats3  # (BR / 2, LDS): pairs of queries
     ds_pairs: Floats3
-    ds_key_pairs: Floats3  # (BR, BC / 2): pairs of keys
+    ds_key_pairs: Floats3  # (BR, LDP): pairs of keys
     dq_tile: Floats3  # (BR, width)
+    lse_tile: Floats2  # of the tile's queries
     delta: Floats2
     starts: Ints2
     stops: Ints2
@@ -81,61 +80,77 @@ class FlashBackward(Frame):
 
 
 @kernel
-def _load(f, thread, head, first, n, n_rows):
-    """Q and dO of a tile, as first and as second operands, and δ."""
+def _load(f, thread, head, first, n, n_rows, pairs):
+    """Q and dO of a tile, as first and as second operands, lse and δ."""
     for x, rows, packed in (
         (f.q, f.q_rows[thread], f.packed_q[thread]),
         (f.do, f.do_rows[thread], f.packed_do[thread]),
     ):
-        load_rows(rows[:n_rows], x, first, head, x.shape[0], f.pairs, f.spare[thread])
-        pack(packed, x, first, n_rows, head, x.shape[0], f.pairs, f.spare[thread])
-    delta = f.delta[thread]
+        load_rows(rows[:n_rows], x, first, head, x.shape[0], pairs, f.spare[thread])
+        pack(packed, x, first, n_rows, head, x.shape[0], pairs, f.spare[thread])
+    delta, lse = f.delta[thread], f.lse_tile[thread]
     for i in range(n):
         delta[i] = dot(f.do[first + i, head], f.o[first + i, head])
+        lse[i] = f.lse[head, first + i]
+    for i in range(n, n_rows):
+        lse[i] = ZERO
 
 
-@kernel
-def _backward_tile(f, task, thread, head, first):
-    """dQ of a tile's queries; their share of dK and dV is added to the task's sums."""
-    pairs, span, key_head = f.pairs, f.span, head // (f.q.shape[1] // f.packed_k.shape[0])
-    n = min(BR, f.q.shape[0] - first)
-    n_groups = (n + MR - 1) // MR
-    n_rows = n_groups * MR
-    starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
-    s, dp, dq = f.s[thread][:n_rows], f.dp[thread][:n_rows], f.dq_tile[thread][:n_rows]
-    dk, dv = f.sums[2 * task], f.sums[2 * task + 1]
-    _load(f, thread, head, first, n, n_rows)
-    fill(dq.reshape(-1), ZERO)
-    start, stop = group_ranges(starts, stops, span, first, MR)
-    for key in range(start // BC * BC, stop, BC):
-        window = key_window(start, stop, key)
-        scores(s, f.q_rows[thread], f.packed_kt[key_head], key, starts, stops, pairs)
-        scores(dp, f.do_rows[thread], f.packed_vt[key_head], key, starts, stops, pairs)
-        softmax_tile_back(
-            s, dp, f.lse[head], f.delta[thread], span, first, key, BC, window, f.scale
+def _backward_code(pairs: bool) -> Code:
+    """The task with or without `pairs`; only what a process needs is compiled."""
+    rounded = np.bool_(pairs)
+
+    @kernel
+    def backward_tile(f, task, thread, head, first):
+        """dQ of a tile's queries; their share of dK and dV is added to the task's sums."""
+        span, key_head = f.span, head // (f.q.shape[1] // f.packed_k.shape[0])
+        n = min(BR, f.q.shape[0] - first)
+        n_groups = (n + MR - 1) // MR
+        n_rows = n_groups * MR
+        starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
+        s, dp, dq = f.s[thread][:n_rows], f.dp[thread][:n_rows], f.dq_tile[thread][:n_rows]
+        dk, dv, lse, delta = (
+            f.sums[2 * task],
+            f.sums[2 * task + 1],
+            f.lse_tile[thread],
+            f.delta[thread],
         )
-        p, ds, ds_rows = s, dp, dp
-        if pairs:
-            p, ds, ds_rows = f.p_pairs[thread], f.ds_pairs[thread], f.ds_key_pairs[thread]
-            round_along_queries(p, s, n_rows)
-            round_along_queries(ds, dp, n_rows)
-            round_along_keys(ds_rows, dp, n_rows)
-        add_to_queries(dq, ds_rows, f.packed_k[key_head], key, starts, stops, pairs)
-        add_to_keys(dk, ds, f.packed_q[thread], key, window, starts, stops, pairs)
-        add_to_keys(dv, p, f.packed_do[thread], key, window, starts, stops, pairs)
-    for i in range(n):
-        to, of = f.dq[first + i, head], dq[i]
-        for j in range(to.shape[0]):
-            to[j] = of[j] * f.scale
+        p, ds, ds_rows = f.p_pairs[thread], f.ds_pairs[thread], f.ds_key_pairs[thread]
+        _load(f, thread, head, first, n, n_rows, rounded)
+        fill(dq.reshape(-1), ZERO)
+        start, stop = group_ranges(starts, stops, span, first, MR)
+        for key in range(start // BC * BC, stop, BC):
+            window = key_window(start, stop, key)
+            scores(s, f.q_rows[thread], f.packed_kt[key_head], key, starts, stops, rounded)
+            scores(dp, f.do_rows[thread], f.packed_vt[key_head], key, starts, stops, rounded)
+            if rounded:
+                softmax_pairs_back(
+                    ds_rows, p, ds, s, dp, lse, delta, span, first, key, window, starts, stops,
+                    f.scale,
+                )  # fmt: skip
+            else:
+                softmax_tile_back(s, dp, lse, delta, span, first, key, BC, window, f.scale)
+                p, ds, ds_rows = s, dp, dp
+            add_to_queries(dq, ds_rows, f.packed_k[key_head], key, starts, stops, rounded)
+            add_to_keys(dk, ds, f.packed_q[thread], key, window, starts, stops, rounded)
+            add_to_keys(dv, p, f.packed_do[thread], key, window, starts, stops, rounded)
+        for i in range(n):
+            to, of = f.dq[first + i, head], dq[i]
+            for j in range(to.shape[0]):
+                to[j] = of[j] * f.scale
+
+    @task_code(FlashBackward)
+    def backward_task(f, task, thread):
+        n_parts = f.sums.shape[0] // 2 // f.q.shape[1]  # tasks of a head
+        fill(f.sums[2 * task].reshape(-1), ZERO)
+        fill(f.sums[2 * task + 1].reshape(-1), ZERO)
+        for first in range(task % n_parts * BR, f.q.shape[0], n_parts * BR):
+            backward_tile(f, task, thread, task // n_parts, first)
+
+    return backward_task
 
 
-@task_code(FlashBackward)
-def _backward_task(f, task, thread):
-    n_parts = f.sums.shape[0] // 2 // f.q.shape[1]  # tasks of a head
-    fill(f.sums[2 * task].reshape(-1), ZERO)
-    fill(f.sums[2 * task + 1].reshape(-1), ZERO)
-    for first in range(task % n_parts * BR, f.q.shape[0], n_parts * BR):
-        _backward_tile(f, task, thread, task // n_parts, first)
+_BACKWARD = {pairs: _backward_code(pairs) for pairs in (False, True)}
 
 
 class KeyGradients(Frame):
@@ -195,8 +210,9 @@ def _layout(p: Problem) -> Layout:
         dp=per_thread(BR, LDS),
         p_pairs=per_thread(if_pairs * BR // 2, LDS),
         ds_pairs=per_thread(if_pairs * BR // 2, LDS),
-        ds_key_pairs=per_thread(if_pairs * BR, BC // 2),
+        ds_key_pairs=per_thread(if_pairs * BR, LDP),
         dq_tile=per_thread(BR, panel_width(d)),
+        lse_tile=per_thread(round_up(BR, LANES)),
         delta=per_thread(round_up(BR, LANES)),
         starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
         stops=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
@@ -211,13 +227,13 @@ def _bind(p: Problem, a: Backward, scratch: Scratch) -> Call:
     packings.pack(a.k, scratch["packed_k"])
     packings.pack_transposed(a.v, scratch["packed_vt"])
     f = FlashBackward(
-        dq=a.dq, q=a.q, do=a.do, o=a.o, lse=a.lse, span=a.span, scale=float(a.scale), pairs=pairs,
+        dq=a.dq, q=a.q, do=a.do, o=a.o, lse=a.lse, span=a.span, scale=float(a.scale),
         **scratch,
     )  # fmt: skip
     sums, repeats = scratch["sums"], n_tasks(p) // p.n_key_heads
     keys = KeyGradients(dk=a.dk, dv=a.dv, sums=sums, scale=float(a.scale), repeats=repeats)
     return packings.then(
-        stage(_backward_task, f, n_tasks(p)),
+        stage(_BACKWARD[pairs], f, n_tasks(p)),
         stage(_keys_task, keys, p.n_key_heads * -(-p.n_keys // BC)),
     )
 

@@ -31,6 +31,7 @@ class Problem:
     value_type: DType
     has_extras: bool  # a cap, a mask, sinks or ALiBi
     compute: Compute
+    in_training: bool = False  # whether a backward pass follows
     longest: int = 0  # keys from the first to the last that queries of one sequence see; 0: all
 
     @property

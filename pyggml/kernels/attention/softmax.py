@@ -117,7 +117,7 @@ def divide_tile(o, lse, o_tile, m, norm, head, first, n):
 def softmax_tile_back(s, dp, lse, delta, span, first, key, n_keys, window, scale):
     """S becomes P = e^(scale·S − lse) and dP becomes dS = P·(dP − δ), 0 for keys not seen.
 
-    lse is that of all queries of one head, delta that of the tile's rows.
+    lse and delta are those of the tile's rows.
     """
     for i in range(s.shape[0]):
         row, other = s[i], dp[i]
@@ -127,7 +127,7 @@ def softmax_tile_back(s, dp, lse, delta, span, first, key, n_keys, window, scale
             fill(other[window[0] : window[1]], ZERO)
             continue
         low, high = start // LANES * LANES, rounded_up(stop, LANES)
-        log_sum, mean = lse[first + i], delta[i]
+        log_sum, mean = lse[i], delta[i]
         scores, gradients = row[low:high], other[low:high]
         for j in range(scores.shape[0]):
             p = exp32(scores[j] * scale - log_sum) if start <= j + low < stop else ZERO

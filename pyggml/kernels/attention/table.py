@@ -6,6 +6,8 @@
 | decode      | few queries, no extras                         | what they are      |
 | amx         | queries that fill a tile register, no extras,  | float32            |
 |             | values as long as keys                         |                    |
+| flash in    | queries that fill a tile, no extras, in a pass | float32            |
+| pairs       | of training                                    |                    |
 | flash       | queries that fill a tile, no extras            | float32            |
 | plain       | no extras                                      | float32            |
 | rows        | few queries                                    | what they are      |
@@ -13,7 +15,8 @@
 
 A path that does not read a type has a second row, which makes keys and values float32 first. The
 backward pass has amx, flash, plain and unfused. `amx` needs a CPU with tile registers and a compute
-type that may round. Without the JIT there are neither decode, amx nor flash.
+type that may round, `flash in pairs` a CPU that multiplies pairs of bfloat16. Without the JIT there
+are neither decode, amx nor flash.
 
 A faster path for some CPUs is one more row, above those that it replaces.
 """
@@ -37,6 +40,7 @@ _ALONE: tuple[Path[Forward], ...] = _runnable(
     (
         decode.FORWARD,
         *((amx.FORWARD, after_widening(amx.FORWARD)) if CHOSEN.tiles else ()),
+        flash.IN_PAIRS,
         flash.FORWARD,
         after_widening(flash.FORWARD),
         plain.FORWARD,

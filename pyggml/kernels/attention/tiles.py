@@ -24,7 +24,6 @@ from pyggml.kernels.gemm.panels import (
     LANES,
     PAIR_NUMBERS,
     round_numbers,
-    round_row,
     round_two,
     rounded_up,
     transpose,
@@ -95,7 +94,14 @@ def pack(packed, x, first, n, head, n_used, pairs, spare):
     """Rows first … first + n of one head of x, n even; zeros from row `n_used` on."""
     width = packed.shape[0] * PANEL
     one, other = spare[:width], spare[width : 2 * width]
+    as_they_lie = pairs and x.shape[2] == width
     for t in range(0, n, 2):
+        if as_they_lie and first + t + 1 < n_used:
+            a, b = x[first + t, head].ctypes.data, x[first + t + 1, head].ctypes.data
+            for p in range(packed.shape[0]):
+                to = packed[p, t // 2 * PANEL :].ctypes.data
+                round_two(to, a + p * PANEL * 4, b + p * PANEL * 4, PANEL)
+            continue
         _copy_row(one, x, first + t, head, n_used)
         _copy_row(other, x, first + t + 1, head, n_used)
         for p in range(packed.shape[0]):
@@ -174,20 +180,3 @@ def _launch_seen(span: np.ndarray, packings: list[Packing], stages: tuple[Stage,
     for f in packings:
         f.put(n_used=n_used)
     launch(*stages)
-
-
-# -- rounding of a tile -------------------------------------------------------------------------
-
-
-@kernel
-def round_along_keys(to, s, n):
-    """n rows of a tile of scores as pairs of keys, BC / 2 words to a row."""
-    for i in range(n):
-        round_row(to[i].ctypes.data, s[i].ctypes.data, BC)
-
-
-@kernel
-def round_along_queries(to, s, n):
-    """n rows of a tile of scores as pairs of queries, two rows in one."""
-    for i in range(0, n, 2):
-        round_two(to[i // 2].ctypes.data, s[i].ctypes.data, s[i + 1].ctypes.data, LDS)

@@ -74,6 +74,11 @@ def flash_attn_ext(
     )
 
 
+def in_training(node: Tensor) -> Tensor:
+    """flash_attn_ext's node anew, in a pass that a backward pass follows: it may round as that."""
+    return FLASH_ATTN_EXT(*node.src, **{**node.params, "in_training": True})
+
+
 def _extras(extras: tuple[Any, ...], masked: bool) -> tuple[Any, Any]:
     """The optional last sources as (mask, sinks), None for an absent one."""
     return (*extras, None)[:2] if masked else (None, *extras, None)[:2]
@@ -102,6 +107,7 @@ def _problem(
         value_type=v.dtype,
         has_extras=bool(extras or params["cap"] or params["max_bias"]),
         compute=compute,
+        in_training=params.get("in_training", False),
         longest=0 if params["masked"] else params["longest"],
     )
 
@@ -199,7 +205,7 @@ _REFUSES["longest"] = (-1,)
 
 def _spec(
     q: Tensor, k: Tensor, v: Tensor, span: Tensor, *extras: Tensor, scale: float, cap: float,
-    max_bias: float, masked: bool, longest: int,
+    max_bias: float, masked: bool, longest: int, in_training: bool = False,
 ) -> Spec:  # fmt: skip
     expect_attention("flash_attn_ext", q, k, v, span)
     for what, t in (("k", k), ("v", v)):
@@ -231,6 +237,7 @@ def _saved_specs(q: Tensor, *_: Tensor, **__: Any) -> tuple[Spec, ...]:
 def _softmax(
     q: np.ndarray, k: np.ndarray, span: np.ndarray, extras: tuple[np.ndarray, ...], *,
     scale: float, cap: float, max_bias: float, masked: bool, longest: int,
+    in_training: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """P and 1 − tanh² (H, T, S), and lse (H, T); float64."""
     mask, sinks = _extras(extras, masked)

@@ -27,7 +27,7 @@ from pyggml.jit.scratch import Array, Scratch, per_thread
 from pyggml.jit.simd import exp32, fill
 from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.kernels import gemm
-from pyggml.kernels.attention.amx_softmax import raise_maximum, row_exponentials, row_top
+from pyggml.kernels.attention.row_softmax import raise_maximum, row_exponentials, row_top
 from pyggml.kernels.attention.softmax import MASKED, ZERO
 from pyggml.kernels.gemm.amx.rows import (
     LANES,

@@ -14,9 +14,11 @@ from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.kernels.attention import Problem, flash, flash_back, plain
 from pyggml.kernels.attention.flash_back import FEWEST_TASKS, n_tasks
+from pyggml.kernels.attention.row_softmax import SCALES
 from pyggml.kernels.attention.tiles import BC, BR
 from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE
 from pyggml.ops import flash_attn_ext, mul_mat, permute, soft_max, transpose
+from pyggml.ops.attention.attention import in_training
 
 MR = FLOAT_TILE.mr
 COUNTS = [1, MR - 1, MR, MR + 1, BR - 1, BR, BR + 1, BC + 1, 2 * BC + 5]
@@ -82,7 +84,7 @@ def assert_same_attention(q, k, v, seed, span, atol=1e-5, rounded=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=atol)
     if not rounded:
         return
-    fused = with_gradients(flash_attn_ext(q, k, v, span, scale), q, k, v, seed)
+    fused = with_gradients(in_training(flash_attn_ext(q, k, v, span, scale)), q, k, v, seed)
     for found, wanted in zip(computed(*fused, compute="bf16"), plain, strict=True):
         # 2⁻⁹ for each rounded factor; where sums cancel, relative to what they are made of.
         assert np.abs(found - wanted).max() <= 0.04 * max(np.abs(wanted).max(), 1)
@@ -184,14 +186,61 @@ def test_scores_far_from_zero(n, rng):
     assert_same_attention(q, k, v, seed, span, atol=0.02, rounded=False)  # 1000 to 2⁻⁹ is 2
 
 
-def test_other_tokens_have_no_influence(rng):
+@pytest.mark.parametrize("compute", ["f32", "bf16"])
+def test_other_tokens_have_no_influence(compute, rng):
     """Keys outside a query's range may be anything, even NaN (rows of a cache never written)."""
     n = MR + 3
     q, k, v, _ = inputs(rng, n, 200, 2, 1, 16)
-    (clean,) = computed(flash_attn_ext(q, k, v, causal(n, 100), 0.25))
+    out = in_training(flash_attn_ext(q, k, v, causal(n, 100), 0.25))
+    (clean,) = computed(out, compute=compute)
     k.data[100:], v.data[100:] = np.nan, np.nan
-    (dirty,) = computed(flash_attn_ext(q, k, v, causal(n, 100), 0.25))
+    (dirty,) = computed(out, compute=compute)
     np.testing.assert_array_equal(clean, dirty)
+
+
+@pytest.mark.parametrize("compute", ["f32", "bf16"])
+def test_later_tokens_have_no_influence(compute, rng):
+    n = 2 * BC + 5
+    q, k, v, _ = inputs(rng, n, n, 2, 1, 16)
+    out = in_training(flash_attn_ext(q, k, v, causal(n, n), 0.25))
+    (clean,) = computed(out, compute=compute)
+    for seen in (BC + 3, BC, MR + 1, 1):
+        k.data[seen:], v.data[seen:], q.data[seen:] = 300, 300, -7
+        (other,) = computed(out, compute=compute)
+        np.testing.assert_array_equal(clean[:seen], other[:seen])
+
+
+@pytest.mark.parametrize("rise", [-40, -5, 5, 15, 40])
+def test_scores_that_rise_and_fall_from_tile_to_tile(rise, rng):
+    """By whole numbers, which bfloat16 holds. In pairs a maximum may stay behind by up to 20."""
+    n = 4 * BC
+    q, k, v, _ = inputs(rng, n, n, 2, 1, 16)
+    q.data[...] = k.data[...] = 0
+    q.data[:, :, 0], k.data[:, 0, 0] = 4, rise * (np.arange(n) // BC)
+    out = in_training(flash_attn_ext(q, k, v, causal(n, n), 0.25))
+    exact, pairs = (computed(out, out.saved[0], compute=c) for c in ("f32", "bf16"))
+    np.testing.assert_allclose(pairs[0], exact[0], atol=0.01 * np.abs(exact[0]).max())
+    np.testing.assert_allclose(pairs[1], exact[1], rtol=1e-5)
+    plain = computed(unfused(q, k, v, causal(n, n), 0.25))
+    np.testing.assert_allclose(exact[0], plain[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not SCALES, reason="this CPU lacks AVX512-BF16")
+def test_both_passes_of_training_round_scores_alike(rng):
+    """The backward pass's probabilities e^(s − lse) add up to 1, though it rounds scores of 1000 by
+    as much as 2: the forward pass's lse is that of the same scores."""
+    n = 2 * BR + 7
+    q, k, v, seed = inputs(rng, n, n, 4, 2, 16)
+    q.data *= 10
+    k.data += 30
+    seed.data[...] = 1
+    sums = []
+    for form in (in_training, lambda t: t):
+        out = form(flash_attn_ext(q, k, v, causal(n, n), 0.25))
+        *_, dv = computed(*with_gradients(out, q, k, v, seed), compute="bf16")
+        sums.append(dv.sum(axis=(0, 2)) / (16 * 2 * n))  # of p over keys, by key head: its queries
+    np.testing.assert_allclose(sums[0], 1, atol=1e-3)
+    assert np.abs(sums[1] - 1).max() > 0.1
 
 
 # -- against the plain path ---------------------------------------------------------------------
@@ -214,14 +263,15 @@ def test_tiles_give_what_the_plain_path_gives(rng, monkeypatch):
 
 @pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")
 @pytest.mark.parametrize("n", [MR - 1, 5 * MR + 1, 2 * BR + 1])
-def test_results_do_not_depend_on_the_threads(n, rng):
+@pytest.mark.parametrize("compute", ["f32", "bf16"])
+def test_results_do_not_depend_on_the_threads(n, compute, rng):
     q, k, v, seed = inputs(rng, n, n, 4, 2, 16)
     before, found = threads.get(), []
     try:
         for count in (1, 2):
             threads.set(count)
-            out = flash_attn_ext(q, k, v, causal(n, n), 0.25)
-            found.append(computed(*with_gradients(out, q, k, v, seed)))
+            out = in_training(flash_attn_ext(q, k, v, causal(n, n), 0.25))
+            found.append(computed(*with_gradients(out, q, k, v, seed), compute=compute))
     finally:
         threads.set(before)
     for one, two in zip(*found, strict=True):
