@@ -38,6 +38,7 @@ MOST = 0.002  # of float32's loss
 _SIZES = {"embedding_length": 64, "feed_forward_length": 64}
 _CTX, _N_VOCAB, _N_HELD_OUT = 32, 64, 512
 _Q8_0 = DTYPES["Q8_0"]
+_UNDIVIDED = {"gemma3n", "gemma4"}  # scores are q·k, not q·k / √size: training makes q short
 
 
 def write_model(path: Path, architecture: str) -> Path:
@@ -49,14 +50,18 @@ def write_model(path: Path, architecture: str) -> Path:
     tensors = []
     for name, spec in specs.items():
         if not spec.optional or name == "output.weight":
-            tensors.append(_tensor(name, spec.shape))
+            is_long = architecture in _UNDIVIDED and "attn_q_norm" in name
+            tensors.append(_tensor(name, spec.shape, spec.shape[-1] ** -0.5 if is_long else 1.0))
     gguf.write(path, metadata, tensors)
     return path
 
 
-def _tensor(name: str, shape: tuple[int, ...]) -> tuple[str, DType, tuple[int, ...], np.ndarray]:
+def _tensor(
+    name: str, shape: tuple[int, ...], factor: float
+) -> tuple[str, DType, tuple[int, ...], np.ndarray]:
     x = draw(name, shape, np.random.default_rng(crc32(name.encode())))
     x = 1 + x / 10 if "norm" in name else x * np.float32(shape[-1] ** -0.5)
+    x = x * np.float32(factor)
     is_matrix = len(shape) > 1 and shape[-1] % 32 == 0 and name.endswith(".weight")
     if not is_matrix:
         return name, F32, shape, x

@@ -7,13 +7,15 @@ after the other and records when each began and ended, by the processor's cycle 
 of a region then go, in order, to whichever of the threads is free first, as in
 pyggml.jit.regions; a region ends with its last task, and what lies between regions runs on one
 thread. Cores are taken to be as fast together as alone: memory, caches and clocks that they share
-are not part of the simulation. Up to the cores of this machine the step is also timed.
+are not part of this simulation. Each task counts with the shortest time that it took in any step.
 
-Each task counts with the shortest time that it took in any step, and of the timed steps the
-shortest counts: other programs only make them longer.
+Up to the cores of this machine the step is also timed, and foretold a second time from tasks that
+are recorded while each other core runs the same step in a process of its own, so that they share
+what threads would. There the medians count.
 
-Prints a JSON line: for each number of threads the foretold seconds, those measured, the share of
-the time on one thread that runs outside of regions, and the ops in which threads wait longest.
+Prints a JSON line: for each number of threads the foretold seconds (`foretold`, `beside_others`),
+those measured (the shortest and the median), the share of the time on one thread that runs outside
+of regions, and the ops in which threads wait longest.
 """
 
 import argparse
@@ -24,10 +26,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
+from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -115,11 +119,14 @@ class Recording:
         self.cycles = ends - begins
         self.alone = end - start - int((ends - begins).sum()) - len(noted) * note_cycles
 
-    def shortest(self, other: "Recording") -> None:
-        """Take the times of another recording of the same work where they are shorter."""
-        assert (self.tasks == other.tasks).all(), "another order of tasks"
-        self.cycles = np.minimum(self.cycles, other.cycles)
-        self.alone = min(self.alone, other.alone)
+    @staticmethod
+    def typical(recordings: Sequence["Recording"], pick: Callable) -> "Recording":
+        """One for several of the same work; pick: np.min or np.median, of each task's times."""
+        result = copy(recordings[0])
+        assert all((r.tasks == result.tasks).all() for r in recordings), "another order of tasks"
+        result.cycles = pick([r.cycles for r in recordings], axis=0)
+        result.alone = int(pick([r.alone for r in recordings]))
+        return result
 
     @property
     def total(self) -> int:
@@ -209,16 +216,14 @@ def _cycles_per_second() -> float:
 
 def foretell(run: Run, n_threads: int, n_steps: int) -> dict[str, Any]:
     """A step's time on n threads, where it is lost, and how much runs on one thread."""
-    _now()  # compiled before it is timed
     rate = _cycles_per_second()
     region = REGION_SECONDS * rate
-    whole, nodes = run.record_step(), run.record_nodes()
-    for _ in range(n_steps - 1):
-        whole.shortest(run.record_step())
-        for (_, node), (_, again) in zip(nodes, run.record_nodes(), strict=True):
-            node.shortest(again)
+    whole = Recording.typical([run.record_step() for _ in range(n_steps)], np.min)
+    names = [name for name, _ in run.record_nodes()]
+    steps = [[node for _, node in run.record_nodes()] for _ in range(n_steps)]
     lost = Counter[str]()
-    for name, node in nodes:
+    for name, nodes in zip(names, zip(*steps, strict=True), strict=True):
+        node = Recording.typical(nodes, np.min)
         lost[name] += node.on(n_threads, region) - node.total / n_threads
     return {
         "one_thread": round(whole.total / rate, 4),
@@ -228,36 +233,77 @@ def foretell(run: Run, n_threads: int, n_steps: int) -> dict[str, Any]:
     }
 
 
-def measure(run: Run, n_steps: int) -> dict[str, Any]:
+def foretell_beside(run: Run, n_threads: int, n_steps: int) -> dict[str, Any]:
+    """A step's time on n threads, from what tasks take while other processes do the same."""
+    rate = _cycles_per_second()
+    whole = Recording.typical([run.record_step() for _ in range(n_steps)], np.median)
+    return {"beside_others": round(whole.on(n_threads, REGION_SECONDS * rate) / rate, 4)}
+
+
+def measure(run: Run, n_threads: int, n_steps: int) -> dict[str, Any]:
     """A step's time on all threads of this process."""
     taken = []
     for _ in range(n_steps):
         began = perf_counter()
         run.step()
         taken.append(perf_counter() - began)
-    return {"measured": round(min(taken), 4)}
+    return {"measured": round(min(taken), 4), "median": round(median(taken), 4)}
+
+
+def keep_busy(run: Run, n_threads: int, n_steps: int) -> NoReturn:
+    """Run steps until this process is ended; says when it begins."""
+    print(json.dumps({"busy": True}), flush=True)
+    while True:
+        run.step()
+
+
+ROLES = {f.__name__: f for f in (foretell, foretell_beside, measure, keep_busy)}
 
 
 def one(options: argparse.Namespace) -> None:
     """What a process of its own does, for one number of threads."""
-    if options.only == "foretell":
+    if options.only != "measure":
         record()
     run = Run(options.model, options.tokens)
     run.step()  # compiles
-    n, n_steps = threads.most(), options.steps
-    done = foretell(run, n, n_steps) if options.only == "foretell" else measure(run, n_steps)
-    print(json.dumps(done))
+    _now()
+    print(json.dumps(ROLES[options.only](run, threads.most(), options.steps)))
 
 
-def run_process(options: argparse.Namespace, only: str, n: int, cache: str) -> dict[str, Any]:
-    """The result of such a process."""
-    given = (options.model, "--tokens", str(options.tokens), "--steps", str(options.steps))
-    environment = os.environ | {"NUMBA_NUM_THREADS": str(n)}
-    if only == "foretell":
-        environment["NUMBA_CACHE_DIR"] = cache
-    command = [sys.executable, __file__, *given, "--only", only]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    return dict(json.loads(done.stdout))
+class Processes:
+    """Starts such processes, whose kernels that record are kept in a folder of their own."""
+
+    def __init__(self, options: argparse.Namespace, cache: str) -> None:
+        given = (options.model, "--tokens", str(options.tokens), "--steps", str(options.steps))
+        self._command, self._cache = [sys.executable, __file__, *given, "--only"], cache
+
+    def start(self, role: str, n: int) -> subprocess.Popen:
+        environment = os.environ | {"NUMBA_NUM_THREADS": str(n)}
+        if role != "measure":
+            environment["NUMBA_CACHE_DIR"] = self._cache
+        return subprocess.Popen([*self._command, role], env=environment, stdout=subprocess.PIPE)
+
+    def result(self, role: str, n: int) -> dict[str, Any]:
+        """What it prints."""
+        process = self.start(role, n)
+        text, _ = process.communicate()
+        if process.returncode:
+            raise SystemExit(process.returncode)
+        return dict(json.loads(text))
+
+    def beside_others(self, n: int) -> dict[str, Any]:
+        """The forecast while n − 1 others are busy."""
+        others = [self.start("keep_busy", n) for _ in range(n - 1)]
+        try:
+            for other in others:
+                assert other.stdout is not None
+                if not other.stdout.readline():
+                    raise SystemExit("a process that was to keep a core busy has ended")
+            return self.result("foretell_beside", n)
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
 
 
 def numbers(text: str) -> Sequence[int]:
@@ -270,18 +316,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--threads", type=numbers, default=[1, 2, 4, 8, 16, 64])
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--only", choices=("foretell", "measure"), help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=[*ROLES], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
         one(options)
         return
     n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     with tempfile.TemporaryDirectory() as cache:
-        result = {}
+        result, processes = {}, Processes(options, cache)
         for n in options.threads:
-            result[n] = run_process(options, "foretell", n, cache)
+            result[n] = processes.result("foretell", n)
             if n <= n_cores:
-                result[n] |= run_process(options, "measure", n, cache)
+                result[n] |= processes.result("measure", n) | processes.beside_others(n)
     name = Path(options.model).name
     print(json.dumps({"benchmark": "schedule", "model": name, **about("numba"), "threads": result}))
 

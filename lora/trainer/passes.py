@@ -68,7 +68,8 @@ class _Pair:
         forward, further = _forward(net, objective, leaves)
         read = taps.read if taps else {}
         sums = [*parameters.gradients.values(), *(None for _ in read)]
-        graph = training_graph(forward, {**trained, **read}, sums, model.kept_as, keep)
+        wanted, rounds = {**trained, **read}, not objective.has_reference
+        graph = training_graph(forward, wanted, sums, model.kept_as, keep, rounds=rounds)
         net = LossNet.of(model, inputs, trained, False, model.taps())
         alone, _ = _forward(net, objective, leaves)
         return cls(drawn, leaves, graph, alone, further, tuple(read))

@@ -16,14 +16,18 @@ def training_graph(
     accumulators: Sequence[Tensor | None] | None = None,
     kept_as: DType = F32,
     keep: Keep = Keep.ALL,
+    *,
+    rounds: bool = True,
 ) -> Graph:
     """The graph of a loss with its gradients; see `build_backward`, whose outputs it has.
 
     kept_as   the type of large tensors that the backward pass reads
     keep      which forward results stay in memory for it
+    rounds    whether attention may round as its backward pass does; a loss that compares the model
+              with another, computed without a backward pass, wants both alike
 
     Each device's own passes follow in the schedule: `Backend.rewritten`.
     """
     graph = build_backward(forward, parameters, accumulators=accumulators)
-    graph = round_large(round_attention(graph), kept_as)
-    return rematerialise(graph, keep)
+    graph = round_attention(graph) if rounds else graph
+    return rematerialise(round_large(graph, kept_as), keep)

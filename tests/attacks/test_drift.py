@@ -1,8 +1,10 @@
 """Long training on every path: a short round, and what counts as drift."""
 
+import numpy as np
 import pytest
 
 from attacks import drift
+from pyggml import gguf
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -57,3 +59,13 @@ def test_one_that_ends_further_away_is_trained_by_other_seeds(tmp_path, monkeypa
     made = drift.read_results(results)
     assert {seed for _, seed in made["first"]} == {0, 1, 2} and len(made["first"]) == 9
     assert {seed for _, seed in made["second"]} == {0} and drift.faults(made["first"]) == []
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma4"])
+def test_scores_are_as_large_whatever_divides_them(name, tmp_path):
+    """Where the root of a head's size does not divide scores, queries are shorter by as much."""
+    path = drift.write_model(tmp_path / "model.gguf", name)
+    with gguf.open(path) as file:
+        weights = file.data("blk.0.attn_q_norm.weight")
+    long = 1 if name == "qwen3" else weights.size**-0.5
+    assert np.mean(weights) == pytest.approx(long, rel=0.1)

@@ -214,6 +214,10 @@ HOSTILE = [
     ({"messages": [assistant("a", x={"a\0": 1})]}, "has a NUL at character 1"),
     ({"messages": [assistant("", tool_calls=[{}])]}, '"tool_calls" that holds what is no call'),
     (
+        {"messages": [assistant("", tool_calls=[{"name": "f", "arguments": [1]}])]},
+        '"arguments" that are a list, wanted an object',
+    ),
+    (
         {"messages": [assistant("", tool_calls=[{"name": "f", "arguments": "["}])]},
         '"tool_calls" that is no JSON',
     ),
@@ -259,12 +263,14 @@ def test_hostile_lines_are_refused_and_the_next_one_read(tmp_path, monkeypatch, 
 
 FILES = [
     ("a.txt", b"abc\n\0d", "line 2: holds a NUL, wanted UTF-8 text"),
+    ("a.txt", b"\n\0d", "line 2: holds a NUL, wanted UTF-8 text"),
     ("a.json", b'[{"text": "a"}, {"text": ', "item 2 is no JSON"),
     ("a.json", b'[{"text": "a"} {"text": "b"}]', "after item 1 stands '{', wanted a comma"),
     ("a.json", b'[{"text": "a"}', "after item 1 stands the end of the file"),
     ("a.json", b'[{"text": "a"}] 3', "after the list of 1 items stands '3'"),
     ("a.csv", b"text,text\na,b\n", "the first line names text twice"),
     ("a.csv", b"n,text\n1,a,b\n", r"record 1 \(to line 2\) has 3 fields, the first line names 2"),
+    ("a.csv", b"\n\nn,text\n1,a,b\n", r"record 1 \(to line 4\) has 3 fields"),
     ("a.parquet", b"PAR1 and no more", "cannot be read after row 0"),
 ]
 

@@ -107,16 +107,19 @@ def test_losses_and_gradients_are_those_of_whole_windows(run_of):
     np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=1e-6 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize("n", [23, 21])  # of which the last step has three, or one
 @pytest.mark.parametrize("batch", [1, 2])
-def test_accumulation_equals_the_large_batch(batch, run_of):
+def test_accumulation_equals_the_large_batch(batch, n, run_of):
     found = []
     for size in (4, batch):
-        trainer, events = run_of(corpus(), batch=size, grad_accum=4 // size, weight_decay=0.1)
-        found.append(([e.loss for e in steps(events)], trainer.parameters.data.copy()))
-    (losses, data), (others, again) = found
+        trainer, events = run_of(corpus(n), batch=size, grad_accum=4 // size, weight_decay=0.1)
+        p = trainer.parameters
+        found.append(([e.loss for e in steps(events)], p.data.copy(), p.gradient.copy()))
+    (losses, data, wanted), (others, again, gradient) = found
     assert len(losses) == 6, "the last step has what is left"
     np.testing.assert_allclose(losses, others, rtol=1e-4)
     np.testing.assert_allclose(data, again, atol=2e-3)
+    np.testing.assert_allclose(gradient, wanted, rtol=1e-2, atol=1e-3 * np.abs(wanted).max())
 
 
 def test_a_validation_is_that_of_packed_windows(run_of):

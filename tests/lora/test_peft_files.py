@@ -104,17 +104,24 @@ def test_a_file_of_one_alpha_comes_back_bit_for_bit(tmp_path):
     assert settings["base_model_name_or_path"] == "hub/name"
 
 
-def test_tensors_of_one_module_with_several_as_become_ranks(tmp_path):
-    """qwen3next's qkv and z are one matrix in transformers."""
+@pytest.mark.parametrize("n_more", [0, 2])
+def test_tensors_of_one_module_with_several_as_become_ranks(n_more, tmp_path):
+    """qwen3next's qkv and z are one matrix in transformers. Other ranks mean other scales."""
     model = base("qwen3next")
     from_peft(model, FOLDERS / "qwen3next", tmp_path / "a.gguf")
     with gguf.open(tmp_path / "a.gguf") as file:
         arrays = {n: np.array(file.data(n)) for n in file.tensors}
+        for name, axis in (
+            ("blk.0.attn_gate.weight.lora_a", 0),
+            ("blk.0.attn_gate.weight.lora_b", 1),
+        ):
+            rows = np.moveaxis(arrays[name], axis, 0)
+            arrays[name] = np.moveaxis(np.concatenate([rows, rows[:n_more]]), 0, axis).copy()
         arrays["blk.0.attn_gate.weight.lora_a"] *= np.float32(0.5)  # no longer that of attn_qkv
         written = [(n, file.tensors[n].dtype, a.shape, a) for n, a in arrays.items()]
         gguf.write(tmp_path / "b.gguf", file.metadata, written)
     ranks = to_peft(model, tmp_path / "b.gguf", tmp_path / "folder")
-    assert ranks["model.layers.0.linear_attn.in_proj_qkvz"] == 6
+    assert ranks["model.layers.0.linear_attn.in_proj_qkvz"] == 6 + n_more
     from_peft(model, tmp_path / "folder", tmp_path / "c.gguf")
     found, wanted = (base("qwen3next", tmp_path / f"{x}.gguf").logits(tokens()) for x in "cb")
     assert nmse(found, wanted) < 1e-11

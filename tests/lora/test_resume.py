@@ -240,6 +240,19 @@ def test_a_checkpoint_with_another_position_is_damaged(trainer_of, tmp_path, key
         assert checkpoint.newest(tmp_path) == tmp_path / "step-00000001.gguf"
 
 
+def test_a_checkpoint_whose_tensors_fit_no_parameter_is_refused(trainer_of, tmp_path):
+    """What no run of these settings writes: its digest is right, its tensors are shorter."""
+    trainer_of(max_steps=2, checkpoint_dir=str(tmp_path)).run()
+    path = tmp_path / "step-00000002.gguf"
+    with gguf.open(path) as file:
+        tensors = {n: file.data(n)[:-1].copy() for n in file.tensors}
+        metadata = dict(file.metadata)
+    metadata[checkpoint._SUM] = gguf.Field.of(checkpoint._whole_digest(metadata, tensors))
+    gguf.write(path, metadata, [(n, F32, t.shape, t) for n, t in tensors.items()])
+    with pytest.raises(CheckpointError, match=r": \w+ is F32 \(\d+,\), wanted F32 \(\d+,\)"):
+        trainer_of(max_steps=2).resume(path)
+
+
 def test_a_file_of_another_kind_is_no_checkpoint(trainer_of, tiny):
     with pytest.raises(CheckpointError, match="general.type is missing, wanted 'checkpoint'"):
         trainer_of().resume(tiny)

@@ -9,6 +9,7 @@ from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import DTYPES
 from pyggml.graph.tensor import leaf
+from pyggml.jit import JIT
 from pyggml.ops import (
     add_id,
     argsort,
@@ -74,6 +75,9 @@ def test_portions_of_one_expert_are_added_one_after_the_other():
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K", "Q3_K"])
 def test_one_launch_gives_the_bits_of_products_one_by_one(kind, compute, rng, monkeypatch):
     """For experts with no row, one, few and many, in one wave of rows and in several."""
+    joined = []
+    reserve = experts.at_once
+    monkeypatch.setattr(experts, "at_once", lambda *of: joined.append(reserve(*of)) or joined[-1])
     n_expert, n, k, n_used = 12, 40, 256, 5
     w = rng.standard_normal((n_expert, n, k)).astype(np.float32)
     w = leaf(w if kind == "F32" else quantize(w, kind), "w", DTYPES[kind])
@@ -95,6 +99,7 @@ def test_one_launch_gives_the_bits_of_products_one_by_one(kind, compute, rng, mo
                 yield program.read(node)
 
     together = [*map(list, map(results, (1, 3, 90)))]
+    assert joined and all(joined) == JIT
     with monkeypatch.context() as patch:
         patch.setattr(experts, "at_once", lambda *of: None)
         alone = [*map(list, map(results, (1, 3, 90)))]

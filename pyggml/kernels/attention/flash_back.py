@@ -181,6 +181,7 @@ def _keys_task(f, task, thread):
     tasks = head * f.repeats
     for j in range(first, min(first + BC, n_keys)):
         _add_up(f.dk[j, head], f.sums, np.int64(0), tasks, f.repeats, j, f.scale)
+    for j in range(first, min(first + BC, n_keys)):
         _add_up(f.dv[j, head], f.sums, np.int64(1), tasks, f.repeats, j, np.float32(1))
 
 

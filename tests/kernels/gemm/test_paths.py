@@ -182,6 +182,17 @@ def test_every_path_computes_what_the_reference_does(name, rng):
         assert nmse(c, wanted) < (1e-6 if rounds_twice else 1e-11)
 
 
+@pytest.mark.parametrize("form", ["mul_mat", "out_prod", "strided"])
+def test_a_sum_of_no_products_is_zero(form, rng):
+    """A new C is zeros, one that is added to stays."""
+    p = strided(3, 5, 0) if form == "strided" else weight(form, "F32", "f32", m=3, n=5, k=0)
+    shape, a, b = operands(p, rng)
+    for accumulate in (False, True):
+        c = np.full(shape, 7, np.float32)
+        bound(p, c, a, b, CPU().alloc(gemm.scratch_bytes(p)), accumulate)()
+        assert (c == 7 * accumulate).all()
+
+
 @pytest.mark.parametrize("name", SERVED)
 def test_a_path_keeps_to_its_scratch(name, rng):
     """With guards around exactly as many bytes as it asks for, and one byte less is refused."""
