@@ -8,8 +8,9 @@ A JSON line for each:
 start    seconds that `generate -n 1` takes, and a dry run's two steps at the first context, with no
          kernel compiled and with all
 memory   at each context, without options and with them: the peak that `finetune --dry-run` plans,
-         and what a run of two steps and its answers took: anonymous memory, and resident memory
-         with the file's pages; tokens a second in the second step
+         and what a run of two steps and its answers took: anonymous memory, pages of files, and
+         both; tokens a second in the second step. Answers read the whole file, the plan is of
+         training: with `--options "--max-memory 1TB"` they let go of weights as training does
 """
 
 import argparse
@@ -38,7 +39,7 @@ def run(
     until: the command is ended once it has printed this.
     """
     environment = os.environ | {"XDG_CACHE_HOME": cache}
-    began, peaks = time.perf_counter(), {"RssAnon": 0, "VmRSS": 0}
+    began, peaks = time.perf_counter(), {"RssAnon": 0, "RssFile": 0, "VmRSS": 0}
     with TemporaryFile() as out:
         process = subprocess.Popen(
             [*COMMAND, *arguments], env=environment, stdout=out, stderr=subprocess.STDOUT
@@ -80,16 +81,19 @@ def start(model: str, text: str, ctx: str, cache: str) -> dict[str, float]:
 def memory(model: str, text: str, ctx: str, options: list[str], cache: str) -> dict[str, Any]:
     settings = ["--max-steps", "2", "--val-split", "0", "--no-report", "-o", f"{cache}/a.gguf"]
     train = ["finetune", "-m", model, "-f", text, "--ctx", ctx, *settings, *options]
-    *_, plan = run([*train, "--dry-run"], cache, until="interpreter")
+    *_, plan = run([*train, "--dry-run"], cache, until="which answers read")
     _, peaks, printed = run(train, cache)
-    planned = re.search(r"peak +about ([\d.]+) (\w+)", plan)
+    planned = re.search(r"peak +about ([\d.]+) (\w+) (?:.|\n)*files +and ([\d.]+) (\w+)", plan)
     speed = re.search(r"step 2/2 .*?([\d.]+) tokens/s", printed)
     assert planned is not None and speed is not None, printed
+    own, files = (float(planned[i]) * UNITS[planned[i + 1]] / 1e9 for i in (1, 3))
     return {
         "ctx": int(ctx),
         "options": " ".join(options),
-        "planned_gb": round(float(planned[1]) * UNITS[planned[2]] / 1e9, 2),
-        "anonymous_gb": round(peaks["RssAnon"] / 1e9, 2),
+        "planned_gb": round(own, 3),
+        "anonymous_gb": round(peaks["RssAnon"] / 1e9, 3),
+        "planned_files_gb": round(files, 3),
+        "files_gb": round(peaks["RssFile"] / 1e9, 3),
         "resident_gb": round(peaks["VmRSS"] / 1e9, 2),
         "tokens_per_second": float(speed[1]),
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pyggml import heap
 from pyggml.graph.tensor import Shape, leaf, window
 from pyggml.sizes import round_up
 
@@ -43,7 +44,7 @@ class Parameters:
         starts, self.groups = _layout(shapes, rates or {})
         n = sum(length for _, length, _ in self.groups)
         arrays = [_zeros(n) for _ in range(5)]
-        self.data, self.gradient, self.m, self.v, _ = arrays
+        self.data, self.gradient, self.m, self.v, self._total = arrays
         names = ("data", "gradient", "m", "v", "total")
         self.buffers = {name: leaf(a, name) for name, a in zip(names, arrays, strict=True)}
         data, gradient = self.buffers["data"], self.buffers["gradient"]
@@ -67,6 +68,11 @@ class Parameters:
     def n_bytes(self, n_more: int = 2) -> int:
         """Bytes of all buffers, with so many besides data and gradient, such as moments."""
         return (2 + n_more) * self.data.nbytes + self.constant_data.nbytes
+
+    def end(self) -> None:
+        """Set gradients and moments to 0 and free their memory: training is over."""
+        for a in (self.gradient, self.m, self.v, self._total):
+            heap.clear(a)
 
 
 Group = tuple[int, int, float]

@@ -18,7 +18,7 @@ from pyggml.ops import get_rows
 from pyggml.ops.loss.head import rows_within
 from pyggml.ops.loss.loss import cross_entropies
 
-_LOGITS_BYTES = 32 << 20  # that exist at once, of which a copy is read
+_LOGITS_BYTES = 20 << 20  # that exist at once, of which a copy is read
 
 
 @dataclass(frozen=True, slots=True, eq=False)

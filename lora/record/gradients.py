@@ -8,7 +8,7 @@ number that is not finite is a word:
  "norm": [[0.012, …], …], "zeros": …, "weight": …, "update": …}
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite, sqrt
 from typing import Any
 
@@ -29,47 +29,47 @@ class Watch:
     """Measures the gradients of a run's parameters and what its steps change.
 
     What a step changes is its parameters less those before it, so that a copy of them is kept: 4
-    bytes for each trained number. Measuring is a few passes over the buffers: 10 million numbers
-    took 29 ms on one core, where a step over 512 tokens takes seconds.
+    bytes for each trained number, in memory that is idle meanwhile. Measuring is a few passes over
+    the buffers: 10 million numbers took 29 ms on one core, where a step over 512 tokens takes
+    seconds.
     """
 
-    def __init__(self, parameters: Parameters, devices: Devices, start: int, n_steps: int) -> None:
-        """start: steps that were made before."""
+    def __init__(self, parameters: Parameters, devices: Devices, n_steps: int) -> None:
         self._parameters, self._devices, self._n_steps = parameters, devices, n_steps
-        self._before = np.zeros_like(parameters.data)
-        self._is_kept = self._keep(start + 1)
+        self._before: np.ndarray | None = None
+
+    def keep(self, step: int, memory: Callable[[int], np.ndarray]) -> None:
+        """Copy the parameters before they are updated, if the step is one that is measured.
+
+        memory: makes an array for so many numbers, which lasts until the next pass
+        """
+        if self.is_sampled(step):
+            self._gather("data")
+            p = self._parameters
+            self._before = memory(p.data.size)
+            self._before[:] = p.data
 
     def __call__(self, step: int, grad_norm: float) -> Overview | None:
         """The overview of the step just made, if it is one that is measured.
 
         grad_norm: the length of the gradient before it was clipped, which the norms are of too.
         """
-        picture = self._measure(step, grad_norm) if self._is_kept else None
-        self._is_kept = self._keep(step + 1)
-        return picture
+        before, self._before = self._before, None
+        return None if before is None else self._measure(step, grad_norm, before)
 
     def is_sampled(self, step: int) -> bool:
         """The first step, the last one, and about fifty between them."""
         return step in (1, self._n_steps) or step % max(1, self._n_steps // _SAMPLED) == 0
 
-    def _keep(self, step: int) -> bool:
-        """Copy the parameters before a step, if it is one that is measured."""
-        if step > self._n_steps or not self.is_sampled(step):
-            return False
-        self._gather("data")
-        p = self._parameters
-        np.copyto(self._before, p.data)
-        return True
-
     def _gather(self, *names: str) -> None:
         self._devices.gather(*(self._parameters.buffers[name] for name in names))
 
-    def _measure(self, step: int, grad_norm: float) -> Overview:
+    def _measure(self, step: int, grad_norm: float, before: np.ndarray) -> Overview:
         self._gather("data", "gradient")
         measures = {}
         for name, t in self._parameters.tensors.items():
-            first = t.offset // self._before.itemsize
-            old = self._before[first : first + t.n_elements]
+            first = t.offset // before.itemsize
+            old = before[first : first + t.n_elements]
             g = read(self._parameters.gradients[name])
             measures[name] = measure(g, old, read(t).reshape(-1) - old)
         length = sqrt(sum(m.norm**2 for m in measures.values()))

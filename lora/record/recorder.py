@@ -37,7 +37,8 @@ class Recorder:
         self._start = trainer.progress.step
         self.metrics = MetricsFile(metrics_beside(output), trainer.history, self._start)
         self.faults: list[str] = []  # why something is not written any more, which ends no run
-        self._watch = Watch(trainer.parameters, trainer.model.devices, self._start, trainer.n_steps)
+        self._watch = Watch(trainer.parameters, trainer.model.devices, trainer.n_steps)
+        trainer.before_update = self._watch.keep
         self._loggers: dict[str, Logger] = {}
         self._waiting: list[Record] = []  # told before the first step
 
@@ -88,6 +89,7 @@ class Recorder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._trainer.before_update = None
         self.metrics.close()
         if self.metrics.fault:
             self.faults.append(self.metrics.fault)

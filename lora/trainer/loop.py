@@ -56,6 +56,8 @@ _USUAL = {
 }
 
 
+# The number of a step; what makes memory for so many float32, which lasts until the next pass.
+BeforeUpdate = Callable[[int, Callable[[int], np.ndarray]], None]
 _FREE = {
     f.name for kind in (DataConfig, TrainConfig) for f in fields(kind) if f.metadata["may_change"]
 }
@@ -80,6 +82,9 @@ class Trainer:
     objective    what is minimised; to write the text, unless it is given
     reference    the fixed model that answers are compared with, by objectives that do so: the base,
                  or the base with the adapter from which training starts
+
+    before_update: called with the number of a step before it changes the parameters, and with
+    `Passes.idle_memory`; None, or a function that a recorder sets.
 
     Memory is taken by `run`, not before. Every one of several ranks has a Trainer and calls it
     alike; the first one alone writes checkpoints.
@@ -109,6 +114,7 @@ class Trainer:
         self._optimiser: Optimiser | None = None
         self._best = np.zeros_like(parameters.data) if config.keep_best else None
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
+        self.before_update: BeforeUpdate | None = None
         self._stopping = False
         self._updating = False
         self._saved = -1  # step of the newest checkpoint
@@ -260,6 +266,8 @@ class Trainer:
             about = f"step {at.step + 1}: the loss is {loss:g}, the gradient's length {norm:g}"
             raise self._divergence(about, run, train, windows)
         self._optimiser.check_length(norm)
+        if self.before_update is not None:
+            self.before_update(at.step + 1, self.passes.idle_memory)
         self._updating = True
         self._optimiser.step(lr, at.step + 1)
         self.progress = at.after(len(windows), self._n_read)

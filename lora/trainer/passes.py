@@ -190,6 +190,16 @@ class Passes:
         self.bind()
         return self._programs[2 * len(self._pairs) :]
 
+    def idle_memory(self, n: int) -> np.ndarray:
+        """(n,) float32 with undefined content, until the next pass: in the host's arena, which is
+        idle between two passes, or if that is smaller, anew."""
+        arenas = (a for program in self.programs for b, a in program.arenas.items() if b.is_host)
+        arena = next((a for a in arenas if a.nbytes >= F32.block_bytes * n), None)
+        if arena is None:
+            return np.empty(n, np.float32)
+        numbers: np.ndarray = arena[: F32.block_bytes * n].view(np.float32)
+        return numbers
+
     def bind(self) -> None:
         """Take the arenas and bind all graphs to them, once."""
         if not self._programs:

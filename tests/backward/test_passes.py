@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyggml.alloc.usage import bytes_at
 from pyggml.backward import Keep, build_backward, rematerialise, round_large, training_graph
+from pyggml.backward.recompute import made_again
 from pyggml.graph import Graph, Notes, reachable
 from pyggml.graph.dtypes import BF16, F32, I32
 from pyggml.graph.op import SAVED
@@ -24,7 +26,7 @@ from pyggml.ops import (
     sum_,
     transpose,
 )
-from pyggml.runtime import results
+from pyggml.runtime import results, schedule
 
 N = 8
 STEPS = [
@@ -134,6 +136,38 @@ def chain():
         frozenset([named["product 0"], named["product 1"]]),
     )
     return build_backward(Graph.of(loss).with_notes(notes), [w, gain]), named
+
+
+def deep(n_layers):
+    """Residual layers behind each other, and the results that are handed on."""
+    rng = np.random.default_rng(0)
+    w = leaf(rng.uniform(-0.1, 0.1, (N, N)).astype(np.float32), "w")
+    gain = leaf(np.ones(N, np.float32), "gain")
+    x = scale(leaf(rng.uniform(-1, 1, (512, N)).astype(np.float32), "x"), 0.5)
+    boundaries = [x]
+    for _ in range(n_layers):
+        h = mul_mat(w, silu(mul_mat(w, rms_norm_mul(x, gain))))
+        x = add(x, mul_mat(w, silu(h)))
+        boundaries.append(x)
+    forward = Graph.of(sum_(sqr(x)).named("loss")).with_notes(Notes(frozenset(boundaries)))
+    return build_backward(forward, [w, gain]), boundaries
+
+
+def test_of_many_layers_three_in_four_boundaries_are_kept(monkeypatch):
+    """As many layers are computed again at once as fit where the later boundaries were."""
+    graph, boundaries = deep(40)
+    again = made_again(graph, Keep.LAYERS)
+    dropped = [i for i, t in enumerate(boundaries) if t in again]
+    assert 5 <= len(dropped) <= 10
+    assert min(dropped) > 0 and max(dropped) < 39, "the last ones are read at once"
+    kept, wanted = rematerialise(graph, Keep.LAYERS), results(graph)
+    monkeypatch.setattr("pyggml.backward.recompute._dropped", lambda graph, n_bytes: set())
+    whole = rematerialise(graph, Keep.LAYERS)
+    for found in (kept, whole):
+        for a, b in zip(results(found), wanted, strict=True):
+            np.testing.assert_array_equal(a, b)
+    plans = [plan for found in (kept, whole) for plan in schedule(found).plans.values()]
+    assert max(bytes_at(plans[0])) < 0.9 * max(bytes_at(plans[1]))
 
 
 def backward_names(graph):

@@ -23,7 +23,7 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(finetune, tmp_path, monkeypa
     assert (ended.code, ended.err) == (0, "")
     assert [p.name for p in tmp_path.rglob("*")] == ["points"]
     assert ended.row("windows") == "0 % padding, 100 % of the tokens learned"
-    for part in ("arena", "optimizer state", "all 140 kB stay", "cache of the", "interpreter"):
+    for part in ("arena", "optimizer state", "all 140 kB stay", "KV cache", "interpreter"):
         assert part in ended.out
     assert re.fullmatch(r".* a step: .* and the validations", ended.row("time"))
     assert "result" not in ended.out and "-- before" not in ended.out
@@ -41,10 +41,14 @@ def test_the_parts_of_the_plan_are_what_the_run_takes(finetune, monkeypatch):
     assert finetune("--dry-run").code == 0
     ((parts, reserved),) = planned
     assert parts.arena == reserved.arena
-    assert parts.parameters == 5 * reserved.parameters // 4, "two moments, and a copy"
+    assert parts.state == 3 * reserved.parameters // 4, "gradient, two moments; the copy has room"
+    assert parts.own == parts.process + parts.after > parts.process + parts.arena + parts.state
     n_rows = 3 + 60 + 15  # tokens, and those that fill a pass
-    assert parts.cache == 2 * 2 * n_rows * 16 * 2, "K, V; 2 blocks; 16 numbers; halves"
-    assert parts.peak == sum(getattr(parts, name) for name in parts.__slots__)
+    monkeypatch.setattr(memory, "LANGUAGES", 0)
+    assert finetune("--dry-run").code == 0
+    parts = planned[-1][0]
+    assert parts.after == 2 * 2 * n_rows * 16 * 2, "K, V; 2 blocks; 16 numbers; halves"
+    assert parts.own == parts.process + parts.arena + parts.state
 
 
 def test_padding_and_samples_are_told(finetune, tmp_path):
@@ -96,7 +100,7 @@ def test_no_memory_is_set_aside_for_a_compiler_without_work(finetune, monkeypatc
     for compiled in (False, True):
         monkeypatch.setattr(memory.compile_ahead, "is_compiled", lambda *_, known=compiled: known)
         _, value, unit, *_ = finetune("--dry-run").row("peak").split()  # about 420 MB, of which
-        assert unit == "MB,"
+        assert unit == "MB"
         peaks.append(float(value) * 1e6)
     saved = memory.COMPILING - memory.RUNNING
     assert peaks[0] - peaks[1] == pytest.approx(saved, abs=2e6)
@@ -122,6 +126,23 @@ def test_a_limit_is_that_of_the_graphs_of_preferences(kind, finetune, tmp_path, 
     assert fits and size(fitted.arena) == arena
     least = finetune(*run, "--ctx", 60, "--max-memory", "20MB", data=path)
     assert least.code == 2 and "--max-memory 20.0 MB is too little: --ctx" in least.err
+
+
+def test_languages_are_left_out_where_they_do_not_fit(finetune, tmp_path, monkeypatch):
+    def told(limit):
+        path = tmp_path / "adapter.metrics.jsonl"
+        ended = finetune("--max-steps", 1, "--max-memory", limit)
+        assert ended.code == 0, ended.err
+        return "languages" in json.loads(path.read_text().splitlines()[-1]), ended.out
+
+    monkeypatch.setattr(memory, "LANGUAGES", 400 << 20)
+    is_told, out = told(limit_for(300 << 20))
+    assert is_told and "languages of rows" not in out
+    monkeypatch.setattr(memory, "LANGUAGES", 4 << 30)
+    is_told, out = told(limit_for(300 << 20))
+    assert not is_told and re.search(
+        r"^languages +of rows are not told: it takes 4.3 GB", out, re.M
+    )
 
 
 def test_a_limit_is_kept_by_smaller_passes(finetune, monkeypatch):

@@ -1,13 +1,16 @@
 """A training step takes its memory once: later steps allocate nothing that grows with the model."""
 
 import gc
+import sys
 import tracemalloc
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pyggml
+from pyggml import heap
 from pyggml.lora import LoraConfig, StepReport, TrainConfig, Trainer, attach
 
 
@@ -79,3 +82,35 @@ def test_a_trainer_lets_go_of_its_arenas(trainer_of):
     gc.collect()
     assert arena() is None
     assert trainer.losses.over(trainer.passes.evaluate, trainer.corpus.train, range(1)).loss > 0
+
+
+def test_idle_memory_is_the_arena_s_if_that_is_large_enough(trainer_of):
+    passes = trainer_of().passes
+    (arena,) = passes.programs[0].arenas.values()
+    n = arena.nbytes // 4
+    assert np.shares_memory(passes.idle_memory(n), arena) and passes.idle_memory(n).shape == (n,)
+    assert not np.shares_memory(passes.idle_memory(n + 1), arena)
+
+
+def test_the_end_of_training_leaves_what_was_trained(trainer_of):
+    trainer = trainer_of(max_steps=2)
+    trainer.run()
+    p = trainer.parameters
+    trained = p.data.copy()
+    assert p.m.any() and p.v.any() and p.gradient.any()
+    p.end()
+    assert not (p.m.any() or p.v.any() or p.gradient.any())
+    np.testing.assert_array_equal(p.data, trained)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a process tells its own memory")
+def test_what_is_cleared_goes_back_to_the_system():
+    def own():
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("RssAnon:")[1].split()[0]) << 10
+
+    a = np.ones(8 << 20, np.float32)[3:]
+    before = own()
+    heap.clear(a)
+    assert own() < before - 0.9 * a.nbytes
+    assert not a.any()

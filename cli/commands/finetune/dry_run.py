@@ -19,15 +19,21 @@ def say_plan(trainer: Trainer, parts: Parts, devices: Sequence[OnDevice] = ()) -
     """
     _say_windows(trainer.corpus)
     weights = sum(t.n_bytes for t in trainer.model.parts.weights.values())
-    row("peak", f"about {size(parts.peak)}, of which")
+    row("peak", f"about {size(parts.own)} of its own, of which")
     for n_bytes, what in (
+        (parts.process, "interpreter, text, trained parameters, kernels and their compiler"),
         (parts.arena, "activations and gradients of the graph (arena)"),
-        (parts.parameters, "trained parameters, gradients, optimizer state, a copy for step sizes"),
-        (parts.weights, f"pages of the largest weight; all {size(weights)} stay in the file"),
-        (parts.cache, "KV cache of the answers before and after"),
-        (parts.process, "interpreter, libraries, text, kernels and their compiler"),
+        (parts.state, "gradients, optimizer state"),
+        (
+            parts.after,
+            "at the end, when these two are free: languages of rows, KV cache",
+        ),
     ):
         row("", f"{size(n_bytes):>8}  {what}")
+    row("files", f"and {size(parts.files)} mapped, which the system can take back, of which")
+    row("", f"{size(parts.libraries):>8}  libraries")
+    largest = f"the largest weight; all {size(weights)} stay in the file, which answers read"
+    row("", f"{size(parts.weights):>8}  {largest}")
     for device in devices:
         _say_device(device)
     left = trainer.n_steps - trainer.progress.step  # before two steps are made

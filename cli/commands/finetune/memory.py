@@ -11,39 +11,52 @@ from pyggml.cli.terminal.show import row, size
 from pyggml.errors import ConfigError
 from pyggml.generation import Session
 from pyggml.lora import Fit, Trainer, fit
-from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.trainer.fit import Planner
 from pyggml.lora.trainer.memory import OnDevice
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 
 # What a process gets besides what is planned: kernels, and in a first run of its kind the compiler.
-# Runs took 65 MB, and 190 MB (plain LoRA) to 270 MB (DoRA) more with nothing compiled, as
-# benchmarks/compile_memory.py measures; the rest is for other models and options.
-RUNNING, COMPILING = 100 * 10**6, 440 * 10**6
+# A 0.6B model's runs took 16 MB, and runs 190 MB (plain LoRA) to 270 MB (DoRA) more with nothing
+# compiled, as benchmarks/compile_memory.py measures; the rest is for other models and options.
+RUNNING, COMPILING = 20 * 10**6, 320 * 10**6
+LANGUAGES = 125 * 10**6  # while the table is unpacked by which the languages of rows are told
 _CHOSEN = ("ctx", "batch", "grad_accum", "grad_checkpointing")
 
 
 def resident() -> int:
-    """The bytes of this process now."""
+    """The bytes of this process now, pages of files included."""
     import psutil
 
     return int(psutil.Process().memory_info().rss)
+
+
+def mapped() -> int:
+    """The bytes of files, such as libraries, among them; 0 where the system does not tell."""
+    import psutil
+
+    return int(getattr(psutil.Process().memory_info(), "shared", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The bytes of a run at its peak, by part."""
 
-    process: int  # interpreter, libraries, text; kernels and what they need to compile and run
+    process: int  # interpreter, text, trained parameters; kernels and what they need to compile
     arena: int
-    parameters: int  # with gradients and moments, and a copy over a step that is measured
-    weights: int  # pages of the largest one, which stay while it is read
-    cache: int  # of the answers
+    state: int  # gradients and moments, and a copy of parameters that the arena has no room for
+    after: int  # at the end, when arena and state are free
+    libraries: int  # pages of files
+    weights: int  # of the largest one, which stay while it is read
 
     @property
-    def peak(self) -> int:
-        return self.process + self.arena + self.parameters + self.weights + self.cache
+    def own(self) -> int:
+        """Without pages of files, which the system takes back when memory is short."""
+        return self.process + max(self.arena + self.state, self.after)
+
+    @property
+    def files(self) -> int:
+        return self.libraries + self.weights
 
 
 def spare(passes: Passes, model: Model) -> int:
@@ -56,10 +69,12 @@ def parts(trainer: Trainer, n_prompt: int) -> Parts:
     """The parts of a planned run that has taken no memory yet."""
     reserved, model = trainer.reserve(), trainer.model
     elsewhere = sum(device.arena for device in trainer.on_devices())
-    largest = max(t.n_bytes for t in model.parts.weights.values())
-    cache, process = _cache(model, n_prompt), resident() + spare(trainer.passes, model)
-    parameters = reserved.parameters + _copy_bytes(trainer.parameters)
-    return Parts(process, max(reserved.arena - elsewhere, 0), parameters, largest, cache)
+    files, data = mapped(), trainer.parameters.data.nbytes
+    process = resident() - files + spare(trainer.passes, model)
+    arena = max(reserved.arena - elsewhere, 0)
+    state = reserved.parameters - data + (0 if arena >= data else data)
+    after = max(_cache(model, n_prompt), LANGUAGES)
+    return Parts(process, arena, state, after, files, _largest(model))
 
 
 def on_devices(trainer: Trainer, n_prompt: int) -> list[OnDevice]:
@@ -67,9 +82,9 @@ def on_devices(trainer: Trainer, n_prompt: int) -> list[OnDevice]:
     return trainer.on_devices(_cache(trainer.model, n_prompt))
 
 
-def _copy_bytes(parameters: Parameters) -> int:
-    """What the record of gradients keeps over a step: the parameters before it."""
-    return parameters.data.nbytes
+def _largest(model: Model) -> int:
+    """The bytes of the largest weight, whose pages stay while it is read."""
+    return max(t.n_bytes for t in model.parts.weights.values())
 
 
 def _cache(model: Model, n_prompt: int) -> int:
@@ -86,7 +101,9 @@ def within(job: Job, trained: Trained, n_prompt: int, planner: Planner) -> Job:
     if job.max_memory is None:
         return job
     model, p = trained.model, trained.parameters
-    beside = resident() + spare(planner(job.train, job.reading.ctx), model) + _copy_bytes(p)
+    model.tokenizer.rest()
+    # The trained numbers are there already; a fit counts them for a copy, see `Parts.state`.
+    beside = resident() + spare(planner(job.train, job.reading.ctx), model) + _largest(model)
     left = job.max_memory - beside - _cache(model, n_prompt)
     best, fits = fit(model, p, job.train, job.reading.ctx, left, job.fixed, planner)
     if not fits:

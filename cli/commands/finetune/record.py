@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 
+from pyggml.cli.commands.finetune import memory
 from pyggml.cli.commands.finetune.job import Job
 from pyggml.cli.terminal.paths import beside
 from pyggml.cli.terminal.row_losses import RowLoss
 from pyggml.cli.terminal.samples import Reading
-from pyggml.cli.terminal.show import row
+from pyggml.cli.terminal.show import row, size
 from pyggml.errors import PyggmlError
 from pyggml.lora import Trainer
 from pyggml.lora.data.report import data_report, language_report
@@ -50,8 +51,11 @@ def save_answers(
     rows = [[row.text, *map(_finite, row.losses)] for row in losses]
     record = {"event": "answers", "step": trainer.progress.step, "prompt": prompt}
     record |= {"answers": [*map(list, answers)]} | ({"rows": rows} if rows else {})
-    languages = language_report(trainer.corpus, trainer.model.tokenizer)
-    record["languages"] = languages.as_json()
+    if job.max_memory is None or memory.resident() + memory.LANGUAGES <= job.max_memory:
+        languages = language_report(trainer.corpus, trainer.model.tokenizer)
+        record["languages"] = languages.as_json()
+    else:
+        row("languages", f"of rows are not told: it takes {size(memory.LANGUAGES)}")
     try:
         append(metrics_beside(job.output), record)
     except PyggmlError as error:

@@ -289,6 +289,7 @@ def _train(
                     left = [results.SMALLER, *left]
                 raise PyggmlError([*error.faults, *left], error.about) from error
         trainer.free()
+        trained.parameters.end()
         if finished:
             check_answer(trainer.model, prompt)
         if finished or trainer.progress.step > start:
