@@ -210,6 +210,13 @@ def test_pairs_are_right_where_the_chosen_answer_is_likelier(
         assert found["acc_token"]["value"] == np.mean(means)
 
 
+def test_inputs_reach_the_template_of_questions(pyggml, tiny, questions, template):
+    """One that it does not read is refused, as everywhere."""
+    inputs = ("--chat-template", template, "--chat-template-kwargs", '{"nothing": 1}')
+    ended = pyggml("eval", "-m", tiny, "-f", questions, *inputs)
+    assert ended.code == 2 and "nothing" in ended.err and ended.err.count("\n") == 1
+
+
 def test_long_pairs(pyggml, tiny, pairs, template):
     how = ("-m", tiny, "-f", pairs / "pairs.jsonl", "--chat-template", template, "--ctx", 8)
     ended = pyggml("eval", *how)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyggml.errors import DataError, PyggmlError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Document, Documents, pack, read_rows
+from pyggml.lora.data.corpus import fit_documents
 from pyggml.lora.data.spill import Column
 from pyggml.lora.data.units import Units
 
@@ -387,3 +388,19 @@ def test_rows_are_the_same_however_many_windows_are_looked_at_together(monkeypat
     assert len(whole) == 6 and len(list(data.blocks())) > 1
     assert whole.starts.tolist() == parts.starts.tolist()
     assert whole.lengths.tolist() == parts.lengths.tolist()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_plain_documents_are_cut_to_a_window(n):
+    """The second one is longer than a window of n; of two tokens the second one is learned."""
+    ids = np.arange(1, 8, dtype=np.int32)
+    both = Documents(ids, np.array([0, n]), np.array([n, 5]))
+    kept, n_cut = fit_documents(both, n, "truncate")
+    assert (kept.lengths.tolist(), n_cut) == ([n, n + 1], 1)
+    kept, n_cut = fit_documents(both, n, "drop")
+    assert (kept.lengths.tolist(), n_cut) == ([n], 0)
+
+
+@pytest.mark.parametrize("n, wanted", [(0, []), (1, [4]), (3, [1, 4, 7]), (20, [*range(9)])])
+def test_a_few_of_many_are_spread_evenly(n, wanted):
+    assert Units(np.arange(9), np.ones(9, np.int64)).spread(n).tolist() == wanted

@@ -105,6 +105,11 @@ def test_ctrl_c_in_the_middle_of_a_step_goes_back_to_the_last_whole_one(trainer_
     assert state(trainer) == state(whole)
 
 
+def test_the_last_step_alone_has_a_checkpoint_if_asked(trainer_of, tmp_path):
+    trainer_of(max_steps=3, checkpoint_dir=str(tmp_path), checkpoint_every=0).run()
+    assert [path.name for path in tmp_path.glob("*.gguf")] == ["step-00000003.gguf"]
+
+
 def test_the_two_newest_checkpoints_are_kept(trainer_of, tmp_path):
     trainer = trainer_of(max_steps=7, checkpoint_dir=str(tmp_path / "a" / "b"), checkpoint_every=2)
     events = []
