@@ -18,7 +18,7 @@ and 0.36), so the mean key, which such scores share, is not taken off first.
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.jit import Code, kernel
+from pyggml.jit import Code
 from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Ints2
 from pyggml.jit.scratch import Layout, Scratch, per_thread
 from pyggml.jit.simd import fill
@@ -74,9 +74,14 @@ def _forward_code(pairs: bool) -> Code:
     """The task with or without `pairs`; only what a process needs is compiled."""
     rounded = np.bool_(pairs)
 
-    @kernel
-    def forward_tile(f, thread, head, first):
-        """The tile of queries that begins at `first`, for one head."""
+    @task_code(FlashForward)
+    def forward_task(f, task, thread):
+        """A tile of queries of one head. Tiles with few and with many keys alternate, so that
+        neighbouring tasks take equally long. It calls no kernel made here: such a one has another
+        key in the cache in every process."""
+        n_tiles = (f.q.shape[0] + BR - 1) // BR
+        head, turn = task // n_tiles, task % n_tiles
+        first = (turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2) * BR
         span, key_head = f.span, head // (f.q.shape[1] // f.packed_kt.shape[0])
         packed_kt, packed_v = f.packed_kt[key_head], f.packed_v[key_head]
         n = min(BR, f.q.shape[0] - first)
@@ -103,15 +108,6 @@ def _forward_code(pairs: bool) -> Code:
         if rounded:
             add_lanes(norm, norms)
         divide_tile(f.o, f.lse, o, m, norm, head, first, n)
-
-    @task_code(FlashForward)
-    def forward_task(f, task, thread):
-        """Tiles with few and with many keys alternate, so that neighbouring tasks take equally
-        long."""
-        n_tiles = (f.q.shape[0] + BR - 1) // BR
-        head, turn = task // n_tiles, task % n_tiles
-        i = turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2
-        forward_tile(f, thread, head, i * BR)
 
     return forward_task
 

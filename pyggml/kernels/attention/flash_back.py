@@ -100,52 +100,50 @@ def _backward_code(pairs: bool) -> Code:
     """The task with or without `pairs`; only what a process needs is compiled."""
     rounded = np.bool_(pairs)
 
-    @kernel
-    def backward_tile(f, task, thread, head, first):
-        """dQ of a tile's queries; their share of dK and dV is added to the task's sums."""
-        span, key_head = f.span, head // (f.q.shape[1] // f.packed_k.shape[0])
-        n = min(BR, f.q.shape[0] - first)
-        n_groups = (n + MR - 1) // MR
-        n_rows = n_groups * MR
-        starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
-        s, dp, dq = f.s[thread][:n_rows], f.dp[thread][:n_rows], f.dq_tile[thread][:n_rows]
-        dk, dv, lse, delta = (
-            f.sums[2 * task],
-            f.sums[2 * task + 1],
-            f.lse_tile[thread],
-            f.delta[thread],
-        )
-        p, ds, ds_rows = f.p_pairs[thread], f.ds_pairs[thread], f.ds_key_pairs[thread]
-        _load(f, thread, head, first, n, n_rows, rounded)
-        fill(dq.reshape(-1), ZERO)
-        start, stop = group_ranges(starts, stops, span, first, MR)
-        for key in range(start // BC * BC, stop, BC):
-            window = key_window(start, stop, key)
-            scores(s, f.q_rows[thread], f.packed_kt[key_head], key, starts, stops, rounded)
-            scores(dp, f.do_rows[thread], f.packed_vt[key_head], key, starts, stops, rounded)
-            if rounded:
-                softmax_pairs_back(
-                    ds_rows, p, ds, s, dp, lse, delta, span, first, key, window, starts, stops,
-                    f.scale,
-                )  # fmt: skip
-            else:
-                softmax_tile_back(s, dp, lse, delta, span, first, key, BC, window, f.scale)
-                p, ds, ds_rows = s, dp, dp
-            add_to_queries(dq, ds_rows, f.packed_k[key_head], key, starts, stops, rounded)
-            add_to_keys(dk, ds, f.packed_q[thread], key, window, starts, stops, rounded)
-            add_to_keys(dv, p, f.packed_do[thread], key, window, starts, stops, rounded)
-        for i in range(n):
-            to, of = f.dq[first + i, head], dq[i]
-            for j in range(to.shape[0]):
-                to[j] = of[j] * f.scale
-
     @task_code(FlashBackward)
     def backward_task(f, task, thread):
+        """dQ of tiles of queries; their share of dK and dV is added to the task's sums. It calls no
+        kernel made here, as in `flash`."""
         n_parts = f.sums.shape[0] // 2 // f.q.shape[1]  # tasks of a head
+        head = task // n_parts
+        span, key_head = f.span, head // (f.q.shape[1] // f.packed_k.shape[0])
         fill(f.sums[2 * task].reshape(-1), ZERO)
         fill(f.sums[2 * task + 1].reshape(-1), ZERO)
         for first in range(task % n_parts * BR, f.q.shape[0], n_parts * BR):
-            backward_tile(f, task, thread, task // n_parts, first)
+            n = min(BR, f.q.shape[0] - first)
+            n_groups = (n + MR - 1) // MR
+            n_rows = n_groups * MR
+            starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
+            s, dp, dq = f.s[thread][:n_rows], f.dp[thread][:n_rows], f.dq_tile[thread][:n_rows]
+            dk, dv, lse, delta = (
+                f.sums[2 * task],
+                f.sums[2 * task + 1],
+                f.lse_tile[thread],
+                f.delta[thread],
+            )
+            p, ds, ds_rows = f.p_pairs[thread], f.ds_pairs[thread], f.ds_key_pairs[thread]
+            _load(f, thread, head, first, n, n_rows, rounded)
+            fill(dq.reshape(-1), ZERO)
+            start, stop = group_ranges(starts, stops, span, first, MR)
+            for key in range(start // BC * BC, stop, BC):
+                window = key_window(start, stop, key)
+                scores(s, f.q_rows[thread], f.packed_kt[key_head], key, starts, stops, rounded)
+                scores(dp, f.do_rows[thread], f.packed_vt[key_head], key, starts, stops, rounded)
+                if rounded:
+                    softmax_pairs_back(
+                        ds_rows, p, ds, s, dp, lse, delta, span, first, key, window, starts, stops,
+                        f.scale,
+                    )  # fmt: skip
+                else:
+                    softmax_tile_back(s, dp, lse, delta, span, first, key, BC, window, f.scale)
+                    p, ds, ds_rows = s, dp, dp
+                add_to_queries(dq, ds_rows, f.packed_k[key_head], key, starts, stops, rounded)
+                add_to_keys(dk, ds, f.packed_q[thread], key, window, starts, stops, rounded)
+                add_to_keys(dv, p, f.packed_do[thread], key, window, starts, stops, rounded)
+            for i in range(n):
+                to, of = f.dq[first + i, head], dq[i]
+                for j in range(to.shape[0]):
+                    to[j] = of[j] * f.scale
 
     return backward_task
 
