@@ -6,12 +6,14 @@ that it follows the formats as they change.
 
 from collections.abc import Mapping
 
-from attacks.targets import data, models, servers, templates
+from attacks.targets import data, kernels, models, servers, templates
 from attacks.targets.models import model, small_model
 from attacks.targets.servers import serve_app
 from attacks.targets.target import Target
 
 __all__ = ["TARGETS", "Target", "model", "serve_app", "small_model"]
 
-_FAMILIES = models.TARGETS, data.TARGETS, templates.TARGETS, servers.TARGETS
-TARGETS: Mapping[str, Target] = {target.name: target for family in _FAMILIES for target in family}
+_FAMILIES = models, data, templates, servers, kernels
+TARGETS: Mapping[str, Target] = {
+    target.name: target for family in _FAMILIES for target in family.TARGETS
+}

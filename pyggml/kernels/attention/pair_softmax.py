@@ -25,9 +25,12 @@ LDP = round_up(LDS, LANES) // 2  # words from row to row of probabilities, pairs
 
 @kernel
 def _columns_of_group(starts, stops, g, key):
-    """The first column that a group's queries see, in whole vectors, and the one past the last."""
+    """The first column that a group's queries see, in whole vectors, and the one past the last;
+    BC and 0 where they see none."""
     first, last = max(starts[g] - key, 0), min(stops[g] - key, BC)
-    return np.int64(first // LANES * LANES), np.int64(rounded_up(max(last, first), LANES))
+    if first >= last:
+        return np.int64(BC), np.int64(0)
+    return np.int64(first // LANES * LANES), np.int64(rounded_up(last, LANES))
 
 
 @kernel

@@ -12,10 +12,12 @@ from pyggml.errors import ShapeError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import leaf, zeros
+from pyggml.jit.scratch import LINE, Layout
 from pyggml.kernels.attention import Problem, flash, flash_back, plain
 from pyggml.kernels.attention.flash_back import FEWEST_TASKS, n_tasks
+from pyggml.kernels.attention.pair_softmax import LDP, softmax_pairs, softmax_pairs_back
 from pyggml.kernels.attention.row_softmax import SCALES
-from pyggml.kernels.attention.tiles import BC, BR
+from pyggml.kernels.attention.tiles import BC, BR, LDS
 from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE
 from pyggml.ops import flash_attn_ext, mul_mat, permute, soft_max, transpose
 from pyggml.ops.attention.attention import in_training
@@ -300,3 +302,52 @@ def test_types_are_refused():
     x, span = zeros((5, 2, 8)), zeros((5, 2))
     with pytest.raises(ShapeError, match="span in I32"):
         flash_attn_ext(x, x, x, span, 1.0)
+
+
+@pytest.mark.skipif(not SCALES, reason="the path that multiplies pairs is for AVX512-BF16")
+@pytest.mark.parametrize(
+    "start, key", [(0, BC), (BC - MR, BC), (BC + 17, 0), (2 * BC, BC), (3 * BC + 5, BC)]
+)
+def test_a_group_that_sees_no_key_of_a_tile_writes_nothing(start, key, rng):
+    """Not even zeros, which would lie behind its rows: in those of another thread. The group sees
+    the MR keys from `start` on, the tile has those from `key` on."""
+    seen = np.tile(np.int32([start, start + MR]), (MR, 1))
+    starts, stops = np.array([start], np.int32), np.array([start + MR], np.int32)
+    s, dp = (rng.standard_normal((MR, LDS)).astype(np.float32) for _ in range(2))
+    p, ds, p_pairs, ds_pairs = (np.full((2 * MR, n), 7, np.float32) for n in (LDP, LDP, LDS, LDS))
+    o, norms, m = (
+        np.ones((MR, 64), np.float32),
+        np.ones((MR, 16), np.float32),
+        np.zeros(MR, np.float32),
+    )
+    softmax_pairs(p, s, o, m, norms, seen, 0, key, starts, stops, np.float32(1))
+    numbers = np.zeros(MR, np.float32), np.zeros(MR, np.float32)
+    softmax_pairs_back(
+        ds, p_pairs, ds_pairs, s, dp, *numbers, seen, 0, key, (0, 0), starts, stops, np.float32(1)
+    )
+    assert all((a == 7).all() for a in (p, ds, p_pairs, ds_pairs))
+    assert (o == 1).all() and (norms == 1).all() and (m == 0).all()
+
+
+@pytest.mark.parametrize("compute", ["f32", "bf16"])
+@pytest.mark.parametrize("width", [1, 20, BC + 1])
+def test_no_array_of_scratch_is_written_past(width, compute, rng, monkeypatch):
+    """Forward and backward, with each array in memory of its own and bytes around it."""
+    around, rooms = 4096, []
+
+    def cut(layout, scratch):
+        arrays = {}
+        for name, a in layout.arrays.items():
+            room = np.full(a.n_bytes + 2 * around + LINE, 0x55, np.uint8)
+            start = around + (-room.ctypes.data - around) % LINE
+            arrays[name] = a.over(room, start)
+            rooms.append((name, room[:start], room[start + a.n_bytes :]))
+        return arrays
+
+    monkeypatch.setattr(Layout, "cut", cut)
+    n = 2 * BC + 10
+    q, k, v, seed = inputs(rng, n, n, 2, 1, 16)
+    out = in_training(flash_attn_ext(q, k, v, window(n, n, width), 0.25))
+    computed(*with_gradients(out, q, k, v, seed), compute=compute)
+    written = [name for name, *sides in rooms if any((side != 0x55).any() for side in sides)]
+    assert rooms and not written
