@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from arenas import bound
 from derivatives import gradients_of
+from rooms import Rooms
 
 from pyggml import threads
 from pyggml.alloc import plan
@@ -12,7 +13,6 @@ from pyggml.errors import ShapeError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import leaf, zeros
-from pyggml.jit.scratch import LINE, Layout
 from pyggml.kernels.attention import Problem, flash, flash_back, plain
 from pyggml.kernels.attention.flash_back import FEWEST_TASKS, n_tasks
 from pyggml.kernels.attention.pair_softmax import LDP, softmax_pairs, softmax_pairs_back
@@ -333,21 +333,8 @@ def test_a_group_that_sees_no_key_of_a_tile_writes_nothing(start, key, rng):
 @pytest.mark.parametrize("width", [1, 20, BC + 1])
 def test_no_array_of_scratch_is_written_past(width, compute, rng, monkeypatch):
     """Forward and backward, with each array in memory of its own and bytes around it."""
-    around, rooms = 4096, []
-
-    def cut(layout, scratch):
-        arrays = {}
-        for name, a in layout.arrays.items():
-            room = np.full(a.n_bytes + 2 * around + LINE, 0x55, np.uint8)
-            start = around + (-room.ctypes.data - around) % LINE
-            arrays[name] = a.over(room, start)
-            rooms.append((name, room[:start], room[start + a.n_bytes :]))
-        return arrays
-
-    monkeypatch.setattr(Layout, "cut", cut)
-    n = 2 * BC + 10
+    rooms, n = Rooms(monkeypatch), 2 * BC + 10
     q, k, v, seed = inputs(rng, n, n, 2, 1, 16)
     out = in_training(flash_attn_ext(q, k, v, window(n, n, width), 0.25))
     computed(*with_gradients(out, q, k, v, seed), compute=compute)
-    written = [name for name, *sides in rooms if any((side != 0x55).any() for side in sides)]
-    assert rooms and not written
+    assert not rooms.written_past()

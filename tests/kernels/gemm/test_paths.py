@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rooms import Rooms
 
 from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import dtype
@@ -191,6 +192,15 @@ def test_a_sum_of_no_products_is_zero(form, rng):
         c = np.full(shape, 7, np.float32)
         bound(p, c, a, b, CPU().alloc(gemm.scratch_bytes(p)), accumulate)()
         assert (c == 7 * accumulate).all()
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_no_array_of_scratch_is_written_past(name, rng, monkeypatch):
+    rooms, (p, _) = Rooms(monkeypatch), SERVED[name]
+    shape, a, b = operands(p, rng)
+    memory = CPU().alloc(gemm.scratch_bytes(p))
+    bound(p, np.zeros(shape, np.float32), a, b, memory, False)()
+    assert NUMPY or not rooms.written_past()
 
 
 @pytest.mark.parametrize("name", SERVED)
