@@ -92,13 +92,15 @@ def run_ours(model: str, options: argparse.Namespace) -> Rows:
 
 def run_llama_bench(program: str, flags: tuple[str, ...], model: str, options: Any) -> Rows:
     """One run of a llama-bench; its own warm-up comes before what it measures."""
-    n = str(threads.get())
-    sizes = ("-p", str(options.prompt), "-n", str(options.generate), "-d", "0", "-r", "1")
+    n, n_tokens, is_ik = str(threads.get()), str(options.generate), "-rtr" in flags
     rows: Rows = {}
     for depth in map(int, options.after.split(",")):
-        sizes = ("-p", str(options.prompt) if depth == 0 else "0", "-n", str(options.generate))
-        at = ("-d", str(depth)) if depth else ()
-        command = [program, "-m", model, "-t", n, "-r", "1", "-o", "json", *sizes, *at, *flags]
+        sizes = ("-p", "0", "-n", n_tokens, "-d", str(depth))
+        if depth == 0:
+            sizes = ("-p", str(options.prompt), "-n", n_tokens)
+        elif is_ik:  # which has no -d
+            sizes = ("-p", "0", "-n", "0", "-gp", f"{depth},{n_tokens}")
+        command = [program, "-m", model, "-t", n, "-r", "1", "-o", "json", *sizes, *flags]
         for test in json.loads(_output(command)):
             name = _token_row(depth) if test["n_gen"] else f"prompt of {options.prompt}"
             rows[name] = test["avg_ts"]
