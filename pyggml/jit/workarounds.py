@@ -98,7 +98,7 @@ def name_files_apart() -> None:
 
 
 def check_files(folder: Path) -> None:
-    """End each file of this cache with its SHA-256, and take one that lacks it for missing.
+    """End each file of this cache with its sum, and take one that lacks it for missing.
 
     Numba unpickles what it finds: a file cut off or changed by a full disk or a power cut would end
     the program, and one that somebody else wrote would run as this user. What is missing is
@@ -122,7 +122,7 @@ def check_files(folder: Path) -> None:
             yield whole
             if hasattr(os, "fchmod"):
                 os.fchmod(written.fileno(), 0o600)
-            written.write(whole.getvalue() + hashlib.sha256(whole.getvalue()).digest())
+            written.write(whole.getvalue() + _sum(path, whole.getvalue()))
 
     def load_whole_index(file: Any) -> dict[Any, str]:
         is_good = not is_ours(file) or _is_whole(file._index_path)
@@ -154,4 +154,9 @@ def _is_whole(path: str) -> bool:
             content = file.read()
     except OSError:
         return False
-    return hashlib.sha256(content[:-_SUM_BYTES]).digest() == content[-_SUM_BYTES:]
+    return _sum(path, content[:-_SUM_BYTES]) == content[-_SUM_BYTES:]
+
+
+def _sum(path: str, content: bytes) -> bytes:
+    """SHA-256 of a file's name and content: one file in place of another is not whole."""
+    return hashlib.sha256(Path(path).name.encode() + b"\0" + content).digest()

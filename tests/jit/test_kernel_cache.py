@@ -1,6 +1,5 @@
 """Where compiled kernels are kept, and what happens where that is not possible: a note, no more."""
 
-import hashlib
 import os
 import pickle
 import subprocess
@@ -14,6 +13,7 @@ from numba.core.caching import IndexDataCacheFile
 
 from pyggml.jit import CACHE
 from pyggml.jit.cache import CODE_SETTINGS, writable_folder
+from pyggml.jit.workarounds import _sum
 
 # Compiles one kernel, uses it, and prints where Numba looks for caches.
 SCRIPT = """
@@ -176,7 +176,7 @@ def test_a_planted_file_is_never_unpickled(entry, tmp_path, which):
     file, *paths = entry
     assert file.load("key") == "code" and paths[which].stat().st_mode & 0o777 == 0o600
     content = pickle.dumps(Planted(tmp_path / "mark"))
-    paths[which].write_bytes(content + hashlib.sha256(content).digest())
+    paths[which].write_bytes(content + _sum(str(paths[which]), content))
     paths[which].chmod(0o666)
     with pytest.warns(RuntimeWarning, match="others may write there, so this kernel is compiled"):
         assert file.load("key") is None
@@ -200,6 +200,15 @@ def test_a_damaged_file_counts_as_missing(entry, damage, which):
     assert file.load("key") is None
     file.save("key", "new code")
     assert file.load("key") == "new code"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("which", [0, 1], ids=["index", "code"])
+def test_a_file_in_place_of_another_counts_as_missing(entry, which):
+    """Whole as it is."""
+    file, *paths = entry
+    paths[which].write_bytes(paths[1 - which].read_bytes())
+    assert file.load("key") is None
 
 
 def test_damaged_kernels_are_compiled_anew_in_silence(run, tmp_path):
