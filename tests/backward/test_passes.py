@@ -161,7 +161,9 @@ def test_of_many_layers_three_in_four_boundaries_are_kept(monkeypatch):
     assert 5 <= len(dropped) <= 10
     assert min(dropped) > 0 and max(dropped) < 39, "the last ones are read at once"
     kept, wanted = rematerialise(graph, Keep.LAYERS), results(graph)
-    monkeypatch.setattr("pyggml.backward.recompute._dropped", lambda graph, n_bytes: set())
+    monkeypatch.setattr(
+        "pyggml.backward.recompute._boundaries_made_again", lambda graph, n_bytes: set()
+    )
     whole = rematerialise(graph, Keep.LAYERS)
     for found in (kept, whole):
         for a, b in zip(results(found), wanted, strict=True):

@@ -129,17 +129,17 @@ def test_a_limit_is_that_of_the_graphs_of_preferences(kind, finetune, tmp_path, 
 
 
 def test_languages_are_left_out_where_they_do_not_fit(finetune, tmp_path, monkeypatch):
-    def told(limit):
+    def run_within(limit):
         path = tmp_path / "adapter.metrics.jsonl"
         ended = finetune("--max-steps", 1, "--max-memory", limit)
         assert ended.code == 0, ended.err
         return "languages" in json.loads(path.read_text().splitlines()[-1]), ended.out
 
     monkeypatch.setattr(memory, "LANGUAGES", 400 << 20)
-    is_told, out = told(limit_for(300 << 20))
+    is_told, out = run_within(limit_for(300 << 20))
     assert is_told and "languages of rows" not in out
     monkeypatch.setattr(memory, "LANGUAGES", 4 << 30)
-    is_told, out = told(limit_for(300 << 20))
+    is_told, out = run_within(limit_for(300 << 20))
     assert not is_told and re.search(
         r"^languages +of rows are not told: it takes 4.3 GB", out, re.M
     )

@@ -31,7 +31,7 @@ def resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def mapped() -> int:
+def file_bytes() -> int:
     """The bytes of files, such as libraries, among them; 0 where the system does not tell."""
     import psutil
 
@@ -69,7 +69,7 @@ def parts(trainer: Trainer, n_prompt: int) -> Parts:
     """The parts of a planned run that has taken no memory yet."""
     reserved, model = trainer.reserve(), trainer.model
     elsewhere = sum(device.arena for device in trainer.on_devices())
-    files, data = mapped(), trainer.parameters.data.nbytes
+    files, data = file_bytes(), trainer.parameters.data.nbytes
     process = resident() - files + spare(trainer.passes, model)
     arena = max(reserved.arena - elsewhere, 0)
     state = reserved.parameters - data + (0 if arena >= data else data)
