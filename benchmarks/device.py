@@ -12,7 +12,7 @@ product   each path of products that takes them, at the shapes of Qwen3-1.7B, by
 step      a whole step of LoRA on all linear modules: tokens/s, memory, share of the bfloat16 rate
           (4 FLOP for each matrix weight and token); memory beyond an empty process's,
           in use in all, and as --dry-run plans it
-op        where the time of one step, and of one token, goes; each node started by itself
+op        where the time of one step, of one token and of a prompt goes; each node by itself
 graph     one captured step, its launches in a line and side by side: milliseconds, and how many of
           the launches at least come one after the other
 decode    tokens/s of one sequence after `past` tokens and share of the bandwidth over packed
@@ -46,6 +46,7 @@ from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem
 from pyggml.backends.cuda.runtime.captures import Capture
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.generation import Session
+from pyggml.generation.passes import MOST_TOKENS
 from pyggml.graph.dtypes import DTYPES
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.adapter.parameters import Parameters
@@ -241,21 +242,21 @@ def time_by_op(card: Card, program: Program) -> dict[str, list[float]]:
     """Op and type of its weight -> [microseconds in a run, nodes], the longest first.
 
     Nodes of the same shapes count as the first of them, which is captured and repeated: a launch
-    from Python takes longer than most kernels.
+    from Python takes longer than most kernels. All run in their order, so that each finds its
+    arguments: of experts that were chosen by chance, or by none, products take another time.
     """
-    kernels = program.kernels[card.backend]
-    alike: dict[tuple[Any, ...], list[Any]] = {}
-    for node, call in kernels.items():
-        shapes = tuple((s.shape, s.dtype.name, s.strides) for s in node.src)
-        alike.setdefault((node.op.name, node.shape, shapes), []).append((node, call))
+    seconds: dict[tuple[Any, ...], float] = {}
     taken: Counter[str] = Counter()
     nodes: Counter[str] = Counter()
-    for (name, *_), same in alike.items():
-        node, call = same[0]
+    for node, call in program.kernels[card.backend].items():
+        shapes = tuple((s.shape, s.dtype.name, s.strides) for s in node.src)
+        alike = (node.op.name, node.shape, shapes)
+        call()
+        if alike not in seconds:
+            seconds[alike] = card.seconds(Capture([call] * REPEATS, card.stream), 5) / REPEATS
         weight = next((s.dtype.name for s in node.src if s.dtype.quantised), "")
-        repeated = Capture([call] * REPEATS, card.stream)
-        taken[f"{name} {weight}".strip()] += 1e6 * card.seconds(repeated, 5) / REPEATS * len(same)
-        nodes[f"{name} {weight}".strip()] += len(same)
+        taken[f"{node.op.name} {weight}".strip()] += 1e6 * seconds[alike]
+        nodes[f"{node.op.name} {weight}".strip()] += 1
     return {name: [round(us), nodes[name]] for name, us in taken.most_common()}
 
 
@@ -329,8 +330,9 @@ def decode(card: Card, file: str, options: Any) -> None:
         memory_gb=(card.empty - card.free()) / 1e9,
     )  # fmt: skip
     if "op" in options.rows:
-        bound = session._batch._passes[model, 1, 1].program
-        card.say("token", model=Path(file).name, microseconds=time_by_op(card, bound))
+        for row, n in (("token", 1), ("prompt", min(options.past, MOST_TOKENS))):
+            bound = session._batch._passes[model, n, 1].program
+            card.say(row, model=Path(file).name, microseconds=time_by_op(card, bound))
 
 
 def main() -> None:

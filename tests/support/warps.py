@@ -74,20 +74,31 @@ def _floats(word):
     return np.array([word << 16 & 0xFFFF0000, word & 0xFFFF0000], np.uint32).view(np.float32)
 
 
-def _multiply_tile(c, a, b0, b1):
-    """mma.sync.m16n8k16: of each lane 4g + t, see pyggml.backends.cuda.code.ptx."""
-    left, right = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
-    for lane, (words, first, second) in enumerate(_exchanged((a, b0, b1))):
-        g, t = divmod(lane, 4)
-        for i, word in enumerate(words):
-            at = 2 * t + 8 * (i // 2)
-            left[g + 8 * (i % 2), at : at + 2] = _floats(int(word))
-        right[2 * t : 2 * t + 2, g] = _floats(int(first))
-        right[2 * t + 8 : 2 * t + 10, g] = _floats(int(second))
-    product = left @ right
-    g, t = divmod(_me() % LANES, 4)
-    mine = [product[g + 8 * (e // 2), 2 * t + e % 2] for e in range(4)]
-    return tuple(np.float32(x + y) for x, y in zip(c, mine, strict=True))
+def _two_f16(first, second):
+    return np.array([first, second], np.float16).view(np.uint32)[0]
+
+
+def _of_f16(word):
+    return np.array([word], np.uint32).view(np.float16).astype(np.float32)
+
+
+def _multiply_tile(floats):
+    def multiply(c, a, b0, b1):
+        """mma.sync.m16n8k16: of each lane 4g + t, see pyggml.backends.cuda.code.ptx."""
+        left, right = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
+        for lane, (words, first, second) in enumerate(_exchanged((a, b0, b1))):
+            g, t = divmod(lane, 4)
+            for i, word in enumerate(words):
+                at = 2 * t + 8 * (i // 2)
+                left[g + 8 * (i % 2), at : at + 2] = floats(int(word))
+            right[2 * t : 2 * t + 2, g] = floats(int(first))
+            right[2 * t + 8 : 2 * t + 10, g] = floats(int(second))
+        product = left @ right
+        g, t = divmod(_me() % LANES, 4)
+        mine = [product[g + 8 * (e // 2), 2 * t + e % 2] for e in range(4)]
+        return tuple(np.float32(x + y) for x, y in zip(c, mine, strict=True))
+
+    return multiply
 
 
 def _load_matrices(transposed):
@@ -138,7 +149,9 @@ def as_instructions(monkeypatch):
         "bits_of": lambda x: np.float32(x).view(np.uint32),
         "power_of_two": lambda x: np.float32(2.0) ** np.float32(x),
         "reciprocal": lambda x: np.float32(1) / np.float32(x),
-        "multiply_tile": _multiply_tile,
+        "two_f16": _two_f16,
+        "multiply_tile": _multiply_tile(_floats),
+        "multiply_tile_of_f16": _multiply_tile(_of_f16),
         "load_matrices": _load_matrices(False),
         "load_flipped_matrices": _load_matrices(False),
         "load_matrices_transposed": _load_matrices(True),

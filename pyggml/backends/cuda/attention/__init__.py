@@ -1,5 +1,6 @@
-"""Attention on the card: for few queries by keys, on tensor cores where scores have no extras,
-else exactly, by tiles. Where values are of another size or type than keys, always by tiles."""
+"""Attention on the card: for few queries by keys, on tensor cores where heads have a size of theirs
+and scores no mask or slope, else exactly, by tiles. Where values are of another size or type than
+keys, always by tiles."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,8 +29,11 @@ TENSOR = Path(
     Kernel(tensor.bind, scratch=tensor.scratch),
     Kernel(tensor_back.bind, scratch=tensor_back.scratch),
 )
+CACHED = Path(
+    tensor.takes_cache, Kernel(tensor.bind_cache, scratch=tensor.scratch_of_cache), _EXACTLY
+)
 EXACT = Path(lambda node, compute: True, Kernel(exact.bind), _EXACTLY)
-PATHS = DECODE, TENSOR, EXACT
+PATHS = DECODE, TENSOR, CACHED, EXACT
 
 
 def path_of(node: Tensor, compute: Compute) -> Path:

@@ -1,8 +1,8 @@
-"""Tiles of bfloat16 in shared memory, and how the lanes of a warp read them for `multiply_tile`.
+"""Tiles of 16-bit floats in shared memory, and how the lanes of a warp read them for products.
 
-A tile has rows of D numbers, D 64 or 128. The 16-byte chunks of a row are exchanged by the row's
-number, so that eight rows of one column of chunks lie in different banks. Lane l = 4g + t of a warp
-holds, of a 16×8 result, the numbers (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1).
+A tile has rows of D numbers, D 64, 128 or 256. The 16-byte chunks of a row are exchanged by the
+row's number, so that eight rows of one column of chunks lie in different banks. Lane l = 4g + t of
+a warp holds, of a 16×8 result, the numbers (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
 """
 
 from functools import cache
@@ -13,30 +13,31 @@ import numpy as np
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.graph.dtypes import BF16, F16
 
 THREADS = 128  # of a block: four warps
-HEAD_SIZES = (64, 128)
-ALIGNED = 256  # bytes: a tile begins at a multiple of this
+HEAD_SIZES = (64, 128)  # of gradients, and of the forward pass beside them
+ALIGNED = 512  # bytes: a tile begins at a multiple of this
 LOG2_E = np.float32(1.4426950408889634)
 LN_2 = np.float32(0.6931471805599453)
 
 
 @cache
 def tile_copier(rows: int, head_size: int) -> Any:
-    """copy(tile, at, x, first, head, n, n_heads): starts the copies of rows first … of bfloat16 x
+    """copy(tile, at, x, first, head, n, n_heads): starts the copies of rows first … of x
     (n, n_heads, D) to byte `at` of a tile, zeros from n on."""
     chunks, row_bytes = head_size // 8, 2 * head_size
-    shift, together = chunks.bit_length() - 1, THREADS // chunks  # rows at once, a multiple of 8
+    shift, together = chunks.bit_length() - 1, THREADS // chunks  # rows at once
 
     @device
     def copy(tile, at, x, first, head, n, n_heads):
         row, chunk = cuda.threadIdx.x >> shift, cuda.threadIdx.x & (chunks - 1)
-        to = at + row * row_bytes + ((chunk ^ (row & 7)) << 4)
         source = (np.int64(first + row) * n_heads + head) * row_bytes + chunk * 16
         for i in range(rows // together):
             inside = first + row + i * together < n
             of_row = source + i * together * n_heads * row_bytes
-            to_row = to + i * together * row_bytes
+            place = (chunk ^ ((row + i * together) & 7)) << 4
+            to_row = at + (row + i * together) * row_bytes + place
             ptx.copy_16(tile, to_row, x, of_row if inside else 0, np.int32(16 if inside else 0))
 
     return copy
@@ -96,6 +97,26 @@ def as_left(p, i):
         ptx.two_bf16(p[2 * i + 1, 0], p[2 * i + 1, 1]),
         ptx.two_bf16(p[2 * i + 1, 2], p[2 * i + 1, 3]),
     )
+
+
+@device
+def _add_product_of_f16(sums, i, a, b0, b1):
+    c = sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]
+    sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3] = ptx.multiply_tile_of_f16(c, a, b0, b1)
+
+
+@device
+def _as_left_in_f16(p, i):
+    return (
+        ptx.two_f16(p[2 * i, 0], p[2 * i, 1]),
+        ptx.two_f16(p[2 * i, 2], p[2 * i, 3]),
+        ptx.two_f16(p[2 * i + 1, 0], p[2 * i + 1, 1]),
+        ptx.two_f16(p[2 * i + 1, 2], p[2 * i + 1, 3]),
+    )
+
+
+# what the numbers of tiles are -> (add_product, as_left)
+PRODUCTS = {BF16.name: (add_product, as_left), F16.name: (_add_product_of_f16, _as_left_in_f16)}
 
 
 @device

@@ -1,12 +1,16 @@
-"""Attention forward on tensor cores: q, k and v rounded to bfloat16 or given so, sums in float32.
+"""Attention forward on tensor cores, with sums in float32.
+
+    in training      q, k and v rounded to bfloat16 or given so
+    from a cache     of float16, to which q and the probabilities are rounded; with cap and sinks
 
 A block takes 64 queries of a head, each of its four warps 16 of them. Their q stays in registers;
-keys come 64 at a time, values while the scores are made, the next keys while values are added.
+keys come 64 at a time (of long heads 32), values while the scores are made, the next keys while
+values are added.
 """
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +19,8 @@ from pyggml.backends.cuda.attention.fragments import (
     HEAD_SIZES,
     LN_2,
     LOG2_E,
+    PRODUCTS,
     THREADS,
-    add_product,
-    as_left,
     clear,
     held_at,
     hold,
@@ -26,78 +29,120 @@ from pyggml.backends.cuda.attention.fragments import (
     seen_by_rows,
     tile_copier,
 )
-from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ZERO, keys_of_query
+from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ONE, ZERO, keys_of_query
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import quad_max, quad_sum
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, launch
-from pyggml.backends.cuda.weights.unpack import round_to_bfloat16
+from pyggml.backends.cuda.weights.unpack import round_to_bfloat16, round_to_float16
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import BF16, F32
+from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
 
-BR, KEYS = 64, 64  # queries of a block (B_r of Dao et al.), and keys at a time
+BR = 64  # queries of a block: B_r of Dao et al.
+_OF_CACHES = (64, 128, 256)  # numbers of a head
+
+
+class _Form(NamedTuple):
+    """What a kernel is compiled for: numbers of a head, the type that is multiplied, whether the
+    result is BF16, and what scores have beside their scale."""
+
+    head_size: int
+    kind: str
+    out_in_bf16: bool
+    has_cap: bool
+    has_sinks: bool
+
+    @property
+    def keys(self) -> int:
+        """Keys at a time."""
+        return 64 if self.head_size <= 128 else 32
+
+
+def _fits(node: Tensor, compute: Compute, sizes: tuple[int, ...]) -> bool:
+    """Whether products may round, and heads lie as they must."""
+    (_, k, v), p = node.src[:3], node.params
+    plain = not (p["masked"] or p["max_bias"])
+    return (
+        compute == "bf16"
+        and ptx.TENSOR_CORES
+        and plain
+        and k.shape == v.shape
+        and (node.src[0].shape[2] in sizes)
+    )
 
 
 def takes(node: Tensor, compute: Compute) -> bool:
-    """Whether it computes this attention: products that may round, and scores without extras."""
+    """Whether it computes this attention, or its gradient: scores without extras, no cache."""
     q, k, v = node.src[:3]
-    p = node.params
-    plain = not (p["masked"] or p["cap"] or p["max_bias"])
     n_extras = len(node.src) - (4 if len(node.saved) == 1 else 7)
-    rounds = compute == "bf16" and ptx.TENSOR_CORES and {k.dtype, v.dtype} <= {F32, BF16}
-    fits = k.shape == v.shape and q.shape[2] in HEAD_SIZES and q.shape[0] >= 16
-    return rounds and plain and not n_extras and fits
+    plain = not n_extras and not node.params["cap"] and q.shape[0] >= 16
+    return plain and {k.dtype, v.dtype} <= {F32, BF16} and _fits(node, compute, HEAD_SIZES)
 
 
-@device
-def _softmax(s, top, total, starts, stops, key, scale):
-    """Scores become 2^(score − maximum); returns what sums so far shrink by, for both rows.
-
-    top (2,), total (2,), starts (2,), stops (2,): of the lane's rows g and g + 8.
-    """
-    column = key + ((cuda.threadIdx.x & 3) << 1)
-    first, second = top[0], top[1]
-    for i in range(KEYS // 8):
-        for e in range(4):
-            j, r = np.int32(column + 8 * i + (e & 1)), e >> 1
-            is_seen = starts[r] <= j and j < stops[r]
-            s[i, e] = s[i, e] * scale if is_seen else MINUS_INF
-        first = max(first, max(s[i, 0], s[i, 1]))
-        second = max(second, max(s[i, 2], s[i, 3]))
-    first, second = quad_max(first), quad_max(second)
-    base, other = ZERO if first == MINUS_INF else first, ZERO if second == MINUS_INF else second
-    shrink, shrink_other = ptx.power_of_two(top[0] - base), ptx.power_of_two(top[1] - other)
-    here, there = ZERO, ZERO
-    for i in range(KEYS // 8):
-        s[i, 0] = ptx.power_of_two(s[i, 0] - base)
-        s[i, 1] = ptx.power_of_two(s[i, 1] - base)
-        s[i, 2] = ptx.power_of_two(s[i, 2] - other)
-        s[i, 3] = ptx.power_of_two(s[i, 3] - other)
-        here += s[i, 0] + s[i, 1]
-        there += s[i, 2] + s[i, 3]
-    top[0], top[1] = first, second
-    total[0] = total[0] * shrink + here
-    total[1] = total[1] * shrink_other + there
-    return shrink, shrink_other
+def takes_cache(node: Tensor, compute: Compute) -> bool:
+    """Whether it computes this attention from a cache of float16."""
+    q, k, v = node.src[:3]
+    is_cache = k.dtype is v.dtype is F16 and q.dtype is F32
+    return is_cache and len(node.saved) == 1 and _fits(node, compute, _OF_CACHES)
 
 
 @cache
-def _steps(head_size: int) -> tuple[Any, Any]:
+def _softmax(keys: int, has_cap: bool) -> Any:
+    @device
+    def softmax(s, top, total, starts, stops, key, scale, cap):
+        """Scores become 2^(score − maximum); returns what sums so far shrink by, for both rows.
+
+        top (2,), total (2,), starts (2,), stops (2,): of the lane's rows g and g + 8.
+        """
+        column = key + ((cuda.threadIdx.x & 3) << 1)
+        first, second = top[0], top[1]
+        for i in range(keys // 8):
+            for e in range(4):
+                j, r = np.int32(column + 8 * i + (e & 1)), e >> 1
+                is_seen = starts[r] <= j and j < stops[r]
+                score = s[i, e] * scale
+                if has_cap:
+                    score = cap * math.tanh(score)
+                s[i, e] = score if is_seen else MINUS_INF
+            first = max(first, max(s[i, 0], s[i, 1]))
+            second = max(second, max(s[i, 2], s[i, 3]))
+        first, second = quad_max(first), quad_max(second)
+        base, other = ZERO if first == MINUS_INF else first, ZERO if second == MINUS_INF else second
+        shrink, shrink_other = ptx.power_of_two(top[0] - base), ptx.power_of_two(top[1] - other)
+        here, there = ZERO, ZERO
+        for i in range(keys // 8):
+            s[i, 0] = ptx.power_of_two(s[i, 0] - base)
+            s[i, 1] = ptx.power_of_two(s[i, 1] - base)
+            s[i, 2] = ptx.power_of_two(s[i, 2] - other)
+            s[i, 3] = ptx.power_of_two(s[i, 3] - other)
+            here += s[i, 0] + s[i, 1]
+            there += s[i, 2] + s[i, 3]
+        top[0], top[1] = first, second
+        total[0] = total[0] * shrink + here
+        total[1] = total[1] * shrink_other + there
+        return shrink, shrink_other
+
+    return softmax
+
+
+@cache
+def _steps(head_size: int, keys: int, kind: str) -> tuple[Any, Any]:
     """(scores, values) of a tile of keys."""
     _, right, across = readers(head_size)
+    add_product, as_left = PRODUCTS[kind]
     steps = head_size // 16
 
     @device
     def scores(s, held, tile, at):
         """s = q·kᵀ."""
-        clear(s, KEYS // 8)
+        clear(s, keys // 8)
         for c in range(steps):
             a = held_at(held, c)
-            for j in range(KEYS // 16):
+            for j in range(keys // 16):
                 b = right(tile, at, 16 * j, c)
                 add_product(s, 2 * j, a, b[0], b[1])
                 add_product(s, 2 * j + 1, a, b[2], b[3])
@@ -110,7 +155,7 @@ def _steps(head_size: int) -> tuple[Any, Any]:
             o[i, 1] *= shrink
             o[i, 2] *= other
             o[i, 3] *= other
-        for j in range(KEYS // 16):
+        for j in range(keys // 16):
             a = as_left(s, j)
             for c in range(steps):
                 b = across(tile, at, 16 * j, c)
@@ -121,32 +166,49 @@ def _steps(head_size: int) -> tuple[Any, Any]:
 
 
 @device
-def _write(out, lse, o, top, total, query, head, n_queries, n_heads, head_size, put):
-    lane = cuda.threadIdx.x & 31
-    for r in range(2):
-        row, weight = query + 8 * r, quad_sum(total[r])
-        share = np.float32(1) / weight if weight > ZERO else ZERO
-        if row < n_queries:
-            if lane & 3 == 0:
-                log_sum = (top[r] + math.log2(weight)) * LN_2 if weight > ZERO else NO_KEYS
-                lse[np.int64(head) * n_queries + row] = log_sum
-            at = (np.int64(row) * n_heads + head) * head_size + ((lane & 3) << 1)
-            for i in range(head_size // 8):
-                put(out, at + 8 * i, o[i, 2 * r] * share, o[i, 2 * r + 1] * share)
+def _join_sink(top, weight, sink):
+    """(the maximum, the weight, what results shrink by) with one more score."""
+    highest = max(top, sink)
+    base = ZERO if highest == MINUS_INF else highest
+    shrink = ptx.power_of_two(top - base)
+    return base, weight * shrink + ptx.power_of_two(sink - base), shrink
 
 
 @cache
-def _kernel(head_size: int, out_in_bf16: bool) -> Any:
-    put = put_two(out_in_bf16)
-    copy_queries, copy_keys = tile_copier(BR, head_size), tile_copier(KEYS, head_size)
-    left = readers(head_size)[0]
-    scores, values = _steps(head_size)
-    at_values = KEYS * head_size * 2
-    n_bytes, results, steps = 2 * at_values, head_size // 8, head_size // 16
-    of_scores, of_results, of_query = (KEYS // 8, 4), (results, 4), (steps, 4)
+def _writer(form: _Form) -> Any:
+    put, head_size, has_sinks = put_two(form.out_in_bf16), form.head_size, form.has_sinks
+
+    @device
+    def write(out, lse, o, top, total, query, head, n_queries, n_heads, sinks):
+        lane = cuda.threadIdx.x & 31
+        for r in range(2):
+            row, weight, highest, shrink = query + 8 * r, quad_sum(total[r]), top[r], ONE
+            if has_sinks:
+                highest, weight, shrink = _join_sink(highest, weight, sinks[head] * LOG2_E)
+            share = shrink / weight if weight > ZERO else ZERO
+            if row < n_queries:
+                if lane & 3 == 0:
+                    log_sum = (highest + math.log2(weight)) * LN_2 if weight > ZERO else NO_KEYS
+                    lse[np.int64(head) * n_queries + row] = log_sum
+                at = (np.int64(row) * n_heads + head) * head_size + ((lane & 3) << 1)
+                for i in range(head_size // 8):
+                    put(out, at + 8 * i, o[i, 2 * r] * share, o[i, 2 * r + 1] * share)
+
+    return write
+
+
+@cache
+def _kernel(form: _Form) -> Any:
+    head_size, n = form.head_size, form.keys
+    copy_queries, copy_keys = tile_copier(BR, head_size), tile_copier(n, head_size)
+    left, write, softmax = readers(head_size)[0], _writer(form), _softmax(n, form.has_cap)
+    scores, values = _steps(head_size, n, form.kind)
+    at_values = n * head_size * 2
+    n_bytes, results, steps = 2 * head_size * max(BR, 2 * n), head_size // 8, head_size // 16
+    of_scores, of_results, of_query = (n // 8, 4), (results, 4), (steps, 4)
 
     @kernel
-    def forward(out, lse, q, k, v, span, n_queries, n_keys, n_heads, n_key_heads, scale):
+    def forward(out, lse, q, k, v, span, sinks, n_queries, n_keys, n_heads, n_key_heads, factors):
         tile = cuda.shared.array(n_bytes, np.uint8, ALIGNED)
         s = cuda.local.array(of_scores, np.float32)
         o = cuda.local.array(of_results, np.float32)
@@ -171,22 +233,22 @@ def _kernel(head_size: int, out_in_bf16: bool) -> Any:
         cuda.syncthreads()
         copy_keys(tile, 0, k, start, key_head, n_keys, n_key_heads)
         ptx.commit_copies()
-        for key in range(start, stop, KEYS):
+        for key in range(start, stop, n):
             copy_keys(tile, at_values, v, key, key_head, n_keys, n_key_heads)
             ptx.commit_copies()
             ptx.await_all_but_one()
             cuda.syncthreads()
             scores(s, held, tile, 0)
             cuda.syncthreads()
-            copy_keys(tile, 0, k, key + KEYS, key_head, n_keys, n_key_heads)
+            copy_keys(tile, 0, k, key + n, key_head, n_keys, n_key_heads)
             ptx.commit_copies()
-            shrink, other = _softmax(s, top, total, starts, stops, key, scale)
+            shrink, other = softmax(s, top, total, starts, stops, key, factors[0], factors[1])
             ptx.await_all_but_one()
             cuda.syncthreads()
             values(o, s, tile, at_values, shrink, other)
             cuda.syncthreads()
         ptx.await_copies()
-        _write(out, lse, o, top, total, query, head, n_queries, n_heads, head_size, put)
+        write(out, lse, o, top, total, query, head, n_queries, n_heads, sinks)
 
     return forward
 
@@ -215,12 +277,29 @@ def scratch(node: Tensor, compute: Compute) -> int:
 
 
 def bind(site: Site) -> Call:
-    node = site.node
-    (n_queries, n_heads, head_size), (n_keys, n_key_heads, _) = node.shape, node.src[1].shape
     arrays, calls, _ = in_bf16(site, 0, 1, 2)
-    scale = np.float32(node.params["scale"]) * LOG2_E
+    form = _Form(site.node.shape[2], BF16.name, site.node.dtype is BF16, False, False)
+    return in_turn(*calls, _launch(site, form, arrays))
+
+
+def scratch_of_cache(node: Tensor, compute: Compute) -> int:
+    return 2 * node.src[0].n_elements
+
+
+def bind_cache(site: Site) -> Call:
+    node = site.node
+    q = site.scratch[: 2 * node.src[0].n_elements].view(np.float16)
+    form = _Form(node.shape[2], F16.name, False, node.params["cap"] > 0, len(node.src) > 4)
+    arrays = [x.view(np.uint16) for x in (q, *site.src[1:3])]
+    return in_turn(round_to_float16(q, site.src[0], site.stream), _launch(site, form, arrays))
+
+
+def _launch(site: Site, form: _Form, arrays: list[Any]) -> Call:
+    node, p = site.node, site.node.params
+    (n_queries, n_heads, _), (n_keys, n_key_heads, _) = node.shape, node.src[1].shape
+    sinks = site.src[4] if form.has_sinks else site.saved[0]
+    scale = p["scale"] / p["cap"] if form.has_cap else p["scale"] * float(LOG2_E)
+    factors = np.float32(scale), np.float32(p["cap"] * float(LOG2_E))
     sizes = n_queries, n_keys, n_heads, n_key_heads
-    arguments = (site.out, site.saved[0], *arrays, site.src[3], *sizes, scale)
-    grid = -(-n_queries // BR), n_heads
-    run = _kernel(head_size, node.dtype is BF16)
-    return in_turn(*calls, launch(run, grid, THREADS, site.stream, *arguments))
+    arguments = (site.out, site.saved[0], *arrays, site.src[3], sinks, *sizes, factors)
+    return launch(_kernel(form), (-(-n_queries // BR), n_heads), THREADS, site.stream, *arguments)

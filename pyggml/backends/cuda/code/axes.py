@@ -1,5 +1,7 @@
 """Tensors of up to four axes, as kernels get them: sizes, and steps in elements."""
 
+from math import prod
+
 import numpy as np
 
 from pyggml.backends.cuda.code.jit import device
@@ -21,6 +23,25 @@ def steps(t: Tensor) -> Four:
 def steps_of(in_elements: Shape) -> Four:
     """The same of steps that are in elements already."""
     return tuple(np.int64(n) for n in (*(0,) * (MAX_AXES - len(in_elements)), *in_elements))
+
+
+def along_one_axis(large: Shape, small: Shape) -> tuple[np.uint32, np.uint32] | None:
+    """(n, times) if the larger shape is the smaller one with all runs of n elements repeated so
+    often, each beside itself; None if it is not, or too large for 32 bits."""
+    both = tuple(zip(sizes(large), sizes(small), strict=True))
+    axes = [i for i, (one, other) in enumerate(both) if one != other]
+    if len(axes) != 1 or not 0 < prod(large) < 1 << 31:
+        return None
+    (axis,) = axes
+    n, times = prod(int(m) for _, m in both[axis:]), both[axis][0] // both[axis][1]
+    return np.uint32(n), np.uint32(times)
+
+
+@device
+def place_in_run(i, n, times):
+    """Where element i of the larger tensor takes its number in the smaller."""
+    i = np.uint32(i)
+    return np.int64(i // (n * times) * n + i % n)
 
 
 @device

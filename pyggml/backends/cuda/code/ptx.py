@@ -141,17 +141,23 @@ def bits_of(typing, x):
     return types.uint32(types.float32), lambda _, b, __, floats: b.bitcast(floats[0], _WORD)
 
 
-@intrinsic
-def two_bf16(typing, first, second):
-    """Two floats rounded to bfloat16 (ties to even), as uint32: the first in the low bits."""
+def _two_of(name: str, number: str) -> Any:
+    def two(typing, first, second):
+        def emit(context, builder, signature, arguments):
+            first, second = arguments
+            form = ir.FunctionType(_WORD, [_FLOAT, _FLOAT])
+            text = f"cvt.rn.{number}x2.f32 $0, $2, $1;"
+            return builder.asm(form, text, "=r,f,f", [first, second], False)
 
-    def emit(context, builder, signature, arguments):
-        first, second = arguments
-        form = ir.FunctionType(_WORD, [_FLOAT, _FLOAT])
-        text = "cvt.rn.bf16x2.f32 $0, $2, $1;"
-        return builder.asm(form, text, "=r,f,f", [first, second], False)
+        return types.uint32(types.float32, types.float32), emit
 
-    return types.uint32(types.float32, types.float32), emit
+    two.__name__ = name
+    return intrinsic(two)
+
+
+# two floats rounded (ties to even), as uint32: the first in the low bits
+two_bf16 = _two_of("two_bf16", "bf16")
+two_f16 = _two_of("two_f16", "f16")
 
 
 def _of_one_float(name: str, instruction: str) -> Any:
@@ -172,28 +178,33 @@ inverse_root = _of_one_float("inverse_root", "rsqrt.approx.ftz.f32")  # to two
 logarithm_of_two = _of_one_float("logarithm_of_two", "lg2.approx.ftz.f32")  # to 2⁻²² of one
 
 
-@intrinsic
-def multiply_tile(typing, c, a, b0, b1):
-    """c + A·B of a warp: mma.sync.m16n8k16 of bfloat16 with float32 sums.
+def _multiply_of(name: str, number: str) -> Any:
+    """c + A·B of a warp: mma.sync.m16n8k16 with float32 sums.
 
-    c four floats, a four and b two uint32 of two bfloat16 each, laid out over the warp's lanes
+    c four floats, a four and b two uint32 of two numbers each, laid out over the warp's lanes
     as the PTX manual says: lane l = 4g + t holds rows g and g + 8, columns 2t and 2t + 1.
     """
+    operation = f"mma.sync.aligned.m16n8k16.row.col.f32.{number}.{number}.f32 "
+    text = operation + "{$0,$1,$2,$3},{$4,$5,$6,$7},{$8,$9},{$10,$11,$12,$13};"
 
-    def emit(context, builder, signature, arguments):
-        c, a, b0, b1 = arguments
-        operands = [*cgutils.unpack_tuple(builder, a, 4), b0, b1]
-        operands += cgutils.unpack_tuple(builder, c, 4)
-        text = (
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-            "{$0,$1,$2,$3},{$4,$5,$6,$7},{$8,$9},{$10,$11,$12,$13};"
-        )
-        names = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
-        sums = _assemble(builder, text, [_FLOAT] * 4, operands, names)
-        return context.make_tuple(builder, signature.return_type, sums)
+    def multiply(typing, c, a, b0, b1):
+        def emit(context, builder, signature, arguments):
+            c, a, b0, b1 = arguments
+            operands = [*cgutils.unpack_tuple(builder, a, 4), b0, b1]
+            operands += cgutils.unpack_tuple(builder, c, 4)
+            names = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+            sums = _assemble(builder, text, [_FLOAT] * 4, operands, names)
+            return context.make_tuple(builder, signature.return_type, sums)
 
-    word = types.uint32
-    return _FOUR_FLOATS(_FOUR_FLOATS, _FOUR_WORDS, word, word), emit
+        word = types.uint32
+        return _FOUR_FLOATS(_FOUR_FLOATS, _FOUR_WORDS, word, word), emit
+
+    multiply.__name__ = name
+    return intrinsic(multiply)
+
+
+multiply_tile = _multiply_of("multiply_tile", "bf16")
+multiply_tile_of_f16 = _multiply_of("multiply_tile_of_f16", "f16")
 
 
 def _load_matrices(suffix: str) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.code.axes import sizes, tile_offset
+from pyggml.backends.cuda.code.axes import along_one_axis, place_in_run, sizes, tile_offset
 from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import HALF, ONE, ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
@@ -52,6 +52,11 @@ def _repeating(formula: Any) -> Kernel:
             out[i] = formula(a[i], b[i % b.size])
 
     @kernel
+    def of_runs(out, a, b, n, times):
+        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+            out[i] = formula(a[i], b[place_in_run(i, n, times)])
+
+    @kernel
     def write_tiles(out, a, b, shape, small):
         for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
             out[i] = formula(a[i], b[tile_offset(i, shape, small)])
@@ -67,6 +72,9 @@ def _repeating(formula: Any) -> Kernel:
             small[first] == large[first] or first == len(small) - 1
         ):
             return per_element(cycling, *run)
+        runs = along_one_axis(a.shape, b.shape)
+        if runs is not None:
+            return per_element(of_runs, *run, *runs)
         return per_element(write_tiles, *run, large, small)
 
     return Kernel(bind)

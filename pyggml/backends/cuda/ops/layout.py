@@ -5,7 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.code.axes import offset_of, sizes, steps, steps_of, tile_offset
+from pyggml.backends.cuda.code.axes import (
+    along_one_axis,
+    offset_of,
+    place_in_run,
+    sizes,
+    steps,
+    steps_of,
+    tile_offset,
+)
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.fours import (
     load_four,
@@ -190,6 +198,23 @@ def _repeat(out, x, shape, small):
 
 
 @kernel
+def _repeat_runs(out, x, n, times):
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        out[i] = x[place_in_run(i, n, times)]
+
+
+@kernel
+def _add_runs(out, x, n, times):
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        run = np.uint32(i) // n
+        at, total = np.int64(run * n * times + (np.uint32(i) - run * n)), ZERO
+        for _ in range(times):
+            total += x[at]
+            at += np.int64(n)
+        out[i] = total
+
+
+@kernel
 def _repeat_back(out, x, shape, small, first_steps, tile_steps, times):
     """Element i of the result is the sum over all tiles, in their order."""
     n_tiles = times[0] * times[1] * times[2] * times[3]
@@ -201,12 +226,18 @@ def _repeat_back(out, x, shape, small, first_steps, tile_steps, times):
 
 
 def _tiles(site: Site) -> Call:
+    runs = along_one_axis(site.node.shape, site.node.src[0].shape)
+    if runs is not None:
+        return per_element(_repeat_runs, site.out.size, site.stream, site.out, *site.src, *runs)
     shapes = sizes(site.node.shape), sizes(site.node.src[0].shape)
     return per_element(_repeat, site.out.size, site.stream, site.out, *site.src, *shapes)
 
 
 def _tiles_back(site: Site) -> Call:
     (x,) = site.node.src
+    runs = along_one_axis(x.shape, site.node.shape)
+    if runs is not None:
+        return per_element(_add_runs, site.out.size, site.stream, site.out, *site.src, *runs)
     shape, small, step = sizes(x.shape), sizes(site.node.shape), steps_of(_elements(x))
     tile_steps = tuple(np.int64(s * n) for s, n in zip(step, small, strict=True))
     times = tuple(np.int64(n // m) if m else np.int64(1) for n, m in zip(shape, small, strict=True))

@@ -14,7 +14,7 @@ import numpy as np
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits
-from pyggml.backends.cuda.ops.layout import as_it_is, bf16_to_float
+from pyggml.backends.cuda.ops.layout import as_it_is, bf16_to_float, fill
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
@@ -104,11 +104,10 @@ def _get_rows(site: Site) -> Call:
 
 @kernel
 def _add_rows(table, dy, ids, n, n_ids, n_rows, batches, cell, fault):
-    """A thread has a column of one batch, and adds in the order of ids: each run gives the same."""
+    """A thread has a column of one batch of a table of zeros, and adds in the order of ids: each
+    run gives the same."""
     for i in range(cuda.grid(1), table.size // n_rows, cuda.gridsize(1)):
         b, j = i // n, i % n
-        for row in range(n_rows):
-            table[(b * n_rows + row) * n + j] = ZERO
         first = _batch_of_ids(b, batches[0], batches[1], batches[2]) * n_ids
         for k in range(n_ids):
             wanted = ids[first + k]
@@ -125,7 +124,8 @@ def _get_rows_back(site: Site) -> Call:
     fault = _no_such_row(site, "get_rows_back", n_rows)
     batches = tuple(Batches.of(batch, ids.shape))
     arguments = (*site.src, n, n_ids, n_rows, batches, site.faults.cell, fault)
-    return per_element(_add_rows, prod(batch) * n, site.stream, site.out, *arguments)
+    add = per_element(_add_rows, prod(batch) * n, site.stream, site.out, *arguments)
+    return in_turn(fill(site, ZERO), add)
 
 
 # -- set_rows -----------------------------------------------------------------------------------
@@ -133,12 +133,14 @@ def _get_rows_back(site: Site) -> Call:
 
 @kernel
 def _check(ids, n_ids, n_rows, cell, no_row, twice):
-    for i in range(cuda.grid(1), ids.size, cuda.gridsize(1)):
-        if not 0 <= ids[i] < n_rows:
+    """A thread for each pair of ids of one batch."""
+    for pair in range(cuda.grid(1), ids.size * n_ids, cuda.gridsize(1)):
+        i = pair // n_ids
+        other = i // n_ids * n_ids + pair % n_ids
+        if other == i and not 0 <= ids[i] < n_rows:
             cuda.atomic.max(cell, 0, no_row)
-        for other in range(i // n_ids * n_ids, i):
-            if ids[other] == ids[i]:
-                cuda.atomic.max(cell, 0, twice)
+        if other < i and ids[other] == ids[i]:
+            cuda.atomic.max(cell, 0, twice)
 
 
 @device
@@ -269,7 +271,7 @@ def _set_rows(site: Site) -> Call:
         put = per_element(pack, src.size // 32, site.stream, site.out, scales, *where)
     else:
         put = per_element(_putter(dst.dtype is BF16), src.size, site.stream, site.out, *where)
-    return in_turn(per_element(_check, ids.n_elements, site.stream, *check), put)
+    return in_turn(per_element(_check, ids.n_elements * n_ids, site.stream, *check), put)
 
 
 def _unwritten(node: Tensor) -> str | None:

@@ -20,6 +20,7 @@ from pyggml.graph.dtypes import DType
 from pyggml.quants.layout import GROUP
 
 _PIECES = GROUP // 8  # threads that share a block
+MOST_HALF = np.float32(65504)  # of float16
 
 
 @device
@@ -167,6 +168,17 @@ def round_to_bfloat16(out: Any, x: Any, stream: Any) -> Call:
     if vectorizable(out, x):
         return per_element(_round_fours, x.size // 4, stream, out, x)
     return per_element(_round, x.size, stream, out, x)
+
+
+@kernel
+def _round_to_halves(out, x):
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        out[i] = min(max(x[i], -MOST_HALF), MOST_HALF) if x[i] == x[i] else x[i]
+
+
+def round_to_float16(out: Any, x: Any, stream: Any) -> Call:
+    """A call that rounds float32 x to float16 in out; what is larger becomes the largest."""
+    return per_element(_round_to_halves, x.size, stream, out, x)
 
 
 def _is_aligned(array: Any, n_bytes: int) -> bool:
