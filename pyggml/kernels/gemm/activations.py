@@ -14,6 +14,7 @@ totals   scale · Σ q of each block: the factor of the minimum of a block of we
 A number that is not finite makes its block's scale infinite or NaN, and so the block's products.
 """
 
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -31,6 +32,7 @@ from pyggml.jit.llvm import (
     declare_intrinsic,
     every,
     load,
+    prefetch,
     store,
 )
 from pyggml.quants.layout import GROUP
@@ -39,6 +41,7 @@ from pyggml.quants.readers.vectors import F32X16
 BLOCK_WORDS = GROUP // 4  # of the bytes of a block
 LIMIT = 127.0
 _TINY = 1e-30  # 127 / max |x| could overflow below it: such a block becomes zeros
+_MANY = 16  # blocks that `quantize_for_tile` rounds together: their scales are one vector
 _BITS = ir.VectorType(I32, F32X16.count)
 _BYTES = ir.VectorType(I8, F32X16.count)
 
@@ -63,23 +66,88 @@ def quantize(
 
 
 @intrinsic
-def quantize_for_tile(typing: Any, bytes_: Any, terms: Any, step: Any, x: Any, n: Any) -> Any:
+def quantize_for_tile(
+    typing: Any, bytes_: Any, terms: Any, step: Any, x: Any, n: Any, ahead: Any
+) -> Any:
     """n blocks of x to bytes, and to the terms of each block: scale, start and total, `step` words
     apart; addresses."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bytes_, terms, step, x, n = arguments
-        with cgutils.for_range_slice(builder, n.type(0), n, n.type(1)) as (i, _):
+        bytes_, terms, step, x, n, ahead = arguments
+        many = builder.and_(n, ir.Constant(n.type, -_MANY))
+        with cgutils.for_range_slice(builder, n.type(0), many, n.type(_MANY)) as (i, _):
+            scales, totals = _emit_blocks(builder, i, bytes_, x, ahead)
+            _store_terms(builder, terms, step, i, scales, totals)
+        with cgutils.for_range_slice(builder, many, n, n.type(1)) as (i, _):
             scale, _, total = _emit_block(builder, i, bytes_, x)
-            start = builder.bitcast(builder.mul(total, ir.Constant(I32, -128)), F32)
-            scaled = builder.fmul(scale, builder.sitofp(total, F32))
-            here = builder.mul(builder.mul(i, ir.Constant(I64, 3)), step)
-            for value in (scale, start, scaled):
-                builder.store(value, at(builder, terms, here))
-                here = builder.add(here, step)
+            _store_terms(builder, terms, step, i, *(broadcast(builder, v, ir.VectorType(v.type, 1)) for v in (scale, total)))
         return context.get_dummy_value()
 
-    return types.void(*(types.intp,) * 5), codegen
+    return types.void(*(types.intp,) * 6), codegen
+
+
+def _store_terms(b: Any, terms: Any, step: Any, first: Any, scales: Any, totals: Any) -> None:
+    """The terms of blocks from `first` on, from vectors of their scales and of their Σ q."""
+    kind = scales.type
+    starts = b.bitcast(b.mul(totals, every(totals.type, -128)), kind)
+    scaled = b.fmul(scales, b.sitofp(totals, kind))
+    for block in range(kind.count):
+        here = b.mul(b.mul(b.add(first, ir.Constant(I64, block)), ir.Constant(I64, 3)), step)
+        for values in (scales, starts, scaled):
+            one = b.extract_element(values, ir.Constant(I32, block))
+            b.store(one, at(b, terms, here))
+            here = b.add(here, step)
+
+
+def _emit_blocks(b: Any, i: Any, bytes_: Any, x: Any, ahead: Any) -> tuple[Any, Any]:
+    """_MANY blocks from i on to bytes. Returns vectors of their scales and of their Σ q."""
+    firsts = [b.mul(b.add(i, ir.Constant(I64, n)), ir.Constant(I64, GROUP)) for n in range(_MANY)]
+
+    def values(n: int) -> list[Any]:
+        return [load(b, at(b, x, firsts[n], half), F32X16) for half in (0, F32X16.count)]
+
+    def larger(u: Any, v: Any) -> Any:
+        return b.select(b.icmp_unsigned(">", u, v), u, v)
+
+    most = _in_pairs(b, lambda n: b.bitcast(largest(b, values(n)), _BITS), _MANY, larger)
+    scales, per_scales = scale_of(b, b.bitcast(most, F32X16))
+
+    def sums(n: int) -> Any:
+        """Σ q of the words of two blocks, which it stores."""
+        two = b.shuffle_vector(*map(words, (2 * n, 2 * n + 1)), _order(range(2 * GROUP)))
+        return by_quads(b, every(two.type, 1), two, every(_BITS, 0))
+
+    def words(n: int) -> Any:
+        for line in (0, 16):
+            prefetch(b, at(b, ahead, firsts[n], line))
+        per_scale = b.shuffle_vector(per_scales, per_scales, _order([n] * F32X16.count))
+        q = _round_block(b, values(n), per_scale)
+        ints = ir.VectorType(I32, BLOCK_WORDS)
+        word = b.mul(b.add(i, ir.Constant(I64, n)), ir.Constant(I64, BLOCK_WORDS))
+        store(b, b.bitcast(q, ints), at(b, bytes_, word))
+        return q
+
+    return scales, _in_pairs(b, sums, _MANY // 2, b.add)
+
+
+def _order(lanes: Any) -> Any:
+    lanes = [*lanes]
+    return ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+
+
+def _in_pairs(b: Any, vector: Callable[[int], Any], n: int, join: Callable[[Any, Any], Any], first: int = 0) -> Any:
+    """One vector of n: each lane joins n neighbours of a vector, those of vector(first) come first."""
+    if n == 1:
+        return vector(first)
+    two = [_in_pairs(b, vector, n // 2, join, start) for start in (first, first + n // 2)]
+    lanes = 2 * two[0].type.count
+    return join(*(b.shuffle_vector(*two, _order(range(odd, lanes, 2))) for odd in (0, 1)))
+
+
+def _round_block(b: Any, values: list[Any], per_scale: Any) -> Any:
+    """The bytes of a block."""
+    parts = [b.trunc(round_product(b, v, per_scale), _BYTES) for v in values]
+    return b.shuffle_vector(*parts, _order(range(GROUP)))
 
 
 def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any, Any]:
@@ -91,8 +159,7 @@ def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any, Any]:
     most = b.bitcast(b.call(declare_intrinsic(b, name, I32, [_BITS]), [bits]), F32)
     scale, per_scale = scale_of(b, most)
     per_scale = broadcast(b, per_scale, F32X16)
-    parts = [b.trunc(round_product(b, v, per_scale), _BYTES) for v in values]
-    q = b.shuffle_vector(*parts, ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)]))
+    q = _round_block(b, values, per_scale)
     ints = ir.VectorType(I32, BLOCK_WORDS)
     store(b, b.bitcast(q, ints), at(b, bytes_, b.mul(i, ir.Constant(I64, BLOCK_WORDS))))
     sums = by_quads(b, every(q.type, 1), q, every(ints, 0))

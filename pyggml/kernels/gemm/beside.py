@@ -21,14 +21,14 @@ from pyggml.jit.scratch import Array, Scratch, per_thread
 from pyggml.kernels.gemm.microkernel import make_strided_product
 from pyggml.kernels.gemm.panels import add_edge, rounded_up
 from pyggml.kernels.gemm.path import Operands, Problem, flat
-from pyggml.kernels.gemm.tile import THIN_TILE
+from pyggml.kernels.gemm.tile import BESIDE_TILE
 from pyggml.quants.bits import float_to_bf16
 from pyggml.sizes import round_up
 
 MOST = 64  # the largest R that graphs join: E's columns of a task stay in the second cache
-MR, PANEL = THIN_TILE.mr, THIN_TILE.panel
+MR, PANEL = BESIDE_TILE.mr, BESIDE_TILE.panel
 
-thin_product = make_strided_product(THIN_TILE)
+thin_product = make_strided_product(BESIDE_TILE)
 
 
 class Beside(Frame):

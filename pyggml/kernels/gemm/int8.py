@@ -112,8 +112,8 @@ def _pack_task(f, task, thread):
             row = rows[i * WORDS : (i + 1) * WORDS]
             if task * MR + i < f.m:
                 of = a[(task * MR + i) * f.lda + k0 :].ctypes.data
-                fetch(of + 4 * f.lda, 4 * n * GROUP)  # the next row's
-                quantize_for_tile(row.ctypes.data, terms_here[i:].ctypes.data, MR, of, n)
+                ahead = of + 4 * f.lda  # the next row's, which are prefetched
+                quantize_for_tile(row.ctypes.data, terms_here[i:].ctypes.data, MR, of, n, ahead)
             else:
                 fill(row, np.float32(0))
                 for term in range(A_TERMS * n):
@@ -176,10 +176,10 @@ def _unpack_rows(panels, terms, rows, weight, n_rows, k):
 @kernel
 def _multiply(f, thread, first, n_columns, groups, k0, k):
     """C[:, first : first + n_columns] (+)= A[:, k0 : k0 + k] · the thread's panels."""
-    rows, columns = rows_of_groups(f, groups), (first, first + n_columns)
+    columns = first, first + n_columns
     if k0 == 0:
         take_columns(f, thread, columns)
-        begin(f, thread, rows, columns)
+        begin(f, thread, rows_of_groups(f, groups), columns)
     c, edge, added = f.c, f.edge[thread], f.accumulate or f.begins or k0 > 0
     panels, terms = f.panels[thread].ctypes.data, f.terms[thread].ctypes.data
     for g in range(groups[0], groups[1]):
@@ -197,8 +197,8 @@ def _multiply(f, thread, first, n_columns, groups, k0, k):
                          kept)  # fmt: skip
             if not inside:
                 add_edge(c, start, f.n, edge, PANEL, n_rows, n, added)
-    if k0 + k == f.k:
-        finish(f, thread, rows, columns)
+        if k0 + k == f.k:  # while these rows of C are in the first cache
+            finish(f, thread, rows_of_groups(f, (g, g + 1)), columns)
 
 
 @task_code(Int8Product)

@@ -123,6 +123,8 @@ BYTE_TILE = Tile(
     square=multiply_bytes if CHOSEN.i8mm else None,
 )  # fmt: skip
 THIN_TILE = Tile(4, 2, per_word=1, inner=fma)  # fits every register file
+# Rows of what is added beside a product: those of a group of A, where there are 32 registers.
+BESIDE_TILE = replace(THIN_TILE, mr=6) if CHOSEN.lanes == 16 else THIN_TILE
 
 # The kernels of attention choose between these two as they run: they have one size. Their depths
 # are those of the keys that are seen, which may be odd.
