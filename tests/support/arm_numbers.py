@@ -54,7 +54,7 @@ def _kernels(whole):
     found = {
         ("tile",): of(int8_tile.byte_product, 10),
         ("columns",): of(int8_tile.quantize_columns, 4),
-        ("x",): of(activations.quantize_for_tile, 5),
+        ("x",): of(activations.quantize_for_tile, 6),
         ("pairs",): of(panels.pair_product, 7),
     }
     for i, name in enumerate(whole):
@@ -172,7 +172,7 @@ def packed_x(kernels, sizes, x):
     mr, n = sizes["MR"], x.shape[1] // 32
     words, terms = np.zeros((mr, 8 * n), np.int32), empty(n, 3, mr)
     for i in range(mr):
-        kernels["x",](words[i], terms.ctypes.data + 4 * i, mr, x[i], n)
+        kernels["x",](words[i], terms.ctypes.data + 4 * i, mr, x[i], n, x[i])
     return interleaved(words, sizes["square"]), terms
 
 

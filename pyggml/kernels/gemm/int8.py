@@ -50,7 +50,6 @@ from pyggml.kernels.gemm.int8_tile import (
     quantize_columns,
     unpack_bytes,
 )
-from pyggml.kernels.gemm.microkernel import fetch
 from pyggml.kernels.gemm.panels import add_edge, interleave_rows, transpose
 from pyggml.kernels.gemm.path import Operands, Path, Problem
 from pyggml.kernels.gemm.row_plan import unsigned_range

@@ -147,9 +147,10 @@ def test_whole_numbers_are_multiplied_exactly(n_tokens, rng):
 
 
 @pytest.mark.parametrize("n_tokens", [2, 5, 40])
+@pytest.mark.parametrize("depth", [96, 544])  # blocks of x alone, and sixteen together
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_stays_so(bad, n_tokens, rng):
-    x, w = normal(rng, n_tokens, 96), quantize(normal(rng, 70, 96), "Q8_0")
+def test_what_is_not_finite_stays_so(bad, depth, n_tokens, rng):
+    x, w = normal(rng, n_tokens, depth), quantize(normal(rng, 70, depth), "Q8_0")
     wanted = forward(x, w, "Q8_0")
     x[1, 40] = bad
     with np.errstate(invalid="ignore"):  # of the path that is NumPy's
@@ -160,11 +161,24 @@ def test_what_is_not_finite_stays_so(bad, n_tokens, rng):
 
 
 @pytest.mark.parametrize("n_tokens", [2, 5, 40])
-def test_nothing_comes_of_nothing(n_tokens, rng):
-    w = quantize(normal(rng, 70, 96), "Q8_0")
+@pytest.mark.parametrize("depth", [96, 544])
+def test_nothing_comes_of_nothing(depth, n_tokens, rng):
+    w = quantize(normal(rng, 70, depth), "Q8_0")
     for tiny in (0.0, 1e-38, 1e-45):
-        found = forward(np.full((n_tokens, 96), tiny, np.float32), w, "Q8_0")
+        found = forward(np.full((n_tokens, depth), tiny, np.float32), w, "Q8_0")
         assert (np.abs(found) < 1e-30).all()
+
+
+@pytest.mark.parametrize("depth", [32 * 21, 32 * 36])  # some blocks of a row are left over
+def test_a_block_is_rounded_as_if_it_were_alone(depth, rng):
+    x, w = normal(rng, 40, depth), normal(rng, 70, depth)
+    x.reshape(40, -1, 32)[:, ::3] *= rng.uniform(1e-12, 1e12, (40, 1, 1))
+    for block in (slice(i, i + 32) for i in range(0, depth, 32)):
+        others_zero = np.zeros_like(w)
+        others_zero[:, block] = w[:, block]
+        found = forward(x, quantize(others_zero, "Q8_0"), "Q8_0")
+        wanted = forward(x[:, block].copy(), quantize(w[:, block], "Q8_0"), "Q8_0")
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_two_groups_of_q6_k_get_one_scale(rng):
