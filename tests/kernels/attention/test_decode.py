@@ -73,7 +73,9 @@ def test_every_float16_is_read_right(rng):
     bits = np.arange(1 << 16, dtype=np.uint16)
     numbers, found = bits.view(np.float16), np.empty(1 << 16, np.float32)
     read_all(found, bits)
-    np.testing.assert_array_equal(found, numbers.astype(np.float32))
+    with np.errstate(invalid="ignore"):  # of NaN that signal, which NumPy tells of on some CPUs
+        wanted = numbers.astype(np.float32)
+    np.testing.assert_array_equal(found, wanted)
     v = numbers[np.isfinite(numbers)][None, None, 3:]  # vectors, and some after them
     a = arrays(rng, 1, 1, [(0, 1)], (1, 1), v.size)
     o, _ = decoded(replace(a, q=np.zeros_like(a.q), k=v, v=v, scale=np.float32(1)))

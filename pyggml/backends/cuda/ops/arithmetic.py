@@ -103,11 +103,15 @@ def _row_sums(out, x, n, divisor):
             out[row] = total / divisor
 
 
+def row_sums(out: Any, x: Any, n: int, divisor: float, stream: Any) -> Call:
+    """A call for out_r = Σ of row r of n numbers / divisor; the last row may be shorter."""
+    return per_rows(_row_sums, out.size, n, stream, out, x, n, np.float64(divisor))
+
+
 def _by_row(is_mean: bool) -> Callable[[Site], Call]:
     def bind(site: Site) -> Call:
         n = site.node.src[0].shape[-1]
-        divisor = np.float64(n if is_mean else 1)
-        return per_rows(_row_sums, site.out.size, n, site.stream, site.out, *site.src, n, divisor)
+        return row_sums(site.out, site.src[0], n, n if is_mean else 1, site.stream)
 
     return bind
 
@@ -117,11 +121,10 @@ def _n_pieces(x: Tensor) -> int:
 
 
 def _sum(site: Site) -> Call:
-    (x,), one = site.src, np.float64(1)
     sums = site.scratch.view(np.float64)
     return in_turn(
-        per_rows(_row_sums, sums.size, _PIECE, site.stream, sums, x, _PIECE, one),
-        per_rows(_row_sums, 1, sums.size, site.stream, site.out, sums, sums.size, one),
+        row_sums(sums, site.src[0], _PIECE, 1, site.stream),
+        row_sums(site.out, sums, sums.size, 1, site.stream),
     )
 
 

@@ -24,6 +24,7 @@ from pyggml.backends.cuda.code.fours import (
 )
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits
+from pyggml.backends.cuda.ops.arithmetic import row_sums
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
@@ -236,6 +237,8 @@ def _tiles(site: Site) -> Call:
 def _tiles_back(site: Site) -> Call:
     (x,) = site.node.src
     runs = along_one_axis(x.shape, site.node.shape)
+    if runs is not None and runs[0] == 1:
+        return row_sums(site.out, site.src[0], int(runs[1]), 1, site.stream)
     if runs is not None:
         return per_element(_add_runs, site.out.size, site.stream, site.out, *site.src, *runs)
     shape, small, step = sizes(x.shape), sizes(site.node.shape), steps_of(_elements(x))

@@ -101,7 +101,14 @@ class LaneBlock(ExpressionBlock):
             field = f"({moved} & {(1 << n) - 1})"
             return f"({field} << {to})" if to else field
 
-        return whole._replace(text=text)
+        kind = "ints" if to + n < 8 else whole.kind  # which has no sign
+        return whole._replace(kind=kind, text=text)
+
+    def either(self, a: Lanes, b: Lanes) -> Lanes:
+        return super().either(a, b)._replace(kind=_kind_of(a, b))
+
+    def join(self, a: Lanes, b: Lanes) -> Lanes:
+        return super().join(a, b)._replace(kind=_kind_of(a, b))
 
     def except_for(self, ints: Lanes, n: int) -> Lanes:
         return ints._replace(
@@ -115,7 +122,7 @@ class LaneBlock(ExpressionBlock):
         def text(lane: str) -> str:
             return f"((({whole.text(lane)} ^ {where.text(lane)}) - {where.text(lane)}) & 255)"
 
-        return whole._replace(text=text)
+        return whole._replace(kind="bytes", text=text)
 
     def points(self, indices: Lanes, table: Table) -> Lanes:
         name, width = self._table(table), table.width
@@ -142,7 +149,11 @@ class LaneBlock(ExpressionBlock):
             sum((v & 255) << 8 * i for i, v in enumerate(half)) for half in (table[:8], table[8:])
         )
         low, high = (f"np.uint64({half:#x})" for half in halves)
-        return nibbles._replace(text=lambda lane: f"byte_of({low}, {high}, {nibbles.text(lane)})")
+
+        def text(lane: str) -> str:
+            return f"byte_of({low}, {high}, {nibbles.text(lane)})"
+
+        return nibbles._replace(kind="bytes", text=text)
 
     def floats(self, whole: Lanes) -> Lanes:
         def text(lane: str) -> str:
@@ -154,6 +165,11 @@ class LaneBlock(ExpressionBlock):
 
     def half(self, ints: Lanes) -> Lanes:
         return Lanes("floats", ints.n, lambda lane: f"half_of({ints.text(lane)})")
+
+
+def _kind_of(a: Lanes, b: Lanes) -> str:
+    """Of what is made of both: bytes, whose eighth bit is a sign, if one of them is."""
+    return "bytes" if "bytes" in (a.kind, b.kind) else a.kind
 
 
 class EightLanes(LaneBlock):
