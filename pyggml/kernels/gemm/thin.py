@@ -115,14 +115,16 @@ def _outer_task(f, task, thread):
     fill(sums, np.float32(0))
     for t in range(0, depth, OUTER_DEPTH):
         k = min(OUTER_DEPTH, depth - t)
-        for i in range(t + OUTER_DEPTH, min(t + 2 * OUTER_DEPTH, depth)):
-            fetch(x.ctypes.data + (i * x_step + first) * 4, 4 * n)
+        b = x.ctypes.data + (t * x_step + first) * 4
+        for j in range(0, whole, PANEL):
+            for i in range(OUTER_DEPTH, OUTER_DEPTH + min(OUTER_DEPTH, depth - t - k)):
+                fetch(b + (i * x_step + j) * 4, 4 * PANEL)  # the next pass's, few lines at a time
+            for r in range(0, n_thin, MR):
+                group, c_tile = packed[r * depth + t * MR :], sums[r * OUTER_COLUMNS + j :]
+                thin_product(group.ctypes.data, b + j * 4, x_step, c_tile.ctypes.data,
+                             OUTER_COLUMNS, k, 1)  # fmt: skip
         for r in range(0, n_thin, MR):
             group, to = packed[r * depth + t * MR :], sums[r * OUTER_COLUMNS :]
-            b = x.ctypes.data + (t * x_step + first) * 4
-            for j in range(0, whole, PANEL):
-                c_tile = to.ctypes.data + j * 4
-                thin_product(group.ctypes.data, b + j * 4, x_step, c_tile, OUTER_COLUMNS, k, 1)
             for i in range(k):
                 for j in range(whole, n):
                     number = x[(t + i) * x_step + first + j]
