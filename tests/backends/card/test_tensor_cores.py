@@ -54,7 +54,7 @@ def test_wide_rows_whose_columns_blocks_share(rounding, monkeypatch):
 @pytest.mark.parametrize("name", ["flash_attn_ext", "flash_attn_back"])
 def test_attention(rounding, name):
     rng = np.random.default_rng(2)
-    n, n_heads, n_key_heads, size = 18, 1, 1, 64
+    n, n_heads, n_key_heads, size = 18, 2, 1, 64  # whose heads are two parts of dk and dv
     q, k, v, do = (
         rng.standard_normal((n, h, size), np.float32)
         for h in (n_heads, n_key_heads, n_key_heads, n_heads)

@@ -3,6 +3,8 @@ float32.
 
 One kernel makes dq, a block for 64 queries of a head; another dk and dv, a block for 64 keys of a
 key head. Both make the scores again, so that each number is summed by one warp in a fixed order.
+Where those would be too few blocks, each takes some of the heads that share the keys, and a third
+kernel adds up their parts.
 """
 
 from functools import cache
@@ -35,7 +37,7 @@ from pyggml.backends.cuda.code.warp import LANES, warp_sum
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Site
 from pyggml.backends.cuda.runtime.launches import THREADS as MOST_THREADS
-from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_row
+from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element, per_row
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Tensor
@@ -44,6 +46,7 @@ from pyggml.sizes import round_up
 BR, KEYS = 64, 32  # queries of a block that makes dq, and keys at a time
 BC, QUERIES = 64, 16  # keys of a block that makes dk and dv, and queries at a time
 _WARPS = 8
+_BLOCKS = 264  # that are wanted: two for each multiprocessor of a large card
 _ROUNDED = (0, 1, 2, 6)  # q, k, v, do
 
 
@@ -112,11 +115,11 @@ def _products(head_size: int) -> tuple[Any, Any]:
 
 
 @device
-def _write(out, sums, row, n_rows, head, n_heads, head_size, put):
-    """The lane's numbers of rows `row` and `row` + 8."""
+def _write(out, sums, row, n_rows, head, n_heads, head_size, put, first):
+    """The lane's numbers of rows `row` and `row` + 8, of a matrix that begins at row `first`."""
     for r in range(2):
         if row + 8 * r < n_rows:
-            at = (np.int64(row + 8 * r) * n_heads + head) * head_size
+            at = (np.int64(first + row + 8 * r) * n_heads + head) * head_size
             at += (cuda.threadIdx.x & 3) << 1
             for i in range(head_size // 8):
                 put(out, at + 8 * i, sums[i, 2 * r], sums[i, 2 * r + 1])
@@ -192,7 +195,7 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
             cuda.syncthreads()
             here = half - here
         ptx.await_copies()
-        _write(dq, sums, query, n_queries, head, n_heads, head_size, put)
+        _write(dq, sums, query, n_queries, head, n_heads, head_size, put, 0)
 
     return backward
 
@@ -269,8 +272,8 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
 
     @kernel
     def backward(
-        dk, dv, range_of, spans, q, k, v, do, pairs, n_queries, n_padded, n_keys, n_heads,
-        n_key_heads, scale,
+        dk, dv, n_heads_of_part, range_of, spans, q, k, v, do, pairs, n_queries, n_padded, n_keys,
+        n_heads, n_key_heads, scale,
     ):  # fmt: skip
         tile = cuda.shared.array(n_bytes, np.uint8, ALIGNED)
         s = cuda.local.array(of_scores, np.float32)
@@ -281,7 +284,7 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
         seen_by = cuda.local.array(of_queries, np.int32)
         first, key_head = cuda.blockIdx.x * BC, cuda.blockIdx.y
         key = first + 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
-        repeats = n_heads // n_key_heads
+        head_of_part = key_head * (n_heads // n_key_heads) + cuda.blockIdx.z * n_heads_of_part
         copy_keys(tile, 0, k, first, key_head, n_keys, n_key_heads)
         copy_keys(tile, at_v, v, first, key_head, n_keys, n_key_heads)
         ptx.commit_copies()
@@ -289,7 +292,7 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
         clear(dvs, head_size // 8)
         start, stop = range_of[2 * cuda.blockIdx.x], range_of[2 * cuda.blockIdx.x + 1]
         here = at_q
-        for head in range(key_head * repeats, key_head * repeats + repeats):
+        for head in range(head_of_part, head_of_part + n_heads_of_part):
             copy_queries(tile, here, q, start, head, n_queries, n_heads)
             copy_queries(tile, here + one, do, start, head, n_queries, n_heads)
             ptx.commit_copies()
@@ -310,26 +313,55 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
                 here = there
             ptx.await_copies()
             cuda.syncthreads()
-        _write(dk, dks, key, n_keys, key_head, n_key_heads, head_size, put_dk)
-        _write(dv, dvs, key, n_keys, key_head, n_key_heads, head_size, put_dv)
+        part = cuda.blockIdx.z * n_keys
+        _write(dk, dks, key, n_keys, key_head, n_key_heads, head_size, put_dk, part)
+        _write(dv, dvs, key, n_keys, key_head, n_key_heads, head_size, put_dv, part)
 
     return backward
 
 
+@cache
+def _adder(in_bf16: bool) -> Any:
+    put = put_two(in_bf16)
+
+    @kernel
+    def add_parts(out, parts, n, n_parts):
+        """out (n,) = Σ of the parts (n_parts, n), two numbers at a time."""
+        for i in range(2 * cuda.grid(1), n, 2 * cuda.gridsize(1)):
+            first, second = ZERO, ZERO
+            for part in range(n_parts):
+                first += parts[part * n + i]
+                second += parts[part * n + i + 1]
+            put(out, i, first, second)
+
+    return add_parts
+
+
+def _n_parts(node: Tensor) -> int:
+    """Blocks of each group of keys, which divide the heads that share them."""
+    n_keys, n_key_heads, _ = node.src[1].shape
+    repeats = node.shape[1] // n_key_heads
+    wanted = _BLOCKS // (-(-n_keys // BC) * n_key_heads)
+    return next(n for n in range(max(1, min(wanted, repeats)), 0, -1) if repeats % n == 0)
+
+
 def scratch(node: Tensor, compute: Compute) -> int:
-    """The sources that are rounded, and what is known of queries and of groups of keys."""
-    return scratch_in_bf16(node, *_ROUNDED) + sum(_parts(node))
+    """The sources that are rounded, what is known of queries and of groups of keys, and parts."""
+    return scratch_in_bf16(node, *_ROUNDED) + sum(_pieces(node))
 
 
 def _padded_rows(node: Tensor) -> int:
     return round_up(node.shape[0], QUERIES)
 
 
-def _parts(node: Tensor) -> tuple[int, int, int]:
-    """Bytes of pairs (H, P, 2), spans (P, 2) and the queries of each group of keys (…, 2)."""
+def _pieces(node: Tensor) -> tuple[int, ...]:
+    """Bytes of pairs (H, P, 2), spans (P, 2), the queries of each group of keys (…, 2), and the
+    parts of dk and of dv."""
     n_queries, n_heads, n_groups = _padded_rows(node), node.shape[1], -(-node.src[1].shape[0] // BC)
-    one, other, third = (2 * 4 * n for n in (n_heads * n_queries, n_queries, n_groups))
-    return round_up(one, ALIGNMENT), round_up(other, ALIGNMENT), third
+    records = (2 * 4 * n for n in (n_heads * n_queries, n_queries, n_groups))
+    n_parts = _n_parts(node)
+    part = 4 * n_parts * node.src[1].n_elements if n_parts > 1 else 0
+    return tuple(round_up(n, ALIGNMENT) for n in (*records, part, part))
 
 
 def _in_bf16(*tensors: Tensor) -> tuple[bool, ...]:
@@ -340,23 +372,30 @@ def bind(site: Site) -> Call:
     node, stream = site.node, site.stream
     (n_queries, n_heads, head_size), (n_keys, n_key_heads, _) = node.shape, node.src[1].shape
     arrays, calls, rest = in_bf16(site, *_ROUNDED)
-    ends = np.cumsum([0, *_parts(node)])
-    kinds = np.float32, np.int32, np.int32
-    pairs, spans, range_of = (
+    ends = np.cumsum([0, *_pieces(node)])
+    kinds = np.float32, np.int32, np.int32, np.float32, np.float32
+    pairs, spans, range_of, *parts = (
         rest[a:b].view(kind) for (a, b), kind in zip(pairwise(ends), kinds, strict=True)
     )
     span, o, lse, do = site.src[3:7]
     of_records = n_queries, _padded_rows(node), n_keys, n_heads, head_size
     sizes = n_queries, _padded_rows(node), n_keys, n_heads, n_key_heads
     common = (*arrays, pairs, *sizes, np.float32(node.params["scale"]))
-    by_query, by_key = (-(-n_queries // BR), n_heads), (-(-n_keys // BC), n_key_heads)
+    n_parts, n_groups = _n_parts(node), -(-n_keys // BC)
+    by_query, by_key = (-(-n_queries // BR), n_heads), (n_groups, n_key_heads, n_parts)
     records = _records(*_in_bf16(node.src[4], node.src[6]))
-    of_queries = _queries_kernel(head_size, *_in_bf16(node))
-    of_keys = _keys_kernel(head_size, *_in_bf16(*node.saved[:2]))
+    of_queries, of_results = _queries_kernel(head_size, *_in_bf16(node)), _in_bf16(*node.saved[:2])
+    of_keys = _keys_kernel(head_size, *(of_results if n_parts == 1 else (False, False)))
     n_blocks = min(-(-n_heads * _padded_rows(node) // _WARPS), 4096)
     results = site.saved[:2]
+    sums = results if n_parts == 1 else parts
+    adding = [
+        per_element(_adder(rounds), out.size // 2, stream, out, part, out.size, n_parts)
+        for rounds, out, part in zip(of_results, results, parts, strict=True)
+    ]
+    of_part = n_heads // n_key_heads // n_parts
     return in_turn(
-        per_row(_find_queries, by_key[0], n_queries, stream, range_of, span, n_queries, n_keys),
+        per_row(_find_queries, n_groups, n_queries, stream, range_of, span, n_queries, n_keys),
         *calls,
         launch(
             records, n_blocks, _WARPS * LANES, stream, pairs, spans, o, do, lse, span, of_records,
@@ -364,6 +403,7 @@ def bind(site: Site) -> Call:
         ),
         launch(of_queries, by_query, THREADS, stream, site.out, span, *common, writes=[site.out]),
         launch(
-            of_keys, by_key, THREADS, stream, *results, range_of, spans, *common, writes=results
+            of_keys, by_key, THREADS, stream, *sums, of_part, range_of, spans, *common, writes=sums
         ),
+        *(adding if n_parts > 1 else ()),
     )  # fmt: skip

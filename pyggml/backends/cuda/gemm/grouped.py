@@ -26,7 +26,7 @@ from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
 
 THREADS, _WARPS = 256, 8
-_COUNTS = _WARPS + 1
+_SORTERS, _SORTING_WARPS = 1024, 32
 ACROSS = 256  # weights of a row of w that are unpacked at once
 _EIGHT = 8  # numbers of a chunk of 16 bytes
 _ZERO = np.float32(0)
@@ -106,26 +106,26 @@ def tile_of(name: str, is_forward: bool, n_rows: int, n_experts: int) -> Grouped
 def _order(places, starts, c, ids, n_experts, width, fault, number):
     """places: the numbers of the rows by expert, in order; starts[e]: where those of e begin. A
     block for each expert. Of a row without an expert the result is 0, and the fault is noted."""
-    counts = cuda.shared.array(_COUNTS, np.int32)
+    counts = cuda.shared.array(_SORTING_WARPS + 1, np.int32)
     lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
     expert, n = np.int32(cuda.blockIdx.x), ids.size
     if cuda.threadIdx.x == 0:
-        counts[_WARPS] = 0
+        counts[_SORTING_WARPS] = 0
     cuda.syncthreads()
     below = np.int32(0)
-    for i in range(cuda.threadIdx.x, n, THREADS):
+    for i in range(cuda.threadIdx.x, n, _SORTERS):
         if 0 <= ids[i] < expert:
             below += np.int32(1)
         elif expert == 0 and not 0 <= ids[i] < n_experts:
             cuda.atomic.max(fault, 0, number)
             for j in range(width):
                 c[np.int64(i) * width + j] = _ZERO
-    cuda.atomic.add(counts, _WARPS, below)
+    cuda.atomic.add(counts, _SORTING_WARPS, below)
     cuda.syncthreads()
-    place = counts[_WARPS]
+    place = counts[_SORTING_WARPS]
     if cuda.threadIdx.x == 0:
         starts[expert] = place
-    for first in range(0, n, THREADS):
+    for first in range(0, n, _SORTERS):
         i = first + cuda.threadIdx.x
         is_own = i < n and ids[i] == expert
         own = cuda.ballot_sync(0xFFFFFFFF, is_own)
@@ -133,12 +133,12 @@ def _order(places, starts, c, ids, n_experts, width, fault, number):
             counts[warp] = cuda.popc(own)
         cuda.syncthreads()
         before = cuda.popc(own & ((np.uint32(1) << np.uint32(lane)) - np.uint32(1)))
-        for w in range(_WARPS):
+        for w in range(_SORTING_WARPS):
             if w < warp:
                 before += counts[w]
         if is_own:
             places[place + before] = i
-        for w in range(_WARPS):
+        for w in range(_SORTING_WARPS):
             place += counts[w]
         cuda.syncthreads()
     if cuda.threadIdx.x == 0 and expert == n_experts - 1:
@@ -149,7 +149,7 @@ def order_call(places: Any, starts: Any, c: Any, ids: Any, width: int, fault: An
     """The launch of `order`. of: (experts, stream)"""
     n_experts, stream = of
     arguments = places, starts, c, ids, n_experts, width, *fault
-    return launch(_order, n_experts, THREADS, stream, *arguments)
+    return launch(_order, n_experts, _SORTERS, stream, *arguments)
 
 
 @cache
