@@ -3,31 +3,34 @@
 rows    c[T, R] (+)= x[T, K] · a[R, K]ᵀ    dot products along K; x is read once, as it lies
 outer   c[R, K] (+)= g[T, R]ᵀ · x[T, K]    sums over T; or its transpose, c[K, R]
 
-Only the thin matrix is packed. All arrays are flat float32, with steps in floats. Each number of c
-is summed by one task, in an order that depends on the shapes only.
+Only the thin matrix is packed, unless it lies so. Arrays are flat float32, with steps in floats.
+Each number of c is summed by one task, in an order that depends on the shapes only.
 """
+
+from typing import Any
 
 import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
-from pyggml.jit import kernel
+from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.kernels.gemm.microkernel import fetch, make_dot_tile, make_tile_product
 from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
-from pyggml.kernels.gemm.tile import THIN_TILE
+from pyggml.kernels.gemm.tile import OUTER_TILE, THIN_TILE
 from pyggml.sizes import round_up
 
 WIDEST = 16  # the largest R of a thin matrix
 ROWS_OF_TASK, ROWS_DEPTH = 16, 512  # `rows`: rows of x in a task, numbers of K in one of its passes
 OUTER_COLUMNS = 256  # `outer`: columns of x in a task; a multiple of the tile's
-MR, PANEL, LANES = THIN_TILE.mr, THIN_TILE.panel, THIN_TILE.lanes
-OUTER_DEPTH = MR * MR  # `outer`: tokens of one pass over its columns
+OUTER_DEPTH = 16  # `outer`: tokens of one pass over its columns
+MR, LANES = THIN_TILE.mr, THIN_TILE.lanes  # of `rows`
+OUTER_MR, PANEL = OUTER_TILE.mr, OUTER_TILE.panel
 
-thin_product, dot_tile = make_tile_product(THIN_TILE), make_dot_tile(THIN_TILE)
+outer_product, dot_tile = make_tile_product(OUTER_TILE), make_dot_tile(THIN_TILE)
 
 
 class ThinProduct(Frame):
@@ -39,7 +42,7 @@ class ThinProduct(Frame):
     step: Int
     n_thin: Int  # R
     depth: Int
-    in_groups: Bool  # whether `packed` is (depth, MR) for each MR rows, else (R, depth)
+    in_groups: Bool  # whether `packed` is (depth, OUTER_MR) for each OUTER_MR rows, else (R, depth)
     packed: Floats1
     x: Floats1
     x_step: Int  # floats from row to row of x
@@ -51,13 +54,13 @@ class ThinProduct(Frame):
 
 @task_code(ThinProduct)
 def _pack_task(f, task, thread):
-    """Pack row r of the thin matrix as (R, depth), or in groups (depth, MR); past R, zeros."""
+    """Pack row r of the thin matrix: of (R, depth), or of groups; past R, zeros."""
     packed, a, row_step, step, depth = f.packed, f.thin, f.row_step, f.step, f.depth
     inside = task < f.n_thin
     if f.in_groups:
-        group, lane = packed[task // MR * MR * depth :], task % MR
+        group, lane = packed[task // OUTER_MR * OUTER_MR * depth :], task % OUTER_MR
         for i in range(depth):
-            group[i * MR + lane] = a[task * row_step + i * step] if inside else np.float32(0)
+            group[i * OUTER_MR + lane] = a[task * row_step + i * step] if inside else np.float32(0)
     else:
         row = packed[task * depth : (task + 1) * depth]
         for i in range(depth):
@@ -118,18 +121,18 @@ def _outer_task(f, task, thread):
         b = x.ctypes.data + (t * x_step + first) * 4
         for j in range(0, whole, PANEL):
             for i in range(OUTER_DEPTH, OUTER_DEPTH + min(OUTER_DEPTH, depth - t - k)):
-                fetch(b + (i * x_step + j) * 4, 4 * PANEL)  # the next pass's, few lines at a time
-            for r in range(0, n_thin, MR):
-                group, c_tile = packed[r * depth + t * MR :], sums[r * OUTER_COLUMNS + j :]
-                thin_product(group.ctypes.data, b + j * 4, x_step, c_tile.ctypes.data,
+                fetch(b + (i * x_step + j) * 4, 4 * PANEL)  # the next pass's: few lines at a time
+            for r in range(0, n_thin, OUTER_MR):
+                group, c_tile = packed[r * depth + t * OUTER_MR :], sums[r * OUTER_COLUMNS + j :]
+                outer_product(group.ctypes.data, b + j * 4, x_step, c_tile.ctypes.data,
                              OUTER_COLUMNS, k, 1)  # fmt: skip
-        for r in range(0, n_thin, MR):
-            group, to = packed[r * depth + t * MR :], sums[r * OUTER_COLUMNS :]
+        for r in range(0, n_thin, OUTER_MR):
+            group, to = packed[r * depth + t * OUTER_MR :], sums[r * OUTER_COLUMNS :]
             for i in range(k):
                 for j in range(whole, n):
                     number = x[(t + i) * x_step + first + j]
-                    for lane in range(MR):
-                        to[lane * OUTER_COLUMNS + j] += group[i * MR + lane] * number
+                    for lane in range(OUTER_MR):
+                        to[lane * OUTER_COLUMNS + j] += group[i * OUTER_MR + lane] * number
     for i in range(n_thin):
         row = sums[i * OUTER_COLUMNS : i * OUTER_COLUMNS + n]
         start = first * n_thin + i if transposed else i * n_columns + first
@@ -141,9 +144,13 @@ def _outer_task(f, task, thread):
 # -- the paths ------------------------------------------------------------------------------------
 
 
-def _layout(n_thin: int, depth: int) -> Layout:
-    packed = round_up(n_thin, MR) * depth
-    return Layout(packed=Array((packed,)), sums=per_thread(round_up(n_thin, MR) * OUTER_COLUMNS))
+def _dots_layout(p: Problem) -> Layout:
+    return Layout(packed=Array((round_up(p.n, MR) * p.k,)), sums=per_thread(MR * MR))
+
+
+def _outer_layout(n_thin: int, depth: int) -> Layout:
+    n = round_up(n_thin, OUTER_MR)
+    return Layout(packed=Array((n * depth,)), sums=per_thread(n * OUTER_COLUMNS))
 
 
 def _takes_weight(p: Problem) -> bool:
@@ -154,14 +161,29 @@ def _takes_weight(p: Problem) -> bool:
 def _bind_dots(p: Problem, o: Operands, packed: np.ndarray, sums: np.ndarray) -> Call:
     """C (m, n) (+)= A (m, k) · B, with few columns n."""
     thin = o.b if p.form == "mul_mat" else o.b.T  # (n, k)
-    f = ThinProduct(
-        c=o.c.reshape(-1), thin=flat(thin), row_step=thin.strides[0] // 4,
-        step=thin.strides[1] // 4, n_thin=p.n, depth=p.k, in_groups=False, packed=packed,
-        x=flat(o.a), x_step=o.lda, n_other=p.m, accumulate=o.accumulate, transposed=False,
-        sums=sums,
+    return _call(
+        _rows_task, -(-p.m // ROWS_OF_TASK), thin, packed, in_groups=False, c=o.c.reshape(-1),
+        depth=p.k, x=flat(o.a), x_step=o.lda, n_other=p.m, accumulate=o.accumulate,
+        transposed=False, sums=sums,
     )  # fmt: skip
-    pack = stage(_pack_task, f, round_up(p.n, MR))
-    return Call(launch, pack, stage(_rows_task, f, -(-p.m // ROWS_OF_TASK)))
+
+
+def _call(
+    task: Code, n_tasks: int, thin: np.ndarray, packed: np.ndarray, in_groups: bool, **fields: Any
+) -> Call:
+    """The stages of a product with a thin matrix (R, depth). It is not packed if it lies so, as an
+    adapter's A does, and what a gradient is made of where R fills a tile."""
+    n_rows = round_up(len(thin), OUTER_MR if in_groups else MR)
+    if in_groups:
+        lies_so = len(thin) == OUTER_MR and thin.T.flags.c_contiguous
+    else:
+        lies_so = len(thin) == n_rows and thin.flags.c_contiguous
+    f = ThinProduct(
+        thin=flat(thin), row_step=thin.strides[0] // 4, step=thin.strides[1] // 4,
+        n_thin=len(thin), in_groups=in_groups, packed=flat(thin) if lies_so else packed, **fields,
+    )  # fmt: skip
+    pack = [] if lies_so else [stage(_pack_task, f, n_rows)]
+    return Call(launch, *pack, stage(task, f, n_tasks))
 
 
 def _is_one_batch(p: Problem) -> bool:
@@ -183,27 +205,24 @@ def _outer(
     sums: np.ndarray, transposed: bool,
 ) -> Call:  # fmt: skip
     """C (+)= thin (R, k) · other (N, k)ᵀ, or its transpose."""
-    f = ThinProduct(
-        c=o.c.reshape(-1), thin=flat(thin), row_step=thin.strides[0] // 4,
-        step=thin.strides[1] // 4, n_thin=len(thin), depth=p.k, in_groups=True, packed=packed,
-        x=flat(other), x_step=other.strides[1] // 4, n_other=len(other), accumulate=o.accumulate,
-        transposed=transposed, sums=sums,
+    return _call(
+        _outer_task, -(-len(other) // OUTER_COLUMNS), thin, packed, in_groups=True,
+        c=o.c.reshape(-1), depth=p.k, x=flat(other), x_step=other.strides[1] // 4,
+        n_other=len(other), accumulate=o.accumulate, transposed=transposed, sums=sums,
     )  # fmt: skip
-    pack = stage(_pack_task, f, round_up(len(thin), MR))
-    return Call(launch, pack, stage(_outer_task, f, -(-len(other) // OUTER_COLUMNS)))
 
 
-DOTS = Path(name="thin", takes=_takes_weight, layout=lambda p: _layout(p.n, p.k), bind=_bind_dots)
+DOTS = Path(name="thin", takes=_takes_weight, layout=_dots_layout, bind=_bind_dots)
 OUTER = Path(
     name="thin outer",
     takes=lambda p: _is_one_batch(p) and p.b_in_columns,
-    layout=lambda p: _layout(p.m, p.k),
+    layout=lambda p: _outer_layout(p.m, p.k),
     bind=_bind_outer,
     most=WIDEST,
 )
 OUTER_TRANSPOSED = Path(
     name="thin outer, transposed",
     takes=lambda p: _is_one_batch(p) and p.a_in_columns and p.n <= WIDEST,
-    layout=lambda p: _layout(p.n, p.k),
+    layout=lambda p: _outer_layout(p.n, p.k),
     bind=_bind_transposed,
 )

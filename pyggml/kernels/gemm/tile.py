@@ -123,8 +123,11 @@ BYTE_TILE = Tile(
     square=multiply_bytes if CHOSEN.i8mm else None,
 )  # fmt: skip
 THIN_TILE = Tile(4, 2, per_word=1, inner=fma)  # fits every register file
-# Rows of what is added beside a product: those of a group of A, where there are 32 registers.
-BESIDE_TILE = replace(THIN_TILE, mr=6) if CHOSEN.lanes == 16 else THIN_TILE
+# Where there are 32 registers: beside a product the rows of a group of A, and of a gradient of A or
+# B all of a rank of 8, so that what it is summed over is read once.
+BESIDE_TILE, OUTER_TILE = (
+    replace(THIN_TILE, mr=n) if CHOSEN.lanes == 16 else THIN_TILE for n in (6, 8)
+)  # fmt: skip
 
 # The kernels of attention choose between these two as they run: they have one size. Their depths
 # are those of the keys that are seen, which may be odd.
