@@ -27,6 +27,7 @@ from pyggml.sizes import round_up
 
 THREADS, _WARPS = 256, 8
 _SORTERS, _SORTING_WARPS = 1024, 32
+_COUNTS = _SORTING_WARPS + 1
 ACROSS = 256  # weights of a row of w that are unpacked at once
 _EIGHT = 8  # numbers of a chunk of 16 bytes
 _ZERO = np.float32(0)
@@ -106,7 +107,7 @@ def tile_of(name: str, is_forward: bool, n_rows: int, n_experts: int) -> Grouped
 def _order(places, starts, c, ids, n_experts, width, fault, number):
     """places: the numbers of the rows by expert, in order; starts[e]: where those of e begin. A
     block for each expert. Of a row without an expert the result is 0, and the fault is noted."""
-    counts = cuda.shared.array(_SORTING_WARPS + 1, np.int32)
+    counts = cuda.shared.array(_COUNTS, np.int32)
     lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
     expert, n = np.int32(cuda.blockIdx.x), ids.size
     if cuda.threadIdx.x == 0:
