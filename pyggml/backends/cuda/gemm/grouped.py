@@ -9,7 +9,7 @@ numbers are exchanged by their row's number, so that eight rows of a column lie 
 All is bound by its instructions: what a thread needs in each step is found before the first.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
 
 THREADS, _WARPS = 256, 8
-_SORTERS, _SORTING_WARPS = 1024, 32
+_SORTERS, _SORTING_WARPS = 512, 16
 _COUNTS = _SORTING_WARPS + 1
 ACROSS = 256  # weights of a row of w that are unpacked at once
 _EIGHT = 8  # numbers of a chunk of 16 bytes
@@ -103,7 +103,7 @@ def tile_of(name: str, is_forward: bool, n_rows: int, n_experts: int) -> Grouped
 # -- the order of rows --------------------------------------------------------------------------
 
 
-@kernel
+@partial(kernel, most_threads=_SORTERS)
 def _order(places, starts, c, ids, n_experts, width, fault, number):
     """places: the numbers of the rows by expert, in order; starts[e]: where those of e begin. A
     block for each expert. Of a row without an expert the result is 0, and the fault is noted."""
