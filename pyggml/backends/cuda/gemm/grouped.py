@@ -90,7 +90,7 @@ def _packed_row(name: str) -> int:
 # Few rows of an expert let blocks share a multiprocessor; many repay what is unpacked, which each
 # tile of an expert's rows does anew. The fastest of some on an H100.
 _FORWARD = GroupedTile(64, 64, True, 2), GroupedTile(128, 128, True, 2)
-_BACKWARD = GroupedTile(32, 64, False, 1), GroupedTile(128, 64, False, 2)
+_BACKWARD = GroupedTile(64, 64, False, 2), GroupedTile(128, 64, False, 2)
 _FEW = 48  # rows of an expert, on average
 
 
@@ -322,6 +322,7 @@ def _multiplier(tile: GroupedTile, down: int, across: int) -> Any:
     chunks on 128 bytes on.
     """
     depth, w_at = tile.depth, tile.w_at
+    assert depth % 64 == 0 and (tile.is_forward or across % 4 == 0), f"{tile} has parts of turns"
     of_a, of_w = 2 * depth, 2 * ACROSS  # bytes of a row
 
     @device
