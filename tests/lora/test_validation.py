@@ -64,6 +64,16 @@ def test_a_sample_is_of_the_same_rows_whatever_the_packing(settings):
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize(("n_steps", "n_windows"), [(1, 4), (4, 7), (40, 32)])
+def test_short_runs_are_not_mostly_validation(n_steps, n_windows):
+    """All validations take half of the run, at least 4 windows each, until 32 are less."""
+    stream = pack([Document(list(range(40)) * 110)], CTX)
+    settings = Config(max_steps=n_steps, batch=4, val_every=0)
+    sample = ValidationSample.of(Corpus(stream, stream), settings)
+    assert sample.n_times == 2 and sample.n_read == n_windows
+
+
+@pytest.mark.quick
 def test_windows_of_plain_text_are_spread():
     """Of text that is one stream the sample is of windows."""
     stream = pack([Document(list(range(40)) * 110)], CTX)

@@ -12,7 +12,7 @@ from collections import defaultdict
 import numpy as np
 from numba.cuda.simulator.kernelapi import FakeCUDAModule, FakeCUDAShared
 
-from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code import byte_ptx, ptx
 
 LANES = 32
 
@@ -124,16 +124,25 @@ def _shfl_xor_sync(self, mask, value, step):
     return _exchanged(value)[(_me() % LANES) ^ step]
 
 
+_simulated_array = FakeCUDAShared.array
+
+
 def _shared_array(self, shape, dtype, alignment=None):
     """The simulator's own takes no alignment. One array for each line of a block's kernel."""
+    if shape == 0:  # what the launch gives, one for all
+        return _simulated_array(self, shape, np.dtype(dtype))
     caller = sys._getframe(1)
     with _LOCK:
         place = caller.f_code, caller.f_lineno
         return self._allocations.setdefault(place, np.empty(shape, dtype))
 
 
+def _ballot_sync(self, mask, holds):
+    return np.uint32(sum(1 << lane for lane, one in enumerate(_exchanged(holds)) if one))
+
+
 def _nothing():
-    pass
+    """Copies are done at once."""
 
 
 def as_instructions(monkeypatch):
@@ -160,8 +169,11 @@ def as_instructions(monkeypatch):
         "commit_copies": _nothing,
         "await_copies": _nothing,
         "await_all_but_one": _nothing,
+        "await_all_but_two": _nothing,
     }
     for name, twin in twins.items():
         monkeypatch.setattr(ptx, name, twin, raising=False)
     monkeypatch.setattr(FakeCUDAShared, "array", _shared_array)
+    monkeypatch.setattr(byte_ptx, "put_shared_words", _store)
     monkeypatch.setattr(FakeCUDAModule, "shfl_xor_sync", _shfl_xor_sync, raising=False)
+    monkeypatch.setattr(FakeCUDAModule, "ballot_sync", _ballot_sync, raising=False)

@@ -3,15 +3,19 @@
 import numpy as np
 import pytest
 
+from pyggml import ops as matrix_ops
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import open_cuda
+from pyggml.backends.cuda.gemm import grouped
 from pyggml.backends.cuda.ops.lora import nodes as ops
 from pyggml.backends.cuda.ops.lora import wide
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import DTYPES
 from pyggml.graph.tensor import leaf
 from pyggml.look.check import as_leaf
 from pyggml.ops import OPS
+from pyggml.quants import dequantize, quantize
 from pyggml.runtime import Devices, results
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="a card has tensor cores")
@@ -73,3 +77,22 @@ def test_attention(rounding, name):
     found = results(Graph.of(*nodes), Devices([rounding, CPU()]))
     for a, b in zip(found, wanted, strict=True):
         close(a, b)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mul_mat_id", "Q4_K"), ("mul_mat_id_back", "Q8_0")])
+def test_products_with_a_weight_per_expert(rounding, monkeypatch, name, kind):
+    monkeypatch.setattr(grouped, "LANES", 32)
+    for constant, n in (("_SORTERS", 64), ("_SORTING_WARPS", 2), ("_COUNTS", 3)):
+        monkeypatch.setattr(grouped, constant, n)  # threads are what costs time here
+    rng, (n_experts, n, k) = np.random.default_rng(3), (2, 64, 256)
+    values = rng.standard_normal((n_experts * n, k), np.float32)
+    packed = quantize(values, kind)
+    w = leaf(packed.view(DTYPES[kind].numpy).reshape(n_experts, n, -1), dtype=DTYPES[kind])
+    plain = dequantize(packed, kind).reshape(n_experts, n, k)
+    ids = np.where(np.arange(67) % 3 == 0, 1, 0).astype(np.int32)[:, None]
+    x = rng.standard_normal((67, 1, k if name == "mul_mat_id" else n), np.float32)
+    (found,) = results(
+        Graph.of(getattr(matrix_ops, name)(w, leaf(x), leaf(ids))), Devices([rounding, CPU()])
+    )
+    formula = "tuk,tunk->tun" if name == "mul_mat_id" else "tun,tunk->tuk"
+    close(found, np.einsum(formula, x, plain[ids]))
