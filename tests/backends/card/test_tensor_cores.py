@@ -7,6 +7,7 @@ from pyggml import ops as matrix_ops
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import open_cuda
 from pyggml.backends.cuda.gemm import grouped
+from pyggml.backends.cuda.ops import experts
 from pyggml.backends.cuda.ops.lora import nodes as ops
 from pyggml.backends.cuda.ops.lora import wide
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
@@ -82,6 +83,7 @@ def test_attention(rounding, name):
 @pytest.mark.parametrize(("name", "kind"), [("mul_mat_id", "Q4_K"), ("mul_mat_id_back", "Q8_0")])
 def test_products_with_a_weight_per_expert(rounding, monkeypatch, name, kind):
     monkeypatch.setattr(grouped, "LANES", 32)
+    monkeypatch.setattr(grouped, "most_shared", lambda: 227 << 10)
     for constant, n in (("_SORTERS", 64), ("_SORTING_WARPS", 2), ("_COUNTS", 3)):
         monkeypatch.setattr(grouped, constant, n)  # threads are what costs time here
     rng, (n_experts, n, k) = np.random.default_rng(3), (2, 64, 256)
@@ -91,8 +93,19 @@ def test_products_with_a_weight_per_expert(rounding, monkeypatch, name, kind):
     plain = dequantize(packed, kind).reshape(n_experts, n, k)
     ids = np.where(np.arange(67) % 3 == 0, 1, 0).astype(np.int32)[:, None]
     x = rng.standard_normal((67, 1, k if name == "mul_mat_id" else n), np.float32)
-    (found,) = results(
-        Graph.of(getattr(matrix_ops, name)(w, leaf(x), leaf(ids))), Devices([rounding, CPU()])
-    )
+    node = getattr(matrix_ops, name)(w, leaf(x), leaf(ids))
+    assert experts._scratch(node, "bf16"), "no tile"
+    (found,) = results(Graph.of(node), Devices([rounding, CPU()]))
     formula = "tuk,tunk->tun" if name == "mul_mat_id" else "tun,tunk->tuk"
     close(found, np.einsum(formula, x, plain[ids]))
+
+
+@pytest.mark.parametrize(("n_bytes", "tiles"), [(227, [True] * 3), (99, [True, True, False])])
+def test_tiles_fit_the_shared_memory_of_a_block(monkeypatch, n_bytes, tiles):
+    """99 KiB are those of cards for games, whose blocks have no room for BF16 backward."""
+    monkeypatch.setattr(grouped, "most_shared", lambda: n_bytes << 10)
+    asked = [("Q8_0", True), ("Q6_K", False), ("BF16", False)]
+    found = [grouped.tile_of(kind, is_forward, 65536, 128) for kind, is_forward in asked]
+    assert [tile is not None for tile in found] == tiles
+    for tile, (kind, _) in zip(found, asked, strict=True):
+        assert tile is None or tile.n_bytes(kind) <= n_bytes << 10

@@ -35,16 +35,22 @@ _COUNTS = _SORTING_WARPS + 1
 _ZERO = np.float32(0)
 
 # Few rows of an expert let blocks share a multiprocessor; many repay what is unpacked, which each
-# tile of an expert's rows does anew. The fastest of some on an H100.
-_FORWARD = GroupedTile(64, 64, True, 2), GroupedTile(128, 128, True, 2)
-_BACKWARD = GroupedTile(64, 64, False, 2), GroupedTile(128, 64, False, 2)
+# tile of an expert's rows does anew. The fastest of some on an H100, then one for less memory.
+_FORWARD = (
+    GroupedTile(128, 128, True, 2),
+    GroupedTile(64, 64, True, 2),
+    GroupedTile(64, 32, True, 4),
+)
+_BACKWARD = GroupedTile(128, 64, False, 2), GroupedTile(64, 64, False, 2)
 _FEW = 48  # rows of an expert, on average
 
 
-def tile_of(name: str, is_forward: bool, n_rows: int, n_experts: int) -> GroupedTile:
-    """The tile for so many rows in all, and weights of this type."""
-    few, many = _FORWARD if is_forward else _BACKWARD
-    return many if n_rows > _FEW * n_experts and many.n_bytes(name) <= most_shared() else few
+def tile_of(name: str, is_forward: bool, n_rows: int, n_experts: int) -> GroupedTile | None:
+    """The tile for so many rows in all, and weights of this type; None if the card's blocks have
+    less shared memory than the smallest takes."""
+    tiles = _FORWARD if is_forward else _BACKWARD
+    first = 0 if n_rows > _FEW * n_experts else 1
+    return next((tile for tile in tiles[first:] if tile.n_bytes(name) <= most_shared()), None)
 
 
 # -- the order of rows --------------------------------------------------------------------------

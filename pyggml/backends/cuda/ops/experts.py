@@ -15,6 +15,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
 from pyggml.backends.cuda.gemm.few_experts import ExpertProduct, expert_products, takes
 from pyggml.backends.cuda.gemm.grouped import order_call, product_call, tile_of
+from pyggml.backends.cuda.gemm.grouped_tile import GroupedTile
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element
@@ -175,12 +176,15 @@ def _rows_of(x: Tensor, ids: Tensor) -> int:
 # -- rows in order of their expert ---------------------------------------------------------------
 
 
-def _is_grouped(node: Tensor, compute: Compute) -> bool:
-    """Whether a product is made of tiles: its factors are rounded, and lie as copies want them."""
+def _tile_of(node: Tensor, compute: Compute) -> GroupedTile | None:
+    """The tile of a product whose factors are rounded, and lie as copies want them; else None."""
     w, _, ids = node.src
+    assert node.op is not None
     rounds = compute == "bf16" and w.dtype is not F32 and ptx.TENSOR_CORES
     lies_well = w.offset % 16 == w.shape[1] % 8 == w.shape[2] % 8 == 0
-    return rounds and lies_well and ids.n_elements > _FEW_ROWS
+    if not rounds or not lies_well or ids.n_elements <= _FEW_ROWS:
+        return None
+    return tile_of(w.dtype.name, node.op.name == "mul_mat_id", ids.n_elements, w.shape[0])
 
 
 def _order_parts(ids: Tensor, n_experts: int) -> tuple[int, int]:
@@ -193,7 +197,7 @@ def _order_scratch(node: Tensor, compute: Compute) -> int:
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:
-    if not _is_grouped(node, compute):
+    if _tile_of(node, compute) is None:
         return 0
     w, a, ids = node.src
     return sum(_order_parts(ids, w.shape[0])) + 2 * a.n_elements
@@ -211,12 +215,11 @@ def _order_rows(site: Site, n_experts: int, width: int) -> tuple[Any, Any, Any, 
     return places, starts, site.scratch[first + second :], call
 
 
-def _bind_grouped(site: Site, is_forward: bool) -> Call:
+def _bind_grouped(site: Site, tile: GroupedTile) -> Call:
     w, a, ids = site.node.src
     places, starts, rest, order = _order_rows(site, w.shape[0], site.node.shape[-1])
     halves = rest[: 2 * a.n_elements].view(np.uint16)
-    tile = tile_of(w.dtype.name, is_forward, ids.n_elements, w.shape[0])
-    rows_of_a = _rows_of(a, ids) if is_forward else 1
+    rows_of_a = _rows_of(a, ids) if tile.is_forward else 1
     n_experts, n, k = w.shape
     product = product_call(
         w.dtype.name, tile, (n_experts, n, k), rows_of_a, site.stream,
@@ -243,8 +246,9 @@ def few_rows(site: Site) -> ExpertProduct:
 
 
 def _bind_forward(site: Site) -> Call:
-    if _is_grouped(site.node, site.compute):
-        return _bind_grouped(site, is_forward=True)
+    tile = _tile_of(site.node, site.compute)
+    if tile is not None:
+        return _bind_grouped(site, tile)
     if are_few(site.node, site.compute):
         return expert_products(few_rows(site), site.stream)
     w, x, ids = site.node.src
@@ -255,8 +259,9 @@ def _bind_forward(site: Site) -> Call:
 
 
 def _bind_backward(site: Site) -> Call:
-    if _is_grouped(site.node, site.compute):
-        return _bind_grouped(site, is_forward=False)
+    tile = _tile_of(site.node, site.compute)
+    if tile is not None:
+        return _bind_grouped(site, tile)
     w = site.node.src[0]
     arrays = (site.out, site.src[0].view(np.uint8), *site.src[1:])
     rest = (w.shape, *_fault(site, w.shape[0]))
