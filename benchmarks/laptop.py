@@ -1,6 +1,6 @@
 """What a large model takes on a small machine: the first token, the first step, memory.
 
-usage: laptop.py MODEL.gguf TEXT [--ctx 512,2048] [--options "--grad-checkpointing"] [--no-start]
+usage: laptop.py MODEL.gguf TEXT [--ctx 512,2048] [--options=--grad-checkpointing] [--no-start]
 
 Every command runs in a process of its own; nothing is written but a kernel cache, empty at first.
 A JSON line for each:
@@ -10,7 +10,7 @@ start    seconds that `generate -n 1` takes, and a dry run's two steps at the fi
 memory   at each context, without options and with them: the peak that `finetune --dry-run` plans,
          and what a run of two steps and its answers took: anonymous memory, pages of files, and
          both; tokens a second in the second step. Answers read the whole file, the plan is of
-         training: with `--options "--max-memory 1TB"` they let go of weights as training does
+         training: with `--options="--max-memory 1TB"` they let go of weights as training does
 """
 
 import argparse
