@@ -52,7 +52,7 @@ def _repeating(formula: Any) -> Kernel:
             out[i] = formula(a[i], b[i % b.size])
 
     @kernel
-    def of_runs(out, a, b, n, times):
+    def write_runs(out, a, b, n, times):
         for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
             out[i] = formula(a[i], b[place_in_run(i, n, times)])
 
@@ -74,7 +74,7 @@ def _repeating(formula: Any) -> Kernel:
             return per_element(cycling, *run)
         runs = along_one_axis(a.shape, b.shape)
         if runs is not None:
-            return per_element(of_runs, *run, *runs)
+            return per_element(write_runs, *run, *runs)
         return per_element(write_tiles, *run, large, small)
 
     return Kernel(bind)
