@@ -112,27 +112,27 @@ def _emit_blocks(b: Any, i: Any, bytes_: Any, x: Any, ahead: Any) -> tuple[Any, 
     def larger(u: Any, v: Any) -> Any:
         return b.select(b.icmp_unsigned(">", u, v), u, v)
 
-    scales, per_scales = scale_of(b, b.bitcast(_joined(b, sizes, _MANY, larger), F32X16))
+    scales, per_scales = scale_of(b, b.bitcast(_join_lanes(b, sizes, _MANY, larger), F32X16))
 
-    def rounded(n: int) -> Any:
+    def round_one(n: int) -> Any:
         for half in (0, F32X16.count):
             prefetch(b, at(b, ahead, b.mul(blocks[n], ir.Constant(I64, GROUP)), half))
         per_scale = b.shuffle_vector(per_scales, per_scales, _lanes([n] * F32X16.count))
         return _round_block(b, blocks[n], bytes_, _numbers(b, blocks[n], x), per_scale)
 
     def sums(n: int) -> Any:
-        two = b.shuffle_vector(rounded(2 * n), rounded(2 * n + 1), _lanes([*range(2 * GROUP)]))
+        two = b.shuffle_vector(round_one(2 * n), round_one(2 * n + 1), _lanes([*range(2 * GROUP)]))
         return by_quads(b, every(two.type, 1), two, every(_BITS, 0))
 
-    return scales, _joined(b, sums, _MANY // 2, b.add)
+    return scales, _join_lanes(b, sums, _MANY // 2, b.add)
 
 
-def _joined(b: Any, vector: Callable[[int], Any], n: int, join: Any, first: int = 0) -> Any:
+def _join_lanes(b: Any, vector: Callable[[int], Any], n: int, join: Any, first: int = 0) -> Any:
     """vector(first) and those after it, n in all, as one: of each as many lanes as fit, and in each
     of these what `join` makes of its neighbours."""
     if n == 1:
         return vector(first)
-    two = [_joined(b, vector, n // 2, join, start) for start in (first, first + n // 2)]
+    two = [_join_lanes(b, vector, n // 2, join, start) for start in (first, first + n // 2)]
     lanes = 2 * two[0].type.count
     return join(*(b.shuffle_vector(*two, _lanes([*range(odd, lanes, 2)])) for odd in (0, 1)))
 

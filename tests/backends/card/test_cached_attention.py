@@ -52,11 +52,11 @@ def test_queries_of_two_sequences_and_of_none(rounding, shape, cap, has_sinks):
     node = flash_attn_ext(q, k, v, leaf(span), size**-0.5, sinks=sinks, logit_softcap=cap)
     assert path_of(node, "bf16") is CACHED
     nodes = node, *node.saved
-    found = results(Graph.of(*nodes), Devices([rounding, CPU()]))
-    wanted = results(Graph.of(*nodes), Devices([CPU()]))
-    for a, b in zip(found, wanted, strict=True):
+    by_card = results(Graph.of(*nodes), Devices([rounding, CPU()]))
+    by_host = results(Graph.of(*nodes), Devices([CPU()]))
+    for a, b in zip(by_card, by_host, strict=True):
         np.testing.assert_allclose(a, b, rtol=4e-3, atol=4e-3)
-    assert not found[0][-2:].any()
+    assert not by_card[0][-2:].any()
 
 
 def test_queries_beyond_float16(rounding):

@@ -95,17 +95,17 @@ def test_products_with_a_weight_per_expert(rounding, monkeypatch, name, kind):
     x = rng.standard_normal((67, 1, k if name == "mul_mat_id" else n), np.float32)
     node = getattr(matrix_ops, name)(w, leaf(x), leaf(ids))
     assert experts._scratch(node, "bf16"), "no tile"
-    (found,) = results(Graph.of(node), Devices([rounding, CPU()]))
+    (product,) = results(Graph.of(node), Devices([rounding, CPU()]))
     formula = "tuk,tunk->tun" if name == "mul_mat_id" else "tun,tunk->tuk"
-    close(found, np.einsum(formula, x, plain[ids]))
+    close(product, np.einsum(formula, x, plain[ids]))
 
 
 @pytest.mark.parametrize(("n_bytes", "tiles"), [(227, [True] * 3), (99, [True, True, False])])
 def test_tiles_fit_the_shared_memory_of_a_block(monkeypatch, n_bytes, tiles):
     """99 KiB are those of cards for games, whose blocks have no room for BF16 backward."""
     monkeypatch.setattr(grouped, "most_shared", lambda: n_bytes << 10)
-    asked = [("Q8_0", True), ("Q6_K", False), ("BF16", False)]
-    found = [grouped.tile_of(kind, is_forward, 65536, 128) for kind, is_forward in asked]
-    assert [tile is not None for tile in found] == tiles
-    for tile, (kind, _) in zip(found, asked, strict=True):
+    problems = [("Q8_0", True), ("Q6_K", False), ("BF16", False)]
+    chosen = [grouped.tile_of(kind, is_forward, 65536, 128) for kind, is_forward in problems]
+    assert [tile is not None for tile in chosen] == tiles
+    for tile, (kind, _) in zip(chosen, problems, strict=True):
         assert tile is None or tile.n_bytes(kind) <= n_bytes << 10

@@ -165,8 +165,8 @@ def test_what_is_not_finite_stays_so(bad, depth, n_tokens, rng):
 def test_nothing_comes_of_nothing(depth, n_tokens, rng):
     w = quantize(normal(rng, 70, depth), "Q8_0")
     for tiny in (0.0, 1e-38, 1e-45):
-        found = forward(np.full((n_tokens, depth), tiny, np.float32), w, "Q8_0")
-        assert (np.abs(found) < 1e-30).all()
+        y = forward(np.full((n_tokens, depth), tiny, np.float32), w, "Q8_0")
+        assert (np.abs(y) < 1e-30).all()
 
 
 @pytest.mark.parametrize("depth", [32 * 21, 32 * 36])  # some blocks of a row are left over
@@ -176,9 +176,9 @@ def test_a_block_is_rounded_as_if_it_were_alone(depth, rng):
     for block in (slice(i, i + 32) for i in range(0, depth, 32)):
         others_zero = np.zeros_like(w)
         others_zero[:, block] = w[:, block]
-        found = forward(x, quantize(others_zero, "Q8_0"), "Q8_0")
-        wanted = forward(x[:, block].copy(), quantize(w[:, block], "Q8_0"), "Q8_0")
-        np.testing.assert_array_equal(found, wanted)
+        among_others = forward(x, quantize(others_zero, "Q8_0"), "Q8_0")
+        alone = forward(x[:, block].copy(), quantize(w[:, block], "Q8_0"), "Q8_0")
+        np.testing.assert_array_equal(among_others, alone)
 
 
 def test_two_groups_of_q6_k_get_one_scale(rng):

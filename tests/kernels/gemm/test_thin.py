@@ -53,11 +53,11 @@ def dots(x, thin, form):
 @pytest.mark.parametrize(("n_tokens", "n"), [(5, 70), (100, 300), (33, 1024)])
 def test_gradients(n_tokens, n, rank, transposed, start, rng):
     s, x = normal(rng, n_tokens, rank), normal(rng, n_tokens, n)
-    as_it_lies, found = gradient(s, x, transposed, start)
+    as_it_lies, ds = gradient(s, x, transposed, start)
     packed, same = gradient(with_gaps(s), x, transposed, start)
-    np.testing.assert_array_equal(found, same)
+    np.testing.assert_array_equal(ds, same)
     wanted = start + s.astype(np.float64).T @ x
-    np.testing.assert_allclose(found, wanted.T if transposed else wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(ds, wanted.T if transposed else wanted, rtol=1e-4, atol=1e-4)
     if CHOSEN.compiled and rank == OUTER_MR:
         assert len(as_it_lies.arguments) + 1 == len(packed.arguments)
 
@@ -68,10 +68,10 @@ def test_gradients(n_tokens, n, rank, transposed, start, rng):
 def test_dots(n_tokens, depth, rank, form, rng):
     x = normal(rng, n_tokens, depth)
     thin = normal(rng, *((rank, depth) if form == "mul_mat" else (depth, rank)))
-    as_it_lies, found = dots(x, thin, form)
+    as_it_lies, y = dots(x, thin, form)
     packed, same = dots(x, with_gaps(thin), form)
-    np.testing.assert_array_equal(found, same)
+    np.testing.assert_array_equal(y, same)
     wanted = x.astype(np.float64) @ (thin.T if form == "mul_mat" else thin)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-3)
     if CHOSEN.compiled and rank == MR and form == "mul_mat":
         assert len(as_it_lies.arguments) + 1 == len(packed.arguments)
