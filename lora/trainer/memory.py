@@ -1,7 +1,9 @@
 """The memory of a run on devices beside the host, by part, before any is taken."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pyggml.alloc import Plan
 from pyggml.backends import Backend
 from pyggml.backends.cpu import is_constant
 from pyggml.lora.adapter.parameters import Parameters
@@ -17,6 +19,7 @@ class OnDevice:
 
     backend: Backend
     weights: int
+    unpacked: int  # weights that stay so
     parameters: int  # with gradients and moments
     arena: int
     cache: int  # of the answers
@@ -24,7 +27,7 @@ class OnDevice:
 
     @property
     def n_bytes(self) -> int:
-        return self.weights + self.parameters + self.arena + self.cache + self.own
+        return sum((self.weights, self.unpacked, self.parameters, self.arena, self.cache, self.own))
 
     @property
     def lacks(self) -> str | None:
@@ -56,6 +59,14 @@ def on_devices(
         inputs = sum(t.n_bytes for t in leaves - own if not is_constant(t))
         arena = max(p.n_bytes for p in plans)
         held = parameters.n_bytes(n_more)
-        by_device.append(OnDevice(backend, constant, held, arena + inputs, cache, backend.own))
+        parts = constant, _unpacked(backend, plans), held, arena + inputs, cache, backend.own
+        by_device.append(OnDevice(backend, *parts))
         cache = 0
     return by_device
+
+
+def _unpacked(backend: Backend, plans: Iterable[Plan]) -> int:
+    """Bytes of what the device keeps beside leaves for the nodes of these plans."""
+    nodes = (t for p in plans for t in p.graph.nodes)
+    lasting = dict(filter(None, map(backend.lasting, nodes)))
+    return sum(map(backend.allocation, lasting.values()))

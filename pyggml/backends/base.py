@@ -119,6 +119,11 @@ class Backend(ABC):
         tell."""
         return None
 
+    def lasting(self, node: Tensor) -> tuple[Tensor, int] | None:
+        """(A leaf that the node reads, bytes of the device's memory that its kernel takes beside
+        this leaf's, for all nodes and as long); None if there are none."""
+        return None
+
     def release(self, leaf: Tensor) -> Call | None:
         """A function that frees a leaf's memory until its next read; None if there is no need."""
         return None

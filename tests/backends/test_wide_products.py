@@ -110,3 +110,64 @@ def test_a_schedule_reads_the_outputs_of_the_rewritten_graph():
     program = bind(schedule(Graph.of(y), Devices([Doubling()])))
     program()
     np.testing.assert_array_equal(program.read(y), [6, 12])
+
+
+def products(graph):
+    return [t for t in graph.nodes if t.op.name.startswith(("wide_product", "wide_back"))]
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A card that is not there, with a GiB; `card.free` can be set."""
+    from dry_card import DryCard
+
+    card = DryCard()
+    card.free = 1 << 30
+    monkeypatch.setattr(card, "memory", lambda: (card.free, 1 << 30))
+    monkeypatch.setattr(type(card), "own", 0)
+    return card
+
+
+def test_weights_stay_unpacked_where_there_is_room(card):
+    from pyggml.alloc import plan
+    from pyggml.backends.cuda.rewrites.unpacked import with_unpacked_weights
+
+    _, graph, n_adapted = graphs("qwen3-F16")
+    lasting = with_unpacked_weights(graph, card)
+    assert all(t.params["unpacked"] for t in products(lasting))
+    assert len(products(lasting)) == 2 * n_adapted - 3  # no gradient flows on from the first layer
+    weights = {card.lasting(t)[0] for t in products(lasting)}
+    assert len(weights) == n_adapted
+    for t in products(lasting):
+        w, n_bytes = card.lasting(t)
+        n, k = w.shape
+        assert 2 * n * k < n_bytes < 2 * (n + 16) * (k + 128)
+    assert plan(lasting, card).n_bytes <= plan(graph, card).n_bytes
+    assert with_unpacked_weights(lasting, card) is not graph
+
+
+def test_weights_stay_unpacked_as_many_as_there_is_room_for(card):
+    from pyggml.alloc import plan
+    from pyggml.backends.cuda.rewrites.unpacked import with_unpacked_weights
+
+    _, graph, n_adapted = graphs("qwen3-F16")
+    leaves = sum(card.allocation(t.n_bytes) for t in {t.root: None for t in graph.leaves})
+    card.free = plan(graph, card).n_bytes + leaves
+    assert with_unpacked_weights(graph, card) is graph
+    card.free += 1_000_000
+    some = [t for t in products(with_unpacked_weights(graph, card)) if t.params["unpacked"]]
+    kept = {card.lasting(t) for t in some}
+    assert 0 < len(kept) < n_adapted
+    assert sum(n_bytes for _, n_bytes in kept) <= 500_000
+    card.free = 0  # those of earlier graphs stay
+    again = [t for t in products(with_unpacked_weights(graph, card)) if t.params["unpacked"]]
+    assert {card.lasting(t) for t in again} == kept
+
+
+def test_a_weight_that_may_change_is_unpacked_in_every_run(card):
+    from pyggml.backends.cuda.rewrites.unpacked import with_unpacked_weights
+
+    _, graph, _ = graphs("qwen3-F16")
+    for t in products(graph):
+        t.src[-3].data = t.src[-3].data.copy()
+    assert with_unpacked_weights(graph, card) is graph

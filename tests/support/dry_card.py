@@ -17,6 +17,7 @@ class DryCard(CudaBackend):
     def __init__(self, compute="bf16"):
         self.name, self.index, self.compute = "dry", 0, compute
         self._kernels, self.stream, self._spans = kernels(), 0, WeakKeyDictionary()
+        self._lasting, self.unpacked = WeakKeyDictionary(), WeakKeyDictionary()
         self._faults = Faults(np.zeros(1, np.int32))
 
     def alloc(self, n_bytes):

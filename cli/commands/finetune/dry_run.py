@@ -50,12 +50,14 @@ def _say_device(device: OnDevice) -> None:
     row(device.backend.name, f"about {size(device.n_bytes)}{of}, of which")
     for n_bytes, what in (
         (device.weights, "weights"),
+        (device.unpacked, "the same in bfloat16, as many as half of what is left has room for"),
         (device.parameters, "trained parameters, gradients, optimizer state"),
         (device.arena, "activations and gradients of the graph (arena)"),
         (device.cache, "KV cache of the answers before and after"),
         (device.own, "the driver, kernels and libraries"),
     ):
-        row("", f"{size(n_bytes):>8}  {what}")
+        if n_bytes:
+            row("", f"{size(n_bytes):>8}  {what}")
     if device.lacks:
         raise DeviceMemoryError([device.lacks, SMALLER])
 

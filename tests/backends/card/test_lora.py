@@ -60,7 +60,7 @@ def test_each_op_agrees_with_numpy(rounding, m, k, n, ranks):
     rows = ops.wide_rows(of_x, [leaf(f) for f in factors], scales)
     y = ops.wide_product(packed, rows, leaf(b), first)
     d = ops.wide_gradient(leaf(dy), leaf(b), 2.0)
-    dx, added = (ops.wide_back(to, packed, d, leaf(a)) for to in (None, leaf(c)))
+    dx, added = (ops.wide_back(to, packed, d, leaf(a), rows.shape[1]) for to in (None, leaf(c)))
     da = ops.gradient_of_a(d, of_x, *b.shape)
     db = ops.gradient_of_b(rows.saved[0], d, first, b.shape)
     nodes = rows, rows.saved[0], y, d, dx, added, da, db
@@ -119,3 +119,22 @@ def test_gradients_of_a_model(rounding, name, alpha):
         assert loss == pytest.approx(wanted_loss, rel=2e-3)
         for key, g in gradients.items():
             close(g, wanted[key], 6e-2)
+
+
+def test_weights_that_stay_unpacked_change_no_bit(rounding, monkeypatch):
+    """And those for which there is no room are unpacked in every run."""
+    path, runs = GOLDEN / "qwen2-Q4_K_M.gguf", []
+    free, total = rounding.memory()
+    for room in (free, 0, None):
+        if room is not None:
+            monkeypatch.setattr(rounding, "memory", lambda room=room: (room, total))
+        model = adapted(path, 6.0, rounding)
+        n_before = len(rounding._lasting)
+        runs.append([loss_and_grads(model, TOKENS) for _ in range(3)])
+        assert (len(rounding._lasting) > n_before) == (room != 0)
+        monkeypatch.undo()
+    for run in runs:
+        for loss, gradients in run:
+            assert loss == runs[0][0][0]
+            for key, g in gradients.items():
+                np.testing.assert_array_equal(g, runs[0][0][1][key])

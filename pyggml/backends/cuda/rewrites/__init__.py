@@ -28,6 +28,7 @@ from pyggml.backends.cuda.rewrites.fuse import fuse
 from pyggml.backends.cuda.rewrites.gated_gradients import with_gated_gradients
 from pyggml.backends.cuda.rewrites.narrow import narrow
 from pyggml.backends.cuda.rewrites.sums import with_sums
+from pyggml.backends.cuda.rewrites.unpacked import with_unpacked_weights
 from pyggml.backends.cuda.rewrites.wide_products import with_wide_products
 from pyggml.graph import Graph
 
@@ -73,6 +74,7 @@ REWRITES: tuple[Rewrite, ...] = (
     *map(_rounding, LORA),
     with_sums,
     *(partial(fuse, fusion) for fusion in FUSIONS),
+    with_unpacked_weights,
 )
 
 

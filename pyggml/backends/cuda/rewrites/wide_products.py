@@ -84,7 +84,7 @@ def _join(p: _Product, rows: Tensor, first: int) -> dict[Tensor, Tensor]:
         new[p.back.db] = gradient_of_b(rows.saved[0], d, first, p.b.shape)
         new[p.back.da] = gradient_of_a(d, p.back.x, *p.b.shape)
         if p.back.dx is not None:
-            new[p.back.dx] = wide_back(p.back.to, p.w, d, p.a)
+            new[p.back.dx] = wide_back(p.back.to, p.w, d, p.a, rows.shape[1])
     return new
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from pyggml.backends.base import Backend
 from pyggml.backends.cuda.gemm.cublas import workspaces
+from pyggml.backends.cuda.ops.lora.products import lasting_bytes
 from pyggml.backends.cuda.rewrites import rewritten
 from pyggml.backends.cuda.runtime.branches import may_begin_early, side_by_side
 from pyggml.backends.cuda.runtime.captures import Capture
@@ -43,6 +44,8 @@ _OF_DRIVER = "the driver's own memory is wanted"  # of a context, which every pr
 class CudaBackend(Backend):
     """One NVIDIA card. `compute`: how products with weights round their operands.
 
+    unpacked   weights that stay in bfloat16 beside what they are packed, each with its bytes there
+
     Raises DeviceError if there is no such card.
     """
 
@@ -52,6 +55,8 @@ class CudaBackend(Backend):
         self.name, self.index, self.compute = f"cuda:{index}", index, compute
         self._kernels = kernels()
         self._spans: WeakKeyDictionary[Tensor, tuple[Place, Bytes]] = WeakKeyDictionary()
+        self._lasting: WeakKeyDictionary[Tensor, Any] = WeakKeyDictionary()
+        self.unpacked: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
         with self._working():
             self.stream = cuda.stream()
             self._transfers = Transfers(self.stream)
@@ -160,6 +165,7 @@ class CudaBackend(Backend):
                 self.stream,
                 self._faults,
                 self._constant,
+                partial(self._lasting_memory, node),
             )
             return BoundCall(self._kernel(node).bind(site), site)
 
@@ -200,6 +206,20 @@ class CudaBackend(Backend):
         """A copy of a small array on the card."""
         with self._working():
             return cuda.to_device(values, stream=self.stream)
+
+    def _lasting_memory(self, node: Tensor, i: int, n_bytes: int) -> tuple[Any, bool]:
+        """(Memory that lasts as long as this card's copy of the leaf that a node reads as source i,
+        whether it is new). All nodes that read the leaf get the same."""
+        leaf = node.src[i].root
+        is_new = leaf not in self._lasting
+        if is_new:
+            self._lasting[leaf] = self.alloc(n_bytes)
+        return self._lasting[leaf], is_new
+
+    def lasting(self, node: Tensor) -> tuple[Tensor, int] | None:
+        if not node.params.get("unpacked"):
+            return None
+        return node.src[-3].root, lasting_bytes(node)
 
     def _elements(self, t: Tensor) -> Any:
         """The tensor's elements and the gaps between, as one axis of the type that holds them."""

@@ -31,6 +31,9 @@ class Site(kernels.Site[Any]):
     stream: Any  # all launches go here
     faults: Faults  # a kernel notes one by `cuda.atomic.max(cell, 0, number)`
     constant: Callable[[np.ndarray], Any]  # a small array of the host's, copied to the card
+    # (index of a source that is a leaf, bytes) -> (memory that lasts as long as the leaf's own,
+    # whether it is new)
+    lasting: Callable[[int, int], tuple[Any, bool]]
 
 
 class BoundCall(Call):

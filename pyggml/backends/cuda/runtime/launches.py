@@ -33,10 +33,15 @@ def launch(
     return Call(_launch, kernel, (grid, block, stream, shared_bytes), arguments, writes)
 
 
-def per_element(kernel: Any, n: int, stream: Any, *arguments: Any) -> Call:
-    """A launch for n elements: `for i in range(cuda.grid(1), n, cuda.gridsize(1))`."""
+def per_element(
+    kernel: Any, n: int, stream: Any, *arguments: Any, writes: Sequence[Any] | None = None
+) -> Call:
+    """A launch for n elements: `for i in range(cuda.grid(1), n, cuda.gridsize(1))`.
+
+    writes: as `launch` has it
+    """
     blocks = max(1, min(-(-n // _MOST_THREADS), _MOST_BLOCKS))
-    return launch(kernel, blocks, _MOST_THREADS, stream, *arguments)
+    return launch(kernel, blocks, _MOST_THREADS, stream, *arguments, writes=writes)
 
 
 def per_row(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> Call:

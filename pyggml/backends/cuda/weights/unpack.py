@@ -151,6 +151,21 @@ def unpacked_beside(
 
 
 @kernel
+def _place(out, thin, place):
+    n_eights = place.n_rows * (place.n_columns // 8)
+    for i in range(cuda.grid(1), n_eights, cuda.gridsize(1)):
+        _place_eight(out, thin, i, place)
+
+
+def placed(out: Any, thin: Any, place: Thin, stream: Any) -> Call:
+    """A call that rounds a thin matrix to its place alone, beside or below what is unpacked."""
+    last = place.at + (place.n_rows - 1) * place.step + place.n_columns
+    around = out[place.at : last]
+    n, at = place.n_rows * (place.n_columns // 8), place._replace(at=0)
+    return per_element(_place, n, stream, around, thin, at, writes=[around])
+
+
+@kernel
 def _round(out, x):
     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
         out[i] = bf16_bits(x[i])

@@ -64,13 +64,15 @@ def _gate_gradients(
 
 
 def _product(
-    w: np.ndarray, x: np.ndarray, b: np.ndarray, first: int, columns: int
+    w: np.ndarray, x: np.ndarray, b: np.ndarray, first: int, columns: int, unpacked: bool
 ) -> Iterator[np.ndarray]:
     k, rank = w.shape[1], b.shape[1]
     yield x[:, :k] @ w.T + x[:, k + first :][:, :rank] @ b.T
 
 
-def _back(w: np.ndarray, d: np.ndarray, a: np.ndarray) -> Iterator[np.ndarray]:
+def _back(
+    w: np.ndarray, d: np.ndarray, a: np.ndarray, step: int, unpacked: bool
+) -> Iterator[np.ndarray]:
     n, rank = w.shape[0], a.shape[0]
     yield d[:, :n] @ w + d[:, n : n + rank] @ a
 
@@ -148,18 +150,24 @@ def absorbing(node: Tensor, formula: str, operands: Sequence[Tensor], at: int) -
 
 
 def wide_product(w: Tensor, x: Tensor, b: Tensor, first: int) -> Tensor:
-    """y: W (N, K), X, B (N, r), X's further column of u's first -> (M, N)."""
+    """y: W (N, K), X, B (N, r), X's further column of u's first -> (M, N).
+
+    W is unpacked in every run; rewrites/unpacked.py can say that it lasts.
+    """
     shape = x.shape[0], w.shape[0]
-    params = {"first": first, "columns": x.saved[0].shape[1]}
+    params = {"first": first, "columns": x.saved[0].shape[1], "unpacked": False}
     return Tensor(shape, F32, _WIDE_PRODUCT, (w, x, b), params)
 
 
-def wide_back(to: Tensor | None, w: Tensor, d: Tensor, a: Tensor) -> Tensor:
-    """dx: W (N, K), D, A (r, K) -> (M, K), sums_with to `to` if there is one."""
-    shape = d.shape[0], w.shape[1]
+def wide_back(to: Tensor | None, w: Tensor, d: Tensor, a: Tensor, step: int) -> Tensor:
+    """dx: W (N, K), D, A (r, K) -> (M, K), added to `to` if there is one.
+
+    step: numbers from row to row of W unpacked, as many as in a row of its product's X
+    """
+    shape, params = (d.shape[0], w.shape[1]), {"step": step, "unpacked": False}
     if to is None:
-        return Tensor(shape, F32, _WIDE_BACK, (w, d, a))
-    return Tensor(shape, F32, _WIDE_BACK_ADD, (to, w, d, a))
+        return Tensor(shape, F32, _WIDE_BACK, (w, d, a), params)
+    return Tensor(shape, F32, _WIDE_BACK_ADD, (to, w, d, a), params)
 
 
 def gradient_of_a(d: Tensor, x: Tensor, first: int, rank: int) -> Tensor:

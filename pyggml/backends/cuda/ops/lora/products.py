@@ -1,4 +1,10 @@
-"""Products of a wide matrix: W is unpacked beside the thin factor, and cuBLAS multiplies."""
+"""Products of a wide matrix: W is unpacked beside the thin factors, and cuBLAS multiplies.
+
+Forward has B to the right of W, backward A below it, in rows equally far apart. So one matrix
+serves both, where W stays unpacked: a run then places the thin factors alone.
+"""
+
+from typing import Any
 
 import numpy as np
 
@@ -7,12 +13,39 @@ from pyggml.backends.cuda.ops.lora.wide import columns
 from pyggml.backends.cuda.ops.products import adding
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn
-from pyggml.backends.cuda.weights.unpack import Thin, unpacked_beside
+from pyggml.backends.cuda.weights.unpack import Thin, placed, unpacked_beside
 from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Tensor
 
 
-def _forward_scratch(node: Tensor, compute: Compute) -> int:
+def lasting_bytes(node: Tensor) -> int:
+    """Bytes that W takes where it stays unpacked: with the further columns of all products of its
+    x, and the further rows of its own factor."""
+    *_, w, x, factor = node.src
+    is_forward = "first" in node.params
+    rank = factor.shape[1 if is_forward else 0]
+    step = x.shape[1] if is_forward else node.params["step"]
+    return BF16.block_bytes * (w.shape[0] + columns(rank)) * int(step)
+
+
+def _unpacked(site: Site, n_bytes: int, step: int, thin: Any, place: Thin) -> tuple[Any, Call]:
+    """W in bfloat16, rows `step` apart, with a thin factor in its place; what makes both, or where
+    W lasts, the factor's place."""
+    w = site.node.src[-3]
+    kind = w.dtype, site.stream, w.shape[1], step - w.shape[1]
+    packed = site.src[-3].view(np.uint8)
+    if not site.node.params["unpacked"]:
+        right = site.scratch[:n_bytes].view(np.uint16)
+        return right, unpacked_beside(right, packed, *kind, thin, place)
+    memory, is_new = site.lasting(len(site.src) - 3, lasting_bytes(site.node))
+    right = memory.view(np.uint16)
+    if is_new:
+        unpacked_beside(right, packed, *kind, thin, place)()
+    return right, placed(right, thin, place, site.stream)
+
+
+def _forward_bytes(node: Tensor) -> int:
     w, x, _ = node.src
     return 2 * w.shape[0] * x.shape[1]
 
@@ -22,34 +55,29 @@ def _forward(site: Site) -> Call:
     w, x, b = site.node.src
     (n, k), (m, step), rank = w.shape, x.shape, b.shape[1]
     first, n_columns = site.node.params["first"], site.node.params["columns"]
-    right = site.scratch[: 2 * n * step].view(np.uint16)
     place = Thin(n, rank, k, step, n, n_columns, first)
-    packed, form = site.src[0].view(np.uint8), (True, step)
-    sizes = m, n, k + n_columns
-    return in_turn(
-        unpacked_beside(right, packed, w.dtype, site.stream, k, step - k, site.src[2], place),
-        multiply(site.stream, sizes, site.src[1], form, right, form, site.out, n, False),
-    )
+    right, call = _unpacked(site, _forward_bytes(site.node), step, site.src[2], place)
+    sizes, form = (m, n, k + n_columns), (True, step)
+    right = right[: n * step]
+    product = multiply(site.stream, sizes, site.src[1], form, right, form, site.out, n, False)
+    return in_turn(call, product)
 
 
-def _back_scratch(node: Tensor, compute: Compute) -> int:
+def _back_bytes(node: Tensor) -> int:
     w, _, a = node.src[-3:]
-    return 2 * (w.shape[0] + columns(a.shape[0])) * w.shape[1]
+    return 2 * (w.shape[0] + columns(a.shape[0])) * int(node.params["step"])
 
 
 def _back_product(site: Site, accumulate: bool) -> Call:
     """dx (+)= D·[W ; A]."""
     w, d, a = site.node.src[-3:]
-    packed, left, thin = site.src[-3:]
-    (n, k), (m, step), rank = w.shape, d.shape, a.shape[0]
-    n_rows = n + columns(rank)
-    right = site.scratch[: 2 * n_rows * k].view(np.uint16)
-    place, packed = Thin(rank, k, n * k, k, columns(rank), k), packed.view(np.uint8)
-    sizes, of_d, of_w = (m, k, n_rows), (True, step), (False, k)
-    return in_turn(
-        unpacked_beside(right, packed, w.dtype, site.stream, 1, 0, thin, place),
-        multiply(site.stream, sizes, left, of_d, right, of_w, site.out, k, accumulate),
-    )
+    (n, k), (m, d_step), rank = w.shape, d.shape, a.shape[0]
+    step, left, thin = site.node.params["step"], *site.src[-2:]
+    place = Thin(rank, k, n * step, step, columns(rank), k)
+    right, call = _unpacked(site, _back_bytes(site.node), step, thin, place)
+    sizes, of_d, of_w = (m, k, n + columns(rank)), (True, d_step), (False, step)
+    product = multiply(site.stream, sizes, left, of_d, right, of_w, site.out, k, accumulate)
+    return in_turn(call, product)
 
 
 def _back(site: Site) -> Call:
@@ -58,6 +86,14 @@ def _back(site: Site) -> Call:
 
 def _back_added(site: Site) -> Call:
     return adding(site, _back_product(site, accumulate=True))
+
+
+def _forward_scratch(node: Tensor, compute: Compute) -> int:
+    return 0 if node.params["unpacked"] else _forward_bytes(node)
+
+
+def _back_scratch(node: Tensor, compute: Compute) -> int:
+    return 0 if node.params["unpacked"] else _back_bytes(node)
 
 
 FORWARD = Kernel(_forward, scratch=_forward_scratch)
