@@ -1,5 +1,5 @@
-"""The ops of LoRA's wide products by their references: a gated unit and its gradients, adapted, are
-in float64 what the plain graph computes."""
+"""A card's own ops of a LoRA step by their references: a gated unit and its gradients, adapted, and
+those of experts, are in float64 what the plain graph computes."""
 
 import numpy as np
 from extras import need
@@ -12,7 +12,7 @@ from pyggml.graph.op import SAVED
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.look.check import in_float64
-from pyggml.ops import add, mul_mat, scale, swiglu
+from pyggml.ops import add, mul, mul_mat, mul_mat_id, repeat_back, reshape, scale, swiglu
 from pyggml.ops.product.matmul import mul_mat_add
 from pyggml.quants import quantize
 
@@ -20,29 +20,56 @@ need("numba_cuda")
 M, K, N, RANK = 20, 32, 64, 4
 
 
+class Source:
+    """Numbers for a graph, and the factors of its adapted products."""
+
+    def __init__(self):
+        self.rng, self.factors = np.random.default_rng(2), []
+
+    def numbers(self, *shape):
+        return leaf(self.rng.standard_normal(shape).astype(np.float32))
+
+    def packed(self, *shape):
+        raw = quantize(self.rng.standard_normal(shape, np.float32), "Q8_0")
+        return leaf(raw, dtype=DTYPES["Q8_0"])
+
+    def adapted(self, x, n, k):
+        a, b = self.numbers(RANK, k), self.numbers(n, RANK)
+        self.factors += a, b
+        u = scale(mul_mat(a, x), 1.5)
+        return mul_mat_add(mul_mat(self.packed(n, k), x), b, u)
+
+
 def unit():
     """The loss's graph with the gradients of all factors and of a factor before the unit."""
-    rng, factors = np.random.default_rng(2), []
-
-    def numbers(*shape):
-        return leaf(rng.standard_normal(shape).astype(np.float32))
-
-    def adapted(x, n, k):
-        raw = quantize(rng.standard_normal((n, k), np.float32), "Q8_0")
-        a, b = numbers(RANK, k), numbers(n, RANK)
-        factors.extend((a, b))
-        u = scale(mul_mat(a, x), 1.5)
-        return mul_mat_add(mul_mat(leaf(raw, dtype=DTYPES["Q8_0"]), x), b, u)
-
+    source = Source()
+    numbers, adapted = source.numbers, source.adapted
     before = numbers(M, K)
     x = add(numbers(M, K), before)
     h = swiglu(adapted(x, N, K), adapted(x, N, K))
     y = adapted(h, K, N)
-    parameters = [*factors, before]
+    parameters = [*source.factors, before]
     totals = [zeros(t.shape) for t in parameters]
     graph = build_backward(Graph.of(y), parameters, numbers(M, K), totals)
     again = (t for t in graph.readers[h] if t.op.name == "out_prod")  # as to save memory
     return rewrite(graph, {t: t.reading((swiglu(*h.src), t.src[1])) for t in again})
+
+
+def experts():
+    """The graph of a mixture behind an adapted product, with the gradients of its factors, of the
+    weights of the experts and of a factor before both."""
+    source, (n_tokens, n_used, n_experts) = Source(), (40, 2, 3)
+    before, weights = source.numbers(n_tokens, K), source.numbers(n_tokens, n_used, 1)
+    ids = leaf(source.rng.integers(0, n_experts, (n_tokens, n_used), np.int32))
+    x = scale(source.adapted(add(source.numbers(n_tokens, K), before), K, K), 0.05)
+    rows = reshape(x, (n_tokens, 1, K))
+    gate, up = (mul_mat_id(source.packed(n_experts, N, K), rows, ids) for _ in range(2))
+    h = mul(swiglu(gate, up), weights)
+    y = repeat_back(mul_mat_id(source.packed(n_experts, K, N), h, ids), (n_tokens, 1, K))
+    parameters = [*source.factors, weights, before]
+    totals = [zeros(t.shape) for t in parameters]
+    y = reshape(y, (n_tokens, K))
+    return build_backward(Graph.of(y), parameters, source.numbers(n_tokens, K), totals)
 
 
 def values(graph):
@@ -76,3 +103,22 @@ def test_each_pass_computes_what_the_graph_before_it_does():
         "wide_back_add", "gradient_of_a_add", "gradient_of_b_add",
     }  # fmt: skip
     assert {t.dtype is F32 for t in graph.nodes} == {True, False}
+
+
+def test_experts_in_tiles_are_what_they_are_one_by_one():
+    from pyggml.backends.cuda.rewrites import LORA
+    from pyggml.backends.cuda.rewrites.narrow import narrow
+
+    graph = experts()
+    wanted, kinds = values(graph), {}
+    for change in LORA:
+        graph = change(graph)
+        for a, b in zip(values(graph), wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * abs(b).max())
+        if change is narrow:
+            kinds = {(t.op.name, t.dtype.name) for t in graph.nodes}
+    assert kinds >= {
+        ("weighted_unit", "BF16"), ("unit_gradients", "BF16"), ("mul_mat_id", "BF16"),
+        ("mul_mat_id", "F32"), ("mul_mat_id_back", "BF16"), ("mul_mat_id_back", "F32"),
+    }  # fmt: skip
+    assert {name for name, _ in kinds}.isdisjoint({"swiglu", "swiglu_back_gate", "repeat"})

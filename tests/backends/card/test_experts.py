@@ -1,19 +1,26 @@
 """Products with one weight per expert, of few rows and in tiles, against NumPy."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import pyggml
 from pyggml import ops
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
+from pyggml.backends.cuda.ops.expert_units import unit_gradients, weighted_unit
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
-from pyggml.graph.dtypes import DTYPES
+from pyggml.graph.dtypes import BF16, DTYPES
 from pyggml.graph.tensor import leaf
+from pyggml.lora import LoraConfig, attach, loss_and_grads
 from pyggml.quants import dequantize, quantize
 from pyggml.runtime import Devices, results
 
+GOLDEN = Path(__file__).parents[2] / "golden/peers"
 N_EXPERT, N, K = 5, 96, 512
 KINDS = ["Q4_K", "Q5_0", "Q6_K", "Q8_0", "Q3_K", "IQ4_XS", "MXFP4", "NVFP4", "Q2_K", "BF16", "F16"]
 ROWS = [3, 40, 400]  # of two experts each: none, small and large tiles
@@ -114,3 +121,102 @@ def test_an_id_that_is_no_expert_is_refused(rounding, wrong, n_tokens):
     x = np.ones((n_tokens, 2, K), np.float32)
     with pytest.raises(PyggmlError, match="an id is not one of 5 experts"):
         computed(ops.mul_mat_id(w, leaf(x), leaf(ids)), rounding)
+
+
+def halves(x):
+    """x cut to bfloat16, which is an exact one: (its bits, its numbers)."""
+    bits = (x.view(np.uint32) >> 16).astype(np.uint16)
+    return bits, floats(bits)
+
+
+def floats(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "BF16"])
+@pytest.mark.parametrize("n_tokens", ROWS[1:])
+def test_products_in_tiles_read_and_write_bfloat16(rounding, kind, n_tokens):
+    """The numbers are those of float32, rounded, and of rows that a token's experts share."""
+    (w, _), ids, rng = weights(kind), leaf(drawn_ids(n_tokens)), np.random.default_rng(8)
+    for product, n in ((ops.mul_mat_id, K), (ops.mul_mat_id_back, N)):
+        bits, x = halves(rng.standard_normal((n_tokens, 1, n), np.float32))
+        plain = product(w, leaf(np.repeat(x, 2, axis=1)), ids)
+        shared = replace(plain, src=(w, leaf(bits, dtype=BF16), ids))
+        rounded = replace(shared, dtype=BF16, strides=())
+        found = results(Graph.of(plain, shared, rounded), Devices([rounding, CPU()]))
+        np.testing.assert_array_equal(found[0], found[1])
+        assert np.abs(floats(found[2]) - found[0]).max() <= 2**-8 * np.abs(found[0]).max()
+
+
+@pytest.mark.parametrize("width", [24, 768])
+@pytest.mark.parametrize("in_bf16", [True, False])
+def test_units_and_their_gradients(rounding, width, in_bf16):
+    rng, shape = np.random.default_rng(9), (70, 3, width)
+    drawn = [halves(rng.standard_normal(shape, np.float32)) for _ in range(3)]
+    gate, up, g = (leaf(b, dtype=BF16) if in_bf16 else leaf(x) for b, x in drawn)
+    scales = rng.standard_normal((70, 3, 1), np.float32)
+    h, back = (
+        weighted_unit("swiglu", gate, up, leaf(scales)),
+        unit_gradients(gate, up, g, leaf(scales)),
+    )
+    nodes = h, back, *back.saved
+    found = results(Graph.of(*nodes), Devices([rounding, CPU()]))
+    gate, up, g = (x for _, x in drawn)
+    s = 1 / (1 + np.exp(-gate))
+    check(floats(found[0]), scales * gate * s * up)
+    check(floats(found[1]), scales * g * up * s * (1 + gate * (1 - s)))
+    check(floats(found[2]), scales * g * gate * s)
+    wanted = (g * gate * s * up).sum(-1, keepdims=True)
+    assert np.abs(found[3] - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "olmoe", "granitemoe"])
+def test_gradients_of_a_mixture(rounding, name):
+    tokens = np.arange(60) * 7 % 40
+    config = LoraConfig(rank=4, alpha=6.0, modules=("attn_q", "attn_v", "attn_output"))
+
+    def computed_by(backends):
+        model = pyggml.load(GOLDEN / f"{name}.gguf", compute="f32", backends=backends)
+        adapter = attach(model, config)
+        drawn = np.random.default_rng(3).normal(0, 0.1, adapter.parameters.data.size)
+        adapter.parameters.data[:] = drawn
+        return [loss_and_grads(adapter.model, tokens) for _ in range(2)]
+
+    wanted_loss, wanted = computed_by(())[0]
+    for loss, gradients in computed_by((rounding,)):  # the second run is captured
+        assert loss == pytest.approx(wanted_loss, rel=2e-3)
+        for key, x in gradients.items():
+            cosine = (x * wanted[key]).sum() / np.linalg.norm(x) / np.linalg.norm(wanted[key])
+            assert cosine > 0.99, key
+
+
+@pytest.mark.parametrize("n, k", [(128, 8), (512, 32), (7, 7), (33, 1), (600, 3), (64, 40)])
+def test_the_best_of_a_row(rounding, n, k):
+    """Of equal numbers the first, -0 is 0, NaN comes last."""
+    rng = np.random.default_rng(10)
+    x = rng.integers(-3, 4, (300, n)).astype(np.float32)
+    special = rng.random(x.shape)
+    x[special < 0.05], x[special > 0.95], x[(special > 0.4) & (special < 0.5)] = (
+        np.nan,
+        np.inf,
+        -0.0,
+    )
+    x[7] = np.nan
+    wanted = np.argsort(-x, axis=-1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(computed(ops.top_k(leaf(x), k), rounding), wanted)
+
+
+@pytest.mark.parametrize("shape", [(96, 8, 2048), (3, 2, 24), (200, 3, 1366)])
+def test_the_sum_over_experts(rounding, shape):
+    rng = np.random.default_rng(11)
+    y, other = rng.standard_normal(shape, np.float32), rng.standard_normal(shape[::2], np.float32)
+    over = ops.repeat_back(leaf(y), (shape[0], 1, shape[2]))
+    total = ops.add(leaf(other), ops.reshape(over, other.shape))
+    alone, summed = results(Graph.of(over, total), Devices([rounding, CPU()]))
+    joint = computed(total, rounding)
+    wanted = np.zeros_like(other)
+    for u in range(shape[1]):
+        wanted += y[:, u]
+    np.testing.assert_array_equal(alone[:, 0], wanted)
+    np.testing.assert_array_equal(summed, other + wanted)
+    np.testing.assert_array_equal(joint, other + wanted)

@@ -57,9 +57,9 @@ def tile_of(name: str, is_forward: bool, n_rows: int, n_experts: int) -> Grouped
 
 
 @partial(kernel, most_threads=_SORTERS)
-def _order(places, starts, c, ids, n_experts, width, fault, number):
+def _order(places, starts, ids, n_experts, fault, number):
     """places: the numbers of the rows by expert, in order; starts[e]: where those of e begin. A
-    block for each expert. Of a row without an expert the result is 0, and the fault is noted."""
+    block for each expert. An id that is no expert is a fault, and its row has no place."""
     counts = cuda.shared.array(_COUNTS, np.int32)
     lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
     expert, n = np.int32(cuda.blockIdx.x), ids.size
@@ -72,8 +72,6 @@ def _order(places, starts, c, ids, n_experts, width, fault, number):
             below += np.int32(1)
         elif expert == 0 and not 0 <= ids[i] < n_experts:
             cuda.atomic.max(fault, 0, number)
-            for j in range(width):
-                c[np.int64(i) * width + j] = _ZERO
     cuda.atomic.add(counts, _SORTING_WARPS, below)
     cuda.syncthreads()
     place = counts[_SORTING_WARPS]
@@ -99,10 +97,9 @@ def _order(places, starts, c, ids, n_experts, width, fault, number):
         starts[n_experts] = place
 
 
-def order_call(places: Any, starts: Any, c: Any, ids: Any, width: int, fault: Any, of: Any) -> Call:
-    """The launch of `order`. of: (experts, stream)"""
-    n_experts, stream = of
-    arguments = places, starts, c, ids, n_experts, width, *fault
+def order_call(places: Any, starts: Any, ids: Any, n_experts: int, fault: Any, stream: Any) -> Call:
+    """The launch of `order`."""
+    arguments = places, starts, ids, n_experts, *fault
     return launch(_order, n_experts, _SORTERS, stream, *arguments)
 
 
@@ -146,12 +143,12 @@ def _part_of(name: str, is_forward: bool) -> Any:
 
 
 @cache
-def _kernel(name: str, tile: GroupedTile) -> Any:
+def _kernel(name: str, tile: GroupedTile, rounds: bool) -> Any:
     warps_down, n_rows, depth, columns = tile.warps_down, tile.rows, tile.depth, tile.columns
     high, wide = n_rows // warps_down, columns * warps_down // _WARPS
     down, across = high // 16, wide // 16
     copy, unpack, (find, gather) = copier(name, tile), unpacker(name, tile), gatherer(tile)
-    multiply, write = multiplier(tile, down, across), writer(tile, down, across)
+    multiply, write = multiplier(tile, down, across), writer(tile, down, across, rounds)
     find_tile, part = _tile_finder(n_rows), _part_of(name, tile.is_forward)
     n_sums, take_rows, is_forward = 2 * down * across, row_taker(tile), tile.is_forward
     block, block_bytes = DTYPES[name].block, DTYPES[name].block_bytes
@@ -206,11 +203,12 @@ def product_call(
     name: str, tile: GroupedTile, sizes: tuple[int, int, int], rows_of_a: int, stream: Any,
     c: Any, a: Any, w: Any, places: Any, starts: Any,
 ) -> Call:  # fmt: skip
-    """The launch: C of all rows. a in bfloat16, of which `rows_of_a` rows of C take one row each;
-    sizes (experts, n, k) of w, whose type has this name."""
+    """The launch: C of all rows, float32 or, as uint16, bfloat16. a in bfloat16, of which
+    `rows_of_a` rows of C take one row each; sizes (experts, n, k) of w, whose type has this
+    name."""
     n_experts, n, k = sizes
     n_tiles = places.size // tile.rows + n_experts
     grid = -(-(n if tile.is_forward else k) // tile.columns), n_tiles
     arguments = c, a, w, places, starts, n, k, rows_of_a, n_experts
-    run = _kernel(name, tile)
+    run = _kernel(name, tile, c.dtype != np.float32)
     return launch(run, grid, THREADS, stream, *arguments, shared_bytes=tile.n_bytes(name))

@@ -308,9 +308,20 @@ def _down_rows(tile: GroupedTile, down: int, across: int) -> Any:
     return multiply
 
 
+@device
+def _put_floats(c, at, first, second):
+    ptx.store_pair(c, 4 * at, ptx.bits_of(first), ptx.bits_of(second))
+
+
+@device
+def _put_halves(c, at, first, second):
+    ptx.store_word(c, 2 * at, ptx.two_bf16(first, second))
+
+
 @cache
-def writer(tile: GroupedTile, down: int, across: int) -> Any:
-    numbers_at = tile.numbers_at // 4
+def writer(tile: GroupedTile, down: int, across: int, rounds: bool) -> Any:
+    """write(c, sums, numbers, row, column, width); rounds: whether c is in bfloat16."""
+    numbers_at, put = tile.numbers_at // 4, _put_halves if rounds else _put_floats
 
     @device
     def write(c, sums, numbers, row, column, width):
@@ -320,11 +331,10 @@ def writer(tile: GroupedTile, down: int, across: int) -> Any:
         for i in range(2 * down):
             number = numbers[numbers_at + row + 8 * i + (lane >> 2)]
             if number >= 0:
-                at = 4 * (np.int64(number) * width + column)
+                at = np.int64(number) * width + column
                 for j in range(2 * across):
                     if column + 8 * j < width:
                         of, e = i // 2 * 2 * across + j, 2 * (i & 1)
-                        first, second = ptx.bits_of(sums[of, e]), ptx.bits_of(sums[of, e + 1])
-                        ptx.store_pair(c, at + 32 * j, first, second)
+                        put(c, at + 8 * j, sums[of, e], sums[of, e + 1])
 
     return write

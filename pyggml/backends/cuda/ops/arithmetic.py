@@ -10,10 +10,20 @@ from pyggml.backends.cuda.code.axes import along_one_axis, place_in_run, sizes, 
 from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import HALF, ONE, ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
+from pyggml.backends.cuda.code.ptx import bits_of
+from pyggml.backends.cuda.code.warp import LANES, warp_max
 from pyggml.backends.cuda.ops.elementwise import of_two
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
-from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_row, per_rows
+from pyggml.backends.cuda.runtime.launches import (
+    THREADS,
+    in_turn,
+    launch,
+    per_element,
+    per_row,
+    per_rows,
+)
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
@@ -220,6 +230,10 @@ declare("count_equal", Kernel(_bind_count))
 # -- the order of numbers, and what is made of positions ------------------------------------------
 
 
+_MOST_OF_WARP, _MOST_BEST = 512, 32  # numbers of a row, and how many of them a warp picks
+_LAST_INDEX = (1 << 20) - 1
+
+
 @device
 def _comes_before(a, i, b, j, descending):
     """Whether number a at i stands before b at j; equal ones keep their order, NaN comes last."""
@@ -243,6 +257,33 @@ def _rank(out, x, n, n_kept, descending):
             out[row * n_kept + place] = j
 
 
+@device
+def _key(x, i):
+    """A whole number that is greater the earlier number x at i stands: NaN comes last."""
+    bits = bits_of(x + ZERO)  # -0 is 0
+    order = ~bits if bits >> np.uint32(31) else bits | np.uint32(0x80000000)
+    order = np.uint32(0) if x != x else order
+    return (np.int64(order) << 20) | (_LAST_INDEX - i)
+
+
+@kernel
+def _best(out, x, n, n_kept):
+    """A warp for each row: it takes the greatest key n_kept times."""
+    keys = cuda.shared.array(_MOST_OF_WARP, np.int64)
+    lane = np.int64(cuda.threadIdx.x)
+    for row in range(cuda.blockIdx.x, out.size // n_kept, cuda.gridDim.x):
+        for i in range(lane, n, LANES):
+            keys[i] = _key(x[row * n + i], i)
+        for place in range(n_kept):
+            best = np.int64(-1)
+            for i in range(lane, n, LANES):
+                best = max(best, keys[i])
+            chosen = _LAST_INDEX - (warp_max(best) & _LAST_INDEX)
+            if chosen % LANES == lane:
+                keys[chosen] = -1
+                out[row * n_kept + place] = chosen
+
+
 def _argsort(site: Site) -> Call:
     n = site.node.shape[-1]
     arguments = (site.out, *site.src, n, n, bool(site.node.params["descending"]))
@@ -251,6 +292,9 @@ def _argsort(site: Site) -> Call:
 
 def _top_k(site: Site) -> Call:
     x, k = site.node.src[0], site.node.params["k"]
+    if k and x.shape[-1] <= _MOST_OF_WARP and k <= _MOST_BEST:
+        grid = small(min(site.out.size // k, 1 << 16))
+        return launch(_best, grid, LANES, site.stream, site.out, *site.src, x.shape[-1], k)
     return per_element(_rank, x.n_elements, site.stream, site.out, *site.src, x.shape[-1], k, True)
 
 

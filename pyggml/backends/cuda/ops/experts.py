@@ -1,8 +1,8 @@
 """Products with one weight per expert: row (t, u) with expert ids[t, u]; see ops/experts.
 
 The ids never leave the card: few rows find their experts by themselves (gemm/few_experts.py), many
-are put in order there (gemm/grouped.py). A row of an id that is no expert is left 0, and the fault
-is noted.
+are put in order there (gemm/grouped.py), once for all products with the same ids. An id that is no
+expert is a fault, which ends the run.
 """
 
 from functools import cache
@@ -24,7 +24,7 @@ from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.readers import eights_of, weight_of
 from pyggml.backends.cuda.weights.unpack import round_to_bfloat16
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import DTYPES, F32
+from pyggml.graph.dtypes import BF16, DTYPES, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
@@ -196,36 +196,53 @@ def _order_scratch(node: Tensor, compute: Compute) -> int:
     return sum(_order_parts(node.src[2], node.shape[0])) if HAS_PTX else 0
 
 
+def in_tiles(node: Tensor, compute: Compute) -> bool:
+    """Whether a product's rows make tiles: then it rounds its second source, can read that and
+    write its result in BF16, and rows of that can serve all experts of a token, backward too."""
+    return _tile_of(node, compute) is not None
+
+
 def _scratch(node: Tensor, compute: Compute) -> int:
     if _tile_of(node, compute) is None:
         return 0
     w, a, ids = node.src
-    return sum(_order_parts(ids, w.shape[0])) + 2 * a.n_elements
+    halves = 0 if a.dtype is BF16 else BF16.block_bytes * a.n_elements
+    return sum(_order_parts(ids, w.shape[0])) + halves
 
 
-def _order_rows(site: Site, n_experts: int, width: int) -> tuple[Any, Any, Any, Call]:
-    """Numbers of rows by expert, where each expert's begin, the scratch behind, and the call.
-    width: of the result's rows, which are 0 for an id that is no expert; 0 if it has no such."""
+def _shared_order(node: Tensor, compute: Compute) -> tuple[int, str]:
+    """The order of the rows, which is made of the ids alone."""
+    if _tile_of(node, compute) is None:
+        return 0, ""
+    n_experts = node.src[0].shape[0]
+    return sum(_order_parts(node.src[2], n_experts)), f"rows by {n_experts} experts"
+
+
+def _order_rows(site: Site, memory: Any, n_experts: int) -> tuple[Any, Any, Call]:
+    """Numbers of rows by expert, where each expert's begin, and the call that makes them."""
     ids = site.node.src[2]
-    first, second = _order_parts(ids, n_experts)
-    places = site.scratch[: 4 * ids.n_elements].view(np.int32)
-    starts = site.scratch[first : first + 4 * n_experts + 4].view(np.int32)
-    fault, of = _fault(site, n_experts), (n_experts, site.stream)
-    call = order_call(places, starts, site.out, site.src[2], width, fault, of)
-    return places, starts, site.scratch[first + second :], call
+    first, _ = _order_parts(ids, n_experts)
+    places = memory[: 4 * ids.n_elements].view(np.int32)
+    starts = memory[first : first + 4 * n_experts + 4].view(np.int32)
+    of = site.src[2], n_experts, _fault(site, n_experts), site.stream
+    return places, starts, order_call(places, starts, *of)
 
 
 def _bind_grouped(site: Site, tile: GroupedTile) -> Call:
     w, a, ids = site.node.src
-    places, starts, rest, order = _order_rows(site, w.shape[0], site.node.shape[-1])
-    halves = rest[: 2 * a.n_elements].view(np.uint16)
-    rows_of_a = _rows_of(a, ids) if tile.is_forward else 1
+    is_alone = site.shared is None
+    memory = site.scratch if is_alone else site.shared
+    places, starts, order = _order_rows(site, memory, w.shape[0])
+    halves, calls = site.src[1], [order] if is_alone or site.fills_shared else []
+    if a.dtype is not BF16:
+        halves = site.scratch[sum(_order_parts(ids, w.shape[0])) :].view(np.uint16)
+        calls.append(round_to_bfloat16(halves, site.src[1], site.stream))
     n_experts, n, k = w.shape
     product = product_call(
-        w.dtype.name, tile, (n_experts, n, k), rows_of_a, site.stream,
+        w.dtype.name, tile, (n_experts, n, k), _rows_of(a, ids), site.stream,
         site.out, halves, site.src[0].view(np.uint8), places, starts,
     )  # fmt: skip
-    return in_turn(order, round_to_bfloat16(halves, site.src[1], site.stream), product)
+    return in_turn(*calls, product)
 
 
 def are_few(node: Tensor, compute: Compute) -> bool:
@@ -275,7 +292,7 @@ def _bind_sums(site: Site) -> Call:
     if not HAS_PTX:
         rest = (n, k, rows, n_experts, *_fault(site, n_experts))
         return per_element(_sums, n_out, stream, site.out, *site.src, *rest)
-    places, starts, _, order = _order_rows(site, n_experts, width=0)
+    places, starts, order = _order_rows(site, site.scratch, n_experts)
     arguments = site.out, *site.src[:2], places, starts, n, k, rows
     return in_turn(order, per_element(_sums_in_order, n_out, stream, *arguments))
 
@@ -286,7 +303,7 @@ def _bind_add(site: Site) -> Call:
     return per_element(_add, site.out.size, site.stream, site.out, *site.src, *rest)
 
 
-declare("mul_mat_id", Kernel(_bind_forward, scratch=_scratch))
-declare("mul_mat_id_back", Kernel(_bind_backward, scratch=_scratch))
+declare("mul_mat_id", Kernel(_bind_forward, scratch=_scratch, shared=_shared_order))
+declare("mul_mat_id_back", Kernel(_bind_backward, scratch=_scratch, shared=_shared_order))
 declare("out_prod_id", Kernel(_bind_sums, scratch=_order_scratch))
 declare("add_id", Kernel(_bind_add))

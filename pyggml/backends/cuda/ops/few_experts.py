@@ -14,6 +14,7 @@ import numpy as np
 
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.code.fours import load_four, store_four, vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_max, warp_sum
 from pyggml.backends.cuda.gemm.few_experts import expert_products
@@ -27,7 +28,7 @@ from pyggml.backends.cuda.runtime.early import (
 )
 from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
-from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.runtime.launches import launch, per_element
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
@@ -70,6 +71,7 @@ def _bind_gated(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
 # -- the sum over experts, and a residual ---------------------------------------------------------
 
 _THREADS, _MOST_BLOCKS = small(128, 4), small(1056)
+_MANY = 1 << 16  # numbers of the sum from which on threads take four each
 
 
 @cache
@@ -90,6 +92,21 @@ def _add_experts(out, other, y, n, n_used):
         out[i] = other[i] + total
 
 
+@kernel
+def _add_many_experts(out, other, y, n, n_used):
+    """The same of many tokens, in fours; n of them in a row."""
+    for i in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
+        token = np.uint32(i) // n
+        at = np.int64(token * n * n_used + (np.uint32(i) - token * n))
+        a, b, c, d = ZERO, ZERO, ZERO, ZERO
+        for _ in range(n_used):
+            more = load_four(y, 4 * at)
+            a, b, c, d = a + more[0], b + more[1], c + more[2], d + more[3]
+            at += np.int64(n)
+        o = load_four(other, 4 * i)
+        store_four(out, 4 * i, o[0] + a, o[1] + b, o[2] + c, o[3] + d)
+
+
 def _is_sum(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
     """Σ_u y[:, u] + other."""
     over, total = nodes
@@ -106,6 +123,10 @@ def _bind_sum(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     over, total = sites
     other = next(a for a in total.src if a is not None)
     _, n_used, n = over.node.src[0].shape
+    if total.out.size > _MANY and n % 4 == 0 and vectorizable(total.out, other, over.src[0]):
+        sizes = np.uint32(n // 4), np.uint32(n_used)
+        arguments = total.out, other, over.src[0], *sizes
+        return per_element(_add_many_experts, total.out.size // 4, total.stream, *arguments)
     blocks = max(1, min(-(-total.out.size // _THREADS), _MOST_BLOCKS))
     return launch(
         _early(_add_experts), blocks, _THREADS, total.stream, total.out, other, over.src[0], n,

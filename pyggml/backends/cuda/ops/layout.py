@@ -216,6 +216,20 @@ def _add_runs(out, x, n, times):
 
 
 @kernel
+def _add_runs_of_fours(out, x, n, times):
+    """The same where runs are n fours."""
+    for i in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
+        run = np.uint32(i) // n
+        at = np.int64(run * n * times + (np.uint32(i) - run * n))
+        a, b, c, d = ZERO, ZERO, ZERO, ZERO
+        for _ in range(times):
+            more = load_four(x, 4 * at)
+            a, b, c, d = a + more[0], b + more[1], c + more[2], d + more[3]
+            at += np.int64(n)
+        store_four(out, 4 * i, a, b, c, d)
+
+
+@kernel
 def _repeat_back(out, x, shape, small, first_steps, tile_steps, times):
     """Element i of the result is the sum over all tiles, in their order."""
     n_tiles = times[0] * times[1] * times[2] * times[3]
@@ -234,13 +248,20 @@ def _tiles(site: Site) -> Call:
     return per_element(_repeat, site.out.size, site.stream, site.out, *site.src, *shapes)
 
 
+def _sums_of_runs(out: Any, x: Any, runs: tuple[np.uint32, np.uint32], stream: Any) -> Call:
+    n, times = runs
+    if n % 4 == 0 and vectorizable(out, x):
+        return per_element(_add_runs_of_fours, out.size // 4, stream, out, x, n // 4, times)
+    return per_element(_add_runs, out.size, stream, out, x, n, times)
+
+
 def _tiles_back(site: Site) -> Call:
     (x,) = site.node.src
     runs = along_one_axis(x.shape, site.node.shape)
     if runs is not None and runs[0] == 1:
         return row_sums(site.out, site.src[0], int(runs[1]), 1, site.stream)
     if runs is not None:
-        return per_element(_add_runs, site.out.size, site.stream, site.out, *site.src, *runs)
+        return _sums_of_runs(site.out, site.src[0], runs, site.stream)
     shape, small, step = sizes(x.shape), sizes(site.node.shape), steps_of(_elements(x))
     tile_steps = tuple(np.int64(s * n) for s, n in zip(step, small, strict=True))
     times = tuple(np.int64(n // m) if m else np.int64(1) for n, m in zip(shape, small, strict=True))

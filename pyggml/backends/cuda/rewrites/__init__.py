@@ -23,6 +23,7 @@ from pyggml.backends.cuda.ops.next_token import LIKELIEST_ADVANCE
 from pyggml.backends.cuda.ops.norm_mul import ADD_COPY_NORM, ADD_NORM, NORM_BACK_ADD
 from pyggml.backends.cuda.ops.norm_rope import NORM_ROPE, ROPE_BACK_NORM_BACK
 from pyggml.backends.cuda.ops.products import OUT_PROD_SCALED, PRODUCT_SCALED
+from pyggml.backends.cuda.rewrites.expert_units import with_expert_units
 from pyggml.backends.cuda.rewrites.formulas import with_formulas
 from pyggml.backends.cuda.rewrites.fuse import fuse
 from pyggml.backends.cuda.rewrites.gated_gradients import with_gated_gradients
@@ -69,7 +70,7 @@ FUSIONS = (
     EXPERTS_ROUTER,
     EXPERTS_SUM,
 )
-LORA = with_wide_products, with_gated_gradients, with_formulas, narrow
+LORA = with_wide_products, with_gated_gradients, with_expert_units, with_formulas, narrow
 REWRITES: tuple[Rewrite, ...] = (
     *map(_rounding, LORA),
     with_sums,

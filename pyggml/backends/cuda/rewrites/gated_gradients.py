@@ -38,7 +38,7 @@ def with_gated_gradients(graph: Graph) -> Graph:
         readers = list(_readers(graph, back))
         x = normed.get(readers[1]) if len(readers) == len(back) else None
         if x is not None and not is_of(x, *FORMULAS) and _are_whole(back.dgate.src):
-            gate, up, dy = map(_bfloat16_copy, back.dgate.src)
+            gate, up, dy = map(bfloat16_copy, back.dgate.src)
             up = _again(up, x, graph)
             new |= _join((gate, up, dy), *readers)
     return rewrite(graph, new)
@@ -79,7 +79,7 @@ def _again(up: Tensor, x: Tensor, graph: Graph) -> Tensor:
     return cpy(wide_product(w, rows, b, made.params["first"]), BF16)
 
 
-def _bfloat16_copy(t: Tensor) -> Tensor:
+def bfloat16_copy(t: Tensor) -> Tensor:
     """Its copy in BF16. narrow.py leaves out a copy of what can be BF16 itself."""
     is_widened = t.op is CPY and t.src[0].dtype is BF16
     return t.src[0] if is_widened else cpy(t, BF16)

@@ -12,6 +12,7 @@ Copies to BF16, and of BF16 to F32, of which nothing is left to do are left out.
 from dataclasses import replace
 
 from pyggml.backends.cuda.attention import TENSOR, path_of
+from pyggml.backends.cuda.ops.experts import in_tiles
 from pyggml.backends.cuda.ops.norm_mul import holds_rows
 from pyggml.backends.cuda.runtime.kernel import is_of
 from pyggml.graph import Graph
@@ -22,6 +23,7 @@ from pyggml.graph.tensor import Tensor
 
 _PRODUCTS = ("wide_product", "wide_back")
 _NORMS = {"rms_norm_mul": (0,), "rms_norm_mul_back": (0, 2)}  # op -> sources that may be BF16
+_UNITS = {"weighted_unit": 2, "unit_gradients": 3}  # op -> sources that may be BF16, the first ones
 _TURNS = ("rope_apply", "rope_apply_back")
 _ATTENTION = {"flash_attn_ext": (0, 1, 2), "flash_attn_back": (0, 1, 2, 4, 6)}
 _ROUNDED = 3  # of these q, k and v are rounded at once
@@ -53,7 +55,7 @@ class _Narrower:
         maker = t.src[0] if t.op is SAVED else t
         if t.dtype is not F32 or t in self._outputs or not self._readers(t) or maker.op is None:
             return False
-        if maker.op.name in _PRODUCTS:
+        if _is_product(maker):
             return self._all_take(t, exactly=False)
         return _can_write(t, maker) and self._all_take(t, exactly=True)
 
@@ -151,6 +153,13 @@ def _view_in_bf16(t: Tensor, of: Tensor) -> Tensor:
 # -- ops ------------------------------------------------------------------------------------------
 
 
+def _is_product(t: Tensor) -> bool:
+    """Whether t is a product of rounded factors whose kernel can write BF16."""
+    if is_of(t, "mul_mat_id", "mul_mat_id_back"):
+        return in_tiles(t, "bf16")
+    return is_of(t, *_PRODUCTS)
+
+
 def _can_write(t: Tensor, maker: Tensor) -> bool:
     """Whether the kernel of `maker` can write t, its result or one that it saves, in BF16."""
     assert maker.op is not None
@@ -169,6 +178,8 @@ def _rounds(t: Tensor, i: int) -> bool:
         return i < _ROUNDED and path_of(t, "bf16") is TENSOR
     if _is_rounded_copy(t):
         return True
+    if is_of(t, "mul_mat_id", "mul_mat_id_back"):
+        return i == 1 and in_tiles(t, "bf16")
     return _is_operand(t, i) and not t.params.get("formula")
 
 
@@ -180,6 +191,8 @@ def _reads(t: Tensor, i: int) -> bool:
         return i in _ATTENTION[name] and path_of(t, "bf16") is TENSOR
     if name in _NORMS:
         return i in _NORMS[name] and holds_rows(t)
+    if name in _UNITS:
+        return i < _UNITS[name]
     return _rounds(t, i) or _is_operand(t, i) or (name in _TURNS and i == 0)
 
 

@@ -44,7 +44,7 @@ from pyggml.sizes import round_up
 
 
 @device
-def _gradients(gate, up, dy):
+def gradients_of_unit(gate, up, dy):
     """(of gate, of up, the unit's value)."""
     s = quick_sigmoid(gate)
     silu = gate * s
@@ -53,10 +53,10 @@ def _gradients(gate, up, dy):
 
 @device
 def _eight_gradients(gate, up, dy):
-    a, b = _gradients(gate[0], up[0], dy[0]), _gradients(gate[1], up[1], dy[1])
-    c, d = _gradients(gate[2], up[2], dy[2]), _gradients(gate[3], up[3], dy[3])
-    e, f = _gradients(gate[4], up[4], dy[4]), _gradients(gate[5], up[5], dy[5])
-    g, h = _gradients(gate[6], up[6], dy[6]), _gradients(gate[7], up[7], dy[7])
+    a, b = gradients_of_unit(gate[0], up[0], dy[0]), gradients_of_unit(gate[1], up[1], dy[1])
+    c, d = gradients_of_unit(gate[2], up[2], dy[2]), gradients_of_unit(gate[3], up[3], dy[3])
+    e, f = gradients_of_unit(gate[4], up[4], dy[4]), gradients_of_unit(gate[5], up[5], dy[5])
+    g, h = gradients_of_unit(gate[6], up[6], dy[6]), gradients_of_unit(gate[7], up[7], dy[7])
     return (
         in_words((a[0], b[0], c[0], d[0], e[0], f[0], g[0], h[0])),
         in_words((a[1], b[1], c[1], d[1], e[1], f[1], g[1], h[1])),
