@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyggml.backends.cuda.code.blocks import first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits
 from pyggml.backends.cuda.ops.layout import as_it_is, bf16_to_float, fill
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
-from pyggml.backends.cuda.runtime.launches import in_turn, per_element
+from pyggml.backends.cuda.runtime.launches import in_turn, per_element, per_row, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.call import Call
@@ -133,14 +134,14 @@ def _get_rows_back(site: Site) -> Call:
 
 @kernel
 def _check(ids, n_ids, n_rows, cell, no_row, twice):
-    """A thread for each pair of ids of one batch."""
-    for pair in range(cuda.grid(1), ids.size * n_ids, cuda.gridsize(1)):
-        i = pair // n_ids
-        other = i // n_ids * n_ids + pair % n_ids
-        if other == i and not 0 <= ids[i] < n_rows:
+    """A block for each id: its threads compare it with those before it of the same batch."""
+    for i in range(cuda.blockIdx.x, ids.size, cuda.gridDim.x):
+        own = ids[i]
+        if cuda.threadIdx.x == 0 and not 0 <= own < n_rows:
             cuda.atomic.max(cell, 0, no_row)
-        if other < i and ids[other] == ids[i]:
-            cuda.atomic.max(cell, 0, twice)
+        for other in range(i - i % n_ids + cuda.threadIdx.x, i, cuda.blockDim.x):
+            if ids[other] == own:
+                cuda.atomic.max(cell, 0, twice)
 
 
 @device
@@ -157,11 +158,12 @@ def _putter(in_bf16: bool) -> Any:
     convert = bf16_bits if in_bf16 else as_it_is
 
     @kernel
-    def put(dst, src, ids, n, n_ids, n_rows, batches):
-        for i in range(cuda.grid(1), src.size, cuda.gridsize(1)):
-            to = _row_of(i // n, ids, n_ids, n_rows, batches)
+    def put(dst, src, ids, n, n_ids, n_rows, batches, n_src):
+        for row in range(first_row(), n_src, rows_apart()):
+            to = _row_of(row, ids, n_ids, n_rows, batches)
             if to >= 0:
-                dst[to * n + i % n] = convert(src[i])
+                for j in range(cuda.threadIdx.x, n, cuda.blockDim.x):
+                    dst[to * n + j] = convert(src[row * n + j])
 
     return put
 
@@ -270,8 +272,9 @@ def _set_rows(site: Site) -> Call:
         scales = site.out.view(np.float16)
         put = per_element(pack, src.size // 32, site.stream, site.out, scales, *where)
     else:
-        put = per_element(_putter(dst.dtype is BF16), src.size, site.stream, site.out, *where)
-    return in_turn(per_element(_check, ids.n_elements * n_ids, site.stream, *check), put)
+        run, n_src = _putter(dst.dtype is BF16), src.size // max(n, 1)
+        put = per_rows(run, n_src, n, site.stream, site.out, *where, n_src)
+    return in_turn(per_row(_check, ids.n_elements, n_ids, site.stream, *check), put)
 
 
 def _unwritten(node: Tensor) -> str | None:
