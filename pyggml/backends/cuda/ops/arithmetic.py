@@ -10,7 +10,7 @@ from pyggml.backends.cuda.code.axes import along_one_axis, place_in_run, sizes, 
 from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import HALF, ONE, ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.code.ptx import bits_of
+from pyggml.backends.cuda.code.order import order_of
 from pyggml.backends.cuda.code.warp import LANES, warp_max
 from pyggml.backends.cuda.ops.elementwise import of_two
 from pyggml.backends.cuda.runtime.driver import cuda
@@ -260,10 +260,8 @@ def _rank(out, x, n, n_kept, descending):
 @device
 def _key(x, i):
     """A whole number that is greater the earlier number x at i stands: NaN comes last."""
-    bits = bits_of(x + ZERO)  # -0 is 0
-    order = ~bits if bits >> np.uint32(31) else bits | np.uint32(0x80000000)
-    order = np.uint32(0) if x != x else order
-    return (np.int64(order) << 20) | (_LAST_INDEX - i)
+    order = order_of(x) if x == x else np.int64(0)
+    return (order << 20) | (_LAST_INDEX - i)
 
 
 @kernel

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code.blocks import block_max, is_last
-from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.fours import load_four, vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
+from pyggml.backends.cuda.code.order import order_of
 from pyggml.backends.cuda.code.ptx import bits_of
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
@@ -34,17 +34,14 @@ from pyggml.graph.tensor import Tensor
 _BLOCKS = small(132)  # one for each multiprocessor of a large card
 _THREADS = small(THREADS, 4)
 _INDICES = (1 << 31) - 1  # the bits of a rank that hold an index; those above hold a number
-_SIGN, _NAN = 1 << 31, (1 << 32) - 1
+_NAN = (1 << 32) - 1
 
 
 @device
 def _rank(x, i):
     """The rank of the number x at index i: NaN ranks before all others, and -0 with 0."""
-    bits = np.int64(bits_of(x + ZERO))
-    ordered = _NAN - bits if bits & _SIGN else bits | _SIGN
-    if x != x:
-        ordered = np.int64(_NAN)
-    return (ordered << 31) | (_INDICES - i)
+    order = order_of(x) if x == x else np.int64(_NAN)
+    return (order << 31) | (_INDICES - i)
 
 
 @device
