@@ -43,7 +43,7 @@ def calls(n: int, options: argparse.Namespace, compute: Compute) -> tuple[Call, 
         options.head_size,
     )
     sizes = n, heads, n, keys, d, d
-    problem = Problem(*sizes, F32, F32, has_extras=False, compute=compute, in_training=True)
+    problem = Problem(*sizes, F32, F32, has_extras=False, compute=compute, may_round=True)
     positions = np.arange(n, dtype=np.int32)
     nothing = np.float32(0)
     of_queries, of_keys = (n, heads, d), (n, keys, d)

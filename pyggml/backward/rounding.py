@@ -20,14 +20,13 @@ from pyggml.graph.dtypes import F32, DType
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 from pyggml.ops import cpy
-from pyggml.ops.attention.attention import FLASH_ATTN_EXT, in_training
+from pyggml.ops.attention.attention import FLASH_ATTN_EXT, may_round
 
 
 def round_attention(graph: Graph) -> Graph:
-    """The graph, whose attention knows that a backward pass follows. `graph` comes from
-    build_backward."""
+    """The graph, all of whose attention may round. `graph` comes from build_backward."""
     forward, _ = forward_and_backward(graph)
-    return rewrite(graph, {t: in_training(t) for t in forward if t.op is FLASH_ATTN_EXT})
+    return rewrite(graph, {t: may_round(t) for t in forward if t.op is FLASH_ATTN_EXT})
 
 
 def round_large(graph: Graph, kept_as: DType) -> Graph:

@@ -114,6 +114,7 @@ class Attention(Part):
             max_bias=self.max_bias,
             sinks=net.weights[f"{at}attn_sinks.weight"] if self.sinks else None,
             longest=net.cache.n_ctx if net.cache else 0,
+            may_round=not self.has_key_bias(net, at),
         )
         heads = reshape(net.large(o.named(f"{at}attention")), (q.shape[0], -1))
         return net.tap(f"{at}attention", heads)
@@ -128,6 +129,10 @@ class Attention(Part):
             parts = tuple(made[n] for n in names)
         q, k, v = (clamp(p, -self.clamp, self.clamp) if self.clamp else p for p in parts)
         return self.normalise_heads(net, at, q, k, v)
+
+    def has_key_bias(self, net: Net, at: str) -> bool:
+        """Whether something is added to keys after their product."""
+        return any(f"{at}attn_{part}.bias" in net.weights for part in ("k", "qkv"))
 
     def lacks_v(self, net: Net, at: str) -> bool:
         """Whether a file that may lack attn_v does."""

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import pyggml
+from pyggml.kernels.attention.row_softmax import SCALES
 from pyggml.kernels.gemm import CHOSEN, FASTEST, FLOATS
 from pyggml.lora import loss_and_grads
 
@@ -12,9 +13,9 @@ from measures import nmse
 
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3"]
 EXACT = {"F16": "f32_hf", "Q8_0": "Q8_0_exact", "Q4_K_M": "Q4_K_M_exact"}
-# NMSE of logits, measured 9e-5 and 5.2e-4 at most; llama.cpp's own are 3e-4 to 1e-3 here.
-# Tiles (AMX) also round what attention multiplies: 1.02e-4.
-LIMITS = {"bf16": 1.1e-4 if CHOSEN.tiles else 1e-4, "int8": 7e-4}
+# NMSE of logits, measured 9e-5 and 5.5e-4 at most; llama.cpp's own are 3e-4 to 1e-3 here.
+# Tiles (AMX) and pairs of bfloat16 also round what attention multiplies: 1.1e-4.
+LIMITS = {"bf16": 1.15e-4 if CHOSEN.tiles or SCALES else 1e-4, "int8": 7e-4}
 COSINES = {"bf16": 0.9995, "int8": 0.998}
 
 

@@ -47,10 +47,10 @@ def backward_arrays(rng, a, o, lse):
     return Backward(**{**fields, "o": o, "lse": lse}, do=do, dsinks=dsinks, **wanted)
 
 
-def problem_of(a, has_extras=False, compute="f32", in_training=False):
+def problem_of(a, has_extras=False, compute="f32", may_round=False):
     kinds = (F16 if x.dtype == np.float16 else F32 for x in (a.k, a.v))
     sizes = *a.q.shape[:2], *a.k.shape[:2], a.q.shape[2], a.o.shape[2]
-    return Problem(*sizes, *kinds, has_extras, compute, in_training)
+    return Problem(*sizes, *kinds, has_extras, compute, may_round)
 
 
 def run_exactly(path, problem, a):

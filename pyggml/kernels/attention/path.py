@@ -31,7 +31,7 @@ class Problem:
     value_type: DType
     has_extras: bool  # a cap, a mask, sinks or ALiBi
     compute: Compute
-    in_training: bool = False  # whether a backward pass follows
+    may_round: bool = False  # whether rounding compute types may round factors
     longest: int = 0  # keys from the first to the last that queries of one sequence see; 0: all
 
     @property

@@ -6,8 +6,8 @@
 | decode      | few queries, no extras                         | what they are      |
 | amx         | queries that fill a tile register, no extras,  | float32            |
 |             | values as long as keys                         |                    |
-| flash in    | queries that fill a tile, no extras, in a pass | float32            |
-| pairs       | of training                                    |                    |
+| flash in    | queries that fill a tile, no extras, if        | float32            |
+| pairs       | factors may be rounded                         |                    |
 | flash       | queries that fill a tile, no extras            | float32            |
 | plain       | no extras                                      | float32            |
 | rows        | few queries                                    | what they are      |
@@ -41,6 +41,7 @@ _ALONE: tuple[Path[Forward], ...] = _runnable(
         decode.FORWARD,
         *((amx.FORWARD, after_widening(amx.FORWARD)) if CHOSEN.tiles else ()),
         flash.IN_PAIRS,
+        after_widening(flash.IN_PAIRS),
         flash.FORWARD,
         after_widening(flash.FORWARD),
         plain.FORWARD,

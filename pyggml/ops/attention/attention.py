@@ -45,6 +45,7 @@ def flash_attn_ext(
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
     longest: int = 0,
+    may_round: bool = False,
 ) -> Tensor:
     """(T, H, DV): attention of q (T, H, D) over k (S, HK, D), v (S, HK, DV) (ggml FLASH_ATTN_EXT).
 
@@ -59,6 +60,8 @@ def flash_attn_ext(
     alone (gpt-oss, arXiv:2508.10925). They have a gradient.
     longest: for a cache of several sequences, the most keys from the first to the last that the
     queries of one sequence see; 0 for one sequence.
+    may_round: whether compute types that round may round what is multiplied here. That adds little
+    to the errors of rounded products, whose results q and k mostly are.
     Raises ShapeError if the shapes or types do not fit together.
     """
     if mask is not None and mask.dtype is F16:
@@ -71,12 +74,13 @@ def flash_attn_ext(
         max_bias=max_bias,
         masked=mask is not None,
         longest=longest,
+        may_round=may_round,
     )
 
 
-def in_training(node: Tensor) -> Tensor:
-    """flash_attn_ext's node anew, in a pass that a backward pass follows: it may round as that."""
-    return FLASH_ATTN_EXT(*node.src, **{**node.params, "in_training": True})
+def may_round(node: Tensor) -> Tensor:
+    """flash_attn_ext's node anew, which may round what it multiplies."""
+    return FLASH_ATTN_EXT(*node.src, **{**node.params, "may_round": True})
 
 
 def _extras(extras: tuple[Any, ...], masked: bool) -> tuple[Any, Any]:
@@ -107,7 +111,7 @@ def _problem(
         value_type=v.dtype,
         has_extras=bool(extras or params["cap"] or params["max_bias"]),
         compute=compute,
-        in_training=params.get("in_training", False),
+        may_round=params.get("may_round", False),
         longest=0 if params["masked"] else params["longest"],
     )
 
@@ -205,7 +209,7 @@ _REFUSES["longest"] = (-1,)
 
 def _spec(
     q: Tensor, k: Tensor, v: Tensor, span: Tensor, *extras: Tensor, scale: float, cap: float,
-    max_bias: float, masked: bool, longest: int, in_training: bool = False,
+    max_bias: float, masked: bool, longest: int, may_round: bool = False,
 ) -> Spec:  # fmt: skip
     expect_attention("flash_attn_ext", q, k, v, span)
     for what, t in (("k", k), ("v", v)):
@@ -237,7 +241,7 @@ def _saved_specs(q: Tensor, *_: Tensor, **__: Any) -> tuple[Spec, ...]:
 def _softmax(
     q: np.ndarray, k: np.ndarray, span: np.ndarray, extras: tuple[np.ndarray, ...], *,
     scale: float, cap: float, max_bias: float, masked: bool, longest: int,
-    in_training: bool = False,
+    may_round: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """P and 1 − tanh² (H, T, S), and lse (H, T); float64."""
     mask, sinks = _extras(extras, masked)

@@ -20,7 +20,7 @@ from pyggml.kernels.attention.row_softmax import SCALES
 from pyggml.kernels.attention.tiles import BC, BR, LDS
 from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE
 from pyggml.ops import flash_attn_ext, mul_mat, permute, soft_max, transpose
-from pyggml.ops.attention.attention import in_training
+from pyggml.ops.attention.attention import may_round
 
 MR = FLOAT_TILE.mr
 COUNTS = [1, MR - 1, MR, MR + 1, BR - 1, BR, BR + 1, BC + 1, 2 * BC + 5]
@@ -86,7 +86,7 @@ def assert_same_attention(q, k, v, seed, span, atol=1e-5, rounded=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=atol)
     if not rounded:
         return
-    fused = with_gradients(in_training(flash_attn_ext(q, k, v, span, scale)), q, k, v, seed)
+    fused = with_gradients(may_round(flash_attn_ext(q, k, v, span, scale)), q, k, v, seed)
     for found, wanted in zip(computed(*fused, compute="bf16"), plain, strict=True):
         # 2⁻⁹ for each rounded factor; where sums cancel, relative to what they are made of.
         assert np.abs(found - wanted).max() <= 0.04 * max(np.abs(wanted).max(), 1)
@@ -193,7 +193,7 @@ def test_other_tokens_have_no_influence(compute, rng):
     """Keys outside a query's range may be anything, even NaN (rows of a cache never written)."""
     n = MR + 3
     q, k, v, _ = inputs(rng, n, 200, 2, 1, 16)
-    out = in_training(flash_attn_ext(q, k, v, causal(n, 100), 0.25))
+    out = may_round(flash_attn_ext(q, k, v, causal(n, 100), 0.25))
     (clean,) = computed(out, compute=compute)
     k.data[100:], v.data[100:] = np.nan, np.nan
     (dirty,) = computed(out, compute=compute)
@@ -204,7 +204,7 @@ def test_other_tokens_have_no_influence(compute, rng):
 def test_later_tokens_have_no_influence(compute, rng):
     n = 2 * BC + 5
     q, k, v, _ = inputs(rng, n, n, 2, 1, 16)
-    out = in_training(flash_attn_ext(q, k, v, causal(n, n), 0.25))
+    out = may_round(flash_attn_ext(q, k, v, causal(n, n), 0.25))
     (clean,) = computed(out, compute=compute)
     for seen in (BC + 3, BC, MR + 1, 1):
         k.data[seen:], v.data[seen:], q.data[seen:] = 300, 300, -7
@@ -219,7 +219,7 @@ def test_scores_that_rise_and_fall_from_tile_to_tile(rise, rng):
     q, k, v, _ = inputs(rng, n, n, 2, 1, 16)
     q.data[...] = k.data[...] = 0
     q.data[:, :, 0], k.data[:, 0, 0] = 4, rise * (np.arange(n) // BC)
-    out = in_training(flash_attn_ext(q, k, v, causal(n, n), 0.25))
+    out = may_round(flash_attn_ext(q, k, v, causal(n, n), 0.25))
     exact, pairs = (computed(out, out.saved[0], compute=c) for c in ("f32", "bf16"))
     np.testing.assert_allclose(pairs[0], exact[0], atol=0.01 * np.abs(exact[0]).max())
     np.testing.assert_allclose(pairs[1], exact[1], rtol=1e-5)
@@ -237,7 +237,7 @@ def test_both_passes_of_training_round_scores_alike(rng):
     k.data += 30
     seed.data[...] = 1
     sums = []
-    for form in (in_training, lambda t: t):
+    for form in (may_round, lambda t: t):
         out = form(flash_attn_ext(q, k, v, causal(n, n), 0.25))
         *_, dv = computed(*with_gradients(out, q, k, v, seed), compute="bf16")
         sums.append(dv.sum(axis=(0, 2)) / (16 * 2 * n))  # of p over keys, by key head: its queries
@@ -272,7 +272,7 @@ def test_results_do_not_depend_on_the_threads(n, compute, rng):
     try:
         for count in (1, 2):
             threads.set(count)
-            out = in_training(flash_attn_ext(q, k, v, causal(n, n), 0.25))
+            out = may_round(flash_attn_ext(q, k, v, causal(n, n), 0.25))
             found.append(computed(*with_gradients(out, q, k, v, seed), compute=compute))
     finally:
         threads.set(before)
@@ -335,6 +335,6 @@ def test_no_array_of_scratch_is_written_past(width, compute, rng, monkeypatch):
     """Forward and backward, with each array in memory of its own and bytes around it."""
     rooms, n = Rooms(monkeypatch), 2 * BC + 10
     q, k, v, seed = inputs(rng, n, n, 2, 1, 16)
-    out = in_training(flash_attn_ext(q, k, v, window(n, n, width), 0.25))
+    out = may_round(flash_attn_ext(q, k, v, window(n, n, width), 0.25))
     computed(*with_gradients(out, q, k, v, seed), compute=compute)
     assert not rooms.written_past()

@@ -19,6 +19,7 @@ from attending import arrays, backward_arrays, in_float16, problem_of, run_exact
 COMPILED = CHOSEN.compiled
 MR = FLOAT_TILE.mr
 Q4_0 = DTYPES["Q4_0"]
+PAIRS = {IN_PAIRS.name, f"{IN_PAIRS.name}, widened"}
 COUNTS = [1, MR - 1, MR, FEW, FEW + 1, 150, SCORE_ROWS + 9]
 
 
@@ -85,25 +86,28 @@ def test_no_row_is_out_of_reach(rng):
         for extras in (False, True)
         for kind in (F32, F16, Q4_0)
     ]
-    problems += [replace(p, compute="bf16", in_training=True) for p in problems]
+    problems += [replace(p, compute="bf16", may_round=True) for p in problems]
     problems += [replace(problems[-1], longest=8)]
     serving = {forward_path(p).name for p in problems}
     below = {"plain", "plain, widened"} if COMPILED else set()
-    below |= set() if SCALES else {IN_PAIRS.name}
+    below |= set() if SCALES else PAIRS
     assert serving == {path.name for path in FORWARD} - below
     assert len({path.name for path in FORWARD}) == len(FORWARD)
 
 
 @pytest.mark.skipif(not SCALES, reason="this CPU lacks AVX512-BF16")
-def test_only_training_rounds_what_attention_multiplies(rng):
+def test_what_attention_multiplies_is_rounded_where_it_may_be(rng):
     a = case(rng, 150, has_extras=False)
-    for compute, in_training, wanted in (
+    for compute, may_round, wanted in (
         ("bf16", True, IN_PAIRS.name),
         ("int8", True, IN_PAIRS.name),
         ("bf16", False, "flash"),
         ("f32", True, "flash"),
     ):
-        assert forward_path(problem_of(a, False, compute, in_training)).name == wanted
+        p = problem_of(a, False, compute, may_round)
+        assert forward_path(p).name == wanted
+        cached = replace(p, key_type=F16, value_type=Q4_0)
+        assert forward_path(cached).name == f"{wanted}, widened"
 
 
 # -- every row against the reference ------------------------------------------------------------
@@ -116,13 +120,13 @@ def test_only_training_rounds_what_attention_multiplies(rng):
 def test_forward_is_the_reference(path, n_queries, has_extras, dv, rng):
     a = case(rng, n_queries, has_extras, dv)
     mixed = replace(a, k=a.k.astype(np.float16)), replace(a, v=a.v.astype(np.float16))
-    how = ("bf16", True) if path is IN_PAIRS else ("f32", False)
+    how = ("bf16", True) if path.name in PAIRS else ("f32", False)
     taken = [(b, problem_of(b, has_extras, *how)) for b in (a, in_float16(a), *mixed)]
     taken = [(b, problem) for b, problem in taken if path.takes(problem)]
     for b, problem in taken:
         run_exactly(path, problem, b)
         wanted = reference(FLASH_ATTN_EXT, b, has_extras)
-        if path is IN_PAIRS:
+        if path.name in PAIRS:
             np.testing.assert_allclose(b.o, wanted, atol=0.02 * np.abs(wanted).max())
         else:
             np.testing.assert_allclose(b.o, wanted, rtol=1e-5, atol=1e-5)
