@@ -14,12 +14,14 @@ import pytest
 import pyggml
 from pyggml.cli.terminal.show import printable
 from pyggml.generation import Batch, Sampling, complete, generate
+from pyggml.kernels.attention.row_softmax import SCALES
 from pyggml.kernels.gemm import CHOSEN
 
 ROOT = Path(__file__).parents[3]
 GREEDY = {"temperature": 0, "max_tokens": 24}
 PROMPT = "the path to the other thing\n"
-ROUNDED = 0.035 if CHOSEN.tiles else 0.02  # tiles (AMX) round a long pass, not a short one
+# Tiles (AMX) and pairs of bfloat16 round a long pass, not a short one.
+ROUNDED = 0.035 if CHOSEN.tiles or SCALES else 0.02
 
 
 def events(answer):
