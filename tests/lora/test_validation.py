@@ -91,7 +91,8 @@ def test_the_loss_of_the_sample_does_not_depend_on_packing(trainer_of):
         trainer.run(events.append)
         losses.append(next(e for e in events if isinstance(e, ValidationReport)))
     packed, apart = losses
-    assert packed.n_tokens == apart.n_tokens and packed.loss == pytest.approx(apart.loss, rel=1e-5)
+    # In pairs of bfloat16 attention rounds by tiles of keys, within which packing moves documents.
+    assert packed.n_tokens == apart.n_tokens and packed.loss == pytest.approx(apart.loss, rel=1e-4)
     assert packed.margin > 0 and apart.margin > 0
     whole = dataclasses.replace(made)
     events = []
