@@ -67,7 +67,7 @@ def test_any_order_that_the_waits_allow_gives_the_bits_of_the_line(card):
 
 
 def bound_to(out, saved, scratch):
-    given = (False, None, False, "f32", *[None] * 3)
+    given = (False, None, False, "f32", *[None] * 4)
     return Site(silu(zeros((4,))), out, (), (saved,), scratch, *given)
 
 
