@@ -1,8 +1,8 @@
-"""Where a card has room, the weights of wide products stay unpacked, in bfloat16.
+"""Where a card has room, the weights of a training step's wide products stay unpacked, in bfloat16.
 
 To unpack them takes three tenths of a short step. Half of the memory that is free beside the graph
-and its leaves is used, so that other graphs and programs have room too. Results are the same bits:
-cuBLAS gets the same numbers at the same distances.
+and its leaves is used, so that other graphs and programs have room too; these may read what stays.
+Results are the same bits: cuBLAS gets the same numbers at the same distances.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _SHARE = 2  # one part in so many of what is free
 
 
 def with_unpacked_weights(graph: Graph, card: CudaBackend) -> Graph:
-    """The graph whose wide products read weights that stay unpacked: as many as have room, and
-    those of earlier graphs."""
+    """The graph whose wide products read weights that stay unpacked: in training as many as have
+    room, and those of earlier graphs."""
     products = {t: lasting_bytes(t) for t in graph.nodes if _may_last(t)}
+    trains = any(is_of(t, "wide_back", "wide_back_add") for t in products)
     new = {t: n for t, n in products.items() if t.src[-3] not in card.unpacked}
-    if new and (left := _room(graph, card)) is not None:
+    if trains and new and (left := _room(graph, card)) is not None:
         for t, n_bytes in new.items():
             w = t.src[-3]
             if w not in card.unpacked and n_bytes <= left:
