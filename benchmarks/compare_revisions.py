@@ -1,11 +1,12 @@
 """Two revisions of pyggml side by side: a training step of each in turn, medians over the rounds.
 
 usage: compare_revisions.py OLD_PYTHON OLD_CHECKOUT MODEL.gguf … [--rounds 9] [--tokens 512]
-                            [--compute auto|int8|bf16|f32]
+                            [--compute auto|int8|bf16|f32] [--prompt]
 
 OLD_PYTHON is an interpreter in which the old checkout is installed (`pip install -e .`); the new
-revision is the one that this script belongs to. Prints every process' JSON line, then a table of
-ratios: seconds of a step and peak memory, new to old.
+revision is the one that this script belongs to. With --prompt a prompt is read instead of a step
+made, by this revision's script for both. Prints every process' JSON line, then a table of ratios:
+seconds and peak memory, new to old.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tokens", default="512")
     parser.add_argument("--compute", default="auto")
+    parser.add_argument("--prompt", action="store_true", help="read a prompt instead of a step")
     options = parser.parse_args()
+    new_script = HERE / ("prompt.py" if options.prompt else "step.py")
+    old_script = new_script if options.prompt else options.old_checkout / "benchmarks" / "step.py"
 
     common = ("--tokens", options.tokens, "--steps", str(options.rounds))
     print(f"{'model':<28}{'old s':>8}{'new s':>8}{'ratio':>8}{'memory':>8}")
     for model in options.models:
         ours = (model, "--compute", options.compute, *common)
-        old = Runner(options.old_python, options.old_checkout / "benchmarks" / "step.py", *ours)
-        new = Runner(sys.executable, HERE / "step.py", *ours)
+        old = Runner(options.old_python, old_script, *ours)
+        new = Runner(sys.executable, new_script, *ours)
         for _ in range(options.rounds):
             lines = old.turn(), new.turn()
         before, after = (json.loads(line) for line in lines)
