@@ -19,7 +19,7 @@ class OnDevice:
 
     backend: Backend
     weights: int
-    unpacked: int  # weights that stay so
+    unpacked: int  # of weights that stay in bfloat16 too
     parameters: int  # with gradients and moments
     arena: int
     cache: int  # of the answers
