@@ -159,12 +159,12 @@ def test_weights_stay_unpacked_as_many_as_there_is_room_for(card):
     assert with_unpacked_weights(graph, card) is graph
     card.free += 1_000_000
     some = [t for t in products(with_unpacked_weights(graph, card)) if t.params["unpacked"]]
-    kept = {card.lasting(t) for t in some}
-    assert 0 < len(kept) < n_adapted
-    assert sum(n_bytes for _, n_bytes in kept) <= 500_000
+    unpacked = {card.lasting(t) for t in some}
+    assert 0 < len(unpacked) < n_adapted
+    assert sum(n_bytes for _, n_bytes in unpacked) <= 500_000
     card.free = 0  # those of earlier graphs stay
     again = [t for t in products(with_unpacked_weights(graph, card)) if t.params["unpacked"]]
-    assert {card.lasting(t) for t in again} == kept
+    assert {card.lasting(t) for t in again} == unpacked
 
 
 def test_a_weight_that_may_change_is_unpacked_in_every_run(card):
