@@ -58,11 +58,8 @@ def flash_attn_ext(
     max_bias > 0 is ALiBi: each head's slope multiplies the mask, or without a mask the distance
     from the last key seen. sinks (H,) are scores without a value: they enter the softmax's sum
     alone (gpt-oss, arXiv:2508.10925). They have a gradient.
-    longest: for a cache of several sequences, the most keys from the first to the last that the
-    queries of one sequence see; 0 for one sequence.
-    may_round: whether compute types that round may round what is multiplied here. That adds little
-    to the errors of rounded products, whose results q and k mostly are.
-    Raises ShapeError if the shapes or types do not fit together.
+    longest: the most keys from the first to the last that queries of one of several sequences see;
+    0 for one. may_round: whether compute types that round may do so. Raises ShapeError.
     """
     if mask is not None and mask.dtype is F16:
         mask = cpy(mask, F32)
