@@ -59,13 +59,14 @@ def on_devices(
         inputs = sum(t.n_bytes for t in leaves - own if not is_constant(t))
         arena = max(p.n_bytes for p in plans)
         held = parameters.n_bytes(n_more)
-        parts = constant, _unpacked(backend, plans), held, arena + inputs, cache, backend.own
+        beside = _bytes_beside_leaves(backend, plans)
+        parts = constant, beside, held, arena + inputs, cache, backend.own
         by_device.append(OnDevice(backend, *parts))
         cache = 0
     return by_device
 
 
-def _unpacked(backend: Backend, plans: Iterable[Plan]) -> int:
+def _bytes_beside_leaves(backend: Backend, plans: Iterable[Plan]) -> int:
     """Bytes of what the device keeps beside leaves for the nodes of these plans."""
     nodes = (t for p in plans for t in p.graph.nodes)
     lasting = dict(filter(None, map(backend.lasting, nodes)))

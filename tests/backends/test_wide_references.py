@@ -29,25 +29,25 @@ class Source:
     def numbers(self, *shape):
         return leaf(self.rng.standard_normal(shape).astype(np.float32))
 
-    def packed(self, *shape):
+    def draw_packed(self, *shape):
         raw = quantize(self.rng.standard_normal(shape, np.float32), "Q8_0")
         return leaf(raw, dtype=DTYPES["Q8_0"])
 
-    def adapted(self, x, n, k):
+    def adapt(self, x, n, k):
         a, b = self.numbers(RANK, k), self.numbers(n, RANK)
         self.factors += a, b
         u = scale(mul_mat(a, x), 1.5)
-        return mul_mat_add(mul_mat(self.packed(n, k), x), b, u)
+        return mul_mat_add(mul_mat(self.draw_packed(n, k), x), b, u)
 
 
 def unit():
     """The loss's graph with the gradients of all factors and of a factor before the unit."""
     source = Source()
-    numbers, adapted = source.numbers, source.adapted
+    numbers, adapt = source.numbers, source.adapt
     before = numbers(M, K)
     x = add(numbers(M, K), before)
-    h = swiglu(adapted(x, N, K), adapted(x, N, K))
-    y = adapted(h, K, N)
+    h = swiglu(adapt(x, N, K), adapt(x, N, K))
+    y = adapt(h, K, N)
     parameters = [*source.factors, before]
     totals = [zeros(t.shape) for t in parameters]
     graph = build_backward(Graph.of(y), parameters, numbers(M, K), totals)
@@ -61,11 +61,11 @@ def experts():
     source, (n_tokens, n_used, n_experts) = Source(), (40, 2, 3)
     before, weights = source.numbers(n_tokens, K), source.numbers(n_tokens, n_used, 1)
     ids = leaf(source.rng.integers(0, n_experts, (n_tokens, n_used), np.int32))
-    x = scale(source.adapted(add(source.numbers(n_tokens, K), before), K, K), 0.05)
+    x = scale(source.adapt(add(source.numbers(n_tokens, K), before), K, K), 0.05)
     rows = reshape(x, (n_tokens, 1, K))
-    gate, up = (mul_mat_id(source.packed(n_experts, N, K), rows, ids) for _ in range(2))
+    gate, up = (mul_mat_id(source.draw_packed(n_experts, N, K), rows, ids) for _ in range(2))
     h = mul(swiglu(gate, up), weights)
-    y = repeat_back(mul_mat_id(source.packed(n_experts, K, N), h, ids), (n_tokens, 1, K))
+    y = repeat_back(mul_mat_id(source.draw_packed(n_experts, K, N), h, ids), (n_tokens, 1, K))
     parameters = [*source.factors, weights, before]
     totals = [zeros(t.shape) for t in parameters]
     y = reshape(y, (n_tokens, K))

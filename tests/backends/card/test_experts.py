@@ -143,9 +143,9 @@ def test_products_in_tiles_read_and_write_bfloat16(rounding, kind, n_tokens):
         plain = product(w, leaf(np.repeat(x, 2, axis=1)), ids)
         shared = replace(plain, src=(w, leaf(bits, dtype=BF16), ids))
         rounded = replace(shared, dtype=BF16, strides=())
-        found = results(Graph.of(plain, shared, rounded), Devices([rounding, CPU()]))
-        np.testing.assert_array_equal(found[0], found[1])
-        assert np.abs(floats(found[2]) - found[0]).max() <= 2**-8 * np.abs(found[0]).max()
+        values = results(Graph.of(plain, shared, rounded), Devices([rounding, CPU()]))
+        np.testing.assert_array_equal(values[0], values[1])
+        assert np.abs(floats(values[2]) - values[0]).max() <= 2**-8 * np.abs(values[0]).max()
 
 
 @pytest.mark.parametrize("width", [24, 768])
@@ -160,14 +160,14 @@ def test_units_and_their_gradients(rounding, width, in_bf16):
         unit_gradients(gate, up, g, leaf(scales)),
     )
     nodes = h, back, *back.saved
-    found = results(Graph.of(*nodes), Devices([rounding, CPU()]))
+    values = results(Graph.of(*nodes), Devices([rounding, CPU()]))
     gate, up, g = (x for _, x in drawn)
     s = 1 / (1 + np.exp(-gate))
-    check(floats(found[0]), scales * gate * s * up)
-    check(floats(found[1]), scales * g * up * s * (1 + gate * (1 - s)))
-    check(floats(found[2]), scales * g * gate * s)
+    check(floats(values[0]), scales * gate * s * up)
+    check(floats(values[1]), scales * g * up * s * (1 + gate * (1 - s)))
+    check(floats(values[2]), scales * g * gate * s)
     wanted = (g * gate * s * up).sum(-1, keepdims=True)
-    assert np.abs(found[3] - wanted).max() <= 1e-5 * np.abs(wanted).max()
+    assert np.abs(values[3] - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("name", ["qwen3moe", "olmoe", "granitemoe"])

@@ -134,21 +134,6 @@ def held_at(held, i):
 
 
 @device
-def _put_two_floats(out, at, a, b):
-    ptx.store_pair(out, 4 * at, ptx.bits_of(a), ptx.bits_of(b))
-
-
-@device
-def _put_two_bf16(out, at, a, b):
-    ptx.store_word(out, 2 * at, ptx.two_bf16(a, b))
-
-
-def put_two(in_bf16: bool) -> Any:
-    """What writes two neighbours to an array of bfloat16, or else of float32; `at` is even."""
-    return _put_two_bf16 if in_bf16 else _put_two_floats
-
-
-@device
 def clear(sums, n):
     for i in range(n):
         for e in range(4):

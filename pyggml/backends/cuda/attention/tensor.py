@@ -24,7 +24,6 @@ from pyggml.backends.cuda.attention.fragments import (
     clear,
     held_at,
     hold,
-    put_two,
     readers,
     seen_by_rows,
     tile_copier,
@@ -176,7 +175,7 @@ def _join_sink(top, weight, sink):
 
 @cache
 def _writer(form: _Form) -> Any:
-    put, head_size, has_sinks = put_two(form.out_in_bf16), form.head_size, form.has_sinks
+    put, head_size, has_sinks = ptx.put_two(form.out_in_bf16), form.head_size, form.has_sinks
 
     @device
     def write(out, lse, o, top, total, query, head, n_queries, n_heads, sinks):

@@ -22,7 +22,6 @@ from pyggml.backends.cuda.attention.fragments import (
     clear,
     held_at,
     hold,
-    put_two,
     readers,
     seen_by_rows,
     tile_copier,
@@ -139,7 +138,7 @@ def _slopes_by_query(s, dp, lse, delta, starts, stops, key, scale):
 
 @cache
 def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
-    put = put_two(dq_in_bf16)
+    put = ptx.put_two(dq_in_bf16)
     copy_queries, copy_keys = tile_copier(BR, head_size), tile_copier(KEYS, head_size)
     left, by_row, across_rows = readers(head_size)[0], *_products(head_size)
     half = BR * head_size * 2  # also k and v of KEYS keys
@@ -262,7 +261,7 @@ def _key_products(head_size: int) -> Any:
 
 @cache
 def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
-    put_dk, put_dv = put_two(dk_in_bf16), put_two(dv_in_bf16)
+    put_dk, put_dv = ptx.put_two(dk_in_bf16), ptx.put_two(dv_in_bf16)
     copy_keys, copy_queries = tile_copier(BC, head_size), tile_copier(QUERIES, head_size)
     scores, across_rows = _key_products(head_size), _products(head_size)[1]
     at_v, at_q, n_bytes = 2 * BC * head_size, 4 * BC * head_size, 6 * BC * head_size
@@ -322,7 +321,7 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
 
 @cache
 def _adder(in_bf16: bool) -> Any:
-    put = put_two(in_bf16)
+    put = ptx.put_two(in_bf16)
 
     @kernel
     def add_parts(out, parts, n, n_parts):

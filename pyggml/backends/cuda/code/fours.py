@@ -30,6 +30,7 @@ __all__ = [
     "put_four_bf16",
     "store_four",
     "storer",
+    "sum_of_fours",
     "vectorizable",
 ]
 
@@ -49,6 +50,20 @@ def load_four_bf16(x, i):
     return (
         as_float(low << half), as_float(low & top), as_float(high << half), as_float(high & top)
     )  # fmt: skip
+
+
+@device
+def sum_of_fours(x, first, n, times):
+    """Σ over runs of n fours, `times` of them side by side: four `first`, counted in one run after
+    the other, of those that all runs add up to."""
+    run = np.uint32(first) // n
+    at = np.int64(run * n * times + (np.uint32(first) - run * n))
+    a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    for _ in range(times):
+        more = load_four(x, 4 * at)
+        a, b, c, d = a + more[0], b + more[1], c + more[2], d + more[3]
+        at += np.int64(n)
+    return a, b, c, d
 
 
 @device

@@ -315,3 +315,18 @@ def put_eight(out, i, a, b, c, d, e, f, g, h):
     """out[i …] = eight floats; out (float32) and i are aligned to four."""
     store_words(out, 4 * i, bits_of(a), bits_of(b), bits_of(c), bits_of(d))
     store_words(out, 4 * i + 16, bits_of(e), bits_of(f), bits_of(g), bits_of(h))
+
+
+@device
+def _put_two_floats(out, at, a, b):
+    store_pair(out, 4 * at, bits_of(a), bits_of(b))
+
+
+@device
+def _put_two_bf16(out, at, a, b):
+    store_word(out, 2 * at, two_bf16(a, b))
+
+
+def put_two(in_bf16: bool) -> Any:
+    """What writes two neighbours to an array of bfloat16, or else of float32; `at` is even."""
+    return _put_two_bf16 if in_bf16 else _put_two_floats

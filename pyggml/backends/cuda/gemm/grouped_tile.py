@@ -308,20 +308,10 @@ def _down_rows(tile: GroupedTile, down: int, across: int) -> Any:
     return multiply
 
 
-@device
-def _put_floats(c, at, first, second):
-    ptx.store_pair(c, 4 * at, ptx.bits_of(first), ptx.bits_of(second))
-
-
-@device
-def _put_halves(c, at, first, second):
-    ptx.store_word(c, 2 * at, ptx.two_bf16(first, second))
-
-
 @cache
 def writer(tile: GroupedTile, down: int, across: int, rounds: bool) -> Any:
     """write(c, sums, numbers, row, column, width); rounds: whether c is in bfloat16."""
-    numbers_at, put = tile.numbers_at // 4, _put_halves if rounds else _put_floats
+    numbers_at, put = tile.numbers_at // 4, ptx.put_two(rounds)
 
     @device
     def write(c, sums, numbers, row, column, width):

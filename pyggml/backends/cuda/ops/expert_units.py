@@ -32,11 +32,11 @@ _WARPS, _MOST_BLOCKS = 4, 1 << 16
 
 
 @cache
-def _weighted(formula: str, types: Types) -> Any:
+def _weighted_unit_kernel(formula: str, types: Types) -> Any:
     load = loader_of(formula, types)
 
     @kernel
-    def weighted(out, gate, up, weights, n):
+    def weigh_units(out, gate, up, weights, n):
         """n: eights of a row."""
         for i in range(cuda.grid(1), out.size // 8, cuda.gridsize(1)):
             w, e = weights[np.uint32(i) // n], load(gate, up, gate, 8 * i)
@@ -45,12 +45,12 @@ def _weighted(formula: str, types: Types) -> Any:
             )
             ptx.store_words(out, 16 * i, x[0], x[1], x[2], x[3])
 
-    return weighted
+    return weigh_units
 
 
 def _bind_weighted(site: Site) -> Call:
     gate, up, _ = site.node.src
-    run = _weighted(site.node.params["formula"], types_of((gate, up)))
+    run = _weighted_unit_kernel(site.node.params["formula"], types_of((gate, up)))
     n = np.uint32(gate.shape[-1] // 8)
     return per_element(run, site.out.size // 8, site.stream, site.out, *site.src, n)
 
@@ -73,7 +73,7 @@ def _eight_gradients(gate, up, g, w):
 
 
 @cache
-def _gradients(types: Types) -> Any:
+def _gradients_kernel(types: Types) -> Any:
     load_gate, load_up, load_dy = map(eights, types)
 
     @kernel
@@ -101,7 +101,7 @@ def _bind_gradients(site: Site) -> Call:
     n_rows = site.saved[1].size
     grid = max(1, min(-(-n_rows // _WARPS), _MOST_BLOCKS))
     return launch(
-        _gradients(types_of((gate, up, g))), grid, (LANES, _WARPS), site.stream, site.out,
+        _gradients_kernel(types_of((gate, up, g))), grid, (LANES, _WARPS), site.stream, site.out,
         *site.saved, *site.src, gate.shape[-1],
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
-from pyggml.backends.cuda.code.fours import load_four, store_four, vectorizable
+from pyggml.backends.cuda.code.fours import load_four, store_four, sum_of_fours, vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_max, warp_sum
 from pyggml.backends.cuda.gemm.few_experts import expert_products
@@ -96,15 +96,10 @@ def _add_experts(out, other, y, n, n_used):
 def _add_many_experts(out, other, y, n, n_used):
     """The same of many tokens, in fours; n of them in a row."""
     for i in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
-        token = np.uint32(i) // n
-        at = np.int64(token * n * n_used + (np.uint32(i) - token * n))
-        a, b, c, d = ZERO, ZERO, ZERO, ZERO
-        for _ in range(n_used):
-            more = load_four(y, 4 * at)
-            a, b, c, d = a + more[0], b + more[1], c + more[2], d + more[3]
-            at += np.int64(n)
-        o = load_four(other, 4 * i)
-        store_four(out, 4 * i, o[0] + a, o[1] + b, o[2] + c, o[3] + d)
+        y_sum, o = sum_of_fours(y, i, n, n_used), load_four(other, 4 * i)
+        store_four(
+            out, 4 * i, o[0] + y_sum[0], o[1] + y_sum[1], o[2] + y_sum[2], o[3] + y_sum[3]
+        )  # fmt: skip
 
 
 def _is_sum(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:

@@ -20,6 +20,7 @@ from pyggml.backends.cuda.code.fours import (
     load_four_bf16,
     put_four_bf16,
     store_four,
+    sum_of_fours,
     vectorizable,
 )
 from pyggml.backends.cuda.code.jit import device, kernel
@@ -219,13 +220,7 @@ def _add_runs(out, x, n, times):
 def _add_runs_of_fours(out, x, n, times):
     """The same where runs are n fours."""
     for i in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
-        run = np.uint32(i) // n
-        at = np.int64(run * n * times + (np.uint32(i) - run * n))
-        a, b, c, d = ZERO, ZERO, ZERO, ZERO
-        for _ in range(times):
-            more = load_four(x, 4 * at)
-            a, b, c, d = a + more[0], b + more[1], c + more[2], d + more[3]
-            at += np.int64(n)
+        a, b, c, d = sum_of_fours(x, i, n, times)
         store_four(out, 4 * i, a, b, c, d)
 
 

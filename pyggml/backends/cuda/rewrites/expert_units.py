@@ -30,10 +30,10 @@ def with_expert_units(graph: Graph) -> Graph:
     for t in graph.nodes:
         if is_of(t, "mul_mat_id_back") and in_tiles(t, "bf16") and _is_repeated(t.src[1]):
             new[t] = t.reading((t.src[0], t.src[1].src[0], t.src[2]))
-        elif (weighted := _weighted(t, graph)) is not None:
-            new[t] = weighted
+        elif (unit := _weighted_unit_of(t, graph)) is not None:
+            new[t] = unit
     for back in gated_backs(graph):
-        new |= _gradients(back, graph)
+        new |= _unit_gradients_of(back, graph)
     return rewrite(graph, new)
 
 
@@ -56,7 +56,7 @@ def _rounds_in_tiles(reader: Tensor, t: Tensor) -> bool:
     return is_product and reader.src[1] is t and in_tiles(reader, "bf16")
 
 
-def _weighted(t: Tensor, graph: Graph) -> Tensor | None:
+def _weighted_unit_of(t: Tensor, graph: Graph) -> Tensor | None:
     """What stands for the product of a unit and the weights of its rows."""
     if not is_of(t, "mul") or not _goes_to_tiles(t, graph):
         return None
@@ -76,7 +76,7 @@ def _are_rows(operands: Sequence[Tensor], weights: Tensor) -> bool:
     return alike and of_rows and shape[-1] % _EIGHT == 0
 
 
-def _gradients(back: GatedBack, graph: Graph) -> dict[Tensor, Tensor]:
+def _unit_gradients_of(back: GatedBack, graph: Graph) -> dict[Tensor, Tensor]:
     """What stands for the gradients of gate, up and the weights; nothing if one of them is not
     there, or others read what would not be."""
     gate, up, dy = back.dgate.src

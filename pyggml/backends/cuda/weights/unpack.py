@@ -157,7 +157,7 @@ def _place(out, thin, place):
         _place_eight(out, thin, i, place)
 
 
-def placed(out: Any, thin: Any, place: Thin, stream: Any) -> Call:
+def place_thin(out: Any, thin: Any, place: Thin, stream: Any) -> Call:
     """A call that rounds a thin matrix to its place alone, beside or below what is unpacked."""
     last = place.at + (place.n_rows - 1) * place.step + place.n_columns
     around = out[place.at : last]

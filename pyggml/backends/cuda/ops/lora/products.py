@@ -13,7 +13,7 @@ from pyggml.backends.cuda.ops.lora.wide import columns
 from pyggml.backends.cuda.ops.products import adding
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn
-from pyggml.backends.cuda.weights.unpack import Thin, placed, unpacked_beside
+from pyggml.backends.cuda.weights.unpack import Thin, place_thin, unpacked_beside
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Tensor
@@ -29,7 +29,7 @@ def lasting_bytes(node: Tensor) -> int:
     return BF16.block_bytes * (w.shape[0] + columns(rank)) * int(step)
 
 
-def _unpacked(site: Site, n_bytes: int, step: int, thin: Any, place: Thin) -> tuple[Any, Call]:
+def _right_factor(site: Site, n_bytes: int, step: int, thin: Any, place: Thin) -> tuple[Any, Call]:
     """W in bfloat16, rows `step` apart, with a thin factor in its place; what makes both, or where
     W lasts, the factor's place."""
     w = site.node.src[-3]
@@ -42,7 +42,7 @@ def _unpacked(site: Site, n_bytes: int, step: int, thin: Any, place: Thin) -> tu
     right = memory.view(np.uint16)
     if is_new:
         unpacked_beside(right, packed, *kind, thin, place)()
-    return right, placed(right, thin, place, site.stream)
+    return right, place_thin(right, thin, place, site.stream)
 
 
 def _forward_bytes(node: Tensor) -> int:
@@ -56,7 +56,7 @@ def _forward(site: Site) -> Call:
     (n, k), (m, step), rank = w.shape, x.shape, b.shape[1]
     first, n_columns = site.node.params["first"], site.node.params["columns"]
     place = Thin(n, rank, k, step, n, n_columns, first)
-    right, call = _unpacked(site, _forward_bytes(site.node), step, site.src[2], place)
+    right, call = _right_factor(site, _forward_bytes(site.node), step, site.src[2], place)
     sizes, form = (m, n, k + n_columns), (True, step)
     right = right[: n * step]
     product = multiply(site.stream, sizes, site.src[1], form, right, form, site.out, n, False)
@@ -74,7 +74,7 @@ def _back_product(site: Site, accumulate: bool) -> Call:
     (n, k), (m, d_step), rank = w.shape, d.shape, a.shape[0]
     step, left, thin = site.node.params["step"], *site.src[-2:]
     place = Thin(rank, k, n * step, step, columns(rank), k)
-    right, call = _unpacked(site, _back_bytes(site.node), step, thin, place)
+    right, call = _right_factor(site, _back_bytes(site.node), step, thin, place)
     sizes, of_d, of_w = (m, k, n + columns(rank)), (True, d_step), (False, step)
     product = multiply(site.stream, sizes, left, of_d, right, of_w, site.out, k, accumulate)
     return in_turn(call, product)
