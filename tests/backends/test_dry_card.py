@@ -83,8 +83,9 @@ def test_the_card_is_current_whenever_it_is_asked(monkeypatch):
     assert asked and min(asked) > 0
 
 
-# Of a token after seven, and of the loss and the gradients of 20.
-LAUNCHES = {"qwen3-F16": (28, 276), "llama-Q8_0": (25, 252), "qwen2-Q4_K_M": (31, 258)}
+# Of a token after seven, and of the loss and the gradients of 20. With so few keys, dk and dv of a
+# layer are summed from parts, by a launch of its own: there are more blocks than key heads.
+LAUNCHES = {"qwen3-F16": (28, 278), "llama-Q8_0": (25, 254), "qwen2-Q4_K_M": (31, 260)}
 
 
 @pytest.mark.parametrize("name", LAUNCHES)

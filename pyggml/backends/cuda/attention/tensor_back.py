@@ -320,18 +320,25 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
 
 
 @cache
-def _adder(in_bf16: bool) -> Any:
-    put = ptx.put_two(in_bf16)
+def _adder(dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
+    put_dk, put_dv = ptx.put_two(dk_in_bf16), ptx.put_two(dv_in_bf16)
+
+    @device
+    def sums_of_two(parts, i, n, n_parts):
+        first, second = ZERO, ZERO
+        for part in range(n_parts):
+            first += parts[part * n + i]
+            second += parts[part * n + i + 1]
+        return first, second
 
     @kernel
-    def add_parts(out, parts, n, n_parts):
-        """out (n,) = Σ of the parts (n_parts, n), two numbers at a time."""
+    def add_parts(dk, dv, of_dk, of_dv, n, n_parts):
+        """dk, dv (n,) = Σ of their parts (n_parts, n), two numbers at a time."""
         for i in range(2 * cuda.grid(1), n, 2 * cuda.gridsize(1)):
-            first, second = ZERO, ZERO
-            for part in range(n_parts):
-                first += parts[part * n + i]
-                second += parts[part * n + i + 1]
-            put(out, i, first, second)
+            first, second = sums_of_two(of_dk, i, n, n_parts)
+            put_dk(dk, i, first, second)
+            first, second = sums_of_two(of_dv, i, n, n_parts)
+            put_dv(dv, i, first, second)
 
     return add_parts
 
@@ -388,10 +395,8 @@ def bind(site: Site) -> Call:
     n_blocks = min(-(-n_heads * _padded_rows(node) // _WARPS), 4096)
     results = site.saved[:2]
     sums = results if n_parts == 1 else parts
-    adding = [
-        per_element(_adder(rounds), out.size // 2, stream, out, part, out.size, n_parts)
-        for rounds, out, part in zip(of_results, results, parts, strict=True)
-    ]
+    n = node.src[1].n_elements
+    add = per_element(_adder(*of_results), n // 2, stream, *results, *parts, n, n_parts)
     of_part = n_heads // n_key_heads // n_parts
     return in_turn(
         per_row(_find_queries, n_groups, n_queries, stream, range_of, span, n_queries, n_keys),
@@ -404,5 +409,5 @@ def bind(site: Site) -> Call:
         launch(
             of_keys, by_key, THREADS, stream, *sums, of_part, range_of, spans, *common, writes=sums
         ),
-        *(adding if n_parts > 1 else ()),
+        *([add] if n_parts > 1 else []),
     )  # fmt: skip
