@@ -29,7 +29,7 @@ from pyggml.jit.frames import (
     Shorts3,
 )
 from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
-from pyggml.jit.simd import exp32, fill, row_max
+from pyggml.jit.simd import exp32, fill
 from pyggml.jit.tasks import Stage, launch, stage, task_code
 from pyggml.kernels.attention.decode_tile import (
     KEYS,
@@ -41,6 +41,8 @@ from pyggml.kernels.attention.decode_tile import (
     value_tile,
 )
 from pyggml.kernels.attention.path import Forward, Path, Problem
+from pyggml.kernels.attention.row_softmax import LANES as ROW_LANES
+from pyggml.kernels.attention.row_softmax import row_top, row_weights
 from pyggml.kernels.attention.softmax import NO_KEYS
 from pyggml.kernels.attention.tiles import MR
 from pyggml.kernels.attention.widen import as_bits, as_bytes
@@ -127,21 +129,11 @@ def _add_values(part, at, d, v, first, n, h, g):
 
 
 @kernel
-def _softmax(row, n, scale):
-    """row = e^(scale·row − top) for its first n scores, 0 for the others. Returns (top, sum)."""
-    for j in range(n):
-        row[j] *= scale
-    top, norm = row_max(row[:n]), np.float32(0)
-    for j in range(n):
-        row[j] = exp32(row[j] - top)
-        norm += row[j]
-    fill(row[n:], np.float32(0))
-    return top, norm
+def _score_keys(part, at, q, k, first, n, after):
+    """part[h, at + j] = q[h]·k[first + j] for n keys; q (H, D). Heads are taken by twos, or one.
 
-
-@kernel
-def _score_keys(part, at, q, k, first, n):
-    """part[h, at + j] = q[h]·k[first + j] for n keys; q (H, D). Heads are taken by twos, or one."""
+    after: address of what is read after them
+    """
     n_heads, d = q.shape
     repeats = n_heads // k.shape[1]
     row, q_row = 4 * part.shape[1], 4 * d
@@ -149,7 +141,7 @@ def _score_keys(part, at, q, k, first, n):
     for j in range(0, n, KEYS):
         last = n - 1 - j
         for h in range(0, n_heads, 2 - repeats % 2):
-            keys = Keys(first + j, h // repeats, last)
+            keys = Keys(first + j, h // repeats, last, after)
             scores, queries = Rows(to + h * row + 4 * (at + j), row), Rows(of + h * q_row, q_row)
             if repeats % 2:
                 score_tile(1, k, keys, scores, queries)
@@ -164,11 +156,11 @@ def _sum_values(part, at, v, first, n, dv):
     """part[h, :dv] += Σ_j part[h, at + j] · v[first + j] for n keys."""
     n_heads = part.shape[0]
     repeats = n_heads // v.shape[1]
-    row, to = 4 * part.shape[1], part.ctypes.data
+    row, to, after = 4 * part.shape[1], part.ctypes.data, v[first].ctypes.data
     for j in range(0, n, KEYS):
         last = n - 1 - j
         for h in range(0, n_heads, 2 - repeats % 2):
-            keys = Keys(first + j, h // repeats, last)
+            keys = Keys(first + j, h // repeats, last, after)
             sums, weights = Rows(to + h * row, row), Rows(to + h * row + 4 * (at + j), row)
             if repeats % 2:
                 value_tile(1, v, keys, sums, weights)
@@ -180,18 +172,22 @@ def _sum_values(part, at, v, first, n, dv):
 
 @kernel
 def _weigh(part, dv, n, scale):
-    """The scores of n keys become weights; their maxima and sums, and sums of values that are 0."""
-    at = dv + _SCORES
+    """The scores of n keys become weights; their maxima and sums, and sums of values that are 0.
+
+    Scores are taken in whole vectors: a split has room for them.
+    """
+    at, whole = dv + _SCORES, rounded_up(n, ROW_LANES)
     for h in range(part.shape[0]):
-        own = part[h, at : at + rounded_up(n, KEYS)]
-        part[h, dv + _TOP], part[h, dv + _NORM] = _softmax(own, n, scale)
+        scores = part[h, at:].ctypes.data
+        top = row_top(scores, whole, 0, n, scale)
+        part[h, dv + _TOP], part[h, dv + _NORM] = top, row_weights(scores, whole, n, scale, top)
         fill(part[h, :dv], np.float32(0))
 
 
 @kernel
 def _one_split(part, q, k, v, first, n, dv, scale):
     """part (H, …) for the keys first … first + n."""
-    _score_keys(part, dv + _SCORES, q, k, first, n)
+    _score_keys(part, dv + _SCORES, q, k, first, n, v[first].ctypes.data)
     _weigh(part, dv, n, scale)
     _sum_values(part, dv + _SCORES, v, first, n, dv)
 
@@ -249,7 +245,7 @@ def _packed_task(f, task, thread):
     for j in range(0, n, _CHUNK):
         own = min(_CHUNK, n - j)
         _unpack(k, f.k, first + j, own, f.unpack_k, f.k_blocks)
-        _score_keys(part, at + j, q, k, 0, own)
+        _score_keys(part, at + j, q, k, 0, own, k.ctypes.data)
     if n > 0:
         _weigh(part, dv, n, f.scale)
     for j in range(0, n, _CHUNK):

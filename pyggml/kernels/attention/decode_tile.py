@@ -32,7 +32,8 @@ from pyggml.jit.llvm import (
 )
 
 KEYS = 4
-_AHEAD = 6  # how many rows ahead keys are fetched into the second cache, measured
+_AHEAD = 12 << 10  # bytes ahead that rows are fetched into the second cache, measured
+_LINE = 64  # bytes of a cache line
 LANES = CHOSEN.lanes
 _FLOATS = ir.VectorType(F32, LANES)
 _FLOATS16 = ir.VectorType(ir.HalfType(), LANES)
@@ -51,12 +52,14 @@ class Keys(NamedTuple):
     first: int
     head: int
     last: int
+    after: int  # address of what is read after the rows up to `last` of all heads
 
 
 class _Rows:
     """Float32 rows, `step` bytes apart."""
 
     size, kind, vector = 4, F32, _FLOATS
+    width = 4 * LANES  # bytes of LANES numbers
 
     def __init__(self, builder: Any, base: Any, step: Any) -> None:
         self.b, self.base, self.step = builder, base, step
@@ -88,6 +91,7 @@ class _Rows16(_Rows):
     """Rows of float16."""
 
     size, kind, vector = 2, ir.HalfType(), _FLOATS16
+    width = 2 * LANES
 
     def floats(self, row: Any, element: Any) -> Any:
         return from_f16(self.b, super().floats(row, element), _FLOATS)
@@ -101,6 +105,7 @@ class _RowsQ8(_Rows):
 
     size, kind = 1, I8
     _BLOCK, _BYTES = 32, 34
+    width = LANES * _BYTES // _BLOCK
 
     def at(self, row: Any, element: Any) -> Any:
         block, rest = (op(element, ir.Constant(I64, self._BLOCK)) for op in self._ops)
@@ -147,7 +152,7 @@ class _Tile:
     def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
         self.b, self.n_heads = builder, signature.args[0].literal_value
         _, x, keys, *self.arguments = arguments
-        first, head, last = cgutils.unpack_tuple(builder, keys)
+        first, head, last, self.after = cgutils.unpack_tuple(builder, keys)
         array = context.make_array(signature.args[1])(context, builder, x)
         _, n_heads, size = cgutils.unpack_tuple(builder, array.shape)
         kind = _KINDS[signature.args[1].dtype]
@@ -155,9 +160,13 @@ class _Tile:
             kind.numbers(builder, size),
             builder.mul(size, ir.Constant(I64, kind.size)),
         )
-        start = builder.mul(builder.add(builder.mul(first, n_heads), head), row)
-        base = builder.add(builder.ptrtoint(array.data, I64), start)
-        self.keys = kind(builder, base, builder.mul(n_heads, row))
+        step, of_head = builder.mul(n_heads, row), builder.mul(head, row)
+        start = builder.add(builder.ptrtoint(array.data, I64), builder.mul(first, step))
+        self.keys = kind(builder, builder.add(start, of_head), step)
+        self.stop = builder.add(start, builder.mul(builder.add(last, I64(1)), step))
+        # A tile fetches as many bytes as it reads, in memory order over the tiles of all heads.
+        self.ahead = builder.add(start, builder.mul(of_head, I64(KEYS)))
+        self.ahead = builder.add(self.ahead, I64(_AHEAD))
         numbers = [ir.Constant(I64, i) for i in range(KEYS)]
         inside = [builder.icmp_signed("<", i, last) for i in numbers]
         present = [builder.select(is_in, i, last) for is_in, i in zip(inside, numbers, strict=True)]
@@ -169,17 +178,25 @@ class _Tile:
         return rows, [rows.row(ir.Constant(I64, h)) for h in range(self.n_heads)]
 
     def each_vector(self, body: Callable[[Any, list[Any]], None]) -> None:
-        """body(number of a vector's first element, that vector of each key).
-
-        The rows of a later tile are asked for: the CPU itself sees too late what comes.
-        """
-        far = self.b.mul(self.keys.step, ir.Constant(I64, _AHEAD))
+        """body(number of a vector's first element, that vector of each key)."""
         n = self.b.udiv(self.depth, ir.Constant(I64, LANES))
         with cgutils.for_range(self.b, n) as loop:
+            self._fetch(loop.index)
             element = self.b.mul(loop.index, ir.Constant(I64, LANES))
-            for row in self.key_rows:
-                prefetch(self.b, self.keys.at(self.b.add(row, far), element))
             body(element, [self.keys.floats(row, element) for row in self.key_rows])
+
+    def _fetch(self, i: Any) -> None:
+        """Ask for a part of a later tile: the CPU itself sees too late what comes.
+
+        After the last rows comes what is read after them."""
+        n_bytes = KEYS * self.keys.width
+        start = self.b.add(self.ahead, self.b.mul(i, I64(n_bytes)))
+        beyond = self.b.sub(start, self.stop)
+        is_inside = self.b.icmp_signed("<", beyond, I64(0))
+        start = self.b.select(is_inside, start, self.b.add(self.after, beyond))
+        for offset in range(0, n_bytes, _LINE):
+            line = self.b.add(start, I64(offset))
+            prefetch(self.b, self.b.inttoptr(line, I8.as_pointer()))
 
 
 @intrinsic(prefer_literal=True)

@@ -6,6 +6,7 @@ query does not see do not count, whatever they hold.
 
 row_top            the largest score
 row_exponentials   e^(score − m) as bfloat16, and their sum
+row_weights        the same in float32, in place
 row_powers         the same where m may be any number near the largest score, or not even that
 row_gradients      of two rows, P and dS as bfloat16, as rows and as pairs of rows
 raise_maximum      what a higher maximum does to what was summed
@@ -187,6 +188,25 @@ def row_exponentials(
         return total(b, b.load(added))
 
     return types.float32(*(types.intp,) * 5, types.float32, types.float32), _code(body)
+
+
+@intrinsic
+def row_weights(typing: Any, s: Any, n: Any, count: Any, scale: Any, top: Any) -> Any:
+    """s = e^(scale·s − top) in its first `count` columns, 0 in the others; their sum."""
+
+    def body(b: Any, s: Any, n: Any, count: Any, scale: Any, top: Any) -> Any:
+        added = cgutils.alloca_once_value(b, _floats(0))
+        factor, less = broadcast(b, scale, _FLOATS), broadcast(b, b.fneg(top), _FLOATS)
+
+        def emit(i: Any, seen: Callable[..., Any]) -> None:
+            e = seen(_exp(b, fma(b, load(b, at(b, s, i), _FLOATS), factor, less)), 0, 0)
+            b.store(b.fadd(b.load(added), e), added)
+            store(b, e, at(b, s, i))
+
+        _for_columns(b, n, [(I64(0), count)], emit)
+        return total(b, b.load(added))
+
+    return types.float32(*(types.intp,) * 3, types.float32, types.float32), _code(body)
 
 
 _MOST = 2.0**30  # a sum in one lane; bfloat16 and float32 hold such numbers as exactly as others
