@@ -6,9 +6,10 @@ usage: race.py MODEL.gguf … [--llama-bench PATH] [--ik-llama-bench PATH] [--pe
 
 In every round each side loads the model, warms up and measures; nothing else runs meanwhile. Of
 peers the best configuration counts, row by row: llama.cpp with flash attention and without,
-ik_llama.cpp with repacked weights and without, PEFT eager and compiled, in each dtype. Medians over
-the rounds; a ratio above 1 means that pyggml is faster. The share is that of the machine's limit,
-measured in the same run: of its bandwidth for a token, of its bfloat16 peak for prompt and step.
+ik_llama.cpp with repacked weights and without, PEFT eager and compiled, in each dtype, at as many
+layers as the file has. Medians over the rounds; a ratio above 1 means that pyggml is faster. The
+share is that of the machine's limit, measured in the same run: of its bandwidth for a token, of its
+bfloat16 peak for prompt and step.
 
 --write replaces the part of a page between `<!-- race CPU -->` and `<!-- end of race -->`, or adds
 it. Where pyggml is held below what the CPU has (PYGGML_ISA), hold peers likewise: builds
@@ -122,8 +123,8 @@ def _output(command: list[str]) -> str:
     return done.stdout
 
 
-def sides(model: str, options: argparse.Namespace) -> dict[tuple[str, str], Any]:
-    """(who, configuration) -> a function that runs that side once."""
+def sides(model: str, n_layer: int, options: argparse.Namespace) -> dict[tuple[str, str], Any]:
+    """(who, configuration) -> a function that runs that side once; PEFT's model has n_layer."""
     runs: dict[tuple[str, str], Any] = {("pyggml", ""): lambda: run_ours(model, options)}
     for who, program, flags in (
         ("llama.cpp", options.llama_bench, (("-fa", "0"), ("-fa", "1"))),
@@ -139,7 +140,8 @@ def sides(model: str, options: argparse.Namespace) -> dict[tuple[str, str], Any]
         )
         for dtype in options.dtypes.split(",") if options.peft_python else ():
             for compiled in ([], ["--compile"]):
-                arguments = ["--dtype", dtype, "--size", options.size, *compiled]
+                shape = ["--size", options.size, "--layers", str(n_layer)]
+                arguments = ["--dtype", dtype, *shape, *compiled]
                 runs["PEFT", f"{' '.join(arguments)} {tokens}"] = lambda a=arguments, n=tokens: (
                     run_steps(options.peft_python, "peft_step.py", a, n)
                 )
@@ -193,10 +195,11 @@ def race(path: str, options: argparse.Namespace) -> list[str]:
         "bytes": sum(weights[n].n_bytes * part for n, part in shares.items()),
         "weights": sum(prod(weights[n].shape) * part for n, part in shares.items()),
     }
+    n_layer = model.config.n_layer
     del model, weights
     speeds: defaultdict[tuple[str, str], defaultdict[str, list[float]]]
     speeds = defaultdict(lambda: defaultdict(list))
-    every = sides(path, options)
+    every = sides(path, n_layer, options)
     for _ in range(options.rounds):
         for side, run in every.items():
             for row, speed in run().items():
