@@ -155,11 +155,23 @@ def router():
     scores = RNG.standard_normal((2, 40)).astype(np.float32)
     scores[1] = 0.5
     scores[1, 7] = 0.75
-    probabilities = soft_max(leaf(scores))
+    return Graph.of(*choice(leaf(scores))), []
+
+
+def choice(scores):
+    """Six experts for each row of scores, and their weights."""
+    probabilities = soft_max(scores)
     best = top_k(probabilities, 6)
-    weights = get_rows(reshape(probabilities, (2, 40, 1)), best)
-    total = clamp(repeat_back(weights, (2, 1, 1)), 1e-4, float("inf"))
-    return Graph.of(best, div(weights, total)), []
+    weights = get_rows(reshape(probabilities, (*scores.shape, 1)), best)
+    total = clamp(repeat_back(weights, (scores.shape[0], 1, 1)), 1e-4, float("inf"))
+    return best, div(weights, total)
+
+
+def normed_router():
+    """Of two tokens, of more numbers than a warp holds, and more experts than there are warps."""
+    normed = rms_norm_mul(numbers(2, 2200), leaf(np.full(2200, 0.02, np.float32)), eps=1e-3)
+    scores = mul_mat(numbers(200, 2200), normed)
+    return Graph.of(*choice(scores), scale(normed, 2.0)), []
 
 
 PATTERNS = {
@@ -179,6 +191,7 @@ PATTERNS = {
     "mul_mat_id+mul_mat_id+swiglu": lambda: experts(weighted=False),
     "repeat_back+add": sum_of_experts,
     "soft_max+top_k+get_rows+repeat_back+clamp+div": router,
+    "rms_norm_mul+mul_mat+soft_max+top_k+get_rows+repeat_back+clamp+div": normed_router,
     "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows": heads,
     "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows+flash_attn_ext": attended,
 }

@@ -37,6 +37,7 @@ ON_A_CARD = IN_BF16 | {
     "mul_mat+scale",
     "rms_norm_mul+rope_apply",
     "rope_apply_back+rms_norm_mul_back",
+    "rms_norm_mul+mul_mat+soft_max+top_k+get_rows+repeat_back+clamp+div",
     "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows+flash_attn_ext",
 }
 

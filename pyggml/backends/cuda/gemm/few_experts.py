@@ -66,7 +66,7 @@ def expert_products(p: ExpertProduct, stream: Any) -> Call:
     n_rows = p.ids.size
     part = RowProduct(p.out, p.w, p.dtype, n, up=p.up)
     vectorized = k % 4 == 0 and vectorizable(p.x)
-    of = plan([part], [-(-_BLOCKS // n_rows)], 1, k, vectorized)
+    of = plan([part], [max(1, _BLOCKS // n_rows)], 1, k, vectorized)
     (kind,), (n_blocks,), (cut,) = of.kinds, of.blocks, of.cuts
     w, up = p.w.view(np.uint8), (p.w if p.up is None else p.up).view(np.uint8)
     weights = p.x if p.weights is None else p.weights

@@ -1,29 +1,24 @@
-"""Experts of few rows with what stands around them in generation: router, gate, weights, sum.
+"""Experts of few rows with what stands around them in generation: gate, weights, sum.
 
-A token waits for launches: so the router is one, gate, up, their unit and the weights another, and
-the sum over experts and the residual a third.
+A token waits for launches: so gate, up, their unit and the weights are one, the sum over experts
+and the residual another. Which experts they are is ops/router.py's.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.code import ptx
-from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.fours import load_four, store_four, sum_of_fours, vectorizable
-from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_max, warp_sum
+from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.gemm.few_experts import expert_products
 from pyggml.backends.cuda.ops.experts import are_few, few_rows
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
     await_others,
-    begins_early,
     least_shared,
+    placed_early,
     release_others,
 )
 from pyggml.backends.cuda.runtime.fusion import Fusion
@@ -74,13 +69,6 @@ _THREADS, _MOST_BLOCKS = small(128, 4), small(1056)
 _MANY = 1 << 16  # numbers of the sum from which on threads take four each
 
 
-@cache
-def _early(function: Callable) -> Any:
-    """A kernel that may be placed before the launch that it waits for has ended (early.py)."""
-    made = kernel(function, shared_bytes=least_shared())
-    return begins_early(made, lambda arguments: ())
-
-
 def _add_experts(out, other, y, n, n_used):
     """out[t, i] = other[t, i] + Σ_u y[t, u, i]; out may be other."""
     await_others()
@@ -124,83 +112,8 @@ def _bind_sum(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
         return per_element(_add_many_experts, total.out.size // 4, total.stream, *arguments)
     blocks = max(1, min(-(-total.out.size // _THREADS), _MOST_BLOCKS))
     return launch(
-        _early(_add_experts), blocks, _THREADS, total.stream, total.out, other, over.src[0], n,
-        n_used, shared_bytes=least_shared(),
-    )  # fmt: skip
-
-
-# -- the router -----------------------------------------------------------------------------------
-
-_MOST_EXPERTS = 512  # 4 KiB of ranks
-_INDICES = (1 << 31) - 1  # the bits of a rank that hold an index; those above hold a probability
-_MINUS_INF = np.float32(-np.inf)
-
-
-@device
-def _rank(p, i):
-    """The rank of a probability p at index i: of equal ones the lower index is before."""
-    return (np.int64(ptx.bits_of(p)) << 31) | (_INDICES - i)
-
-
-def _route(chosen, weights, x, n, n_used, least, greatest):
-    """Of each row of x (rows, n), by a warp: the n_used likeliest of its softmax, and their
-    probabilities, divided by their sum between `least` and `greatest`."""
-    ranks = cuda.shared.array(_MOST_EXPERTS, np.int64)
-    picked = cuda.shared.array(_MOST_EXPERTS, np.float32)
-    lane = np.int64(cuda.threadIdx.x)
-    await_others()
-    release_others()
-    for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
-        top, total = _MINUS_INF, ZERO
-        for i in range(lane, n, LANES):
-            top = max(top, x[row * n + i])
-        top = warp_max(top)
-        top = ZERO if top == _MINUS_INF else top
-        for i in range(lane, n, LANES):
-            total += math.exp(x[row * n + i] - top)
-        total = warp_sum(total)
-        share = ONE / total if total > ZERO else ZERO
-        for i in range(lane, n, LANES):
-            ranks[i] = _rank(math.exp(x[row * n + i] - top) * share, i)
-        of_chosen = total - total  # NaN where a score is
-        for j in range(n_used):
-            best = np.int64(-1)
-            for i in range(lane, n, LANES):
-                best = max(best, ranks[i])
-            best = warp_max(best)
-            i, p = _INDICES - (best & _INDICES), ptx.as_float(np.uint32(best >> 31))
-            if i % LANES == lane:
-                ranks[i] = -1
-                chosen[row * n_used + j] = i
-                picked[j] = p
-            of_chosen += p
-        sync_warp()
-        rate = ONE / min(max(of_chosen, least), greatest)
-        for j in range(lane, n_used, LANES):
-            weights[row * n_used + j] = picked[j] * rate
-        sync_warp()  # before the next row's are picked
-
-
-def _chooses(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
-    """The best of a softmax, and what they have of their sum."""
-    probabilities, chosen, weights, total, limited, share = nodes
-    scores, p = probabilities.src, probabilities.params
-    table, ids = weights.src
-    plain = len(scores) == 1 and scores[0].is_contiguous and p["scale"] == 1 and not p["masked"]
-    whole = chosen.src[0] is probabilities and table.root is probabilities and ids is chosen
-    read = is_read[0] or any(is_read[2:5]) or probabilities.saved
-    of_row = total.shape == (chosen.shape[0], 1, 1) and share.src == (weights, limited)
-    return plain and whole and not read and of_row and scores[0].shape[-1] <= _MOST_EXPERTS
-
-
-def _bind_router(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
-    probabilities, chosen, *_, limited, share = sites
-    n_rows, n_used = chosen.node.shape
-    limits = (np.float32(limited.node.params[name]) for name in ("low", "high"))
-    grid = small(max(1, min(n_rows, 1 << 16)))
-    return launch(
-        _early(_route), grid, LANES, share.stream, chosen.out, share.out, probabilities.src[0],
-        probabilities.node.shape[-1], n_used, *limits, shared_bytes=least_shared(),
+        placed_early(_add_experts), blocks, _THREADS, total.stream, total.out, other, over.src[0],
+        n, n_used, shared_bytes=least_shared(),
     )  # fmt: skip
 
 
@@ -209,5 +122,3 @@ EXPERTS_WEIGHTED = Fusion((*_GATED, "mul"), _are_weighted, _bind_gated)
 EXPERTS_GATED = Fusion(_GATED, _are_gated, _bind_gated)
 # The sum may lie where what is added does, but not where the experts' results do.
 EXPERTS_SUM = Fusion(("repeat_back", "add"), _is_sum, _bind_sum, Memory.INPLACE_FIRST, leads=1)
-_CHOICE = ("soft_max", "top_k", "get_rows", "repeat_back", "clamp", "div")
-EXPERTS_ROUTER = Fusion(_CHOICE, _chooses, _bind_router)

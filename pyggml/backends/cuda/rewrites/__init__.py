@@ -13,7 +13,6 @@ from pyggml.backends.cuda.gemm.cublas import has_cublas
 from pyggml.backends.cuda.ops.few import NORM_GATED, NORM_PRODUCT, NORM_PRODUCTS, PRODUCT_ADD
 from pyggml.backends.cuda.ops.few_experts import (
     EXPERTS_GATED,
-    EXPERTS_ROUTER,
     EXPERTS_SUM,
     EXPERTS_WEIGHTED,
 )
@@ -23,6 +22,7 @@ from pyggml.backends.cuda.ops.next_token import LIKELIEST_ADVANCE
 from pyggml.backends.cuda.ops.norm_mul import ADD_COPY_NORM, ADD_NORM, NORM_BACK_ADD
 from pyggml.backends.cuda.ops.norm_rope import NORM_ROPE, ROPE_BACK_NORM_BACK
 from pyggml.backends.cuda.ops.products import OUT_PROD_SCALED, PRODUCT_SCALED
+from pyggml.backends.cuda.ops.router import EXPERTS_NORM_ROUTER, EXPERTS_ROUTER
 from pyggml.backends.cuda.rewrites.expert_units import with_expert_units
 from pyggml.backends.cuda.rewrites.formulas import with_formulas
 from pyggml.backends.cuda.rewrites.fuse import fuse
@@ -52,6 +52,7 @@ def _rounding(change: Callable[[Graph], Graph]) -> Rewrite:
 FUSIONS = (
     ATTENDED_HEADS,
     HEADS,
+    EXPERTS_NORM_ROUTER,
     NORM_GATED,
     NORM_PRODUCTS,
     ADD_COPY_NORM,

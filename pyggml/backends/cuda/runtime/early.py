@@ -19,10 +19,11 @@ carve-out (`driver.allow_shared`). Cards before Hopper (compute capability 9.0) 
 """
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pyggml.backends.cuda.code.jit import ALWAYS_SHARED, most_shared
+from pyggml.backends.cuda.code.jit import ALWAYS_SHARED, kernel, most_shared
 from pyggml.backends.cuda.code.ptx import plain
 from pyggml.backends.cuda.runtime.driver import CudaSupportError, cuda, versions
 from pyggml.backends.cuda.runtime.launches import launches
@@ -39,20 +40,26 @@ Reads = Callable[[tuple[Any, ...]], Iterable[Any]]
 _EARLY: WeakKeyDictionary[Any, Reads] = WeakKeyDictionary()
 
 
-def begins_early(kernel: Any, reads: Reads) -> Any:
+def begins_early(made: Any, reads: Reads) -> Any:
     """The kernel, noted as one that calls `await_others` and `release_others`.
 
     reads: of a launch's arguments, the arrays that it reads before it waits
     """
-    _EARLY[kernel] = reads
-    return kernel
+    _EARLY[made] = reads
+    return made
+
+
+@cache
+def placed_early(function: Callable) -> Any:
+    """A kernel of this function, which reads nothing before it waits."""
+    return begins_early(kernel(function, shared_bytes=least_shared()), lambda arguments: ())
 
 
 def read_early(step: Call) -> list[Any] | None:
     """The arrays that a step reads before it waits; None if it is of no such kernel."""
-    for kernel, arguments in launches(step):
-        if kernel in _EARLY:
-            return list(_EARLY[kernel](arguments))
+    for launched, arguments in launches(step):
+        if launched in _EARLY:
+            return list(_EARLY[launched](arguments))
     return None
 
 

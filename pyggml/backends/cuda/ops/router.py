@@ -1,0 +1,253 @@
+"""The choice of experts in generation: the best of a softmax, and what they have of their sum.
+
+A token waits for launches: so the choice is one. On a card with clusters the norm before it and the
+router's product are part of it: the blocks of a cluster share out the rows of the router's matrix,
+which they read before the launch before has ended, and send the scores to the first, which chooses.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.attention.cluster import MOST_BLOCKS, has_clusters
+from pyggml.backends.cuda.code import cluster_ptx, ptx
+from pyggml.backends.cuda.code.blocks import block_sum
+from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, store_four
+from pyggml.backends.cuda.code.jit import device, kernel
+from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_max, warp_sum
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.early import (
+    await_others,
+    begins_early,
+    least_shared,
+    placed_early,
+    release_others,
+)
+from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.kernel import Compute, Site
+from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX, small
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor
+
+# -- the choice -----------------------------------------------------------------------------------
+
+_MOST_EXPERTS = 512  # 4 KiB of ranks
+_INDICES = (1 << 31) - 1  # the bits of a rank that hold an index; those above hold a probability
+_MINUS_INF = np.float32(-np.inf)
+
+
+@device
+def _rank(p, i):
+    """The rank of a probability p at index i: of equal ones the lower index is before."""
+    return (np.int64(ptx.bits_of(p)) << 31) | (_INDICES - i)
+
+
+@device
+def _choose(chosen, weights, row, x, at, n, n_used, least, greatest):
+    """Of the n scores from x[at] on, by a warp: the n_used likeliest of their softmax, and their
+    probabilities, divided by their sum between `least` and `greatest`."""
+    ranks = cuda.shared.array(_MOST_EXPERTS, np.int64)
+    picked = cuda.shared.array(_MOST_EXPERTS, np.float32)
+    lane = np.int64(cuda.threadIdx.x)
+    top, total = _MINUS_INF, ZERO
+    for i in range(lane, n, LANES):
+        top = max(top, x[at + i])
+    top = warp_max(top)
+    top = ZERO if top == _MINUS_INF else top
+    for i in range(lane, n, LANES):
+        total += math.exp(x[at + i] - top)
+    total = warp_sum(total)
+    share = ONE / total if total > ZERO else ZERO
+    for i in range(lane, n, LANES):
+        ranks[i] = _rank(math.exp(x[at + i] - top) * share, i)
+    of_chosen = total - total  # NaN where a score is
+    for j in range(n_used):
+        best = np.int64(-1)
+        for i in range(lane, n, LANES):
+            best = max(best, ranks[i])
+        best = warp_max(best)
+        i, p = _INDICES - (best & _INDICES), ptx.as_float(np.uint32(best >> 31))
+        if i % LANES == lane:
+            ranks[i] = -1
+            chosen[row * n_used + j] = i
+            picked[j] = p
+        of_chosen += p
+    sync_warp()
+    rate = ONE / min(max(of_chosen, least), greatest)
+    for j in range(lane, n_used, LANES):
+        weights[row * n_used + j] = picked[j] * rate
+    sync_warp()  # before the next row's are picked
+
+
+def _route(chosen, weights, x, n, n_used, least, greatest):
+    """The choice for each row of x (rows, n), by a warp."""
+    await_others()
+    release_others()
+    for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
+        _choose(chosen, weights, row, x, row * n, n, n_used, least, greatest)
+
+
+def _chooses(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+    """The best of a softmax, and what they have of their sum."""
+    probabilities, chosen, weights, total, limited, share = nodes
+    scores, p = probabilities.src, probabilities.params
+    table, ids = weights.src
+    plain = len(scores) == 1 and scores[0].is_contiguous and p["scale"] == 1 and not p["masked"]
+    whole = chosen.src[0] is probabilities and table.root is probabilities and ids is chosen
+    read = is_read[0] or any(is_read[2:5]) or probabilities.saved
+    of_row = total.shape == (chosen.shape[0], 1, 1) and share.src == (weights, limited)
+    return plain and whole and not read and of_row and scores[0].shape[-1] <= _MOST_EXPERTS
+
+
+def _limits(limited: Site) -> tuple[np.float32, np.float32]:
+    """Of the sum of the chosen probabilities."""
+    low, high = (limited.node.params[name] for name in ("low", "high"))
+    return np.float32(low), np.float32(high)
+
+
+def _bind_router(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+    probabilities, chosen, *_, limited, share = sites
+    n_rows, n_used = chosen.node.shape
+    grid = small(max(1, min(n_rows, 1 << 16)))
+    return launch(
+        placed_early(_route), grid, LANES, share.stream, chosen.out, share.out,
+        probabilities.src[0], probabilities.node.shape[-1], n_used, *_limits(limited),
+        shared_bytes=least_shared(),
+    )  # fmt: skip
+
+
+# -- with its norm and its product ----------------------------------------------------------------
+
+_WARPS = 16  # of a block
+_THREADS = _WARPS * LANES
+_HELD = 16  # fours of a row of W that a lane holds
+_FEW_ROWS = 8  # of x, each of which a cluster reads W for
+_MOST_NUMBERS = 8192  # of a row of x: 32 KiB of shared memory
+
+
+@device
+def _norm(y, out, x, weights, row, k, eps, writes):
+    """y = rms_norm(x[row]) · weights in shared memory, and in `out` if this block writes it."""
+    parts = cuda.shared.array(_THREADS, np.float32)
+    squares = ZERO
+    for j in range(4 * cuda.threadIdx.x, k, 4 * _THREADS):
+        a, b, c, d = load_four(x, row * k + j)
+        squares += (a * a + b * b) + (c * c + d * d)
+    r = ONE / math.sqrt(block_sum(squares, parts) / np.float32(k) + eps)
+    for j in range(4 * cuda.threadIdx.x, k, 4 * _THREADS):
+        (a, b, c, d), (p, q, s, t) = load_four(x, row * k + j), load_four(weights, j)
+        a, b, c, d = a * r * p, b * r * q, c * r * s, d * r * t
+        store_four(y, j, a, b, c, d)
+        if writes:
+            store_four(out, row * k + j, a, b, c, d)
+
+
+@device
+def _hold(held, w, row, first, k):
+    """A lane's fours of a row of W, _HELD · LANES of them from `first` on; zeros after its end."""
+    for i in range(_HELD):
+        j = 4 * (first + cuda.threadIdx.x % LANES + i * LANES)
+        a, b, c, d = ZERO, ZERO, ZERO, ZERO
+        if j < k:
+            a, b, c, d = load_four(w, row * k + j)
+        held[i, 0], held[i, 1], held[i, 2], held[i, 3] = a, b, c, d
+
+
+@device
+def _product(held, y, first, k):
+    """The lane's part of the product of these with y."""
+    total = ZERO
+    for i in range(_HELD):
+        j = 4 * (first + cuda.threadIdx.x % LANES + i * LANES)
+        if j < k:
+            a, b, c, d = load_four(y, j)
+            total += (held[i, 0] * a + held[i, 1] * b) + (held[i, 2] * c + held[i, 3] * d)
+    return total
+
+
+@cache
+def _normed_router() -> Any:
+    place, of_lane = cluster_ptx.clusters_of(MOST_BLOCKS), (_HELD, 4)
+
+    def route(chosen, weights, out, x, of_norm, w, sizes, eps, least, greatest):
+        """The choice for row blockIdx.y of x, by a cluster; out = rms_norm(x) · of_norm."""
+        place()
+        k, n, n_used, writes = sizes
+        barrier = cuda.shared.array(1, np.uint64)
+        scores = cuda.shared.array(_MOST_EXPERTS, np.float32)
+        y = cuda.shared.array(0, np.float32)
+        held = cuda.local.array(of_lane, np.float32)
+        row, warp = np.int64(cuda.blockIdx.y), np.int64(cuda.threadIdx.x // LANES)
+        if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
+            cluster_ptx.expect_bytes(barrier, np.uint32(4 * n))
+        cluster_ptx.arrive_in_cluster()
+        expert, apart = warp * MOST_BLOCKS + cuda.blockIdx.x, MOST_BLOCKS * _WARPS
+        if expert < n:
+            _hold(held, w, expert, 0, k)
+        await_others()
+        _norm(y, out, x, of_norm, row, k, eps, writes and cuda.blockIdx.x == 0)
+        cuda.syncthreads()
+        release_others()
+        cluster_ptx.await_cluster()
+        first = np.int64(0)
+        while expert < n:
+            total = ZERO
+            while first < k // 4:
+                total += _product(held, y, first, k)
+                first += _HELD * LANES
+                if first < k // 4:
+                    _hold(held, w, expert, first, k)
+            total = warp_sum(total)
+            if cuda.threadIdx.x % LANES == 0:
+                cluster_ptx.send(scores, 4 * expert, barrier, np.uint32(0), total)
+            expert, first = expert + apart, np.int64(0)
+            if expert < n:
+                _hold(held, w, expert, first, k)
+        if cuda.blockIdx.x == 0 and warp == 0:
+            cluster_ptx.await_bytes(barrier)
+            _choose(chosen, weights, row, scores, 0, n, n_used, least, greatest)
+
+    made = kernel(route, most_threads=_THREADS, shared_bytes=_dynamic_bytes(_MOST_NUMBERS))
+    return begins_early(made, lambda arguments: arguments[4:6])
+
+
+def _dynamic_bytes(k: int) -> int:
+    """Of y, and what a launch that begins early asks for at least."""
+    return max(4 * k, least_shared())
+
+
+def _norms_and_chooses(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+    """The same of the product of a normalised x of few rows, with a matrix in float32."""
+    norm, product, *choice = nodes
+    (x, weights), (w, a), scores = norm.src, product.src, choice[0].src[0]
+    if is_read[1] or scores.root is not product or not _chooses(choice, is_read[2:], compute):
+        return False
+    n_rows, k = x.n_elements // norm.shape[-1], w.shape[-1]
+    follows = a.root is norm and a.n_elements == norm.n_elements and norm.shape[-1] == k
+    in_fours = all(t.dtype is F32 and t.is_contiguous and lies_in_fours(t) for t in (x, weights, w))
+    fits = k % 4 == 0 and k <= _MOST_NUMBERS and n_rows <= _FEW_ROWS and len(w.shape) == 2
+    return HAS_PTX and has_clusters() and follows and in_fours and fits
+
+
+def _bind_normed(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+    norm, product, _, chosen, *_, limited, share = sites
+    (n_rows, n_used), (n, k) = chosen.node.shape, product.node.src[0].shape
+    out = norm.out if is_read[0] else norm.src[0]
+    return launch(
+        _normed_router(), (MOST_BLOCKS, n_rows), _THREADS, share.stream, chosen.out, share.out, out,
+        norm.src[0], norm.src[1], product.src[0], (k, n, n_used, is_read[0]), norm.scalars[0],
+        *_limits(limited), shared_bytes=_dynamic_bytes(k),
+    )  # fmt: skip
+
+
+_CHOICE = ("soft_max", "top_k", "get_rows", "repeat_back", "clamp", "div")
+EXPERTS_ROUTER = Fusion(_CHOICE, _chooses, _bind_router)
+EXPERTS_NORM_ROUTER = Fusion(
+    ("rms_norm_mul", "mul_mat", *_CHOICE), _norms_and_chooses, _bind_normed
+)
