@@ -116,7 +116,7 @@ def test_a_captured_call_waits_for_what_it_is_told(card):
 
 
 def test_what_may_begin_early():
-    """A launch that waits for launches, and reads early what none before it writes."""
+    """A launch that waits for launches, and reads early what those have awaited themselves."""
     w, x, y, z = (cuda.to_device(np.zeros(4, np.float32)) for _ in "wxyz")
 
     def early(out, a, b):
@@ -126,14 +126,15 @@ def test_what_may_begin_early():
     steps = (
         launch(early, 1, 1, None, x, x, w),
         launch(early, 1, 1, None, y, x, w),
-        launch(early, 1, 1, None, z, y, x),  # x is made by the first
+        launch(early, 1, 1, None, z, y, x),  # x is made by the first, which the second awaits
+        launch(early, 1, 1, None, z, y, y),  # y is made by the second
         launch(None, 1, 1, None, y, z, w),  # by another kernel
         of_library(None, reads=[y], writes=[x]),
         launch(early, 1, 1, None, z, x, w),  # after a library's
     )
     calls = [BoundCall(in_turn(*steps), bound_to(x, y, z))]
     waits = side_by_side(calls)[1]()
-    assert may_begin_early(calls, waits) == [True, True, False, False, False, False]
+    assert may_begin_early(calls, waits) == [True, True, True, False, False, False, False]
 
 
 @pytest.mark.skipif(SIMULATED, reason="the simulator captures nothing")

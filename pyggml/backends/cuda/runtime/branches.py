@@ -40,18 +40,23 @@ def _accesses(calls: Iterable[BoundCall]) -> Iterator[Access]:
 def may_begin_early(calls: Sequence[BoundCall], before: Waits) -> list[bool]:
     """For each step: whether it may begin before the steps that it waits for have ended (early.py).
 
-    They must be launches, and none before it may write what it reads early.
+    They must be launches. What it reads early must be written by none before it but such as have
+    ended when one of these is released: those that this one waits for itself.
     """
-    may_begin, written = list[bool](), list[Range]()
+    may_begin, writers = list[bool](), list[tuple[Range, int]]()
+    ended = list[int]()  # of each step, bits of all steps that have ended when it is released
     every = [step for call in calls for step in steps(call)]
-    for step, access, waited in zip(every, _accesses(calls), before, strict=True):
-        early = read_early(step)
+    for i, (step, access) in enumerate(zip(every, _accesses(calls), strict=True)):
+        early, known = read_early(step), 0
+        for j in before[i]:
+            known |= ended[j]
         may_begin.append(
             early is not None
-            and all(any(launches(every[i])) for i in waited)
-            and not any(r.meets(w) for r in ranges(early) for w in written)
+            and all(any(launches(every[j])) for j in before[i])
+            and all(known >> j & 1 or not r.meets(w) for r in ranges(early) for w, j in writers)
         )
-        written += access.writes
+        writers += ((w, i) for w in access.writes)
+        ended.append(known | sum(1 << j for j in before[i]))
     return may_begin
 
 
