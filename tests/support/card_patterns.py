@@ -145,14 +145,6 @@ def experts(weighted=True):
     return Graph.of(mul(inner, numbers(2, 3, 1)) if weighted else scale(inner, 2.0)), []
 
 
-def summed_experts():
-    """The last product of three of five experts, for two tokens, its sum and a residual."""
-    ids = leaf(np.array([[4, 0, 2], [2, 3, 1]], np.int32))
-    w = leaf(packed(5 * 104, 512).data.reshape(5, 104, -1), dtype=DTYPES["Q4_K"])
-    y = repeat_back(mul_mat_id(w, numbers(2, 3, 512), ids), (2, 1, 104))
-    return Graph.of(add(numbers(2, 104), reshape(y, (2, 104)))), []
-
-
 def sum_of_experts():
     y = repeat_back(numbers(3, 4, 24), (3, 1, 24))
     return Graph.of(add(numbers(3, 24), reshape(y, (3, 24)))), []
@@ -197,7 +189,6 @@ PATTERNS = {
     "likeliest+advance": chosen,
     "mul_mat_id+mul_mat_id+swiglu+mul": experts,
     "mul_mat_id+mul_mat_id+swiglu": lambda: experts(weighted=False),
-    "mul_mat_id+repeat_back+add": summed_experts,
     "repeat_back+add": sum_of_experts,
     "soft_max+top_k+get_rows+repeat_back+clamp+div": router,
     "rms_norm_mul+mul_mat+soft_max+top_k+get_rows+repeat_back+clamp+div": normed_router,

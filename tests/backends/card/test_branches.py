@@ -125,7 +125,7 @@ def test_what_may_begin_early():
     begins_early(early, lambda arguments: arguments[2:])  # b
     steps = (
         launch(early, 1, 1, None, x, x, w),
-        launch(early, 1, 1, None, y, x, w),
+        launch(early, 1, 1, None, y, x, w, writes=[y]),
         launch(early, 1, 1, None, z, y, x),  # x is made by the first, which the second awaits
         launch(early, 1, 1, None, z, y, y),  # y is made by the second
         launch(None, 1, 1, None, y, z, w),  # by another kernel

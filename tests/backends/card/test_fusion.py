@@ -30,11 +30,7 @@ OF_HALVES = {
     "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows+flash_attn_ext",
 }
 OF_ROWS = dict.fromkeys(OF_DIGITS, 4e-5) | dict.fromkeys(OF_HALVES, 3e-3)
-OF_EXPERTS = {
-    "mul_mat_id+mul_mat_id+swiglu+mul",
-    "mul_mat_id+mul_mat_id+swiglu",
-    "mul_mat_id+repeat_back+add",
-}
+OF_EXPERTS = {"mul_mat_id+mul_mat_id+swiglu+mul", "mul_mat_id+mul_mat_id+swiglu"}
 # A's digits are the same ones with and without what follows the product.
 IN_BF16 = OF_DIGITS | OF_EXPERTS | {"mul_mat+add"}
 ON_A_CARD = IN_BF16 | {

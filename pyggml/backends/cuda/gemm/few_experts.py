@@ -1,15 +1,12 @@
 """Products with one weight per expert, of few rows: packed weights and x in digits, in one launch.
 
     y[r] = x[r] · w[e]ᵀ        y[r] = silu(x[r] · gate[e]ᵀ) · (x[r] · up[e]ᵀ) · weights[r]
-    z[t] = added[t] + Σ over the rows r of token t of y[r]
 
 e = ids[r]. The blocks of a row are a column of the grid. They find its expert, share the rows of
 its matrix, and round x by themselves (packed_dots.py). As ids come from a launch before, weights
-are not fetched before that has ended. A row of an id that is no expert is 0; the fault is noted.
-
-Where results are summed, the blocks of a token's experts are a cluster. Each sends its numbers to
-the block that adds them up. The ids are known to the launch before already, which makes x: so
-weights are fetched while that runs.
+are not fetched before that has ended; but where another launch with these ids makes x, as for the
+last product of experts, they are fetched while that runs. A row of an id that is no expert is 0;
+the fault is noted.
 """
 
 from dataclasses import dataclass
@@ -18,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.attention.cluster import MOST_BLOCKS, has_clusters
-from pyggml.backends.cuda.code import cluster_ptx
 from pyggml.backends.cuda.code.formulas import ZERO, silu
 from pyggml.backends.cuda.code.fours import vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
@@ -39,7 +34,6 @@ from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DType
 
 _BLOCKS = 132  # one for each multiprocessor of a large card
-_MOST_SUMS, _FEWEST_BLOCKS = 1024, 8  # rows of a block, and blocks of an expert, where it sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +41,8 @@ class ExpertProduct:
     """A result (rows, n) of x (rows / rows_of_x, k) and w (n_experts, n, k), by ids (rows,).
 
     up, weights: of a gated product, the second matrix and what multiplies each row (None: 1)
-    n_used, added: of a sum, the rows of a token, and what is added to it; n_used is 0 of none
     fault: the cell and the number of a fault, of an id that is no expert
+    knows_ids: whether the launch that makes x awaits that which makes the ids
     """
 
     out: Any
@@ -61,8 +55,7 @@ class ExpertProduct:
     fault: tuple[Any, np.int32]
     up: Any = None
     weights: Any = None
-    n_used: int = 0
-    added: Any = None
+    knows_ids: bool = False
 
 
 def takes(dtype: DType, shape: tuple[int, ...]) -> bool:
@@ -71,31 +64,21 @@ def takes(dtype: DType, shape: tuple[int, ...]) -> bool:
     return serves(dtype, 1, k) and n * (k // dtype.block) * dtype.block_bytes % 16 == 0
 
 
-def sums(shape: tuple[int, ...], n_used: int) -> bool:
-    """Whether a launch can add up the results of a token's n_used experts of this shape."""
-    return has_clusters() and n_used <= MOST_BLOCKS and shape[1] <= _MOST_SUMS * _FEWEST_BLOCKS
-
-
 def expert_products(p: ExpertProduct, stream: Any) -> Call:
-    """The launch, for what `takes` allows, and `sums` where n_used is not 0."""
+    """The launch, for what `takes` allows."""
     n_experts, n, k = p.shape
     n_rows = p.ids.size
     part = RowProduct(p.out, p.w, p.dtype, n, up=p.up)
     vectorized = k % 4 == 0 and vectorizable(p.x)
-    fewest = _FEWEST_BLOCKS if p.n_used else 1
-    of = plan([part], [max(fewest, _BLOCKS // n_rows)], 1, k, vectorized)
+    of = plan([part], [max(1, _BLOCKS // n_rows)], 1, k, vectorized)
     (kind,), (n_blocks,), (cut,) = of.kinds, of.blocks, of.cuts
     w, up = p.w.view(np.uint8), (p.w if p.up is None else p.up).view(np.uint8)
+    weights = p.x if p.weights is None else p.weights
     sizes = n_experts, n, k, p.rows_of_x, w.size // n_experts
-    if p.n_used:
-        run, more = _summing_kernel(kind, p.n_used), [p.added]
-        grid: tuple[int, ...] = (p.n_used, n_blocks, n_rows // p.n_used)
-    else:
-        run, grid = _kernel(kind, p.weights is not None), (n_blocks, n_rows)
-        more = [up, p.x if p.weights is None else p.weights]
+    run = _kernel(kind, p.weights is not None, p.knows_ids)
     return launch(
-        run, grid, 32 * of.n_warps, stream, p.out, p.x, p.ids, w, *more, sizes, cut, of.layout,
-        *p.fault, shared_bytes=of.n_bytes,
+        run, (n_blocks, n_rows), 32 * of.n_warps, stream,
+        p.out, p.x, p.ids, w, up, weights, sizes, cut, of.layout, *p.fault, shared_bytes=of.n_bytes,
     )  # fmt: skip
 
 
@@ -133,7 +116,7 @@ def _leave_empty(y, row, n, fault, number):
 
 
 @cache
-def _kernel(kind: DotShape, is_weighted: bool) -> Any:
+def _kernel(kind: DotShape, is_weighted: bool, knows_ids: bool) -> Any:
     begin, add, finish = beginner(kind), adder(kind), _finisher(kind, is_weighted)
     n_groups, vectorized = kind.unit.n_groups, kind.vectorized
     round_x = digits.rounder(1, n_groups, False, vectorized, kind.has_halves)
@@ -144,81 +127,28 @@ def _kernel(kind: DotShape, is_weighted: bool) -> Any:
         floats = cuda.shared.array(0, np.float32)
         row = np.int64(cuda.blockIdx.y)
         first, n_rows = rows_of(cut, np.int64(cuda.blockIdx.x))
-        await_others()
+        if knows_ids:
+            cuda.threadfence()  # they are read early, and may be others than they were
+        else:
+            await_others()
         expert = np.int64(ids[np.uint64(row)])
-        if not 0 <= expert < n_experts:
-            release_others()
-            _leave_empty(y, row, n, fault, number)
-            return
-        start, of_x = expert * of_expert, row // rows_of_x * k
+        is_expert = 0 <= expert < n_experts
+        start, of_x = expert * of_expert if is_expert else 0, row // rows_of_x * k
         own, own_up = w[start : start + of_expert], up[start : start + of_expert]
         part = (y, y, own, own_up, n, cut, False)
         begin(memory, part, layout, first, n_rows)
+        if knows_ids:
+            await_others()
         round_x(memory, floats, x[of_x : of_x + k], k, layout.a, (x, ZERO, x, False))
         cuda.syncthreads()
         release_others()
+        if not is_expert:
+            _leave_empty(y, row, n, fault, number)
+            return
         add(memory, floats, part, layout, first, n_rows)
         cuda.syncthreads()
         factor = weights[np.uint64(row)] if is_weighted else ZERO
         finish(floats, y, row * n + first, factor, cut, layout, min(n_rows, n - first))
 
     made = kernel(multiply, most_threads=32 * MOST_WARPS, shared_bytes=shared_bytes())
-    return begins_early(made, lambda arguments: [])
-
-
-@cache
-def _summing_kernel(kind: DotShape, n_used: int) -> Any:
-    begin, add, units = beginner(kind), adder(kind), kind.units
-    round_x = digits.rounder(1, kind.unit.n_groups, False, kind.vectorized, kind.has_halves)
-    place, of_numbers = cluster_ptx.clusters_of(n_used), (n_used, -(-_MOST_SUMS // n_used))
-
-    def multiply(z, x, ids, w, added, sizes, cut, layout, fault, number):
-        place()
-        n_experts, n, k, _, of_expert = sizes
-        barrier = cuda.shared.array(1, np.uint64)
-        numbers = cuda.shared.array(of_numbers, np.float32)
-        memory = cuda.shared.array(0, np.uint32)
-        floats = cuda.shared.array(0, np.float32)
-        token, used = np.int64(cuda.blockIdx.z), np.int64(cuda.blockIdx.x)
-        row, thread = token * n_used + used, np.int64(cuda.threadIdx.x)
-        first, n_rows = rows_of(cut, np.int64(cuda.blockIdx.y))
-        n_own = min(n_rows, n - first)
-        if thread == 0:
-            n_mine = (n_own - used + n_used - 1) // n_used
-            cluster_ptx.expect_bytes(barrier, np.uint32(4 * n_used * n_mine))
-        cluster_ptx.arrive_in_cluster()
-        cuda.threadfence()  # the ids are read early, and may be others than they were
-        expert = np.int64(ids[np.uint64(row)])
-        is_expert = 0 <= expert < n_experts
-        start = expert * of_expert if is_expert else 0
-        part = (z, z, w[start : start + of_expert], w, n, cut, False)
-        begin(memory, part, layout, first, n_rows)
-        await_others()
-        round_x(memory, floats, x[row * k : row * k + k], k, layout.a, (x, ZERO, x, False))
-        mine, of_z, held = thread * n_used + used, token * n + first, ZERO
-        if mine < n_own:
-            held = added[np.uint64(of_z + mine)]
-        cuda.syncthreads()
-        release_others()
-        add(memory, floats, part, layout, first, n_rows)
-        cuda.syncthreads()
-        cluster_ptx.await_cluster()  # until then another block may not have begun
-        i = thread
-        while i < n_own:
-            total = row_sum(floats, (layout.sums >> 2) + i * units, units) if is_expert else ZERO
-            to = 4 * (used * of_numbers[1] + i // n_used)
-            cluster_ptx.send(numbers, to, barrier, np.uint32(i % n_used), total)
-            i += cuda.blockDim.x
-        if mine < n_own:
-            cluster_ptx.await_bytes(barrier)
-        while mine < n_own:
-            at, total = np.uint64(of_z + mine), ZERO
-            for j in range(n_used):
-                total += numbers[j, mine // n_used]
-            z[at] = (held if mine < cuda.blockDim.x * n_used else added[at]) + total
-            mine += cuda.blockDim.x * n_used
-        if thread == 0 and not is_expert:
-            cuda.atomic.max(fault, 0, number)
-
-    made = kernel(multiply, most_threads=32 * MOST_WARPS, shared_bytes=shared_bytes())
-    return begins_early(made, lambda arguments: arguments[2:4])
+    return begins_early(made, lambda arguments: arguments[2:5] if knows_ids else [])

@@ -17,6 +17,7 @@ from pyggml.backends.cuda.gemm.few_experts import ExpertProduct, expert_products
 from pyggml.backends.cuda.gemm.grouped import order_call, product_call, tile_of
 from pyggml.backends.cuda.gemm.grouped_tile import GroupedTile
 from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.fusion import maker
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX, small
@@ -258,7 +259,7 @@ def few_rows(site: Site) -> ExpertProduct:
     fault, (n_experts, n, k) = _fault(site, w.shape[0]), w.shape
     return ExpertProduct(
         site.out, site.src[1], site.src[2], _rows_of(x, ids), site.src[0], w.dtype,
-        (n_experts, n, k), fault,
+        (n_experts, n, k), fault, knows_ids=ids in maker(x).src,
     )  # fmt: skip
 
 

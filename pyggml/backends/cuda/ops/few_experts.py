@@ -12,7 +12,7 @@ import numpy as np
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.fours import load_four, store_four, sum_of_fours, vectorizable
 from pyggml.backends.cuda.code.jit import kernel
-from pyggml.backends.cuda.gemm.few_experts import expert_products, sums
+from pyggml.backends.cuda.gemm.few_experts import expert_products
 from pyggml.backends.cuda.ops.experts import are_few, few_rows
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
@@ -61,28 +61,6 @@ def _bind_gated(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
         weights = next(array for t, array in places if t.root is not gated.node)
     product = replace(few_rows(gate), out=last.out, up=up.src[0], weights=weights)
     return expert_products(product, last.stream)
-
-
-# -- the last product of experts, their sum, and a residual --------------------------------------
-
-
-def _are_summed(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
-    """Σ_u x[:, u] · w[e]ᵀ + other, of few rows."""
-    product, over, _ = nodes
-    w, _, ids = product.src
-    if is_read[0] or over.src[0].root is not product or not are_few(product, compute):
-        return False
-    n_used = ids.shape[-1]
-    alone = ids.n_elements == n_used * over.shape[0] and product.shape == over.src[0].shape
-    return alone and sums(w.shape, n_used) and _is_sum(nodes[1:], is_read[1:], compute)
-
-
-def _bind_summed(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
-    product, _, total = sites
-    other = next(a for a in total.src if a is not None)
-    n_used = product.node.src[2].shape[-1]
-    of = replace(few_rows(product), out=total.out, n_used=n_used, added=other)
-    return expert_products(of, total.stream)
 
 
 # -- the sum over experts, and a residual ---------------------------------------------------------
@@ -143,7 +121,4 @@ _GATED = ("mul_mat_id", "mul_mat_id", "swiglu")
 EXPERTS_WEIGHTED = Fusion((*_GATED, "mul"), _are_weighted, _bind_gated)
 EXPERTS_GATED = Fusion(_GATED, _are_gated, _bind_gated)
 # The sum may lie where what is added does, but not where the experts' results do.
-EXPERTS_SUMMED = Fusion(
-    ("mul_mat_id", "repeat_back", "add"), _are_summed, _bind_summed, Memory.INPLACE_FIRST, leads=2
-)
 EXPERTS_SUM = Fusion(("repeat_back", "add"), _is_sum, _bind_sum, Memory.INPLACE_FIRST, leads=1)

@@ -18,7 +18,7 @@ from pyggml.backends.cuda.code.blocks import block_sum
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, store_four
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.code.warp import LANES, warp_max, warp_sum
+from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_max, warp_sum
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
     await_others,
@@ -38,7 +38,6 @@ from pyggml.graph.tensor import Tensor
 # -- the choice -----------------------------------------------------------------------------------
 
 _MOST_EXPERTS = 512  # 4 KiB of ranks
-_ROUTING = 128  # threads of a block that chooses alone
 _INDICES = (1 << 31) - 1  # the bits of a rank that hold an index; those above hold a probability
 _MINUS_INF = np.float32(-np.inf)
 
@@ -51,46 +50,43 @@ def _rank(p, i):
 
 @device
 def _choose(chosen, weights, row, x, at, n, n_used, least, greatest):
-    """Of the n scores from x[at] on, by a block: the n_used likeliest of their softmax, and their
-    probabilities, divided by their sum between `least` and `greatest`.
-
-    The place of an expert is the number of those that are better. x may be in shared memory.
-    """
+    """Of the n scores from x[at] on, by a warp: the n_used likeliest of their softmax, and their
+    probabilities, divided by their sum between `least` and `greatest`."""
     ranks = cuda.shared.array(_MOST_EXPERTS, np.int64)
     picked = cuda.shared.array(_MOST_EXPERTS, np.float32)
-    thread = np.int64(cuda.threadIdx.x)
-    if thread < LANES:
-        top, total = _MINUS_INF, ZERO
-        for i in range(thread, n, LANES):
-            top = max(top, x[at + i])
-        top = warp_max(top)
-        top = ZERO if top == _MINUS_INF else top
-        for i in range(thread, n, LANES):
-            total += math.exp(x[at + i] - top)
-        total = warp_sum(total)
-        share = ONE / total if total > ZERO else ZERO
-        for i in range(thread, n, LANES):
-            ranks[i] = _rank(math.exp(x[at + i] - top) * share, i)
-    cuda.syncthreads()
-    for i in range(thread, n, cuda.blockDim.x):
-        own, place = ranks[i], np.int32(0)
-        for j in range(n):
-            place += np.int32(ranks[j] > own)
-        if place < n_used:
-            chosen[row * n_used + place] = i
-            picked[place] = ptx.as_float(np.uint32(own >> 31))
-    cuda.syncthreads()
-    of_chosen = ZERO
+    lane = np.int64(cuda.threadIdx.x)
+    top, total = _MINUS_INF, ZERO
+    for i in range(lane, n, LANES):
+        top = max(top, x[at + i])
+    top = warp_max(top)
+    top = ZERO if top == _MINUS_INF else top
+    for i in range(lane, n, LANES):
+        total += math.exp(x[at + i] - top)
+    total = warp_sum(total)
+    share = ONE / total if total > ZERO else ZERO
+    for i in range(lane, n, LANES):
+        ranks[i] = _rank(math.exp(x[at + i] - top) * share, i)
+    of_chosen = total - total  # NaN where a score is
     for j in range(n_used):
-        of_chosen += picked[j]
+        best = np.int64(-1)
+        for i in range(lane, n, LANES):
+            best = max(best, ranks[i])
+        best = warp_max(best)
+        i, p = _INDICES - (best & _INDICES), ptx.as_float(np.uint32(best >> 31))
+        if i % LANES == lane:
+            ranks[i] = -1
+            chosen[row * n_used + j] = i
+            picked[j] = p
+        of_chosen += p
+    sync_warp()
     rate = ONE / min(max(of_chosen, least), greatest)
-    for j in range(thread, n_used, cuda.blockDim.x):
+    for j in range(lane, n_used, LANES):
         weights[row * n_used + j] = picked[j] * rate
-    cuda.syncthreads()  # before the next row's are picked
+    sync_warp()  # before the next row's are picked
 
 
 def _route(chosen, weights, x, n, n_used, least, greatest):
-    """The choice for each row of x (rows, n), by a block."""
+    """The choice for each row of x (rows, n), by a warp."""
     await_others()
     release_others()
     for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
@@ -120,7 +116,7 @@ def _bind_router(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     n_rows, n_used = chosen.node.shape
     grid = small(max(1, min(n_rows, 1 << 16)))
     return launch(
-        placed_early(_route), grid, small(_ROUTING), share.stream, chosen.out, share.out,
+        placed_early(_route), grid, LANES, share.stream, chosen.out, share.out,
         probabilities.src[0], probabilities.node.shape[-1], n_used, *_limits(limited),
         shared_bytes=least_shared(),
     )  # fmt: skip
@@ -213,7 +209,7 @@ def _normed_router() -> Any:
             expert, first = expert + apart, np.int64(0)
             if expert < n:
                 _hold(held, w, expert, first, k)
-        if cuda.blockIdx.x == 0:
+        if cuda.blockIdx.x == 0 and warp == 0:
             cluster_ptx.await_bytes(barrier)
             _choose(chosen, weights, row, scores, 0, n, n_used, least, greatest)
 

@@ -14,7 +14,6 @@ from pyggml.backends.cuda.ops.few import NORM_GATED, NORM_PRODUCT, NORM_PRODUCTS
 from pyggml.backends.cuda.ops.few_experts import (
     EXPERTS_GATED,
     EXPERTS_SUM,
-    EXPERTS_SUMMED,
     EXPERTS_WEIGHTED,
 )
 from pyggml.backends.cuda.ops.glu import SWIGLU_BACKS
@@ -70,7 +69,6 @@ FUSIONS = (
     EXPERTS_WEIGHTED,
     EXPERTS_GATED,
     EXPERTS_ROUTER,
-    EXPERTS_SUMMED,
     EXPERTS_SUM,
 )
 LORA = with_wide_products, with_gated_gradients, with_expert_units, with_formulas, narrow
