@@ -138,13 +138,18 @@ def test_weights_stay_unpacked_where_there_is_room(card):
     assert len(products(lasting)) == 2 * n_adapted - 3  # no gradient flows on from the first layer
     weights = {card.lasting(t)[0] for t in products(lasting)}
     assert len(weights) == n_adapted
+    (loss,) = (t for t in lasting.nodes if t.op.name == "linear_cross_entropy_unpacked")
+    assert card.lasting(loss) == (loss.src[1], 2 * loss.src[1].n_elements)
+    assert [t.src for t in loss.saved] == [(loss,), (loss,)]
     for t in products(lasting):
         w, n_bytes = card.lasting(t)
         n, k = w.shape
         assert 2 * n * k < n_bytes < 2 * (n + 16) * (k + 128)
     assert plan(lasting, card).n_bytes <= plan(graph, card).n_bytes
     loss = Graph.of(graph["loss"])  # alone it asks for nothing, but reads what is there
-    assert all(t.params["unpacked"] for t in products(with_unpacked_weights(loss, card)))
+    again = with_unpacked_weights(loss, card)
+    assert all(t.params["unpacked"] for t in products(again))
+    assert again.nodes[-1].op.name == "linear_cross_entropy_unpacked"
     card.unpacked.clear()
     assert with_unpacked_weights(loss, card) is loss
 

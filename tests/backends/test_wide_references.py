@@ -2,8 +2,10 @@
 those of experts, are in float64 what the plain graph computes."""
 
 import numpy as np
+import pytest
 from extras import need
 
+from pyggml.backends.cpu import CPU
 from pyggml.backward import build_backward
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import DTYPES, F32
@@ -12,9 +14,21 @@ from pyggml.graph.op import SAVED
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.look.check import in_float64
-from pyggml.ops import add, mul, mul_mat, mul_mat_id, repeat_back, reshape, scale, swiglu
+from pyggml.ops import (
+    add,
+    linear_cross_entropy,
+    linear_cross_entropy_by_row,
+    mul,
+    mul_mat,
+    mul_mat_id,
+    repeat_back,
+    reshape,
+    scale,
+    swiglu,
+)
 from pyggml.ops.product.matmul import mul_mat_add
 from pyggml.quants import quantize
+from pyggml.runtime import Devices, bind, schedule
 
 need("numba_cuda")
 M, K, N, RANK = 20, 32, 64, 4
@@ -122,3 +136,24 @@ def test_experts_in_tiles_are_what_they_are_one_by_one():
         ("mul_mat_id", "F32"), ("mul_mat_id_back", "BF16"), ("mul_mat_id_back", "F32"),
     }  # fmt: skip
     assert {name for name, _ in kinds}.isdisjoint({"swiglu", "swiglu_back_gate", "repeat"})
+
+
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+@pytest.mark.parametrize("loss", [linear_cross_entropy, linear_cross_entropy_by_row])
+def test_a_loss_whose_matrix_stays_unpacked(loss, softcap):
+    """Losses, rows with their target on top, and gradients are those of the plain loss."""
+    from pyggml.backends.cuda.ops.head import with_lasting_matrix
+
+    source = Source()
+    h, w = source.numbers(M, K), source.numbers(N, K)
+    targets = leaf((h.data @ w.data.T).argmax(-1).astype(np.int32))
+    targets.data[::3] = 7
+    weights = leaf((np.arange(M) % 4 / M).astype(np.float32))
+    node = loss(h, w, targets, weights, gradient=True, softcap=softcap)
+    program = bind(schedule(Graph.of(node, *node.saved), Devices([CPU()])))
+    program()
+    op = with_lasting_matrix(node).op
+    made = list(op.results(*(t.data.astype(np.float64) for t in node.src), **node.params))
+    assert op.name == f"{node.op.name}_unpacked" and 0 < made[1] < M
+    for found, t in zip(made, (node, *node.saved), strict=True):
+        np.testing.assert_allclose(program.read(t), found, rtol=1e-4, atol=1e-6)

@@ -1,13 +1,15 @@
 """The output layer and the loss in one: the logits of some rows at a time, and their gradient.
 
 The (rows × vocabulary) matrix never exists as a whole. The matrix of the layer is unpacked once for
-all rows if that does not take too much memory. Rows of weight 0 have gradients of 0; they cost as
-much as others here.
+all rows if that does not take too much memory; or once for all steps, by an op of its own, where a
+card has room (rewrites/unpacked.py). Rows of weight 0 have gradients of 0; they cost as much as
+others here.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,15 +23,25 @@ from pyggml.backends.cuda.code.ptx import bf16_bits, put_four_bf16
 from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
 from pyggml.backends.cuda.ops.losses import sum_of, target_fault
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import (
+    ALIGNMENT,
+    Compute,
+    Kernel,
+    OwnOp,
+    Site,
+    is_of,
+    own_op,
+)
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_row
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.unpack import unpack
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32, DType
+from pyggml.graph.op import SAVED
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
 
+LOSSES = "linear_cross_entropy", "linear_cross_entropy_by_row"
 LOGITS_BYTES = 480 << 20  # of all logits that exist at once: 800 rows of 150,000 tokens
 WEIGHTS_BYTES = 1 << 30  # of a matrix that is unpacked once for all of them
 _ROWS, _EACH = 64, 4
@@ -179,19 +191,24 @@ def _sizes(node: Tensor) -> tuple[int, int, int]:
     return n_rows, chunk, n_rows % chunk or chunk
 
 
-def _whole_bytes(node: Tensor, compute: Compute) -> int:
-    """Bytes of the unpacked matrix, if it is unpacked once for all chunks, else 0."""
-    (n_rows, chunk, _), w = _sizes(node), node.src[1]
-    n_bytes = BF16.block_bytes * w.n_elements
+def unpacked_bytes(node: Tensor, compute: Compute) -> int:
+    """Bytes of the matrix as its products unpack it, 0 if they do not."""
+    (_, chunk, _), w = _sizes(node), node.src[1]
     logits, _ = _products(node, chunk, w.dtype, compute)
-    pays = _rounds(logits) and w.dtype is not BF16
-    several = n_rows > chunk or node.params["gradient"]
-    return n_bytes if pays and several and n_bytes <= WEIGHTS_BYTES else 0
+    return BF16.block_bytes * w.n_elements if _rounds(logits) and w.dtype is not BF16 else 0
+
+
+def _whole_bytes(node: Tensor, compute: Compute) -> int:
+    """These bytes if a run unpacks it once for several products, else 0."""
+    n_rows, chunk, _ = _sizes(node)
+    pays = (n_rows > chunk or node.params["gradient"]) and not _lasting(node)
+    n_bytes = unpacked_bytes(node, compute) if pays else 0
+    return n_bytes if n_bytes <= WEIGHTS_BYTES else 0
 
 
 def _kind(node: Tensor, compute: Compute) -> DType:
     """The type of w as the products get it."""
-    return BF16 if _whole_bytes(node, compute) else node.src[1].dtype
+    return BF16 if _lasting(node) or _whole_bytes(node, compute) else node.src[1].dtype
 
 
 def _parts(node: Tensor, compute: Compute) -> tuple[int, int, int]:
@@ -226,6 +243,24 @@ def _lacks(node: Tensor) -> str | None:
     return None if w.is_contiguous else f"the rows of {w!r} have gaps between them"
 
 
+def _matrix(site: Site, at: int) -> tuple[Any, list[Call]]:
+    """w as the products get it, in scratch from byte `at` on if it is unpacked in every run; and
+    what unpacks it there."""
+    node, packed = site.node, site.src[1]
+    lasting, n_bytes = _lasting(node), BF16.block_bytes * node.src[1].n_elements
+    kind = node.src[1].dtype, site.stream
+    if lasting is not None:
+        memory, is_new = site.lasting(*lasting)
+        w = memory.view(np.uint16)
+        if is_new:
+            unpack(w, packed.view(np.uint8), *kind)()
+        return w, []
+    if not _whole_bytes(node, site.compute):
+        return packed, []
+    w = site.scratch[at : at + n_bytes].view(np.uint16)
+    return w, [unpack(w, packed.view(np.uint8), *kind)]
+
+
 def _bind(site: Site) -> Call:
     n_rows, chunk, _ = _sizes(site.node)
     z_bytes, row_bytes, w_bytes = _parts(site.node, site.compute)
@@ -234,14 +269,10 @@ def _bind(site: Site) -> Call:
     losses, right, ends = numbers[:n_rows], numbers[n_rows : 2 * n_rows], numbers[2 * n_rows :]
     if site.node.shape:
         losses = site.out
-    rest, w, calls = site.scratch[z_bytes + row_bytes :], site.src[1], []
-    if w_bytes:
-        w, rest = (
-            rest[: BF16.block_bytes * site.node.src[1].n_elements].view(np.uint16),
-            rest[w_bytes:],
-        )
-        packed = site.src[1].view(np.uint8)
-        calls.append(unpack(w, packed, site.node.src[1].dtype, site.stream))
+    w, calls, rest = (
+        *_matrix(site, z_bytes + row_bytes),
+        site.scratch[z_bytes + row_bytes + w_bytes :],
+    )
     for first in range(0, n_rows, chunk):
         some = slice(first, min(first + chunk, n_rows))
         rows = losses[some], right[some], *(t[some] for t in site.src[2:])
@@ -283,5 +314,49 @@ def _chunk(
     return calls
 
 
-for _name in ("linear_cross_entropy", "linear_cross_entropy_by_row"):
+for _name in LOSSES:
     declare(_name, Kernel(_bind, lacks=_lacks, scratch=_scratch))
+
+
+# -- with a matrix that stays unpacked ------------------------------------------------------------
+
+
+def _lasting(node: Tensor) -> tuple[int, int] | None:
+    return (1, BF16.block_bytes * node.src[1].n_elements) if is_of(node, *_LASTING) else None
+
+
+def _results(
+    h: np.ndarray, w: np.ndarray, targets: np.ndarray, weights: np.ndarray,
+    *, gradient: bool, softcap: float, of_row: bool,
+) -> Iterator[np.ndarray]:  # fmt: skip
+    """The losses, how many rows with weight have their target on top, and dh."""
+    rows, z = (np.arange(len(h)), targets.astype(np.int64)), h @ w.T
+    capped = softcap * np.tanh(z / softcap) if softcap else z
+    top = capped.max(-1, keepdims=True)
+    p = np.exp(capped - top)
+    losses = weights * (np.log(p.sum(-1)) + top[:, 0] - capped[rows])
+    yield losses if of_row else np.sum(losses)
+    yield np.sum((capped[rows] == top[:, 0]) & (weights != 0)).astype(np.float64)
+    p /= p.sum(-1, keepdims=True)
+    p[rows] -= 1
+    slope = 1 - (capped / softcap) ** 2 if softcap else 1.0
+    if gradient:
+        yield (weights[:, None] * slope * p) @ w
+
+
+def _with_lasting(name: str) -> OwnOp:
+    kernel = Kernel(_bind, lacks=_lacks, scratch=_scratch, lasting=_lasting)
+    results = partial(_results, of_row=name.endswith("by_row"))
+    return own_op(f"{name}_unpacked", kernel, results)
+
+
+_LASTING = {op.name: op for op in map(_with_lasting, LOSSES)}
+
+
+def with_lasting_matrix(node: Tensor) -> Tensor:
+    """The node of a loss whose matrix stays unpacked, for that of one that unpacks it."""
+    assert node.op is not None
+    op = _LASTING[f"{node.op.name}_unpacked"]
+    new = Tensor(node.shape, node.dtype, op, node.src, node.params, node.name)
+    new.saved = tuple(Tensor(t.shape, t.dtype, SAVED, (new,)) for t in node.saved)
+    return new

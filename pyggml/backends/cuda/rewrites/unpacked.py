@@ -1,4 +1,5 @@
-"""Where a card has room, the weights of a training step's wide products stay unpacked, in bfloat16.
+"""Where a card has room, the weights of a training step's wide products and of its loss stay
+unpacked, in bfloat16.
 
 To unpack them takes three tenths of a short step. Half of the memory that is free beside the graph
 and its leaves is used, so that other graphs and programs have room too; these may read what stays.
@@ -7,12 +8,12 @@ Results are the same bits: cuBLAS gets the same numbers at the same distances.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyggml.alloc import plan
 from pyggml.backends.cpu import is_constant
+from pyggml.backends.cuda.ops.head import LOSSES, unpacked_bytes, with_lasting_matrix
 from pyggml.backends.cuda.ops.lora.products import lasting_bytes
 from pyggml.backends.cuda.runtime.kernel import is_of
 from pyggml.graph import Graph
@@ -26,34 +27,42 @@ if TYPE_CHECKING:
 _SHARE = 2  # one part in so many of what is free
 
 
+class _Candidate(NamedTuple):
+    """A weight that a node unpacks, the bytes that it takes, and the node for which it lasts."""
+
+    w: Tensor
+    n_bytes: int
+    successor: Tensor
+
+
 def with_unpacked_weights(graph: Graph, card: CudaBackend) -> Graph:
-    """The graph whose wide products read weights that stay unpacked: in training as many as have
-    room, and those of earlier graphs."""
-    products = {t: lasting_bytes(t) for t in graph.nodes if _may_last(t)}
-    trains = any(is_of(t, "wide_back", "wide_back_add") for t in products)
-    new = {t: n for t, n in products.items() if t.src[-3] not in card.unpacked}
+    """The graph whose wide products and loss read weights that stay unpacked: in training as many
+    as have room, and those of earlier graphs."""
+    candidates = {t: c for t in graph.nodes if (c := _candidate(t, card)) is not None}
+    trains = any(is_of(t, "wide_back", "wide_back_add") for t in candidates)
+    new = [c for c in candidates.values() if c.w not in card.unpacked]
     if trains and new and (left := _room(graph, card)) is not None:
-        for t, n_bytes in new.items():
-            w = t.src[-3]
+        for w, n_bytes, _ in new:
             if w not in card.unpacked and n_bytes <= left:
                 card.unpacked[w] = n_bytes
                 left -= n_bytes
-    return rewrite(graph, dict(_lasting(products, card)))
+    lasting = (
+        (t, c.successor) for t, c in candidates.items() if card.unpacked.get(c.w) == c.n_bytes
+    )
+    return rewrite(graph, dict(lasting))
 
 
-def _may_last(t: Tensor) -> bool:
-    """Whether it is a wide product with a packed weight that never changes."""
-    if not is_of(t, "wide_product", "wide_back", "wide_back_add"):
-        return False
-    w = t.src[-3]
-    return w.op is None and w.base is None and is_constant(w)
-
-
-def _lasting(products: dict[Tensor, int], card: CudaBackend) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each product of a weight that lasts in as many bytes as it asks for, and its successor."""
-    for t, n_bytes in products.items():
-        if card.unpacked.get(t.src[-3]) == n_bytes:
-            yield t, replace(t, params={**t.params, "unpacked": True}, saved=(), data=None)
+def _candidate(t: Tensor, card: CudaBackend) -> _Candidate | None:
+    """Of a node with a packed weight that never changes."""
+    if is_of(t, "wide_product", "wide_back", "wide_back_add"):
+        w, n_bytes = t.src[-3], lasting_bytes(t)
+        successor = replace(t, params={**t.params, "unpacked": True}, saved=(), data=None)
+    elif is_of(t, *LOSSES) and (n_bytes := unpacked_bytes(t, card.compute)):
+        w, successor = t.src[1], with_lasting_matrix(t)
+    else:
+        return None
+    may_last = w.op is None and w.base is None and is_constant(w)
+    return _Candidate(w, n_bytes, successor) if may_last else None
 
 
 def _room(graph: Graph, card: CudaBackend) -> int | None:

@@ -10,7 +10,6 @@ import numpy as np
 
 from pyggml.backends.base import Backend
 from pyggml.backends.cuda.gemm.cublas import workspaces
-from pyggml.backends.cuda.ops.lora.products import lasting_bytes
 from pyggml.backends.cuda.rewrites import rewritten
 from pyggml.backends.cuda.runtime.branches import may_begin_early, side_by_side
 from pyggml.backends.cuda.runtime.captures import Capture
@@ -217,9 +216,8 @@ class CudaBackend(Backend):
         return self._lasting[leaf], is_new
 
     def lasting(self, node: Tensor) -> tuple[Tensor, int] | None:
-        if not node.params.get("unpacked"):
-            return None
-        return node.src[-3].root, lasting_bytes(node)
+        lasting = self._kernel(node).lasting(node)
+        return None if lasting is None else (node.src[lasting[0]].root, lasting[1])
 
     def _elements(self, t: Tensor) -> Any:
         """The tensor's elements and the gaps between, as one axis of the type that holds them."""

@@ -46,9 +46,20 @@ class BoundCall(Call):
         self.site = site
 
 
+def nothing_lasts(_node: Tensor) -> tuple[int, int] | None:
+    """Of a kernel that takes no memory beside a leaf's."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel(kernels.Kernel[Site, Call, Compute]):
-    """The card's way to compute an op: `bind` returns a Call, see launches.py."""
+    """The card's way to compute an op: `bind` returns a Call, see launches.py.
+
+    lasting   (node) -> (index of a source that is a leaf, bytes) as it asks `Site.lasting` for;
+              None if it does not
+    """
+
+    lasting: Callable[[Tensor], tuple[int, int] | None] = nothing_lasts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

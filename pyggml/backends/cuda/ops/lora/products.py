@@ -29,16 +29,21 @@ def lasting_bytes(node: Tensor) -> int:
     return BF16.block_bytes * (w.shape[0] + columns(rank)) * int(step)
 
 
+def _lasting(node: Tensor) -> tuple[int, int] | None:
+    return (len(node.src) - 3, lasting_bytes(node)) if node.params["unpacked"] else None
+
+
 def _right_factor(site: Site, n_bytes: int, step: int, thin: Any, place: Thin) -> tuple[Any, Call]:
     """W in bfloat16, rows `step` apart, with a thin factor in its place; what makes both, or where
     W lasts, the factor's place."""
     w = site.node.src[-3]
     kind = w.dtype, site.stream, w.shape[1], step - w.shape[1]
     packed = site.src[-3].view(np.uint8)
-    if not site.node.params["unpacked"]:
+    lasting = _lasting(site.node)
+    if lasting is None:
         right = site.scratch[:n_bytes].view(np.uint16)
         return right, unpacked_beside(right, packed, *kind, thin, place)
-    memory, is_new = site.lasting(len(site.src) - 3, lasting_bytes(site.node))
+    memory, is_new = site.lasting(*lasting)
     right = memory.view(np.uint16)
     if is_new:
         unpacked_beside(right, packed, *kind, thin, place)()
@@ -96,6 +101,6 @@ def _back_scratch(node: Tensor, compute: Compute) -> int:
     return 0 if node.params["unpacked"] else _back_bytes(node)
 
 
-FORWARD = Kernel(_forward, scratch=_forward_scratch)
-BACK = Kernel(_back, scratch=_back_scratch)
-BACK_ADD = Kernel(_back_added, scratch=_back_scratch)
+FORWARD = Kernel(_forward, scratch=_forward_scratch, lasting=_lasting)
+BACK = Kernel(_back, scratch=_back_scratch, lasting=_lasting)
+BACK_ADD = Kernel(_back_added, scratch=_back_scratch, lasting=_lasting)
