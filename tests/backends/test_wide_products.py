@@ -141,6 +141,7 @@ def test_weights_stay_unpacked_where_there_is_room(card):
     (loss,) = (t for t in lasting.nodes if t.op.name == "linear_cross_entropy_unpacked")
     assert card.lasting(loss) == (loss.src[1], 2 * loss.src[1].n_elements)
     assert [t.src for t in loss.saved] == [(loss,), (loss,)]
+    assert len(dict(filter(None, map(card.lasting, lasting.nodes)))) == n_adapted + 1
     for t in products(lasting):
         w, n_bytes = card.lasting(t)
         n, k = w.shape

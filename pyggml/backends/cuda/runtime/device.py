@@ -216,7 +216,8 @@ class CudaBackend(Backend):
         return self._lasting[leaf], is_new
 
     def lasting(self, node: Tensor) -> tuple[Tensor, int] | None:
-        lasting = self._kernel(node).lasting(node)
+        kernel = self._declaration(node)  # a view has none
+        lasting = kernel.lasting(node) if kernel is not None else None
         return None if lasting is None else (node.src[lasting[0]].root, lasting[1])
 
     def _elements(self, t: Tensor) -> Any:
