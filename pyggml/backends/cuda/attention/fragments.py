@@ -22,6 +22,17 @@ LOG2_E = np.float32(1.4426950408889634)
 LN_2 = np.float32(0.6931471805599453)
 
 
+@device
+def longest_first(number, n):
+    """The group of rows that block `number` of n takes, where later groups have more to do, as
+    under a causal mask: the longer half from the last on, then the others from the first on.
+
+    So two blocks that share a multiprocessor, one of each half, have as much to do as any two.
+    """
+    half = n - n // 2
+    return n - 1 - number if number < half else number - half
+
+
 @cache
 def tile_copier(rows: int, head_size: int) -> Any:
     """copy(tile, at, x, first, head, n, n_heads): starts the copies of rows first … of x

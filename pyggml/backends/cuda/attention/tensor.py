@@ -24,6 +24,7 @@ from pyggml.backends.cuda.attention.fragments import (
     clear,
     held_at,
     hold,
+    longest_first,
     readers,
     seen_by_rows,
     tile_copier,
@@ -215,7 +216,7 @@ def _kernel(form: _Form) -> Any:
         top, total = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
         starts, stops = cuda.local.array(2, np.int32), cuda.local.array(2, np.int32)
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
-        first, head = cuda.blockIdx.x * BR, cuda.blockIdx.y
+        first, head = longest_first(cuda.blockIdx.y, cuda.gridDim.y) * BR, cuda.blockIdx.x
         key_head, query = head // (n_heads // n_key_heads), first + 16 * warp + (lane >> 2)
         copy_queries(tile, 0, q, first, head, n_queries, n_heads)
         ptx.commit_copies()
@@ -301,4 +302,4 @@ def _launch(site: Site, form: _Form, arrays: list[Any]) -> Call:
     factors = np.float32(scale), np.float32(p["cap"] * float(LOG2_E))
     sizes = n_queries, n_keys, n_heads, n_key_heads
     arguments = (site.out, site.saved[0], *arrays, site.src[3], sinks, *sizes, factors)
-    return launch(_kernel(form), (-(-n_queries // BR), n_heads), THREADS, site.stream, *arguments)
+    return launch(_kernel(form), (n_heads, -(-n_queries // BR)), THREADS, site.stream, *arguments)

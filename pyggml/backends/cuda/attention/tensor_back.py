@@ -22,6 +22,7 @@ from pyggml.backends.cuda.attention.fragments import (
     clear,
     held_at,
     hold,
+    longest_first,
     readers,
     seen_by_rows,
     tile_copier,
@@ -157,7 +158,8 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
         held_do = cuda.local.array(of_query, np.uint32)
         top, slope = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
         starts, stops = cuda.local.array(2, np.int32), cuda.local.array(2, np.int32)
-        warp, first, head = cuda.threadIdx.x >> 5, cuda.blockIdx.x * BR, cuda.blockIdx.y
+        warp, head = cuda.threadIdx.x >> 5, cuda.blockIdx.x
+        first = longest_first(cuda.blockIdx.y, cuda.gridDim.y) * BR
         key_head = head // (n_heads // n_key_heads)
         query = first + 16 * warp + ((cuda.threadIdx.x & 31) >> 2)
         copy_queries(tile, 0, q, first, head, n_queries, n_heads)
@@ -281,15 +283,17 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
         dvs = cuda.local.array(of_results, np.float32)
         floats = cuda.local.array(of_queries, np.float32)
         seen_by = cuda.local.array(of_queries, np.int32)
-        first, key_head = cuda.blockIdx.x * BC, cuda.blockIdx.y
+        key_head, n_groups = cuda.blockIdx.x, cuda.gridDim.z
+        group = n_groups - 1 - longest_first(cuda.blockIdx.z, n_groups)  # the first has most to do
+        first = group * BC
         key = first + 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
-        head_of_part = key_head * (n_heads // n_key_heads) + cuda.blockIdx.z * n_heads_of_part
+        head_of_part = key_head * (n_heads // n_key_heads) + cuda.blockIdx.y * n_heads_of_part
         copy_keys(tile, 0, k, first, key_head, n_keys, n_key_heads)
         copy_keys(tile, at_v, v, first, key_head, n_keys, n_key_heads)
         ptx.commit_copies()
         clear(dks, head_size // 8)
         clear(dvs, head_size // 8)
-        start, stop = range_of[2 * cuda.blockIdx.x], range_of[2 * cuda.blockIdx.x + 1]
+        start, stop = range_of[2 * group], range_of[2 * group + 1]
         here = at_q
         for head in range(head_of_part, head_of_part + n_heads_of_part):
             copy_queries(tile, here, q, start, head, n_queries, n_heads)
@@ -312,7 +316,7 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
                 here = there
             ptx.await_copies()
             cuda.syncthreads()
-        part = cuda.blockIdx.z * n_keys
+        part = cuda.blockIdx.y * n_keys
         _write(dk, dks, key, n_keys, key_head, n_key_heads, head_size, put_dk, part)
         _write(dv, dvs, key, n_keys, key_head, n_key_heads, head_size, put_dv, part)
 
@@ -388,7 +392,7 @@ def bind(site: Site) -> Call:
     sizes = n_queries, _padded_rows(node), n_keys, n_heads, n_key_heads
     common = (*arrays, pairs, *sizes, np.float32(node.params["scale"]))
     n_parts, n_groups = _n_parts(node), -(-n_keys // BC)
-    by_query, by_key = (-(-n_queries // BR), n_heads), (n_groups, n_key_heads, n_parts)
+    by_query, by_key = (n_heads, -(-n_queries // BR)), (n_key_heads, n_parts, n_groups)
     records = _records(*_in_bf16(node.src[4], node.src[6]))
     of_queries, of_results = _queries_kernel(head_size, *_in_bf16(node)), _in_bf16(*node.saved[:2])
     of_keys = _keys_kernel(head_size, *(of_results if n_parts == 1 else (False, False)))
