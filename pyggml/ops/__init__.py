@@ -3,10 +3,6 @@
 from pyggml.graph.op import OPS
 from pyggml.ops.activation.activation import (
     elu,
-    gelu,
-    gelu_back,
-    gelu_erf,
-    gelu_quick,
     hardsigmoid,
     hardswish,
     leaky_relu,
@@ -18,6 +14,7 @@ from pyggml.ops.activation.activation import (
     tanh,
     xielu,
 )
+from pyggml.ops.activation.gelu import gelu, gelu_back, gelu_erf, gelu_quick
 from pyggml.ops.activation.glu import (
     geglu,
     geglu_erf,

@@ -41,7 +41,8 @@ from pyggml.graph.tensor import Tensor, leaf
 from pyggml.jit import exact, kernel, parallel, prange
 from pyggml.jit.simd import exp32, sigmoid32
 from pyggml.kernels.kernel import Site, cpu_kernel, flat
-from pyggml.ops.activation.activation import gelu, gelu_erf, gelu_quick, relu
+from pyggml.ops.activation.activation import relu, sigmoid_ref
+from pyggml.ops.activation.gelu import gelu, gelu_erf, gelu_quick
 from pyggml.ops.arithmetic.arith import mul
 from pyggml.ops.arithmetic.unary import Layout
 from pyggml.ops.expect import NAN, expect, expect_type
@@ -387,21 +388,17 @@ def _clipped_back_up(dup, gate, up, dy, alpha, limit, shift):
         dup[i] = dy[i] * g * sigmoid32(alpha * g) * np.float32(abs(up[i]) < limit)
 
 
-def _s(x: np.ndarray) -> np.ndarray:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
 def _clipped_ref(
     gate: np.ndarray, up: np.ndarray, alpha: float, limit: float, shift: float
 ) -> np.ndarray:
     g = np.minimum(gate, limit)
-    return np.asarray(g * _s(alpha * g) * (np.clip(up, -limit, limit) + shift))
+    return np.asarray(g * sigmoid_ref(alpha * g) * (np.clip(up, -limit, limit) + shift))
 
 
 def _clipped_back_gate_ref(
     gate: np.ndarray, up: np.ndarray, dy: np.ndarray, alpha: float, limit: float, shift: float
 ) -> np.ndarray:
-    s = _s(alpha * gate)
+    s = sigmoid_ref(alpha * gate)
     slope = np.where(gate < limit, s * (1 + alpha * gate * (1 - s)), 0)
     return np.asarray(dy * (np.clip(up, -limit, limit) + shift) * slope)
 
@@ -410,7 +407,7 @@ def _clipped_back_up_ref(
     gate: np.ndarray, up: np.ndarray, dy: np.ndarray, alpha: float, limit: float, shift: float
 ) -> np.ndarray:
     g = np.minimum(gate, limit)
-    return np.where(np.abs(up) < limit, dy * g * _s(alpha * g), 0)
+    return np.where(np.abs(up) < limit, dy * g * sigmoid_ref(alpha * g), 0)
 
 
 def _clipped_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
