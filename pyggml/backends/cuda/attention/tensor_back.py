@@ -151,8 +151,7 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
         dq, span, q, k, v, do, pairs, n_queries, n_padded, n_keys, n_heads, n_key_heads, scale
     ):
         tile = cuda.shared.array(n_bytes, np.uint8, ALIGNED)
-        s = cuda.local.array(of_scores, np.float32)
-        dp = cuda.local.array(of_scores, np.float32)
+        s, dp = cuda.local.array(of_scores, np.float32), cuda.local.array(of_scores, np.float32)
         sums = cuda.local.array(of_results, np.float32)
         held = cuda.local.array(of_query, np.uint32)
         held_do = cuda.local.array(of_query, np.uint32)
