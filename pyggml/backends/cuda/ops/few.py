@@ -28,7 +28,7 @@ def _are_few(products: Sequence[Tensor], compute: Compute) -> bool:
     )
 
 
-def _reads(product: Tensor, norm: Tensor) -> bool:
+def reads_norm(product: Tensor, norm: Tensor) -> bool:
     """Whether the norm's result is the A of a product, row for row."""
     a = product.src[1]
     same = a.root is norm and a.n_elements == norm.n_elements
@@ -38,7 +38,7 @@ def _reads(product: Tensor, norm: Tensor) -> bool:
 def _follow_norm(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
     """Products of one normalised A: of queries, keys and values, say."""
     norm, *products = nodes
-    return _reads(products[0], norm) and _are_few(products, compute)
+    return reads_norm(products[0], norm) and _are_few(products, compute)
 
 
 def _are_gated(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:

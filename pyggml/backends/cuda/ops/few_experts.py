@@ -17,8 +17,8 @@ from pyggml.backends.cuda.ops.experts import are_few, few_rows
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
     await_others,
+    early_kernel,
     least_shared,
-    placed_early,
     release_others,
 )
 from pyggml.backends.cuda.runtime.fusion import Fusion
@@ -112,7 +112,7 @@ def _bind_sum(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
         return per_element(_add_many_experts, total.out.size // 4, total.stream, *arguments)
     blocks = max(1, min(-(-total.out.size // _THREADS), _MOST_BLOCKS))
     return launch(
-        placed_early(_add_experts), blocks, _THREADS, total.stream, total.out, other, over.src[0],
+        early_kernel(_add_experts), blocks, _THREADS, total.stream, total.out, other, over.src[0],
         n, n_used, shared_bytes=least_shared(),
     )  # fmt: skip
 

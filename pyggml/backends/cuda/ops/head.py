@@ -9,7 +9,7 @@ others here.
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.unpack import unpack
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32, DType
-from pyggml.graph.op import SAVED
+from pyggml.graph.op import OPS, SAVED, Op
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
 
@@ -325,32 +325,33 @@ def _lasting(node: Tensor) -> tuple[int, int] | None:
     return (1, BF16.block_bytes * node.src[1].n_elements) if is_of(node, *_LASTING) else None
 
 
-def _results(
+def _count_and_gradient(
     h: np.ndarray, w: np.ndarray, targets: np.ndarray, weights: np.ndarray,
-    *, gradient: bool, softcap: float, of_row: bool,
+    *, gradient: bool, softcap: float,
 ) -> Iterator[np.ndarray]:  # fmt: skip
-    """The losses, how many rows with weight have their target on top, and dh."""
+    """What a loss saves: how many rows with weight have their target on top, and dh."""
     rows, z = (np.arange(len(h)), targets.astype(np.int64)), h @ w.T
     capped = softcap * np.tanh(z / softcap) if softcap else z
     top = capped.max(-1, keepdims=True)
-    p = np.exp(capped - top)
-    losses = weights * (np.log(p.sum(-1)) + top[:, 0] - capped[rows])
-    yield losses if of_row else np.sum(losses)
     yield np.sum((capped[rows] == top[:, 0]) & (weights != 0)).astype(np.float64)
-    p /= p.sum(-1, keepdims=True)
-    p[rows] -= 1
-    slope = 1 - (capped / softcap) ** 2 if softcap else 1.0
     if gradient:
+        p = np.exp(capped - top)
+        p /= p.sum(-1, keepdims=True)
+        p[rows] -= 1
+        slope = 1 - (capped / softcap) ** 2 if softcap else 1.0
         yield (weights[:, None] * slope * p) @ w
 
 
-def _with_lasting(name: str) -> OwnOp:
+def _with_lasting(op: Op) -> OwnOp:
+    def results(*arrays: np.ndarray, **params: Any) -> Iterator[np.ndarray]:
+        yield op.ref(*arrays, **params)
+        yield from _count_and_gradient(*arrays, **params)
+
     kernel = Kernel(_bind, lacks=_lacks, scratch=_scratch, lasting=_lasting)
-    results = partial(_results, of_row=name.endswith("by_row"))
-    return own_op(f"{name}_unpacked", kernel, results)
+    return own_op(f"{op.name}_unpacked", kernel, results)
 
 
-_LASTING = {op.name: op for op in map(_with_lasting, LOSSES)}
+_LASTING = {op.name: op for op in map(_with_lasting, (OPS[name] for name in LOSSES))}
 
 
 def with_lasting_matrix(node: Tensor) -> Tensor:

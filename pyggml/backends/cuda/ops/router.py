@@ -19,12 +19,13 @@ from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, store_four
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_max, warp_sum
+from pyggml.backends.cuda.ops.few import reads_norm
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
+    early_kernel,
     least_shared,
-    placed_early,
     release_others,
 )
 from pyggml.backends.cuda.runtime.fusion import Fusion
@@ -116,7 +117,7 @@ def _bind_router(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     n_rows, n_used = chosen.node.shape
     grid = small(max(1, min(n_rows, 1 << 16)))
     return launch(
-        placed_early(_route), grid, LANES, share.stream, chosen.out, share.out,
+        early_kernel(_route), grid, LANES, share.stream, chosen.out, share.out,
         probabilities.src[0], probabilities.node.shape[-1], n_used, *_limits(limited),
         shared_bytes=least_shared(),
     )  # fmt: skip
@@ -225,14 +226,13 @@ def _dynamic_bytes(k: int) -> int:
 def _norms_and_chooses(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
     """The same of the product of a normalised x of few rows, with a matrix in float32."""
     norm, product, *choice = nodes
-    (x, weights), (w, a), scores = norm.src, product.src, choice[0].src[0]
+    (x, weights), (w, _), scores = norm.src, product.src, choice[0].src[0]
     if is_read[1] or scores.root is not product or not _chooses(choice, is_read[2:], compute):
         return False
     n_rows, k = x.n_elements // norm.shape[-1], w.shape[-1]
-    follows = a.root is norm and a.n_elements == norm.n_elements and norm.shape[-1] == k
     in_fours = all(t.dtype is F32 and t.is_contiguous and lies_in_fours(t) for t in (x, weights, w))
     fits = k % 4 == 0 and k <= _MOST_NUMBERS and n_rows <= _FEW_ROWS and len(w.shape) == 2
-    return HAS_PTX and has_clusters() and follows and in_fours and fits
+    return HAS_PTX and has_clusters() and reads_norm(product, norm) and in_fours and fits
 
 
 def _bind_normed(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:

@@ -52,7 +52,7 @@ def begins_early(made: Any, reads: Reads) -> Any:
 
 
 @cache
-def placed_early(function: Callable) -> Any:
+def early_kernel(function: Callable) -> Any:
     """A kernel of this function, which reads nothing before it waits."""
     return begins_early(kernel(function, shared_bytes=least_shared()), lambda arguments: ())
 
