@@ -14,9 +14,8 @@ summed before the sum is widened; −zero · scale is the block's minimum. One c
 335 GFLOP/s of eight words, 230 of two, 200 of signed bytes, 135 of float32.
 """
 
-from collections.abc import Iterable
-from functools import cache, partial, reduce
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
@@ -26,11 +25,11 @@ from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import (
     F32,
     I8,
+    I16,
     I32,
     I64,
     OFFSET,
     at,
-    broadcast,
     declare_intrinsic,
     each_in_all_lanes,
     every,
@@ -48,7 +47,7 @@ from pyggml.kernels.gemm.microkernel import in_turns, rows_of_squares
 from pyggml.kernels.gemm.row_plan import unsigned_range
 from pyggml.kernels.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP, SUBGROUP
-from pyggml.quants.readers.vectors import F32X16, VectorBlock, emit_blocks
+from pyggml.quants.readers.vectors import F32X16, VectorBlock, emit_blocks, vector_of
 from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
 
 KINDS = list(INTEGER_TYPES)
@@ -66,6 +65,8 @@ ROW_WORDS = WORDS + 2 * BLOCKS  # of a row of W in bytes: these, scales, minima
 _IN_PAIRS = CHOSEN.byte_pairs
 MOVED = 0 if _IN_PAIRS else OFFSET
 _LARGEST = 2**15 - 1  # of 16 bits
+_PART_BITS = 7  # below a step of a byte, of weights that are rounded in 16 bits
+_PARTS = 1 << _PART_BITS
 
 
 @cache
@@ -83,6 +84,37 @@ _NUMBERS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 _WORD_BYTES = ir.VectorType(I8, 4 * LANES)
 
 
+class _Rounding(NamedTuple):
+    """How weights become bytes of another scale: (q · factor + offset) >> _PART_BITS, in 16 bits.
+    Vectors with a number for each SUBGROUP; offsets hold MOVED, and the half that rounds to the
+    nearest."""
+
+    factors: Any
+    offsets: Any
+
+
+def _each_of_pairs(b: Any, numbers: Any) -> tuple[Any, Any]:
+    """Of every two neighbours the first in both places, and the second."""
+    n = numbers.type.count
+    masks = ([i // 2 * 2 + which for i in range(n)] for which in range(2))
+    first, second = (
+        b.shuffle_vector(numbers, numbers, ir.Constant(ir.VectorType(I32, n), mask))
+        for mask in masks
+    )
+    return first, second
+
+
+def _extreme(b: Any, two: tuple[Any, Any], which: str) -> Any:
+    """The lesser (<) or the larger (>) of two floats, lane by lane."""
+    return b.select(b.fcmp_ordered(which, *two), *two)
+
+
+def _by_subgroup(b: Any, numbers: Any, i: int) -> Any:
+    """The number of its subgroup in each lane of GROUP weights, from weight i on."""
+    lanes = [(i + lane) // SUBGROUP for lane in range(GROUP)]
+    return b.shuffle_vector(numbers, numbers, ir.Constant(ir.VectorType(I32, GROUP), lanes))
+
+
 class _Bytes(VectorBlock):
     """A decoder's target: it writes GROUP bytes q + MOVED, or q + zero, per scale, and minima. 32
     weights have one scale and one minimum."""
@@ -94,69 +126,86 @@ class _Bytes(VectorBlock):
         self._zero = zero
         self._q, self._scales, self._minima = q, scales, minima
         self._of_subgroups = None  # minima
+        self._rounding: _Rounding | None = None
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        if MOVED:
-            q = self.b.xor(q, every(q.type, -MOVED))
         if self._zero:
             q = self.b.add(q, every(q.type, self._zero))
             minimum = self.b.fmul(scale, ir.Constant(F32, -self._zero))
             self.b.store(minimum, at(self.b, self._minima, ir.Constant(I64, i // GROUP)))
-        words = self.b.bitcast(q, ir.VectorType(I32, BLOCK_WORDS))
-        store(self.b, words, at(self.b, self._q, ir.Constant(I64, i // 4)))
+        self._put(self.b.xor(q, every(q.type, -MOVED)) if MOVED else q, i)
         self.b.store(scale, at(self.b, self._scales, ir.Constant(I64, i // GROUP)))
 
+    def _put(self, q: Any, i: int) -> None:
+        words = self.b.bitcast(q, ir.VectorType(I32, BLOCK_WORDS))
+        store(self.b, words, at(self.b, self._q, ir.Constant(I64, i // 4)))
+
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
-        """Both subgroups get one scale, a part of the larger: the smallest with which q fits into
-        bytes. The other's weights are rounded to it; of Q6_K, by quarters, which adds a 16th of the
-        variance that the larger scale's own rounding has."""
-        if self._of_subgroups is not None:
-            self._add_rounded(scales, q, i, most)
-            return
+        """Both subgroups get one scale, and their weights are rounded to it. All scales of a block
+        are lanes of one vector, so that they are dealt with at once."""
         b = self.b
-        sizes = [b.call(declare_intrinsic(b, "llvm.fabs.f32", F32, [F32]), [s]) for s in scales]
-        part = ir.Constant(F32, 1 / (128 // most))
-        part = b.fmul(b.select(b.fcmp_unordered("uge", *sizes), *scales), part)
-        per_part = self._inverse(part)
-        factors = (b.fmul(scale, per_part) for scale in scales)
-        self._add_bytes(part, self.subgroups(q), factors, i)
+        if self._rounding is None:
+            self._rounding = self._round_to_one_scale(vector_of(scales[0]), most)
+        factors, offsets = self._rounding
+        wide = b.sext(q, ir.VectorType(I16, GROUP))
+        moved = b.add(b.mul(wide, _by_subgroup(b, factors, i)), _by_subgroup(b, offsets, i))
+        shift, is_below = (b.lshr, b.icmp_unsigned) if MOVED else (b.ashr, b.icmp_signed)
+        whole = shift(moved, every(moved.type, _PART_BITS))
+        largest_byte = every(whole.type, 127 + MOVED)
+        inside = b.select(is_below("<", whole, largest_byte), whole, largest_byte)
+        self._put(b.trunc(inside, ir.VectorType(I8, GROUP)), i)
 
-    def _add_rounded(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
-        """Subgroups with minima of their own, q from 0 to `most`: from the least weight that both
-        can have to the largest in steps of a 254th, around one minimum in their middle."""
-        b, weights, ends = self.b, [], []
-        for n, (scale, floats) in enumerate(zip(scales, self.subgroups(q), strict=True)):
-            minimum = self.lane(self._of_subgroups, i // SUBGROUP + n)
-            scaled = b.fmul(floats, broadcast(b, scale, F32X16))
-            weights.append(b.fadd(scaled, broadcast(b, minimum, F32X16)))
-            ends += [minimum, b.fadd(b.fmul(scale, ir.Constant(F32, most)), minimum)]
-        least, largest = self._extreme(ends, "<"), self._extreme(ends, ">")
-        middle = b.fmul(b.fadd(least, largest), ir.Constant(F32, 0.5))
-        part = b.fmul(b.fsub(largest, least), ir.Constant(F32, 1 / 254))
-        offsets = [b.fsub(v, broadcast(b, middle, F32X16)) for v in weights]
-        self._add_bytes(part, offsets, (self._inverse(part),) * 2, i)
-        b.store(middle, at(b, self._minima, ir.Constant(I64, i // GROUP)))
+    def _round_to_one_scale(self, scales: Any, most: int) -> _Rounding:
+        """Store the scale of each two subgroups; returns how their weights are rounded to it."""
+        if self._of_subgroups is None:
+            part, distances = self._part_of_larger(scales, most), None
+        else:
+            part, distances = self._part_of_range(scales, most)
+        self._store_firsts(part, self._scales)
+        b, zero = self.b, every(part.type, 0.0)
+        not_zero = b.fcmp_unordered("une", part, zero)
+        inverse = b.select(not_zero, b.fdiv(every(part.type, 1.0), part), zero)
+        per_part = b.fmul(inverse, every(part.type, float(_PARTS)))
+        numbers = ir.VectorType(I16, part.type.count)
+        factors = b.trunc(round_product(b, scales, per_part), numbers)
+        offsets = every(numbers, _PARTS // 2 + _PARTS * MOVED)
+        if distances is not None:
+            offsets = b.add(offsets, b.trunc(round_product(b, distances, per_part), numbers))
+        return _Rounding(factors, offsets)
 
-    def _extreme(self, numbers: list[Any], which: str) -> Any:
-        """The least (<) or the largest (>) of these floats."""
+    def _part_of_larger(self, scales: Any, most: int) -> Any:
+        """A part of the larger of two scales: the smallest with which q fits into bytes. The
+        other's weights are rounded to it; of Q6_K, by quarters, which adds a 16th of the variance
+        that the larger scale's own rounding has."""
         b = self.b
-        return reduce(lambda x, y: b.select(b.fcmp_ordered(which, x, y), x, y), numbers)
+        kind, pair = scales.type, _each_of_pairs(b, scales)
+        fabs = declare_intrinsic(b, f"llvm.fabs.v{kind.count}f32", kind, [kind])
+        sizes = [b.call(fabs, [one]) for one in pair]
+        larger = b.select(b.fcmp_unordered("uge", *sizes), *pair)
+        return b.fmul(larger, every(kind, 1 / (128 // most)))
 
-    def _inverse(self, scale: Any) -> Any:
-        """1/scale, 0 for 0."""
-        zero = ir.Constant(F32, 0.0)
-        not_zero = self.b.fcmp_unordered("une", scale, zero)
-        return self.b.select(not_zero, self.b.fdiv(ir.Constant(F32, 1.0), scale), zero)
+    def _part_of_range(self, scales: Any, most: int) -> tuple[Any, Any]:
+        """Subgroups with minima of their own, q from 0 to `most`: steps of a 254th from the least
+        weight that both can have to the largest, around one minimum in their middle; and how far
+        each one's minimum lies from it."""
+        b, minima = self.b, self._of_subgroups
+        ends = minima, b.fadd(b.fmul(scales, every(scales.type, float(most))), minima)
+        lower, upper = (_extreme(b, ends, which) for which in "<>")
+        least, largest = (
+            _extreme(b, _each_of_pairs(b, some), which)
+            for some, which in ((lower, "<"), (upper, ">"))
+        )
+        middle = b.fmul(b.fadd(least, largest), every(scales.type, 0.5))
+        self._store_firsts(middle, self._minima)
+        part = b.fmul(b.fsub(largest, least), every(scales.type, 1 / 254))
+        return part, b.fsub(minima, middle)
 
-    def _add_bytes(self, scale: Any, halves: list[Any], factors: Iterable[Any], i: int) -> None:
-        """Weights of two subgroups, floats, times a factor for each, rounded."""
-        b, most, parts = self.b, every(ir.VectorType(I32, SUBGROUP), 127), []
-        for floats, factor in zip(halves, factors, strict=True):
-            whole = round_product(b, floats, broadcast(b, factor, F32X16))
-            inside = b.select(b.icmp_signed("<", whole, most), whole, most)
-            parts.append(b.trunc(inside, ir.VectorType(I8, SUBGROUP)))
-        order = ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)])
-        self.add(scale, b.shuffle_vector(*parts, order), i)
+    def _store_firsts(self, numbers: Any, to: Any) -> None:
+        """Store the first of each two floats, the one for GROUP weights."""
+        firsts = [*range(0, numbers.type.count, 2)]
+        mask = ir.Constant(ir.VectorType(I32, len(firsts)), firsts)
+        some = self.b.shuffle_vector(numbers, numbers, mask)
+        store(self.b, some, at(self.b, to, ir.Constant(I64, 0)))
 
     def add_minimum(self, minimum: Any) -> None:
         self.b.store(minimum, at(self.b, self._minima, ir.Constant(I64, 0)))

@@ -56,6 +56,12 @@ def lane_of(builder: Any, numbers: Any, i: int) -> Any:
     return builder.zext(byte, numbers.type.element)
 
 
+def vector_of(lane: Any) -> Any:
+    """The vector that `lane_of` took a lane of."""
+    assert lane.opname == "extractelement", "a number that was computed by itself"
+    return lane.operands[0]
+
+
 def table_pointer(builder: Any, table: Table) -> Any:
     """The bytes of a table, which lies in the module once."""
     module, name = builder.module, f"pyggml.table.{sha256(table.rows.tobytes()).hexdigest()[:16]}"

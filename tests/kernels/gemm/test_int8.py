@@ -9,7 +9,15 @@ from pyggml.graph.dtypes import dtype
 from pyggml.kernels import gemm
 from pyggml.kernels.gemm import BYTE_TILE, CHOSEN, by_rows, few, int8, lane_dots, reference, several
 from pyggml.kernels.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
-from pyggml.kernels.gemm.int8_tile import BACKWARD_DEPTH, FORWARD_DEPTH, KINDS
+from pyggml.kernels.gemm.int8_tile import (
+    BACKWARD_DEPTH,
+    BLOCKS,
+    FORWARD_DEPTH,
+    KINDS,
+    MOVED,
+    ROW_WORDS,
+    WORDS,
+)
 from pyggml.kernels.gemm.paths import PATHS
 from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.quants.readers.lanes import LANES
@@ -89,6 +97,27 @@ def test_a_token_has_the_same_product_whatever_is_beside_it(kind, rng, some_weig
         np.testing.assert_array_equal(forward(x[-n:], w, kind), all_of_them[-n:])
 
 
+@pytest.mark.skipif(NUMPY, reason="NumPy rounds no weights")
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", OF_SIXTEEN)
+def test_weights_are_rounded_to_the_nearest_byte_of_one_scale(kind, rng):
+    """Scales of either sign, zero, and far apart; q that is as large as it can be."""
+    blocks = rng.integers(0, 256, (64, dtype(kind).block_bytes), np.uint8)
+    for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}[kind]:  # d, and dmin
+        blocks[:, at : at + 2] = np.float16(-0.25).view(np.uint16)[None].view(np.uint8)
+    row = np.empty(ROW_WORDS, np.float32)
+    for block in blocks:
+        int8._BYTES[kind](row, block, 1)
+        q = row[: 256 // 4].view(np.uint8 if MOVED else np.int8).astype(np.float64) - MOVED
+        scales = row[WORDS : WORDS + 8].repeat(32).astype(np.float64)
+        minima = row[WORDS + BLOCKS :][:8].repeat(32) if kind == "Q2_K" else 0.0
+        wanted = dequantize(block, kind).astype(np.float64)
+        steps = abs(q * scales + minima - wanted) / np.where(scales == 0, 1, abs(scales))
+        is_cut = (q == 127) & (wanted / np.where(scales == 0, 1, scales) > 127)
+        assert steps[is_cut].max(initial=0) <= 1
+        assert steps[~is_cut].max() < 0.63
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_rows_in_any_number(kind, rng, some_weight):
     """Around the edges of tiles and of passes over W's rows; both sides lie apart."""
@@ -132,7 +161,8 @@ def test_how_far_from_exact(kind, n_tokens, rng, some_weight):
     """The figure that int8's docstring states."""
     w, x = some_weight(rng, (300, 768), kind), normal(rng, n_tokens, 768)
     wanted = x.astype(np.float64) @ dequantize(w, kind).T.astype(np.float64)
-    assert 1e-5 < nmse(forward(x, w, kind), wanted) < (6e-5 if kind in OF_SIXTEEN else 4e-5)
+    least = 0 if path(n_tokens, 300, 768, kind) == "f32" else 1e-5  # 512 bits, no VNNI
+    assert least < nmse(forward(x, w, kind), wanted) < (6e-5 if kind in OF_SIXTEEN else 4e-5)
 
 
 @pytest.mark.parametrize("n_tokens", [2, 5, 40])
