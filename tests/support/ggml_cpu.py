@@ -72,6 +72,11 @@ def sizes(shape):
     return (*reversed(shape), 1, 1, 1, 1)[:4]
 
 
+def longs(shape):
+    """The same as int64_t."""
+    return map(Long, sizes(shape))
+
+
 def numbers(t):
     """What a ggml tensor holds, as an array of four axes; of quantised types the bytes."""
     t = t.contents
