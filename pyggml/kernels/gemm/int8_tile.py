@@ -65,8 +65,6 @@ ROW_WORDS = WORDS + 2 * BLOCKS  # of a row of W in bytes: these, scales, minima
 _IN_PAIRS = CHOSEN.byte_pairs
 MOVED = 0 if _IN_PAIRS else OFFSET
 _LARGEST = 2**15 - 1  # of 16 bits
-_PART_BITS = 7  # below a step of a byte, of weights that are rounded in 16 bits
-_PARTS = 1 << _PART_BITS
 
 
 @cache
@@ -82,15 +80,18 @@ def in_few_bits(name: str) -> tuple[int, int]:
 
 _NUMBERS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 _WORD_BYTES = ir.VectorType(I8, 4 * LANES)
+_SHORTS = ir.VectorType(I16, GROUP)
 
 
 class _Rounding(NamedTuple):
-    """How weights become bytes of another scale: (q · factor + offset) >> _PART_BITS, in 16 bits.
-    Vectors with a number for each SUBGROUP; offsets hold MOVED, and the half that rounds to the
-    nearest."""
+    """How weights become bytes of another scale, in 16 bits: (high half of (q << raised) · factor,
+    + offset) >> bits. Vectors with a number for each SUBGROUP; offsets hold MOVED, and the half
+    that rounds to the nearest."""
 
     factors: Any
     offsets: Any
+    raised: int
+    bits: int
 
 
 def _each_of_pairs(b: Any, numbers: Any) -> tuple[Any, Any]:
@@ -107,6 +108,13 @@ def _each_of_pairs(b: Any, numbers: Any) -> tuple[Any, Any]:
 def _extreme(b: Any, two: tuple[Any, Any], which: str) -> Any:
     """The lesser (<) or the larger (>) of two floats, lane by lane."""
     return b.select(b.fcmp_ordered(which, *two), *two)
+
+
+def _high_halves(b: Any, x: Any, y: Any) -> Any:
+    """The upper 16 bits of products, one instruction on x86."""
+    wide = ir.VectorType(I32, GROUP)
+    product = b.mul(b.sext(x, wide), b.sext(y, wide))
+    return b.trunc(b.ashr(product, every(wide, 16)), _SHORTS)
 
 
 def _by_subgroup(b: Any, numbers: Any, i: int) -> Any:
@@ -146,32 +154,39 @@ class _Bytes(VectorBlock):
         b = self.b
         if self._rounding is None:
             self._rounding = self._round_to_one_scale(vector_of(scales[0]), most)
-        factors, offsets = self._rounding
-        wide = b.sext(q, ir.VectorType(I16, GROUP))
-        moved = b.add(b.mul(wide, _by_subgroup(b, factors, i)), _by_subgroup(b, offsets, i))
+        r = self._rounding
+        q = b.shl(b.sext(q, _SHORTS), every(_SHORTS, r.raised))
+        product = _high_halves(b, q, _by_subgroup(b, r.factors, i))
+        moved = b.add(product, _by_subgroup(b, r.offsets, i))
         shift, is_below = (b.lshr, b.icmp_unsigned) if MOVED else (b.ashr, b.icmp_signed)
-        whole = shift(moved, every(moved.type, _PART_BITS))
-        largest_byte = every(whole.type, 127 + MOVED)
+        whole, largest_byte = shift(moved, every(_SHORTS, r.bits)), every(_SHORTS, 127 + MOVED)
         inside = b.select(is_below("<", whole, largest_byte), whole, largest_byte)
         self._put(b.trunc(inside, ir.VectorType(I8, GROUP)), i)
 
     def _round_to_one_scale(self, scales: Any, most: int) -> _Rounding:
         """Store the scale of each two subgroups; returns how their weights are rounded to it."""
         if self._of_subgroups is None:
-            part, distances = self._part_of_larger(scales, most), None
+            part, distances, largest = self._part_of_larger(scales, most), None, 128 // most
         else:
             part, distances = self._part_of_range(scales, most)
+            largest = 254 // most
         self._store_firsts(part, self._scales)
         b, zero = self.b, every(part.type, 0.0)
         not_zero = b.fcmp_unordered("une", part, zero)
         inverse = b.select(not_zero, b.fdiv(every(part.type, 1.0), part), zero)
-        per_part = b.fmul(inverse, every(part.type, float(_PARTS)))
-        numbers = ir.VectorType(I16, part.type.count)
-        factors = b.trunc(round_product(b, scales, per_part), numbers)
-        offsets = every(numbers, _PARTS // 2 + _PARTS * MOVED)
+        of_factor, raised = (15 - n.bit_length() for n in (largest, most))  # they fill 16 bits
+        bits = of_factor + raised - 16
+        factors = self._shorts(scales, inverse, of_factor)
+        offsets = every(factors.type, (1 << bits >> 1) + (MOVED << bits))
         if distances is not None:
-            offsets = b.add(offsets, b.trunc(round_product(b, distances, per_part), numbers))
-        return _Rounding(factors, offsets)
+            offsets = b.add(offsets, self._shorts(distances, inverse, bits))
+        return _Rounding(factors, offsets, raised, bits)
+
+    def _shorts(self, numbers: Any, inverse: Any, bits: int) -> Any:
+        """numbers · inverse · 2^bits, rounded to 16 bits."""
+        per_part = self.b.fmul(inverse, every(inverse.type, float(1 << bits)))
+        whole = round_product(self.b, numbers, per_part)
+        return self.b.trunc(whole, ir.VectorType(I16, numbers.type.count))
 
     def _part_of_larger(self, scales: Any, most: int) -> Any:
         """A part of the larger of two scales: the smallest with which q fits into bytes. The

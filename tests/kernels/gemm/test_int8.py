@@ -115,7 +115,7 @@ def test_weights_are_rounded_to_the_nearest_byte_of_one_scale(kind, rng):
         steps = abs(q * scales + minima - wanted) / np.where(scales == 0, 1, abs(scales))
         is_cut = (q == 127) & (wanted / np.where(scales == 0, 1, scales) > 127)
         assert steps[is_cut].max(initial=0) <= 1
-        assert steps[~is_cut].max() < 0.63
+        assert steps[~is_cut].max() < 0.54  # a 32nd of a step is not seen
 
 
 @pytest.mark.parametrize("kind", KINDS)
