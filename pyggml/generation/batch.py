@@ -9,6 +9,11 @@
 A pass takes tokens of any sequences: one each of those being written, a piece of a prompt of
 another. Sequences with different adapters go in passes of their own, over the same weights and
 the same cache. So does each sequence of a model with recurrent parts (Model.batches).
+
+Products of bytes and attention round by how many rows a pass has. So logits differ in their last
+bits between passes of other sizes, and near ties may fall otherwise. In a deterministic batch the
+passes of a sequence depend on how it is fed alone: it shares none, and begins with what another
+left in the cache only as far as passes of MOST_TOKENS made that.
 """
 
 from __future__ import annotations
@@ -56,6 +61,7 @@ class Slot:
         self.is_open = False
         self.n_cached = 0  # of the tokens; the others are fed again before new ones
         self.n_kept = _ALL  # tokens whose keys tell of the tokens here alone: a shift ends them
+        self.n_whole = 0  # first tokens that passes of MOST_TOKENS made
         self.state: State = {}  # of recurrent parts, while another sequence's is in the cache
         self.last_used = 0
         self.n_changes = 0  # how often it was fed, cut or closed: `Batch.greedy` sees others do it
@@ -76,6 +82,7 @@ class Slot:
         del self.tokens[n:]
         self.n_changes += 1
         self.n_cached = self._reusable(n)
+        self.n_whole = passes.in_whole_passes(min(self.n_whole, self.n_cached))
         if n <= self.n_kept:
             self.n_kept = _ALL
 
@@ -90,7 +97,7 @@ class Slot:
             raise ConfigError([("n", f"is {n}, wanted 0 to {other.n_past}, the tokens there are")])
         if other is not self:
             self.tokens, self.n_cached = other.tokens[:n], other._reusable(n)
-            self.n_kept = other.n_kept
+            self.n_kept, self.n_whole = other.n_kept, other.n_whole
             self.batch.copy(other, self)
         self.truncate(n)
 
@@ -107,6 +114,7 @@ class Slot:
         del self.tokens[n_keep : n_keep + n]
         self.n_changes += 1
         self.n_kept = min(self.n_kept, n_keep)
+        self.n_whole = passes.in_whole_passes(min(self.n_whole, n_keep))
         return n
 
     def close(self) -> None:
@@ -119,7 +127,10 @@ class Slot:
         n = min(self.n_cached, self.n_kept, len(tokens))
         both = zip(self.tokens[:n], tokens, strict=False)
         unlike = (i for i, (one, other) in enumerate(both) if one != other)
-        return self._reusable(next(unlike, n))
+        shared = next(unlike, n)
+        if self.batch.deterministic:
+            shared = min(passes.in_whole_passes(shared), self.n_whole)
+        return self._reusable(shared)
 
     def _reusable(self, n: int) -> int:
         """How many of its first n tokens the cache can serve. A model with a state can serve all or
@@ -131,9 +142,15 @@ class Batch:
     """A model and a cache for up to n_slots sequences of n_ctx tokens each."""
 
     def __init__(
-        self, model: Model, n_slots: int, n_ctx: int, cache_type: CacheType = "f16"
+        self,
+        model: Model,
+        n_slots: int,
+        n_ctx: int,
+        cache_type: CacheType = "f16",
+        deterministic: bool = False,
     ) -> None:
         """cache_type: of keys and values, one of CACHE_TYPES or a pair (pyggml.generation.memory).
+        deterministic: no sequence's logits depend on another's, see above.
 
         Raises ConfigError if n_slots or n_ctx is below 1 or the type does not fit the model.
         """
@@ -143,11 +160,11 @@ class Batch:
                 faults.append((name, f"is {n}, wanted at least 1"))
         if faults:
             raise ConfigError(faults)
-        self.model, self.n_ctx = model, n_ctx
+        self.model, self.n_ctx, self.deterministic = model, n_ctx, deterministic
         n_spare = passes.STEP - 1 if model.batches else 0
         self.memory = Memory(model, n_slots, n_ctx, n_spare, cache_type)
         self.slots = tuple(Slot(self, i) for i in range(n_slots))
-        self._passes = passes.Passes(self.memory.cache, n_slots)
+        self._passes = passes.Passes(self.memory.cache, 1 if deterministic else n_slots)
         self._running: Slot | None = None  # whose state is in the cache
         self._shifts: dict[int, tuple[Shift, Program]] = {}  # by rows; the last alone
         self._clock = 0
@@ -311,7 +328,7 @@ class Batch:
     def _groups(self, slots: list[Slot]) -> list[list[Slot]]:
         """The slots that can share a pass, in the order of their rows."""
         slots = sorted(slots, key=lambda slot: slot.number)
-        if not self.model.batches:
+        if self.deterministic or not self.model.batches:
             return [[slot] for slot in slots]
         models = dict.fromkeys(slot.model for slot in slots)
         return [[slot for slot in slots if slot.model is model] for model in models]
@@ -344,6 +361,8 @@ class Batch:
                 slot.n_cached = 0
             raise
         for slot, n in pieces.items():
+            if slot.n_whole == slot.n_cached and n == passes.MOST_TOKENS:
+                slot.n_whole += n
             slot.n_cached += n
             self._note_use(slot)
         return [logits[end - n : end] for n, end in zip(counts, accumulate(counts), strict=True)]

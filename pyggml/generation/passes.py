@@ -27,6 +27,11 @@ def size_of_pass(n_tokens: int) -> int:
     return n_tokens if n_tokens <= STEP else round_up(n_tokens, STEP)
 
 
+def in_whole_passes(n_tokens: int) -> int:
+    """How many of n_tokens passes of MOST_TOKENS read."""
+    return n_tokens // MOST_TOKENS * MOST_TOKENS
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """A bound program: T tokens, of some of which it makes logits.

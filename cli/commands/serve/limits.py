@@ -21,6 +21,14 @@ class Limits(Settings):
         group=_GROUP,
         common=True,
     )
+    deterministic: bool = setting(
+        False,
+        "the same seed, prompt and settings give the same text, whoever else is served and "
+        "whatever was asked before: each answer has passes of its own, so several together take "
+        "longer",
+        group=_GROUP,
+        brief="the same text whoever else is served; slower for many",
+    )
     max_prompt: int = setting(
         0, "most tokens of a prompt (0: what the context holds)", *at_least(0), group=_GROUP
     )

@@ -39,7 +39,8 @@ def run(
     """Serve until a signal comes; the exit code. served: by name, models and their adapters."""
     models = {name: model for name, (model, _) in served.items()}
     name, base = next(iter(models.items()))
-    batch = Batch(base, limits.parallel, n_ctx_of(base, limits.ctx, CTX), context.cache_types)
+    n_ctx = n_ctx_of(base, limits.ctx, CTX)
+    batch = Batch(base, limits.parallel, n_ctx, context.cache_types, limits.deterministic)
     begin = partial(pyggml.threads.set, given["threads"])
     worker = Worker(Scheduler(batch, context.n_keep), limits.parallel + limits.queue, begin)
     chosen = {

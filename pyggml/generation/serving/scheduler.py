@@ -3,6 +3,9 @@
 A pass takes one token of every answer that is under way, and beside them a chunk of the prompts
 that are not read yet. The chunk is short while others write, so that a long prompt slows them down
 but does not stop them. Requests begin in the order in which they came, as slots become free.
+
+In a deterministic batch the company of others changes no chunk: prompts are read one after the
+other, and each in the passes that it would have alone.
 """
 
 import time
@@ -15,6 +18,7 @@ import numpy as np
 from pyggml.errors import PyggmlError
 from pyggml.generation import Batch, Piece, Slot
 from pyggml.generation.batch import check_shift
+from pyggml.generation.passes import MOST_TOKENS, in_whole_passes
 from pyggml.generation.sampler import logprobs
 from pyggml.generation.serving.request import Failure, ReadPrompt, Request, RequestExpired
 
@@ -132,8 +136,13 @@ class Scheduler:
         if request.n_likeliest is not None:
             return False
         alike = [a for a in self._active if a.request.model is request.model]
-        saved = (n_common(a.request.prompt, request.prompt) - a.slot.n_past for a in alike)
+        saved = (self._n_to_copy(a.request, request) - a.slot.n_past for a in alike)
         return request.model.batches and max(saved, default=0) >= WORTH_WAITING
+
+    def _n_to_copy(self, source: Request, target: Request) -> int:
+        """How many tokens of a prompt can be copied once another's are computed."""
+        n = n_common(source.prompt, target.prompt)
+        return in_whole_passes(n) if self._batch.deterministic else n
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -156,8 +165,10 @@ class Scheduler:
     def _pieces(self) -> Mapping[_Active, np.ndarray]:
         """The tokens of a pass: one of every answer, and of the prompts equal shares of a chunk."""
         pieces = {active: active.pending for active in self._active if active.writes}
-        left = PREFILL_BESIDE if pieces else PREFILL
         reading = [active for active in self._active if not active.writes]
+        if self._batch.deterministic:
+            return pieces | {active: _next_alone(active) for active in reading[:1]}
+        left = PREFILL_BESIDE if pieces else PREFILL
         n_told = sum(active.reads for active in reading)
         for i, active in enumerate(reading):
             share = left // (len(reading) - i)
@@ -195,6 +206,12 @@ class Scheduler:
         else:
             self._release(active)
         active.request.tell(piece)
+
+
+def _next_alone(active: _Active) -> np.ndarray:
+    """The tokens of a prompt's next pass, whoever else is there."""
+    most = PREFILL_READ if active.reads else MOST_TOKENS
+    return active.pending[: most - active.slot.n_past % most]
 
 
 def n_common(a: np.ndarray, b: np.ndarray) -> int:

@@ -47,3 +47,71 @@ def test_each_gets_what_it_would_get_alone(name, rng):
         pass
     assert [r.completion.tokens for r in made] == [alone(model, p) for p in prompts]
     assert [r.n_cached for r in made] == [0, 40, 40, 40, 40] if model.batches else [0] * 5
+
+
+class Logits(Completion):
+    """Keeps the logits that it samples from."""
+
+    def __init__(self, prompt, model):
+        super().__init__(model.tokenizer, Sampling(temperature=0), prompt, N_TOKENS)
+        self.rows = []
+
+    def take(self, logits):
+        self.rows.append(logits.copy())
+        return super().take(logits)
+
+
+def served(scheduler, model, prompts, n_told=0):
+    """The requests of some prompts, answered together; the first n_told prompts are told."""
+    requests = [
+        Request(
+            prompt=p, completion=Logits(p, model), model=model, tell=lambda piece: None,
+            n_likeliest=0 if i < n_told else None,
+        )
+        for i, p in enumerate(prompts)
+    ]  # fmt: skip
+    for request in requests:
+        scheduler.submit(request)
+    while scheduler.step():
+        pass
+    return requests
+
+
+@pytest.fixture
+def passes_of_32(monkeypatch):
+    """Whole passes that prompts of a small model fill."""
+    monkeypatch.setattr("pyggml.generation.passes.MOST_TOKENS", 32)
+    monkeypatch.setattr("pyggml.generation.serving.scheduler.MOST_TOKENS", 32)
+
+
+@pytest.mark.parametrize("name", ["llama-Q8_0", "qwen2-Q4_K_M", "qwen3-F16", "mamba-Q4_K_M"])
+def test_in_a_deterministic_batch_company_changes_no_bit(name, rng, passes_of_32):
+    """Together, again once prompts are cached, beside a prompt that is told, and as a session."""
+    model = pyggml.load(MODELS / f"{name}.gguf")
+    start = rng.integers(6, 250, 70)
+    prompts = [np.append(start, rng.integers(6, 250, 1 + 9 * i)).astype(np.int32) for i in range(4)]
+    scheduler = Scheduler(Batch(model, 5, 128, deterministic=True))
+    first, again = (served(scheduler, model, prompts) for _ in range(2))
+    _, *beside = served(scheduler, model, prompts[:1] + prompts, n_told=1)
+    assert model.batches == any(request.n_cached for request in again)
+    assert all(request.n_cached % 32 == 0 for request in [*first, *again, *beside])
+    for i, prompt in enumerate(prompts):
+        session, answer = Session(model, 128), Logits(prompt, model)
+        logits = session.feed(prompt)
+        while answer.take(logits).finish is None:
+            logits = session.feed(answer.tokens[-1:])
+        for request in (first[i], again[i], beside[i]):
+            assert np.array_equal(request.completion.rows, answer.rows)
+
+
+def test_a_deterministic_batch_shares_what_whole_passes_read(rng, passes_of_32):
+    """Not what follows a cut within one: those tokens had another pass than a new prompt has."""
+    batch = Batch(pyggml.load(MODELS / "qwen3-F16.gguf"), 2, 128, deterministic=True)
+    slot, ids = batch.open(), rng.integers(6, 250, 100).astype(np.int32)
+    batch.feed({slot: ids[:70]})
+    assert batch.open(ids).n_past == 64
+    slot.truncate(40)
+    batch.feed({slot: ids[40:]})
+    batch.slots[1].close()
+    batch.slots[1].truncate(0)
+    assert batch.open(ids).n_past == 32

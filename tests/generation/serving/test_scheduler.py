@@ -42,7 +42,8 @@ class FakeModel:
 class FakeBatch:
     """Slots that copy nothing but what `known` holds; logits that make token 70 the likeliest."""
 
-    def __init__(self, n_slots):
+    def __init__(self, n_slots, deterministic=False):
+        self.deterministic = deterministic
         self.n_slots, self.open_slots, self.fed, self.known = n_slots, [], [], 0
 
     @property
