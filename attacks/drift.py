@@ -96,7 +96,7 @@ def train(path: Path, compute: str, n_steps: int, seed: int) -> dict[str, float]
     )
     trainer = Trainer(adapter.model, adapter.parameters, corpus(), config)
     start = time.process_time()
-    trainer.run()
+    trainer.run(progress=False)
     first, *_, last = trainer.history.validations
     ms = (time.process_time() - start) / n_steps * 1e3
     return {"before": first.loss, "after": last.loss, "ms": round(ms, 2)}

@@ -86,7 +86,7 @@ def use(model: Model) -> None:
     adapter = attach(model, LoraConfig(rank=2))
     config = TrainConfig(max_steps=1, warmup_steps=0, threads=1)
     trainer = Trainer(adapter.model, adapter.parameters, corpus(model.config.n_vocab), config)
-    trainer.run()
+    trainer.run(progress=False)
     losses = [*trainer.history.losses, *(v.loss for v in trainer.history.validations)]
     assert np.isfinite(losses).all(), f"the losses are {losses}"
     assert np.isfinite(adapter.parameters.data).all(), "the adapter holds no numbers"

@@ -57,7 +57,7 @@ def measure(model: Path, n_tokens: int, n_passes: int, n_steps: int) -> dict[str
             exchanged.append(spent[0] / event.seconds)
             spent[0] = 0.0
 
-    trainer.run(report)
+    trainer.run(report, progress=False)
     if not ranks.is_first:
         return None
     n_bytes = 4 * adapter.parameters.data.size

@@ -84,7 +84,7 @@ def steps(trainer: Trainer, data: dict[str, Dataset], recorder: Recorder) -> lis
         rounds[(event.step - 1) // len(data)][name] = event.seconds + perf_counter() - began
         trainer.corpus = Corpus(data[names[event.step % len(names)]], None)
 
-    trainer.run(report)
+    trainer.run(report, progress=False)
     return rounds[1:]
 
 

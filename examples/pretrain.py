@@ -137,7 +137,7 @@ def train(path: Path, corpus: lora.Corpus, config: lora.TrainConfig, patience: i
             elif n_worse == patience:
                 trainer.stop()
 
-    trainer.run(report)
+    trainer.run(report, progress=False)
     parameters.data[:] = best
     return {name: cpu.read(t) for name, t in parameters.tensors.items()}
 

@@ -5,7 +5,7 @@ In short:
     model = pyggml.load("model.gguf")
     adapter = attach(model, LoraConfig(rank=8))
     corpus = read_corpus("text.txt", model.tokenizer, DataConfig(ctx=256))
-    Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(lr=1e-4)).run(print)
+    Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(lr=1e-4)).run()
     adapter.save("adapter.gguf")
 """
 
@@ -25,7 +25,7 @@ from pyggml.lora.adapter import (
     unfreeze,
 )
 from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
-from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
+from pyggml.lora.data import Batch, Corpus, Dataset, Source, corpus, read_corpus
 from pyggml.lora.objectives import OBJECTIVES, Objective, Rewards
 from pyggml.lora.trainer.fit import Fit, fit
 from pyggml.lora.trainer.loop import RunMemory, Trainer
@@ -57,12 +57,14 @@ __all__ = [
     "Report",
     "Rewards",
     "RunMemory",
+    "Source",
     "StepReport",
     "TrainConfig",
     "TrainedTensors",
     "Trainer",
     "ValidationReport",
     "attach",
+    "corpus",
     "fit",
     "loss_and_grads",
     "merge",

@@ -13,7 +13,8 @@ pyggml.lora.adapter  Adapter.save    Adapter → GGUF that llama.cpp loads
 Between backward and schedule stand passes from graph to graph: what is rounded, and what is
 computed again (pyggml.backward). A schedule asks pyggml.alloc for the place of every tensor.
 
-`pyggml.load("model.gguf")` is the short way in. `pyggml.eager` computes graphs as they
+`pyggml.load("model.gguf")` is the short way in. `pyggml.show_run` is what a run shows itself with:
+the one thing that the library asks of the command line. `pyggml.eager` computes graphs as they
 are built, to learn from and to look at: docs/values.md. Packages are imported when first used, so
 that `import pyggml` costs nothing.
 """
@@ -64,6 +65,7 @@ _WHERE = {
     "load": "pyggml.model",
     "Sampling": "pyggml.generation",
     "generate": "pyggml.generation",
+    "show_run": "pyggml.cli.terminal.progress",
 }
 _MODULES = {
     "functions": "pyggml.eager.functions",

@@ -89,7 +89,9 @@ def _use(path: Path, threads: int) -> None:
     windows = Dataset(window, np.zeros_like(window))
     settings = TrainConfig(threads=threads, max_steps=1)
     adapter = attach(model)
-    Trainer(adapter.model, adapter.parameters, Corpus(windows, windows), settings).run()
+    Trainer(adapter.model, adapter.parameters, Corpus(windows, windows), settings).run(
+        progress=False
+    )
     session = Session(model, _CTX)
     session.feed(window[0, :16])  # enough to fill the tiles of every CPU
     session.feed([4])

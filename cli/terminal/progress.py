@@ -11,8 +11,9 @@ from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
+from pyggml.cli.terminal.notebook import notebook, shown_in_cell
 from pyggml.cli.terminal.show import is_quiet, progress_lines, row, say, say_progress, span
-from pyggml.lora import CheckpointReport, History, Report, StepReport, ValidationReport
+from pyggml.lora import CheckpointReport, History, Report, StepReport, Trainer, ValidationReport
 from pyggml.lora.objectives import Tally
 
 if TYPE_CHECKING:
@@ -268,12 +269,27 @@ class Bar:
 
 
 _SHORTEST = 8  # columns of a bar that still says something
+_CELL = 100  # columns of a notebook's cell
+
+
+@contextmanager
+def show_run(trainer: Trainer) -> Iterator[Callable[[Report], None]]:
+    """A callback of `Trainer.run` that shows the run: what it does where no other is asked for."""
+    meter = Meter(trainer.history, trainer.n_first)
+    with display(meter, trainer.n_steps, trainer.progress.step) as show:
+
+        def report(event: Report) -> None:
+            meter.add(event)
+            show(event)
+
+        yield report
 
 
 @contextmanager
 def display(meter: Meter, n_steps: int, done: int) -> Iterator[Display]:
     """The display for standard output, for a run with `done` steps already made."""
-    if is_quiet() or not sys.stdout.isatty():
+    shell = notebook()
+    if is_quiet() or not (shell or sys.stdout.isatty()):
         yield Lines(meter)
         return
     from rich.console import Console
@@ -294,7 +310,11 @@ def display(meter: Meter, n_steps: int, done: int) -> Iterator[Display]:
             return Text(words_that_fit(task.fields["now"], progress.console.width - taken))
 
     columns = (Count(table_column=whole), BarColumn(None), Now(table_column=whole))
-    with Progress(*columns, console=Console()) as progress:
-        bar = Bar(meter, progress, n_steps)
-        progress.update(progress.task_ids[0], completed=done)
+    progress = Progress(*columns, console=Console(width=_CELL if shell else None))
+    bar = Bar(meter, progress, n_steps)
+    progress.update(progress.task_ids[0], completed=done)
+    if shell:
+        yield from shown_in_cell(progress, bar)
+        return
+    with progress:
         yield bar

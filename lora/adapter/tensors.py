@@ -48,6 +48,7 @@ class TrainedTensors:
         stays whole until the new one is complete. Raises QuantError for numbers that F16 cannot
         hold, PyggmlError if the disk refuses.
         """
+        self.model.devices.gather(self.parameters.buffers["data"])  # in a callback a device has it
         changed = {name: partial(_numbers, t) for name, t in self.parameters.tensors.items()}
         return rewrite(self.model.file, path, changed=changed, metadata=metadata or {})
 

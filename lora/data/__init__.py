@@ -12,13 +12,14 @@ documents    tokens of many rows, in arrays that may be larger than memory
 cache        those of earlier runs
 packing      documents → windows
 lengths      how far windows of single rows are computed
+given        rows of a program: a list, a generator, a datasets.Dataset
 reader       a file → its documents, kept or read anew
 corpus       files → windows, split into what is trained on and what is held out
 windows      windows → batches
 """
 
 from pyggml.lora.data.cache import TokenCache
-from pyggml.lora.data.corpus import encode_rows, read_corpus
+from pyggml.lora.data.corpus import corpus, encode_rows, read_corpus
 from pyggml.lora.data.documents import Document, Documents
 from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import read_rows
@@ -62,6 +63,7 @@ __all__ = [
     "Source",
     "TextRow",
     "TokenCache",
+    "corpus",
     "encode",
     "encode_rows",
     "pack",

@@ -1,9 +1,10 @@
 """Files → the windows to train on and those held out."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +16,14 @@ from pyggml.lora.data.documents import Document, Documents, Notes
 from pyggml.lora.data.encode import AUTO, Encoding, encode
 from pyggml.lora.data.expand import expand
 from pyggml.lora.data.files import UNITS, map_rows
+from pyggml.lora.data.given import check_given
 from pyggml.lora.data.lengths import bucket
 from pyggml.lora.data.packing import held_out, join, pack
 from pyggml.lora.data.reader import Reader
 from pyggml.lora.data.rows import Place, Row
 from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.lora.data.windows import Corpus, Dataset
+from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
 
 File = str | os.PathLike[str] | Source
@@ -32,6 +35,7 @@ def read_corpus(
     config: DataConfig | None = None,
     cache: TokenCache | None = None,
     rows: str = "training",
+    held_out: Sequence[File] = (),
 ) -> Corpus:
     """Windows of texts, and of the rows of JSON Lines, JSON, CSV and parquet.
 
@@ -42,6 +46,7 @@ def read_corpus(
     cache    where tokens are kept for the next run; None keeps none
     rows     those that the objective reads: "training"; "pairs" and "labels" are read by
              `pyggml.lora.data.preferences.read_preferences`
+    held_out files that are held out, beside those of config.val_file
 
     config.val_split is the share of the tokens of each file that is held out. Of a text: its last
     windows, at least one if there are two. Of rows: whole ones from anywhere in the file, or with
@@ -53,19 +58,55 @@ def read_corpus(
     c = config or DataConfig()
     given = [files] if isinstance(files, str | os.PathLike | Source) else files
     if rows == "training":
-        return _read_training(given, tokenizer, c, cache)
+        return _read_training(given, held_out, tokenizer, c, cache)
     from pyggml.lora.data.preferences import read_preferences  # other runs start without it
 
-    return read_preferences(given, tokenizer, c, rows, cache)
+    return read_preferences(given, tokenizer, c, rows, cache, held_out)
+
+
+def corpus(
+    rows: Iterable[Any],
+    model: Model,
+    config: DataConfig | None = None,
+    *,
+    held_out: Iterable[Any] | None = None,
+    purpose: str = "training",
+    cache: TokenCache | None = None,
+) -> Corpus:
+    """Windows of rows that stand in no file: a list, a generator or a `datasets.Dataset`, read
+    once.
+
+    A row is a text, a dict with the names of rows in files (docs/data.md), or one of
+    `pyggml.lora.data.rows`. All else is as of `read_corpus`, which also takes rows beside files, as
+    `Source(Path("name"), rows=rows)`.
+
+    held_out  rows to validate on; None: a share of the rows, config.val_split
+    purpose   of the objective's rows: `DPO.rows`
+    cache     gives the folder of large arrays; the tokens are not kept
+    """
+    apart = [] if held_out is None else [_given(held_out, "held_out")]
+    return read_corpus(
+        _given(rows, "rows"), model.tokenizer, config, cache, purpose, held_out=apart
+    )
+
+
+def _given(rows: Iterable[Any], name: str) -> Source:
+    check_given(rows, name)
+    return Source(Path(name), rows=rows)
 
 
 def _read_training(
-    given: Sequence[File], tokenizer: Tokenizer, c: DataConfig, cache: TokenCache | None
+    given: Sequence[File],
+    held_out: Sequence[File],
+    tokenizer: Tokenizer,
+    c: DataConfig,
+    cache: TokenCache | None,
 ) -> Corpus:
     reader = _Parts(tokenizer, c, cache)
-    held_out, left_out = expand([Source(Path(f)) for f in c.val_file or ()], reader.schema)
+    aside = [*(Source(Path(f)) for f in c.val_file or ()), *map(Source.of, held_out)]
+    not_trained, left_out = expand(aside, reader.schema)
     sources, others = expand([Source.of(file) for file in given], reader.schema)
-    apart = reader.all(held_out, 0.0)
+    apart = reader.all(not_trained, 0.0)
     trained = reader.all(sources, 0.0 if apart else c.val_split)
     train = reader.join([part.train for part in trained])
     validation = reader.join([p.validation for p in trained] + [p.train for p in apart])
@@ -120,7 +161,7 @@ class _Parts(Reader):
     # -- one file -------------------------------------------------------------------------------
 
     def part(self, source: Source, share: float) -> _Part:
-        read = self.documents(source.path)
+        read = self.documents(source)
         documents, kind, n_truncated = read.kept.documents, read.kept.kind, 0
         if documents.trained is not None:
             _check_ends(source.path, read.kept.notes)
@@ -142,6 +183,7 @@ class _Parts(Reader):
         counts = (len(documents), n_held_out, documents.n_tokens)
         how = (read.kept.faults, read.was_kept, read.not_kept)
         n_dropped = len(read.kept.documents) - len(documents)
+        source = replace(source, rows=None)
         summary = FileSummary(source, kind, *counts, *how, read.kept.notes, n_dropped, n_truncated)
         return _Part(train, validation, summary)
 

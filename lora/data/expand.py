@@ -47,6 +47,9 @@ def expand(sources: Iterable[Source], schema: Schema) -> tuple[list[Source], tup
     """
     files, left_out, faults = list[Source](), list[LeftOut](), list[str]()
     for source in sources:
+        if source.rows is not None:
+            files.append(source)
+            continue
         try:
             paths, others = _files(source.path, schema)
             files += [replace(source, path=path) for path in paths]

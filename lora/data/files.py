@@ -9,7 +9,7 @@ CSV          .csv, .tsv; else the first line is a header with known names    a r
 text         anything else                                                   the whole file
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from pyggml.lora.data.formats.source import HEAD_BYTES, blocks, head
 from pyggml.lora.data.records import TRAINING, Schema
 from pyggml.lora.data.rows import BadRow, Place, Row, TextRow
 
-UNITS = {"JSON Lines": "line", "JSON": "item", "CSV": "record", "parquet": "row"}
+UNITS = {"JSON Lines": "line", "JSON": "item", "CSV": "record", "parquet": "row", "rows": "row"}
 SHOWN = 5  # faults that are told, and places of each
 UNREAD = "column "  # a note: before the name of a column that no row was made of
 _MOST_COLUMNS = 100  # of which that is told
@@ -141,12 +141,19 @@ class Faults:
 def rows(
     path: Path, kind: str, schema: Schema, faults: Faults, notes: dict[str, tuple[int, str]]
 ) -> Iterator[Row]:
-    """The rows of a file of this format, which is not text; faulty ones go to `faults`, columns
-    that they are not made of to `notes`.
+    """The rows of a file of this format, which is not text. Raises DataError as `records` does."""
+    return rows_of(records(path, kind, schema), schema, faults, notes)
 
-    Raises DataError as `records` does.
-    """
-    for place, record in records(path, kind, schema):
+
+def rows_of(
+    placed: Iterable[tuple[Place, Any]],
+    schema: Schema,
+    faults: Faults,
+    notes: dict[str, tuple[int, str]],
+) -> Iterator[Row]:
+    """The rows of records; faulty ones go to `faults`, columns that they are not made of to
+    `notes`."""
+    for place, record in placed:
         try:
             if isinstance(record, BadRow):
                 raise record

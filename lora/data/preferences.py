@@ -35,14 +35,14 @@ class _Answers(Reader):
 
     def corpus(self, source: Source, share: float) -> Corpus:
         """The windows of one file."""
-        read = self.documents(source.path)
+        read = self.documents(source)
         kept = read.kept
         unit, path = UNITS[kept.kind], str(source.path)
         made = corpus_of(kept.documents, path, unit, self.config, share, self.schema.purpose)
         (whole,) = made.files
         whole = replace(
             whole,
-            source=source,
+            source=replace(source, rows=None),
             skipped=kept.faults,
             was_kept=read.was_kept,
             not_kept=read.not_kept,
@@ -57,24 +57,26 @@ def read_preferences(
     config: DataConfig,
     kind: str,
     cache: TokenCache | None = None,
+    held_out: Sequence[str | os.PathLike[str] | Source] = (),
 ) -> Corpus:
     """Windows of the "pairs", or of the answers of "labels", of JSON Lines, JSON, CSV or parquet.
 
-    Files, config and cache are as of `read_corpus`. Raises DataError for files that cannot be read
-    or are plain text, rows that are not as wanted, and as `preference_corpus` does; ConfigError
-    for settings that would do nothing.
+    Files, config, cache and held_out are as of `read_corpus`. Raises DataError for files that
+    cannot be read or are plain text, rows that are not as wanted, and as `preference_corpus` does;
+    ConfigError for settings that would do nothing.
     """
     if faults := unused_by_answers(config, f"an objective of {kind}"):
         raise ConfigError(faults)
     reader = _Answers(tokenizer, config, cache, kind)
-    apart, left_out = expand([Source(Path(f)) for f in config.val_file or ()], reader.schema)
+    aside = [*(Source(Path(f)) for f in config.val_file or ()), *map(Source.of, held_out)]
+    apart, left_out = expand(aside, reader.schema)
     sources, others = expand([Source.of(f) for f in files], reader.schema)
-    held_out = [reader.corpus(source, 0.0) for source in apart]
-    share = 0.0 if held_out else config.val_split
+    not_trained = [reader.corpus(source, 0.0) for source in apart]
+    share = 0.0 if not_trained else config.val_split
     trained = [reader.corpus(source, share) for source in sources]
-    validation = [c.validation for c in trained] + [c.train for c in held_out]
+    validation = [c.validation for c in trained] + [c.train for c in not_trained]
     read = [f for c in trained for f in c.files]
-    read += [replace(f, n_held_out=f.n_documents) for c in held_out for f in c.files]
+    read += [replace(f, n_held_out=f.n_documents) for c in not_trained for f in c.files]
     return Corpus(
         _join([_repeat(c) for c in trained]),
         _join([v for v in validation if v is not None]) if any(validation) else None,

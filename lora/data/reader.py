@@ -1,6 +1,6 @@
 """A file → its documents, those that an earlier run kept or read anew."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -12,9 +12,11 @@ from pyggml.lora.data.documents import Document, Writer
 from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import Faults, check_rows, format_of, rows
 from pyggml.lora.data.formats.source import blocks
+from pyggml.lora.data.given import given_rows
 from pyggml.lora.data.long_text import token_parts
 from pyggml.lora.data.records import schema_of
 from pyggml.lora.data.rows import BadRow, Row
+from pyggml.lora.data.sources import Source
 from pyggml.tokenizer import Tokenizer
 
 
@@ -52,8 +54,13 @@ class Reader:
         """Where large arrays lie; None is the system's choice."""
         return None if self.cache is None else self.cache.folder_made()
 
-    def documents(self, path: Path) -> FileContent:
-        """Those of a file, from the cache if they are there, else kept in it."""
+    def documents(self, source: Source) -> FileContent:
+        """Those of a file, from the cache if they are there, else kept in it; or of given rows."""
+        path = source.path
+        if source.rows is not None:
+            faults, notes = Faults(), dict[str, tuple[int, str]]()
+            some = given_rows(source.rows, path, self.schema, faults, notes)
+            return FileContent(self.encode_rows(path, "rows", some, faults, notes))
         if self.cache is None:
             return FileContent(self.read(path))
         key = self.key(path, self.cache.content(path))
@@ -84,12 +91,26 @@ class Reader:
     def read(self, path: Path) -> CachedDocuments:
         """The documents of a file. DataError for faulty rows, if they may not be skipped."""
         kind, faults = format_of(path, self.schema), Faults()
-        writer, notes = Writer(self.folder), dict[str, tuple[int, str]]()
+        notes = dict[str, tuple[int, str]]()
         if kind == "text":
+            writer = Writer(self.folder)
             parse = self.encoding.parses(plain=True)
             writer.add_parts(token_parts(blocks(path), self.tokenizer, parse))
             return CachedDocuments(writer.documents(), kind, faults)
-        for row in rows(path, kind, self.schema, faults, notes):
+        some = rows(path, kind, self.schema, faults, notes)
+        return self.encode_rows(path, kind, some, faults, notes)
+
+    def encode_rows(
+        self,
+        path: Path,
+        kind: str,
+        some: Iterable[Row],
+        faults: Faults,
+        notes: dict[str, tuple[int, str]],
+    ) -> CachedDocuments:
+        """The documents of rows, of which faulty ones are in `faults`. DataError as of `read`."""
+        writer = Writer(self.folder)
+        for row in some:
             if self.skip_bad_rows or not faults.total:  # else the others are but counted
                 try:
                     of_row = self.encode_row(row)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pyggml.errors import DataError
 from pyggml.lora.data.documents import Notes
@@ -20,10 +22,13 @@ class Source:
     """A file, and how often each of its rows is read in an epoch.
 
     A weight of 2 reads every row twice, one of 0.5 every row in every second epoch.
+
+    rows: those of a program, which stand in no file; sentences then call them by `path`
     """
 
     path: Path
     weight: float = 1.0
+    rows: Iterable[Any] | None = field(default=None, repr=False, compare=False)
 
     @staticmethod
     def of(given: str | os.PathLike[str] | Source) -> Source:

@@ -10,7 +10,7 @@ docs/adding-an-objective.md shows how to add one, here or in a program of one's 
     objective = OBJECTIVES["dpo"](beta=0.3)
     corpus = read_corpus("pairs.jsonl", model.tokenizer, DataConfig(ctx=512), rows=objective.rows)
     args = (adapter.model, adapter.parameters, corpus, TrainConfig(), objective)
-    Trainer(*args, reference=model).run(print)
+    Trainer(*args, reference=model).run()
 """
 
 from collections.abc import Mapping

@@ -12,10 +12,18 @@ shape      constant           1
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import cos, pi
+from dataclasses import dataclass, fields
+from math import cos, isfinite, pi
 
+from pyggml.errors import ConfigError
 from pyggml.lora.config import TrainConfig
+from pyggml.lora.trainer.reports import History
+
+# A program's own schedule: the step from 0, of so many, and the losses and validations before it
+# -> the learning rate.
+ScheduleFunction = Callable[[int, int, History], float]
+_MOST = 10.0  # as of TrainConfig.lr
+_OF_SETTINGS = ("lr_scheduler", "lr_cycles", "lr_decay", "lr_min", "warmup_steps", "warmup_ratio")
 
 
 def _cosine(t: float) -> float:
@@ -59,3 +67,44 @@ class LearningRate:
             return c.lr * (step + 1) / n_warmup
         t = min((step - n_warmup) / max(self.n_steps - n_warmup, 1), 1.0)
         return c.lr_min + (c.lr - c.lr_min) * _SHAPES[c.lr_scheduler](t, c)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLearningRate:
+    """The same by a function of the caller's, which replaces all settings of the schedule."""
+
+    function: ScheduleFunction
+    n_steps: int
+    history: Callable[[], History]  # of the run so far
+
+    @property
+    def name(self) -> str:
+        """What a checkpoint calls the function."""
+        return str(getattr(self.function, "__qualname__", type(self.function).__qualname__))
+
+    def __call__(self, step: int) -> float:
+        """Raises ConfigError for what is no learning rate."""
+        lr = self.function(step, self.n_steps, self.history())
+        if not isinstance(lr, int | float) or not isfinite(lr) or not 0 <= lr <= _MOST:
+            fault = (
+                f"schedule gives {lr!r} for step {step}, wanted a learning rate of 0 to {_MOST:g}"
+            )
+            raise ConfigError(fault)
+        return float(lr)
+
+
+def learning_rate_of(
+    config: TrainConfig,
+    n_steps: int,
+    function: ScheduleFunction | None,
+    history: Callable[[], History],
+) -> LearningRate | OwnLearningRate:
+    """That of the settings, or of a function. Raises ConfigError for settings that do nothing
+    beside it."""
+    if function is None:
+        return LearningRate(config, n_steps)
+    usual = {f.name: f.default for f in fields(config)}
+    idle = [name for name in _OF_SETTINGS if getattr(config, name) != usual[name]]
+    if idle:
+        raise ConfigError([(name, "does nothing beside a schedule of your own") for name in idle])
+    return OwnLearningRate(function, n_steps, history)

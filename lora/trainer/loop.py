@@ -6,7 +6,7 @@ at times     validation, checkpoint; both between two steps, where a run may als
 Of several ranks each makes some batches of a step, and all the same optimiser's step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -18,9 +18,10 @@ from warnings import warn
 
 import numpy as np
 
+import pyggml
 from pyggml import heap, threads
 from pyggml.backends.cpu import write
-from pyggml.errors import CheckpointError, Fault, PyggmlError, TokenizerError
+from pyggml.errors import CheckpointError, ConfigError, Fault, PyggmlError, TokenizerError
 from pyggml.gguf.fields import brief
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
@@ -35,7 +36,11 @@ from pyggml.lora.trainer.arithmetic import Arithmetic
 from pyggml.lora.trainer.checkpoint import Progress
 from pyggml.lora.trainer.checks import check_alike, check_settings
 from pyggml.lora.trainer.gradient import StepGradient, n_sums
-from pyggml.lora.trainer.learning_rate import LearningRate
+from pyggml.lora.trainer.learning_rate import (
+    OwnLearningRate,
+    ScheduleFunction,
+    learning_rate_of,
+)
 from pyggml.lora.trainer.losses import Losses
 from pyggml.lora.trainer.memory import OnDevice, on_devices
 from pyggml.lora.trainer.passes import Passes
@@ -43,6 +48,7 @@ from pyggml.lora.trainer.reports import (
     Callback,
     CheckpointReport,
     History,
+    Report,
     StepReport,
     ValidationReport,
 )
@@ -82,6 +88,8 @@ class Trainer:
     objective    what is minimised; to write the text, unless it is given
     reference    the fixed model that answers are compared with, by objectives that do so: the base,
                  or the base with the adapter from which training starts
+    schedule     the learning rate as a function of the step, the number of steps and the history
+                 of losses, instead of the settings' schedule: lambda step, n_steps, history: …
 
     before_update: called with the number of a step before it changes the parameters, and with
     `Passes.idle_memory`; None, or a function that a recorder sets.
@@ -100,6 +108,7 @@ class Trainer:
         objective: Objective | None = None,
         ranks: Ranks = ALONE,
         reference: Model | None = None,
+        schedule: ScheduleFunction | None = None,
     ) -> None:
         check_settings(model, corpus, config, ranks)
         self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
@@ -107,7 +116,7 @@ class Trainer:
         self._n_read = corpus.train.n_read
         steps = config.epochs * ceil(self._n_read / config.windows_per_step)
         self.n_steps = min(steps, config.max_steps or steps)
-        self.learning_rate = LearningRate(config, self.n_steps)
+        self.learning_rate = learning_rate_of(config, self.n_steps, schedule, lambda: self.history)
         self.objective, self.reference = objective or USUAL(), reference
         self._losses: Losses | None = None
         self._gradient: StepGradient | None = None
@@ -182,6 +191,20 @@ class Trainer:
         self._losses = None
         heap.give_back()  # the tensors of a graph hold each other
 
+    def save(self) -> Path:
+        """Write a checkpoint of the last whole step now; its path. For callbacks.
+
+        Raises ConfigError if `checkpoint_dir` names no folder.
+        """
+        if self.config.checkpoint_dir is None:
+            raise ConfigError([("checkpoint_dir", "is None, wanted a folder for checkpoints")])
+        step, folder = self.progress.step, Path(self.config.checkpoint_dir)
+        self._saved = step
+        if self.ranks.is_first:
+            self._write()
+            checkpoint.prune(folder, step, self.config.checkpoint_keep)
+        return checkpoint.path_of(folder, step)
+
     def stop(self) -> None:
         """End the run after the step under way; for signal handlers and other threads."""
         self._stopping = True
@@ -193,8 +216,12 @@ class Trainer:
         """Whether all steps are made, or validations say that more would not help."""
         return self.progress.step >= self.n_steps or self.history.has_stalled(self.config.patience)
 
-    def run(self, report: Callback = lambda event: None) -> bool:
+    def run(self, *callbacks: Callback, progress: bool = True) -> bool:
         """Train to the end; True if it was reached, False if `stop` or Ctrl-C ended it early.
+
+        callbacks  each is called with every report, between two steps: it may call `stop`, `save`,
+                   and the adapter's `save`
+        progress   whether the run is shown: as a bar on a terminal and in a notebook, else as lines
 
         The parameters are then those after the last whole step, and a checkpoint of them exists if
         the settings ask for one and a step was made. At the end, with `keep_best`, they become
@@ -210,6 +237,7 @@ class Trainer:
             with self.ranks.together():
                 if folder is not None and self.ranks.is_first:
                     stack.enter_context(checkpoint.hold(Path(folder)))
+            report = self._heard_by(callbacks, progress, stack)
             self._begin()
             with self.model.devices.holding(*self.parameters.buffers.values()):
                 try:
@@ -227,6 +255,19 @@ class Trainer:
             if self.is_done and self._best is not None:
                 write(self.parameters.buffers["data"], self._best)
             return self.is_done
+
+    def _heard_by(
+        self, callbacks: Sequence[Callback], progress: bool, stack: ExitStack
+    ) -> Callback:
+        """One callback for all, with the display first, which the stack closes."""
+        shown = [pyggml.show_run(self)] if progress and self.ranks.is_first else []
+        heard = [*map(stack.enter_context, shown), *callbacks]
+
+        def report(event: Report) -> None:
+            for callback in heard:
+                callback(event)
+
+        return report
 
     def _begin(self) -> None:
         self._stopping = False
@@ -353,20 +394,22 @@ class Trainer:
     # -- checkpoints ----------------------------------------------------------------------------
 
     def resume(self, path: str | Path) -> None:
-        """Continue from a checkpoint; all that follows is bit for bit as without the break. The run
-        may be longer or shorter than it was, and is validated and logged as the settings say now.
+        """Continue from a checkpoint, or the newest whole one of a folder; all that follows is bit
+        for bit as without the break. The run may be longer or shorter than it was, and is validated
+        and logged as the settings say now.
 
         Raises CheckpointError for a file that is damaged, of another run, or of another compute
         type. Warns if its run had another vector unit, Python or Numba: bits then differ.
         """
-        here = Arithmetic.by(self.model)
+        here, path = Arithmetic.by(self.model), Path(path)
+        path = checkpoint.newest(path) if path.is_dir() else path
         progress, history = checkpoint.load(
-            Path(path), self._buffers(), self._identity, here, _USUAL, _FREE
+            path, self._buffers(), self._identity, here, _USUAL, _FREE
         )
         if progress.step > self.n_steps or progress.index >= self._n_read:
             raise CheckpointError(f"{path}: stands at {progress}, which is past this run's end")
         self.progress, self.history = progress, history
-        length = checkpoint.stored_length(Path(path))
+        length = checkpoint.stored_length(path)
         if length not in (None, self.n_steps):
             warn(
                 f"{path}: was of a run of {length} steps, this one has {self.n_steps}: the "
@@ -380,10 +423,8 @@ class Trainer:
         step = self.progress.step
         if self.config.checkpoint_dir is None or self._saved == step:
             return
-        self._saved = step
+        path = self.save()
         if self.ranks.is_first:
-            path = self._write()
-            checkpoint.prune(path.parent, step, self.config.checkpoint_keep)
             report(CheckpointReport(step, path))
 
     def _rescue(self) -> None:
@@ -424,9 +465,15 @@ class Trainer:
                 "ctx": self.corpus.train.ctx,
                 **self.config.shared_by_runs(),
                 **self._of_objective(),
+                **self._of_schedule(),
             },
             "tensors": {name: list(t.shape) for name, t in self.parameters.tensors.items()},
         }
+
+    def _of_schedule(self) -> dict[str, Any]:
+        """A schedule of the caller's has its function's name in the place of the settings'."""
+        rate = self.learning_rate
+        return {"lr_scheduler": rate.name} if isinstance(rate, OwnLearningRate) else {}
 
     def _of_objective(self) -> dict[str, Any]:
         """The objective, its settings, and the adapters of the model that it compares with."""

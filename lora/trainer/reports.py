@@ -33,6 +33,11 @@ class TallyReport:
         """Those of answers, if they earn any."""
         return self.tally if isinstance(self.tally, Rewards) else None
 
+    @property
+    def words(self) -> str:
+        """What the objective counts, as a part of a line; nothing if it counts nothing."""
+        return "" if self.tally is None else f"  {self.tally.words}"
+
 
 @dataclass(frozen=True, slots=True)
 class StepReport(TallyReport):
@@ -53,6 +58,13 @@ class StepReport(TallyReport):
         """0 where the clock stood still."""
         return self.n_tokens / self.seconds if self.seconds else 0.0
 
+    def __str__(self) -> str:
+        speed = f"{self.tokens_per_second:,.0f} tokens/s"
+        return (
+            f"step {self.step}/{self.n_steps}  loss {self.loss:.4f}{self.words}  lr {self.lr:.2e}"
+            f"  |g| {self.grad_norm:.3g}  {speed}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport(TallyReport):
@@ -67,6 +79,10 @@ class ValidationReport(TallyReport):
     tally: Tally | None = field(default=None, compare=False)  # not in checkpoints
     margin: float | None = field(default=None, compare=False)  # nor this
 
+    def __str__(self) -> str:
+        about = "" if self.margin is None else f" ± {self.margin:.2g}"
+        return f"step {self.step}  validation loss {self.loss:.4f}{about}{self.words}"
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
@@ -74,6 +90,9 @@ class CheckpointReport:
 
     step: int
     path: Path
+
+    def __str__(self) -> str:
+        return f"step {self.step}  checkpoint {self.path}"
 
 
 Report = StepReport | ValidationReport | CheckpointReport

@@ -11,6 +11,7 @@ EXTRAS = {
     "llama_cpp": "interop",
     "transformers": "interop",
     "IPython": "docs",
+    "datasets": "interop",
     "mkdocs": "docs",
     "mkdocstrings_handlers": "docs",
     "mpi4py": "mpi",

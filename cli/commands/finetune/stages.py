@@ -116,7 +116,7 @@ def _read_again(
 def _help(trainer: Trainer) -> int:
     """Train as a rank that is not the first: it tells and writes nothing."""
     with stop_on_signals(trainer.stop, note=b""):
-        finished = trainer.run()
+        finished = trainer.run(progress=False)
     return 0 if finished else STOPPED
 
 
@@ -279,7 +279,7 @@ def _train(
                     step_done()
 
             try:
-                finished = trainer.run(report)
+                finished = trainer.run(report, progress=False)
             except PyggmlError as error:
                 if isinstance(error, DeviceLostError):  # and the newest numbers with it
                     left = results.checkpoint_hint(trainer)
