@@ -319,5 +319,5 @@ def _argument(value: Any) -> str:
     if isinstance(value, dict):
         return ",".join(f"{name}={number}" for name, number in value.items())
     if isinstance(value, tuple):
-        return adapter_word(value) if isinstance(value[0], Path) else ",".join(value)
+        return adapter_word(value) if isinstance(value[0], Path) else ",".join(map(str, value))
     return str(value)

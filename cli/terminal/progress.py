@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pyggml.cli.terminal.notebook import notebook, shown_in_cell
 from pyggml.cli.terminal.show import is_quiet, progress_lines, row, say, say_progress, span
@@ -169,10 +169,7 @@ def count_printer(what: str) -> Callable[[int, int], None]:
     return count
 
 
-class Display(Protocol):
-    """Receives every report, after the meter."""
-
-    def __call__(self, report: Report) -> None: ...
+Display = Callable[[Report], None]  # receives every report, after the meter
 
 
 class Lines:

@@ -40,6 +40,11 @@ def ranks_of_process() -> Ranks:
     return ranks
 
 
+def n_processes() -> int:
+    """How many processes a launcher has started beside each other, whatever they do."""
+    return _size()[1]
+
+
 def _size() -> tuple[str, int]:
     """The number of processes that a launcher has started, and the variable that says so."""
     for name, beside in _SIZES:

@@ -219,7 +219,7 @@ def test_warmup_uses_every_architecture_and_type(pyggml, monkeypatch, tmp_path):
 
 def test_warmup_trains_and_generates(tiny, monkeypatch):
     heard = []
-    monkeypatch.setattr(warmup.Trainer, "run", lambda self: heard.append("trained"))
+    monkeypatch.setattr(warmup.Trainer, "run", lambda self, **how: heard.append("trained"))
     monkeypatch.setattr(warmup.Session, "feed", lambda self, ids: heard.append(len(ids)))
     warmup._use(tiny, threads=1)
     assert heard == ["trained", 16, 1]

@@ -58,7 +58,7 @@ def test_settings_reach_the_run(finetune, tiny, tmp_path):
 
 
 def test_the_memory_is_said_before_it_is_taken(finetune, monkeypatch):
-    monkeypatch.setattr(Trainer, "run", lambda self, report: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr(Trainer, "run", lambda self, *_, **how: (_ for _ in ()).throw(MemoryError))
     ended = finetune()
     assert ended.code == 2 and ended.err.endswith("pyggml: there is not enough memory\n")
 
@@ -73,7 +73,7 @@ def test_the_memory_is_said_before_it_is_taken(finetune, monkeypatch):
     ],
 )  # fmt: skip
 def test_a_library_that_is_not_loaded_is_a_sentence(error, said, finetune, monkeypatch):
-    monkeypatch.setattr(Trainer, "run", lambda self, report: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(Trainer, "run", lambda self, *_, **how: (_ for _ in ()).throw(error))
     ended = finetune()
     assert ended.code == 2 and ended.err.endswith(f"pyggml: {said}\n")
     assert "for the graph" in ended.row("memory")

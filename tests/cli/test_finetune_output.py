@@ -16,9 +16,9 @@ def test_an_older_adapter_is_replaced_only_at_the_end(finetune, tmp_path, monkey
     path.write_bytes(b"older")
     whole = Trainer.run
 
-    def watched(self, report):
+    def watched(self, report, **how):
         assert path.read_bytes() == b"older"
-        return whole(self, report)
+        return whole(self, report, **how)
 
     monkeypatch.setattr(Trainer, "run", watched)
     ended = finetune()
@@ -76,8 +76,8 @@ def test_an_adapter_that_makes_no_numbers_is_not_written(finetune, tmp_path, mon
     whole, older = Trainer.run, tmp_path / "adapter.gguf"
     older.write_bytes(b"a good one")
 
-    def broken(self, report):
-        done = whole(self, report)
+    def broken(self, report, **how):
+        done = whole(self, report, **how)
         self.parameters.data[:] = float("nan")
         return done
 

@@ -85,7 +85,7 @@ def main(model, die=None, differ=None, fail=None, **settings):
     trainer.passes.train = train
     try:
         with stop_on_signals(trainer.stop):
-            trainer.run()
+            trainer.run(progress=False)
     except PyggmlError as error:
         return {"error": str(error)}
     return {"rank": ranks.rank, "size": ranks.size, "outcome": outcome(trainer)}

@@ -112,6 +112,8 @@ def _convert(value: Any, option: click.Parameter) -> Any:
             return option.type.convert(value, None, None)
         except click.BadParameter:
             raise ValueError("a size such as 4GB or 800MB") from None
+    if isinstance(value, list) and option.type.name == "several":
+        return option.type.convert(value, None, None)
     if option.type is click.STRING and not isinstance(value, str):
         one = isinstance(value, list | dict)
         raise ValueError("one word" if one else "a word; put it in quotes")

@@ -53,6 +53,7 @@ from pyggml.lora.trainer import checkpoint, lock
 from pyggml.lora.trainer.arithmetic import stored_compute
 from pyggml.lora.trainer.losses import Losses
 from pyggml.lora.trainer.passes import Passes
+from pyggml.lora.trainer.reports import Callback
 from pyggml.lora.trainer.validation import cost_of_run
 from pyggml.model import Model
 
@@ -60,6 +61,7 @@ _READ_AGAIN = 0.01  # share of the run's tokens of which the rows have their los
 
 # Of a job: the command line that continues from a folder of checkpoints.
 ResumeCommand = Callable[[Job, Path], str]
+Watcher = Callable[[Trainer], Callback]
 
 
 def run(
@@ -67,10 +69,12 @@ def run(
     resume_command: ResumeCommand,
     save_settings: Callable[[Job], None],
     ranks: Ranks = ALONE,
+    watch: Watcher | None = None,
 ) -> int:
     """Do the job; returns the exit code. `save_settings` writes its settings beside its adapter.
 
-    Of several ranks the first one alone writes.
+    watch: what hears the reports too, as a function of the trainer. Of several ranks the first one
+    alone writes.
     """
     check_places(job)
     writes = ranks.is_first and not (job.dry_run or job.previews_only)
@@ -90,7 +94,8 @@ def run(
             return 0
         if not ranks.is_first:
             return _help(trainer)
-        return _run(job, trainer, trained, prompt, rows, resume_command, save_settings)
+        heard = watch(trainer) if watch else None
+        return _run(job, trainer, trained, prompt, rows, resume_command, save_settings, heard)
 
 
 def _preview(job: Job, trainer: Trainer) -> None:
@@ -194,6 +199,7 @@ def _run(
     rows: record.Rows,
     resume_command: ResumeCommand,
     save_settings: Callable[[Job], None],
+    heard: Callback | None = None,
 ) -> int:
     with progress_lines():
         if job.output.exists():
@@ -204,7 +210,7 @@ def _run(
     for each in (before, model):
         each.release = job.max_memory is not None
     start = trainer.progress.step
-    finished = _train(job, trainer, trained, prompt, rows)
+    finished = _train(job, trainer, trained, prompt, rows, heard)
     if finished or trainer.progress.step > start:
         save_settings(job)
     if not finished:
@@ -222,8 +228,7 @@ def _run(
     read, losses = _read_again(job, before, after, trainer.corpus)
     record.save_answers(job, trainer, asked, answers, losses)
     record.save_report(job, rows, asked, answers, read)
-    chats = has_chats(trainer.corpus)
-    template = template_of(job.reading, model.tokenizer) if chats else None
+    template = template_of(job.reading, model.tokenizer) if has_chats(trainer.corpus) else None
     results.say_how_to_use(job, written, template, model.tokenizer)
     return 0
 
@@ -259,7 +264,12 @@ def _compute(job: Job) -> str:
 
 
 def _train(
-    job: Job, trainer: Trainer, trained: Trained, prompt: np.ndarray, rows: record.Rows
+    job: Job,
+    trainer: Trainer,
+    trained: Trained,
+    prompt: np.ndarray,
+    rows: record.Rows,
+    heard: Callback | None,
 ) -> bool:
     """Train and write the result; returns whether training reached its end."""
     start, meter = trainer.progress.step, Meter(trainer.history, trainer.n_first)
@@ -275,6 +285,8 @@ def _train(
                 meter.add(event)
                 show_report(event)
                 record_report(event)
+                if heard is not None:
+                    heard(event)
                 if meter.last is not None:
                     step_done()
 

@@ -1,0 +1,123 @@
+"""The options of `pyggml sweep`: those of `pyggml finetune`, and how the runs are made."""
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyggml.cli.commands.finetune import config_file
+from pyggml.cli.commands.finetune.command import command as finetune
+from pyggml.cli.commands.finetune.job import Job, with_hub_files
+from pyggml.cli.commands.sweep.halving import Halving
+from pyggml.cli.commands.sweep.lists import SweepRun, check_folder, runs_of, with_lists
+from pyggml.cli.commands.sweep.progress import run_all
+from pyggml.cli.commands.sweep.results import OVER, results_of, say_table, write_page
+from pyggml.cli.terminal.exit import STOPPED
+from pyggml.cli.terminal.help import TITLES, GroupedCommand, GroupedOption
+from pyggml.cli.terminal.hints import program
+from pyggml.cli.terminal.options import PATH, SETTINGS, words
+from pyggml.cli.terminal.paths import beside
+from pyggml.cli.terminal.show import plural, row, say
+from pyggml.errors import ConfigError
+from pyggml.lora.objectives.choice import ObjectiveConfig
+from pyggml.lora.ranks.started import n_processes
+
+_NOT_OF_SWEEPS = ("output", "resume", "checkpoint_dir", "preview", "dry_run")
+
+
+def _sweep(config: Path | None, output: Path | None, halving: int | None, **given: Any) -> int:
+    """The exit code. What the command line gives goes over the file."""
+    again = {"config": config, "output": output, "halving": halving, **given}
+    file = config_file.FileSettings() if config is None else config_file.read(config, _IN_FILES)
+    values = {n: file.values.get(n) if v is None else v for n, v in {**again}.items()}
+    places = {n: place for n, place in file.places.items() if again[n] is None}
+    folder, factor = values.pop("output"), values.pop("halving")
+    values.pop("config")
+    if folder is None:
+        raise ConfigError("wanted -o FOLDER, where the runs lie")
+    values |= dict.fromkeys(_NOT_OF_SWEEPS)
+    if values["threads"] is None and n_processes() > 1:
+        values["threads"] = max((os.cpu_count() or 1) // n_processes(), 1)
+    runs = runs_of(folder, values, places, file.faults)
+    runs = [SweepRun(r.name, r.varied, with_hub_files(r.job)) for r in runs]
+    check_folder(folder, runs)
+    every = runs[0].job.train.val_every
+    judging = None if factor is None else Halving(folder, runs, factor, every)
+    command_line = shlex.join([*program("sweep"), *words(command.params, again)])
+    whole = run_all(runs, judging, command_line, _save_settings)
+    return _tell(folder, runs, whole, command_line)
+
+
+def _save_settings(job: Job) -> None:
+    config_file.write(beside(job.output, ".yaml"), job.identity(), finetune.params)
+
+
+def _tell(folder: Path, runs: Sequence[SweepRun], whole: bool, again: str) -> int:
+    """Print the table and write the page; the exit code."""
+    results, notes = results_of(runs), _notes(runs)
+    say()
+    say_table(results)
+    for text in notes:
+        row("note", text)
+    best = results[0]
+    if best.loss is not None:
+        row("best", f"{best.run.words}: {best.run.job.output}")
+    row("page", str(write_page(folder, results, notes)))
+    n_left = sum(r.state not in OVER for r in results)
+    if n_left:
+        row("left", f"{plural(n_left, 'run')}; {again} goes on")
+    return 0 if whole else STOPPED
+
+
+def _notes(runs: Sequence[SweepRun]) -> list[str]:
+    """What is to be known of the losses beside each other."""
+    of_objective = {f.name for f in fields(ObjectiveConfig)} | {"preference_beta"}
+    other = [n for n in runs[0].varied if n in of_objective]
+    fault = "losses of different objectives, or of different settings of one, do not compare"
+    return [f"{fault}: {', '.join(other)}"] if other else []
+
+
+_OPTIONS = [
+    *with_lists([o for o in finetune.params if o.expose_value and o.name not in _NOT_OF_SWEEPS]),
+    GroupedOption(
+        ["-o", "--output"],
+        type=PATH,
+        metavar="FOLDER",
+        group="output",
+        common=True,
+        help="folder of the runs: adapters, their metrics and pages, and sweep.html; runs that "
+        "are there already are not made again",
+        brief="folder of the runs",
+    ),
+    GroupedOption(
+        ["--halving"],
+        type=click.IntRange(min=2),
+        metavar="N",
+        group="output",
+        common=True,
+        help="successive halving: at its validations 1, N, N², … a run goes on only if it is among "
+        "the best 1/N of those that came as far (wants optuna: pyggml[sweep])",
+        brief="end hopeless runs early: keep the best 1/N",
+    ),
+]
+
+command = GroupedCommand(
+    "sweep",
+    context_settings=SETTINGS,
+    callback=_sweep,
+    help="Fine-tune once for each combination of settings that are lists, and compare.\n\n"
+    "The command again goes on where it was stopped; started several times at once, as mpiexec "
+    "does, the processes share the runs.",
+    quiet="progress",
+    examples=[
+        "pyggml sweep -m model.gguf -f chats.jsonl -o runs --lr 1e-4,3e-4,1e-3",
+        "pyggml sweep -m model.gguf -f a.jsonl -o runs --lr 1e-4,1e-3 --lora-rank 8,32 --halving 3",
+        "mpiexec -n 4 pyggml sweep -m model.gguf -f a.jsonl -o runs --seed 1,2,3,4",
+    ],
+    params=sorted(_OPTIONS, key=lambda option: [*TITLES].index(option.group)),
+)
+_IN_FILES = [o for o in command.params if o.expose_value and o.name != "config"]

@@ -1,0 +1,141 @@
+"""Settings that are lists → runs, one for each combination of values."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyggml.cli.commands.finetune.job import AUTO, SETTINGS_FLAGS, Job, job_of
+from pyggml.cli.terminal.exit import option
+from pyggml.errors import ConfigError
+from pyggml.files import replacing
+
+MOST_RUNS = 1000
+_BESIDE = "sweep.json"
+_OWN = ("output", "checkpoint_dir", "resume", "cache_dir", "threads", "max_memory", "device")
+_WHOLE = ("dir", "kwargs", "columns", "template")  # ends of settings whose values may have commas
+
+
+class Values(tuple[Any, ...]):
+    """Several values of one setting, each of which is tried."""
+
+    __slots__ = ()
+
+
+class Several(click.ParamType):
+    """A value, or several with commas between them: 1e-4,3e-4; in a file a list."""
+
+    name = "several"
+
+    def __init__(self, one: click.ParamType) -> None:
+        self.one = one
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, Values):
+            return value
+        parts = value if isinstance(value, list) else str(value).split(",")
+        values = Values(
+            dict.fromkeys(self.one.convert(str(part).strip(), param, ctx) for part in parts)
+        )
+        return values if len(values) > 1 else values[0]
+
+
+def with_lists(options: Sequence[click.Parameter]) -> list[click.Parameter]:
+    """The same options, of which settings that are one number or one word take several."""
+    names = {
+        flags.get(f.name, f.name) for kind, flags in SETTINGS_FLAGS.items() for f in fields(kind)
+    }
+    plain = (click.INT, click.FLOAT, click.STRING)
+    changed = []
+    for each in options:
+        name = each.name or ""
+        if name in names and each.type in plain and not each.multiple and not name.endswith(_WHOLE):
+            each = copy(each)
+            each.type = Several(each.type)
+        changed.append(each)
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRun:
+    """One of the runs: its name, the settings by which it differs, and its job."""
+
+    name: str
+    varied: Mapping[str, Any]
+    job: Job
+
+    @property
+    def words(self) -> str:
+        """lr 0.001, lora_rank 8."""
+        return ", ".join(f"{name} {_word(value)}" for name, value in self.varied.items())
+
+
+def runs_of(
+    folder: Path,
+    given: Mapping[str, Any],
+    places: Mapping[str, str],
+    faults: Sequence[str] = (),
+) -> list[SweepRun]:
+    """The runs of these parameters, of which some are `Values`; the last one varies fastest.
+
+    Raises ConfigError where there is no list, too many runs, or for a run whose settings clash.
+    """
+    varied = {name: value for name, value in given.items() if isinstance(value, Values)}
+    if not varied:
+        raise ConfigError("no setting has several values: wanted a list, such as --lr 1e-4,3e-4")
+    every = [dict(zip(varied, values, strict=True)) for values in product(*varied.values())]
+    if len(every) > MOST_RUNS:
+        raise ConfigError(f"these lists make {len(every):,} runs, wanted at most {MOST_RUNS:,}")
+    runs = []
+    for values in every:
+        name = _name(values)
+        own: dict[str, Any] = {"output": folder / f"{name}.gguf", "resume": AUTO}
+        own |= {"checkpoint_dir": str(folder / f"{name}.points")}
+        own |= {"cache_dir": given["cache_dir"] or str(folder / "tokens")}
+        try:
+            runs.append(SweepRun(name, values, job_of({**given, **values, **own}, places, faults)))
+        except ConfigError as error:
+            raise ConfigError(error.message(option), f"{name}: ") from None
+    return runs
+
+
+def _word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _name(values: Mapping[str, Any]) -> str:
+    """lr-0.001_lora-rank-8: of the settings alone, so that it is the same next time."""
+    words = (f"{name.replace('_', '-')}-{_word(value)}" for name, value in values.items())
+    return "_".join(re.sub(r"[^\w.+-]+", "-", word) for word in words)
+
+
+def check_folder(folder: Path, runs: Sequence[SweepRun]) -> None:
+    """Note in the folder what all its runs share. ConfigError if its runs share something else."""
+    shared = _shared(runs[0])
+    path = folder / _BESIDE
+    has_runs = path.exists() and any(folder.glob("*.metrics.jsonl"))
+    try:
+        before = json.loads(path.read_text(encoding="utf-8")) if has_runs else shared
+    except (OSError, ValueError):
+        raise ConfigError(f"{path}: is none that a sweep wrote: name another folder") from None
+    if not isinstance(before, dict):
+        raise ConfigError(f"{path}: is none that a sweep wrote: name another folder")
+    differ = [n for n in {**before, **shared} if before.get(n) != shared.get(n)]
+    if differ:
+        some = ", ".join(f"{n} {before.get(n)} there, {shared.get(n)} here" for n in differ[:3])
+        raise ConfigError(f"{folder}: holds runs of other settings ({some}): name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(shared, indent=1), encoding="utf-8")
+
+
+def _shared(run: SweepRun) -> dict[str, str]:
+    """What the runs have in common; a setting that varies stands there as that."""
+    same = {n: v for n, v in run.job.identity().items() if n not in _OWN and v is not None}
+    return {n: "varies" if n in run.varied else str(v) for n, v in same.items()}

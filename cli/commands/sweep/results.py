@@ -1,0 +1,144 @@
+"""What became of each run of a sweep: beside its adapter, as a table, and as a page.
+
+A run that is over leaves NAME.result.json: {"state": "finished", "why": ""}. All else is in its
+metrics.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pyggml.cli.commands.sweep.lists import SweepRun
+from pyggml.cli.terminal.paths import beside
+from pyggml.cli.terminal.show import printable, say, span
+from pyggml.cli.web import pages
+from pyggml.cli.web.report import FIRST_WORDS
+from pyggml.cli.web.report.series import final_and_best, overlay
+from pyggml.files import replacing
+from pyggml.lora.record import metrics_beside, read_records
+from pyggml.lora.trainer.lock import holder
+
+FINISHED, HOPELESS, FAILED = "finished", "ended early", "failed"
+OVER = (FINISHED, HOPELESS, FAILED)
+PAGE = "sweep.html"
+_MOST_LAID = 6  # runs laid over each other: as many colours as are told apart
+Records = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A run and its figures; the loss is of what its file holds: in validation, where it has one.
+
+    best: the lowest loss on the way
+    """
+
+    run: SweepRun
+    state: str
+    why: str
+    loss: float | None
+    best: float | None
+    n_steps: int
+    seconds: float
+
+
+def note(run: SweepRun, state: str, why: str = "") -> None:
+    """Write that a run is over. Raises PyggmlError if the disk refuses."""
+    with replacing(_file(run)) as partial:
+        partial.write_text(json.dumps({"state": state, "why": why}), encoding="utf-8")
+
+
+def state_of(run: SweepRun) -> tuple[str, str]:
+    """The state of a run, and why it failed."""
+    try:
+        about = json.loads(_file(run).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        about = None
+    if isinstance(about, dict) and about.get("state") in OVER:
+        return about["state"], str(about.get("why", ""))
+    if holder(claim(run)) is not None:
+        return "running", ""
+    return ("stopped" if metrics_beside(run.job.output).exists() else "waiting"), ""
+
+
+def claim(run: SweepRun) -> Path:
+    """What a process holds while the run is its own."""
+    return run.job.output.with_name(run.name)
+
+
+def _file(run: SweepRun) -> Path:
+    return beside(run.job.output, ".result.json")
+
+
+def results_of(runs: Sequence[SweepRun]) -> list[Result]:
+    """All runs, the best first; those without a loss last."""
+    results = [_result(run, list(read_records(metrics_beside(run.job.output)))) for run in runs]
+    return sorted(results, key=lambda r: (r.state == FAILED, r.loss is None, r.loss or 0.0))
+
+
+def _result(run: SweepRun, records: Records) -> Result:
+    state, why = state_of(run)
+    final, best, is_held_out = final_and_best(records)
+    held_out = [r["loss"] for r in records if r["event"] == "validation"]
+    if is_held_out:
+        final = best if run.job.train.keep_best else held_out[-1]
+    steps = [r for r in records if r["event"] == "step"]
+    seconds = fsum(r["seconds"] for r in steps if isinstance(r.get("seconds"), int | float))
+    return Result(run, state, why, final, best, len(steps), seconds)
+
+
+# -- shown --------------------------------------------------------------------------------------
+
+
+def cells(results: Sequence[Result]) -> list[list[str]]:
+    """The table: a head, and a line for each run, with the settings in which the runs differ."""
+    names = [*results[0].run.varied]
+    lines = [[*names, "loss", "best", "steps", "time", ""]]
+    for r in results:
+        values = [f"{v:g}" if isinstance(v, float) else str(v) for v in r.run.varied.values()]
+        losses = ["" if x is None else f"{x:.4f}" for x in (r.loss, r.best)]
+        time = span(r.seconds) if r.seconds else ""
+        lines.append(
+            [*values, *losses, f"{r.n_steps:,}", time, ": ".join(filter(None, [r.state, r.why]))]
+        )
+    return lines
+
+
+def say_table(results: Sequence[Result]) -> None:
+    """Print the table."""
+    lines = [[printable(cell) for cell in line] for line in cells(results)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        say("   ".join(padded).rstrip())
+
+
+def write_page(folder: Path, results: Sequence[Result], notes: Sequence[str] = ()) -> Path:
+    """Write the page. Raises PyggmlError if the disk refuses."""
+    path, (head, *lines) = folder / PAGE, cells(results)
+    links = [_link(r.run, line) for r, line in zip(results, lines, strict=True)]
+    best = [r for r in results if r.loss is not None][:_MOST_LAID]
+    records = {r.run.words: list(read_records(metrics_beside(r.run.job.output))) for r in best}
+    page = pages.render(
+        *("pyggml.cli.web.report", "sweep.html"),
+        styles=("uPlot.min.css", "page.css", "sweep.css"),
+        scripts=("uPlot.iife.min.js", "ticks.js", "charts.js"),
+        first=FIRST_WORDS,
+        title=folder.resolve().name,
+        head=head,
+        rows=links,
+        notes=notes,
+        n_laid=len(best),
+        charts=overlay(records),
+    )
+    pages.write(path, page)
+    return path
+
+
+def _link(run: SweepRun, line: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """A line, and the page of its run, if that is written."""
+    page = beside(run.job.output, ".html")
+    return (quote(page.name) if page.exists() else ""), line
