@@ -73,9 +73,11 @@ def test_a_command_computes_on_its_device(pyggml, tiny, text, command, tmp_path,
 
 
 def test_which_commands_take_a_device():
-    """Those that the tests here and of `serve` run on one; no other command accepts the option."""
+    """Those that the tests here and of `serve` run on one, and `sweep`, whose runs are those of
+    `finetune`; no other command accepts the option."""
     takes = {n for n in COMMANDS if any(p.name == "device" for p in command(n).params)}
-    assert takes == {"chat", "eval", "finetune", "generate", "imatrix", "perplexity", "serve"}
+    tried = {"chat", "eval", "finetune", "generate", "imatrix", "perplexity", "serve"}
+    assert takes == {*tried, "sweep"}
 
 
 def test_a_chat_computes_on_its_device(pyggml, model_with, monkeypatch):

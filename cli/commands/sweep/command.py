@@ -115,8 +115,8 @@ command = GroupedCommand(
     quiet="progress",
     examples=[
         "pyggml sweep -m model.gguf -f chats.jsonl -o runs --lr 1e-4,3e-4,1e-3",
-        "pyggml sweep -m model.gguf -f a.jsonl -o runs --lr 1e-4,1e-3 --lora-rank 8,32 --halving 3",
-        "mpiexec -n 4 pyggml sweep -m model.gguf -f a.jsonl -o runs --seed 1,2,3,4",
+        "pyggml sweep -m a.gguf -f a.jsonl -o runs --lora-rank 8,16,32 --halving 3",
+        "mpiexec -n 4 pyggml sweep -m a.gguf -f a.jsonl -o runs --seed 1,2,3,4",
     ],
     params=sorted(_OPTIONS, key=lambda option: [*TITLES].index(option.group)),
 )
