@@ -1,6 +1,6 @@
 """The stages of a run: model, adapter, data, graphs, training, adapter file, answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -62,6 +62,7 @@ _READ_AGAIN = 0.01  # share of the run's tokens of which the rows have their los
 # Of a job: the command line that continues from a folder of checkpoints.
 ResumeCommand = Callable[[Job, Path], str]
 Watcher = Callable[[Trainer], Callback]
+Told = Sequence[Callback]  # what hears the reports too
 
 
 def run(
@@ -94,8 +95,8 @@ def run(
             return 0
         if not ranks.is_first:
             return _help(trainer)
-        heard = watch(trainer) if watch else None
-        return _run(job, trainer, trained, prompt, rows, resume_command, save_settings, heard)
+        told = [watch(trainer)] if watch else []
+        return _run(job, trainer, trained, prompt, rows, resume_command, save_settings, told)
 
 
 def _preview(job: Job, trainer: Trainer) -> None:
@@ -199,7 +200,7 @@ def _run(
     rows: record.Rows,
     resume_command: ResumeCommand,
     save_settings: Callable[[Job], None],
-    heard: Callback | None = None,
+    told: Told,
 ) -> int:
     with progress_lines():
         if job.output.exists():
@@ -210,7 +211,7 @@ def _run(
     for each in (before, model):
         each.release = job.max_memory is not None
     start = trainer.progress.step
-    finished = _train(job, trainer, trained, prompt, rows, heard)
+    finished = _train(job, trainer, trained, prompt, rows, told)
     if finished or trainer.progress.step > start:
         save_settings(job)
     if not finished:
@@ -264,12 +265,7 @@ def _compute(job: Job) -> str:
 
 
 def _train(
-    job: Job,
-    trainer: Trainer,
-    trained: Trained,
-    prompt: np.ndarray,
-    rows: record.Rows,
-    heard: Callback | None,
+    job: Job, trainer: Trainer, trained: Trained, prompt: np.ndarray, rows: record.Rows, told: Told
 ) -> bool:
     """Train and write the result; returns whether training reached its end."""
     start, meter = trainer.progress.step, Meter(trainer.history, trainer.n_first)
@@ -285,13 +281,11 @@ def _train(
                 meter.add(event)
                 show_report(event)
                 record_report(event)
-                if heard is not None:
-                    heard(event)
                 if meter.last is not None:
                     step_done()
 
             try:
-                finished = trainer.run(report, progress=False)
+                finished = trainer.run(report, *told, progress=False)
             except PyggmlError as error:
                 if isinstance(error, DeviceLostError):  # and the newest numbers with it
                     left = results.checkpoint_hint(trainer)
