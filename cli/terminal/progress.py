@@ -210,7 +210,8 @@ def _tell(report: Report, meter: Meter) -> bool:
     elif isinstance(report, ValidationReport):
         right = words(report.tally)
         about = f" ± {report.margin:.2g}" if report.margin is not None else ""
-        row(f"step {report.step}", f"validation loss {report.loss:.4f}{about}{right}")
+        experts = f"  {report.experts.words}" if report.experts is not None else ""
+        row(f"step {report.step}", f"validation loss {report.loss:.4f}{about}{right}{experts}")
     else:
         estimate, warning = meter.estimate(), meter.warning()
         if estimate:

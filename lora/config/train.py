@@ -166,6 +166,16 @@ class TrainConfig(Settings):
         aliases=("neftune-noise-alpha",),
     )
 
+    router_aux_loss_coef: float = setting(
+        0.0,
+        "of mixtures of experts: times the balance loss of Switch Transformers, by which routers "
+        "load their experts alike (0.001 to 0.02 are usual; a GGUF file does not say what its "
+        "model was trained with; 0: none)",
+        "0 or more",
+        lambda x: 0 <= x < 1e6,
+        group="optimiser",
+    )
+
     # -- memory and speed -----------------------------------------------------------------------
 
     grad_checkpointing: bool = setting(

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from pyggml.lora.trainer.reports import CheckpointReport, Report, StepReport
+from pyggml.lora.trainer.reports import CheckpointReport, Report, StepReport, ValidationReport
 
 Record = dict[str, Any]
 
@@ -17,10 +17,12 @@ Record = dict[str, Any]
 def record_of(report: Report) -> Record:
     """The record of a report; what it has none of is left out."""
     name = type(report).__name__.removesuffix("Report").lower()
-    plain = (f.name for f in fields(report) if f.name != "tally")
+    plain = (f.name for f in fields(report) if f.name not in ("tally", "experts"))
     record = {"event": name} | {name: _plain(getattr(report, name)) for name in plain}
     if not isinstance(report, CheckpointReport) and report.tally is not None:
         record |= report.tally.figures()
+    if not isinstance(report, CheckpointReport) and report.experts is not None:
+        record["experts"] = report.experts.figures(whole=isinstance(report, ValidationReport))
     if isinstance(report, StepReport):
         record["tokens_per_second"] = report.tokens_per_second
         # What of this process lies in RAM, pages of mapped weights included.

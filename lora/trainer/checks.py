@@ -23,6 +23,9 @@ def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ran
     if config.compute not in ("auto", model.compute):
         fault = f"is {config.compute}, but the model was loaded with {model.compute}"
         faults.append(("compute", fault))
+    routers = (name for name in model.parts.weights if name.endswith("ffn_gate_inp.weight"))
+    if config.router_aux_loss_coef and not any(routers):
+        faults.append(("router_aux_loss_coef", "wants a mixture of experts: this model has none"))
     if config.grad_accum < ranks.size:
         fault = f"is {config.grad_accum}: {ranks.size} ranks share the passes of a step"
         faults.append(("grad_accum", f"{fault}, wanted at least as many"))

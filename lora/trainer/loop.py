@@ -319,6 +319,7 @@ class Trainer:
         return StepReport(
             *(at.step + 1, self.n_steps, at.epoch, loss, lr, norm, n_tokens, seconds),
             tally=outcome.tally,
+            experts=outcome.experts,
         )
 
     def _begin_batch(self, i: int) -> None:
@@ -379,7 +380,7 @@ class Trainer:
             raise self._divergence(fault, self.passes.evaluate, sample.dataset, windows)
         n_tokens = sample.dataset.n_targets(windows)
         about = margin(outcome.parts, sample.n_read / sample.n_held_out)
-        made = ValidationReport(step, loss, n_tokens, outcome.tally, about)
+        made = ValidationReport(step, loss, n_tokens, outcome.tally, about, outcome.experts)
         self.history.validations.append(made)
         self._gather()
         if self._best is not None and self.history.best is self.history.validations[-1]:

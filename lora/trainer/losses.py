@@ -12,6 +12,7 @@ from pyggml.lora.data import Batch, Corpus, Dataset
 from pyggml.lora.objectives.objective import LossNet, Objective, Windows
 from pyggml.lora.objectives.tally import Tally
 from pyggml.lora.ranks import ALONE, Ranks
+from pyggml.lora.trainer.experts import BALANCE, LOAD, ExpertReport
 from pyggml.lora.trainer.passes import Passes, write_batch
 from pyggml.lora.trainer.validation import ValidationSample
 from pyggml.model import Model
@@ -23,12 +24,14 @@ from pyggml.runtime import Arenas, bind, schedule
 class Outcome:
     """The mean loss over some windows, and what the objective counts of them.
 
-    parts: (n, 2), each batch's part of the loss, and its weight in it
+    parts     (n, 2), each batch's part of the loss, and its weight in it
+    experts   the load of a mixture's experts; None of other models
     """
 
     loss: float
     tally: Tally
     parts: np.ndarray
+    experts: ExpertReport | None = None
 
 
 class Losses:
@@ -67,20 +70,30 @@ class Losses:
         before   called with the number of each batch that this rank runs, ahead of it
         """
         n, kind = -(-len(windows) // self._size), self.objective.tally
-        mine = ranks.share(n)
-        rows = np.empty((len(mine), 2 + len(fields(kind))))
+        mine, n_layers, end = ranks.share(n), self.passes.load_shape[0], 2 + len(fields(kind))
+        rows = np.empty((len(mine), end + self._n_expert_numbers))
         batches = self.feed.batches(self.passes.other_programs, data, windows, ranks)
         with ranks.together():
             for i, batch in enumerate(islice(batches, mine.start, mine.stop)):
                 before(mine.start + i)
                 loss = run(batch)
-                tally = self.objective.report(batch, self.passes.outputs)
-                rows[i] = loss, batch.weight, *tally.numbers
+                outputs = self.passes.outputs
+                tally = self.objective.report(batch, outputs)
+                rows[i, :end] = loss, batch.weight, *tally.numbers
+                if n_layers:
+                    rows[i, end:] = np.append(outputs[LOAD], outputs[BALANCE]) * batch.weight
         total, tally = 0.0, kind()
         joined = ranks.join(rows, n)
-        for part, _, *numbers in joined.tolist():
+        for part, _, *numbers in joined[:, :end].tolist():
             total, tally = total + part, tally + kind.of(numbers)
-        return Outcome(total, tally, joined[:, :2])
+        experts = ExpertReport.of(joined[:, end:].sum(axis=0), n_layers) if n_layers else None
+        return Outcome(total, tally, joined[:, :2], experts)
+
+    @property
+    def _n_expert_numbers(self) -> int:
+        """Numbers of a batch that an ExpertReport is made of."""
+        n_layers, n_expert = self.passes.load_shape
+        return n_layers * n_expert + 1 if n_layers else 0
 
 
 def validation_loss(

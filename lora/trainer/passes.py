@@ -25,6 +25,7 @@ from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch
 from pyggml.lora.objectives import USUAL
 from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, TextLeaves
+from pyggml.lora.trainer.experts import LOAD, BalanceLeaves
 from pyggml.model import Model
 from pyggml.models import Inputs
 from pyggml.ops.arithmetic.dropout import DRAW
@@ -45,6 +46,7 @@ class _Pair:
 
     inputs: Inputs
     leaves: Leaves
+    balance: BalanceLeaves
     training: Graph
     alone: Graph
     further: tuple[str, ...]
@@ -59,20 +61,28 @@ class _Pair:
         keep: Keep,
         objective: Objective,
         leaves: Leaves,
+        factor: float,
     ) -> _Pair:
-        """drawn: the inputs of training, with what is drawn anew for each batch."""
+        """drawn: the inputs of training, with what is drawn anew for each batch. factor: of the
+        balance loss in training."""
         put_together(drawn.tokens, drawn.positions, drawn.span)
         trained, inputs = parameters.tensors, replace(drawn, draw=None, noise=None)
-        taps = model.taps()
+        taps, balance = model.taps(), BalanceLeaves.empty(drawn.tokens.shape[0])
         net = LossNet.of(model, drawn, trained, True, taps)
-        forward, further = _forward(net, objective, leaves)
+        forward, further = _forward(net, objective, leaves, balance, factor)
         read = taps.read if taps else {}
         sums = [*parameters.gradients.values(), *(None for _ in read)]
         wanted, rounds = {**trained, **read}, not objective.has_reference
         graph = training_graph(forward, wanted, sums, model.kept_as, keep, rounds=rounds)
         net = LossNet.of(model, inputs, trained, False, model.taps())
-        alone, _ = _forward(net, objective, leaves)
-        return cls(drawn, leaves, graph, alone, further, tuple(read))
+        alone, _ = _forward(net, objective, leaves, balance, 0.0)
+        return cls(drawn, leaves, balance, graph, alone, further, tuple(read))
+
+    def write(self, batch: Batch) -> None:
+        """Give a batch to both graphs."""
+        write_batch(batch, self.inputs, self.leaves)
+        if LOAD in self.further:
+            self.balance.write(batch)
 
     def read_traces(self, program: Program, alone: bool) -> tuple[Arrays, Arrays]:
         """A batch's activations that a trace reads, and their gradients, none of the loss alone."""
@@ -83,10 +93,14 @@ class _Pair:
         )
 
 
-def _forward(net: LossNet, objective: Objective, leaves: Leaves) -> tuple[Graph, tuple[str, ...]]:
+def _forward(
+    net: LossNet, objective: Objective, leaves: Leaves, balance: BalanceLeaves, factor: float
+) -> tuple[Graph, tuple[str, ...]]:
     """The loss, what is read beside it, and the activations that taps read; the names of what is
-    read."""
-    outputs = {name: t.named(name) for name, t in objective.loss(net, leaves).items()}
+    read. factor: of the balance loss."""
+    outputs = dict(objective.loss(net, leaves))
+    outputs |= balance.outputs(net.net, outputs["loss"], factor)
+    outputs = {name: t.named(name) for name, t in outputs.items()}
     return net.net.graph(**outputs), tuple(name for name in outputs if name != "loss")
 
 
@@ -100,6 +114,7 @@ class Passes:
     noise       α of NEFTune: training adds at most α/√(L·d) to each number of an embedding; L
                 tokens in its document, d numbers in an embedding
     others      further graphs that run in the same memory: `other_programs`
+    factor      of the balance loss that a mixture of experts is trained with
 
     Raises NoGradientError if a parameter cannot be trained.
     """
@@ -116,6 +131,7 @@ class Passes:
         others: Sequence[Graph] = (),
         noise: float = 0.0,
         shorter: Sequence[int] = (),
+        factor: float = 0.0,
     ) -> None:
         self._noise = noise / sqrt(model.config.n_embd)
         self._trace = model.traced
@@ -124,7 +140,7 @@ class Passes:
         for n in (n_tokens, *shorter):
             size = zeros((n,), F32, "noise") if noise else None
             drawn = replace(Inputs.empty(n, n_ctx or n_tokens), draw=self._draw, noise=size)
-            self._pairs[n] = _Pair.of(model, parameters, drawn, keep, objective, leaves(n))
+            self._pairs[n] = _Pair.of(model, parameters, drawn, keep, objective, leaves(n), factor)
         graphs = [g for pair in self._pairs.values() for g in (pair.training, pair.alone)]
         self._schedules = tuple(schedule(g, model.devices) for g in (*graphs, *others))
         self._programs: tuple[Program, ...] = ()
@@ -151,7 +167,8 @@ class Passes:
         *shorter, n_tokens = [config.batch * n for n in lengths or (ctx,)]
         noise = config.neftune_alpha
         return cls(
-            *(model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise, shorter)
+            *(model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise, shorter),
+            factor=config.router_aux_loss_coef,
         )
 
     @property
@@ -177,6 +194,12 @@ class Passes:
     def training(self) -> Schedule:
         """The loss and its gradients, planned."""
         return self._schedules[0]
+
+    @property
+    def load_shape(self) -> tuple[int, int]:
+        """(layers, experts) of the routers whose load is an output; (0, 0) without any."""
+        pair = next(iter(self._pairs.values()))
+        return pair.alone[LOAD].shape if LOAD in pair.further else (0, 0)  # type: ignore[return-value]
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -236,7 +259,7 @@ class Passes:
         n = len(batch.tokens)
         pair, which = self._pairs[n], 2 * list(self._pairs).index(n)
         program, self._last = self.programs[which + alone], which
-        write_batch(batch, pair.inputs, pair.leaves)
+        pair.write(batch)
         program()
         graph = program.schedule.graph
         loss, *others = (program.begin_read(graph[name]) for name in ("loss", *pair.further))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.lora.objectives.tally import Rewards, Tally, TokensRight
+from pyggml.lora.trainer.experts import ExpertReport
 
 _ENDS = 20  # steps at both ends of a run that a loss is averaged over
 _ENOUGH = 5  # of them, before a rise of their mean is no noise
@@ -52,6 +53,7 @@ class StepReport(TallyReport):
     n_tokens: int  # trained
     seconds: float
     tally: Tally | None = None  # what the objective counts
+    experts: ExpertReport | None = None  # of a mixture
 
     @property
     def tokens_per_second(self) -> float:
@@ -78,6 +80,7 @@ class ValidationReport(TallyReport):
     n_tokens: int
     tally: Tally | None = field(default=None, compare=False)  # not in checkpoints
     margin: float | None = field(default=None, compare=False)  # nor this
+    experts: ExpertReport | None = field(default=None, compare=False)  # nor this
 
     def __str__(self) -> str:
         about = "" if self.margin is None else f" ± {self.margin:.2g}"

@@ -2,6 +2,7 @@
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.architectures import ARCHITECTURES
+from pyggml.models.balance import balance_loss, expert_load
 from pyggml.models.build import Parts, build, build_loss, compose, read, token_loss, token_losses
 from pyggml.models.config import ModelConfig
 from pyggml.models.decoder import Decoder
@@ -28,11 +29,13 @@ __all__ = [
     "Shift",
     "Taps",
     "TensorSpec",
+    "balance_loss",
     "build",
     "build_loss",
     "build_shift",
     "compose",
     "draw",
+    "expert_load",
     "read",
     "small_metadata",
     "tensors_of",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.graph.tensor import Tensor, leaf
+from pyggml.models.balance import Routing
 from pyggml.models.basics import Basics
 from pyggml.models.block import Sum
 from pyggml.models.config import Reader
@@ -145,6 +146,8 @@ class Experts(Part):
         bias = net.weights.get(self._chooser(at))
         scores = self.chosen_by(logits) if self.chosen_by else probabilities
         chosen = self._choose(net, scores if bias is None else add(scores, bias))
+        if not other:
+            net.routings.append(Routing(logits, chosen))
         weights = get_rows(reshape(probabilities, (*probabilities.shape, 1)), chosen)
         if self.normalised:
             total = repeat_back(weights, (n_tokens, 1, 1))

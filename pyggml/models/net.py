@@ -13,6 +13,7 @@ from pyggml.graph import Graph, Notes
 from pyggml.graph.dtypes import I32, DType
 from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Tensor, zeros
+from pyggml.models.balance import Routing
 from pyggml.models.low_rank import LoraPair, LoraPairs
 from pyggml.models.taps import Taps
 from pyggml.models.weights import Weights, factor_of
@@ -118,6 +119,7 @@ class Net:
     cache: Cache | None = None
     taps: Taps | None = None
     turn: str = field(default="", init=False)  # before names while blocks run once more
+    routings: list[Routing] = field(default_factory=list, init=False)  # of mixtures' layers
     _made: dict[Hashable, Tensor] = field(default_factory=dict, init=False)
     _left: dict[str, Tensor] = field(default_factory=dict, init=False)
     _steps: list[Tensor] = field(default_factory=list, init=False)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pyggml.cli.terminal.progress import change
 from pyggml.cli.terminal.samples import Reading
 from pyggml.cli.terminal.show import size, span
@@ -59,6 +61,7 @@ def render(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
         data=data_card(records),
         charts=charts_of(records),
         gradients=None if overview is None else _gradients(overview),
+        experts=_experts(records),
         readings=[
             (r.label, r.table.loss, tokens.fragment(r.table, r.pieces)) for r in page.readings
         ],
@@ -76,6 +79,15 @@ def _gradients(o: Overview) -> dict[str, Any]:
         "maps": [heat.heat_map(o, kind) for kind in heat.kinds_of(last)],
         "steps": [heat.heat_steps(o, kind) for kind in over_steps],
     }
+
+
+def _experts(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Pictures of the load of a mixture's experts, at the first validation and at the last."""
+    told = [r for r in records if "load" in (r.get("experts") or {})]
+    return [
+        heat.heat_load(np.array(r["experts"]["load"]), f"load of experts, step {r['step']:,}")
+        for r in (told[:1] + told[1:][-1:])
+    ]
 
 
 def facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

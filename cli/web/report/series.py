@@ -33,6 +33,7 @@ def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
         _line_chart("Gradient norm", "before clipping", _points(steps, "grad_norm"), log=True),
         _layer_chart(overview_of(records)),
         *_reward_charts([r | r["rewards"] for r in steps if isinstance(r.get("rewards"), dict)]),
+        *_expert_charts([r | r["experts"] for r in steps if isinstance(r.get("experts"), dict)]),
         _line_chart("Learning rate", "", _points(steps, "lr")),
         _line_chart("Speed", "trained tokens a second", _points(steps, "tokens_per_second")),
     ]
@@ -106,6 +107,12 @@ def _reward_charts(steps: Sequence[Mapping[str, Any]]) -> list[Chart]:
     ]
     accuracy = _line_chart("Reward accuracy", "share of pairs", _points(steps, "accuracy"))
     return [_chart("Rewards", "", margins), accuracy]
+
+
+def _expert_charts(steps: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """Of a mixture of experts."""
+    busiest = _line_chart("Busiest expert", "times an equal share", _points(steps, "busiest"))
+    return [busiest, _line_chart("Balance loss", "of the routers", _points(steps, "balance_loss"))]
 
 
 def _line_chart(title: str, note: str, points: Points, log: bool = False) -> Chart:

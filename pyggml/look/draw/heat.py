@@ -30,6 +30,7 @@ STYLE = (
 MARKS = {Flag.DEAD: "×", Flag.EXPLODING: "▲", Flag.NOT_FINITE: "!"}
 _CELL, _SMALL = (26.0, 15.0), (7.0, 5.0)  # width and height; of the small multiple
 _MARGIN, _LABEL, _LETTER = 12.0, 96.0, 6.4
+_LOAD_CELL = (8.0, 9.0)  # of experts, which are many
 _GAP, _PER_ROW, _STEP_LINE = 18.0, 6, 13.0  # of the small multiple
 _LEAST_WIDTH = 470.0  # what the legend takes
 
@@ -99,6 +100,26 @@ def heat_steps(o: Overview, kind: str = "norm", most: int = 12) -> str:
     elements += _legend(scale, _MARGIN, bottom)
     whole = max(2 * _MARGIN + min(len(chosen), _PER_ROW) * width, _LEAST_WIDTH)
     return svg.picture(whole, bottom + 46, elements, title, STYLE)
+
+
+def heat_load(load: np.ndarray, title: str) -> str:
+    """How a mixture's experts are loaded: load (layers, experts), 1 where all are loaded alike."""
+    (n_layers, n_experts), (w, h) = load.shape, _LOAD_CELL
+    scale, places = Scale(0.0, float(load.max()), is_log=False), defaultdict[str, list[Point]](list)
+    left, top = _MARGIN + _LABEL, _MARGIN + 40
+    for i, e in np.ndindex(load.shape):
+        places[scale.colour(load[i, e])].append((left + e * w, top + i * h))
+    elements = [svg.text(_MARGIN, _MARGIN + 12, title, "title")]
+    elements += (svg.text(left + e * w, top - 6, str(e), "faint") for e in range(0, n_experts, 16))
+    elements += (
+        svg.text(left - 8, top + (i + 1) * h - 1, f"mixture {i}", "", "end")
+        for i in range(0, n_layers, 2)
+    )
+    elements += (svg.tiles(at, w - 1, h - 1, colour) for colour, at in places.items())
+    bottom = top + n_layers * h
+    elements += _legend(scale, _MARGIN, bottom + 12)
+    width = max(left + n_experts * w + _MARGIN, _LEAST_WIDTH)
+    return svg.picture(width, bottom + 58, elements, title, STYLE)
 
 
 def _scale(o: Overview, kind: str) -> Scale:
