@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Words that names of each part have, the likeliest first.
+# Words that names of each part have, the likeliest first; also of German, French and Spanish.
 _WORDS: Mapping[str, Sequence[str]] = {
-    "prompt": ("prompt", "question", "query", "instruction", "input", "request", "user", "human"),
-    "completion": ("completion", "response", "answer", "output", "reply", "assistant", "target"),
+    "prompt": ("prompt", "question", "query", "instruction", "input", "request", "user", "human")
+    + ("frage", "demande", "pregunta"),
+    "completion": ("completion", "response", "answer", "output", "reply", "assistant", "target")
+    + ("antwort", "réponse", "reponse", "respuesta"),
     "chosen": ("chosen", "preferred", "accepted", "better", "good", "win", "positive"),
     "rejected": ("rejected", "worse", "bad", "lose", "negative"),
     "label": ("label", "thumb", "rating", "wanted", "good"),

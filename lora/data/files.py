@@ -3,8 +3,8 @@
 format       told by                                                         a record
 parquet      its first bytes                                                 a row
 JSON Lines   the first line is an object with known names; else .jsonl, .ndjson   a line
-JSON         a list whose first item has known names; else .json             an item, or a value
-                                                                             of an object of rows
+JSON         a list whose first item has known names, an object over lines;  an item, or a row
+             else .json                                                      that it holds
 CSV          .csv, .tsv; else the first line is a header with known names    a record
 text         anything else                                                   the whole file
 """
@@ -22,6 +22,7 @@ from pyggml.lora.data.formats.source import HEAD_BYTES, blocks, head
 from pyggml.lora.data.records import TRAINING, Schema
 from pyggml.lora.data.rows import BadRow, Place, Row, TextRow
 
+_OF_JSON = (".jsonl", ".ndjson", ".json")
 UNITS = {"JSON Lines": "line", "JSON": "item", "CSV": "record", "parquet": "row", "rows": "row"}
 SHOWN = 5  # faults that are told, and places of each
 UNREAD = "column "  # a note: before the name of a column that no row was made of
@@ -42,25 +43,32 @@ def format_of(path: Path, schema: Schema) -> str:
     if start.startswith(MAGIC):
         return "parquet"
     text, suffix = start.decode(errors="ignore").lstrip(), path.suffix.lower()
-    first = text.split("\n", 1)[0]
     if text[:1] == "[" and (suffix == ".json" or _has_row(text[1:].lstrip(), schema)):
         return "JSON"
-    if suffix == ".json" and text[:1] == "{":
-        whole = value_at_start(text)
-        is_long = len(start) == HEAD_BYTES
-        one = is_long if whole is None else not text[whole[1] :].strip() and not is_long
-        return "JSON" if one else "JSON Lines"
-    if suffix in (".jsonl", ".ndjson", ".json") or _has_row(first, schema):
+    if text[:1] == "{" and (suffix in _OF_JSON or _has_row(text, schema)):
+        return _of_objects(text, suffix == ".json", len(start) == HEAD_BYTES, schema)
+    if suffix in _OF_JSON:
         return "JSON Lines"
-    names = header(first)
+    names = header(text.split("\n", 1)[0])
     known = len(names) > 1 and schema.has_row(names)
     return "CSV" if known or suffix in (".csv", ".tsv") else "text"
 
 
+def _of_objects(text: str, is_json: bool, goes_on: bool, schema: Schema) -> str:
+    """The format of a text that begins with an object: JSON if this spans lines, or is all."""
+    value = value_at_start(text)
+    if value is None:
+        return "JSON" if is_json and goes_on else "JSON Lines"
+    item, end = value
+    is_all = not text[end:].strip() and not goes_on
+    whole = is_all and (is_json or bool(_rows_in(item, schema)))
+    return "JSON" if whole or "\n" in text[:end] else "JSON Lines"
+
+
 def _has_row(text: str, schema: Schema) -> bool:
-    """Whether the text starts with a JSON object of known names."""
+    """Whether the text starts with a JSON object that is a row, or holds rows alone."""
     item = value_at_start(text) if text[:1] == "{" else None
-    return item is not None and schema.has_row(item[0])
+    return item is not None and (schema.has_row(item[0]) or bool(_rows_in(item[0], schema)))
 
 
 def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]]:
@@ -78,7 +86,7 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
     table = csv_records(path) if kind == "CSV" else parquet_rows(path, schema.names)
     for i, (place, record) in enumerate(table):
         if not i and isinstance(record, dict) and not schema.has_row(record):
-            shown = ", ".join(sorted(name[:20] for name in record)[:5])
+            shown = ", ".join([name[:20] for name in record][:5])
             what = "the first line names the" if kind == "CSV" else "has the"
             fault = f"{path}: {what} columns {shown}{schema.suggest(record)}"
             raise DataError(f"{fault}; {schema.wanted_columns}")
@@ -86,14 +94,22 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
 
 
 def _unfold(place: Place, item: Any, schema: Schema) -> Iterator[tuple[Place, Any]]:
-    """The item; of an object of rows by their names, as PubMedQA's file is one, these rows."""
-    if isinstance(item, dict) and not schema.has_row(item):
-        inner = list(item.values())
-        if inner and all(isinstance(i, dict) and schema.has_row(i) for i in inner):
-            places = (Place(place.file, place.unit, n) for n in range(1, len(inner) + 1))
-            yield from zip(places, inner, strict=True)
-            return
-    yield place, item
+    """The item; or the rows that it holds."""
+    inner = _rows_in(item, schema) if isinstance(item, dict) else []
+    if not inner:
+        yield place, item
+    for n, row in enumerate(inner, 1):
+        yield Place(place.file, place.unit, n), row
+
+
+def _rows_in(item: dict[str, Any], schema: Schema) -> list[Any]:
+    """The rows of an object that holds nothing else: {"data": [row, …]}, or, as PubMedQA's file is
+    one, {"1": row, "2": row, …}."""
+    inner = [] if schema.has_row(item) else list(item.values())
+    if len(inner) == 1 and isinstance(inner[0], list):
+        inner = inner[0]
+        return inner if inner and isinstance(inner[0], dict) else []
+    return inner if all(isinstance(i, dict) and schema.has_row(i) for i in inner) else []
 
 
 # -- rows ---------------------------------------------------------------------------------------

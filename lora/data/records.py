@@ -370,9 +370,17 @@ class Schema:
                 fault = f"has {' and '.join(names)}, which {_LEARNED[purpose]}"
                 return BadRow(fault, says_all=True)
         there = ", ".join(str(key)[:20] for key in list(record)[:5]) or "nothing"
+        if holds := [name for name, value in record.items() if self._are_rows(value)]:
+            fault = f'is an object with rows in its "{holds[0][:20]}" (it has {there})'
+            wanted = f"wanted that list alone, as `jq .{holds[0][:20]} FILE` writes it"
+            return BadRow(f"{fault}, {wanted}", says_all=True)
         missing = "text" if self.purpose == "training" else SHAPES[self.purpose][0].names[0]
         missing = next((column for _, column in self.columns if column not in record), missing)
         return BadRow(f'is an object without "{missing}" (it has {there}){self.suggest(record)}')
+
+    def _are_rows(self, value: Any) -> bool:
+        first = value[0] if isinstance(value, list) and value else None
+        return isinstance(first, dict) and self.has_row(first)
 
     def suggest(self, record: Mapping[str, Any]) -> str:
         """Ready columns for a record of other names, as the end of a sentence; "" if unclear."""

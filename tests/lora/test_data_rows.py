@@ -265,7 +265,20 @@ FILES = [
     ("a.txt", b"abc\n\0d", "line 2: holds a NUL, wanted UTF-8 text"),
     ("a.txt", b"\n\0d", "line 2: holds a NUL, wanted UTF-8 text"),
     ("a.json", b'[{"text": "a"}, {"text": ', "item 2 is no JSON"),
-    ("a.json", b'[{"text": "a"} {"text": "b"}]', "after item 1 stands '{', wanted a comma"),
+    ("a.json", b'[{"text": "a"} {"text": "b"}]', "column 16: after item 1 stands '{', wanted a c"),
+    ("a.json", b'[{"text": "a"},\n{"text": "b"},\n]\n', "a.json: the comma at line 2, column 14 has"),
+    ("a.json", b'[{"text": "a"},\n{"text": "b",\n}]', r"item 2 .* \(the comma at line 2, column 13 h"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": ["b",]}', r"line 2 .* \(the comma at column 14 has noth"),
+    ("a.jsonl", b'{"text": "a"}\n{"text" "b"}', r"line 2 is no JSON \(.* delimiter at column 9\)"),
+    ("a.json", b'{\n"text": "a"\n},\n{}', "line 3, column 2: after item 1 stands ',', wanted the n"),
+    ("a.json", b'{"n": 1, "data": [{"text": "a"}]}', r"rows in its \"data\" .*`jq .data FILE`"),
+    ("a.json", b'{"data": [{"text": "a"}, 3]}', "item 2 is a JSON number"),
+    ("a.txt", "caf\xe9 noir".encode("cp1252"), "in Windows' cp1252 it is é: save the file as UTF"),
+    (
+        "a.csv",
+        b"Nr;Frage;Antwort\n1;a;b\n",
+        "columns Nr, Frage, Antwort: --columns prompt=Frage,completion=Antwort may be meant",
+    ),
     ("a.json", b'[{"text": "a"}', "after item 1 stands the end of the file"),
     ("a.json", b'[{"text": "a"}] 3', "after the list of 1 items stands '3'"),
     ("a.csv", b"text,text\na,b\n", "the first line names text twice"),
@@ -282,6 +295,30 @@ def test_hostile_files_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         read_corpus(tmp_path / name, Bytes(), DataConfig(ctx=4))
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.txt"])
+@pytest.mark.parametrize("form", ["over lines", "data", "data over lines"])
+def test_objects_over_lines_and_a_list_within_an_object_are_rows(tmp_path, name, form):
+    records = [{"text": "a"}, {"text": "b"}]
+    indent = 2 if "lines" in form else None
+    values = [{"data": records}] if "data" in form else records
+    (tmp_path / name).write_text("\n".join(json.dumps(v, indent=indent) for v in values))
+    kind, rows = read_rows(tmp_path / name)
+    assert (kind, [(row.text, str(row.place)) for row in rows]) == (
+        "JSON",
+        [("a", "item 1"), ("b", "item 2")],
+    )
+
+
+def test_lines_and_columns_are_those_of_the_file(tmp_path, monkeypatch):
+    """Also where the part of the file that is in memory begins much later."""
+    monkeypatch.setattr(source, "_BLOCK", 16)
+    rows = [{"text": f"{i} ä"} for i in range(300)]
+    text = json.dumps(rows, indent=1, ensure_ascii=False).replace('"200 ä"', '"200 ä",')
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DataError, match="item 201 .*the comma at line 603, column 18 has"):
+        read_rows(tmp_path / "a.json")
 
 
 def test_long_files_are_read_in_parts(tmp_path):

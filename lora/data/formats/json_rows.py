@@ -42,35 +42,52 @@ def json_lines(path: Path) -> Iterator[tuple[Place, Any]]:
 
 
 def json_items(path: Path) -> Iterator[tuple[Place, Any]]:
-    """The items of a list, or the one value that a file is.
+    """The items of a list; or the values that stand one after the other, often just one.
 
     Raises DataError where the list breaks off or is no JSON.
     """
-    text = _Window(blocks(path))
-    if text.next() != "[":
-        yield Place(str(path), "item", 1), text.value(path, 1)
-        return
-    text.skip()
-    number = 0
-    while text.next() != "]" or number:
-        number += 1
-        yield Place(str(path), "item", number), text.value(path, number)
-        if text.next() == "]":
-            break
-        if text.next() != ",":
-            token = f"{text.next()!r}" if text.next() else "the end of the file"
-            raise DataError(f"{path}: after item {number} stands {token}, wanted a comma or ]")
-        text.skip()
-    text.skip()
-    if text.next():
-        raise DataError(f"{path}: after the list of {number} items stands {text.next()!r}")
+    text = _Window(path, blocks(path))
+    items = text.list_items() if text.next() == "[" else text.values()
+    for number, item in enumerate(items, 1):
+        yield Place(str(path), "item", number), item
 
 
 class _Window:
-    """The part of a text under way: it grows until the value at its start is whole."""
+    """The part of a file under way: it grows until the value at its start is whole.
 
-    def __init__(self, source: Iterator[str]) -> None:
-        self._source, self._text, self._at = source, "", 0
+    Raises DataError, with line and column, where there is no value, or one that is too long.
+    """
+
+    def __init__(self, path: Path, source: Iterator[str]) -> None:
+        self._path, self._source = path, source
+        self._text, self._at = "", 0
+        self._first = (1, 1)  # line and column of the first character of the part
+
+    def list_items(self) -> Iterator[Any]:
+        self._skip()
+        number = 0
+        while self.next() != "]" or number:
+            number += 1
+            yield self._value(number)
+            if self.next() == "]":
+                break
+            if self.next() != ",":
+                raise self._stands(f"item {number}", "a comma or ]")
+            line, column = self._skip()
+            if self.next() == "]":
+                comma = f"line {line}, column {column}"
+                raise DataError(f"{self._path}: {_lonely(comma)}")
+        self._skip()
+        if self.next():
+            raise self._stands(f"the list of {number} items", "nothing more")
+
+    def values(self) -> Iterator[Any]:
+        number = 0
+        while self.next() or not number:
+            number += 1
+            if number > 1 and self.next() not in "[{":
+                raise self._stands(f"item {number - 1}", "the next object, or a list of all in [ ]")
+            yield self._value(number)
 
     def next(self) -> str:
         """The next character that is no white space; "" at the end."""
@@ -80,14 +97,23 @@ class _Window:
             if self._at < len(self._text) or not self._grow():
                 return self._text[self._at : self._at + 1]
 
-    def skip(self) -> None:
+    def _skip(self) -> tuple[int, int]:
+        """Go on behind a character; its line and column."""
+        place = _place_in(self._text, self._at, self._first)
         self._at += 1
+        return place
 
-    def value(self, path: Path, number: int) -> Any:
-        """The JSON value here. DataError if there is none, or it is too long."""
+    def _stands(self, before: str, wanted: str) -> DataError:
+        line, column = _place_in(self._text, self._at, self._first)
+        token = f"{self.next()!r}" if self.next() else "the end of the file"
+        where = f"line {line}, column {column}"
+        return DataError(f"{self._path}: {where}: after {before} stands {token}, wanted {wanted}")
+
+    def _value(self, number: int) -> Any:
         self.next()
         wanted = 1
         while True:
+            first = self._first
             try:
                 item, end = _DECODER.raw_decode(self._text, self._at)
                 # A number at the very end may go on, and an object may have been cut in two.
@@ -97,21 +123,49 @@ class _Window:
             except (ValueError, RecursionError) as error:
                 if len(self._text) - self._at > MOST_BYTES:
                     fault = f"is longer than {MOST_BYTES >> 20} MiB, or no JSON"
-                    raise DataError(f"{path}: item {number} {fault}") from None
+                    raise DataError(f"{self._path}: item {number} {fault}") from None
                 if isinstance(error, RecursionError) or not self._grow(wanted):
-                    reason = _reason(error)
-                    raise DataError(f"{path}: item {number} is no JSON ({reason})") from None
+                    reason = _reason(error, first)
+                    raise DataError(f"{self._path}: item {number} is no JSON ({reason})") from None
                 wanted *= 2  # so that a long value is not parsed once for each block
 
     def _grow(self, n_blocks: int = 1) -> bool:
         """Read on; whether there was more."""
         more = [block for _, block in zip(range(n_blocks), self._source, strict=False)]
+        self._first = _place_in(self._text, self._at, self._first)
         self._text, self._at = self._text[self._at :] + "".join(more), 0
         return any(more)
 
 
-def _reason(error: Exception) -> str:
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+# -- faults -------------------------------------------------------------------------------------
+
+
+def _place_in(text: str, at: int, first: tuple[int, int]) -> tuple[int, int]:
+    """Line and column, from 1, of a character; `first`: those of the text's first one."""
+    n_lines, last = text.count("\n", 0, at), text.rfind("\n", 0, at)
+    return first[0] + n_lines, at - last if n_lines else first[1] + at
+
+
+def _lonely(comma: str) -> str:
+    return f"the comma at {comma} has nothing after it"
+
+
+def _reason(error: Exception, first: tuple[int, int] | None = None) -> str:
+    """Why a text is no JSON; `first`: line and column of its first character; None: it is a line."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if not isinstance(error, json.JSONDecodeError):
+        return str(error)
+    text, at = error.doc, error.pos
+
+    def where(i: int) -> str:
+        line, column = _place_in(text, i, first or (1, 1))
+        return f"line {line}, column {column}" if first else f"column {column}"
+
+    before = at if text[at : at + 1] == "," else len(text[:at].rstrip(_SPACE)) - 1
+    if text[before : before + 1] == "," and text[before + 1 :].lstrip(_SPACE)[:1] in ("}", "]"):
+        return _lonely(where(before))
+    return f"{error.msg} at {where(at)}"
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

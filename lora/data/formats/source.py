@@ -84,7 +84,10 @@ def _decode(raw: bytes, start: int) -> str | BadRow:
 
 
 def _not_utf_8(at: int, byte: int) -> str:
-    return f"byte {at} is 0x{byte:02x}, which is not UTF-8 there"
+    """Windows' programs, Excel among them, write cp1252 where nothing else is asked for."""
+    letter = bytes([byte]).decode("cp1252", "replace")
+    hint = f"; in Windows' cp1252 it is {letter}: save the file as UTF-8" * letter.isprintable()
+    return f"byte {at} is 0x{byte:02x}, which is not UTF-8 there{hint}"
 
 
 def whole_lines(path: Path) -> Iterator[str]:
