@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -12,12 +12,13 @@ import click
 
 from pyggml import Model
 from pyggml.chat import ChatEncoder, answer_ending, carries_template
-from pyggml.cli.terminal.chat_files import Chat, read_chats
+from pyggml.cli.terminal.asked import Asked, read_asked
 from pyggml.cli.terminal.chat_templates import (
     chat_template_kwargs_option,
     chat_template_option,
     template_for,
 )
+from pyggml.cli.terminal.data_files import columns_option, data_option
 from pyggml.cli.terminal.generation import (
     continue_last_option,
     ctx_option,
@@ -29,7 +30,6 @@ from pyggml.cli.terminal.generation import (
 )
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
-    PATH,
     SETTINGS,
     ModelSource,
     given_settings,
@@ -37,12 +37,12 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
-from pyggml.cli.terminal.show import note, printable, say, say_progress, speed, unescape
+from pyggml.cli.terminal.show import note, plural, printable, say, say_progress, speed, unescape
 from pyggml.errors import ConfigError, DataError, TemplateError
 from pyggml.generation import Context, Finish, Piece, Sampling, complete
 from pyggml.lora.data.rows import BadRow
 
-_OF_CHATS = ("chat_template", "chat_template_kwargs", "continue_last")
+_OF_CHATS = ("chat_template", "chat_template_kwargs", "continue_last", "columns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class _Prompt:
 @click.command(
     "generate",
     cls=GroupedCommand,
-    params=[*settings_options(Context, {}), *sampling_options()],
+    params=[*settings_options(Context, {}), *sampling_options(), columns_option()],
     context_settings=SETTINGS,
     quiet="speed",
     examples=[
@@ -67,12 +67,11 @@ class _Prompt:
 )
 @model_options
 @click.option("-p", "--prompt", **in_group("text"), help="text to continue; \\n is a new line")
-@click.option(
+@data_option(
     "--messages",
-    type=PATH,
-    metavar="FILE",
-    **in_group("text"),
-    help="chats to answer instead: JSON or JSON Lines of messages, as finetune reads them",
+    about="chats and prompts to answer instead: rows as finetune reads them, without their answers",
+    group="text",
+    required=False,
 )
 @chat_template_option(common=False)
 @chat_template_kwargs_option()
@@ -89,7 +88,7 @@ class _Prompt:
 def command(
     source: ModelSource,
     prompt: str | None,
-    messages: Path | None,
+    messages: tuple[Path, ...],
     as_json: bool,
     n_tokens: int,
     ctx: int | None,
@@ -99,15 +98,13 @@ def command(
     _check(prompt, messages, given)
     how = sampling_of(given).with_seed()
     cache = Context(**given_settings(Context, {}, given))
-    chats = [] if messages is None else read_chats(messages)
+    asked = read_asked(messages, given["columns"]) if messages else []
     opened = source.load()
-    if messages is None:
+    if messages:
+        prompts, how = _prompts(opened, source, asked, given, how)
+    else:
         _note_chats(source)
         prompts = [_of_text(opened, unescape(prompt or ""))]
-    else:
-        encoder, ending = _encoder(opened, source, given)
-        how = replace(how, stop=(*how.stop, *ending))
-        prompts = [_of_chat(encoder, chat, given["continue_last"]) for chat in chats]
     rooms = [_context(opened, len(each.ids), ctx) for each in prompts]
     for each, n_ctx in zip(prompts, rooms, strict=True):
         pieces = complete(opened, each.ids, n_tokens, how, n_ctx, cache.cache_types, cache.n_keep)
@@ -117,11 +114,11 @@ def command(
             _write(opened, each, pieces, how, n_ctx)
 
 
-def _check(prompt: str | None, messages: Path | None, given: Mapping[str, Any]) -> None:
+def _check(prompt: str | None, messages: Sequence[Path], given: Mapping[str, Any]) -> None:
     """ConfigError unless there is a prompt or a file of chats, and for options without effect."""
-    if (prompt is None) == (messages is None):
+    if (prompt is None) == (not messages):
         raise ConfigError("wanted -p TEXT, or --messages FILE")
-    idle = [name for name in _OF_CHATS if given[name]] if messages is None else []
+    idle = [name for name in _OF_CHATS if given[name]] if not messages else []
     if idle:
         options = ", ".join("--" + name.replace("_", "-") for name in idle)
         raise ConfigError(f"{options}: for chats, wanted --messages FILE beside it")
@@ -152,13 +149,38 @@ def _of_text(model: Model, text: str) -> _Prompt:
     return _Prompt(model.tokenizer.encode_prompt(text), text)
 
 
-def _of_chat(encoder: ChatEncoder, chat: Chat, continues: bool) -> _Prompt:
+def _prompts(
+    model: Model,
+    source: ModelSource,
+    asked: Sequence[Asked],
+    given: Mapping[str, Any],
+    how: Sampling,
+) -> tuple[list[_Prompt], Sampling]:
+    """What is asked as tokens, and how it is answered: chats end as their template has it."""
+    prompts, continues, encoder = list[_Prompt](), given["continue_last"], None
+    if any(not isinstance(each.prompt, str) for each in asked):
+        encoder, ending = _encoder(model, source, given)
+        how = replace(how, stop=(*how.stop, *ending))
+    for each in asked:
+        try:
+            prompts.append(_of_asked(model, encoder, each, continues))
+        except (TemplateError, BadRow) as error:
+            fault = BadRow(str(error), ": ").at(each.place)
+            raise DataError(f"{each.place.file}: {fault}") from None
+    n = sum(bool(each.answer) for each in asked)
+    if n and not continues:
+        note(f"{plural(n, 'row')} with an answer, which is left out: another is written")
+    return prompts, how
+
+
+def _of_asked(model: Model, encoder: ChatEncoder | None, asked: Asked, continues: bool) -> _Prompt:
     """The tokens up to an answer; of one that is gone on with its words are shown."""
-    try:
-        ids = encoder.prompt(chat.messages, chat.tools, continues)
-    except TemplateError as error:
-        raise DataError(f"{chat.place.file}: {BadRow(str(error), ': ').at(chat.place)}") from None
-    return _Prompt(ids, str(chat.messages[-1]["content"]) if continues else "")
+    if isinstance(asked.prompt, str) and not continues:
+        return _of_text(model, asked.prompt)
+    messages = asked.messages if continues else asked.prompt
+    assert encoder is not None and not isinstance(messages, str)
+    ids = encoder.prompt(messages, asked.tools, continues)
+    return _Prompt(ids, str(messages[-1]["content"]) if continues else "")
 
 
 def _context(model: Model, n_prompt: int, ctx: int | None) -> int:

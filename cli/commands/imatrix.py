@@ -1,22 +1,37 @@
-"""`pyggml imatrix`: a model and a text → the importance of its matrices' columns."""
+"""`pyggml imatrix`: a model and texts → the importance of its matrices' columns."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from pyggml.cli.terminal.chunks import chunk_option, held_out_option
+from pyggml import Model
+from pyggml.cli.terminal.data_files import data_option
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.options import PATH, SETTINGS, ModelSource, in_group, model_options
-from pyggml.cli.terminal.paths import check_output, check_text
+from pyggml.cli.terminal.options import (
+    PATH,
+    SETTINGS,
+    ModelSource,
+    given_settings,
+    in_group,
+    model_options,
+)
+from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, say, say_progress, size
+from pyggml.cli.terminal.texts import read_texts, text_options
 from pyggml.errors import DataError
+from pyggml.lora.config import DataConfig, EvalConfig
+from pyggml.lora.data import Dataset, Encoding, Row, encode_rows, pack
 from pyggml.lora.evaluate.importance import Collector
 
 
 @click.command(
     "imatrix",
     cls=GroupedCommand,
+    params=text_options("long"),
     context_settings=SETTINGS,
     examples=[
         "pyggml imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf",
@@ -25,11 +40,10 @@ from pyggml.lora.evaluate.importance import Collector
     ],
 )
 @model_options
-@held_out_option("calibration data, UTF-8 text")
+@data_option("-f", "--file", "files", about="calibration data: UTF-8 text, or rows as for finetune")
 @click.option(
     "-o", "--output", type=PATH, required=True, **in_group("output"), help="GGUF file to write"
 )
-@chunk_option(least=16)
 @click.option(
     "--chunks",
     type=click.IntRange(min=1),
@@ -37,21 +51,30 @@ from pyggml.lora.evaluate.importance import Collector
     **in_group("data"),
     help="most chunks to read (default: all)",
 )
-def command(source: ModelSource, text: Path, output: Path, ctx: int, chunks: int | None) -> None:
+def command(
+    source: ModelSource, files: tuple[Path, ...], output: Path, chunks: int | None, **given: Any
+) -> None:
     """Compute an importance matrix from calibration data, for quantize --imatrix.
 
-    The file is llama.cpp's.
+    The file is llama.cpp's. Of rows every token counts, in windows that they fill.
     """
-    inputs = [("model", source.path), ("text", text)]
+    config = EvalConfig(**given_settings(EvalConfig, {}, given))
+    inputs = [("model", source.path), *(("text", path) for path in files)]
     inputs += [("adapter", path) for path, _ in source.adapters]
-    check_text([text])
     check_output(output, inputs)
     opened = source.load()
+    ctx = config.rows(opened.config.n_ctx).ctx
+    read = dict(read_texts(opened, source, files, config, _windows))
+    times = Counter(path.name for path in read)
+    texts = {path.name if times[path.name] == 1 else str(path): t for path, t in read.items()}
     try:
-        collector = Collector(opened, _read(text), ctx, chunks, text.name)
+        collector = Collector(opened, texts, ctx, chunks, config.special_tokens == "parse")
     except DataError as error:
-        raise DataError(f"{text}: {error}; a smaller --ctx needs less") from None
-    say_progress(f"{plural(collector.n_chunks, 'chunk')} of {ctx} tokens")
+        about = ", ".join(map(str, read))
+        raise DataError(f"{about}: {error}; a smaller --ctx needs less") from None
+    n_left = collector.n_left_out
+    rest = f"; {plural(n_left, 'token')} that fill none left out" if n_left and not chunks else ""
+    say_progress(f"{plural(collector.n_chunks, 'chunk')} of {ctx} tokens{rest}")
     time = Countdown()
     for n in collector.run():
         time.say_left(n, collector.n_chunks)
@@ -63,11 +86,6 @@ def command(source: ModelSource, text: Path, output: Path, ctx: int, chunks: int
     say(f"{output}, {size(output.stat().st_size)}")
 
 
-def _read(path: Path) -> str:
-    """A text as llama.cpp's -f reads it: a last line end is dropped."""
-    try:
-        return path.read_bytes().decode("utf-8").removesuffix("\n")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is no UTF-8: {error.reason} at byte {error.start}") from None
+def _windows(rows: Sequence[Row], model: Model, config: DataConfig) -> Dataset:
+    encoding = Encoding.of(config, model.tokenizer)
+    return pack(encode_rows(rows, model.tokenizer, encoding), config.ctx)

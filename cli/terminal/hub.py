@@ -8,7 +8,6 @@ import click
 
 from pyggml import hub
 from pyggml.cli.terminal.show import is_quiet, say_progress
-from pyggml.errors import ConfigError
 
 
 class ModelPath(click.Path):
@@ -36,16 +35,11 @@ def data_files(path: Path, splits: Sequence[str] = hub.TRAINING) -> list[Path]:
 
 
 def held_out_files(
-    ctx: click.Context, param: click.Parameter, value: Path | Iterable[Path]
-) -> Path | tuple[Path, ...]:
+    ctx: click.Context, param: click.Parameter, value: Iterable[Path]
+) -> tuple[Path, ...]:
     """The callback of an option of data to evaluate with: of the hub, what is held out there."""
     splits = (*hub.HELD_OUT, *hub.TRAINING)
-    if not isinstance(value, Path):
-        return tuple(file for path in value for file in data_files(path, splits))
-    files = data_files(value, splits)
-    if len(files) > 1:
-        raise ConfigError(f"{value}: is {len(files)} files, wanted one, such as {value}/PATH")
-    return files[0]
+    return tuple(file for path in value for file in data_files(path, splits))
 
 
 def _fetch(word: str, fetch: Callable[[], list[Path]]) -> list[Path]:

@@ -27,18 +27,6 @@ def check_output(
     _check_writable(path, makes_folder)
 
 
-def check_text(paths: Iterable[Path]) -> None:
-    """ConfigError for a file of data that is a GGUF file: the options were mixed up."""
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                is_gguf = path.is_file() and file.read(4) == b"GGUF"
-        except (OSError, ValueError):  # its reader says what is wrong
-            is_gguf = False
-        if is_gguf:
-            raise ConfigError(f"{path}: is a GGUF file, wanted text: -m names a model, -f data")
-
-
 def beside(output: Path, suffix: str) -> Path:
     """adapter.gguf, .yaml -> adapter.yaml."""
     return output.with_name(output.name.removesuffix(".gguf") + suffix)

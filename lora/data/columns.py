@@ -5,10 +5,32 @@ from typing import Any
 
 # Words that names of each part have, the likeliest first; also of German, French and Spanish.
 _WORDS: Mapping[str, Sequence[str]] = {
-    "prompt": ("prompt", "question", "query", "instruction", "input", "request", "user", "human")
-    + ("frage", "demande", "pregunta"),
-    "completion": ("completion", "response", "answer", "output", "reply", "assistant", "target")
-    + ("antwort", "réponse", "reponse", "respuesta"),
+    "prompt": (
+        "prompt",
+        "question",
+        "query",
+        "instruction",
+        "input",
+        "request",
+        "user",
+        "human",
+        "frage",
+        "demande",
+        "pregunta",
+    ),
+    "completion": (
+        "completion",
+        "response",
+        "answer",
+        "output",
+        "reply",
+        "assistant",
+        "target",
+        "antwort",
+        "réponse",
+        "reponse",
+        "respuesta",
+    ),
     "chosen": ("chosen", "preferred", "accepted", "better", "good", "win", "positive"),
     "rejected": ("rejected", "worse", "bad", "lose", "negative"),
     "label": ("label", "thumb", "rating", "wanted", "good"),

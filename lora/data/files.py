@@ -37,9 +37,12 @@ Made = TypeVar("Made")
 def format_of(path: Path, schema: Schema) -> str:
     """The name of a file's format; the schema says which names are known.
 
-    Raises DataError for a file that cannot be read, is UTF-16 or holds nothing but white space.
+    Raises DataError for a file that cannot be read, is UTF-16 or a GGUF file, or holds nothing but
+    white space.
     """
     start = head(path)
+    if start.startswith(b"GGUF"):
+        raise DataError(f"{path}: is a GGUF file, wanted text: -m names a model, -f data")
     if start.startswith(MAGIC):
         return "parquet"
     text, suffix = start.decode(errors="ignore").lstrip(), path.suffix.lower()

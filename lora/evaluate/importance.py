@@ -1,13 +1,15 @@
-"""A model and a text → its importance matrix: Σ x² of the inputs of each matrix of the blocks.
+"""A model and texts → its importance matrix: Σ x² of the inputs of each matrix of the blocks.
 
-The text is cut into chunks as for perplexity. What the products of the graph
-read is watched as it is made; matrices that share an input, such as q, k and v, have equal sums.
+A text is cut into chunks as for perplexity; of documents every token counts, learned or not, in the
+windows that they fill. What the products of the graph read is watched as it is made; matrices that
+share an input, such as q, k and v, have equal sums.
 
 Source: llama.cpp, tools/imatrix/imatrix.cpp (`collect_imatrix`).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +18,8 @@ from pyggml.backends.cpu import array, has_memory
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
-from pyggml.lora.evaluate.perplexity import chunks_of
+from pyggml.lora.data import Dataset
+from pyggml.lora.evaluate.perplexity import chunks_of, fill_batch
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net
 from pyggml.requantize.imatrix import ImportanceMatrix, Sums
@@ -26,31 +29,65 @@ _LEAST = 16  # tokens of a chunk; llama.cpp skips products of fewer
 
 
 class Collector:
-    """Sums over the chunks of a text so far.
+    """Sums over the chunks of some texts so far.
 
-    n_chunks: how many chunks the text has
+    n_chunks     how many chunks the texts have together
+    n_left_out   tokens at the end of each that fill no chunk
     """
 
     def __init__(
-        self, model: Model, text: str, n_ctx: int = 512, most: int | None = None, name: str = ""
+        self,
+        model: Model,
+        texts: Mapping[str, str | Dataset],
+        n_ctx: int = 512,
+        most: int | None = None,
+        parse_special: bool = False,
     ) -> None:
-        """most: so many chunks at most; name: the text's, for the file.
+        """texts: by the names that the file shall have; a Dataset has windows of n_ctx tokens.
+        most: so many chunks at most; parse_special: whether control tokens in a text are those.
 
-        Raises ConfigError for a context that the model does not have, DataError for a text that is
-        shorter than two contexts.
+        Raises ConfigError for a context that the model does not have; DataError for a text that is
+        shorter than two contexts, and for windows none of which is full.
         """
         if not _LEAST <= n_ctx <= model.config.n_ctx:
             fault = f"is {n_ctx}, wanted {_LEAST} to the model's {model.config.n_ctx}"
             raise ConfigError([("n_ctx", fault)])
-        tokenizer, self._name = model.tokenizer, name
-        self._chunks = chunks_of(model, tokenizer.encode(text), n_ctx)[:most]
-        self._bos = tokenizer.bos_id if tokenizer.add_bos else None
+        self._names, self.n_left_out = tuple(texts), 0
         self._inputs = Inputs.empty(n_ctx)
+        self._chunks: list[Callable[[], None]] = []  # each fills the inputs
+        for text in texts.values():
+            if isinstance(text, Dataset):
+                self._chunks += self._of_windows(model, text)
+            else:
+                self._chunks += self._of_text(model, text, parse_special)
+        self._chunks = self._chunks[:most]
         self._squares: dict[str, np.ndarray] = {}  # float64 (n_matrices, n)
         self._counts: dict[str, np.ndarray] = {}  # (n_matrices,)
         self._of_heads: set[str] = set()  # tensors with a matrix for each head
         self._program = self._watching(model)
         self.n_chunks = len(self._chunks)
+
+    def _of_text(self, model: Model, text: str, parse: bool) -> Iterator[Callable[[], None]]:
+        tokenizer, (n_ctx,) = model.tokenizer, self._inputs.tokens.shape
+        bos = tokenizer.bos_id if tokenizer.add_bos else None
+        ids = tokenizer.encode(text, parse_special=parse)
+        self.n_left_out += len(ids) % n_ctx
+        for tokens in chunks_of(model, ids, n_ctx):
+            begun = tokens if bos is None else np.concatenate([[bos], tokens[1:]])
+            yield partial(fill, self._inputs, begun)
+
+    def _of_windows(self, model: Model, data: Dataset) -> Iterator[Callable[[], None]]:
+        is_token = data.documents[:, :-1] >= 0
+        full = np.flatnonzero(is_token.all(axis=1))
+        n_left_out = int(is_token.sum()) - is_token[full].size
+        if not len(full):
+            raise DataError(
+                f"the rows have {n_left_out} tokens, wanted at least {data.ctx}, a window"
+            )
+        self.n_left_out += n_left_out
+        model.check_tokens(data.tokens.reshape(-1))
+        for batch in replace(data.part(full), lengths=None).batches(range(len(full)), 1):
+            yield partial(fill_batch, self._inputs, batch)
 
     def _watching(self, model: Model) -> Program:
         net = Net(model.parts.weights, self._inputs, model.adapters)
@@ -78,9 +115,8 @@ class Collector:
     def run(self) -> Iterator[int]:
         """Add one chunk after the other; yields how many there are so far. DataError for inputs
         that are not finite."""
-        for n, tokens in enumerate(self._chunks, 1):
-            begun = tokens if self._bos is None else np.concatenate([[self._bos], tokens[1:]])
-            fill(self._inputs, begun)
+        for n, fill_inputs in enumerate(self._chunks, 1):
+            fill_inputs()
             self._program()
             yield n
 
@@ -106,7 +142,7 @@ class Collector:
             if name in self._of_heads:
                 squares, counts = squares.reshape(1, -1), counts[:1]
             sums[name] = Sums(squares.astype(np.float32), counts)
-        return ImportanceMatrix(sums, (self._name,), n_chunks, self._inputs.n_ctx)
+        return ImportanceMatrix(sums, self._names, n_chunks, self._inputs.n_ctx)
 
 
 class _Group:

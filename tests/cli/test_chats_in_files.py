@@ -88,8 +88,9 @@ def test_a_begun_answer_is_gone_on_with(generate, encoder):
     assert encoder.tokenizer.decode(open_ids).endswith("a:of the ")
     made = json.loads(generate([{"messages": BEGUN}], "--json", "--continue-last").out)
     assert made["prompt_tokens"] == open_ids
-    anew = json.loads(generate([{"messages": BEGUN}], "--json").out)
-    assert anew["prompt_tokens"] == encoder.prompt(BEGUN)
+    anew = generate([{"messages": BEGUN}], "--json")
+    assert json.loads(anew.out)["prompt_tokens"] == encoder.prompt(ASKED)
+    assert "note: 1 row with an answer, which is left out: another is written" in anew.err
     assert generate([{"messages": BEGUN}], "--continue-last").out.startswith("of the ")
 
 
@@ -111,7 +112,9 @@ def test_options_without_effect_are_refused(pyggml, path, arguments, message):
 
 
 BAD = [
-    ([{"messages": ASKED}, {"text": "a"}], 'line 2 has no "messages"'),
+    ([{"messages": ASKED}, {"text": "a"}], "line 2 is a text, in which nothing is asked"),
+    ([{"messages": ASKED}, {"words": "a"}], 'line 2 has neither "messages" nor a "prompt"'),
+    ([{"messages": BEGUN[1:]}], "line 1 has an answer alone, and nothing that is asked"),
     ([{"messages": [{"role": "boss", "content": "a"}]}], "line 1 has a message 1 that"),
     ([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}], "wanted text alone"),
     ([3, {"messages": ASKED}], "line 1 is a number"),

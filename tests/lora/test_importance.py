@@ -33,7 +33,7 @@ def model(tmp_path_factory):
 
 
 def collected(model, text=TEXT, n_ctx=16, most=None):
-    found = Collector(model, text, n_ctx, most, "text.txt")
+    found = Collector(model, {"text.txt": text}, n_ctx, most)
     (*_, n) = found.run()
     return found.result(n)
 
@@ -47,7 +47,7 @@ def use_numbers_as_tokens(monkeypatch, model):
     class Words:
         add_bos, bos_id = False, None
 
-        def encode(self, text):
+        def encode(self, text, parse_special):
             return [0]
 
     monkeypatch.setattr("pyggml.lora.evaluate.importance.chunks_of", chunks)
@@ -116,9 +116,9 @@ def test_every_matrix_of_a_block_has_sums_that_quantize_takes(monkeypatch, tmp_p
 def test_bad_contexts_and_texts_are_refused(model):
     for n_ctx in (15, 65):
         with pytest.raises(ConfigError, match=f"n_ctx is {n_ctx}, wanted 16 to the model's 64"):
-            Collector(model, TEXT, n_ctx)
+            Collector(model, {"t": TEXT}, n_ctx)
     with pytest.raises(DataError, match="wanted at least 32, two contexts of 16"):
-        Collector(model, "short", 16)
+        Collector(model, {"t": "short"}, 16)
 
 
 def test_a_file_is_llama_cpp_s(model, tmp_path):

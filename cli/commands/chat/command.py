@@ -9,12 +9,13 @@ import click
 from pyggml.cli.commands.chat.console import Console
 from pyggml.cli.commands.chat.conversation import Conversation
 from pyggml.cli.commands.chat.lines import END_KEYS
-from pyggml.cli.terminal.chat_files import Chat, read_chats
+from pyggml.cli.terminal.asked import Asked, read_asked
 from pyggml.cli.terminal.chat_templates import (
     chat_template_kwargs_option,
     chat_template_option,
     template_for,
 )
+from pyggml.cli.terminal.data_files import columns_option, data_option
 from pyggml.cli.terminal.generation import (
     CTX,
     continue_last_option,
@@ -27,17 +28,16 @@ from pyggml.cli.terminal.generation import (
 )
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
-    PATH,
     SETTINGS,
     ModelSource,
     given_settings,
-    in_group,
     model_options,
     settings_options,
 )
 from pyggml.cli.terminal.show import is_quiet, printable, say, unescape
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Context
+from pyggml.lora.data.rows import BadRow
 
 _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left out
 
@@ -45,7 +45,7 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
 @click.command(
     "chat",
     cls=GroupedCommand,
-    params=[*settings_options(Context, {}, _OF_TEXTS), *sampling_options()],
+    params=[*settings_options(Context, {}, _OF_TEXTS), *sampling_options(), columns_option()],
     context_settings=SETTINGS,
     quiet="greeting",
     examples=[
@@ -58,12 +58,11 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
 @system_option
 @chat_template_option()
 @chat_template_kwargs_option()
-@click.option(
+@data_option(
     "--messages",
-    type=PATH,
-    metavar="FILE",
-    **in_group("text"),
-    help="begin with this conversation, as /save writes it; of several with the last",
+    about="begin with this conversation, as /save writes it; of several with the last",
+    group="text",
+    required=False,
 )
 @continue_last_option
 @n_tokens_option("most tokens of an answer (default: as many as fit)")
@@ -77,7 +76,7 @@ def command(
     system: str | None,
     chat_template: str | None,
     chat_template_kwargs: str,
-    messages: Path | None,
+    messages: tuple[Path, ...],
     continue_last: bool,
     n_tokens: int | None,
     ctx: int | None,
@@ -87,9 +86,9 @@ def command(
 
     Without a terminal, each line of standard input is a message.
     """
-    if continue_last and messages is None:
+    if continue_last and not messages:
         raise ConfigError("--continue-last: for a conversation, wanted --messages FILE beside it")
-    begun = [] if messages is None else read_chats(messages)[-1:]
+    begun = read_asked(messages, given["columns"])[-1:] if messages else []
     how = sampling_of(given)
     cache_type = Context(**given_settings(Context, {}, given)).cache_types
     opened = source.load()
@@ -107,11 +106,11 @@ def command(
     return Console(chat, interactive).run(continue_last)
 
 
-def _load(chat: Conversation, begun: Chat) -> None:
+def _load(chat: Conversation, begun: Asked) -> None:
     """Raises DataError with the place of a conversation that cannot be gone on with."""
     try:
         if begun.tools:
             raise DataError("has tools, which nothing would call")
         chat.load(begun.messages)
-    except DataError as error:
+    except (DataError, BadRow) as error:
         raise DataError(f"{begun.place.file}: {begun.place} {error}") from None

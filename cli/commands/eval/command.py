@@ -14,11 +14,11 @@ from pyggml.cli.commands.eval.record import record
 from pyggml.cli.commands.eval.subjects import names, subjects
 from pyggml.cli.commands.eval.table import NOTE, show
 from pyggml.cli.terminal.chat_templates import choose_template
+from pyggml.cli.terminal.data_files import data_files, data_option
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.hub import MODEL, held_out_files
+from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import (
     MODEL_ALIASES,
-    PATH,
     SETTINGS,
     Adapter,
     AdapterStack,
@@ -29,11 +29,9 @@ from pyggml.cli.terminal.options import (
     lora_option,
     settings_options,
 )
-from pyggml.cli.terminal.paths import check_text
 from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.lora.config import EvalConfig
-from pyggml.lora.evaluate.rows import files_of
 
 _MODEL = in_group("model", aliases=MODEL_ALIASES)
 
@@ -59,16 +57,10 @@ _MODEL = in_group("model", aliases=MODEL_ALIASES)
     "differ from the first",
 )
 @click.argument("others", nargs=-1, type=AdapterStack(), metavar="[--compare FILE...]")
-@click.option(
+@data_option(
     *("-f", "--file", "files"),
-    type=PATH,
-    multiple=True,
-    required=True,
-    callback=held_out_files,
-    **in_group("data"),
-    metavar="DATA",
-    help="text, rows as for finetune, pairs of chosen and rejected, questions with choices "
-    "(docs/evaluation.md), or a folder or pattern of these; may be given several times",
+    about="text, rows as for finetune, pairs of chosen and rejected, or questions with choices "
+    "(docs/evaluation.md)",
 )
 @click.option(
     "--json", "as_json", is_flag=True, **in_group("output"), help="print JSON instead of tables"
@@ -98,11 +90,7 @@ def command(
     if given["delimiter"] is not None:
         given["delimiter"] = unescape(given["delimiter"])
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
-    check_text(files)
-    paths, left_out = files_of(files, config.columns)
-    for path, reason in left_out:
-        note(f"{path} is left out: it {reason}")
-    data = [File.read(path, config) for path in paths]
+    data = [File.read(path, config) for path in data_files(files, config.columns)]
     how = {"threads": threads, "compute": compute, "device": device}
     _evaluate(subjects(model, lora, others, **how), data, config, as_json)
 

@@ -10,7 +10,7 @@ from pyggml.cli import demo
 from pyggml.cli.commands.finetune import config_file
 from pyggml.cli.terminal.hub import data_files, model_file
 from pyggml.cli.terminal.options import adapter_word, given_settings
-from pyggml.cli.terminal.paths import beside, check_ours, check_output, check_space, check_text
+from pyggml.cli.terminal.paths import beside, check_ours, check_output, check_space
 from pyggml.cli.web import report
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
@@ -228,7 +228,6 @@ def check_places(job: Job) -> None:
     if job.output is not _PLACEHOLDER:
         _check_output(job)
     check_loggers(job.log_to or ())
-    check_text(job.files)
     folder = job.train.checkpoint_dir
     if folder is not None and Path(folder).exists():
         if not Path(folder).is_dir():

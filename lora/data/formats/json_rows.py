@@ -151,7 +151,7 @@ def _lonely(comma: str) -> str:
 
 
 def _reason(error: Exception, first: tuple[int, int] | None = None) -> str:
-    """Why a text is no JSON; `first`: line and column of its first character; None: it is a line."""
+    """Why a text is no JSON. first: line and column of its first character; None: it is a line."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if not isinstance(error, json.JSONDecodeError):

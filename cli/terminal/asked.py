@@ -1,0 +1,136 @@
+"""Data → what is asked in it: chats to be answered, or gone on with, and texts to be continued.
+
+A record is a row as for training, preferring or eval, of which what comes before the answer counts;
+messages and a "prompt" need no answer. A file of JSON may also be one list of messages.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pyggml.cli.terminal.data_files import data_files
+from pyggml.errors import DataError
+from pyggml.lora.data.files import format_of, records
+from pyggml.lora.data.messages import checked_text, kind_of, messages_of, tools_of
+from pyggml.lora.data.records import Schema, schema_of
+from pyggml.lora.data.rows import (
+    BadRow,
+    ChatRow,
+    CompletionRow,
+    LabelledRow,
+    Messages,
+    Place,
+    PreferenceRow,
+    QuestionRow,
+    Row,
+)
+
+_CHATS = ("messages", "conversations")
+_PURPOSES = ("question", "pairs", "labels", "training")
+_WANTED = 'wanted {"messages": [{"role": "user", "content": "..."}]}, {"prompt": "..."} or rows'
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Messages, with the functions that the assistant may call, or a text; and the answer that the
+    file has, if it has one."""
+
+    place: Place
+    prompt: str | Messages
+    answer: str | Messages = ()
+    tools: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def messages(self) -> Messages:
+        """The chat with its answer. BadRow for a text."""
+        if isinstance(self.prompt, str) or isinstance(self.answer, str):
+            raise BadRow("has no messages")
+        return (*self.prompt, *self.answer)
+
+
+def read_asked(given: Sequence[Path], columns: Sequence[str] | None = None) -> list[Asked]:
+    """What is asked in some data, once at least. Raises DataError with the first row that asks
+    nothing."""
+    schema = schema_of(columns)
+    return [asked for path in data_files(given, columns) for asked in _of_file(path, schema)]
+
+
+def _of_file(path: Path, schema: Schema) -> list[Asked]:
+    kind = format_of(path, schema)
+    if kind == "text":
+        raise DataError(f"{path}: is text, {_WANTED}")
+    rows = [*records(path, kind, schema)]
+    if kind == "JSON" and rows and all(_is_message(value) for _, value in rows):
+        rows = [(rows[0][0], {"messages": [value for _, value in rows]})]
+    if not rows:
+        raise DataError(f"{path}: has no rows; {_WANTED}")
+    try:
+        return [*_of_records(rows, schema)]
+    except BadRow as bad:
+        raise DataError(f"{path}: {bad}; {_WANTED}") from None
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and ("role" in value or "from" in value)
+
+
+def _of_records(rows: Sequence[tuple[Place, Any]], schema: Schema) -> Iterator[Asked]:
+    for place, value in rows:
+        try:
+            if isinstance(value, BadRow):
+                raise value
+            if not isinstance(value, dict):
+                raise BadRow(f"is a {kind_of(value)}")
+            yield _of_record(place, value, schema)
+        except BadRow as bad:
+            raise BadRow(bad.at(place)) from None
+
+
+def _of_record(place: Place, record: dict[str, Any], schema: Schema) -> Asked:
+    """Raises BadRow for a record that asks nothing."""
+    name = next((name for name in _CHATS if name in record and not schema.columns), None)
+    if name is not None:
+        messages, _ = messages_of(record[name])
+        if record.get("system") and messages[0]["role"] != "system":
+            system = [{"role": "system", "content": record["system"]}]
+            messages = (*messages_of(system)[0], *messages)
+        return _of_chat(place, messages, tools_of(record.get("tools")))
+    for purpose in _PURPOSES:
+        of_purpose = replace(schema, purpose=purpose)
+        if of_purpose.fits(record):
+            return _of_row(of_purpose.row(place, record))
+    if "prompt" not in record:
+        raise BadRow('has neither "messages" nor a "prompt"')
+    if isinstance(record["prompt"], list):
+        return _of_chat(place, messages_of(record["prompt"])[0], tools_of(record.get("tools")))
+    return Asked(place, checked_text(record["prompt"], may_be_empty=False))
+
+
+def _of_chat(place: Place, messages: Messages, tools: tuple[dict[str, Any], ...]) -> Asked:
+    """A chat, whose last messages are the answer if they are the assistant's."""
+    n = len(messages)
+    while n and messages[n - 1]["role"] == "assistant":
+        n -= 1
+    if not n:
+        raise BadRow("has an answer alone, and nothing that is asked")
+    return Asked(place, messages[:n], messages[n:], tools)
+
+
+def _of_row(row: Row) -> Asked:
+    match row:
+        case ChatRow():
+            return _of_chat(row.place, row.messages, row.tools)
+        case PreferenceRow():
+            asked = Asked(row.place, row.prompt, row.chosen, row.tools)
+        case LabelledRow():
+            asked = Asked(row.place, row.prompt, row.completion, row.tools)
+        case CompletionRow():
+            asked = Asked(row.place, row.prompt, row.completion)
+        case QuestionRow():
+            asked = Asked(row.place, row.prompt, row.choices[row.answer])
+        case _:
+            raise BadRow("is a text, in which nothing is asked")
+    if not asked.prompt:
+        raise BadRow("has no prompt")
+    return asked

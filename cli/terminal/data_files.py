@@ -1,0 +1,49 @@
+"""Options of data that is read and not trained on: what they name → files.
+
+Named are files, folders, patterns, pipes and data sets of the hub, as many as there are. Their rows
+are those of training: `pyggml.lora.data` reads them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyggml.cli.terminal.help import GroupedOption
+from pyggml.cli.terminal.hub import held_out_files
+from pyggml.cli.terminal.options import PATH, in_group, settings_options
+from pyggml.cli.terminal.show import note
+from pyggml.lora.config import EvalConfig
+from pyggml.lora.evaluate.rows import files_of
+
+
+def data_option(
+    *names: str, about: str, group: str = "data", required: bool = True
+) -> Callable[[Any], Any]:
+    """An option that takes data several times."""
+    return click.option(
+        *names,
+        type=PATH,
+        multiple=True,
+        required=required,
+        callback=held_out_files,
+        **in_group(group),
+        metavar="DATA",
+        help=f"{about}; a folder or pattern of these; may be given several times",
+    )
+
+
+def columns_option() -> GroupedOption:
+    """--columns, as `eval` has it."""
+    others = [field.name for field in fields(EvalConfig) if field.name != "columns"]
+    return settings_options(EvalConfig, {}, others)[0]
+
+
+def data_files(given: Sequence[Path], columns: Sequence[str] | None = None) -> list[Path]:
+    """The files of what was named; what of folders is left out is said. Errors are training's."""
+    files, left_out = files_of(given, columns)
+    for path, reason in left_out:
+        note(f"{path} is left out: it {reason}")
+    return files
