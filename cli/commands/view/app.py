@@ -18,7 +18,7 @@ from pyggml.cli.commands.view import pictures, reading, weights
 from pyggml.cli.commands.view.browser_page import page_routes
 from pyggml.cli.commands.view.queries import RANKS, read_number, read_pass, read_text
 from pyggml.cli.commands.view.runs import Runs
-from pyggml.cli.commands.view.source import Source, StoppableModel
+from pyggml.cli.commands.view.source import NoSource, Source, StoppableModel
 from pyggml.cli.commands.view.worker import Worker
 from pyggml.cli.web.body import read_object
 from pyggml.cli.web.errors import HANDLERS, ApiError
@@ -28,10 +28,10 @@ from pyggml.model import Model
 
 _MOST_BODY, _BODY_SECONDS = 1 << 17, 10.0
 _MOST_INDEX = 10**8
-_NO_RUNS = "no folder of runs was given: pyggml view MODEL --run FOLDER"
+_NO_RUNS = "no folder of runs was given: pyggml view --run FOLDER"
 
 
-def make_app(source: Source, runs: Runs | None, n_threads: int = 0) -> Starlette:
+def make_app(source: Source | NoSource, runs: Runs | None, n_threads: int = 0) -> Starlette:
     """The application. Requests that name another host than this machine are refused."""
     routes = Routes(source, runs, Worker(n_threads))
 
@@ -77,14 +77,15 @@ class Json(Response):
 class Routes:
     """What answers each path. What takes long is done by the worker."""
 
-    def __init__(self, source: Source, runs: Runs | None, worker: Worker) -> None:
+    def __init__(self, source: Source | NoSource, runs: Runs | None, worker: Worker) -> None:
         self._source, self._runs, self.worker = source, runs, worker
         self._pictures = None if source.fault else pictures.Pictures(source.model)
 
     def state(self, request: Request) -> Response:
         """What the page looks at again and again."""
         runs = None if self._runs is None else self._runs.summaries()
-        return Json({"model": self._source.state(), "runs": runs})
+        first = "model" if self._source.is_asked else "run"
+        return Json({"model": self._source.state(), "runs": runs, "first": first})
 
     def model(self, request: Request) -> Response:
         runs = self._runs

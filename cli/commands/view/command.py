@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
     examples=[
         "pyggml view model.gguf",
         "pyggml view model.gguf --run FOLDER",
-        "pyggml view model.gguf --port 0",
+        "pyggml view --run FOLDER",
     ],
 )
 @click.argument("given", metavar="[MODEL]", type=MODEL, required=False)
@@ -32,7 +32,8 @@ HOST = "127.0.0.1"
     type=PATH,
     metavar="FOLDER",
     **in_group("data", brief="folder of adapters whose runs are shown"),
-    help="folder of adapters whose runs are shown, finished ones and those under way",
+    help="folder of adapters whose runs are shown, finished ones and those under way; without MODEL "
+    "beside the model of the newest, if that is there",
 )
 @click.option(
     "--port",
@@ -53,12 +54,14 @@ def command(
     """
     check_packages("view", "starlette", "uvicorn", "igraph")
     path = given or model
-    if path is None or (given and model):
-        raise ConfigError("wanted one MODEL, any GGUF file")
+    if (path is None and runs is None) or (given and model):
+        raise ConfigError("wanted one MODEL, any GGUF file, or --run FOLDER, or both")
     from pyggml.cli.commands.view.runs import Runs
-    from pyggml.cli.commands.view.source import Source
+    from pyggml.cli.commands.view.source import Source, source_of_run
 
-    source, shown = Source(path, compute), None if runs is None else Runs(runs)
+    shown = None if runs is None else Runs(runs)
+    found = shown and shown.model()
+    source = source_of_run(found, compute) if path is None else Source(path, compute)
     with listening(HOST, port) as opened:
         from pyggml.cli.commands.view.startup import run
 

@@ -94,6 +94,17 @@ class Runs:
             self._kinds[name] = version, _kind(self._file(name))
         return self._kinds[name][1]
 
+    def model(self) -> Path | None:
+        """The model of the newest run whose model is still there; None without one."""
+        for name in self.names():
+            try:
+                named = _details(self._read(name).records)["settings"].get("model")
+            except ApiError:  # it has just gone, or is too large
+                continue
+            if isinstance(named, str) and Path(named).is_file():
+                return Path(named)
+        return None
+
     def sample(self) -> str:
         """What the newest run with an answer was asked, and what it said last; "" without one."""
         for name in self.names():
@@ -289,7 +300,7 @@ def _state(running: bool, last: Mapping[str, Any], records: Records) -> str:
         return "empty"
     if last["step"] == _n_steps(last):
         return "finished"
-    return "stalled" if _has_stalled(records) else "stopped"
+    return "ended early" if _has_stalled(records) else "stopped"
 
 
 def _has_stalled(records: Records) -> bool:

@@ -24,14 +24,15 @@ from pyggml.runtime import Arenas, Program
 class Source:
     """A GGUF file. What is no model of a known architecture is shown as a file alone.
 
-    path    as it was given
-    fault   why it is no model; "" if it is one
+    path       as it was given
+    fault      why it is no model; "" if it is one
+    is_asked   whether it is what the user named: the page begins with it
 
     Raises GGUFError for a file that cannot be read.
     """
 
-    def __init__(self, path: Path, compute: str = "auto") -> None:
-        self.path, self.fault = path, ""
+    def __init__(self, path: Path, compute: str = "auto", is_asked: bool = True) -> None:
+        self.path, self.fault, self.is_asked = path, "", is_asked
         self.file = gguf.open(path)
         self._opened = self._identity()
         self._compute, self._others = compute, dict[str, tuple[object, Model]]()
@@ -100,6 +101,43 @@ class Source:
             values["lora"] = adaptable(self.file, rank)
         sections = present.sections(values, None, template=True)
         return [_plain(section) for section in sections if section.title != "tensors"]
+
+
+class NoSource:
+    """What stands for a model where runs alone are shown."""
+
+    name, fault, is_asked = "Runs", "no model was named: pyggml view MODEL --run FOLDER", False
+
+    @property
+    def file(self) -> gguf.GGUFFile:
+        raise PyggmlError(self.fault)
+
+    @property
+    def model(self) -> Model:
+        raise PyggmlError(self.fault)
+
+    def state(self) -> str:
+        return "there"
+
+    def comparison(self, path: Path) -> str:
+        return "none"
+
+    def other(self, path: Path) -> Model:
+        raise PyggmlError(self.fault)
+
+    def about(self) -> dict[str, Any]:
+        return {"name": self.name, "path": "", "fault": self.fault, "n_layer": 0, "tensors": []}
+
+    def glance(self, rank: int) -> list[dict[str, Any]]:
+        return []
+
+
+def source_of_run(path: Path | None, compute: str) -> Source | NoSource:
+    """The model that a run names, if it is there and can be read."""
+    try:
+        return NoSource() if path is None else Source(path, compute, is_asked=False)
+    except PyggmlError:
+        return NoSource()
 
 
 def _stamps(paths: Iterable[Path]) -> list[tuple[int, int, int]] | None:

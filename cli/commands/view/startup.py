@@ -4,7 +4,7 @@ import socket
 
 from pyggml.cli.commands.view.app import make_app
 from pyggml.cli.commands.view.runs import Runs
-from pyggml.cli.commands.view.source import Source
+from pyggml.cli.commands.view.source import NoSource, Source
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.show import printable, progress_lines, row
 from pyggml.cli.web.listening import url_of
@@ -14,11 +14,14 @@ _GRACE_SECONDS, _MOST_CONNECTIONS = 2, 64
 _NOTE = b"\nstopping\n"
 
 
-def run(listening: socket.socket, source: Source, runs: Runs | None, n_threads: int) -> int:
+def run(
+    listening: socket.socket, source: Source | NoSource, runs: Runs | None, n_threads: int
+) -> int:
     """Serve until a signal comes; the exit code."""
     with progress_lines():
-        row("model", printable(source.name))
-        if source.fault:
+        is_file = isinstance(source, Source)
+        row("model", printable(source.name) if is_file else f"none: {source.fault}")
+        if is_file and source.fault:
             row("", f"only the file is shown: {printable(source.fault)}")
         if runs is not None:
             row("runs", printable(", ".join(runs.names()) or f"none yet in {runs.folder}"))

@@ -5,7 +5,6 @@ package, and let the reader zoom and point. Plotly brings 4 MB, Vega a network o
 50 MB of packages for pictures that answer no pointer and know one width and one scheme.
 """
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,9 @@ from pyggml.cli.terminal.show import size, span
 from pyggml.cli.web import pages
 from pyggml.cli.web.report import FIRST_WORDS
 from pyggml.cli.web.report.data_card import data_card
-from pyggml.cli.web.report.series import charts_of
+from pyggml.cli.web.report.series import charts_of, losses_of
 from pyggml.look.draw import heat, tokens
 from pyggml.look.overview import Overview, findings
-from pyggml.lora import History
 from pyggml.lora.record import overview_of, read_records
 
 _MOST_FINDINGS = 8
@@ -95,9 +93,9 @@ def facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     steps = [r for r in records if r["event"] == "step"]
     held_out = [r["loss"] for r in records if r["event"] == "validation" and _is_number(r, "loss")]
     numbers = [("steps", f"{len(steps):,}")]
-    losses = [r["loss"] for r in steps if _is_number(r, "loss")]
-    if losses:
-        numbers.append(("loss", change(History(array("d", losses)))))
+    history = losses_of(records)
+    if history.losses:
+        numbers.append(("loss", change(history)))
     if held_out:
         numbers.append(("validation", f"{held_out[0]:.4f} → {held_out[-1]:.4f}"))
     n_tokens = sum(r["n_tokens"] for r in steps if _is_number(r, "n_tokens"))

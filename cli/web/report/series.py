@@ -5,12 +5,14 @@ Role says how a line looks: "main", "faint", "second", "third", "points", "run0"
 number from 0 to 1, the depth of a block.
 """
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from statistics import fmean
 from typing import Any
 
 from pyggml.look.overview import Overview
+from pyggml.lora import History
 from pyggml.lora.record import overview_of
 
 Chart = dict[str, Any]
@@ -63,14 +65,21 @@ def overlay(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Chart]:
     return [c for c in charts if c["series"]]
 
 
+def losses_of(records: Sequence[Mapping[str, Any]]) -> History:
+    """The losses of a run's steps, as far as they are numbers."""
+    losses = (r.get("loss") for r in _of(records, "step"))
+    return History(array("d", (x for x in losses if isinstance(x, int | float))))
+
+
 def final_and_best(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None, bool]:
-    """The smooth loss at the end of a run, the best loss, and whether that one is of validation:
-    else it is the lowest of the smooth line. None where there is no number."""
-    smooth = _smooth(_points(_of(records, "step"), "loss"))
+    """The loss at the end of a run, as its card has it; the best loss, and whether that one is of
+    validation: else it is the lowest of a line that is as smooth. None where there is no number."""
+    history, steps = losses_of(records), _points(_of(records, "step"), "loss")
+    smooth = _moving_mean(steps, history.n_averaged) if steps else {}
     held_out = _points(_of(records, "validation"), "loss")
-    final = smooth[max(smooth)] if smooth else None
+    final = history.ends()[1] if history.losses else None
     best = min(held_out.values(), default=None) if held_out else min(smooth.values(), default=None)
-    return final, best, bool(held_out)
+    return final if final is None or isfinite(final) else None, best, bool(held_out)
 
 
 def _of(records: Iterable[Mapping[str, Any]], event: str) -> list[Mapping[str, Any]]:

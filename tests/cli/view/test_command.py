@@ -42,7 +42,7 @@ def test_it_serves_this_machine_until_a_signal_comes(tiny, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ((), "wanted one MODEL"),
+        ((), "wanted one MODEL, any GGUF file, or --run FOLDER"),
         (("TINY", "-m", "TINY"), "wanted one MODEL"),
         (("none.gguf",), "none.gguf: cannot be opened"),
         (("FOLDER",), "is a folder, wanted a GGUF file"),

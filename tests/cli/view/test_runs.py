@@ -5,14 +5,18 @@ import os
 import shutil
 
 import pytest
+from starlette.testclient import TestClient
 
 import pyggml
 from pyggml.cli.commands.view import reading, runs
+from pyggml.cli.commands.view.app import make_app
 from pyggml.cli.commands.view.runs import Runs
+from pyggml.cli.commands.view.source import source_of_run
 from pyggml.errors import ConfigError
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.trainer.lock import hold, holder
 
+HERE = "http://localhost"
 RUN = {"event": "run", "step": 0, "settings": {"lr": 0.1}, "about": [["model", "tiny"]]}
 ANSWERS = {"event": "answers", "step": 4, "prompt": "the", "answers": [["before", " a"]]}
 
@@ -98,7 +102,7 @@ def test_a_run_that_ended_by_its_patience_is_called_so(ask, add_run):
     assert ask("run", name="mine")["state"] == "stopped"
     more = {"event": "validation", "step": 3, "loss": 2.1}
     add_run("ended", [about, step(1), *losses, more])
-    assert ask("run", name="ended")["state"] == "stalled"
+    assert ask("run", name="ended")["state"] == "ended early"
     add_run("damaged", [about, step(1), *losses, more | {"loss": "much"}])
     add_run("without", [RUN, step(1), *losses, more])
     assert ask("run", name="without")["state"] == "stopped"
@@ -160,6 +164,33 @@ def test_strange_numbers_end_in_a_sentence_at_worst(client, folder, loss):
     assert answer.status_code == 200 or "make no sense" in answer.json()["error"]["message"]
 
 
+def test_runs_are_looked_at_without_a_model(add_run, folder, tiny, tmp_path):
+    """That of the newest run is taken where it is there; else all but the runs says so."""
+    add_run("mine", [RUN | {"settings": {"model": "gone.gguf"}}, *(step(i) for i in range(1, 5))])
+    found = Runs(folder)
+    assert found.model() is None
+    with TestClient(make_app(source_of_run(None, "auto"), found), HERE) as client:
+
+        def get(path):
+            answer = client.get(f"/api/{path}")
+            return answer.status_code, answer.json()
+
+        assert get("state")[1]["first"] == "run" and "<title>Runs" in client.get("/").text
+        assert len(get("runs")[1]["rows"]) == 1
+        assert get("run?name=mine")[1]["model"] == "none"
+        assert get("model")[1]["fault"].startswith("no model was named: pyggml view MODEL")
+        for path in ("graph", "tensor?name=a"):
+            status, body = get(path)
+            assert 400 <= status < 500 and "no model was named" in body["error"]["message"]
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    add_run("other", [RUN | {"settings": {"model": str(tmp_path / "broken.gguf")}}, step(1)])
+    assert source_of_run(Runs(folder).model(), "auto").name == "Runs"
+    (folder / "other.metrics.jsonl").unlink()
+    add_run("mine", [RUN | {"settings": {"model": str(tiny)}}, step(1)])
+    source = source_of_run(Runs(folder).model(), "auto")
+    assert (source.path, source.is_asked) == (tiny, False)
+
+
 def cells_of(table, name):
     (row,) = [row for row in table["rows"] if row["name"] == name]
     return dict(zip(table["columns"], row["cells"], strict=True))
@@ -175,9 +206,11 @@ def test_the_table_of_runs(ask, add_run, folder):
     table = ask("runs")
     assert {row["name"] for row in table["rows"]} == {"done", "short", "odd"}
     done = cells_of(table, "done")
-    texts = ["stopped", "8 of 40", "2.5000", "2.5000 in validation", "0.0002", "8", "4.0 s"]
+    texts = ["stopped", "8 of 40", "3.5000", "2.5000 in validation", "0.0002", "8", "4.0 s"]
     assert [cell["text"] for cell in done.values()] == texts
-    assert [cell["value"] for cell in done.values()] == ["stopped", 8, 2.5, 2.5, 2e-4, 8, 4.0]
+    assert [cell["value"] for cell in done.values()] == ["stopped", 8, 3.5, 2.5, 2e-4, 8, 4.0]
+    card = dict(ask("run", name="done")["facts"])
+    assert card["loss"] == "7.5000 → 3.5000 (means of 4 steps)", "the table's number"
     short = cells_of(table, "short")
     assert short["best loss"] == {"value": 7.0, "text": "7.0000 (mean)"}
     assert short["rank"] == {"value": None, "text": ""}

@@ -10,14 +10,14 @@ import { text } from "./text.js";
 const VIEWS = { model, graph, plan, run, text };
 const POLL = 2000; // ms between looks at the runs
 const place = document.getElementById("view"), notice = document.getElementById("notice");
-const state = { model: "there", runs: null };
+const state = { model: "there", runs: null, first: "model" };
 let shown = null; // {name, go(rest, fields), heard(state)}
 
 function route() {
   if (location.hash && !location.hash.startsWith("#/")) return; // the link to the content
   const [path, query] = location.hash.slice(2).split("?");
   const [name, ...rest] = path.split("/").map(decoded);
-  const view = Object.hasOwn(VIEWS, name) ? name : "model";
+  const view = Object.hasOwn(VIEWS, name) ? name : state.first;
   if (shown?.name !== view) {
     const home = make("div", { class: "view" }); // what comes late for another view is drawn nowhere
     place.replaceChildren(home);

@@ -12,13 +12,13 @@ export function model(place, state) {
   fill(place, async () => {
     known = await ask("model");
     const found = content(known, details);
-    tensors = found.querySelector('[role="tree"]').parentElement;
+    tensors = found.querySelector('[role="tree"]')?.parentElement;
     choose();
     return [...found.children];
   });
 
   function choose() {
-    if (!known) return;
+    if (!tensors) return;
     tensors.querySelector('[role="tree"]').select(chosen);
     if (chosen) tensor(details, chosen, state);
     else details.replaceChildren(make("p", { class: "quiet" }, "Choose a tensor to see its numbers."));
@@ -35,6 +35,7 @@ export function model(place, state) {
 function content(known, details) {
   const found = make("div"), first = make("div", { class: "pair" }), more = make("div", { class: "stack" });
   if (known.fault) found.append(card(make("p", { class: "fault" }, known.fault)));
+  if (!known.path) return found; // runs alone
   found.append(first, make("div", { class: "split" }, tensorsOf(known.tensors), details), more);
   glance(first, more);
   return found;

@@ -10,13 +10,14 @@ const STATES = {
   starting: "It has started; its first step is under way, for which kernels may be compiled.",
   running: "under way",
   finished: "finished",
-  stalled: "ended early: its validations were no better any more (--patience)",
+  "ended early": "ended early: its validations were no better any more (--patience)",
   stopped: "stopped before its end",
   empty: "It has left no step.",
 };
 
 const MODELS = {
   other: "It trains a model of other contents: ",
+  none: "",
   unknown: "It trains a model that is not there any more, so that it cannot be compared: ",
 };
 
@@ -58,7 +59,7 @@ export function run(place, state) {
 }
 
 function missing({ runs }, name) {
-  if (runs === null) return "No folder of runs was given: start with pyggml view MODEL --run FOLDER.";
+  if (runs === null) return "No folder of runs was given: start with pyggml view --run FOLDER.";
   if (name) return `The folder has no run ${name}.`;
   return "The folder has no run yet. As soon as pyggml-finetune -o FOLDER/adapter.gguf writes one into it, it is shown here.";
 }
