@@ -32,8 +32,8 @@ HOST = "127.0.0.1"
     type=PATH,
     metavar="FOLDER",
     **in_group("data", brief="folder of adapters whose runs are shown"),
-    help="folder of adapters whose runs are shown, finished ones and those under way; without MODEL "
-    "beside the model of the newest, if that is there",
+    help="folder of adapters whose runs are shown, finished ones and those under way; without "
+    "MODEL beside the model of the newest, if that is there",
 )
 @click.option(
     "--port",
