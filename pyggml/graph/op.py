@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.errors import ShapeError
+from pyggml.formulas.formula import Formula
 from pyggml.graph.dtypes import F32, HALVES, DType
 from pyggml.graph.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
 from pyggml.graph.tensor import Shape, Tensor
@@ -83,6 +84,8 @@ class Op:
     saved     (*src, **params) -> what else a kernel writes, for the gradient rule
     costly    many operations for each number read or written
     fuses     the ops that it replaces, if it is a fusion
+    formula   what every device makes its kernel of, if each number of the result is computed of one
+              number of each source
     changes   positions of further sources, leaves, that the kernel changes
     shares    several may write side by side into one tensor: each result shows what all wrote
     halves    also takes F16 and BF16: they are copied to F32 first, and the result is copied to the
@@ -101,6 +104,7 @@ class Op:
     saved: Callable[..., tuple[Spec, ...]] = _nothing_saved
     costly: bool = False
     fuses: tuple[str, ...] = ()
+    formula: Formula | None = None
     changes: tuple[int, ...] = ()
     shares: bool = False
     halves: bool = False

@@ -89,7 +89,6 @@ SHARED = (
     "kernels/attention/decode_tile.py",
     "kernels/attention/extras.py",
     "ops/recurrent/recurrence.py",
-    "ops/strips.py",
 )
 
 # Settings of Numba's, NUMBA_… in the environment, that its compiler makes other machine code from.

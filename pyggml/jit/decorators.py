@@ -6,6 +6,7 @@ from typing import Any
 import numba
 
 from pyggml.jit.setup import CACHE
+from pyggml.jit.workarounds import without_overlaps
 
 ALONE = 4096  # floats that one thread is done with before others are awake
 
@@ -21,6 +22,14 @@ kernel: Callable[[Callable], Callable] = numba.njit(**OPTIONS)
 # Without fast arithmetic: packing must round as ggml's C does, or its bytes differ. A function
 # without the option would have the arithmetic of the first kernel that calls it.
 exact: Callable[[Callable], Callable] = numba.njit(**OPTIONS | {"fastmath": False})
+
+
+def apart(function: Callable) -> Callable:
+    """A loop to be compiled into tasks, as `exact`. LLVM may take it that no array lies on another:
+    element i of the results is made of element i of the sources, which is read before."""
+    plain = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "cache": False}
+    loop = numba.njit(**OPTIONS | {"fastmath": False} | plain)(function)
+    return without_overlaps(loop)
 
 
 def parallel(function: Callable) -> Callable:

@@ -216,20 +216,26 @@ def run_tasks(code, frame, n_tasks):
         task += 1
 
 
-# -- loops with prange ----------------------------------------------------------------------------
-
-
-_LOOP_WORDS = 7
-
-
 @intrinsic
 def _on_stack(typing: Any, values: Any) -> Any:
-    """The address of these integers, on the stack of the function that calls this."""
+    """The address of a tuple, on the stack of the function that calls this."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ptrtoint(cgutils.alloca_once_value(builder, arguments[0]), I64)
 
     return types.int64(values), codegen
+
+
+@kernel
+def run_shares(code, n_tasks, arguments):
+    """Run `code(address of the tuple of arguments, task, thread)` for tasks 0 … n_tasks − 1."""
+    run_tasks(code, _on_stack(arguments), n_tasks)
+
+
+# -- loops with prange ----------------------------------------------------------------------------
+
+
+_LOOP_WORDS = 7
 
 
 @intrinsic

@@ -11,6 +11,7 @@ from pyggml.jit import Code, types
 from pyggml.jit.frames import Frame, FrameType
 from pyggml.jit.regions import run_tasks
 
+SHARE = 4096  # floats of a task of an elementwise kernel: 16 KiB, a few µs of work
 Stage = tuple[int, int, int, Frame]  # addresses of code and frame, tasks, the frame itself
 
 

@@ -84,6 +84,24 @@ def _call_own_threads(functions: Iterable[Any]) -> None:
             f.name = PARALLEL_FOR
 
 
+def without_overlaps(dispatcher: Any) -> Any:
+    """A function that is compiled as Numba compiles the bodies of its own parallel loops: with
+    arrays that do not overlap. Else LLVM compares addresses, and computes results that lie on a
+    source one by one."""
+    compiler: Any = getattr(dispatcher, "_compiler", None)
+    customize = getattr(compiler, "_customize_flags", None)
+    if customize is None:  # another Numba, or none
+        return dispatcher
+
+    def add_noalias(flags: Any) -> Any:
+        flags = customize(flags)
+        flags.noalias = True
+        return flags
+
+    compiler._customize_flags = add_noalias
+    return dispatcher
+
+
 def name_files_apart() -> None:
     """Number a process's files of machine code from its own id on.
 

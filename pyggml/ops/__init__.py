@@ -3,6 +3,10 @@
 from pyggml.graph.op import OPS
 from pyggml.ops.activation.activation import (
     elu,
+    gelu,
+    gelu_back,
+    gelu_erf,
+    gelu_quick,
     hardsigmoid,
     hardswish,
     leaky_relu,
@@ -14,7 +18,6 @@ from pyggml.ops.activation.activation import (
     tanh,
     xielu,
 )
-from pyggml.ops.activation.gelu import gelu, gelu_back, gelu_erf, gelu_quick
 from pyggml.ops.activation.glu import (
     geglu,
     geglu_erf,

@@ -23,9 +23,9 @@ from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel, parallel, prange
+from pyggml.jit.tasks import SHARE
 from pyggml.kernels.kernel import Site, cpu_kernel, flat
 from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_gapless, expect_number, expect_type
-from pyggml.ops.strips import LENGTH
 
 _NO_LOSS = NoGrad("an optimiser step is not part of the loss")
 _ONE = np.float32(1)
@@ -83,7 +83,7 @@ def _clip_pieces(sums, g, factor):
     """sums[i] = Σ g² over piece i, in float64, or, with a factor, g *= factor: in one kernel, which
     compiles in half the time of two."""
     for i in prange(sums.size):
-        some, total = g[i * LENGTH : (i + 1) * LENGTH], np.float64(0)
+        some, total = g[i * SHARE : (i + 1) * SHARE], np.float64(0)
         if factor > 0:
             for j in range(some.size):
                 some[j] *= factor
@@ -103,7 +103,7 @@ def _clip(out: np.ndarray, g: np.ndarray, sums: np.ndarray, limit: float) -> Non
 
 
 def _n_pieces(node: Tensor) -> int:
-    return -(-prod(node.src[0].shape) // LENGTH)
+    return -(-prod(node.src[0].shape) // SHARE)
 
 
 def _run_clip(site: Site) -> Call:
@@ -154,8 +154,8 @@ def _adamw_strip(p, g, m, v, settings):
 def _adamw(out, p, g, m, v, settings):
     s = settings
     scalars = (s[0], s[1], s[2], s[3], s[4], s[5], s[6])
-    for c in prange((p.size + LENGTH - 1) // LENGTH):
-        a, b = c * LENGTH, min((c + 1) * LENGTH, p.size)
+    for c in prange((p.size + SHARE - 1) // SHARE):
+        a, b = c * SHARE, min((c + 1) * SHARE, p.size)
         _adamw_strip(out[a:b], g[a:b], m[a:b], v[a:b], scalars)
 
 

@@ -24,12 +24,14 @@ from pyggml.backends.cuda.runtime.cubins import description_of
 from pyggml.backends.cuda.gemm import few_rows
 from pyggml.backends.cuda.gemm.packed_dots import DotShape
 from pyggml.backends.cuda.weights.packed import unit_of
-from pyggml.backends.cuda.ops.unary import _silu_back
+from pyggml.backends.cuda.code.formulas import device_formula
+from pyggml.ops import OPS
 from pyggml.backends.cuda.weights.readers import four_of
 kinds = [
     DotShape(unit_of(n, 256), 1, 1, False, True, True, False) for n in ("Q8_0", "Q4_K", "Q6_K")
 ]
-found = [_silu_back, *(four_of(name) for name in ("Q4_K", "Q6_K", "IQ2_XS"))]
+found = [device_formula(OPS[name].formula) for name in ("silu_back", "gelu_back")]
+found += [four_of(name) for name in ("Q4_K", "Q6_K", "IQ2_XS")]
 found += [few_rows._kernel((kind,), True) for kind in kinds]
 found += [_attend(_Shape(128, "F16", 2, 1, False, True, True, False, 4))]
 texts = [json.dumps(description_of(k)) for k in found]
@@ -45,7 +47,7 @@ def test_a_kernel_is_described_alike_in_every_process(monkeypatch):
         assert not done.returncode, done.stderr
         found.append(done.stdout)
     assert found[0] == found[1]
-    assert len(set(found[0].split(","))) == 8
+    assert len(set(found[0].split(","))) == 9
 
 
 def scaling(by):

@@ -7,9 +7,9 @@ from pyggml import threads
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
+from pyggml.jit.tasks import SHARE
 from pyggml.ops.layout.layout import transpose
 from pyggml.ops.optim import clip_norm, opt_step_adamw, opt_step_sgd
-from pyggml.ops.strips import LENGTH
 from pyggml.runtime import Devices, bind, schedule
 
 
@@ -53,7 +53,7 @@ def test_sgd_with_decay_reaches_the_minimum_it_must():
 @pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")
 def test_the_norm_does_not_depend_on_the_threads():
     """Over whole pieces and the beginning of one more; nor does what is left of the gradient."""
-    numbers, made = floats(9 * LENGTH + 5), []
+    numbers, made = floats(9 * SHARE + 5), []
     before = threads.get()
     try:
         for n in (1, 2):

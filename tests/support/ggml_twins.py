@@ -21,6 +21,7 @@ from ggml_recurrences import (
     ssm_scan,
 )
 
+from pyggml.formulas.formula import GRADIENT
 from pyggml.graph.dtypes import BF16, DTYPES, F32
 from pyggml.graph.ggml_enums import GGMLGLUOp, GGMLUnaryOp
 from pyggml.graph.op import Memory, Sample
@@ -104,11 +105,11 @@ def out_prod(g, a, b):
     return None if alone else g.out_prod(a, b)
 
 
-def swiglu_oai(g, gate, up, alpha, limit, shift):
+def swiglu_oai(g, gate, up, alpha, limit):
     return g.swiglu_oai(gate, up, alpha, limit)
 
 
-def swiglu_clamp(g, gate, up, alpha, limit, shift):
+def swiglu_clamp(g, gate, up, limit):
     return g.swiglu_clamp(gate, up, limit)
 
 
@@ -399,8 +400,8 @@ TWINS = {
     "xielu": Twin(xielu),
     "arange": Twin(arange),
     "leaky_relu": Twin(lambda g, x, slope: g.leaky_relu(x, slope, False)),
-    "swiglu_oai": Twin(swiglu_oai, fixed={"shift": 1.0}),
-    "swiglu_clamp": Twin(swiglu_clamp, fixed={"alpha": 1.0, "shift": 0.0}),
+    "swiglu_oai": Twin(swiglu_oai),
+    "swiglu_clamp": Twin(swiglu_clamp),
     "silu_back": Twin(gradient_first("silu_back")),
     "rms_norm_back": Twin(gradient_first("rms_norm_back")),
     "out_prod": Twin(out_prod),
@@ -477,12 +478,10 @@ GRADIENTS = words("""
 
 # Of the registry, but not in ggml.
 WITHOUT = {
-    "a gradient that ggml has not": """gelu_back gelu_erf_back xielu_back swiglu_back
-        swiglu_back_gate swiglu_clipped_back_gate swiglu_clipped_back_up cumsum_back mul_mat_id_back
-        out_prod_id conv_2d_back_w pool_avg_back upscale_back pad_back pad_reflect_1d_back roll_back
-        solve_tri_t diag_back view_back narrow_back norm_back l2_norm_back group_norm_back
-        rms_norm_mul_back rms_norm_mul_back_w gated_delta_net_back ssm_conv_back ssm_scan_back
-        wkv_back""",
+    "a gradient that ggml has not": """swiglu_back cumsum_back mul_mat_id_back out_prod_id
+        conv_2d_back_w pool_avg_back upscale_back pad_back pad_reflect_1d_back roll_back solve_tri_t
+        diag_back view_back narrow_back norm_back l2_norm_back group_norm_back rms_norm_mul_back
+        rms_norm_mul_back_w gated_delta_net_back ssm_conv_back ssm_scan_back wkv_back""",
     "ggml's function for it aborts": "flash_attn_back",
     "ggml searches the windows again, pyggml has kept where each maximum was": "pool_max_back",
     "ggml has the order of its graph for it": "after",
@@ -498,3 +497,8 @@ WITHOUT = {
     "ggml stops a gradient by its flags": "detach",
 }
 WITHOUT = {name: reason for reason, names in WITHOUT.items() for name in words(names)}
+WITHOUT |= {
+    name: "a gradient that follows from a formula"
+    for name, op in OPS.items()
+    if op.formula and GRADIENT in op.formula.sources and name not in TWINS
+}

@@ -8,19 +8,22 @@ F16 and BF16 are computed as F32, and the result is of a's type (Op.halves).
 
 from collections.abc import Callable, Iterator
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from pyggml.errors import ShapeError
+from pyggml.formulas.formula import Formula, formula
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp, GGMLUnaryOp
-from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
+from pyggml.graph.op import NO_SETTINGS, GradRule, Memory, Op, Sample, Spec, op
 from pyggml.graph.tensor import MAX_AXES, Shape, Tensor
-from pyggml.jit import ALONE, kernel, parallel, prange
+from pyggml.kernels.formulas import by_formula, by_rows
 from pyggml.kernels.kernel import Site, cpu_kernel
+from pyggml.ops import formulas
 from pyggml.ops.arithmetic.broadcast import copies, drawn_tiles, expect_tiles, four_axes, tile_to
+from pyggml.ops.by_formula import Samples, draws, formula_op
 from pyggml.ops.expect import expect, expect_gapless, expect_type
-from pyggml.ops.strips import strip, strips
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -80,20 +83,18 @@ def _binary_spec(name: str) -> Callable[..., Spec]:
     return spec
 
 
-def _broadcast(
-    ufunc: np.ufunc, code: Callable[..., None] | None = None, *constants: np.float32
-) -> Callable[[Site], Call]:
-    """Call code(out, a, b, *constants) on (n_rows, n) twice and (m, n): row r takes b's row r % m.
-
-    Equal shapes and vectors have this form. Columns and tiles do not, and go to NumPy's `ufunc`.
-    """
+def _broadcast(formula: Formula, ufunc: np.ufunc) -> Callable[[Site], Call]:
+    """The formula's kernel for equal sizes, and where row r takes b's row r % m, as of a vector.
+    Columns and tiles go to NumPy's `ufunc`."""
+    alike = by_formula(formula)
 
     def run(site: Site) -> Call:
         out, (a, b) = site.out, site.src
-        if code is None or not _cycles(a.shape, b.shape):
+        if a.size == b.size:
+            return alike(site)
+        if not _cycles(a.shape, b.shape):
             return Call(_quietly, ufunc, *_side_by_side(out, a, b))
-        n = strip(a.shape) if a.size == b.size else a.shape[-1]
-        return Call(code, *(x.reshape(-1, n) for x in (out, a, b)), *constants)
+        return by_rows(formula, site)
 
     return run
 
@@ -126,7 +127,7 @@ def _pairs(rng: np.random.Generator) -> Iterator[Sample]:
             ((4, 1, 6), (2, 1, 6)),
             ((2, 3, 8), (2, 1, 8)),
             ((7,), (1, 1, 7)),
-            ((71, 65), (65,)),  # more than ALONE
+            ((71, 65), (65,)),  # more than a task's share
             drawn_tiles(rng),
         ),
     ]
@@ -136,27 +137,30 @@ def _pairs(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample((rng.standard_normal(a), np.asarray(magnitude * sign)))
 
 
-# -- add, sub -----------------------------------------------------------------------------------
-
-
-@kernel
-def _add_row(out, a, b, sign):
-    for c in range(out.size):
-        out[c] = a[c] + sign * b[c]
-
-
-@parallel
-def _add(out, a, b, sign):
-    if out.size <= ALONE:
-        for r in range(out.shape[0]):
-            _add_row(out[r], a[r], b[r % b.shape[0]], sign)
-    else:
-        for r in prange(out.shape[0]):
-            _add_row(out[r], a[r], b[r % b.shape[0]], sign)
-
-
-def _add_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(a + tile_to(b, a.shape))
+def _binary(
+    function: Callable[..., Any],
+    ufunc: np.ufunc,
+    ggml: GGMLOp,
+    grad: GradRule,
+    spec: Callable[..., Spec] | None = None,
+    samples: Samples = _pairs,
+) -> Op:
+    """Declare the formula of a and b, which is repeated to a's shape."""
+    of = formula(function)
+    new = op(
+        name=of.name,
+        ggml=ggml,
+        spec=spec or _binary_spec(of.name),
+        ref=lambda a, b: of(a, tile_to(b, a.shape)),
+        grad=grad,
+        samples=samples,
+        refuses=NO_SETTINGS,
+        memory=Memory.INPLACE,
+        formula=of,
+        halves=True,
+    )
+    cpu_kernel(new, _broadcast(of, ufunc))
+    return new
 
 
 def _add_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -164,41 +168,21 @@ def _add_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     return dy, dy
 
 
-ADD = op(
-    name="add",
-    ggml=GGMLOp.ADD,
-    spec=_binary_spec("add"),
-    ref=_add_ref,
-    grad=_add_grad,
-    samples=_pairs,
-    refuses=NO_SETTINGS,
-    memory=Memory.INPLACE,
-    halves=True,
-)
-cpu_kernel(ADD, _broadcast(np.add, _add, np.float32(1)))
-
-
-def _sub_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(a - tile_to(b, a.shape))
-
-
 def _sub_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """da = dy, db = -dy"""
     return dy, neg(dy)
 
 
-SUB = op(
-    name="sub",
-    ggml=GGMLOp.SUB,
-    spec=_binary_spec("sub"),
-    ref=_sub_ref,
-    grad=_sub_grad,
-    samples=_pairs,
-    refuses=NO_SETTINGS,
-    memory=Memory.INPLACE,
-    halves=True,
-)
-cpu_kernel(SUB, _broadcast(np.subtract, _add, np.float32(-1)))
+def _mul_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """da = dy · b, db = dy · a"""
+    a, b = node.src
+    return mul(dy, b), mul(dy, a)
+
+
+def _div_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """da = dy / b, db = -dy · y / b"""
+    _, b = node.src
+    return div(dy, b), neg(div(mul(dy, node), b))
 
 
 def _add1_spec(a: Tensor, b: Tensor) -> Spec:
@@ -209,105 +193,16 @@ def _add1_spec(a: Tensor, b: Tensor) -> Spec:
     return Spec(a.shape)
 
 
-def _add1_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(a + b.item())
-
-
 def _add1_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for a, b in [((1, 1), (1,)), ((3, 8), (1, 1)), ((2, 3, 5), ())]:
         yield Sample((rng.standard_normal(a), np.asarray(rng.standard_normal(b))))
 
 
-ADD1 = op(
-    name="add1",
-    ggml=GGMLOp.ADD1,
-    spec=_add1_spec,
-    ref=_add1_ref,
-    grad=_add_grad,
-    samples=_add1_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.INPLACE,
-    halves=True,
-)
-cpu_kernel(ADD1, _broadcast(np.add, _add, np.float32(1)))
-
-# -- mul ----------------------------------------------------------------------------------------
-
-
-@parallel
-def _mul(out, a, b):
-    for r in prange(out.shape[0]):
-        k = r % b.shape[0]
-        for c in range(out.shape[1]):
-            out[r, c] = a[r, c] * b[k, c]
-
-
-def _mul_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(a * tile_to(b, a.shape))
-
-
-def _mul_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """da = dy · b, db = dy · a"""
-    a, b = node.src
-    return mul(dy, b), mul(dy, a)
-
-
-MUL = op(
-    name="mul",
-    ggml=GGMLOp.MUL,
-    spec=_binary_spec("mul"),
-    ref=_mul_ref,
-    grad=_mul_grad,
-    samples=_pairs,
-    refuses=NO_SETTINGS,
-    memory=Memory.INPLACE,
-    halves=True,
-)
-cpu_kernel(MUL, _broadcast(np.multiply, _mul))
-
-# -- div ----------------------------------------------------------------------------------------
-
-
-def _div_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(a / tile_to(b, a.shape))
-
-
-def _div_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """da = dy / b, db = -dy · y / b"""
-    _, b = node.src
-    return div(dy, b), neg(div(mul(dy, node), b))
-
-
-DIV = op(
-    name="div",
-    ggml=GGMLOp.DIV,
-    spec=_binary_spec("div"),
-    ref=_div_ref,
-    grad=_div_grad,
-    samples=_pairs,
-    refuses=NO_SETTINGS,
-    memory=Memory.INPLACE,
-    halves=True,
-)
-cpu_kernel(DIV, _broadcast(np.divide))
-
-# -- scale --------------------------------------------------------------------------------------
-
-
-@parallel
-def _scale(out, x, s, b):
-    for r in prange(out.shape[0]):
-        for c in range(out.shape[1]):
-            out[r, c] = s * x[r, c] + b
-
-
-def _scale_spec(x: Tensor, s: float, b: float) -> Spec:
-    expect_type("scale", "x", x)
-    return Spec(x.shape)
-
-
-def _scale_ref(x: np.ndarray, s: float, b: float) -> np.ndarray:
-    return s * x + b
+ADD = _binary(formulas.add, np.add, GGMLOp.ADD, _add_grad)
+SUB = _binary(formulas.sub, np.subtract, GGMLOp.SUB, _sub_grad)
+MUL = _binary(formulas.mul, np.multiply, GGMLOp.MUL, _mul_grad)
+DIV = _binary(formulas.div, np.divide, GGMLOp.DIV, _div_grad)
+ADD1 = _binary(formulas.add1, np.add, GGMLOp.ADD1, _add_grad, _add1_spec, _add1_samples)
 
 
 def _scale_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -320,49 +215,12 @@ def _scale_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample((rng.standard_normal(shape),), {"s": s, "b": b})
 
 
-SCALE = op(
-    name="scale",
-    ggml=GGMLOp.SCALE,
-    spec=_scale_spec,
-    ref=_scale_ref,
-    grad=_scale_grad,
-    samples=_scale_samples,
-    refuses={"s": (), "b": ()},
-    memory=Memory.INPLACE,
-    halves=True,
-)
-cpu_kernel(SCALE, strips(_scale))
-
-
-def _neg_spec(x: Tensor) -> Spec:
-    expect_type("neg", "x", x)
-    return Spec(x.shape)
-
-
-def _neg_run(site: Site) -> Call:
-    call = strips(_scale)(site)
-    return Call(call.kernel, *call.arguments, np.float32(-1), np.float32(0))
-
-
 def _neg_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = -dy"""
     return (neg(dy),)
 
 
-def _neg_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape in [(1, 1), (3, 8), (2, 3, 5)]:
-        yield Sample((rng.standard_normal(shape),))
-
-
-NEG = op(
-    name="neg",
-    ggml=GGMLUnaryOp.NEG,
-    spec=_neg_spec,
-    ref=np.negative,
-    grad=_neg_grad,
-    samples=_neg_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.INPLACE,
-    halves=True,
+SCALE = formula_op(
+    formulas.scale, GGMLOp.SCALE, _scale_samples, {"s": (), "b": ()}, grad=_scale_grad
 )
-cpu_kernel(NEG, _neg_run)
+NEG = formula_op(formulas.neg, GGMLUnaryOp.NEG, draws(0, 2), grad=_neg_grad)

@@ -7,75 +7,18 @@ floor   ceil   round (halves away from 0)   trunc (towards 0)
 F16 and BF16 are computed as F32, and the result is of x's type (Op.halves).
 """
 
-import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from pyggml.errors import ShapeError
-from pyggml.graph.call import Call
+from pyggml.formulas import expression as f
 from pyggml.graph.ggml_enums import GGMLOp, GGMLUnaryOp
-from pyggml.graph.op import NO_SETTINGS, GradRule, Memory, NoGrad, Op, Refused, Sample, Spec, op
+from pyggml.graph.op import Sample
 from pyggml.graph.tensor import Tensor
-from pyggml.jit import kernel
-from pyggml.jit.simd import exp32
-from pyggml.kernels.kernel import Site, cpu_kernel, flat
-from pyggml.ops.arithmetic.arith import div, mul, neg, scale
-from pyggml.ops.expect import NAN, expect_type
-
-Layout = Callable[[Callable[..., None]], Callable[[Site], Call]]
-Samples = Callable[[np.random.Generator], Iterator[Sample]]
-
-
-def unary_op(
-    name: str,
-    ggml: GGMLOp | GGMLUnaryOp,
-    code: Callable[..., None],
-    ref: Callable[..., np.ndarray],
-    grad: GradRule | NoGrad,
-    samples: Samples,
-    arrays: Layout = flat,
-    refuses: Refused = NO_SETTINGS,
-    check: Callable[..., None] = lambda name, **_: None,
-) -> Op:
-    """Declare y_i = f(x_i; params), F32; code(y, x, *params) gets arrays as `arrays` says.
-
-    check(name, **params) raises ShapeError for the values in `refuses`.
-    """
-
-    def spec(x: Tensor, **params: Any) -> Spec:
-        expect_type(name, "x", x)
-        check(name, **params)
-        return Spec(x.shape)
-
-    new = op(
-        name=name,
-        ggml=ggml,
-        spec=spec,
-        ref=ref,
-        grad=grad,
-        samples=samples,
-        refuses=refuses,
-        memory=Memory.INPLACE,
-        halves=True,
-    )
-    cpu_kernel(new, arrays(code))
-    return new
-
-
-def draws(least: float, most: float, /, signed: bool = True, **params: Any) -> Samples:
-    """Samples with magnitudes from least to most; least > 0 keeps them off a kink at 0."""
-
-    def samples(rng: np.random.Generator) -> Iterator[Sample]:
-        for shape in [(1, 1), (3, 8), (2, 3, 5), (67,)]:
-            sign = rng.choice([-1.0, 1.0], shape) if signed else 1.0
-            yield Sample((rng.uniform(least, most, shape) * sign,), params)
-
-    return samples
-
-
-_FLAT = NoGrad("the function is constant between its jumps")
+from pyggml.ops import formulas
+from pyggml.ops.by_formula import draws, formula_op
+from pyggml.ops.expect import NAN
 
 # -- powers, exponentials, sine and cosine ------------------------------------------------------
 
@@ -85,18 +28,7 @@ def sqr(x: Tensor) -> Tensor:
     return SQR(x)
 
 
-@kernel
-def _sqr(y, x):
-    for i in range(x.size):
-        y[i] = x[i] * x[i]
-
-
-def _sqr_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dx = 2x · dy"""
-    return (scale(mul(dy, node.src[0]), 2.0),)
-
-
-SQR = unary_op("sqr", GGMLOp.SQR, _sqr, np.square, _sqr_grad, draws(0, 2))
+SQR = formula_op(formulas.sqr, GGMLOp.SQR, draws(0, 2))
 
 
 def sqrt(x: Tensor) -> Tensor:
@@ -104,18 +36,7 @@ def sqrt(x: Tensor) -> Tensor:
     return SQRT(x)
 
 
-@kernel
-def _sqrt(y, x):
-    for i in range(x.size):
-        y[i] = np.sqrt(x[i])
-
-
-def _sqrt_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dx = dy / 2y"""
-    return (div(scale(dy, 0.5), node),)
-
-
-SQRT = unary_op("sqrt", GGMLOp.SQRT, _sqrt, np.sqrt, _sqrt_grad, draws(0.2, 3, signed=False))
+SQRT = formula_op(f.sqrt, GGMLOp.SQRT, draws(0.2, 3, signed=False))
 
 
 def log(x: Tensor) -> Tensor:
@@ -123,18 +44,7 @@ def log(x: Tensor) -> Tensor:
     return LOG(x)
 
 
-@kernel
-def _log(y, x):
-    for i in range(x.size):
-        y[i] = np.log(x[i])
-
-
-def _log_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dx = dy / x"""
-    return (div(dy, node.src[0]),)
-
-
-LOG = unary_op("log", GGMLOp.LOG, _log, np.log, _log_grad, draws(0.2, 3, signed=False))
+LOG = formula_op(f.log, GGMLOp.LOG, draws(0.2, 3, signed=False))
 
 
 def exp(x: Tensor) -> Tensor:
@@ -142,31 +52,7 @@ def exp(x: Tensor) -> Tensor:
     return EXP(x)
 
 
-_REACH, _E = np.float32(88.37), np.float32(math.e)  # where exp32 ends
-
-
-@kernel
-def _exp(y, x):
-    """From 88.37 to 88.72, where a float32 ends too, e^x = e · e^(x − 1)."""
-    n_far = 0
-    for i in range(x.size):
-        n_far += x[i] > _REACH
-    if n_far == 0:
-        for i in range(x.size):
-            y[i] = exp32(x[i])
-        return
-    for i in range(x.size):
-        far = x[i] > _REACH
-        z = exp32(x[i] - np.float32(1) if far else x[i])
-        y[i] = z * _E if far else z
-
-
-def _exp_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dx = dy · y"""
-    return (mul(dy, node),)
-
-
-EXP = unary_op("exp", GGMLUnaryOp.EXP, _exp, np.exp, _exp_grad, draws(0, 4))
+EXP = formula_op(f.exp, GGMLUnaryOp.EXP, draws(0, 4))
 
 
 def expm1(x: Tensor) -> Tensor:
@@ -174,18 +60,7 @@ def expm1(x: Tensor) -> Tensor:
     return EXPM1(x)
 
 
-@kernel
-def _expm1(y, x):
-    for i in range(x.size):
-        y[i] = np.expm1(x[i])
-
-
-def _expm1_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dx = dy · (y + 1)"""
-    return (mul(dy, scale(node, 1.0, 1.0)),)
-
-
-EXPM1 = unary_op("expm1", GGMLUnaryOp.EXPM1, _expm1, np.expm1, _expm1_grad, draws(0, 2))
+EXPM1 = formula_op(f.expm1, GGMLUnaryOp.EXPM1, draws(0, 2))
 
 
 def sin(x: Tensor) -> Tensor:
@@ -193,18 +68,7 @@ def sin(x: Tensor) -> Tensor:
     return SIN(x)
 
 
-@kernel
-def _sin(y, x):
-    for i in range(x.size):
-        y[i] = np.sin(x[i])
-
-
-def _sin_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dx = dy · cos x"""
-    return (mul(dy, cos(node.src[0])),)
-
-
-SIN = unary_op("sin", GGMLOp.SIN, _sin, np.sin, _sin_grad, draws(0, 4))
+SIN = formula_op(f.sin, GGMLOp.SIN, draws(0, 4))
 
 
 def cos(x: Tensor) -> Tensor:
@@ -212,18 +76,7 @@ def cos(x: Tensor) -> Tensor:
     return COS(x)
 
 
-@kernel
-def _cos(y, x):
-    for i in range(x.size):
-        y[i] = np.cos(x[i])
-
-
-def _cos_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dx = -dy · sin x"""
-    return (neg(mul(dy, sin(node.src[0]))),)
-
-
-COS = unary_op("cos", GGMLOp.COS, _cos, np.cos, _cos_grad, draws(0, 4))
+COS = formula_op(f.cos, GGMLOp.COS, draws(0, 4))
 
 # -- signs and steps ----------------------------------------------------------------------------
 
@@ -233,18 +86,7 @@ def abs_(x: Tensor) -> Tensor:
     return ABS(x)
 
 
-@kernel
-def _abs(y, x):
-    for i in range(x.size):
-        y[i] = abs(x[i])
-
-
-def _abs_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dx = dy · sgn x"""
-    return (mul(dy, sgn(node.src[0])),)
-
-
-ABS = unary_op("abs", GGMLUnaryOp.ABS, _abs, np.abs, _abs_grad, draws(0.1, 2))
+ABS = formula_op(f.abs_, GGMLUnaryOp.ABS, draws(0.1, 2))
 
 
 def sgn(x: Tensor) -> Tensor:
@@ -252,13 +94,7 @@ def sgn(x: Tensor) -> Tensor:
     return SGN(x)
 
 
-@kernel
-def _sgn(y, x):
-    for i in range(x.size):
-        y[i] = np.float32(x[i] > 0) - np.float32(x[i] < 0)
-
-
-SGN = unary_op("sgn", GGMLUnaryOp.SGN, _sgn, np.sign, _FLAT, draws(0, 2))
+SGN = formula_op(f.sgn, GGMLUnaryOp.SGN, draws(0, 2))
 
 
 def step(x: Tensor) -> Tensor:
@@ -266,17 +102,7 @@ def step(x: Tensor) -> Tensor:
     return STEP(x)
 
 
-@kernel
-def _step(y, x):
-    for i in range(x.size):
-        y[i] = np.float32(x[i] > 0)
-
-
-def _step_ref(x: np.ndarray) -> np.ndarray:
-    return np.where(x > 0, 1.0, 0.0)
-
-
-STEP = unary_op("step", GGMLUnaryOp.STEP, _step, _step_ref, _FLAT, draws(0, 2))
+STEP = formula_op(formulas.step, GGMLUnaryOp.STEP, draws(0, 2))
 
 
 def clamp(x: Tensor, low: float, high: float) -> Tensor:
@@ -292,38 +118,17 @@ def _check_bounds(name: str, low: float, high: float) -> None:
         raise ShapeError(f"{name}: low is {low} and high {high}, wanted low <= high")
 
 
-@kernel
-def _clamp(y, x, low, high):
-    for i in range(x.size):
-        y[i] = min(max(x[i], low), high)
-
-
-def _clamp_ref(x: np.ndarray, low: float, high: float) -> np.ndarray:
-    return np.asarray(np.clip(x, low, high))
-
-
-def _clamp_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dx = dy where low < x < high, else 0"""
-    (x,) = node.src
-    above = step(scale(x, 1.0, -node.params["low"]))
-    below = step(scale(x, -1.0, node.params["high"]))
-    return (mul(mul(dy, above), below),)
-
-
 def _clamp_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from draws(0.1, 2.0, low=-3.0, high=0.05)(rng)
     yield from draws(0.1, 2.0, low=0.0, high=float("inf"))(rng)
 
 
-CLAMP = unary_op(
-    "clamp",
+CLAMP = formula_op(
+    formulas.clamp,
     GGMLOp.CLAMP,
-    _clamp,
-    _clamp_ref,
-    _clamp_grad,
     _clamp_samples,
-    refuses={"low": (0.1, NAN), "high": (-4.0, NAN)},
-    check=_check_bounds,
+    {"low": (0.1, NAN), "high": (-4.0, NAN)},
+    _check_bounds,
 )
 
 # -- whole numbers ------------------------------------------------------------------------------
@@ -334,13 +139,7 @@ def floor(x: Tensor) -> Tensor:
     return FLOOR(x)
 
 
-@kernel
-def _floor(y, x):
-    for i in range(x.size):
-        y[i] = np.floor(x[i])
-
-
-FLOOR = unary_op("floor", GGMLUnaryOp.FLOOR, _floor, np.floor, _FLAT, draws(0, 5))
+FLOOR = formula_op(f.floor, GGMLUnaryOp.FLOOR, draws(0, 5))
 
 
 def ceil(x: Tensor) -> Tensor:
@@ -348,13 +147,7 @@ def ceil(x: Tensor) -> Tensor:
     return CEIL(x)
 
 
-@kernel
-def _ceil(y, x):
-    for i in range(x.size):
-        y[i] = np.ceil(x[i])
-
-
-CEIL = unary_op("ceil", GGMLUnaryOp.CEIL, _ceil, np.ceil, _FLAT, draws(0, 5))
+CEIL = formula_op(f.ceil, GGMLUnaryOp.CEIL, draws(0, 5))
 
 
 def round_(x: Tensor) -> Tensor:
@@ -362,19 +155,7 @@ def round_(x: Tensor) -> Tensor:
     return ROUND(x)
 
 
-@kernel
-def _round(y, x):
-    for i in range(x.size):
-        whole = np.trunc(x[i])
-        part = x[i] - whole
-        y[i] = whole + np.float32(part >= 0.5) - np.float32(part <= -0.5)
-
-
-def _round_ref(x: np.ndarray) -> np.ndarray:
-    return np.asarray(np.sign(x) * np.floor(np.abs(x) + 0.5))
-
-
-ROUND = unary_op("round", GGMLUnaryOp.ROUND, _round, _round_ref, _FLAT, draws(0, 5))
+ROUND = formula_op(formulas.round_, GGMLUnaryOp.ROUND, draws(0, 5))
 
 
 def trunc(x: Tensor) -> Tensor:
@@ -382,10 +163,4 @@ def trunc(x: Tensor) -> Tensor:
     return TRUNC(x)
 
 
-@kernel
-def _trunc(y, x):
-    for i in range(x.size):
-        y[i] = np.trunc(x[i])
-
-
-TRUNC = unary_op("trunc", GGMLUnaryOp.TRUNC, _trunc, np.trunc, _FLAT, draws(0, 5))
+TRUNC = formula_op(f.trunc, GGMLUnaryOp.TRUNC, draws(0, 5))

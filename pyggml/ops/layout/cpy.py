@@ -18,10 +18,9 @@ from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
 from pyggml.jit import JIT, kernel
 from pyggml.jit.frames import Bool, Floats1, Frame, Shorts1
-from pyggml.jit.tasks import launch, stage, task_code
+from pyggml.jit.tasks import SHARE, launch, stage, task_code
 from pyggml.kernels.kernel import Site, as_four, cpu_kernel
 from pyggml.ops.layout.layout import dup, reshape
-from pyggml.ops.strips import LENGTH
 from pyggml.quants import QUANTS, NoPack, dequantize, quantize
 from pyggml.quants.bits import bf16_to_float, f16_to_float, float_to_bf16, float_to_f16
 
@@ -94,7 +93,7 @@ class Rounding(Frame):
 def _strip_task(f, task, thread):
     """One strip of float32 rounded to bfloat16, or of bfloat16 made float32."""
     narrow, wide = f.narrow, f.wide
-    first, last = task * LENGTH, min((task + 1) * LENGTH, wide.size)
+    first, last = task * SHARE, min((task + 1) * SHARE, wide.size)
     short, long = narrow[first:last], wide[first:last]
     if f.narrows:
         for i in range(long.size):
@@ -134,7 +133,7 @@ def _floats(out: np.ndarray, x: np.ndarray, to: DType, of: DType) -> Call:
     if JIT and {to, of} == {F32, BF16} and gapless:
         narrow, wide = (out, x) if to is BF16 else (x, out)
         f = Rounding(narrow=narrow.reshape(-1), wide=wide.reshape(-1), narrows=to is BF16)
-        return Call(launch, stage(_strip_task, f, -(-wide.size // LENGTH)))
+        return Call(launch, stage(_strip_task, f, -(-wide.size // SHARE)))
     arrays = (as_four(a.view(_BITS[a.itemsize])) for a in (out, x))
     return Call(_cpy, *arrays, _FLOATS.index(to), _FLOATS.index(of))
 
@@ -175,7 +174,7 @@ def _cpy_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 def _cpy_samples(rng: np.random.Generator) -> Iterator[Sample]:
     cases = [((1, 1), "F32"), ((3, 8), "F16"), ((2, 3, 5), "BF16"), ((7,), "F16")]
-    cases += [((2, LENGTH // 2 + 1), "BF16"), ((2, 3, 64), "Q8_0"), ((2, 256), "Q4_K")]
+    cases += [((2, SHARE // 2 + 1), "BF16"), ((2, 3, 64), "Q8_0"), ((2, 256), "Q4_K")]
     for shape, to in [*cases, ((3, 32), "Q4_0")]:
         yield Sample((rng.standard_normal(shape),), {"to": to})
     whole = rng.integers(-99, 99, (3, 5))

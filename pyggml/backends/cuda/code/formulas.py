@@ -1,19 +1,19 @@
-"""Formulas of one number that several families use, float32."""
+"""Formulas of numbers on a card, float32: the functions that it has, and formulas made of these."""
 
 import math
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device
+from pyggml.formulas.formula import Formula, formula
+from pyggml.formulas.text import Language, define
+from pyggml.ops import formulas
 
-ZERO, HALF, ONE, TWO, THREE = (np.float32(v) for v in (0, 0.5, 1, 2, 3))
-QUICK = np.float32(1.702)
+ZERO, HALF, ONE = (np.float32(v) for v in (0, 0.5, 1))
 LOG2_E = np.float32(math.log2(math.e))
-_CUBE = np.float32(0.044715)
-_TWICE = np.float32(2 * math.sqrt(2 / math.pi))  # 1 + tanh(u) = 2 · s(2u), without cancellation
-_MINUS_ROOT_HALF = np.float32(-math.sqrt(0.5))
-_DENSITY = np.float32(1 / math.sqrt(2 * math.pi))
 
 
 @device
@@ -28,49 +28,73 @@ def sigmoid(x):
 
 
 @device
-def relu(x):
-    return max(x, ZERO)
+def quick_sigmoid(x):
+    """The sigmoid to some units of float32's last place, far below a step of bfloat16."""
+    return ptx.reciprocal(ONE + ptx.power_of_two(-LOG2_E * x))
 
 
 @device
-def silu(x):
-    return x * sigmoid(x)
+def softplus(x):
+    return max(x, ZERO) + math.log1p(math.exp(-abs(x)))
 
 
-@device
-def silu_slope(x):
-    s = sigmoid(x)
-    return s * (ONE + x * (ONE - s))
+_FUNCTIONS = {
+    "where": "({1} if {0} else {2})",
+    "minimum": "min({0}, {1})",
+    "maximum": "max({0}, {1})",
+    "abs": "abs({0})",
+    "sgn": "(f4({0} > ZERO) - f4({0} < ZERO))",
+    "sqrt": "math.sqrt({0})",
+    "log": "math.log({0})",
+    "exp": "math.exp({0})",
+    "expm1": "math.expm1({0})",
+    "sin": "math.sin({0})",
+    "cos": "math.cos({0})",
+    "tanh": "math.tanh({0})",
+    "sigmoid": "sigmoid({0})",
+    "softplus": "softplus({0})",
+    "erfc": "math.erfc({0})",
+    "floor": "f4(math.floor({0}))",
+    "ceil": "f4(math.ceil({0}))",
+    "trunc": "math.copysign(f4(math.floor(abs({0}))), {0})",
+}
+_NAMES = {"math": math, "f4": np.float32, "ZERO": ZERO, "__name__": __name__}
+_NAMES |= {f.__name__: f for f in (sigmoid, quick_sigmoid, softplus)}
 
 
-@device
-def gelu(x):
-    return x * sigmoid(_TWICE * x * (ONE + _CUBE * x * x))
+def _number(value: float) -> str:
+    return f"f4({value!r})"
 
 
-@device
-def gelu_slope(x):
-    s = sigmoid(_TWICE * x * (ONE + _CUBE * x * x))
-    inner = _TWICE * (ONE + THREE * _CUBE * x * x)
-    return s * (ONE + x * (ONE - s) * inner)
+EXACT = Language(_FUNCTIONS, _number, "{0} = {1}")
+QUICK = Language({**_FUNCTIONS, "sigmoid": "quick_sigmoid({0})"}, _number, "{0} = {1}")
 
 
-@device
-def gelu_quick(x):
-    return x * sigmoid(QUICK * x)
+@cache
+def device_formula(of: Formula, language: Language = EXACT) -> Any:
+    """A device function of the sources and settings: the result, or a tuple of several."""
+    statements, values = language.lines(of.results)
+    body = "".join(f"    {line}\n" for line in (*statements, f"return {', '.join(values)}"))
+    name = f"{of.name}_formula"  # not that of a function it calls
+    head = f"def {name}({', '.join((*of.sources, *of.settings))}):\n"
+    return device(define(head + body, name, _NAMES))
 
 
-@device
-def normal(x):
-    """Φ(x) = erfc(−x / √2) / 2; 1 + erf would lose all digits for x far below 0."""
-    return HALF * math.erfc(x * _MINUS_ROOT_HALF)
+@cache
+def lanes_of(of: Formula, n: int, language: Language = EXACT) -> Any:
+    """A device function of n neighbours of each source, tuples, and a tuple of the settings: the n
+    results."""
+    at = (", ".join(f"{s}[{i}]" for s in of.sources) for i in range(n))
+    results = ", ".join(f"formula({numbers}, *settings)" for numbers in at)
+    sources = ", ".join(of.sources)
+    text = (
+        "def closing_over(formula):\n"
+        f"    def lanes({sources}, settings):\n"
+        f"        return {results}\n"
+        "    return lanes\n"
+    )
+    closing_over = define(text, "closing_over", _NAMES)
+    return device(closing_over(device_formula(of, language)))
 
 
-@device
-def gelu_erf(x):
-    return x * normal(x)
-
-
-@device
-def gelu_erf_slope(x):
-    return normal(x) + x * _DENSITY * math.exp(-HALF * x * x)
+silu = device_formula(formula(formulas.silu))

@@ -4,7 +4,6 @@ Under Numba's simulator, functions of this folder that have a twin in simulator.
 """
 
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 from pyggml.backends.cuda.runtime.driver import CudaSupportError, cuda
@@ -16,11 +15,6 @@ _compile: Callable[[Callable], Any] = cuda.jit(device=True)
 def device(function: Callable) -> Any:
     """A function that kernels call."""
     return twin_of(function) or _compile(function)
-
-
-def as_device(function: Any) -> Any:
-    """A plain function as a device function; a device function stays what it is."""
-    return device(function) if isinstance(function, FunctionType) else function
 
 
 def intrinsic(function: Callable) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pyggml.backends.cuda.ops.expert_units import unit_gradients, weighted_unit
 from pyggml.backends.cuda.ops.experts import in_tiles
-from pyggml.backends.cuda.ops.glu import OF_TWO
+from pyggml.backends.cuda.ops.glu import UNITS
 from pyggml.backends.cuda.rewrites.gated_gradients import bfloat16_copy
 from pyggml.backends.cuda.runtime.kernel import is_of
 from pyggml.backends.gated import GatedBack, gated_backs
@@ -61,7 +61,7 @@ def _weighted_unit_of(t: Tensor, graph: Graph) -> Tensor | None:
     if not is_of(t, "mul") or not _goes_to_tiles(t, graph):
         return None
     unit, weights = t.src
-    if not is_of(unit, *OF_TWO) or unit.params or not _are_rows(unit.src, weights):
+    if not is_of(unit, *UNITS) or unit.params or not _are_rows(unit.src, weights):
         return None
     assert unit.op is not None
     gate, up = unit.src

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code.blocks import is_last
-from pyggml.backends.cuda.code.formulas import ONE
+from pyggml.backends.cuda.code.formulas import QUICK, device_formula
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.ops.lora.operands import eights, in_words, quick_sigmoid
+from pyggml.backends.cuda.ops.lora.operands import eights, in_words
 from pyggml.backends.cuda.ops.lora.wide import (
     COLUMNS,
     ROWS,
@@ -40,15 +40,11 @@ from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
+from pyggml.ops.activation.glu import SWIGLU_GRADIENTS
 from pyggml.sizes import round_up
 
-
-@device
-def gradients_of_unit(gate, up, dy):
-    """(of gate, of up, the unit's value)."""
-    s = quick_sigmoid(gate)
-    silu = gate * s
-    return dy * up * (s + silu * (ONE - s)), dy * silu, silu * up
+# Of gate, up and dy: (the gradient of gate, that of up, the unit's value).
+gradients_of_unit = device_formula(SWIGLU_GRADIENTS, QUICK)
 
 
 @device

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code import ptx
-from pyggml.backends.cuda.code.formulas import LOG2_E, ONE
+from pyggml.backends.cuda.code.formulas import QUICK, lanes_of
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.ops.glu import OF_THREE, OF_TWO
+from pyggml.backends.cuda.ops.glu import GRADIENTS, UNITS
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.weights.unpack import round_to_bfloat16
@@ -18,7 +18,7 @@ from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Tensor
 
 Types = tuple[bool, ...]  # of each operand: whether it is BF16
-FORMULAS = frozenset((*OF_TWO, *OF_THREE))
+FORMULAS = UNITS | GRADIENTS
 
 
 def formula_of(node: Tensor) -> str:
@@ -66,55 +66,24 @@ def eights(in_bf16: bool) -> Any:
     return _bf16s if in_bf16 else _floats
 
 
-@device
-def quick_sigmoid(x):
-    """The sigmoid to some units of float32's last place, far below a step of bfloat16."""
-    return ptx.reciprocal(ONE + ptx.power_of_two(-LOG2_E * x))
-
-
-@device
-def _swiglu(gate, up):
-    return gate * quick_sigmoid(gate) * up
-
-
-@device
-def _swiglu_back_gate(gate, up, dy):
-    s = quick_sigmoid(gate)
-    return dy * up * s * (ONE + gate * (ONE - s))
-
-
-_OF_TWO = {**OF_TWO, "swiglu": _swiglu}
-_OF_THREE = {**OF_THREE, "swiglu_back_gate": _swiglu_back_gate}
-
-
 @cache
 def loader_of(formula: str, types: Types) -> Any:
-    """load(x, y, z, at): eight neighbours of the formula's value; at is a multiple of eight."""
+    """load(x, y, z, at): eight neighbours of the formula's value, or of x if its name is empty; at
+    is a multiple of eight."""
     first, second, third = (eights(t) for t in (*types, False, False)[:3])
-    if formula in _OF_TWO:
-        of_two = _OF_TWO[formula]
+    lanes: Any = lanes_of(FORMULAS[formula], 8, QUICK) if formula else None
+    if formula in UNITS:
 
         @device
         def load_two(x, y, z, at):
-            a, b = first(x, at), second(y, at)
-            return (
-                of_two(a[0], b[0]), of_two(a[1], b[1]), of_two(a[2], b[2]), of_two(a[3], b[3]),
-                of_two(a[4], b[4]), of_two(a[5], b[5]), of_two(a[6], b[6]), of_two(a[7], b[7]),
-            )  # fmt: skip
+            return lanes(first(x, at), second(y, at), ())
 
         return load_two
-    if formula in _OF_THREE:
-        of_three = _OF_THREE[formula]
+    if formula:
 
         @device
         def load_three(x, y, z, at):
-            a, b, c = first(x, at), second(y, at), third(z, at)
-            return (
-                of_three(a[0], b[0], c[0]), of_three(a[1], b[1], c[1]),
-                of_three(a[2], b[2], c[2]), of_three(a[3], b[3], c[3]),
-                of_three(a[4], b[4], c[4]), of_three(a[5], b[5], c[5]),
-                of_three(a[6], b[6], c[6]), of_three(a[7], b[7], c[7]),
-            )  # fmt: skip
+            return lanes(first(x, at), second(y, at), third(z, at), ())
 
         return load_three
 
@@ -127,7 +96,7 @@ def loader_of(formula: str, types: Types) -> Any:
 
 @device
 def in_words(e):
-    """Eight floats round_to_bfloat16 to bfloat16, as four words."""
+    """Eight floats rounded to bfloat16, as four words."""
     return (
         ptx.two_bf16(e[0], e[1]),
         ptx.two_bf16(e[2], e[3]),

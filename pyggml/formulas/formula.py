@@ -1,0 +1,90 @@
+"""Formula: a Python function of numbers, traced once, and the formulas of its gradients."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pyggml.formulas.expression import Expression, number, parts_of, rebuild, symbol
+from pyggml.formulas.numbers import evaluate
+from pyggml.formulas.slopes import slope_of
+
+RESULT, GRADIENT = "y", "dy"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Formula:
+    """Numbers computed of one number of each source, and of settings that all elements share.
+
+    results    the first is the value; a kernel may write more
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    settings: tuple[str, ...]
+    results: tuple[Expression, ...]
+
+    @property
+    def result(self) -> Expression:
+        return self.results[0]
+
+    @property
+    def signature(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of the sources and of the settings."""
+        return self.sources, self.settings
+
+    def __call__(self, *sources: np.ndarray, **settings: float) -> np.ndarray:
+        """The value in float64: the meaning of the formula, and the reference of every kernel."""
+        symbols = dict(zip(self.sources, sources, strict=True)) | settings
+        (value,) = evaluate([self.result], symbols)
+        return np.broadcast_to(value, np.broadcast_shapes(*(np.shape(s) for s in sources))).copy()
+
+    def of(self, **names: str) -> Formula:
+        """The same with other sources in place of these."""
+        new = {symbol(old): symbol(name) for old, name in names.items()}
+        sources = tuple(names.get(s, s) for s in self.sources)
+        return replace(self, sources=sources, results=tuple(rebuild(self.results, new)))
+
+
+def formula(function: Callable[..., Any]) -> Formula:
+    """The formula of a function: its positional arguments are sources, its keywords settings."""
+    by_kind: dict[bool, list[str]] = {True: [], False: []}
+    for name, argument in inspect.signature(function).parameters.items():
+        by_kind[argument.kind is argument.KEYWORD_ONLY].append(name)
+    sources, settings = by_kind[False], by_kind[True]
+    result = function(*map(symbol, sources), **{name: symbol(name) for name in settings})
+    name = function.__name__.strip("_")
+    return Formula(name, tuple(sources), tuple(settings), (result,))
+
+
+def gradient_formula(name: str, of: Formula, source: str) -> Formula | None:
+    """dy · the slope by a source; None where the slope is 0.
+
+    Its sources are those that the slope reads, then dy; the result y alone where that is enough,
+    as for e^x.
+    """
+    slope = slope_of(of.result, symbol(source))
+    if slope is number(0):
+        return None
+    (of_result,) = rebuild([slope], {of.result: symbol(RESULT)})
+    if not _symbols(of_result) & {*of.sources}:
+        slope = of_result
+    reads = [s for s in (*of.sources, RESULT) if s in _symbols(slope)]
+    return Formula(name, (*reads, GRADIENT), of.settings, (symbol(GRADIENT) * slope,))
+
+
+def joint(name: str, formulas: Iterable[Formula]) -> Formula:
+    """One formula with the results of several, of all their sources."""
+    formulas = list(formulas)
+    sources = dict.fromkeys(s for f in formulas for s in f.sources)
+    settings = dict.fromkeys(s for f in formulas for s in f.settings)
+    results = tuple(r for f in formulas for r in f.results)
+    return Formula(name, tuple(sources), tuple(settings), results)
+
+
+def _symbols(e: Expression) -> set[str]:
+    return {str(part.value) for part in parts_of(e) if part.operation == "symbol"}

@@ -1,0 +1,75 @@
+"""Expressions as the text of a language: statements for what is used twice, the rest in one piece.
+
+A language has a table of functions by their name in an expression, with places for the operands,
+and says how it writes a number and names a value.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyggml.formulas.expression import Expression, multiple, number, parts_of
+
+_SIGNS = {"+": "({0} + {1})", "*": "({0} * {1})", "/": "({0} / {1})"}
+_SIGNS |= {"<": "({0} < {1})", "<=": "({0} <= {1})"}
+
+
+@dataclass(frozen=True, eq=False)
+class Language:
+    """How a device writes expressions.
+
+    functions   by name: the call, with {0}, {1}, … for the operands
+    number      a number's text
+    let         the statement that names a value, with {0} for the name and {1} for the value
+    """
+
+    functions: Mapping[str, str]
+    number: Callable[[float], str]
+    let: str
+
+    def lines(
+        self, roots: Sequence[Expression], symbols: Mapping[str, str] | None = None
+    ) -> tuple[list[str], list[str]]:
+        """Statements, and the texts of the roots after them.
+
+        symbols: the texts of symbols; their own names if there are none
+        """
+        statements: list[str] = []
+        texts: dict[Expression, str] = {}
+        parts = list(parts_of(*roots))
+        uses = Counter(o for e in parts for o in e.operands)
+        for e in parts:
+            text = self._text(e, texts, symbols or {})
+            if uses[e] > 1 and e.operands:
+                name = f"t{len(statements)}"
+                statements.append(self.let.format(name, text))
+                text = name
+            texts[e] = text
+        return statements, [texts[root] for root in roots]
+
+    def _text(
+        self, e: Expression, texts: Mapping[Expression, str], symbols: Mapping[str, str]
+    ) -> str:
+        if e.operation == "number":
+            return self.number(float(e.value))
+        if e.operation == "symbol":
+            return symbols.get(str(e.value), str(e.value))
+        if e.operation == "*" and e.operands[0] is number(-1):
+            return f"(-{texts[e.operands[1]]})"
+        if e.operation == "+":
+            negative = [o for o in e.operands if multiple(o)[0] == -1]
+            if len(negative) == 1 and negative[0].operands:
+                (other,) = (o for o in e.operands if o is not negative[0])
+                return f"({texts[other]} - {texts[negative[0].operands[1]]})"
+        pattern = _SIGNS.get(e.operation) or self.functions[e.operation]
+        return pattern.format(*(texts[o] for o in e.operands))
+
+
+def define(text: str, name: str, names: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function of this name that a text of Python defines with these global names. Numba finds
+    its machine code again by this file and by the function's name."""
+    scope = dict(names)
+    exec(compile(text, __file__, "exec"), scope)
+    function: Callable[..., Any] = scope[name]
+    return function

@@ -1,0 +1,155 @@
+"""The CPU's kernels of formulas: text of Python, compiled by Numba, and kept as other kernels are.
+
+A kernel is one task for SHARE numbers. Their bits do not depend on the number of threads, nor on
+what a kernel computes besides: arithmetic is as written, in the order of the formula.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.formulas.formula import Formula
+from pyggml.formulas.text import Language, define
+from pyggml.graph.call import Call, one_by_one
+from pyggml.graph.dtypes import BF16, F32, DType
+from pyggml.jit import JIT, Code, simd, types
+from pyggml.jit.decorators import apart
+from pyggml.jit.regions import run_shares
+from pyggml.jit.tasks import SHARE
+from pyggml.kernels.kernel import Site, as_rows
+from pyggml.quants.bits import bf16_to_float
+
+PYTHON = Language(
+    {
+        "where": "({1} if {0} else {2})",
+        "minimum": "min({0}, {1})",
+        "maximum": "max({0}, {1})",
+        "abs": "abs({0})",
+        "sgn": "(f4({0} > 0) - f4({0} < 0))",
+        "sqrt": "np.sqrt({0})",
+        "log": "np.log({0})",
+        "exp": "whole_exp32({0})",
+        "expm1": "expm1_32({0})",
+        "sin": "np.sin({0})",
+        "cos": "np.cos({0})",
+        "tanh": "tanh32({0})",
+        "sigmoid": "sigmoid32({0})",
+        "softplus": "softplus32({0})",
+        "erfc": "erfc32({0})",
+        "floor": "np.floor({0})",
+        "ceil": "np.ceil({0})",
+        "trunc": "np.trunc({0})",
+    },
+    number=lambda value: f"f4({value!r})",
+    let="{0} = {1}",
+)
+_NAMES = {name: getattr(simd, name) for name in simd.__all__}
+_NAMES |= {"np": np, "f4": np.float32, "bf16_to_float": bf16_to_float, "__name__": __name__}
+_LOADS = {BF16: "bf16_to_float(_{0}[i])"}
+
+
+def loop_text(name: str, formula: Formula, kinds: Sequence[DType] = ()) -> str:
+    """The function name(results, _source …, settings): it computes all elements of 1-d arrays.
+
+    kinds: the types of the sources; F32 if there are none
+    """
+    kinds = kinds or (F32,) * len(formula.sources)
+    results = [f"_y{i}" for i in range(len(formula.results))]
+    sources = [f"_{s}" for s in formula.sources]
+    loads = [
+        f"{s} = " + _LOADS.get(kind, "_{0}[i]").format(s)
+        for s, kind in zip(formula.sources, kinds, strict=True)
+    ]
+    statements, values = PYTHON.lines(formula.results)
+    stores = [f"{y}[i] = {value}" for y, value in zip(results, values, strict=True)]
+    body = "".join(f"        {line}\n" for line in (*loads, *statements, *stores))
+    head = f"def {name}({', '.join((*results, *sources, *formula.settings))}):\n"
+    return f"{head}    for i in range(_y0.size):\n{body}"
+
+
+def _task_text(loop: str, n_arrays: int, settings: Sequence[str]) -> str:
+    """The task that gives the loop its share of the arrays, which are the first arguments."""
+    arrays = [f"a{i}" for i in range(n_arrays)]
+    shares = [f"{a}[start : start + {SHARE}]" for a in arrays]
+    return (
+        f"def {loop}_task(arguments, task, thread):\n"
+        f"    {', '.join((*arrays, *settings))}, = arguments[0]\n"
+        f"    start = task * {SHARE}\n"
+        f"    {loop}({', '.join((*shares, *settings))})\n"
+    )
+
+
+def _rows_text(loop: str) -> str:
+    """The task for `per` rows of y and a, each with the next row of b, over and over."""
+    return (
+        f"def {loop}_task(arguments, task, thread):\n"
+        "    y, a, b, per = arguments[0]\n"
+        "    for r in range(task * per, min(task * per + per, y.shape[0])):\n"
+        f"        {loop}(y[r], a[r], b[r % b.shape[0]])\n"
+    )
+
+
+@cache
+def loop_of(formula: Formula, kinds: tuple[DType, ...]) -> Callable[..., Any]:
+    """The loop as plain Python."""
+    name = f"{formula.name}_values"  # not that of a function it calls
+    return define(loop_text(name, formula, kinds), name, _NAMES)
+
+
+def _loop_and_name(formula: Formula, kinds: tuple[DType, ...]) -> tuple[dict[str, Any], str]:
+    """The loop that tasks are made of, and its name, which says what its text is."""
+    digest = hashlib.sha256(loop_text("", formula, kinds).encode()).hexdigest()[:12]
+    name = f"{formula.name}_{digest}"
+    return {name: apart(define(loop_text(name, formula, kinds), name, _NAMES))}, name
+
+
+def _code(task: Callable[..., Any], *takes: Any) -> Code:
+    """A task that reads a tuple of these types."""
+    return Code(task, types.void(types.CPointer(types.Tuple(takes)), types.intp, types.intp))
+
+
+@cache
+def code_of(formula: Formula, kinds: tuple[DType, ...]) -> Code:
+    """The task, whose machine code reads a tuple: results, sources of these types, settings."""
+    loop, name = _loop_and_name(formula, kinds)
+    n_results = len(formula.results)
+    text = _task_text(name, n_results + len(kinds), formula.settings)
+    items = [types.uint16 if kind is BF16 else types.float32 for kind in kinds]
+    arrays = [types.Array(item, 1, "C") for item in [types.float32] * n_results + items]
+    settings = [types.float32] * len(formula.settings)
+    return _code(define(text, f"{name}_task", {**_NAMES, **loop}), *arrays, *settings)
+
+
+@cache
+def _rows_code(formula: Formula) -> Code:
+    loop, name = _loop_and_name(formula, (F32, F32))
+    task = define(_rows_text(name), f"{name}_task", {**_NAMES, **loop})
+    return _code(task, *[types.Array(types.float32, 2, "C")] * 3, types.intp)
+
+
+def by_formula(formula: Formula) -> Callable[[Site], Call]:
+    """What binds a formula's kernel to a node whose sources all have as many elements."""
+
+    def run(site: Site) -> Call:
+        arrays = [a.reshape(-1) for a in (site.out, *site.saved, *site.src)]
+        settings = [np.float32(site.node.params[name]) for name in formula.settings]
+        kinds = tuple(s.dtype for s in site.node.src)
+        if not JIT:
+            return Call(loop_of(formula, kinds), *arrays, *settings)
+        n_shares = -(-site.out.size // SHARE)
+        return Call(run_shares, code_of(formula, kinds).address, n_shares, (*arrays, *settings))
+
+    return run
+
+
+def by_rows(formula: Formula, site: Site) -> Call:
+    """The formula of two sources, where row r of the first takes row r % m of the second's m."""
+    y, a, b = arrays = [as_rows(x) for x in (site.out, *site.src)]
+    if not JIT:
+        loop = loop_of(formula, (F32, F32))
+        return Call(one_by_one, [Call(loop, y[r], a[r], b[r % len(b)]) for r in range(len(y))])
+    per = max(1, SHARE // max(1, y.shape[1]))
+    return Call(run_shares, _rows_code(formula).address, -(-len(y) // per), (*arrays, per))

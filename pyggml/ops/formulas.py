@@ -1,0 +1,156 @@
+"""Formulas of ops: all that is written of their numbers. Every device's kernels are made of them,
+the float64 reference, and the slopes.
+
+Positional arguments are numbers of sources, keywords settings. Functions that every device has,
+such as exp, are in pyggml.formulas.expression.
+"""
+
+import math
+
+from pyggml.formulas.expression import (
+    Expression,
+    clip,
+    erfc,
+    expm1,
+    maximum,
+    minimum,
+    sigmoid,
+    trunc,
+    where,
+)
+
+# -- arithmetic -----------------------------------------------------------------------------------
+
+
+def add(a: Expression, b: Expression) -> Expression:
+    return a + b
+
+
+def add1(a: Expression, b: Expression) -> Expression:
+    return a + b
+
+
+def sub(a: Expression, b: Expression) -> Expression:
+    return a - b
+
+
+def mul(a: Expression, b: Expression) -> Expression:
+    return a * b
+
+
+def div(a: Expression, b: Expression) -> Expression:
+    return a / b
+
+
+def scale(x: Expression, *, s: Expression, b: Expression) -> Expression:
+    return s * x + b
+
+
+def neg(x: Expression) -> Expression:
+    return -x
+
+
+# -- functions of one number ----------------------------------------------------------------------
+
+
+def sqr(x: Expression) -> Expression:
+    return x * x
+
+
+def step(x: Expression) -> Expression:
+    """1 where x > 0, else 0."""
+    return where(x > 0, 1, 0)
+
+
+def clamp(x: Expression, *, low: Expression, high: Expression) -> Expression:
+    return clip(x, low, high)
+
+
+def round_(x: Expression) -> Expression:
+    """The nearest whole number, halves away from 0."""
+    whole = trunc(x)
+    part = x - whole
+    return whole + where(part >= 0.5, 1, 0) - where(part <= -0.5, 1, 0)
+
+
+# -- activations ----------------------------------------------------------------------------------
+
+
+def relu(x: Expression) -> Expression:
+    return maximum(x, 0)
+
+
+def leaky_relu(x: Expression, *, slope: Expression) -> Expression:
+    return where(x > 0, x, slope * x)
+
+
+def elu(x: Expression) -> Expression:
+    return where(x > 0, x, expm1(x))
+
+
+def xielu(
+    x: Expression, *, a_n: Expression, a_p: Expression, beta: Expression, eps: Expression
+) -> Expression:
+    left = a_n * (expm1(minimum(x, eps)) - x)
+    return where(x > 0, a_p * x * x, left) + beta * x
+
+
+def hardsigmoid(x: Expression) -> Expression:
+    return clip((x + 3) / 6, 0, 1)
+
+
+def hardswish(x: Expression) -> Expression:
+    return x * hardsigmoid(x)
+
+
+def silu(x: Expression) -> Expression:
+    return x * sigmoid(x)
+
+
+def gelu(x: Expression) -> Expression:
+    """1 + tanh(u) = 2 · sigmoid(2u), without cancellation."""
+    return x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+
+
+def gelu_quick(x: Expression) -> Expression:
+    return x * sigmoid(1.702 * x)
+
+
+def gelu_erf(x: Expression) -> Expression:
+    """x · Φ(x), with Φ(x) = erfc(-x / √2) / 2; 1 + erf would lose all digits far below 0."""
+    return 0.5 * x * erfc(-math.sqrt(0.5) * x)
+
+
+# -- gated units ----------------------------------------------------------------------------------
+
+
+def swiglu(gate: Expression, up: Expression) -> Expression:
+    return silu(gate) * up
+
+
+def reglu(gate: Expression, up: Expression) -> Expression:
+    return relu(gate) * up
+
+
+def geglu(gate: Expression, up: Expression) -> Expression:
+    return gelu(gate) * up
+
+
+def geglu_quick(gate: Expression, up: Expression) -> Expression:
+    return gelu_quick(gate) * up
+
+
+def geglu_erf(gate: Expression, up: Expression) -> Expression:
+    return gelu_erf(gate) * up
+
+
+def swiglu_oai(
+    gate: Expression, up: Expression, *, alpha: Expression, limit: Expression
+) -> Expression:
+    """Beyond a limit the slope is 0."""
+    g = minimum(gate, limit)
+    return g * sigmoid(alpha * g) * (clip(up, -limit, limit) + 1)
+
+
+def swiglu_clamp(gate: Expression, up: Expression, *, limit: Expression) -> Expression:
+    return silu(minimum(gate, limit)) * clip(up, -limit, limit)
