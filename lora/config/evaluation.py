@@ -1,13 +1,22 @@
 """What is evaluated, and how it is asked."""
 
+import re
 from dataclasses import dataclass
 
 from pyggml.chat import BUILT_IN, MODEL
+from pyggml.errors import Fault
 from pyggml.lora.config.data import SPECIAL_TOKENS, DataConfig, columns_fit
-from pyggml.settings import Settings, one_of, setting
+from pyggml.settings import Settings, at_least, one_of, setting
 
 _CTX = 512  # llama.cpp's
 _LONG = ("refuse", "drop", "cut")
+
+
+def _is_pattern(text: object) -> bool:
+    try:
+        return text is None or bool(re.compile(str(text)))
+    except re.error:
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +77,64 @@ class EvalConfig(Settings):
         "text between a question's prompt and choice, \\n is a new line (default: a space)",
         group="data",
     )
+    # -- how questions are put --------------------------------------------------------------------
+
+    letters: bool = setting(
+        False,
+        "list the choices below the question, each with its letter, and take a letter for the "
+        "answer, as MMLU does",
+        group="data",
+    )
+    ask: str | None = setting(
+        None,
+        "text that a question is put in, where {} stands for it, \\n is a new line: "
+        "'Question: {}\\nAnswer:' (default: the question alone)",
+        "a text with one {}",
+        lambda text: text is None or text.count("{}") == 1,
+        group="data",
+    )
+    shots: int = setting(
+        0,
+        "few-shot: so many questions with their answers before each, the first ones of its "
+        "category",
+        "0 to 100",
+        lambda n: 0 <= n <= 100,
+        group="data",
+        common=True,
+        brief="questions with answers before each (few-shot)",
+    )
+    shots_file: str | None = setting(
+        None,
+        "where --shots come from, such as a set's dev split; hub:OWNER/NAME too (default: the "
+        "questions' own file, without the one that is asked)",
+        group="data",
+    )
+    match: str | None = setting(
+        None,
+        "let the model write its answers, and find them in the text by this regular expression "
+        "(its first group, if it has one); right is what the expression finds in the row's answer: "
+        "'#### (-?[0-9.,]+)'",
+        "a regular expression",
+        _is_pattern,
+        group="data",
+        common=True,
+        brief="have answers written; a regular expression finds them",
+    )
+    match_last: bool = setting(
+        False, "with --match, take the last that the expression finds, not the first", group="data"
+    )
+    answer_tokens: int = setting(
+        256, "with --match, the most tokens of an answer", *at_least(1), group="data"
+    )
+    stop: tuple[str, ...] = setting(
+        (),
+        "with --match, a text that an answer ends before, such as 'Question:'; may be given "
+        "several times",
+        "texts that are not empty",
+        lambda texts: all(isinstance(text, str) and text for text in texts),
+        group="data",
+        repeated=True,
+    )
     special_tokens: str = setting(
         "auto",
         "special tokens in the text, such as <|im_start|>: parse reads each as one token, plain as "
@@ -75,6 +142,15 @@ class EvalConfig(Settings):
         *one_of(SPECIAL_TOKENS),
         group="data",
     )
+
+    def _faults(self) -> list[Fault]:
+        faults = super()._faults()
+        for name in ("match_last", "answer_tokens", "stop"):
+            if self.match is None and getattr(self, name) != getattr(EvalConfig, name):
+                faults.append((name, "does nothing without match"))
+        if self.shots_file is not None and not self.shots:
+            faults.append(("shots_file", "does nothing without shots"))
+        return faults
 
     def rows(self, n_ctx: int, chat_template: str = MODEL) -> DataConfig:
         """The settings for texts and rows, of a model with a context of n_ctx tokens.

@@ -3,7 +3,8 @@
 names                                              set
 ctx, endings, label [activity_label, ctx_a, ctx_b]   HellaSwag
 QUESTION, CONTEXTS, final_decision                 PubMedQA: yes, no or maybe
-question, choices, answer [context]                any; MMLU
+question, choices, answer [context, subject, category]   any; MMLU
+question, options, answer [category, cot_content]  MMLU-Pro
 question, choices, answerKey                       ARC: choices are {"text": [...], "label": [...]}
 prompt, choices, answer                            any
 
@@ -20,6 +21,8 @@ from pyggml.lora.data.shapes import Record, Shape, read_text, read_value
 
 MOST_CHOICES = 100
 _LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_CATEGORIES = ("category", "subject")
+_STEPS = "A: Let's think step by step."  # with which MMLU-Pro's reasoning begins
 _PUBMEDQA = ("yes", "no", "maybe")
 _BRACKETS = re.compile(r"\[.*?\]")  # what is left of WikiHow's markup
 
@@ -29,10 +32,14 @@ def _of_choices(place: Place, record: Record) -> QuestionRow:
     prompt = read_text(record, name)
     if name == "question" and record.get("context"):
         prompt = f"{read_text(record, 'context')}\n{prompt}"
-    choices, labels = read_value(record, "choices", _choices)
+    name = "choices" if "choices" in record else "options"
+    choices, labels = read_value(record, name, _choices)
     key = "answerKey" if "answerKey" in record else "answer"
     answer = read_value(record, key, lambda value: _answer(value, choices, labels))
-    return QuestionRow(place, prompt, choices, answer)
+    kind = next((record[name] for name in _CATEGORIES if isinstance(record.get(name), str)), "")
+    worked = record.get("cot_content")
+    worked = worked.removeprefix(_STEPS).strip() if isinstance(worked, str) else ""
+    return QuestionRow(place, prompt, choices, answer, kind.strip(), worked)
 
 
 def _of_endings(place: Place, record: Record) -> QuestionRow:
@@ -101,7 +108,8 @@ def _answer(value: Any, choices: tuple[str, ...], labels: tuple[str, ...]) -> in
 QUESTION_SHAPES = (
     Shape(("ctx", "endings", "label"), _of_endings, ("activity_label", "ctx_a", "ctx_b")),
     Shape(("QUESTION", "CONTEXTS", "final_decision"), _of_abstract),
-    Shape(("question", "choices", "answer"), _of_choices, ("context",)),
-    Shape(("question", "choices", "answerKey"), _of_choices),
-    Shape(("prompt", "choices", "answer"), _of_choices),
+    Shape(("question", "choices", "answer"), _of_choices, ("context", *_CATEGORIES)),
+    Shape(("question", "choices", "answerKey"), _of_choices, _CATEGORIES),
+    Shape(("question", "options", "answer"), _of_choices, ("cot_content", *_CATEGORIES)),
+    Shape(("prompt", "choices", "answer"), _of_choices, _CATEGORIES),
 )

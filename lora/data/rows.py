@@ -132,12 +132,17 @@ class QuestionRow:
     """A prompt, and choices to go on with, of which `choices[answer]` is right.
 
     Neither prompt nor choices are empty, and there are two choices at least.
+
+    category   the subject that its set counts it to; "" where there are none
+    worked     the right answer with its reasoning, for examples; "" where the set has none
     """
 
     place: Place
     prompt: str
     choices: tuple[str, ...]
     answer: int
+    category: str = ""
+    worked: str = ""
 
 
 Row = TextRow | CompletionRow | ChatRow | PreferenceRow | LabelledRow | QuestionRow

@@ -5,6 +5,7 @@ acc         log-probability                         lm-evaluation-harness
 acc_norm    log-probability / its characters        lm-evaluation-harness
 acc_bytes   log-probability / its bytes in UTF-8    lm-evaluation-harness
 acc_token   mean log-probability of its tokens      llama.cpp, which calls it acc_norm
+match       none: answers are written, see `written`   lm-evaluation-harness's exact_match
 
 Of equal choices the first is taken. How tokens are told from those of the prompt: see `questions`.
 """
@@ -18,7 +19,8 @@ from pyggml.lora.evaluate.passes import log_probs
 from pyggml.lora.evaluate.questions import Question
 from pyggml.model import Model
 
-MEASURES = ("acc", "acc_norm", "acc_bytes", "acc_token")
+MEASURES = ("acc", "acc_norm", "acc_bytes", "acc_token", "match")
+_OF_CHOICES = MEASURES[:4]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,11 +30,13 @@ class Answers:
     log_probs   for each question, those of its choices, float64
     means       the same, each divided by the number of its tokens, as llama.cpp counts these
     right       measure → (n,) bool
+    texts       what it wrote, where answers are written
     """
 
     log_probs: Sequence[np.ndarray]
     means: Sequence[np.ndarray]
     right: Mapping[str, np.ndarray]
+    texts: Sequence[str] = ()
 
 
 def choose(
@@ -60,5 +64,5 @@ def choose(
         "acc_token": means,
     }
     answers = np.array([question.answer for question in questions])
-    right = {name: np.array([s.argmax() for s in scores[name]]) == answers for name in MEASURES}
+    right = {name: np.array([s.argmax() for s in scores[name]]) == answers for name in _OF_CHOICES}
     return Answers(sums, means, right)

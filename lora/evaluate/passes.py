@@ -16,7 +16,7 @@ import numpy as np
 
 from pyggml.backends.cpu import write
 from pyggml.graph import Graph
-from pyggml.lora.evaluate.scorer import Scorer
+from pyggml.lora.evaluate.scorer import Predictions, Scorer
 from pyggml.model import Model
 from pyggml.models import Inputs, Net
 from pyggml.ops.attention.mask import CHUNK_SPAN, WINDOW_SPAN
@@ -66,7 +66,16 @@ def log_probs(
     asked: Sequence[Continuation],
     told: Callable[[int, int], None] = lambda done, n: None,
 ) -> list[np.ndarray]:
-    """log p of the scored tokens of each continuation, float64.
+    """log p of the scored tokens of each continuation, float64; otherwise as `predict`."""
+    return [-p.losses for p in predict(model, asked, told)]
+
+
+def predict(
+    model: Model,
+    asked: Sequence[Continuation],
+    told: Callable[[int, int], None] = lambda done, n: None,
+) -> list[Predictions]:
+    """The scored tokens of each continuation as the model predicts them.
 
     told(done, n) is called after each of n passes. Every continuation must fit into the model's
     context, and its tokens into the vocabulary.
@@ -81,16 +90,20 @@ def log_probs(
     n_tokens = max(*lengths, min(N_TOKENS, sum(lengths)))
     passes = together(lengths, n_tokens)
     scorer = Scorer(model, n_tokens, _SCORED, longest)
-    losses = [np.empty(0)] * len(rows)
+    of_rows = [Predictions(np.empty(0), np.empty(0, np.bool_))] * len(rows)
     for done, some in enumerate(passes, 1):
         positions, targets = _fill(scorer, rows, [groups[g] for g in some])
-        of_pass = scorer.score(positions, targets).losses
+        of_pass = scorer.score(positions, targets)
         read = [r for g in some for r in groups[g].rows]
         ends = np.cumsum([len(rows[r].wanted) for r in read])
-        for r, part in zip(read, np.split(of_pass, ends[:-1]), strict=True):
-            losses[r] = part
+        parts = (np.split(array, ends[:-1]) for array in (of_pass.losses, of_pass.right))
+        for r, *of_row in zip(read, *parts, strict=True):
+            of_rows[r] = Predictions(*of_row)
         told(done, len(passes))
-    return [-losses[r][which] for r, which in zip(row_of, order, strict=True)]
+    return [
+        Predictions(of_rows[r].losses[which], of_rows[r].right[which])
+        for r, which in zip(row_of, order, strict=True)
+    ]
 
 
 def _rows(asked: Sequence[Continuation]) -> tuple[list[_Row], list[int]]:

@@ -108,6 +108,12 @@ def _question(row: QuestionRow, tokenizer: Tokenizer, asking: QuestionFormat) ->
     return Question(tuple(choices), row.answer)
 
 
+def prompt_ids(prompt: str, model: Model, asking: QuestionFormat) -> Ids:
+    """The tokens of a prompt whose answer is to be written. BadRow as of a template's fault."""
+    text = prompt if asking.template is None else _as_chat(prompt, asking.template)
+    return _ids(text, model.tokenizer, asking.parse)
+
+
 def _as_chat(prompt: str, template: ChatTemplate) -> str:
     message = {"role": "user", "content": prompt}
     try:

@@ -25,6 +25,7 @@ from pyggml.lora.data.sources import Source
 from pyggml.tokenizer import Tokenizer
 
 TEXT, RECORDS, QUESTIONS, PAIRS = "text", "rows", "questions", "pairs"
+WRITTEN = "written"  # questions, or rows with an answer, whose answers the model writes
 _BY_NAMES = {"question": QUESTIONS, "pairs": PAIRS}  # kinds that the first record's names tell
 
 

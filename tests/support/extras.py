@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 EXTRAS = {
+    "lm_eval": "harness",
     "optuna": "sweep",
     "igraph": "views",
     "llama_cpp": "interop",

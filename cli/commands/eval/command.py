@@ -87,8 +87,9 @@ def command(
         raise ConfigError(f"{others[0][0][0]}: wanted --compare before files to compare")
     if compare and not others:
         raise ConfigError("--compare names no file, wanted models, or adapters of -m")
-    if given["delimiter"] is not None:
-        given["delimiter"] = unescape(given["delimiter"])
+    for name in ("delimiter", "ask"):
+        given[name] = given[name] and unescape(given[name])
+    given["stop"] = given["stop"] and tuple(map(unescape, given["stop"]))
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
     data = [File.read(path, config) for path in data_files(files, config.columns)]
     how = {"threads": threads, "compute": compute, "device": device}

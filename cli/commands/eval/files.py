@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from pyggml import Model
 from pyggml.chat import MODEL
 from pyggml.cli.commands.eval.progress import Progress
+from pyggml.cli.terminal.hub import data_files
 from pyggml.cli.terminal.show import plural
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.data import Encoding, QuestionRow, Row, TextRow
 from pyggml.lora.data.chats import Chats
-from pyggml.lora.data.rows import ChatRow, PreferenceRow
+from pyggml.lora.data.rows import ChatRow, CompletionRow, PreferenceRow
 from pyggml.lora.evaluate import (
     Answers,
+    Asking,
     Perplexity,
     QuestionFormat,
     TokenScores,
@@ -26,8 +30,20 @@ from pyggml.lora.evaluate import (
     encode_questions,
     perplexity,
     prefer,
+    write_answers,
 )
-from pyggml.lora.evaluate.rows import PAIRS, QUESTIONS, TEXT, read_file, windows
+from pyggml.lora.evaluate.asking import category_of
+from pyggml.lora.evaluate.rows import (
+    PAIRS,
+    QUESTIONS,
+    RECORDS,
+    TEXT,
+    WRITTEN,
+    read_file,
+    windows,
+)
+
+_SHOTS = ("dev", "validation", "valid", "val", "train")  # splits of the hub for examples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,10 +71,22 @@ class File:
     def read(path: Path, config: EvalConfig) -> File:
         """The file, or its first rows. Raises ConfigError and DataError."""
         kind, rows = read_file(path, config.columns)
+        if config.match is not None and kind in (QUESTIONS, RECORDS):
+            kind = WRITTEN
         if kind in (QUESTIONS, PAIRS) and config.long == "drop":
             fault = f"is drop, wanted refuse or cut for {kind}: all models answer the same"
             raise ConfigError([("long", fault)])
-        return File(path, kind, rows if kind == TEXT else rows[: config.limit])
+        if kind == TEXT:
+            return File(path, kind, rows)
+        shots = _shots(config) if config.shots_file else rows
+        return File(path, kind, Asking.of(config).rows(rows[: config.limit], shots))
+
+    @property
+    def categories(self) -> dict[str, np.ndarray]:
+        """Which rows are of each category, (n,) bool, by name; empty where there are not two."""
+        of_rows = [category_of(row) for row in self.rows]
+        names = sorted({*of_rows})
+        return {n: np.array([c == n for c in of_rows]) for n in names} if len(names) > 1 else {}
 
     @property
     def questions(self) -> list[QuestionRow]:
@@ -80,6 +108,8 @@ class File:
         """The kind and the number of the rows, in words."""
         if self.kind == PAIRS:
             return f"{plural(len(self.rows), 'pair')} of a chosen answer and a rejected one"
+        if self.kind == WRITTEN:
+            return f"{plural(len(self.rows), 'question')}, answers written"
         if self.kind != QUESTIONS:
             return plural(len(self.rows), self.kind.removesuffix("s"))
         counts = sorted({len(row.choices) for row in self.questions})
@@ -103,6 +133,9 @@ class File:
                 self.questions, model.tokenizer, QuestionFormat.of(config, model)
             )
             return choose(model, encoded, progress)
+        if self.kind == WRITTEN:
+            rows = [row for row in self.rows if isinstance(row, QuestionRow | CompletionRow)]
+            return write_answers(model, rows, config, progress)
         if self.kind == PAIRS:
             return self._prefer(model, config, progress, template)
         try:
@@ -145,6 +178,12 @@ class File:
         if self.has_chats:
             made_by = f"{made_by}, {Chats.of(rows, model.tokenizer)}"
         return TokenResult(parts[-1], scores, made_by, n_long)
+
+
+def _shots(config: EvalConfig) -> list[Row]:
+    """The rows that examples are taken from."""
+    files = data_files(Path(str(config.shots_file)), _SHOTS)
+    return [row for file in files for row in read_file(file, config.columns)[1]]
 
 
 def are_comparable(results: Sequence[TokenResult]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from pyggml.cli.commands.eval.files import File, TokenResult, are_comparable
 from pyggml.lora.evaluate import Answers, Difference, Interval, compare_answers, compare_tokens
 from pyggml.lora.evaluate.intervals import clustered_proportion, proportion
-from pyggml.lora.evaluate.rows import QUESTIONS
+from pyggml.lora.evaluate.rows import QUESTIONS, WRITTEN
 
 _Object = dict[str, Any]
 
@@ -19,10 +19,11 @@ def record(file: File, names: Sequence[str], results: Sequence[Answers | TokenRe
     tokens = [r for r in results if isinstance(r, TokenResult)]
     about: _Object = {"file": str(file.path), "kind": file.kind, "n": len(file.rows)}
     if answers:
-        about["chance"] = file.chance
+        if file.kind != WRITTEN:
+            about["chance"] = file.chance
         if file.kind == QUESTIONS:
             about["commonest"] = file.commonest
-    models = [*map(_of_answers, answers), *map(_of_tokens, tokens)]
+    models = [*(_of_answers(file, a) for a in answers), *map(_of_tokens, tokens)]
     others = [_against(r, answers[0]) for r in answers[1:]]
     if tokens and are_comparable(tokens):
         others = [_tokens_against(r, tokens[0]) for r in tokens[1:]]
@@ -34,8 +35,19 @@ def record(file: File, names: Sequence[str], results: Sequence[Answers | TokenRe
     return {**about, "models": named, "differences": differences}
 
 
-def _of_answers(answers: Answers) -> _Object:
-    return {name: _share(right) for name, right in answers.right.items()}
+def _of_answers(file: File, answers: Answers) -> _Object:
+    figures: _Object = {name: _share(right) for name, right in answers.right.items()}
+    kinds = file.categories.items()
+    if kinds:
+        figures["categories"] = {
+            kind: {name: _share(right[which]) for name, right in answers.right.items()}
+            for kind, which in kinds
+        }
+    if answers.texts:
+        rights = answers.right["match"].tolist()
+        pairs = zip(answers.texts, rights, strict=True)
+        figures["answers"] = [{"text": text, "right": right} for text, right in pairs]
+    return figures
 
 
 def _share(right: Any) -> _Object:

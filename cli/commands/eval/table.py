@@ -14,7 +14,7 @@ from pyggml.lora.evaluate import (
     compare_tokens,
 )
 from pyggml.lora.evaluate.intervals import clustered_proportion, proportion
-from pyggml.lora.evaluate.rows import PAIRS
+from pyggml.lora.evaluate.rows import PAIRS, WRITTEN
 
 NOTE = "[a, b]: 95 % confidence interval; +/-: standard error"
 _Line = tuple[str, ...]
@@ -26,7 +26,7 @@ def show(file: File, names: Sequence[str], results: Sequence[Answers | TokenResu
     tokens = [r for r in results if isinstance(r, TokenResult)]
     say(f"{printable(str(file.path))}: {_about(file, tokens)}\n")
     called = [printable(name) for name in names]
-    lines = _of_answers(called, answers) if answers else _of_tokens(called, tokens)
+    lines = _of_answers(file, called, answers) if answers else _of_tokens(called, tokens)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
@@ -36,6 +36,8 @@ def show(file: File, names: Sequence[str], results: Sequence[Answers | TokenResu
 
 def _about(file: File, results: Sequence[TokenResult]) -> str:
     if not results:
+        if file.kind == WRITTEN:
+            return file.about()
         if file.kind == PAIRS:
             return f"{file.about()}; by chance {_percent(file.chance)}"
         by_chance = f"by chance {_percent(file.chance)}"
@@ -65,17 +67,32 @@ def _of_tokens(names: Sequence[str], results: Sequence[TokenResult]) -> list[_Li
     return lines
 
 
-def _of_answers(names: Sequence[str], results: Sequence[Answers]) -> list[_Line]:
+def _of_answers(file: File, names: Sequence[str], results: Sequence[Answers]) -> list[_Line]:
     measures = _measures(results)
     lines: list[_Line] = [("", *measures)]
     for name, answers in zip(names, results, strict=True):
         shares = (proportion(int(answers.right[m].sum()), len(answers.right[m])) for m in measures)
         lines.append((name, *map(_share, shares)))
+        lines += _of_categories(file, answers, measures)
         if answers is not results[0]:
             differences = compare_answers(answers, results[0])
             lines.append((_against(names), *(_difference(differences[m].share) for m in measures)))
             lines.append(("  won, lost", *(_won(differences[m]) for m in measures)))
     return lines
+
+
+def _of_categories(file: File, answers: Answers, measures: Sequence[str]) -> list[_Line]:
+    """A line for each category, if there are several."""
+    return [
+        (
+            f"  {printable(name) or 'none'} ({int(which.sum()):,})",
+            *(
+                _share(proportion(int(answers.right[m][which].sum()), int(which.sum())))
+                for m in measures
+            ),
+        )
+        for name, which in file.categories.items()
+    ]
 
 
 def _measures(results: Sequence[Answers]) -> list[str]:
