@@ -2,8 +2,8 @@
 
 sources      a file, and how often its rows are read
 formats      files → records: JSON Lines, JSON, CSV, parquet
-records      a record → a row, by its names; questions, messages: of such rows
-shapes       what a record must have to be one
+names        what columns are called, and what each name means
+records      a record → a row, by its names; messages: of such rows
 rows         what a record is for training: a text, an answered prompt, a chat, a preference
 expand       folders, patterns and pipes → files
 files        a file → its rows, every faulty one by its place

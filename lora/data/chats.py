@@ -24,7 +24,7 @@ from pyggml.chat import (
 from pyggml.errors import TemplateError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.documents import Document
-from pyggml.lora.data.rows import BadRow, ChatRow, Weights
+from pyggml.lora.data.rows import ALPACA, BadRow, ChatRow, Weights
 from pyggml.tokenizer import Tokenizer
 
 # What may be said of a chat besides its tokens.
@@ -165,13 +165,13 @@ def encoder_of(tokenizer: Tokenizer, chats: Chats | None) -> ChatEncoder:
 
 
 def _messages(row: ChatRow, template: ChatTemplate) -> list[Message]:
-    """The messages, with Alpaca's names if the template asks for them."""
-    messages: list[Message] = [*row.messages]
-    if row.alpaca is not None and ".instruction" in template.source:
-        instruction, given = row.alpaca
-        i = next(i for i, m in enumerate(messages) if m["role"] == "user")
-        messages[i] = {**messages[i], "instruction": instruction, "input": given}
-    return messages
+    """The messages, with Alpaca's names only if the template asks for them."""
+    if ".instruction" in template.source:
+        return [*row.messages]
+    return [
+        {k: v for k, v in m.items() if k not in ALPACA} if ALPACA[0] in m else m
+        for m in row.messages
+    ]
 
 
 def first_round(messages: Sequence[Message]) -> range:

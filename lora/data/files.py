@@ -20,6 +20,7 @@ from pyggml.lora.data.formats.json_rows import json_items, json_lines, value_at_
 from pyggml.lora.data.formats.parquet import MAGIC, parquet_rows
 from pyggml.lora.data.formats.source import HEAD_BYTES, blocks, head
 from pyggml.lora.data.records import TRAINING, Schema
+from pyggml.lora.data.records.questions import settle
 from pyggml.lora.data.rows import BadRow, Place, Row, TextRow
 
 _OF_JSON = (".jsonl", ".ndjson", ".json")
@@ -86,7 +87,7 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
         for place, item in json_items(path):
             yield from _unfold(place, item, schema)
         return
-    table = csv_records(path) if kind == "CSV" else parquet_rows(path, schema.names)
+    table = csv_records(path) if kind == "CSV" else parquet_rows(path, schema.may_read)
     for i, (place, record) in enumerate(table):
         if not i and isinstance(record, dict) and not schema.has_row(record):
             shown = ", ".join([name[:20] for name in record][:5])
@@ -197,9 +198,12 @@ def read_rows(path: Path, schema: Schema = TRAINING) -> tuple[str, list[Row]]:
     if kind == "text":
         text = "".join(blocks(path))
         return kind, [TextRow(Place(str(path), "text", 0), text, plain=True)]
-    all_rows = list(rows(path, kind, schema, faults, {}))
-    check_rows(path, schema, len(all_rows), faults)
-    return kind, all_rows
+    settled = settle(list(rows(path, kind, schema, faults, {})))
+    for row, bad in settled:
+        if bad is not None:
+            faults.add(row.place, bad)
+    check_rows(path, schema, len(settled), faults)
+    return kind, [row for row, _ in settled]
 
 
 def map_rows(rows: Sequence[AnyRow], change: Callable[[AnyRow], Made]) -> list[Made]:

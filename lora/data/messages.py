@@ -1,9 +1,11 @@
 """Messages as files have them → messages as `pyggml.lora.data.rows` describes them, or `BadRow`.
 
-OpenAI     {"role", "content", "tool_calls", "tool_call_id", "name"}; "weight", 0 to 1, or "train",
-           true or false, say how much a message is learned. In its older form "function_call", and
-           the role "function" for results
+OpenAI     {"role", "content", "tool_calls", "tool_call_id", "name"}. In its older form
+           "function_call", and the role "function" for results
 ShareGPT   {"from": human | gpt | system | tool …, "value"}
+
+"weight", 0 to 1, or "train" or "loss", true or false, say how much a message is learned. Marks of
+other names, and pictures, are refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +14,7 @@ from math import isfinite
 from typing import Any
 
 from pyggml.lora.data.formats.json_rows import parse_json
+from pyggml.lora.data.names import MARKS, MEDIA, OTHER_MARKS
 from pyggml.lora.data.rows import ROLES, BadRow, Message, Messages, Weights
 
 MOST_DEPTH = 64  # lists and objects within each other
@@ -33,16 +36,9 @@ _SPEAKERS = {
 }
 _ROLES = {**{role: role for role in ROLES}, "function": "tool"}
 _FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-_SEPARATE = (
-    "role",
-    "content",
-    "tool_calls",
-    "function_call",
-    "weight",
-    "train",
-    "from",
-    "value",
-)  # read one by one
+_SEPARATE = (  # read one by one
+    *("role", "content", "tool_calls", "function_call", "from", "value", *MARKS),
+)
 
 
 def kind_of(value: object) -> str:
@@ -140,15 +136,29 @@ def share_of(value: Any) -> float:
 
 
 def weight_of(item: Mapping[str, Any]) -> float | None:
-    """What "train" and "weight" of a message or a row say together; None if it has neither."""
-    flag, share = item.get("train"), item.get("weight")
-    train = None if flag is None else _within("train", lambda: flag_of(flag))
-    weight = None if share is None else _within("weight", lambda: share_of(share))
-    if train is None or weight is None:
-        return weight if train is None else float(train)
-    if train != bool(weight):
-        raise BadRow(f'has a "train" that is {_brief(flag)} and a "weight" that is {_brief(share)}')
+    """What the MARKS of a message or a row say together; None if it has none of them."""
+    weight, first = None, ""
+    for name in MARKS:
+        if (value := item.get(name)) is None:
+            continue
+        is_share = name == "weight"
+        mark = _within(name, partial(share_of if is_share else flag_of, value))
+        if weight is None:
+            weight, first = float(mark), name
+        elif bool(mark) != bool(weight):
+            said = (f'a "{n}" that is {_brief(item[n])}' for n in sorted((first, name)))
+            raise BadRow(f"has {' and '.join(said)}")
     return weight
+
+
+def _check_marks(item: Mapping[str, Any]) -> None:
+    """BadRow for a mark of another name, whose sense is not known, and for what is no text."""
+    for name in (*OTHER_MARKS, *MEDIA):
+        if item.get(name) not in (None, "", []):
+            if name in MEDIA:
+                raise BadRow(f'has "{name}", wanted text alone')
+            wanted = 'wanted "weight", 0 to 1, or "train" or "loss", true or false'
+            raise BadRow(f'has a "{name}", a mark that is not obeyed: {wanted}')
 
 
 def _brief(value: Any) -> str:
@@ -158,6 +168,7 @@ def _brief(value: Any) -> str:
 def _message(item: Any) -> Message:
     if not isinstance(item, dict):
         raise BadRow(f"is a {kind_of(item)}")
+    _check_marks(item)
     share_gpt = "from" in item and "role" not in item
     speaker, said = ("from", "value") if share_gpt else ("role", "content")
     who = item.get(speaker)
@@ -166,6 +177,9 @@ def _message(item: Any) -> Message:
     if role is None:
         shown = f"{who[:20]!r}" if isinstance(who, str) else f"a {kind_of(who)}"
         raise BadRow(f'has the "{speaker}" {shown}, wanted one of {", ".join(known)}')
+    again = item.get({"content": "value", "value": "content"}[said])
+    if again and again != item.get(said):
+        raise BadRow('has a "content" and a "value" that differ')
     rest = {k: checked_value(v) for k, v in item.items() if k not in _SEPARATE and v is not None}
     if who == "function_call":
         calls = _within("value", lambda: _calls(parse_json(_text(item, said))))
@@ -231,7 +245,7 @@ def _call(item: Any) -> dict[str, Any]:
 def tools_of(value: Any) -> tuple[dict[str, Any], ...]:
     """Functions that the assistant may call; None and the text of a list are lists too."""
     tools = []
-    for item in list_of(value) if value else ():
+    for item in () if value is None or value in ("", {}) else list_of(value):
         tool = parse_json(item) if isinstance(item, str) else item
         if not isinstance(tool, dict):
             raise BadRow(f"holds a {kind_of(tool)}, wanted objects")

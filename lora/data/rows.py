@@ -15,16 +15,19 @@ tool_calls     [{"type": "function", "function": {"name": string, "arguments": o
                have an "id"
 tool_call_id   on a message of role "tool": whose result it is
 name           who speaks, or which tool answers
+instruction, input
+               what the content of an Alpaca row is made of, for templates that write them apart
 
 A name that a message lacks is absent, never None; names that are not in this list stay, for the
 templates that ask for them (`reasoning_content`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+ALPACA = ("instruction", "input")  # names of a message's parts, beside its content
 
 Message = dict[str, Any]
 Messages = tuple[Message, ...]
@@ -81,15 +84,12 @@ class ChatRow:
                 string, "description": string, "parameters": JSON schema}}
     read_only   numbers of messages that are not learned, though the assistant's
     weights     of messages whose file gives them one, 0 to 1
-    alpaca      instruction and input, if this is a row of these names: what its user message is
-                made of, for models that have no template
     """
 
     place: Place
     messages: Messages
     tools: tuple[dict[str, Any], ...] = ()
     read_only: frozenset[int] = frozenset()
-    alpaca: tuple[str, str] | None = None
     weights: Weights = field(default_factory=dict)
     weight: float = 1.0
 
@@ -135,6 +135,8 @@ class QuestionRow:
 
     category   the subject that its set counts it to; "" where there are none
     worked     the right answer with its reasoning, for examples; "" where the set has none
+    readings: what the answer's word may mean → the number of the choice that it is then, as long as
+    the other rows of its file may tell; empty once they have
     """
 
     place: Place
@@ -143,9 +145,36 @@ class QuestionRow:
     answer: int
     category: str = ""
     worked: str = ""
+    readings: Mapping[str, int] = field(default_factory=dict)
 
 
 Row = TextRow | CompletionRow | ChatRow | PreferenceRow | LabelledRow | QuestionRow
+
+
+def texts_of(row: Row) -> list[str]:
+    """The texts that a row is made of."""
+    parts: tuple[str | Messages, ...]
+    match row:
+        case TextRow():
+            parts = (row.text,)
+        case CompletionRow():
+            parts = (row.prompt, row.completion)
+        case ChatRow():
+            parts = (row.messages,)
+        case PreferenceRow():
+            parts = (row.prompt, row.chosen, row.rejected)
+        case LabelledRow():
+            parts = (row.prompt, row.completion)
+        case QuestionRow():
+            parts = (row.prompt, *row.choices)
+    texts = [[part] if isinstance(part, str) else _said(part) for part in parts]
+    return [text for some in texts for text in some if text]
+
+
+def _said(messages: Messages) -> Iterator[str]:
+    for message in messages:
+        names = ALPACA if ALPACA[0] in message else ("content",)
+        yield from (message.get(name, "") for name in names)
 
 
 class BadRow(Exception):

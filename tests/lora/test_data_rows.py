@@ -14,7 +14,6 @@ from pyggml.lora.data import (
     LabelledRow,
     PreferenceRow,
     Source,
-    TextRow,
     read_rows,
 )
 from pyggml.lora.data.formats import source
@@ -96,8 +95,8 @@ CHATS = [
         {0},
     ),
     (
-        {"instruction": "i", "input": "x", "output": "o", "text": "t"},
-        (user("i\n\nx"), assistant("o")),
+        {"instruction": "i", "input": "x", "output": "o", "text": "i, x: o"},
+        (user("i\n\nx") | {"instruction": "i", "input": "x"}, assistant("o")),
         {0},
     ),
     ({"prompt": [user("q")], "completion": [assistant("a")]}, (user("q"), assistant("a")), {0}),
@@ -109,7 +108,6 @@ def test_chats_of_every_form_are_the_same_messages(tmp_path, record, messages, r
     (row,) = rows_of(tmp_path, record)
     assert isinstance(row, ChatRow)
     assert (row.messages, row.read_only) == (messages, read_only)
-    assert row.alpaca == (("i", "x") if "instruction" in record else None)
 
 
 def test_tools_are_objects_or_their_text(tmp_path):
@@ -171,10 +169,11 @@ def test_an_answer_that_is_wanted_or_not(tmp_path):
         "c",
         False,
     )
-    for label in (True, "false"):  # answers that nobody wants are not learned by mistake
-        with pytest.raises(DataError, match="true or false, which --objective kto learns from"):
+    for label in (True, "false", "sports"):  # answers that nobody wants are not learned by mistake
+        with pytest.raises(
+            DataError, match='"label", which --objective kto learns from, beside pr'
+        ):
             rows_of(tmp_path, record | {"label": label})
-    assert isinstance(rows_of(tmp_path, record | {"label": "sports"})[0], CompletionRow)
     columns = ("prompt=prompt", "completion=completion")
     assert isinstance(rows_of(tmp_path, record, columns=columns)[0], CompletionRow)
 
@@ -184,7 +183,10 @@ def test_a_column_map_alone_says_what_is_read(tmp_path):
     columns = ("prompt=question", "completion=answer")
     (row,) = rows_of(tmp_path, record, columns=columns)
     assert (row.prompt, row.completion) == ("q", "a")
-    assert isinstance(rows_of(tmp_path, record)[0], TextRow)
+    with pytest.raises(
+        DataError, match='has "question", a prompt, beside text: --columns text=text '
+    ):
+        rows_of(tmp_path, record)
     for wrong, message in (
         ("txt=a", "the name 'txt', wanted some of"),
         ("prompt=a", "gives prompt"),
@@ -223,7 +225,7 @@ HOSTILE = [
     ),
     ({"messages": [assistant("a", x=float("inf"))]}, "holds inf, which is no JSON"),
     ({"messages": [assistant("a")], "tools": [{}]}, '"tools" holds a function without "name"'),
-    ({"prompt": [user("q")], "completion": "c"}, '"completion" is no JSON'),
+    ({"prompt": [user("q")], "completion": 3}, '"completion" is a number'),
 ]
 
 

@@ -377,14 +377,14 @@ CAUSES = [
     (
         {"prompt": "a", "chosen": "b", "rejected": "c"},
         "training",
-        "line 1 has chosen and rejected, which --objective dpo .* learns to prefer",
+        "line 1 has prompt and chosen and rejected, which --objective dpo .* learns to prefer",
     ),
     ({"prompt": "a", "completion": "b", "label": True}, "pairs", "--objective kto learns from"),
     ({"prompt": "a", "completion": "b"}, "pairs", "--objective sft learns to write"),
     (
         {"question": "a", "choices": ["b", "c"], "answer": 0},
         "training",
-        'has "choices", among which `pyggml eval` asks: --columns prompt=question,completion=answ',
+        'has "choices", among which `pyggml eval` asks, beside question and answer: --columns prom',
     ),
     ({"q": "a", "reply": "b"}, "training", "--columns prompt=q,completion=reply may be meant"),
     ({"body": "a", "id": 3}, "training", "--columns text=body may be meant"),

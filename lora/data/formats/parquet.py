@@ -1,6 +1,6 @@
 """Parquet → records, by pyarrow, which is imported when a file needs it."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ MAGIC = b"PAR1"
 _BATCH = 64  # rows in memory at a time
 
 
-def parquet_rows(path: Path, names: Collection[str]) -> Iterator[tuple[Place, Any]]:
-    """A dict for each row. It has the columns of these names; others are None. A file with none of
-    these columns gives all that it has.
+def parquet_rows(path: Path, may_read: Callable[[str], bool]) -> Iterator[tuple[Place, Any]]:
+    """A dict for each row. It has the columns that may be read, by their names; others are None. A
+    file with none of these columns gives all that it has.
 
     Of a nested column, a null is left out: there every object has the names of all. Raises
     DataError without pyarrow, and for a damaged file.
@@ -29,8 +29,9 @@ def parquet_rows(path: Path, names: Collection[str]) -> Iterator[tuple[Place, An
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            columns = [name for name in file.schema_arrow.names if name in names]
-            others = dict.fromkeys(n for n in file.schema_arrow.names if columns and n not in names)
+            names = file.schema_arrow.names
+            columns = [name for name in names if may_read(name)]
+            others = dict.fromkeys(n for n in names if columns and n not in columns)
             for batch in file.iter_batches(_BATCH, columns=columns or None):
                 for record in batch.to_pylist():
                     number += 1

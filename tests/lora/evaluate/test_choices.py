@@ -168,6 +168,53 @@ def test_arc_s_labels_are_its_own(tmp_path):
     assert read(tmp_path, record) == [("Q", ("x", "y", "z"), 1)]
 
 
+NUMBERS = '"[""1"", ""2"", ""3"", ""4""]"'
+
+
+def table(tmp_path, *lines):
+    path = tmp_path / "rows.csv"
+    path.write_text("question,choices,answer\n" + "".join(f"Q,{line}\n" for line in lines))
+    return [row.answer for row in read_rows(path, QUESTIONS)[1]]
+
+
+def test_a_file_has_one_reading_of_its_answers(tmp_path):
+    """By the type of a column and by the rows that can be read in one way alone."""
+    words = '"[""a"", ""b"", ""c""]"'
+    assert table(tmp_path, f"{NUMBERS},2", f"{NUMBERS},4") == [1, 3], "4 is no number from 0"
+    assert table(tmp_path, f"{NUMBERS},2", f"{NUMBERS},0") == [2, 0], "0 is no choice"
+    assert table(tmp_path, f"{NUMBERS},2", f"{words},1") == [2, 1]
+    assert table(tmp_path, f"{NUMBERS},B", f"{words},c") == [1, 2]
+    record = {"question": "Q", "choices": ["1", "2", "3", "4"], "answer": 2}
+    assert read(tmp_path, record) == [("Q", ("1", "2", "3", "4"), 2)], "a number of JSON"
+    both = "read as a number from 0, '3' or as the text of a choice, '2', and no other row says"
+    for others in ((), (f"{NUMBERS},B",), (f"{NUMBERS},0", f"{NUMBERS},4")):
+        with pytest.raises(DataError, match=f"record 1 .*{both}"):
+            table(tmp_path, f"{NUMBERS},2", *others)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"options": ["x", "y"], "answer": "B", "answer_index": 1, "category": "c"},
+        {"options": {"A": "x", "B": "y"}, "answer": "y", "answer_idx": "B"},
+        {"A": "x", "B": "y", "C": "", "answer": "B"},
+        {"options": ["x", "y"], "answer": "B", "article": "T"},
+    ],
+)
+def test_choices_as_benchmarks_have_them(tmp_path, change):
+    asked = "T\nQ" if "article" in change else "Q"
+    assert read(tmp_path, {"question": "Q"} | change) == [(asked, ("x", "y"), 1)]
+    for wrong, said in (
+        ({"answer": "A", "answer_index": 1}, '"answer" and "answer_index" are two choices'),
+        ({"A": "x", "B": "", "C": "y"}, '"B" is empty, before one that is not'),
+    ):
+        if wrong.keys() & change.keys() - {"answer"}:
+            with pytest.raises(DataError, match=said):
+                read(tmp_path, {"question": "Q"} | change | wrong)
+    with pytest.raises(DataError, match="which `pyggml eval` asks"):
+        read_rows(tmp_path / "rows.jsonl", Schema("training"))
+
+
 def test_choices_of_a_table_are_a_list_in_json(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text('prompt,choices,answer\nQ,"[""a"", ""b""]",b\n')

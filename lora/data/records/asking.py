@@ -1,0 +1,133 @@
+"""What a record asks: a text that an answer goes on with, or messages that it answers.
+
+It is messages where a part of it is, and where it has what a text has no place for: an instruction,
+a system text, earlier rounds or tools. Then answers that are texts are messages too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyggml.lora.data.messages import checked_text, kind_of, list_of, messages_of, tools_of
+from pyggml.lora.data.records.shape import Cells
+from pyggml.lora.data.rows import BadRow, Message, Messages, Weights
+
+_OF_CHATS = ("messages", "instruction", "system", "history", "tools")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Messages before an answer.
+
+    weights   of those whose file gives them one
+    rounds    the numbers of the answers of earlier rounds, which a record has in a part of its own
+    """
+
+    messages: Messages = ()
+    weights: Weights = field(default_factory=dict)
+    rounds: frozenset[int] = frozenset()
+
+
+def is_chat(cells: Cells, *answers: str) -> bool:
+    """Whether a record with these answers is made of messages."""
+    held = any(isinstance(cells.get(part), list | dict) for part in ("prompt", *answers))
+    return held or any(part in cells for part in _OF_CHATS)
+
+
+def text_asked(cells: Cells) -> str:
+    """The prompt, after its context if it does not hold it; "" if there is none."""
+    given = cells.get("prompt") is not None
+    text = cells.text("prompt", may_be_empty=True) if given else ""
+    context = cells.text("context") if cells.has("context") else ""
+    return text if not context or context in text else f"{context}\n{text}"
+
+
+def messages_asked(cells: Cells) -> Asked:
+    """The system's text, earlier rounds, and what is asked last."""
+    messages, weights = _asked_last(cells)
+    rounds = cells.read("history", _rounds) if cells.has("history") else ()
+    system = system_of(cells, (*rounds, *messages))
+    n = len(system) + len(rounds)
+    answers = (i for i, m in enumerate((*system, *rounds)) if m["role"] == "assistant")
+    return Asked((*system, *rounds, *messages), shift(weights, n), frozenset(answers))
+
+
+def _asked_last(cells: Cells) -> tuple[Messages, Weights]:
+    for part in ("messages", "prompt"):
+        if (part == "messages" and part in cells) or isinstance(cells.get(part), list | dict):
+            messages: tuple[Messages, Weights] = cells.read(part, one_or_more)
+            return messages
+    if "instruction" in cells:
+        return (_instruction(cells),), {}
+    text = text_asked(cells)
+    return (({"role": "user", "content": text},) if text else ()), {}
+
+
+def _instruction(cells: Cells) -> Message:
+    """Alpaca's, which templates may write apart from its input."""
+    instruction, given = cells.text("instruction"), ""
+    if cells.get("input") is not None:
+        given = cells.text("input", may_be_empty=True)
+    asked = f"{instruction}\n\n{given}" if given else instruction
+    return {"role": "user", "content": asked, "instruction": instruction, "input": given}
+
+
+def one_or_more(value: Any) -> tuple[Messages, Weights]:
+    """Messages, or one of them alone."""
+    return messages_of([value] if isinstance(value, dict) else value)
+
+
+def shift(weights: Weights, n: int) -> dict[int, float]:
+    """The weights of messages that stand n places further on."""
+    return {i + n: weight for i, weight in weights.items() if i + n >= 0}
+
+
+def system_of(cells: Cells, messages: Messages) -> Messages:
+    """The message that a record's system text is, if these messages do not begin with it.
+
+    Raises BadRow if they begin with another one.
+    """
+    if not cells.has("system"):
+        return ()
+    text, first = cells.text("system"), messages[0] if messages else {}
+    if first.get("role") not in ("system", "developer"):
+        return ({"role": "system", "content": text},)
+    if first["content"].strip() != text.strip():
+        name = cells.names["system"]
+        raise BadRow(f'has a "{name}" beside messages that begin with another system text',
+                     says_all=True)  # fmt: skip
+    return ()
+
+
+def _rounds(value: Any) -> Messages:
+    """Rounds as LLaMA-Factory and ms-swift have them, [[question, answer], …], or messages."""
+    items, messages = list_of(value), list[Message]()
+    if all(isinstance(item, Mapping) for item in items):
+        return messages_of(items)[0]
+    for i, item in enumerate(items):
+        if not isinstance(item, list) or len(item) != 2:
+            what = f"a list of {len(item)}" if isinstance(item, list) else f"a {kind_of(item)}"
+            raise BadRow(f"has a round {i + 1} that is {what}, wanted a question and its answer")
+        try:
+            question, answer = (checked_text(text, may_be_empty=False) for text in item)
+        except BadRow as bad:
+            raise BadRow(f"has a round {i + 1} with a text that {bad}") from None
+        messages += [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
+    return tuple(messages)
+
+
+def tools(cells: Cells) -> tuple[dict[str, Any], ...]:
+    """The functions that the assistant may call."""
+    found: tuple[dict[str, Any], ...] = cells.read("tools", tools_of)
+    return found
+
+
+def check_unlearned(cells: Cells, weights: Weights, part: str) -> None:
+    """BadRow for marks that would have a prompt learned, where answers alone are."""
+    for i, weight in weights.items():
+        if weight:
+            fault = f'has a message {i + 1} that is marked to be learned, and stands in a "{part}"'
+            raise BadRow(f"{fault}, of which nothing is", says_all=True)

@@ -1,0 +1,87 @@
+"""What a record must have to be a row of some kind, and how its values are read."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyggml.lora.data.messages import checked_text
+from pyggml.lora.data.names import Names
+from pyggml.lora.data.rows import BadRow, Place, Row
+
+Record = dict[str, Any]
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a value says nothing: null, white space, or a list or an object of nothing."""
+    if isinstance(value, str):
+        return value.strip() in ("", "[]", "{}")
+    return value is None or (isinstance(value, list | dict) and not value)
+
+
+class Cells:
+    """The values of a record by the parts of a row. `names` are the parts' in the file."""
+
+    def __init__(self, record: Record, names: Mapping[str, str]) -> None:
+        self._record, self.names = record, names
+
+    def __contains__(self, part: str) -> bool:
+        return part in self.names
+
+    def get(self, part: str) -> Any:
+        """The value; None where there is none."""
+        return self._record.get(self.names.get(part, part)) if part in self.names else None
+
+    def has(self, part: str) -> bool:
+        """Whether it says anything."""
+        return not is_empty(self.get(part))
+
+    def read(self, part: str, read: Callable[[Any], Any]) -> Any:
+        """What `read` makes of a value; its complaint says of what name."""
+        try:
+            return read(self.get(part))
+        except BadRow as bad:
+            raise BadRow(f'is an object whose "{self.names.get(part, part)}" {bad}') from None
+
+    def text(self, part: str, may_be_empty: bool = False) -> str:
+        """A text. BadRow if it is none that a tokenizer can read."""
+        text: str = self.read(part, lambda value: checked_text(value, may_be_empty))
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Parts that a record must have, each under one of its names, parts that it may have, and the
+    row of their cells."""
+
+    parts: tuple[Names, ...]
+    make: Callable[[Place, Cells], Row]
+    others: tuple[Names, ...] = ()
+
+    def fits(self, names: Collection[str]) -> bool:
+        """Whether these names of a file have all that it must have."""
+        for part in self.parts:  # not all(any(…)): it is asked of every row
+            for name in part:
+                if name in names:
+                    break
+            else:
+                return False
+        return True
+
+    def cells(self, record: Record) -> Cells:
+        """Of each part the first name that says anything, else the first that is there."""
+        names = dict[str, str]()
+        for part in (*self.parts, *self.others):
+            there = [name for name in part if name in record]
+            if len(there) == 1:
+                names[part[0]] = there[0]
+            elif there:
+                names[part[0]] = next((n for n in there if not is_empty(record[n])), there[0])
+        return Cells(record, names)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names that it reads."""
+        return frozenset(name for part in (*self.parts, *self.others) for name in part)
+
+    def __str__(self) -> str:
+        return " and ".join(part[0] for part in self.parts)

@@ -1,0 +1,126 @@
+"""Records of rows that are learned: texts, prompts with completions, chats.
+
+parts                                                  row
+messages [system, tools]                               ChatRow
+instruction, completion [input, system, history, tools]   ChatRow
+text                                                   TextRow
+prompt, completion [context]                           CompletionRow
+prompt, completion [context, system, history, tools]   ChatRow where it is made of messages
+
+Each may have "weight", 0 to 1, or "train" or "loss", true or false.
+"""
+
+from pyggml.lora.data.messages import flag_of, messages_of, not_learned, share_of, weight_of
+from pyggml.lora.data.names import (
+    ANSWER,
+    CHAT,
+    CONTEXT,
+    GIVEN,
+    HISTORY,
+    INSTRUCTION,
+    MARKS,
+    PROMPT,
+    SYSTEM,
+    TEXT,
+    TOOLS,
+)
+from pyggml.lora.data.records.asking import (
+    check_unlearned,
+    is_chat,
+    messages_asked,
+    one_or_more,
+    shift,
+    system_of,
+    text_asked,
+    tools,
+)
+from pyggml.lora.data.records.shape import Cells, Shape
+from pyggml.lora.data.rows import (
+    BadRow,
+    ChatRow,
+    CompletionRow,
+    Messages,
+    Place,
+    Row,
+    TextRow,
+    Weights,
+)
+
+FLAGS = tuple((mark,) for mark in MARKS)
+OF_PROMPTS = (CONTEXT, SYSTEM, HISTORY, TOOLS)
+OF_INSTRUCTIONS = (GIVEN, SYSTEM, HISTORY, TOOLS)
+OF_CHATS = (SYSTEM, TOOLS)
+
+
+def weight(cells: Cells) -> float:
+    """How much the row counts. BadRow for one of which nothing is to be learned."""
+    for mark in MARKS:
+        if cells.get(mark) is not None:
+            cells.read(mark, share_of if mark == "weight" else flag_of)
+    try:
+        share = weight_of({mark: cells.get(mark) for mark in MARKS})
+    except BadRow as bad:
+        raise BadRow(f"is an object that {bad}", says_all=True) from None
+    if share == 0:
+        raise BadRow("has the weight 0, so nothing of it is learned: leave it out", says_all=True)
+    return 1.0 if share is None else share
+
+
+def _of_text(place: Place, cells: Cells) -> Row:
+    return TextRow(place, cells.text("text"), weight=weight(cells))
+
+
+def _of_messages(place: Place, cells: Cells) -> Row:
+    messages, weights = cells.read("messages", messages_of)
+    system = system_of(cells, messages)
+    messages, weights = (*system, *messages), shift(weights, len(system))
+    return _chat(place, cells, messages, not_learned(messages, weights), weights, "messages")
+
+
+def _of_prompt(place: Place, cells: Cells) -> Row:
+    if not is_chat(cells, "completion"):
+        prompt = text_asked(cells)
+        return CompletionRow(place, prompt, cells.text("completion"), weight(cells))
+    asked = messages_asked(cells)
+    check_unlearned(cells, answers_marked(asked.messages, asked.weights), "prompt")
+    answer, weights = answer_of(cells, "completion")
+    n, messages = len(asked.messages), (*asked.messages, *answer)
+    weights = {**asked.weights, **shift(weights, n)}
+    read_only = frozenset(range(n)) - asked.rounds | not_learned(messages, weights)
+    return _chat(place, cells, messages, read_only, weights, "completion")
+
+
+def answer_of(cells: Cells, part: str) -> tuple[Messages, Weights]:
+    """An answer as messages: a text is the assistant's."""
+    if isinstance(cells.get(part), list | dict):
+        messages: tuple[Messages, Weights] = cells.read(part, one_or_more)
+        return messages
+    return ({"role": "assistant", "content": cells.text(part)},), {}
+
+
+def answers_marked(messages: Messages, weights: Weights) -> dict[int, float]:
+    """The weights of the assistant's messages alone."""
+    return {i: w for i, w in weights.items() if messages[i]["role"] == "assistant"}
+
+
+def _chat(
+    place: Place,
+    cells: Cells,
+    messages: Messages,
+    read_only: frozenset[int],
+    weights: Weights,
+    part: str,
+) -> ChatRow:
+    said = [m for i, m in enumerate(messages) if i not in read_only]
+    if not any(m["content"] or m.get("tool_calls") for m in said):
+        name = cells.names[part]
+        raise BadRow(f'is an object whose "{name}" has no answer of the assistant to learn')
+    return ChatRow(place, messages, tools(cells), read_only, weights, weight(cells))
+
+
+TRAINING_SHAPES = (
+    Shape((CHAT,), _of_messages, (*OF_CHATS, *FLAGS)),
+    Shape((INSTRUCTION, ANSWER), _of_prompt, (*OF_INSTRUCTIONS, *FLAGS)),
+    Shape((TEXT,), _of_text, FLAGS),
+    Shape((PROMPT, ANSWER), _of_prompt, (*OF_PROMPTS, *FLAGS)),
+)
