@@ -7,6 +7,8 @@ JSON         a list whose first item has known names, an object over lines;  an 
              else .json                                                      that it holds
 CSV          .csv, .tsv; else the first line is a header with known names    a record
 text         anything else                                                   the whole file
+
+Each but parquet may be compressed, by gzip or Zstandard: .jsonl.gz.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +19,7 @@ from typing import Any, TypeVar
 from pyggml.errors import DataError
 from pyggml.lora.data.formats.csv_rows import csv_records, header
 from pyggml.lora.data.formats.json_rows import json_items, json_lines, value_at_start
+from pyggml.lora.data.formats.packed import SUFFIXES, suffix_of
 from pyggml.lora.data.formats.parquet import MAGIC, parquet_rows
 from pyggml.lora.data.formats.source import HEAD_BYTES, blocks, head
 from pyggml.lora.data.records import TRAINING, Schema
@@ -45,8 +48,10 @@ def format_of(path: Path, schema: Schema) -> str:
     if start.startswith(b"GGUF"):
         raise DataError(f"{path}: is a GGUF file, wanted text: -m names a model, -f data")
     if start.startswith(MAGIC):
+        if path.suffix.lower() in SUFFIXES:
+            raise DataError(f"{path}: is compressed parquet, which packs by itself: unpack it")
         return "parquet"
-    text, suffix = start.decode(errors="ignore").lstrip(), path.suffix.lower()
+    text, suffix = start.decode(errors="ignore").lstrip(), suffix_of(path)
     if text[:1] == "[" and (suffix == ".json" or _has_row(text[1:].lstrip(), schema)):
         return "JSON"
     if text[:1] == "{" and (suffix in _OF_JSON or _has_row(text, schema)):

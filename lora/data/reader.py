@@ -11,6 +11,7 @@ from pyggml.lora.data.cache import VERSION, CachedDocuments, TokenCache
 from pyggml.lora.data.documents import Document, Writer
 from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import Faults, check_rows, format_of, rows
+from pyggml.lora.data.formats.packed import suffix_of
 from pyggml.lora.data.formats.source import blocks
 from pyggml.lora.data.given import given_rows
 from pyggml.lora.data.long_text import token_parts
@@ -81,7 +82,7 @@ class Reader:
         return {
             "version": VERSION,
             "content": content,
-            "ending": path.suffix.lower(),
+            "ending": suffix_of(path),
             "schema": asdict(self.schema),
             "encoding": asdict(self.encoding),
             "tokenizer": self.tokenizer.identity,

@@ -7,10 +7,12 @@ reader goes on after it.
 import codecs
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
 from pyggml.errors import DataError
+from pyggml.lora.data.formats.packed import unpack
 from pyggml.lora.data.rows import BadRow, Place
 
 MOST_BYTES = 32 << 20  # of one line or record
@@ -20,10 +22,10 @@ _BOM = codecs.BOM_UTF8  # which some editors put at the start of a file
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def open_file(path: Path) -> BinaryIO:
-    """The file, to read its bytes.
+def open_file(path: Path) -> BufferedReader:
+    """The file, to read its bytes; of a compressed one those of its content.
 
-    Raises DataError if it cannot be read, is no regular file, or is UTF-16.
+    Raises DataError if it cannot be read, is no regular file, or is UTF-16, and as `unpack` does.
     """
     try:
         mode = path.stat().st_mode
@@ -34,11 +36,11 @@ def open_file(path: Path) -> BinaryIO:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read: {reason}") from error
-    if file.read(2) in _UTF_16:
-        file.close()
+    content = unpack(path, file)
+    if content.peek(2)[:2] in _UTF_16:
+        content.close()
         raise DataError(f"{path}: is UTF-16, wanted UTF-8: save it as that")
-    file.seek(0)
-    return file
+    return content
 
 
 def head(path: Path) -> bytes:
