@@ -84,19 +84,23 @@ def check_learned(document: Document) -> None:
         )
 
 
-def _with_end(ids: list[int], tokenizer: Tokenizer, wanted: bool = True) -> list[int]:
-    """With an end of text, if there is none at the end."""
+def _with_end(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """With an end of text, if there is none at the end. BadRow if the vocabulary has none."""
     end = tokenizer.eos_id if tokenizer.eos_id is not None else tokenizer.eot_id
-    if wanted and end is not None and ids[-1:] not in ([end], [tokenizer.eot_id]):
-        return [*ids, end]
-    return ids
+    if end is None:
+        raise BadRow(
+            "has an end to learn, and the model's vocabulary no token that ends a text: its key "
+            "tokenizer.ggml.eos_token_id names one (rows of text need none with --no-end-of-text)",
+            says_all=True,
+        )
+    return ids if ids[-1:] in ([end], [tokenizer.eot_id]) else [*ids, end]
 
 
 def _text(row: TextRow, tokenizer: Tokenizer, encoding: Encoding) -> Document:
     ids = whole(row.text, tokenizer, encoding.parses(row.plain))
     if row.plain:
         return Document(ids)
-    ids = _with_end(ids, tokenizer, encoding.end_of_text)
+    ids = _with_end(ids, tokenizer) if encoding.end_of_text else ids
     is_ended = ids[-1:] in ([tokenizer.eos_id], [tokenizer.eot_id])
     return Document(ids, None, (TEXT, ENDED) if is_ended else (TEXT,))
 

@@ -7,7 +7,7 @@ near duplicate  one that shares four in five of its sequences of five tokens wit
                 MinHash (Broder 1997): 32 hashes, compared where 4 of them agree in one of 8 bands.
                 Sequences that more than a fifth of all rows have, as a system message, do not count
 empty           an answer of which nothing but its end is learned
-cut             an answer whose last token ends no turn
+cut             an answer whose last token ends no turn, unless it goes on in the next window
 script          that of most letters of what a row teaches, by the names of characters in Unicode
 language        that of what a row teaches, where it is long enough to tell
 """
@@ -94,6 +94,7 @@ class _Row:
     ids: np.ndarray
     learned: np.ndarray
     is_held_out: bool
+    goes_on: bool
 
 
 @lru_cache(maxsize=1)  # it is printed, and recorded
@@ -145,7 +146,7 @@ def _sample(corpus: Corpus, most: int) -> tuple[list[_Row], list[Units]]:
 
 def _rows(data: Dataset, units: Units, is_held_out: bool, n: int) -> Iterator[_Row]:
     for i in units.spread(n):
-        yield _Row(*units.tokens(data, int(i)), is_held_out)
+        yield _Row(*units.tokens(data, int(i)), is_held_out, units.goes_on(data, int(i)))
 
 
 def _quantiles(values: Sequence[int]) -> tuple[int, ...]:
@@ -192,6 +193,7 @@ class _Findings:
         if whole:
             empty = [i for i, row in enumerate(self.rows) if ends[i] and row.learned.sum() < 2]
             self._add("with an empty answer", empty)
+        ends = [end or row.goes_on for end, row in zip(ends, self.rows, strict=True)]
         cut = [i for i, row in enumerate(self.rows) if not ends[i] and row.learned[-1]]
         self._add("whose answer ends in no token that ends a turn", cut)
 

@@ -38,6 +38,14 @@ class Units:
         k = min(n, len(self))
         return ((np.arange(k) + 0.5) * len(self) / max(k, 1)).astype(np.int64)
 
+    def goes_on(self, data: Dataset, which: int) -> bool:
+        """Whether a part fills its window, and the next part begins with its last token, as a text
+        that is longer than a window goes on."""
+        if which + 1 == len(self) or self.lengths[which] != data.ctx + 1:
+            return False
+        tokens, end = data.tokens.reshape(-1), self.starts[which] + self.lengths[which]
+        return bool(self.starts[which + 1] == end and tokens[end] == tokens[end - 1])
+
     def tokens(self, data: Dataset, which: int) -> tuple[np.ndarray, np.ndarray]:
         """The ids of one, and (n,) bool, which of them are learned."""
         at = slice(int(self.starts[which]), int(self.starts[which] + self.lengths[which]))
@@ -58,5 +66,5 @@ def first_learned(ids: np.ndarray, learned: np.ndarray, n: int) -> np.ndarray:
 
 
 def as_words(text: str) -> str:
-    """On one line, without the half of a character at its end."""
-    return " ".join(text.rstrip("\ufffd").split())
+    """On one line, without the halves of characters at its ends."""
+    return " ".join(text.strip("\ufffd").split())

@@ -1,8 +1,9 @@
 """Roles of special tokens (BOS, EOS, …), and the tokens that end a generation.
 
-The rules are those of llama_vocab::impl::load:
+The rules are those of llama_vocab::impl::load, but for the second half of the first:
 
-1. a metadata key gives a role's token, otherwise the default of the kind
+1. a metadata key gives a role's token, otherwise the default of the kind; llama.cpp takes it
+   whatever it is, here it has to be a control token, for else each text would end in a ")"
 2. a role without a token gets the token with the first name of NAMES in the vocabulary (if several
    are in it, llama.cpp takes the first of its hash table)
 3. tokens with a name in ENDS are control tokens and end a generation, whatever their type
@@ -49,6 +50,7 @@ VITAL = ("bos", "eos", "eot", "eom")
 
 DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 NAMES = {
+    "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[EOS]", DEEPSEEK_END),
     "eot": (
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"),
         *("<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", DEEPSEEK_END, "<end_of_utterance>"),
@@ -98,21 +100,35 @@ def read_specials(metadata: Metadata, vocabulary: Vocabulary, kind: str, has_bos
     vocabulary = replace(vocabulary, attrs=vocabulary.attrs.copy())
     roles: dict[str, int | None] = {}
     for role, keys in KEYS.items():
-        default = None if role == "bos" and not has_bos else DEFAULTS[kind].get(role)
+        default = None if role == "bos" and not has_bos else _default(vocabulary, kind, role)
         roles[role] = _role(metadata, role, keys, default, len(vocabulary.tokens))
-    for role, names in NAMES.items():
-        if roles[role] is None:
-            roles[role] = next((vocabulary.ids[n] for n in names if n in vocabulary.ids), None)
+    for role in NAMES:
+        if roles[role] is None and (role != "eos" or "eos" in DEFAULTS[kind]):
+            roles[role] = next(iter(_named(vocabulary, role)), None)
             _mark(vocabulary, roles[role], Attr.CONTROL)
     ends = _ends(vocabulary, roles)
     matched = _matched_tokens(metadata, vocabulary)
     return Specials(vocabulary.attrs, roles, frozenset(ends), matched)
 
 
+def _default(vocabulary: Vocabulary, kind: str, role: str) -> int | None:
+    """The token that a role has in vocabularies of a kind, if it may be that here."""
+    id = DEFAULTS[kind].get(role)
+    if id is None or id >= len(vocabulary.tokens):
+        return None
+    is_one = role == "unk" or vocabulary.attrs[id] & (Attr.CONTROL | Attr.UNKNOWN)
+    is_end = role != "eos" or vocabulary.tokens[id] in ENDS or not _named(vocabulary, role)
+    return id if is_one and is_end else None
+
+
+def _named(vocabulary: Vocabulary, role: str) -> list[int]:
+    return [vocabulary.ids[name] for name in NAMES[role] if name in vocabulary.ids]
+
+
 def _role(
     metadata: Metadata, role: str, keys: tuple[str, ...], default: int | None, n: int
 ) -> int | None:
-    role_id = default if default is not None and default < n else None
+    role_id = default
     for key in keys:
         id = metadata.index(f"tokenizer.ggml.{key}")
         if id is not None and 0 <= id < n:

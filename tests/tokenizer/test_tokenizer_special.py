@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from pyggml.tokenizer import from_metadata
+from pyggml.tokenizer.metadata import Metadata
 from pyggml.tokenizer.partition import Special, TextPart, in_order, partition
+from pyggml.tokenizer.special import DEFAULTS, read_specials
+from pyggml.tokenizer.vocabulary import TOKENS, read_vocabulary
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 
@@ -28,11 +31,29 @@ def test_roles_from_keys_and_their_defaults(tiny):
     assert (*roles, tokenizer.pad_id, tokenizer.unk_id) == (0, 1, 5, 6, 7)
     none = dict.fromkeys(("bos_token_id", "eos_token_id", "unknown_token_id"))
     bare = from_metadata(tiny("bpe", **none))
-    assert (bare.bos_id, bare.eos_id, bare.unk_id, bare.pad_id) == (11, 11, None, None)
+    assert (bare.bos_id, bare.eos_id, bare.unk_id, bare.pad_id) == (None, 1, None, None)
     bare = from_metadata(tiny("spm", **none))
     assert (bare.bos_id, bare.eos_id, bare.unk_id, bare.pad_id) == (1, 2, 0, None)
     assert from_metadata(tiny("bpe", pre="glm4", **none)).bos_id is None
     assert bare.n_vocab == len(tiny("spm")["tokenizer.ggml.tokens"])
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_a_default_is_a_role_only_where_its_token_may_be_one(kind):
+    """llama.cpp takes token 11 of a BPE vocabulary for its end, whatever it is. Of every kind: a
+    word is no default; a control token is; the vocabulary's own end goes before one of no name."""
+    for role, id in DEFAULTS[kind].items():
+        if role == "unk":  # which stands for any text
+            continue
+        for type, has_end in ((NORMAL, False), (CONTROL, False), (NORMAL, True), (CONTROL, True)):
+            tokens, types = [f"w{i}" for i in range(120)], np.ones(120, np.int32)
+            types[id] = type
+            if has_end:
+                tokens[60], types[60] = "<|endoftext|>", CONTROL
+            metadata = Metadata({TOKENS: tokens, "tokenizer.ggml.token_type": types})
+            found = read_specials(metadata, read_vocabulary(metadata), kind, has_bos=True).roles
+            own = 60 if has_end and role == "eos" else id if type == CONTROL else None
+            assert found[role] == own, (role, type, has_end)
 
 
 def test_a_default_beyond_a_small_vocabulary_is_none():
