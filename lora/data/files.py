@@ -113,11 +113,13 @@ def _unfold(place: Place, item: Any, schema: Schema) -> Iterator[tuple[Place, An
 
 def _rows_in(item: dict[str, Any], schema: Schema) -> list[Any]:
     """The rows of an object that holds nothing else: {"data": [row, …]}, or, as PubMedQA's file is
-    one, {"1": row, "2": row, …}."""
+    one, {"1": row, "2": row, …}. One list of messages is a chat."""
     inner = [] if schema.has_row(item) else list(item.values())
     if len(inner) == 1 and isinstance(inner[0], list):
         inner = inner[0]
-        return inner if inner and isinstance(inner[0], dict) else []
+        first = inner[0] if inner else None
+        is_chat = isinstance(first, dict) and bool({"role", "from"} & first.keys())
+        return inner if isinstance(first, dict) and not is_chat else []
     return inner if all(isinstance(i, dict) and schema.has_row(i) for i in inner) else []
 
 

@@ -135,8 +135,8 @@ class QuestionRow:
 
     category   the subject that its set counts it to; "" where there are none
     worked     the right answer with its reasoning, for examples; "" where the set has none
-    readings: what the answer's word may mean → the number of the choice that it is then, as long as
-    the other rows of its file may tell; empty once they have
+    readings   what the answer's word may mean → the number of the choice that it is then, as long
+               as the other rows of its file may tell; empty once they have
     """
 
     place: Place

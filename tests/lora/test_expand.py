@@ -66,7 +66,7 @@ def test_a_folder_is_its_files_with_data_and_names_the_others(folder):
         "README.md": "is plain text beside files of rows",
         "empty.txt": "is empty, wanted text",
         "infos.json": "is JSON without the names of rows",
-        "model.bin": "is neither text in UTF-8 nor rows",
+        "model.bin": "is a GGUF file, wanted text: -m names a model, -f data",
         "picture.png": "is neither text in UTF-8 nor rows",
     }
 
