@@ -14,8 +14,7 @@ import numpy as np
 
 from pyggml.graph.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
 from pyggml.graph.op import NoGrad, Op
-from pyggml.graph.tensor import leaf
-from pyggml.look.check import as_leaf
+from pyggml.graph.tensor import as_leaf, leaf
 from pyggml.ops import OPS
 
 

@@ -1,4 +1,5 @@
-"""Kernels under test check their array bounds; no test fails by chance or because others compute.
+"""Kernels under test check their array bounds, and passes their graphs; no test fails by chance or
+because others compute.
 
 Hypothesis tries the same examples in every run, without a deadline: kernels compile. Others are
 tried with `pytest --hypothesis-profile=others`, and twenty times as many with `thousands`.
@@ -7,6 +8,7 @@ tried with `pytest --hypothesis-profile=others`, and twenty times as many with `
 import os
 
 os.environ.setdefault("NUMBA_BOUNDSCHECK", "1")  # before anything imports numba
+os.environ.setdefault("PYGGML_VERIFY", "1")  # also for the commands that tests start
 
 import gc
 import re

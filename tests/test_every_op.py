@@ -6,12 +6,15 @@ import subprocess
 import sys
 from enum import IntEnum
 from functools import partial
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
+from card_patterns import own_ops
 from drawing import conditioned, draw_layout, draw_sample, fed_by_results
+from extras import needs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,10 +23,10 @@ from pyggml.backends.cpu import array
 from pyggml.errors import ShapeError
 from pyggml.graph.dtypes import BF16, F16, F32, I32, dtype
 from pyggml.graph.op import Memory, NoGrad, Sample
-from pyggml.graph.tensor import Tensor, leaf, zeros
+from pyggml.graph.tensor import Tensor, as_leaf, leaf, zeros
 from pyggml.jit import JIT
 from pyggml.kernels.kernel import KERNELS, Site
-from pyggml.look.check import as_leaf, check_gradient, in_float64
+from pyggml.look.check import check_gradient, in_float64
 from pyggml.ops import OPS, cpy
 from pyggml.quants import dequantize
 from pyggml.runtime import run
@@ -38,16 +41,20 @@ GRADIENT_TOLERANCE = 1e-4
 ROUNDING = 2e-6
 EPSILON = float(np.finfo(np.float32).eps)
 
-SAMPLES = {name: list(op.samples(np.random.default_rng(0))) for name, op in OPS.items()}
+
+# Those that a card's passes put into graphs; its kernels compute them (backends/card).
+OWN = {} if find_spec("numba_cuda") is None else own_ops()
+EVERY = {**OPS, **OWN}
+SAMPLES = {name: list(op.samples(np.random.default_rng(0))) for name, op in EVERY.items()}
 CASES = [
     pytest.param(OPS[name], sample, id=f"{name}-{i}", marks=[] if i else [pytest.mark.quick])
-    for name, samples in SAMPLES.items()
-    for i, sample in enumerate(samples)
+    for name in OPS
+    for i, sample in enumerate(SAMPLES[name])
 ]
 
 
-def ops(wanted):
-    return [pytest.param(op, id=name) for name, op in OPS.items() if wanted(op)]
+def ops(wanted, of=OPS):
+    return [pytest.param(op, id=name) for name, op in of.items() if wanted(op)]
 
 
 def build(op, sample):
@@ -102,12 +109,12 @@ def call(op, node, out, src):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("op", ops(lambda op: True))
+@pytest.mark.parametrize("op", ops(lambda op: True, EVERY))
 def test_the_declaration_is_complete(op):
     samples = SAMPLES[op.name]
     assert len(samples) >= 2, "too few samples"
     assert isinstance(op.ggml, IntEnum)
-    assert OPS[op.name] is op
+    assert EVERY[op.name] is op
     if isinstance(op.grad, NoGrad):
         assert len(op.grad.reason) > 10, "the reason is a sentence"
     else:
@@ -136,8 +143,20 @@ def settings_of(op):
     return {key for sample in SAMPLES[op.name] for key in sample.params}
 
 
+@needs("numba_cuda")
+@pytest.mark.parametrize("op", ops(lambda op: True, OWN) or [None])
+def test_a_reference_gives_what_the_spec_says(op):
+    """Of ops that a card computes alone: as many results, of the same shapes."""
+    for sample in SAMPLES[op.name]:
+        src, node = build(op, sample)
+        computed = list(op.results(*map(in_float64, src), **sample.params))
+        assert [x.shape for x in computed] == [t.shape for t in (node, *node.saved)]
+        assert all(np.isfinite(x).all() for x in computed)
+        np.testing.assert_array_equal(op.ref(*map(in_float64, src), **sample.params), computed[0])
+
+
 @pytest.mark.quick
-@pytest.mark.parametrize("op", ops(lambda op: True))
+@pytest.mark.parametrize("op", ops(lambda op: True, EVERY))
 def test_every_setting_says_what_it_refuses(op):
     assert op.refuses.keys() == settings_of(op)
     for setting, refused in op.refuses.items():
@@ -151,7 +170,7 @@ def test_every_setting_says_what_it_refuses(op):
     ("op", "setting", "value"),
     [
         pytest.param(op, setting, value, id=f"{name}-{setting}-{value}")
-        for name, op in OPS.items()
+        for name, op in EVERY.items()
         for setting, values in op.refuses.items()
         for value in values
     ],
@@ -177,7 +196,7 @@ TAKE_ANYTHING = {"after", "cont", "dup", "arange"}  # all types and shapes, or n
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("op", ops(lambda op: True))
+@pytest.mark.parametrize("op", ops(lambda op: True, EVERY))
 def test_what_does_not_fit_is_a_shape_error(op):
     """One sentence when the graph is built: no other error, and none from a kernel later."""
     refused = 0

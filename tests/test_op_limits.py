@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pyggml.errors import PyggmlError
-from pyggml.graph.tensor import Tensor, leaf
-from pyggml.look.check import as_leaf, in_float64
+from pyggml.graph.tensor import Tensor, as_leaf, leaf
+from pyggml.look.check import in_float64
 from pyggml.ops import OPS
 from pyggml.runtime import run
 

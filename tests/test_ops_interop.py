@@ -18,8 +18,7 @@ from pyggml.backends.cpu import array
 from pyggml.backward import build_backward
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F16, F32, I32, I64
-from pyggml.graph.tensor import Tensor, leaf
-from pyggml.look.check import as_leaf
+from pyggml.graph.tensor import Tensor, as_leaf, leaf
 from pyggml.ops import OPS
 from pyggml.quants import QUANTS, dequantize
 from pyggml.runtime import results, run

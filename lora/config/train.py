@@ -195,6 +195,14 @@ class TrainConfig(Settings):
     compute: str = setting(
         "auto", "how products are computed", *one_of(COMPUTE_TYPES), group="memory"
     )
+    verify_graphs: bool = setting(
+        False,
+        "verify the graphs of the loss after every pass over them, as tests do: for who changes "
+        "an op, a pass or a device",
+        brief="verify graphs after every pass",
+        group="memory",
+        may_change=True,
+    )
 
     # -- what is told and kept on the way -------------------------------------------------------
 

@@ -20,6 +20,7 @@ from pyggml.backward import Keep, training_graph
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
+from pyggml.graph.verify import verifies, verifying
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch
@@ -166,10 +167,12 @@ class Passes:
         keep = Keep.LAYERS if config.grad_checkpointing else Keep.COSTLY
         *shorter, n_tokens = [config.batch * n for n in lengths or (ctx,)]
         noise = config.neftune_alpha
-        return cls(
-            *(model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise, shorter),
-            factor=config.router_aux_loss_coef,
-        )
+        with verifying(verifies() or config.verify_graphs):
+            return cls(
+                *(model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise),
+                shorter,
+                factor=config.router_aux_loss_coef,
+            )
 
     @property
     def n_bytes(self) -> int:

@@ -15,6 +15,7 @@ from pyggml.backward.substitute import (
 )
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
 
 
 class Keep(Enum):
@@ -27,6 +28,7 @@ class Keep(Enum):
     )
 
 
+@graph_pass
 def rematerialise(graph: Graph, keep: Keep) -> Graph:
     """The graph, from build_backward, with no more forward results kept than `keep` says.
 

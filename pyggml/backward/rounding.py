@@ -19,16 +19,19 @@ from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, DType
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
 from pyggml.ops import cpy
 from pyggml.ops.attention.attention import FLASH_ATTN_EXT, may_round
 
 
+@graph_pass
 def round_attention(graph: Graph) -> Graph:
     """The graph, all of whose attention may round. `graph` comes from build_backward."""
     forward, _ = forward_and_backward(graph)
     return rewrite(graph, {t: may_round(t) for t in forward if t.op is FLASH_ATTN_EXT})
 
 
+@graph_pass
 def round_large(graph: Graph, kept_as: DType) -> Graph:
     """The graph, with its large tensors (graph.notes) kept as `kept_as`: F32 or BF16.
 

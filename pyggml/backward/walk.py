@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from pyggml.graph import Graph, last_write, reachable, topological
 from pyggml.graph.graph import expect_graph
 from pyggml.graph.op import OPS, Detached, NoGrad
 from pyggml.graph.tensor import Tensor, leaf
+from pyggml.graph.verify import graph_pass
 from pyggml.ops import add, add_inplace, repeat_back
 
 # Ops that fuse another with the addition of its result to their first source.
@@ -34,6 +35,7 @@ class BackwardStep:
     outgoing: tuple[Tensor | None, ...]
 
 
+@graph_pass
 def build_backward(
     forward: Graph,
     parameters: Sequence[Tensor] | Mapping[str, Tensor],
@@ -45,7 +47,7 @@ def build_backward(
 
     Outputs: "loss", then "grad:NAME" for each parameter, d(sum(loss · seed)) / d(parameter), then
     the others of `forward`. NAME is that of the mapping, or the tensor's; its number where that is
-    none or that of several. Nodes: those of `forward` that the loss needs, then those of the
+    none or that of several. Nodes: those of `forward` that outputs need, then those of the
     gradients, from the loss back to the start. `seed` has the loss's shape (default: ones).
     `accumulators` are leaves of the parameters' shapes, or None: each complete gradient is then
     added to its accumulator in place, of which the output is a view.
@@ -64,16 +66,13 @@ def build_backward(
     loss, names = _loss(forward), _names(parameters)
     wanted = list(parameters.values() if isinstance(parameters, Mapping) else parameters)
     walk, gradients = _walk(forward, wanted, seed, accumulators)
-    graph = Graph.of(loss, *gradients, steps=(*forward.nodes, *walk.steps))
     named = zip(forward.outputs, forward.names or [""] * len(forward.outputs), strict=True)
     others = [(t, name) for t, name in named if t is not loss]
-    return Graph(
-        graph.nodes,
-        graph.leaves,
-        (*graph.outputs, *(t for t, _ in others)),
-        forward.notes,
-        ("loss", *(f"grad:{name}" for name in names), *(name for _, name in others)),
-    )
+    before = [t for t in forward.nodes if t is not loss]
+    steps = (*before, loss, *walk.steps)
+    graph = Graph.of(loss, *gradients, *(t for t, _ in others), steps=steps)
+    names = ["loss", *(f"grad:{name}" for name in names), *(name for _, name in others)]
+    return replace(graph, notes=forward.notes, names=tuple(names))
 
 
 def backward_steps(forward: Graph, parameters: Sequence[Tensor]) -> list[BackwardStep]:

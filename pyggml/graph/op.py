@@ -158,6 +158,12 @@ def widen(x: Tensor) -> Tensor:
     return OPS["cpy"](x, to="F32") if x.dtype in HALVES else x
 
 
+def over_first(node: Tensor) -> Tensor:
+    """A node whose result is written over its first source, of which it becomes a window."""
+    node.base, node.offset = node.src[0].root, node.src[0].offset
+    return node
+
+
 def op(**fields: Any) -> Op:
     """Declare an op and enter it in OPS; a forgotten field is a TypeError."""
     new = Op(**fields)

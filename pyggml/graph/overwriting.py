@@ -18,9 +18,12 @@ Writer = tuple[Tensor, float, float]  # a node, and the first byte and the end o
 
 
 def last_write(t: Tensor) -> Tensor:
-    """The tensor that wrote the numbers of t: t itself unless it is a view."""
+    """The tensor that wrote the numbers of t: t itself unless it is a view. A view that stands
+    after a node that changes its memory shows what that node wrote."""
     while t.is_view:
-        t = t.src[0]
+        t, *earlier = t.src
+        if earlier and (writers := [w for w in earlier if t.root in changed_by(w)]):
+            return writers[-1]
     return t
 
 
@@ -30,7 +33,7 @@ def readers_of_overwritten(tensors: Iterable[Tensor]) -> Mapping[Tensor, Sequenc
     if not writes:
         return {}
     overwritten, readers = set(writes.values()), defaultdict[Tensor, list[Tensor]](list)
-    changed = {t.root for t in overwritten}
+    changed = {t.root for t in writes}
     for t in tensors:
         for s in t.src:
             if (s.base or s) not in changed:  # of most
@@ -85,7 +88,7 @@ def _overwriter(
 def _bytes_of(t: Tensor, root: Tensor) -> tuple[float, float]:
     """Where the bytes of t lie in this memory: from the first to the end of the last. A writer that
     changes a whole leaf changes all of it."""
-    return (t.offset, t.offset + _extent(t)) if t.root is root else (-inf, inf)
+    return (t.offset, t.offset + extent(t)) if t.root is root else (-inf, inf)
 
 
 def _share(own: Tensor, writer: Tensor, reader: Tensor | None) -> bool:
@@ -102,12 +105,12 @@ def _overlap(s: Tensor, writer: Tensor) -> bool:
     """Whether a writer changes an element of s, which lies in the same memory."""
     if not writer.is_write or writer.root is not s.root:  # it changes a whole leaf besides
         return True
-    n_bytes = max(t.offset + _extent(t) for t in (s, writer))
+    n_bytes = max(t.offset + extent(t) for t in (s, writer))
     memory = np.empty(n_bytes, np.uint8)  # never touched
     return np.shares_memory(_elements(s, memory), _elements(writer, memory))
 
 
-def _extent(t: Tensor) -> int:
+def extent(t: Tensor) -> int:
     """Bytes from the first element of a window to the end of its last."""
     if not t.n_elements:
         return 0

@@ -178,6 +178,23 @@ def leaf(data: np.ndarray, name: str = "", dtype: DType | None = None) -> Tensor
     return Tensor((*data.shape[:-1], n), dtype, name=name, data=data, strides=strides)
 
 
+def fits_array(t: Tensor) -> bool:
+    """Whether a leaf's array on the host, if it has one, has its shape, type and strides."""
+    if not isinstance(t.data, np.ndarray):
+        return True
+    shape, strides = t.shape, t.strides
+    if t.dtype.quantised:
+        shape, strides = (*shape[:-1], t.dtype.row_bytes(shape[-1])), (*strides[:-1], 1)
+    return (t.data.dtype, t.data.shape, t.data.strides) == (t.dtype.numpy, shape, strides)
+
+
+def as_leaf(a: np.ndarray | Tensor) -> Tensor:
+    """A fresh F32 or I32 leaf with the values of an array; a Tensor is returned as it is."""
+    if isinstance(a, Tensor):
+        return a
+    return leaf(np.array(a, np.float32 if a.dtype.kind == "f" else np.int32))
+
+
 def zeros(shape: Shape, dtype: DType = F32, name: str = "") -> Tensor:
     """A leaf over fresh zeroed memory: an input to fill, a cache, a gradient accumulator."""
     held = (*shape[:-1], dtype.row_bytes(shape[-1])) if dtype.quantised else shape

@@ -18,7 +18,7 @@ from pyggml.errors import NoGradientError
 from pyggml.graph import Graph, topological
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.op import SAVED
-from pyggml.graph.tensor import Tensor, leaf
+from pyggml.graph.tensor import Tensor, as_leaf, leaf
 from pyggml.quants import dequantize
 from pyggml.runtime import results
 
@@ -109,13 +109,6 @@ def evaluate(t: Tensor, values: Mapping[Tensor, np.ndarray] | None = None) -> np
             sources = (known[s] for s in node.src)
             known[node] = np.asarray(node.op.ref(*sources, **node.params))
     return known[t]
-
-
-def as_leaf(a: np.ndarray | Tensor) -> Tensor:
-    """A fresh F32 or I32 leaf with the values of an array; a Tensor is returned as it is."""
-    if isinstance(a, Tensor):
-        return a
-    return leaf(np.array(a, np.float32 if a.dtype.kind == "f" else np.int32))
 
 
 def in_float64(t: Tensor) -> np.ndarray:

@@ -111,6 +111,14 @@ class Devices:
             t.shape, t.dtype, SEEN, (copy,), {}, t.name, t.strides, copy.root, t.offset
         )  # fmt: skip
 
+    def has_memory(self, backend: Backend) -> Callable[[Tensor], bool]:
+        """Whether a leaf is one that nodes of this backend may read: the host's, or its copy."""
+        copies = {b: {t.root for t in of.values()} for b, of in self._copies.items()}
+        if not backend.is_host:
+            return lambda leaf: leaf.root in copies[backend]
+        elsewhere = set[Tensor]().union(*copies.values())
+        return lambda leaf: leaf.root not in elsewhere
+
     def fetch(self, leaf: Tensor, backend: Backend) -> None:
         """Copy a leaf's newest numbers into this backend's memory."""
         taker = self.host if backend.is_host else backend

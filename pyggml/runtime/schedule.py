@@ -15,6 +15,7 @@ from pyggml.graph import Graph
 from pyggml.graph.graph import expect_graph
 from pyggml.graph.op import changed_by, has_kernel
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import DeviceFacts, verifies, verify
 from pyggml.runtime.assign import assign
 from pyggml.runtime.devices import Devices
 from pyggml.runtime.split import Copy, DevicePart, Split, split
@@ -103,6 +104,8 @@ def schedule(
         pieces = _whole(rewritten, next(iter(used), devices.host))
     else:
         pieces = split(rewritten, assignment, devices)
+    for backend, part in pieces.graphs.items() if verifies() else ():
+        verify(part, "split", DeviceFacts(backend.refusal, devices.has_memory(backend)))
     plans = {backend: plan(part, backend) for backend, part in pieces.graphs.items()}
     twins = {**pieces.twins, **{t: pieces.twins.get(new, new) for t, new in renewed.items()}}
     return Schedule(graph, devices, pieces.parts, plans, twins, assignment.fallbacks, watched)
@@ -112,14 +115,18 @@ def _rewritten(
     graph: Graph, devices: Devices, watched: Collection[Tensor]
 ) -> tuple[Graph, Mapping[Tensor, Tensor]]:
     """The graph as its devices have it; which nodes now stand for outputs and what is watched."""
-    before = after = replace(graph, outputs=(*graph.outputs, *watched)) if watched else graph
+    before = after = graph
+    if watched:
+        names = graph.names and (*graph.names, *("" for _ in watched))
+        before = after = replace(graph, outputs=(*graph.outputs, *watched), names=names)
     for backend in devices.backends:
         if not backend.is_host or len(devices.backends) == 1:  # its ops are not those of others
             after = backend.rewritten(after)
-    outputs = zip(before.outputs, after.outputs, strict=True)
-    renewed = {t: new for t, new in outputs if t is not new}
+    pairs = zip(before.outputs, after.outputs, strict=True)
+    renewed = {t: new for t, new in pairs if t is not new}
     if watched:  # a node that is watched need not last
-        after = replace(after, outputs=tuple(renewed.get(t, t) for t in graph.outputs))
+        outputs = tuple(renewed.get(t, t) for t in graph.outputs)
+        after = replace(after, outputs=outputs, names=graph.names)
     return after, renewed
 
 

@@ -126,7 +126,7 @@ class _Splitter:
         """A copy of s for the last part, made right before it; until then s keeps its memory."""
         source, target = self.twins[s], _without_gaps(s)
         self.parts[-1].copies.append(Copy(source, target, giver, taker))
-        self.order[taker][-2].append(target.root)
+        self.order[taker][-2] += dict.fromkeys((target.root, target))
         seen = Tensor(source.shape, source.dtype, SEEN, (source,), base=source.root)
         self.order[giver][-1].append(seen)
         return target

@@ -13,7 +13,7 @@ from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
 from pyggml.errors import ConfigError, DeviceError
 from pyggml.graph import Graph
-from pyggml.look.check import as_leaf
+from pyggml.graph.tensor import as_leaf
 from pyggml.ops import OPS
 from pyggml.runtime import Devices, bind, schedule
 from pyggml.runtime.choice import WANTED, backends_of

@@ -16,8 +16,8 @@ from pyggml.errors import DeviceError, PyggmlError
 from pyggml.extras import how_to_install
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, DTYPES, F16, F32
-from pyggml.graph.tensor import leaf
-from pyggml.look.check import as_leaf, in_float64
+from pyggml.graph.tensor import as_leaf, leaf
+from pyggml.look.check import in_float64
 from pyggml.ops import OPS
 from pyggml.quants import QUANTS, quantize
 from pyggml.runtime import Devices, results

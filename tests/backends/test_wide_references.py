@@ -145,15 +145,15 @@ def test_a_loss_whose_matrix_stays_unpacked(loss, softcap):
     from pyggml.backends.cuda.ops.head import with_lasting_matrix
 
     source = Source()
-    h, w = source.numbers(M, K), source.numbers(N, K)
-    targets = leaf((h.data @ w.data.T).argmax(-1).astype(np.int32))
+    h, w = source.numbers(M, K), source.draw_packed(N, K)
+    targets = leaf((h.data @ in_float64(w).T).argmax(-1).astype(np.int32))
     targets.data[::3] = 7
     weights = leaf((np.arange(M) % 4 / M).astype(np.float32))
     node = loss(h, w, targets, weights, gradient=True, softcap=softcap)
     program = bind(schedule(Graph.of(node, *node.saved), Devices([CPU()])))
     program()
     op = with_lasting_matrix(node).op
-    made = list(op.results(*(t.data.astype(np.float64) for t in node.src), **node.params))
+    made = list(op.results(*map(in_float64, node.src), **node.params))
     assert op.name == f"{node.op.name}_unpacked" and 0 < made[1] < M
     for found, t in zip(made, (node, *node.saved), strict=True):
         np.testing.assert_allclose(program.read(t), found, rtol=1e-4, atol=1e-6)

@@ -29,7 +29,7 @@ from pyggml.ops import (
     sum_,
     transpose,
 )
-from pyggml.runtime import Devices, bind, run, schedule
+from pyggml.runtime import Devices, bind, results, run, schedule
 
 pytestmark = pytest.mark.quick
 
@@ -291,3 +291,12 @@ def test_outputs_are_named_after_the_parameters():
     assert list(graph.outputs_of("grad")) == ["a", "b"]
     for made in (round_large(graph, BF16), rematerialise(graph, Keep.LAYERS)):
         assert made.names == graph.names
+
+
+def test_an_output_that_the_loss_does_not_need_is_computed():
+    x, w = (leaf(np.float32([1, 2, 3]), n) for n in "xw")
+    forward = Graph.of(loss=sum_(mul(x, w)), further=sqr(x))
+    loss, dw, further = results(build_backward(forward, [w]))
+    assert loss == 14
+    np.testing.assert_array_equal(dw, [1, 2, 3])
+    np.testing.assert_array_equal(further, [1, 4, 9])

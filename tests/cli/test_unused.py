@@ -33,9 +33,9 @@ OTHERS = {
         "lr_scheduler": "linear", "lr_cycles": 3, "lr_decay": 0.5, "lr_min": 1e-5,
         "warmup_steps": 3, "warmup_ratio": 0.25, "optimiser": "lion", "weight_decay": 0.5,
         "clip": 0.1, "beta1": 0.5, "beta2": 0.5, "eps": 1e-4, "neftune_alpha": 5.0,
-        "grad_checkpointing": True, "threads": 1, "compute": "f32", "val_every": 7,
-        "val_windows": 3, "patience": 2, "keep_best": True, "checkpoint_dir": "points",
-        "checkpoint_every": 9, "checkpoint_keep": 4,
+        "grad_checkpointing": True, "threads": 1, "verify_graphs": True, "compute": "f32",
+        "val_every": 7, "val_windows": 3, "patience": 2, "keep_best": True,
+        "checkpoint_dir": "points", "checkpoint_every": 9, "checkpoint_keep": 4,
     },
 }  # fmt: skip
 TENSORS = {"train_tensors": ("output_norm.weight",)}

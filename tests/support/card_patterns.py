@@ -35,6 +35,16 @@ from pyggml.ops.attention.rope import rope_apply, rope_apply_back, rope_table
 from pyggml.ops.norm.norm_mul import rms_norm_mul_back
 from pyggml.quants import quantize
 
+
+def own_ops():
+    """The ops that a card's passes put into graphs, by name."""
+    from pyggml.backends.cuda import rewrites
+    from pyggml.backends.cuda.runtime.kernel import OWN_OPS
+
+    assert rewrites.REWRITES, "they are declared"
+    return OWN_OPS
+
+
 RNG = np.random.default_rng(11)
 
 

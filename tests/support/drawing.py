@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from pyggml.errors import PyggmlError
 from pyggml.graph.op import Memory, NoGrad
-from pyggml.graph.tensor import Tensor, leaf
-from pyggml.look.check import as_leaf
+from pyggml.graph.tensor import Tensor, as_leaf, leaf
 from pyggml.runtime import run
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 31, 32, 33, 48, 64, 65, 66, 96, 130)

@@ -55,9 +55,8 @@ def say(name):
 def run_ops(guarded):
     """Every sample of every op, its sources, results and scratch guarded."""
     from pyggml.backends.cpu import array
-    from pyggml.graph.tensor import zeros
+    from pyggml.graph.tensor import as_leaf, zeros
     from pyggml.kernels.kernel import KERNELS, Site
-    from pyggml.look.check import as_leaf
     from pyggml.ops import OPS
 
     for name, op in OPS.items():

@@ -13,6 +13,7 @@ import numpy as np
 from numba.cuda.simulator.kernelapi import FakeCUDAModule, FakeCUDAShared
 
 from pyggml.backends.cuda.code import byte_ptx, ptx
+from pyggml.graph.call import Call
 
 LANES = 32
 
@@ -177,3 +178,40 @@ def as_instructions(monkeypatch):
     monkeypatch.setattr(byte_ptx, "put_shared_words", _store)
     monkeypatch.setattr(FakeCUDAModule, "shfl_xor_sync", _shfl_xor_sync, raising=False)
     monkeypatch.setattr(FakeCUDAModule, "ballot_sync", _ballot_sync, raising=False)
+
+
+def _matrix(array, rows, columns, step, is_transposed=False):
+    """A matrix in an array of the simulator's, whose rows, or columns, are `step` numbers apart."""
+    plain = getattr(array, "_ary", array)
+    near, far = plain.itemsize, plain.itemsize * step
+    strides = (near, far) if is_transposed else (far, near)
+    return np.lib.stride_tricks.as_strided(plain, (rows, columns), strides)
+
+
+def _numbers(matrix):
+    if matrix.dtype != np.uint16:
+        return matrix
+    return (matrix.astype(np.uint32) << 16).view(np.float32)
+
+
+def _multiply(stream, sizes, a, a_form, b, b_form, c, c_step, accumulate, factor=1.0):
+    """cuBLAS's product, by NumPy: see pyggml.backends.cuda.gemm.cublas."""
+    m, n, k = sizes
+    forms = ((a, m, a_form), (b, n, b_form))
+    left, right = (_matrix(x, rows, k, step, not near) for x, rows, (near, step) in forms)
+    out = _matrix(c, m, n, c_step)
+
+    def run():
+        product = factor * (_numbers(left) @ _numbers(right).T)
+        product += out if accumulate else 0
+        out[...] = np.vectorize(_half)(product) if out.dtype == np.uint16 else product
+
+    return Call(run)
+
+
+def with_products(monkeypatch):
+    """Let the simulator compute what cuBLAS does for LoRA's own ops."""
+    from pyggml.backends.cuda.ops.lora import gradients, products
+
+    for module in (gradients, products):
+        monkeypatch.setattr(module, "multiply", _multiply)

@@ -16,7 +16,7 @@ from pyggml.errors import ShapeError
 from pyggml.formulas.formula import Formula, formula
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp, GGMLUnaryOp
-from pyggml.graph.op import NO_SETTINGS, GradRule, Memory, Op, Sample, Spec, op
+from pyggml.graph.op import NO_SETTINGS, GradRule, Memory, Op, Sample, Spec, op, over_first
 from pyggml.graph.tensor import MAX_AXES, Shape, Tensor
 from pyggml.kernels.formulas import by_formula, by_rows
 from pyggml.kernels.kernel import Site, cpu_kernel
@@ -38,9 +38,7 @@ def add_inplace(a: Tensor, b: Tensor) -> Tensor:
     """
     expect_type("add_inplace", "a", a)
     expect_gapless("add_inplace", "a", a)
-    node = ADD(a, b)
-    node.base, node.offset = a.root, a.offset
-    return node
+    return over_first(ADD(a, b))
 
 
 def sub(a: Tensor, b: Tensor) -> Tensor:

@@ -186,8 +186,8 @@ def _cpy_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 def packed_leaf(rng: np.random.Generator, shape: Shape, name: str) -> Tensor:
     """For samples: a leaf of random numbers of this type."""
-    packed = quantize(rng.standard_normal(shape).astype(np.float32), name)
-    return leaf(packed, dtype=dtype(name))
+    packed, kind = quantize(rng.standard_normal(shape).astype(np.float32), name), dtype(name)
+    return leaf(packed.view(kind.numpy), dtype=kind)
 
 
 CPY = op(

@@ -15,7 +15,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op, over_first
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, as_rows, cpu_kernel
@@ -65,9 +65,7 @@ def fill_inplace(x: Tensor, value: float) -> Tensor:
     Raises ShapeError if x is a view with gaps.
     """
     expect_gapless("fill_inplace", "x", x)
-    node = FILL(x, value=float(value))
-    node.base, node.offset = x.root, x.offset
-    return node
+    return over_first(FILL(x, value=float(value)))
 
 
 def _square(name: str, x: Tensor) -> None:

@@ -10,7 +10,6 @@ import pyggml
 from pyggml import ops
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
-from pyggml.backends.cuda.ops.expert_units import unit_gradients, weighted_unit
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
@@ -146,28 +145,6 @@ def test_products_in_tiles_read_and_write_bfloat16(rounding, kind, n_tokens):
         values = results(Graph.of(plain, shared, rounded), Devices([rounding, CPU()]))
         np.testing.assert_array_equal(values[0], values[1])
         assert np.abs(floats(values[2]) - values[0]).max() <= 2**-8 * np.abs(values[0]).max()
-
-
-@pytest.mark.parametrize("width", [24, 768])
-@pytest.mark.parametrize("in_bf16", [True, False])
-def test_units_and_their_gradients(rounding, width, in_bf16):
-    rng, shape = np.random.default_rng(9), (70, 3, width)
-    drawn = [halves(rng.standard_normal(shape, np.float32)) for _ in range(3)]
-    gate, up, g = (leaf(b, dtype=BF16) if in_bf16 else leaf(x) for b, x in drawn)
-    scales = rng.standard_normal((70, 3, 1), np.float32)
-    h, back = (
-        weighted_unit("swiglu", gate, up, leaf(scales)),
-        unit_gradients(gate, up, g, leaf(scales)),
-    )
-    nodes = h, back, *back.saved
-    values = results(Graph.of(*nodes), Devices([rounding, CPU()]))
-    gate, up, g = (x for _, x in drawn)
-    s = 1 / (1 + np.exp(-gate))
-    check(floats(values[0]), scales * gate * s * up)
-    check(floats(values[1]), scales * g * up * s * (1 + gate * (1 - s)))
-    check(floats(values[2]), scales * g * gate * s)
-    wanted = (g * gate * s * up).sum(-1, keepdims=True)
-    assert np.abs(values[3] - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("name", ["qwen3moe", "olmoe", "granitemoe"])

@@ -2,22 +2,28 @@
 
 import numpy as np
 import pytest
+from card_patterns import own_ops
 
 from pyggml.backends.cpu import CPU
+from pyggml.backends.cuda import cards, open_cuda
+from pyggml.backends.cuda.gemm.cublas import has_cublas
+from pyggml.backends.cuda.ops.lora import wide
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F16, F32, dtype
 from pyggml.graph.op import Memory
-from pyggml.graph.tensor import leaf, zeros
-from pyggml.look.check import as_leaf, in_float64
+from pyggml.graph.tensor import as_leaf, leaf, zeros
+from pyggml.look.check import in_float64
 from pyggml.ops import OPS, set_rows
 from pyggml.quants import dequantize
 from pyggml.runtime import Devices, results
 
 # The largest error allowed, relative to the largest value of the reference.
 TOLERANCE = {F32: 1e-5, F16: 1e-3, BF16: 8e-3}
+ROUNDED = 1e-2  # of what is computed of bfloat16, which has 8 bits
 MOST_SIMULATED = 1300  # numbers of a sample of a costly op: the simulator takes µs for each product
+MOST_OF_OWN = 9000  # of one whose threads are the fewest
 
 
 def numbers(t, found):
@@ -29,7 +35,8 @@ def samples_of(op):
     """(sources, parameters) of an op's samples, in the simulator without the large ones."""
     for sample in op.samples(np.random.default_rng(5)):
         sources = [as_leaf(a) for a in sample.arrays]
-        if not (SIMULATED and op.costly and sum(s.n_elements for s in sources) > MOST_SIMULATED):
+        most = MOST_SIMULATED if op.costly and op.name in OPS else MOST_OF_OWN
+        if not SIMULATED or sum(s.n_elements for s in sources) <= most:
             yield sources, sample.params
 
 
@@ -47,6 +54,38 @@ def test_the_kernel_agrees_with_the_reference(name, card):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=allowed, err_msg=repr(node))
         computed += 1
     assert computed
+
+
+@pytest.fixture
+def rounding(monkeypatch):
+    """The card, with products in bfloat16; the simulator with twins of what it lacks for them."""
+    if SIMULATED:
+        from warps import as_instructions, with_products
+
+        as_instructions(monkeypatch), with_products(monkeypatch)
+        monkeypatch.setattr(wide, "n_warps", lambda n: 1)  # threads are what costs time here
+    elif not has_cublas():
+        pytest.skip("cuBLAS is not installed, which multiplies wide matrices")
+    return open_cuda(cards()[0].index, "bf16")
+
+
+@pytest.mark.parametrize("name", sorted(own_ops()))
+def test_the_kernel_of_a_card_s_own_op_agrees_with_its_reference(name, rounding):
+    """In all its results. Factors are rounded to bfloat16."""
+    op = own_ops()[name]
+    if SIMULATED and name.endswith("_unpacked"):
+        pytest.skip("the simulator takes minutes for its products, whose warps it has not")
+    for sources, params in samples_of(op):
+        wanted = op.results(*(in_float64(s).copy() for s in sources), **params)
+        node = op(*sources, **params)
+        assert rounding.refusal(node) is None
+        outputs = node, *node.saved
+        values = results(Graph.of(*outputs), Devices([rounding, CPU()]))
+        for t, found, exact in zip(outputs, values, wanted, strict=True):
+            allowed = ROUNDED * np.abs(exact).max(initial=0.0)
+            np.testing.assert_allclose(
+                numbers(t, found), exact, rtol=0, atol=allowed, err_msg=repr(t)
+            )
 
 
 @pytest.mark.parametrize("name", ["BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])

@@ -8,13 +8,10 @@ from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import open_cuda
 from pyggml.backends.cuda.gemm import grouped
 from pyggml.backends.cuda.ops import experts
-from pyggml.backends.cuda.ops.lora import nodes as ops
-from pyggml.backends.cuda.ops.lora import wide
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import DTYPES
-from pyggml.graph.tensor import leaf
-from pyggml.look.check import as_leaf
+from pyggml.graph.tensor import as_leaf, leaf
 from pyggml.ops import OPS
 from pyggml.quants import dequantize, quantize
 from pyggml.runtime import Devices, results
@@ -33,27 +30,6 @@ def rounding(monkeypatch):
 
 def close(found, wanted, allowed=1e-2):
     assert np.linalg.norm(found - wanted) <= allowed * np.linalg.norm(wanted)
-
-
-def floats(found):
-    return (found.astype(np.uint32) << 16).view(np.float32)
-
-
-def test_wide_rows_whose_columns_blocks_share(rounding, monkeypatch):
-    monkeypatch.setattr(wide, "n_warps", lambda n: 1)  # threads are what costs time here
-    rng, (m, k) = np.random.default_rng(1), (19, 80)
-    x, gate = (rng.standard_normal((m, k), np.float32) for _ in range(2))
-    a, b = (rng.standard_normal((r, k), np.float32) for r in (8, 3))
-    rows = ops.wide_rows(leaf(x), [leaf(a), leaf(b)], [1.0, 2.0])
-    glu = ops.absorbing(rows, "swiglu", [leaf(gate), leaf(x)], 0)
-    nodes = rows, rows.saved[0], glu
-    plain, kept, of_glu = results(Graph.of(*nodes), Devices([rounding, CPU()]))
-    close(floats(plain)[:, :k], x, 4e-3)
-    close(floats(plain)[:, k : k + 11], np.hstack([x @ a.T, 2 * x @ b.T]))
-    assert not plain[:, k + 11 : k + 16].any()
-    np.testing.assert_array_equal(kept, plain[:, k : k + 16])
-    wanted = gate / (1 + np.exp(-gate)) * x
-    close(floats(of_glu)[:, : k + 8], np.hstack([wanted, wanted @ a.T]))
 
 
 @pytest.mark.parametrize("name", ["flash_attn_ext", "flash_attn_back"])

@@ -12,10 +12,12 @@ from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
 from pyggml.ops.activation.glu import SWIGLU_BACK
 from pyggml.ops.layout.cpy import CPY
 
 
+@graph_pass
 def with_joint_backs(graph: Graph) -> Graph:
     """The graph with a swiglu_back wherever all of its results are computed apart.
 

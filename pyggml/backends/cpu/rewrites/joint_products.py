@@ -15,6 +15,7 @@ from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import changed_by
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
 from pyggml.kernels.gemm.beside import MOST
 from pyggml.kernels.gemm.thin import WIDEST
 from pyggml.ops.layout.cpy import CPY
@@ -23,6 +24,7 @@ from pyggml.ops.product.low_rank import MUL_MAT_LOW_RANK, OUT_PROD_LOW_RANK, OUT
 from pyggml.ops.product.matmul import MUL_MAT, MUL_MAT_ADD, OUT_PROD, OUT_PROD_ADD
 
 
+@graph_pass
 def with_joint_products(graph: Graph) -> Graph:
     """The graph with joint products wherever the second alone reads the first, and nothing that the
     first reads is written over before; a graph with nothing to join is returned itself."""

@@ -10,11 +10,13 @@ from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
 from pyggml.kernels.gemm.thin import WIDEST
 from pyggml.ops.product.low_rank import MUL_MAT_LOW_RANK
 from pyggml.ops.product.matmul import MUL_MAT
 
 
+@graph_pass
 def thin_first(graph: Graph) -> Graph:
     """The graph with products with a thin float32 leaf before those with packed weights that read
     the same source. Numbers are the same; a graph with no such pair is returned as it is."""

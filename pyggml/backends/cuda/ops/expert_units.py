@@ -7,7 +7,7 @@ where g is the gradient of h. Rows are those of tokens and their experts (T, U, 
 and g is read once; they may be BF16.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,15 +18,19 @@ from pyggml.backends.cuda.code.blocks import first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
+from pyggml.backends.cuda.ops.glu import UNITS
 from pyggml.backends.cuda.ops.lora.gated import gradients_of_unit
 from pyggml.backends.cuda.ops.lora.operands import Types, eights, in_words, loader_of, types_of
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site, own_op
 from pyggml.backends.cuda.runtime.launches import launch, per_element
+from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32
-from pyggml.graph.op import OPS, SAVED
+from pyggml.graph.op import NO_SETTINGS, OPS, Sample, Spec
 from pyggml.graph.tensor import Tensor
+from pyggml.ops.expect import expect, expect_axes
+from pyggml.ops.layout.cpy import packed_leaf
 
 _WARPS, _MOST_BLOCKS = 4, 1 << 16
 
@@ -106,10 +110,66 @@ def _bind_gradients(site: Site) -> Call:
     )  # fmt: skip
 
 
+# -- weighted_unit --------------------------------------------------------------------------------
+
+
+def _expect_rows(op: str, operands: Sequence[Tensor], weights: Tensor) -> None:
+    """ShapeError unless operands are (T, U, F) of F32 or BF16, weights (T, U, 1) of F32."""
+    for t in operands:
+        expect_axes(op, "an operand", t, 3)
+        expect(op, "an operand", t, operands[0].shape, BF16 if t.dtype is BF16 else F32)
+    *rows, n = operands[0].shape
+    expect(op, "weights", weights, (*rows, 1))
+    if n % 8:
+        raise ShapeError(f"{op}: rows of {n}, wanted a multiple of 8")
+
+
+def _weighted_unit_spec(gate: Tensor, up: Tensor, weights: Tensor, formula: str) -> Spec:
+    if formula not in UNITS:
+        raise ShapeError(f"weighted_unit: formula is {formula!r}, wanted one of {sorted(UNITS)}")
+    _expect_rows("weighted_unit", (gate, up), weights)
+    return Spec(gate.shape, BF16)
+
+
 def _weighted_unit(
     gate: np.ndarray, up: np.ndarray, weights: np.ndarray, formula: str
 ) -> Iterator[np.ndarray]:
     yield OPS[formula].ref(gate, up) * weights
+
+
+def _samples_of(n_operands: int, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
+    """Operands in F32 and in BF16, with weights."""
+    for n_tokens, n_used, n in ((7, 2, 24), (3, 3, 264)):
+        shape, weights = (n_tokens, n_used, n), rng.standard_normal((n_tokens, n_used, 1))
+        yield (*(rng.standard_normal(shape) for _ in range(n_operands)), weights)
+        yield (*(packed_leaf(rng, shape, "BF16") for _ in range(n_operands)), weights)
+
+
+def _weighted_unit_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for formula in ("swiglu", "reglu"):
+        for arrays in _samples_of(2, rng):
+            yield Sample(arrays, {"formula": formula})
+
+
+WEIGHTED_UNIT = own_op(
+    name="weighted_unit",
+    spec=_weighted_unit_spec,
+    results=_weighted_unit,
+    samples=_weighted_unit_samples,
+    refuses={"formula": ("", "relu", "swiglu_back_gate")},
+    kernel=Kernel(_bind_weighted),
+)
+
+# -- unit_gradients -------------------------------------------------------------------------------
+
+
+def _unit_gradients_spec(gate: Tensor, up: Tensor, g: Tensor, weights: Tensor) -> Spec:
+    _expect_rows("unit_gradients", (gate, up, g), weights)
+    return Spec(gate.shape, BF16)
+
+
+def _unit_gradients_saved(gate: Tensor, up: Tensor, g: Tensor, weights: Tensor) -> tuple[Spec, ...]:
+    return Spec(up.shape, BF16), Spec(weights.shape)
 
 
 def _unit_gradients(
@@ -120,19 +180,12 @@ def _unit_gradients(
     yield (g * OPS["swiglu"].ref(gate, up)).sum(-1, keepdims=True)
 
 
-_WEIGHTED_UNIT = own_op("weighted_unit", Kernel(_bind_weighted), _weighted_unit)
-_UNIT_GRADIENTS = own_op("unit_gradients", Kernel(_bind_gradients), _unit_gradients)
-
-
-def weighted_unit(formula: str, gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:
-    """h (T, U, F) BF16: gate and up (T, U, F), weights (T, U, 1) F32. formula: the unit's op."""
-    params = {"formula": formula}
-    return Tensor(gate.shape, BF16, _WEIGHTED_UNIT, (gate, up, weights), params)
-
-
-def unit_gradients(gate: Tensor, up: Tensor, g: Tensor, weights: Tensor) -> Tensor:
-    """d_gate (T, U, F) BF16 of a swiglu; saved: d_up, alike, and dw (T, U, 1) F32."""
-    node = Tensor(gate.shape, BF16, _UNIT_GRADIENTS, (gate, up, g, weights))
-    d_up = Tensor(gate.shape, BF16, SAVED, (node,))
-    node.saved = (d_up, Tensor(weights.shape, F32, SAVED, (node,)))
-    return node
+UNIT_GRADIENTS = own_op(
+    name="unit_gradients",
+    spec=_unit_gradients_spec,
+    saved=_unit_gradients_saved,
+    results=_unit_gradients,
+    samples=lambda rng: map(Sample, _samples_of(3, rng)),
+    refuses=NO_SETTINGS,
+    kernel=Kernel(_bind_gradients),
+)

@@ -35,10 +35,12 @@ from pyggml.backends.cuda.runtime.kernel import (
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_row
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.unpack import unpack
+from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32, DType
-from pyggml.graph.op import OPS, SAVED, Op
+from pyggml.graph.op import OPS, Op, Sample, Spec
 from pyggml.graph.tensor import Tensor
+from pyggml.ops.layout.cpy import packed_leaf
 from pyggml.sizes import round_up
 
 LOSSES = "linear_cross_entropy", "linear_cross_entropy_by_row"
@@ -342,13 +344,32 @@ def _count_and_gradient(
         yield (weights[:, None] * slope * p) @ w
 
 
+def _unpacked_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for kind, n_rows, n_vocab, k, softcap in (
+        ("Q8_0", 30, 48, 64, 0.0),
+        ("Q4_K", 19, 40, 256, 1.5),
+    ):
+        h, w = rng.standard_normal((n_rows, k)), packed_leaf(rng, (n_vocab, k), kind)
+        targets = rng.integers(0, n_vocab, n_rows).astype(np.int32)
+        weights = rng.uniform(0.1, 1, n_rows) * (rng.random(n_rows) < 0.7)
+        yield Sample((h, w, targets, weights), {"gradient": True, "softcap": softcap})
+
+
 def _with_lasting(op: Op) -> OwnOp:
+    def spec(h: Tensor, w: Tensor, *others: Tensor, **params: Any) -> Spec:
+        if w.dtype in (F32, BF16):
+            raise ShapeError(f"{op.name}_unpacked: w is {w!r}, of which nothing is unpacked")
+        return op.spec(h, w, *others, **params)
+
     def results(*arrays: np.ndarray, **params: Any) -> Iterator[np.ndarray]:
         yield op.ref(*arrays, **params)
         yield from _count_and_gradient(*arrays, **params)
 
     kernel = Kernel(_bind, lacks=_lacks, scratch=_scratch, lasting=_lasting)
-    return own_op(f"{op.name}_unpacked", kernel, results)
+    return own_op(
+        name=f"{op.name}_unpacked", spec=spec, saved=op.saved, results=results,
+        samples=_unpacked_samples, refuses=op.refuses, kernel=kernel,
+    )  # fmt: skip
 
 
 _LASTING = {op.name: op for op in map(_with_lasting, (OPS[name] for name in LOSSES))}
@@ -357,7 +378,4 @@ _LASTING = {op.name: op for op in map(_with_lasting, (OPS[name] for name in LOSS
 def with_lasting_matrix(node: Tensor) -> Tensor:
     """The node of a loss whose matrix stays unpacked, for that of one that unpacks it."""
     assert node.op is not None
-    op = _LASTING[f"{node.op.name}_unpacked"]
-    new = Tensor(node.shape, node.dtype, op, node.src, node.params, node.name)
-    new.saved = tuple(Tensor(t.shape, t.dtype, SAVED, (new,)) for t in node.saved)
-    return new
+    return _LASTING[f"{node.op.name}_unpacked"](*node.src, **node.params)

@@ -10,30 +10,36 @@ And mul_mat_id_back(W, repeat(dy), ids) reads dy, one row for all experts of a t
 
 from collections.abc import Sequence
 
-from pyggml.backends.cuda.ops.expert_units import unit_gradients, weighted_unit
+from pyggml.backends.cuda.ops.expert_units import UNIT_GRADIENTS, WEIGHTED_UNIT
 from pyggml.backends.cuda.ops.experts import in_tiles
 from pyggml.backends.cuda.ops.glu import UNITS
 from pyggml.backends.cuda.rewrites.gated_gradients import bfloat16_copy
-from pyggml.backends.cuda.runtime.kernel import is_of
+from pyggml.backends.cuda.runtime.kernel import again, is_of, narrowed
 from pyggml.backends.gated import GatedBack, gated_backs
 from pyggml.graph import Graph
-from pyggml.graph.dtypes import F32
+from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
 
 _EIGHT = 8  # numbers that a thread takes at once
 
 
+@graph_pass
 def with_expert_units(graph: Graph) -> Graph:
     """The graph with such units joined and no rows repeated; the same graph if it has none."""
     new: dict[Tensor, Tensor] = {}
     for t in graph.nodes:
         if is_of(t, "mul_mat_id_back") and in_tiles(t, "bf16") and _is_repeated(t.src[1]):
-            new[t] = t.reading((t.src[0], t.src[1].src[0], t.src[2]))
+            new[t] = again(t, t.src[0], t.src[1].src[0], t.src[2])
         elif (unit := _weighted_unit_of(t, graph)) is not None:
             new[t] = unit
     for back in gated_backs(graph):
         new |= _unit_gradients_of(back, graph)
+    rounded = [t for t, unit in new.items() if unit.dtype is BF16]
+    for product in (r for t in rounded for r in graph.readers[t]):
+        op, src = narrowed(product.op, (1,), ()), new.get(product, product).src
+        new[product] = op(*src)
     return rewrite(graph, new)
 
 
@@ -65,7 +71,7 @@ def _weighted_unit_of(t: Tensor, graph: Graph) -> Tensor | None:
         return None
     assert unit.op is not None
     gate, up = unit.src
-    return weighted_unit(unit.op.name, gate, up, weights)
+    return WEIGHTED_UNIT(gate, up, weights, formula=unit.op.name)
 
 
 def _are_rows(operands: Sequence[Tensor], weights: Tensor) -> bool:
@@ -89,7 +95,7 @@ def _unit_gradients_of(back: GatedBack, graph: Graph) -> dict[Tensor, Tensor]:
         if is_of(product, "mul") and set(product.src) == {g, back.y}:
             sums = graph.readers[product]
             if len(sums) == 1 and is_of(sums[0], "repeat_back") and sums[0].shape == weights.shape:
-                joint = unit_gradients(bfloat16_copy(gate), bfloat16_copy(up), g, weights)
+                joint = UNIT_GRADIENTS(bfloat16_copy(gate), bfloat16_copy(up), g, weights)
                 d_up, dw = joint.saved
                 return {back.dgate: joint, back.dup: d_up, sums[0]: dw}
     return {}

@@ -5,16 +5,17 @@ wide_gradient(swiglu_back_gate(…), …)    likewise
 gradient_of_a(D, swiglu(…))              likewise
 """
 
-from pyggml.backends.cuda.ops.lora.nodes import absorbing
 from pyggml.backends.cuda.ops.lora.operands import FORMULAS
-from pyggml.backends.cuda.runtime.kernel import is_of
+from pyggml.backends.cuda.runtime.kernel import again, is_of
 from pyggml.graph import Graph
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
 
 _TAKES_IN = {"wide_rows": 0, "wide_gradient": 0, "gradient_of_a": 1}  # op -> the source
 
 
+@graph_pass
 def with_formulas(graph: Graph) -> Graph:
     """The graph of with_wide_products, with fewer results in memory."""
     return rewrite(graph, {t: _absorbing(t) for t in graph.nodes if _takes_in(t, graph)})
@@ -31,9 +32,10 @@ def _takes_in(t: Tensor, graph: Graph) -> bool:
 
 
 def _absorbing(t: Tensor) -> Tensor:
-    made = t.src[_operand(t)]
+    at = _operand(t)
+    made = t.src[at]
     assert made.op is not None
-    return absorbing(t, made.op.name, made.src, _operand(t))
+    return again(t, *t.src[:at], *made.src, *t.src[at + 1 :], formula=made.op.name)
 
 
 def _operand(t: Tensor) -> int:

@@ -11,6 +11,7 @@ from pyggml.graph import Graph
 from pyggml.graph.op import Memory, changed_by, has_kernel
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
 
 if TYPE_CHECKING:
     from pyggml.backends.cuda.runtime.device import CudaBackend
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _REACH = 12  # so many nodes before the last one, the first one is looked for
 
 
+@graph_pass
 def fuse(fusion: Fusion, graph: Graph, card: CudaBackend) -> Graph:
     """The graph with fused nodes; the same graph if nothing fits.
 

@@ -10,19 +10,15 @@ pass makes anyway: a quarter of the memory of a step for a twentieth of its time
 
 from collections.abc import Iterator, Sequence
 
-from pyggml.backends.cuda.ops.lora.nodes import (
-    gated_gradients,
-    gradient_of_a,
-    wide_product,
-    wide_rows,
-)
+from pyggml.backends.cuda.ops.lora.nodes import GATED_GRADIENTS
 from pyggml.backends.cuda.ops.lora.operands import FORMULAS
-from pyggml.backends.cuda.runtime.kernel import is_of
+from pyggml.backends.cuda.runtime.kernel import again, is_of
 from pyggml.backends.gated import GatedBack, gated_backs
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
 from pyggml.ops import cpy
 from pyggml.ops.layout.cpy import CPY
 
@@ -30,6 +26,7 @@ LARGE = 32 << 20  # bytes of `up` in a layer; where it takes less, its weights w
 _READERS = "wide_gradient", "wide_gradient", "gradient_of_a"
 
 
+@graph_pass
 def with_gated_gradients(graph: Graph) -> Graph:
     """The graph of wide products with gated units joined; the same graph if there are none."""
     normed = {t.src[0]: t.src[1] for t in graph.nodes if is_of(t, "gradient_of_a")}  # D -> its x
@@ -59,11 +56,10 @@ def _are_whole(operands: Sequence[Tensor]) -> bool:
 def _join(
     operands: Sequence[Tensor], of_gate: Tensor, of_up: Tensor, of_a: Tensor
 ) -> dict[Tensor, Tensor]:
-    scales = [t.params["scales"][0] for t in (of_gate, of_up)]
-    joint = gated_gradients(operands, (of_gate.src[1], of_up.src[1]), scales)
+    (of_1, b_gate), (of_2, b_up) = ((t.params["scales"], t.src[1]) for t in (of_gate, of_up))
+    joint = GATED_GRADIENTS(*operands, b_gate, b_up, scales=(*of_1, *of_2))
     of_up_now, unit = joint.saved
-    da = gradient_of_a(of_a.src[0], unit, of_a.params["first"], of_a.params["rank"])
-    return {of_gate: joint, of_up: of_up_now, of_a: da}
+    return {of_gate: joint, of_up: of_up_now, of_a: again(of_a, of_a.src[0], unit)}
 
 
 def _again(up: Tensor, x: Tensor, graph: Graph) -> Tensor:
@@ -75,8 +71,7 @@ def _again(up: Tensor, x: Tensor, graph: Graph) -> Tensor:
     of = rows.src[0]
     if of.shape != x.shape or of is x or is_of(of, *FORMULAS):
         return up
-    rows = wide_rows(x, rows.src[1:], rows.params["scales"])
-    return cpy(wide_product(w, rows, b, made.params["first"]), BF16)
+    return cpy(again(made, w, again(rows, x, *rows.src[1:]), b), BF16)
 
 
 def bfloat16_copy(t: Tensor) -> Tensor:

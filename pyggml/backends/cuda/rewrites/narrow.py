@@ -14,12 +14,14 @@ from dataclasses import replace
 from pyggml.backends.cuda.attention import TENSOR, path_of
 from pyggml.backends.cuda.ops.experts import in_tiles
 from pyggml.backends.cuda.ops.norm_mul import holds_rows
-from pyggml.backends.cuda.runtime.kernel import is_of
+from pyggml.backends.cuda.runtime.kernel import OwnOp, is_of, narrowed
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import SAVED
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
+from pyggml.ops import cpy
 
 _PRODUCTS = ("wide_product", "wide_back")
 _NORMS = {"rms_norm_mul": (0,), "rms_norm_mul_back": (0, 2)}  # op -> sources that may be BF16
@@ -30,6 +32,7 @@ _ROUNDED = 3  # of these q, k and v are rounded at once
 _GRADIENTS = 2  # results that flash_attn_back saves: dk and dv
 
 
+@graph_pass
 def narrow(graph: Graph) -> Graph:
     """The graph of wide products, with fewer numbers in F32; the same graph if it has none."""
     is_wide = any(is_of(t, "wide_rows") for t in graph.nodes)
@@ -71,8 +74,7 @@ class _Narrower:
     def _residuals(self) -> dict[Tensor, Tensor]:
         """Tensors of the forward pass -> the copy that the backward pass reads."""
         forward = (t for t in self._graph.nodes if t not in self._backward)
-        copy = next(filter(_is_rounded_copy, forward), None)
-        if copy is None:
+        if not any(map(_is_rounded_copy, forward)):
             return {}
         copies: dict[Tensor, Tensor] = {}
         others = self._narrow | self._outputs | self._backward
@@ -80,7 +82,7 @@ class _Narrower:
             later = [(r, i) for r, i in self._readers(t) if r in self._backward]
             plain = t.base is None and t.dtype is F32 and t not in others
             if later and plain and all(_reads(r, i) for r, i in later):
-                copies[t] = Tensor(t.shape, BF16, copy.op, (t,), copy.params)
+                copies[t] = cpy(t, BF16)
         return copies
 
     # -- what changes -----------------------------------------------------------------------------
@@ -104,25 +106,18 @@ class _Narrower:
             return self._bf16(t.src[0])
         if _is_whole_view(t):
             return _view_in_bf16(t, t.src[0]) if self._origin(t) in self._narrow else t
-        src = tuple(
-            self._bf16(s) if self._has_bf16(s, t) and self._takes(t, i) else s
-            for i, s in enumerate(t.src)
-        )
-        if src == t.src and self._narrow.isdisjoint((t, *t.saved)):
+        reads = [i for i, s in enumerate(t.src) if self._has_bf16(s, t) and self._takes(t, i)]
+        writes = [i for i, s in enumerate((t, *t.saved)) if s in self._narrow]
+        if not reads and not writes:
             return t
-        return self._in_bf16(t, src)
-
-    def _in_bf16(self, t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
-        """The node anew; of its results those are BF16 that may be."""
-        new = t.reading(src)
-        if t in self._narrow:
-            new = replace(new, dtype=BF16, strides=())
-        saved = (replace(s, src=(new,), data=None) for s in t.saved)
-        new.saved = tuple(
-            replace(s, dtype=BF16, strides=()) if old in self._narrow else s
-            for old, s in zip(t.saved, saved, strict=True)
+        src = (self._bf16(s) if i in reads else s for i, s in enumerate(t.src))
+        assert t.op is not None
+        op = (
+            t.op
+            if isinstance(t.op, OwnOp) and not writes
+            else narrowed(t.op, tuple(reads), tuple(writes))
         )
-        return new
+        return op(*src, **t.params)
 
     def _origin(self, t: Tensor) -> Tensor:
         while _is_whole_view(t):
@@ -147,7 +142,8 @@ class _Narrower:
 
 
 def _view_in_bf16(t: Tensor, of: Tensor) -> Tensor:
-    return replace(t, src=(of,), dtype=BF16, strides=(), base=of.root, data=None)
+    """of: narrow in the new graph, if not yet here; so its view is made by hand."""
+    return replace(t, src=(of, *t.src[1:]), dtype=BF16, strides=(), base=of.root, data=None)
 
 
 # -- ops ------------------------------------------------------------------------------------------

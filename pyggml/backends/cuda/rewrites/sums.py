@@ -12,9 +12,10 @@ from pyggml.backends.cuda.ops.lora.nodes import (
     GRADIENT_OF_B_ADD,
 )
 from pyggml.graph import Graph
-from pyggml.graph.op import Op
+from pyggml.graph.op import Op, over_first
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
 from pyggml.ops.arithmetic.arith import ADD
 from pyggml.ops.product.matmul import OUT_PROD, OUT_PROD_ADD
 
@@ -28,6 +29,7 @@ _ADDING: Mapping[Op, Op] = {
 }
 
 
+@graph_pass
 def with_sums(graph: Graph, card: CudaBackend) -> Graph:
     """The graph with one node for a product and its sum with what lies in a leaf."""
     return rewrite(graph, {t: _at_once(t) for t in graph.nodes if _is_sum(t, graph)})
@@ -44,5 +46,4 @@ def _is_sum(t: Tensor, graph: Graph) -> bool:
 def _at_once(t: Tensor) -> Tensor:
     so_far, product = t.src
     assert product.op is not None
-    op, src = _ADDING[product.op], (so_far, *product.src)
-    return Tensor(t.shape, t.dtype, op, src, product.params, base=t.base, offset=t.offset)
+    return over_first(_ADDING[product.op](so_far, *product.src, **product.params))

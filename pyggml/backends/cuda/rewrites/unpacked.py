@@ -8,18 +8,18 @@ Results are the same bits: cuBLAS gets the same numbers at the same distances.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyggml.alloc import plan
 from pyggml.backends.cpu import is_constant
 from pyggml.backends.cuda.ops.head import LOSSES, unpacked_bytes, with_lasting_matrix
 from pyggml.backends.cuda.ops.lora.products import lasting_bytes
-from pyggml.backends.cuda.runtime.kernel import is_of
+from pyggml.backends.cuda.runtime.kernel import again, is_of
 from pyggml.graph import Graph
 from pyggml.graph.op import has_kernel
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
 
 if TYPE_CHECKING:
     from pyggml.backends.cuda.runtime.device import CudaBackend
@@ -35,6 +35,7 @@ class _Candidate(NamedTuple):
     successor: Tensor
 
 
+@graph_pass
 def with_unpacked_weights(graph: Graph, card: CudaBackend) -> Graph:
     """The graph whose wide products and loss read weights that stay unpacked: in training as many
     as have room, and those of earlier graphs."""
@@ -56,7 +57,7 @@ def _candidate(t: Tensor, card: CudaBackend) -> _Candidate | None:
     """Of a node with a packed weight that never changes."""
     if is_of(t, "wide_product", "wide_back", "wide_back_add"):
         w, n_bytes = t.src[-3], lasting_bytes(t)
-        successor = replace(t, params={**t.params, "unpacked": True}, saved=(), data=None)
+        successor = again(t, *t.src, unpacked=True)
     elif is_of(t, *LOSSES) and (n_bytes := unpacked_bytes(t, card.compute)):
         w, successor = t.src[1], with_lasting_matrix(t)
     else:

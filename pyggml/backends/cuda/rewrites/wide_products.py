@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 from pyggml.backends.cuda.gemm.slices import SLICE
 from pyggml.backends.cuda.ops.lora.nodes import (
-    gradient_of_a,
-    gradient_of_b,
-    wide_back,
-    wide_gradient,
-    wide_product,
-    wide_rows,
+    GRADIENT_OF_A,
+    GRADIENT_OF_B,
+    WIDE_BACK,
+    WIDE_BACK_ADD,
+    WIDE_GRADIENT,
+    WIDE_PRODUCT,
+    WIDE_ROWS,
 )
 from pyggml.backends.cuda.ops.lora.wide import MOST_COLUMNS, columns
 from pyggml.backends.cuda.runtime.kernel import is_of
@@ -28,6 +29,7 @@ from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
 
 FEWEST_ROWS = 16  # fewer are multiplied by the dot products themselves
 
@@ -62,6 +64,7 @@ class _Product:
         return self.a.shape[0]
 
 
+@graph_pass
 def with_wide_products(graph: Graph) -> Graph:
     """The graph with LoRA's products joined with others; the same graph if there is no LoRA."""
     groups: dict[Tensor, list[_Product]] = defaultdict(list)
@@ -69,7 +72,8 @@ def with_wide_products(graph: Graph) -> Graph:
         groups[p.x].append(p)
     new: dict[Tensor, Tensor] = {}
     for x, group in groups.items():
-        rows, first = wide_rows(x, [p.a for p in group], [p.scale for p in group]), 0
+        rows = WIDE_ROWS(x, *(p.a for p in group), scales=tuple(p.scale for p in group))
+        first = 0
         for p in group:
             new |= _join(p, rows, first)
             first += columns(p.rank)
@@ -78,13 +82,16 @@ def with_wide_products(graph: Graph) -> Graph:
 
 def _join(p: _Product, rows: Tensor, first: int) -> dict[Tensor, Tensor]:
     """What stands for a product, whose u begins at this further column of X, and its gradients."""
-    new = {p.y: wide_product(p.w, rows, p.b, first)}
+    (u,), (n, rank) = rows.saved, p.b.shape
+    y = WIDE_PRODUCT(p.w, rows, p.b, first=first, columns=u.shape[1], unpacked=False)
+    new = {p.y: y}
     if p.back is not None:
-        d = wide_gradient(p.back.dy, p.b, p.scale)
-        new[p.back.db] = gradient_of_b(rows.saved[0], d, first, p.b.shape)
-        new[p.back.da] = gradient_of_a(d, p.back.x, *p.b.shape)
+        d = WIDE_GRADIENT(p.back.dy, p.b, scales=(p.scale,))
+        new[p.back.db] = GRADIENT_OF_B(u, d, first=first, shape=p.b.shape)
+        new[p.back.da] = GRADIENT_OF_A(d, p.back.x, first=n, rank=rank)
         if p.back.dx is not None:
-            new[p.back.dx] = wide_back(p.back.to, p.w, d, p.a, rows.shape[1])
+            op, src = (WIDE_BACK, ()) if p.back.to is None else (WIDE_BACK_ADD, (p.back.to,))
+            new[p.back.dx] = op(*src, p.w, d, p.a, step=rows.shape[1], unpacked=False)
     return new
 
 

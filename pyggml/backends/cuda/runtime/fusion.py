@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, OwnOp, Site, own_op
+from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, OwnOp, Site
 from pyggml.backends.kit.kernels import no_scratch, nothing_shared
 from pyggml.backends.kit.places import span
+from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
-from pyggml.graph.op import SAVED, Memory
+from pyggml.graph.op import SAVED, Memory, Spec
 from pyggml.graph.overwriting import last_write
 from pyggml.graph.tensor import Tensor
 from pyggml.ops import after
@@ -139,20 +140,31 @@ def replacements(
                 if (i == 0 and t.is_write) or (t.op and i in t.op.changes):
                     changes.append(len(sources))
                 sources.append(s)
-    first, *others = results
-    parts = {"of": Composition(tuple(nodes), tuple(sources), tuple(results))}
-    op = _op(fusion, tuple(changes))
-    new = Tensor(first.shape, first.dtype, op, tuple(sources), parts, first.name)
-    new.saved = tuple(Tensor(t.shape, t.dtype, SAVED, (new,)) for t in others)
+    of = Composition(tuple(nodes), tuple(sources), tuple(results))
+    new = _op(fusion, tuple(changes))(*sources, of=of)
     views = {t: after(t.src[0], new) for t in nodes if t.is_write}
-    return {first: new, **dict(zip(others, new.saved, strict=True)), **views}
+    return {**dict(zip(results, (new, *new.saved), strict=True)), **views}
 
 
 @cache
 def _op(fusion: Fusion, changes: tuple[int, ...]) -> OwnOp:
     kernel = Kernel(partial(_bind, fusion), scratch=fusion.scratch, shared=fusion.shared)
-    made = own_op(fusion.name, kernel, _results, fusion.memory)
-    return replace(made, fuses=fusion.ops, changes=changes)
+    return OwnOp(
+        name=fusion.name, spec=_spec, saved=_saved, results=_results, samples=lambda rng: iter(()),
+        refuses={"of": ()}, kernel=kernel, memory=fusion.memory, fuses=fusion.ops, changes=changes,
+        strided=True,
+    )  # fmt: skip
+
+
+def _spec(*src: Tensor, of: Composition) -> Spec:
+    """The result as it was, of sources as they were."""
+    if [(s.shape, s.dtype) for s in src] != [(s.shape, s.dtype) for s in of.sources]:
+        raise ShapeError(f"{of!r} read {of.sources}, found {src}")
+    return Spec(of.results[0].shape, of.results[0].dtype)
+
+
+def _saved(*src: Tensor, of: Composition) -> tuple[Spec, ...]:
+    return tuple(Spec(t.shape, t.dtype) for t in of.results[1:])
 
 
 def _results(*arrays: np.ndarray, of: Composition) -> Iterator[np.ndarray]:

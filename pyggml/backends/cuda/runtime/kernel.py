@@ -1,7 +1,8 @@
 """How the card computes an op: `Kernel`, and the `Site` that it is bound to."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -9,8 +10,11 @@ import numpy as np
 from pyggml.backends.kit import kernels
 from pyggml.backends.kit.faults import Faults
 from pyggml.graph.call import Call
-from pyggml.graph.op import SAVED, Memory, NoGrad, Op
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.dtypes import BF16, F32
+from pyggml.graph.ggml_enums import GGMLOp
+from pyggml.graph.op import Memory, NoGrad, Op, Sample, Spec
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.quants import quantize
 
 Compute = Literal["f32", "bf16"]
 ALIGNMENT = 64  # bytes: of scratch, and of each array in it
@@ -62,15 +66,41 @@ class Kernel(kernels.Kernel[Site, Call, Compute]):
     lasting: Callable[[Tensor], tuple[int, int] | None] = nothing_lasts
 
 
+_NO_GRAD = NoGrad("a device's own ops enter a graph that has its gradients")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnOp(Op):
-    """An op that no other device has; it comes with its kernel.
+    """An op that no other device has: passes put it into finished graphs. It comes with its kernel.
 
     results   (*arrays, **params) -> what `ref` gives, then what the op saves, in NumPy float64
     """
 
     kernel: Kernel
     results: Callable[..., Iterable[np.ndarray]]
+    ref: Callable[..., np.ndarray] = field(init=False)
+    ggml: GGMLOp = GGMLOp.CUSTOM
+    memory: Memory = Memory.FRESH
+    grad: NoGrad = _NO_GRAD
+
+    def __post_init__(self) -> None:
+        Op.__post_init__(self)
+        object.__setattr__(self, "ref", partial(_first_result, self.results))
+
+
+def _first_result(
+    results: Callable[..., Iterable[np.ndarray]], *arrays: np.ndarray, **params: Any
+) -> np.ndarray:
+    return next(iter(results(*arrays, **params)))
+
+
+OWN_OPS: dict[str, OwnOp] = {}
+
+
+def own_op(**fields: Any) -> OwnOp:
+    """Declare one and enter it in OWN_OPS."""
+    new = OWN_OPS[fields["name"]] = OwnOp(**fields)
+    return new
 
 
 def is_of(t: Tensor, *names: str) -> bool:
@@ -78,19 +108,37 @@ def is_of(t: Tensor, *names: str) -> bool:
     return t.op is not None and t.op.name in names
 
 
-def own_op(
-    name: str,
-    kernel: Kernel,
-    results: Callable[..., Iterable[np.ndarray]],
-    memory: Memory = Memory.FRESH,
-) -> OwnOp:
-    """An op that passes put into finished graphs: nothing else makes nodes of it."""
+def again(node: Tensor, *src: Tensor, **changed: Any) -> Tensor:
+    """The node once more, by its op, of other sources and with some settings changed."""
+    assert node.op is not None
+    return node.op(*src, **{**node.params, **changed})
 
-    def ref(*arrays: np.ndarray, **params: Any) -> np.ndarray:
-        return next(iter(results(*arrays, **params)))
 
-    fields = {f: getattr(SAVED, f) for f in ("ggml", "spec", "samples", "refuses")}
-    reason = NoGrad("a device's own ops enter a graph that has its gradients")
-    return OwnOp(
-        name=name, ref=ref, grad=reason, memory=memory, kernel=kernel, results=results, **fields
-    )
+@cache
+def narrowed(op: Op, reads: tuple[int, ...], writes: tuple[int, ...]) -> Op:
+    """The op as a card has it where numbers are rounded: sources `reads` may be BF16 in place of
+    F32, and of its result and those that it saves, `writes` are."""
+
+    def widened(src: Sequence[Tensor]) -> list[Tensor]:
+        is_half = [i in reads and s.dtype is BF16 for i, s in enumerate(src)]
+        return [Tensor(s.shape, F32) if half else s for s, half in zip(src, is_half, strict=True)]
+
+    def spec(*src: Tensor, **params: Any) -> Spec:
+        plain = op.spec(*widened(src), **params)
+        return replace(plain, dtype=BF16) if 0 in writes else plain
+
+    def saved(*src: Tensor, **params: Any) -> tuple[Spec, ...]:
+        plain = op.saved(*widened(src), **params)
+        return tuple(replace(s, dtype=BF16) if i in writes else s for i, s in enumerate(plain, 1))
+
+    def samples(rng: np.random.Generator) -> Iterator[Sample]:
+        for sample in op.samples(rng):
+            arrays = [_rounded(a) if i in reads else a for i, a in enumerate(sample.arrays)]
+            yield replace(sample, arrays=tuple(arrays))
+
+    return replace(op, spec=spec, saved=saved, samples=samples, grad=_NO_GRAD, halves=False)
+
+
+def _rounded(a: np.ndarray | Tensor) -> Tensor:
+    """A leaf of these numbers in BF16."""
+    return leaf(quantize(np.asarray(a, np.float32), "BF16").view(np.uint16), dtype=BF16)

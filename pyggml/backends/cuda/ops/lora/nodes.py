@@ -1,19 +1,80 @@
-"""The card's own ops of wide matrices, and the nodes that apply them. M rows, K columns, rank r.
+"""The card's own ops of wide matrices. M rows, K or N columns, rank r.
 
-What an op computes of arrays stands before it. Its first operand may be a formula of several.
+    wide_rows         X = [x | s·x·Aᵀ of each A], BF16; saved: those products alone
+    wide_gradient     D = [dy | s·dy·B], BF16
+    gated_gradients   D of gate, of swiglu(gate, up); saved: D of up, and the unit
+    wide_product      y = x·Wᵀ + u·Bᵀ, of X and u's first further column
+    wide_back         dx = dy·W + v·A, of D
+    gradient_of_a     dA = vᵀ·x
+    gradient_of_b     dB = dyᵀ·u
+
+A product has as many further columns as its rank, and zeros to a whole tile. Nothing writes or
+reads what a wide row has behind them. Where operands have a formula, it is that of their value.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.ops.glu import GRADIENTS
 from pyggml.backends.cuda.ops.lora import gated, gradients, products, wide
+from pyggml.backends.cuda.ops.lora.operands import FORMULAS
 from pyggml.backends.cuda.ops.lora.wide import columns
 from pyggml.backends.cuda.runtime.kernel import Kernel, OwnOp, own_op
+from pyggml.errors import ShapeError
 from pyggml.graph.dtypes import BF16, F32
-from pyggml.graph.op import OPS, SAVED, Memory
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.op import OPS, Memory, Sample, Spec
+from pyggml.graph.tensor import Shape, Tensor, as_leaf
+from pyggml.ops.expect import expect, expect_axes
+from pyggml.ops.layout.cpy import packed_leaf
+from pyggml.quants import QUANTS
+
+Results = Iterator[np.ndarray]
+Scales = tuple[float, ...]
+_NO_FORMULA = ("relu", "swiglu_oai")
+
+
+# -- what operands, factors and wide matrices are -------------------------------------------------
+
+
+def _value_spec(op: str, operands: Sequence[Tensor], formula: str) -> tuple[int, int]:
+    """The shape of a formula of matrices in F32 or BF16. ShapeError if they do not fit."""
+    if formula and formula not in FORMULAS:
+        raise ShapeError(f"{op}: formula is {formula!r}, wanted one of {sorted(FORMULAS)}")
+    if len(operands) != (1 if not formula else 3 if formula in GRADIENTS else 2):
+        raise ShapeError(f"{op}: formula {formula!r} of {len(operands)} operands")
+    for t in operands:
+        expect_axes(op, "an operand", t, 2)
+        expect(op, "an operand", t, operands[0].shape, BF16 if t.dtype is BF16 else F32)
+    m, k = operands[0].shape
+    _expect_fit(op, k % 8 == 0, f"rows of {k}, wanted a multiple of 8")
+    return m, k
+
+
+def _expect_fit(op: str, fits: bool, sentence: str) -> None:
+    if not fits:
+        raise ShapeError(f"{op}: {sentence}")
+
+
+def _expect_wide(op: str, t: Tensor, n: int, why: str = "") -> None:
+    """ShapeError unless t is a BF16 matrix with n columns or more."""
+    fits = t.dtype is BF16 and len(t.shape) == 2 and t.shape[1] >= n
+    _expect_fit(op, fits, f"a wide matrix is {t!r}, wanted BF16 with {n} columns {why}")
+
+
+def _rank_of(op: str, factor: Tensor, n: int, axis: int) -> int:
+    """The rank of a thin factor with n numbers along an axis. ShapeError for another one."""
+    expect_axes(op, "a factor", factor, 2)
+    rank = factor.shape[1 - axis]
+    expect(op, "a factor", factor, (n, rank) if axis == 0 else (rank, n))
+    return rank
+
+
+def _expect_weight(op: str, w: Tensor) -> None:
+    expect_axes(op, "w", w, 2)
+    _expect_fit(op, w.dtype.name in QUANTS, f"rows of {w!r} cannot be unpacked")
 
 
 def _value(formula: str, operands: Sequence[np.ndarray]) -> np.ndarray:
@@ -37,145 +98,311 @@ def _pad(x: np.ndarray, n: int) -> np.ndarray:
     return np.pad(x, ((0, 0), (0, n - x.shape[1])))
 
 
-def _rows(
-    *arrays: np.ndarray, scales: tuple[float, ...], formula: str = ""
-) -> Iterator[np.ndarray]:
+# -- wide_rows ------------------------------------------------------------------------------------
+
+
+def _rows_sizes(src: Sequence[Tensor], scales: Scales, formula: str) -> tuple[int, int, int]:
+    """(rows, columns of x, further columns)."""
+    _expect_fit("wide_rows", 0 < len(scales) < len(src), f"scales are {scales} of {src}")
+    m, k = _value_spec("wide_rows", src[: -len(scales)], formula)
+    n = sum(columns(_rank_of("wide_rows", a, k, 1)) for a in src[-len(scales) :])
+    fits = 0 < n <= wide.MOST_COLUMNS
+    _expect_fit("wide_rows", fits, f"{n} further columns, wanted {wide.MOST_COLUMNS} at most")
+    return m, k, n
+
+
+def _rows_spec(*src: Tensor, scales: Scales, formula: str = "") -> Spec:
+    m, k, n = _rows_sizes(src, scales, formula)
+    return Spec((m, wide.width(k + n)), BF16)
+
+
+def _rows_saved(*src: Tensor, scales: Scales, formula: str = "") -> tuple[Spec, ...]:
+    m, _, n = _rows_sizes(src, scales, formula)
+    return (Spec((m, n), BF16),)
+
+
+def _rows(*arrays: np.ndarray, scales: Scales, formula: str = "") -> Results:
     x = _value(formula, arrays[: -len(scales)])
     u = [x @ (s * a).T for s, a in zip(scales, arrays[-len(scales) :], strict=True)]
     yield _beside(x, *u)
     yield np.concatenate([*map(_whole_tiles, u)], axis=1)
 
 
-def _gradient(
-    *arrays: np.ndarray, scales: tuple[float, ...], formula: str = ""
-) -> Iterator[np.ndarray]:
+def _rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Rows that end with their further columns; blocks share those of the first and the last."""
+    x, gate, up = (rng.standard_normal((20, n)) for n in (120, 56, 56))
+    factors = [rng.standard_normal((r, 48)) for r in (4, 8)]
+    yield Sample((x, rng.standard_normal((5, 120))), {"scales": (0.5,)})
+    yield Sample((packed_leaf(rng, (37, 48), "BF16"), *factors), {"scales": (0.5, 2.0)})
+    formula = {"scales": (1.5,), "formula": "swiglu"}
+    yield Sample((gate, up, rng.standard_normal((8, 56))), formula)
+    arrays = [rng.standard_normal((n, 1248)) for n in (40, 32, 32, 32)]
+    yield Sample(tuple(arrays), {"scales": (0.5, 2.0, 3.0)})
+
+
+WIDE_ROWS = own_op(
+    name="wide_rows",
+    spec=_rows_spec,
+    saved=_rows_saved,
+    results=_rows,
+    samples=_rows_samples,
+    refuses={"scales": ((), (1.0,) * 9), "formula": _NO_FORMULA},
+    kernel=wide.OF_ROWS,
+)
+
+# -- wide_gradient --------------------------------------------------------------------------------
+
+
+def _gradient_spec(*src: Tensor, scales: Scales, formula: str = "") -> Spec:
+    _expect_fit("wide_gradient", len(scales) == 1, f"scales are {scales}, wanted one")
+    *operands, b = src
+    m, n = _value_spec("wide_gradient", operands, formula)
+    return Spec((m, wide.width(n + columns(_rank_of("wide_gradient", b, n, 0)))), BF16)
+
+
+def _gradient(*arrays: np.ndarray, scales: Scales, formula: str = "") -> Results:
     (scale,), *operands, b = scales, *arrays
     dy = _value(formula, operands)
     yield _beside(dy, dy @ b * scale)
 
 
+def _gradient_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    b = rng.standard_normal((56, 5))
+    for m, n in ((20, 120), (40, 1272)):
+        yield Sample((rng.standard_normal((m, n)), rng.standard_normal((n, 5))), {"scales": (0.5,)})
+    yield Sample((packed_leaf(rng, (37, 56), "BF16"), b), {"scales": (2.0,)})
+    gate, up, dy = (rng.standard_normal((20, 56)) for _ in range(3))
+    yield Sample((gate, up, dy, b), {"scales": (1.0,), "formula": "swiglu_back_gate"})
+
+
+WIDE_GRADIENT = own_op(
+    name="wide_gradient",
+    spec=_gradient_spec,
+    results=_gradient,
+    samples=_gradient_samples,
+    refuses={"scales": ((), (1.0, 2.0)), "formula": _NO_FORMULA},
+    kernel=wide.OF_GRADIENT,
+)
+
+# -- gated_gradients ------------------------------------------------------------------------------
+
+
+def _gated_sizes(src: Sequence[Tensor], scales: Scales) -> tuple[Shape, list[int]]:
+    """The shape of gate; the columns of both wide matrices."""
+    _expect_fit("gated_gradients", len(scales) == 2, f"scales are {scales}, wanted two")
+    gate, *_ = operands = src[:3]
+    m, n = _value_spec("gated_gradients", operands, "swiglu_back_gate")
+    for t in operands:
+        expect("gated_gradients", "an operand", t, gate.shape, BF16)
+    ranks = [_rank_of("gated_gradients", b, n, 0) for b in src[3:]]
+    return (m, n), [wide.width(n + columns(r)) for r in ranks]
+
+
+def _gated_spec(
+    gate: Tensor, up: Tensor, dy: Tensor, b_gate: Tensor, b_up: Tensor, scales: Scales
+) -> Spec:
+    (m, _), (of_gate, _) = _gated_sizes((gate, up, dy, b_gate, b_up), scales)
+    return Spec((m, of_gate), BF16)
+
+
+def _gated_saved(*src: Tensor, scales: Scales) -> tuple[Spec, ...]:
+    (m, n), (_, of_up) = _gated_sizes(src, scales)
+    return Spec((m, of_up), BF16), Spec((m, n), BF16)
+
+
 def _gate_gradients(
-    gate: np.ndarray, up: np.ndarray, dy: np.ndarray, *b: np.ndarray, scales: tuple[float, ...]
-) -> Iterator[np.ndarray]:
+    gate: np.ndarray, up: np.ndarray, dy: np.ndarray, *b: np.ndarray, scales: Scales
+) -> Results:
     d_gate, d_up = _value("swiglu_back_gate", (gate, up, dy)), _value("swiglu", (gate, dy))
     for d, factor, scale in zip((d_gate, d_up), b, scales, strict=True):
         yield _beside(d, d @ factor * scale)
     yield _value("swiglu", (gate, up))
 
 
+def _gated_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for m, n, ranks in ((20, 120, (5, 8)), (37, 48, (12, 16)), (40, 1264, (16, 16))):
+        operands = [packed_leaf(rng, (m, n), "BF16") for _ in range(3)]
+        factors = [rng.standard_normal((n, r)) for r in ranks]
+        yield Sample((*operands, *factors), {"scales": (0.5, 3.0)})
+
+
+GATED_GRADIENTS = own_op(
+    name="gated_gradients",
+    spec=_gated_spec,
+    saved=_gated_saved,
+    results=_gate_gradients,
+    samples=_gated_samples,
+    refuses={"scales": ((), (1.0,))},
+    kernel=gated.GRADIENTS,
+)
+
+# -- wide_product, wide_back ----------------------------------------------------------------------
+
+
+def _product_spec(
+    w: Tensor, x: Tensor, b: Tensor, first: int, columns: int, unpacked: bool
+) -> Spec:
+    """columns: further ones of X, of all products. unpacked: whether W lasts in bfloat16"""
+    _expect_weight("wide_product", w)
+    n, k = w.shape
+    _expect_wide("wide_product", x, k + columns, f"for columns {columns}")
+    rank = _rank_of("wide_product", b, n, 0)
+    fits = 0 <= first <= columns - wide.columns(rank)
+    _expect_fit("wide_product", fits, f"first is {first} for a rank of {rank} in columns {columns}")
+    return Spec((x.shape[0], n))
+
+
 def _product(
     w: np.ndarray, x: np.ndarray, b: np.ndarray, first: int, columns: int, unpacked: bool
-) -> Iterator[np.ndarray]:
+) -> Results:
     k, rank = w.shape[1], b.shape[1]
     yield x[:, :k] @ w.T + x[:, k + first :][:, :rank] @ b.T
 
 
-def _back(
-    w: np.ndarray, d: np.ndarray, a: np.ndarray, step: int, unpacked: bool
-) -> Iterator[np.ndarray]:
+def _product_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for kind, rank, first, n_columns in (("Q8_0", 5, 0, 8), ("F16", 8, 8, 24)):
+        x = packed_leaf(rng, (20, wide.width(32 + n_columns)), "BF16")
+        x.data[:, 32 + first + rank : 32 + first + columns(rank)] = 0
+        w, b = packed_leaf(rng, (48, 32), kind), rng.standard_normal((48, rank))
+        yield Sample((w, x, b), {"first": first, "columns": n_columns, "unpacked": False})
+
+
+WIDE_PRODUCT = own_op(
+    name="wide_product",
+    spec=_product_spec,
+    results=_product,
+    samples=_product_samples,
+    refuses={"first": (-1, 99), "columns": (0, 999), "unpacked": ()},
+    kernel=products.FORWARD,
+    costly=True,
+)
+
+
+def _back_spec(w: Tensor, d: Tensor, a: Tensor, step: int, unpacked: bool) -> Spec:
+    """step: numbers from row to row of W unpacked, as many as in a row of its product's X"""
+    _expect_weight("wide_back", w)
+    n, k = w.shape
+    _expect_wide("wide_back", d, n + columns(_rank_of("wide_back", a, k, 1)))
+    _expect_fit("wide_back", step >= k, f"step is {step}, wanted {k} or more")
+    return Spec((d.shape[0], k))
+
+
+def _back(w: np.ndarray, d: np.ndarray, a: np.ndarray, step: int, unpacked: bool) -> Results:
     n, rank = w.shape[0], a.shape[0]
     yield d[:, :n] @ w + d[:, n : n + rank] @ a
 
 
+def _back_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for kind, rank in (("Q8_0", 5), ("F16", 8)):
+        d = packed_leaf(rng, (20, wide.width(48 + columns(rank))), "BF16")
+        d.data[:, 48 + rank :] = 0
+        w, a = packed_leaf(rng, (48, 32), kind), rng.standard_normal((rank, 32))
+        yield Sample((w, d, a), {"step": 64, "unpacked": False})
+
+
+WIDE_BACK = own_op(
+    name="wide_back",
+    spec=_back_spec,
+    results=_back,
+    samples=_back_samples,
+    refuses={"step": (0, 31), "unpacked": ()},
+    kernel=products.BACK,
+    costly=True,
+)
+
+# -- gradients of factors -------------------------------------------------------------------------
+
+
+def _of_a_spec(d: Tensor, *operands: Tensor, first: int, rank: int, formula: str = "") -> Spec:
+    """first: where D's further columns begin"""
+    m, k = _value_spec("gradient_of_a", operands, formula)
+    _expect_fit("gradient_of_a", min(first, rank) >= 0, f"first is {first}, rank is {rank}")
+    _expect_wide("gradient_of_a", d, first + rank, f"for first {first}, rank {rank}")
+    _expect_fit("gradient_of_a", d.shape[0] == m, f"{d!r} and {operands[0]!r} have other rows")
+    return Spec((rank, k))
+
+
 def _of_a(
     d: np.ndarray, *operands: np.ndarray, first: int, rank: int, formula: str = ""
-) -> Iterator[np.ndarray]:
+) -> Results:
     yield d[:, first : first + rank].T @ _value(formula, operands)
 
 
-def _of_b(u: np.ndarray, d: np.ndarray, first: int, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+def _of_a_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    d, x, up = packed_leaf(rng, (20, 64), "BF16"), *(rng.standard_normal((20, 32)) for _ in "xu")
+    yield Sample((d, x), {"first": 48, "rank": 5})
+    yield Sample((d, packed_leaf(rng, (20, 32), "BF16")), {"first": 40, "rank": 8})
+    yield Sample((d, x, up), {"first": 48, "rank": 16, "formula": "swiglu"})
+
+
+GRADIENT_OF_A = own_op(
+    name="gradient_of_a",
+    spec=_of_a_spec,
+    results=_of_a,
+    samples=_of_a_samples,
+    refuses={"first": (-1, 99), "rank": (-1, 99), "formula": _NO_FORMULA},
+    kernel=gradients.OF_A,
+    costly=True,
+)
+
+
+def _of_b_spec(u: Tensor, d: Tensor, first: int, shape: Shape) -> Spec:
+    """u: the further columns of X, from `first` on; shape: of B"""
+    fits = len(shape) == 2 and min(first, *shape) >= 0
+    _expect_fit("gradient_of_b", fits, f"first is {first}, shape is {shape}")
+    _expect_wide("gradient_of_b", u, first + shape[1], f"for first {first}")
+    _expect_wide("gradient_of_b", d, shape[0])
+    _expect_fit("gradient_of_b", u.shape[0] == d.shape[0], f"{u!r} and {d!r} have other rows")
+    return Spec(shape)
+
+
+def _of_b(u: np.ndarray, d: np.ndarray, first: int, shape: Shape) -> Results:
     n, rank = shape
     yield d[:, :n].T @ u[:, first : first + rank]
 
 
-def _adding(name: str, kernel: Kernel, results: Callable[..., Iterator[np.ndarray]]) -> OwnOp:
+def _of_b_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    u, d = packed_leaf(rng, (20, 24), "BF16"), packed_leaf(rng, (20, 64), "BF16")
+    yield Sample((u, d), {"first": 0, "shape": (48, 5)})
+    yield Sample((u, d), {"first": 8, "shape": (56, 8)})
+
+
+GRADIENT_OF_B = own_op(
+    name="gradient_of_b",
+    spec=_of_b_spec,
+    results=_of_b,
+    samples=_of_b_samples,
+    refuses={"first": (-1, 99), "shape": ((1,), (99, 5), (48, 99))},
+    kernel=gradients.OF_B,
+    costly=True,
+)
+
+# -- the same, added to what is there -------------------------------------------------------------
+
+
+def _adding(op: OwnOp, kernel: Kernel) -> OwnOp:
     """The op that adds what another one computes to its first source."""
+    name = f"{op.name}_add"
 
-    def sums_with(to: np.ndarray, *arrays: np.ndarray, **params: Any) -> Iterator[np.ndarray]:
-        (product,) = results(*arrays, **params)
-        yield to + product
+    def spec(to: Tensor, *src: Tensor, **params: Any) -> Spec:
+        product = op.spec(*src, **params)
+        expect(name, "what it is added to", to, product.shape)
+        return product
 
-    return own_op(name, kernel, sums_with, Memory.INPLACE_FIRST)
+    def results(to: np.ndarray, *arrays: np.ndarray, **params: Any) -> Results:
+        yield to + op.ref(*arrays, **params)
 
+    def samples(rng: np.random.Generator) -> Iterator[Sample]:
+        for s in op.samples(rng):
+            shape = op(*map(as_leaf, s.arrays), **s.params).shape
+            yield replace(s, arrays=(rng.standard_normal(shape), *s.arrays))
 
-_WIDE_ROWS = own_op("wide_rows", wide.OF_ROWS, _rows)
-_WIDE_GRADIENT = own_op("wide_gradient", wide.OF_GRADIENT, _gradient)
-_GATED_GRADIENTS = own_op("gated_gradients", gated.GRADIENTS, _gate_gradients)
-_WIDE_PRODUCT = own_op("wide_product", products.FORWARD, _product)
-_WIDE_BACK = own_op("wide_back", products.BACK, _back)
-_WIDE_BACK_ADD = _adding("wide_back_add", products.BACK_ADD, _back)
-GRADIENT_OF_A = own_op("gradient_of_a", gradients.OF_A, _of_a)
-GRADIENT_OF_A_ADD = _adding("gradient_of_a_add", gradients.OF_A_ADD, _of_a)
-GRADIENT_OF_B = own_op("gradient_of_b", gradients.OF_B, _of_b)
-GRADIENT_OF_B_ADD = _adding("gradient_of_b_add", gradients.OF_B_ADD, _of_b)
-
-
-def wide_rows(x: Tensor, factors: Sequence[Tensor], scales: Sequence[float]) -> Tensor:
-    """X: x (M, K) and A of each product (r, K) -> BF16 (M, K + columns); saved: the columns.
-
-    Wide rows end with some numbers that nothing writes or reads (`wide.width`).
-    """
-    (m, k), n = x.shape, sum(columns(a.shape[0]) for a in factors)
-    params = {"scales": tuple(scales)}
-    node = Tensor((m, wide.width(k + n)), BF16, _WIDE_ROWS, (x, *factors), params)
-    node.saved = (Tensor((m, n), BF16, SAVED, (node,)),)
-    return node
+    return own_op(
+        name=name, spec=spec, results=results, samples=samples, refuses=op.refuses, kernel=kernel,
+        memory=Memory.INPLACE_FIRST, costly=True,
+    )  # fmt: skip
 
 
-def wide_gradient(dy: Tensor, b: Tensor, scale: float) -> Tensor:
-    """D: dy (M, N), B (N, r) -> BF16 (M, N + columns)."""
-    shape = dy.shape[0], wide.width(dy.shape[1] + columns(b.shape[1]))
-    return Tensor(shape, BF16, _WIDE_GRADIENT, (dy, b), {"scales": (scale,)})
-
-
-def gated_gradients(
-    operands: Sequence[Tensor], factors: Sequence[Tensor], scales: Sequence[float]
-) -> Tensor:
-    """D of gate: gate, up and dy (M, N), B of gate and of up (N, r) -> BF16 (M, N + columns);
-    saved: D of up, and swiglu(gate, up) (M, N), both BF16."""
-    m, n = operands[0].shape
-    widths = [wide.width(n + columns(b.shape[1])) for b in factors]
-    params = {"scales": tuple(scales)}
-    node = Tensor((m, widths[0]), BF16, _GATED_GRADIENTS, (*operands, *factors), params)
-    node.saved = tuple(Tensor((m, w), BF16, SAVED, (node,)) for w in (widths[1], n))
-    return node
-
-
-def absorbing(node: Tensor, formula: str, operands: Sequence[Tensor], at: int) -> Tensor:
-    """The node with a formula of these operands, F32 or BF16, in place of its source `at`."""
-    src = (*node.src[:at], *operands, *node.src[at + 1 :])
-    new = node.reading(src)
-    new.params = {**node.params, "formula": formula}
-    return new
-
-
-def wide_product(w: Tensor, x: Tensor, b: Tensor, first: int) -> Tensor:
-    """y: W (N, K), X, B (N, r), X's further column of u's first -> (M, N).
-
-    W is unpacked in every run; rewrites/unpacked.py can say that it lasts.
-    """
-    shape = x.shape[0], w.shape[0]
-    params = {"first": first, "columns": x.saved[0].shape[1], "unpacked": False}
-    return Tensor(shape, F32, _WIDE_PRODUCT, (w, x, b), params)
-
-
-def wide_back(to: Tensor | None, w: Tensor, d: Tensor, a: Tensor, step: int) -> Tensor:
-    """dx: W (N, K), D, A (r, K) -> (M, K), added to `to` if there is one.
-
-    step: numbers from row to row of W unpacked, as many as in a row of its product's X
-    """
-    shape, params = (d.shape[0], w.shape[1]), {"step": step, "unpacked": False}
-    if to is None:
-        return Tensor(shape, F32, _WIDE_BACK, (w, d, a), params)
-    return Tensor(shape, F32, _WIDE_BACK_ADD, (to, w, d, a), params)
-
-
-def gradient_of_a(d: Tensor, x: Tensor, first: int, rank: int) -> Tensor:
-    """dA: D, whose further columns begin at `first`, x (M, K) -> (r, K)."""
-    params = {"first": first, "rank": rank}
-    return Tensor((rank, x.shape[1]), F32, GRADIENT_OF_A, (d, x), params)
-
-
-def gradient_of_b(u: Tensor, d: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
-    """dB: the further columns of X, D -> (N, r)."""
-    return Tensor(shape, F32, GRADIENT_OF_B, (u, d), {"first": first, "shape": shape})
+WIDE_BACK_ADD = _adding(WIDE_BACK, products.BACK_ADD)
+GRADIENT_OF_A_ADD = _adding(GRADIENT_OF_A, gradients.OF_A_ADD)
+GRADIENT_OF_B_ADD = _adding(GRADIENT_OF_B, gradients.OF_B_ADD)
