@@ -33,7 +33,7 @@ def test_a_kernel_thread_by_thread_agrees_with_numpy(script, n_results, allowed)
 def test_a_block_asks_for_no_more_shared_memory_than_there_is(monkeypatch, limit):
     from pyggml.backends.cuda.gemm import few_rows
 
-    monkeypatch.setattr(few_rows, "_shared_bytes", lambda: min(limit, 200 << 10))
+    monkeypatch.setattr(few_rows, "shared_bytes", lambda: min(limit, 200 << 10))
     sizes = product([(4096, 1000), (2560, 262144), (4096, 151936), (9728, 2560)], [1, 2, 4])
     for ((k, n), rows), is_gated in product(sizes, [False, True]):
         for kinds in (["Q8_0"], ["IQ1_M"], ["Q2_K"], ["IQ3_S", "Q2_K", "IQ2_S"]):
@@ -58,7 +58,7 @@ def test_rows_of_w_that_begin_within_16_bytes_are_read_by_others(monkeypatch):
     from pyggml.backends.cuda.gemm import few_rows, path_of
     from pyggml.backends.cuda.ops.products import problem_of
 
-    monkeypatch.setattr(few_rows, "_shared_bytes", lambda: 200 << 10)
+    monkeypatch.setattr(few_rows, "shared_bytes", lambda: 200 << 10)
     whole, x = zeros((9, 288), DTYPES["Q8_0"]), zeros((1, 288))
     for row in range(9):
         w = Tensor((1, 288), whole.dtype, base=whole, offset=row * 306)
