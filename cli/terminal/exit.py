@@ -23,7 +23,7 @@ from typing import TextIO
 
 import click
 
-from pyggml.cli.terminal.show import printable, set_quiet
+from pyggml.cli.terminal.show import note, printable, set_quiet, wrapped
 from pyggml.errors import PyggmlError
 
 FAILED, STOPPED, TERMINATED = 2, 130, 143
@@ -36,9 +36,11 @@ _signals: set[int] = set()  # that asked for an end
 ELSEWHERE = {
     "adapter_path": "output",
     "batch_size": "batch",
+    "bf16": "compute",
     "data": "file",
     "dataset": "file",
     "dataset_name": "file",
+    "fp16": "compute",
     "init_lora_weights": "lora_init",
     "iters": "max_steps",
     "logging_dir": "log_to",
@@ -227,7 +229,8 @@ def _suggestion(error: click.NoSuchOption) -> str:
 
 def _report(reason: str, name: str, code: int) -> int:
     with suppress(OSError):  # standard error may be closed as well
-        print(f"{name}: {printable(' '.join(reason.split()))}", file=sys.stderr)
+        line = f"{name}: {printable(' '.join(reason.split()))}"
+        print(wrapped(line, sys.stderr), file=sys.stderr)
     return code
 
 
@@ -261,4 +264,4 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    print(f"note: {printable(str(message))}", file=sys.stderr)
+    note(str(message))

@@ -1,7 +1,7 @@
 """Help in groups: a screen at `--help`, a line an option; all options, in full, at `--help-all`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import click
@@ -21,6 +21,7 @@ TITLES = {
     "output": "Output",
     "help": "Settings and help",
 }
+_TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
 _SCREEN = 30  # lines of a short help, above which it has its first paragraph alone
 
 
@@ -94,6 +95,30 @@ class GroupedCommand(click.Command):
         ]
         self.add_help_option = False
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's; a switch may also be given a value, as other trainers write it: --packing
+        false is --no-packing."""
+        return super().parse_args(ctx, [*self._plain_switches(ctx, args)])
+
+    def _plain_switches(self, ctx: click.Context, args: Sequence[str]) -> Iterator[str]:
+        normal = ctx.token_normalize_func or str
+        switches = {
+            normal(name): (option.opts[-1], option.secondary_opts[-1])
+            for option in self.params
+            if isinstance(option, GroupedOption) and option.secondary_opts
+            for name in (*option.opts, *(f"--{alias}" for alias in option.aliases))
+        }
+        words = [word for arg in args for word in _parted(arg, normal, switches)]
+        skip = False
+        for word, after in zip(words, [*words[1:], ""], strict=False):
+            if not skip and normal(word) in switches and after.lower() in _TRUTHS:
+                yield switches[normal(word)][not _TRUTHS[after.lower()]]
+                skip = True
+            elif not skip:
+                yield word
+            else:
+                skip = False
+
     def help_text(self, ctx: click.Context, whole: bool) -> str:
         """The help; whole: every option in full, else a line of each common one."""
         paragraphs = (self.help or "").split("\n\n")
@@ -135,6 +160,13 @@ class GroupedCommand(click.Command):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(self.help_text(ctx, whole=False) + "\n")
+
+
+def _parted(arg: str, normal: Callable[[str], str], switches: Container[str]) -> list[str]:
+    """--packing=false as two words; any other argument as it is."""
+    name, equals, value = arg.partition("=")
+    is_switch = equals and normal(name) in switches and value.lower() in _TRUTHS
+    return [name, value] if is_switch else [arg]
 
 
 def _quiet_option(about: str) -> GroupedOption:

@@ -46,11 +46,13 @@ class AdapterFile(click.ParamType):
         if isinstance(value, tuple):
             return value
         path, colon, weight = str(value).rpartition(":")
-        try:
-            if colon and not Path(value).exists():
+        if colon and not Path(value).exists():
+            try:
                 return model_file(Path(path)), float(weight)
-        except ValueError:  # the colon is the path's own
-            pass
+            except ValueError:  # the colon is the path's own, or that of a type on the hub
+                if path.endswith(".gguf"):
+                    what = f"{value}: the weight {weight!r} is no number, wanted one such as 0.5"
+                    self.fail(what, param, ctx)
         return model_file(Path(value)), 1.0
 
 

@@ -77,17 +77,19 @@ def _check_writable(path: Path, makes_folder: bool) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder and those above it; those in which nothing is at the end are removed."""
+    """Create a folder and those above it; those in which nothing is at the end are removed, and of
+    one that stays it is said that it was created."""
     made = [p for p in (folder, *folder.parents) if not p.exists()]  # the innermost first
     folder.mkdir(parents=True)
-    say_progress(f"{folder}: folder created")
 
-    def remove_empty() -> None:
+    def settle() -> None:
         for each in made:
             with suppress(OSError):  # something is in it
                 each.rmdir()
+        if folder.exists():
+            say_progress(f"{folder}: folder created")
 
-    at_end(remove_empty)
+    at_end(settle)
 
 
 def check_space(path: Path, n_bytes: int) -> None:

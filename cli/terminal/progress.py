@@ -256,17 +256,20 @@ class Bar:
 
     def _now(self) -> Parts:
         m = self._meter
+        assert m.last is not None
         held_out = m.history.validations
         return [
             (0, f"loss {m.loss:.3f}"),
             (2, words(m.tally).strip()),
-            (3, f"validation {held_out[-1].loss:.3f}" if held_out else ""),
-            (4, f"{m.tokens_per_second:,.0f} tokens/s"),
+            (3, f"lr {m.last.lr:.1e}"),
+            (4, f"|g| {m.last.grad_norm:.2g}"),
+            (5, f"validation {held_out[-1].loss:.3f}" if held_out else ""),
+            (6, f"{m.tokens_per_second:,.0f} tokens/s"),
             (1, m.left),
         ]
 
 
-_SHORTEST = 8  # columns of a bar that still says something
+_SHORTEST = 5  # columns of a bar that still says something
 _CELL = 100  # columns of a notebook's cell
 
 

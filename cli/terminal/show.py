@@ -2,13 +2,17 @@
 
 import os
 import re
+import shutil
 import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from textwrap import fill
+from typing import Any, TextIO
 
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+_TO_COPY = ("use it", "resume")  # labels of rows that are commands, which a line end would cut
+_LABEL = 11  # columns before the text of a row
 _WARNINGS = ("warning", "skipped", "left out")  # labels of rows that --quiet leaves in
 _is_quiet = False
 _progresses = 0  # contexts of `progress_lines` that are open
@@ -60,12 +64,24 @@ def say_progress(text: str, end: str = "\n") -> None:
 
 def note(text: str) -> None:
     """A line beside the output, on standard error."""
-    print(f"note: {printable(text)}", file=sys.stderr, flush=True)
+    print(wrapped(f"note: {printable(text)}", sys.stderr), file=sys.stderr, flush=True)
+
+
+def wrapped(line: str, stream: TextIO, indent: int = 2) -> str:
+    """A line as it is; for a terminal in lines that fit, so that no word is broken."""
+    if not stream.isatty():
+        return line
+    width = max(shutil.get_terminal_size().columns, 3 * indent)
+    how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    parts = (fill(part, width, subsequent_indent=indent * " ", **how) for part in line.split("\n"))
+    return "\n".join(parts)
 
 
 def row(label: str, text: str) -> None:
     """A line of a table with one word at its left."""
     line = f"{label:<10} {text}"
+    if label not in _TO_COPY:
+        line = wrapped(line, sys.stdout, _LABEL)
     if label in _WARNINGS:
         print(line, flush=True)
     else:

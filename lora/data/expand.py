@@ -115,11 +115,21 @@ def _visible(folder: Path) -> list[Path]:
     """The files of a folder and below, sorted, without hidden ones."""
     files = []
     for path in folder.rglob("*"):
-        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts):
+        if _may_be_read(path) and not any(
+            p.startswith(".") for p in path.relative_to(folder).parts
+        ):
             files.append(path)
         if len(files) > MOST_FILES:
             raise DataError(f"{folder}: this folder holds more than {MOST_FILES:,} files")
     return sorted(files)
+
+
+def _may_be_read(path: Path) -> bool:
+    """Whether this is a file, or nobody may say so: then it is left out by name."""
+    try:
+        return path.is_file()
+    except OSError:
+        return True
 
 
 def _kind(path: Path, schema: Schema) -> str:

@@ -7,7 +7,7 @@ MLflow             adapter.mlflow/, by mlflow-skinny or mlflow, as files; MLFLOW
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from time import time_ns
@@ -101,6 +101,7 @@ class MLflow:
         self._client.set_terminated(self._run)
 
 
+NONE = "none"  # what TRL's report_to calls no logger
 LOGGERS: Mapping[str, Callable[[Path, str, Mapping[str, Any], int], Logger]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
@@ -108,10 +109,15 @@ LOGGERS: Mapping[str, Callable[[Path, str, Mapping[str, Any], int], Logger]] = {
 }
 
 
-def check_loggers(names: Iterable[str]) -> None:
+def loggers_of(names: Sequence[str]) -> Sequence[str]:
+    """The names without NONE, which stands alone."""
+    return () if tuple(names) == (NONE,) else names
+
+
+def check_loggers(names: Sequence[str]) -> None:
     """ConfigError for names of no logger, and for those whose package is not installed."""
     faults = []
-    for name in names:
+    for name in loggers_of(names):
         if name not in LOGGERS:
             near = suggestion(name, LOGGERS)
             faults.append(f"--log-to {name} is unknown, wanted some of {', '.join(LOGGERS)}{near}")

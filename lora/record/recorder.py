@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from pyggml.lora.record.gradients import Watch, gradients_record
-from pyggml.lora.record.loggers import Logger, logger
+from pyggml.lora.record.loggers import Logger, logger, loggers_of
 from pyggml.lora.record.metrics import MetricsFile
 from pyggml.lora.record.records import Record, numbers_of, record_of
 from pyggml.lora.trainer.loop import Trainer
@@ -21,7 +21,7 @@ class Recorder:
     """A callback of `Trainer.run`, made after `Trainer.resume`; leaving its context closes files.
 
     output     the adapter: beside adapter.gguf lie adapter.metrics.jsonl and the loggers' folders
-    log_to     names of LOGGERS
+    log_to     names of LOGGERS, or NONE alone
     settings   what loggers show of how the run was made
     """
 
@@ -33,7 +33,7 @@ class Recorder:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._trainer, self._output = trainer, output
-        self._log_to, self._settings = log_to, settings or {}
+        self._log_to, self._settings = loggers_of(log_to), settings or {}
         self._start = trainer.progress.step
         self.metrics = MetricsFile(metrics_beside(output), trainer.history, self._start)
         self.faults: list[str] = []  # why something is not written any more, which ends no run

@@ -183,7 +183,11 @@ def test_lines_that_are_no_json(finetune, tmp_path):
 )
 def test_no_text_at_all(finetune, pyggml, tiny, path, why):
     refused(finetune(data=path), path, why)
-    refused(pyggml("perplexity", "-m", tiny, "-f", path), path, "cannot be read")
+
+
+def test_no_text_to_measure(pyggml, tiny, tmp_path):
+    refused(pyggml("perplexity", "-m", tiny, "-f", "/none/such.txt"), "/none/such.txt: cannot be r")
+    refused(pyggml("perplexity", "-m", tiny, "-f", tmp_path), "this folder holds no data")
 
 
 def test_a_text_whose_perplexity_has_no_meaning(pyggml, tiny, tmp_path):
@@ -222,6 +226,9 @@ SETTINGS = {
     "prompt": (("--prompt", "long" * 20), "the prompt has 80 tokens, wanted 1 to 63"),
     "empty prompt": (("--prompt", ""), "the prompt has 0 tokens, wanted 1 to 63"),
     "unknown": (("--lora-ranks", 3), "No such option '--lora-ranks'"),
+    "a precision": (("--bf16",), "'--bf16'. Did you mean '--compute'?"),
+    "a weight with a comma": (("--lora", "r/a.gguf:0,5"), "the weight '0,5' is no number, wanted"),
+    "none beside others": (("--log-to", "none,wandb"), "--log-to none is unknown, wanted some of"),
     "another trainer's": (("--output-dir", 3), "'--output-dir'. Did you mean '--output'?"),
     "a near miss": (("--lr-scheduler", "cosin"), "wsd: did you mean 'cosine'?"),
     "a template": (("--chat-template", "chatlm"), "did you mean 'chatml'?"),

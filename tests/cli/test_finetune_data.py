@@ -161,3 +161,14 @@ def test_the_command_reports_on_rows_and_records_it(finetune, tmp_path):
     assert [row[2] for row in last["rows"]] == sorted(
         (row[2] for row in last["rows"]), reverse=True
     )
+
+
+def test_a_switch_takes_a_value_as_other_trainers_write_it(finetune, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "the path to the other thing"}\n' * 9)
+    settings = tmp_path / "adapter.yaml"
+    words = [("--packing", "false"), ("--packing=no",), ("--no-packing",), ("--packing", "True")]
+    for given, wanted in zip(words, ["false", "false", "false", "true"], strict=True):
+        assert finetune(*given, "--report-to", "none", data=path).code == 0
+        assert f"packing: {wanted}" in settings.read_text(), given
+    assert not [p for p in tmp_path.iterdir() if p.is_dir()], "no folder of a tracker"

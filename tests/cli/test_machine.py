@@ -1,6 +1,7 @@
 """`pyggml inspect --machine`: what computes here."""
 
 from pyggml.backends.cuda import Card
+from pyggml.cli.commands.inspect.machine import _line
 from pyggml.jit.isa import ISAS
 from pyggml.kernels.gemm import CHOSEN, FASTEST, PATHS
 from pyggml.quants import QUANTS
@@ -13,8 +14,15 @@ def test_inspect_says_what_computes_on_this_machine(pyggml):
     assert any(line.startswith(f"vectors    {CHOSEN.name}") for line in lines)
     assert f"auto is {FASTEST};" in ended.out
     product = next(line for line in lines if line.startswith("  Q8_0 · x"))
-    named = [cell.strip() for cell in product.split("Q8_0 · x", 1)[1].split("  ") if cell.strip()]
-    assert len(named) == 5 and set(named) <= {path.name for path in PATHS}
+    named = [cell.split(": ")[1] for cell in product.split("Q8_0 · x", 1)[1].split(";")]
+    assert named and {name.strip() for name in named} <= {path.name for path in PATHS}
+    assert all(len(line) <= 80 for line in lines[lines.index("what computes, by tokens") :])
+
+
+def test_paths_of_neighbours_are_one_and_no_two_touch():
+    names = ["rows", "amx, few tokens", "amx, few tokens", "amx", "amx"]
+    said = _line("  Q8_0 · x", names)
+    assert said == "  Q8_0 · x              1: rows; 8 to 16: amx, few tokens; 64 to 512: amx"
 
 
 def test_inspect_says_of_every_weight_type_what_computes(pyggml):
@@ -23,7 +31,7 @@ def test_inspect_says_of_every_weight_type_what_computes(pyggml):
     rows = {line.split(" · x")[0].strip(): line for line in out.splitlines() if " · x" in line}
     others = " ".join(out.split()).replace(",", "").split()
     assert all(name in rows or name in others for name in QUANTS)
-    few = {line.split(" · x", 1)[1][:24].strip()[:8] for name, line in rows.items()
+    few = {line.split(": ", 1)[1][:4] for name, line in rows.items()
            if QUANTS[name].dtype.block > 1}  # fmt: skip
     assert len(few) == 1
 

@@ -1,12 +1,14 @@
 """Terminals that lack what Linux's have: no readline, no escape sequences, other keys."""
 
 import importlib
+import io
 import sys
 
 import pytest
 
 from pyggml.cli.commands.chat import lines
 from pyggml.cli.commands.eval.progress import Progress
+from pyggml.cli.terminal.show import row, wrapped
 
 pytestmark = pytest.mark.quick
 
@@ -48,3 +50,29 @@ def test_a_line_of_progress_is_overwritten_without_escape_sequences(monkeypatch,
     assert first == "a long label: 1 of 3 passes, some 1 min 30 s left"
     assert second.rstrip() == "a long label: 2 of 3 passes" and len(second) == len(first)
     assert last == " " * len(second.rstrip()) and end == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_lines_for_a_terminal_break_between_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = "memory     " + "some-words that/are.long and " * 9
+    for indent in (2, 11):
+        lines = wrapped(text, Terminal(), indent).splitlines()
+        assert len(lines) > 2 and max(map(len, lines)) <= 80
+        assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+        assert all(line.startswith(" " * indent + "s") or line[indent] != " " for line in lines[1:])
+    assert wrapped(text, io.StringIO()) == text
+    whole = f"note: {'x' * 100} y"
+    assert wrapped(whole, Terminal()).split() == whole.split(), "a long word is not cut"
+
+
+def test_commands_to_copy_keep_their_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout", out := Terminal())
+    row("use it", "pyggml generate " + "-m model.gguf " * 9)
+    row("memory", "12 MB " * 9)
+    assert [len(line) > 40 for line in out.getvalue().splitlines()] == [True, False, False]

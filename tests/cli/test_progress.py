@@ -183,10 +183,11 @@ def test_step_count_and_bar_stay_at_every_width(clock, capsys, monkeypatch, widt
         for text in re.split(r"[\r\n]+", capsys.readouterr().out)
     ]
     bars = [line for line in lines if line.startswith("step ") and "━" in line]
-    assert bars and all(re.match(r"step +\d+/400 [━╸╺ ]{8}", bar) for bar in bars)
+    assert bars and all(re.match(r"step +\d+/400 [━╸╺ ]{5}", bar) for bar in bars)
     assert max(map(len, lines)) <= width
     assert "loss 1.000" in bars[-1] and bars[-1].startswith("step  13/400")
     assert ("left" in bars[-1]) == (width >= 60) and ("tokens/s" in bars[-1]) == (width > 80)
+    assert ("lr 1.0e-03  |g| 0.5" in bars[-1]) == (width >= 80)
     above = lines[: lines.index(bars[-1])]
     assert any(line.startswith("step 12    validation loss 1.5000") for line in above)
     assert any(line.startswith("step 12    checkpoint points/step-12") for line in above)

@@ -11,7 +11,7 @@ def test_quiet_training_prints_results_alone(finetune, tmp_path):
     loud, quiet = finetune(), finetune("--quiet")
     assert (loud.code, quiet.code, quiet.err) == (0, 0, "")
     lines = [line.split()[0] for line in quiet.out.splitlines() if line.strip()]
-    assert lines == ["result", "adapter", "report", "use", "use"]
+    assert lines == ["result", "adapter", "report"]
     for word in ("model ", "memory", "step 1", "-- before"):
         assert word in loud.out and word not in quiet.out
 
@@ -84,3 +84,4 @@ def test_a_folder_for_an_output_that_is_refused_is_taken_back(pyggml, tiny, tmp_
     assert pyggml("quantize", tiny, q8, "Q8_0").code == 0
     ended = pyggml("quantize", q8, out, "Q4_0")
     assert ended.code == 2 and "requantize" in ended.err and not (tmp_path / "new").exists()
+    assert "created" not in ended.err

@@ -161,7 +161,7 @@ _OPTIONS = [
         group="output",
         aliases=("report-to",),
         help=f"experiment trackers: {', '.join(LOGGERS)} (all offline), in folders beside the "
-        "adapter; each is an extra, such as pyggml[tensorboard]",
+        "adapter, or none; each is an extra, such as pyggml[tensorboard]",
     ),
     GroupedOption(
         ["--report/--no-report"],

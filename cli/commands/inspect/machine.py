@@ -1,6 +1,8 @@
 """`pyggml inspect --machine`: the CPU, its vector unit and the chosen paths, with reasons."""
 
 import os
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 
@@ -17,7 +19,8 @@ from pyggml.quants import QUANTS
 from pyggml.runtime.choice import KINDS
 
 _TOKENS = (1, 8, 16, 64, 512)
-_INDENT = 4 * " "
+_LABEL = 24  # columns before the paths
+_INDENT, _WIDTH = 4 * " ", 80
 _SIDE = 2048  # rows and columns of the matrix that is asked about
 _HEADS, _KEY_HEADS, _HEAD_SIZE = 16, 8, 128
 
@@ -33,13 +36,13 @@ def say_machine() -> None:
     _say_cache()
     _say_devices()
     say()
-    say(_line("what computes, by tokens", [str(n) for n in _TOKENS]))
+    say("what computes, by tokens")
     for first, *others in _alike():
         say(_line(f"  {first} · x", _products("mul_mat", first)))
         say(_line(f"  {first}ᵀ · dy", _products("out_prod", first)))
         if others:
             text = f"and so {', '.join(others)}"
-            say(fill(text, 100, initial_indent=_INDENT, subsequent_indent=_INDENT))
+            say(fill(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT))
     problems = [_attention(n) for n in _TOKENS]
     say(_line("  attention", [forward_path(p).name for p in problems]))
     say(_line("  attention, backward", [backward_path(p).name for p in problems]))
@@ -96,5 +99,10 @@ def _attention(n_tokens: int) -> Attention:
     return Attention(*sizes, F32, F32, has_extras=False, compute=FASTEST)
 
 
-def _line(label: str, cells: list[str]) -> str:
-    return f"{label:<26}" + "".join(f"{cell:<15}" for cell in cells).rstrip()
+def _line(label: str, paths: Sequence[str]) -> str:
+    """The path of each number of tokens; of neighbours with the same one, that once."""
+    runs = [[*run] for _, run in groupby(range(len(paths)), key=lambda i: paths[i])]
+    spans = [(_TOKENS[run[0]], _TOKENS[run[-1]], paths[run[0]]) for run in runs]
+    cells = [f"{a}: {name}" if a == b else f"{a} to {b}: {name}" for a, b, name in spans]
+    text = f"{label:<{_LABEL}}" + "; ".join(cells)
+    return fill(text, _WIDTH, subsequent_indent=_LABEL * " ", break_on_hyphens=False)
