@@ -117,12 +117,15 @@ print(build_meta.build_sdist("made"), build_meta.build_wheel("made"), sep="\\n")
         *("LICENSE", "README.md", "MANIFEST.in", "PKG-INFO"),
     }
     with zipfile.ZipFile(wheel) as file:
+        licences = {Path(name).stem for name in file.namelist() if "/licenses/" in name}
         names = {name for name in file.namelist() if ".dist-info/" not in name}
     in_tree = set()
     for package, home in (("pyggml", "pyggml"), ("pyggml/lora", "lora"), ("pyggml/cli", "cli")):
         files = [p for p in (checkout / home).rglob("*") if p.is_file()]
         in_tree |= {f"{package}/{p.relative_to(checkout / home)}" for p in files}
     assert names == in_tree
+    # Of each library that the pages bring; of pyggml itself, LICENSE.
+    assert licences == {"LICENSE", "uPlot", "marked", "DOMPurify", "regenerator-runtime"}
 
 
 def test_an_editable_installation_is_its_checkout(python, installed, checkout, tmp_path):
