@@ -13,7 +13,7 @@ from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.options import adapter_word
 from pyggml.cli.terminal.progress import Meter, change, rise
 from pyggml.cli.terminal.rewriting import say_losses
-from pyggml.cli.terminal.show import row, say, size
+from pyggml.cli.terminal.show import is_quiet, row, say, size
 from pyggml.errors import PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
 from pyggml.lora.trainer.checkpoint import existing, newest
@@ -160,6 +160,8 @@ def say_how_to_use(
 
     template: that of the chats that were learned; None: text was
     """
+    if is_quiet():
+        return
     say()
     model = ("-m", str(job.output if is_model else job.model))
     adapters = [*(job.below or ()), *([] if is_model else [(job.output, 1.0)])]

@@ -230,8 +230,7 @@ def _run(
     record.save_answers(job, trainer, asked, answers, losses)
     record.save_report(job, rows, asked, answers, read)
     template = template_of(job.reading, model.tokenizer) if has_chats(trainer.corpus) else None
-    with progress_lines():
-        results.say_how_to_use(job, written, template, model.tokenizer)
+    results.say_how_to_use(job, written, template, model.tokenizer)
     return 0
 
 
