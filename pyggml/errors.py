@@ -84,6 +84,10 @@ class DataError(PyggmlError):
     """Training text that is empty, unreadable, malformed or too short."""
 
 
+class NotFiniteError(DataError):
+    """Numbers of a model that are none (NaN) or infinite: its weights or its adapter make them."""
+
+
 class AdapterError(PyggmlError):
     """An adapter that does not fit the model it is used with."""
 

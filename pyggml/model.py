@@ -20,6 +20,7 @@ from pyggml.errors import (
     AdapterError,
     ConfigError,
     DataError,
+    NotFiniteError,
     TokenizerError,
     first_names,
     suggestion,
@@ -249,9 +250,9 @@ class Model:
 
 
 def check_greatest(logit: float) -> None:
-    """DataError if the greatest logit is NaN or infinite."""
+    """NotFiniteError if the greatest logit is NaN or infinite."""
     if not np.isfinite(logit):
-        raise DataError(
+        raise NotFiniteError(
             f"the greatest logit is {logit}, wanted a finite number: the model's "
             "weights or its adapter make no numbers"
         )

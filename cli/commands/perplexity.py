@@ -1,6 +1,7 @@
 """`pyggml perplexity`: text → the running perplexity, then its final estimate and error."""
 
 from collections.abc import Iterator, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pyggml.cli.terminal.options import SETTINGS, ModelSource, given_settings, m
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import note, plural, progress_lines, say, say_progress
 from pyggml.cli.terminal.texts import read_texts, text_options
-from pyggml.errors import DataError
+from pyggml.errors import DataError, NotFiniteError
 from pyggml.lora import Perplexity, perplexity
 from pyggml.lora.config import DataConfig, EvalConfig
 from pyggml.lora.data import Dataset, Row
@@ -68,6 +69,10 @@ def _estimate(model: Model, path: Path, text: str | Dataset, ctx: int, parse: bo
             say(f"[{so_far.chunk}]{so_far.value:.4f},", end="")
     with progress_lines():
         say()
+    if not isfinite(so_far.value + so_far.error):
+        mean = float(so_far.scores.losses.mean())
+        said = f"the mean loss of its last chunk is {mean:.4g}, too high for a perplexity"
+        raise NotFiniteError(f"{path}: {said}")
     say(f"Final estimate: PPL = {so_far.value:.4f} +/- {so_far.error:.5f}")
 
 
@@ -75,5 +80,8 @@ def _name_file(path: Path, results: Iterator[Perplexity]) -> Iterator[Perplexity
     """The same, and errors that are the text's name its file."""
     try:
         yield from results
+    except NotFiniteError as error:
+        say()  # the line of what was so far
+        raise NotFiniteError(f"{path}: {error}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}; a smaller --ctx needs less") from None

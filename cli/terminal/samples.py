@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.cli.terminal.show import printable, say
-from pyggml.errors import ConfigError, PyggmlError
+from pyggml.errors import ConfigError, NotFiniteError
 from pyggml.generation import Sampling, Session, generate
 from pyggml.look.lens import TokenTable
 from pyggml.lora import Corpus, DataConfig, Dataset
@@ -98,14 +98,13 @@ def documents(windows: Dataset, n: int) -> Iterator[tuple[np.ndarray, np.ndarray
 
 
 def check_answer(model: Model, ids: np.ndarray) -> None:
-    """PyggmlError if the model's answer to the prompt is not finite: training broke it."""
+    """NotFiniteError if the model's answer to the prompt is not finite."""
     greatest = Session(model, len(ids)).feed(ids).max()
     if not np.isfinite(greatest):
-        raise PyggmlError(
+        raise NotFiniteError(
             [
                 f"after training the model's answer to the prompt is no number ({greatest})",
-                ("lr", "may be too high"),
-                "the adapter was not written",
+                ("lr", "may be too high, or the model's weights make no numbers of this prompt"),
             ]
         )
 

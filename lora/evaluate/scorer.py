@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.backends.cpu import write
+from pyggml.errors import NotFiniteError
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import zeros
 from pyggml.look.lens import TokenTable, losses_and_ranks
@@ -52,13 +53,15 @@ class Scorer:
     def score(self, positions: np.ndarray, targets: np.ndarray) -> Predictions:
         """The targets as predicted at these positions of the pass that `inputs` hold.
 
-        positions may repeat: several tokens may be asked for at one place.
+        positions may repeat: several tokens may be asked for at one place. Raises NotFiniteError if
+        the model makes no numbers there.
         """
         losses, right = np.empty(len(positions)), np.empty(len(positions), np.bool_)
         for some, logits in self.logits(positions):
             losses[some] = cross_entropies(logits, targets[some])
             right[some] = logits.argmax(axis=1) == targets[some]
             del logits  # before the next are read
+            check_losses(losses[some])
         return Predictions(losses, right)
 
     def logits(self, positions: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
@@ -73,6 +76,15 @@ class Scorer:
             yield some, self._head.read(self._logits)[: some.stop - first]
 
 
+def check_losses(losses: np.ndarray) -> None:
+    """NotFiniteError if a loss is NaN or infinite."""
+    if not (is_number := np.isfinite(losses)).all():
+        raise NotFiniteError(
+            f"the loss of a token is {losses[~is_number][0]}, wanted a finite number: the model's "
+            "weights or its adapter make no numbers"
+        )
+
+
 def read_tokens(model: Model, ids: np.ndarray, counted: np.ndarray) -> TokenTable:
     """`token_table` of a model that is not traced, with the logits of some tokens at a time."""
     tokens = model.check_tokens(ids)
@@ -83,4 +95,5 @@ def read_tokens(model: Model, ids: np.ndarray, counted: np.ndarray) -> TokenTabl
         after = slice(some.start + 1, some.stop + 1)
         losses[after], ranks[after] = losses_and_ranks(logits, tokens[after])
         del logits
+        check_losses(losses[after])
     return TokenTable(tokens, losses, ranks, counted & (np.arange(len(tokens)) > 0))

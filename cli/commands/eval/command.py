@@ -30,7 +30,7 @@ from pyggml.cli.terminal.options import (
     settings_options,
 )
 from pyggml.cli.terminal.show import note, printable, say, unescape
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, NotFiniteError
 from pyggml.lora.config import EvalConfig
 
 _MODEL = in_group("model", aliases=MODEL_ALIASES)
@@ -105,16 +105,23 @@ def _evaluate(
     template = OWN
     if config.chat_template is None and any(file.has_chats for file in files):
         template = _template(models, opened[0])
-    for file in files:
-        results = [
-            file.evaluate(model, config, printable(f"{file.path.name}, {name}"), template)
-            for model, name in zip(opened, called, strict=True)
-        ]
-        if as_json:
-            records.append(record(file, called, results))
-        else:
-            show(file, called, results)
-    say(json.dumps({"files": records}, indent=1) if as_json else NOTE)
+    try:
+        for file in files:
+            results = [
+                file.evaluate(model, config, printable(f"{file.path.name}, {name}"), template)
+                for model, name in zip(opened, called, strict=True)
+            ]
+            if as_json:
+                records.append(record(file, called, results))
+            else:
+                show(file, called, results)
+    except NotFiniteError as error:
+        raise NotFiniteError(f"{file.path}: {error}") from None
+    finally:  # of a file at fault, those before it
+        if records:
+            say(json.dumps({"files": records}, indent=1))
+    if not as_json:
+        say(NOTE)
 
 
 def _template(models: Sequence[ModelSource], first: Model) -> str:

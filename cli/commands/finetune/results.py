@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from pyggml.chat import MODEL, ChatTemplate, template_file
 from pyggml.cli.commands.finetune.job import Job
 from pyggml.cli.terminal.chat_templates import choose_template
@@ -14,7 +16,7 @@ from pyggml.cli.terminal.options import adapter_word
 from pyggml.cli.terminal.progress import Meter, change, rise
 from pyggml.cli.terminal.rewriting import say_losses
 from pyggml.cli.terminal.show import is_quiet, row, say, size
-from pyggml.errors import PyggmlError
+from pyggml.errors import NotFiniteError, PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
 from pyggml.lora.trainer.checkpoint import existing, newest
 from pyggml.lora.trainer.losses import validation_loss
@@ -91,6 +93,19 @@ def _say_best(trainer: Trainer) -> None:
 
 
 SMALLER = "smaller are --batch, --ctx and --grad-checkpointing"  # of what a run needs
+
+
+def check_numbers(trained: Trained) -> None:
+    """NotFiniteError if what was trained holds numbers that are none: the last update may be what
+    broke it, which no later step finds out."""
+    if not np.isfinite(trained.parameters.data).all():
+        raise NotFiniteError(
+            [
+                f"after training the {_word(trained)} holds numbers that are none",
+                ("lr", "may be too high"),
+                f"the {_word(trained)} was not written",
+            ]
+        )
 
 
 def save(trained: Trained, meter: Meter, path: Path, metadata: Metadata) -> None:

@@ -40,6 +40,7 @@ from pyggml.errors import (
     ConfigError,
     DeviceLostError,
     DeviceMemoryError,
+    NotFiniteError,
     PyggmlError,
 )
 from pyggml.kernels.gemm import FASTEST
@@ -211,7 +212,7 @@ def _run(
     for each in (before, model):
         each.release = job.max_memory is not None
     start = trainer.progress.step
-    finished = _train(job, trainer, trained, prompt, rows, told)
+    finished = _train(job, trainer, trained, rows, told)
     if finished or trainer.progress.step > start:
         save_settings(job)
     if not finished:
@@ -222,11 +223,17 @@ def _run(
     written = results.is_model(trained)
     below = [*(job.below or ())]
     after = load(job.output, below, model.compute, device=job.device) if written else model
-    if written:
-        results.say_loss_of_file(trainer, after)
-    with progress_lines():
-        answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
-    read, losses = _read_again(job, before, after, trainer.corpus)
+    asked = model.tokenizer.decode(prompt)
+    try:
+        if written:
+            results.say_loss_of_file(trainer, after)
+        with progress_lines():
+            check_answer(after, prompt)
+            answers = compare(before, after, prompt)
+        read, losses = _read_again(job, before, after, trainer.corpus)
+    except NotFiniteError as error:  # the losses of the run were finite, so its result stands
+        record.save_report(job, rows)
+        raise NotFiniteError([*error.faults, f"{job.output} was written"], error.about) from error
     record.save_answers(job, trainer, asked, answers, losses)
     record.save_report(job, rows, asked, answers, read)
     template = template_of(job.reading, model.tokenizer) if has_chats(trainer.corpus) else None
@@ -264,9 +271,7 @@ def _compute(job: Job) -> str:
     return stored or "auto"
 
 
-def _train(
-    job: Job, trainer: Trainer, trained: Trained, prompt: np.ndarray, rows: record.Rows, told: Told
-) -> bool:
+def _train(job: Job, trainer: Trainer, trained: Trained, rows: record.Rows, told: Told) -> bool:
     """Train and write the result; returns whether training reached its end."""
     start, meter = trainer.progress.step, Meter(trainer.history, trainer.n_first)
     metadata = output_metadata(job, trainer.corpus, trainer.model.tokenizer)
@@ -296,8 +301,7 @@ def _train(
                 raise PyggmlError([*error.faults, *left], error.about) from error
         trainer.free()
         trained.parameters.end()
-        if finished:
-            check_answer(trainer.model, prompt)
+        results.check_numbers(trained)
         if finished or trainer.progress.step > start:
             results.say_result(trainer)
             results.save(trained, meter, job.output, metadata)
