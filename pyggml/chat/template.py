@@ -24,6 +24,7 @@ MOST_SOURCE = 1 << 16  # characters; to compile that takes 200 MB where each is 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 _OWN = ("messages", "tools", "documents", "add_generation_prompt")
 _DEEPEST = 64  # of lists and objects in a message
+_DEVELOPER, _SYSTEM = "developer", "system"  # OpenAI's newer name for the role, and the older one
 
 
 class ChatTemplate:
@@ -106,6 +107,15 @@ class ChatTemplate:
         return frozenset(meta.find_undeclared_variables(self._sandbox.parse(self.source)))
 
     @cached_property
+    def knows_developers(self) -> bool:
+        """Whether it asks for the role "developer" anywhere. Where it does not, such a message is
+        written as a system's."""
+        from jinja2 import nodes
+
+        tree = self._sandbox.parse(self.source)
+        return any(text.value == _DEVELOPER for text in tree.find_all(nodes.Const))
+
+    @cached_property
     def marks_answers(self) -> bool:
         """Whether it has {% generation %} blocks."""
         lexed = self._sandbox.lex(self.source)
@@ -129,7 +139,7 @@ class ChatTemplate:
         has_calls = any(message.get("tool_calls") for message in messages)
         form = self._form if has_calls else AS_GIVEN
         given = {
-            "messages": [self._with_parts(form.write(_message(m))) for m in messages],
+            "messages": [self._with_parts(form.write(self._message(m))) for m in messages],
             "tools": _plain(tools) if tools else None,
             "documents": _plain(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
@@ -142,6 +152,16 @@ class ChatTemplate:
             return self._compiled.render({**self._names, **given})
         except Exception as error:  # whatever Python raises for an operation
             raise TemplateError(f"{self.origin}: {_reason(error)}") from None
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        """The message as the template reads it: names whose value is None are left out."""
+        fields = {name: _plain(value) for name, value in message.items() if value is not None}
+        if fields.get("role") == _DEVELOPER and not self.knows_developers:
+            fields["role"] = _SYSTEM
+        thought = next((fields[name] for name in REASONING if name in fields), None)
+        if thought is not None:
+            fields = {"thinking": thought, **fields, "reasoning_content": thought}
+        return fields
 
     def _with_parts(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message with its content as a list of parts, if the template reads no other."""
@@ -201,14 +221,6 @@ def read_names(text: str) -> dict[str, Any]:
     if not isinstance(names, dict):
         raise TemplateError("inputs of a chat template are no JSON object")
     return names
-
-
-def _message(message: Message) -> dict[str, Any]:
-    fields = {name: _plain(value) for name, value in message.items() if value is not None}
-    thought = next((fields[name] for name in REASONING if name in fields), None)
-    if thought is not None:
-        fields = {"thinking": thought, **fields, "reasoning_content": thought}
-    return fields
 
 
 def _plain(value: Any, depth: int = 0) -> Any:

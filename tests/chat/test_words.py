@@ -144,7 +144,6 @@ def test_the_words_of_chats_are_in_their_texts_or_missed(name, add_bos, vocabula
         "two systems",
         "late system",
         "twice the same",
-        "developer",
     )
     assert any(ways) or needs or CHATS[name][1]
 
@@ -153,6 +152,38 @@ def test_the_words_of_chats_are_in_their_texts_or_missed(name, add_bos, vocabula
 def test_so_are_those_of_real_templates(name, templates, vocabulary):
     ways = [check(template, vocabulary(), name) for template in templates.values()]
     assert any("training" in way for way in ways) == (name not in ("refusal", "plan"))
+
+
+DEVELOPERS = (
+    "{% for m in messages %}{% if m.role == 'developer' %}[{{ m.content }}]"
+    "{% else %}<{{ m.content }}>{% endif %}</s>{% endfor %}"
+)
+SYSTEMS = ("system", "two systems", "late system", "twice the same")
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_developer_is_a_system_where_the_template_knows_none(name, templates, vocabulary):
+    """OpenAI's newer name of the role, in every template at hand: the same tokens, or the same
+    complaint."""
+    tokenizer = vocabulary()
+    built_in = {name: find_template(tokenizer, name) for name in BUILT_IN}
+    chat = messages_of(CHATS[name][0])[0][:-1]
+    newer = [m | {"role": "developer"} if m["role"] == "system" else m for m in chat]
+    for template in (built_in | templates).values():
+        encoder = ChatEncoder(template, tokenizer)
+        assert template.knows_developers == ("'developer'" in template.source.replace('"', "'"))
+        if not template.knows_developers:
+            assert said_of(encoder, newer) == said_of(encoder, chat)
+    knows = ChatTemplate(DEVELOPERS, "t")
+    assert knows.render([system("a"), system("b", "developer")]) == "<a></s>[b]</s>"
+
+
+def said_of(encoder, chat):
+    """The tokens of a chat, or what the template says of it."""
+    try:
+        return encoder.prompt(chat)
+    except TemplateError as error:
+        return str(error)
 
 
 LEFT_OUT = {

@@ -114,7 +114,9 @@ class Conversation:
     def load(self, messages: Sequence[Message]) -> None:
         """Begin with the rounds of these messages: a system's text, if there is one, then questions
         and answers in turn. DataError for anything else."""
-        system = [m for m in messages[:1] if m["role"] == "system"]
+        knows = self._encoder.template.knows_developers
+        roles_of_system = ("system",) if knows else ("system", "developer")
+        system = [m for m in messages[:1] if m["role"] in roles_of_system]
         turns = messages[len(system) :]
         roles = [m["role"] for m in turns]
         if roles != ["user", "assistant"] * (len(turns) // 2) or not turns:
