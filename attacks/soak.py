@@ -161,17 +161,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--clients", type=int, default=50)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made, socket.socket() as free:
+    with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         write_inputs(folder)
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+        port = free_port()
         options = ["-m", "base.gguf", "--port", str(port), "--queue", "256"]
         server = subprocess.Popen([*COMMAND, "serve", *options], cwd=folder, env=environment())
         try:
             url = f"http://127.0.0.1:{port}"
-            _await(url)
+            await_server(url)
             process = psutil.Process(server.pid)
             soak = asyncio.run(soak_server(url, process, given.minutes, given.clients))
         finally:
@@ -183,7 +181,15 @@ def main() -> int:
     return bool(soak.faults)
 
 
-def _await(url: str) -> None:
+def free_port() -> int:
+    """A port that nothing listens to."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def await_server(url: str) -> None:
+    """Wait until a server answers. TimeoutError after a minute."""
     for _ in range(600):
         try:
             httpx.get(f"{url}/health")

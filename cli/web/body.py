@@ -1,36 +1,105 @@
-"""A request's body → a JSON object, and work that ends with its request.
+"""A request's body → what is made of its JSON object, and work that ends with its request.
 
-The body is hostile: its size, its time and its depth end.
+The body is hostile: its size, its time and its depth end. The objects of a text take dozens of
+times its memory. So bodies wait as they came, all together within a bound; one at a time is parsed
+and read, by a thread that keeps nothing of it but the result.
 """
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from pyggml.cli.web.errors import ApiError
+from pyggml.cli.web.connections import Patience
+from pyggml.cli.web.errors import ApiError, of_input
+from pyggml.errors import PyggmlError
 
 T = TypeVar("T")
 
 
-async def read_object(request: Request, most_bytes: int, seconds: float) -> dict[str, Any]:
-    """The object that a body holds.
+class Bodies:
+    """The bodies of a server's requests.
 
-    Raises ApiError: 413 for more than most_bytes, said or sent; 408 for a body that takes longer
-    than `seconds`; 400 for what is no JSON object.
+    most       bytes of one
+    together   bytes of all that are not read yet
+    patience   with one that comes slowly
+    n_held     bytes that have come and are not read yet
     """
-    said = request.headers.get("content-length", "0")
-    if said.isdecimal() and (len(said) > 18 or int(said) > most_bytes):
-        raise _too_large(most_bytes)
-    try:
-        raw = await asyncio.wait_for(_read(request, most_bytes), seconds)
-    except TimeoutError:
-        raise ApiError(408, f"the body took longer than {seconds:g} s") from None
-    except ClientDisconnect:
-        raise ApiError(400, "the connection closed before the body's end") from None
-    return _object(raw)
+
+    def __init__(self, most: int, together: int, patience: Patience | None = None) -> None:
+        self.most, self.together, self.patience = most, together, patience or Patience()
+        self.n_held = 0
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="pyggml-reader")
+
+    async def read(self, request: Request, make: Callable[[dict[str, Any]], T]) -> T:
+        """make(the object that the body holds), in the thread that reads.
+
+        Raises ApiError: 413 for too many bytes, said or sent; 408 for a body that comes too
+        slowly; 429 where too much waits; 400 for what is no JSON object, and for a PyggmlError of
+        `make`.
+        """
+        chunks = list[bytes]()
+        try:
+            await self._receive(request, chunks)
+            work = partial(_make, chunks, make)
+            return await asyncio.get_running_loop().run_in_executor(self._reader, work)
+        except PyggmlError as error:
+            raise of_input(error) from None
+        finally:
+            self.n_held -= sum(map(len, chunks))
+
+    def close(self) -> None:
+        self._reader.shutdown(cancel_futures=True)
+
+    async def _receive(self, request: Request, chunks: list[bytes]) -> None:
+        """Put what comes into `chunks`."""
+        said = request.headers.get("content-length", "0")
+        if said.isdecimal() and (len(said) > 18 or int(said) > self.most):
+            raise self._too_large()
+        loop, stream, n = asyncio.get_running_loop(), request.stream(), 0
+        begin = loop.time()
+        while True:
+            seconds = self.patience.body + n / self.patience.rate
+            try:
+                async with asyncio.timeout_at(begin + seconds):
+                    chunk = await anext(stream, b"")
+            except TimeoutError:
+                raise _refusal(
+                    408, f"the body comes too slowly: {n} bytes in {seconds:g} s"
+                ) from None
+            except ClientDisconnect:
+                raise ApiError(400, "the connection closed before the body's end") from None
+            if not chunk:
+                return
+            n += len(chunk)
+            if n > self.most:
+                raise self._too_large()
+            if self.n_held + len(chunk) > self.together:
+                waiting = f"{self.n_held} bytes of requests are waiting already"
+                raise _refusal(429, waiting, "queue_full", {"retry-after": "1"})
+            self.n_held += len(chunk)
+            chunks.append(chunk)
+
+    def _too_large(self) -> ApiError:
+        return _refusal(413, f"the body has more than {self.most} bytes")
+
+
+def _refusal(
+    status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None
+) -> ApiError:
+    """Of a body that stays unread in part, so that its connection is of no further use."""
+    return ApiError(status, message, code=code, headers={"connection": "close", **(headers or {})})
+
+
+async def refuse_body(request: Request) -> None:
+    """ApiError 413 if a request has a body, of those that should have none."""
+    async for chunk in request.stream():
+        if chunk:
+            raise _refusal(413, "this path takes no body")
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
@@ -46,20 +115,8 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         gone.cancel()
 
 
-async def _read(request: Request, most_bytes: int) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most_bytes:
-            raise _too_large(most_bytes)
-    return bytes(body)
-
-
-def _too_large(most_bytes: int) -> ApiError:
-    # The rest of the body stays unread, so the connection is of no further use.
-    return ApiError(
-        413, f"the body has more than {most_bytes} bytes", headers={"connection": "close"}
-    )
+def _make(chunks: list[bytes], make: Callable[[dict[str, Any]], T]) -> T:
+    return make(_object(b"".join(chunks)))
 
 
 def _object(raw: bytes) -> dict[str, Any]:

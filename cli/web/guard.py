@@ -10,6 +10,7 @@ key       Compared in constant time. The page and /health are open: they tell no
 """
 
 import hmac
+import logging
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,12 +18,16 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pyggml.cli.terminal.show import printable
+from pyggml.cli.web.connections import Connection
 from pyggml.cli.web.errors import ApiError
 
+_LOG = logging.getLogger("pyggml.web")
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/@]+))(?::[0-9]{1,5})?")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _SECURE = {
     "x-content-type-options": "nosniff",
+    "x-dns-prefetch-control": "off",  # else a browser looks up the hosts of links that it shows
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
@@ -58,7 +63,7 @@ class Access:
         if origin is None and not _is_from_here(scope, headers):
             return self._refusal("pages of other sites may not call", "--allow-origin")
         if scope["path"].startswith("/v1/") and scope["method"] != "OPTIONS":
-            return self._key_fault(headers.get("authorization", ""))
+            return self._key_fault(scope)
         return None
 
     def _refusal(self, why: str, option: str) -> ApiError:
@@ -68,21 +73,32 @@ class Access:
         own = host and origin in (f"http://{host}", f"https://{host}")
         return origin in self.origins or bool(own)
 
-    def _key_fault(self, given: str) -> ApiError | None:
-        scheme, _, key = given.partition(" ")
+    def holder(self, scope: Scope) -> int | None:
+        """The number of the key that a request has; 0 where none is asked for, None without one."""
         if not self.keys:
-            return None
-        text_endpoint = key.strip().encode() if scheme.lower() == "bearer" else b""
+            return 0
+        given = _key_in(Headers(scope=scope).get("authorization", ""))
         # All are compared, so that the time does not tell which one it is.
-        if sum(hmac.compare_digest(text_endpoint, known.encode()) for known in self.keys):
+        right = [hmac.compare_digest(given, key.encode()) for key in self.keys]
+        return right.index(True) if any(right) else None
+
+    def _key_fault(self, scope: Scope) -> ApiError | None:
+        if self.holder(scope) is not None:
             return None
-        what = "is not one of this server's" if text_endpoint else "is missing"
+        given = _key_in(Headers(scope=scope).get("authorization", ""))
+        what = "is not one of this server's" if given else "is missing"
         return ApiError(
             401,
             f"the API key {what}: wanted the header Authorization: Bearer KEY",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
+
+
+def _key_in(authorization: str) -> bytes:
+    """The key that this header has; b"" for none."""
+    scheme, _, key = authorization.partition(" ")
+    return key.strip().encode() if scheme.lower() == "bearer" else b""
 
 
 def name_of(host: str) -> str:
@@ -101,7 +117,10 @@ def _is_from_here(scope: Scope, headers: Headers) -> bool:
 
 
 class Guard:
-    """Refuses requests by `access`; answers get headers that bind browsers."""
+    """Refuses requests by `access`; answers get headers that bind browsers.
+
+    An application finds the number of the key that a request has as scope["state"]["holder"].
+    """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access
@@ -119,5 +138,23 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        fault = self.access.fault(scope)
+        fault = self.access.fault(scope) or self._welcome(scope)
         await (self.app if fault is None else fault.response())(scope, receive, send_secured)
+
+    def _welcome(self, scope: Scope) -> ApiError | None:
+        """Note who sends a request that is not refused; what of a stranger's is refused, or goes
+        unsaid, is said of one with a key."""
+        state = scope.setdefault("state", {})
+        state["holder"] = holder = self.access.holder(scope)
+        if holder is None:
+            return None
+        connection: Connection | None = state.get("connection")
+        if asked := Headers(scope=scope).get("upgrade"):
+            _LOG.warning("a client asks for %s, wanted HTTP/1.1 alone", printable(asked[:40]))
+        if connection is None:
+            return None
+        connection.is_welcome = True
+        if not connection.places.are_full:
+            return None
+        _LOG.warning("all %d connections have a request under way", connection.places.most)
+        return ApiError(503, "all connections are taken", code="busy", headers={"retry-after": "1"})

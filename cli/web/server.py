@@ -1,45 +1,83 @@
 """Runs an application until a signal comes; imported when it is needed, as uvicorn is."""
 
+import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, cast
 
+import psutil
 import uvicorn
 from starlette.types import ASGIApp
 
 from pyggml.cli.terminal.interrupt import stop_on_signals
+from pyggml.cli.web.connections import Connection, Places
 
-# A connection without requests stays so long: longer than clients keep theirs (httpx 5 s, aiohttp
-# 15 s), else a request can be under way when its connection is closed.
-_IDLE_SECONDS = 20
+_ACCEPTED_AT_ONCE = 64  # connections: each takes an open file before it has a place
+_MOST_PENDING = 4096  # that the system may hold until then
+_SPARE_FILES = 32 + _ACCEPTED_AT_ONCE
 
 
-def serve(
-    app: ASGIApp, listening: socket.socket, note: bytes, grace: int, most_connections: int
-) -> None:
+def serve(app: ASGIApp, listening: socket.socket, note: bytes, grace: int, places: Places) -> None:
     """Answer requests to this socket; at a first signal, tell the note and end what is under way.
 
     grace: seconds that answers get to end
     """
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        ws="none",
-        server_header=False,
-        h11_max_incomplete_event_size=1 << 16,
-        timeout_graceful_shutdown=grace,
-        limit_concurrency=most_connections,
-        timeout_keep_alive=_IDLE_SECONDS,
-    )
-    _Server(config, note).run(sockets=[listening])
+    _Server(app, places, grace, note).run(sockets=[listening])
 
 
-class _Server(uvicorn.Server):
+def most_connections(wanted: int) -> int:
+    """As many as wanted, or as the system's limit on open files leaves room for; the limit is
+    raised where that is allowed."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return wanted
+    needed = wanted + _SPARE_FILES + psutil.Process().num_fds()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY not in (soft, hard) and soft < needed:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else max(1, wanted - max(0, needed - soft))
+
+
+class WatchedServer(uvicorn.Server):
+    """uvicorn's server, with places for connections."""
+
+    def __init__(self, app: ASGIApp, places: Places, grace: int) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=cast(Any, partial(Connection, places)),
+                log_config=None,
+                access_log=False,
+                ws="none",
+                server_header=False,
+                backlog=_ACCEPTED_AT_ONCE,
+                h11_max_incomplete_event_size=1 << 16,
+                timeout_graceful_shutdown=grace,
+                timeout_keep_alive=cast(int, places.patience.idle),
+            )
+        )
+        self._places = places
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_MOST_PENDING)
+
+    async def on_tick(self, counter: int) -> bool:
+        self._places.sweep(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
+
+
+class _Server(WatchedServer):
     """Stops as the other commands do: at a signal, with an exit code and without a traceback."""
 
-    def __init__(self, config: uvicorn.Config, note: bytes) -> None:
-        super().__init__(config)
+    def __init__(self, app: ASGIApp, places: Places, grace: int, note: bytes) -> None:
+        super().__init__(app, places, grace)
         self._note = note
 
     @contextmanager

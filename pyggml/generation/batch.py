@@ -53,11 +53,13 @@ class Slot:
 
     tokens   the sequence
     model    what reads it: the batch's model, or that with other adapters
+    owner    whose it is
     """
 
     def __init__(self, batch: Batch, number: int) -> None:
         self.batch, self.number, self.model = batch, number, batch.model
         self.tokens: list[int] = []
+        self.owner: int | None = None
         self.is_open = False
         self.n_cached = 0  # of the tokens; the others are fed again before new ones
         self.n_kept = _ALL  # tokens whose keys tell of the tokens here alone: a shift ends them
@@ -184,11 +186,14 @@ class Batch:
         """How many slots can be opened."""
         return sum(not slot.is_open for slot in self.slots)
 
-    def open(self, prompt: Tokens = (), model: Model | None = None) -> Slot:
+    def open(
+        self, prompt: Tokens = (), model: Model | None = None, owner: int | None = None
+    ) -> Slot:
         """A slot for a sequence that will begin with the prompt.
 
         It has as much of the prompt as another sequence, open or closed, left in the cache, but
         never the last token: the rest is to be fed. model: the batch's, with other adapters.
+        owner: whose the prompt is; others' sequences are as if they were not there.
         Raises ConfigError for another base model, DataError if no slot is free.
         """
         model = model or self.model
@@ -198,12 +203,12 @@ class Batch:
         if not free:
             raise DataError(f"all {len(self.slots)} slots are taken")
         start = [int(token) for token in prompt[:-1]]
-        alike = [slot for slot in self.slots if slot.model is model]
+        alike = [slot for slot in self.slots if slot.model is model and slot.owner == owner]
         donor = max(alike, key=lambda slot: slot.n_shared(start), default=free[0])
         n = donor.n_shared(start) if donor in alike else 0
         wastes_little = donor in free and 2 * n >= donor.n_past
         slot = donor if n and wastes_little else min(free, key=lambda slot: slot.last_used)
-        slot.model, slot.is_open = model, True
+        slot.model, slot.owner, slot.is_open = model, owner, True
         slot.copy_prefix(donor if n else slot, n)
         return slot
 

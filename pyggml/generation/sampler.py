@@ -30,7 +30,7 @@ class Sampler:
     ) -> None:
         """recent: the tokens before, such as the prompt. tokenizer: for texts in logit_bias.
 
-        Raises ConfigError for a logit_bias of no token.
+        Raises ConfigError for a logit_bias of no token, and for one that forbids them all.
         """
         self.how = how.with_seed()
         self._rng = np.random.default_rng(self.how.seed)
@@ -50,9 +50,13 @@ class Sampler:
     def __call__(self, logits: np.ndarray) -> int:
         """A token id sampled from logits (n_vocab,), which stay as they are.
 
-        Raises DataError if the greatest logit is NaN or infinite.
+        Raises DataError if the greatest logit is NaN or infinite, ConfigError if logit_bias leaves
+        no token.
         """
-        token = sample(self.adjust(logits), self.how, self._rng)
+        z = self.adjust(logits)
+        if len(self._bias[0]) and z.max() == -math.inf and np.isfinite(logits.max()):
+            raise ConfigError([("logit_bias", "forbids every token that the model can write")])
+        token = sample(z, self.how, self._rng)
         self.accept([token])
         return token
 
@@ -196,5 +200,7 @@ def _bias(
             raise ConfigError([("logit_bias", f"names {key!r}, which is no token of the model")])
         for id in ids:
             biases[id] = biases.get(id, 0.0) + bias
+    if tokenizer and len(biases) == tokenizer.n_vocab and max(biases.values()) == -math.inf:
+        raise ConfigError([("logit_bias", f"forbids all {len(biases)} tokens of the model")])
     ids = sorted(biases)
     return np.array(ids, np.int64), np.array([biases[i] for i in ids], np.float32)

@@ -109,6 +109,19 @@ def test_a_bias_by_text_reaches_each_of_its_tokens(tiny_tokenizer):
     assert {int(i): float(z[i]) for i in np.flatnonzero(z)} == wanted
 
 
+def test_biases_that_leave_no_token_are_refused(tiny_tokenizer):
+    """Where they name the whole vocabulary at once; else where the model has no other token."""
+    n = tiny_tokenizer.n_vocab
+    every = dict.fromkeys(range(n), -math.inf)
+    with pytest.raises(ConfigError, match=f"logit_bias forbids all {n} tokens of the model"):
+        Sampler(Sampling(logit_bias=every), tiny_tokenizer)
+    sampler = Sampler(Sampling(logit_bias=every | {3: 1.0}), tiny_tokenizer)
+    assert sampler(np.zeros(n, np.float32)) == 3
+    alone = np.where(np.arange(n) == 5, 0.0, -np.inf).astype(np.float32)
+    with pytest.raises(ConfigError, match="logit_bias forbids every token that the model can"):
+        sampler(np.where(np.arange(n) == 3, -np.inf, alone))
+
+
 @pytest.mark.parametrize("token", [-1, 258, "258", "9" * 30])
 def test_a_bias_of_no_token_is_refused(tiny_tokenizer, token):
     with pytest.raises(ConfigError, match="logit_bias names .*, which is no token of the model"):

@@ -18,10 +18,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pyggml.cli.commands.serve.answers import ChatForm, Choice, Form, TextForm, Usage
-from pyggml.cli.commands.serve.limits import BODY_SECONDS
-from pyggml.cli.commands.serve.params import ChatParams, Params, TextParams, read_chat, read_text
+from pyggml.cli.commands.serve.params import Params, TextParams, read_chat, read_text
 from pyggml.cli.commands.serve.service import Flow, Service
-from pyggml.cli.web.body import read_object, unless_gone
+from pyggml.cli.web.body import unless_gone
 from pyggml.cli.web.errors import HANDLERS, ApiError
 from pyggml.cli.web.guard import Access, Guard
 from pyggml.generation.serving import ReadPrompt
@@ -53,7 +52,7 @@ def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> S
         routes=[
             Route("/health", routes.health),
             Route("/v1/models", routes.models),
-            Route("/v1/models/{name}", routes.model),
+            Route("/v1/models/{name:path}", routes.model),
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/v1/completions", routes.text, methods=["POST"]),
             *pages,
@@ -71,6 +70,9 @@ class Routes:
         self._service, self._created = service, int(time.time())
 
     async def health(self, request: Request) -> Response:
+        """How busy the server is, strangers do not learn."""
+        if request.state.holder is None:
+            return JSONResponse({"status": "ok"})
         worker = self._service.worker
         counts = {"active": worker.n_active, "waiting": worker.n_waiting}
         return JSONResponse({"status": "ok", **counts})
@@ -91,31 +93,26 @@ class Routes:
 
     async def chat(self, request: Request) -> Response:
         service = self._service
-        given = await self._body(request)
 
-        def read() -> tuple[ChatParams, list[np.ndarray]]:
+        def read(given: dict[str, Any]) -> tuple[Params, list[np.ndarray]]:
             params = read_chat(given, service.sampling, service.limits)
             service.name(params)
             how = service.chat_sampling(params)
-            return replace(params, how=how), service.chat_prompts(params)
+            return replace(params.alone(), how=how), service.chat_prompts(params)
 
-        params, prompts = await service.read(read)
+        params, prompts = await service.bodies.read(request, read)
         return await self._answer(request, params, prompts, ChatForm, [""] * params.n)
 
     async def text(self, request: Request) -> Response:
         service = self._service
-        given = await self._body(request)
 
-        def read() -> tuple[TextParams, list[np.ndarray], list[str]]:
+        def read(given: dict[str, Any]) -> tuple[Params, list[np.ndarray], list[str]]:
             params = read_text(given, service.sampling, service.limits)
             service.name(params)
-            return params, service.text_prompts(params), _echo_texts(params, service)
+            return params.alone(), service.text_prompts(params), _echo_texts(params, service)
 
-        params, prompts, echoed = await service.read(read)
+        params, prompts, echoed = await service.bodies.read(request, read)
         return await self._answer(request, params, prompts, TextForm, echoed)
-
-    async def _body(self, request: Request) -> dict[str, Any]:
-        return await read_object(request, self._service.limits.max_body, BODY_SECONDS)
 
     async def _answer(
         self,
@@ -127,7 +124,8 @@ class Routes:
     ) -> Response:
         service, name = self._service, self._service.name(params)
         made = form(name, service.models[name].tokenizer)
-        flow = service.flow(params, prompts)
+        owner = None if service.limits.share_prompts else request.state.holder
+        flow = service.flow(params, prompts, owner)
         if params.stream:
             return EventStream(flow, _events(flow, made, prefixes, params))
         choices = [Choice(prefix) for prefix in prefixes]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pyggml.errors import Fault
 from pyggml.settings import Settings, at_least, setting
 
 _GROUP = "server"
@@ -49,11 +50,29 @@ class Limits(Settings):
         1 << 22, "most bytes of a request", "1024 or more", lambda n: n >= 1024, group=_GROUP
     )
 
+    max_bodies: int = setting(
+        1 << 26,
+        "most bytes of all requests together that are not read yet; more are refused",
+        *at_least(1024),
+        group=_GROUP,
+    )
+    share_prompts: bool = setting(
+        False,
+        "let every key have its prompts' beginnings from those of other keys in the cache",
+        group=_GROUP,
+    )
+
+    def _faults(self) -> list[Fault]:
+        if self.max_bodies < self.max_body:
+            said = f"is {self.max_bodies}, wanted at least the {self.max_body} of one request"
+            return [*super()._faults(), ("max_bodies", said)]
+        return super()._faults()
+
     @property
     def choices(self) -> int:
         """The most answers to one request."""
         return min(self.parallel + self.queue, 128)
 
 
-BODY_SECONDS = 30.0
 MOST_TOP_LOGPROBS = 20
+MOST_BIASES = 1024

@@ -4,12 +4,13 @@ Fields of sampling are those of pyggml.generation.Sampling, by their names; the 
 some of them (`logprobs`, `top_logprobs`, `stop` as one string) are read here.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pyggml.cli.commands.serve.fields import Fields, anything, brief, flag, object_of, text, whole
-from pyggml.cli.commands.serve.limits import MOST_TOP_LOGPROBS, Limits
+from pyggml.cli.commands.serve.limits import MOST_BIASES, MOST_TOP_LOGPROBS, Limits
 from pyggml.generation import Sampling
 from pyggml.lora.data.messages import checked_value, messages_of, tools_of
 from pyggml.lora.data.rows import BadRow, Message
@@ -32,6 +33,7 @@ class Params:
     n               answers to each prompt
     n_tokens        the most of an answer; None: as many as fit
     include_usage   whether a stream ends with the counts of tokens
+    tells_prompt    whether the log-probabilities of the prompt's tokens are wanted
     """
 
     model: str | None
@@ -40,11 +42,12 @@ class Params:
     n_tokens: int | None
     stream: bool
     include_usage: bool
+    tells_prompt: bool = False
 
-    @property
-    def tells_prompt(self) -> bool:
-        """Whether the log-probabilities of the prompt's tokens are wanted."""
-        return False
+    def alone(self) -> "Params":
+        """These without what a request is made of: messages, tools and texts may take dozens of
+        times the memory of their tokens, and a request may wait long."""
+        return Params(**{f.name: getattr(self, f.name) for f in fields(Params)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +70,6 @@ class TextParams(Params):
 
     prompts: list[Prompt]
     echo: bool
-
-    @property
-    def tells_prompt(self) -> bool:
-        return self.echo and self.how.logprobs is not None
 
 
 def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> ChatParams:
@@ -125,6 +124,7 @@ def read_text(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> T
     if n > limits.choices:
         f.fault("prompt", f"and n ask for {n} answers, wanted at most {limits.choices}")
     f.check()
+    common["tells_prompt"] = echo and n_logprobs is not None
     return TextParams(prompts=prompts, echo=echo, **common)
 
 
@@ -135,7 +135,7 @@ def _common(
     """fewest: tokens of an answer."""
     given = {name: f.take(name, anything, None) for name in _PLAIN if name in f}
     given |= {"stop": f.take("stop", _stops, defaults.stop), "logprobs": n_logprobs}
-    given["logit_bias"] = f.take("logit_bias", object_of, defaults.logit_bias)
+    given["logit_bias"] = f.take("logit_bias", _biases, defaults.logit_bias)
     how = f.build(lambda **changes: replace(defaults, **changes), given)
     stream = f.take("stream", flag, False)
     options: Mapping[str, bool] = f.take("stream_options", _stream_options, {})
@@ -200,6 +200,15 @@ def _stops(value: Any) -> tuple[str, ...]:
     if not isinstance(stops, list):
         raise BadRow(f"is {brief(value)}, wanted a string or a list of strings")
     return tuple(text(item) for item in stops)
+
+
+def _biases(value: Any) -> dict[str, Any]:
+    biases = object_of(value)
+    if len(biases) > MOST_BIASES:
+        forbids = all(bias == -math.inf for bias in biases.values())
+        said = f"{'forbids' if forbids else 'names'} {len(biases)} tokens"
+        raise BadRow(f"{said}, wanted at most {MOST_BIASES}: it is kept as long as the request")
+    return biases
 
 
 def _stream_options(value: Any) -> Mapping[str, bool]:

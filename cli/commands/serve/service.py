@@ -6,17 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import numpy as np
 
 from pyggml.chat import ChatEncoder, ChatTemplate, answer_ending
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import ChatParams, Params, TextParams
+from pyggml.cli.web.body import Bodies
 from pyggml.cli.web.errors import ApiError, of_input, program_fault, too_long, unknown_model
-from pyggml.errors import PyggmlError
+from pyggml.errors import ConfigError, PyggmlError
 from pyggml.generation import Completion, Piece, Sampling
 from pyggml.generation.sampling import MOST_STOPS
 from pyggml.generation.serving import (
@@ -49,7 +48,6 @@ class Chats:
         return Chats(ChatEncoder(template, tokenizer), answer_ending(template))
 
 
-T = TypeVar("T")
 Told = Piece | ReadPrompt | Failure
 _LOG = logging.getLogger("pyggml.serve")
 
@@ -64,6 +62,7 @@ class Service:
     sampling   what a request's own fields stand in for
     n_ctx      most tokens of a prompt and its answer
     shifts     whether an answer goes on where the context is full
+    bodies     of requests, as they come
     """
 
     models: Mapping[str, Model]
@@ -73,16 +72,10 @@ class Service:
     limits: Limits
     n_ctx: int
     shifts: bool = False
-    _reader: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="pyggml-reader")
-    )
+    bodies: Bodies = field(init=False)
 
-    async def read(self, call: Callable[[], T]) -> T:
-        """call(), in the thread that reads requests, so that a long one holds up no stream."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._reader, call)
-        except PyggmlError as error:
-            raise of_input(error) from None
+    def __post_init__(self) -> None:
+        self.bodies = Bodies(self.limits.max_body, self.limits.max_bodies)
 
     def name(self, params: Params) -> str:
         """The name of the model that is to answer. Raises ApiError if there is none."""
@@ -126,8 +119,8 @@ class Service:
             raise too_long(len(ids), most, param)
         return next(iter(self.models.values())).check_tokens(ids)
 
-    def flow(self, params: Params, prompts: Sequence[np.ndarray]) -> Flow:
-        """The answers to these prompts, submitted to the worker.
+    def flow(self, params: Params, prompts: Sequence[np.ndarray], owner: int | None = None) -> Flow:
+        """The answers to these prompts, submitted to the worker. owner: whose they are.
 
         Raises ApiError where too many wait, and for settings that do not fit the model.
         """
@@ -144,11 +137,22 @@ class Service:
             raise of_input(error) from None
         deadline = time.monotonic() + self.limits.timeout
         n_likeliest = params.how.logprobs if params.tells_prompt else None
-        return Flow(self.worker, model, prompts, completions, deadline, n_likeliest)
+        requests = [
+            Request(
+                prompt=prompt,
+                completion=completion,
+                model=model,
+                deadline=deadline,
+                n_likeliest=n_likeliest,
+                owner=owner,
+            )
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        return Flow(self.worker, requests)
 
     def close(self) -> None:
         self.worker.close()
-        self._reader.shutdown(cancel_futures=True)
+        self.bodies.close()
 
 
 def _with_seed(how: Sampling, i: int) -> Sampling:
@@ -159,31 +163,15 @@ def _with_seed(how: Sampling, i: int) -> Sampling:
 class Flow:
     """The answers to one request, as they come from the worker's thread."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        model: Model,
-        prompts: Sequence[np.ndarray],
-        completions: Sequence[Completion],
-        deadline: float,
-        n_likeliest: int | None = None,
-    ) -> None:
+    def __init__(self, worker: Worker, requests: Sequence[Request]) -> None:
+        """Submits the requests. Raises ApiError where too many wait."""
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._told: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
-        self.completions = completions
-        self.requests = [
-            Request(
-                prompt=prompt,
-                completion=completion,
-                model=model,
-                tell=self._teller(i),
-                deadline=deadline,
-                n_likeliest=n_likeliest,
-            )
-            for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
-        ]
+        self.requests, self.completions = requests, [r.completion for r in requests]
+        for i, request in enumerate(requests):
+            request.tell = self._teller(i)
         try:
-            worker.submit(self.requests)
+            worker.submit(requests)
         except Full as error:
             soon = {"retry-after": "1"}
             raise ApiError(429, str(error), code="queue_full", headers=soon) from None
@@ -227,6 +215,8 @@ def _piece(told: Told, completion: Completion) -> Piece | ReadPrompt | None:
         raise ApiError(503, str(error), code="timeout")
     if isinstance(error, WorkerClosed):
         raise ApiError(503, str(error), code="stopping")
+    if isinstance(error, ConfigError):  # settings that leave no token
+        raise of_input(error)
     if isinstance(error, PyggmlError):
         raise ApiError(500, str(error))
     _LOG.error("a request failed", exc_info=error)

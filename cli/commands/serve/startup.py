@@ -16,14 +16,16 @@ from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.generation import CTX, n_ctx_of
 from pyggml.cli.terminal.show import printable, progress_lines, row, size
+from pyggml.cli.web.connections import Places
 from pyggml.cli.web.guard import LOOPBACK, Access
 from pyggml.cli.web.listening import is_loopback, url_of
-from pyggml.cli.web.server import serve
+from pyggml.cli.web.server import most_connections, serve
 from pyggml.errors import TemplateError
 from pyggml.generation import Batch, Context, Sampling
 from pyggml.generation.serving import Scheduler, Worker
 from pyggml.model import Model
 
+MOST_CONNECTIONS = 1024  # or twice as many as there may be answers, if that is more
 GRACE_SECONDS = 10  # for answers under way when the server is to stop
 _NOTE = b"\nstopping when the answers under way are done, after 10 s at most; again ends at once\n"
 
@@ -63,8 +65,9 @@ def run(
         url = url_of(listening)
         row("serving", f"{url}/v1" + (f", chat page {url}/" if pages else ""))
     app = make_app(service, access, pages)
-    most = 4 * (limits.parallel + limits.queue) + 64
-    serve(app, listening, _NOTE, GRACE_SECONDS, most)
+    most = max(MOST_CONNECTIONS, 2 * (limits.parallel + limits.queue))
+    places = Places(most_connections(most))
+    serve(app, listening, _NOTE, GRACE_SECONDS, places)
     return STOPPED
 
 

@@ -20,13 +20,13 @@ from pyggml.cli.commands.view.queries import RANKS, read_number, read_pass, read
 from pyggml.cli.commands.view.runs import Runs
 from pyggml.cli.commands.view.source import NoSource, Source, StoppableModel
 from pyggml.cli.commands.view.worker import Worker
-from pyggml.cli.web.body import read_object
+from pyggml.cli.web.body import Bodies
 from pyggml.cli.web.errors import HANDLERS, ApiError
 from pyggml.cli.web.guard import Access, Guard
 from pyggml.lora import LoraConfig
 from pyggml.model import Model
 
-_MOST_BODY, _BODY_SECONDS = 1 << 17, 10.0
+_MOST_BODY, _MOST_BODIES = 1 << 17, 1 << 21  # bytes, of one request and of all
 _MOST_INDEX = 10**8
 _NO_RUNS = "no folder of runs was given: pyggml view --run FOLDER"
 
@@ -38,7 +38,7 @@ def make_app(source: Source | NoSource, runs: Runs | None, n_threads: int = 0) -
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(routes.worker.close)
+        await asyncio.to_thread(routes.close)
 
     return Starlette(
         routes=[
@@ -79,7 +79,12 @@ class Routes:
 
     def __init__(self, source: Source | NoSource, runs: Runs | None, worker: Worker) -> None:
         self._source, self._runs, self.worker = source, runs, worker
+        self._bodies = Bodies(_MOST_BODY, _MOST_BODIES)
         self._pictures = None if source.fault else pictures.Pictures(source.model)
+
+    def close(self) -> None:
+        self.worker.close()
+        self._bodies.close()
 
     def state(self, request: Request) -> Response:
         """What the page looks at again and again."""
@@ -173,22 +178,20 @@ class Routes:
     # -- texts -------------------------------------------------------------------------------------
 
     async def losses(self, request: Request) -> Response:
-        text, given = await self._text_of(request)
-        return await self._read(request, given, partial(reading.losses, text=text))
+        text, _, run = await self._asked(request)
+        return await self._read(request, run, partial(reading.losses, text=text))
 
     async def attention(self, request: Request) -> Response:
-        text, given = await self._text_of(request)
-        block = given.get("block")
+        text, block, run = await self._asked(request)
         if type(block) is not int:
             raise ApiError(400, "block is missing, wanted a whole number", "block")
-        return await self._read(request, given, partial(reading.attention, text=text, block=block))
+        return await self._read(request, run, partial(reading.attention, text=text, block=block))
 
     async def _read(
-        self, request: Request, given: Mapping[str, Any], work: Callable[..., dict[str, Any]]
+        self, request: Request, run: str | None, work: Callable[..., dict[str, Any]]
     ) -> Response:
-        """What the model makes of a text, maybe with what the run that is given has written."""
-        run = given.get("run")
-        model = partial(self._model_of, run if isinstance(run, str) else None)
+        """What the model makes of a text, maybe with what a run has written."""
+        model = partial(self._model_of, run)
         return Json(
             await self.worker.run(request, lambda stop: work(StoppableModel(model(), stop)))
         )
@@ -203,13 +206,16 @@ class Routes:
             return model
         return model.with_adapter_files(runs.output(run))
 
-    async def _text_of(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """The text in a request's body, and all of the body."""
+    async def _asked(self, request: Request) -> tuple[str, int | None, str | None]:
+        """The text in a request's body, and the block and the run, if it has any."""
         if self._source.fault:
             raise ApiError(409, self._source.fault)
-        given = await read_object(request, _MOST_BODY, _BODY_SECONDS)
-        text = given.get("text")
-        if not isinstance(text, str) or not 0 < len(text) <= reading.MOST_CHARACTERS:
-            most = reading.MOST_CHARACTERS
-            raise ApiError(400, f"text is no string of 1 to {most} characters", "text")
-        return text, given
+        return await self._bodies.read(request, _read_asked)
+
+
+def _read_asked(given: Mapping[str, Any]) -> tuple[str, int | None, str | None]:
+    text, block, run = (given.get(name) for name in ("text", "block", "run"))
+    if not isinstance(text, str) or not 0 < len(text) <= reading.MOST_CHARACTERS:
+        most = reading.MOST_CHARACTERS
+        raise ApiError(400, f"text is no string of 1 to {most} characters", "text")
+    return text, block if type(block) is int else None, run if isinstance(run, str) else None

@@ -7,6 +7,7 @@ from pyggml.cli.commands.view.runs import Runs
 from pyggml.cli.commands.view.source import NoSource, Source
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.show import printable, progress_lines, row
+from pyggml.cli.web.connections import Places
 from pyggml.cli.web.listening import url_of
 from pyggml.cli.web.server import serve
 
@@ -26,5 +27,6 @@ def run(
         if runs is not None:
             row("runs", printable(", ".join(runs.names()) or f"none yet in {runs.folder}"))
         row("view", f"{url_of(listening)}/   (Ctrl-C ends it)")
-    serve(make_app(source, runs, n_threads), listening, _NOTE, _GRACE_SECONDS, _MOST_CONNECTIONS)
+    places = Places(_MOST_CONNECTIONS)
+    serve(make_app(source, runs, n_threads), listening, _NOTE, _GRACE_SECONDS, places)
     return STOPPED

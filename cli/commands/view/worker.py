@@ -10,7 +10,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 import pyggml.threads
-from pyggml.cli.web.body import unless_gone
+from pyggml.cli.web.body import refuse_body, unless_gone
 from pyggml.cli.web.errors import ApiError, of_input
 from pyggml.errors import PyggmlError
 
@@ -32,7 +32,7 @@ class Worker:
         Raises ApiError for a fault of the input, and if too much waits already.
         """
         if request.method == "GET":
-            await request.body()  # empty, and else taken for news of the client
+            await refuse_body(request)  # what is left unread is taken for news of the client
         if len(self._under_way) >= _MOST_WAITING:
             raise ApiError(503, "too much is under way: wait, or close other pages")
         stop = Event()

@@ -48,13 +48,15 @@ class Request:
                  each place. The prompt is then computed as a whole, and the completion may be one
                  of no tokens
     deadline     time.monotonic() at which it fails with RequestExpired
+    owner        whose prompt it is: only prompts of one owner share what the cache has of them
     n_cached     how many tokens of the prompt were in the cache; known with the first piece
     """
 
     prompt: np.ndarray
     completion: Completion
     model: Model
-    tell: Callable[[Piece | ReadPrompt | Failure], None]
+    tell: Callable[[Piece | ReadPrompt | Failure], None] = field(default=lambda told: None)
     n_likeliest: int | None = None
     deadline: float = math.inf
+    owner: int | None = None
     n_cached: int = field(default=0, init=False)

@@ -124,7 +124,7 @@ class Scheduler:
                 continue
             self._waiting.remove(request)
             known = () if request.n_likeliest is not None else request.prompt
-            slot = self._batch.open(known, request.model)
+            slot = self._batch.open(known, request.model, request.owner)
             request.n_cached = slot.n_past
             self._active.append(_Active(request, slot, request.prompt[slot.n_past :]))
 
@@ -135,7 +135,8 @@ class Scheduler:
         """
         if request.n_likeliest is not None:
             return False
-        alike = [a for a in self._active if a.request.model is request.model]
+        whose = request.model, request.owner
+        alike = [a for a in self._active if (a.request.model, a.request.owner) == whose]
         saved = (self._n_to_copy(a.request, request) - a.slot.n_past for a in alike)
         return request.model.batches and max(saved, default=0) >= WORTH_WAITING
 

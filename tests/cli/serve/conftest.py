@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import httpx
 import numpy as np
 import pytest
-import uvicorn
+from starlette.applications import Starlette
 from tiny_models import NO_END
 
 import pyggml
@@ -17,8 +17,10 @@ from pyggml.cli.commands.serve.app import make_app
 from pyggml.cli.commands.serve.chat_page import page_routes
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.service import Chats, Service
+from pyggml.cli.web.connections import Places
 from pyggml.cli.web.guard import Access
 from pyggml.cli.web.listening import listening, url_of
+from pyggml.cli.web.server import WatchedServer
 from pyggml.generation import Batch, Sampling
 from pyggml.generation.serving import Scheduler, Worker
 from pyggml.lora import LoraConfig, attach
@@ -56,6 +58,8 @@ class Serving:
     service: Service
     batch: Batch
     http: httpx.Client
+    places: Places
+    app: Starlette
 
     def chat(self, content="the ", **fields):
         return self.http.post(
@@ -97,7 +101,7 @@ class Serving:
 
 
 @contextmanager
-def started(path, adapters=None, access=None, **limits):
+def started(path, adapters=None, access=None, places=None, **limits):
     """Answers end at their limit or their client's, as chance ends none: no end is drawn."""
     base = pyggml.load(path)
     named = {name: base.with_adapter_files(file) for name, file in (adapters or {}).items()}
@@ -111,12 +115,13 @@ def started(path, adapters=None, access=None, **limits):
     app = make_app(service, access or Access(), page_routes("tiny", True, service.sampling))
     with listening("127.0.0.1", 0) as accepting:
         url = url_of(accepting)
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+        places = places or Places(352)
+        server = WatchedServer(app, places, grace=1)
         thread = threading.Thread(target=server.run, args=([accepting],))
         thread.start()
         try:
             with httpx.Client(base_url=url, timeout=600) as http:
-                serving = Serving(url, service, batch, http)
+                serving = Serving(url, service, batch, http, places, app)
                 serving.until(lambda: server.started)
                 yield serving
         finally:

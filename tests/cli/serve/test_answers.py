@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -48,6 +49,30 @@ def test_each_model_by_its_name(server, chatty, adapters, pyggml):
         escaped = PROMPT.replace("\n", "\\n")
         command = ("generate", "-m", chatty, *lora, "-p", escaped, "-n", 24, "--temp", 0)
         assert pyggml(*command).out == PROMPT + printable(text) + "\n"
+
+
+def test_models_are_found_by_any_name(serve, adapters):
+    names = ("a/b", "a/b/c", "/a", "a/", "a b", "ü", "a?b#c", "a%2Fb", "..", "v1/models")
+    with serve(adapters=dict.fromkeys(names, adapters["red"])) as server:
+        for name in names:
+            answer = server.http.get(f"/v1/models/{quote(name, safe='')}")
+            assert answer.json()["id"] == name
+        assert server.http.get("/v1/models/a/b").json()["id"] == "a/b"
+
+
+def test_a_developer_says_what_a_system_says(server):
+    """OpenAI's newer name of the role, which this template does not know."""
+    user = {"role": "user", "content": "a"}
+    said = [
+        server.http.post(
+            "/v1/chat/completions",
+            json={"messages": [{"role": role, "content": "Be brief."}, user], **GREEDY},
+        ).json()
+        for role in ("system", "developer")
+    ]
+    texts = [answer["choices"][0]["message"] for answer in said]
+    assert texts[0] == texts[1]
+    assert said[0]["usage"]["prompt_tokens"] == said[1]["usage"]["prompt_tokens"]
 
 
 def test_a_chat_is_asked_as_its_template_says(server, chatty):

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import math
 import socket
 
 import pytest
 from starlette.requests import Request
 
-from pyggml.cli.web.body import read_object
+from pyggml.cli.web.body import Bodies
+from pyggml.cli.web.connections import Patience
 from pyggml.cli.web.errors import ApiError
 from pyggml.cli.web.guard import Access, name_of
 
@@ -28,6 +30,11 @@ TEXTS = [
     ({"prompt": "a", "stop": [1]}, "stop", "is 1, wanted a string"),
     ({"prompt": "a", "logit_bias": {"999": 1}}, "logit_bias", "'999', which is no token"),
     ({"prompt": "a", "logit_bias": [1]}, "logit_bias", "is a list, wanted an object"),
+    (
+        {"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(258)), -math.inf)},
+        "logit_bias",
+        "forbids all 258 tokens of the model",
+    ),
     ({"prompt": "a", "n": 1000}, "n", "is 1000, wanted a whole number from 1 to"),
     ({"prompt": ["a"] * 30, "n": 5}, "prompt", "ask for 150 answers, wanted at most"),
     ({"prompt": "a", "suffix": "b"}, "suffix", "text is not filled in"),
@@ -76,7 +83,8 @@ def refused(answer, status=400):
     [("completions", *row) for row in TEXTS] + [("chat/completions", *row) for row in CHATS],
 )
 def test_faults_are_named(server, path, body, param, message):
-    error = refused(server.http.post(f"/v1/{path}", content=json.dumps(body)))
+    sent = json.dumps(body).replace("-Infinity", "-1e999")  # as JSON can say it
+    error = refused(server.http.post(f"/v1/{path}", content=sent))
     assert error["type"] == "invalid_request_error"
     assert (error["param"], message in error["message"]) == (param, True), error["message"]
 
@@ -124,9 +132,9 @@ def test_a_body_too_large_is_not_read(serve):
         assert server.text("a", max_tokens=1).status_code == 200
 
 
-def test_a_body_that_never_ends(serve, monkeypatch):
-    monkeypatch.setattr("pyggml.cli.commands.serve.app.BODY_SECONDS", 0.3)
+def test_a_body_that_never_ends(serve):
     with serve() as server:
+        server.service.bodies.patience = Patience(body=0.3)
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as slow:
             head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: 9\r\n\r\n{{"
@@ -145,8 +153,21 @@ def test_keys(serve):
         for key in ("right", "other"):
             bearer = {"authorization": f"Bearer {key}"}
             assert server.http.get("/v1/models", headers=bearer).status_code == 200
-        assert server.http.get("/health").status_code == 200
+        assert server.http.get("/health").json() == {"status": "ok"}
+        known = server.http.get("/health", headers={"authorization": "Bearer other"})
+        assert known.json() == {"status": "ok", "active": 0, "waiting": 0}
         assert server.http.get("/").status_code == 200
+
+
+def test_no_answer_lets_a_browser_look_up_hosts(server):
+    """Links in an answer would tell whoever runs their names what was said."""
+    paths = [route.path.replace("{name:path}", "tiny") for route in server.app.routes]
+    assert len(paths) > 10
+    for path in (*paths, "/none"):
+        for method in ("GET", "POST"):
+            headers = server.http.request(method, path).headers
+            assert headers["x-dns-prefetch-control"] == "off"
+            assert headers["referrer-policy"] == "no-referrer"
 
 
 def test_names_that_a_page_of_another_site_gives_to_this_machine(server):
@@ -207,7 +228,7 @@ def test_a_body_that_says_it_is_too_large_is_not_awaited(length):
 
     scope = {"type": "http", "method": "POST", "headers": [(b"content-length", length.encode())]}
     with pytest.raises(ApiError, match="more than 100 bytes") as caught:
-        asyncio.run(read_object(Request(scope, receive), 100, 1))
+        asyncio.run(Bodies(100, 1000).read(Request(scope, receive), dict))
     assert caught.value.status == 413
 
 

@@ -50,7 +50,7 @@ class FakeBatch:
     def n_free(self):
         return self.n_slots - len(self.open_slots)
 
-    def open(self, prompt, model):
+    def open(self, prompt, model, owner=None):
         slot = FakeSlot(self)
         slot.tokens = list(prompt[: self.known])
         self.open_slots.append(slot)
@@ -258,3 +258,14 @@ def test_the_end_of_the_worker_is_told(worker):
     assert done.is_set() and isinstance(told[-1].error, WorkerClosed)
     with pytest.raises(WorkerClosed):
         worker.submit([request(4)[0]])
+
+
+def test_the_prompts_of_another_owner_are_not_waited_for(batch):
+    """Time would tell one key what another asks."""
+    for owner, n_active in ((1, 1), (2, 2)):
+        scheduler = Scheduler(FakeBatch(2))
+        scheduler.submit(request(2 * PREFILL, owner=1)[0])
+        scheduler.step()
+        scheduler.submit(request(2 * PREFILL, owner=owner)[0])
+        scheduler.step()
+        assert scheduler.n_active == n_active
