@@ -38,6 +38,7 @@ COMPUTE = {
 }
 # Of these no number comes out that is none, or none is asked of the weights.
 OTHERS = {
+    "sweep": "a run that ends so is a row of its table that says why: tests/cli/test_sweep.py",
     "serve": "status 500 with the sentence: below",
     "view": "what is no number is shown as that",
     "inspect": "what is no number is shown as that",

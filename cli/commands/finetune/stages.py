@@ -223,22 +223,33 @@ def _run(
     written = results.is_model(trained)
     below = [*(job.below or ())]
     after = load(job.output, below, model.compute, device=job.device) if written else model
-    asked = model.tokenizer.decode(prompt)
     try:
-        if written:
-            results.say_loss_of_file(trainer, after)
-        with progress_lines():
-            check_answer(after, prompt)
-            answers = compare(before, after, prompt)
-        read, losses = _read_again(job, before, after, trainer.corpus)
+        _show_answers(job, trainer, after, prompt, rows)
     except NotFiniteError as error:  # the losses of the run were finite, so its result stands
         record.save_report(job, rows)
         raise NotFiniteError([*error.faults, f"{job.output} was written"], error.about) from error
-    record.save_answers(job, trainer, asked, answers, losses)
-    record.save_report(job, rows, asked, answers, read)
     template = template_of(job.reading, model.tokenizer) if has_chats(trainer.corpus) else None
     results.say_how_to_use(job, written, template, model.tokenizer)
     return 0
+
+
+def _show_answers(
+    job: Job, trainer: Trainer, after: Model, prompt: np.ndarray, rows: record.Rows
+) -> None:
+    """What the result says, beside what was said before, printed and in the report.
+
+    Raises NotFiniteError where it makes no numbers.
+    """
+    before, asked = trainer.reference, after.tokenizer.decode(prompt)
+    assert before is not None
+    if after is not trainer.model:
+        results.say_loss_of_file(trainer, after)
+    with progress_lines():
+        check_answer(after, prompt)
+        answers = compare(before, after, prompt)
+    read, losses = _read_again(job, before, after, trainer.corpus)
+    record.save_answers(job, trainer, asked, answers, losses)
+    record.save_report(job, rows, asked, answers, read)
 
 
 def _load(job: Job, compute: str) -> Model:
