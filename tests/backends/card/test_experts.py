@@ -1,6 +1,5 @@
 """Products with one weight per expert, of few rows and in tiles, against NumPy."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pyggml
 from pyggml import ops
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
+from pyggml.backends.cuda.runtime.kernel import narrowed
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
@@ -140,8 +140,10 @@ def test_products_in_tiles_read_and_write_bfloat16(rounding, kind, n_tokens):
     for product, n in ((ops.mul_mat_id, K), (ops.mul_mat_id_back, N)):
         bits, x = halves(rng.standard_normal((n_tokens, 1, n), np.float32))
         plain = product(w, leaf(np.repeat(x, 2, axis=1)), ids)
-        shared = replace(plain, src=(w, leaf(bits, dtype=BF16), ids))
-        rounded = replace(shared, dtype=BF16, strides=())
+        shared, rounded = (
+            narrowed(plain.op, (1,), writes)(w, leaf(bits, dtype=BF16), ids)
+            for writes in ((), (0,))
+        )
         values = results(Graph.of(plain, shared, rounded), Devices([rounding, CPU()]))
         np.testing.assert_array_equal(values[0], values[1])
         assert np.abs(floats(values[2]) - values[0]).max() <= 2**-8 * np.abs(values[0]).max()

@@ -8,6 +8,8 @@ from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
 from pyggml.backends.cuda.gemm.cublas import has_cublas
 from pyggml.backends.cuda.ops.lora import wide
+from pyggml.backends.cuda.ops.norm_mul import holds_rows
+from pyggml.backends.cuda.runtime.kernel import narrowed
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
@@ -72,20 +74,43 @@ def rounding(monkeypatch):
 @pytest.mark.parametrize("name", sorted(own_ops()))
 def test_the_kernel_of_a_card_s_own_op_agrees_with_its_reference(name, rounding):
     """In all its results. Factors are rounded to bfloat16."""
-    op = own_ops()[name]
     if SIMULATED and name.endswith("_unpacked"):
         pytest.skip("the simulator takes minutes for its products, whose warps it has not")
+    op = own_ops()[name]
     for sources, params in samples_of(op):
-        wanted = op.results(*(in_float64(s).copy() for s in sources), **params)
         node = op(*sources, **params)
         assert rounding.refusal(node) is None
-        outputs = node, *node.saved
-        values = results(Graph.of(*outputs), Devices([rounding, CPU()]))
-        for t, found, exact in zip(outputs, values, wanted, strict=True):
-            allowed = ROUNDED * np.abs(exact).max(initial=0.0)
-            np.testing.assert_allclose(
-                numbers(t, found), exact, rtol=0, atol=allowed, err_msg=repr(t)
-            )
+        holds(node, op.results(*(in_float64(s).copy() for s in sources), **params), rounding)
+
+
+def holds(node, wanted, card):
+    """Whether a node's results, rounded to bfloat16 or made of such numbers, are these."""
+    outputs = (node, *node.saved)[: len(wanted := list(wanted))]
+    values = results(Graph.of(*outputs), Devices([card, CPU()]))
+    for t, found, exact in zip(outputs, values, wanted, strict=True):
+        allowed = ROUNDED * np.abs(exact).max(initial=0.0)
+        np.testing.assert_allclose(numbers(t, found), exact, rtol=0, atol=allowed, err_msg=repr(t))
+
+
+# Op → the sources that its kernel reads in BF16, and writes its result so. Attention and products
+# with experts have tests of their own, since they take no small ones.
+NARROW = {
+    "rms_norm_mul": (0,), "rms_norm_mul_back": (0, 2), "rope_apply": (0,), "rope_apply_back": (0,),
+    "wide_product": (), "wide_back": (),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_a_narrowed_op_agrees_with_its_reference(name, rounding):
+    op, computed = narrowed((OPS | own_ops())[name], NARROW[name], (0,)), 0
+    for sources, params in samples_of(op):
+        node = op(*sources, **params)
+        if name.startswith("rms") and not holds_rows(node):
+            continue  # rows that the kernel reads twice, in F32
+        assert node.dtype is BF16
+        holds(node, [op.ref(*(in_float64(s).copy() for s in sources), **params)], rounding)
+        computed += 1
+    assert computed
 
 
 @pytest.mark.parametrize("name", ["BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
