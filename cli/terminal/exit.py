@@ -89,7 +89,7 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
         except click.NoSuchOption as error:
             return _report(_suggestion(error) or error.format_message(), name, FAILED)
         except click.ClickException as error:
-            return _report(error.format_message(), name, FAILED)
+            return _report(error.format_message() + _of_lists(error), name, FAILED)
         except PyggmlError as error:
             return _report(error.message(option), name, FAILED)
         except MemoryError as error:
@@ -225,6 +225,13 @@ def _suggestion(error: click.NoSuchOption) -> str:
     if not any(ours in option.opts for option in options):
         return ""
     return f"No such option '{error.option_name}'. Did you mean '{ours}'?"
+
+
+def _of_lists(error: click.ClickException) -> str:
+    """Where a fine-tune is given several values of a setting: what takes them."""
+    context = error.ctx if isinstance(error, click.BadParameter) else None
+    is_list = context is not None and context.command.name == "finetune" and "," in error.message
+    return " `pyggml sweep` makes a run for each of several values." if is_list else ""
 
 
 def _report(reason: str, name: str, code: int) -> int:

@@ -70,6 +70,7 @@ def test_every_combination_is_made_once_and_the_best_is_first(sweep, tmp_path):
 
 def test_the_page_has_the_table_and_the_curves(sweep, tmp_path):
     ended = sweep(*LISTS)
+    assert ended.code == 0, ended.err
     page = (tmp_path / "runs" / "sweep.html").read_text()
     rows = re.findall(r"<tr><td>(.*?)</tr>", page)
     assert [re.split("</td><td>", row)[:3] for row in rows] == [c[:3] for c in table(ended)[1:]]
@@ -107,7 +108,7 @@ def test_a_run_that_another_process_has_is_left_to_it(sweep, tmp_path):
         ended = sweep("--lr", "1e-3,1e-2")
     assert ended.code == 0 and ended.out.count("finished: loss") == 1
     assert [line[-1] for line in table(ended)[1:]] == ["finished", "running"]
-    assert ended.row("left").startswith("1 run;")
+    assert ended.row("left") == "1 run of another process, under way"
 
 
 def test_a_run_that_fails_is_last_and_says_why(sweep):
@@ -163,6 +164,13 @@ def test_losses_that_do_not_compare_are_noted(sweep, tmp_path):
     ended = sweep("--objective", "dpo,ipo", "--max-steps", 1, "--val-every", 0, data=path)
     assert ended.code == 0, ended.err
     assert ended.row("note").endswith("of one, do not compare: objective")
+
+
+@pytest.mark.quick
+def test_a_fine_tune_with_a_list_is_told_of_the_sweep(finetune):
+    ended = finetune("--lr", "1e-3,1e-2")
+    assert ended.code == 2 and ended.err.endswith("for each of several values.\n")
+    assert "pyggml sweep" not in finetune("--lr", "x").err
 
 
 @pytest.mark.quick

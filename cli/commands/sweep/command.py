@@ -67,7 +67,10 @@ def _tell(folder: Path, runs: Sequence[SweepRun], whole: bool, again: str) -> in
     if best.loss is not None:
         row("best", f"{best.run.words}: {best.run.job.output}")
     row("page", str(write_page(folder, results, notes)))
-    n_left = sum(r.state not in OVER for r in results)
+    n_running = sum(r.state == "running" for r in results)
+    n_left = sum(r.state not in OVER for r in results) - n_running
+    if n_running:
+        row("left", f"{plural(n_running, 'run')} of another process, under way")
     if n_left:
         row("left", f"{plural(n_left, 'run')}; {again} goes on")
     return 0 if whole else STOPPED
