@@ -55,6 +55,7 @@ from pyggml.lora.trainer.reports import (
 from pyggml.lora.trainer.validation import ValidationSample, margin
 from pyggml.model import Model
 
+_PIECE = 1 << 20  # numbers that are copied at a time
 # What held in runs that are older than a setting.
 _USUAL = {
     "adapter": LoraConfig().shared_by_runs(),
@@ -122,6 +123,7 @@ class Trainer:
         self._gradient: StepGradient | None = None
         self._optimiser: Optimiser | None = None
         self._best = np.zeros_like(parameters.data) if config.keep_best else None
+        self._has_best = False  # whether the parameters are the best, and the last are in _best
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
         self.before_update: BeforeUpdate | None = None
         self._stopping = False
@@ -224,8 +226,7 @@ class Trainer:
         progress   whether the run is shown: as a bar on a terminal and in a notebook, else as lines
 
         The parameters are then those after the last whole step, and a checkpoint of them exists if
-        the settings ask for one and a step was made. At the end, with `keep_best`, they become
-        those that validated best.
+        the settings ask for one and a step was made; with `keep_best`, `take_best` follows.
 
         Raises PyggmlError, naming the step, if loss or gradient is not finite, or if another rank
         fails, and CheckpointError if the folder for checkpoints is another run's.
@@ -233,6 +234,8 @@ class Trainer:
         start, folder = self.progress.step, self.config.checkpoint_dir
         run = {**self._identity, checkpoint.LENGTH: self.n_steps}
         check_alike(self.ranks, run, Arithmetic.by(self.model))
+        if self._has_best:
+            self._exchange()
         with ExitStack() as stack:
             with self.ranks.together():
                 if folder is not None and self.ranks.is_first:
@@ -241,7 +244,7 @@ class Trainer:
             self._begin()
             with self.model.devices.holding(*self.parameters.buffers.values()):
                 try:
-                    if start == 0:
+                    if not self._is_validated and (start == 0 or self.is_done):
                         self._validate(report)
                     while not self.is_done and not self.ranks.any(self._stopping):
                         with self.ranks.together():
@@ -252,8 +255,7 @@ class Trainer:
                         raise
             if self.progress.step > start:
                 self._save(report)
-            if self.is_done and self._best is not None:
-                write(self.parameters.buffers["data"], self._best)
+            self.take_best()
             return self.is_done
 
     def _heard_by(
@@ -268,6 +270,38 @@ class Trainer:
                 callback(event)
 
         return report
+
+    @property
+    def output_step(self) -> int:
+        """The step that the parameters are of: the last one, or that which validated best."""
+        return self._best_report.step if self._has_best else self.progress.step
+
+    def take_best(self) -> None:
+        """With `keep_best`, give the parameters the numbers that validated best. Where no step was
+        validated yet, they stay those of the last one. `run` ends so, and takes the last ones back
+        if it is called again."""
+        has_validated = any(v.step for v in self.history.validations)
+        if self._best is None or self._has_best or not has_validated:
+            return
+        if self._best_report.step != self.progress.step:
+            self._exchange()
+
+    @property
+    def _best_report(self) -> ValidationReport:
+        best = self.history.best
+        assert best is not None
+        return best
+
+    def _exchange(self) -> None:
+        """Exchange the parameters and those that are kept beside them: the best, or the last."""
+        self._gather()
+        data, kept = self.parameters.data, self._best
+        assert kept is not None
+        for i in range(0, len(data), _PIECE):
+            piece = slice(i, i + _PIECE)
+            data[piece], kept[piece] = kept[piece], data[piece].copy()
+        write(self.parameters.buffers["data"], data)
+        self._has_best = not self._has_best
 
     def _begin(self) -> None:
         self._stopping = False
@@ -387,6 +421,12 @@ class Trainer:
             self._best[:] = self.parameters.data
         report(self.history.validations[-1])
 
+    @property
+    def _is_validated(self) -> bool:
+        """Whether the last validation was after the last step."""
+        made = self.history.validations
+        return bool(made) and made[-1].step == self.progress.step
+
     def _gather(self) -> None:
         """Copy parameters and moments from the devices into the host's arrays."""
         p = self.parameters.buffers
@@ -409,7 +449,7 @@ class Trainer:
         )
         if progress.step > self.n_steps or progress.index >= self._n_read:
             raise CheckpointError(f"{path}: stands at {progress}, which is past this run's end")
-        self.progress, self.history = progress, history
+        self.progress, self.history, self._has_best = progress, history, False
         length = checkpoint.stored_length(path)
         if length not in (None, self.n_steps):
             warn(
@@ -432,7 +472,8 @@ class Trainer:
         """Save the last whole step at once. A launcher that ends all ranks because one has ended
         leaves them no time for the step under way, and the first may be the one that has ended."""
         step = self.progress.step
-        if self._updating or self.config.checkpoint_dir is None or step in (0, self._saved):
+        has_last = not (self._updating or self._has_best)
+        if not has_last or self.config.checkpoint_dir is None or step in (0, self._saved):
             return
         self._saved = step
         warn(f"stopping: step {step} is saved as {self._write()}", RuntimeWarning, stacklevel=1)

@@ -43,6 +43,17 @@ def test_the_best_is_kept_through_a_checkpoint(trainer_of, whole, tmp_path, afte
     assert state(second) == state(whole)
 
 
+def test_a_run_that_was_stopped_has_the_best_and_goes_on_from_its_last(trainer_of, whole):
+    best = whole.history.best.step
+    trainer = trainer_of(**SETTINGS, keep_best=True)
+    stop = lambda event: trainer.stop() if trainer.progress.step == best + 3 else None  # noqa: E731
+    assert not trainer.run(stop)
+    assert (trainer.output_step, trainer.progress.step) == (best, best + 3)
+    assert np.array_equal(trainer.parameters.data, whole.parameters.data)
+    assert trainer.run() and trainer.output_step == best
+    assert state(trainer) == state(whole)
+
+
 def test_a_run_that_gets_no_better_ends(trainer_of, whole):
     losses = [v.loss for v in whole.history.validations]
     worse = [i for i in range(2, len(losses)) if min(losses[i - 1 : i + 1]) >= min(losses[: i - 1])]

@@ -76,13 +76,18 @@ def say_result(trainer: Trainer) -> None:
 
 
 def _say_best(trainer: Trainer) -> None:
-    """The best validation, where it is not the last, and why a run ended early."""
+    """The best validation, where the output is not of the last step or could be of another, and why
+    a run ended early."""
     history, config = trainer.history, trainer.config
-    best = history.best
-    if best is not None and best is not history.validations[-1]:
-        what = "is written" if config.keep_best else "--keep-best would write it"
-        row("best", f"validation {best.loss:.4f} at step {best.step}; {what}")
-    if best is not None and best.step == 0 and config.keep_best and trainer.progress.step:
+    best, step = history.best, trainer.output_step
+    if config.keep_best and best is not None and best.step != trainer.progress.step:
+        of = f"the output is of that step, not of step {trainer.progress.step}"
+        if best.step != step:
+            of = f"no step was validated after it, so the output is of the last, step {step}"
+        row("best", f"validation {best.loss:.4f} at step {best.step}; {of}")
+    elif best is not None and best is not history.validations[-1]:
+        row("best", f"validation {best.loss:.4f} at step {best.step}; --keep-best would write it")
+    if step == 0 < trainer.progress.step:
         row(
             "warning",
             "no validation was better than before the first step, so --keep-best writes what was "
@@ -108,12 +113,12 @@ def check_numbers(trained: Trained) -> None:
         )
 
 
-def save(trained: Trained, meter: Meter, path: Path, metadata: Metadata) -> None:
+def save(trained: Trained, trainer: Trainer, meter: Meter, path: Path, metadata: Metadata) -> None:
     """Write the result. If the disk refuses, the error says where else it was saved."""
     try:
         losses = _write(trained, path, metadata)
     except PyggmlError as error:
-        faults = [*error.faults, *rescue(trained, meter, path, metadata)]
+        faults = [*error.faults, *rescue(trained, trainer, meter, path, metadata)]
         raise PyggmlError(faults, error.about) from error
     row(_word(trained), f"{path}, {size(path.stat().st_size)}")
     if losses is not None:
@@ -125,27 +130,30 @@ def say_loss_of_file(trainer: Trainer, written: Model) -> None:
     sample, history = trainer.validation, trainer.history
     if sample is None or not history.validations:
         return
-    trained = history.best if trainer.config.keep_best else history.validations[-1]
-    assert trained is not None
+    trained = next(v for v in history.validations if v.step == trainer.output_step)
     run = (trainer.objective, trainer.corpus, trainer.config, trainer.reference)
     file = validation_loss(written, sample, *run)
     row("file", f"validation loss {file:.4f}, {trained.loss:.4f} before it was packed")
 
 
-def rescue(trained: Trained, meter: Meter, path: Path, metadata: Metadata) -> list[str]:
-    """Save the result in a temporary folder, so that an error costs no work.
+def rescue(
+    trained: Trained, trainer: Trainer, meter: Meter, path: Path, metadata: Metadata
+) -> list[str]:
+    """Save the result in a temporary folder, so that an error costs no work; with `--keep-best` the
+    best so far.
 
     Returns a clause that says where; an empty list if no step was made or there was no room.
     """
     if meter.last is None:
         return []
+    trainer.take_best()
     spare = Path(tempfile.mkdtemp(prefix="pyggml-"), path.name)
     try:
         _write(trained, spare, metadata)
     except PyggmlError:
         spare.parent.rmdir()
         return []
-    return [f"the {_word(trained)} of step {meter.last.step} was saved as {spare}"]
+    return [f"the {_word(trained)} of step {trainer.output_step} was saved as {spare}"]
 
 
 def checkpoint_hint(trainer: Trainer) -> list[str]:
@@ -161,7 +169,10 @@ def say_how_to_resume(trainer: Trainer, start: int, resume_command: Callable[[Pa
     if step == start:
         row("stopped", "before a step was made; adapter and checkpoints are as they were")
         return
-    row("stopped", f"after step {step} of {trainer.n_steps}; the adapter is of that step")
+    of = "that step"
+    if trainer.output_step != step:
+        of = f"step {trainer.output_step}, which validated best"
+    row("stopped", f"after step {step} of {trainer.n_steps}; the output is of {of}")
     if folder is None:
         row("", "without --checkpoint-dir this run cannot be resumed")
         return

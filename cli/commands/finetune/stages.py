@@ -306,7 +306,7 @@ def _train(job: Job, trainer: Trainer, trained: Trained, rows: record.Rows, told
                 if isinstance(error, DeviceLostError):  # and the newest numbers with it
                     left = results.checkpoint_hint(trainer)
                 else:
-                    left = results.rescue(trained, meter, job.output, metadata)
+                    left = results.rescue(trained, trainer, meter, job.output, metadata)
                 if isinstance(error, DeviceMemoryError):
                     left = [results.SMALLER, *left]
                 raise PyggmlError([*error.faults, *left], error.about) from error
@@ -315,7 +315,7 @@ def _train(job: Job, trainer: Trainer, trained: Trained, rows: record.Rows, told
         results.check_numbers(trained)
         if finished or trainer.progress.step > start:
             results.say_result(trainer)
-            results.save(trained, meter, job.output, metadata)
+            results.save(trained, trainer, meter, job.output, metadata)
             record.say_faults(record_report)
     return finished
 
