@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         windows(encode(text[:cut]), args.ctx, args.ctx // SHIFTS),
         windows(encode(text[cut:]), args.ctx, args.ctx),
     )
-    run = {"batch": args.batch, "max_steps": args.steps, "epochs": args.steps}
+    run = {"batch": args.batch, "max_steps": args.steps}
     rate = {"lr": args.lr, "lr_min": args.lr / 20, "warmup_steps": args.steps // 20}
     adam = {"weight_decay": args.decay, "beta2": 0.98, "seed": args.seed}
     config = lora.TrainConfig(**run, **rate, **adam, val_every=100, val_windows=1000)

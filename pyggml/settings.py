@@ -9,10 +9,11 @@ group        where help lists it, one of GROUPS
 common       whether short help lists it
 repeated     whether its option is given once for every value, as --stop, rather than with commas
 may_change   whether a resumed run may have another value: no number before that depends on it
+like         of a default None, a value of the kind that the setting takes
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from pyggml.errors import ConfigError, Fault, suggestion
@@ -32,12 +33,13 @@ def setting(
     common: bool = False,
     repeated: bool = False,
     may_change: bool = False,
+    like: Any = None,
 ) -> Any:
     """A field of a dataclass of settings."""
     assert group in GROUPS, f"{group} is no group of settings"
     about = {"help": help, "wanted": wanted, "fits": fits, "group": group, "common": common}
     about |= {"aliases": aliases, "brief": brief}
-    about |= {"repeated": repeated, "may_change": may_change}
+    about |= {"repeated": repeated, "may_change": may_change, "like": like}
     return field(default=default, metadata=about)
 
 
@@ -77,6 +79,13 @@ def is_of_kind(value: object, default: object) -> bool:
     return isinstance(value, kinds)
 
 
+def _fits(of: Field[Any], value: object) -> bool:
+    if value is None:
+        return of.default is None
+    like = of.metadata["like"] if of.default is None else of.default
+    return is_of_kind(value, like) and bool(of.metadata["fits"](value))
+
+
 def _fault(about: Mapping[str, Any], value: Any) -> str:
     """What is wrong with a value of a setting, as the rest of a sentence."""
     fits = about["fits"]
@@ -98,11 +107,7 @@ class Settings:
 
     def _faults(self) -> list[Fault]:
         given = [(f, getattr(self, f.name)) for f in fields(self)]
-        return [
-            (f.name, _fault(f.metadata, value))
-            for f, value in given
-            if not (is_of_kind(value, f.default) and f.metadata["fits"](value))
-        ]
+        return [(f.name, _fault(f.metadata, value)) for f, value in given if not _fits(f, value)]
 
     def shared_by_runs(self) -> Mapping[str, Any]:
         """What a resumed run must share, by name."""

@@ -8,6 +8,8 @@ threads.most()  # what this process was started with: all cores, or NUMBA_NUM_TH
 threads.set(0)  # that many
 """
 
+from warnings import warn
+
 from pyggml.jit import pool
 from pyggml.jit.cores import n_cores as most
 
@@ -20,7 +22,11 @@ def get() -> int:
 
 
 def set(n: int) -> None:
-    """Use n threads from now on, at most most(); 0: all. ValueError for fewer."""
+    """Use n threads from now on, at most most(), of which more warn; 0: all. ValueError for
+    fewer."""
     if n < 0:
         raise ValueError(f"{n} threads, wanted 1 to {most()}, or 0 for all")
+    if n > most():
+        said = f"{n} threads were asked for: {most()} are used, all that this process has"
+        warn(said, RuntimeWarning, stacklevel=2)
     pool.use(min(n or most(), most()))

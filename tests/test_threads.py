@@ -14,13 +14,18 @@ def as_before():
     threads.set(before)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "used"), [(1, 1), (0, threads.most()), (10_000, threads.most())]
-)
+@pytest.mark.parametrize(("wanted", "used"), [(1, 1), (0, threads.most())])
 def test_what_is_set_is_used(wanted, used):
     threads.set(min(2, threads.most()) if wanted == 1 else 1)
     threads.set(wanted)
     assert threads.get() == used
+
+
+def test_more_than_there_are_warn():
+    threads.set(1)
+    with pytest.warns(RuntimeWarning, match="^10000 threads were asked for: .* all that this proc"):
+        threads.set(10_000)
+    assert threads.get() == threads.most()
 
 
 def test_fewer_than_none_are_refused():

@@ -30,7 +30,6 @@ DEMO_DATA = {
 # Arguments of TrainConfig; a step takes 0.14 s on two cores, so all of them a minute.
 DEMO_TRAIN = {
     "batch": 4,  # 512 tokens: half as many steps with twice as many got less far
-    "epochs": 3,  # enough for max_steps
     "max_steps": 400,  # the loss still falls, but slowly
     "lr": 5e-3,  # small models bear and want more than the default
     "warmup_steps": 10,

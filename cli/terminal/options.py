@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from functools import wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
@@ -242,21 +243,32 @@ class Pair(click.ParamType):
 
 
 def settings_options(
-    config: type, flags: Mapping[str, str], without: Iterable[str] = ()
+    config: type,
+    flags: Mapping[str, str],
+    without: Iterable[str] = (),
+    defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> list[GroupedOption]:
-    """An option for every field; `flags` renames some: field -> parameter, such as lora_rank."""
+    """An option for every field.
+
+    flags      renames some: field -> parameter, such as lora_rank
+    defaults   what stands for the default None of some, in words
+    """
     hints = get_type_hints(config)
     wanted = [f for f in fields(config) if f.name not in set(without)]
-    return [_option(f, hints[f.name], flags.get(f.name, f.name)) for f in wanted]
+    return [
+        _option(f, hints[f.name], flags.get(f.name, f.name), defaults.get(f.name)) for f in wanted
+    ]
 
 
-def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
+def _option(
+    field: Field[Any], hint: Any, parameter: str, default: str | None = None
+) -> GroupedOption:
     kind = next((k for k in (get_args(hint) or (hint,)) if k in (int, float, str)), None)
     many = next((m for m in get_args(hint) if get_origin(m) is Mapping), None)
     notes = []
     if field.metadata["wanted"]:
         notes.append(field.metadata["wanted"])
-    default = field.metadata.get("default", field.default)
+    default = default or field.metadata.get("default", field.default)
     if default not in (None, ()):
         notes.append(f"default: {default}")
     name = parameter.replace("_", "-")

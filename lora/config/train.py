@@ -7,7 +7,7 @@ import numpy as np
 
 from pyggml.errors import Fault
 from pyggml.model import COMPUTE_TYPES
-from pyggml.settings import SEED, Settings, at_least, is_of_kind, one_of, setting
+from pyggml.settings import SEED, Settings, at_least, one_of, setting
 
 OPTIMISERS = ("adamw", "lion")
 SCHEDULERS = ("cosine", "linear", "constant", "cosine_restarts", "wsd")
@@ -19,22 +19,27 @@ _COUNT = ("1 to 65536", lambda n: 1 <= n <= 1 << 16)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Settings):
-    """How a run trains: batch · grad_accum windows make a step, which is one update."""
+    """How a run trains: batch · grad_accum windows make a step, which is one update.
+
+    Epochs, the learning rate and its warm-up have defaults by objective, which are None here until
+    `Objective.settle`.
+    """
 
     # -- the loop -------------------------------------------------------------------------------
 
     epochs: int = setting(
-        1,
-        "passes over the data",
+        None,
+        "passes over the data; not limited where only max_steps is given",
         *at_least(1),
         group="optimiser",
         aliases=("num-train-epochs", "num-epochs"),
         common=True,
         may_change=True,
+        like=1,
     )
     max_steps: int = setting(
         0,
-        "end after this many steps (0: no limit)",
+        "end after this many steps, or after --epochs if that is given and less (0: no limit)",
         *at_least(0),
         group="optimiser",
         common=True,
@@ -66,13 +71,15 @@ class TrainConfig(Settings):
     # -- the learning rate ----------------------------------------------------------------------
 
     lr: float = setting(
-        2e-4,
+        None,
         "peak learning rate",
         "above 0, at most 10",
         lambda x: 0 < x <= 10,
         group="optimiser",
         aliases=("learning-rate",),
         common=True,
+        brief="peak rate",
+        like=2e-4,
     )
     lr_scheduler: str = setting(
         "cosine",
@@ -95,17 +102,19 @@ class TrainConfig(Settings):
         0.0, "learning rate at the end", "0 or more", lambda x: 0 <= x <= 10, group="optimiser"
     )
     warmup_steps: int = setting(
-        10,
+        None,
         "warm-up steps, in which the learning rate rises; at most half of all steps",
         *at_least(0),
         group="optimiser",
+        like=10,
     )
     warmup_ratio: float = setting(
-        0.0,
-        "warm-up as a share of all steps, instead of --warmup-steps (0: those)",
+        None,
+        "warm-up as a share of all steps, instead of --warmup-steps",
         "0 to 0.5",
         lambda x: 0 <= x <= 0.5,
         group="optimiser",
+        like=0.1,
     )
 
     # -- the update -----------------------------------------------------------------------------
@@ -264,7 +273,7 @@ class TrainConfig(Settings):
     def _faults(self) -> list[Fault]:
         faults = super()._faults()
         both = (self.lr, self.lr_min)
-        if all(is_of_kind(rate, 0.0) for rate in both) and self.lr_min > self.lr:
+        if all(type(rate) in (int, float) for rate in both) and self.lr_min > self.lr:
             fault = f"is {self.lr_min}, wanted at most the highest rate, which is {self.lr}"
             faults.append(("lr_min", fault))
         return faults or list(self._idle_settings())
@@ -287,3 +296,9 @@ class TrainConfig(Settings):
     @property
     def windows_per_step(self) -> int:
         return self.batch * self.grad_accum
+
+    def shortest(self, of_epoch: float, of_step: float) -> float:
+        """The length of the run, in whatever an epoch and a step have so much of: that of its
+        epochs, or of its steps where these end it before."""
+        limits = (of_epoch * (self.epochs or 0), of_step * self.max_steps)
+        return min((n for n in limits if n), default=of_epoch)

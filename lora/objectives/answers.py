@@ -158,6 +158,8 @@ class AnswerObjective(Objective):
     `report` reads "log_probs" (S,).
     """
 
+    # With the rate of texts rejected answers become unlikely in a few dozen steps.
+    defaults: ClassVar[Mapping[str, float]] = {"lr": 2e-5, "epochs": 1, "warmup_ratio": 0.1}
     tally: ClassVar[type[Tally]] = Rewards
     per_token: ClassVar[bool] = False
     learns_chosen: ClassVar[bool] = False

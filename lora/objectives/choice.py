@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from typing import Any, cast
 
+import numpy as np
+
 from pyggml.errors import Fault
 from pyggml.lora.objectives import OBJECTIVES, USUAL, Objective
 from pyggml.settings import Settings, one_of, setting
@@ -47,14 +49,36 @@ def _join_fields(of: Mapping[str, Field[Any]]) -> Field[Any]:
         meanings.setdefault(each.metadata["help"], []).append(name)
     first = next(iter(of.values()))
     help = "; ".join(f"of {_alternatives(names)}, {text}" for text, names in meanings.items())
-    apart = [f"of {name} {f.default}" for name, f in of.items() if f.default != first.default]
-    about = {"help": help, "default": "; ".join([f"{first.default}", *apart])}
-    metadata = {**first.metadata, **about, "fits": _fits(first)}
+    default = _in_words({name: f.default for name, f in of.items()})
+    metadata = {**first.metadata, "help": help, "default": default, "like": first.default}
     return cast("Field[Any]", field(default=cast(Any, None), metadata=metadata))
 
 
-def _fits(of: Field[Any]) -> Any:
-    return lambda value: value is None or of.metadata["fits"](value)
+def _in_words(defaults: Mapping[str, float]) -> str:
+    """A default by objective: 2e-4 of sft, else 2e-5; 0.1 of those that have it."""
+    by_value: dict[float, list[str]] = {}
+    for name, value in defaults.items():
+        by_value.setdefault(value, []).append(name)
+    rest = max(by_value, key=lambda value: len(by_value[value])) if len(by_value) > 1 else None
+    apart = [f"{_short(v)} of {_alternatives(of)}" for v, of in by_value.items() if v != rest]
+    return ", ".join(apart if rest is None else [*apart, f"else {_short(rest)}"])
+
+
+def _short(value: float) -> str:
+    """2e-4, 0.1."""
+    few = 0 < value < 1e-3
+    return np.format_float_scientific(value, trim="-", exp_digits=1) if few else f"{value}"
+
+
+def defaults_of_runs() -> dict[str, str]:
+    """The settings of runs that have a default by objective, and these in words."""
+    by_name: dict[str, dict[str, float]] = {}
+    for kind in OBJECTIVES.values():
+        for name, value in kind.defaults.items():
+            by_name.setdefault(name, {})[kind.name] = value
+    for_all = {name: set(of.values()) for name, of in by_name.items() if len(of) == len(OBJECTIVES)}
+    alike = {name: f"{values.pop()}" for name, values in for_all.items() if len(values) == 1}
+    return {name: alike.get(name) or _in_words(of) for name, of in by_name.items()}
 
 
 def _alternatives(names: list[str]) -> str:

@@ -3,6 +3,7 @@
 name       the word for it on a command line
 purpose    what it learns from what, as the rest of a sentence that starts with the name
 rows       the rows that it reads: "training", "pairs" or "labels", see `pyggml.lora.data.records`
+defaults   what suits it of a run's settings: learning rate, epochs, warm-up
 settings   the fields of its dataclass, each with default, range and help (`pyggml.settings`)
 loss       the graph from the tokens of a batch to the loss and to what is reported
 report     the numbers of a batch for the log
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -35,6 +36,7 @@ from pyggml.settings import Settings
 
 Windows = np.ndarray | range  # numbers of some windows of a dataset
 Outputs = Mapping[str, Tensor]  # "loss" (), and what is read of each batch
+_WARM_UP = {"warmup_steps", "warmup_ratio"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,19 @@ class Objective(Settings, ABC):
     name: ClassVar[str]
     purpose: ClassVar[str]
     rows: ClassVar[str]
+    defaults: ClassVar[Mapping[str, float]]  # settings of TrainConfig
     tally: ClassVar[type[Tally]]  # of `report`
     has_reference: ClassVar[bool] = False  # whether answers are compared with a fixed model
+
+    @classmethod
+    def settle(cls, config: TrainConfig) -> TrainConfig:
+        """The settings of a run, with the objective's defaults where none are given: of the warm-up
+        if neither form of it is, of epochs if max_steps is not either."""
+        given = {f.name for f in fields(config) if getattr(config, f.name) is not None}
+        given |= _WARM_UP if given & _WARM_UP else set()
+        given |= {"epochs"} if config.max_steps else set()
+        mine = {name: value for name, value in cls.defaults.items() if name not in given}
+        return replace(config, **mine) if mine else config
 
     @abstractmethod
     def loss(self, net: LossNet, batch: Any) -> Outputs:
@@ -170,6 +183,7 @@ class TextObjective(Objective):
     """
 
     rows: ClassVar[str] = "training"
+    defaults: ClassVar[Mapping[str, float]] = {"lr": 2e-4, "epochs": 1, "warmup_steps": 10}
     tally: ClassVar[type[Tally]] = TokensRight
 
     def report(self, batch: Batch, outputs: Mapping[str, np.ndarray]) -> Tally:

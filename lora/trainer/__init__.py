@@ -9,6 +9,7 @@ checkpoint      a run's whole state as one file
 arithmetic      compute type, vector unit and compiler, which a resumed run must match
 lock            one writer at a time
 checks          what holds when a run begins
+caps            settings that do less than they say, and why
 fit             a limit of memory → the settings that stay below it
 memory          what a run takes of each device
 """

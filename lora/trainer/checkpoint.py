@@ -241,11 +241,13 @@ def _without(settings: Any, free: Collection[str]) -> Any:
 
 
 def _fill_in(run: Run, usual: Run) -> dict[str, Any]:
-    """The run with the usual settings of each part where it has none."""
-    return {
-        part: usual.get(part, {}) | settings if isinstance(settings, dict) else settings
-        for part, settings in run.items()
-    }
+    """The run with the usual settings of each part where it has none, or None."""
+    filled = dict(run)
+    for part, settings in run.items():
+        if isinstance(settings, dict):
+            given = {name: value for name, value in settings.items() if value is not None}
+            filled[part] = usual.get(part, {}) | given
+    return filled
 
 
 def _plain(run: Run) -> dict[str, Any]:

@@ -14,6 +14,7 @@ shape      constant           1
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import cos, isfinite, pi
+from typing import ClassVar
 
 from pyggml.errors import ConfigError
 from pyggml.lora.config import TrainConfig
@@ -57,9 +58,13 @@ class LearningRate:
     @property
     def n_warmup(self) -> int:
         """Steps of the warm-up."""
+        return min(self.n_asked, self.n_steps // 2)
+
+    @property
+    def n_asked(self) -> int:
+        """Those that the settings ask for."""
         c = self.config
-        wanted = round(c.warmup_ratio * self.n_steps) if c.warmup_ratio else c.warmup_steps
-        return min(wanted, self.n_steps // 2)
+        return round(c.warmup_ratio * self.n_steps) if c.warmup_ratio else c.warmup_steps or 0
 
     def __call__(self, step: int) -> float:
         c, n_warmup = self.config, self.n_warmup
@@ -76,6 +81,8 @@ class OwnLearningRate:
     function: ScheduleFunction
     n_steps: int
     history: Callable[[], History]  # of the run so far
+    n_warmup: ClassVar[int] = 0  # the function's own
+    n_asked: ClassVar[int] = 0
 
     @property
     def name(self) -> str:

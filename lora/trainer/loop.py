@@ -56,10 +56,11 @@ from pyggml.lora.trainer.validation import ValidationSample, margin
 from pyggml.model import Model
 
 _PIECE = 1 << 20  # numbers that are copied at a time
-# What held in runs that are older than a setting.
+# What held in runs that are older than a setting, or that were not given it.
+_TRAIN = {**USUAL.settle(TrainConfig()).shared_by_runs(), "warmup_ratio": 0.0}
 _USUAL = {
     "adapter": LoraConfig().shared_by_runs(),
-    "settings": {**DataConfig().shared_by_runs(), **TrainConfig().shared_by_runs(), **usual()},
+    "settings": {**DataConfig().shared_by_runs(), **_TRAIN, **usual()},
 }
 
 
@@ -111,14 +112,16 @@ class Trainer:
         reference: Model | None = None,
         schedule: ScheduleFunction | None = None,
     ) -> None:
+        self.objective, self.reference = objective or USUAL(), reference
+        given, config = config, self.objective.settle(config)
         check_settings(model, corpus, config, ranks)
         self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
         self.ranks, self.progress, self.history = ranks, Progress(), History()
         self._n_read = corpus.train.n_read
-        steps = config.epochs * ceil(self._n_read / config.windows_per_step)
-        self.n_steps = min(steps, config.max_steps or steps)
-        self.learning_rate = learning_rate_of(config, self.n_steps, schedule, lambda: self.history)
-        self.objective, self.reference = objective or USUAL(), reference
+        self.n_steps = int(config.shortest(ceil(self._n_read / config.windows_per_step), 1))
+        self.learning_rate = learning_rate_of(
+            given if schedule else config, self.n_steps, schedule, lambda: self.history
+        )
         self._losses: Losses | None = None
         self._gradient: StepGradient | None = None
         self._optimiser: Optimiser | None = None

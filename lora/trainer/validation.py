@@ -71,8 +71,7 @@ def cost_of_run(train: Dataset, config: TrainConfig) -> tuple[float, int]:
     repeats = np.ones(len(train)) if train.repeats is None else train.repeats
     counts = [np.count_nonzero(b.documents >= 0, axis=1) for b in train.blocks()]
     step = config.windows_per_step * train.ctx
-    run = float(np.concatenate(counts) @ repeats) * config.epochs
-    run = max(min(run, config.max_steps * step) if config.max_steps else run, 1.0)
+    run = max(config.shortest(float(np.concatenate(counts) @ repeats), step), 1.0)
     return run, 2 + (int(run / step / config.val_every) if config.val_every else 0)
 
 

@@ -11,6 +11,7 @@ import pytest
 from pyggml.cli.commands.finetune import memory
 from pyggml.cli.terminal.options import Size
 from pyggml.cli.terminal.show import size
+from pyggml.lora.objectives import OBJECTIVES
 
 GROWN = ("--epochs", 4, "--batch", 4096)  # so that the graph counts beside the interpreter
 
@@ -27,6 +28,32 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(finetune, tmp_path, monkeypa
         assert part in ended.out
     assert re.fullmatch(r".* a step: .* and the validations", ended.row("time"))
     assert "result" not in ended.out and "-- before" not in ended.out
+
+
+def test_what_is_capped_is_said_if_it_was_given(finetune):
+    ended = finetune("--dry-run", "--max-steps", 500, "--epochs", 1, "--threads", 99)
+    n_steps = int(ended.row("steps").partition(",")[0])
+    said = f"settings   --max-steps is 500: the run ends with step {n_steps}, as epochs is 1\n"
+    assert said in ended.out and n_steps < 500
+    assert "\n           --threads is 99: " in ended.out
+    assert "--checkpoint-every" not in ended.out and "--val-every" not in ended.out
+    assert "settings" not in finetune("--dry-run", "--max-steps", 500, "--val-every", 0).out
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_defaults_of_the_objective_are_in_the_plan(finetune, tmp_path, objective):
+    rows = {"pairs": {"chosen": "yes", "rejected": "no"}, "labels": {"completion": "a", "label": 1}}
+    of = rows.get(OBJECTIVES[objective].rows, {"completion": "other"})
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"the {i} ", **of}) + "\n" for i in range(9)))
+    run = ("--dry-run", "--ctx", 32, "--max-steps", 0, "--objective", objective)
+    ended, lr = finetune(*run, data=data), OBJECTIVES[objective].defaults["lr"]
+    assert f"learning rate {lr:g}, cosine" in ended.row("steps")
+    (usual,) = re.findall(rf"by default, as for {objective}: (.*)", ended.out)
+    assert f"--lr {lr:g}, --epochs 1, --warmup-" in usual
+    assert ("--preference-beta " in usual) == (objective != "sft")
+    given = finetune(*run, "--lr", 0.5, data=data)
+    assert "learning rate 0.5" in given.row("steps") and "--lr " not in given.out
 
 
 def test_the_parts_of_the_plan_are_what_the_run_takes(finetune, monkeypatch):
@@ -151,7 +178,7 @@ def test_a_limit_is_kept_by_smaller_passes(finetune, monkeypatch):
     batch, passes = map(int, re.search(r"--batch (\d+) --grad-accum (\d+) ", said).groups())
     assert ended.code == 0 and batch * passes == 4096 and batch < 4096
     assert re.search(r"; --ctx \d+ --batch 4096 --grad-accum 1, as given, would take \d", said)
-    assert ended.row("steps").startswith("4, 4,096 windows each;")
+    assert ended.row("steps").startswith("4, 24 windows each;"), "all of an epoch"
 
 
 def test_what_the_user_gave_stays_and_what_would_fit_is_told(finetune, tmp_path):

@@ -35,7 +35,7 @@ from pyggml.cli.terminal.options import (
 from pyggml.cli.terminal.paths import beside
 from pyggml.errors import PyggmlError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
-from pyggml.lora.objectives.choice import ObjectiveConfig
+from pyggml.lora.objectives.choice import ObjectiveConfig, defaults_of_runs
 from pyggml.lora.ranks import Ranks, ranks_of_process
 from pyggml.lora.record import LOGGERS
 
@@ -132,7 +132,7 @@ _OPTIONS = [
     *settings_options(LoraConfig, LORA_FLAGS, without=["seed"]),
     *settings_options(DataConfig, {}),
     *settings_options(ObjectiveConfig, OBJECTIVE_FLAGS),
-    *settings_options(TrainConfig, {}),
+    *settings_options(TrainConfig, {}, defaults=defaults_of_runs()),
     _path(
         "--resume",
         group="output",

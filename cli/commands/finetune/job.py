@@ -136,6 +136,7 @@ def job_of(
             problems += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
     if problems := problems or _idle_settings(*made):
         raise ConfigError(problems)
+    made[2] = made[3].settle(made[2])
     own = {name: given[name] for name in _OWN}
     names = ("reading", "lora", "train", "objective")
     return Job(

@@ -157,7 +157,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     if job.resume is not None:
         _resume(trainer, job.resume)
     summary.say_memory(trainer.reserve(), job.train.grad_checkpointing)
-    summary.say_steps(trainer)
+    summary.say_steps(trainer, job.fixed)
     summary.say_ranks(trainer, job.device)
     say_validation(trainer)
     return job, trainer, trained, prompt

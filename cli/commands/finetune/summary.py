@@ -1,16 +1,30 @@
 """The plan of a fine-tune, printed line by line before it takes memory or time."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from math import prod
 from types import MappingProxyType
 
+from pyggml.cli.commands.finetune.job import OBJECTIVE_FLAGS
+from pyggml.cli.terminal.exit import option
 from pyggml.cli.terminal.show import count, plural, printable, row, size
 from pyggml.errors import ConfigError
 from pyggml.gguf import GGUFFile
-from pyggml.lora import Adapter, Corpus, DataConfig, LoraConfig, RunMemory, TrainedTensors, Trainer
+from pyggml.lora import (
+    Adapter,
+    Corpus,
+    DataConfig,
+    LoraConfig,
+    Objective,
+    RunMemory,
+    TrainConfig,
+    TrainedTensors,
+    Trainer,
+)
 from pyggml.lora.data import FileSummary
 from pyggml.lora.data.files import UNREAD
+from pyggml.lora.trainer.caps import caps
 from pyggml.model import Model
 
 _SHOWN = 5  # files that were left out
@@ -180,14 +194,38 @@ def say_memory(reserved: RunMemory, checkpointing: bool) -> None:
         )
 
 
-def say_steps(trainer: Trainer) -> None:
-    c, done = trainer.config, trainer.progress.step
+def say_steps(trainer: Trainer, fixed: Collection[str]) -> None:
+    """Print the length and the rate of a run, which of these are defaults, and which settings do
+    less than they say.
+
+    fixed: parameters that the user gave
+    """
+    c, done, rate = trainer.config, trainer.progress.step, trainer.learning_rate
     start = f", {done:,} of them done" if done else ""
+    n_windows = min(c.windows_per_step, trainer.corpus.train.n_read)
+    warm = f" after {plural(rate.n_warmup, 'step')} of warm-up" if rate.n_warmup else ""
     row(
         "steps",
-        f"{trainer.n_steps:,}{start}, {plural(c.windows_per_step, 'window')} each; "
-        f"learning rate {c.lr:g}, {c.lr_scheduler}; {plural(trainer.n_threads, 'thread')}",
+        f"{trainer.n_steps:,}{start}, {plural(n_windows, 'window')} each; learning rate {c.lr:g}, "
+        f"{c.lr_scheduler}{warm}; {plural(trainer.n_threads, 'thread')}",
     )
+    usual = _defaults_of(trainer.objective, c, fixed)
+    if usual:
+        row("", f"by default, as for {trainer.objective.name}: {', '.join(usual)}")
+    given = [(name, said) for name, said in caps(trainer) if name in fixed]
+    for i, (name, said) in enumerate(given):
+        row("" if i else "settings", f"{option(name)} {said}")
+
+
+def _defaults_of(objective: Objective, config: TrainConfig, fixed: Collection[str]) -> list[str]:
+    """The objective's own defaults that this run has, as options."""
+    of_run = {n: value for n, value in objective.defaults.items() if getattr(config, n) == value}
+    own = {f.name: getattr(objective, f.name) for f in fields(objective)}
+    return [
+        f"{option(name)} {value:g}"
+        for name, value in (of_run | own).items()
+        if OBJECTIVE_FLAGS.get(name, name) not in fixed
+    ]
 
 
 def say_ranks(trainer: Trainer, device: str) -> None:
