@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from extras import summary
+from extras import summary, wants_extra
 from hypothesis import HealthCheck, settings
 
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -44,6 +44,17 @@ LONG_FILES = (
     "backward/test_full_model.py",
 )
 GRADIENTS = pytest.StashKey[Counter]()
+SKIPPED = "pyggml/skipped"  # in pytest's cache: what a whole run skipped for want of an extra
+
+
+def pytest_addoption(parser):
+    about = "run only what the last run of all tests skipped for want of an extra"
+    parser.addoption("--skipped", action="store_true", help=about)
+
+
+def skipped_before(config):
+    """Tests and files that were skipped, by their node ids; None: all tests are wanted."""
+    return set(config.cache.get(SKIPPED, [])) if config.getoption("skipped") else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -79,7 +90,12 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """`pytest -m quick` does not even import the files that none of its tests are in."""
+    """`pytest -m quick` does not even import the files that none of its tests are in, nor does
+    `pytest --skipped`."""
+    skipped = skipped_before(config)
+    if skipped is not None and collection_path.name.startswith("test_"):
+        name = collection_path.relative_to(config.rootpath).as_posix()
+        return not any(each.partition("::")[0] == name for each in skipped) or None
     if config.option.markexpr == "quick" and collection_path.name.startswith("test_"):
         return not QUICK.search(collection_path.read_text("utf-8")) or None
     return None
@@ -105,7 +121,10 @@ def is_quick(mark):
     return mark.name == "quick"
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    skipped = skipped_before(config)
+    if skipped is not None:
+        items[:] = [i for i in items if {i.nodeid, i.nodeid.partition("::")[0]} & skipped]
     first = {HERE / file: n for n, file in enumerate(LONG_FILES)}
     assert all(path.is_file() for path in first), "LONG_FILES names a file that is not there"
     items.sort(key=lambda item: first.get(item.path, len(first)))
@@ -144,6 +163,10 @@ def pytest_terminal_summary(terminalreporter, config):
             f"gradients compared: {compared.total()} over {len(compared)} ops"
         )
     skipped = terminalreporter.getreports("skipped")
+    keeps = config.pluginmanager.hasplugin("cacheprovider")
+    if keeps and is_whole(config) and not config.getoption("skipped"):
+        of_extras = [r.nodeid for r in skipped if wants_extra(r.longrepr[2])]
+        config.cache.set(SKIPPED, of_extras)
     for line in summary(report.longrepr[2] for report in skipped):
         terminalreporter.write_line(line)
 

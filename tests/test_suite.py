@@ -92,17 +92,23 @@ def test_second():
 """
 
 
+def small_suite(folder, text):
+    """A suite with this one's conftest.py, whose long files have this text; their names."""
+    shutil.copytree(HERE / "support", folder / "tests/support")
+    shutil.copy(HERE / "conftest.py", folder / "tests")
+    shutil.copy(HERE.parent / "pyproject.toml", folder)
+    files = re.findall(r'^    "(.*)",$', (HERE / "conftest.py").read_text("utf-8"), re.M)
+    for file in (folder / "tests" / name for name in files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return files
+
+
 @pytest.mark.skipif(os.cpu_count() < 2, reason="one core takes one process")
 def test_the_whole_suite_runs_in_two_processes_and_a_file_in_one(tmp_path):
     """In a small suite with this one's conftest.py; its processes start no others."""
-    shutil.copytree(HERE / "support", tmp_path / "tests/support")
-    shutil.copy(HERE / "conftest.py", tmp_path / "tests")
-    shutil.copy(HERE.parent / "pyproject.toml", tmp_path)
-    files = re.findall(r'^    "(.*)",$', (HERE / "conftest.py").read_text("utf-8"), re.M)
+    files = small_suite(tmp_path, RECORDS)
     assert len(files) > 4, "the long files"
-    for file in (tmp_path / "tests" / name for name in files):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(RECORDS)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=tmp_path,
@@ -113,3 +119,46 @@ def test_the_whole_suite_runs_in_two_processes_and_a_file_in_one(tmp_path):
     )
     assert f"{2 * len(files)} passed" in done.stdout, done.stdout + done.stderr
     assert {p.read_text() for p in tmp_path.rglob("*.worker")} == {"gw0", "gw1"}
+
+
+WITH = """
+import sys, types, pytest
+sys.modules["igraph"] = {}
+sys.exit(pytest.main(["-q", *sys.argv[1:]]))
+"""
+WANTS = """
+from extras import need
+
+def test_wants():
+    need("igraph")
+
+def test_does_not():
+    pass
+"""
+
+
+def test_what_was_skipped_for_want_of_an_extra_runs_alone_when_it_is_there(tmp_path):
+    """A test of a file, and a file as a whole; of what was not skipped nothing."""
+    small_suite(tmp_path, "")
+    (tmp_path / "tests/test_some.py").write_text(WANTS)
+    (tmp_path / "tests/test_all.py").write_text(WANTS + "\n\nneed('igraph')\n")
+    (tmp_path / "tests/test_none.py").write_text("def test_does_not():\n    pass\n")
+    first = suite_of(tmp_path, WITH.format("None"))
+    assert "2 passed, 2 skipped" in first
+    for _ in range(2):  # the second run reads what the first whole one has left
+        assert "3 passed" in suite_of(
+            tmp_path, WITH.format("types.ModuleType('igraph')"), "--skipped"
+        )
+
+
+def suite_of(folder, code, *arguments):
+    """What the small suite in this folder says at its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "-n", "0", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    return done.stdout + done.stderr

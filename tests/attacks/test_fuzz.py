@@ -4,6 +4,7 @@ import random
 import time
 
 import pytest
+from extras import need
 
 from attacks import fuzz
 from attacks.mutate import mutate
@@ -23,6 +24,8 @@ def test_quick(name, monkeypatch):
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.filterwarnings("ignore")  # numbers that are no numbers are read, and summed
 def test_a_short_round(name, monkeypatch):
+    if name == "parquet":
+        need("pyarrow")
     monkeypatch.setattr(fuzz, "MOST_SECONDS", 60.0)  # a busy machine is no failure
     target = TARGETS[name]
     n = len(fuzz.seeds_of(target)) + N_INPUTS

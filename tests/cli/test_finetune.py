@@ -19,7 +19,7 @@ def test_it_says_what_it_will_do_then_does_it(finetune, tiny, text, tmp_path):
     assert ended.row("adapter").startswith("rank 2, alpha 16, on 14 matrices: 2,048 parameters")
     assert ended.row("data").startswith("text.txt: 384 tokens to learn, 24 windows of 16, 1 ")
     assert ended.row("memory").endswith("140 kB of weights stay in the file")
-    assert ended.row("steps").startswith("4, 1 window each; learning rate 0.01, cosine;")
+    assert ended.row("steps").startswith("4, 1 window each; learning rate 0.01, cosine after 2 ")
     assert " a step, " in ended.row("time") and ended.row("time").endswith(" left")
     for step in (0, 2, 4):
         assert f"step {step}     validation loss" in out

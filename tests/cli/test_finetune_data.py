@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from extras import need
 
 
 def rows(path, *lengths):
@@ -117,7 +118,7 @@ def test_standard_input_is_read_once_and_copied(finetune, text):
 
 
 def test_columns_that_are_not_read_and_faults_of_many_rows_are_one_line_each(finetune, tmp_path):
-    path, pyarrow = tmp_path / "a.jsonl", pytest.importorskip("pyarrow")
+    path, pyarrow = tmp_path / "a.jsonl", need("pyarrow")
     rows = [{"id": i, "text": f"the path {i}", "meta": {}} for i in range(12)]
     bad = [{"id": i, "words": "a"} for i in range(9)]
     lines = [json.dumps(row) + "\n" for row in [*rows, *bad]]

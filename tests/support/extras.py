@@ -24,6 +24,8 @@ EXTRAS = {
     "mlflow": "mlflow",
     "huggingface_hub": "hub",
     "wgpu": "webgpu",
+    "starlette": "serve",
+    "wandb": "wandb",
 }
 
 
@@ -42,8 +44,16 @@ def needs(module):
     return pytest.mark.skipif(find_spec(module) is None, reason=reason(module))
 
 
+_WANTED = re.compile(r"pip install '(?:\.|pyggml)\[(\w+)\]'")
+
+
+def wants_extra(reason):
+    """Whether something was skipped for want of an extra."""
+    return bool(_WANTED.search(reason))
+
+
 def summary(reasons):
     """A line for each extra that skipped tests and files want, for the end of a run."""
-    extras = re.findall(r"pip install '(?:\.|pyggml)\[(\w+)\]'", "\n".join(reasons))
+    extras = _WANTED.findall("\n".join(reasons))
     for extra, n in sorted(Counter(extras).items()):
         yield f"skipped without the extra {extra}: {n} (pip install '.[{extra}]')"
