@@ -99,6 +99,14 @@ def template_for(
     return find_template(model.tokenizer, choice.wanted, names=names)
 
 
+def own_template(tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The template of the model's own file; None if it has none."""
+    try:
+        return find_template(tokenizer)
+    except TemplateError:
+        return None
+
+
 def _are_alike(tokenizer: Tokenizer, a: str, b: str) -> bool:
     """Whether both are there, and write chats alike with the same further inputs."""
     if a == b:

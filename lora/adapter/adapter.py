@@ -55,8 +55,8 @@ class Adapter:
     def save(self, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None) -> None:
         """Write the adapter; an older file at `path` stays whole until the new one is complete.
 
-        metadata: further keys, such as those of `pyggml.chat.template_metadata`: the template of
-        the chats that were learned, which commands then use. A key that is None is left out.
+        metadata: further keys, over those of the parameters: the template of the chats that were
+        learned, which commands then use. A key that is None is left out.
 
         Raises AdapterError for DoRA, whose result only `pyggml.lora.merge` writes, and PyggmlError
         if the disk refuses.
@@ -67,7 +67,8 @@ class Adapter:
         below = [p for p in self.model.adapters if p is not self.pairs and p is not self.fixed]
         more: dict[str, Any] = {"general.base_model.count": np.uint32(1), BASE_NAME: self.base_name}
         more |= below_metadata(below)
-        more |= {key: value for key, value in (metadata or {}).items() if value is not None}
+        said = {**self.parameters.metadata, **(metadata or {})}
+        more |= {key: value for key, value in said.items() if value is not None}
         if self.fixed:
             ranks = [self._rank(n) - p.rank for n, p in self.pairs.items()]
             more[FIXED_RANKS] = np.array(ranks, np.int32)

@@ -30,6 +30,8 @@ class Parameters:
     constants, constant_data  name -> F32 leaf that is not trained, and their buffer: what a
                               checkpoint must hold besides, as it may not come out the same again
     about                     settings that made them, which a resumed run must share
+    metadata                  what their file says of what they learned, such as a chat template; a
+                              trainer sets it
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Parameters:
     ) -> None:
         """rates: name -> factor of the learning rate, 1 where it is missing."""
         self.about = dict(about or {})
+        self.metadata: Mapping[str, str | None] = {}
         starts, self.groups = _layout(shapes, rates or {})
         n = sum(length for _, length, _ in self.groups)
         arrays = [_zeros(n) for _ in range(5)]

@@ -42,15 +42,17 @@ class TrainedTensors:
     ) -> Losses:
         """Write the whole model, with these tensors in the types of its file.
 
-        metadata: further keys, or others in place of the file's; None: a key is left out.
+        metadata: further keys, or others in place of the file's, over those of the parameters;
+        None: a key is left out.
 
         Returns how much of what was trained is in the file, by tensor. An older file at `path`
         stays whole until the new one is complete. Raises QuantError for numbers that F16 cannot
         hold, PyggmlError if the disk refuses.
         """
         self.model.devices.gather(self.parameters.buffers["data"])  # in a callback a device has it
+        said = {**self.parameters.metadata, **(metadata or {})}
         changed = {name: partial(_numbers, t) for name, t in self.parameters.tensors.items()}
-        return rewrite(self.model.file, path, changed=changed, metadata=metadata or {})
+        return rewrite(self.model.file, path, changed=changed, metadata=said)
 
 
 def _numbers(t: Tensor) -> np.ndarray:

@@ -33,7 +33,7 @@ from pyggml.lora.data.spill import blocks
 
 MOST_BYTES = 8 << 30  # of a folder; the entries that were used last stay
 MOST_FILES = 1 << 12
-VERSION = 5  # of what is made of a file and its rows: change it, and older entries are not found
+VERSION = 6  # of what is made of a file and its rows: change it, and older entries are not found
 _SETTLED = 2.0  # seconds after which a file system tells a later change by its time
 _DTYPES: dict[str, tuple[DType, ...]] = {
     "ids": (I32,),

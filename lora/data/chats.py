@@ -20,11 +20,13 @@ from pyggml.chat import (
     Message,
     find_template,
     read_names,
+    template_metadata,
 )
 from pyggml.errors import TemplateError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.documents import Document
 from pyggml.lora.data.rows import ALPACA, BadRow, ChatRow, Weights
+from pyggml.lora.data.windows import Corpus
 from pyggml.tokenizer import Tokenizer
 
 # What may be said of a chat besides its tokens.
@@ -77,6 +79,18 @@ class Chats:
             template.tool_use.source if template.tool_use else "",
             json.dumps(template.names, ensure_ascii=False) if template.names else "",
         )
+
+
+def chat_metadata(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, str | None]:
+    """The keys by which a file carries the template of the chats in a corpus; none without chats.
+
+    None: the file is to lack that key.
+    """
+    wanted = corpus.about.get("chat_template")
+    if wanted is None or not any(CHAT in source.notes for source in corpus.files):
+        return {}
+    names = corpus.about.get("chat_template_kwargs") or ""
+    return template_metadata(find_template(tokenizer, wanted, names=names))
 
 
 def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Document:

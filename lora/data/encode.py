@@ -4,6 +4,8 @@ row             tokens                                               learned
 TextRow         the text; of rows, an end of text                    all
 CompletionRow   prompt and completion as one text, an end of text    from the first token of the
                                                                      completion on
+                a question and its answer, where there is a chat     the answer, and its end
+                template: a chat
 ChatRow         messages as the chat template writes them            answers, and the end of each
 
 The end of text stands once, also where the text has it already. Tokens of a row with a weight are
@@ -63,6 +65,8 @@ def encode(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> Document:
         document = encode_chat(row, tokenizer, encoding.chats)
     elif isinstance(row, TextRow):
         document = _text(row, tokenizer, encoding)
+    elif isinstance(row, CompletionRow) and row.is_answer and encoding.chats is not None:
+        document = encode_chat(_chat(row), tokenizer, encoding.chats)
     elif isinstance(row, CompletionRow):
         document = _completion(row, tokenizer, encoding.parses(plain=False))
     else:
@@ -103,6 +107,13 @@ def _text(row: TextRow, tokenizer: Tokenizer, encoding: Encoding) -> Document:
     ids = _with_end(ids, tokenizer) if encoding.end_of_text else ids
     is_ended = ids[-1:] in ([tokenizer.eos_id], [tokenizer.eot_id])
     return Document(ids, None, (TEXT, ENDED) if is_ended else (TEXT,))
+
+
+def _chat(row: CompletionRow) -> ChatRow:
+    """A question and its answer as messages."""
+    roles = (("user", row.prompt), ("assistant", row.completion))
+    messages = tuple({"role": role, "content": text} for role, text in roles)
+    return ChatRow(row.place, messages, read_only=frozenset({0}))
 
 
 def _completion(row: CompletionRow, tokenizer: Tokenizer, parse: bool) -> Document:

@@ -8,6 +8,7 @@ from functools import lru_cache
 Names = tuple[str, ...]  # of one part of a row, each as good as another; the first is the part's
 
 PROMPT = ("prompt", "question", "query", "input")
+QUESTION = ("question", "query")  # of them, those that ask somebody
 ANSWER = ("completion", "response", "answer", "output", "generation")
 INSTRUCTION, GIVEN = ("instruction",), ("input", "context")  # Alpaca's, and Dolly's
 CONTEXT = ("context", "article", "passage")

@@ -68,12 +68,16 @@ class TextRow:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRow:
-    """A completion that is not empty, after a prompt that may be."""
+    """A completion that is not empty, after a prompt that may be.
+
+    is_answer: to a question, so that models with a chat template read both as a chat
+    """
 
     place: Place
     prompt: str
     completion: str
     weight: float = 1.0
+    is_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

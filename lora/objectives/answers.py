@@ -159,7 +159,7 @@ class AnswerObjective(Objective):
     """
 
     # With the rate of texts rejected answers become unlikely in a few dozen steps.
-    defaults: ClassVar[Mapping[str, float]] = {"lr": 2e-5, "epochs": 1, "warmup_ratio": 0.1}
+    defaults: ClassVar[Mapping[str, Any]] = {"lr": 2e-5, "epochs": 1, "warmup_ratio": 0.1}
     tally: ClassVar[type[Tally]] = Rewards
     per_token: ClassVar[bool] = False
     learns_chosen: ClassVar[bool] = False

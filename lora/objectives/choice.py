@@ -49,7 +49,7 @@ def _join_fields(of: Mapping[str, Field[Any]]) -> Field[Any]:
         meanings.setdefault(each.metadata["help"], []).append(name)
     first = next(iter(of.values()))
     help = "; ".join(f"of {_alternatives(names)}, {text}" for text, names in meanings.items())
-    default = _in_words({name: f.default for name, f in of.items()})
+    default = _in_words({name: cast(float, f.default) for name, f in of.items()})
     metadata = {**first.metadata, "help": help, "default": default, "like": first.default}
     return cast("Field[Any]", field(default=cast(Any, None), metadata=metadata))
 

@@ -113,7 +113,7 @@ class Objective(Settings, ABC):
     name: ClassVar[str]
     purpose: ClassVar[str]
     rows: ClassVar[str]
-    defaults: ClassVar[Mapping[str, float]]  # settings of TrainConfig
+    defaults: ClassVar[Mapping[str, Any]]  # settings of TrainConfig
     tally: ClassVar[type[Tally]]  # of `report`
     has_reference: ClassVar[bool] = False  # whether answers are compared with a fixed model
 
@@ -183,7 +183,7 @@ class TextObjective(Objective):
     """
 
     rows: ClassVar[str] = "training"
-    defaults: ClassVar[Mapping[str, float]] = {"lr": 2e-4, "epochs": 1, "warmup_steps": 10}
+    defaults: ClassVar[Mapping[str, Any]] = {"lr": 2e-4, "epochs": 1, "warmup_steps": 10}
     tally: ClassVar[type[Tally]] = TokensRight
 
     def report(self, batch: Batch, outputs: Mapping[str, np.ndarray]) -> Tally:

@@ -6,7 +6,7 @@ the mean log-probability a of an answer's tokens. The NLL is the mean over the s
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class ORPO(PairObjective):
         "learns to write the chosen answer and to prefer it by the ratio of odds"
     )
     # It learns to write the answer too; the rate is that of TRL's example with LoRA.
-    defaults: ClassVar[Mapping[str, float]] = {"lr": 8e-5, "epochs": 1, "warmup_ratio": 0.1}
+    defaults: ClassVar[Mapping[str, Any]] = {"lr": 8e-5, "epochs": 1, "warmup_ratio": 0.1}
     per_token: ClassVar[bool] = True
     learns_chosen: ClassVar[bool] = True
 

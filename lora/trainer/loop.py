@@ -26,6 +26,7 @@ from pyggml.gguf.fields import brief
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset
+from pyggml.lora.data.chats import chat_metadata
 from pyggml.lora.objectives import USUAL, Objective
 from pyggml.lora.objectives.choice import usual
 from pyggml.lora.objectives.objective import Windows
@@ -117,6 +118,7 @@ class Trainer:
         check_settings(model, corpus, config, ranks)
         self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
         self.ranks, self.progress, self.history = ranks, Progress(), History()
+        parameters.metadata = chat_metadata(corpus, model.tokenizer) if corpus.files else {}
         self._n_read = corpus.train.n_read
         self.n_steps = int(config.shortest(ceil(self._n_read / config.windows_per_step), 1))
         self.learning_rate = learning_rate_of(

@@ -17,7 +17,7 @@ import numpy as np
 
 from pyggml.chat.answers import ASSISTANT, Answer, find_answers, open_end
 from pyggml.chat.marks import MARK
-from pyggml.chat.template import ChatTemplate, Message, Tools
+from pyggml.chat.template import HAVE_PLACE, ChatTemplate, Message, Tools
 from pyggml.chat.words import check_words
 from pyggml.errors import TemplateError
 from pyggml.tokenizer import Tokenizer
@@ -129,9 +129,12 @@ class ChatEncoder:
         """TemplateError if the chat uses tools and the template has no place for them."""
         template = self.template.for_tools(tools)
         if tools and "tools" not in template.reads:
-            raise TemplateError(f"has tools, for which {template.origin} has no place")
+            raise TemplateError(
+                f"has tools, for which {template.origin} has no place; {HAVE_PLACE}"
+            )
         if any(m.get("tool_calls") for m in messages) and "tool_calls" not in template.source:
-            raise TemplateError(f"calls tools, for which {template.origin} has no place")
+            fault = f"calls tools, for which {template.origin} has no place; {HAVE_PLACE}"
+            raise TemplateError(fault)
 
     def _tokens(self, text: str, plain: Sequence[tuple[int, int]]) -> tuple[list[int], np.ndarray]:
         """Token ids and their characters; one BOS comes first where the tokenizer adds it."""

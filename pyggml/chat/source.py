@@ -1,8 +1,8 @@
 """Which chat template: the model's own, another of its file, a built-in one, or a file's.
 
 built-in   for
-chatml     Qwen, SmolLM, LFM2 and whatever has <|im_start|> and <|im_end|>
-llama3     Llama 3
+chatml     Qwen, Hermes, SmolLM, LFM2 and whatever has <|im_start|> and <|im_end|>; tools, thoughts
+llama3     Llama 3 to 3.3; tools, thoughts
 gemma      Gemma 1 to 3
 mistral    Mistral 7B v0.3
 phi3       Phi 3

@@ -25,6 +25,9 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 _OWN = ("messages", "tools", "documents", "add_generation_prompt")
 _DEEPEST = 64  # of lists and objects in a message
 _DEVELOPER, _SYSTEM = "developer", "system"  # OpenAI's newer name for the role, and the older one
+# Built-in templates with a place for tools, calls and thoughts, for whoever's has none.
+WITH_TOOLS = ("chatml", "llama3")
+HAVE_PLACE = f"the templates {' and '.join(WITH_TOOLS)} have one"
 
 
 class ChatTemplate:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyggml.chat.template import REASONING, ChatTemplate, Message, Tools
+from pyggml.chat.template import HAVE_PLACE, REASONING, ChatTemplate, Message, Tools
 from pyggml.errors import TemplateError
 
 Change = Callable[[str, str], str]  # a word and where it stands → another word
@@ -131,7 +131,8 @@ def check_words(
     dropped = set[int]()
     for word in lost.words():
         if word.where != _THOUGHTS or not lost.takes_thought(word):
-            raise TemplateError(f"{template.origin}: leaves out {_name(word, messages)}")
+            way = f", for which {HAVE_PLACE}" if word.where in (_THOUGHTS, _CALL) else ""
+            raise TemplateError(f"{template.origin}: leaves out {_name(word, messages)}{way}")
         dropped.add(word.number)
     for name, text in _tool_words(tools):
         if not lost.has(text):

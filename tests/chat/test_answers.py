@@ -322,8 +322,8 @@ def test_names_of_control_tokens_in_a_prompt_are_text(vocabulary):
 REFUSED = [
     ("chatml", [user("a")], {}, "has no message of the assistant that is to be learned"),
     ("chatml", THREE, {"read_only": {1, 3, 5}}, "has no message of the assistant that is to be"),
-    ("chatml", THREE, {"tools": [{"name": "f"}]}, "has tools, for which .* chatml has no place"),
-    ("chatml", [user("a"), assistant("", tool_calls=[{}])], {}, "calls tools, for which"),
+    ("gemma", THREE, {"tools": [{"name": "f"}]}, "has tools, for which .* gemma has no place"),
+    ("gemma", [user("a"), assistant("", tool_calls=[{}])], {}, "calls tools, for which"),
     ("model", [user("a"), assistant("b")], {}, "leaves out message 1"),
 ]
 

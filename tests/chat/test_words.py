@@ -188,10 +188,10 @@ def said_of(encoder, chat):
 
 LEFT_OUT = {
     "late system": ("alpaca", "leaves out message 3"),
-    "refusal": ("chatml", "leaves out the refusal of message 2"),
+    "refusal": ("gemma", "leaves out the refusal of message 2"),
     "twice the same": ("alpaca", "leaves out message 4"),
     "two systems": ("alpaca", "leaves out message 1"),
-    "thought": ("chatml", "leaves out the thought of message 4"),
+    "thought": ("gemma", "leaves out the thought of message 4, for which the templates chatml and"),
 }
 
 

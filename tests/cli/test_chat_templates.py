@@ -10,11 +10,13 @@ from itertools import pairwise
 import pytest
 
 import pyggml as library
-from pyggml.chat import ChatEncoder, find_template
+from pyggml import gguf
+from pyggml.chat import ChatEncoder, carried_metadata, find_template
 from pyggml.cli.commands.serve import startup
 from pyggml.cli.commands.serve.params import read_chat
 from pyggml.cli.terminal.hints import program
 from pyggml.generation import Session
+from pyggml.lora import DataConfig, LoraConfig, TrainConfig, Trainer, attach, read_corpus
 
 from chats import assistant, user
 
@@ -221,6 +223,57 @@ def test_a_file_without_a_template_is_no_template(trained, model, text, pyggml):
     plain, _ = trained(data=text)
     ended = pyggml("chat", "-m", model, "--chat-template", plain)
     assert ended.code == 2 and "adapter.gguf has no chat template: name one" in ended.err
+
+
+def test_an_adapter_saved_in_python_carries_what_the_command_s_does(
+    trained, model, data, tmp_path, rows
+):
+    kwargs = '{"mark": "+"}'
+    told = tmp_path / "told.jinja"
+    told.write_text(MARKED)
+    by_command, _ = trained("--chat-template", told, "--chat-template-kwargs", kwargs)
+    for file, config in (
+        (data, DataConfig(ctx=400, chat_template=str(told), chat_template_kwargs=kwargs)),
+        (rows, DataConfig(ctx=100)),
+    ):
+        base = library.load(model)
+        adapter = attach(base, LoraConfig(rank=2))
+        corpus = read_corpus(file, base.tokenizer, config)
+        Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(max_steps=1)).run(
+            progress=False
+        )
+        adapter.save(tmp_path / "python.gguf")
+        if file == data:
+            assert carried_metadata(tmp_path / "python.gguf") == carried_metadata(by_command)
+            assert carried_metadata(by_command)["pyggml.chat.inputs"] == kwargs
+        else:
+            assert not carried_metadata(tmp_path / "python.gguf")
+
+
+def test_the_bare_text_of_a_template_can_be_kept_as_a_file(trained, pyggml, tmp_path, marked):
+    adapter, ended = trained("--chat-template", marked)
+    assert pyggml("inspect", adapter, "--template", "--raw").out == MARKED
+    assert f"--chat-template-file {marked}" in ended.out
+    kept, plain = tmp_path / "kept.gguf", tmp_path / "plain.gguf"
+    again, ended = trained("--chat-template", adapter, name="again")
+    assert f"pyggml inspect {again} --template --raw > TEMPLATE.jinja" in ended.out
+    for given, said in ((plain, "No such file"), (kept, "has no chat template")):
+        if given == kept:
+            gguf.write(kept, {"general.type": "adapter"}, [])
+        ended = pyggml("inspect", given, "--template", "--raw")
+        assert ended.code == 2 and said in ended.err
+    ended = pyggml("inspect", adapter, "--raw")
+    assert ended.code == 2 and "--raw wants --template" in ended.err
+
+
+def test_llama_cli_is_told_of_no_template_that_is_the_model_s_own(trained, tmp_path):
+    """By its name, in a file of its own, or written otherwise to the same effect."""
+    same = tmp_path / "same.jinja"
+    same.write_text("{# the model's own #}" + OWN)
+    for told in ((), ("--chat-template", "model"), ("--chat-template", same)):
+        _, ended = trained(*told)
+        assert "llama-cli" in ended.out and "--chat-template-file" not in ended.out
+        assert "TEMPLATE.jinja" not in ended.out
 
 
 # -- what a run prints --------------------------------------------------------------------------

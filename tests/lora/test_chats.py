@@ -73,6 +73,27 @@ def test_chats_with_tools_have_the_file_s_template_for_them(corpus, vocabulary):
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("asked", ["question", "query"])
+def test_a_question_and_its_answer_are_a_chat_where_there_is_a_template(corpus, vocabulary, asked):
+    row = {asked: "Who?", "context": "Ann.", "answer": "Ann"}
+    chat = {"messages": [user("Ann.\nWho?"), assistant("Ann")]}
+    for how in ({"template": PLAIN}, {"chat_template": "chatml"}):
+        assert corpus(row, **how).digest() == corpus(chat, **how).digest()
+    text = corpus({"prompt": "Ann.\nWho?", "completion": "Ann"}, template=PLAIN)
+    columns = (f"prompt={asked}", "context=context", "completion=answer")
+    assert corpus(row, template=PLAIN, columns=columns).digest() == text.digest()
+    assert CHAT not in text.files[0].notes
+    for row in ({"prompt": "a ", "answer": "b"}, {"input": "a ", "output": "b"}):
+        assert CHAT not in corpus(row, template=PLAIN).files[0].notes
+
+
+def test_without_a_template_a_question_is_text(corpus):
+    row = {"question": "Who? ", "answer": "Ann"}
+    made = corpus(row, chat_template="model")
+    assert made.digest() == corpus({"prompt": "Who? ", "completion": "Ann"}).digest()
+
+
+@pytest.mark.quick
 def test_the_answers_and_their_ends_are_learned(corpus, vocabulary):
     share_gpt = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]
     made = corpus(ROUNDS, {"conversations": share_gpt})

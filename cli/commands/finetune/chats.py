@@ -14,16 +14,14 @@ from pyggml.chat import (
     ChatTemplate,
     carried_metadata,
     find_template,
-    template_metadata,
     write_alike,
 )
 from pyggml.cli.commands.finetune.job import Job
-from pyggml.cli.terminal.chat_templates import TemplateChoice, choose_template
+from pyggml.cli.terminal.chat_templates import TemplateChoice, choose_template, own_template
 from pyggml.cli.terminal.samples import documents
 from pyggml.cli.terminal.show import has_colours, plural, printable, row, say
-from pyggml.errors import TemplateError
 from pyggml.lora import Corpus, DataConfig
-from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN, THOUGHTS
+from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN, THOUGHTS, chat_metadata
 from pyggml.tokenizer import Tokenizer
 
 _NOTES = {
@@ -48,7 +46,7 @@ def say_chats(
     row("chats", f"{n:,}, written as {printable(template.origin)} has them; learned: {learned}")
     if template.names:
         row("", f"with {printable(json.dumps(template.names, ensure_ascii=False))}")
-    own = _own_template(tokenizer)
+    own = own_template(tokenizer)
     if config.chat_template != MODEL and not (own and write_alike(template, own)):
         row(
             "",
@@ -85,16 +83,8 @@ def template_of(config: DataConfig, tokenizer: Tokenizer) -> ChatTemplate:
 def output_metadata(job: Job, corpus: Corpus, tokenizer: Tokenizer) -> dict[str, str | None]:
     """What the output says of the chats that it was trained on; where it was trained on none, but
     goes on from an adapter that was, what that says."""
-    if has_chats(corpus):
-        return template_metadata(template_of(job.reading, tokenizer))
-    return carried_metadata(job.init) if job.init else {}
-
-
-def _own_template(tokenizer: Tokenizer) -> ChatTemplate | None:
-    try:
-        return find_template(tokenizer)
-    except TemplateError:
-        return None
+    said = chat_metadata(corpus, tokenizer)
+    return carried_metadata(job.init) if job.init and not said else said
 
 
 def preview(corpus: Corpus, tokenizer: Tokenizer, n: int) -> None:

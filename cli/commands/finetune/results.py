@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.chat import MODEL, ChatTemplate, template_file
+from pyggml.chat import MODEL, ChatTemplate, template_file, write_alike
 from pyggml.cli.commands.finetune.job import Job
-from pyggml.cli.terminal.chat_templates import choose_template
+from pyggml.cli.terminal.chat_templates import choose_template, own_template
 from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.options import adapter_word
 from pyggml.cli.terminal.progress import Meter, change, rise
@@ -197,17 +197,19 @@ def say_how_to_use(
         row("use it", f'{shlex.join(program("generate"))} {ours} -p "..."')
         row("use it", f'llama-cli {theirs} -p "..."')
         return
-    own = ""
+    told = ""
     if is_model and choose_template(tokenizer, [path for path, _ in adapters], None).by:
-        own = f" --chat-template {MODEL}"
+        told = f" --chat-template {MODEL}"
     served = shlex.join([*model, *_serve(job, adapters)])
-    row("use it", f"{shlex.join(program('chat'))} {ours}{own}")
-    row("use it", f"{shlex.join(program('serve'))} {served}{own} --web")
-    said, needs_file = _for_llama_cpp(job, is_model, template)
+    row("use it", f"{shlex.join(program('chat'))} {ours}{told}")
+    row("use it", f"{shlex.join(program('serve'))} {served}{told} --web")
+    own = own_template(tokenizer)
+    is_own = own and (own.source == template.source or write_alike(template, own))
+    said, needs_file = _for_llama_cpp(job, is_model or bool(is_own), template)
     row("use it", f"llama-cli {theirs} -cnv --jinja{said}")
     if needs_file:
-        shown = shlex.join([*program("inspect"), str(job.output), "--template"])
-        row("", f"TEMPLATE.jinja is a file with the text that `{shown}` shows")
+        shown = shlex.join([*program("inspect"), str(job.output), "--template", "--raw"])
+        row("", f"{shown} > TEMPLATE.jinja  writes that file")
 
 
 def _serve(job: Job, adapters: Sequence[tuple[Path, float]]) -> list[str]:
@@ -218,12 +220,11 @@ def _serve(job: Job, adapters: Sequence[tuple[Path, float]]) -> list[str]:
     return [word for given in adapters for word in ("--lora", f"{name}={adapter_word(given)}")]
 
 
-def _for_llama_cpp(job: Job, is_model: bool, template: ChatTemplate) -> tuple[str, bool]:
+def _for_llama_cpp(job: Job, carried: bool, template: ChatTemplate) -> tuple[str, bool]:
     """What llama.cpp must be told of a template: it reads the model's own, and no inputs of it.
-    And whether the user has to write it to a file."""
-    words, name = list[str](), job.reading.chat_template
-    carried = is_model or name == MODEL
-    file = template_file(name)
+    And whether the user has to write it to a file. carried: the model's file has it"""
+    words = list[str]()
+    file = template_file(job.reading.chat_template)
     if not carried:
         words = ["--chat-template-file", str(file or "TEMPLATE.jinja")]
     if template.names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,7 @@ def _flag(name: str, help: str, group: str = "output") -> Any:
 @_flag("--machine", "what computes on this machine, and why", "help")
 @_flag("--tensors", "every tensor, instead of equal ones folded")
 @_flag("--template", "the text of the chat template")
+@_flag("--raw", "the same as it stands in the file, to be kept as one: --template --raw > a.jinja")
 @_flag("--plan", "memory of one pass of LoRA training; nothing is run")
 @_flag("--graph", "the graph of that pass, with equal blocks folded")
 @_flag("--tokens", "the loss of every token of a text (-f)")
@@ -121,6 +123,7 @@ def command(
     machine: bool,
     html: Path | None,
     as_json: bool,
+    raw: bool,
     lora: Any,
     **options: Any,
 ) -> None:
@@ -137,6 +140,8 @@ def command(
         if not machine:
             raise ConfigError("wanted a FILE or --machine")
         return
+    if raw:
+        return _write_template(path, options["template"])
     wanted = Inspection(path, lora=lora or (), **options)
     _check(wanted, given is not None and model is not None, html, as_json)
     if html is not None:
@@ -150,6 +155,18 @@ def command(
         from pyggml.cli.commands.inspect.terminal import say_sections
 
         say_sections(present.head(values), sections)
+
+
+def _write_template(path: Path, is_wanted: bool) -> None:
+    """Write the text of a file's chat template, and nothing else."""
+    if not is_wanted:
+        raise ConfigError("--raw wants --template, the text that it writes")
+    with gguf.open(path) as file:
+        template = facts.facts(file).get("chat_template")
+    if template is None:
+        raise ConfigError(f"{path}: has no chat template")
+    text = template["text"]
+    say(printable(text) if sys.stdout.isatty() else text, end="")
 
 
 def _check(wanted: Inspection, twice: bool, html: Path | None, as_json: bool) -> None:

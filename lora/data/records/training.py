@@ -4,7 +4,8 @@ parts                                                  row
 messages [system, tools]                               ChatRow
 instruction, completion [input, system, history, tools]   ChatRow
 text                                                   TextRow
-prompt, completion [context]                           CompletionRow
+prompt, completion [context]                           CompletionRow; a question with its answer may
+                                                       become a chat, see `pyggml.lora.data.encode`
 prompt, completion [context, system, history, tools]   ChatRow where it is made of messages
 
 Each may have "weight", 0 to 1, or "train" or "loss", true or false.
@@ -20,6 +21,7 @@ from pyggml.lora.data.names import (
     INSTRUCTION,
     MARKS,
     PROMPT,
+    QUESTION,
     SYSTEM,
     TEXT,
     TOOLS,
@@ -79,8 +81,9 @@ def _of_messages(place: Place, cells: Cells) -> Row:
 
 def _of_prompt(place: Place, cells: Cells) -> Row:
     if not is_chat(cells, "completion"):
-        prompt = text_asked(cells)
-        return CompletionRow(place, prompt, cells.text("completion"), weight(cells))
+        prompt, answer = text_asked(cells), cells.text("completion")
+        is_answer = cells.names.get("prompt") in QUESTION and bool(prompt.strip())
+        return CompletionRow(place, prompt, answer, weight(cells), is_answer)
     asked = messages_asked(cells)
     check_unlearned(cells, answers_marked(asked.messages, asked.weights), "prompt")
     answer, weights = answer_of(cells, "completion")
