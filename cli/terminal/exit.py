@@ -11,6 +11,7 @@ A fault of the program itself keeps its traceback.
 import errno
 import io
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -31,6 +32,7 @@ FAILED, STOPPED, TERMINATED = 2, 130, 143
 _NO_ROOM = ("failed to map segment", "annot allocate memory")
 _SOON = 0.01  # seconds
 _last: list[Callable[[], None]] = []  # what is done when a command ends
+_line: list[str] = []  # the words of the command that runs
 _signals: set[int] = set()  # that asked for an end
 # What other trainers have for a setting of ours, with another meaning: aliases have the same.
 ELSEWHERE = {
@@ -71,6 +73,7 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
     """The exit code of the command that `command` imports; args None are those of the process."""
     _prepare_process()
     output, given = sys.stdout, None if args is None else list(args)
+    _line[:] = [name, *(sys.argv[1:] if given is None else given)]
     with warnings.catch_warnings(), _ended_by_signals(), _sent_again():
         warnings.showwarning = _show_warning
         try:
@@ -103,6 +106,11 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
         finally:
             while _last:
                 _last.pop()()
+
+
+def command_line() -> str:
+    """The command that runs, or ran last, as a shell reads it."""
+    return shlex.join(_line)
 
 
 def at_end(act: Callable[[], None]) -> None:

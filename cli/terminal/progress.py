@@ -260,11 +260,11 @@ class Bar:
         held_out = m.history.validations
         return [
             (0, f"loss {m.loss:.3f}"),
-            (2, words(m.tally).strip()),
-            (3, f"lr {m.last.lr:.1e}"),
-            (4, f"|g| {m.last.grad_norm:.2g}"),
-            (5, f"validation {held_out[-1].loss:.3f}" if held_out else ""),
-            (6, f"{m.tokens_per_second:,.0f} tokens/s"),
+            *enumerate(words(m.tally).split("  ")[1:], 2),
+            (6, f"lr {m.last.lr:.1e}"),
+            (7, f"|g| {m.last.grad_norm:.2g}"),
+            (8, f"validation {held_out[-1].loss:.3f}" if held_out else ""),
+            (9, f"{m.tokens_per_second:,.0f} tokens/s"),
             (1, m.left),
         ]
 

@@ -64,6 +64,13 @@ class TrainConfig(Settings):
         common=True,
         brief="passes in one step",
     )
+    drop_last: bool = setting(
+        False,
+        "leave out what is left at the end of an epoch, fewer windows than a step has: others each "
+        "time",
+        group="optimiser",
+        aliases=("dataloader-drop-last",),
+    )
     seed: int = setting(
         0, "seed of the order of the windows and of dropout", *SEED, group="optimiser"
     )
@@ -292,6 +299,11 @@ class TrainConfig(Settings):
         for name, why in whys.items():
             if why and getattr(self, name) != usual[name]:
                 yield name, why
+
+    def n_read(self, n: int) -> int:
+        """How many of n windows each epoch reads: all, or with drop_last those of whole steps."""
+        step = self.windows_per_step
+        return n // step * step if self.drop_last and n >= step else n
 
     @property
     def windows_per_step(self) -> int:

@@ -94,4 +94,5 @@ class Rewards(Tally):
 
     @property
     def words(self) -> str:
-        return f"margin {self.margin:.3f}, {100 * self.accuracy:.0f} % right"
+        each = f"chosen {self.chosen:+.3f}  rejected {self.rejected:+.3f}"
+        return f"{each}  {100 * self.accuracy:.0f} % right"

@@ -119,7 +119,7 @@ class Trainer:
         self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
         self.ranks, self.progress, self.history = ranks, Progress(), History()
         parameters.metadata = chat_metadata(corpus, model.tokenizer) if corpus.files else {}
-        self._n_read = corpus.train.n_read
+        self._n_read = config.n_read(corpus.train.n_read)
         self.n_steps = int(config.shortest(ceil(self._n_read / config.windows_per_step), 1))
         self.learning_rate = learning_rate_of(
             given if schedule else config, self.n_steps, schedule, lambda: self.history
@@ -404,7 +404,7 @@ class Trainer:
         if epoch != self.progress.epoch:
             epoch = self.progress.epoch
             order = self.corpus.train.order(self.config.seed, epoch, self.config.windows_per_step)
-            self._order = (epoch, order)
+            self._order = (epoch, order[: self._n_read])
         return order[self.progress.index :][: self.config.windows_per_step]
 
     def _validate(self, report: Callback) -> None:
@@ -499,6 +499,12 @@ class Trainer:
         constants = {"constants": p.constant_data} if p.constants else {}
         best = {} if self._best is None else {"best": self._best}
         return {"parameters": p.data} | moments | constants | best
+
+    @property
+    def n_in_last_step(self) -> int:
+        """The windows of an epoch's last step: what the others leave of it."""
+        whole = self.config.windows_per_step
+        return self._n_read % whole or whole if self._n_read > whole else whole
 
     @cached_property
     def _identity(self) -> Mapping[str, Any]:

@@ -41,7 +41,8 @@ def rows(tmp_path):
 def test_preferences_become_an_adapter(kind, records, rows, tmp_path, finetune):
     ended = finetune("--objective", kind, *LONGER, data=rows(records))
     assert ended.code == 0, ended.err
-    margins = [float(m) for m in re.findall(r"margin (-?[\d.]+)", ended.out)]
+    rewards = re.findall(r"chosen ([-+][\d.]+)  rejected ([-+][\d.]+)  \d+ % right", ended.out)
+    margins = [float(chosen) - float(rejected) for chosen, rejected in rewards]
     assert len(margins) > 2 and margins[-1] > margins[0] + 0.01
     with gguf.open(tmp_path / "adapter.gguf") as file:
         assert file.get("general.type") == "adapter"
@@ -87,7 +88,9 @@ def test_an_adapter_to_go_on_from_is_the_reference(rows, tmp_path, finetune, pyg
     given = ("-m", tiny, "--init", first, "-f", data, "-o", second, "--prompt", "the ")
     ended = pyggml("finetune", *given, "--objective", "dpo", "--ctx", 48)
     assert ended.code == 0, ended.err
-    assert re.search(r"step 1/\d+  loss 0\.693\d  margin -?0\.000,", ended.out), ended.out
+    assert re.search(
+        r"step 1/\d+  loss 0\.693\d  chosen [-+]0\.000  rejected [-+]0\.000  ", ended.out
+    ), ended.out
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,17 @@ def test_texts_of_others_stay_texts():
     assert any(line["name"] == HOSTILE for chart in charts for line in chart["series"])
 
 
+def test_the_head_says_what_the_run_is_of():
+    about = [("model", "tiny, 2 blocks\nF32 100 %"), ("adapter", "rank 2"), ("data", "a.txt: 9")]
+    page = Page(
+        "adapter", about, {}, command="pyggml finetune -m 'a b.gguf'", date="2026-01-02 03:04"
+    )
+    head = Seen(render(page, [_step(1)])).texts["dd"]
+    assert head[:3] == ["tiny, 2 blocks", "a.txt: 9", when]
+    assert "finetune -m &#39;a b.gguf&#39;" in render(page, [_step(1)])
+    assert "<dt>command" not in render(Page("adapter", [], {}), [_step(1)])
+
+
 def test_a_page_fetches_nothing():
     text = render(Page("adapter", [], {}), [_step(1)])
     seen = Seen(text)

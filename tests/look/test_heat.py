@@ -1,6 +1,7 @@
 """Heat maps: each cell has its number's colour and words, and what is wrong has a mark."""
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -52,6 +53,9 @@ def test_a_cell_has_the_colour_and_the_words_of_its_number(measured):
     assert "output attn_q A, step 5" not in found, "a tensor that is not there"
     first = cells(heat_map(measured, "ratio", step=1))
     assert first["blk.0 attn_q B, step 1"][0] == "unknown", "B was 0"
+    moved = (np.array(measured.steps) < 5)[:, None, None]
+    still = replace(measured, updates=measured.updates * moved)
+    assert "step 1" in heat_map(still, "ratio") and "step 5" in heat_map(still)
     assert cells(heat_map(measured, "zeros"))["blk.0 attn_q B, step 5"][0] == "h2"
 
 

@@ -38,7 +38,7 @@ CHANGED = [
         "init": "pissa", "dora": True, "plus_ratio": 4.0, "seed": 3,
     }.items()),
     *(("train", name, value, {}) for name, value in {
-        "max_steps": 2, "batch": 2, "grad_accum": 2, "seed": 5, "lr": 0.1,
+        "max_steps": 2, "drop_last": True, "batch": 2, "grad_accum": 2, "seed": 5, "lr": 0.1,
         "lr_scheduler": "linear", "lr_min": 1e-3, "warmup_steps": 3, "warmup_ratio": 0.5,
         "optimiser": "lion", "weight_decay": 0.5, "clip": 1e-3, "beta1": 0.5, "beta2": 0.5,
         "eps": 1e-2, "neftune_alpha": 5.0, "router_aux_loss_coef": 0.1, "val_every": 1,

@@ -250,6 +250,34 @@ def test_a_last_step_of_one_batch_adds_no_older_gradient(trainer_of, corpus_of):
     np.testing.assert_allclose(several.parameters.gradient, wanted, rtol=1e-5, atol=1e-7)
 
 
+def windows_read(trainer):
+    """The windows of each step of a run."""
+    read, windows = [], trainer._windows
+
+    def look():
+        read.append(windows())
+        return read[-1]
+
+    trainer._windows = look
+    trainer.run()
+    return read
+
+
+def test_what_an_epoch_has_left_is_read_or_dropped(trainer_of, corpus_of):
+    """Dropped, it is of other windows in each epoch; never all of an epoch."""
+    corpus = Corpus(corpus_of(10).train.part(slice(7)), None)
+    for drop, each in ((False, 3), (True, 2)):
+        trainer = trainer_of(corpus=corpus, batch=3, epochs=2, drop_last=drop, max_steps=0)
+        assert trainer.n_in_last_step == (3 if drop else 1)
+        read = windows_read(trainer)
+        assert len(read) == trainer.n_steps == 2 * each
+        assert [len(windows) for windows in read[:each]] == ([3, 3] if drop else [3, 3, 1])
+        first, second = (set(np.concatenate(read[i : i + each])) for i in (0, each))
+        assert len(first) == len(second) == (6 if drop else 7)
+        assert (first == second) == (not drop)
+    assert trainer_of(corpus=corpus, batch=8, drop_last=True, max_steps=0).n_steps == 1
+
+
 def test_a_step_tells_its_seconds(trainer_of):
     events, began = [], perf_counter()
     trainer_of(max_steps=2).run(events.append)

@@ -1,11 +1,13 @@
 """What of a run stays beside its adapter: metrics, logs of other tools, and the report."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from math import isfinite
 from pathlib import Path
 
 from pyggml.cli.commands.finetune import memory
 from pyggml.cli.commands.finetune.job import Job
+from pyggml.cli.terminal.exit import command_line
 from pyggml.cli.terminal.paths import beside
 from pyggml.cli.terminal.row_losses import RowLoss
 from pyggml.cli.terminal.samples import Reading
@@ -79,7 +81,9 @@ def save_report(
 
     path = beside(job.output, ".html")
     title = job.output.name.removesuffix(".gguf")
-    page = Page(title, _merge_rows(about), _settings(job), prompt, answers, readings)
+    date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    told = _merge_rows(about), _settings(job), prompt, answers, readings
+    page = Page(title, *told, command=command_line(), date=date)
     try:
         write(path, page, metrics_beside(job.output))
     except PyggmlError as error:

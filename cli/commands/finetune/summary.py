@@ -203,11 +203,13 @@ def say_steps(trainer: Trainer, fixed: Collection[str]) -> None:
     c, done, rate = trainer.config, trainer.progress.step, trainer.learning_rate
     start = f", {done:,} of them done" if done else ""
     n_windows = min(c.windows_per_step, trainer.corpus.train.n_read)
+    last = trainer.n_in_last_step
+    short = f", {last:,} in an epoch's last (--drop-last leaves it out)" if last < n_windows else ""
     warm = f" after {plural(rate.n_warmup, 'step')} of warm-up" if rate.n_warmup else ""
     row(
         "steps",
-        f"{trainer.n_steps:,}{start}, {plural(n_windows, 'window')} each; learning rate {c.lr:g}, "
-        f"{c.lr_scheduler}{warm}; {plural(trainer.n_threads, 'thread')}",
+        f"{trainer.n_steps:,}{start}, {plural(n_windows, 'window')} each{short}; learning rate "
+        f"{c.lr:g}, {c.lr_scheduler}{warm}; {plural(trainer.n_threads, 'thread')}",
     )
     usual = _defaults_of(trainer.objective, c, fixed)
     if usual:

@@ -36,6 +36,8 @@ class Page:
     prompt: str = ""
     answers: Sequence[tuple[str, str]] = ()  # ("before", its text), ("after", …)
     readings: Sequence[Reading] = ()  # of a held-out text, before and after
+    command: str = ""  # that made the run
+    date: str = ""  # of its end
 
 
 def write(path: Path, page: Page, metrics: Path) -> None:
@@ -55,6 +57,7 @@ def render(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
         token_style=tokens.STYLE,
         first=FIRST_WORDS,
         page=page,
+        head=_head(page),
         facts=facts(records),
         data=data_card(records),
         charts=charts_of(records),
@@ -64,6 +67,12 @@ def render(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
             (r.label, r.table.loss, tokens.fragment(r.table, r.pieces)) for r in page.readings
         ],
     )
+
+
+def _head(page: Page) -> list[tuple[str, str]]:
+    """What the run is of: the first line that it said of its model and its data, and when."""
+    told = dict(page.about) | ({"date": page.date} if page.date else {})
+    return [(name, told[name].split("\n")[0]) for name in ("model", "data", "date") if name in told]
 
 
 def _gradients(o: Overview) -> dict[str, Any]:

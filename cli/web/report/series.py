@@ -169,5 +169,5 @@ def _moving_mean(points: Points, window: int) -> Points:
     for i, step in enumerate(steps):
         total += points[step] - (points[steps[i - window]] if i >= window else 0.0)
         if i >= window - 1:
-            means[step] = total / window
+            means[step] = round(total / window, 12)  # what is left of a sum of zeros is 0
     return means

@@ -58,12 +58,15 @@ def kinds_of(o: Overview) -> list[str]:
 
 
 def heat_map(o: Overview, kind: str = "norm", step: int | None = None) -> str:
-    """One step of an overview, the last one by default; kind: a name of KINDS.
+    """One step of an overview, by default the last one; kind: a name of KINDS. Of updates the last
+    step is taken that changed anything: a schedule may end at a rate of 0.
 
     The scale is that of all its steps, so that pictures of several can be compared.
     """
-    s = len(o.steps) - 1 if step is None else o.steps.index(step)
-    numbers, marks = KINDS[kind].numbers(o), layer_flags(o)[s]
+    numbers = KINDS[kind].numbers(o)
+    last = _last_changed(numbers) if kind == "ratio" else len(o.steps) - 1
+    s = last if step is None else o.steps.index(step)
+    marks = layer_flags(o)[s]
     scale = _scale(o, kind)
     title = f"{KINDS[kind].title}, step {o.steps[s]:,}"
     head = 20 + _LETTER * max(len(column.module) for column in o.columns)
@@ -82,6 +85,12 @@ def heat_map(o: Overview, kind: str = "norm", step: int | None = None) -> str:
         elements.append(svg.text(_MARGIN, bottom + 64 + 16 * i, words))
     width = max(left + len(o.columns) * _CELL[0] + head / 2, _LEAST_WIDTH)
     return svg.picture(width, bottom + 58 + 16 * len(used), elements, title, STYLE)
+
+
+def _last_changed(ratios: np.ndarray) -> int:
+    """The last of S steps with a number that is not 0; the last of all without one."""
+    changed = np.flatnonzero((np.isfinite(ratios) & (ratios != 0)).any(axis=(1, 2)))
+    return int(changed[-1]) if len(changed) else len(ratios) - 1
 
 
 def heat_steps(o: Overview, kind: str = "norm", most: int = 12) -> str:
