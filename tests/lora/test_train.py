@@ -275,7 +275,7 @@ def test_what_an_epoch_has_left_is_read_or_dropped(trainer_of, corpus_of):
         first, second = (set(np.concatenate(read[i : i + each])) for i in (0, each))
         assert len(first) == len(second) == (6 if drop else 7)
         assert (first == second) == (not drop)
-    assert trainer_of(corpus=corpus, batch=8, drop_last=True, max_steps=0).n_steps == 1
+    assert trainer_of(corpus=corpus, batch=8, epochs=1, drop_last=True).n_steps == 1
 
 
 def test_a_step_tells_its_seconds(trainer_of):
