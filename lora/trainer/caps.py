@@ -33,7 +33,7 @@ def caps(trainer: Trainer) -> Iterator[Cap]:
 
 def _of_length(trainer: Trainer) -> Iterator[Cap]:
     c, n = trainer.config, trainer.n_steps
-    of_epochs = (c.epochs or 0) * ceil(trainer.corpus.train.n_read / c.windows_per_step)
+    of_epochs = (c.epochs or 0) * ceil(c.n_read(trainer.corpus.train.n_read) / c.windows_per_step)
     if c.max_steps and of_epochs:
         if c.max_steps > of_epochs:
             said = f"the run ends with step {n}, as epochs is {c.epochs}"
