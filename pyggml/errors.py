@@ -60,6 +60,10 @@ class GGUFError(PyggmlError):
     """A GGUF file that is damaged, hostile or not GGUF at all."""
 
 
+class FileChangedError(GGUFError):
+    """A file that was changed while it was in use."""
+
+
 class QuantError(PyggmlError):
     """A tensor type that cannot be unpacked, or numbers that cannot be quantised."""
 

@@ -63,6 +63,7 @@ USES_NUMBA |= {
     )
 }
 USES_LLVM = {  # intrinsics, what kernels close over, and the features of this CPU
+    "pyggml/gguf/mapped.py",
     "pyggml/jit/frames.py",
     "pyggml/jit/arm.py",
     "pyggml/jit/isa.py",

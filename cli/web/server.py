@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, cast
@@ -19,12 +19,19 @@ _MOST_PENDING = 4096  # that the system may hold until then
 _SPARE_FILES = 32 + _ACCEPTED_AT_ONCE
 
 
-def serve(app: ASGIApp, listening: socket.socket, note: bytes, grace: int, places: Places) -> None:
+def serve(
+    app: ASGIApp,
+    listening: socket.socket,
+    note: bytes,
+    grace: int,
+    places: Places,
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
     """Answer requests to this socket; at a first signal, tell the note and end what is under way.
 
-    grace: seconds that answers get to end
+    grace: seconds that answers get to end. is_over: whether it is to end without a signal
     """
-    _Server(app, places, grace, note).run(sockets=[listening])
+    _Server(app, places, grace, note, is_over).run(sockets=[listening])
 
 
 def most_connections(wanted: int) -> int:
@@ -76,9 +83,20 @@ class WatchedServer(uvicorn.Server):
 class _Server(WatchedServer):
     """Stops as the other commands do: at a signal, with an exit code and without a traceback."""
 
-    def __init__(self, app: ASGIApp, places: Places, grace: int, note: bytes) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        places: Places,
+        grace: int,
+        note: bytes,
+        is_over: Callable[[], bool],
+    ) -> None:
         super().__init__(app, places, grace)
-        self._note = note
+        self._note, self._is_over = note, is_over
+
+    async def on_tick(self, counter: int) -> bool:
+        self.should_exit = self.should_exit or self._is_over()
+        return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

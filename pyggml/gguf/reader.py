@@ -19,6 +19,7 @@ import numpy as np
 from pyggml.errors import GGUFError
 from pyggml.gguf import split
 from pyggml.gguf.fields import Field, brief
+from pyggml.gguf.mapped import MappedFile, map_file
 from pyggml.gguf.parse import Contents, TensorInfo, parse
 
 T = TypeVar("T")
@@ -31,8 +32,8 @@ class GGUFFile:
     paths     all files of the model, in order
     n_bytes   size of all files together
 
-    A mapped file must not be truncated: the operating system kills a process that reads past its
-    end. `write` is safe, as it replaces the whole file.
+    A mapped file must not be changed: see `pyggml.gguf.mapped`. `write` is safe, as it replaces the
+    whole file.
     """
 
     def __init__(self, path: Path, paths: Sequence[Path], parts: Sequence[Contents]) -> None:
@@ -103,6 +104,12 @@ class GGUFFile:
         raw = part.view[info.offset : info.offset + info.n_bytes]
         return np.frombuffer(raw, info.dtype.numpy).reshape(info.stored_shape)
 
+    def check(self) -> None:
+        """FileChangedError if a file of the model was changed since it was opened."""
+        for part in self._open_parts():
+            if isinstance(part.view.obj, MappedFile):
+                part.view.obj.check()
+
     def close(self) -> None:
         """End access. The file stays mapped until its last array is freed."""
         self._parts = ()
@@ -162,10 +169,7 @@ def _map_file(path: Path) -> memoryview:
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         raise GGUFError(f"is a {'folder' if stat.S_ISDIR(mode) else 'device'}, wanted a GGUF file")
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            raise GGUFError("is empty, wanted a GGUF file")
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped = map_file(path)
     _ask_for_huge_pages(mapped)
     return memoryview(mapped)
 

@@ -83,7 +83,8 @@ def rewrite(
     An older file at `target` stays until the new one is complete. Raises QuantError for an unknown
     file type or rounding, a second loss that is not allowed, a type that lacks its importance, or
     numbers that a type cannot hold; ModelError if the file is no model; ConfigError if `target` is
-    the source, or `base` another model; PyggmlError if the disk refuses.
+    the source, or `base` another model; FileChangedError if the source changes meanwhile;
+    PyggmlError if the disk refuses.
     """
     _check_target(file, Path(target))
     _check_base(file, base)
@@ -97,11 +98,20 @@ def rewrite(
         raise QuantError(faults, f"{file.path}: ")
     losses: list[TensorLoss] = []
     tensors = [
-        (n, wanted[n], i.shape, partial(plan.tensor, n, progress, losses.append))
+        (n, wanted[n], i.shape, partial(_checked, file, plan.tensor, n, progress, losses.append))
         for n, i in file.tensors.items()
     ]
     gguf.write(target, _metadata(file, file_type, importance, metadata), tensors)
     return Losses(losses)
+
+
+def _checked(
+    file: gguf.GGUFFile, make: Callable[..., np.ndarray], *arguments: object
+) -> np.ndarray:
+    """A tensor made of the file's, which was as it should be until then."""
+    made = make(*arguments)
+    file.check()
+    return made
 
 
 def _check_target(file: gguf.GGUFFile, target: Path) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends import Backend
-from pyggml.backends.cpu import LeafArrays, expect_held, is_constant, leaf_arrays
+from pyggml.backends.cpu import LeafArrays, array, expect_held, is_constant, leaf_arrays
+from pyggml.backends.cpu.pages import map_of
 from pyggml.errors import GraphError
 from pyggml.graph import Graph, last_write
 from pyggml.graph.call import Call
@@ -133,7 +134,15 @@ def bind(made: Schedule, release: bool = False, arenas: Arenas | None = None) ->
     for (part, are_kernels), steps in groupby(_steps(made, kernels, after), _kind):
         some = [call for _, _, call in steps]
         calls += part.backend.join(some) if are_kernels else some
+    calls += [Call(check) for check in _checks_of_files(made)]
     return Program(made, of_devices, kernels, tuple(calls), leaf_arrays(made.graph.leaves))
+
+
+def _checks_of_files(made: Schedule) -> list[Callable[[], None]]:
+    """What raises an error if a file was changed whose weights the host has read where they lie."""
+    leaves = (leaf for part in made.parts if part.backend.is_host for leaf in part.leaves)
+    maps = {id(m): m for leaf in leaves if (m := map_of(array(leaf))) is not None}
+    return [m.check for m in maps.values() if hasattr(m, "check")]
 
 
 def _refuse_read_only(made: Schedule) -> None:

@@ -9,6 +9,7 @@ import re
 
 import numpy as np
 import pytest
+from computing import COMPUTE, OTHERS, data_files, words
 
 from pyggml import gguf, load
 from pyggml.cli.__main__ import COMMANDS
@@ -16,38 +17,6 @@ from pyggml.generation import Session
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.quants import quantize
 
-CHOICES = {"question": "the path to", "choices": ["the thing", "the path"], "answer": 0}
-PAIR = {"prompt": "the", "chosen": " path", "rejected": " thing"}
-COMPUTE = {
-    "finetune": "-m MODEL -f TEXT -o OUT --max-steps 2 --ctx 32 --val-split 0",
-    "finetune, checked": "-m MODEL -f TEXT -o OUT --max-steps 2 --ctx 32",
-    "finetune, previewed": "-m MODEL -f TEXT -o OUT --preview 2 --ctx 32",
-    "generate": "-m MODEL -p the",
-    "generate, sampled": "-m MODEL -p the --temp 1 --repeat-penalty 1.2",
-    "generate, told": "-m MODEL -p the --logprobs 2",
-    "generate, json": "-m MODEL -p the --json",
-    "perplexity": "-m MODEL -f TEXT --ctx 32",
-    "perplexity of rows": "-m MODEL -f ROWS --ctx 32",
-    "eval": "-m MODEL -f TEXT",
-    "eval, json": "-m MODEL -f TEXT --json",
-    "eval of rows": "-m MODEL -f ROWS",
-    "eval of questions": "-m MODEL -f QUESTIONS",
-    "eval of pairs": "-m MODEL -f PAIRS",
-    "imatrix": "-m MODEL -f TEXT -o OUT --ctx 32",
-    "chat": "-m MODEL --chat-template chatml",
-}
-# Of these no number comes out that is none, or none is asked of the weights.
-OTHERS = {
-    "sweep": "a run that ends so is a row of its table that says why: tests/cli/test_sweep.py",
-    "serve": "status 500 with the sentence: below",
-    "view": "what is no number is shown as that",
-    "inspect": "what is no number is shown as that",
-    "merge": "refuses by the tensor: tests/requantize, tests/lora/adapter",
-    "quantize": "refuses by the tensor: tests/requantize",
-    "convert-lora": "copies numbers",
-    "export-ollama": "copies files",
-    "warmup": "reads no model",
-}
 TENSORS = (
     "token_embd",
     "blk.0.attn_q",
@@ -62,7 +31,7 @@ NOT_MET = {"imatrix": ("blk.1.ffn_down", "output_norm", "output")}
 
 
 def test_each_command_is_in_a_table():
-    computes = {name.partition(",")[0].partition(" of ")[0] for name in COMPUTE}
+    computes = {words(name, {})[0] for name in COMPUTE}
     assert computes | OTHERS.keys() == COMMANDS.keys() and not computes & OTHERS.keys()
 
 
@@ -97,18 +66,14 @@ def spoilt(tiny, tmp_path_factory):
     return make
 
 
-@pytest.fixture
-def files(text, tmp_path):
-    made = {"TEXT": text, "OUT": tmp_path / "out.gguf"}
-    for name, row in {"ROWS": {"text": "the path"}, "QUESTIONS": CHOICES, "PAIRS": PAIR}.items():
-        made[name] = tmp_path / f"{name.lower()}.jsonl"
-        made[name].write_text((json.dumps(row) + "\n") * 12)
-    return made
-
-
 def numbers_are_finite(path):
     with gguf.open(path) as file:
         return all(np.isfinite(file.data(name)).all() for name in file.tensors)
+
+
+@pytest.fixture
+def files(text, tmp_path):
+    return data_files(text, tmp_path)
 
 
 SAID = re.compile(r"not finite|is no number|finite number|make no numbers|makes no number")
@@ -120,8 +85,7 @@ def test_it_ends_in_words_and_a_code(pyggml, spoilt, files, command, tensor, mon
     for number in NUMBERS:
         monkeypatch.setattr("sys.stdin", io.StringIO("the\n"))
         given = files | {"MODEL": spoilt(tensor, number)}
-        arguments = [given.get(word, word) for word in COMPUTE[command].split()]
-        ended = pyggml(command.partition(",")[0].partition(" of ")[0], *arguments)
+        ended = pyggml(*words(command, given))
         if tensor in NOT_MET.get(command, ()):
             assert ended.code == 0 and numbers_are_finite(files["OUT"])
             files["OUT"].unlink()

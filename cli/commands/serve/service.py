@@ -15,7 +15,7 @@ from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import ChatParams, Params, TextParams
 from pyggml.cli.web.body import Bodies
 from pyggml.cli.web.errors import ApiError, of_input, program_fault, too_long, unknown_model
-from pyggml.errors import ConfigError, PyggmlError
+from pyggml.errors import ConfigError, FileChangedError, PyggmlError
 from pyggml.generation import Completion, Piece, Sampling
 from pyggml.generation.sampling import MOST_STOPS
 from pyggml.generation.serving import (
@@ -213,6 +213,9 @@ def _piece(told: Told, completion: Completion) -> Piece | ReadPrompt | None:
         if completion.tokens:
             return None
         raise ApiError(503, str(error), code="timeout")
+    if isinstance(error, FileChangedError):  # the log names the file
+        said = "the model's file was changed while it was in use: the server stops"
+        raise ApiError(503, said, code="stopping")
     if isinstance(error, WorkerClosed):
         raise ApiError(503, str(error), code="stopping")
     if isinstance(error, ConfigError):  # settings that leave no token

@@ -65,9 +65,10 @@ def run(
         url = url_of(listening)
         row("serving", f"{url}/v1" + (f", chat page {url}/" if pages else ""))
     app = make_app(service, access, pages)
-    most = max(MOST_CONNECTIONS, 2 * (limits.parallel + limits.queue))
-    places = Places(most_connections(most))
-    serve(app, listening, _NOTE, GRACE_SECONDS, places)
+    places = Places(most_connections(max(MOST_CONNECTIONS, 2 * (limits.parallel + limits.queue))))
+    serve(app, listening, _NOTE, GRACE_SECONDS, places, lambda: worker.fault is not None)
+    if worker.fault is not None:
+        raise worker.fault
     return STOPPED
 
 

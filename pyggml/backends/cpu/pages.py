@@ -21,7 +21,7 @@ def release(a: np.ndarray) -> Call | None:
 
     None for an array elsewhere or a small one, and on systems without such a call.
     """
-    mapped = _map_of(a)
+    mapped = map_of(a)
     if mapped is None or a.nbytes < LEAST or not sys.platform.startswith("linux"):
         return None
     start = a.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
@@ -29,7 +29,7 @@ def release(a: np.ndarray) -> Call | None:
     return Call(mapped.madvise, mmap.MADV_DONTNEED, page, start + a.nbytes - page)
 
 
-def _map_of(a: np.ndarray) -> mmap.mmap | None:
+def map_of(a: np.ndarray) -> mmap.mmap | None:
     """The read-only map under an array; its pages can be released without loss."""
     owner: object = a
     while isinstance(owner, np.ndarray):

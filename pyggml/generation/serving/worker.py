@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from pyggml.errors import PyggmlError
+from pyggml.errors import FileChangedError, PyggmlError
 from pyggml.generation.serving.request import Request
 
 
@@ -40,6 +40,7 @@ class Worker:
 
     most    requests that may be under way or waiting
     begin   called first in that thread, as the number of threads is a setting of each thread
+    fault   why it has ended by itself
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Worker:
         self._n_sent = 0  # submitted, and not taken from the inbox yet
         self._changed = threading.Condition()
         self._closed = False
+        self.fault: FileChangedError | None = None
         self._counts = (0, 0)
         self._thread = threading.Thread(target=self._run, name="pyggml-worker", daemon=True)
 
@@ -97,6 +99,9 @@ class Worker:
         while self._receive(idle):
             try:
                 idle = not self._scheduler.step()
+            except FileChangedError as error:  # no request has an answer any more
+                self.fault, self._closed = error, True
+                self._scheduler.fail(error)
             except Exception as error:  # a fault of the program ends requests, not the server
                 self._scheduler.fail(error)
                 idle = True

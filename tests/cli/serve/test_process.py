@@ -3,6 +3,7 @@
 import http.client
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -90,6 +92,26 @@ def test_a_signal_ends_it_after_the_answers_under_way(process, adapters, number)
     _, err = running.communicate(timeout=300)
     assert running.returncode == (143 if number == signal.SIGTERM else 130)
     assert "stopping when the answers under way are done" in err and "Traceback" not in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cuts no file that is mapped")
+@pytest.mark.parametrize("n_left", [4096, -1], ids=["most is gone", "a byte is gone"])
+def test_a_model_cut_short_ends_it_with_a_sentence_and_no_half_answer(
+    process, chatty, tmp_path, n_left
+):
+    model = shutil.copy(chatty, tmp_path / "model.gguf")
+    running, url, _ = process("-m", model)
+    wait_until_it_answers(url)
+    body = {"prompt": "a", "stream": True, "logit_bias": NO_END}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as stream:
+        parts = stream.iter_lines()
+        next(parts)
+        os.truncate(model, n_left % model.stat().st_size)
+        with suppress(httpx.RemoteProtocolError):
+            assert "data: [DONE]" not in [*parts]
+    _, err = running.communicate(timeout=300)
+    assert running.returncode == 2 and err.count("\n") == 1, err
+    assert re.search(r"model\.gguf: was (cut short|changed) while it was in use", err), err
 
 
 def test_names_keys_and_the_page(process, adapters):
