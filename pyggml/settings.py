@@ -86,8 +86,12 @@ def _fits(of: Field[Any], value: object) -> bool:
     return is_of_kind(value, like) and bool(of.metadata["fits"](value))
 
 
-def _fault(about: Mapping[str, Any], value: Any) -> str:
+def _fault(of: Field[Any], value: Any) -> str:
     """What is wrong with a value of a setting, as the rest of a sentence."""
+    about = of.metadata
+    like = about["like"] if of.default is None else of.default
+    if isinstance(value, float) and type(like) is int:
+        return f"is {value!r}, wanted a whole number, {about['wanted']}"
     fits = about["fits"]
     near = fits.suggest(value) if isinstance(fits, Choice) else ""
     return f"is {value!r}, wanted {about['wanted'] or 'true or false'}{near}"
@@ -107,7 +111,7 @@ class Settings:
 
     def _faults(self) -> list[Fault]:
         given = [(f, getattr(self, f.name)) for f in fields(self)]
-        return [(f.name, _fault(f.metadata, value)) for f, value in given if not _fits(f, value)]
+        return [(f.name, _fault(f, value)) for f, value in given if not _fits(f, value)]
 
     def shared_by_runs(self) -> Mapping[str, Any]:
         """What a resumed run must share, by name."""

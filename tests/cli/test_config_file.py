@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import click
 import pytest
 
 from pyggml.cli import __main__ as cli
 from pyggml.cli.commands.finetune import config_file
 from pyggml.errors import ConfigError
+from pyggml.lora import TrainConfig
 
 OPTIONS = [o for o in cli.command("finetune").params if o.expose_value]
 
@@ -119,7 +121,7 @@ def test_all_faults_come_at_once_with_their_lines(configured, tmp_path):
 def test_a_wrong_type_is_told_by_its_line(configured):
     ended = configured("lr: fast\nbatch: 2.5\ncompute: 32\nval_file: {a: b}\n")
     assert "line 5: lr is 'fast', wanted above 0" in ended.err
-    assert "line 6: batch is 2.5, wanted 1 to 65536" in ended.err
+    assert "line 6: batch is 2.5, wanted a whole number" in ended.err
     assert "line 7: compute is 32, wanted a word" in ended.err
     assert "line 8: val_file is {'a': 'b'}, wanted" in ended.err
 
@@ -189,3 +191,26 @@ def test_a_file_that_someone_else_wrote_is_not_replaced(finetune, tmp_path):
 def test_a_file_that_does_not_exist_is_one_sentence(finetune, tmp_path):
     ended = finetune("--config", tmp_path / "none.yaml")
     assert ended.code == 2 and "none.yaml: cannot be read: No such file" in ended.err
+
+
+INTS = [option for option in OPTIONS if option.type is click.INT]
+
+
+@pytest.mark.parametrize("option", INTS, ids=lambda option: option.name)
+def test_a_whole_number_may_be_written_with_a_zero_behind_the_point(tmp_path, option):
+    """As transformers, TRL and LLaMA-Factory write num_train_epochs: 3.0; of every such setting."""
+    path = tmp_path / "run.yaml"
+    for line, wanted in (("3.0", 3), ("3", 3), ("3e0", 3)):
+        path.write_text(f"{option.name}: {line}\n")
+        found = config_file.read(path, OPTIONS)
+        assert found.faults == () and found.values == {option.name: wanted}
+        assert type(found.values[option.name]) is int
+    for line in ("3.5", "1e-3"):
+        path.write_text(f"{option.name}: {line}\n")
+        (fault,) = config_file.read(path, OPTIONS).faults
+        assert fault.endswith(f"{option.name} is {float(line)!r}, wanted a whole number")
+
+
+def test_a_setting_of_python_says_that_it_wants_a_whole_number():
+    with pytest.raises(ConfigError, match=r"epochs is 2.0, wanted a whole number, 1 or more"):
+        TrainConfig(epochs=2.0)

@@ -1,9 +1,11 @@
 """A Modelfile as Ollama reads it: its template writes what the model's own does."""
 
+import numpy as np
 import ollama
 import pytest
 
 import pyggml as library
+from pyggml import gguf
 from pyggml.chat import BUILT_IN, Turns, find_template
 from pyggml.cli.commands.export_ollama.modelfile import go_template, path_for, quote
 from pyggml.errors import ConfigError
@@ -123,13 +125,33 @@ def test_what_ollama_takes_as_usual_is_not_given(export):
     ]
 
 
+def test_a_model_in_several_files_is_refused_with_what_joins_them(export, tiny, tmp_path):
+    """Ollama would read the first file alone."""
+    paths = [tmp_path / f"m-{i + 1:05}-of-00002.gguf" for i in range(2)]
+    with gguf.open(tiny) as file:
+        infos = list(file.tensors.values())
+        for i, path in enumerate(paths):
+            keys = {"split.no": np.uint16(i), "split.count": np.uint16(2)}
+            keys |= {"split.tensors.count": np.int32(len(infos))}
+            tensors = [(t.name, t.dtype, t.shape, file.data(t.name)) for t in infos[i::2]]
+            gguf.write(path, (dict(file.metadata) if i == 0 else {}) | keys, tensors)
+    for path in paths:
+        _, ended = export(model=path)
+        assert ended.code == 2 and not (tmp_path / "Modelfile").exists()
+        said = (
+            "is one of 2 files of a model, and Ollama takes one: `llama-gguf-split --merge m-00001-"
+        )
+        assert " ".join(f"{path}: {said}".split()) in " ".join(ended.err.split())
+
+
 def test_paths_are_relative_below_and_absolute_elsewhere(export, tiny, tmp_path, monkeypatch):
     inside = tmp_path / "some models" / "tiny ü.gguf"
     inside.parent.mkdir()
     inside.write_bytes(tiny.read_bytes())
     adapter = tmp_path / "adapter.gguf"
     attach(library.load(tiny)).save(adapter)
-    found, _ = export("--lora", adapter, model=inside)
+    found, ended = export("--lora", adapter, model=inside)
+    assert "0.34.1 and later are reported to refuse ADAPTER; for these, pyggml merge" in ended.err
     assert found[:2] == [("FROM", "./some models/tiny ü.gguf"), ("ADAPTER", "./adapter.gguf")]
     monkeypatch.chdir(tmp_path)
     found, _ = export(

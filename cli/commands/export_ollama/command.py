@@ -31,6 +31,10 @@ from pyggml.generation import Sampling
 # Settings that Ollama has under the same name; of the first four its defaults are others.
 _ALWAYS = ("temperature", "top_k", "top_p", "min_p")
 _IF_GIVEN = ("repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty", "seed")
+_NO_ADAPTERS = (
+    "Ollama 0.34.1 and later are reported to refuse ADAPTER; for these, pyggml merge makes one "
+    "model of both, and export-ollama writes its Modelfile"
+)
 _WITHOUT = ("logit_bias", "logprobs")  # it has none
 
 
@@ -82,6 +86,7 @@ def command(
     if output.exists() and not force:
         raise ConfigError(f"{output}: is there already, --force replaces it")
     opened = load(model, adapters or None)
+    _check_is_one_file(opened, model, bool(adapters))
     choice = choose_template(opened.tokenizer, (path for path, _ in adapters), chat_template)
     template = _find_template(opened, choice.wanted, chat_template_kwargs)
     chat, missing = _chat(opened, template)
@@ -94,11 +99,21 @@ def command(
     ]
     with replacing(output) as partial:
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    for text in choice.notes:
-        note(text)
-    if missing:
-        note(missing)
+    for text in (*choice.notes, missing, _NO_ADAPTERS if adapters else ""):
+        if text:
+            note(text)
     say(f"{printable(str(output))} written; next: ollama create NAME -f {printable(str(output))}")
+
+
+def _check_is_one_file(opened: Model, path: Path, has_adapter: bool) -> None:
+    """ConfigError for a model in several files, of which Ollama would read the first alone."""
+    n = len(opened.file.paths)
+    if n > 1:
+        first = opened.file.paths[0].name
+        way = "pyggml merge makes one file of it and the adapter" if has_adapter else (
+            f"`llama-gguf-split --merge {printable(first)} OUT.gguf` makes one of them"
+        )  # fmt: skip
+        raise ConfigError(f"{path}: is one of {n} files of a model, and Ollama takes one: {way}")
 
 
 def _find_template(model: Model, name: str, inputs: str) -> ChatTemplate | None:

@@ -107,17 +107,31 @@ def _convert(value: Any, option: click.Parameter) -> Any:
             raise ValueError("patterns and their numbers, such as {ffn_*: 16}") from error
     if isinstance(option.type, Names):
         return tuple(value) if isinstance(value, list) else option.type.convert(value, None, None)
+    return _scalar(value, option)
+
+
+def _scalar(value: Any, option: click.Parameter) -> Any:
+    """The same for a size, a number or a word, or in a sweep a list of these."""
     if isinstance(option.type, Size):
         try:
             return option.type.convert(value, None, None)
         except click.BadParameter:
             raise ValueError("a size such as 4GB or 800MB") from None
+    if getattr(option.type, "one", option.type) is click.INT:
+        value = [_whole(item) for item in value] if isinstance(value, list) else _whole(value)
     if isinstance(value, list) and option.type.name == "several":
         return option.type.convert(value, None, None)
     if option.type is click.STRING and not isinstance(value, str):
         one = isinstance(value, list | dict)
         raise ValueError("one word" if one else "a word; put it in quotes")
     return value
+
+
+def _whole(value: Any) -> Any:
+    """A whole number that is written with .0, as transformers has epochs, without it."""
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError("a whole number")
+    return int(value) if isinstance(value, float) else value
 
 
 # -- YAML ---------------------------------------------------------------------------------------
