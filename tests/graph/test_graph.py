@@ -1,5 +1,7 @@
 """A graph holds what its outputs need, each node after its sources, and nothing else."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,11 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.vendor.pretty import pretty
 
 from pyggml.errors import GraphError
-from pyggml.graph import Graph, topological
+from pyggml.graph import Graph, last_write, topological
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import (
+    OPS,
     add,
     add_inplace,
+    after,
     dup,
     fill_inplace,
     mul,
@@ -222,3 +226,13 @@ def test_a_graph_has_its_own_numbers_or_an_error(steps):
         return
     for found, (_, wanted) in zip(results(graph), pool[-3:], strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_view_after_a_writer_shows_what_that_wrote():
+    x, y = zeros((4,), name="x"), zeros((4,), name="y")
+    writer = replace(OPS["silu"], changes=(0,))(x).named("writer")
+    new = reshape(after(x, writer), (2, 2))
+    assert last_write(new) is writer and last_write(after(x, silu(y))) is x
+    assert writer in Graph.of(new, writer).nodes
+    with pytest.raises(GraphError, match="the output <reshape .* is written over by <writer"):
+        Graph.of(reshape(x, (2, 2)), writer)
