@@ -367,6 +367,9 @@ def test_context_stands_before_its_question(read):
     row = {"context": "C", "question": "q ", "answer": "a"}
     tokens = vocabulary()
     (ids, text), *_ = documents(read([row]).train)
+    asked = tokens.decode(ids, special=True)
+    assert "### Instruction:\nC\nq \n" in asked and text == f"a{END}", "a question is a chat"
+    (ids, text), *_ = documents(read([{"context": "C", "prompt": "q ", "completion": "a"}]).train)
     assert tokens.decode(ids, special=True) == f"C\nq a{END}" and text == f"a{END}"
     dolly = {"instruction": "i", "context": "c", "response": "r"}
     (ids, text), *_ = documents(read([dolly]).train)
@@ -408,5 +411,5 @@ def test_a_row_of_another_kind_says_what_it_is(read, row, purpose, said):
 def test_a_fault_of_a_template_does_not_end_in_names_of_rows(read):
     chat = {"messages": [user("a"), assistant("b", reasoning_content="secret")]}
     with pytest.raises(DataError) as error:
-        read([chat], chat_template="chatml")
+        read([chat], chat_template="alpaca")
     assert "line 1: " in str(error.value) and "wanted one JSON object" not in str(error.value)
