@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from io import StringIO
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from pyggml.lora import Report
 
 _APART = 0.25  # seconds between two pictures
+_PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
 
 
 def notebook() -> bool:
@@ -50,7 +52,14 @@ class _Picture:
         self._progress = progress
 
     def _repr_mimebundle_(self, include: Any, exclude: Any, **how: Any) -> dict[str, str]:
-        bundle: dict[str, str] = self._progress.make_tasks_table(
-            self._progress.tasks
-        )._repr_mimebundle_(include, exclude, **how)
-        return bundle
+        from rich.console import Console  # where a run is shown by lines, nobody needs it
+
+        # Of the width that the words were fitted to, whatever the cell has.
+        width = self._progress.console.width
+        page = Console(record=True, file=StringIO(), width=width, force_jupyter=False)
+        page.print(self._progress.make_tasks_table(self._progress.tasks))
+        text = page.export_text(clear=False)
+        return {
+            "text/html": page.export_html(inline_styles=True, code_format=_PRE),
+            "text/plain": text,
+        }

@@ -2,15 +2,19 @@
 
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from extras import need
 
 from pyggml import gguf
 from pyggml.errors import CheckpointError, ConfigError
 from pyggml.lora import CheckpointReport, StepReport, TrainConfig, Trainer, ValidationReport
 from pyggml.lora.adapter import attach
 from pyggml.lora.config import LoraConfig
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -67,6 +71,30 @@ def test_a_notebook_s_cell_shows_the_bar(run_of, capsys, monkeypatch):
     assert "validating" in first and f"/{trainer.n_steps}" in first
     assert f"step {trainer.n_steps}/{trainer.n_steps}" in last and "loss" in last
     assert "validation loss" in capsys.readouterr().out
+
+
+CELL = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+import pyggml
+from pyggml.cli import demo
+from pyggml.lora import DataConfig, Trainer, TrainConfig, attach, corpus
+model = pyggml.load(demo.BASE)
+adapter = attach(model)
+windows = corpus(["the king is dead, my lord"] * 9, model, DataConfig(ctx=16))
+Trainer(adapter.model, adapter.parameters, windows, TrainConfig(max_steps=3)).run()
+"""
+
+
+def test_a_real_notebook_has_one_bar_which_is_replaced():
+    nbclient, nbformat = need("nbclient"), need("nbformat")
+    need("ipykernel")
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    nbclient.NotebookClient(book, timeout=500, kernel_name="python3").execute()
+    outputs = book.cells[0].outputs
+    (bar,) = [o for o in outputs if o.output_type == "display_data"]
+    assert "step 3/3" in bar["data"]["text/html"]
+    said = "".join(o.get("text", "") for o in outputs)
+    assert " a step, " in said
 
 
 def test_a_callback_stops_the_run(run_of):

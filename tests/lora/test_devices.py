@@ -129,6 +129,20 @@ def test_a_run_may_go_on_on_another_device(tiny, corpus_of, device, tmp_path):
         equal(adapter.parameters.data, whole.parameters.data, device, 5e-4, start)
 
 
+def test_an_adapter_saved_by_a_callback_has_the_numbers_of_its_step(tiny, corpus_of, tmp_path):
+    files = []
+    for device in ([SeparateCPU()], []):
+        adapter, path = adapter_of(tiny, *device), tmp_path / f"{len(files)}.gguf"
+
+        def save(report, adapter=adapter, path=path):
+            if isinstance(report, StepReport) and report.step == 2:
+                adapter.save(path)
+
+        trainer_of(adapter, corpus_of).run(save, progress=False)
+        files.append(path.read_bytes())
+    assert files[0] == files[1]
+
+
 def test_what_a_trained_adapter_computes(tiny, corpus_of, device):
     mine, theirs = adapter_of(tiny, device), adapter_of(tiny)
     for adapter in (mine, theirs):

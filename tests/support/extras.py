@@ -18,6 +18,8 @@ EXTRAS = {
     "mkdocstrings_handlers": "docs",
     "mpi4py": "mpi",
     "nbclient": "docs",
+    "nbformat": "docs",
+    "ipykernel": "docs",
     "numba_cuda": "cuda",
     "pyarrow": "parquet",
     "tensorboardX": "tensorboard",
