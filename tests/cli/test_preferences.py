@@ -125,7 +125,7 @@ def test_help_tells_of_all(pyggml):
     text = " ".join(pyggml("finetune", "--help-all").out.split())
     for name, kind in OBJECTIVES.items():
         assert f"{name} {kind.purpose}" in text
-    assert "default: 0.1; of simpo 2.0" in text
+    assert "default: 2.0 of simpo, else 0.1" in text
 
 
 def test_the_page_on_adding_one_runs(tiny, rows):
