@@ -22,11 +22,12 @@ from pyggml.chat import (
     read_names,
     template_metadata,
 )
-from pyggml.errors import TemplateError
+from pyggml.errors import TemplateError, TokenizerError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.documents import Document
 from pyggml.lora.data.rows import ALPACA, BadRow, ChatRow, Weights
 from pyggml.lora.data.windows import Corpus
+from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
 
 # What may be said of a chat besides its tokens.
@@ -81,8 +82,9 @@ class Chats:
         )
 
 
-def chat_metadata(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, str | None]:
-    """The keys by which a file carries the template of the chats in a corpus; none without chats.
+def chat_metadata(corpus: Corpus, model: Model) -> dict[str, str | None]:
+    """The keys by which a file carries the template of the chats in a corpus; none without chats,
+    or for a model without a vocabulary, whose chats another one wrote.
 
     None: the file is to lack that key.
     """
@@ -90,7 +92,10 @@ def chat_metadata(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, str | None]
     if wanted is None or not any(CHAT in source.notes for source in corpus.files):
         return {}
     names = corpus.about.get("chat_template_kwargs") or ""
-    return template_metadata(find_template(tokenizer, wanted, names=names))
+    try:
+        return template_metadata(find_template(model.tokenizer, wanted, names=names))
+    except TokenizerError:
+        return {}
 
 
 def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Document:

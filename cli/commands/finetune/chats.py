@@ -22,6 +22,7 @@ from pyggml.cli.terminal.samples import documents
 from pyggml.cli.terminal.show import has_colours, plural, printable, row, say
 from pyggml.lora import Corpus, DataConfig
 from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN, THOUGHTS, chat_metadata
+from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
 
 _NOTES = {
@@ -80,10 +81,10 @@ def template_of(config: DataConfig, tokenizer: Tokenizer) -> ChatTemplate:
     return find_template(tokenizer, config.chat_template, names=config.chat_template_kwargs or "")
 
 
-def output_metadata(job: Job, corpus: Corpus, tokenizer: Tokenizer) -> dict[str, str | None]:
+def output_metadata(job: Job, corpus: Corpus, model: Model) -> dict[str, str | None]:
     """What the output says of the chats that it was trained on; where it was trained on none, but
     goes on from an adapter that was, what that says."""
-    said = chat_metadata(corpus, tokenizer)
+    said = chat_metadata(corpus, model)
     return carried_metadata(job.init) if job.init and not said else said
 
 

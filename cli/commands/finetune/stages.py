@@ -285,7 +285,7 @@ def _compute(job: Job) -> str:
 def _train(job: Job, trainer: Trainer, trained: Trained, rows: record.Rows, told: Told) -> bool:
     """Train and write the result; returns whether training reached its end."""
     start, meter = trainer.progress.step, Meter(trainer.history, trainer.n_first)
-    metadata = output_metadata(job, trainer.corpus, trainer.model.tokenizer)
+    metadata = output_metadata(job, trainer.corpus, trainer.model)
     with stop_on_signals(trainer.stop):
         with (
             _compile_helper(job, trainer, trained) as step_done,
