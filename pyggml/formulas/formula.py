@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from pyggml.formulas.expression import Expression, number, parts_of, rebuild, symbol
-from pyggml.formulas.numbers import evaluate
+from pyggml.formulas.numbers import numpy_function
 from pyggml.formulas.slopes import slope_of
 
 RESULT, GRADIENT = "y", "dy"
@@ -39,15 +40,19 @@ class Formula:
 
     def __call__(self, *sources: np.ndarray, **settings: float) -> np.ndarray:
         """The value in float64: the meaning of the formula, and the reference of every kernel."""
-        symbols = dict(zip(self.sources, sources, strict=True)) | settings
-        (value,) = evaluate([self.result], symbols)
-        return np.broadcast_to(value, np.broadcast_shapes(*(np.shape(s) for s in sources))).copy()
+        value, *_ = _values(self)(*sources, *(settings[name] for name in self.settings))
+        return np.asarray(value)
 
     def of(self, **names: str) -> Formula:
         """The same with other sources in place of these."""
         new = {symbol(old): symbol(name) for old, name in names.items()}
         sources = tuple(names.get(s, s) for s in self.sources)
         return replace(self, sources=sources, results=tuple(rebuild(self.results, new)))
+
+
+@cache
+def _values(of: Formula) -> Callable[..., Any]:
+    return numpy_function(of.results[:1], (*of.sources, *of.settings))
 
 
 def formula(function: Callable[..., Any]) -> Formula:

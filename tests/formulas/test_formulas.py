@@ -20,7 +20,7 @@ from pyggml.formulas.expression import (
     where,
 )
 from pyggml.formulas.formula import formula, gradient_formula, joint
-from pyggml.formulas.numbers import evaluate
+from pyggml.formulas.numbers import NUMPY, numpy_function
 from pyggml.formulas.reading import reading
 from pyggml.formulas.slopes import slope_of
 from pyggml.graph.dtypes import F32
@@ -31,6 +31,11 @@ from pyggml.ops import OPS
 pytestmark = pytest.mark.quick
 X, Y = symbol("x"), symbol("y")
 FORMULAS = {name: op.formula for name, op in OPS.items() if op.formula is not None}
+
+
+def evaluate(e, symbols):
+    (value,) = numpy_function([e], tuple(symbols))(*symbols.values())
+    return value
 
 
 def test_equal_expressions_are_one():
@@ -72,15 +77,16 @@ def test_slopes_are_those_of_float64(name):
     for source in of.sources:
         step = 1e-6
         apart = [
-            evaluate([of.result], values | {source: values[source] + by})[0] for by in (step, -step)
+            evaluate(of.result, values | {source: values[source] + by}) for by in (step, -step)
         ]
-        (slope,) = evaluate([slope_of(of.result, symbol(source))], values)
+        slope = evaluate(slope_of(of.result, symbol(source)), values)
         np.testing.assert_allclose(slope, (apart[0] - apart[1]) / (2 * step), atol=2e-8, rtol=1e-8)
 
 
 def test_what_is_not_taken_may_be_infinite():
     slope = slope_of(where(X > 0, X, expm1(X)), X)
-    assert evaluate([slope], {"x": 1e4})[0] == 1
+    with np.errstate(over="ignore"):
+        assert evaluate(slope, {"x": 1e4}) == 1
 
 
 def test_a_slope_of_the_result_reads_that_alone():
@@ -103,7 +109,7 @@ FUNCTIONS = {e.operation for f in FORMULAS.values() for e in parts_of(*f.results
 FUNCTIONS -= {"number", "symbol", "+", "*", "/", "<", "<="}
 
 
-@pytest.mark.parametrize("language", [PYTHON, WGSL])
+@pytest.mark.parametrize("language", [NUMPY, PYTHON, WGSL])
 def test_a_device_has_all_functions(language):
     assert language.functions.keys() == FUNCTIONS
 
