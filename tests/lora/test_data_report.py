@@ -113,6 +113,27 @@ def test_examples_end_with_a_whole_character(report):
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("settings", [{}, {"packing": False}, {"val_split": 0.5}])
+def test_a_document_longer_than_a_window_goes_on_and_is_no_cut_answer(report, settings):
+    """It ends once, in its last window; parts that begin or end inside a character show none."""
+    said = "whose answer ends in no token that ends a turn"
+    rows = [
+        {"text": f"{i:02} " + "ж" * (150 + i)} for i in range(12)
+    ]  # of two bytes, from an odd one on
+    made = report(rows, ctx=64, **settings)
+    assert said not in found(made)
+    shown = [text for finding in made.findings for text in finding.examples]
+    assert not any("\ufffd" in text for text in shown)
+    bare = report(rows, ctx=64, end_of_text=False, **settings)
+    assert found(bare)[said] == 12, "each text once"
+    shown = [text for finding in bare.findings for text in finding.examples]
+    assert shown and not any("\ufffd" in text for text in shown)
+    long = [chat(text, "x" * 400) for text in texts(6)]
+    cut = report(long, ctx=500, long_chats="truncate")
+    assert found(cut)[said] == 6, "a chat has no next window"
+
+
+@pytest.mark.quick
 def test_the_script_is_that_of_what_is_learned(report):
     """A long question and a template in Latin do not hide answers in another script."""
     rows = [chat(t, "Хорошо, спасибо за вопрос.") for t in texts(3)]

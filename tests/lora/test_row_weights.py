@@ -205,6 +205,30 @@ def test_rows_of_text_are_documents_with_an_end(read):
         read([{"text": "a"}], end_of_text=False)
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "purpose, row",
+    [
+        ("training", {"text": "abc"}),
+        ("training", {"prompt": "a", "completion": "bc"}),
+        ("pairs", {"prompt": "a", "chosen": "b", "rejected": "c"}),
+    ],
+)
+def test_without_a_token_that_ends_a_text_no_row_is_learned_to_its_end(tmp_path, purpose, row):
+    class Endless(Merging):
+        eos_id = None
+
+    path = write(tmp_path / "a.jsonl", [row])
+    settings = {"ctx": 31, "val_split": 0.0}
+    with pytest.raises(
+        DataError, match="line 1 has an end to learn, and the model's vocabulary no"
+    ):
+        read_corpus(path, Endless(), DataConfig(**settings), None, purpose)
+    if "text" in row:
+        bare = read_corpus(path, Endless(), DataConfig(**settings, end_of_text=False))
+        assert bare.n_documents == 1
+
+
 # -- answers that are compared ------------------------------------------------------------------
 
 
