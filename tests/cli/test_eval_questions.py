@@ -116,6 +116,14 @@ def test_two_models_are_compared_by_what_they_write(pyggml, tiny, problems):
     assert "won, lost" in ended.out and "0, 0" in ended.out
 
 
+def test_only_questions_have_answers_to_be_written(pyggml, tiny, lines):
+    chats = lines("texts.jsonl", [{"text": "the path"}])
+    ended = pyggml("eval", "-m", tiny, "-f", chats, "--match", "x")
+    assert ended.code == 2
+    assert "--match wants questions with their answers: " in ended.err
+    assert ended.err.endswith("line 1 is none\n")
+
+
 def test_parquet_as_the_hub_has_it(pyggml, tiny, tmp_path):
     pyarrow = need("pyarrow")
     parquet = need("pyarrow.parquet")

@@ -73,6 +73,10 @@ class File:
         kind, rows = read_file(path, config.columns)
         if config.match is not None and kind in (QUESTIONS, RECORDS):
             kind = WRITTEN
+            other = next((r for r in rows if not isinstance(r, QuestionRow | CompletionRow)), None)
+            if other is not None:
+                fault = f"wants questions with their answers: {path}: {other.place} is none"
+                raise ConfigError([("match", fault)])
         if kind in (QUESTIONS, PAIRS) and config.long == "drop":
             fault = f"is drop, wanted refuse or cut for {kind}: all models answer the same"
             raise ConfigError([("long", fault)])
