@@ -9,7 +9,7 @@ A connection begins with nothing known of who is at its other end. Whatever it w
     parting  after the last answer: for what is still to be taken, and for the rest of a body
 
 Where all places are taken, a connection without a request under way gives its place up: first one
-that has shown no right to be here, of the address with most of these, the one that waits longest.
+that has shown no right to be here, of the address with most of these, the one that came first.
 """
 
 import asyncio
@@ -81,18 +81,17 @@ class Places:
         """Give a connection a place, which another may lose."""
         self._taken[newcomer] = None
         self._n_of[newcomer.address] += 1
-        if not self.are_full and self._n_of[newcomer.address] <= self.most_of_address:
-            return
-        strangers = [c for c in self._taken if not c.is_welcome and c.may_go]
-        counts = Counter(c.address for c in strangers)
-        if counts[newcomer.address] > self.most_of_address:
-            self._close_oldest([c for c in strangers if c.address == newcomer.address], newcomer)
-        elif self.are_full and counts:
-            (crowd, _), *_ = counts.most_common(1)
-            self._close_oldest([c for c in strangers if c.address == crowd], newcomer)
+        if self._n_of[newcomer.address] > self.most_of_address:
+            self._close_oldest_stranger(newcomer.address, newcomer)
+        if self.are_full:
+            crowds = Counter(c.address for c in self._taken if not c.is_welcome and c.may_go)
+            for crowd, _ in crowds.most_common(1):
+                self._close_oldest_stranger(crowd, newcomer)
         while self.are_full:
-            if not self._close_oldest([c for c in self._taken if c.may_go], newcomer):
+            idle = [c for c in self._taken if c.may_go and c is not newcomer]
+            if not idle:
                 return
+            self._close(min(idle, key=lambda c: c.since))
 
     def leave(self, connection: "Connection") -> None:
         if connection in self._taken:
@@ -107,11 +106,12 @@ class Places:
             if connection.is_late(now):
                 self._close(connection)
 
-    def _close_oldest(self, connections: list["Connection"], newcomer: "Connection") -> bool:
-        others = [c for c in connections if c is not newcomer]
-        if others:
-            self._close(min(others, key=lambda c: c.since))
-        return bool(others)
+    def _close_oldest_stranger(self, address: str, newcomer: "Connection") -> None:
+        """That of an address which came first: the order is that in which places were taken."""
+        for c in self._taken:
+            if c.address == address and not c.is_welcome and c is not newcomer and c.may_go:
+                self._close(c)
+                return
 
     def _close(self, connection: "Connection") -> None:
         self.leave(connection)

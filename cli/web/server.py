@@ -16,6 +16,7 @@ from pyggml.cli.web.connections import Connection, Places
 
 _ACCEPTED_AT_ONCE = 64  # connections: each takes an open file before it has a place
 _MOST_PENDING = 4096  # that the system may hold until then
+_TICKS_OF_A_SWEEP = 5  # of uvicorn's: half a second
 _SPARE_FILES = 32 + _ACCEPTED_AT_ONCE
 
 
@@ -76,7 +77,8 @@ class WatchedServer(uvicorn.Server):
             listening.listen(_MOST_PENDING)
 
     async def on_tick(self, counter: int) -> bool:
-        self._places.sweep(asyncio.get_running_loop().time())
+        if counter % _TICKS_OF_A_SWEEP == 0:
+            self._places.sweep(asyncio.get_running_loop().time())
         return await super().on_tick(counter)
 
 
