@@ -16,7 +16,11 @@ from typing import Any, Protocol
 from pyggml.errors import ConfigError, suggestion
 from pyggml.extras import how_to_install
 
-_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}  # by extra
+_PACKAGES = {  # by extra
+    "tensorboard": ("tensorboardX",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+}
 _LONGEST = 500  # characters of a parameter, which every version of MLflow takes
 
 
@@ -67,24 +71,27 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run of the experiment "pyggml"; a resumed run is one of its own, which says its start."""
+    """A run of the experiment "pyggml" in a database of SQLite; a resumed run is one of its own,
+    which says its start."""
 
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any], start: int) -> None:
-        # Files are read again by every version, but have to be allowed from 3.7 on; nothing of a
-        # run is told to anybody.
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        # Nothing of a run is told to anybody, nor how the database is made.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
 
         self._metric: Callable[..., Any] = Metric
-        self._client = MlflowClient(
-            os.environ.get("MLFLOW_TRACKING_URI") or folder.absolute().as_uri()
-        )
+        place, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
+        if place is None:
+            folder.mkdir(exist_ok=True)
+            path = folder.absolute()
+            place, artifacts = f"sqlite:///{path.as_posix()}/{DATABASE}", path.as_uri()
+        self._client = MlflowClient(place)
         experiment = self._client.get_experiment_by_name("pyggml")
         number = experiment.experiment_id if experiment else None
         made = self._client.create_run(
-            number or self._client.create_experiment("pyggml"),
+            number or self._client.create_experiment("pyggml", artifact_location=artifacts),
             run_name=name,
             tags={"start_step": str(start)},
         )
@@ -101,6 +108,7 @@ class MLflow:
         self._client.set_terminated(self._run)
 
 
+DATABASE = "mlflow.db"  # in the folder of MLflow
 NONE = "none"  # what TRL's report_to calls no logger
 LOGGERS: Mapping[str, Callable[[Path, str, Mapping[str, Any], int], Logger]] = {
     "tensorboard": TensorBoard,
@@ -121,10 +129,9 @@ def check_loggers(names: Sequence[str]) -> None:
         if name not in LOGGERS:
             near = suggestion(name, LOGGERS)
             faults.append(f"--log-to {name} is unknown, wanted some of {', '.join(LOGGERS)}{near}")
-        elif find_spec(_PACKAGES[name]) is None:
-            faults.append(
-                f"--log-to {name} needs the package {_PACKAGES[name]}: {how_to_install(name)}"
-            )
+        elif missing := [each for each in _PACKAGES[name] if find_spec(each) is None]:
+            needs = f"--log-to {name} needs the package {' and '.join(missing)}"
+            faults.append(f"{needs}: {how_to_install(name)}")
     if faults:
         raise ConfigError(faults)
 

@@ -177,11 +177,14 @@ def test_tensorboard_shows_a_resumed_run_once(trainer_of, tmp_path):
     assert len(files) == 2 and all(b"train/loss" in f.read_bytes() for f in files)
 
 
+# MLflow 3.17 takes a word of SQLAlchemy that 2.1 will drop.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_mlflow_has_the_settings_and_every_step(trainer_of, tmp_path, monkeypatch):
-    """In files beside the adapter, read by MLflow itself; a resumed run says where it started."""
-    need("mlflow")
+    """In a database beside the adapter, read by MLflow itself; a resumed run says where it
+    started."""
+    for module in ("mlflow", "sqlalchemy", "alembic"):
+        need(module)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     import mlflow
 
@@ -192,13 +195,15 @@ def test_mlflow_has_the_settings_and_every_step(trainer_of, tmp_path, monkeypatc
     again = trainer_of(max_steps=3, **points)
     again.resume(tmp_path / "points" / "step-00000002.gguf")
     assert first.faults == _recorded(again, tmp_path, **about).faults == []
-    client = mlflow.MlflowClient((tmp_path / "adapter.mlflow").as_uri())
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path.as_posix()}/adapter.mlflow/mlflow.db")
     later, run = client.search_runs([client.get_experiment_by_name("pyggml").experiment_id])
     assert run.info.run_name == "adapter" and run.info.status == "FINISHED"
     assert run.data.params == {"lr": "0.001", "long": "x" * 500}
     wanted = [
         r["loss"] for r in read_records(tmp_path / "adapter.metrics.jsonl") if r["event"] == "step"
     ]
+    assert [p.name for p in (tmp_path / "adapter.mlflow").iterdir()] == ["mlflow.db"]
+    assert not (tmp_path / "mlruns").exists(), "all of it lies beside the adapter"
     logged = client.get_metric_history(run.info.run_id, "train/loss")
     assert [m.step for m in logged] == [1, 2, 3] and [m.value for m in logged] == wanted
     assert (run.data.tags["start_step"], later.data.tags["start_step"]) == ("0", "2")
@@ -240,14 +245,19 @@ def test_weights_and_biases_gets_numbers_and_an_end(tmp_path, monkeypatch):
     run.finish.assert_called_once_with()
 
 
-def test_mlflow_may_write_files_and_tells_nobody(tmp_path, monkeypatch):
-    for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY", "MLFLOW_TRACKING_URI"):
+def test_mlflow_writes_a_database_and_tells_nobody(tmp_path, monkeypatch):
+    for name in ("MLFLOW_LOGGING_LEVEL", "MLFLOW_DISABLE_TELEMETRY", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, "mlflow", Mock())
     monkeypatch.setitem(sys.modules, "mlflow.entities", Mock())
     monkeypatch.setattr(os, "environ", dict(os.environ))
     LOGGERS["mlflow"](tmp_path, "a", {}, 0)
-    assert os.environ["MLFLOW_ALLOW_FILE_STORE"] == os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    client = sys.modules["mlflow"].MlflowClient
+    client.assert_called_once_with(f"sqlite:///{tmp_path.as_posix()}/mlflow.db")
+    monkeypatch.setitem(os.environ, "MLFLOW_TRACKING_URI", "http://localhost:5000")
+    LOGGERS["mlflow"](tmp_path, "a", {}, 0)
+    assert client.call_args.args == ("http://localhost:5000",)
 
 
 def test_a_logger_gets_the_gradients_of_each_layer(trainer_of, tmp_path, monkeypatch):
