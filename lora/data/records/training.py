@@ -81,9 +81,9 @@ def _of_messages(place: Place, cells: Cells) -> Row:
 
 def _of_prompt(place: Place, cells: Cells) -> Row:
     if not is_chat(cells, "completion"):
-        prompt, answer = text_asked(cells), cells.text("completion")
+        prompt, completion = text_asked(cells), cells.text("completion")
         is_answer = cells.names.get("prompt") in QUESTION and bool(prompt.strip())
-        return CompletionRow(place, prompt, answer, weight(cells), is_answer)
+        return CompletionRow(place, prompt, completion, weight(cells), is_answer)
     asked = messages_asked(cells)
     check_unlearned(cells, answers_marked(asked.messages, asked.weights), "prompt")
     answer, weights = answer_of(cells, "completion")
