@@ -33,7 +33,7 @@ from pyggml.kernels.gemm import FASTEST
 from pyggml.kernels.kernel import Compute
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, build, read
 from pyggml.models.adapter import read_adapter
-from pyggml.models.stack import missing
+from pyggml.models.stack import missing, on_another_base
 from pyggml.models.taps import Edit, Numbers, check_names, edits
 from pyggml.models.weights import zero_matrices
 from pyggml.runtime import Arenas, Devices, Program, bind, schedule
@@ -84,6 +84,12 @@ class Model:
             warnings.warn(
                 f"{name} was trained on top of {words}, which is not here (by its numbers and "
                 "weight): without it, it is not what was trained",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        for name, apart in on_another_base(adapters, self.file).items():
+            warnings.warn(
+                f"{name} was trained on another model: {self.file.path.name} {apart}",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -7,8 +7,9 @@ import click
 from pyggml import load
 from pyggml.chat.source import carries_template
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.options import PATH, SETTINGS, in_group, model_option
-from pyggml.cli.terminal.paths import check_output
+from pyggml.cli.terminal.kinds import ADAPTER
+from pyggml.cli.terminal.options import SETTINGS, in_group, model_option
+from pyggml.cli.terminal.places import PATH, OutputPath
 from pyggml.cli.terminal.show import plural, say, size
 from pyggml.lora.peft import from_peft, to_peft
 
@@ -24,7 +25,7 @@ from pyggml.lora.peft import from_peft, to_peft
     ],
 )
 @click.argument("source", metavar="FROM", type=PATH)
-@click.argument("target", metavar="TO", type=PATH)
+@click.argument("target", metavar="TO", type=OutputPath(ADAPTER, may_be_folder=True))
 @model_option
 @click.option(
     "--base-name",
@@ -38,7 +39,6 @@ def command(source: Path, target: Path, model: Path, base_name: str | None) -> N
     The model says which matrices there are, and in which order its rows lie.
     """
     if source.is_dir():
-        check_output(target, [("model", model)])
         ranks = from_peft(load(model), source, target)
         written = [target]
     else:

@@ -10,15 +10,15 @@ import click
 from pyggml import Model
 from pyggml.cli.terminal.data_files import data_option
 from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.kinds import IMPORTANCE
 from pyggml.cli.terminal.options import (
-    PATH,
     SETTINGS,
     ModelSource,
     given_settings,
     in_group,
     model_options,
 )
-from pyggml.cli.terminal.paths import check_output
+from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, say, say_progress, size
 from pyggml.cli.terminal.texts import read_texts, text_options
@@ -42,7 +42,12 @@ from pyggml.lora.evaluate.importance import Collector
 @model_options
 @data_option("-f", "--file", "files", about="calibration data: UTF-8 text, or rows as for finetune")
 @click.option(
-    "-o", "--output", type=PATH, required=True, **in_group("output"), help="GGUF file to write"
+    "-o",
+    "--output",
+    type=OutputPath(IMPORTANCE),
+    required=True,
+    **in_group("output"),
+    help="GGUF file to write",
 )
 @click.option(
     "--chunks",
@@ -59,9 +64,6 @@ def command(
     The file is llama.cpp's. Of rows every token counts, in windows that they fill.
     """
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
-    inputs = [("model", source.path), *(("text", path) for path in files)]
-    inputs += [("adapter", path) for path, _ in source.adapters]
-    check_output(output, inputs)
     opened = source.load()
     ctx = config.rows(opened.config.n_ctx).ctx
     read = dict(read_texts(opened, source, files, config, _windows))

@@ -10,16 +10,16 @@ from pyggml import gguf, load
 from pyggml.chat import MODEL, carried_metadata
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.kinds import MODEL_FILE
 from pyggml.cli.terminal.options import (
     ADAPTERS,
-    PATH,
     SETTINGS,
     adapter_word,
     in_group,
     model_option,
     threads_option,
 )
-from pyggml.cli.terminal.paths import check_output
+from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.rewriting import (
     IMATRIX,
     TENSORS,
@@ -59,7 +59,12 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
     "--lora", **_LORA, **in_group("model"), help="adapter to merge; of several the updates add up"
 )
 @click.option(
-    "-o", "--output", type=PATH, required=True, **in_group("output"), help="GGUF model to write"
+    "-o",
+    "--output",
+    type=OutputPath(MODEL_FILE),
+    required=True,
+    **in_group("output"),
+    help="GGUF model to write",
 )
 @click.option(
     "--type",
@@ -97,8 +102,6 @@ def command(
     threads: int,
 ) -> None:
     """Add adapters to the weights of a model, packed once; says how much of them is in it."""
-    read = [("model", model), ("importance matrix", imatrix)]
-    check_output(output, [*read, *(("adapter", path) for path, _ in lora)])
     pyggml.threads.set(threads)
     opened = load(model, [*lora])
     importance = read_imatrix(imatrix) if imatrix else None

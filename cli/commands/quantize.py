@@ -9,8 +9,9 @@ import pyggml.threads
 from pyggml import gguf
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import MODEL
-from pyggml.cli.terminal.options import PATH, SETTINGS, in_group, threads_option
-from pyggml.cli.terminal.paths import check_output
+from pyggml.cli.terminal.kinds import MODEL_FILE
+from pyggml.cli.terminal.options import SETTINGS, in_group, threads_option
+from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.rewriting import (
     IMATRIX,
     TENSORS,
@@ -34,7 +35,7 @@ from pyggml.requantize.imatrix import read_imatrix
     ],
 )
 @click.argument("source", metavar="IN.gguf", type=MODEL)
-@click.argument("target", metavar="OUT.gguf", type=PATH)
+@click.argument("target", metavar="OUT.gguf", type=OutputPath(MODEL_FILE))
 @click.argument(
     "file_type", metavar="TYPE", callback=lambda ctx, param, value: check_file_type(value.upper())
 )
@@ -65,8 +66,6 @@ def command(
     tensors: bool,
 ) -> None:
     """Pack the matrices of a model as TYPE, byte for byte as llama.cpp does without --base."""
-    read = [("file to read from", source), ("importance matrix", imatrix), ("base", base)]
-    check_output(target, read)
     pyggml.threads.set(threads)
     with gguf.open(source) as file, gguf.open(base) if base else nullcontext() as before:
         importance = read_imatrix(imatrix) if imatrix else None

@@ -16,6 +16,7 @@ from pyggml.chat import (
     write_alike,
 )
 from pyggml.cli.terminal.options import F, in_group
+from pyggml.cli.terminal.places import FileWord
 from pyggml.cli.terminal.show import note
 from pyggml.errors import TemplateError
 from pyggml.model import Model
@@ -26,6 +27,7 @@ def chat_template_option(group: str = "text", common: bool = True) -> Callable[[
     """--chat-template."""
     return click.option(
         "--chat-template",
+        type=FileWord(),
         metavar="WORD",
         **in_group(group, common, brief="chat template, a name or a file"),
         help=f"chat template: model is the one in its file; {', '.join(BUILT_IN)}; or a file "

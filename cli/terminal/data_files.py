@@ -13,7 +13,8 @@ import click
 
 from pyggml.cli.terminal.help import GroupedOption
 from pyggml.cli.terminal.hub import held_out_files
-from pyggml.cli.terminal.options import PATH, in_group, settings_options
+from pyggml.cli.terminal.options import in_group, settings_options
+from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import note
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.evaluate.rows import files_of

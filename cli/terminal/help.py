@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from pyggml.cli.terminal.places import OutputPath, check_places, inputs_of, outputs_of
 from pyggml.cli.terminal.show import set_quiet
 
 # In the order of the help; the settings' own groups (pyggml.settings.GROUPS) are among them.
@@ -22,6 +23,7 @@ TITLES = {
     "help": "Settings and help",
 }
 _TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
+_FORCE = "pyggml.force"
 _SCREEN = 30  # lines of a short help, above which it has its first paragraph alone
 
 
@@ -81,13 +83,22 @@ class GroupedCommand(click.Command):
 
     examples   what its help ends with, three lines of a shell
     quiet      what `--quiet` leaves out
+    asks       whether what it writes and reads is checked here, before it is called; else it asks
+               `check_places` itself
     """
 
     def __init__(
-        self, *args: Any, examples: Sequence[str] = (), quiet: str = "progress", **kwargs: Any
+        self,
+        *args: Any,
+        examples: Sequence[str] = (),
+        quiet: str = "progress",
+        asks: bool = True,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.examples = examples
+        self.examples, self._asks = examples, asks
+        if any(isinstance(p.type, OutputPath) for p in self.params):
+            self.params.append(_force_option())
         self.params.append(_quiet_option(quiet))
         self.params += [
             _help_option(["-h", "--help"], "this page, with defaults in brackets", whole=False),
@@ -118,6 +129,13 @@ class GroupedCommand(click.Command):
                 yield word
             else:
                 skip = False
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click's, once it is clear that no file is lost by what the command writes."""
+        if self._asks:
+            outputs = outputs_of(self.params, ctx.params)
+            check_places(outputs, inputs_of(self.params, ctx.params), is_forced(ctx))
+        return super().invoke(ctx)
 
     def help_text(self, ctx: click.Context, whole: bool) -> str:
         """The help; whole: every option in full, else a line of each common one."""
@@ -167,6 +185,25 @@ def _parted(arg: str, normal: Callable[[str], str], switches: Container[str]) ->
     name, equals, value = arg.partition("=")
     is_switch = equals and normal(name) in switches and value.lower() in _TRUTHS
     return [name, value] if is_switch else [arg]
+
+
+def is_forced(ctx: click.Context) -> bool:
+    """Whether --force was given."""
+    return bool(ctx.meta.get(_FORCE))
+
+
+def _force_option() -> GroupedOption:
+    def settle(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        ctx.meta[_FORCE] = value
+
+    return GroupedOption(
+        ["--force"],
+        is_flag=True,
+        expose_value=False,
+        callback=settle,
+        help="replace a file that is there, whatever it is; never one that is read",
+        group="output",
+    )
 
 
 def _quiet_option(about: str) -> GroupedOption:

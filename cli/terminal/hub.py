@@ -7,17 +7,18 @@ from typing import Any
 import click
 
 from pyggml import hub
+from pyggml.cli.terminal.places import InputPath
 from pyggml.cli.terminal.show import is_quiet, say_progress
 
 
-class ModelPath(click.Path):
+class ModelPath(InputPath):
     """A GGUF file, or the name of a model on the hub, whose file it becomes."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return model_file(Path(str(super().convert(value, param, ctx))))
 
 
-MODEL = ModelPath(path_type=Path)
+MODEL = ModelPath()
 
 
 def model_file(path: Path) -> Path:

@@ -18,14 +18,15 @@ import click
 
 from pyggml.cli.terminal.help import GroupedOption
 from pyggml.cli.terminal.hub import MODEL, model_file
+from pyggml.cli.terminal.places import FileWord, Reads
 
 if TYPE_CHECKING:
     from pyggml.model import Model
 
 Adapter = tuple[Path, float]  # a file and its weight
 F = TypeVar("F", bound=Callable[..., Any])
-PATH = click.Path(path_type=Path)
 _PLACES = {"dir": "FOLDER", "file": "FILE"}
+_FILE_WORDS = ("file", "template")  # the last part of the names of settings that are read
 _METAVARS = {int: "N", float: "X", str: "WORD", None: "A,B"}
 # Names may have _ for -, as in TRL.
 SETTINGS: dict[str, Any] = {
@@ -35,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class AdapterFile(click.ParamType):
+class AdapterFile(Reads, click.ParamType):
     """The path of an adapter, or its name on the hub, and a weight after a colon if it is not 1:
     a.gguf:0.5, OWNER/NAME:0.5."""
 
@@ -57,7 +58,7 @@ class AdapterFile(click.ParamType):
         return model_file(Path(value)), 1.0
 
 
-class AdapterStack(click.ParamType):
+class AdapterStack(Reads, click.ParamType):
     """A file, or adapters that lie upon each other: a.gguf+b.gguf:0.5."""
 
     name = "adapters"
@@ -264,6 +265,7 @@ def _option(
     field: Field[Any], hint: Any, parameter: str, default: str | None = None
 ) -> GroupedOption:
     kind = next((k for k in (get_args(hint) or (hint,)) if k in (int, float, str)), None)
+    file = FileWord() if parameter.split("_")[-1] in _FILE_WORDS else None
     many = next((m for m in get_args(hint) if get_origin(m) is Mapping), None)
     notes = []
     if field.metadata["wanted"]:
@@ -279,22 +281,24 @@ def _option(
         return GroupedOption([switch, parameter], default=None, help=about, **place)
     about = field.metadata["help"] + (f"  [{'; '.join(notes)}]" if notes else "")
     if field.metadata["repeated"]:
-        return _repeated_option([f"--{name}", parameter], many is not None, help=about, **place)
+        kinds: Any = Pair() if many is not None else file or str
+        return _repeated_option([f"--{name}", parameter], kinds, help=about, **place)
     return GroupedOption(
         [f"--{name}", parameter],
-        type=Patterns(get_args(many)[1]) if many else kind or Names(),
+        type=Patterns(get_args(many)[1]) if many else file or kind or Names(),
         metavar=_metavar(parameter, "A=N,B=N" if many else _METAVARS[kind]),
         help=about,
         **place,
     )
 
 
-def _repeated_option(names: list[str], is_mapping: bool, **about: Any) -> GroupedOption:
+def _repeated_option(names: list[str], kind: Any, **about: Any) -> GroupedOption:
     """An option that is given once for every value: {text: number}, or a tuple of texts."""
+    is_mapping = isinstance(kind, Pair)
     collected: type = dict if is_mapping else tuple
     return GroupedOption(
         names,
-        type=Pair() if is_mapping else str,
+        type=kind,
         multiple=True,
         callback=lambda ctx, param, value: collected(value) if value else None,
         metavar="TEXT=X" if is_mapping else _metavar(names[1], "TEXT"),

@@ -1,29 +1,23 @@
 """Whether an output is possible, asked before the work: no run ends without a place for it."""
 
-import os
 import shutil
 import tempfile
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from pyggml.cli.terminal.exit import at_end
 from pyggml.cli.terminal.show import say_progress, size
 from pyggml.errors import ConfigError
+from pyggml.files import behind_links
 
 
-def check_output(
-    path: Path, inputs: Iterable[tuple[str, Path | None]], makes_folder: bool = True
-) -> None:
-    """ConfigError if `path` cannot be written, or is one of the inputs (name, path).
+def check_output(path: Path, makes_folder: bool = True) -> None:
+    """ConfigError if `path` cannot be written.
 
     makes_folder: whether the folder is created that it is to lie in, which is said
     """
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder, wanted the name of a file to write")
-    for name, source in inputs:
-        if source is not None and _same(path, source):
-            raise ConfigError(f"{path}: is the {name}, wanted another name to write to")
     _check_writable(path, makes_folder)
 
 
@@ -32,35 +26,10 @@ def beside(output: Path, suffix: str) -> Path:
     return output.with_name(output.name.removesuffix(".gguf") + suffix)
 
 
-def check_ours(path: Path, first: str, what: str, other_ways: str) -> None:
-    """ConfigError if a file stands there that does not begin with `first`, as ours do; the sentence
-    says what would replace it, and the other ways."""
-    try:
-        with path.open("rb") as file:
-            theirs = file.read(len(first)) != first.encode()
-    except OSError:
-        theirs = False  # there is none, or what is wrong with it shows when it is written
-    if theirs:
-        raise ConfigError(
-            f"{path}: was not written by pyggml-finetune, and {what} of this run would replace it: "
-            f"{other_ways}"
-        )
-
-
-def _same(a: Path, b: Path) -> bool:
-    try:
-        return a.resolve() == b.resolve() or os.path.samefile(a, b)  # noqa: PTH121
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: a link that leads to itself
-        return False
-
-
 def _check_writable(path: Path, makes_folder: bool) -> None:
     """Make a file and remove it: the only check that holds on every system."""
     try:
-        if path.is_symlink():
-            path.stat()  # of a link to nothing, as of no file, or to itself, which is refused
-    except FileNotFoundError:
-        pass
+        path = behind_links(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
     try:

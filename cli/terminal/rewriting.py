@@ -8,7 +8,8 @@ from types import MappingProxyType
 import click
 
 from pyggml.cli.terminal.exit import end_if_signalled
-from pyggml.cli.terminal.options import PATH, in_group
+from pyggml.cli.terminal.options import in_group
+from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.progress import ChangingLine
 from pyggml.cli.terminal.show import percent, plural, printable, row, say, size
 from pyggml.gguf import GGUFFile

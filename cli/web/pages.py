@@ -53,8 +53,8 @@ def fill(package: str, template: str, **fields: Any) -> str:
 
 def write(path: Path, page: str) -> None:
     """Write a page. Raises PyggmlError if the disk refuses."""
-    with replacing(path) as partial:
-        partial.write_text(page, encoding="utf-8")
+    with replacing(path) as out:
+        out.write(page.encode("utf-8", "backslashreplace"))
 
 
 def part(package: str, name: str) -> str:

@@ -13,6 +13,7 @@ second run need not read it. Damaged or inconsistent entries count as absent and
 import hashlib
 import json
 import os
+import re
 import time
 import zlib
 from collections.abc import Mapping
@@ -25,15 +26,16 @@ import numpy as np
 
 from pyggml import gguf
 from pyggml.errors import DataError, GGUFError, PyggmlError
-from pyggml.files import replacing
+from pyggml.files import open_regular, replacing
 from pyggml.graph.dtypes import F32, I8, I32, I64, DType
 from pyggml.lora.data.documents import Documents, Notes
 from pyggml.lora.data.files import SHOWN, UNITS, Faults
 from pyggml.lora.data.spill import blocks
 
 MOST_BYTES = 8 << 30  # of a folder; the entries that were used last stay
-MOST_FILES = 1 << 12
+MOST_FILES = 1 << 16
 VERSION = 6  # of what is made of a file and its rows: change it, and older entries are not found
+_NAME = re.compile(r"[0-9a-f]{32}\.(gguf|json)")
 _SETTLED = 2.0  # seconds after which a file system tells a later change by its time
 _DTYPES: dict[str, tuple[DType, ...]] = {
     "ids": (I32,),
@@ -58,6 +60,7 @@ class TokenCache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._room, self._places = -1, 0  # bytes and files that are free, as far as is known
 
     def find(self, key: Mapping[str, Any], n_vocab: int) -> CachedDocuments | None:
         """The entry with this key, mapped; None if there is none."""
@@ -90,8 +93,8 @@ class TokenCache:
         ]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._prune(room_for=sum(array.nbytes for array in tensors.values()))
-            gguf.write(self._path(key), metadata, sources)
+            self._make_room(sum(array.nbytes for array in tensors.values()))
+            gguf.write(self._path(key), metadata, sources, durable=False)
         except (OSError, PyggmlError) as error:
             return str(error)
         return ""
@@ -105,17 +108,37 @@ class TokenCache:
         return self.folder
 
     def _path(self, key: Mapping[str, Any]) -> Path:
-        return self.folder / f"{hashlib.sha256(_text(key).encode()).hexdigest()[:32]}.gguf"
+        return self.folder / f"{_digest(_text(key))}.gguf"
 
-    def _prune(self, room_for: int) -> None:
-        """Remove the least recently used entries, until there is room for another."""
-        entries = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-        left = MOST_BYTES - room_for
-        for i, path in enumerate(p for p in entries if p.suffix in (".gguf", ".json", ".partial")):
-            left -= path.stat().st_size
-            if left < 0 or i >= MOST_FILES:
+    def _make_room(self, n_bytes: int) -> None:
+        """Have room for another entry and its stamp. The folder is looked at once in a while, so
+        that many entries take time in proportion to their number."""
+        self._room -= n_bytes
+        self._places -= 2
+        if self._room < 0 or self._places < 0:
+            self._room, self._places = self._prune(n_bytes)
+
+    def _prune(self, room_for: int) -> tuple[int, int]:
+        """Remove the least recently used of our own files, until an eighth of the room is free and
+        there is some for another entry; the bytes and files that are then free."""
+        stats = []
+        for path in self.folder.iterdir():
+            if _NAME.fullmatch(path.name):
+                with suppress(OSError):  # another run removed it
+                    stats.append((path, path.stat()))
+        stats.sort(key=lambda each: each[1].st_mtime, reverse=True)
+        total = sum(status.st_size for _, status in stats)
+        fits = total + room_for <= MOST_BYTES and len(stats) + 2 <= MOST_FILES
+        share = 1 if fits else 7 / 8
+        room, places = int(MOST_BYTES * share) - room_for, int(MOST_FILES * share) - 2
+        for path, status in stats:
+            if (room >= status.st_size and places > 0) or not is_ours(path):
+                room -= status.st_size
+                places -= 1
+            else:
                 with suppress(OSError):  # another run was faster, or Windows has it mapped
                     path.unlink()
+        return room, places
 
     # -- source files ---------------------------------------------------------------------------
 
@@ -130,7 +153,7 @@ class TokenCache:
             known = _load(stamp)
             if known.get("about") == about and isinstance(known.get("sha256"), str):
                 return str(known["sha256"])
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
@@ -138,13 +161,38 @@ class TokenCache:
         if now - path.stat().st_mtime > _SETTLED and _about(path) == about:
             with suppress(OSError, PyggmlError):  # then the next run reads the file again
                 self.folder.mkdir(parents=True, exist_ok=True)
-                with replacing(stamp) as partial:
-                    partial.write_text(_text({"about": about, "sha256": sha256}))
+                with replacing(stamp, durable=False) as out:
+                    out.write(_text({"about": about, "sha256": sha256}).encode())
         return sha256
 
     def _stamp(self, path: Path) -> Path:
         name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
         return self.folder / f"{name}.json"
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file of a cache's folder was written by it: by its name and by what is in it.
+
+    An entry is named by the digest of its key. A stamp has nothing but numbers and a SHA-256.
+    """
+    if not _NAME.fullmatch(path.name) or path.is_symlink():
+        return False
+    if path.suffix == ".json":
+        stamp = _load(path)
+        about, sha256 = stamp.get("about"), stamp.get("sha256")
+        is_about = isinstance(about, list) and all(type(n) is int for n in about)
+        is_digest = isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256) is not None
+        return stamp.keys() == {"about", "sha256"} and is_about and is_digest
+    try:
+        with gguf.open(path) as file:
+            kind, key = (file.require(name, str) for name in ("general.type", "tokens.key"))
+    except GGUFError:
+        return False
+    return kind == "tokens" and _digest(key) == path.stem
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _about(path: Path) -> list[int]:
@@ -156,7 +204,7 @@ def _about(path: Path) -> list[int]:
 def _load(path: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one if there is none."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             value = json.loads(file.read(1 << 16))
     except (OSError, ValueError, RecursionError):
         return {}

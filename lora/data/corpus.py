@@ -116,7 +116,8 @@ def _read_training(
     if not c.packing:
         train, validation = bucket([train, validation])
     held_out_windows = validation if len(validation) else None
-    return Corpus(train, held_out_windows, tuple(files), (*others, *left_out), c.shared_by_runs())
+    about = reader.about(files)
+    return Corpus(train, held_out_windows, tuple(files), (*others, *left_out), about)
 
 
 def encode_rows(

@@ -1,5 +1,6 @@
 """A file → its documents, those that an earlier run kept or read anew."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -8,6 +9,7 @@ from typing import Any
 
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.cache import VERSION, CachedDocuments, TokenCache
+from pyggml.lora.data.chats import CHAT
 from pyggml.lora.data.documents import Document, Writer
 from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import Faults, check_rows, format_of, rows
@@ -17,7 +19,7 @@ from pyggml.lora.data.given import given_rows
 from pyggml.lora.data.long_text import token_parts
 from pyggml.lora.data.records import schema_of
 from pyggml.lora.data.rows import BadRow, Row
-from pyggml.lora.data.sources import Source
+from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.tokenizer import Tokenizer
 
 
@@ -49,6 +51,15 @@ class Reader:
     def encode_row(self, row: Row) -> Sequence[Document]:
         """The documents of a row. Raises BadRow for one that has none."""
         return [encode(row, self.tokenizer, self.encoding)]
+
+    def about(self, files: Iterable[FileSummary]) -> dict[str, Any]:
+        """The settings that make the windows of these files, which a resumed run must share, with
+        the digest of what their chats are written by."""
+        about, chats = self.config.shared_by_runs(), self.encoding.chats
+        if chats is not None and any(CHAT in file.notes for file in files):
+            text = repr((chats.source, chats.with_tools, chats.names))
+            about["template"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return about
 
     @property
     def folder(self) -> Path | None:

@@ -9,7 +9,7 @@ recorder   hears the reports of a run, and passes them on to all of these
 
 from pyggml.lora.record.gradients import Watch, gradients_record, overview_of
 from pyggml.lora.record.loggers import LOGGERS, check_loggers
-from pyggml.lora.record.metrics import MetricsFile, append, read_records
+from pyggml.lora.record.metrics import MetricsFile, append, are_records, read_records
 from pyggml.lora.record.recorder import Recorder, metrics_beside
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Recorder",
     "Watch",
     "append",
+    "are_records",
     "check_loggers",
     "gradients_record",
     "metrics_beside",

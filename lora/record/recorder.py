@@ -23,6 +23,7 @@ class Recorder:
     output     the adapter: beside adapter.gguf lie adapter.metrics.jsonl and the loggers' folders
     log_to     names of LOGGERS, or NONE alone
     settings   what loggers show of how the run was made
+    replaces   whether metrics replace a file that no run has written
     """
 
     def __init__(
@@ -31,11 +32,12 @@ class Recorder:
         output: Path,
         log_to: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
+        replaces: bool = False,
     ) -> None:
         self._trainer, self._output = trainer, output
         self._log_to, self._settings = loggers_of(log_to), settings or {}
         self._start = trainer.progress.step
-        self.metrics = MetricsFile(metrics_beside(output), trainer.history, self._start)
+        self.metrics = MetricsFile(metrics_beside(output), trainer.history, self._start, replaces)
         self.faults: list[str] = []  # why something is not written any more, which ends no run
         self._watch = Watch(trainer.parameters, trainer.model.devices, trainer.n_steps)
         trainer.before_update = self._watch.keep

@@ -21,7 +21,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,10 @@ import numpy as np
 from pyggml import gguf
 from pyggml.backends.cpu import read
 from pyggml.errors import CheckpointError, Fault, GGUFError, PyggmlError
+from pyggml.files import open_regular
 from pyggml.gguf.fields import brief
+from pyggml.gguf.identity import Identity
+from pyggml.gguf.parse import MAGIC
 from pyggml.graph.dtypes import F32
 from pyggml.lora.trainer import lock
 from pyggml.lora.trainer.arithmetic import Arithmetic
@@ -40,7 +43,7 @@ from pyggml.lora.trainer.reports import History
 from pyggml.model import Model
 
 _NAME = re.compile(r"step-(\d{8})\.gguf")
-_EDGE = 1 << 20  # bytes at both ends of a model file that its identity is made of
+_EDGE = 1 << 20  # bytes at both ends of a model file that an older identity is made of
 ANOTHER_RUN = "is of another run: "
 LENGTH = "length"  # of a run: its steps, which do not make it what it is
 _PREFIX, _HISTORY = "checkpoint.", "checkpoint.history."
@@ -48,6 +51,8 @@ _SUM, _OLDER_SUM = "checkpoint.sha256", "checkpoint.digest"
 Buffers = Mapping[str, np.ndarray]  # (n,) float32 each
 Run = Mapping[str, Any]  # what makes a run what it is, by part
 _OTHER = {"model": "is another model than that run's", "text": "is another text than that run's"}
+TEMPLATE = "template"  # a setting: the digest of the template that chats were written by
+_CHANGED = "has another text than in that run: the template was changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,9 @@ class Progress:
         return Progress(self.step + 1, self.epoch + 1, 0)
 
 
-def identity(paths: Iterable[Path]) -> str:
-    """The size of a model's files and the SHA-256 of the first and last MiB of each.
+def older_identity(paths: Iterable[Path]) -> str:
+    """What older checkpoints have of a model: the size of its files and the SHA-256 of the first
+    and last MiB of each.
 
     Raises CheckpointError if one cannot be read.
     """
@@ -180,11 +186,7 @@ def _load(
         raise CheckpointError(f"{file.path}: general.type is {named}, wanted 'checkpoint'")
     if not _matches(file):
         raise CheckpointError(f"{file.path}: is damaged: its content does not match its SHA-256")
-    theirs = _stored_run(file)
-    theirs.pop(LENGTH, None)
-    theirs = {part: _without(value, free) for part, value in theirs.items()}
-    stored_run, wanted = (_fill_in(r, _plain(usual)) for r in (theirs, _plain(run)))
-    apart = differences(stored_run, wanted)
+    apart = _apart_from(file, run, usual, free)
     if apart:
         raise CheckpointError(apart, f"{file.path}: {ANOTHER_RUN}")
     arithmetic.check(file)
@@ -200,6 +202,18 @@ def _load(
     for name, buffer in buffers.items():
         buffer[:] = stored[name]
     return Progress(step, epoch, index), history
+
+
+def _apart_from(file: gguf.GGUFFile, run: Run, usual: Run, free: Collection[str]) -> list[Fault]:
+    """What sets a checkpoint's run apart from this one. CheckpointError if it tells of none."""
+    theirs = _stored_run(file)
+    theirs.pop(LENGTH, None)
+    both = (theirs, _plain(run))
+    both = tuple({part: _without(value, free) for part, value in r.items()} for r in both)
+    stored, wanted = (_fill_in(r, _plain(usual)) for r in both)
+    if TEMPLATE not in stored.get("settings", {}):  # of an older file
+        wanted.get("settings", {}).pop(TEMPLATE, None)
+    return differences(stored, wanted)
 
 
 def _history(file: gguf.GGUFFile) -> History:
@@ -234,6 +248,16 @@ def stored_length(path: Path) -> int | None:
     return length if type(length) is int else None
 
 
+def has_older_identity(path: Path) -> bool:
+    """Whether a checkpoint knows its model by `older_identity`; False for what is none."""
+    try:
+        with gguf.open(path) as file:
+            stored = file.get("checkpoint.run") is not None and _stored_run(file).get("model")
+            return bool(stored) and Identity.of(stored) is None
+    except GGUFError as error:
+        raise CheckpointError(f"{error}; wanted a checkpoint") from None
+
+
 def _without(settings: Any, free: Collection[str]) -> Any:
     if not isinstance(settings, dict):
         return settings
@@ -264,9 +288,9 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Fa
         if isinstance(theirs, dict) and isinstance(ours, dict):
             names = sorted({*theirs, *ours})
             apart = [(name, theirs.get(name), ours.get(name)) for name in names]
-            by_part[part] = [(f"{part}.{n}", _apart(a, b)) for n, a, b in apart if _differ(a, b)]
+            by_part[part] = [_setting(part, n, a, b) for n, a, b in apart if _differ(a, b)]
         elif _differ(theirs, ours):
-            by_part[part] = [(part, _OTHER.get(part) or _apart(theirs, ours))]
+            by_part[part] = [(part, _other_part(part, theirs, ours))]
     if any(by_part.get(cause) for cause in ("adapter", "model")):
         del by_part["tensors"]
     elif by_part.get("tensors"):
@@ -274,6 +298,18 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Fa
     if by_part.get("settings"):
         by_part.pop("text", None)
     return [fault for faults in by_part.values() for fault in faults]
+
+
+def _setting(part: str, name: str, theirs: object, ours: object) -> Fault:
+    if name == TEMPLATE and theirs is not None and ours is not None:
+        return ("chat_template", _CHANGED)
+    return (f"{part}.{name}", _apart(theirs, ours))
+
+
+def _other_part(part: str, theirs: object, ours: object) -> str:
+    there, here = Identity.of(theirs), Identity.of(ours)
+    clause = there.difference(here) if there and here else ""
+    return ": it ".join(filter(None, [_OTHER.get(part) or _apart(theirs, ours), clause]))
 
 
 def _differ(theirs: object, ours: object) -> bool:
@@ -349,8 +385,49 @@ def _matches(file: gguf.GGUFFile) -> bool:
     return file.require(_SUM, str) == _whole_digest(file.metadata, tensors)
 
 
-def prune(folder: Path, step: int, n_kept: int) -> None:
-    """Remove all but the n_kept newest checkpoints up to `step`, the one just written."""
-    up_to_now = [p for p in existing(folder) if p.name <= path_of(folder, step).name]
-    for old in up_to_now[:-n_kept]:
+IsOurs = Callable[[Path], bool]
+
+
+def prune(folder: Path, step: int, n_kept: int, is_ours: IsOurs) -> None:
+    """Remove all but the n_kept newest checkpoints of a run up to `step`, the one just written.
+
+    What is another run's, or no checkpoint, stays whatever its name, and counts for nothing.
+    """
+    names = [p for p in existing(folder) if p.name <= path_of(folder, step).name]
+    for old in [p for p in names if is_ours(p)][:-n_kept]:
         old.unlink(missing_ok=True)
+
+
+def strangers(folder: Path, is_ours: IsOurs) -> list[Path]:
+    """What has a checkpoint's name in a folder, and is one of another run, or something else. A
+    damaged file that begins as a checkpoint does is none of these."""
+    return [p for p in existing(folder) if not is_ours(p) and not _is_broken(p)]
+
+
+def belongs(path: Path, run: Run, usual: Run, free: Collection[str]) -> bool:
+    """Whether a file is a checkpoint of this run, of the step that its name says. See `load`."""
+    name = _NAME.fullmatch(path.name)
+    try:
+        with gguf.open(path) as file:
+            kind, step = file.get("general.type"), file.get(f"{_PREFIX}step")
+            if kind != "checkpoint" or name is None or step != int(name[1]):
+                return False
+            if Identity.of(_stored_run(file).get("model")) is None:  # of an older version
+                run = {**run, "model": _stored_run(file).get("model")}
+            return not _apart_from(file, run, usual, free)
+    except PyggmlError:
+        return False
+
+
+def _is_broken(path: Path) -> bool:
+    """Whether a file may have been a checkpoint: it begins as one, or with nothing, and is none
+    that can be read."""
+    try:
+        with open_regular(path) as file:
+            start = file.read(len(MAGIC))
+        if start.strip(b"\0") and start != MAGIC:
+            return False
+        with gguf.open(path):
+            return False
+    except (OSError, PyggmlError):
+        return True

@@ -1,7 +1,8 @@
 """One writer at a time: a lock file that names the process holding it.
 
-The lock is the system's, on the open file (flock; on Windows a locked byte). It ends with its
-process in any case, so a file left behind by a killed process is taken over.
+The lock is the system's, on the open file. It ends with its process in any case, so a file left
+behind by a killed process is taken over. A lock file holds a number or nothing, and has one name:
+what else stands there is a stranger's, whose bytes stay.
 """
 
 import os
@@ -9,101 +10,117 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import psutil
+from time import sleep
 
 from pyggml.errors import PyggmlError
+from pyggml.files import behind_links
+from pyggml.files.locks import try_lock
+from pyggml.files.own import BINARY, NO_LINK, NO_WAIT, has_one_name
 
-if sys.platform == "win32":
-    import msvcrt
-
-    _HELD = PermissionError
-
-    def _lock(handle: int) -> None:
-        os.lseek(handle, 1 << 20, os.SEEK_SET)  # far behind the number, which others shall read
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        os.lseek(handle, 0, os.SEEK_SET)
-else:
-    import fcntl
-
-    _HELD = BlockingIOError
-
-    def _lock(handle: int) -> None:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+_LONGEST = 20  # digits of a process's number
+_TRIES, _PAUSE = 5, 0.05  # of a lock that `is_held` may have for a moment; seconds
 
 
 @contextmanager
 def hold(target: Path) -> Iterator[None]:
     """Inside, no other process holds this file or folder; the lock file is gone at the end.
 
-    Raises PyggmlError, naming the other process, if one holds it already.
+    Raises PyggmlError, naming the other process, if one holds it already, and for what is no lock
+    file.
     """
     path = _lock_file(target)
     handle = _take(path, target)
     try:
         os.truncate(handle, 0)
+        os.lseek(handle, 0, os.SEEK_SET)
         os.write(handle, str(os.getpid()).encode())
         yield
     finally:
         _remove(path, handle)
 
 
-def holder(target: Path) -> int | None:
-    """The process that holds this file or folder, as its lock file tells; None if none does.
-
-    Nothing is locked meanwhile. The lock file of a killed process stays, but names none that lives.
-    """
+def is_held(target: Path) -> bool:
+    """Whether a process holds this file or folder, be it of another container."""
+    path = _lock_file(target)
     try:
-        number = int(_lock_file(target).read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-    return number if 0 < number < 1 << 31 and psutil.pid_exists(number) else None
+        handle = os.open(path, os.O_RDONLY | NO_LINK | NO_WAIT | BINARY)
+    except OSError:
+        return False
+    try:
+        return not try_lock(handle, shared=True)
+    except OSError:  # a disk without locks
+        return False
+    finally:
+        os.close(handle)
 
 
 def _lock_file(target: Path) -> Path:
+    with suppress(OSError):  # which the opening tells
+        target = behind_links(target)
     return target / ".lock" if target.is_dir() else target.with_name(f".{target.name}.lock")
 
 
 def _take(path: Path, target: Path) -> int:
     """A handle of the lock file, locked."""
+    tries = _TRIES
     while True:
+        handle = _open(path)
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise PyggmlError(f"{path}: cannot be made: {error.strerror or error}") from error
-        try:
-            _lock(handle)
-        except _HELD:
-            os.close(handle)
-            raise PyggmlError(
-                f"{target}: is in use by process {_holder(path)}: wait for its end, or name "
-                "another place to write to"
-            ) from None
+            is_ours = try_lock(handle)
         except OSError:  # a file system without locks
             return handle
-        if _is_still_there(path, handle):
+        if is_ours and _is_still_there(path, handle):
             return handle
-        os.close(handle)  # whoever held it removed it in between
+        number = _number(handle)
+        os.close(handle)
+        if not is_ours:  # else whoever held it removed it in between
+            tries -= 1
+            if not tries:
+                raise PyggmlError(
+                    f"{target}: is in use by process {number}: wait for its end, or name another "
+                    "place to write to"
+                )
+            sleep(_PAUSE)
+
+
+def _open(path: Path) -> int:
+    """A handle of the lock file, which is made if there is none. PyggmlError for a link, and for
+    what holds more than a number, or has other names."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK | NO_WAIT | BINARY, 0o666)
+    except OSError as error:
+        reason = "it is a link" if path.is_symlink() else error.strerror or error
+        raise PyggmlError(f"{path}: cannot be made: {reason}") from error
+    content = os.read(handle, _LONGEST + 1) if has_one_name(os.fstat(handle)) else b"none"
+    if content and not content.isdigit():
+        os.close(handle)
+        raise PyggmlError(
+            f"{path}: was not made by pyggml, and a lock would replace it: give the output another "
+            "name, or that file"
+        )
+    return handle
 
 
 def _is_still_there(path: Path, handle: int) -> bool:
     try:
-        return os.path.samestat(path.stat(), os.fstat(handle))
+        return os.path.samestat(path.lstat(), os.fstat(handle))
     except OSError:
         return False
 
 
-def _holder(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip() or "of unknown number"
-    except (OSError, ValueError):
-        return "of unknown number"
+def _number(handle: int) -> str:
+    """The number of the process that holds a lock file, if it has written it yet."""
+    os.lseek(handle, 0, os.SEEK_SET)
+    content = os.read(handle, _LONGEST + 1)
+    return content.decode() if content.isdigit() else "of unknown number"
 
 
 def _remove(path: Path, handle: int) -> None:
+    is_ours = _is_still_there(path, handle)
     if sys.platform == "win32":  # which removes no open file
         os.close(handle)
-    with suppress(OSError):
-        path.unlink()
+    if is_ours:
+        with suppress(OSError):
+            path.unlink()
     if sys.platform != "win32":
         os.close(handle)

@@ -21,8 +21,16 @@ import numpy as np
 import pyggml
 from pyggml import heap, threads
 from pyggml.backends.cpu import write
-from pyggml.errors import CheckpointError, ConfigError, Fault, PyggmlError, TokenizerError
+from pyggml.errors import (
+    CheckpointError,
+    ConfigError,
+    Fault,
+    PyggmlError,
+    TokenizerError,
+    first_names,
+)
 from pyggml.gguf.fields import brief
+from pyggml.gguf.identity import identity
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset
@@ -209,7 +217,7 @@ class Trainer:
         self._saved = step
         if self.ranks.is_first:
             self._write()
-            checkpoint.prune(folder, step, self.config.checkpoint_keep)
+            checkpoint.prune(folder, step, self.config.checkpoint_keep, self._is_ours)
         return checkpoint.path_of(folder, step)
 
     def stop(self) -> None:
@@ -310,18 +318,34 @@ class Trainer:
 
     def _begin(self) -> None:
         self._stopping = False
-        folder = self.config.checkpoint_dir
-        if folder is not None and self.progress.step == 0 and checkpoint.existing(Path(folder)):
-            raise CheckpointError(
-                f"{folder}: holds checkpoints of an earlier run: resume from one, or name another "
-                "folder"
-            )
+        self._check_folder()
         threads.set(self.n_threads)
         self.passes.bind()
         if self._optimiser is None:
             kind, devices = OPTIMISERS[self.config.optimiser], self.model.devices
             self._optimiser = kind(self.parameters, self.config, devices)
             self._gradient = StepGradient(self.parameters, devices, self.ranks)
+
+    def _check_folder(self) -> None:
+        """CheckpointError if checkpoints would be written among, or over, those of another run."""
+        folder = self.config.checkpoint_dir
+        if folder is None:
+            return
+        if self.progress.step == 0 and checkpoint.existing(Path(folder)):
+            raise CheckpointError(
+                f"{folder}: holds checkpoints of an earlier run: resume from one, or name another "
+                "folder"
+            )
+        others = checkpoint.strangers(Path(folder), self._is_ours)
+        if others:
+            raise CheckpointError(
+                f"{folder}: {first_names([p.name for p in others])} is of another run, or no "
+                "checkpoint: name another folder"
+            )
+
+    def _is_ours(self, path: Path) -> bool:
+        """Whether a file is a checkpoint of this run."""
+        return checkpoint.belongs(path, self._identity, _USUAL, _FREE)
 
     def _after_step(self, report: Callback) -> None:
         """Validate and write a checkpoint, each when it is due."""
@@ -447,13 +471,21 @@ class Trainer:
         Raises CheckpointError for a file that is damaged, of another run, or of another compute
         type. Warns if its run had another vector unit, Python or Numba: bits then differ.
         """
-        here, path = Arithmetic.by(self.model), Path(path)
+        here, path, run = Arithmetic.by(self.model), Path(path), self._identity
         path = checkpoint.newest(path) if path.is_dir() else path
-        progress, history = checkpoint.load(
-            path, self._buffers(), self._identity, here, _USUAL, _FREE
-        )
-        if progress.step > self.n_steps or progress.index >= self._n_read:
-            raise CheckpointError(f"{path}: stands at {progress}, which is past this run's end")
+        if checkpoint.has_older_identity(path):
+            run = {**run, "model": checkpoint.older_identity(self.model.file.paths)}
+        progress, history = checkpoint.load(path, self._buffers(), run, here, _USUAL, _FREE)
+        if progress.step > self.n_steps:
+            raise CheckpointError(
+                f"{path}: was made after step {progress.step:,}, and this run ends with step "
+                f"{self.n_steps:,}: more epochs or steps go on from it"
+            )
+        if progress.index >= self._n_read:
+            raise CheckpointError(
+                f"{path}: {progress.index:,} windows of its epoch were read, and an epoch has "
+                f"{self._n_read:,} here: it is of other data"
+            )
         self.progress, self.history, self._has_best = progress, history, False
         length = checkpoint.stored_length(path)
         if length not in (None, self.n_steps):
@@ -510,7 +542,7 @@ class Trainer:
     def _identity(self) -> Mapping[str, Any]:
         """What a checkpoint must share with this run."""
         return {
-            "model": checkpoint.identity(self.model.file.paths),
+            "model": str(identity(self.model.file)),
             "text": self.corpus.digest(),
             "adapter": self.parameters.about,
             "settings": {

@@ -30,7 +30,10 @@ TensorSource = tuple[str, DType, tuple[int, ...], np.ndarray | Callable[[], np.n
 
 
 def write(
-    path: str | os.PathLike[str], metadata: Mapping[str, Any], tensors: Iterable[TensorSource]
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    tensors: Iterable[TensorSource],
+    durable: bool = True,
 ) -> None:
     """Write a GGUF file atomically: on failure, the old file at `path` is unchanged.
 
@@ -38,6 +41,7 @@ def write(
                obeyed
     tensors    (name, dtype, shape in NumPy's order, array or callable returning it); the array has
                the dtype and shape of `GGUFFile.data`
+    durable    whether a power cut after it loses nothing of it: as `pyggml.files.replacing` has it
 
     GGUFError for metadata or tensors impossible in GGUF; PyggmlError if the disk refuses.
     """
@@ -46,7 +50,7 @@ def write(
         fields = _fields(metadata)
         alignment = checked_alignment(fields)
         _check_tensors(sources)
-        with replacing(path) as partial, partial.open("wb") as out:
+        with replacing(path, durable) as out:
             _write_header(out, fields, sources, alignment)
             for source in sources:
                 _write_tensor(out, source)

@@ -22,11 +22,12 @@ import numpy as np
 from pyggml import gguf
 from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError, first_names
+from pyggml.gguf.identity import Identity
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.models.build import Parts
 from pyggml.models.config import short
 from pyggml.models.low_rank import LoraPair
-from pyggml.models.stack import FilePairs, digest, read_below
+from pyggml.models.stack import BASE, FilePairs, digest, read_below
 from pyggml.models.weights import TensorSpec
 from pyggml.quants import QUANTS, dequantize
 
@@ -62,6 +63,7 @@ def read_adapter(path: str | os.PathLike[str], parts: Parts) -> FilePairs:
         if not faults:
             pairs = FilePairs(_pairs(file, bases, alpha, faults))
             pairs.name, pairs.below = file.path.name, read_below(file)
+            pairs.base = Identity.of(file.get(BASE))
     if faults:
         raise AdapterError(f"{path}: {about}" + "; ".join(faults[:10]))
     return pairs

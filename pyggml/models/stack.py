@@ -5,6 +5,10 @@ Two keys of our own in an adapter file, which others ignore; of equal length, lo
 pyggml.lora.below.names     strings: the files' names
 pyggml.lora.below.digests   strings: SHA-256 of their A and B, whatever the file's name
 pyggml.lora.below.weights   float64 array: what their updates were multiplied by
+
+And of the model below all of these:
+
+pyggml.lora.base            string: `pyggml.gguf.identity.Identity`
 """
 
 import hashlib
@@ -17,9 +21,11 @@ import numpy as np
 from pyggml import gguf
 from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError
+from pyggml.gguf.identity import Identity, identity
 from pyggml.models.low_rank import LoraPair, LoraPairs
 
 _BELOW = "pyggml.lora.below"
+BASE = "pyggml.lora.base"
 _NAMES, _DIGESTS, _WEIGHTS = (f"{_BELOW}.{part}" for part in ("names", "digests", "weights"))
 
 
@@ -37,16 +43,19 @@ class Below:
 
 
 class FilePairs(dict[str, LoraPair]):
-    """The updates of an adapter file: its name, its weight, and what it stood on."""
+    """The updates of an adapter file: its name, its weight, and what it stood on: adapters, and the
+    model below them, if the file tells."""
 
     name: str = ""
     weight: float = 1.0
     below: tuple[Below, ...] = ()
+    base: Identity | None = None
 
     def times(self, weight: float) -> "FilePairs":
         """The same with updates multiplied by a weight."""
         pairs = FilePairs({n: replace(p, scale=weight * p.scale) for n, p in self.items()})
         pairs.name, pairs.weight, pairs.below = self.name, weight * self.weight, self.below
+        pairs.base = self.base
         return pairs
 
 
@@ -83,6 +92,24 @@ def read_below(file: gguf.GGUFFile) -> tuple[Below, ...]:
     if not len(names) == len(digests) == len(weights):
         raise AdapterError(f"{file.path}: {_BELOW} has lists of unlike length")
     return tuple(map(Below, names, digests, weights.tolist()))
+
+
+def trained_on(file: gguf.GGUFFile) -> dict[str, str]:
+    """The key for an adapter of the model in this file."""
+    return {BASE: str(identity(file))}
+
+
+def on_another_base(adapters: Iterable[LoraPairs], file: gguf.GGUFFile) -> dict[str, str]:
+    """By the name of an adapter, how the model in this file differs from the one it was trained on.
+
+    Of the same model in other types nothing is told: an adapter is meant for these, too.
+    """
+    bases = {p.name: p.base for p in adapters if isinstance(p, FilePairs) and p.base is not None}
+    if not bases:
+        return {}
+    here = identity(file)
+    apart = {n: base.difference(here) for n, base in bases.items() if base.layout == here.layout}
+    return {name: clause for name, clause in apart.items() if clause}
 
 
 def missing(adapters: Iterable[LoraPairs]) -> Mapping[str, list[Below]]:

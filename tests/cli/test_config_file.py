@@ -182,7 +182,7 @@ def test_a_file_that_someone_else_wrote_is_not_replaced(finetune, tmp_path):
     theirs = tmp_path / "adapter.yaml"
     theirs.write_text("lr: 1e-4  # not too high\n")
     ended = finetune("--config", theirs)
-    assert ended.code == 2 and "adapter.yaml: was not written by pyggml-finetune" in ended.err
+    assert ended.code == 2 and "adapter.yaml: is the config, wanted another name" in ended.err
     assert theirs.read_text() == "lr: 1e-4  # not too high\n"
     assert not (tmp_path / "adapter.gguf").exists()
     assert finetune("--config", theirs, output=tmp_path / "other.gguf").code == 0

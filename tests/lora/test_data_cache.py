@@ -147,6 +147,62 @@ def test_the_folder_is_bounded(kept, monkeypatch):
     assert newer != entry
 
 
+def strangers(folder, entry, stamp):
+    """Files that others keep there, some under names such as ours: path -> content."""
+    model = gguf_of("model", {"tokens.key": "{}"}, folder)
+    other_key = gguf_of("tokens", {"tokens.key": "[]"}, folder)
+    content = {
+        "model.gguf": model,
+        "rows.json": b'{"about": [1], "sha256": ""}',
+        "mine.partial": b"half",
+        "0" * 32 + ".gguf": model,
+        "1" * 32 + ".gguf": other_key,
+        "2" * 32 + ".gguf": b"no GGUF file",
+        "3" * 32 + ".gguf": entry,
+        "4" * 32 + ".json": b'{"about": [1], "sha256": "a"}',
+        "5" * 32 + ".json": b'{"about": [1], "sha256": "' + b"a" * 64 + b'", "mine": 1}',
+        "6" * 32 + ".json": b"[]",
+        "7" * 32 + ".jsonl": b"{}",
+        "A" * 32 + ".json": stamp,
+    }
+    for name, raw in content.items():
+        (folder / name).write_bytes(raw)
+        os.utime(folder / name, (1e9, 1e9))
+    return {folder / name: raw for name, raw in content.items()}
+
+
+def gguf_of(kind, metadata, folder):
+    path = folder.with_name("made.gguf")
+    gguf.write(path, {"general.type": kind, **metadata}, [])
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("limit", ["MOST_BYTES", "MOST_FILES"])
+def test_only_what_is_its_own_is_removed(kept, monkeypatch, limit):
+    """By name and by content: whatever else lies in the folder stays, a link of such a name too."""
+    path, folder = kept
+    (entry,), (stamp,) = folder.glob("*.gguf"), folder.glob("*.json")
+    theirs = strangers(folder, entry.read_bytes(), stamp.read_bytes())
+    link = folder / ("8" * 32 + ".gguf")
+    link.symlink_to(entry)
+    monkeypatch.setattr(cache, limit, 0)
+    path.write_text(ROWS.replace("xyz", "zyx"))
+    again(path, folder)
+    assert not entry.exists() and not stamp.exists(), "they are the cache's own"
+    assert {each: each.read_bytes() for each in theirs} == theirs and link.is_symlink()
+
+
+def test_the_folder_is_looked_at_once_for_many_files(tmp_path, monkeypatch):
+    """So that a folder of thousands takes time in proportion to its files."""
+    looked, prune = [], TokenCache._prune
+    monkeypatch.setattr(TokenCache, "_prune", lambda self, n: (looked.append(n), prune(self, n))[1])
+    (tmp_path / "rows").mkdir()
+    for i in range(20):
+        (tmp_path / "rows" / f"{i}.jsonl").write_text(f'{{"text": "row {i} of a file"}}\n' * 3)
+    read_corpus(tmp_path / "rows", Bytes(), CONFIG, TokenCache(tmp_path / "cache"))
+    assert len([*(tmp_path / "cache").glob("*.gguf")]) == 20 and len(looked) == 1
+
+
 def test_a_folder_that_cannot_be_made_keeps_nothing(kept):
     path, _ = kept
     corpus = read_corpus(path, Bytes(), CONFIG, TokenCache(path / "cache"))

@@ -78,13 +78,53 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over(place, holder, tmp_
     assert locks(tmp_path) == []
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "4294967296", "x"])
-def test_a_lock_file_with_no_process_s_number_names_none(text, place, tmp_path):
+@pytest.mark.parametrize("text", ["", "0", "4294967296"])
+def test_a_place_is_held_by_a_lock_whatever_number_stands_there(text, place, tmp_path):
+    """Numbers of processes mean nothing in another container."""
+    assert not lock.is_held(place)
     with lock.hold(place):
         (path,) = tmp_path.rglob("*.lock")
-        assert lock.holder(place) == os.getpid()
         path.write_text(text)
-        assert lock.holder(place) is None
+        assert lock.is_held(place)
+        with pytest.raises(PyggmlError, match="is in use by process"), lock.hold(place):
+            pass
+    path.write_text(str(os.getpid()))
+    assert not lock.is_held(place), "its process holds nothing"
+
+
+def plant(path, what, outside):
+    """What an attacker, or a user, may have put where a lock belongs."""
+    if what == "a link":
+        path.symlink_to(outside)
+    elif what == "a second name":
+        os.link(outside, path)
+    elif what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a folder":
+        path.mkdir()
+    else:
+        path.write_bytes(outside.read_bytes())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such links and pipes")
+@pytest.mark.parametrize("what", ["a link", "a second name", "a pipe", "a folder", "a file"])
+def test_what_is_no_lock_file_is_refused_and_stays(what, place, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside") / "theirs"
+    outside.write_bytes(b"not a number")
+    path = place / ".lock" if place.is_dir() else place.with_name(".place.lock")
+    plant(path, what, outside)
+    wanted = "lock: (cannot be made|was not made by pyggml)"
+    with pytest.raises(PyggmlError, match=wanted), lock.hold(place):
+        pass
+    assert outside.read_bytes() == b"not a number" and os.path.lexists(path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such links")
+def test_a_place_and_a_link_to_it_are_one(place, tmp_path_factory):
+    link = tmp_path_factory.mktemp("links") / "link"
+    link.symlink_to(place)
+    with lock.hold(link), pytest.raises(PyggmlError, match="is in use"), lock.hold(place):
+        pass
 
 
 def test_a_lock_ends_with_an_error_too(place, tmp_path):
@@ -103,6 +143,6 @@ def test_a_disk_without_locks_is_used_without(tmp_path, monkeypatch):
     def refused(handle):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(lock, "_lock", refused)
+    monkeypatch.setattr(lock, "try_lock", refused)
     with lock.hold(tmp_path):
         assert locks(tmp_path)

@@ -78,10 +78,27 @@ def test_a_run_that_is_stopped_before_its_first_step_leaves_the_older_file(
 
 
 def test_a_new_run_sets_an_older_file_aside(trainer_of, tmp_path, path):
-    path.write_text("older\n")
+    older = '{"event": "step", "step": 1, "loss": 9.0}\n{"event": "st'
+    path.write_text(older)
     _recorded(trainer_of(max_steps=2), tmp_path)
-    assert (tmp_path / "adapter.metrics.old.jsonl").read_text() == "older\n"
+    assert (tmp_path / "adapter.metrics.old.jsonl").read_text() == older
     assert _steps(read_records(path)) == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["adapter.metrics.jsonl", "adapter.metrics.old.jsonl"])
+@pytest.mark.parametrize(
+    "theirs", ["mine\n", '{"text": "mine"}\n', '{"event": "step"}\n', '{"event": 1, "step": 1}\n']
+)
+def test_a_file_that_no_run_wrote_is_neither_set_aside_nor_replaced(
+    trainer_of, tmp_path, path, name, theirs
+):
+    path.write_text('{"event": "step", "step": 1, "loss": 9.0}\n')
+    (tmp_path / name).write_text(theirs)
+    before = {p: p.read_text() for p in tmp_path.glob("*.jsonl")}
+    recorded = _recorded(trainer_of(max_steps=2), tmp_path)
+    (fault,) = recorded.faults
+    assert fault == f"{tmp_path / name}: was not written by a run, whose metrics would replace it"
+    assert {p: p.read_text() for p in tmp_path.glob("*.jsonl")} == before
 
 
 @pytest.mark.parametrize("gone", ["nothing", "a step", "all", "another run's"])
@@ -129,7 +146,7 @@ def test_a_disk_that_fills_on_the_way_ends_no_run(trainer_of, tmp_path, path):
         recorder(report)
         if report.step == 1:
             recorder.metrics._file.close()
-            recorder.metrics._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+            recorder.metrics._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb")
 
     with Recorder(trainer, tmp_path / "adapter.gguf") as recorder:
         trainer.run(filled)
@@ -291,7 +308,7 @@ def test_a_record_that_cannot_be_added_is_one_sentence(path, monkeypatch):
     def full(*about, **more):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr("pyggml.lora.record.metrics.open_to_append", full)
     with pytest.raises(PyggmlError) as caught:
         append(path, {"event": "end"})
     assert str(caught.value) == f"{path}: cannot be written: No space left on device"

@@ -136,7 +136,7 @@ OTHER_RUNS = [
         {"lora": {"modules": ("attn_q",)}},
         r"adapter.modules is not given there and \['attn_q'\] here",
     ),
-    ({"path": "tiny_tied"}, "model is another model than that run's"),
+    ({"path": "tiny_tied"}, "model is another model than that run's: it has other tensors, .*"),
     ({"corpus": 1}, "text is another text than that run's"),
 ]
 
@@ -168,17 +168,21 @@ def test_a_run_may_be_longer_or_shorter_than_it_was(trainer_of, tmp_path):
     assert longer.progress.step == 2 and not longer.is_done
     longer.run()
     np.testing.assert_array_equal(longer.parameters.data, whole.parameters.data)
-    with pytest.raises(CheckpointError, match="which is past this run's end"):
+    with pytest.raises(
+        CheckpointError,
+        match="after step 2, and this run ends with step 1: more",
+    ):
         trainer_of(max_steps=1, **constant).resume(tmp_path / "step-00000002.gguf")
 
 
-def without(path, part, name):
-    """Write a checkpoint as it was before a setting existed."""
+def without(path, part, name, **changes):
+    """Write a checkpoint as it was before a setting existed; changes: of its run."""
     with gguf.open(path) as file:
         metadata = {key: field.value for key, field in file.metadata.items()}
         tensors = [(n, F32, t.shape, file.data(n).copy()) for n, t in file.tensors.items()]
     run = json.loads(metadata["checkpoint.run"])
-    del run[part][name]
+    run |= changes
+    run[part].pop(name, None)
     metadata.pop("checkpoint.sha256", None)  # which came later, too
     digest = hashlib.sha256()
     for name, _, _, array in tensors:
@@ -202,6 +206,74 @@ def test_a_checkpoint_that_is_older_than_a_setting_is_one_of_its_default(trainer
         trainer_of(max_steps=2, clip=0.5).resume(path)
     with pytest.raises(CheckpointError, match="adapter.skip_layers is 0 there and 1 here"):
         trainer_of({"skip_layers": 1}, max_steps=2).resume(path)
+
+
+def with_one_changed(path, to, name):
+    """The same model but for the middle of one tensor: as large, with the same two ends."""
+    with gguf.open(path) as file:
+        tensors = [(n, t.dtype, t.shape, file.data(n).copy()) for n, t in file.tensors.items()]
+        for n, _, _, array in tensors:
+            if n == name:
+                array.reshape(-1)[:] += 1
+        gguf.write(to, file.metadata, tensors)
+    return to
+
+
+def test_a_model_with_other_weights_of_the_same_size_is_another(trainer_of, tiny, tmp_path):
+    """As a merge of queries and values is, which leaves both ends of the file as they were."""
+    trainer_of(max_steps=1, checkpoint_dir=str(tmp_path)).run()
+    other = with_one_changed(tiny, tmp_path / "other.gguf", "blk.1.attn_q.weight")
+    assert other.stat().st_size == tiny.stat().st_size
+    with pytest.raises(CheckpointError, match="it has other weights under the same names$"):
+        trainer_of(max_steps=1, path=other).resume(tmp_path / "step-00000001.gguf")
+
+
+def test_a_checkpoint_of_an_older_version_knows_its_model_otherwise(trainer_of, tiny, tmp_path):
+    trainer_of(max_steps=2, checkpoint_dir=str(tmp_path), checkpoint_every=1).run()
+    path = tmp_path / "step-00000001.gguf"
+    older = checkpoint.older_identity([tiny])
+    without(path, "settings", "clip", model=older)
+    resumed = trainer_of(max_steps=2, checkpoint_dir=str(tmp_path))
+    resumed.resume(path)
+    assert resumed.progress.step == 1 and resumed.run(), "it may write there, too"
+    without(path, "adapter", "skip_layers", model=older[:-1] + "?")
+    with pytest.raises(CheckpointError, match="is another model than that run's$"):
+        trainer_of(max_steps=2).resume(path)
+
+
+def test_what_is_not_this_run_s_stays_in_the_folder_of_its_checkpoints(trainer_of, tiny, tmp_path):
+    """A run goes on from another folder into one that has checkpoints, or files of their names."""
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    trainer_of(max_steps=1, checkpoint_dir=str(mine)).run()
+    trainer_of(max_steps=2, lr=0.02, checkpoint_dir=str(theirs)).run()
+    model = theirs.parent / "models" / "step-00000002.gguf"
+    text = theirs.parent / "text" / "step-00000009.gguf"
+    for path, raw in ((model, tiny.read_bytes()), (text, b"my own words")):
+        path.parent.mkdir()
+        path.write_bytes(raw)
+    for folder in (theirs, model.parent, text.parent):
+        before = {p: p.read_bytes() for p in folder.iterdir()}
+        trainer = trainer_of(max_steps=4, checkpoint_dir=str(folder), checkpoint_every=1)
+        with pytest.warns(RuntimeWarning, match="of a run of 1 steps"):
+            trainer.resume(mine / "step-00000001.gguf")
+        with pytest.raises(CheckpointError, match="is of another run, or no checkpoint: name"):
+            trainer.run()
+        assert {p: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_checkpoints_are_rotated_by_what_is_in_them(trainer_of, tiny, tmp_path):
+    """Files that come while a run is under way are not taken for its older checkpoints."""
+    trainer = trainer_of(max_steps=6, checkpoint_dir=str(tmp_path), checkpoint_every=1)
+    planted = tmp_path / "step-00000001.gguf"
+
+    def plant(event):
+        if isinstance(event, StepReport) and event.step == 4:
+            planted.write_bytes(tiny.read_bytes())
+
+    trainer.run(plant)
+    names = sorted(p.name for p in tmp_path.glob("*.gguf"))
+    assert names == [f"step-{i:08d}.gguf" for i in (1, 5, 6)]
+    assert planted.read_bytes() == tiny.read_bytes()
 
 
 def damage(path: Path, how):

@@ -219,8 +219,8 @@ class Conversation:
         if before and not before.endswith(b"\n"):
             before += b"\n"
         line = json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
-        with replacing(path) as partial:
-            partial.write_bytes(before + line.encode())
+        with replacing(path) as out:
+            out.write(before + line.encode())
         return before.count(b"\n") + 1
 
 

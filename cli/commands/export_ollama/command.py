@@ -22,7 +22,9 @@ from pyggml.cli.terminal.generation import (
     system_option,
 )
 from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, in_group, model_option
+from pyggml.cli.terminal.kinds import MODELFILE
+from pyggml.cli.terminal.options import ADAPTERS, SETTINGS, in_group, model_option
+from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.files import replacing
@@ -57,13 +59,12 @@ _WITHOUT = ("logit_bias", "logprobs")  # it has none
 @ctx_option(16, f"most tokens of a chat (default: {CTX}, or the model's if that has fewer)")
 @click.option(
     *("-o", "--output"),
-    type=PATH,
+    type=OutputPath(MODELFILE),
     default=Path("Modelfile"),
     show_default=True,
     **in_group("output"),
     help="file to write",
 )
-@click.option("--force", is_flag=True, **in_group("output"), help="replace the file if it is there")
 def command(
     model: Path,
     lora: tuple[tuple[Path, float], ...] | None,
@@ -72,7 +73,6 @@ def command(
     chat_template_kwargs: str,
     ctx: int | None,
     output: Path,
-    force: bool,
     **given: Any,
 ) -> None:
     """Write a Modelfile, of which `ollama create NAME -f Modelfile` makes a model."""
@@ -83,8 +83,6 @@ def command(
             "Ollama takes one adapter, at weight 1: make one model of yours with pyggml merge, and "
             "export that"
         )
-    if output.exists() and not force:
-        raise ConfigError(f"{output}: is there already, --force replaces it")
     opened = load(model, adapters or None)
     _check_is_one_file(opened, model, bool(adapters))
     choice = choose_template(opened.tokenizer, (path for path, _ in adapters), chat_template)
@@ -97,8 +95,8 @@ def command(
         *([] if system is None else [f"SYSTEM {quote(unescape(system))}"]),
         *_parameters(how, template, n_ctx_of(opened, ctx, CTX)),
     ]
-    with replacing(output) as partial:
-        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with replacing(output) as out:
+        out.write(("\n".join(lines) + "\n").encode())
     for text in (*choice.notes, missing, _NO_ADAPTERS if adapters else ""):
         if text:
             note(text)

@@ -3,12 +3,14 @@
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pyggml.cli.commands.finetune import config_file
+from pyggml.cli.commands.finetune.config_file import SETTINGS_FILE
 from pyggml.cli.commands.finetune.job import (
     LORA_FLAGS,
     OBJECTIVE_FLAGS,
@@ -19,13 +21,13 @@ from pyggml.cli.commands.finetune.job import (
 from pyggml.cli.commands.finetune.memory import memory_settings
 from pyggml.cli.commands.finetune.stages import run
 from pyggml.cli.terminal.exit import FAILED, STOPPED, silence
-from pyggml.cli.terminal.help import TITLES, GroupedCommand, GroupedOption
+from pyggml.cli.terminal.help import TITLES, GroupedCommand, GroupedOption, is_forced
 from pyggml.cli.terminal.hints import program
+from pyggml.cli.terminal.kinds import ADAPTER
 from pyggml.cli.terminal.options import (
     ADAPTERS,
     DEVICE_HELP,
     MODEL_ALIASES,
-    PATH,
     SETTINGS,
     Names,
     Size,
@@ -33,6 +35,7 @@ from pyggml.cli.terminal.options import (
     words,
 )
 from pyggml.cli.terminal.paths import beside
+from pyggml.cli.terminal.places import PATH, FileWord, OutputPath, check_places, inputs_of
 from pyggml.errors import PyggmlError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.objectives.choice import ObjectiveConfig, defaults_of_runs
@@ -65,6 +68,13 @@ def _train(ranks: Ranks, config: Path | None, given: Mapping[str, Any]) -> int:
     parameters = {name: file.values.get(name) if v is None else v for name, v in given.items()}
     places = {name: place for name, place in file.places.items() if given[name] is None}
     job = with_hub_files(job_of(parameters, places, file.faults))
+    job = replace(job, is_forced=is_forced(click.get_current_context()))
+    if not job.writes_nothing:
+        read = {**parameters, **job.paths_read}
+        if config is not None and not SETTINGS_FILE.is_one(config):
+            read["config"] = config  # else it is what another run wrote, and this one may again
+        inputs = inputs_of(command.params, read)
+        check_places(job.outputs, inputs, job.is_forced, makes_folder=not job.dry_run)
 
     def resume_command(job: Job, folder: Path) -> str:
         given_again = {"config": config, **given, "resume": folder}
@@ -100,6 +110,7 @@ _OPTIONS = [
     ),
     GroupedOption(
         ["-f", "--file", "data"],
+        type=FileWord(),
         multiple=True,
         callback=lambda context, option, value: value or None,
         metavar="FILE[:WEIGHT]",
@@ -110,9 +121,11 @@ _OPTIONS = [
         "several times: an epoch reads FILE:2 twice, of FILE:0.5 a half",
         brief="text, or rows as JSON Lines, JSON, CSV, parquet",
     ),
-    _path(
-        *("-o", "--output"),
+    GroupedOption(
+        ["-o", "--output"],
+        type=OutputPath(ADAPTER),
         group="output",
+        common=True,
         help="adapter to write, replaced only at the end; its settings go beside it, as .yaml",
     ),
     GroupedOption(
@@ -221,6 +234,7 @@ command = GroupedCommand(
     "Ctrl-C, SIGTERM, a closed terminal or pipe ends the run after its step and saves adapter and "
     "checkpoint; before the first step they stay as they were.",
     quiet="plan, progress or samples",
+    asks=False,
     examples=[
         "pyggml finetune -m model-Q4_K_M.gguf -f chats.jsonl -o adapter.gguf --epochs 3",
         "pyggml finetune -m model.gguf -f pairs.jsonl -o a.gguf --objective dpo",

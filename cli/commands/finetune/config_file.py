@@ -18,9 +18,10 @@ import yaml
 from pyggml.cli.terminal.exit import ELSEWHERE
 from pyggml.cli.terminal.help import TITLES, GroupedOption
 from pyggml.cli.terminal.hints import program
+from pyggml.cli.terminal.kinds import written_kind
 from pyggml.cli.terminal.options import Names, Patterns, Size
 from pyggml.errors import ConfigError, suggestion
-from pyggml.files import replacing
+from pyggml.files import open_regular, replacing
 
 _MOST_BYTES, _DEEPEST = 256 << 10, 5
 
@@ -121,7 +122,7 @@ def _scalar(value: Any, option: click.Parameter) -> Any:
         value = [_whole(item) for item in value] if isinstance(value, list) else _whole(value)
     if isinstance(value, list) and option.type.name == "several":
         return option.type.convert(value, None, None)
-    if option.type is click.STRING and not isinstance(value, str):
+    if isinstance(option.type, click.types.StringParamType) and not isinstance(value, str):
         one = isinstance(value, list | dict)
         raise ValueError("one word" if one else "a word; put it in quotes")
     return value
@@ -169,7 +170,7 @@ def _pairs(path: Path) -> Iterator[tuple[int, str, Any]]:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             raw = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
@@ -219,7 +220,8 @@ def _plain(node: yaml.Node) -> Any:
 
 # -- the settled settings, beside the adapter ---------------------------------------------------
 
-FIRST_WORDS = "# Written by pyggml-finetune"
+_FIRST_WORDS = "# Written by pyggml-finetune"
+SETTINGS_FILE = written_kind("settings of pyggml-finetune", _FIRST_WORDS)
 
 
 def write(path: Path, values: Mapping[str, Any], options: Iterable[click.Parameter]) -> None:
@@ -228,7 +230,7 @@ def write(path: Path, values: Mapping[str, Any], options: Iterable[click.Paramet
     Raises PyggmlError if the disk refuses.
     """
     again = shlex.join([*program("finetune"), "--config", str(path)])
-    lines = [f"{FIRST_WORDS}: the settings of a run, which this repeats:", f"# {again}"]
+    lines = [f"{_FIRST_WORDS}: the settings of a run, which this repeats:", f"# {again}"]
     group = ""
     for option in options:
         value = values.get(option.name or "")
@@ -238,8 +240,8 @@ def write(path: Path, values: Mapping[str, Any], options: Iterable[click.Paramet
             group = option.group
             lines += ["", f"# {TITLES[group]}"]
         lines.append(f"{key_of(option)}: {_format(value)}")
-    with replacing(path) as partial:
-        partial.write_bytes(("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
+    with replacing(path) as out:
+        out.write(("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
 
 
 def _format(value: Any) -> str:

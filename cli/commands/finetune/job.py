@@ -9,8 +9,10 @@ from typing import Any
 from pyggml.cli import demo
 from pyggml.cli.commands.finetune import config_file
 from pyggml.cli.terminal.hub import data_files, model_file
+from pyggml.cli.terminal.kinds import ADAPTER, MODEL_FILE, Kind
 from pyggml.cli.terminal.options import adapter_word, given_settings
-from pyggml.cli.terminal.paths import beside, check_ours, check_output, check_space
+from pyggml.cli.terminal.paths import beside, check_output, check_space
+from pyggml.cli.terminal.places import Output
 from pyggml.cli.web import report
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
@@ -20,7 +22,7 @@ from pyggml.lora.data import Source, TokenCache
 from pyggml.lora.data.unused import unused_by_answers
 from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.optim import n_kept
-from pyggml.lora.record import check_loggers
+from pyggml.lora.record import are_records, check_loggers, metrics_beside
 from pyggml.lora.trainer.checkpoint import existing, hold, newest
 
 LORA_FLAGS = {
@@ -40,6 +42,7 @@ _OWN = (*_NEEDED, "init", "below", "train_tensors", "prompt", "log_to", "report"
 _NOT_IN_FILES = ("seed", "dropout", "plus_ratio")  # of an adapter, so given again with --init
 _CHECKPOINTS = ("checkpoint_dir", "checkpoint_every", "cache_dir")
 AUTO = Path("auto")  # of --resume: the newest checkpoint, or a new run if there is none
+METRICS = Kind("metrics of a run", are_records)
 _HEADER_BYTES = 64 << 10  # more than the header of an adapter takes
 
 
@@ -67,6 +70,36 @@ class Job:
     device: str
     fixed: frozenset[str]  # parameters that the user gave, which nothing overrides
     previews_only: bool  # without an output, which a preview does not need
+    is_forced: bool = False  # whether outputs replace files of any kind
+
+    @property
+    def writes_nothing(self) -> bool:
+        """Whether there is no output, as of a dry run that names none."""
+        return self.output is _PLACEHOLDER
+
+    @property
+    def outputs(self) -> list[Output]:
+        """All files that are written."""
+        whole = self.lora.dora or self.train_tensors is not None
+        metrics = metrics_beside(self.output)
+        outputs = [
+            Output(self.output, MODEL_FILE if whole else ADAPTER),
+            Output(beside(self.output, ".yaml"), config_file.SETTINGS_FILE),
+            Output(metrics, METRICS, stays=True),
+        ]
+        if self.report is not False:
+            outputs.append(Output(beside(self.output, ".html"), report.REPORT))
+        if self.resume is None:  # an older run's are set aside
+            old = metrics.with_suffix(".old.jsonl")
+            outputs.append(Output(old, METRICS, stays=not metrics.exists()))
+        return outputs
+
+    @property
+    def paths_read(self) -> dict[str, Any]:
+        """The files and folders that are read, by parameter, as names of the hub were found."""
+        data = [source.path for source in self.sources]
+        named = {name: getattr(self, name) for name in ("model", "init", "below", "resume")}
+        return {**named, "data": data, "val_file": self.reading.val_file}
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -226,14 +259,14 @@ def with_hub_files(job: Job) -> Job:
 
 def check_places(job: Job) -> None:
     """Check the outputs now, so that nothing fails after hours. A dry run takes no lock file."""
-    if job.output is not _PLACEHOLDER:
-        _check_output(job)
+    if not job.writes_nothing:
+        _check_apart(job)
     check_loggers(job.log_to or ())
     folder = job.train.checkpoint_dir
     if folder is not None and Path(folder).exists():
         if not Path(folder).is_dir():
             raise ConfigError(f"{folder}: is a file, wanted a folder for checkpoints")
-        check_output(Path(folder, "step.gguf"), [])
+        check_output(Path(folder, "step.gguf"))
         with (
             nullcontext() if job.dry_run else hold(Path(folder))
         ):  # the run takes it again; a refusal shall come before the work
@@ -242,22 +275,14 @@ def check_places(job: Job) -> None:
         raise CheckpointError(f"{job.resume}: does not exist, wanted a checkpoint to resume from")
 
 
-def _check_output(job: Job) -> None:
-    """Check the adapter's place, and those of what lies beside it."""
-    rename = "give it another name, or the adapter"
-    settings = beside(job.output, ".yaml")
-    check_ours(settings, config_file.FIRST_WORDS, "the settings", rename)
-    if job.report is not False:
-        page = beside(job.output, ".html")
-        check_ours(page, report.FIRST_WORDS, "the report", f"{rename}, or --no-report")
-    inputs = [("model", job.model), ("checkpoint", job.resume)]
-    inputs += [("text", path) for path in job.files]
-    inputs += [(f"adapter {path}", path) for path, _ in job.below or ()]
-    check_output(job.output, inputs, makes_folder=not job.dry_run)
-    above = job.output.resolve().parents
-    around = next((path for path in job.files if path.is_dir() and path.resolve() in above), None)
-    if around is not None:
-        raise ConfigError(f"{job.output}: lies in {around}, all of which is read as data")
+def _check_apart(job: Job) -> None:
+    """ConfigError for what is written into a folder all of whose files are read."""
+    written = [job.output, job.train.checkpoint_dir, job.reading.cache_dir]
+    for path in (Path(each) for each in written if each is not None):
+        above = path.resolve().parents
+        around = next((f for f in job.files if f.is_dir() and f.resolve() in above), None)
+        if around is not None:
+            raise ConfigError(f"{path}: lies in {around}, all of which is read as data")
 
 
 def check_room(job: Job, n_trained: int, n_output: int) -> None:

@@ -26,7 +26,7 @@ def recorder(job: Job, trainer: Trainer, about: Rows) -> Recorder:
     about: the rows that were told before the first step
     """
     settings = _settings(job)
-    made = Recorder(trainer, job.output, job.log_to or (), settings)
+    made = Recorder(trainer, job.output, job.log_to or (), settings, job.is_forced)
     plain = {name: v if _is_plain(v) else str(v) for name, v in settings.items()}
     made.metrics.add(
         {

@@ -204,8 +204,6 @@ def _run(
     told: Told,
 ) -> int:
     with progress_lines():
-        if job.output.exists():
-            row("output", f"{job.output} exists; it is replaced at the end")
         say()
     before, model = trainer.reference, trained.model
     assert before is not None

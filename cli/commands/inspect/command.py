@@ -16,8 +16,9 @@ from pyggml.cli.commands.inspect import facts, present
 from pyggml.cli.commands.inspect.sections import Section, Table
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import MODEL
-from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, ModelSource, in_group
-from pyggml.cli.terminal.paths import check_output
+from pyggml.cli.terminal.kinds import PAGE
+from pyggml.cli.terminal.options import ADAPTERS, SETTINGS, ModelSource, in_group
+from pyggml.cli.terminal.places import PATH, OutputPath
 from pyggml.cli.terminal.show import printable, say, size
 from pyggml.errors import ConfigError
 
@@ -106,7 +107,7 @@ def _flag(name: str, help: str, group: str = "output") -> Any:
 @_flag("--grad-checkpointing", "plan with gradient checkpointing", "memory")
 @click.option(
     *("--html", "html"),
-    type=PATH,
+    type=OutputPath(PAGE),
     metavar="PAGE",
     **in_group("output"),
     help="write all of it as a page, with pictures",
@@ -144,8 +145,6 @@ def command(
         return _write_template(path, options["template"])
     wanted = Inspection(path, lora=lora or (), **options)
     _check(wanted, given is not None and model is not None, html, as_json)
-    if html is not None:
-        check_output(html, [("file", path), ("text", wanted.text)])
     values, sections = _inspect(wanted)
     if as_json:
         say(json.dumps(values, allow_nan=False))

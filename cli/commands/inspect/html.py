@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyggml.cli.commands.inspect.sections import Section
+from pyggml.cli.terminal.kinds import PAGE_WORDS
 from pyggml.cli.web import pages
 from pyggml.look.draw import heat, svg, tokens
-
-FIRST_WORDS = "<!doctype html><!-- Written by pyggml inspect -->"
 
 
 def write(path: Path, title: str, sections: Sequence[Section]) -> None:
@@ -20,7 +19,7 @@ def render(title: str, sections: Sequence[Section]) -> str:
         *("pyggml.cli.commands.inspect", "page.html"),
         styles=("page.css",),
         drawn=[svg.STYLE, heat.STYLE, tokens.STYLE],
-        first=FIRST_WORDS,
+        first=PAGE_WORDS,
         title=title,
         sections=sections,
         token_style=tokens.STYLE,

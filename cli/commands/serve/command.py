@@ -26,6 +26,7 @@ from pyggml.cli.terminal.options import (
     model_option,
     settings_options,
 )
+from pyggml.cli.terminal.places import Reads
 from pyggml.cli.web.listening import check_packages, is_loopback, listening
 from pyggml.errors import ConfigError
 from pyggml.generation import Context
@@ -35,7 +36,7 @@ Named = tuple[str, Adapter]
 Served = tuple[Model, tuple[Path, ...]]  # a model, and the files of its adapters
 
 
-class NamedAdapter(click.ParamType):
+class NamedAdapter(Reads, click.ParamType):
     """An adapter's name for clients and its file: shakespeare=a.gguf:0.5; without a name, a."""
 
     name = "adapter"

@@ -6,7 +6,8 @@ import click
 
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import MODEL
-from pyggml.cli.terminal.options import PATH, SETTINGS, compute_option, in_group, threads_option
+from pyggml.cli.terminal.options import SETTINGS, compute_option, in_group, threads_option
+from pyggml.cli.terminal.places import PATH
 from pyggml.cli.web.listening import check_packages, listening
 from pyggml.errors import ConfigError
 

@@ -25,7 +25,7 @@ from pyggml.errors import ConfigError, PyggmlError
 from pyggml.look.draw import heat
 from pyggml.look.overview import Overview, cell_of, findings
 from pyggml.lora.record import metrics_beside, overview_of, read_records
-from pyggml.lora.trainer.lock import holder
+from pyggml.lora.trainer.lock import is_held
 from pyggml.lora.trainer.reports import History, ValidationReport
 
 _METRICS, _OLD = ".metrics.jsonl", ".metrics.old.jsonl"
@@ -77,7 +77,7 @@ class Runs:
         return [
             {
                 "name": name,
-                "running": _is_running(self._file(name)),
+                "running": is_held(self._file(name)),
                 "version": _version(self._file(name)),
                 "kind": self.kind(name),
             }
@@ -133,7 +133,7 @@ class Runs:
         rows = []
         for name in self.names():
             try:
-                cells = _cells(self._read(name).records, _is_running(self._file(name)))
+                cells = _cells(self._read(name).records, is_held(self._file(name)))
             except (ApiError, ArithmeticError, TypeError, ValueError):
                 cells = [_cell(None, "")] * len(COLUMNS)
             rows.append({"name": name, "cells": cells})
@@ -159,7 +159,7 @@ class Runs:
 
     def _describe(self, name: str) -> dict[str, Any]:
         output = self.output(name)
-        running, snapshot = _is_running(output), self._read(name)
+        running, snapshot = is_held(output), self._read(name)
         records, overview = snapshot.records, snapshot.overview
         steps = [r for r in records if r["event"] == "step"]
         last = steps[-1] if steps else {}
@@ -287,10 +287,6 @@ def _kind(output: Path) -> str:
             return "adapter" if file.get("general.type") == "adapter" else "model"
     except PyggmlError:
         return ""
-
-
-def _is_running(output: Path) -> bool:
-    return holder(output) is not None
 
 
 def _state(running: bool, last: Mapping[str, Any], records: Records) -> str:

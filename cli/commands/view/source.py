@@ -13,9 +13,9 @@ from pyggml.cli.commands.inspect.facts import facts
 from pyggml.cli.commands.inspect.sections import Section
 from pyggml.cli.terminal.show import printable
 from pyggml.errors import PyggmlError
+from pyggml.gguf.identity import identity
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
-from pyggml.lora.trainer.checkpoint import identity as contents_identity
 from pyggml.model import Model
 from pyggml.models import Taps
 from pyggml.runtime import Arenas, Program
@@ -66,7 +66,7 @@ class Source:
             return "same"
         try:
             with gguf.open(path) as file:
-                is_same = contents_identity(file.paths) == contents_identity(own)
+                is_same = identity(file) == identity(self.file)
             return "same" if is_same else "other"
         except PyggmlError:
             return "same" if path.name in {p.name for p in (self.path, *own)} else "unknown"

@@ -146,8 +146,8 @@ class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
 
 def write(path: Path, name: str, cubin: bytes) -> None:
     head = {"kernel": name, "sha256": hashlib.sha256(cubin).hexdigest()}
-    with replacing(path) as partial:
-        partial.write_bytes(json.dumps(head).encode() + b"\n" + cubin)
+    with replacing(path) as out:
+        out.write(json.dumps(head).encode() + b"\n" + cubin)
 
 
 def read(path: Path) -> tuple[str, bytes] | None:

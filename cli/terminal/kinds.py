@@ -1,0 +1,53 @@
+"""What a command writes, told from a file that is there: kinds of files by their first bytes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyggml.errors import PyggmlError
+from pyggml.files import open_regular
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of file: what it is called, with its article, and whether a file is one."""
+
+    name: str
+    is_one: Callable[[Path], bool]
+
+
+def gguf_kind(name: str, *types: str) -> Kind:
+    """GGUF files whose general.type is one of these; "" stands for none."""
+
+    def is_one(path: Path) -> bool:
+        from pyggml import gguf  # which no help text waits for
+
+        try:
+            with gguf.open(path) as file:
+                return file.get("general.type", "") in types
+        except PyggmlError:
+            return False
+
+    return Kind(name, is_one)
+
+
+def written_kind(name: str, first_words: str) -> Kind:
+    """Files that begin with words of ours."""
+
+    def is_one(path: Path) -> bool:
+        try:
+            with open_regular(path) as file:
+                return file.read(len(first_words)) == first_words.encode()
+        except (OSError, ValueError):
+            return False
+
+    return Kind(name, is_one)
+
+
+ADAPTER = gguf_kind("an adapter", "adapter")
+MODEL_FILE = gguf_kind("a model", "model", "")
+IMPORTANCE = gguf_kind("an importance matrix", "imatrix")
+PAGE_WORDS = "<!doctype html><!-- Written by pyggml inspect -->"
+PAGE = written_kind("a page of pyggml inspect", PAGE_WORDS)
+# A Modelfile is edited by hand, and says not whose it is.
+MODELFILE = Kind("known to be as pyggml wrote it", lambda path: False)

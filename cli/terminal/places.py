@@ -1,0 +1,182 @@
+"""One rule for the files of all commands: an output is no input, and replaces only its own kind.
+
+The type of a parameter says what it names: files to read (`Reads`), or a file of some kind that is
+written (`OutputPath`). Every command asks `check_places` before it begins. What it writes
+
+    is none of the files that it reads, whatever the names: --force changes nothing of that
+    replaces a file that is there if that is of the kind that it writes, and says so
+    replaces any other file with --force
+"""
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyggml.cli.terminal.kinds import Kind
+from pyggml.cli.terminal.paths import check_output
+from pyggml.cli.terminal.show import printable, say_progress
+from pyggml.errors import ConfigError
+
+_PART = re.compile(r"(.*)-[0-9]{5}-of-([0-9]{5})\.gguf", re.DOTALL)  # of a model in several files
+# What is said of a parameter's file where its name says too little.
+_WORDS = {
+    "below": "adapter",
+    "data": "text",
+    "files": "text",
+    "given": "model",
+    "imatrix": "importance matrix",
+    "init": "adapter",
+    "lora": "adapter",
+    "others": "model",
+    "resume": "checkpoint",
+    "source": "file to read from",
+    "val_file": "text held out",
+}
+
+
+class Reads:
+    """Of a parameter's type: its value has the paths of files to read, a text is one itself."""
+
+
+class InputPath(Reads, click.Path):
+    """A file or folder that is read."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+
+class FileWord(Reads, click.types.StringParamType):
+    """A word that is a name, or the path of a file to read."""
+
+
+class OutputPath(click.Path):
+    """A file to write, of a kind. may_be_folder: or a new folder, if the command writes one."""
+
+    def __init__(self, kind: Kind, may_be_folder: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self.kind, self.may_be_folder = kind, may_be_folder
+
+
+PATH = InputPath()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file to write. stays: one of its kind that is there is gone on with, or set aside."""
+
+    path: Path
+    kind: Kind
+    may_be_folder: bool = False
+    stays: bool = False
+
+
+def outputs_of(parameters: Iterable[click.Parameter], values: Mapping[str, Any]) -> list[Output]:
+    """What parameters of these values name to write."""
+    return [
+        Output(values[p.name], p.type.kind, p.type.may_be_folder)
+        for p in parameters
+        if isinstance(p.type, OutputPath) and values.get(p.name or "") is not None
+    ]
+
+
+def inputs_of(
+    parameters: Iterable[click.Parameter], values: Mapping[str, Any]
+) -> list[tuple[str, Path]]:
+    """What they name to read: a word for it, and a path."""
+    return [
+        (_WORDS.get(parameter.name or "", str(parameter.name).replace("_", " ")), path)
+        for parameter in parameters
+        if isinstance(parameter.type, Reads)
+        for path in _paths(values.get(parameter.name or ""), isinstance(parameter.type, FileWord))
+    ]
+
+
+def _paths(value: Any, words: bool) -> Iterator[Path]:
+    """The paths in the value of a parameter, such as adapters with their weights."""
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, str) and words and "\0" not in value:
+        yield Path(value)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _paths(part, words)
+
+
+def check_places(
+    outputs: Sequence[Output],
+    inputs: Sequence[tuple[str, Path]],
+    force: bool = False,
+    makes_folder: bool = True,
+) -> None:
+    """ConfigError for an output that cannot be written, is read, or would replace a file of another
+    kind. What will be replaced is said.
+
+    makes_folder: whether the folder is created that an output is to lie in, which is said
+    """
+    places = [place for o in outputs if (place := _place(o.path)) is not None]
+    by_place = _by_place(inputs) if places else {}
+    for output in outputs:
+        place = _place(output.path)
+        word = place and by_place.get(place)
+        if word:
+            raise ConfigError(f"{output.path}: is the {word}, wanted another name to write to")
+        if not (output.may_be_folder and output.path.is_dir()):
+            check_output(output.path, makes_folder)
+            if place is not None and not (force or output.kind.is_one(output.path)):
+                raise ConfigError(
+                    f"{output.path}: is there already, and is not {output.kind.name}: --force "
+                    "replaces it, another name keeps it"
+                )
+    _say_replaced(outputs)
+
+
+def _say_replaced(outputs: Sequence[Output]) -> None:
+    there = [str(o.path) for o in outputs if o.path.is_file() and not o.stays]
+    if there:
+        what = "exists, and is" if len(there) == 1 else "exist, and are"
+        say_progress(f"{printable(', '.join(there))} {what} replaced at the end")
+
+
+# -- which file is which, whatever its names ------------------------------------------------------
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """The device and inode of a file that is there, behind all links."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # ValueError: a NUL
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _by_place(inputs: Iterable[tuple[str, Path]]) -> dict[tuple[int, int], str]:
+    """The word for every file that is read."""
+    return {
+        place: word
+        for word, path in inputs
+        for each in _files(path)
+        if (place := _place(each)) is not None
+    }
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """A file with all parts of its model; those of a folder, and of a pattern."""
+    yield path
+    try:
+        part = _PART.fullmatch(path.name)
+        if part:
+            yield from path.parent.glob(f"{glob.escape(part[1])}-*-of-{part[2]}.gguf")
+        elif path.is_dir():
+            for folder, _, names in os.walk(path):
+                yield from (Path(folder, name) for name in names)
+        elif glob.has_magic(str(path)):
+            # Path.glob takes no pattern that is absolute.
+            yield from map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
+    except (OSError, ValueError):  # whoever reads it says what is wrong
+        return
