@@ -109,7 +109,7 @@ def command(
     for each, n_ctx in zip(prompts, rooms, strict=True):
         pieces = complete(opened, each.ids, n_tokens, how, n_ctx, cache.cache_types, cache.n_keep)
         if as_json:
-            say(_record(opened, each, pieces, how))
+            say(_record(opened, each, pieces, how), as_is=True)
         else:
             _write(opened, each, pieces, how, n_ctx)
 

@@ -23,6 +23,7 @@ from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, say, say_progress, size
 from pyggml.cli.terminal.texts import read_texts, text_options
 from pyggml.errors import DataError
+from pyggml.files import in_characters
 from pyggml.lora.config import DataConfig, EvalConfig
 from pyggml.lora.data import Dataset, Encoding, Row, encode_rows, pack
 from pyggml.lora.evaluate.importance import Collector
@@ -68,7 +69,8 @@ def command(
     ctx = config.rows(opened.config.n_ctx).ctx
     read = dict(read_texts(opened, source, files, config, _windows))
     times = Counter(path.name for path in read)
-    texts = {path.name if times[path.name] == 1 else str(path): t for path, t in read.items()}
+    names = {path: path.name if times[path.name] == 1 else path for path in read}
+    texts = {in_characters(names[path]): text for path, text in read.items()}
     try:
         collector = Collector(opened, texts, ctx, chunks, config.special_tokens == "parse")
     except DataError as error:

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from pyggml.cli.terminal.places import OutputPath, check_places, inputs_of, outputs_of
-from pyggml.cli.terminal.show import set_quiet
+from pyggml.cli.terminal.places import OutputPath, check_places, inputs_of, outputs_of, replaced
+from pyggml.cli.terminal.show import say_progress, set_quiet
 
 # In the order of the help; the settings' own groups (pyggml.settings.GROUPS) are among them.
 TITLES = {
@@ -135,6 +135,8 @@ class GroupedCommand(click.Command):
         if self._asks:
             outputs = outputs_of(self.params, ctx.params)
             check_places(outputs, inputs_of(self.params, ctx.params), is_forced(ctx))
+            if said := replaced(outputs):
+                say_progress(said)
         return super().invoke(ctx)
 
     def help_text(self, ctx: click.Context, whole: bool) -> str:

@@ -11,7 +11,7 @@ written (`OutputPath`). Every command asks `check_places` before it begins. What
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import click
 
 from pyggml.cli.terminal.kinds import Kind
 from pyggml.cli.terminal.paths import check_output
-from pyggml.cli.terminal.show import printable, say_progress
 from pyggml.errors import ConfigError
 
 _PART = re.compile(r"(.*)-[0-9]{5}-of-([0-9]{5})\.gguf", re.DOTALL)  # of a model in several files
@@ -61,6 +60,13 @@ class OutputPath(click.Path):
     def __init__(self, kind: Kind, may_be_folder: bool = False) -> None:
         super().__init__(path_type=Path)
         self.kind, self.may_be_folder = kind, may_be_folder
+
+
+class OutputFolder(click.Path):
+    """A folder to write to, whose command asks `check_places` of each file."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
 
 
 PATH = InputPath()
@@ -115,54 +121,46 @@ def check_places(
     makes_folder: bool = True,
 ) -> None:
     """ConfigError for an output that cannot be written, is read, or would replace a file of another
-    kind. What will be replaced is said.
+    kind.
 
     makes_folder: whether the folder is created that an output is to lie in, which is said
     """
-    places = [place for o in outputs if (place := _place(o.path)) is not None]
-    by_place = _by_place(inputs) if places else {}
+    by_place = _by_place(inputs) if outputs else {}
     for output in outputs:
-        place = _place(output.path)
-        word = place and by_place.get(place)
+        word = by_place.get(_place(output.path))
         if word:
             raise ConfigError(f"{output.path}: is the {word}, wanted another name to write to")
         if not (output.may_be_folder and output.path.is_dir()):
             check_output(output.path, makes_folder)
-            if place is not None and not (force or output.kind.is_one(output.path)):
+            if output.path.exists() and not (force or output.kind.is_one(output.path)):
                 raise ConfigError(
                     f"{output.path}: is there already, and is not {output.kind.name}: --force "
                     "replaces it, another name keeps it"
                 )
-    _say_replaced(outputs)
 
 
-def _say_replaced(outputs: Sequence[Output]) -> None:
+def replaced(outputs: Sequence[Output]) -> str:
+    """A sentence on the files that will be replaced; "" if there are none."""
     there = [str(o.path) for o in outputs if o.path.is_file() and not o.stays]
-    if there:
-        what = "exists, and is" if len(there) == 1 else "exist, and are"
-        say_progress(f"{printable(', '.join(there))} {what} replaced at the end")
+    what = "exists; it is" if len(there) == 1 else "exist; they are"
+    return f"{', '.join(there)} {what} replaced at the end" if there else ""
 
 
 # -- which file is which, whatever its names ------------------------------------------------------
 
 
-def _place(path: Path) -> tuple[int, int] | None:
-    """The device and inode of a file that is there, behind all links."""
+def _place(path: Path) -> Hashable:
+    """The device and inode of a file, behind all links; of one that is not there its whole path."""
     try:
         status = path.stat()
     except (OSError, ValueError):  # ValueError: a NUL
-        return None
+        return os.path.abspath(path)  # noqa: PTH100  # Path.resolve refuses a link to itself
     return status.st_dev, status.st_ino
 
 
-def _by_place(inputs: Iterable[tuple[str, Path]]) -> dict[tuple[int, int], str]:
+def _by_place(inputs: Iterable[tuple[str, Path]]) -> dict[Hashable, str]:
     """The word for every file that is read."""
-    return {
-        place: word
-        for word, path in inputs
-        for each in _files(path)
-        if (place := _place(each)) is not None
-    }
+    return {_place(each): word for word, path in inputs for each in _files(path)}
 
 
 def _files(path: Path) -> Iterator[Path]:

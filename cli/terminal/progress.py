@@ -58,7 +58,7 @@ class ChangingLine:
             return
         text = text[: shutil.get_terminal_size().columns - 1]
         end = "\r" if not text else ""
-        say_progress(f"\r{text:<{self._width}}", end=end)
+        say_progress(f"{text:<{self._width}}", end=end, begin="\r")
         self._width = len(text)
 
 

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import sys
-import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from textwrap import fill
@@ -14,6 +13,8 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 _TO_COPY = ("use it", "resume")  # labels of rows that are commands, which a line end would cut
 _LABEL = 11  # columns before the text of a row
 _WARNINGS = ("warning", "skipped", "left out")  # labels of rows that --quiet leaves in
+# Control characters, halves of pairs, and what reverses the direction of what follows.
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 _is_quiet = False
 _progresses = 0  # contexts of `progress_lines` that are open
 _recordings: list[list[tuple[str, str]]] = []
@@ -50,16 +51,16 @@ def wants_colours() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def say(text: str = "", end: str = "\n") -> None:
-    """Print at once, also into a pipe."""
+def say(text: str = "", end: str = "\n", as_is: bool = False) -> None:
+    """Print at once, also into a pipe. as_is: with the escapes that are in it, such as colours."""
     if not (_is_quiet and _progresses):
-        print(text, end=end, flush=True)
+        print(text if as_is else printable(text), end=end, flush=True)
 
 
-def say_progress(text: str, end: str = "\n") -> None:
+def say_progress(text: str, end: str = "\n", begin: str = "") -> None:
     """Print on standard error, where results are not; --quiet leaves it out."""
     if not _is_quiet:
-        print(text, end=end, file=sys.stderr, flush=True)
+        print(f"{begin}{printable(text)}", end=end, file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:
@@ -79,7 +80,7 @@ def wrapped(line: str, stream: TextIO, indent: int = 2) -> str:
 
 def row(label: str, text: str) -> None:
     """A line of a table with one word at its left."""
-    line = f"{label:<10} {text}"
+    line = f"{label:<10} {printable(text)}"
     if label not in _TO_COPY:
         line = wrapped(line, sys.stdout, _LABEL)
     if label in _WARNINGS:
@@ -149,8 +150,16 @@ def speed(n: int, seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Text from a file without control characters, which could command the terminal."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
+    """Text or a name with what could command the terminal as escapes: \\x1b, \\u202e; so too the
+    bytes of a name that are no UTF-8: \\xe4."""
+    return _COMMANDS.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # a byte, as Python has it in names
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def unescape(text: str) -> str:

@@ -30,6 +30,7 @@ from pyggml.files import open_regular, replacing
 from pyggml.graph.dtypes import F32, I8, I32, I64, DType
 from pyggml.lora.data.documents import Documents, Notes
 from pyggml.lora.data.files import SHOWN, UNITS, Faults
+from pyggml.lora.data.formats.source import open_bytes
 from pyggml.lora.data.spill import blocks
 
 MOST_BYTES = 8 << 30  # of a folder; the entries that were used last stay
@@ -153,7 +154,7 @@ class TokenCache:
             known = _load(stamp)
             if known.get("about") == about and isinstance(known.get("sha256"), str):
                 return str(known["sha256"])
-            with open_regular(path) as file:
+            with open_bytes(path) as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error

@@ -37,6 +37,7 @@ STDIN = Path("-")
 _STDIN = 0  # its descriptor
 MOST_FILES = 1 << 16  # in a folder
 PATIENCE = 2.0  # seconds before it is said that nothing comes
+MOST_PATIENCE = 60.0  # seconds in which somebody has to open the other end of a pipe
 LeftOut = tuple[Path, str]  # a file and the reason
 
 
@@ -177,14 +178,36 @@ def _open_pipe(path: Path) -> Iterator[io.BufferedReader]:
     timer = threading.Timer(PATIENCE, warnings.warn, (late, RuntimeWarning))
     timer.daemon = True
     timer.start()
+    last, was_alone = threading.Timer(0, lambda: None), list[bool]()
+    if path != STDIN:
+        last, was_alone = _give_up_after(path, MOST_PATIENCE)
     try:
         given = _STDIN if path == STDIN else path
         with open(given, "rb", closefd=path != STDIN) as pipe:
+            last.cancel()  # whoever has opened the other end may take any time
+            if was_alone:
+                raise DataError(f"{path}: nobody writes to this pipe, wanted a file")
             pipe.peek(1)
             timer.cancel()
             yield pipe
     finally:
         timer.cancel()
+        last.cancel()
+
+
+def _give_up_after(path: Path, seconds: float) -> tuple[threading.Timer, list[bool]]:
+    """A timer that opens the other end of a pipe, if nobody does, so that nothing waits for ever;
+    and a list that is no longer empty then."""
+    was_alone = list[bool]()
+
+    def open_other_end() -> None:
+        was_alone.append(True)
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+    timer = threading.Timer(seconds, open_other_end)
+    timer.daemon = True
+    timer.start()
+    return timer, was_alone
 
 
 def _beginning(pipe: io.BufferedReader, path: Path) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any
 from pyggml.chat import ChatTemplate
 from pyggml.chat.source import INPUTS, TEMPLATE, TOOL_USE, carried_metadata
 from pyggml.errors import AdapterError
+from pyggml.files import open_regular
 
 NAME = "chat_template.jinja"
 _MORE, _CONFIG = "additional_chat_templates", "tokenizer_config.json"
@@ -82,7 +83,8 @@ def _text(path: Path) -> str | None:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise AdapterError(f"{path}: is larger than {_MOST_BYTES >> 20} MiB")
-        return path.read_text("utf-8")
+        with open_regular(path) as file:
+            return file.read(_MOST_BYTES).decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

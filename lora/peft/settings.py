@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pyggml.errors import AdapterError
+from pyggml.files import open_regular
 from pyggml.models.config import short
 
 NAME = "adapter_config.json"
@@ -107,7 +108,8 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise AdapterError(f"{path}: has {path.stat().st_size} bytes, wanted a few thousand")
-        value = json.loads(path.read_text("utf-8"))
+        with open_regular(path) as file:
+            value = json.loads(file.read(_MOST_BYTES).decode())
     except OSError as error:
         raise AdapterError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

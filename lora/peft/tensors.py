@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.errors import AdapterError
+from pyggml.files import open_regular
 from pyggml.gguf.fields import brief
 from pyggml.graph.tensor import Shape
 
@@ -78,7 +79,9 @@ def _stored_tensors(path: Path, most_bytes: int) -> list[tuple[str, dict[str, An
                 f"{path}: has {n_bytes:,} bytes, wanted at most the {most_bytes:,} of the whole "
                 "model in float32"
             )
-        return deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # its stub has no types
+        with open_regular(path) as file:
+            raw = file.read(most_bytes)
+        return deserialize(raw)  # type: ignore[no-untyped-call]  # its stub has no types
     except OSError as error:
         hint = ""
         if path.with_name("adapter_model.bin").is_file():

@@ -24,6 +24,7 @@ from typing import Any
 from pyggml import gguf
 from pyggml.chat.template import MOST_SOURCE, ChatTemplate, Message, read_names
 from pyggml.errors import TemplateError, suggestion
+from pyggml.files import open_regular
 from pyggml.tokenizer import Tokenizer
 from pyggml.tokenizer.metadata import Metadata
 
@@ -97,7 +98,7 @@ def template_file(wanted: str) -> Path | None:
     """The file of Jinja2 that holds a built-in template or is named itself; None if none is."""
     path = _built_in(wanted) if wanted in BUILT_IN else Path(wanted)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return None if file.read(len(_MAGIC)) == _MAGIC else path
     except (OSError, ValueError):
         return None
@@ -161,7 +162,7 @@ def _choose(tokenizer: Tokenizer, wanted: str) -> _Choice:
         return _Choice(tokenizer.chat_templates[wanted], f"the model's chat template {wanted}")
     path = Path(wanted)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             raw = file.read(4 * MOST_SOURCE + 1)
         if raw[: len(_MAGIC)] != _MAGIC:
             return _Choice(raw.decode(), wanted)

@@ -10,13 +10,14 @@ import os
 import sys
 from pathlib import Path
 
-from pyggml.files.own import behind_links
+from pyggml.files.own import behind_links, in_characters
 from pyggml.files.reading import first_hole, open_regular, read_bytes
 from pyggml.files.writing import new_folder, open_to_append, replacing
 
 __all__ = [
     "behind_links",
     "first_hole",
+    "in_characters",
     "new_folder",
     "open_regular",
     "open_to_append",

@@ -26,6 +26,11 @@ def behind_links(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(given))
 
 
+def in_characters(path: str | os.PathLike[str]) -> str:
+    """A path or name as text that every file can hold: bytes that are no UTF-8 become \\xe4."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def kind_of(mode: int) -> str:
     """What a file of this mode is, in a word."""
     if stat.S_ISREG(mode):

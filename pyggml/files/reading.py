@@ -40,16 +40,15 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
 def first_hole(file: BinaryIO) -> int | None:
     """The first byte of a file that nobody ever wrote and no disk holds, though the file goes on:
     such bytes are NULs, and there may be 2⁶⁰ of them. None if all were written, or nobody knows.
-
-    The file is at its beginning afterwards.
     """
     if not hasattr(os, "SEEK_HOLE"):
         return None
     handle = file.fileno()
+    before = os.lseek(handle, 0, os.SEEK_CUR)  # where the file's buffer takes it to be
     try:
         at = os.lseek(handle, 0, os.SEEK_HOLE)
     except OSError:  # an empty file; a file system that does not tell
         return None
     finally:
-        file.seek(0)
+        os.lseek(handle, before, os.SEEK_SET)
     return at if at < os.fstat(handle).st_size else None

@@ -22,6 +22,7 @@ import numpy as np
 from pyggml import gguf
 from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError, first_names
+from pyggml.files import in_characters
 from pyggml.gguf.identity import Identity
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.models.build import Parts
@@ -62,7 +63,7 @@ def read_adapter(path: str | os.PathLike[str], parts: Parts) -> FilePairs:
         faults += misfits
         if not faults:
             pairs = FilePairs(_pairs(file, bases, alpha, faults))
-            pairs.name, pairs.below = file.path.name, read_below(file)
+            pairs.name, pairs.below = in_characters(file.path.name), read_below(file)
             pairs.base = Identity.of(file.get(BASE))
     if faults:
         raise AdapterError(f"{path}: {about}" + "; ".join(faults[:10]))

@@ -20,12 +20,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from pyggml import gguf
 from pyggml.errors import GGUFError
+from pyggml.files import first_hole, in_characters, open_regular
 from pyggml.gguf.fields import brief
 from pyggml.graph.dtypes import F32
 
@@ -86,9 +87,9 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
     """Read either kind of file. GGUFError for one that is damaged or something else."""
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             is_gguf = file.read(4) == b"GGUF"
-        matrix = _read_gguf(path) if is_gguf else _read_dat(path.read_bytes())
+            matrix = _read_gguf(path) if is_gguf else _read_dat(_whole(file))
     except OSError as error:
         raise GGUFError(f"{path}: cannot be opened: {error.strerror or error}") from None
     except (struct.error, ValueError, OverflowError) as error:
@@ -96,7 +97,15 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
     for name, sums in matrix.sums.items():
         if not all(np.isfinite(a).all() and (a >= 0).all() for a in (sums.squares, sums.counts)):
             raise GGUFError(f"{path}: {brief(name)} has sums that are not finite and 0 or more")
-    return replace(matrix, path=str(path))
+    return replace(matrix, path=in_characters(path))
+
+
+def _whole(file: BinaryIO) -> bytes:
+    """All bytes of a file. ValueError for one with holes, which may be of any size."""
+    hole = first_hole(file)
+    if hole is not None:
+        raise ValueError(f"nothing was ever written at byte {hole} and behind it")
+    return file.read()
 
 
 def _read_gguf(path: Path) -> ImportanceMatrix:

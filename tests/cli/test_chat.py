@@ -14,6 +14,7 @@ import pyggml as library
 from pyggml.chat import ChatEncoder, ChatTemplate
 from pyggml.cli.commands.chat.console import Console
 from pyggml.cli.commands.chat.conversation import Conversation
+from pyggml.cli.terminal.show import printable
 from pyggml.errors import DataError, TemplateError
 from pyggml.generation import Completion, Sampling, Session
 from pyggml.lora.data import read_rows
@@ -102,9 +103,7 @@ def test_a_pipe_gets_the_answers_alone(talker, model):
         timeout=300,
     )
     wanted = [first.lstrip() + "\n", answer_to(model, prompt).lstrip() + "\n"]
-    shown = "".join(
-        c if c == "\n" or c.isprintable() or c == "\t" else "\ufffd" for c in "".join(wanted)
-    )
+    shown = printable("".join(wanted))
     assert (ended.returncode, ended.stdout) == (0, shown)
     assert ended.stderr.count("\n") == ended.stderr.count("the answer ends here, at --n-tokens")
 

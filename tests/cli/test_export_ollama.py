@@ -182,7 +182,7 @@ def test_several_adapters_or_weights_are_to_be_merged(export, tiny, tmp_path):
 def test_a_modelfile_is_not_overwritten_unless_asked(export, tmp_path):
     (tmp_path / "Modelfile").write_text("FROM mine\n")
     _, ended = export()
-    assert ended.code == 2 and "is there already, --force replaces it" in ended.err
+    assert ended.code == 2 and "--force replaces it" in ended.err
     assert (tmp_path / "Modelfile").read_text() == "FROM mine\n"
     found, _ = export("--force")
     assert found[0][1] != "mine"

@@ -2,22 +2,35 @@
 
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
 
 import pyggml as library
+from pyggml import gguf
 from pyggml.gguf import reader
 from pyggml.lora import Trainer
 
 
+def an_adapter():
+    """The bytes of a file that is an adapter's, as far as its kind goes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "older.gguf")
+        gguf.write(path, {"general.type": "adapter"}, [])
+        return path.read_bytes()
+
+
+OLDER = an_adapter()
+
+
 def test_an_older_adapter_is_replaced_only_at_the_end(finetune, tmp_path, monkeypatch):
     path = tmp_path / "adapter.gguf"
-    path.write_bytes(b"older")
+    path.write_bytes(OLDER)
     whole = Trainer.run
 
     def watched(self, report, **how):
-        assert path.read_bytes() == b"older"
+        assert path.read_bytes() == OLDER
         return whole(self, report, **how)
 
     monkeypatch.setattr(Trainer, "run", watched)
@@ -44,12 +57,12 @@ def test_a_full_disk_leaves_the_older_file_and_saves_the_work(
     finetune, tiny, tmp_path, tmp_path_factory, monkeypatch, spare
 ):
     path, elsewhere = tmp_path / "adapter.gguf", tmp_path_factory.mktemp("elsewhere")
-    path.write_bytes(b"older")
+    path.write_bytes(OLDER)
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
     monkeypatch.setattr(os, "fsync", full_disk(tmp_path if spare else "/"))
     ended = finetune()
     assert ended.code == 2 and f"{path}: cannot be written: No space left on device" in ended.err
-    assert path.read_bytes() == b"older" and list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == OLDER and list(tmp_path.iterdir()) == [path]
     rescue = list(elsewhere.rglob("*"))
     if spare:
         assert f"; the adapter of step 4 was saved as {rescue[-1]}\n" in ended.err
@@ -74,7 +87,7 @@ def test_a_disk_that_is_too_small_is_noticed_before(finetune, monkeypatch):
 def test_an_adapter_that_makes_no_numbers_is_not_written(finetune, tmp_path, monkeypatch):
     """The last update may be what breaks it: no later step finds out."""
     whole, older = Trainer.run, tmp_path / "adapter.gguf"
-    older.write_bytes(b"a good one")
+    older.write_bytes(OLDER)
 
     def broken(self, report, **how):
         done = whole(self, report, **how)
@@ -85,7 +98,7 @@ def test_an_adapter_that_makes_no_numbers_is_not_written(finetune, tmp_path, mon
     ended = finetune()
     said = "the adapter holds numbers that are none; --lr may be too high; the adapter was not"
     assert ended.code == 2 and said in ended.err and "result" not in ended.out
-    assert older.read_bytes() == b"a good one"
+    assert older.read_bytes() == OLDER
 
 
 def test_a_loss_that_rises_is_warned_about(finetune, monkeypatch):

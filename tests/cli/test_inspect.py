@@ -178,7 +178,7 @@ def test_an_importance_matrix(pyggml, facts, tmp_path):
     found = facts(tmp_path / "i.gguf")["imatrix"]
     assert (found["n_matrices"], found["chunk_count"], found["chunk_size"]) == (1, 5, 512)
     rows = section(pyggml("inspect", tmp_path / "i.gguf").out, "file")
-    assert rows[-2:] == ["from       5 chunks of 512 tokens", "text       wiki\ufffd.txt"]
+    assert rows[-2:] == ["from       5 chunks of 512 tokens", "text       wiki\\x1b.txt"]
 
 
 def test_an_importance_matrix_of_the_older_kind(pyggml, facts, tmp_path):

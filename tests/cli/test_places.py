@@ -1,37 +1,20 @@
 """No command loses a file: what it writes is none of what it reads, and replaces only its own kind.
 
 The commands, their outputs and their inputs are those that click knows, so a new one is tried by
-itself; a new parameter without a default wants a value in OTHERS.
+itself; a new parameter without a default wants a value in OTHERS of tests/support/command_files.py.
 """
 
 import os
-import shutil
 import sys
 
 import click
 import numpy as np
 import pytest
+from command_files import ALL, BESIDE, file_for, inputs_of, line_of, outputs_of, write_files
 
 from pyggml import gguf
-from pyggml.cli.__main__ import COMMANDS, command
 from pyggml.cli.commands.finetune.job import METRICS
-from pyggml.cli.terminal.places import FileWord, OutputPath, Reads
-from pyggml.graph.dtypes import F32
-
-# Of parameters that name no file and have no default.
-OTHERS = {"file_type": "Q8_0", "max_steps": 1, "ctx": 16, "prompt": "the "}
-# What `-o adapter.gguf` of a run stands for.
-BESIDE = (".gguf", ".yaml", ".html", ".metrics.jsonl", ".metrics.old.jsonl")
-ALL = {name: command(name) for name in COMMANDS}
-
-
-def outputs_of(name):
-    return [p for p in ALL[name].params if isinstance(p.type, OutputPath)]
-
-
-def inputs_of(name):
-    return [p for p in ALL[name].params if isinstance(p.type, Reads)]
-
+from pyggml.cli.terminal.places import OutputPath, Reads
 
 PAIRS = [
     (name, output.name, source.name)
@@ -71,61 +54,9 @@ def test_every_command_that_writes_takes_force_and_no_other_does():
 
 
 @pytest.fixture
-def files(tiny, text, tmp_path):
-    """Files to read and to lose, by kind, in one folder; each the user's own."""
-    adapter = tmp_path / "lora.gguf"
-    about = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "llama"}
-    ones = np.ones((2, 4), np.float32)
-    gguf.write(adapter, about, [("a.lora_a", F32, (2, 4), ones)])
-    for name, content in {
-        "rows.jsonl": '{"text": "the path to the other thing"}\n',
-        "template.jinja": "{{ messages }}",
-        "run.yaml": "lora_rank: 2\n",
-    }.items():
-        (tmp_path / name).write_text(content)
-    shutil.copy(tiny, tmp_path / "model.gguf")
-    shutil.copy(text, tmp_path / "text.txt")
-    return tmp_path
-
-
-def file_for(parameter, files):
-    """A file that a parameter may read."""
-    name = parameter.name
-    if isinstance(parameter.type, FileWord):
-        found = {"data": "text.txt", "val_file": "rows.jsonl", "chat_template": "template.jinja"}
-    else:
-        found = {"text": "text.txt", "files": "text.txt", "messages": "rows.jsonl"}
-        found |= {"lora": "lora.gguf", "below": "lora.gguf", "init": "lora.gguf"}
-        found |= {"config": "run.yaml", "imatrix": "text.txt", "resume": "lora.gguf"}
-    return files / found.get(name, "model.gguf")
-
-
-def words_of(name, values):
-    """The words of a command line: these values, and what the command cannot do without."""
-    words = []
-    for p in ALL[name].params:
-        value = values.get(p.name)
-        if value is None and p.required and p.name in OTHERS:
-            value = OTHERS[p.name]
-        if value is None:
-            assert not p.required, f"{name} wants {p.name}: name a value in OTHERS"
-            continue
-        words += [value] if isinstance(p, click.Argument) else [p.opts[0], value]
-    return words
-
-
-def line_of(name, files, given):
-    """A command line with these files, and others where the command wants some."""
-    values = {p.name: file_for(p, files) for p in inputs_of(name) if p.required}
-    values |= {p.name: files / "out.gguf" for p in outputs_of(name) if p.required}
-    if name == "finetune":
-        values |= {"model": files / "model.gguf", "data": files / "text.txt"}
-        values |= {"output": files / "out.gguf"}
-    if name == "inspect":
-        values |= {"given": files / "model.gguf"}
-    if name == "inspect" and given.get("model"):
-        del values["given"]
-    return [name, *words_of(name, {**values, **given})]
+def files(tiny, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where some outputs lie by default
+    return write_files(tmp_path, tiny, text)
 
 
 def content(folder):
@@ -241,11 +172,11 @@ def test_force_replaces_what_is_there_and_says_so(pyggml, files):
     line = line_of("finetune", files, {"max_steps": 1, "ctx": 16, "prompt": "the "})
     ended = pyggml(*line, "--force")
     assert ended.code == 0, ended
-    assert "out.yaml" in ended.err and "are replaced at the end" in ended.err
+    assert "out.yaml" in ended.row("output") and "are replaced at the end" in ended.row("output")
     assert METRICS.is_one(files / "out.metrics.jsonl")
     assert not any(b"my own words" in raw for p, raw in content(files).items() if "out" in p.name)
     again = pyggml(*line)
-    assert again.code == 0 and "are replaced at the end" in again.err
+    assert again.code == 0 and "are replaced at the end" in again.row("output")
     assert METRICS.is_one(files / "out.metrics.old.jsonl"), "the older run's"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from pyggml.chat import ChatEncoder, ChatTemplate, Message, answer_ending
 from pyggml.errors import DataError
-from pyggml.files import replacing
+from pyggml.files import open_regular, replacing
 from pyggml.generation import CacheType, Completion, Piece, Sampling, Session
 from pyggml.model import Model
 
@@ -213,15 +213,27 @@ class Conversation:
             raise DataError("there is nothing to save yet")
         messages = [{**m, "content": m["content"].strip()} for m in self._messages()]
         try:
-            before = path.read_bytes() if path.exists() else b""
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+            before = _rows_before(path)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(f"{path}: cannot be read: {reason}") from None
         if before and not before.endswith(b"\n"):
             before += b"\n"
         line = json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
         with replacing(path) as out:
             out.write(before + line.encode())
         return before.count(b"\n") + 1
+
+
+def _rows_before(path: Path) -> bytes:
+    """What a file of JSON Lines holds already. DataError for any other file, which stays."""
+    if not path.exists():
+        return b""
+    with open_regular(path) as file:
+        if file.read(1) not in (b"", b"{"):
+            raise DataError(f"{path}: is there already, and has no chats: wanted another name")
+        file.seek(0)
+        return file.read()
 
 
 def _message(role: str, content: str) -> Message:

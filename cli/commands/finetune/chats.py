@@ -99,7 +99,7 @@ def preview(corpus: Corpus, tokenizer: Tokenizer, n: int) -> None:
             visible = printable(text)
             if is_learned:
                 visible = click.style(visible, fg="green") if has_colour else f"⟦{visible}⟧"
-            say(visible, end="")
+            say(visible, end="", as_is=True)
         say()
     say()
 

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from pyggml.cli.commands.finetune import config_file
-from pyggml.cli.commands.finetune.config_file import SETTINGS_FILE
 from pyggml.cli.commands.finetune.job import (
     LORA_FLAGS,
     OBJECTIVE_FLAGS,
     Job,
+    files_read,
     job_of,
     with_hub_files,
 )
@@ -35,7 +35,7 @@ from pyggml.cli.terminal.options import (
     words,
 )
 from pyggml.cli.terminal.paths import beside
-from pyggml.cli.terminal.places import PATH, FileWord, OutputPath, check_places, inputs_of
+from pyggml.cli.terminal.places import PATH, FileWord, OutputPath, check_places
 from pyggml.errors import PyggmlError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.objectives.choice import ObjectiveConfig, defaults_of_runs
@@ -70,10 +70,7 @@ def _train(ranks: Ranks, config: Path | None, given: Mapping[str, Any]) -> int:
     job = with_hub_files(job_of(parameters, places, file.faults))
     job = replace(job, is_forced=is_forced(click.get_current_context()))
     if not job.writes_nothing:
-        read = {**parameters, **job.paths_read}
-        if config is not None and not SETTINGS_FILE.is_one(config):
-            read["config"] = config  # else it is what another run wrote, and this one may again
-        inputs = inputs_of(command.params, read)
+        inputs = files_read(job, command.params, parameters, config)
         check_places(job.outputs, inputs, job.is_forced, makes_folder=not job.dry_run)
 
     def resume_command(job: Job, folder: Path) -> str:

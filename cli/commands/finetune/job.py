@@ -1,10 +1,12 @@
 """The job that the command line describes, and whether its disks have room and a place for it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+
+import click
 
 from pyggml.cli import demo
 from pyggml.cli.commands.finetune import config_file
@@ -12,7 +14,7 @@ from pyggml.cli.terminal.hub import data_files, model_file
 from pyggml.cli.terminal.kinds import ADAPTER, MODEL_FILE, Kind
 from pyggml.cli.terminal.options import adapter_word, given_settings
 from pyggml.cli.terminal.paths import beside, check_output, check_space
-from pyggml.cli.terminal.places import Output
+from pyggml.cli.terminal.places import Output, inputs_of
 from pyggml.cli.web import report
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
@@ -98,8 +100,11 @@ class Job:
     def paths_read(self) -> dict[str, Any]:
         """The files and folders that are read, by parameter, as names of the hub were found."""
         data = [source.path for source in self.sources]
-        named = {name: getattr(self, name) for name in ("model", "init", "below", "resume")}
-        return {**named, "data": data, "val_file": self.reading.val_file}
+        named = {name: getattr(self, name) for name in ("model", "init", "below")}
+        points: Any = self.resume
+        if self.resume is not None and self.resume.is_dir():
+            points = existing(self.resume)
+        return {**named, "resume": points, "data": data, "val_file": self.reading.val_file}
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -255,6 +260,19 @@ def with_hub_files(job: Job) -> Job:
     reading = replace(job.reading, val_file=held_out)
     model, init = model_file(job.model), job.init and model_file(job.init)
     return replace(job, model=model, init=init, data=tuple(data), reading=reading)
+
+
+def files_read(
+    job: Job,
+    options: Iterable[click.Parameter],
+    parameters: Mapping[str, Any],
+    config: Path | None,
+) -> list[tuple[str, Path]]:
+    """What a job of these parameters reads: a word for it, and a path."""
+    read = {**parameters, **job.paths_read}
+    if config is not None and not config_file.SETTINGS_FILE.is_one(config):
+        read["config"] = config  # else it is what another run wrote, and this one may again
+    return inputs_of(options, read)
 
 
 def check_places(job: Job) -> None:

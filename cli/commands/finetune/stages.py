@@ -31,6 +31,7 @@ from pyggml.cli.commands.finetune.rows import (
 )
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.interrupt import stop_on_signals
+from pyggml.cli.terminal.places import replaced
 from pyggml.cli.terminal.progress import Meter, count_printer, display
 from pyggml.cli.terminal.row_losses import RowLoss, row_losses
 from pyggml.cli.terminal.samples import Reading, check_answer, compare, prompt_ids, readings
@@ -204,6 +205,8 @@ def _run(
     told: Told,
 ) -> int:
     with progress_lines():
+        if said := replaced(job.outputs):
+            row("output", said)
         say()
     before, model = trainer.reference, trained.model
     assert before is not None

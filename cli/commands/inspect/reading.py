@@ -13,6 +13,7 @@ from pyggml.backends.cpu import read
 from pyggml.cli.commands.inspect.sections import Section, Table
 from pyggml.cli.terminal.show import plural
 from pyggml.errors import ConfigError, PyggmlError
+from pyggml.files import open_regular
 from pyggml.look.draw import heat
 from pyggml.look.draw import tokens as coloured
 from pyggml.look.gradients import loss_and_grads
@@ -41,7 +42,7 @@ def read_text(path: Path, adapters: Sequence[AdapterFile], text: Path, ctx: int)
     fewer than two tokens."""
     model = load(path, list(adapters))
     try:
-        with text.open("rb") as file:
+        with open_regular(text) as file:
             words = file.read(_MOST_BYTES).decode("utf-8", "replace")
     except OSError as error:
         raise ConfigError(f"{text}: cannot be opened: {error.strerror or error}") from None

@@ -29,6 +29,7 @@ from pyggml.cli.terminal.options import (
 from pyggml.cli.terminal.places import Reads
 from pyggml.cli.web.listening import check_packages, is_loopback, listening
 from pyggml.errors import ConfigError
+from pyggml.files import in_characters
 from pyggml.generation import Context
 
 _SERVER = in_group("server")
@@ -50,7 +51,7 @@ class NamedAdapter(Reads, click.ParamType):
         if not equals or Path(value).exists():
             name, rest = "", value
         file = AdapterFile().convert(rest, param, ctx)
-        return name or file[0].stem, file
+        return in_characters(name or file[0].stem), file
 
 
 @click.command(
@@ -131,7 +132,9 @@ def command(**given: Any) -> int:
     opened = listening(given["host"], given["port"])
     with opened:
         base = load(given["model"], compute=given["compute"], device=given["device"])
-        served = _models_by_name(base, given["alias"] or given["model"].stem, given["lora"])
+        served = _models_by_name(
+            base, given["alias"] or in_characters(given["model"].stem), given["lora"]
+        )
         from pyggml.cli.commands.serve.startup import run
 
         return run(opened, served, sampling, limits, context, given)

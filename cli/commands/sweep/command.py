@@ -11,17 +11,26 @@ import click
 
 from pyggml.cli.commands.finetune import config_file
 from pyggml.cli.commands.finetune.command import command as finetune
-from pyggml.cli.commands.finetune.job import Job, with_hub_files
+from pyggml.cli.commands.finetune.job import Job, files_read, with_hub_files
 from pyggml.cli.commands.sweep.halving import Halving
-from pyggml.cli.commands.sweep.lists import SweepRun, check_folder, runs_of, with_lists
+from pyggml.cli.commands.sweep.lists import (
+    BESIDE,
+    SHARED,
+    SweepRun,
+    check_folder,
+    runs_of,
+    with_lists,
+)
 from pyggml.cli.commands.sweep.progress import run_all
-from pyggml.cli.commands.sweep.results import OVER, results_of, say_table, write_page
+from pyggml.cli.commands.sweep.results import OVER, PAGE, results_of, say_table, write_page
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.help import TITLES, GroupedCommand, GroupedOption
 from pyggml.cli.terminal.hints import program
-from pyggml.cli.terminal.options import PATH, SETTINGS, words
+from pyggml.cli.terminal.options import SETTINGS, words
 from pyggml.cli.terminal.paths import beside
+from pyggml.cli.terminal.places import Output, OutputFolder, check_places
 from pyggml.cli.terminal.show import plural, row, say
+from pyggml.cli.web.report import REPORT
 from pyggml.errors import ConfigError
 from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.ranks.started import n_processes
@@ -44,12 +53,23 @@ def _sweep(config: Path | None, output: Path | None, halving: int | None, **give
         values["threads"] = max((os.cpu_count() or 1) // n_processes(), 1)
     runs = runs_of(folder, values, places, file.faults)
     runs = [SweepRun(r.name, r.varied, with_hub_files(r.job)) for r in runs]
+    _check_places(folder, runs, values, config)
     check_folder(folder, runs)
     every = runs[0].job.train.val_every
     judging = None if factor is None else Halving(folder, runs, factor, every)
     command_line = shlex.join([*program("sweep"), *words(command.params, again)])
     whole = run_all(runs, judging, command_line, _save_settings)
     return _tell(folder, runs, whole, command_line)
+
+
+def _check_places(
+    folder: Path, runs: Sequence[SweepRun], values: dict[str, Any], config: Path | None
+) -> None:
+    """ConfigError if a file of the sweep, or of one of its runs, would replace another kind of file
+    or what is read."""
+    read = files_read(runs[0].job, finetune.params, values, config)
+    own = [Output(folder / BESIDE, SHARED), Output(folder / PAGE, REPORT)]
+    check_places([*own, *(o for r in runs for o in r.job.outputs)], read)
 
 
 def _save_settings(job: Job) -> None:
@@ -88,7 +108,7 @@ _OPTIONS = [
     *with_lists([o for o in finetune.params if o.expose_value and o.name not in _NOT_OF_SWEEPS]),
     GroupedOption(
         ["-o", "--output"],
-        type=PATH,
+        type=OutputFolder(),
         metavar="FOLDER",
         group="output",
         common=True,
@@ -116,6 +136,7 @@ command = GroupedCommand(
     "The command again goes on where it was stopped; started several times at once, as mpiexec "
     "does, the processes share the runs.",
     quiet="progress",
+    asks=False,
     examples=[
         "pyggml sweep -m model.gguf -f chats.jsonl -o runs --lr 1e-4,3e-4,1e-3",
         "pyggml sweep -m a.gguf -f a.jsonl -o runs --lora-rank 8,16,32 --halving 3",

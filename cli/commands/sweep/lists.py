@@ -13,11 +13,13 @@ import click
 
 from pyggml.cli.commands.finetune.job import AUTO, SETTINGS_FLAGS, Job, job_of
 from pyggml.cli.terminal.exit import option
+from pyggml.cli.terminal.kinds import Kind
 from pyggml.errors import ConfigError
-from pyggml.files import replacing
+from pyggml.files import read_bytes, replacing
 
 MOST_RUNS = 1000
-_BESIDE = "sweep.json"
+BESIDE = "sweep.json"
+_MOST_BYTES = 1 << 20
 _OWN = ("output", "checkpoint_dir", "resume", "cache_dir", "threads", "max_memory", "device")
 _WHOLE = ("dir", "kwargs", "columns", "template")  # ends of settings whose values may have commas
 
@@ -118,7 +120,7 @@ def _name(values: Mapping[str, Any]) -> str:
 def check_folder(folder: Path, runs: Sequence[SweepRun]) -> None:
     """Note in the folder what all its runs share. ConfigError if its runs share something else."""
     shared = _shared(runs[0])
-    path = folder / _BESIDE
+    path = folder / BESIDE
     has_runs = path.exists() and any(folder.glob("*.metrics.jsonl"))
     try:
         before = json.loads(path.read_text(encoding="utf-8")) if has_runs else shared
@@ -131,8 +133,22 @@ def check_folder(folder: Path, runs: Sequence[SweepRun]) -> None:
         some = ", ".join(f"{n} {before.get(n)} there, {shared.get(n)} here" for n in differ[:3])
         raise ConfigError(f"{folder}: holds runs of other settings ({some}): name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        partial.write_text(json.dumps(shared, indent=1), encoding="utf-8")
+    with replacing(path) as out:
+        out.write(json.dumps(shared, indent=1).encode())
+
+
+def _is_shared(path: Path) -> bool:
+    """Whether a file is what a sweep notes of its runs: words by setting, an objective among
+    them."""
+    try:
+        value = json.loads(read_bytes(path, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    is_plain = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+    return is_plain and {"model", "objective"} <= value.keys()
+
+
+SHARED = Kind("the settings of a sweep", _is_shared)
 
 
 def _shared(run: SweepRun) -> dict[str, str]:

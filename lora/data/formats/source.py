@@ -5,14 +5,15 @@ reader goes on after it.
 """
 
 import codecs
-import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
 from pyggml.errors import DataError
-from pyggml.lora.data.formats.packed import unpack
+from pyggml.files import first_hole, open_regular
+from pyggml.lora.data.formats.packed import packing, unpack
+from pyggml.lora.data.formats.parquet import MAGIC
 from pyggml.lora.data.rows import BadRow, Place
 
 MOST_BYTES = 32 << 20  # of one line or record
@@ -25,22 +26,32 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 def open_file(path: Path) -> BufferedReader:
     """The file, to read its bytes; of a compressed one those of its content.
 
-    Raises DataError if it cannot be read, is no regular file, or is UTF-16, and as `unpack` does.
+    Raises DataError as `open_bytes` does, for UTF-16, and as `unpack` does.
     """
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):  # a pipe cannot be read twice, a device may never end
-            kind = "folder" if stat.S_ISDIR(mode) else "pipe or device"
-            raise DataError(f"{path}: cannot be read: it is a {kind}, wanted a file")
-        file = path.open("rb")
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: cannot be read: {reason}") from error
-    content = unpack(path, file)
+    content = unpack(path, open_bytes(path))
     if content.peek(2)[:2] in _UTF_16:
         content.close()
         raise DataError(f"{path}: is UTF-16, wanted UTF-8: save it as that")
     return content
+
+
+def open_bytes(path: Path) -> BufferedReader:
+    """The file as it lies on the disk.
+
+    Raises DataError if it cannot be read, is no regular file, or is a text with holes: these are
+    NULs, which no text has, and there may be terabytes of them.
+    """
+    try:
+        file = open_regular(path)  # a pipe cannot be read twice, a device may never end
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read: {reason}") from error
+    start = file.peek(len(MAGIC))[: len(MAGIC)]
+    hole = None if start == MAGIC or packing(start) else first_hole(file)
+    if hole is not None:
+        file.close()
+        raise DataError(f"{path}: nothing was ever written at byte {hole:,}, wanted text")
+    return file
 
 
 def head(path: Path) -> bytes:
@@ -61,6 +72,8 @@ def lines(path: Path) -> Iterator[str | BadRow]:
     with open_file(path) as file:
         while raw := file.readline(MOST_BYTES + 1):
             n_bytes = len(raw)
+            if b"\0" in raw:
+                raise DataError(f"{path}: byte {start + raw.index(0):,} is NUL, wanted UTF-8 text")
             if n_bytes > MOST_BYTES:
                 n_bytes += _skip_line(file, raw)
                 yield BadRow(f"is longer than {MOST_BYTES >> 20} MiB")
