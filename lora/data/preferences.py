@@ -82,7 +82,7 @@ def read_preferences(
         _join([v for v in validation if v is not None]) if any(validation) else None,
         tuple(read),
         (*others, *left_out),
-        reader.about(files),
+        reader.about(read),
     )
 
 

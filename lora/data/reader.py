@@ -55,7 +55,7 @@ class Reader:
     def about(self, files: Iterable[FileSummary]) -> dict[str, Any]:
         """The settings that make the windows of these files, which a resumed run must share, with
         the digest of what their chats are written by."""
-        about, chats = self.config.shared_by_runs(), self.encoding.chats
+        about, chats = dict(self.config.shared_by_runs()), self.encoding.chats
         if chats is not None and any(CHAT in file.notes for file in files):
             text = repr((chats.source, chats.with_tools, chats.names))
             about["template"] = hashlib.sha256(text.encode()).hexdigest()[:16]

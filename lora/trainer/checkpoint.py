@@ -208,9 +208,10 @@ def _apart_from(file: gguf.GGUFFile, run: Run, usual: Run, free: Collection[str]
     """What sets a checkpoint's run apart from this one. CheckpointError if it tells of none."""
     theirs = _stored_run(file)
     theirs.pop(LENGTH, None)
-    both = (theirs, _plain(run))
-    both = tuple({part: _without(value, free) for part, value in r.items()} for r in both)
-    stored, wanted = (_fill_in(r, _plain(usual)) for r in both)
+    stored, wanted = (
+        _fill_in({part: _without(value, free) for part, value in r.items()}, _plain(usual))
+        for r in (theirs, _plain(run))
+    )
     if TEMPLATE not in stored.get("settings", {}):  # of an older file
         wanted.get("settings", {}).pop(TEMPLATE, None)
     return differences(stored, wanted)

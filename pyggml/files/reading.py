@@ -1,6 +1,7 @@
 """Regular files, opened so that nothing blocks and nothing is without an end."""
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import BinaryIO
 from pyggml.files.own import BINARY, NO_WAIT, kind_of
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """A file, to read its bytes. OSError, in words, for a folder, a pipe and a device; ValueError
     for a NUL in the path."""
     _check(path, os.stat(path))  # noqa: PTH116  # opening a pipe wakes who waits at its other end

@@ -89,6 +89,8 @@ def test_a_file_that_is_written_may_have_any_name(
 
 # Read with other options only: what is given here is not looked at, so that the command may do.
 NOT_READ = {
+    ("perplexity", "chat_template"),
+    ("imatrix", "chat_template"),
     ("eval", "chat_template"),
     ("generate", "chat_template"),
     ("inspect", "lora"),

@@ -14,7 +14,7 @@ from command_files import ALL, BESIDE, file_for, inputs_of, line_of, outputs_of,
 
 from pyggml import gguf
 from pyggml.cli.commands.finetune.job import METRICS
-from pyggml.cli.terminal.places import OutputPath, Reads
+from pyggml.cli.terminal.places import OutputFolder, OutputPath, Reads
 
 PAIRS = [
     (name, output.name, source.name)
@@ -30,7 +30,8 @@ def test_every_path_says_whether_it_is_read_or_written():
         f"{name} {p.opts[0]}"
         for name, each in ALL.items()
         for p in each.params
-        if isinstance(p.type, click.Path) and not isinstance(p.type, OutputPath | Reads)
+        if isinstance(p.type, click.Path)
+        and not isinstance(p.type, OutputPath | OutputFolder | Reads)
     ]
     assert loose == [], "wanted the types InputPath and OutputPath of cli/terminal/places.py"
     named = [
@@ -188,3 +189,17 @@ def test_an_output_that_is_a_pipe_is_refused_and_nothing_waits(pyggml, files, na
     for force in ([], ["--force"]):
         ended = pyggml(*line_of(name, files, {output.name: files / "pipe.gguf"}), *force)
         refused(ended, "pipe.gguf: is a device")
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "sweep.html", "lr-0.001.gguf", "lr-0.001.yaml"])
+def test_a_sweep_replaces_no_file_that_is_not_its_own(pyggml, files, name):
+    """A new command of other outputs asks for each of them."""
+    folder = files / "runs"
+    folder.mkdir()
+    (folder / name).write_text('{"mine": "words"}')
+    before = content(files)
+    line = ("-m", files / "model.gguf", "-f", files / "text.txt", "--lr", "1e-3,2e-3")
+    refused(pyggml("sweep", *line, "-o", folder), folder / name, "is there already, and is not")
+    as_data = ("-m", files / "model.gguf", "-f", folder / name, "--lr", "1e-3,2e-3")
+    refused(pyggml("sweep", *as_data, "-o", folder), folder / name, "is the text, wanted another")
+    assert content(files) == before

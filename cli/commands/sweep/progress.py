@@ -62,7 +62,7 @@ def _claimed(run: SweepRun, stack: ExitStack) -> bool:
     try:
         stack.enter_context(lock.hold(claim(run)))
     except PyggmlError:
-        if lock.holder(claim(run)) is None:
+        if not lock.is_held(claim(run)):
             raise
         return False
     return True

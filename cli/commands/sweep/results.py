@@ -20,7 +20,7 @@ from pyggml.cli.web.report import FIRST_WORDS
 from pyggml.cli.web.report.series import final_and_best, overlay
 from pyggml.files import replacing
 from pyggml.lora.record import metrics_beside, read_records
-from pyggml.lora.trainer.lock import holder
+from pyggml.lora.trainer.lock import is_held
 
 FINISHED, HOPELESS, FAILED = "finished", "ended early", "failed"
 OVER = (FINISHED, HOPELESS, FAILED)
@@ -47,8 +47,8 @@ class Result:
 
 def note(run: SweepRun, state: str, why: str = "") -> None:
     """Write that a run is over. Raises PyggmlError if the disk refuses."""
-    with replacing(_file(run)) as partial:
-        partial.write_text(json.dumps({"state": state, "why": why}), encoding="utf-8")
+    with replacing(_file(run)) as out:
+        out.write(json.dumps({"state": state, "why": why}).encode())
 
 
 def state_of(run: SweepRun) -> tuple[str, str]:
@@ -59,7 +59,7 @@ def state_of(run: SweepRun) -> tuple[str, str]:
         about = None
     if isinstance(about, dict) and about.get("state") in OVER:
         return about["state"], str(about.get("why", ""))
-    if holder(claim(run)) is not None:
+    if is_held(claim(run)):
         return "running", ""
     return ("stopped" if metrics_beside(run.job.output).exists() else "waiting"), ""
 
