@@ -6,7 +6,14 @@ from typing import Any
 
 import click
 
-from pyggml.cli.terminal.places import OutputPath, check_places, inputs_of, outputs_of, replaced
+from pyggml.cli.terminal.places import (
+    OutputFolder,
+    OutputPath,
+    check_places,
+    inputs_of,
+    outputs_of,
+    replaced,
+)
 from pyggml.cli.terminal.show import say_progress, set_quiet
 
 # In the order of the help; the settings' own groups (pyggml.settings.GROUPS) are among them.
@@ -97,7 +104,7 @@ class GroupedCommand(click.Command):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.examples, self._asks = examples, asks
-        if any(isinstance(p.type, OutputPath) for p in self.params):
+        if any(isinstance(p.type, OutputPath | OutputFolder) for p in self.params):
             self.params.append(_force_option())
         self.params.append(_quiet_option(quiet))
         self.params += [

@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from pyggml.cli.commands.sweep.lists import (
 from pyggml.cli.commands.sweep.progress import run_all
 from pyggml.cli.commands.sweep.results import OVER, PAGE, results_of, say_table, write_page
 from pyggml.cli.terminal.exit import STOPPED
-from pyggml.cli.terminal.help import TITLES, GroupedCommand, GroupedOption
+from pyggml.cli.terminal.help import TITLES, GroupedCommand, GroupedOption, is_forced
 from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.options import SETTINGS, words
 from pyggml.cli.terminal.paths import beside
@@ -52,7 +52,9 @@ def _sweep(config: Path | None, output: Path | None, halving: int | None, **give
     if values["threads"] is None and n_processes() > 1:
         values["threads"] = max((os.cpu_count() or 1) // n_processes(), 1)
     runs = runs_of(folder, values, places, file.faults)
-    runs = [SweepRun(r.name, r.varied, with_hub_files(r.job)) for r in runs]
+    forced = is_forced(click.get_current_context())
+    jobs = [replace(with_hub_files(r.job), is_forced=forced) for r in runs]
+    runs = [SweepRun(r.name, r.varied, job) for r, job in zip(runs, jobs, strict=True)]
     _check_places(folder, runs, values, config)
     check_folder(folder, runs)
     every = runs[0].job.train.val_every
@@ -69,7 +71,8 @@ def _check_places(
     or what is read."""
     read = files_read(runs[0].job, finetune.params, values, config)
     own = [Output(folder / BESIDE, SHARED), Output(folder / PAGE, REPORT)]
-    check_places([*own, *(o for r in runs for o in r.job.outputs)], read)
+    outputs = [*own, *(o for r in runs for o in r.job.outputs)]
+    check_places(outputs, read, runs[0].job.is_forced, makes_folder=False)
 
 
 def _save_settings(job: Job) -> None:
