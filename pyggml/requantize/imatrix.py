@@ -105,6 +105,7 @@ def _whole(file: BinaryIO) -> bytes:
     hole = first_hole(file)
     if hole is not None:
         raise ValueError(f"nothing was ever written at byte {hole} and behind it")
+    file.seek(0)
     return file.read()
 
 

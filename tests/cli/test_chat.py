@@ -252,7 +252,7 @@ def test_an_unknown_command_is_no_message(talk, model):
     ended = talk("/rest\n /rest\n")
     assert ended.code == 2 and "/rest is no command, known are /help" in ended.err
     wanted = answer_to(model, "<|endoftext|>u:/rest<|endoftext|>a:")
-    assert len(ended.out) == len(wanted.lstrip()) + 1
+    assert len(ended.out) == len(printable(wanted.lstrip())) + 1
 
 
 def test_a_saved_conversation_is_a_row_for_finetune(talk, tmp_path, finetune, talker):
@@ -274,7 +274,7 @@ def test_saving_says_what_is_wrong(chat, tmp_path):
     with pytest.raises(DataError, match="nothing to save"):
         talking.save(tmp_path / "a")
     said(talking, "the")
-    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+    with pytest.raises(DataError, match="cannot be read: it is a folder"):
         talking.save(tmp_path)
 
 
