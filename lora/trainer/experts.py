@@ -47,7 +47,7 @@ class BalanceLeaves:
     def write(self, batch: Batch) -> None:
         starts, document = np.unique(batch.span[:, 0], return_inverse=True)
         is_text = (np.bincount(document, minlength=len(starts)) > 1)[document]
-        write(self.share, (is_text / max(np.count_nonzero(is_text), 1)).astype(np.float32))
+        write(self.share, (is_text / max(int(is_text.sum()), 1)).astype(np.float32))
         write(self.weight, np.float32(batch.weight))
 
 

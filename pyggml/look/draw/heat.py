@@ -117,7 +117,7 @@ def heat_load(load: np.ndarray, title: str) -> str:
     scale, places = Scale(0.0, float(load.max()), is_log=False), defaultdict[str, list[Point]](list)
     left, top = _MARGIN + _LABEL, _MARGIN + 40
     for i, e in np.ndindex(load.shape):
-        places[scale.colour(load[i, e])].append((left + e * w, top + i * h))
+        places[scale.colour(float(load[i, e]))].append((left + e * w, top + i * h))
     elements = [svg.text(_MARGIN, _MARGIN + 12, title, "title")]
     elements += (svg.text(left + e * w, top - 6, str(e), "faint") for e in range(0, n_experts, 16))
     elements += (
