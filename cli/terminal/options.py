@@ -68,10 +68,11 @@ class AdapterStack(Reads, click.ParamType):
     ) -> tuple[Adapter, ...]:
         if isinstance(value, tuple):
             return value
-        whole = AdapterFile().convert(value, param, ctx)
-        if whole[0].exists() or "+" not in str(value):
-            return (whole,)
-        return tuple(AdapterFile().convert(part, param, ctx) for part in str(value).split("+"))
+        path, _, weight = str(value).rpartition(":")
+        names = [str(value), path] if path and "+" not in weight else [str(value)]
+        is_one = "+" not in str(value) or any(Path(name).exists() for name in names)
+        parts = [value] if is_one else str(value).split("+")
+        return tuple(AdapterFile().convert(part, param, ctx) for part in parts)
 
 
 def adapter_word(given: Adapter) -> str:

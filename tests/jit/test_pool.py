@@ -120,13 +120,12 @@ import os, signal, sys, threading, time
 import numpy as np
 from pyggml import threads
 from pyggml.jit import pool
-from pyggml.ops import mul
-from pyggml.ops.arithmetic import arith
+from pyggml.ops.attention import softmax
 x = np.ones((512, 512), np.float32)
 def compute():
-    y = np.zeros_like(x)
-    arith._mul(y, x, x)
-    return int(y.sum()) == y.size
+    dx = np.zeros_like(x)
+    softmax._soft_max_back(dx, x, x, np.float32(1))
+    return bool((dx == 1 - 512).all())
 """
 
 
