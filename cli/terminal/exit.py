@@ -39,9 +39,11 @@ ELSEWHERE = {
     "adapter_path": "output",
     "batch_size": "batch",
     "bf16": "compute",
+    "c": "ctx",
     "data": "file",
     "dataset": "file",
     "dataset_name": "file",
+    "datasets": "file",
     "fp16": "compute",
     "init_lora_weights": "lora_init",
     "iters": "max_steps",
@@ -50,7 +52,17 @@ ELSEWHERE = {
     "output_dir": "output",
     "rl": "objective",
     "stage": "objective",
+    "t": "threads",
     "val_set_size": "val_split",
+}
+# What other trainers must be told, and a fine-tune here need not.
+NEEDLESS = {
+    "adapter": "what is trained is an adapter",
+    "load_in_4bit": "the base has the types of its file",
+    "load_in_8bit": "the base has the types of its file",
+    "logging_steps": "each step is in the metrics beside the output",
+    "lora_target_linear": "all linear modules are the default",
+    "use_peft": "what is trained is an adapter",
 }
 # Settings whose option has another name than --SETTING.
 _OPTIONS = {
@@ -226,11 +238,15 @@ def _code_of(code: int) -> int:
 
 
 def _suggestion(error: click.NoSuchOption) -> str:
-    """The error with our option beside another trainer's; "" without one."""
+    """The error with our option beside another trainer's, or why there is none; "" if neither is
+    known."""
     known = error.option_name.lstrip("-").replace("-", "_")
     ours = "--" + ELSEWHERE.get(known, "").replace("_", "-")
     options = [] if error.ctx is None else error.ctx.command.params
-    if not any(ours in option.opts for option in options):
+    names = {name for option in options for name in option.opts}
+    if known in NEEDLESS and "--lora-rank" in names:
+        return f"No such option '{error.option_name}', nor need of it: {NEEDLESS[known]}."
+    if ours not in names:
         return ""
     return f"No such option '{error.option_name}'. Did you mean '{ours}'?"
 

@@ -257,12 +257,14 @@ class Bar:
     def _now(self) -> Parts:
         m = self._meter
         assert m.last is not None
-        held_out = m.history.validations
+        held_out, counted = m.history.validations, words(m.tally).split("  ")[1:]
+        share = counted[-1:]  # that is right: the rewards before it give way to the rate
         return [
             (0, f"loss {m.loss:.3f}"),
-            *enumerate(words(m.tally).split("  ")[1:], 2),
-            (6, f"lr {m.last.lr:.1e}"),
-            (7, f"|g| {m.last.grad_norm:.2g}"),
+            *enumerate(counted[:-1], 5),
+            *((2, text) for text in share),
+            (3, f"lr {m.last.lr:.1e}"),
+            (4, f"|g| {m.last.grad_norm:.2g}"),
             (8, f"validation {held_out[-1].loss:.3f}" if held_out else ""),
             (9, f"{m.tokens_per_second:,.0f} tokens/s"),
             (1, m.left),

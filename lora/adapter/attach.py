@@ -18,6 +18,7 @@ from pyggml.lora.adapter.targets import Target, targets, warn_of_passed_over
 from pyggml.lora.config import LoraConfig
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs, Magnitude
+from pyggml.models.stack import FilePairs
 from pyggml.models.weights import factor_of
 
 T = TypeVar("T")
@@ -66,8 +67,9 @@ def attach(
 def unfreeze(model: Model, *, dropout: float = 0.0, plus_ratio: float = 1.0) -> Adapter:
     """The model's last adapter, to be trained on from where its file ends; others stay fixed.
 
-    `model` itself stays as it is. Ranks, alphas and modules are the file's. Raises AdapterError if
-    the model has no adapter, or one whose rank or alpha is out of range.
+    `model` itself stays as it is. Ranks, alphas and modules are the file's; its chat template is
+    saved again unless other chats are learned. Raises AdapterError if the model has no adapter, or
+    one whose rank or alpha is out of range.
     """
     if not model.adapters:
         raise AdapterError("the model has 0 adapters, wanted one: load it with adapter=...")
@@ -76,6 +78,7 @@ def unfreeze(model: Model, *, dropout: float = 0.0, plus_ratio: float = 1.0) -> 
     specs = model.parts.decoder.tensors()
     bases = {n: Target(specs[n], p.rank - p.n_fixed, p.scale) for n, p in loaded.items()}
     parameters = _parameters(bases, config, {n for n, p in loaded.items() if p.n_fixed})
+    parameters.metadata = loaded.chats if isinstance(loaded, FilePairs) else {}
     pairs = {name: _pair(parameters, name, bases[name], config) for name in bases}
     for name, pair in loaded.items():
         a, b, n = read(pair.a), read(pair.b), pair.rank - pair.n_fixed

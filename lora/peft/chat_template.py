@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pyggml.chat import ChatTemplate
-from pyggml.chat.source import INPUTS, TEMPLATE, TOOL_USE, carried_metadata
+from pyggml.chat import ChatTemplate, carried_metadata
 from pyggml.errors import AdapterError
 from pyggml.files import open_regular
+from pyggml.tokenizer.metadata import INPUTS, TEMPLATE, TOOL_USE
 
 NAME = "chat_template.jinja"
 _MORE, _CONFIG = "additional_chat_templates", "tokenizer_config.json"

@@ -126,7 +126,7 @@ class Trainer:
         check_settings(model, corpus, config, ranks)
         self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
         self.ranks, self.progress, self.history = ranks, Progress(), History()
-        parameters.metadata = chat_metadata(corpus, model)
+        parameters.metadata = chat_metadata(corpus, model) or parameters.metadata
         self._n_read = config.n_read(corpus.train.n_read)
         self.n_steps = int(config.shortest(ceil(self._n_read / config.windows_per_step), 1))
         self.learning_rate = learning_rate_of(

@@ -16,7 +16,6 @@ from pyggml.chat.encode import TRAIN_ON, ChatEncoder, EncodedChat
 from pyggml.chat.source import (
     BUILT_IN,
     MODEL,
-    TOOL_USE,
     carried_metadata,
     carries_template,
     find_template,
@@ -26,6 +25,7 @@ from pyggml.chat.source import (
 )
 from pyggml.chat.template import ChatTemplate, Message, read_names
 from pyggml.chat.turns import Turns, find_turns
+from pyggml.tokenizer.metadata import TOOL_USE
 
 __all__ = [
     "BUILT_IN",

@@ -26,12 +26,10 @@ from pyggml.chat.template import MOST_SOURCE, ChatTemplate, Message, read_names
 from pyggml.errors import TemplateError, suggestion
 from pyggml.files import open_regular
 from pyggml.tokenizer import Tokenizer
-from pyggml.tokenizer.metadata import Metadata
+from pyggml.tokenizer.metadata import INPUTS, TEMPLATE, TOOL_USE, Metadata, template_in
 
 BUILT_IN = ("chatml", "llama3", "gemma", "mistral", "phi3", "alpaca")
 MODEL = "model"
-TOOL_USE = "tool_use"  # the template of a file for chats with tools, where it has one
-TEMPLATE, INPUTS = "tokenizer.chat_template", "pyggml.chat.inputs"
 _MAGIC = b"GGUF"
 
 
@@ -88,10 +86,7 @@ def template_metadata(template: ChatTemplate) -> dict[str, str | None]:
 def carried_metadata(path: Path) -> dict[str, str | None]:
     """The same keys of a file that carries a template; none of one that carries none."""
     with gguf.open(path) as file:
-        if TEMPLATE not in file.metadata:
-            return {}
-        keys = (TEMPLATE, f"{TEMPLATE}.{TOOL_USE}", INPUTS)
-        return {key: Metadata({key: file.get(key)}).text(key) for key in keys}
+        return template_in(file)
 
 
 def template_file(wanted: str) -> Path | None:

@@ -31,6 +31,7 @@ from pyggml.models.low_rank import LoraPair
 from pyggml.models.stack import BASE, FilePairs, digest, read_below
 from pyggml.models.weights import TensorSpec
 from pyggml.quants import QUANTS, dequantize
+from pyggml.tokenizer.metadata import template_in
 
 SUFFIXES = (".lora_a", ".lora_b")
 ALPHAS, FIXED_RANKS = "pyggml.lora.alphas", "pyggml.lora.fixed_ranks"
@@ -64,7 +65,7 @@ def read_adapter(path: str | os.PathLike[str], parts: Parts) -> FilePairs:
         if not faults:
             pairs = FilePairs(_pairs(file, bases, alpha, faults))
             pairs.name, pairs.below = in_characters(file.path.name), read_below(file)
-            pairs.base = Identity.of(file.get(BASE))
+            pairs.base, pairs.chats = Identity.of(file.get(BASE)), template_in(file)
     if faults:
         raise AdapterError(f"{path}: {about}" + "; ".join(faults[:10]))
     return pairs

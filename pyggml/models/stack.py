@@ -14,6 +14,7 @@ pyggml.lora.base            string: `pyggml.gguf.identity.Identity`
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,18 +45,19 @@ class Below:
 
 class FilePairs(dict[str, LoraPair]):
     """The updates of an adapter file: its name, its weight, and what it stood on: adapters, and the
-    model below them, if the file tells."""
+    model below them, if the file tells. `chats` are the keys of the template that it learned."""
 
     name: str = ""
     weight: float = 1.0
     below: tuple[Below, ...] = ()
     base: Identity | None = None
+    chats: Mapping[str, str | None] = MappingProxyType({})
 
     def times(self, weight: float) -> "FilePairs":
         """The same with updates multiplied by a weight."""
         pairs = FilePairs({n: replace(p, scale=weight * p.scale) for n, p in self.items()})
         pairs.name, pairs.weight, pairs.below = self.name, weight * self.weight, self.below
-        pairs.base = self.base
+        pairs.base, pairs.chats = self.base, self.chats
         return pairs
 
 

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 
 from pyggml.errors import TokenizerError
-from pyggml.gguf import StringArray
+from pyggml.gguf import GGUFFile, StringArray
 from pyggml.gguf.fields import brief
+
+TEMPLATE, INPUTS = "tokenizer.chat_template", "pyggml.chat.inputs"
+TOOL_USE = "tool_use"  # the template of a file for chats with tools, where it has one
 
 
 class Metadata:
@@ -24,7 +27,7 @@ class Metadata:
         """SHA-256 of all that is said of the tokenizer, its chat template apart."""
         digest = hashlib.sha256()
         for key in sorted(self._values):
-            if key.startswith("tokenizer.") and not key.startswith("tokenizer.chat_template"):
+            if key.startswith("tokenizer.") and not key.startswith(TEMPLATE):
                 value = self._values[key]
                 if isinstance(value, StringArray):
                     raw = value.raw_list()
@@ -108,3 +111,12 @@ def _decode(key: str, raws: Sequence[bytes]) -> list[str]:
         return [raw.decode() for raw in raws]
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{key} holds {brief(error.object)}, which is not UTF-8") from None
+
+
+def template_in(file: GGUFFile) -> dict[str, str | None]:
+    """The keys of the chat template that a file carries, None for those that it lacks; none at all
+    if it carries no template."""
+    if TEMPLATE not in file.metadata:
+        return {}
+    keys = (TEMPLATE, f"{TEMPLATE}.{TOOL_USE}", INPUTS)
+    return {key: Metadata({key: file.get(key)}).text(key) for key in keys}

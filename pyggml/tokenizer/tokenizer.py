@@ -20,7 +20,7 @@ from pyggml.errors import TokenizerError
 from pyggml.gguf.fields import brief
 from pyggml.tokenizer.codec import Codec
 from pyggml.tokenizer.kinds import KINDS, Frame, read_codec, read_frame, read_pretokenizer
-from pyggml.tokenizer.metadata import Metadata
+from pyggml.tokenizer.metadata import INPUTS, TEMPLATE, Metadata
 from pyggml.tokenizer.offsets import locate
 from pyggml.tokenizer.partition import TextPart, partition
 from pyggml.tokenizer.special import Specials, read_specials
@@ -52,8 +52,8 @@ class Tokenizer:
         self.pad_id = specials.roles["pad"]
         self.unk_id = specials.roles["unk"]
         self.add_bos, self.add_eos = frame.adds_before, frame.adds_after
-        self.chat_templates = metadata.variants("tokenizer.chat_template")
-        self.chat_inputs = metadata.text("pyggml.chat.inputs") or ""
+        self.chat_templates = metadata.variants(TEMPLATE)
+        self.chat_inputs = metadata.text(INPUTS) or ""
         self._metadata = metadata
         self._before, self._after = frame.ids(specials.roles)
         self._codec, self._make_codec = codec, make_codec

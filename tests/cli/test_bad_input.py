@@ -230,6 +230,11 @@ SETTINGS = {
     "a weight with a comma": (("--lora", "r/a.gguf:0,5"), "the weight '0,5' is no number, wanted"),
     "none beside others": (("--log-to", "none,wandb"), "--log-to none is unknown, wanted some of"),
     "another trainer's": (("--output-dir", 3), "'--output-dir'. Did you mean '--output'?"),
+    "what is always so": (
+        ("--load-in-4bit",),
+        "nor need of it: the base has the types of its file",
+    ),
+    "llama.cpp's letter": (("-c", 64), "No such option '-c'. Did you mean '--ctx'?"),
     "a near miss": (("--lr-scheduler", "cosin"), "wsd: did you mean 'cosine'?"),
     "a template": (("--chat-template", "chatlm"), "did you mean 'chatml'?"),
     "a module": (("--lora-modules", "attn_qq"), "of this model: did you mean 'attn_q'?; known are"),

@@ -11,12 +11,12 @@ import pytest
 
 import pyggml as library
 from pyggml import gguf
-from pyggml.chat import ChatEncoder, carried_metadata, find_template
+from pyggml.chat import ChatEncoder, carried_metadata, carries_template, find_template
 from pyggml.cli.commands.serve import startup
 from pyggml.cli.commands.serve.params import read_chat
 from pyggml.cli.terminal.hints import program
 from pyggml.generation import Session
-from pyggml.lora import DataConfig, LoraConfig, TrainConfig, Trainer, attach, read_corpus
+from pyggml.lora import DataConfig, LoraConfig, TrainConfig, Trainer, attach, read_corpus, unfreeze
 
 from chats import assistant, user
 
@@ -248,6 +248,30 @@ def test_an_adapter_saved_in_python_carries_what_the_command_s_does(
             assert carried_metadata(by_command)["pyggml.chat.inputs"] == kwargs
         else:
             assert not carried_metadata(tmp_path / "python.gguf")
+
+
+@pytest.mark.parametrize("file", ["text", "chats"])
+def test_an_adapter_that_learns_on_in_python_keeps_its_template_or_takes_the_new_chats(
+    trained, model, data, rows, tmp_path, file
+):
+    start, _ = trained("--chat-template", "alpaca")
+    adapter = unfreeze(library.load(model, adapter=(start, 0.5)))
+    read = rows if file == "text" else data
+    corpus = read_corpus(read, adapter.model.tokenizer, DataConfig(ctx=400))
+    args = (adapter.model, adapter.parameters, corpus, TrainConfig(max_steps=1))
+    Trainer(*args).run(progress=False)
+    adapter.save(tmp_path / "on.gguf")
+    kept = carried_metadata(tmp_path / "on.gguf") == carried_metadata(start)
+    assert kept == (file == "text") and carries_template(tmp_path / "on.gguf")
+
+
+def test_text_after_chats_is_said_to_be_text(trained, rows):
+    start, _ = trained()
+    again, ended = trained("--init", start, data=rows, name="again")
+    assert f"chats      none, though {start.name} was trained on chats: these rows are" in ended.out
+    assert carried_metadata(again) == carried_metadata(start)
+    _, ended = trained("--init", start, name="third")
+    assert "chats      none" not in ended.out
 
 
 def test_the_bare_text_of_a_template_can_be_kept_as_a_file(trained, pyggml, tmp_path, marked):

@@ -97,7 +97,7 @@ def test_a_hostile_file_is_one_sentence(given, text, reason):
 def test_all_faults_come_at_once_with_their_lines(configured, tmp_path):
     lines = ["lorra_rank: 4", "output_dir: 1", "lr: fast", "lora_rank: 0", "lr_min: 2",
              "grad_checkpointing: yes", "output: 3", "prompt: 7", "lr: 1e-4", "banana: 1",
-             "lora_modules: [attn_q, attn_q]", "seed: -1"]  # fmt: skip
+             "lora_modules: [attn_q, attn_q]", "seed: -1", "load_in_4bit: true"]  # fmt: skip
     ended = configured("\n".join(lines))
     assert ended.code == 2 and ended.out == "" and ended.err.count("\n") == 1
     path = tmp_path / "run.yaml"
@@ -114,6 +114,7 @@ def test_all_faults_come_at_once_with_their_lines(configured, tmp_path):
         "line 14: banana is no setting;",
         "line 15: lora_modules is ('attn_q', 'attn_q'), wanted names",
         "line 16: seed is -1, wanted 0 to 2^64 - 1",
+        "line 17: load_in_4bit is no setting, nor need be: the base has the types of its file",
     ):
         assert f"{path}: {said}" in ended.err
 

@@ -51,6 +51,8 @@ def test_the_defaults_of_the_objective_are_in_the_plan(finetune, tmp_path, objec
     assert f"learning rate {lr:g}, cosine" in ended.row("steps")
     (usual,) = re.findall(rf"by default, as for {objective}: (.*)", ended.out)
     assert f"--lr {lr:g}, --epochs 1, --warmup-" in usual
+    (warmup,) = re.findall(r"after (\d+) steps? of warm-up", ended.row("steps")) or [None]
+    assert ("--warmup-steps" in usual) == (f"--warmup-steps 10 (here {warmup})" in usual)
     assert ("--preference-beta " in usual) == (objective != "sft")
     given = finetune(*run, "--lr", 0.5, data=data)
     assert "learning rate 0.5" in given.row("steps") and "--lr " not in given.out

@@ -2,6 +2,7 @@
 
 import re
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pyggml.cli.terminal import progress
 from pyggml.cli.terminal.progress import Lines, Meter, display, words_that_fit
 from pyggml.lora import CheckpointReport, History, StepReport, ValidationReport
-from pyggml.lora.objectives import TokensRight
+from pyggml.lora.objectives import Rewards, TokensRight
 
 
 def step(number, loss=1.0, seconds=2.0, n_steps=100, n_tokens=64, accuracy=None):
@@ -191,6 +192,24 @@ def test_step_count_and_bar_stay_at_every_width(clock, capsys, monkeypatch, widt
     above = lines[: lines.index(bars[-1])]
     assert any(line.startswith("step 12    validation loss 1.5000") for line in above)
     assert any(line.startswith("step 12    checkpoint points/step-12") for line in above)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_rate_has_room_beside_the_rewards(clock, capsys, monkeypatch, width):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    meter = Meter(history([]))
+    with display(meter, 400, 0) as shown:
+        for number in range(1, 4):
+            clock.append(clock[-1] + 3.0)
+            tally = Rewards(3.0, -6.0, 10, 10, 7, 10)
+            report = replace(step(number, n_steps=400), tally=tally)
+            meter.add(report)
+            shown(report)
+    bar = capsys.readouterr().out.split("━")[-1]
+    assert re.search(r"70 % right  lr 1.0e-03.* 19 min 51 s left", bar)
+    assert ("chosen +0.300  rejected -0.600  70 % right" in bar) == (width == 120)
 
 
 def test_lines_come_every_ten_seconds_and_at_both_ends(clock, capsys):

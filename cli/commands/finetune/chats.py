@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import click
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from pyggml.chat import (
     MODEL,
     ChatTemplate,
-    carried_metadata,
+    carries_template,
     find_template,
     write_alike,
 )
@@ -21,8 +22,7 @@ from pyggml.cli.terminal.chat_templates import TemplateChoice, choose_template, 
 from pyggml.cli.terminal.samples import documents
 from pyggml.cli.terminal.show import has_colours, plural, printable, row, say
 from pyggml.lora import Corpus, DataConfig
-from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN, THOUGHTS, chat_metadata
-from pyggml.model import Model
+from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN, THOUGHTS
 from pyggml.tokenizer import Tokenizer
 
 _NOTES = {
@@ -32,14 +32,22 @@ _NOTES = {
     THOUGHTS: "lost thoughts of earlier turns, which the template takes out",
     OPEN: "taught an answer that no token ends, so that the model may not stop",
 }
+_AS_TEXT = "these rows are text as it is; rows of messages, or with an instruction, are chats"
 
 
 def say_chats(
-    corpus: Corpus, config: DataConfig, tokenizer: Tokenizer, choice: TemplateChoice
+    corpus: Corpus,
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    choice: TemplateChoice,
+    init: Path | None,
 ) -> None:
-    """Print the template, what is learned, and what was changed; nothing if there are no chats."""
+    """Print the template, what is learned, and what was changed. Without chats, print that there
+    are none if the adapter `init` was trained on chats."""
     sources = [f for f in corpus.files if CHAT in f.notes]
     if not sources:
+        if init is not None and carries_template(init):
+            row("chats", f"none, though {printable(init.name)} was trained on chats: {_AS_TEXT}")
         return
     n = sum(f.notes[CHAT][0] for f in sources)
     template = template_of(config, tokenizer)
@@ -79,13 +87,6 @@ def has_chats(corpus: Corpus) -> bool:
 def template_of(config: DataConfig, tokenizer: Tokenizer) -> ChatTemplate:
     """The template that chats are written with."""
     return find_template(tokenizer, config.chat_template, names=config.chat_template_kwargs or "")
-
-
-def output_metadata(job: Job, corpus: Corpus, model: Model) -> dict[str, str | None]:
-    """What the output says of the chats that it was trained on; where it was trained on none, but
-    goes on from an adapter that was, what that says."""
-    said = chat_metadata(corpus, model)
-    return carried_metadata(job.init) if job.init and not said else said
 
 
 def preview(corpus: Corpus, tokenizer: Tokenizer, n: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 import yaml
 
-from pyggml.cli.terminal.exit import ELSEWHERE
+from pyggml.cli.terminal.exit import ELSEWHERE, NEEDLESS
 from pyggml.cli.terminal.help import TITLES, GroupedOption
 from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.kinds import written_kind
@@ -79,6 +79,8 @@ def read(path: Path, options: Iterable[click.Parameter]) -> FileSettings:
 
 
 def _suggestion(key: str, known: Mapping[str, Any]) -> str:
+    if key in NEEDLESS:
+        return f", nor need be: {NEEDLESS[key]}"
     ours = ELSEWHERE.get(key)
     return f": did you mean {ours!r}?" if ours else suggestion(key, known)
 

@@ -14,7 +14,6 @@ from pyggml.cli import compile_ahead
 from pyggml.cli.commands.finetune import memory, record, results, summary
 from pyggml.cli.commands.finetune.chats import (
     has_chats,
-    output_metadata,
     preview,
     say_chats,
     template_of,
@@ -148,7 +147,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     if faults := unused_by_rows(corpus, job.reading):
         raise ConfigError(faults)
     summary.say_data(corpus, job.reading)
-    say_chats(corpus, job.reading, model.tokenizer, choice)
+    say_chats(corpus, job.reading, model.tokenizer, choice, job.init)
     say_rows(corpus, model.tokenizer)
     if not job.preview:  # which tells more
         say_report(data_report(corpus, model.tokenizer))
@@ -286,7 +285,7 @@ def _compute(job: Job) -> str:
 def _train(job: Job, trainer: Trainer, trained: Trained, rows: record.Rows, told: Told) -> bool:
     """Train and write the result; returns whether training reached its end."""
     start, meter = trainer.progress.step, Meter(trainer.history, trainer.n_first)
-    metadata = output_metadata(job, trainer.corpus, trainer.model)
+    metadata = trainer.parameters.metadata
     with stop_on_signals(trainer.stop):
         with (
             _compile_helper(job, trainer, trained) as step_done,

@@ -16,9 +16,7 @@ from pyggml.lora import (
     Corpus,
     DataConfig,
     LoraConfig,
-    Objective,
     RunMemory,
-    TrainConfig,
     TrainedTensors,
     Trainer,
 )
@@ -211,7 +209,7 @@ def say_steps(trainer: Trainer, fixed: Collection[str]) -> None:
         f"{trainer.n_steps:,}{start}, {plural(n_windows, 'window')} each{short}; learning rate "
         f"{c.lr:g}, {c.lr_scheduler}{warm}; {plural(trainer.n_threads, 'thread')}",
     )
-    usual = _defaults_of(trainer.objective, c, fixed)
+    usual = _defaults_of(trainer, fixed)
     if usual:
         row("", f"by default, as for {trainer.objective.name}: {', '.join(usual)}")
     given = [(name, said) for name, said in caps(trainer) if name in fixed]
@@ -219,12 +217,15 @@ def say_steps(trainer: Trainer, fixed: Collection[str]) -> None:
         row("" if i else "settings", f"{option(name)} {said}")
 
 
-def _defaults_of(objective: Objective, config: TrainConfig, fixed: Collection[str]) -> list[str]:
+def _defaults_of(trainer: Trainer, fixed: Collection[str]) -> list[str]:
     """The objective's own defaults that this run has, as options."""
+    objective, config, rate = trainer.objective, trainer.config, trainer.learning_rate
     of_run = {n: value for n, value in objective.defaults.items() if getattr(config, n) == value}
     own = {f.name: getattr(objective, f.name) for f in fields(objective)}
+    is_short = rate.n_warmup < rate.n_asked
+    here = {"warmup_steps": f" (here {rate.n_warmup})"} if is_short else {}
     return [
-        f"{option(name)} {value:g}"
+        f"{option(name)} {value:g}{here.get(name, '')}"
         for name, value in (of_run | own).items()
         if OBJECTIVE_FLAGS.get(name, name) not in fixed
     ]
