@@ -271,6 +271,7 @@ def fill(inputs: Inputs, ids: np.ndarray, start: int = 0) -> None:
     write(inputs.tokens, ids)
     write(inputs.positions, positions)
     write(inputs.span, np.stack([np.zeros_like(positions), positions + 1], axis=1))
+    write(inputs.length, np.full(n, start + n))
 
 
 def load(

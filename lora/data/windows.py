@@ -25,7 +25,8 @@ class Batch:
 
     tokens, positions, targets (T,) int32, span (T, 2) int32; weights (T,) float32 are 1 / number of
     trained tokens of the whole step (a token's weight / the sum of all), or 0 where the next token
-    is none of this document.
+    is none of this document. length (T,) float32: tokens of each token's document that have a next
+    one here, as many as are read where it is alone.
     """
 
     tokens: np.ndarray
@@ -33,6 +34,7 @@ class Batch:
     span: np.ndarray
     targets: np.ndarray
     weights: np.ndarray
+    length: np.ndarray
 
     @property
     def weight(self) -> float:
@@ -172,6 +174,9 @@ class Dataset:
         column = np.arange(ctx, dtype=np.int32)
         is_first = np.diff(documents[:, :-1], axis=1, prepend=documents[:, :1] - 1) != 0
         start = np.maximum.accumulate(np.where(is_first, column, 0), axis=1)
+        is_last = np.diff(documents, axis=1) != 0
+        ends = np.where(is_last, column, np.int32(ctx))[:, ::-1]
+        length = np.minimum.accumulate(ends, axis=1)[:, ::-1] - start
         row = np.arange(size, dtype=np.int32)[:, None] * ctx
         span = np.stack([row + start, np.broadcast_to(row + column + 1, start.shape)], axis=-1)
         return Batch(
@@ -180,6 +185,7 @@ class Dataset:
             span=span.reshape(-1, 2).astype(np.int32),
             targets=tokens[:, 1:].reshape(-1),
             weights=weights.reshape(-1),
+            length=length.reshape(-1).astype(np.float32),
         )
 
 

@@ -82,10 +82,10 @@ def predict(
     """
     if not asked:
         return []
-    rows, row_of = _rows(asked)
+    rows, row_of = _rows(asked, model.config.n_ctx_short)
     order = [_places(rows[r], one) for r, one in zip(row_of, asked, strict=True)]
     longest = max(len(row.ids) for row in rows)
-    groups = _groups(rows, _takes_pairs(model))
+    groups = _groups(rows, _takes_pairs(model), model.config.n_ctx_short)
     lengths = [group.n_tokens(rows) for group in groups]
     n_tokens = max(*lengths, min(N_TOKENS, sum(lengths)))
     passes = together(lengths, n_tokens)
@@ -106,13 +106,22 @@ def predict(
     ]
 
 
-def _rows(asked: Sequence[Continuation]) -> tuple[list[_Row], list[int]]:
-    """The sequences to read, none the beginning of another; the number of each continuation's."""
+def _turn_alike(one: Ids, other: Ids, n_ctx_short: int | None) -> bool:
+    """Whether two sequences have the same rotary factors."""
+    return n_ctx_short is None or (len(one) > n_ctx_short) == (len(other) > n_ctx_short)
+
+
+def _rows(
+    asked: Sequence[Continuation], n_ctx_short: int | None
+) -> tuple[list[_Row], list[int]]:
+    """The sequences to read, none the beginning of another with the same rotary factors; the
+    number of each continuation's."""
     rows, row_of = list[_Row](), [0] * len(asked)
     # In falling order a sequence follows those that begin with it, if there are any.
     for i in sorted(range(len(asked)), key=lambda i: asked[i].read, reverse=True):
         read = asked[i].read
-        if not rows or rows[-1].ids[: len(read)] != read:
+        last = rows[-1].ids if rows else ()
+        if last[: len(read)] != read or not _turn_alike(last, read, n_ctx_short):
             rows.append(_Row(read))
         row_of[i] = len(rows) - 1
     return rows, row_of
@@ -127,7 +136,7 @@ def _takes_pairs(model: Model) -> bool:
     return model.batches and not looks_back
 
 
-def _groups(rows: Sequence[_Row], in_pairs: bool) -> list[_Group]:
+def _groups(rows: Sequence[_Row], in_pairs: bool, n_ctx_short: int | None) -> list[_Group]:
     """Every row, in its order; neighbours that begin alike in pairs."""
     groups = list[_Group]()
     for r, row in enumerate(rows):
@@ -135,7 +144,7 @@ def _groups(rows: Sequence[_Row], in_pairs: bool) -> list[_Group]:
         if in_pairs and len(before.rows) == 1:
             both = zip(rows[r - 1].ids, row.ids, strict=False)
             n = len(list(takewhile(lambda pair: pair[0] == pair[1], both)))
-            if n >= _WORTH_SHARING:
+            if n >= _WORTH_SHARING and _turn_alike(rows[r - 1].ids, row.ids, n_ctx_short):
                 before.rows.append(r)
                 before.n_shared = n
                 continue
@@ -172,6 +181,7 @@ def _fill(
     n_tokens = scorer.inputs.tokens.shape[0]
     tokens, positions = np.zeros(n_tokens, np.int32), np.zeros(n_tokens, np.int32)
     span = np.arange(n_tokens, dtype=np.int32)[:, None] + np.array([0, 1], np.int32)
+    length = np.zeros(n_tokens, np.float32)
     at, targets, start = list[int](), list[int](), 0
     for group in groups:
         first, *second = (rows[r] for r in group.rows)
@@ -184,9 +194,11 @@ def _fill(
             span[start:shared_at, 1] = shared_at + n
         for row, where in zip([first, *second], places, strict=True):
             tokens[where], positions[where] = row.ids, np.arange(len(row.ids))
+            length[where] = len(row.ids)
             at += [where[position] for position, _ in row.wanted]
             targets += [token for _, token in row.wanted]
         start = stop
-    for name, values in (("tokens", tokens), ("positions", positions), ("span", span)):
+    arrays = {"tokens": tokens, "positions": positions, "span": span, "length": length}
+    for name, values in arrays.items():
         write(getattr(scorer.inputs, name), values)
     return np.array(at), np.array(targets, np.int32)

@@ -136,7 +136,7 @@ def _of_windows(model: Model, data: Dataset) -> Iterator[TokenScores]:
 
 def fill_batch(inputs: Inputs, batch: Batch) -> None:
     """Windows of documents, none of which sees another."""
-    for name in ("tokens", "positions", "span"):
+    for name in ("tokens", "positions", "span", "length"):
         write(getattr(inputs, name), getattr(batch, name))
 
 

@@ -66,7 +66,7 @@ class _Pair:
     ) -> _Pair:
         """drawn: the inputs of training, with what is drawn anew for each batch. factor: of the
         balance loss in training."""
-        put_together(drawn.tokens, drawn.positions, drawn.span)
+        put_together(drawn.tokens, drawn.positions, drawn.span, drawn.length)
         trained, inputs = parameters.tensors, replace(drawn, draw=None, noise=None)
         taps, balance = model.taps(), BalanceLeaves.empty(drawn.tokens.shape[0])
         net = LossNet.of(model, drawn, trained, True, taps)
@@ -281,7 +281,7 @@ class Passes:
 
 def write_batch(batch: Batch, inputs: Inputs, leaves: Leaves) -> None:
     """Give a batch to a graph of the loss."""
-    for name in ("tokens", "positions", "span"):
+    for name in ("tokens", "positions", "span", "length"):
         write(getattr(inputs, name), getattr(batch, name))
     leaves.write(batch)
 

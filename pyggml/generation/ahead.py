@@ -59,18 +59,20 @@ class Ahead:
     def __init__(self, model: Model, cache: Cache, arenas: Arenas) -> None:
         self.run = 0
         inputs, self._devices = _inputs(), model.devices
-        self._leaves = _leaves(inputs)
+        self._leaves, self._length = _leaves(inputs), inputs.length
         put_together(*self._leaves)
         logits = build(model.parts, inputs, model.adapters, cache)
         self._choice, moved = _step(logits, inputs)
         made = schedule(Graph.of(self._choice, moved), model.devices)
         self._program = bind(made, arenas=arenas)
 
-    def begin(self, token: int, position: int, first: int) -> int:
+    def begin(self, token: int, position: int, first: int, length: int) -> int:
         """Make this the token of the next pass; returns the number of the run.
 
-        position: of the token in its sequence. first: the cache's row of position 0
+        position: of the token in its sequence. first: the cache's row of position 0. length: of the
+        sequence; its rotary factors have to be those of all the run
         """
+        write(self._length, np.array([length]))
         row = first + position
         numbers = [token], [position], [row], [[first, row + 1]]
         for leaf, values in zip(self._leaves, numbers, strict=True):

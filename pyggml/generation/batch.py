@@ -64,6 +64,8 @@ class Slot:
         self.n_cached = 0  # of the tokens; the others are fed again before new ones
         self.n_kept = _ALL  # tokens whose keys tell of the tokens here alone: a shift ends them
         self.n_whole = 0  # first tokens that passes of MOST_TOKENS made
+        self.n_coming = 0  # tokens that it will have at least, of a prompt that is fed in pieces
+        self.is_long = False  # whether what is cached has the rotary factors of long sequences
         self.state: State = {}  # of recurrent parts, while another sequence's is in the cache
         self.last_used = 0
         self.n_changes = 0  # how often it was fed, cut or closed: `Batch.greedy` sees others do it
@@ -72,6 +74,18 @@ class Slot:
     def n_past(self) -> int:
         """How many tokens the sequence has."""
         return len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        """The number of tokens that its rotary factors are chosen by."""
+        return max(self.n_past, self.n_coming)
+
+    def turn(self) -> None:
+        """Forget what is cached with other rotary factors than the sequence now has: it is fed
+        anew."""
+        is_long = self.length > self.batch.n_short
+        if is_long != self.is_long:
+            self.is_long, self.n_cached, self.n_whole, self.n_kept = is_long, 0, 0, _ALL
 
     def truncate(self, n: int) -> None:
         """Forget all but the first n tokens.
@@ -82,6 +96,7 @@ class Slot:
         if not 0 <= n <= self.n_past:
             raise ConfigError([("n", f"is {n}, wanted 0 to {self.n_past}, the tokens there are")])
         del self.tokens[n:]
+        self.n_coming = 0
         self.n_changes += 1
         self.n_cached = self._reusable(n)
         self.n_whole = passes.in_whole_passes(min(self.n_whole, self.n_cached))
@@ -100,6 +115,7 @@ class Slot:
         if other is not self:
             self.tokens, self.n_cached = other.tokens[:n], other._reusable(n)
             self.n_kept, self.n_whole = other.n_kept, other.n_whole
+            self.is_long = other.is_long
             self.batch.copy(other, self)
         self.truncate(n)
 
@@ -107,13 +123,15 @@ class Slot:
         """Drop half of the tokens after the first n_keep, and move the others up, as llama.cpp does
         in a full context; returns how many were dropped.
 
-        The keys of those that stay are turned to their new positions (pyggml.models.shift). Raises
+        The keys of those that stay are turned to their new positions (pyggml.models.shift); if they
+        are few enough for other rotary factors, they are fed anew with the next tokens. Raises
         ConfigError for a model whose tokens cannot move, or if there are none to drop.
         """
         check_shift(self.model, self.n_past, n_keep)
         n = (self.n_past - n_keep) // 2
         self.batch.move(self, n_keep + n, n_keep)
         del self.tokens[n_keep : n_keep + n]
+        self.n_coming = 0
         self.n_changes += 1
         self.n_kept = min(self.n_kept, n_keep)
         self.n_whole = passes.in_whole_passes(min(self.n_whole, n_keep))
@@ -167,6 +185,7 @@ class Batch:
         self.memory = Memory(model, n_slots, n_ctx, n_spare, cache_type)
         self.slots = tuple(Slot(self, i) for i in range(n_slots))
         self._passes = passes.Passes(self.memory.cache, 1 if deterministic else n_slots)
+        self.n_short = model.config.n_ctx_short or _ALL  # tokens that have short rotary factors
         self._running: Slot | None = None  # whose state is in the cache
         self._shifts: dict[int, tuple[Shift, Program]] = {}  # by rows; the last alone
         self._clock = 0
@@ -203,13 +222,19 @@ class Batch:
         if not free:
             raise DataError(f"all {len(self.slots)} slots are taken")
         start = [int(token) for token in prompt[:-1]]
-        alike = [slot for slot in self.slots if slot.model is model and slot.owner == owner]
+        is_long = len(prompt) > self.n_short
+        alike = [
+            slot
+            for slot in self.slots
+            if (slot.model, slot.owner, slot.is_long) == (model, owner, is_long)
+        ]
         donor = max(alike, key=lambda slot: slot.n_shared(start), default=free[0])
         n = donor.n_shared(start) if donor in alike else 0
         wastes_little = donor in free and 2 * n >= donor.n_past
         slot = donor if n and wastes_little else min(free, key=lambda slot: slot.last_used)
         slot.model, slot.owner, slot.is_open = model, owner, True
         slot.copy_prefix(donor if n else slot, n)
+        slot.n_coming = len(prompt)
         return slot
 
     def feed(
@@ -225,6 +250,7 @@ class Batch:
         for slot, ids in checked.items():
             slot.tokens += ids
             slot.n_changes += 1
+            slot.turn()
         logits: dict[Slot, list[np.ndarray]] = {slot: [] for slot in checked}
         for together in self._groups(list(checked)):
             while together:
@@ -246,6 +272,7 @@ class Batch:
         """
         slot.tokens += self._check_tokens(slot, tokens)
         slot.n_changes += 1
+        slot.turn()
         while True:
             (logits,) = self._run_pass(self._next([slot]))
             if slot.n_cached == slot.n_past:
@@ -261,16 +288,19 @@ class Batch:
         """
         token = checked_argmax(self.feed_one(slot, tokens))
         yield from self._give(slot, token)
-        if slot.n_past < self.n_ctx and runs_ahead(slot.model):
-            for after in self._run_ahead(slot, token):
+        end = self.n_ctx if slot.is_long else min(self.n_ctx, self.n_short)
+        if slot.n_past < end and runs_ahead(slot.model):
+            for after in self._run_ahead(slot, token, end):
                 token = after
                 yield from self._give(slot, token)
-        while slot.n_past < self.n_ctx:
+        while slot.n_past < end:
             slot.tokens.append(token)
             slot.n_changes += 1
             (logits,) = self._run_pass({slot: 1})
             token = checked_argmax(logits[-1])
             yield from self._give(slot, token)
+        if end < self.n_ctx:  # the next token gives all of them other rotary factors
+            yield from self.greedy(slot, [token], owner)
 
     def _give(self, slot: Slot, token: int) -> Iterator[int]:
         """Give a token, and look whether its sequence is the same when the next is asked for."""
@@ -279,18 +309,18 @@ class Batch:
         if slot.n_changes != n_changes:
             raise ConfigError("the sequence was changed before its next token was asked for")
 
-    def _run_ahead(self, slot: Slot, token: int) -> Iterator[int]:
+    def _run_ahead(self, slot: Slot, token: int, end: int) -> Iterator[int]:
         """The likeliest tokens after this one, which is not appended yet. The pass of each is
-        started before it is given. It ends where another sequence takes the pass, or a trace
-        begins, too."""
+        started before it is given. It ends with `end` tokens, and where another sequence takes the
+        pass or a trace begins."""
         ahead = self._passes.ahead(slot.model)
-        run = ahead.begin(token, slot.n_past, slot.number * self.n_ctx)
+        run = ahead.begin(token, slot.n_past, slot.number * self.n_ctx, slot.length)
         coming: Coming | None = ahead.start()
         while coming is not None and ahead.run == run and slot.model.traced is None:
             slot.tokens.append(token)
             slot.n_cached = n = slot.n_past
             self._note_use(slot)
-            after = ahead.start() if n < self.n_ctx else None
+            after = ahead.start() if n < end else None
             token, coming = coming(), after
             yield token
 
@@ -305,7 +335,7 @@ class Batch:
             program = bind(schedule(Graph.of(*shift.outputs), self.model.devices))
             self._shifts = {n: (shift, program)}
         shift, program = self._shifts[n]
-        shift.fill(first + source, first + target)
+        shift.fill(first + source, first + target, slot.length)
         program()
         slot.n_cached = target + n
 
@@ -380,7 +410,8 @@ class Batch:
         of, end = list[int](), 0
         for (slot, n), n_wanted in zip(pieces.items(), counts, strict=True):
             start = slot.n_cached
-            filled.fill(end, slot.tokens[start : start + n], start, slot.number * self.n_ctx)
+            piece, first = slot.tokens[start : start + n], slot.number * self.n_ctx
+            filled.fill(end, piece, start, first, slot.length)
             end += n
             of += range(end - n_wanted, end)
         filled.pad(end, self.memory.first_spare)

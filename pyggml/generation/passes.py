@@ -36,9 +36,10 @@ def in_whole_passes(n_tokens: int) -> int:
 class Pass:
     """A bound program: T tokens, of some of which it makes logits.
 
-    logits                          (n, n_vocab) float32
-    tokens, positions, rows, span   the arrays of its Inputs, to be filled
-    of                              (n,) int32, the tokens whose logits can be had
+    logits   (n, n_vocab) float32
+    tokens, positions, rows, span, length
+             the arrays of its Inputs, to be filled
+    of       (n,) int32, the tokens whose logits can be had
     """
 
     model: Model
@@ -49,24 +50,27 @@ class Pass:
     positions: np.ndarray
     rows: np.ndarray
     span: np.ndarray
+    length: np.ndarray
     of: np.ndarray
 
-    def fill(self, at: int, tokens: list[int], position: int, first: int) -> None:
+    def fill(self, at: int, tokens: list[int], position: int, first: int, length: int) -> None:
         """Put tokens of a sequence into the pass, from its token number `at` on.
 
         position: in the sequence, of the first of them. first: the cache's row of position 0.
+        length: of the sequence.
         """
         here, row = slice(at, at + len(tokens)), first + position
         up = np.arange(len(tokens)) if len(tokens) > 1 else 0  # of one token: arrays take longer
         self.tokens[here], self.positions[here], self.rows[here] = tokens, position + up, row + up
         self.span[here, 0], self.span[here, 1] = first, row + 1 + up
+        self.length[here] = length
 
     def pad(self, at: int, spare: int) -> None:
         """Fill the pass, from its token number `at` on, with tokens of no sequence: they read no
         rows, and write those from `spare` on."""
         n = len(self.tokens) - at
         if n:
-            self.fill(at, [0] * n, 0, spare)
+            self.fill(at, [0] * n, 0, spare, 0)
             self.positions[at:], self.span[at:] = 0, spare
 
     def read(self, n: int) -> np.ndarray:
@@ -130,7 +134,7 @@ class Passes:
         inputs = Inputs.empty(n_tokens, with_rows=True)
         of = zeros((n_logits,), I32, "of")
         assert inputs.rows is not None
-        filled = (inputs.tokens, inputs.positions, inputs.rows, inputs.span, of)
+        filled = (inputs.tokens, inputs.positions, inputs.rows, inputs.span, inputs.length, of)
         put_together(*filled)
         taps = model.taps()
         if taps and any(edit.tokens for edit in taps.edits):

@@ -8,6 +8,8 @@ import numpy as np
 from pyggml.gguf import StringArray
 from pyggml.graph.tensor import Shape
 
+LONG_FACTORS = "rope_factors_long.weight"  # rotary factors of long sequences
+
 # Upper bounds: far above any model, far below the overflow of a shape.
 _LIMITS = {
     "context_length": 1 << 24,
@@ -74,6 +76,10 @@ class Reader:
             return value
         self._refuse(key, value, f"wanted {least}" + (f" to {top}" if top > least else ""))
         return least
+
+    def original_context(self) -> int:
+        """The context before rotary positions were scaled for longer ones."""
+        return self.count("rope.scaling.original_context_length", self.count("context_length"))
 
     def counts(
         self,
@@ -196,6 +202,7 @@ class ModelConfig:
     n_embd: int
     n_layer: int
     n_blocks: int  # blocks in the file; those from n_layer on predict further tokens and are unread
+    n_ctx_short: int | None  # the longest sequence of the short rotary factors; None: one set
 
 
 def read_config(r: Reader) -> ModelConfig:
@@ -209,6 +216,7 @@ def read_config(r: Reader) -> ModelConfig:
         n_embd=r.count("embedding_length"),
         n_layer=n_blocks - r.count("nextn_predict_layers", 0, least=0, most=n_blocks - 1),
         n_blocks=n_blocks,
+        n_ctx_short=r.original_context() if LONG_FACTORS in r.shapes else None,
     )
 
 

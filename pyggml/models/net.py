@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyggml.graph import Graph, Notes
-from pyggml.graph.dtypes import I32, DType
+from pyggml.graph.dtypes import F32, I32, DType
 from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Tensor, zeros
 from pyggml.models.balance import Routing
@@ -41,6 +41,8 @@ class Inputs:
     positions   (T,) int32, below n_ctx
     span        (T, 2) int32, the keys that a token attends to: [first, last + 1), as indices of
                 tokens of this run or, with a cache, of cache rows
+    length      (T,) float32, how many tokens each token's sequence has; read by models whose rotary
+                factors depend on it
     rows        (T,) int32, the rows of the cache that keep the tokens' keys and values; None where
                 these are the positions
     draw        (3,) int32, seed and number of the random draw (pyggml.ops.arithmetic.dropout); None
@@ -53,6 +55,7 @@ class Inputs:
     tokens: Tensor
     positions: Tensor
     span: Tensor
+    length: Tensor
     n_ctx: int
     rows: Tensor | None = None
     draw: Tensor | None = None
@@ -65,6 +68,7 @@ class Inputs:
             zeros((n_tokens,), I32, "tokens"),
             zeros((n_tokens,), I32, "positions"),
             zeros((n_tokens, 2), I32, "span"),
+            zeros((n_tokens,), F32, "length"),
             n_ctx or n_tokens,
             zeros((n_tokens,), I32, "rows") if with_rows else None,
         )
@@ -128,7 +132,7 @@ class Net:
 
     @property
     def n_ctx(self) -> int:
-        """The most tokens of a sequence. Some models choose their rotary factors by it."""
+        """The most tokens of a sequence."""
         return self.inputs.n_ctx if self.cache is None else self.cache.n_ctx
 
     def linear(self, name: str, x: Tensor, tap: str = "") -> Tensor:

@@ -5,13 +5,23 @@ from math import log
 from typing import Any
 
 from pyggml.graph.tensor import Tensor
-from pyggml.models.config import Reader
+from pyggml.models.config import LONG_FACTORS, Reader
 from pyggml.models.net import Net
 from pyggml.models.weights import Tensors, TensorSpec
-from pyggml.ops import log_temperature, mul, narrow, reshape, rope_apply, rope_table
+from pyggml.ops import (
+    add,
+    log_temperature,
+    mul,
+    narrow,
+    reshape,
+    rope_apply,
+    rope_table,
+    scale,
+    step,
+)
 
 _SAME = ("rope_freqs.weight", "rope_freqs.weight")
-_SHORT_AND_LONG = ("rope_factors_short.weight", "rope_factors_long.weight")
+_SHORT_AND_LONG = ("rope_factors_short.weight", LONG_FACTORS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +29,9 @@ class Rope:
     """Rotary positions on the first n_dims features of a head. Names as in ggml's `rope_ext`.
 
     mode      "normal" (pairs 2i, 2i + 1) or "neox" (pairs i, i + n_dims/2)
-    factors   names of two tensors (n_dims/2,), divisors of the frequencies: the first for contexts
-              up to n_ctx_orig tokens, the second for longer ones; none: no divisors
+    factors   names of two tensors (n_dims/2,), divisors of the frequencies: the first for sequences
+              of up to n_ctx_orig tokens, the second for longer ones; none: no divisors. As in
+              transformers; llama.cpp chooses by the context that it allocates
     n_factors length of these tensors, if only their first numbers are used
     """
 
@@ -61,18 +72,24 @@ class Rope:
         magnitude = 1 - 0.1 * multiplier * log(self.freq_scale)
         return replace(self, attn_factor=self.attn_factor / magnitude)
 
-    def _factors(self, net: Net) -> Tensor | None:
-        if not self.factors:
-            return None
-        factors = net.weights.get(self.factors[net.n_ctx > self.n_ctx_orig])
-        if factors is None or not self.n_factors:
-            return factors
-        return narrow(factors, 0, 0, self.n_dims // 2)
-
     def _table(self, net: Net) -> Tensor:
+        short, long = self.factors or (None, None)
+        if short == long or net.n_ctx <= self.n_ctx_orig:
+            return self._table_of(net, short).named("rope table")
+        length = reshape(net.inputs.length, (-1, 1, 1))
+        is_long = step(scale(length, 1, -self.n_ctx_orig))  # 1 or 0, so that a sum chooses exactly
+        is_short = scale(is_long, -1, 1)
+        of_short = mul(self._table_of(net, short), is_short)
+        return add(of_short, mul(self._table_of(net, long), is_long)).named("rope table")
+
+    def _table_of(self, net: Net, name: str | None) -> Tensor:
+        """The table with the factors of this name."""
+        factors = None if name is None else net.weights.get(name)
+        if factors is not None and self.n_factors:
+            factors = narrow(factors, 0, 0, self.n_dims // 2)
         return rope_table(
             net.inputs.positions,
-            self._factors(net),
+            factors,
             n_dims=self.n_dims,
             freq_base=self.freq_base,
             freq_scale=self.freq_scale,
@@ -81,7 +98,7 @@ class Rope:
             beta_fast=self.beta_fast,
             beta_slow=self.beta_slow,
             n_ctx_orig=self.n_ctx_orig,
-        ).named("rope table")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +173,7 @@ def read_rope(r: Reader, size: int, mode: str, apart: bool = False) -> Rope:
         freq_scale=freq_scale,
         ext_factor=1.0 if yarn else 0.0,
         attn_factor=attn_factor,
-        n_ctx_orig=r.count("rope.scaling.original_context_length", r.count("context_length")),
+        n_ctx_orig=r.original_context(),
     )
 
 

@@ -23,13 +23,15 @@ class Shift:
     inputs: Inputs
     outputs: tuple[Tensor, ...]
 
-    def fill(self, source: int, target: int) -> None:
-        """Rows from `source` on become those from `target` on, as many positions away."""
+    def fill(self, source: int, target: int, length: int) -> None:
+        """Rows from `source` on become those from `target` on, as many positions away. length: of
+        the sequence whose rotary factors they have."""
         n = self.inputs.tokens.n_elements
         assert self.inputs.rows is not None
         write(self.inputs.tokens, source + np.arange(n))
         write(self.inputs.rows, target + np.arange(n))
         write(self.inputs.positions, np.full(n, target - source))
+        write(self.inputs.length, np.full(n, length))
 
 
 def build_shift(parts: Parts, cache: Cache, n_rows: int) -> Shift:

@@ -24,7 +24,8 @@ def batch(seed):
     tokens, targets = rng.integers(0, N_VOCAB, (2, 2 * CTX)).astype(np.int32)
     weights = (rng.random(2 * CTX) < 0.8).astype(np.float32) / 20
     span = np.stack([STARTS, at + 1], axis=1).astype(np.int32)
-    return Batch(tokens, at - STARTS.astype(np.int32), span, targets, weights)
+    length = np.repeat([7, 5, 12], [7, 5, 12]).astype(np.float32)
+    return Batch(tokens, at - STARTS.astype(np.int32), span, targets, weights, length)
 
 
 def adapted(path, modules=None):

@@ -125,6 +125,7 @@ class Scheduler:
             self._waiting.remove(request)
             known = () if request.n_likeliest is not None else request.prompt
             slot = self._batch.open(known, request.model, request.owner)
+            slot.n_coming = len(request.prompt)
             request.n_cached = slot.n_past
             self._active.append(_Active(request, slot, request.prompt[slot.n_past :]))
 
@@ -135,8 +136,13 @@ class Scheduler:
         """
         if request.n_likeliest is not None:
             return False
-        whose = request.model, request.owner
-        alike = [a for a in self._active if (a.request.model, a.request.owner) == whose]
+        whose, n_short = (request.model, request.owner), self._batch.n_short
+        alike = [
+            a
+            for a in self._active
+            if (a.request.model, a.request.owner) == whose
+            and (a.slot.length > n_short) == (len(request.prompt) > n_short)
+        ]
         saved = (self._n_to_copy(a.request, request) - a.slot.n_past for a in alike)
         return request.model.batches and max(saved, default=0) >= WORTH_WAITING
 

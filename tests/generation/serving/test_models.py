@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_models
 
 import pyggml
 from pyggml.generation import Batch, Completion, Sampling, Session
@@ -115,3 +116,23 @@ def test_a_deterministic_batch_shares_what_whole_passes_read(rng, passes_of_32):
     batch.slots[1].close()
     batch.slots[1].truncate(0)
     assert batch.open(ids).n_past == 32
+
+
+def test_answers_that_grow_beyond_the_original_context(tmp_path, rng):
+    """Each logit is that of a whole run of the tokens so far, with short rotary factors or long."""
+    factors = {"short": (1.0, 3.0), "long": (2.0, 0.5)}
+    path = tiny_models.write(
+        tmp_path / "phi3.gguf", "phi3",
+        keys=tiny_models.VOCABULARY | {"phi3.rope.scaling.original_context_length": 16},
+        tensors={f"rope_factors_{k}.weight": np.array(f, np.float32) for k, f in factors.items()},
+        n_vocab=len(tiny_models.TOKENS), numbers=tiny_models.scaled,
+    )  # fmt: skip
+    model, start = pyggml.load(path, compute="f32"), rng.integers(6, 250, 8)
+    prompts = [np.append(start, rng.integers(6, 250, n)).astype(np.int32) for n in (3, 5, 8, 9, 30)]
+    scheduler = Scheduler(Batch(model, 3, 64))
+    for n_told in (0, 5):
+        for request in served(scheduler, model, prompts, n_told):
+            text = [*request.prompt.tolist(), *request.completion.tokens]
+            for n, row in enumerate(request.completion.rows, len(request.prompt)):
+                wanted = model.logits(text[:n])[-1]
+                assert np.abs(row - wanted).max() < 1e-5 * np.abs(wanted).max()
