@@ -111,9 +111,7 @@ def _turn_alike(one: Ids, other: Ids, n_ctx_short: int | None) -> bool:
     return n_ctx_short is None or (len(one) > n_ctx_short) == (len(other) > n_ctx_short)
 
 
-def _rows(
-    asked: Sequence[Continuation], n_ctx_short: int | None
-) -> tuple[list[_Row], list[int]]:
+def _rows(asked: Sequence[Continuation], n_ctx_short: int | None) -> tuple[list[_Row], list[int]]:
     """The sequences to read, none the beginning of another with the same rotary factors; the
     number of each continuation's."""
     rows, row_of = list[_Row](), [0] * len(asked)

@@ -1,4 +1,4 @@
-"""Short and long rotary factors: the loss of a document is that of it alone, whatever is beside it."""
+"""Short and long rotary factors: a document's loss is that of it alone, whatever is beside it."""
 
 import numpy as np
 import pytest

@@ -16,7 +16,7 @@ TOKENS = np.arange(12) % 11
 
 @pytest.fixture
 def phi3(tiny, tmp_path):
-    """Write a phi3 with frequency factors by tensor name; sequences above 8 tokens are long ones."""
+    """Write a phi3 with frequency factors by tensor name; beyond 8 tokens are long sequences."""
 
     def write(factors, backends=()):
         plain = tiny("phi3", keys={"phi3.rope.scaling.original_context_length": 8})
@@ -74,7 +74,7 @@ def test_sequences_of_both_lengths_share_passes(kinds):
     both, short, long = kinds
     batch = Batch(both, 3, 16)
     slots = [batch.open(text) for text in (TOKENS, TOKENS[:6], TOKENS[:8])]
-    first = batch.feed({slot: TOKENS[:5] for slot in slots}, every=slots[:1])
+    first = batch.feed(dict.fromkeys(slots, TOKENS[:5]), every=slots[:1])
     assert_same(first[slots[0]], long.logits(TOKENS)[:5])
     assert_same(first[slots[1]], short.logits(TOKENS[:5])[-1])
     ends = (12, 6, 9)
@@ -92,7 +92,7 @@ def test_a_prompt_shares_what_was_read_with_its_factors(kinds):
         slot.close()
     for n, n_shared in ((11, 10), (7, 6)):
         slot = batch.open(TOKENS[:n])
-        assert slot.n_past == n_shared
+        assert slot.n_past == n_shared and slot.is_long == (n > 8)
         assert_same(batch.feed_one(slot, TOKENS[n_shared:n]), kinds[0].logits(TOKENS[:n])[-1])
 
 

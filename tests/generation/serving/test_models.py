@@ -118,8 +118,9 @@ def test_a_deterministic_batch_shares_what_whole_passes_read(rng, passes_of_32):
     assert batch.open(ids).n_past == 32
 
 
-def test_answers_that_grow_beyond_the_original_context(tmp_path, rng):
-    """Each logit is that of a whole run of the tokens so far, with short rotary factors or long."""
+@pytest.fixture
+def phi3(tmp_path):
+    """Sequences of more than 16 tokens have long rotary factors."""
     factors = {"short": (1.0, 3.0), "long": (2.0, 0.5)}
     path = tiny_models.write(
         tmp_path / "phi3.gguf", "phi3",
@@ -127,7 +128,12 @@ def test_answers_that_grow_beyond_the_original_context(tmp_path, rng):
         tensors={f"rope_factors_{k}.weight": np.array(f, np.float32) for k, f in factors.items()},
         n_vocab=len(tiny_models.TOKENS), numbers=tiny_models.scaled,
     )  # fmt: skip
-    model, start = pyggml.load(path, compute="f32"), rng.integers(6, 250, 8)
+    return pyggml.load(path, compute="f32")
+
+
+def test_answers_that_grow_beyond_the_original_context(phi3, rng):
+    """Each logit is that of a whole run of the tokens so far, with short rotary factors or long."""
+    model, start = phi3, rng.integers(6, 250, 8)
     prompts = [np.append(start, rng.integers(6, 250, n)).astype(np.int32) for n in (3, 5, 8, 9, 30)]
     scheduler = Scheduler(Batch(model, 3, 64))
     for n_told in (0, 5):
@@ -136,3 +142,21 @@ def test_answers_that_grow_beyond_the_original_context(tmp_path, rng):
             for n, row in enumerate(request.completion.rows, len(request.prompt)):
                 wanted = model.logits(text[:n])[-1]
                 assert np.abs(row - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+def test_a_long_prompt_that_is_told_is_long_from_its_first_piece_on(phi3, rng, monkeypatch):
+    monkeypatch.setattr("pyggml.generation.serving.scheduler.PREFILL_READ", 10)
+    prompt, told = rng.integers(6, 250, 30).astype(np.int32), []
+    scheduler = Scheduler(Batch(phi3, 2, 64))
+    scheduler.submit(
+        Request(
+            prompt=prompt, completion=Logits(prompt, phi3), model=phi3, tell=told.append,
+            n_likeliest=0,
+        )
+    )  # fmt: skip
+    while scheduler.step():
+        pass
+    logits = phi3.logits(prompt)[:-1].astype(np.float64)
+    wanted = logits[np.arange(29), prompt[1:]] - np.log(np.exp(logits).sum(axis=1))
+    found = [piece.logprob for piece in told[0].pieces[1:]]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
