@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cpu import write
 from pyggml.lora.data.sources import FileSummary
 from pyggml.lora.data.spill import BLOCK, blocks
+from pyggml.models import Inputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +42,11 @@ class Batch:
     def weight(self) -> float:
         """How much the batch counts in its step."""
         return float(self.weights.sum(dtype=np.float64))
+
+    def fill(self, inputs: Inputs) -> None:
+        """Give it to a graph of as many tokens."""
+        for name in ("tokens", "positions", "span", "length"):
+            write(getattr(inputs, name), getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
 from pyggml.lora.data import Dataset
-from pyggml.lora.evaluate.perplexity import chunks_of, fill_batch
+from pyggml.lora.evaluate.perplexity import chunks_of
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net
 from pyggml.requantize.imatrix import ImportanceMatrix, Sums
@@ -87,7 +87,7 @@ class Collector:
         self.n_left_out += n_left_out
         model.check_tokens(data.tokens.reshape(-1))
         for batch in replace(data.part(full), lengths=None).batches(range(len(full)), 1):
-            yield partial(fill_batch, self._inputs, batch)
+            yield partial(batch.fill, self._inputs)
 
     def _watching(self, model: Model) -> Program:
         net = Net(model.parts.weights, self._inputs, model.adapters)

@@ -20,12 +20,10 @@ from math import sqrt
 
 import numpy as np
 
-from pyggml.backends.cpu import write
 from pyggml.errors import ConfigError, DataError
-from pyggml.lora.data import Batch, Dataset
+from pyggml.lora.data import Dataset
 from pyggml.lora.evaluate.scorer import Predictions, Scorer
 from pyggml.model import Model, fill
-from pyggml.models import Inputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,16 +126,10 @@ def _of_windows(model: Model, data: Dataset) -> Iterator[TokenScores]:
     """The scores of each window's targets."""
     scorer = Scorer(model, data.ctx, data.ctx)
     for number, batch in enumerate(data.batches(range(len(data)), 1)):
-        fill_batch(scorer.inputs, batch)
+        batch.fill(scorer.inputs)
         positions = np.flatnonzero(batch.weights)
         predictions = scorer.score(positions, batch.targets[positions])
         yield _scores(predictions, data.documents[number][positions])
-
-
-def fill_batch(inputs: Inputs, batch: Batch) -> None:
-    """Windows of documents, none of which sees another."""
-    for name in ("tokens", "positions", "span", "length"):
-        write(getattr(inputs, name), getattr(batch, name))
 
 
 def _scores(predictions: Predictions, documents: np.ndarray) -> TokenScores:

@@ -307,8 +307,7 @@ class Scorer:
         part = data.part(np.array([window]))
         (batch,) = part.batches([0], 1)
         answers = Answers.in_windows(part, self._room)
-        for name in ("tokens", "positions", "span", "length"):
-            write(getattr(self._inputs, name), getattr(batch, name))
+        batch.fill(self._inputs)
         write(self._leaves.targets, batch.targets)
         write(self._leaves.read, answers.learned.reshape(-1).astype(np.float32))
         write(self._leaves.members, answers.members(self._mean)[0])

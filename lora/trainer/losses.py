@@ -13,7 +13,7 @@ from pyggml.lora.objectives.objective import LossNet, Objective, Windows
 from pyggml.lora.objectives.tally import Tally
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer.experts import BALANCE, LOAD, ExpertReport
-from pyggml.lora.trainer.passes import Passes, write_batch
+from pyggml.lora.trainer.passes import Passes
 from pyggml.lora.trainer.validation import ValidationSample
 from pyggml.model import Model
 from pyggml.models import Inputs
@@ -117,7 +117,8 @@ def validation_loss(
     data = replace(sample.dataset, lengths=None)  # whole windows: one graph
     total = 0.0
     for batch in feed.batches(others, data, sample.windows, ALONE):
-        write_batch(batch, inputs, leaves)
+        batch.fill(inputs)
+        leaves.write(batch)
         program()
         total += float(program.read(program.schedule.graph["loss"]))
     return total

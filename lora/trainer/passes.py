@@ -81,7 +81,8 @@ class _Pair:
 
     def write(self, batch: Batch) -> None:
         """Give a batch to both graphs."""
-        write_batch(batch, self.inputs, self.leaves)
+        batch.fill(self.inputs)
+        self.leaves.write(batch)
         if LOAD in self.further:
             self.balance.write(batch)
 
@@ -277,13 +278,6 @@ class Passes:
             if not all(_is_finite(device.read(t)) for t in (node, *node.saved)):
                 return repr(node)
         return None
-
-
-def write_batch(batch: Batch, inputs: Inputs, leaves: Leaves) -> None:
-    """Give a batch to a graph of the loss."""
-    for name in ("tokens", "positions", "span", "length"):
-        write(getattr(inputs, name), getattr(batch, name))
-    leaves.write(batch)
 
 
 def _document_lengths(span: np.ndarray) -> np.ndarray:

@@ -88,12 +88,11 @@ def test_a_prompt_shares_what_was_read_with_its_factors(kinds):
     for n in (12, 8):
         slot = batch.open(TOKENS[:n])
         batch.feed({slot: TOKENS[:n]})
-    for slot in batch.slots:
-        slot.close()
     for n, n_shared in ((11, 10), (7, 6)):
         slot = batch.open(TOKENS[:n])
         assert slot.n_past == n_shared and slot.is_long == (n > 8)
         assert_same(batch.feed_one(slot, TOKENS[n_shared:n]), kinds[0].logits(TOKENS[:n])[-1])
+        slot.close()
 
 
 def test_a_shift_back_into_the_original_context(kinds):
