@@ -77,7 +77,7 @@ class Ahead:
         numbers = [token], [position], [row], [[first, row + 1]]
         for leaf, values in zip(self._leaves, numbers, strict=True):
             write(leaf, np.array(values, np.int32))
-        self._devices.hold(*self._leaves)  # from here on the device has the newest
+        self._devices.hold(*self._leaves, self._length)  # from here on the device has the newest
         self.run += 1
         return self.run
 
@@ -90,7 +90,7 @@ class Ahead:
     def release(self) -> None:
         """Let go of the arena, as Pass.release. Nobody's run goes on."""
         self.run += 1
-        self._devices.drop(*self._leaves)
+        self._devices.drop(*self._leaves, self._length)
         for plan in self._program.schedule.plans.values():
             detach(*plan.offsets)
 
