@@ -141,7 +141,7 @@ class Scheduler:
             a
             for a in self._active
             if (a.request.model, a.request.owner) == whose
-            and (a.slot.length > n_short) == (len(request.prompt) > n_short)
+            and (len(a.request.prompt) > n_short) == (len(request.prompt) > n_short)
         ]
         saved = (self._n_to_copy(a.request, request) - a.slot.n_past for a in alike)
         return request.model.batches and max(saved, default=0) >= WORTH_WAITING
