@@ -321,6 +321,7 @@ def test_gaps_in_a_source_change_nothing(op, layout):
         loose = [i for i in float_sources(sample) if sample.arrays[i].ndim]
         if op.memory is Memory.ALIAS:  # what is written to must be without gaps
             loose = [i for i in loose if i > 0]
+        loose = [i for i in loose if i not in op.changes]  # of a copy, changes would be lost
         _, plain = build(op, sample)
         src = [
             leaf(layout(np.float32(a))) if i in loose else as_leaf(a)

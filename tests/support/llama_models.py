@@ -172,7 +172,7 @@ LIMITS = {name: GELUS.get(name, 1e-11) for name in VARIANTS}
 LIMITS |= {"llama4-long": 1e-9, "grovemoe": 1e-10}
 LIMITS |= {"deepseek2-lite": 1e-9}  # of 26 layers
 # Of large scores; of a first token whose delta rule gives little, which a norm enlarges.
-LIMITS |= {"deepseek2-whole": 5e-11, "bailingmoe3": 5e-11}
+LIMITS |= {"deepseek2-whole": 5e-11, "bailingmoe3": 5e-11, "bailingmoe3-vl": 5e-11}
 
 
 def tokens_of(name: str) -> np.ndarray:

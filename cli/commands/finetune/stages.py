@@ -1,5 +1,6 @@
 """The stages of a run: model, adapter, data, graphs, training, adapter file, answers."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -222,7 +223,7 @@ def _run(
         return STOPPED
     written = results.is_model(trained)
     below = [*(job.below or ())]
-    after = load(job.output, below, model.compute, device=job.device) if written else model
+    after = _reloaded(job, below, model) if written else model
     try:
         _show_answers(job, trainer, after, prompt, rows)
     except NotFiniteError as error:  # the losses of the run were finite, so its result stands
@@ -280,6 +281,14 @@ def _compute(job: Job) -> str:
     if stored not in (None, FASTEST):
         row("compute", f"{stored}, as the run that is continued; auto is {FASTEST} here")
     return stored or "auto"
+
+
+def _reloaded(job: Job, below: Sequence[Any], model: Model) -> Model:
+    """The model that was written, with the adapters that it was trained below: they are of the base
+    that it was, which needs no warning here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*was trained on another model", RuntimeWarning)
+        return load(job.output, below, model.compute, device=job.device)
 
 
 def _train(job: Job, trainer: Trainer, trained: Trained, rows: record.Rows, told: Told) -> bool:
