@@ -17,7 +17,7 @@ NUMPY = Language(
         "minimum": "np.minimum({0}, {1})",
         "maximum": "np.maximum({0}, {1})",
         "sgn": "np.sign({0})",
-        "sigmoid": "(1 / (1 + np.exp(-{0})))",
+        "sigmoid": "(1 / (1 + np.exp(-np.maximum({0}, -709.0))))",
         "softplus": "np.logaddexp(0, {0})",
         "erfc": "erfc({0})",
     },

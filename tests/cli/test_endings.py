@@ -71,7 +71,7 @@ def test_before_the_first_step_adapter_and_checkpoints_stay_as_they_were(
 ):
     older = tmp_path / "adapter.gguf"
     older.write_bytes(b"a good one")
-    ended = finetune("--checkpoint-dir", tmp_path / "deep" / "points")
+    ended = finetune("--checkpoint-dir", tmp_path / "deep" / "points", "--force")
     assert ended.code == 130
     assert (
         "stopped    before a step was made; adapter and checkpoints are as they were\n" in ended.out
@@ -91,7 +91,7 @@ def test_nor_does_it_in_a_run_that_was_resumed(finetune, tmp_path, monkeypatch):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(Trainer, "is_done", property(lambda self: False))
     monkeypatch.setattr(Trainer, "_begin", lambda self: self.stop())
-    ended = finetune("--max-steps", 2, "--resume", points)
+    ended = finetune("--max-steps", 2, "--resume", points, "--force")
     signal.signal(signal.SIGINT, before)
     assert ended.code == 130 and "are as they were" in ended.out
     assert out.read_bytes() == b"a good one" and points_of(points) == ["step-00000001.gguf"]

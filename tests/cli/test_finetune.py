@@ -52,7 +52,7 @@ def test_settings_reach_the_run(finetune, tiny, tmp_path):
     (pairs,) = library.load(tiny, tmp_path / "adapter.gguf").adapters
     assert list(pairs) == ["blk.1.attn_q.weight", "output.weight"]
     assert {p.a.shape[0] for p in pairs.values()} == {3} and pairs["output.weight"].scale == 2
-    assert ended.row("steps").startswith("10, 6 windows each;")
+    assert ended.row("steps").startswith("10, 6 windows each, ")
     assert ended.row("steps").endswith("1 thread")
     assert ", 0 held out" in ended.out and "validation" not in ended.out
 
@@ -115,7 +115,8 @@ def test_a_finished_adapter_is_trained_further(finetune, pyggml, tiny, text, tmp
     out, lr = tmp_path / "adapter.gguf", ("--lr", 0.02, "--warmup-steps", 0, "--val-windows", 1)
     short = ("--lora-alpha", 6, "--lora-modules", "ffn_up,attn_q", "--max-steps", 12)
     first = finetune("--lora-rank", 3, *short, *lr)
-    places = ("-m", tiny, "-f", text, "-o", out, "--init", out, "--prompt", "the ")
+    further = tmp_path / "further.gguf"
+    places = ("-m", tiny, "-f", text, "-o", further, "--init", out, "--prompt", "the ")
     ended = pyggml("finetune", *places, "--max-steps", 2, "--ctx", 16, *lr)
     assert ended.code == 0, ended
     assert ended.row("adapter").startswith("rank 3, alpha 6, on 4 matrices")
@@ -123,7 +124,7 @@ def test_a_finished_adapter_is_trained_further(finetune, pyggml, tiny, text, tmp
     assert validated[0].split(" → ")[1] == validated[1].split(" → ")[0]
     after, before = first.out.split("-- after")[1], ended.out.split("-- before")[1]
     assert "the " in before and answer(before) == answer(after)
-    (pairs,) = library.load(tiny, out).adapters
+    (pairs,) = library.load(tiny, further).adapters
     assert list(pairs) == [f"blk.{i}.{m}.weight" for i in (0, 1) for m in ("attn_q", "ffn_up")]
 
 

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:reference leaves")
 class Numbers:
     """A tokenizer of texts that are token ids in decimal."""
 
-    bos_id, add_bos = 5, True
+    bos_id, add_bos, n_vocab = 5, True, 64
 
     def encode(self, text, parse_special=False):
         return [int(word) for word in text.split()]
@@ -171,8 +171,8 @@ def test_on_a_device_that_can_do_all_the_host_reads_losses_alone(tiny, corpus_of
     trainer.run(report)
     (before, launches), (after, later) = seen[:2]
     passes = 2
-    # Bytes of ids, positions, spans; of targets and their weights.
-    batch, targets = ([2 * CTX * n for n in sizes] for sizes in ((4, 4, 8), (4, 4)))
+    # Bytes of ids, positions, spans, lengths; of targets and their weights.
+    batch, targets = ([2 * CTX * n for n in sizes] for sizes in ((4, 4, 8, 4), (4, 4)))
     together = {(sum(round_up(n, 64) for n in part),): passes for part in (batch, targets)}
     written = {**together, (): passes, (7,): 1}  # inputs, each part in one copy; seed; settings
     read = {(): 2 * passes, (1,): 1}  # loss and right tokens, the gradient's length

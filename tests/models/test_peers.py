@@ -50,12 +50,14 @@ def test_gradients_of_an_adapter(model, values):
         assert np.linalg.norm(g - exact) < 1e-4 * np.linalg.norm(exact), name
 
 
-def test_a_cache_changes_nothing(model, values):
+def test_a_cache_changes_nothing(name, model, values):
+    """But for the factors of a beginning that is short, where those of the whole are long."""
     tokens = values["tokens"]
     session, whole = Session(model, len(tokens)), values["logits"]
     for n in (7, 1, 1, 12, 1, 1, 1):
         found = session.feed(tokens[session.n_past : session.n_past + n])
-        assert nmse(found, whole[session.n_past - 1]) < 1e-10
+        if name != "phi3-long" or session.n_past > 16:
+            assert nmse(found, whole[session.n_past - 1]) < 1e-10
     assert session.n_past == len(tokens)
 
 

@@ -52,11 +52,11 @@ def test_each_model_by_its_name(server, chatty, adapters, pyggml):
 
 
 def test_models_are_found_by_any_name(serve, adapters):
-    names = ("a/b", "a/b/c", "/a", "a/", "a b", "ü", "a?b#c", "a%2Fb", "..", "v1/models")
+    names = ("a/b", "a/b/c", "/a", "a/", "a b", "ü", "a?b#c", "a%2Fb", "v1/models")
     with serve(adapters=dict.fromkeys(names, adapters["red"])) as server:
         for name in names:
             answer = server.http.get(f"/v1/models/{quote(name, safe='')}")
-            assert answer.json()["id"] == name
+            assert answer.json().get("id") == name, (name, answer.url, answer.text)
         assert server.http.get("/v1/models/a/b").json()["id"] == "a/b"
 
 

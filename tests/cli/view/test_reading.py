@@ -46,7 +46,11 @@ def test_losses_with_the_adapter_of_a_run(client, add_run, model, folder, rng):
 
 
 def test_losses_of_a_whole_model_that_a_run_wrote(client, add_run, model_with, model, folder):
-    other = model_with(general__name="other", tokenizer__ggml__add_bos_token=True)
+    other = model_with(
+        general__name="other",
+        tokenizer__ggml__add_bos_token=True,
+        tokenizer__ggml__bos_token_id=np.uint32(3),
+    )
     (folder / "mine.gguf").write_bytes(other.read_bytes())
     add_run("mine", [])
     found = client.post("/api/losses", json={"text": TEXT, "run": "mine"}).json()
