@@ -113,20 +113,14 @@ def rebuild(roots: Sequence[Expression], new: Mapping[Expression, Expression]) -
     """The expressions with some parts replaced, simplified anew."""
     rebuilt: dict[Expression, Expression] = {}
     for e in parts_of(*roots):
-        rebuilt[e] = new[e] if e in new else _made_of(e, *(rebuilt[o] for o in e.operands))
+        rebuilt[e] = new[e] if e in new else _with_operands(e, *(rebuilt[o] for o in e.operands))
     return [rebuilt[root] for root in roots]
 
 
-def _made_of(e: Expression, *operands: Expression) -> Expression:
+def _with_operands(e: Expression, *operands: Expression) -> Expression:
     """The operation of an expression on other operands."""
-    simplify: dict[str, Callable[..., Expression]] = {
-        "+": _sum,
-        "*": _product,
-        "/": _quotient,
-        "where": where,
-    }
-    if e.operation in simplify:
-        return simplify[e.operation](*operands)
+    if e.operation in _SIMPLIFIED:
+        return _SIMPLIFIED[e.operation](*operands)
     return Expression(e.operation, *operands, value=e.value)
 
 
@@ -188,6 +182,14 @@ def where(condition: Expression, a: Operand, b: Operand) -> Expression:
     """a where the condition holds, else b; what is not taken may be anything."""
     first, second = expression(a), expression(b)
     return first if first is second else Expression("where", condition, first, second)
+
+
+_SIMPLIFIED: dict[str, Callable[..., Expression]] = {
+    "+": _sum,
+    "*": _product,
+    "/": _quotient,
+    "where": where,
+}
 
 
 def minimum(a: Operand, b: Operand) -> Expression:

@@ -40,8 +40,7 @@ class Formula:
 
     def __call__(self, *sources: np.ndarray, **settings: float) -> np.ndarray:
         """The value in float64: the meaning of the formula, and the reference of every kernel."""
-        value, *_ = _values(self)(*sources, *(settings[name] for name in self.settings))
-        return np.asarray(value)
+        return np.asarray(_value(self)(*sources, *(settings[name] for name in self.settings)))
 
     def of(self, **names: str) -> Formula:
         """The same with other sources in place of these."""
@@ -51,8 +50,8 @@ class Formula:
 
 
 @cache
-def _values(of: Formula) -> Callable[..., Any]:
-    return numpy_function(of.results[:1], (*of.sources, *of.settings))
+def _value(of: Formula) -> Callable[..., Any]:
+    return numpy_function(of.result, (*of.sources, *of.settings))
 
 
 def formula(function: Callable[..., Any]) -> Formula:

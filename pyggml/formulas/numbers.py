@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.formulas.expression import Expression
-from pyggml.formulas.text import Language, define
+from pyggml.formulas.text import Language, define_function
 
 _OWN = ("abs", "sqrt", "log", "exp", "expm1", "sin", "cos", "tanh", "floor", "ceil", "trunc")
 NUMPY = Language(
@@ -17,18 +17,15 @@ NUMPY = Language(
         "minimum": "np.minimum({0}, {1})",
         "maximum": "np.maximum({0}, {1})",
         "sgn": "np.sign({0})",
-        "sigmoid": "(1 / (1 + np.exp(-np.maximum({0}, -709.0))))",
+        "sigmoid": "(np.exp(np.minimum({0}, 0)) / (1 + np.exp(-np.abs({0}))))",  # no overflow
         "softplus": "np.logaddexp(0, {0})",
         "erfc": "erfc({0})",
     },
     number=repr,
-    let="{0} = {1}",
 )
 _NAMES = {"np": np, "erfc": np.vectorize(math.erfc, otypes=[float])}
 
 
-def numpy_function(roots: Sequence[Expression], symbols: Sequence[str]) -> Callable[..., Any]:
-    """A function of arrays or numbers, in the order of these symbols: a tuple of the values."""
-    statements, values = NUMPY.lines(roots)
-    body = "".join(f"    {line}\n" for line in (*statements, f"return {', '.join(values)},"))
-    return define(f"def values({', '.join(symbols)}):\n{body}", "values", _NAMES)
+def numpy_function(e: Expression, symbols: Sequence[str]) -> Callable[..., Any]:
+    """An expression's value as a function of arrays or numbers, in the order of these symbols."""
+    return define_function(NUMPY, "value", symbols, [e], _NAMES)

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from pyggml.formulas.expression import Expression, multiple
 
-_BINDS = {"where": 0, "<": 1, "<=": 1, "+": 2, "*": 3, "/": 3}  # others: 4
+# How firmly an operation holds its operands; what is written as a call, more firmly than these.
+_BINDS = {"where": 0, "<": 1, "<=": 1, "+": 2, "*": 3, "/": 3}
 _NAMES = {"sigmoid": "σ", "minimum": "min", "maximum": "max"}
 
 
@@ -21,7 +22,8 @@ def reading(e: Expression, first: str = "") -> str:
         factors = sorted(_factors(e), key=lambda f: (f.operation != "number", f.value != first))
         texts = [_inner(f, _BINDS["*"], first) for f in factors]
         return "-" + " · ".join(texts[1:]) if multiple(e)[0] == -1 else " · ".join(texts)
-    inner = [_inner(o, max(_BINDS[e.operation], 1) + i, first) for i, o in enumerate(e.operands)]
+    binds = max(_BINDS[e.operation], 1)  # more to the right, where equals stand apart: a / (b / c)
+    inner = [_inner(o, binds + i, first) for i, o in enumerate(e.operands)]
     if e.operation == "where":
         return f"{inner[1]} where {inner[0]}, else {inner[2]}"
     if e.operation == "+":

@@ -1,7 +1,7 @@
 """Expressions as the text of a language: statements for what is used twice, the rest in one piece.
 
 A language has a table of functions by their name in an expression, with places for the operands,
-and says how it writes a number and names a value.
+and says how it writes a number and names a value. What is Python is compiled here.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ class Language:
 
     functions: Mapping[str, str]
     number: Callable[[float], str]
-    let: str
+    let: str = "{0} = {1}"
 
     def lines(
         self, roots: Sequence[Expression], symbols: Mapping[str, str] | None = None
@@ -64,6 +64,33 @@ class Language:
                 return f"({texts[other]} - {texts[negative[0].operands[1]]})"
         pattern = _SIGNS.get(e.operation) or self.functions[e.operation]
         return pattern.format(*(texts[o] for o in e.operands))
+
+
+def float32_python(functions: Mapping[str, str]) -> Language:
+    """Python for Numba, of float32 numbers, with these functions besides its own. f4 is NumPy's
+    float32."""
+    own = {
+        "where": "({1} if {0} else {2})",
+        "minimum": "min({0}, {1})",
+        "maximum": "max({0}, {1})",
+        "abs": "abs({0})",
+        "sgn": "(f4({0} > f4(0)) - f4({0} < f4(0)))",
+    }
+    return Language({**own, **functions}, number=lambda value: f"f4({value!r})")
+
+
+def define_function(
+    language: Language,
+    name: str,
+    arguments: Sequence[str],
+    results: Sequence[Expression],
+    names: Mapping[str, Any],
+) -> Callable[..., Any]:
+    """The function, in Python, of symbols that returns the value of an expression, or of several
+    the tuple."""
+    statements, values = language.lines(results)
+    body = "".join(f"    {line}\n" for line in (*statements, f"return {', '.join(values)}"))
+    return define(f"def {name}({', '.join(arguments)}):\n{body}", name, names)
 
 
 def define(text: str, name: str, names: Mapping[str, Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.formulas.formula import Formula
-from pyggml.formulas.text import Language, define
+from pyggml.formulas.text import define, float32_python
 from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.jit import JIT, Code, simd, types
@@ -22,13 +22,8 @@ from pyggml.jit.tasks import SHARE
 from pyggml.kernels.kernel import Site, as_rows
 from pyggml.quants.bits import bf16_to_float
 
-PYTHON = Language(
+PYTHON = float32_python(
     {
-        "where": "({1} if {0} else {2})",
-        "minimum": "min({0}, {1})",
-        "maximum": "max({0}, {1})",
-        "abs": "abs({0})",
-        "sgn": "(f4({0} > 0) - f4({0} < 0))",
         "sqrt": "np.sqrt({0})",
         "log": "np.log({0})",
         "exp": "whole_exp32({0})",
@@ -42,9 +37,7 @@ PYTHON = Language(
         "floor": "np.floor({0})",
         "ceil": "np.ceil({0})",
         "trunc": "np.trunc({0})",
-    },
-    number=lambda value: f"f4({value!r})",
-    let="{0} = {1}",
+    }
 )
 _NAMES = {name: getattr(simd, name) for name in simd.__all__}
 _NAMES |= {"np": np, "f4": np.float32, "bf16_to_float": bf16_to_float, "__name__": __name__}
@@ -99,35 +92,35 @@ def loop_of(formula: Formula, kinds: tuple[DType, ...]) -> Callable[..., Any]:
     return define(loop_text(name, formula, kinds), name, _NAMES)
 
 
-def _loop_and_name(formula: Formula, kinds: tuple[DType, ...]) -> tuple[dict[str, Any], str]:
-    """The loop that tasks are made of, and its name, which says what its text is."""
+def _loop(formula: Formula, kinds: tuple[DType, ...]) -> Any:
+    """The loop that tasks call. Its name says what its text is."""
     digest = hashlib.sha256(loop_text("", formula, kinds).encode()).hexdigest()[:12]
     name = f"{formula.name}_{digest}"
-    return {name: apart(define(loop_text(name, formula, kinds), name, _NAMES))}, name
+    return apart(define(loop_text(name, formula, kinds), name, _NAMES))
 
 
-def _code(task: Callable[..., Any], *takes: Any) -> Code:
-    """A task that reads a tuple of these types."""
+def _code(loop: Any, text: str, *takes: Any) -> Code:
+    """The task of this text, which calls the loop and reads a tuple of these types."""
+    name = loop.__name__
+    task = define(text, f"{name}_task", {**_NAMES, name: loop})
     return Code(task, types.void(types.CPointer(types.Tuple(takes)), types.intp, types.intp))
 
 
 @cache
 def code_of(formula: Formula, kinds: tuple[DType, ...]) -> Code:
     """The task, whose machine code reads a tuple: results, sources of these types, settings."""
-    loop, name = _loop_and_name(formula, kinds)
-    n_results = len(formula.results)
-    text = _task_text(name, n_results + len(kinds), formula.settings)
+    loop, n_results = _loop(formula, kinds), len(formula.results)
+    text = _task_text(loop.__name__, n_results + len(kinds), formula.settings)
     items = [types.uint16 if kind is BF16 else types.float32 for kind in kinds]
     arrays = [types.Array(item, 1, "C") for item in [types.float32] * n_results + items]
-    settings = [types.float32] * len(formula.settings)
-    return _code(define(text, f"{name}_task", {**_NAMES, **loop}), *arrays, *settings)
+    return _code(loop, text, *arrays, *[types.float32] * len(formula.settings))
 
 
 @cache
 def _rows_code(formula: Formula) -> Code:
-    loop, name = _loop_and_name(formula, (F32, F32))
-    task = define(_rows_text(name), f"{name}_task", {**_NAMES, **loop})
-    return _code(task, *[types.Array(types.float32, 2, "C")] * 3, types.intp)
+    loop = _loop(formula, (F32, F32))
+    rows = types.Array(types.float32, 2, "C")
+    return _code(loop, _rows_text(loop.__name__), rows, rows, rows, types.intp)
 
 
 def by_formula(formula: Formula) -> Callable[[Site], Call]:

@@ -6,6 +6,7 @@ declares `relu` on all devices, and `relu_back`, dy times its slope.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,23 +53,24 @@ def formula_op(
     of several each has its own, NAME_back_SOURCE. grad: a rule in place of such ops.
     """
     whole = formula(function)
-    settings: dict[str, Any] = {"refuses": refuses, "check": check}
-    rule = grad or _gradient_rule(whole, back, samples, settings)
-    return _declare(whole, ggml, samples, rule, settings)
+    declare = partial(_declare, refuses=refuses, check=check)
+    rule = grad or _gradient_rule(whole, samples, partial(declare, ggml=back, grad=_SECOND_ORDER))
+    return declare(whole, samples, ggml=ggml, grad=rule)
 
 
 def _declare(
     of: Formula,
-    ggml: GGMLOp | GGMLUnaryOp | GGMLGLUOp,
     samples: Samples,
+    ggml: GGMLOp | GGMLUnaryOp | GGMLGLUOp,
     grad: GradRule | NoGrad,
-    settings: dict[str, Any],
+    refuses: Refused,
+    check: Callable[..., None],
 ) -> Op:
     def spec(first: Tensor, *others: Tensor, **values: float) -> Spec:
         expect_type(of.name, of.sources[0], first)
         for name, t in zip(of.sources[1:], others, strict=True):
             expect(of.name, name, t, first.shape)
-        settings["check"](of.name, **values)
+        check(of.name, **values)
         return Spec(first.shape)
 
     new = op(
@@ -78,7 +80,7 @@ def _declare(
         ref=of,
         grad=grad,
         samples=samples,
-        refuses=settings["refuses"],
+        refuses=refuses,
         memory=Memory.INPLACE,
         formula=of,
         halves=grad is not _SECOND_ORDER,
@@ -88,7 +90,7 @@ def _declare(
 
 
 def _gradient_rule(
-    of: Formula, ggml: GGMLOp, samples: Samples, settings: dict[str, Any]
+    of: Formula, samples: Samples, declare: Callable[[Formula, Samples], Op]
 ) -> GradRule | NoGrad:
     """The rule that makes a node for each source, of an op that is declared for it."""
     makers, slopes = [], []
@@ -97,7 +99,7 @@ def _gradient_rule(
         gradient = gradient_formula(name, of, source)
         if gradient is None:
             return _FLAT
-        makers.append(_gradient_maker(of, source, gradient, ggml, samples, settings))
+        makers.append(_gradient_maker(of, source, gradient, samples, declare))
         slopes.append(f"d{source} = {reading(gradient.result, GRADIENT)}")
 
     def grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -113,9 +115,8 @@ def _gradient_maker(
     of: Formula,
     source: str,
     gradient: Formula,
-    ggml: GGMLOp,
     samples: Samples,
-    settings: dict[str, Any],
+    declare: Callable[[Formula, Samples], Op],
 ) -> Callable[..., Tensor]:
     """What makes the gradient's node of a dict of tensors.
 
@@ -125,7 +126,7 @@ def _gradient_maker(
     itself = of.of(**{source: GRADIENT})
     if gradient.results == itself.results and len(of.sources) > 1:
         return lambda values, params: OPS[of.name](*(values[s] for s in itself.sources), **params)
-    new = _declare(gradient, ggml, _with_dy(of, gradient, samples), _SECOND_ORDER, settings)
+    new = declare(gradient, _with_dy(of, gradient, samples))
     return lambda values, params: new(*(values[s] for s in gradient.sources), **params)
 
 

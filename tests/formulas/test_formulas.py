@@ -34,8 +34,7 @@ FORMULAS = {name: op.formula for name, op in OPS.items() if op.formula is not No
 
 
 def evaluate(e, symbols):
-    (value,) = numpy_function([e], tuple(symbols))(*symbols.values())
-    return value
+    return numpy_function(e, tuple(symbols))(*symbols.values())
 
 
 def test_equal_expressions_are_one():
@@ -87,6 +86,13 @@ def test_what_is_not_taken_may_be_infinite():
     slope = slope_of(where(X > 0, X, expm1(X)), X)
     with np.errstate(over="ignore"):
         assert evaluate(slope, {"x": 1e4}) == 1
+
+
+def test_the_reference_of_sigmoid_is_exact_to_its_ends():
+    x = np.array([np.nan, -np.inf, -800, -700, 0, 800, np.inf])
+    with np.errstate(over="raise", invalid="raise"):
+        found = OPS["sigmoid"].ref(x)
+    np.testing.assert_array_equal(found, [np.nan, 0, 0, math.exp(-700), 0.5, 1, 1])
 
 
 def test_a_slope_of_the_result_reads_that_alone():

@@ -9,7 +9,7 @@ import numpy as np
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device
 from pyggml.formulas.formula import Formula, formula
-from pyggml.formulas.text import Language, define
+from pyggml.formulas.text import Language, define, define_function, float32_python
 from pyggml.ops import formulas
 
 ZERO, HALF, ONE = (np.float32(v) for v in (0, 0.5, 1))
@@ -39,11 +39,6 @@ def softplus(x):
 
 
 _FUNCTIONS = {
-    "where": "({1} if {0} else {2})",
-    "minimum": "min({0}, {1})",
-    "maximum": "max({0}, {1})",
-    "abs": "abs({0})",
-    "sgn": "(f4({0} > ZERO) - f4({0} < ZERO))",
     "sqrt": "math.sqrt({0})",
     "log": "math.log({0})",
     "exp": "math.exp({0})",
@@ -58,26 +53,20 @@ _FUNCTIONS = {
     "ceil": "f4(math.ceil({0}))",
     "trunc": "math.copysign(f4(math.floor(abs({0}))), {0})",
 }
-_NAMES = {"math": math, "f4": np.float32, "ZERO": ZERO, "__name__": __name__}
+_NAMES = {"math": math, "f4": np.float32, "__name__": __name__}
 _NAMES |= {f.__name__: f for f in (sigmoid, quick_sigmoid, softplus)}
 
 
-def _number(value: float) -> str:
-    return f"f4({value!r})"
-
-
-EXACT = Language(_FUNCTIONS, _number, "{0} = {1}")
-QUICK = Language({**_FUNCTIONS, "sigmoid": "quick_sigmoid({0})"}, _number, "{0} = {1}")
+EXACT = float32_python(_FUNCTIONS)
+QUICK = float32_python({**_FUNCTIONS, "sigmoid": "quick_sigmoid({0})"})
 
 
 @cache
 def device_formula(of: Formula, language: Language = EXACT) -> Any:
     """A device function of the sources and settings: the result, or a tuple of several."""
-    statements, values = language.lines(of.results)
-    body = "".join(f"    {line}\n" for line in (*statements, f"return {', '.join(values)}"))
     name = f"{of.name}_formula"  # not that of a function it calls
-    head = f"def {name}({', '.join((*of.sources, *of.settings))}):\n"
-    return device(define(head + body, name, _NAMES))
+    arguments = (*of.sources, *of.settings)
+    return device(define_function(language, name, arguments, of.results, _NAMES))
 
 
 @cache
