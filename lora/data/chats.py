@@ -25,7 +25,7 @@ from pyggml.chat import (
 from pyggml.errors import TemplateError, TokenizerError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.documents import Document
-from pyggml.lora.data.rows import ALPACA, BadRow, ChatRow, Weights
+from pyggml.lora.data.rows import BadRow, ChatRow, Weights
 from pyggml.lora.data.windows import Corpus
 from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
@@ -106,7 +106,7 @@ def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Docu
     """
     encoder = encoder_of(tokenizer, chats)
     _check_weights(row, encoder.train_on)
-    messages, read_only, weights = _messages(row, encoder.template), row.read_only, row.weights
+    messages, read_only, weights = [*row.messages], row.read_only, row.weights
     try:
         chat = encoder(messages, row.tools, read_only)
         n_left_out, most = 0, chats.most if chats else 0
@@ -131,7 +131,7 @@ def _way_out(row: ChatRow, encoder: ChatEncoder) -> str:
         return ""
     learner = ChatEncoder(encoder.template, encoder.tokenizer, "all", encoder.parse)
     try:
-        learner(_messages(row, encoder.template), row.tools)
+        learner(row.messages, row.tools)
     except TemplateError:
         return ""
     return "; --train-on all learns every token of it"
@@ -181,16 +181,6 @@ def encoder_of(tokenizer: Tokenizer, chats: Chats | None) -> ChatEncoder:
     template = ChatTemplate(chats.source, chats.origin, names, today, tool_use)
     template = template.with_names(read_names(chats.names))
     return ChatEncoder(template, tokenizer, chats.train_on, chats.parse)
-
-
-def _messages(row: ChatRow, template: ChatTemplate) -> list[Message]:
-    """The messages, with Alpaca's names only if the template asks for them."""
-    if ".instruction" in template.source:
-        return [*row.messages]
-    return [
-        {k: v for k, v in m.items() if k not in ALPACA} if ALPACA[0] in m else m
-        for m in row.messages
-    ]
 
 
 def first_round(messages: Sequence[Message]) -> range:

@@ -26,8 +26,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyggml.chat.words import ALPACA
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
-ALPACA = ("instruction", "input")  # names of a message's parts, beside its content
 
 Message = dict[str, Any]
 Messages = tuple[Message, ...]

@@ -18,7 +18,7 @@ import numpy as np
 from pyggml.chat.answers import ASSISTANT, Answer, find_answers, open_end
 from pyggml.chat.marks import MARK
 from pyggml.chat.template import HAVE_PLACE, ChatTemplate, Message, Tools
-from pyggml.chat.words import check_words
+from pyggml.chat.words import ALPACA, check_words
 from pyggml.errors import TemplateError
 from pyggml.tokenizer import Tokenizer
 
@@ -76,6 +76,7 @@ class ChatEncoder:
         exactly known which tokens are the assistant's.
         """
         self._check_places(messages, tools)
+        messages = self._in_its_parts(messages)
         learned = list[tuple[int, Answer]]()
         if self.train_on == ASSISTANT:
             numbers = [i for i, m in enumerate(messages) if m["role"] == ASSISTANT]
@@ -115,6 +116,7 @@ class ChatEncoder:
         that cannot be continued.
         """
         self._check_places(messages, tools)
+        messages = self._in_its_parts(messages)
         if continues:
             text, end = open_end(self.template, messages, tools)
         else:
@@ -124,6 +126,15 @@ class ChatEncoder:
         check_words(self.template, messages, tools, text, asks=not continues)
         within = [(start, stop) for start, stop in plain if stop <= end]
         return self._tokens(text[:end], within)[0]
+
+    def _in_its_parts(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages, with Alpaca's names only if the template asks for them."""
+        if f".{ALPACA[0]}" in self.template.source:
+            return [*messages]
+        return [
+            {k: v for k, v in m.items() if k not in ALPACA} if ALPACA[0] in m else m
+            for m in messages
+        ]
 
     def _check_places(self, messages: Sequence[Message], tools: Tools) -> None:
         """TemplateError if the chat uses tools and the template has no place for them."""

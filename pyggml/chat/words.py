@@ -24,6 +24,7 @@ _OPENING = re.compile(r"\s*(?:<(?:seed:)?think>|\[THINK\])?")
 _ESCAPED = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|[nrt])")
 _FLAGS = re.compile(r"/(?:no_)?think\b")  # switches in a system's text, which templates take out
 _CONTENT, _THOUGHTS, _CALL = "content", "thought", "call"
+ALPACA = ("instruction", "input")  # names of a message's parts, beside its content
 _MORE, _PLAN = ("refusal",), "tool_plan"  # an answer in OpenAI's API; what Command R says of calls
 
 
@@ -39,7 +40,7 @@ class Word:
 def map_words(message: Message, change: Change) -> dict[str, Any]:
     """A copy of a message with all words changed but the names of arguments."""
     changed = dict(message)
-    own = ("instruction", "input") if "instruction" in message else (_CONTENT,)  # Alpaca's
+    own = ALPACA if ALPACA[0] in message else (_CONTENT,)
     for name in own:
         changed |= {name: _content(message[name], change)} if message.get(name) else {}
     for name in (*_MORE, _PLAN):

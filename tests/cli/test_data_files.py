@@ -169,12 +169,19 @@ def test_the_same_rows_are_the_same_wherever_they_come_from(read, command, tmp_p
 # -- kinds: what each command makes of rows of each purpose -----------------------------------
 
 PAIR = {"prompt": "the ", "chosen": "path", "rejected": "thing"}
+ALPACA = {"instruction": "the ", "input": "path", "output": "thing"}
 KINDS = {
     "text": "the path to the other thing\n" * 9,
     "texts": lines([{"text": "the path to the other thing"}] * 3),
     "prompts and completions": lines(ROWS),
     "chats": lines(CHATS),
     "chats without answers": lines([{"messages": [user("the ")]}] * 3),
+    "instructions": lines([ALPACA] * 3),
+    "instructions with history": lines([{**ALPACA, "history": [["a", "b"]]}] * 3),
+    "questions and answers": lines([{"question": "the ", "answer": "path"}] * 3),
+    "instructions with pairs": lines(
+        [{"instruction": "the ", "input": "a", "chosen": "path", "rejected": "thing"}] * 3
+    ),
     "prompts": lines([{"prompt": "the "}] * 3),
     "pairs": lines([PAIR] * 3),
     "labels": lines([{"prompt": "the ", "completion": "path", "label": True}] * 3),
@@ -183,7 +190,11 @@ KINDS = {
 PREFERS, LEARNS = "--objective dpo (or orpo, simpo, ipo) learns to prefer", "--objective kto learns"
 ASKS, NO_ANSWER = "`pyggml eval` asks", "has no answer"
 OTHERWISE = {  # what else a command says of a kind; the others read it
-    **{(c, "pairs"): PREFERS for c in ("finetune", "perplexity", "imatrix")},
+    **{
+        (c, kind): PREFERS
+        for c in ("finetune", "perplexity", "imatrix")
+        for kind in ("pairs", "instructions with pairs")
+    },
     **{(c, "labels"): LEARNS for c in ("finetune", "perplexity", "imatrix")},
     **{(c, "questions"): ASKS for c in ("finetune", "perplexity", "imatrix")},
     ("eval", "labels"): "has single answers with labels",
@@ -200,7 +211,14 @@ OTHERWISE = {  # what else a command says of a kind; the others read it
     ("chat", "chats without answers"): "is no conversation: wanted questions and answers in turn",
     **{
         ("chat", kind): "has no messages"
-        for kind in ("prompts and completions", "prompts", "pairs", "labels", "questions")
+        for kind in (
+            "prompts and completions",
+            "prompts",
+            "pairs",
+            "labels",
+            "questions",
+            "questions and answers",
+        )
     },
 }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pyggml.chat import ChatEncoder, ChatTemplate, Message, answer_ending
+from pyggml.chat.words import ALPACA
 from pyggml.errors import DataError
 from pyggml.files import open_regular, replacing
 from pyggml.generation import CacheType, Completion, Piece, Sampling, Session
@@ -121,7 +122,7 @@ class Conversation:
         roles = [m["role"] for m in turns]
         if roles != ["user", "assistant"] * (len(turns) // 2) or not turns:
             raise DataError("is no conversation: wanted questions and answers in turn")
-        if any(m.keys() - {"role", "content"} for m in messages):
+        if any(m.keys() - {"role", "content", *ALPACA} for m in messages):
             raise DataError("has more than questions and answers, wanted these alone")
         if system:
             self.set_system(str(system[0]["content"]))
