@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 # -- a file: metadata and tensors. Fast twin: pyggml/gguf ------------------------------------------
-NUMBERS, STRING, ARRAY = "u1 i1 <u2 <i2 <u4 <i4 <f4 ? string array <u8 <i8 <f8".split(), 8, 9  # noqa: SIM905
+NUMBERS, STRING, ARRAY = "BbHhIif?--Qqd", 8, 9  # by the file's number of a kind: NumPy's letter
 
 
 class Gguf:

@@ -139,7 +139,7 @@ def made():
     with pytest.MonkeyPatch.context() as patch, verifying():
         graphs = {}
 
-        def note(graph, after, device=None, known=()):
+        def note(graph, after, device=None, earlier=()):
             graphs.setdefault(after, graph)
 
         for module in ("pyggml.graph.verify", "pyggml.runtime.schedule"):

@@ -16,14 +16,14 @@ def behind_links(path: str | os.PathLike[str]) -> Path:
 
     OSError for a link to itself, and for one that another user has laid there.
     """
-    given = Path(path)
-    if not given.is_symlink():
-        return given
-    if os.name == "posix" and given.lstat().st_uid not in (0, os.geteuid()):
+    place = Path(path)
+    if not place.is_symlink():
+        return place
+    if os.name == "posix" and place.lstat().st_uid not in (0, os.geteuid()):
         raise PermissionError(1, "it is a link that belongs to another user", str(path))
     with suppress(FileNotFoundError):  # what a link leads to; one to itself is another error
-        given.stat()
-    return Path(os.path.realpath(given))
+        place.stat()
+    return Path(os.path.realpath(place))
 
 
 def in_characters(path: str | os.PathLike[str]) -> str:

@@ -13,7 +13,8 @@ from pyggml.files.own import BINARY, NO_WAIT, kind_of
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """A file, to read its bytes. OSError, in words, for a folder, a pipe and a device; ValueError
     for a NUL in the path."""
-    _check(path, os.stat(path))  # noqa: PTH116  # opening a pipe wakes who waits at its other end
+    # Opening a pipe wakes who waits at its other end.
+    _check(path, os.stat(path))  # noqa: PTH116  # Path("") is a folder, "" no name at all
     handle = os.open(path, os.O_RDONLY | NO_WAIT | BINARY)
     try:
         _check(path, os.fstat(handle))  # another file may stand there by now

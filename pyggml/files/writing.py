@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from pyggml.errors import PyggmlError
 from pyggml.files.locks import try_lock
-from pyggml.files.own import BINARY, NO_LINK, NO_WAIT, behind_links, has_one_name
+from pyggml.files.own import BINARY, NO_LINK, NO_WAIT, behind_links, has_one_name, kind_of
 
 # Another machine may write to the same folder, and its locks need not be seen from here.
 _MACHINE = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
@@ -46,15 +46,14 @@ def replacing(path: str | os.PathLike[str], durable: bool = True) -> Iterator[Bi
     durable: false for what is checked when it is read and can be made again: a power cut may leave
     half of it
     """
-    given, part = Path(path), None
-    if not given.name or "\0" in str(given):
-        raise PyggmlError(f"{str(given)!r}: cannot be written: this is no name of a file")
+    place, part = Path(path), None
+    if not place.name or "\0" in str(place):
+        raise PyggmlError(f"{str(place)!r}: cannot be written: this is no name of a file")
     try:
-        target = behind_links(given)
+        target = behind_links(place)
         old = _status(target)
         if old is not None and not stat.S_ISREG(old.st_mode):  # a rename would replace it
-            kind = "folder" if stat.S_ISDIR(old.st_mode) else "device"
-            raise PyggmlError(f"{given}: cannot be written: it is a {kind}")
+            raise PyggmlError(f"{place}: cannot be written: it is a {kind_of(old.st_mode)}")
         part = _new_file(target, 0o666 if old is None else 0o600)
         with os.fdopen(os.dup(part.handle), "wb") as out:
             yield out
@@ -66,7 +65,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = True) -> Iterator[Bi
         if durable:
             _sync_folder(target.parent)
     except OSError as error:
-        raise PyggmlError(f"{given}: cannot be written: {error.strerror or error}") from error
+        raise PyggmlError(f"{place}: cannot be written: {error.strerror or error}") from error
     finally:
         if part is not None:
             part.end()
@@ -140,11 +139,11 @@ class _Part:
                 if monotonic() < until:
                     sleep(_PAUSE)
                     continue
-                kept = target.with_name(f"{target.name}.{os.getpid()}.new")
-                self.path.replace(kept)
+                aside = target.with_name(f"{target.name}.{os.getpid()}.new")
+                self.path.replace(aside)
                 raise PyggmlError(
                     f"{target}: cannot be replaced: {error.strerror or error}; another program may "
-                    f"have it open. What was to stand there is kept in {kept}"
+                    f"have it open. What was to stand there is kept in {aside}"
                 ) from error
 
     def end(self) -> None:
@@ -164,14 +163,14 @@ def _new_file(target: Path, mode: int) -> _Part:
     _remove_left(target.parent.absolute())
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | BINARY
     path = _name(target)
-    return _locked(path, os.open(path, flags, mode))
+    return _lock(path, os.open(path, flags, mode))
 
 
 def _new_folder(target: Path) -> _Part:
     _remove_left(target.parent.absolute())
     path = _name(target)
     path.mkdir()
-    return _locked(path, os.open(path, os.O_RDONLY) if _HAS_LOCKED_FOLDERS else -1)
+    return _lock(path, os.open(path, os.O_RDONLY) if _HAS_LOCKED_FOLDERS else -1)
 
 
 def _name(target: Path) -> Path:
@@ -179,7 +178,7 @@ def _name(target: Path) -> Path:
     return target.with_name(f".{target.name[:_LONGEST]}.{secrets.token_hex(4)}-0-{_HERE}.partial")
 
 
-def _locked(path: Path, handle: int) -> _Part:
+def _lock(path: Path, handle: int) -> _Part:
     """What was just made, locked, under a name that says its inode."""
     part = _Part(path, handle)
     if _HAS_LOCKED_FOLDERS:

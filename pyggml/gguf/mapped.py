@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from pyggml.errors import FileChangedError, GGUFError
+from pyggml.files import in_characters, open_regular
 
 _SIGBUS, _SA_SIGINFO, _FAILED = 7, 4, 2  # of Linux; an exit code
 _MOST_FILES = 1024  # that the handler knows
@@ -81,8 +82,8 @@ class MappedFile(mmap.mmap):
 
 
 def map_file(path: Path) -> MappedFile:
-    """GGUFError for an empty file."""
-    with path.open("rb") as file:
+    """GGUFError for an empty file; OSError, in words, for a folder, a pipe and a device."""
+    with open_regular(path) as file:
         state = _state(file.fileno())
         if not state[0]:
             raise GGUFError("is empty, wanted a GGUF file")
@@ -124,10 +125,10 @@ def _watch(mapped: MappedFile) -> None:
     if not _FREE:
         return
     _install()
-    said = os.fsencode(mapped.path).decode(errors="backslashreplace")
-    said = "".join(c if c.isprintable() else repr(c)[1:-1] for c in said)
+    characters = in_characters(mapped.path)
+    name = "".join(c if c.isprintable() else repr(c)[1:-1] for c in characters)
     text = ctypes.create_string_buffer(
-        f"pyggml: {said}: was cut short while it was in use\n".encode(errors="backslashreplace")
+        f"pyggml: {name}: was cut short while it was in use\n".encode(errors="backslashreplace")
     )
     start = np.frombuffer(mapped, np.uint8).ctypes.data
     i = _FREE.pop()

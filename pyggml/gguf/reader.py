@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -165,10 +164,7 @@ def _part(path: Path) -> Contents:
 
 
 def _map_file(path: Path) -> memoryview:
-    """The file's bytes, read-only. Pipes and devices are refused: they may block or never end."""
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode):
-        raise GGUFError(f"is a {'folder' if stat.S_ISDIR(mode) else 'device'}, wanted a GGUF file")
+    """The file's bytes, read-only."""
     mapped = map_file(path)
     _ask_for_huge_pages(mapped)
     return memoryview(mapped)

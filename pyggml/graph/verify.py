@@ -162,6 +162,7 @@ RULES = (
     Rule(Kind.KERNEL, lambda t, at: at.refusal is None, "runs where it cannot: {at.refusal}"),
 )
 # fmt: on
+_RULES_OF = {kind: tuple(rule for rule in RULES if kind in rule.of) for kind in Kind}
 
 
 class GraphRule(NamedTuple):
@@ -187,13 +188,13 @@ def verify(
     graph: Graph,
     after: str = "building",
     device: DeviceFacts | None = None,
-    known: Collection[Tensor] = frozenset(),
+    earlier: Collection[Tensor] = frozenset(),
 ) -> None:
     """GraphError, with the node and the rule that it breaks, unless all rules hold of the graph.
 
     after    the pass that made it, for the message
     device   that computes all of it; None if that is open
-    known    tensors of which the rules held before; where they stand is looked at again
+    earlier  tensors of which the rules held before; where they stand is looked at again
     """
     for whole in GRAPH_RULES:
         if not whole.holds(graph):
@@ -201,7 +202,7 @@ def verify(
     before = set(graph.leaves)
     for t in (*graph.leaves, *graph.nodes):
         at = Standing(t, before, device)
-        for rule in _ORDER if t in known else _RULES_OF[kind_of(t)]:
+        for rule in (ORDER,) if t in earlier else _RULES_OF[kind_of(t)]:
             if not rule.holds(t, at):
                 raise GraphError(f"after {after}: {t!r} {rule.message.format(t=t, at=at)}")
         before.update((t, *t.saved))
@@ -211,13 +212,6 @@ def verify(
         refuse_late_reads((*graph.leaves, *graph.nodes), graph.outputs)
     except GraphError as error:
         raise GraphError(f"after {after}: {error}") from None
-
-
-_ORDER = (ORDER,)
-_RULES_OF = {
-    kind: tuple(rule for rule in RULES if kind in rule.of)
-    for kind in (Kind.LEAF, Kind.RESULT, Kind.VIEW, Kind.WRITE, Kind.SAVED, Kind.COPIED, Kind.SEEN)
-}
 
 
 # -- when ------------------------------------------------------------------------------------------
@@ -239,6 +233,8 @@ def verifying(on: bool = True) -> Iterator[None]:
 
 
 P = ParamSpec("P")
+PASSES: dict[str, Callable[..., Graph]] = {}
+_SOUND: WeakSet[Graph] = WeakSet()  # graphs of which all rules hold
 
 
 def graph_pass(change: Callable[P, Graph]) -> Callable[P, Graph]:
@@ -248,18 +244,14 @@ def graph_pass(change: Callable[P, Graph]) -> Callable[P, Graph]:
     @wraps(change)
     def change_and_verify(*args: P.args, **kwargs: P.kwargs) -> Graph:
         graph = change(*args, **kwargs)
-        if verifies() and graph not in _VERIFIED:
-            graphs = [a for a in args if isinstance(a, Graph) and a in _VERIFIED]
-            verify(graph, change.__name__, known={t for g in graphs for t in g.nodes})
-            _VERIFIED.add(graph)
+        if verifies() and graph not in _SOUND:
+            graphs = [a for a in args if isinstance(a, Graph) and a in _SOUND]
+            verify(graph, change.__name__, earlier={t for g in graphs for t in g.nodes})
+            _SOUND.add(graph)
         return graph
 
     PASSES[change.__name__] = change_and_verify
     return change_and_verify
-
-
-PASSES: dict[str, Callable[..., Graph]] = {}
-_VERIFIED: WeakSet[Graph] = WeakSet()
 
 
 # -- what rules ask --------------------------------------------------------------------------------

@@ -83,13 +83,13 @@ def _clip_pieces(sums, g, factor):
     """sums[i] = Σ g² over piece i, in float64, or, with a factor, g *= factor: in one kernel, which
     compiles in half the time of two."""
     for i in prange(sums.size):
-        some, total = g[i * SHARE : (i + 1) * SHARE], np.float64(0)
+        piece, total = g[i * SHARE : (i + 1) * SHARE], np.float64(0)
         if factor > 0:
-            for j in range(some.size):
-                some[j] *= factor
+            for j in range(piece.size):
+                piece[j] *= factor
         else:
-            for j in range(some.size):
-                total += np.float64(some[j]) * np.float64(some[j])
+            for j in range(piece.size):
+                total += np.float64(piece[j]) * np.float64(piece[j])
             sums[i] = total
 
 

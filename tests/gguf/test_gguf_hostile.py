@@ -170,9 +170,9 @@ def test_what_is_no_file_is_refused(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path, words in [
-        (tmp_path, "is a folder, wanted a GGUF file"),
+        (tmp_path, "it is a folder, wanted a file"),
         (tmp_path / "missing.gguf", "missing.gguf: cannot be opened: No such file"),
-        (pipe, "is a device, wanted a GGUF file"),
+        (pipe, "it is a pipe or device, wanted a file"),
         ("nul\0.gguf", "cannot be opened: .*embedded null (byte|character)"),
     ]:
         with pytest.raises(GGUFError, match=words):

@@ -125,7 +125,7 @@ def test_a_damaged_part_is_named(parts):
         gguf.open(parts[0])
     parts[2].unlink()
     parts[2].mkdir()
-    with pytest.raises(GGUFError, match="m-00003-of-00003.gguf: is a folder"):
+    with pytest.raises(GGUFError, match="m-00003-of-00003.gguf cannot be opened: it is a folder"):
         gguf.open(parts[0])
 
 

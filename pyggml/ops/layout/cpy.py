@@ -7,6 +7,7 @@ F32 goes to and from every type; two others meet in F32, as in ggml.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -186,7 +187,12 @@ def _cpy_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 def packed_leaf(rng: np.random.Generator, shape: Shape, name: str) -> Tensor:
     """For samples: a leaf of random numbers of this type."""
-    packed, kind = quantize(rng.standard_normal(shape).astype(np.float32), name), dtype(name)
+    return leaf_of(rng.standard_normal(shape), name)
+
+
+def leaf_of(numbers: Any, name: str) -> Tensor:
+    """A leaf of this type with the numbers of an array, as near as it has them."""
+    packed, kind = quantize(np.asarray(numbers, np.float32), name), dtype(name)
     return leaf(packed.view(kind.numpy), dtype=kind)
 
 

@@ -9,7 +9,7 @@ import pyggml
 from pyggml import ops
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
-from pyggml.backends.cuda.runtime.kernel import narrowed
+from pyggml.backends.cuda.runtime.kernel import bf16_op
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
@@ -141,8 +141,7 @@ def test_products_in_tiles_read_and_write_bfloat16(rounding, kind, n_tokens):
         bits, x = halves(rng.standard_normal((n_tokens, 1, n), np.float32))
         plain = product(w, leaf(np.repeat(x, 2, axis=1)), ids)
         shared, rounded = (
-            narrowed(plain.op, (1,), writes)(w, leaf(bits, dtype=BF16), ids)
-            for writes in ((), (0,))
+            bf16_op(plain.op, (1,), writes)(w, leaf(bits, dtype=BF16), ids) for writes in ((), (0,))
         )
         values = results(Graph.of(plain, shared, rounded), Devices([rounding, CPU()]))
         np.testing.assert_array_equal(values[0], values[1])

@@ -9,7 +9,7 @@ from pyggml.backends.cuda import cards, open_cuda
 from pyggml.backends.cuda.gemm.cublas import has_cublas
 from pyggml.backends.cuda.ops.lora import wide
 from pyggml.backends.cuda.ops.norm_mul import holds_rows
-from pyggml.backends.cuda.runtime.kernel import narrowed
+from pyggml.backends.cuda.runtime.kernel import bf16_op
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
@@ -102,7 +102,7 @@ NARROW = {
 
 @pytest.mark.parametrize("name", NARROW)
 def test_a_narrowed_op_agrees_with_its_reference(name, rounding):
-    op, computed = narrowed((OPS | own_ops())[name], NARROW[name], (0,)), 0
+    op, computed = bf16_op((OPS | own_ops())[name], NARROW[name], (0,)), 0
     for sources, params in samples_of(op):
         node = op(*sources, **params)
         if name.startswith("rms") and not holds_rows(node):

@@ -45,7 +45,7 @@ def test_it_serves_this_machine_until_a_signal_comes(tiny, tmp_path):
         ((), "wanted one MODEL, any GGUF file, or --run FOLDER"),
         (("TINY", "-m", "TINY"), "wanted one MODEL"),
         (("none.gguf",), "none.gguf: cannot be opened"),
-        (("FOLDER",), "is a folder, wanted a GGUF file"),
+        (("FOLDER",), "it is a folder, wanted a file"),
         (("TINY", "--run", "FOLDER/none"), "none: does not exist, wanted the folder of a run"),
         (("TINY", "--run", "TINY"), "tiny.gguf: is no folder, wanted the folder of a run"),
         (("TINY", "--port", "70000"), "70000"),

@@ -9,17 +9,22 @@ from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.formulas.formula import Formula
 from pyggml.graph.call import Call
 from pyggml.graph.op import Memory
 from pyggml.graph.tensor import Tensor
 from pyggml.ops import OPS
 from pyggml.ops.activation.glu import SWIGLU, SWIGLU_BACK_GATE
 
-# By name, without settings: the units, and their gradients by the gate.
-UNITS, GRADIENTS = (
-    {n: op.formula for n, op in OPS.items() if op.formula and op.formula.signature == (names, ())}
-    for names in (("gate", "up"), ("gate", "up", "dy"))
-)
+
+def _formulas_of(*sources: str) -> dict[str, Formula]:
+    """By the names of ops: the formulas of just these sources, without settings."""
+    formulas = {name: op.formula for name, op in OPS.items() if op.formula is not None}
+    return {name: of for name, of in formulas.items() if of.signature == (sources, ())}
+
+
+UNITS = _formulas_of("gate", "up")
+GRADIENTS = _formulas_of("gate", "up", "dy")  # by the gate
 assert SWIGLU.formula is not None and SWIGLU_BACK_GATE.formula is not None
 _unit, _of_gate = lanes_of(SWIGLU.formula, 4), lanes_of(SWIGLU_BACK_GATE.formula, 4)
 

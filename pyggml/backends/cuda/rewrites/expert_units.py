@@ -14,7 +14,7 @@ from pyggml.backends.cuda.ops.expert_units import UNIT_GRADIENTS, WEIGHTED_UNIT
 from pyggml.backends.cuda.ops.experts import in_tiles
 from pyggml.backends.cuda.ops.glu import UNITS
 from pyggml.backends.cuda.rewrites.gated_gradients import bfloat16_copy
-from pyggml.backends.cuda.runtime.kernel import again, is_of, narrowed
+from pyggml.backends.cuda.runtime.kernel import again, bf16_op, is_of
 from pyggml.backends.gated import GatedBack, gated_backs
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32
@@ -38,7 +38,7 @@ def with_expert_units(graph: Graph) -> Graph:
         new |= _unit_gradients_of(back, graph)
     rounded = [t for t, unit in new.items() if unit.dtype is BF16]
     for product in (r for t in rounded for r in graph.readers[t]):
-        op, src = narrowed(product.op, (1,), ()), new.get(product, product).src
+        op, src = bf16_op(product.op, (1,), ()), new.get(product, product).src
         new[product] = op(*src)
     return rewrite(graph, new)
 

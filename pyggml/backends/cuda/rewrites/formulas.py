@@ -18,24 +18,24 @@ _TAKES_IN = {"wide_rows": 0, "wide_gradient": 0, "gradient_of_a": 1}  # op -> th
 @graph_pass
 def with_formulas(graph: Graph) -> Graph:
     """The graph of with_wide_products, with fewer results in memory."""
-    return rewrite(graph, {t: _absorbing(t) for t in graph.nodes if _takes_in(t, graph)})
+    return rewrite(graph, {t: _absorb(t) for t in graph.nodes if _takes_in(t, graph)})
 
 
 def _takes_in(t: Tensor, graph: Graph) -> bool:
     """Whether t can compute one of its sources, which no other reads."""
     if not is_of(t, *_TAKES_IN):
         return False
-    made = t.src[_operand(t)]
-    alone = made not in graph.outputs and len(graph.readers[made]) == 1
-    is_formula = is_of(made, *FORMULAS) and not made.params
-    return alone and is_formula and all(s.is_contiguous and s.shape == made.shape for s in made.src)
+    x = t.src[_operand(t)]
+    alone = x not in graph.outputs and len(graph.readers[x]) == 1
+    is_formula = is_of(x, *FORMULAS) and not x.params
+    return alone and is_formula and all(s.is_contiguous and s.shape == x.shape for s in x.src)
 
 
-def _absorbing(t: Tensor) -> Tensor:
+def _absorb(t: Tensor) -> Tensor:
     at = _operand(t)
-    made = t.src[at]
-    assert made.op is not None
-    return again(t, *t.src[:at], *made.src, *t.src[at + 1 :], formula=made.op.name)
+    x = t.src[at]
+    assert x.op is not None
+    return again(t, *t.src[:at], *x.src, *t.src[at + 1 :], formula=x.op.name)
 
 
 def _operand(t: Tensor) -> int:

@@ -64,14 +64,14 @@ def _join(
 
 def _again(up: Tensor, x: Tensor, graph: Graph) -> Tensor:
     """The product once more, of the x that the backward pass has made; or as it is."""
-    made = up.src[0]  # `up` is its copy in BF16
-    if up.n_bytes < LARGE or made in graph.outputs or not is_of(made, "wide_product"):
+    product = up.src[0]  # `up` is its copy in BF16
+    if up.n_bytes < LARGE or product in graph.outputs or not is_of(product, "wide_product"):
         return up
-    w, rows, b = made.src
+    w, rows, b = product.src
     of = rows.src[0]
     if of.shape != x.shape or of is x or is_of(of, *FORMULAS):
         return up
-    return cpy(again(made, w, again(rows, x, *rows.src[1:]), b), BF16)
+    return cpy(again(product, w, again(rows, x, *rows.src[1:]), b), BF16)
 
 
 def bfloat16_copy(t: Tensor) -> Tensor:

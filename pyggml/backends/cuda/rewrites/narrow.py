@@ -14,7 +14,7 @@ from dataclasses import replace
 from pyggml.backends.cuda.attention import TENSOR, path_of
 from pyggml.backends.cuda.ops.experts import in_tiles
 from pyggml.backends.cuda.ops.norm_mul import holds_rows
-from pyggml.backends.cuda.runtime.kernel import OwnOp, is_of, narrowed
+from pyggml.backends.cuda.runtime.kernel import OwnOp, bf16_op, is_of
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import SAVED
@@ -111,12 +111,10 @@ class _Narrower:
         if not reads and not writes:
             return t
         src = (self._bf16(s) if i in reads else s for i, s in enumerate(t.src))
-        assert t.op is not None
-        op = (
-            t.op
-            if isinstance(t.op, OwnOp) and not writes
-            else narrowed(t.op, tuple(reads), tuple(writes))
-        )
+        op = t.op
+        assert op is not None
+        if writes or not isinstance(op, OwnOp):  # which reads both
+            op = bf16_op(op, tuple(reads), tuple(writes))
         return op(*src, **t.params)
 
     def _origin(self, t: Tensor) -> Tensor:

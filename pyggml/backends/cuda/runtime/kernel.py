@@ -13,8 +13,8 @@ from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, NoGrad, Op, Sample, Spec
-from pyggml.graph.tensor import Tensor, leaf
-from pyggml.quants import quantize
+from pyggml.graph.tensor import Tensor
+from pyggml.ops.layout.cpy import leaf_of
 
 Compute = Literal["f32", "bf16"]
 ALIGNMENT = 64  # bytes: of scratch, and of each array in it
@@ -115,30 +115,25 @@ def again(node: Tensor, *src: Tensor, **changed: Any) -> Tensor:
 
 
 @cache
-def narrowed(op: Op, reads: tuple[int, ...], writes: tuple[int, ...]) -> Op:
+def bf16_op(op: Op, reads: tuple[int, ...], writes: tuple[int, ...]) -> Op:
     """The op as a card has it where numbers are rounded: sources `reads` may be BF16 in place of
     F32, and of its result and those that it saves, `writes` are."""
 
-    def widened(src: Sequence[Tensor]) -> list[Tensor]:
+    def in_f32(src: Sequence[Tensor]) -> list[Tensor]:
         is_half = [i in reads and s.dtype is BF16 for i, s in enumerate(src)]
         return [Tensor(s.shape, F32) if half else s for s, half in zip(src, is_half, strict=True)]
 
     def spec(*src: Tensor, **params: Any) -> Spec:
-        plain = op.spec(*widened(src), **params)
+        plain = op.spec(*in_f32(src), **params)
         return replace(plain, dtype=BF16) if 0 in writes else plain
 
     def saved(*src: Tensor, **params: Any) -> tuple[Spec, ...]:
-        plain = op.saved(*widened(src), **params)
+        plain = op.saved(*in_f32(src), **params)
         return tuple(replace(s, dtype=BF16) if i in writes else s for i, s in enumerate(plain, 1))
 
     def samples(rng: np.random.Generator) -> Iterator[Sample]:
         for sample in op.samples(rng):
-            arrays = [_rounded(a) if i in reads else a for i, a in enumerate(sample.arrays)]
+            arrays = [leaf_of(a, "BF16") if i in reads else a for i, a in enumerate(sample.arrays)]
             yield replace(sample, arrays=tuple(arrays))
 
     return replace(op, spec=spec, saved=saved, samples=samples, grad=_NO_GRAD, halves=False)
-
-
-def _rounded(a: np.ndarray | Tensor) -> Tensor:
-    """A leaf of these numbers in BF16."""
-    return leaf(quantize(np.asarray(a, np.float32), "BF16").view(np.uint16), dtype=BF16)

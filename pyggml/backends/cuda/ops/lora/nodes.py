@@ -187,7 +187,7 @@ WIDE_GRADIENT = own_op(
 # -- gated_gradients ------------------------------------------------------------------------------
 
 
-def _gated_sizes(src: Sequence[Tensor], scales: Scales) -> tuple[Shape, list[int]]:
+def _gate_sizes(src: Sequence[Tensor], scales: Scales) -> tuple[Shape, list[int]]:
     """The shape of gate; the columns of both wide matrices."""
     _expect_fit("gated_gradients", len(scales) == 2, f"scales are {scales}, wanted two")
     gate, *_ = operands = src[:3]
@@ -198,15 +198,15 @@ def _gated_sizes(src: Sequence[Tensor], scales: Scales) -> tuple[Shape, list[int
     return (m, n), [wide.width(n + columns(r)) for r in ranks]
 
 
-def _gated_spec(
+def _gate_spec(
     gate: Tensor, up: Tensor, dy: Tensor, b_gate: Tensor, b_up: Tensor, scales: Scales
 ) -> Spec:
-    (m, _), (of_gate, _) = _gated_sizes((gate, up, dy, b_gate, b_up), scales)
+    (m, _), (of_gate, _) = _gate_sizes((gate, up, dy, b_gate, b_up), scales)
     return Spec((m, of_gate), BF16)
 
 
-def _gated_saved(*src: Tensor, scales: Scales) -> tuple[Spec, ...]:
-    (m, n), (_, of_up) = _gated_sizes(src, scales)
+def _gate_saved(*src: Tensor, scales: Scales) -> tuple[Spec, ...]:
+    (m, n), (_, of_up) = _gate_sizes(src, scales)
     return Spec((m, of_up), BF16), Spec((m, n), BF16)
 
 
@@ -219,7 +219,7 @@ def _gate_gradients(
     yield _value("swiglu", (gate, up))
 
 
-def _gated_samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _gate_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for m, n, ranks in ((20, 120, (5, 8)), (37, 48, (12, 16)), (40, 1264, (16, 16))):
         operands = [packed_leaf(rng, (m, n), "BF16") for _ in range(3)]
         factors = [rng.standard_normal((n, r)) for r in ranks]
@@ -228,10 +228,10 @@ def _gated_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 GATED_GRADIENTS = own_op(
     name="gated_gradients",
-    spec=_gated_spec,
-    saved=_gated_saved,
+    spec=_gate_spec,
+    saved=_gate_saved,
     results=_gate_gradients,
-    samples=_gated_samples,
+    samples=_gate_samples,
     refuses={"scales": ((), (1.0,))},
     kernel=gated.GRADIENTS,
 )
@@ -380,7 +380,7 @@ GRADIENT_OF_B = own_op(
 # -- the same, added to what is there -------------------------------------------------------------
 
 
-def _adding(op: OwnOp, kernel: Kernel) -> OwnOp:
+def _add_op(op: OwnOp, kernel: Kernel) -> OwnOp:
     """The op that adds what another one computes to its first source."""
     name = f"{op.name}_add"
 
@@ -403,6 +403,6 @@ def _adding(op: OwnOp, kernel: Kernel) -> OwnOp:
     )  # fmt: skip
 
 
-WIDE_BACK_ADD = _adding(WIDE_BACK, products.BACK_ADD)
-GRADIENT_OF_A_ADD = _adding(GRADIENT_OF_A, gradients.OF_A_ADD)
-GRADIENT_OF_B_ADD = _adding(GRADIENT_OF_B, gradients.OF_B_ADD)
+WIDE_BACK_ADD = _add_op(WIDE_BACK, products.BACK_ADD)
+GRADIENT_OF_A_ADD = _add_op(GRADIENT_OF_A, gradients.OF_A_ADD)
+GRADIENT_OF_B_ADD = _add_op(GRADIENT_OF_B, gradients.OF_B_ADD)
