@@ -15,6 +15,7 @@ from pyggml.chat import ChatEncoder, carried_metadata, carries_template, find_te
 from pyggml.cli.commands.serve import startup
 from pyggml.cli.commands.serve.params import read_chat
 from pyggml.cli.terminal.hints import program
+from pyggml.cli.terminal.show import printable
 from pyggml.generation import Session
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig, Trainer, attach, read_corpus, unfreeze
 
@@ -278,16 +279,25 @@ def test_the_bare_text_of_a_template_can_be_kept_as_a_file(trained, pyggml, tmp_
     adapter, ended = trained("--chat-template", marked)
     assert pyggml("inspect", adapter, "--template", "--raw").out == MARKED
     assert f"--chat-template-file {marked}" in ended.out
-    kept, plain = tmp_path / "kept.gguf", tmp_path / "plain.gguf"
     again, ended = trained("--chat-template", adapter, name="again")
     assert f"pyggml inspect {again} --template --raw > TEMPLATE.jinja" in ended.out
-    for given, said in ((plain, "No such file"), (kept, "has no chat template")):
-        if given == kept:
-            gguf.write(kept, {"general.type": "adapter"}, [])
-        ended = pyggml("inspect", given, "--template", "--raw")
-        assert ended.code == 2 and said in ended.err
     ended = pyggml("inspect", adapter, "--raw")
     assert ended.code == 2 and "--raw wants --template" in ended.err
+
+
+def test_the_bare_text_is_kept_as_it_stands_and_shown_as_it_may_be(pyggml, tmp_path, monkeypatch):
+    """Line ends of Windows, and what would command a terminal."""
+    path, text = tmp_path / "a.gguf", "{# \x1b[31m\u202e #}\r\n{{ messages }}"
+    line = ("inspect", path, "--template", "--raw")
+    for metadata, fault in ((None, "No such file"), ({}, "has no chat template")):
+        if metadata is not None:
+            gguf.write(path, metadata, [])
+        ended = pyggml(*line)
+        assert ended.code == 2 and fault in ended.err
+    gguf.write(path, {"general.type": "adapter", "tokenizer.chat_template": text}, [])
+    assert pyggml(*line).out == text
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert pyggml(*line).out == printable(text)
 
 
 def test_llama_cli_is_told_of_no_template_that_is_the_model_s_own(trained, tmp_path):

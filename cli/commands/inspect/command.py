@@ -164,8 +164,7 @@ def _write_template(path: Path, is_wanted: bool) -> None:
         template = facts.facts(file).get("chat_template")
     if template is None:
         raise ConfigError(f"{path}: has no chat template")
-    text = template["text"]
-    say(printable(text) if sys.stdout.isatty() else text, end="")
+    say(template["text"], end="", as_is=not sys.stdout.isatty())
 
 
 def _check(wanted: Inspection, twice: bool, html: Path | None, as_json: bool) -> None:
