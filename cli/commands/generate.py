@@ -37,7 +37,7 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
-from pyggml.cli.terminal.show import note, plural, printable, say, say_progress, speed, unescape
+from pyggml.cli.terminal.show import note, plural, say, say_progress, speed, unescape
 from pyggml.errors import ConfigError, DataError, TemplateError
 from pyggml.generation import Context, Finish, Piece, Sampling, complete
 from pyggml.lora.data.rows import BadRow
@@ -202,7 +202,7 @@ def _write(
     """The prompt and its answer, as it is made."""
     as_text = how.logprobs is None
     if prompt.shown:
-        say(printable(prompt.shown), end="" if as_text else "\n")
+        say(prompt.shown, end="" if as_text else "\n")
     began, n = perf_counter(), 0
     for piece in pieces:
         n += 1

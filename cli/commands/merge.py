@@ -28,7 +28,7 @@ from pyggml.cli.terminal.rewriting import (
     say_sizes,
     say_tensors,
 )
-from pyggml.cli.terminal.show import printable, say
+from pyggml.cli.terminal.show import say
 from pyggml.lora import merge
 from pyggml.lora.adapter.merge import update_counts
 from pyggml.requantize import FILE_TYPES, ROUNDINGS, check_file_type
@@ -118,9 +118,9 @@ def command(
     say_sizes(opened.file, output)
     say(f"with {', '.join(adapter_word(given) for given in lora)}")
     if choice.by is not None:
-        say(f"chats are written as {printable(choice.by.name)} was trained")
+        say(f"chats are written as {choice.by.name} was trained")
     for path in choice.others:
-        say(f"{printable(path.name)} was trained with another chat template")
+        say(f"{path.name} was trained with another chat template")
 
 
 command.help = f"{command.help}\n\nTYPE is {_KEEP} or one of {', '.join(FILE_TYPES)}."

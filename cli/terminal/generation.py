@@ -8,7 +8,7 @@ import click
 
 from pyggml.cli.terminal.help import GroupedOption
 from pyggml.cli.terminal.options import F, given_settings, in_group, settings_options
-from pyggml.cli.terminal.show import printable, say, unescape
+from pyggml.cli.terminal.show import say, unescape
 from pyggml.errors import ConfigError
 from pyggml.generation import Piece, Sampling
 from pyggml.model import Model
@@ -72,7 +72,7 @@ def sampling_of(given: Mapping[str, Any]) -> Sampling:
 def say_piece(piece: Piece, how: Sampling, tokenizer: Tokenizer) -> None:
     """Print the text of a piece; with `logprobs`, a line of its token instead."""
     if how.logprobs is None:
-        say(printable(piece.text), end="")
+        say(piece.text, end="")
     else:
         say(_probabilities(piece, tokenizer))
 

@@ -91,7 +91,7 @@ def say_losses(losses: Losses, hint: str = "") -> None:
 
 
 def _label(what: str, share: float | None, loss: TensorLoss) -> str:
-    return f"{what} {percent(share)}, {printable(loss.name)} ({loss.dtype})"
+    return f"{what} {percent(share)}, {loss.name} ({loss.dtype})"
 
 
 def say_sizes(file: GGUFFile, target: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.cli.terminal.show import printable, say
+from pyggml.cli.terminal.show import say
 from pyggml.errors import ConfigError, NotFiniteError
 from pyggml.generation import Sampling, Session, generate
 from pyggml.look.lens import TokenTable
@@ -114,16 +114,16 @@ def compare(before: Model, after: Model, ids: np.ndarray) -> list[tuple[str, str
     answers = []
     for label, model in (("before", before), ("after", after)):
         say(_line(f"{label} ({DRAWN})"))
-        say(printable(model.tokenizer.decode(ids)), end="")
+        say(model.tokenizer.decode(ids), end="")
         n = min(N_TOKENS, model.config.n_ctx - len(ids))
         stream, answer, made = model.tokenizer.stream(), "", 0
         try:
             for token in generate(model, ids, n, _HOW):
                 answer += (piece := stream.feed(token))
                 made += 1
-                say(printable(piece), end="")
+                say(piece, end="")
         finally:  # what an error says begins a line
-            say(printable(stream.flush()))
+            say(stream.flush())
         how = "ended by itself" if made < n else f"cut after {n} tokens"
         say(f"[{how}]")
         answers.append((f"{label}, {how}", answer))

@@ -80,7 +80,8 @@ def wrapped(line: str, stream: TextIO, indent: int = 2) -> str:
 
 def row(label: str, text: str) -> None:
     """A line of a table with one word at its left."""
-    line = f"{label:<10} {printable(text)}"
+    text = printable(text)
+    line = f"{label:<10} {text}"
     if label not in _TO_COPY:
         line = wrapped(line, sys.stdout, _LABEL)
     if label in _WARNINGS:

@@ -34,7 +34,7 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
-from pyggml.cli.terminal.show import is_quiet, printable, say, unescape
+from pyggml.cli.terminal.show import is_quiet, say, unescape
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Context
 from pyggml.lora.data.rows import BadRow
@@ -101,7 +101,7 @@ def command(
         _load(chat, one)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive and not is_quiet():
-        name = printable(str(opened.file.get("general.name", source.path.name)))
+        name = opened.file.get("general.name", source.path.name)
         say(f"{name}, as {template.origin} has it; /help lists commands, {END_KEYS} ends")
     return Console(chat, interactive).run(continue_last)
 

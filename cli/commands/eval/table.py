@@ -24,7 +24,7 @@ def show(file: File, names: Sequence[str], results: Sequence[Answers | TokenResu
     """Print what all models made of a file."""
     answers = [r for r in results if isinstance(r, Answers)]
     tokens = [r for r in results if isinstance(r, TokenResult)]
-    say(f"{printable(str(file.path))}: {_about(file, tokens)}\n")
+    say(f"{file.path}: {_about(file, tokens)}\n")
     called = [printable(name) for name in names]
     lines = _of_answers(file, called, answers) if answers else _of_tokens(called, tokens)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

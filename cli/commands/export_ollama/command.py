@@ -100,7 +100,7 @@ def command(
     for text in (*choice.notes, missing, _NO_ADAPTERS if adapters else ""):
         if text:
             note(text)
-    say(f"{printable(str(output))} written; next: ollama create NAME -f {printable(str(output))}")
+    say(f"{output} written; next: ollama create NAME -f {output}")
 
 
 def _check_is_one_file(opened: Model, path: Path, has_adapter: bool) -> None:
@@ -109,7 +109,7 @@ def _check_is_one_file(opened: Model, path: Path, has_adapter: bool) -> None:
     if n > 1:
         first = opened.file.paths[0].name
         way = "pyggml merge makes one file of it and the adapter" if has_adapter else (
-            f"`llama-gguf-split --merge {printable(first)} OUT.gguf` makes one of them"
+            f"`llama-gguf-split --merge {first} OUT.gguf` makes one of them"
         )  # fmt: skip
         raise ConfigError(f"{path}: is one of {n} files of a model, and Ollama takes one: {way}")
 

@@ -47,14 +47,14 @@ def say_chats(
     sources = [f for f in corpus.files if CHAT in f.notes]
     if not sources:
         if init is not None and carries_template(init):
-            row("chats", f"none, though {printable(init.name)} was trained on chats: {_AS_TEXT}")
+            row("chats", f"none, though {init.name} was trained on chats: {_AS_TEXT}")
         return
     n = sum(f.notes[CHAT][0] for f in sources)
     template = template_of(config, tokenizer)
     learned = "the assistant's answers" if config.train_on == "assistant" else "every token"
-    row("chats", f"{n:,}, written as {printable(template.origin)} has them; learned: {learned}")
+    row("chats", f"{n:,}, written as {template.origin} has them; learned: {learned}")
     if template.names:
-        row("", f"with {printable(json.dumps(template.names, ensure_ascii=False))}")
+        row("", f"with {json.dumps(template.names, ensure_ascii=False)}")
     own = own_template(tokenizer)
     if config.chat_template != MODEL and not (own and write_alike(template, own)):
         row(
@@ -63,7 +63,7 @@ def say_chats(
             "one, which pyggml's commands then use; other programs must be told",
         )
     for text in choice.notes:
-        row("", printable(text))
+        row("", text)
     for part in sources:
         for note, text in _NOTES.items():
             if note in part.notes:

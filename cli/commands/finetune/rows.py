@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pyggml.cli.terminal.row_losses import RowLoss
-from pyggml.cli.terminal.show import plural, printable, row
+from pyggml.cli.terminal.show import plural, row
 from pyggml.lora import Corpus, Trainer
 from pyggml.lora.data.encode import ENDED, TEXT
 from pyggml.lora.data.report import DataReport, LanguageReport
@@ -17,9 +17,7 @@ def say_rows(corpus: Corpus, tokenizer: Tokenizer) -> None:
     n_texts, n_ended = (_n_noted(corpus, note) for note in (TEXT, ENDED))
     if n_texts and n_ended:
         end = tokenizer.eos_id if tokenizer.eos_id is not None else tokenizer.eot_id
-        name = printable(
-            tokenizer.token_bytes(int(end or 0), special=True).decode(errors="replace")
-        )
+        name = tokenizer.token_bytes(int(end or 0), special=True).decode(errors="replace")
         said = f"{plural(n_ended, 'row')} of text, each ends in {name} once"
         row("texts", f"{said} (--no-end-of-text: as it is)")
     elif n_texts:
@@ -53,7 +51,7 @@ def say_report(report: DataReport, languages: LanguageReport | None = None) -> N
     for i, finding in enumerate(findings):
         row("" if i else "findings", f"{plural(finding.n, 'row')} {finding.what}{read}")
         for text in finding.examples if in_full else ():
-            row("", f"  {printable(text)}")
+            row("", f"  {text}")
     if in_full and not findings:
         row("findings", "none: no row is there twice, in part or on both sides, empty or cut")
 
@@ -70,7 +68,7 @@ def say_row_losses(rows: Sequence[RowLoss], when: str) -> None:
     for label, some in (("highest", rows[:n]), ("lowest", rows[len(rows) - n :])):
         for i, each in enumerate(some):
             losses = " → ".join(f"{loss:.2f}" for loss in each.losses)
-            row("" if i else label, f"{losses}  {printable(each.text)}")
+            row("" if i else label, f"{losses}  {each.text}")
     row("", f"mean loss of a row {when}, of {plural(len(rows), 'row')} spread over all")
 
 

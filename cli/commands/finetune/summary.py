@@ -71,7 +71,7 @@ def say_trained(
     matrices = plural(len(trained.pairs), "matrix", "matrices")
     row("adapter", f"rank {c.rank}, alpha {c.alpha:g}, on {matrices}: {share}")
     if modules:
-        row("", "; ".join(f"{printable(n)} is {', '.join(ours)}" for n, ours in modules.items()))
+        row("", "; ".join(f"{n} is {', '.join(ours)}" for n, ours in modules.items()))
     kinds = _kinds(c, len(trained.model.adapters) - 1 - bool(trained.fixed))
     if kinds:
         row("", ", ".join(kinds))
@@ -124,9 +124,9 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
         _say_unread(read)
         if read.skipped.total:
             what = plural(read.skipped.total, "bad row")
-            row("skipped", f"{read.source.path.name}: {what}: {printable(str(read.skipped))}")
+            row("skipped", f"{read.source.path.name}: {what}: {read.skipped}")
         if read.not_kept:
-            row("", f"its tokens are not kept for the next run: {printable(read.not_kept)}")
+            row("", f"its tokens are not kept for the next run: {read.not_kept}")
     if config.val_split and held_out is None:
         row("", f"nothing is held out: {_why_none(corpus, config.val_split)}")
 
@@ -136,7 +136,7 @@ def _say_unread(read: FileSummary) -> None:
     names = [note.removeprefix(UNREAD) for note in read.notes if note.startswith(UNREAD)]
     if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        shown = printable(", ".join(name[:40] for name in names[:_SHOWN]))
+        shown = ", ".join(name[:40] for name in names[:_SHOWN])
         row("not read", f"{read.source.path.name}: {plural(len(names), 'column')}: {shown}{more}")
 
 
@@ -144,7 +144,7 @@ def _say_left_out(corpus: Corpus) -> None:
     """Files of folders that were not read, and why."""
     left_out = corpus.left_out
     for i, (path, reason) in enumerate(left_out[:_SHOWN]):
-        row("" if i else "left out", f"{path.name} {printable(reason)}")
+        row("" if i else "left out", f"{path.name} {reason}")
     if len(left_out) > _SHOWN:
         row("", f"and {plural(len(left_out) - _SHOWN, 'file')} more")
 

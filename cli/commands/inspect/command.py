@@ -19,7 +19,7 @@ from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.kinds import PAGE
 from pyggml.cli.terminal.options import ADAPTERS, SETTINGS, ModelSource, in_group
 from pyggml.cli.terminal.places import PATH, OutputPath
-from pyggml.cli.terminal.show import printable, say, size
+from pyggml.cli.terminal.show import say, size
 from pyggml.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -248,4 +248,4 @@ def _write(path: Path, title: str, sections: Sequence[Section]) -> None:
     from pyggml.cli.commands.inspect import html as html_page
 
     html_page.write(path, title, sections)
-    say(f"{printable(str(path))}: {size(path.stat().st_size)}")
+    say(f"{path}: {size(path.stat().st_size)}")

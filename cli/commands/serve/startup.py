@@ -15,7 +15,7 @@ from pyggml.cli.commands.serve.service import Chats, Service
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.generation import CTX, n_ctx_of
-from pyggml.cli.terminal.show import printable, progress_lines, row, size
+from pyggml.cli.terminal.show import progress_lines, row, size
 from pyggml.cli.web.connections import Places
 from pyggml.cli.web.guard import LOOPBACK, Access
 from pyggml.cli.web.listening import is_loopback, url_of
@@ -55,11 +55,11 @@ def run(
     pages = page_routes(name, has_chats, sampling) if given["web"] else []
     access = _access(given)
     with progress_lines():
-        row("model", printable(name))
+        row("model", name)
         for adapter in [*models][1:]:
-            row("adapter", printable(adapter))
+            row("adapter", adapter)
             for text in chosen[adapter].notes:
-                row("", printable(text))
+                row("", text)
         room = f"{limits.parallel} answers at once, {batch.n_ctx} tokens each"
         row("cache", f"{size(batch.memory.n_bytes)}: {room}")
         url = url_of(listening)
