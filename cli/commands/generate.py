@@ -12,7 +12,6 @@ import click
 
 from pyggml import Model
 from pyggml.chat import ChatEncoder, answer_ending, carries_template
-from pyggml.cli.terminal.asked import Asked, read_asked
 from pyggml.cli.terminal.chat_templates import (
     chat_template_kwargs_option,
     chat_template_option,
@@ -37,6 +36,7 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
+from pyggml.cli.terminal.prompts import PromptRow, read_prompts
 from pyggml.cli.terminal.show import note, plural, say, say_progress, speed, unescape
 from pyggml.errors import ConfigError, DataError, TemplateError
 from pyggml.generation import Context, Finish, Piece, Sampling, complete
@@ -98,10 +98,10 @@ def command(
     _check(prompt, messages, given)
     how = sampling_of(given).with_seed()
     cache = Context(**given_settings(Context, {}, given))
-    asked = read_asked(messages, given["columns"]) if messages else []
+    rows = read_prompts(messages, given["columns"]) if messages else []
     opened = source.load()
     if messages:
-        prompts, how = _prompts(opened, source, asked, given, how)
+        prompts, how = _prompts(opened, source, rows, given, how)
     else:
         _note_chats(source)
         prompts = [_of_text(opened, unescape(prompt or ""))]
@@ -152,34 +152,34 @@ def _of_text(model: Model, text: str) -> _Prompt:
 def _prompts(
     model: Model,
     source: ModelSource,
-    asked: Sequence[Asked],
+    rows: Sequence[PromptRow],
     given: Mapping[str, Any],
     how: Sampling,
 ) -> tuple[list[_Prompt], Sampling]:
-    """What is asked as tokens, and how it is answered: chats end as their template has it."""
+    """The prompts as tokens, and how they are answered: chats end as their template has it."""
     prompts, continues, encoder = list[_Prompt](), given["continue_last"], None
-    if any(not isinstance(each.prompt, str) for each in asked):
+    if any(not isinstance(each.prompt, str) for each in rows):
         encoder, ending = _encoder(model, source, given)
         how = replace(how, stop=(*how.stop, *ending))
-    for each in asked:
+    for each in rows:
         try:
-            prompts.append(_of_asked(model, encoder, each, continues))
+            prompts.append(_of_row(model, encoder, each, continues))
         except (TemplateError, BadRow) as error:
             fault = BadRow(str(error), ": ").at(each.place)
             raise DataError(f"{each.place.file}: {fault}") from None
-    n = sum(bool(each.answer) for each in asked)
+    n = sum(bool(each.answer) for each in rows)
     if n and not continues:
         note(f"{plural(n, 'row')} with an answer, which is left out: another is written")
     return prompts, how
 
 
-def _of_asked(model: Model, encoder: ChatEncoder | None, asked: Asked, continues: bool) -> _Prompt:
+def _of_row(model: Model, encoder: ChatEncoder | None, row: PromptRow, continues: bool) -> _Prompt:
     """The tokens up to an answer; of one that is gone on with its words are shown."""
-    if isinstance(asked.prompt, str) and not continues:
-        return _of_text(model, asked.prompt)
-    messages = asked.messages if continues else asked.prompt
+    if isinstance(row.prompt, str) and not continues:
+        return _of_text(model, row.prompt)
+    messages = row.messages if continues else row.prompt
     assert encoder is not None and not isinstance(messages, str)
-    ids = encoder.prompt(messages, asked.tools, continues)
+    ids = encoder.prompt(messages, row.tools, continues)
     return _Prompt(ids, str(messages[-1]["content"]) if continues else "")
 
 

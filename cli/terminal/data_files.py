@@ -38,13 +38,13 @@ def data_option(
 
 def columns_option() -> GroupedOption:
     """--columns, as `eval` has it."""
-    others = [field.name for field in fields(EvalConfig) if field.name != "columns"]
-    return settings_options(EvalConfig, {}, others)[0]
+    without = [field.name for field in fields(EvalConfig) if field.name != "columns"]
+    return settings_options(EvalConfig, {}, without)[0]
 
 
-def data_files(given: Sequence[Path], columns: Sequence[str] | None = None) -> list[Path]:
+def data_files(data: Sequence[Path], columns: Sequence[str] | None = None) -> list[Path]:
     """The files of what was named; what of folders is left out is said. Errors are training's."""
-    files, left_out = files_of(given, columns)
+    files, left_out = files_of(data, columns)
     for path, reason in left_out:
         note(f"{path} is left out: it {reason}")
     return files

@@ -24,7 +24,7 @@ from typing import TextIO
 
 import click
 
-from pyggml.cli.terminal.show import note, printable, set_quiet, wrapped
+from pyggml.cli.terminal.show import note, printable, set_quiet, wrap
 from pyggml.errors import PyggmlError
 
 FAILED, STOPPED, TERMINATED = 2, 130, 143
@@ -261,7 +261,7 @@ def _of_lists(error: click.ClickException) -> str:
 def _report(reason: str, name: str, code: int) -> int:
     with suppress(OSError):  # standard error may be closed as well
         line = f"{name}: {printable(' '.join(reason.split()))}"
-        print(wrapped(line, sys.stderr), file=sys.stderr)
+        print(wrap(line, sys.stderr), file=sys.stderr)
     return code
 
 

@@ -1,7 +1,7 @@
 """Help in groups: a screen at `--help`, a line an option; all options, in full, at `--help-all`."""
 
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -12,7 +12,7 @@ from pyggml.cli.terminal.places import (
     check_places,
     inputs_of,
     outputs_of,
-    replaced,
+    replacements,
 )
 from pyggml.cli.terminal.show import say_progress, set_quiet
 
@@ -126,7 +126,7 @@ class GroupedCommand(click.Command):
             if isinstance(option, GroupedOption) and option.secondary_opts
             for name in (*option.opts, *(f"--{alias}" for alias in option.aliases))
         }
-        words = [word for arg in args for word in _parted(arg, normal, switches)]
+        words = [word for arg in args for word in _split_switch(arg, normal, switches)]
         skip = False
         for word, after in zip(words, [*words[1:], ""], strict=False):
             if not skip and normal(word) in switches and after.lower() in _TRUTHS:
@@ -142,7 +142,7 @@ class GroupedCommand(click.Command):
         if self._asks:
             outputs = outputs_of(self.params, ctx.params)
             check_places(outputs, inputs_of(self.params, ctx.params), is_forced(ctx))
-            if said := replaced(outputs):
+            if said := replacements(outputs):
                 say_progress(said)
         return super().invoke(ctx)
 
@@ -189,7 +189,7 @@ class GroupedCommand(click.Command):
         formatter.write(self.help_text(ctx, whole=False) + "\n")
 
 
-def _parted(arg: str, normal: Callable[[str], str], switches: Container[str]) -> list[str]:
+def _split_switch(arg: str, normal: Callable[[str], str], switches: Container[str]) -> list[str]:
     """--packing=false as two words; any other argument as it is."""
     name, equals, value = arg.partition("=")
     is_switch = equals and normal(name) in switches and value.lower() in _TRUTHS
@@ -199,6 +199,12 @@ def _parted(arg: str, normal: Callable[[str], str], switches: Container[str]) ->
 def is_forced(ctx: click.Context) -> bool:
     """Whether --force was given."""
     return bool(ctx.meta.get(_FORCE))
+
+
+def by_group(options: Iterable[click.Parameter]) -> list[click.Parameter]:
+    """The options in the order of the help's groups, in which a file of settings has them too."""
+    grouped = [option for option in options if isinstance(option, GroupedOption)]
+    return [option for group in TITLES for option in grouped if option.group == group]
 
 
 def _force_option() -> GroupedOption:

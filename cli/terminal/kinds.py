@@ -9,14 +9,14 @@ from pyggml.files import open_regular
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """A kind of file: what it is called, with its article, and whether a file is one."""
 
     name: str
     is_one: Callable[[Path], bool]
 
 
-def gguf_kind(name: str, *types: str) -> Kind:
+def gguf_kind(name: str, *types: str) -> FileKind:
     """GGUF files whose general.type is one of these; "" stands for none."""
 
     def is_one(path: Path) -> bool:
@@ -28,10 +28,10 @@ def gguf_kind(name: str, *types: str) -> Kind:
         except PyggmlError:
             return False
 
-    return Kind(name, is_one)
+    return FileKind(name, is_one)
 
 
-def written_kind(name: str, first_words: str) -> Kind:
+def written_kind(name: str, first_words: str) -> FileKind:
     """Files that begin with words of ours."""
 
     def is_one(path: Path) -> bool:
@@ -41,7 +41,7 @@ def written_kind(name: str, first_words: str) -> Kind:
         except (OSError, ValueError):
             return False
 
-    return Kind(name, is_one)
+    return FileKind(name, is_one)
 
 
 ADAPTER = gguf_kind("an adapter", "adapter")
@@ -50,4 +50,4 @@ IMPORTANCE = gguf_kind("an importance matrix", "imatrix")
 PAGE_WORDS = "<!doctype html><!-- Written by pyggml inspect -->"
 PAGE = written_kind("a page of pyggml inspect", PAGE_WORDS)
 # A Modelfile is edited by hand, and says not whose it is.
-MODELFILE = Kind("known to be as pyggml wrote it", lambda path: False)
+MODELFILE = FileKind("known to be as pyggml wrote it", lambda path: False)

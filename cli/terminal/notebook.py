@@ -25,7 +25,7 @@ def notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-def shown_in_cell(
+def show_in_cell(
     progress: Progress, show: Callable[[Report], None]
 ) -> Iterator[Callable[[Report], None]]:
     """For a context: `show`, after which the cell shows what has become of the progress."""

@@ -244,6 +244,30 @@ class Pair(click.ParamType):
             self.fail(f"{value!r} is no TEXT=NUMBER, such as the=-1.5", param, ctx)
 
 
+class ValueList(tuple[Any, ...]):
+    """Several values of one setting, each of which is tried."""
+
+    __slots__ = ()
+
+
+class ListType(click.ParamType):
+    """A value, or several with commas between them: 1e-4,3e-4; in a file a list."""
+
+    name = "list"
+
+    def __init__(self, one: click.ParamType) -> None:
+        self.one = one
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, ValueList):
+            return value
+        parts = value if isinstance(value, list) else str(value).split(",")
+        values = ValueList(
+            dict.fromkeys(self.one.convert(str(part).strip(), param, ctx) for part in parts)
+        )
+        return values if len(values) > 1 else values[0]
+
+
 def settings_options(
     config: type,
     flags: Mapping[str, str],

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from pyggml.cli.terminal.kinds import Kind
+from pyggml.cli.terminal.kinds import FileKind
 from pyggml.cli.terminal.paths import check_output
 from pyggml.errors import ConfigError
 
@@ -57,7 +57,7 @@ class FileWord(Reads, click.types.StringParamType):
 class OutputPath(click.Path):
     """A file to write, of a kind. may_be_folder: or a new folder, if the command writes one."""
 
-    def __init__(self, kind: Kind, may_be_folder: bool = False) -> None:
+    def __init__(self, kind: FileKind, may_be_folder: bool = False) -> None:
         super().__init__(path_type=Path)
         self.kind, self.may_be_folder = kind, may_be_folder
 
@@ -77,7 +77,7 @@ class Output:
     """A file to write. stays: one of its kind that is there is gone on with, or set aside."""
 
     path: Path
-    kind: Kind
+    kind: FileKind
     may_be_folder: bool = False
     stays: bool = False
 
@@ -139,7 +139,7 @@ def check_places(
                 )
 
 
-def replaced(outputs: Sequence[Output]) -> str:
+def replacements(outputs: Sequence[Output]) -> str:
     """A sentence on the files that will be replaced; "" if there are none."""
     there = [str(o.path) for o in outputs if o.path.is_file() and not o.stays]
     what = "exists; it is" if len(there) == 1 else "exist; they are"

@@ -11,7 +11,7 @@ from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from pyggml.cli.terminal.notebook import notebook, shown_in_cell
+from pyggml.cli.terminal.notebook import notebook, show_in_cell
 from pyggml.cli.terminal.show import is_quiet, progress_lines, row, say, say_progress, span
 from pyggml.lora import CheckpointReport, History, Report, StepReport, Trainer, ValidationReport
 from pyggml.lora.objectives import Tally
@@ -317,7 +317,7 @@ def display(meter: Meter, n_steps: int, done: int) -> Iterator[Display]:
     bar = Bar(meter, progress, n_steps)
     progress.update(progress.task_ids[0], completed=done)
     if shell:
-        yield from shown_in_cell(progress, bar)
+        yield from show_in_cell(progress, bar)
         return
     with progress:
         yield bar

@@ -65,10 +65,10 @@ def say_progress(text: str, end: str = "\n", begin: str = "") -> None:
 
 def note(text: str) -> None:
     """A line beside the output, on standard error."""
-    print(wrapped(f"note: {printable(text)}", sys.stderr), file=sys.stderr, flush=True)
+    print(wrap(f"note: {printable(text)}", sys.stderr), file=sys.stderr, flush=True)
 
 
-def wrapped(line: str, stream: TextIO, indent: int = 2) -> str:
+def wrap(line: str, stream: TextIO, indent: int = 2) -> str:
     """A line as it is; for a terminal in lines that fit, so that no word is broken."""
     if not stream.isatty():
         return line
@@ -83,7 +83,7 @@ def row(label: str, text: str) -> None:
     text = printable(text)
     line = f"{label:<10} {text}"
     if label not in _TO_COPY:
-        line = wrapped(line, sys.stdout, _LABEL)
+        line = wrap(line, sys.stdout, _LABEL)
     if label in _WARNINGS:
         print(line, flush=True)
     else:

@@ -25,7 +25,7 @@ def text_options(*without: str) -> list[GroupedOption]:
 
 
 def read_texts(
-    model: Model, source: ModelSource, given: Sequence[Path], config: EvalConfig, windows: Windows
+    model: Model, source: ModelSource, data: Sequence[Path], config: EvalConfig, windows: Windows
 ) -> Iterator[tuple[Path, str | Dataset]]:
     """Each file: a text, or what `windows` makes of its rows. Chats are written as an adapter was
     trained, unless the settings name a template.
@@ -33,7 +33,7 @@ def read_texts(
     Raises DataError as `read_rows` and `windows` do.
     """
     schema, template = schema_of(config.columns), None
-    for path in data_files(given, config.columns):
+    for path in data_files(data, config.columns):
         kind, rows = read_rows(path, schema)
         if kind == "text":
             (row,) = rows

@@ -77,16 +77,16 @@ class Access:
         """The number of the key that a request has; 0 where none is asked for, None without one."""
         if not self.keys:
             return 0
-        given = _key_in(Headers(scope=scope).get("authorization", ""))
+        theirs = _key_in(Headers(scope=scope))
         # All are compared, so that the time does not tell which one it is.
-        right = [hmac.compare_digest(given, key.encode()) for key in self.keys]
+        right = [hmac.compare_digest(theirs, key.encode()) for key in self.keys]
         return right.index(True) if any(right) else None
 
     def _key_fault(self, scope: Scope) -> ApiError | None:
         if self.holder(scope) is not None:
             return None
-        given = _key_in(Headers(scope=scope).get("authorization", ""))
-        what = "is not one of this server's" if given else "is missing"
+        has_key = _key_in(Headers(scope=scope))
+        what = "is not one of this server's" if has_key else "is missing"
         return ApiError(
             401,
             f"the API key {what}: wanted the header Authorization: Bearer KEY",
@@ -95,9 +95,9 @@ class Access:
         )
 
 
-def _key_in(authorization: str) -> bytes:
-    """The key that this header has; b"" for none."""
-    scheme, _, key = authorization.partition(" ")
+def _key_in(headers: Headers) -> bytes:
+    """The key that a request has; b"" for none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip().encode() if scheme.lower() == "bearer" else b""
 
 
@@ -149,8 +149,8 @@ class Guard:
         if holder is None:
             return None
         connection: Connection | None = state.get("connection")
-        if asked := Headers(scope=scope).get("upgrade"):
-            _LOG.warning("a client asks for %s, wanted HTTP/1.1 alone", printable(asked[:40]))
+        if protocol := Headers(scope=scope).get("upgrade"):
+            _LOG.warning("a client asks for %s, wanted HTTP/1.1 alone", printable(protocol[:40]))
         if connection is None:
             return None
         connection.is_welcome = True

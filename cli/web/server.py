@@ -35,20 +35,20 @@ def serve(
     _Server(app, places, grace, note, is_over).run(sockets=[listening])
 
 
-def most_connections(wanted: int) -> int:
-    """As many as wanted, or as the system's limit on open files leaves room for; the limit is
+def most_connections(n: int) -> int:
+    """n of them, or as many as the system's limit on open files leaves room for; the limit is
     raised where that is allowed."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return wanted
-    needed = wanted + _SPARE_FILES + psutil.Process().num_fds()
+        return n
+    needed = n + _SPARE_FILES + psutil.Process().num_fds()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY not in (soft, hard) and soft < needed:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if soft == resource.RLIM_INFINITY else max(1, wanted - max(0, needed - soft))
+    return n if soft == resource.RLIM_INFINITY else max(1, n - max(0, needed - soft))
 
 
 class WatchedServer(uvicorn.Server):

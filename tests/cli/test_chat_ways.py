@@ -9,11 +9,11 @@ import pytest
 import pyggml as library
 from pyggml.chat import BUILT_IN, ChatEncoder, ChatTemplate, find_template
 from pyggml.cli.commands.chat.conversation import Conversation
-from pyggml.cli.commands.generate import _of_asked
+from pyggml.cli.commands.generate import _of_row
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import read_chat
 from pyggml.cli.commands.serve.service import Chats, Service
-from pyggml.cli.terminal.asked import read_asked
+from pyggml.cli.terminal.prompts import read_prompts
 from pyggml.cli.web.errors import ApiError
 from pyggml.errors import DataError, TemplateError
 from pyggml.generation import Sampling
@@ -115,12 +115,12 @@ class Ways:
         return service.chat_prompts(read_chat(given, Sampling(), Limits()))[0].tolist()
 
     def generate(self, messages, tools):
-        (chat,) = read_asked([self.write(messages[:-1], tools)])
-        return _of_asked(self.model, self.encoder, chat, False).ids
+        (chat,) = read_prompts([self.write(messages[:-1], tools)])
+        return _of_row(self.model, self.encoder, chat, False).ids
 
     def chat(self, messages, tools):
         """None for what a user cannot have typed."""
-        (begun,) = read_asked([self.write(messages[:-1], tools)])
+        (begun,) = read_prompts([self.write(messages[:-1], tools)])
         if tools:
             return None
         conversation = Conversation(self.model, self.template, Sampling(), 4096)

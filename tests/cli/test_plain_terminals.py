@@ -8,7 +8,7 @@ import pytest
 
 from pyggml.cli.commands.chat import lines
 from pyggml.cli.commands.eval.progress import Progress
-from pyggml.cli.terminal.show import row, wrapped
+from pyggml.cli.terminal.show import row, wrap
 
 pytestmark = pytest.mark.quick
 
@@ -61,13 +61,13 @@ def test_lines_for_a_terminal_break_between_words(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = "memory     " + "some-words that/are.long and " * 9
     for indent in (2, 11):
-        lines = wrapped(text, Terminal(), indent).splitlines()
+        lines = wrap(text, Terminal(), indent).splitlines()
         assert len(lines) > 2 and max(map(len, lines)) <= 80
         assert " ".join(" ".join(lines).split()) == " ".join(text.split())
         assert all(line.startswith(" " * indent + "s") or line[indent] != " " for line in lines[1:])
-    assert wrapped(text, io.StringIO()) == text
+    assert wrap(text, io.StringIO()) == text
     whole = f"note: {'x' * 100} y"
-    assert wrapped(whole, Terminal()).split() == whole.split(), "a long word is not cut"
+    assert wrap(whole, Terminal()).split() == whole.split(), "a long word is not cut"
 
 
 def test_commands_to_copy_keep_their_line(monkeypatch):

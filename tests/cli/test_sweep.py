@@ -11,7 +11,7 @@ from extras import need
 
 from pyggml.cli import __main__ as cli
 from pyggml.cli.commands.finetune.job import SETTINGS_FLAGS
-from pyggml.cli.commands.sweep.lists import Several
+from pyggml.cli.terminal.options import ListType
 from pyggml.lora.trainer import lock
 
 LISTS = ("--lr", "1e-3,1e-2", "--lora-rank", "2,3")
@@ -150,6 +150,24 @@ def test_what_is_wrong_is_said_before_the_first_run(sweep, tmp_path, given, sent
     assert ended.code == 2 and sentence in ended.err and not (tmp_path / "runs").exists()
 
 
+FAULTY = [
+    ("lr: []", "line 1: lr is [], wanted a value, or a list of values; no setting has several"),
+    ("lr: [fast, 1]", "line 1: lr is ['fast', 1], wanted numbers; no setting has several"),
+    ("seed: [1, 2.5]", "line 1: seed is [1, 2.5], wanted a whole number"),
+    ("seed: [1, 2]\nhalving: 1", "line 2: halving is 1, wanted a whole number, 2 or more"),
+]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("text", "sentence"), FAULTY)
+def test_what_is_wrong_in_a_file_is_said_with_its_line(sweep, tmp_path, text, sentence):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text)
+    ended = sweep("--config", path)
+    assert ended.code == 2 and f"{path}: {sentence}" in ended.err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_lists_stand_in_a_file_of_settings(sweep, tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text("lr: [1e-3, 1e-2]\nlora_rank: 2\n")
@@ -182,8 +200,8 @@ def test_all_settings_of_finetune_are_options_here():
     names = {k.get(f.name, f.name) for kind, k in SETTINGS_FLAGS.items() for f in fields(kind)}
     for name in names & ours.keys():
         if theirs[name].type in (click.INT, click.FLOAT):
-            assert isinstance(ours[name].type, Several), name
-            assert not isinstance(theirs[name].type, Several)
+            assert isinstance(ours[name].type, ListType), name
+            assert not isinstance(theirs[name].type, ListType)
 
 
 # -- successive halving -------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import click
 from pyggml.cli.commands.chat.console import Console
 from pyggml.cli.commands.chat.conversation import Conversation
 from pyggml.cli.commands.chat.lines import END_KEYS
-from pyggml.cli.terminal.asked import Asked, read_asked
 from pyggml.cli.terminal.chat_templates import (
     chat_template_kwargs_option,
     chat_template_option,
@@ -34,6 +33,7 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
+from pyggml.cli.terminal.prompts import PromptRow, read_prompts
 from pyggml.cli.terminal.show import is_quiet, say, unescape
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Context
@@ -88,7 +88,7 @@ def command(
     """
     if continue_last and not messages:
         raise ConfigError("--continue-last: for a conversation, wanted --messages FILE beside it")
-    begun = read_asked(messages, given["columns"])[-1:] if messages else []
+    opening = read_prompts(messages, given["columns"])[-1:] if messages else []
     how = sampling_of(given)
     cache_type = Context(**given_settings(Context, {}, given)).cache_types
     opened = source.load()
@@ -97,7 +97,7 @@ def command(
     template = template_for(opened, adapters, chat_template, chat_template_kwargs)
     text = None if system is None else unescape(system)
     chat = Conversation(opened, template, how, n_ctx, n_tokens, text, cache_type)
-    for one in begun:
+    for one in opening:
         _load(chat, one)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive and not is_quiet():
@@ -106,11 +106,11 @@ def command(
     return Console(chat, interactive).run(continue_last)
 
 
-def _load(chat: Conversation, begun: Asked) -> None:
+def _load(chat: Conversation, opening: PromptRow) -> None:
     """Raises DataError with the place of a conversation that cannot be gone on with."""
     try:
-        if begun.tools:
+        if opening.tools:
             raise DataError("has tools, which nothing would call")
-        chat.load(begun.messages)
+        chat.load(opening.messages)
     except (DataError, BadRow) as error:
-        raise DataError(f"{begun.place.file}: {begun.place} {error}") from None
+        raise DataError(f"{opening.place.file}: {opening.place} {error}") from None

@@ -21,7 +21,7 @@ from pyggml.cli.commands.finetune.job import (
 from pyggml.cli.commands.finetune.memory import memory_settings
 from pyggml.cli.commands.finetune.stages import run
 from pyggml.cli.terminal.exit import FAILED, STOPPED, silence
-from pyggml.cli.terminal.help import TITLES, GroupedCommand, GroupedOption, is_forced
+from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group, is_forced
 from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.kinds import ADAPTER
 from pyggml.cli.terminal.options import (
@@ -64,13 +64,11 @@ def _finetune(config: Path | None, **given: Any) -> int:
 
 
 def _train(ranks: Ranks, config: Path | None, given: Mapping[str, Any]) -> int:
-    file = config_file.FileSettings() if config is None else config_file.read(config, _IN_FILES)
-    parameters = {name: file.values.get(name) if v is None else v for name, v in given.items()}
-    places = {name: place for name, place in file.places.items() if given[name] is None}
-    job = with_hub_files(job_of(parameters, places, file.faults))
+    settings = config_file.of_command_line(given, command, config)
+    job = with_hub_files(job_of(settings.values, settings.places, settings.faults))
     job = replace(job, is_forced=is_forced(click.get_current_context()))
     if not job.writes_nothing:
-        inputs = files_read(job, command.params, parameters, config)
+        inputs = files_read(job, command.params, settings.values, config)
         check_places(job.outputs, inputs, job.is_forced, makes_folder=not job.dry_run)
 
     def resume_command(job: Job, folder: Path) -> str:
@@ -237,7 +235,5 @@ command = GroupedCommand(
         "pyggml finetune -m model.gguf -f pairs.jsonl -o a.gguf --objective dpo",
         "pyggml finetune -m model.gguf -f chats.jsonl --dry-run --max-memory 8GB",
     ],
-    params=sorted(_OPTIONS, key=lambda option: [*TITLES].index(option.group)),
+    params=by_group(_OPTIONS),
 )
-# What a file of settings may hold: all but what names such a file, or asks for help.
-_IN_FILES = [o for o in command.params if o.expose_value and o.name != "config"]

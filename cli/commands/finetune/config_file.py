@@ -7,7 +7,7 @@ until checked: its size and depth are bounded, and it can make no objects and no
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from pyggml.cli.terminal.exit import ELSEWHERE, NEEDLESS
 from pyggml.cli.terminal.help import TITLES, GroupedOption
 from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.kinds import written_kind
-from pyggml.cli.terminal.options import Names, Patterns, Size
+from pyggml.cli.terminal.options import ListType, Names, Patterns, Size
 from pyggml.errors import ConfigError, suggestion
 from pyggml.files import open_regular, replacing
 
@@ -28,7 +28,7 @@ _MOST_BYTES, _DEEPEST = 256 << 10, 5
 
 @dataclass(frozen=True, slots=True)
 class FileSettings:
-    """The content of a settings file: values by parameter, the place of each, and the faults."""
+    """Settings, some of a file: values by parameter, the place of the file's, and its faults."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)  # rank -> "run.yaml: line 3: lora_rank"
@@ -44,6 +44,18 @@ def _keys_of(option: click.Parameter) -> list[str]:
     """The name of an option in a file, and its aliases."""
     aliases = option.aliases if isinstance(option, GroupedOption) else ()
     return [key_of(option), *(alias.replace("-", "_") for alias in aliases)]
+
+
+def of_command_line(
+    given: Mapping[str, Any], command: click.Command, path: Path | None
+) -> FileSettings:
+    """The parameters of a command line, and from the file, if there is one, those that are not
+    given. Raises ConfigError as `read` does."""
+    options = [o for o in command.params if o.expose_value and o.name != "config"]
+    file = FileSettings() if path is None else read(path, options)
+    values = {name: file.values.get(name) if v is None else v for name, v in given.items()}
+    places = {name: place for name, place in file.places.items() if given[name] is None}
+    return FileSettings(values, places, file.faults)
 
 
 def read(path: Path, options: Iterable[click.Parameter]) -> FileSettings:
@@ -110,23 +122,38 @@ def _convert(value: Any, option: click.Parameter) -> Any:
             raise ValueError("patterns and their numbers, such as {ffn_*: 16}") from error
     if isinstance(option.type, Names):
         return tuple(value) if isinstance(value, list) else option.type.convert(value, None, None)
-    return _scalar(value, option)
+    if isinstance(option.type, ListType):
+        one = option.type.one
+        return _list(value, option.type) if isinstance(value, list) else _scalar(value, one)
+    return _scalar(value, option.type)
 
 
-def _scalar(value: Any, option: click.Parameter) -> Any:
-    """The same for a size, a number or a word, or in a sweep a list of these."""
-    if isinstance(option.type, Size):
+def _list(values: Sequence[Any], kind: ListType) -> Any:
+    """Several values of a setting, of which a sweep tries each."""
+    if not values:
+        raise ValueError("a value, or a list of values")
+    try:
+        return kind.convert([_scalar(value, kind.one) for value in values], None, None)
+    except click.BadParameter:
+        raise ValueError("numbers") from None
+
+
+def _scalar(value: Any, kind: click.ParamType) -> Any:
+    """A size, a number or a word."""
+    if isinstance(kind, Size):
         try:
-            return option.type.convert(value, None, None)
+            return kind.convert(value, None, None)
         except click.BadParameter:
             raise ValueError("a size such as 4GB or 800MB") from None
-    if getattr(option.type, "one", option.type) is click.INT:
-        value = [_whole(item) for item in value] if isinstance(value, list) else _whole(value)
-    if isinstance(value, list) and option.type.name == "several":
-        return option.type.convert(value, None, None)
-    if isinstance(option.type, click.types.StringParamType) and not isinstance(value, str):
-        one = isinstance(value, list | dict)
-        raise ValueError("one word" if one else "a word; put it in quotes")
+    if isinstance(kind, click.IntRange):
+        value = _whole(value)
+        if not isinstance(value, int) or value < (kind.min or 0):
+            raise ValueError(f"a whole number, {kind.min or 0} or more")
+    if kind is click.INT:
+        return _whole(value)
+    if isinstance(kind, click.types.StringParamType) and not isinstance(value, str):
+        is_many = isinstance(value, list | dict)
+        raise ValueError("one word" if is_many else "a word; put it in quotes")
     return value
 
 

@@ -11,7 +11,7 @@ import click
 from pyggml.cli import demo
 from pyggml.cli.commands.finetune import config_file
 from pyggml.cli.terminal.hub import data_files, model_file
-from pyggml.cli.terminal.kinds import ADAPTER, MODEL_FILE, Kind
+from pyggml.cli.terminal.kinds import ADAPTER, MODEL_FILE, FileKind
 from pyggml.cli.terminal.options import adapter_word, given_settings
 from pyggml.cli.terminal.paths import beside, check_output, check_space
 from pyggml.cli.terminal.places import Output, inputs_of
@@ -44,7 +44,7 @@ _OWN = (*_NEEDED, "init", "below", "train_tensors", "prompt", "log_to", "report"
 _NOT_IN_FILES = ("seed", "dropout", "plus_ratio")  # of an adapter, so given again with --init
 _CHECKPOINTS = ("checkpoint_dir", "checkpoint_every", "cache_dir")
 AUTO = Path("auto")  # of --resume: the newest checkpoint, or a new run if there is none
-METRICS = Kind("metrics of a run", are_records)
+METRICS = FileKind("metrics of a run", are_records)
 _HEADER_BYTES = 64 << 10  # more than the header of an adapter takes
 
 
@@ -164,22 +164,26 @@ def job_of(
     fixed = frozenset(name for name, value in given.items() if value is not None)
     given = _complete(given)
     problems: list[Fault] = [*faults, *_clashes(given)]
-    made: list[Any] = []
+    configs: dict[type, Any] = {}
     for kind, flags in SETTINGS_FLAGS.items():
         try:
             config: Any = kind(**given_settings(kind, flags, given))
-            made.append(config.build() if kind is ObjectiveConfig else config)
+            configs[kind] = config.build() if kind is ObjectiveConfig else config
         except ConfigError as error:
             named = [(flags.get(f[0], f[0]), f) for f in error.faults if not isinstance(f, str)]
             problems += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
-    if problems := problems or _idle_settings(*made):
+    if problems:
         raise ConfigError(problems)
-    made[2] = made[3].settle(made[2])
+    reading, lora, train, objective = configs.values()
+    if idle := _idle_settings(reading, objective):
+        raise ConfigError(idle)
     own = {name: given[name] for name in _OWN}
-    names = ("reading", "lora", "train", "objective")
     return Job(
         **own,
-        **dict(zip(names, made, strict=True)),
+        reading=reading,
+        lora=lora,
+        train=objective.settle(train),
+        objective=objective,
         resume=given["resume"],
         preview=given["preview"],
         dry_run=bool(given["dry_run"]),
@@ -190,7 +194,7 @@ def job_of(
     )
 
 
-def _idle_settings(reading: DataConfig, _: Any, __: Any, objective: Objective) -> list[Fault]:
+def _idle_settings(reading: DataConfig, objective: Objective) -> list[Fault]:
     """Settings that do nothing with the objective."""
     return [] if objective.rows == "training" else unused_by_answers(reading, objective.name)
 

@@ -26,9 +26,9 @@ def recorder(job: Job, trainer: Trainer, about: Rows) -> Recorder:
     about: the rows that were told before the first step
     """
     settings = _settings(job)
-    made = Recorder(trainer, job.output, job.log_to or (), settings, job.is_forced)
+    record = Recorder(trainer, job.output, job.log_to or (), settings, job.is_forced)
     plain = {name: v if _is_plain(v) else str(v) for name, v in settings.items()}
-    made.metrics.add(
+    record.metrics.add(
         {
             "event": "run",
             "step": trainer.progress.step,
@@ -37,7 +37,7 @@ def recorder(job: Job, trainer: Trainer, about: Rows) -> Recorder:
             "data": data_report(trainer.corpus, trainer.model.tokenizer).as_json(),
         }
     )
-    return made
+    return record
 
 
 def say_faults(recorded: Recorder) -> None:
@@ -82,8 +82,8 @@ def save_report(
     path = beside(job.output, ".html")
     title = job.output.name.removesuffix(".gguf")
     date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    told = _merge_rows(about), _settings(job), prompt, answers, readings
-    page = Page(title, *told, command=command_line(), date=date)
+    parts = _merge_rows(about), _settings(job), prompt, answers, readings
+    page = Page(title, *parts, command=command_line(), date=date)
     try:
         write(path, page, metrics_beside(job.output))
     except PyggmlError as error:

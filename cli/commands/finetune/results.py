@@ -197,12 +197,12 @@ def say_how_to_use(
         row("use it", f'{shlex.join(program("generate"))} {ours} -p "..."')
         row("use it", f'llama-cli {theirs} -p "..."')
         return
-    told = ""
+    template_words = ""
     if is_model and choose_template(tokenizer, [path for path, _ in adapters], None).by:
-        told = f" --chat-template {MODEL}"
+        template_words = f" --chat-template {MODEL}"
     served = shlex.join([*model, *_serve(job, adapters)])
-    row("use it", f"{shlex.join(program('chat'))} {ours}{told}")
-    row("use it", f"{shlex.join(program('serve'))} {served}{told} --web")
+    row("use it", f"{shlex.join(program('chat'))} {ours}{template_words}")
+    row("use it", f"{shlex.join(program('serve'))} {served}{template_words} --web")
     own = own_template(tokenizer)
     is_own = own and (own.source == template.source or write_alike(template, own))
     said, needs_file = _for_llama_cpp(job, is_model or bool(is_own), template)

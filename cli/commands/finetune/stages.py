@@ -31,7 +31,7 @@ from pyggml.cli.commands.finetune.rows import (
 )
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.interrupt import stop_on_signals
-from pyggml.cli.terminal.places import replaced
+from pyggml.cli.terminal.places import replacements
 from pyggml.cli.terminal.progress import Meter, count_printer, display
 from pyggml.cli.terminal.row_losses import RowLoss, row_losses
 from pyggml.cli.terminal.samples import Reading, check_answer, compare, prompt_ids, readings
@@ -64,7 +64,6 @@ _READ_AGAIN = 0.01  # share of the run's tokens of which the rows have their los
 # Of a job: the command line that continues from a folder of checkpoints.
 ResumeCommand = Callable[[Job, Path], str]
 Watcher = Callable[[Trainer], Callback]
-Told = Sequence[Callback]  # what hears the reports too
 
 
 def run(
@@ -97,8 +96,8 @@ def run(
             return 0
         if not ranks.is_first:
             return _help(trainer)
-        told = [watch(trainer)] if watch else []
-        return _run(job, trainer, trained, prompt, rows, resume_command, save_settings, told)
+        watchers = [watch(trainer)] if watch else []
+        return _run(job, trainer, trained, prompt, rows, resume_command, save_settings, watchers)
 
 
 def _preview(job: Job, trainer: Trainer) -> None:
@@ -202,10 +201,10 @@ def _run(
     rows: record.Rows,
     resume_command: ResumeCommand,
     save_settings: Callable[[Job], None],
-    told: Told,
+    watchers: Sequence[Callback],
 ) -> int:
     with progress_lines():
-        if said := replaced(job.outputs):
+        if said := replacements(job.outputs):
             row("output", said)
         say()
     before, model = trainer.reference, trained.model
@@ -213,7 +212,7 @@ def _run(
     for each in (before, model):
         each.release = job.max_memory is not None
     start = trainer.progress.step
-    finished = _train(job, trainer, trained, rows, told)
+    finished = _train(job, trainer, trained, rows, watchers)
     if finished or trainer.progress.step > start:
         save_settings(job)
     if not finished:
@@ -223,7 +222,7 @@ def _run(
         return STOPPED
     written = results.is_model(trained)
     below = [*(job.below or ())]
-    after = _reloaded(job, below, model) if written else model
+    after = _reload(job, below, model) if written else model
     try:
         _show_answers(job, trainer, after, prompt, rows)
     except NotFiniteError as error:  # the losses of the run were finite, so its result stands
@@ -241,7 +240,7 @@ def _show_answers(
 
     Raises NotFiniteError where it makes no numbers.
     """
-    before, asked = trainer.reference, after.tokenizer.decode(prompt)
+    before, question = trainer.reference, after.tokenizer.decode(prompt)
     assert before is not None
     if after is not trainer.model:
         results.say_loss_of_file(trainer, after)
@@ -249,8 +248,8 @@ def _show_answers(
         check_answer(after, prompt)
         answers = compare(before, after, prompt)
     read, losses = _read_again(job, before, after, trainer.corpus)
-    record.save_answers(job, trainer, asked, answers, losses)
-    record.save_report(job, rows, asked, answers, read)
+    record.save_answers(job, trainer, question, answers, losses)
+    record.save_report(job, rows, question, answers, read)
 
 
 def _load(job: Job, compute: str) -> Model:
@@ -283,7 +282,7 @@ def _compute(job: Job) -> str:
     return stored or "auto"
 
 
-def _reloaded(job: Job, below: Sequence[Any], model: Model) -> Model:
+def _reload(job: Job, below: Sequence[Any], model: Model) -> Model:
     """The model that was written, with the adapters that it was trained below: they are of the base
     that it was, which needs no warning here."""
     with warnings.catch_warnings():
@@ -291,7 +290,13 @@ def _reloaded(job: Job, below: Sequence[Any], model: Model) -> Model:
         return load(job.output, below, model.compute, device=job.device)
 
 
-def _train(job: Job, trainer: Trainer, trained: Trained, rows: record.Rows, told: Told) -> bool:
+def _train(
+    job: Job,
+    trainer: Trainer,
+    trained: Trained,
+    rows: record.Rows,
+    watchers: Sequence[Callback],
+) -> bool:
     """Train and write the result; returns whether training reached its end."""
     start, meter = trainer.progress.step, Meter(trainer.history, trainer.n_first)
     metadata = trainer.parameters.metadata
@@ -310,7 +315,7 @@ def _train(job: Job, trainer: Trainer, trained: Trained, rows: record.Rows, told
                     step_done()
 
             try:
-                finished = trainer.run(report, *told, progress=False)
+                finished = trainer.run(report, *watchers, progress=False)
             except PyggmlError as error:
                 if isinstance(error, DeviceLostError):  # and the newest numbers with it
                     left = results.checkpoint_hint(trainer)

@@ -212,9 +212,9 @@ def say_steps(trainer: Trainer, fixed: Collection[str]) -> None:
     usual = _defaults_of(trainer, fixed)
     if usual:
         row("", f"by default, as for {trainer.objective.name}: {', '.join(usual)}")
-    given = [(name, said) for name, said in caps(trainer) if name in fixed]
-    for i, (name, said) in enumerate(given):
-        row("" if i else "settings", f"{option(name)} {said}")
+    capped = [(name, reason) for name, reason in caps(trainer) if name in fixed]
+    for i, (name, reason) in enumerate(capped):
+        row("" if i else "settings", f"{option(name)} {reason}")
 
 
 def _defaults_of(trainer: Trainer, fixed: Collection[str]) -> list[str]:

@@ -15,7 +15,7 @@ from pyggml.cli.commands.finetune.job import Job, files_read, with_hub_files
 from pyggml.cli.commands.sweep.halving import Halving
 from pyggml.cli.commands.sweep.lists import (
     BESIDE,
-    SHARED,
+    COMMON_SETTINGS,
     SweepRun,
     check_folder,
     runs_of,
@@ -24,7 +24,7 @@ from pyggml.cli.commands.sweep.lists import (
 from pyggml.cli.commands.sweep.progress import run_all
 from pyggml.cli.commands.sweep.results import OVER, PAGE, results_of, say_table, write_page
 from pyggml.cli.terminal.exit import STOPPED
-from pyggml.cli.terminal.help import TITLES, GroupedCommand, GroupedOption, is_forced
+from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group, is_forced
 from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.options import SETTINGS, words
 from pyggml.cli.terminal.paths import beside
@@ -41,17 +41,15 @@ _NOT_OF_SWEEPS = ("output", "resume", "checkpoint_dir", "preview", "dry_run")
 def _sweep(config: Path | None, output: Path | None, halving: int | None, **given: Any) -> int:
     """The exit code. What the command line gives goes over the file."""
     again = {"config": config, "output": output, "halving": halving, **given}
-    file = config_file.FileSettings() if config is None else config_file.read(config, _IN_FILES)
-    values = {n: file.values.get(n) if v is None else v for n, v in {**again}.items()}
-    places = {n: place for n, place in file.places.items() if again[n] is None}
+    settings = config_file.of_command_line(again, command, config)
+    values = {**settings.values}
     folder, factor = values.pop("output"), values.pop("halving")
-    values.pop("config")
     if folder is None:
         raise ConfigError("wanted -o FOLDER, where the runs lie")
     values |= dict.fromkeys(_NOT_OF_SWEEPS)
     if values["threads"] is None and n_processes() > 1:
         values["threads"] = max((os.cpu_count() or 1) // n_processes(), 1)
-    runs = runs_of(folder, values, places, file.faults)
+    runs = runs_of(folder, values, settings.places, settings.faults)
     forced = is_forced(click.get_current_context())
     jobs = [replace(with_hub_files(r.job), is_forced=forced) for r in runs]
     runs = [SweepRun(r.name, r.varied, job) for r, job in zip(runs, jobs, strict=True)]
@@ -70,7 +68,7 @@ def _check_places(
     """ConfigError if a file of the sweep, or of one of its runs, would replace another kind of file
     or what is read."""
     read = files_read(runs[0].job, finetune.params, values, config)
-    own = [Output(folder / BESIDE, SHARED), Output(folder / PAGE, REPORT)]
+    own = [Output(folder / BESIDE, COMMON_SETTINGS), Output(folder / PAGE, REPORT)]
     outputs = [*own, *(o for r in runs for o in r.job.outputs)]
     check_places(outputs, read, runs[0].job.is_forced, makes_folder=False)
 
@@ -145,6 +143,5 @@ command = GroupedCommand(
         "pyggml sweep -m a.gguf -f a.jsonl -o runs --lora-rank 8,16,32 --halving 3",
         "mpiexec -n 4 pyggml sweep -m a.gguf -f a.jsonl -o runs --seed 1,2,3,4",
     ],
-    params=sorted(_OPTIONS, key=lambda option: [*TITLES].index(option.group)),
+    params=by_group(_OPTIONS),
 )
-_IN_FILES = [o for o in command.params if o.expose_value and o.name != "config"]

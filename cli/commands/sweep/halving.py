@@ -74,12 +74,12 @@ class Judge:
 
     def __init__(self, study: Any, trial: Any, before: Any) -> None:
         self._study, self._trial = study, trial
-        self._told = {*before.intermediate_values}
+        self._steps = {*before.intermediate_values}
 
     def is_hopeless(self, report: ValidationReport) -> bool:
         """After one more validation."""
-        if report.step and report.step not in self._told:
-            self._told.add(report.step)
+        if report.step and report.step not in self._steps:
+            self._steps.add(report.step)
             self._trial.report(report.loss, report.step)
         return bool(report.step) and bool(self._trial.should_prune())
 

@@ -13,7 +13,8 @@ import click
 
 from pyggml.cli.commands.finetune.job import AUTO, SETTINGS_FLAGS, Job, job_of
 from pyggml.cli.terminal.exit import option
-from pyggml.cli.terminal.kinds import Kind
+from pyggml.cli.terminal.kinds import FileKind
+from pyggml.cli.terminal.options import ListType, ValueList
 from pyggml.errors import ConfigError
 from pyggml.files import read_bytes, replacing
 
@@ -22,30 +23,6 @@ BESIDE = "sweep.json"
 _MOST_BYTES = 1 << 20
 _OWN = ("output", "checkpoint_dir", "resume", "cache_dir", "threads", "max_memory", "device")
 _WHOLE = ("dir", "kwargs", "columns", "template")  # ends of settings whose values may have commas
-
-
-class Values(tuple[Any, ...]):
-    """Several values of one setting, each of which is tried."""
-
-    __slots__ = ()
-
-
-class Several(click.ParamType):
-    """A value, or several with commas between them: 1e-4,3e-4; in a file a list."""
-
-    name = "several"
-
-    def __init__(self, one: click.ParamType) -> None:
-        self.one = one
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, Values):
-            return value
-        parts = value if isinstance(value, list) else str(value).split(",")
-        values = Values(
-            dict.fromkeys(self.one.convert(str(part).strip(), param, ctx) for part in parts)
-        )
-        return values if len(values) > 1 else values[0]
 
 
 def with_lists(options: Sequence[click.Parameter]) -> list[click.Parameter]:
@@ -59,7 +36,7 @@ def with_lists(options: Sequence[click.Parameter]) -> list[click.Parameter]:
         name = each.name or ""
         if name in names and each.type in plain and not each.multiple and not name.endswith(_WHOLE):
             each = copy(each)
-            each.type = Several(each.type)
+            each.type = ListType(each.type)
         changed.append(each)
     return changed
 
@@ -73,9 +50,14 @@ class SweepRun:
     job: Job
 
     @property
+    def values(self) -> dict[str, str]:
+        """The settings by which it differs, with their values in words."""
+        return {name: _word(value) for name, value in self.varied.items()}
+
+    @property
     def words(self) -> str:
         """lr 0.001, lora_rank 8."""
-        return ", ".join(f"{name} {_word(value)}" for name, value in self.varied.items())
+        return ", ".join(f"{name} {word}" for name, word in self.values.items())
 
 
 def runs_of(
@@ -84,13 +66,14 @@ def runs_of(
     places: Mapping[str, str],
     faults: Sequence[str] = (),
 ) -> list[SweepRun]:
-    """The runs of these parameters, of which some are `Values`; the last one varies fastest.
+    """The runs of these parameters, of which some are `ValueList`s; the last one varies fastest.
 
     Raises ConfigError where there is no list, too many runs, or for a run whose settings clash.
     """
-    varied = {name: value for name, value in given.items() if isinstance(value, Values)}
+    varied = {name: value for name, value in given.items() if isinstance(value, ValueList)}
     if not varied:
-        raise ConfigError("no setting has several values: wanted a list, such as --lr 1e-4,3e-4")
+        fault = "no setting has several values: wanted a list, such as --lr 1e-4,3e-4"
+        raise ConfigError([*faults, fault])
     every = [dict(zip(varied, values, strict=True)) for values in product(*varied.values())]
     if len(every) > MOST_RUNS:
         raise ConfigError(f"these lists make {len(every):,} runs, wanted at most {MOST_RUNS:,}")
@@ -119,39 +102,35 @@ def _name(values: Mapping[str, Any]) -> str:
 
 def check_folder(folder: Path, runs: Sequence[SweepRun]) -> None:
     """Note in the folder what all its runs share. ConfigError if its runs share something else."""
-    shared = _shared(runs[0])
-    path = folder / BESIDE
+    here, path = _common_settings(runs[0]), folder / BESIDE
     has_runs = path.exists() and any(folder.glob("*.metrics.jsonl"))
-    try:
-        before = json.loads(path.read_text(encoding="utf-8")) if has_runs else shared
-    except (OSError, ValueError):
-        raise ConfigError(f"{path}: is none that a sweep wrote: name another folder") from None
-    if not isinstance(before, dict):
+    there = _read_settings(path) if has_runs else here
+    if there is None:
         raise ConfigError(f"{path}: is none that a sweep wrote: name another folder")
-    differ = [n for n in {**before, **shared} if before.get(n) != shared.get(n)]
+    differ = [n for n in {**there, **here} if there.get(n) != here.get(n)]
     if differ:
-        some = ", ".join(f"{n} {before.get(n)} there, {shared.get(n)} here" for n in differ[:3])
-        raise ConfigError(f"{folder}: holds runs of other settings ({some}): name another folder")
+        pairs = ", ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in differ[:3])
+        raise ConfigError(f"{folder}: holds runs of other settings ({pairs}): name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(path) as out:
-        out.write(json.dumps(shared, indent=1).encode())
+        out.write(json.dumps(here, indent=1).encode())
 
 
-def _is_shared(path: Path) -> bool:
-    """Whether a file is what a sweep notes of its runs: words by setting, an objective among
-    them."""
-    try:
-        value = json.loads(read_bytes(path, _MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return False
-    is_plain = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
-    return is_plain and {"model", "objective"} <= value.keys()
-
-
-SHARED = Kind("the settings of a sweep", _is_shared)
-
-
-def _shared(run: SweepRun) -> dict[str, str]:
+def _common_settings(run: SweepRun) -> dict[str, str]:
     """What the runs have in common; a setting that varies stands there as that."""
     same = {n: v for n, v in run.job.identity().items() if n not in _OWN and v is not None}
     return {n: "varies" if n in run.varied else str(v) for n, v in same.items()}
+
+
+def _read_settings(path: Path) -> dict[str, str] | None:
+    """What a sweep noted of its runs: words by setting, an objective among them. None for any other
+    file."""
+    try:
+        value = json.loads(read_bytes(path, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    is_plain = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+    return value if is_plain and {"model", "objective"} <= value.keys() else None
+
+
+COMMON_SETTINGS = FileKind("the settings of a sweep", lambda path: _read_settings(path) is not None)

@@ -7,7 +7,6 @@ share the runs of a folder. What a run prints is in NAME.log.
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
-from pathlib import Path
 
 from pyggml.cli.commands.finetune.job import Job
 from pyggml.cli.commands.finetune.stages import run as train
@@ -19,8 +18,8 @@ from pyggml.cli.commands.sweep.results import (
     HOPELESS,
     OVER,
     Result,
-    claim,
     note,
+    place_of,
     results_of,
     state_of,
 )
@@ -44,7 +43,7 @@ def run_all(
     """
     for i, run in enumerate(runs, 1):
         with ExitStack() as stack:
-            if state_of(run)[0] in OVER or not _claimed(run, stack):
+            if state_of(run)[0] in OVER or not _claim(run, stack):
                 continue
             if state_of(run)[0] in OVER:  # another process has just ended it
                 continue
@@ -57,12 +56,12 @@ def run_all(
     return True
 
 
-def _claimed(run: SweepRun, stack: ExitStack) -> bool:
-    """Whether the run is this process's until the stack ends."""
+def _claim(run: SweepRun, stack: ExitStack) -> bool:
+    """Make the run this process's until the stack ends; False where it is another's."""
     try:
-        stack.enter_context(lock.hold(claim(run)))
+        stack.enter_context(lock.hold(place_of(run)))
     except PyggmlError:
-        if not lock.is_held(claim(run)):
+        if not lock.is_held(place_of(run)):
             raise
         return False
     return True
@@ -122,7 +121,3 @@ class _Attempt:
                 trainer.stop()
 
         return hear
-
-
-def folder_of(runs: Sequence[SweepRun]) -> Path:
-    return runs[0].job.output.parent

@@ -59,13 +59,13 @@ def state_of(run: SweepRun) -> tuple[str, str]:
         about = None
     if isinstance(about, dict) and about.get("state") in OVER:
         return about["state"], str(about.get("why", ""))
-    if is_held(claim(run)):
+    if is_held(place_of(run)):
         return "running", ""
     return ("stopped" if metrics_beside(run.job.output).exists() else "waiting"), ""
 
 
-def claim(run: SweepRun) -> Path:
-    """What a process holds while the run is its own."""
+def place_of(run: SweepRun) -> Path:
+    """The path that a process holds while the run is its own."""
     return run.job.output.with_name(run.name)
 
 
@@ -98,11 +98,16 @@ def cells(results: Sequence[Result]) -> list[list[str]]:
     names = [*results[0].run.varied]
     lines = [[*names, "loss", "best", "steps", "time", ""]]
     for r in results:
-        values = [f"{v:g}" if isinstance(v, float) else str(v) for v in r.run.varied.values()]
         losses = ["" if x is None else f"{x:.4f}" for x in (r.loss, r.best)]
         time = span(r.seconds) if r.seconds else ""
         lines.append(
-            [*values, *losses, f"{r.n_steps:,}", time, ": ".join(filter(None, [r.state, r.why]))]
+            [
+                *r.run.values.values(),
+                *losses,
+                f"{r.n_steps:,}",
+                time,
+                ": ".join(filter(None, [r.state, r.why])),
+            ]
         )
     return lines
 

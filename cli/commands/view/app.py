@@ -178,11 +178,11 @@ class Routes:
     # -- texts -------------------------------------------------------------------------------------
 
     async def losses(self, request: Request) -> Response:
-        text, _, run = await self._asked(request)
+        text, _, run = await self._read_question(request)
         return await self._read(request, run, partial(reading.losses, text=text))
 
     async def attention(self, request: Request) -> Response:
-        text, block, run = await self._asked(request)
+        text, block, run = await self._read_question(request)
         if type(block) is not int:
             raise ApiError(400, "block is missing, wanted a whole number", "block")
         return await self._read(request, run, partial(reading.attention, text=text, block=block))
@@ -206,14 +206,14 @@ class Routes:
             return model
         return model.with_adapter_files(runs.output(run))
 
-    async def _asked(self, request: Request) -> tuple[str, int | None, str | None]:
+    async def _read_question(self, request: Request) -> tuple[str, int | None, str | None]:
         """The text in a request's body, and the block and the run, if it has any."""
         if self._source.fault:
             raise ApiError(409, self._source.fault)
-        return await self._bodies.read(request, _read_asked)
+        return await self._bodies.read(request, _text_block_and_run)
 
 
-def _read_asked(given: Mapping[str, Any]) -> tuple[str, int | None, str | None]:
+def _text_block_and_run(given: Mapping[str, Any]) -> tuple[str, int | None, str | None]:
     text, block, run = (given.get(name) for name in ("text", "block", "run"))
     if not isinstance(text, str) or not 0 < len(text) <= reading.MOST_CHARACTERS:
         most = reading.MOST_CHARACTERS

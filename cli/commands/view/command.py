@@ -61,8 +61,8 @@ def command(
     from pyggml.cli.commands.view.source import Source, source_of_run
 
     shown = None if runs is None else Runs(runs)
-    found = None if shown is None else shown.model()
-    source = source_of_run(found, compute) if path is None else Source(path, compute)
+    newest = None if shown is None else shown.model()
+    source = source_of_run(newest, compute) if path is None else Source(path, compute)
     with listening(HOST, port) as opened:
         from pyggml.cli.commands.view.startup import run
 

@@ -71,8 +71,8 @@ def render(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
 
 def _head(page: Page) -> list[tuple[str, str]]:
     """What the run is of: the first line that it said of its model and its data, and when."""
-    told = dict(page.about) | ({"date": page.date} if page.date else {})
-    return [(name, told[name].split("\n")[0]) for name in ("model", "data", "date") if name in told]
+    rows = dict(page.about) | ({"date": page.date} if page.date else {})
+    return [(name, rows[name].split("\n")[0]) for name in ("model", "data", "date") if name in rows]
 
 
 def _gradients(o: Overview) -> dict[str, Any]:
@@ -90,10 +90,10 @@ def _gradients(o: Overview) -> dict[str, Any]:
 
 def _experts(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Pictures of the load of a mixture's experts, at the first validation and at the last."""
-    told = [r for r in records if "load" in (r.get("experts") or {})]
+    validations = [r for r in records if "load" in (r.get("experts") or {})]
     return [
         heat.heat_load(np.array(r["experts"]["load"]), f"load of experts, step {r['step']:,}")
-        for r in (told[:1] + told[1:][-1:])
+        for r in (validations[:1] + validations[1:][-1:])
     ]
 
 

@@ -1,4 +1,4 @@
-"""Data → what is asked in it: chats to be answered, or gone on with, and texts to be continued.
+"""Data → the prompts in it: chats to be answered, or gone on with, and texts to be continued.
 
 A record is a row as for training, preferring or eval, of which what comes before the answer counts;
 messages and a "prompt" need no answer. A file of JSON may also be one list of messages.
@@ -32,9 +32,9 @@ _WANTED = 'wanted {"messages": [{"role": "user", "content": "..."}]}, {"prompt":
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Messages, with the functions that the assistant may call, or a text; and the answer that the
-    file has, if it has one."""
+class PromptRow:
+    """A prompt: a text, or messages with the functions that the assistant may call; and the answer
+    that the file has, if it has one."""
 
     place: Place
     prompt: str | Messages
@@ -49,14 +49,13 @@ class Asked:
         return (*self.prompt, *self.answer)
 
 
-def read_asked(given: Sequence[Path], columns: Sequence[str] | None = None) -> list[Asked]:
-    """What is asked in some data, once at least. Raises DataError with the first row that asks
-    nothing."""
+def read_prompts(data: Sequence[Path], columns: Sequence[str] | None = None) -> list[PromptRow]:
+    """The prompts in some data, one at least. Raises DataError with the first row that has none."""
     schema = schema_of(columns)
-    return [asked for path in data_files(given, columns) for asked in _of_file(path, schema)]
+    return [row for path in data_files(data, columns) for row in _of_file(path, schema)]
 
 
-def _of_file(path: Path, schema: Schema) -> list[Asked]:
+def _of_file(path: Path, schema: Schema) -> list[PromptRow]:
     kind = format_of(path, schema)
     if kind == "text":
         raise DataError(f"{path}: is text, {_WANTED}")
@@ -75,7 +74,7 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and ("role" in value or "from" in value)
 
 
-def _of_records(rows: Sequence[tuple[Place, Any]], schema: Schema) -> Iterator[Asked]:
+def _of_records(rows: Sequence[tuple[Place, Any]], schema: Schema) -> Iterator[PromptRow]:
     for place, value in rows:
         try:
             if isinstance(value, BadRow):
@@ -87,7 +86,7 @@ def _of_records(rows: Sequence[tuple[Place, Any]], schema: Schema) -> Iterator[A
             raise BadRow(bad.at(place)) from None
 
 
-def _of_record(place: Place, record: dict[str, Any], schema: Schema) -> Asked:
+def _of_record(place: Place, record: dict[str, Any], schema: Schema) -> PromptRow:
     """Raises BadRow for a record that asks nothing."""
     name = next((name for name in _CHATS if name in record and not schema.columns), None)
     if name is not None:
@@ -104,33 +103,33 @@ def _of_record(place: Place, record: dict[str, Any], schema: Schema) -> Asked:
         raise BadRow('has neither "messages" nor a "prompt"')
     if isinstance(record["prompt"], list):
         return _of_chat(place, messages_of(record["prompt"])[0], tools_of(record.get("tools")))
-    return Asked(place, checked_text(record["prompt"], may_be_empty=False))
+    return PromptRow(place, checked_text(record["prompt"], may_be_empty=False))
 
 
-def _of_chat(place: Place, messages: Messages, tools: tuple[dict[str, Any], ...]) -> Asked:
+def _of_chat(place: Place, messages: Messages, tools: tuple[dict[str, Any], ...]) -> PromptRow:
     """A chat, whose last messages are the answer if they are the assistant's."""
     n = len(messages)
     while n and messages[n - 1]["role"] == "assistant":
         n -= 1
     if not n:
         raise BadRow("has an answer alone, and nothing that is asked")
-    return Asked(place, messages[:n], messages[n:], tools)
+    return PromptRow(place, messages[:n], messages[n:], tools)
 
 
-def _of_row(row: Row) -> Asked:
+def _of_row(row: Row) -> PromptRow:
     match row:
         case ChatRow():
             return _of_chat(row.place, row.messages, row.tools)
         case PreferenceRow():
-            asked = Asked(row.place, row.prompt, row.chosen, row.tools)
+            prompt = PromptRow(row.place, row.prompt, row.chosen, row.tools)
         case LabelledRow():
-            asked = Asked(row.place, row.prompt, row.completion, row.tools)
+            prompt = PromptRow(row.place, row.prompt, row.completion, row.tools)
         case CompletionRow():
-            asked = Asked(row.place, row.prompt, row.completion)
+            prompt = PromptRow(row.place, row.prompt, row.completion)
         case QuestionRow():
-            asked = Asked(row.place, row.prompt, row.choices[row.answer])
+            prompt = PromptRow(row.place, row.prompt, row.choices[row.answer])
         case _:
             raise BadRow("is a text, in which nothing is asked")
-    if not asked.prompt:
+    if not prompt.prompt:
         raise BadRow("has no prompt")
-    return asked
+    return prompt
