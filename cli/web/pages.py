@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from pyggml.cli.terminal.show import printable
 from pyggml.files import replacing
@@ -46,9 +46,11 @@ def render(
 
 
 def fill(package: str, template: str, **fields: Any) -> str:
-    """A template of a package with its fields, every text of them escaped."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    return environment.from_string(part(package, template)).render(**fields)
+    """A template of a package with its fields, every text of them escaped. It may extend base.html,
+    what pages of one file begin and end with: `first`, `title`, the policy and the style sheets."""
+    loader = ChoiceLoader([PackageLoader(name, "") for name in (package, "pyggml.cli.web")])
+    environment = Environment(autoescape=True, undefined=StrictUndefined, loader=loader)
+    return environment.get_template(template).render(**fields)
 
 
 def write(path: Path, page: str) -> None:

@@ -56,6 +56,7 @@ def render(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
         drawn=[heat.STYLE, tokens.STYLE],
         token_style=tokens.STYLE,
         first=FIRST_WORDS,
+        title=page.title,
         page=page,
         head=_head(page),
         facts=facts(records),
