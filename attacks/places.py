@@ -120,21 +120,21 @@ def main() -> int:
     )
     options.add_argument("--runs", type=int, default=100)
     options.add_argument("--seed", type=int, default=0)
-    given = options.parse_args()
-    drawn, tried, failed = random.Random(given.seed), Counter[str](), 0
-    with tempfile.TemporaryDirectory() as made:
-        inputs = Path(made)
+    settings = options.parse_args()
+    drawn, counts, n_failed = random.Random(settings.seed), Counter[str](), 0
+    with tempfile.TemporaryDirectory() as name:
+        inputs = Path(name)
         write_inputs(inputs)
-        for _ in range(given.runs):
+        for _ in range(settings.runs):
             scenario, trap = drawn.choice(SCENARIOS), drawn.choice(TRAPS)
             force = scenario.name != "convert" and drawn.random() < 0.5
             wrong = fall(scenario, inputs, trap, force, drawn)
-            tried[trap.__name__] += 1
+            counts[trap.__name__] += 1
             if wrong:
-                failed += 1
+                n_failed += 1
                 print(f"{scenario.name}, {trap.__name__}, force {force}: {wrong}", flush=True)
-    print(f"{sum(tried.values())} traps, {failed} failures: {dict(tried)}")
-    return 1 if failed else 0
+    print(f"{counts.total()} traps, {n_failed} failures: {dict(counts)}")
+    return 1 if n_failed else 0
 
 
 if __name__ == "__main__":

@@ -10,20 +10,16 @@ import argparse
 import asyncio
 import json
 import random
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
-from attacks.kills import COMMAND, environment, write_inputs
+from attacks.serving import serving
 
 WORDS = ("the", "cat", "sat", "on", "mat", "dog", "and", "then", "a", "b")
 WAYS = ("whole", "stream", "broken off", "slow", "nonsense")
@@ -160,43 +156,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="attacks.soak", description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--clients", type=int, default=50)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        write_inputs(folder)
-        port = free_port()
-        options = ["-m", "base.gguf", "--port", str(port), "--queue", "256"]
-        server = subprocess.Popen([*COMMAND, "serve", *options], cwd=folder, env=environment())
-        try:
-            url = f"http://127.0.0.1:{port}"
-            await_server(url)
-            process = psutil.Process(server.pid)
-            soak = asyncio.run(soak_server(url, process, given.minutes, given.clients))
-        finally:
-            server.terminate()
-            server.wait(60)
+    settings = parser.parse_args()
+    with serving("--queue", "256") as (port, process):
+        url = f"http://127.0.0.1:{port}"
+        soak = asyncio.run(soak_server(url, process, settings.minutes, settings.clients))
     for fault, n in Counter(soak.faults).most_common(20):
         print(f"{n} times: {fault}")
     print(f"{len(soak.faults)} faults")
     return bool(soak.faults)
-
-
-def free_port() -> int:
-    """A port that nothing listens to."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def await_server(url: str) -> None:
-    """Wait until a server answers. TimeoutError after a minute."""
-    for _ in range(600):
-        try:
-            httpx.get(f"{url}/health")
-            return
-        except httpx.TransportError:
-            time.sleep(0.1)
-    raise TimeoutError(f"{url} does not answer")
 
 
 if __name__ == "__main__":

@@ -11,17 +11,13 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import httpx
 import psutil
 
-from attacks.kills import COMMAND, environment, write_inputs
-from attacks.soak import await_server, free_port
+from attacks.serving import serving
 
 KEY = {"authorization": "Bearer right"}
 ASKED = {"prompt": "the cat", "max_tokens": 1, "temperature": 0}
@@ -120,10 +116,10 @@ async def swell(url: str, process: psutil.Process, n: int) -> list[str]:
     return faults + ["another status than 200 and 429"] * (not {*statuses} <= {200, 429})
 
 
-async def attack(url: str, port: int, process: psutil.Process, given: argparse.Namespace) -> int:
+async def attack(url: str, port: int, process: psutil.Process, settings: argparse.Namespace) -> int:
     """Both attacks; the number of faults."""
-    faults = await besiege(url, port, given.connections, given.seconds)
-    faults += await swell(url, process, given.bodies)
+    faults = await besiege(url, port, settings.connections, settings.seconds)
+    faults += await swell(url, process, settings.bodies)
     for fault in faults:
         print(fault)
     print(f"{len(faults)} faults")
@@ -136,20 +132,9 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--bodies", type=int, default=60)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        write_inputs(folder)
-        port = free_port()
-        options = ["-m", "base.gguf", "--port", str(port), "--api-key", "right"]
-        server = subprocess.Popen([*COMMAND, "serve", *options], cwd=folder, env=environment())
-        try:
-            url = f"http://127.0.0.1:{port}"
-            await_server(url)
-            return bool(asyncio.run(attack(url, port, psutil.Process(server.pid), given)))
-        finally:
-            server.terminate()
-            server.wait(60)
+    settings = parser.parse_args()
+    with serving("--api-key", "right") as (port, process):
+        return bool(asyncio.run(attack(f"http://127.0.0.1:{port}", port, process, settings)))
 
 
 if __name__ == "__main__":
