@@ -16,7 +16,7 @@ _OF_CHATS = ("messages", "instruction", "system", "history", "tools")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Opening:
     """Messages before an answer.
 
     weights   of those whose file gives them one
@@ -30,51 +30,55 @@ class Asked:
 
 def is_chat(cells: Cells, *answers: str) -> bool:
     """Whether a record with these answers is made of messages."""
-    held = any(isinstance(cells.get(part), list | dict) for part in ("prompt", *answers))
-    return held or any(part in cells for part in _OF_CHATS)
+    parts = ("prompt", *answers)
+    return any(part in cells for part in _OF_CHATS) or any(map(cells.holds_messages, parts))
 
 
-def text_asked(cells: Cells) -> str:
+def prompt_text(cells: Cells) -> str:
     """The prompt, after its context if it does not hold it; "" if there is none."""
-    given = cells.get("prompt") is not None
-    text = cells.text("prompt", may_be_empty=True) if given else ""
+    is_there = cells.get("prompt") is not None
+    text = cells.text("prompt", may_be_empty=True) if is_there else ""
     context = cells.text("context") if cells.has("context") else ""
     return text if not context or context in text else f"{context}\n{text}"
 
 
-def messages_asked(cells: Cells) -> Asked:
+def opening_of(cells: Cells) -> Opening:
     """The system's text, earlier rounds, and what is asked last."""
-    messages, weights = _asked_last(cells)
+    messages, weights = _last_of(cells)
     rounds = cells.read("history", _rounds) if cells.has("history") else ()
     system = system_of(cells, (*rounds, *messages))
     n = len(system) + len(rounds)
     answers = (i for i, m in enumerate((*system, *rounds)) if m["role"] == "assistant")
-    return Asked((*system, *rounds, *messages), shift(weights, n), frozenset(answers))
+    return Opening((*system, *rounds, *messages), shift(weights, n), frozenset(answers))
 
 
-def _asked_last(cells: Cells) -> tuple[Messages, Weights]:
-    for part in ("messages", "prompt"):
-        if (part == "messages" and part in cells) or isinstance(cells.get(part), list | dict):
-            messages: tuple[Messages, Weights] = cells.read(part, one_or_more)
-            return messages
+def _last_of(cells: Cells) -> tuple[Messages, Weights]:
+    """What is asked last, without the parts that stand before it."""
+    if "messages" in cells:
+        return messages_at(cells, "messages")
+    if cells.holds_messages("prompt"):
+        return messages_at(cells, "prompt")
     if "instruction" in cells:
         return (_instruction(cells),), {}
-    text = text_asked(cells)
+    text = prompt_text(cells)
     return (({"role": "user", "content": text},) if text else ()), {}
 
 
 def _instruction(cells: Cells) -> Message:
     """Alpaca's, which templates may write apart from its input."""
-    instruction, given = cells.text("instruction"), ""
+    instruction, about = cells.text("instruction"), ""
     if cells.get("input") is not None:
-        given = cells.text("input", may_be_empty=True)
-    asked = f"{instruction}\n\n{given}" if given else instruction
-    return {"role": "user", "content": asked, "instruction": instruction, "input": given}
+        about = cells.text("input", may_be_empty=True)
+    content = f"{instruction}\n\n{about}" if about else instruction
+    return {"role": "user", "content": content, "instruction": instruction, "input": about}
 
 
-def one_or_more(value: Any) -> tuple[Messages, Weights]:
-    """Messages, or one of them alone."""
-    return messages_of([value] if isinstance(value, dict) else value)
+def messages_at(cells: Cells, part: str) -> tuple[Messages, Weights]:
+    """The messages of a part, or the one that it is, and the weights of those that have one."""
+    messages: tuple[Messages, Weights] = cells.read(
+        part, lambda value: messages_of([value] if isinstance(value, dict) else value)
+    )
+    return messages
 
 
 def shift(weights: Weights, n: int) -> dict[int, float]:
@@ -121,13 +125,13 @@ def _rounds(value: Any) -> Messages:
 
 def tools(cells: Cells) -> tuple[dict[str, Any], ...]:
     """The functions that the assistant may call."""
-    found: tuple[dict[str, Any], ...] = cells.read("tools", tools_of)
-    return found
+    functions: tuple[dict[str, Any], ...] = cells.read("tools", tools_of)
+    return functions
 
 
-def check_unlearned(cells: Cells, weights: Weights, part: str) -> None:
+def check_not_learned(weights: Weights) -> None:
     """BadRow for marks that would have a prompt learned, where answers alone are."""
     for i, weight in weights.items():
         if weight:
-            fault = f'has a message {i + 1} that is marked to be learned, and stands in a "{part}"'
+            fault = f'has a message {i + 1} that is marked to be learned, and stands in a "prompt"'
             raise BadRow(f"{fault}, of which nothing is", says_all=True)

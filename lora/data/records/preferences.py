@@ -12,6 +12,11 @@ In place of a prompt an instruction may stand, or messages. Beside each stand th
 in rows for training.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from pyggml.lora.data.messages import flag_of, kind_of, not_learned
 from pyggml.lora.data.names import (
     ALTERNATIVE,
@@ -24,11 +29,11 @@ from pyggml.lora.data.names import (
     REJECTED,
 )
 from pyggml.lora.data.records.asking import (
-    check_unlearned,
+    check_not_learned,
     is_chat,
-    messages_asked,
+    opening_of,
+    prompt_text,
     system_of,
-    text_asked,
     tools,
 )
 from pyggml.lora.data.records.shape import Cells, Shape
@@ -40,14 +45,36 @@ from pyggml.lora.data.records.training import (
     answer_of,
     weight,
 )
-from pyggml.lora.data.rows import BadRow, LabelledRow, Message, Messages, Place, PreferenceRow, Row
-
-Answer = str | Messages
-Skipped = frozenset[int]  # the numbers of an answer's messages that are not learned
+from pyggml.lora.data.rows import BadRow, LabelledRow, Messages, Place, PreferenceRow, Row
 
 
-def _scored(cells: Cells, part: str) -> tuple[Messages, Skipped]:
-    """The messages of an answer, and those that are not learned."""
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """The messages of an answer, and the numbers of those that are not learned."""
+
+    messages: Messages
+    skipped: frozenset[int]
+
+    def without(self, n: int) -> _Reply:
+        """What follows its first n messages."""
+        return _Reply(self.messages[n:], frozenset(i - n for i in self.skipped if i >= n))
+
+    def after(self, messages: Messages) -> _Reply:
+        """With these before it, of which none is learned."""
+        n = len(messages)
+        skipped = frozenset(range(n)) | {i + n for i in self.skipped}
+        return _Reply((*messages, *self.messages), skipped)
+
+    def check(self, name: str) -> None:
+        """BadRow, with the column's name, if it is no answer or nothing of it is learned."""
+        if not self.messages or self.messages[0]["role"] != "assistant":
+            fault = "has no answer of the assistant after the prompt"
+            raise BadRow(f'is an object whose "{name}" {fault}')
+        if self.skipped >= {*range(len(self.messages))}:
+            raise BadRow(f'is an object whose "{name}" has no answer of the assistant to learn')
+
+
+def _reply(cells: Cells, part: str) -> _Reply:
     messages, weights = answer_of(cells, part)
     name = cells.names[part]
     for i, share in weights.items():
@@ -57,20 +84,32 @@ def _scored(cells: Cells, part: str) -> tuple[Messages, Skipped]:
         if share and messages[i]["role"] != "assistant":
             fault = f'"{name}" has a message {i + 1} that is to be learned and is no answer'
             raise BadRow(f"is an object whose {fault} of the assistant")
-    return messages, not_learned(messages, weights)
+    return _Reply(messages, not_learned(messages, weights))
+
+
+def _prompt(cells: Cells) -> Messages:
+    """The messages before the answers, none of which is learned."""
+    opening = opening_of(cells)
+    check_not_learned(opening.weights)
+    return opening.messages
+
+
+def _split_last(cells: Cells) -> tuple[Messages, _Reply]:
+    """Messages before the last one, and it, which is the assistant's."""
+    opening = opening_of(cells)
+    *before, last = opening.messages
+    if last["role"] != "assistant":
+        name = cells.names["messages"]
+        raise BadRow(f'is an object whose "{name}" end in no answer of the assistant')
+    n = len(before)
+    check_not_learned({i: w for i, w in opening.weights.items() if i < n})
+    return tuple(before), _Reply((last,), frozenset({0} if opening.weights.get(n) == 0 else ()))
 
 
 def _check_counts_whole(cells: Cells) -> None:
     """BadRow for a row that is to count less than others: what is compared counts alike."""
     if (share := weight(cells)) != 1:
         raise BadRow(f'has the "weight" {share:g}, and rows that are compared count alike')
-
-
-def _asked(cells: Cells) -> Messages:
-    """The messages before the answers, none of which is learned."""
-    asked = messages_asked(cells)
-    check_unlearned(cells, asked.weights, "prompt")
-    return asked.messages
 
 
 # -- pairs --------------------------------------------------------------------------------------
@@ -95,13 +134,12 @@ def _pair(place: Place, cells: Cells, good: str, bad: str) -> Row:
         raise BadRow(f"is an object whose {names} are the same")
     if not is_chat(cells, good, bad):
         return _pair_of_texts(place, cells, good, bad)
-    (chosen, read), (rejected, other) = _scored(cells, good), _scored(cells, bad)
-    answers, skipped = (chosen, rejected), (read, other)
-    return _pair_of_chats(place, cells, _asked(cells), answers, skipped, (good, bad))
+    chosen, rejected = _reply(cells, good), _reply(cells, bad)
+    return _pair_of_chats(place, cells, _prompt(cells), {good: chosen, bad: rejected})
 
 
 def _pair_of_texts(place: Place, cells: Cells, good: str, bad: str) -> Row:
-    prompt, chosen, rejected = text_asked(cells), cells.text(good), cells.text(bad)
+    prompt, chosen, rejected = prompt_text(cells), cells.text(good), cells.text(bad)
     if not prompt:
         n = _n_shared(chosen, rejected)
         prompt, chosen, rejected = chosen[:n], chosen[n:], rejected[n:]
@@ -115,80 +153,54 @@ def _pair_of_texts(place: Place, cells: Cells, good: str, bad: str) -> Row:
 def _of_last_message(place: Place, cells: Cells) -> Row:
     """The last message is chosen; the other one stands in its place, or after the same rounds."""
     _check_counts_whole(cells)
-    asked, last, read = _split_last(cells)
-    rejected, other = _scored(cells, "rejected_response")
-    n = len(asked)
-    before = asked if rejected[0]["role"] == "assistant" else system_of(cells, rejected)
-    rejected, other = (*before, *rejected), frozenset(i + len(before) for i in other)
-    parts = ("messages", "rejected_response")
-    skipped = (read | frozenset(range(n)), other)
-    return _pair_of_chats(place, cells, (), ((*asked, last), rejected), skipped, parts)
-
-
-def _split_last(cells: Cells) -> tuple[Messages, Message, Skipped]:
-    """Messages before the last one, which is the assistant's; and it, if it is not learned."""
-    asked = messages_asked(cells)
-    *before, last = asked.messages
-    if last["role"] != "assistant":
-        name = cells.names["messages"]
-        raise BadRow(f'is an object whose "{name}" end in no answer of the assistant')
-    n = len(before)
-    check_unlearned(cells, {i: w for i, w in asked.weights.items() if i < n}, "prompt")
-    return tuple(before), last, frozenset({n} if asked.weights.get(n) == 0 else ())
+    prompt, last = _split_last(cells)
+    rejected = _reply(cells, "rejected_response")
+    stands_alone = rejected.messages[0]["role"] == "assistant"
+    before = prompt if stands_alone else system_of(cells, rejected.messages)
+    replies = {"messages": last.after(prompt), "rejected_response": rejected.after(before)}
+    return _pair_of_chats(place, cells, (), replies)
 
 
 def _pair_of_chats(
-    place: Place,
-    cells: Cells,
-    asked: Messages,
-    answers: tuple[Messages, Messages],
-    skipped: tuple[Skipped, Skipped],
-    parts: tuple[str, str],
+    place: Place, cells: Cells, prompt: Messages, replies: Mapping[str, _Reply]
 ) -> Row:
-    """Answers after what is asked, or which begin with it."""
-    (chosen, rejected), (read, other) = answers, skipped
-    repeats = bool(asked) and chosen[: len(asked)] == asked
-    if repeats or not asked or chosen[0]["role"] != "assistant":
-        n = _n_shared(chosen, rejected)
-        asked = _joined(cells, asked, chosen[:n])
-        chosen, rejected = chosen[n:], rejected[n:]
-        read, other = (frozenset(i - n for i in each if i >= n) for each in (read, other))
-    _check_answer(cells.names[parts[0]], chosen, read)
-    _check_answer(cells.names[parts[1]], rejected, other)
-    return PreferenceRow(place, asked, chosen, rejected, tools(cells), (read, other))
+    """The chosen answer and the rejected one, by part, after the prompt or beginning with it."""
+    chosen, rejected = replies.values()
+    repeats = bool(prompt) and chosen.messages[: len(prompt)] == prompt
+    if repeats or not prompt or chosen.messages[0]["role"] != "assistant":
+        n = _n_shared(chosen.messages, rejected.messages)
+        prompt = _join(cells, prompt, chosen.messages[:n])
+        chosen, rejected = chosen.without(n), rejected.without(n)
+    for part, reply in zip(replies, (chosen, rejected), strict=True):
+        reply.check(cells.names[part])
+    skipped = (chosen.skipped, rejected.skipped)
+    return PreferenceRow(place, prompt, chosen.messages, rejected.messages, tools(cells), skipped)
 
 
-def _n_shared(chosen: Answer, rejected: Answer) -> int:
+def _n_shared(chosen: str | Messages, rejected: str | Messages) -> int:
     """How much both start with, as TRL's `extract_prompt` counts it; a last space is not."""
     both = zip(chosen, rejected, strict=False)
     n = next((i for i, (a, b) in enumerate(both) if a != b), min(len(chosen), len(rejected)))
     return n - 1 if n and chosen[n - 1] == " " else n
 
 
-def _joined(cells: Cells, asked: Messages, repeated: Messages) -> Messages:
-    """What both answers begin with, which is what is asked; with its system text, if they lack it.
+def _join(cells: Cells, prompt: Messages, repeated: Messages) -> Messages:
+    """What both answers begin with, which is the prompt; with its system text, if they lack it.
 
     Raises BadRow for a prompt that they do not begin with: which of both is meant, nobody knows.
     """
-    system = asked[:1] if asked and asked[0]["role"] == "system" else ()
-    held = [m["content"].strip() for m in repeated]
-    if any(m["content"].strip() not in held for m in asked[len(system) :]):
+    system = prompt[:1] if prompt and prompt[0]["role"] == "system" else ()
+    texts = [m["content"].strip() for m in repeated]
+    if any(m["content"].strip() not in texts for m in prompt[len(system) :]):
         name = next(n for p, n in cells.names.items() if p in ("prompt", "instruction", "messages"))
         raise BadRow(f'has answers that begin with another chat than "{name}"', says_all=True)
     if not repeated or repeated[0]["role"] not in ("system", "developer"):
         return (*system, *repeated)
-    if system and system[0]["content"].strip() != held[0]:
+    if system and system[0]["content"].strip() != texts[0]:
         name = cells.names["system"]
         raise BadRow(f'has a "{name}" beside answers that begin with another system text',
                      says_all=True)  # fmt: skip
     return repeated
-
-
-def _check_answer(name: str, answer: Messages, read_only: Skipped) -> None:
-    if not answer or answer[0]["role"] != "assistant":
-        raise BadRow(f'is an object whose "{name}" has no answer of the assistant after the prompt')
-    if read_only >= set(range(len(answer))):
-        raise BadRow(f'is an object whose "{name}" has no answer of the assistant to learn')
 
 
 # -- labels -------------------------------------------------------------------------------------
@@ -198,19 +210,22 @@ def _of_label(place: Place, cells: Cells) -> Row:
     _check_counts_whole(cells)
     label = cells.read("label", flag_of)
     if not is_chat(cells, "completion"):
-        return LabelledRow(place, text_asked(cells), cells.text("completion"), label)
-    completion, read_only = _scored(cells, "completion")
-    _check_answer(cells.names["completion"], completion, read_only)
-    return LabelledRow(place, _asked(cells), completion, label, tools(cells), read_only)
+        return LabelledRow(place, prompt_text(cells), cells.text("completion"), label)
+    reply = _reply(cells, "completion")
+    reply.check(cells.names["completion"])
+    return _labelled(place, cells, _prompt(cells), reply, label)
 
 
 def _of_labelled_messages(place: Place, cells: Cells) -> Row:
     _check_counts_whole(cells)
     label = cells.read("label", flag_of)
-    asked, last, read_only = _split_last(cells)
-    read_only = frozenset(0 for _ in read_only)
-    _check_answer(cells.names["messages"], (last,), read_only)
-    return LabelledRow(place, asked, (last,), label, tools(cells), read_only)
+    prompt, reply = _split_last(cells)
+    reply.check(cells.names["messages"])
+    return _labelled(place, cells, prompt, reply, label)
+
+
+def _labelled(place: Place, cells: Cells, prompt: Messages, reply: _Reply, label: bool) -> Row:
+    return LabelledRow(place, prompt, reply.messages, label, tools(cells), reply.skipped)
 
 
 _ASKING = (  # in this order: a prompt may be named input, as what an instruction is given
@@ -219,13 +234,13 @@ _ASKING = (  # in this order: a prompt may be named input, as what an instructio
 )
 _MESSAGES = (*OF_CHATS, *FLAGS)
 PAIR_SHAPES = (
-    *(Shape((asks, CHOSEN, REJECTED), _of_chosen, others) for asks, others in _ASKING),
+    *(Shape((asks, CHOSEN, REJECTED), _of_chosen, extra) for asks, extra in _ASKING),
     Shape((CHAT, CHOSEN, REJECTED), _of_chosen, _MESSAGES),
-    *(Shape((asks, ANSWER, ALTERNATIVE), _of_alternative, others) for asks, others in _ASKING),
+    *(Shape((asks, ANSWER, ALTERNATIVE), _of_alternative, extra) for asks, extra in _ASKING),
     Shape((CHAT, ALTERNATIVE), _of_last_message, _MESSAGES),
     Shape((CHOSEN, REJECTED), _of_chosen, _MESSAGES),
 )
 LABEL_SHAPES = (
-    *(Shape((asks, ANSWER, LABEL), _of_label, others) for asks, others in _ASKING),
+    *(Shape((asks, ANSWER, LABEL), _of_label, extra) for asks, extra in _ASKING),
     Shape((CHAT, LABEL), _of_labelled_messages, _MESSAGES),
 )

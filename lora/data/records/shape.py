@@ -29,11 +29,16 @@ class Cells:
 
     def get(self, part: str) -> Any:
         """The value; None where there is none."""
-        return self._record.get(self.names.get(part, part)) if part in self.names else None
+        name = self.names.get(part)
+        return None if name is None else self._record.get(name)
 
     def has(self, part: str) -> bool:
         """Whether it says anything."""
         return not is_empty(self.get(part))
+
+    def holds_messages(self, part: str) -> bool:
+        """Whether it is no text, but a list of messages or one of them."""
+        return isinstance(self.get(part), list | dict)
 
     def read(self, part: str, read: Callable[[Any], Any]) -> Any:
         """What `read` makes of a value; its complaint says of what name."""

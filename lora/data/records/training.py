@@ -27,13 +27,14 @@ from pyggml.lora.data.names import (
     TOOLS,
 )
 from pyggml.lora.data.records.asking import (
-    check_unlearned,
+    Opening,
+    check_not_learned,
     is_chat,
-    messages_asked,
-    one_or_more,
+    messages_at,
+    opening_of,
+    prompt_text,
     shift,
     system_of,
-    text_asked,
     tools,
 )
 from pyggml.lora.data.records.shape import Cells, Shape
@@ -56,16 +57,19 @@ OF_CHATS = (SYSTEM, TOOLS)
 
 def weight(cells: Cells) -> float:
     """How much the row counts. BadRow for one of which nothing is to be learned."""
-    for mark in MARKS:
-        if cells.get(mark) is not None:
-            cells.read(mark, share_of if mark == "weight" else flag_of)
+    marks = [mark for mark in MARKS if cells.get(mark) is not None]
+    if not marks:
+        return 1.0
+    for mark in marks:
+        cells.read(mark, share_of if mark == "weight" else flag_of)
     try:
-        share = weight_of({mark: cells.get(mark) for mark in MARKS})
+        share = weight_of({mark: cells.get(mark) for mark in marks})
     except BadRow as bad:
         raise BadRow(f"is an object that {bad}", says_all=True) from None
     if share == 0:
         raise BadRow("has the weight 0, so nothing of it is learned: leave it out", says_all=True)
-    return 1.0 if share is None else share
+    assert share is not None, "there are marks"
+    return share
 
 
 def _of_text(place: Place, cells: Cells) -> Row:
@@ -81,28 +85,28 @@ def _of_messages(place: Place, cells: Cells) -> Row:
 
 def _of_prompt(place: Place, cells: Cells) -> Row:
     if not is_chat(cells, "completion"):
-        prompt, completion = text_asked(cells), cells.text("completion")
+        prompt, completion = prompt_text(cells), cells.text("completion")
         is_answer = cells.names.get("prompt") in QUESTION and bool(prompt.strip())
         return CompletionRow(place, prompt, completion, weight(cells), is_answer)
-    asked = messages_asked(cells)
-    check_unlearned(cells, answers_marked(asked.messages, asked.weights), "prompt")
+    opening = opening_of(cells)
+    check_not_learned(_of_answers(opening))
     answer, weights = answer_of(cells, "completion")
-    n, messages = len(asked.messages), (*asked.messages, *answer)
-    weights = {**asked.weights, **shift(weights, n)}
-    read_only = frozenset(range(n)) - asked.rounds | not_learned(messages, weights)
+    n, messages = len(opening.messages), (*opening.messages, *answer)
+    weights = {**opening.weights, **shift(weights, n)}
+    read_only = frozenset(range(n)) - opening.rounds | not_learned(messages, weights)
     return _chat(place, cells, messages, read_only, weights, "completion")
 
 
 def answer_of(cells: Cells, part: str) -> tuple[Messages, Weights]:
     """An answer as messages: a text is the assistant's."""
-    if isinstance(cells.get(part), list | dict):
-        messages: tuple[Messages, Weights] = cells.read(part, one_or_more)
-        return messages
+    if cells.holds_messages(part):
+        return messages_at(cells, part)
     return ({"role": "assistant", "content": cells.text(part)},), {}
 
 
-def answers_marked(messages: Messages, weights: Weights) -> dict[int, float]:
+def _of_answers(opening: Opening) -> dict[int, float]:
     """The weights of the assistant's messages alone."""
+    weights, messages = opening.weights, opening.messages
     return {i: w for i, w in weights.items() if messages[i]["role"] == "assistant"}
 
 
@@ -114,8 +118,8 @@ def _chat(
     weights: Weights,
     part: str,
 ) -> ChatRow:
-    said = [m for i, m in enumerate(messages) if i not in read_only]
-    if not any(m["content"] or m.get("tool_calls") for m in said):
+    answers = [m for i, m in enumerate(messages) if i not in read_only]
+    if not any(m["content"] or m.get("tool_calls") for m in answers):
         name = cells.names[part]
         raise BadRow(f'is an object whose "{name}" has no answer of the assistant to learn')
     return ChatRow(place, messages, tools(cells), read_only, weights, weight(cells))
