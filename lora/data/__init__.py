@@ -12,7 +12,7 @@ documents    tokens of many rows, in arrays that may be larger than memory
 cache        those of earlier runs
 packing      documents → windows
 lengths      how far windows of single rows are computed
-given        rows of a program: a list, a generator, a datasets.Dataset
+program      rows of a program: a list, a generator, a datasets.Dataset
 reader       a file → its documents, kept or read anew
 corpus       files → windows, split into what is trained on and what is held out
 windows      windows → batches

@@ -16,7 +16,6 @@ from pyggml.lora.data.documents import Document, Documents, Notes
 from pyggml.lora.data.encode import AUTO, Encoding, encode
 from pyggml.lora.data.expand import expand
 from pyggml.lora.data.files import UNITS, map_rows
-from pyggml.lora.data.given import check_given
 from pyggml.lora.data.lengths import bucket
 from pyggml.lora.data.packing import held_out, join, pack
 from pyggml.lora.data.reader import Reader
@@ -84,15 +83,9 @@ def corpus(
     purpose   of the objective's rows: `DPO.rows`
     cache     gives the folder of large arrays; the tokens are not kept
     """
-    apart = [] if held_out is None else [_given(held_out, "held_out")]
-    return read_corpus(
-        _given(rows, "rows"), model.tokenizer, config, cache, purpose, held_out=apart
-    )
-
-
-def _given(rows: Iterable[Any], name: str) -> Source:
-    check_given(rows, name)
-    return Source(Path(name), rows=rows)
+    source = Source(Path("rows"), rows=rows)
+    apart = [] if held_out is None else [Source(Path("held_out"), rows=held_out)]
+    return read_corpus(source, model.tokenizer, config, cache, purpose, held_out=apart)
 
 
 def _read_training(

@@ -12,9 +12,9 @@ Each but parquet may be compressed, by gzip or Zstandard: .jsonl.gz.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pyggml.errors import DataError
 from pyggml.lora.data.formats.csv_rows import csv_records, header
@@ -22,6 +22,7 @@ from pyggml.lora.data.formats.json_rows import json_items, json_lines, value_at_
 from pyggml.lora.data.formats.packed import SUFFIXES, suffix_of
 from pyggml.lora.data.formats.parquet import MAGIC, parquet_rows
 from pyggml.lora.data.formats.source import HEAD_BYTES, blocks, head
+from pyggml.lora.data.messages import is_message
 from pyggml.lora.data.records import TRAINING, Schema
 from pyggml.lora.data.records.questions import settle
 from pyggml.lora.data.rows import BadRow, Place, Row, TextRow
@@ -31,6 +32,7 @@ UNITS = {"JSON Lines": "line", "JSON": "item", "CSV": "record", "parquet": "row"
 SHOWN = 5  # faults that are told, and places of each
 UNREAD = "column "  # a note: before the name of a column that no row was made of
 _MOST_COLUMNS = 100  # of which that is told
+_ROWS = get_args(Row)
 AnyRow = TypeVar("AnyRow", bound=Row)
 Made = TypeVar("Made")
 
@@ -95,10 +97,10 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
     table = csv_records(path) if kind == "CSV" else parquet_rows(path, schema.may_read)
     for i, (place, record) in enumerate(table):
         if not i and isinstance(record, dict) and not schema.has_row(record):
-            shown = ", ".join([name[:20] for name in record][:5])
+            columns = ", ".join([name[:20] for name in record][:5])
             what = "the first line names the" if kind == "CSV" else "has the"
-            fault = f"{path}: {what} columns {shown}{schema.suggest(record)}"
-            raise DataError(f"{fault}; {schema.wanted_columns}")
+            fault = f"{path}: {what} columns {columns}{schema.suggest(record)}"
+            raise DataError(f"{fault}; {schema.columns_sought}")
         yield place, record
 
 
@@ -118,8 +120,7 @@ def _rows_in(item: dict[str, Any], schema: Schema) -> list[Any]:
     if len(inner) == 1 and isinstance(inner[0], list):
         inner = inner[0]
         first = inner[0] if inner else None
-        is_chat = isinstance(first, dict) and bool({"role", "from"} & first.keys())
-        return inner if isinstance(first, dict) and not is_chat else []
+        return inner if isinstance(first, dict) and not is_message(first) else []
     return inner if all(isinstance(i, dict) and schema.has_row(i) for i in inner) else []
 
 
@@ -165,22 +166,18 @@ class Faults:
         return f"{first}{fault}" + (f" (so too {', '.join(others)}{more})" if others else "")
 
 
-def rows(
-    path: Path, kind: str, schema: Schema, faults: Faults, notes: dict[str, tuple[int, str]]
-) -> Iterator[Row]:
-    """The rows of a file of this format, which is not text. Raises DataError as `records` does."""
-    return rows_of(records(path, kind, schema), schema, faults, notes)
-
-
 def rows_of(
     placed: Iterable[tuple[Place, Any]],
     schema: Schema,
     faults: Faults,
     notes: dict[str, tuple[int, str]],
 ) -> Iterator[Row]:
-    """The rows of records; faulty ones go to `faults`, columns that they are not made of to
-    `notes`."""
+    """The rows of records, and those that are rows; faulty ones go to `faults`, columns that they
+    are not made of to `notes`."""
     for place, record in placed:
+        if isinstance(record, _ROWS):
+            yield replace(record, place=place)
+            continue
         try:
             if isinstance(record, BadRow):
                 raise record
@@ -205,12 +202,12 @@ def read_rows(path: Path, schema: Schema = TRAINING) -> tuple[str, list[Row]]:
     if kind == "text":
         text = "".join(blocks(path))
         return kind, [TextRow(Place(str(path), "text", 0), text, plain=True)]
-    settled = settle(list(rows(path, kind, schema, faults, {})))
-    for row, bad in settled:
+    pairs = settle([*rows_of(records(path, kind, schema), schema, faults, {})])
+    for row, bad in pairs:
         if bad is not None:
             faults.add(row.place, bad)
-    check_rows(path, schema, len(settled), faults)
-    return kind, [row for row, _ in settled]
+    check_rows(path, schema, len(pairs), faults)
+    return kind, [row for row, _ in pairs]
 
 
 def map_rows(rows: Sequence[AnyRow], change: Callable[[AnyRow], Made]) -> list[Made]:
@@ -229,7 +226,7 @@ def map_rows(rows: Sequence[AnyRow], change: Callable[[AnyRow], Made]) -> list[M
 def check_rows(path: Path, schema: Schema, n_rows: int, faults: Faults) -> None:
     """DataError if a row is faulty, or there is none."""
     if faults.total:
-        wanted = f"; {schema.wanted}" if faults.lack_names else ""
+        wanted = f"; {schema.names_sought}" if faults.lack_names else ""
         raise DataError(f"{path}: {faults}{wanted}")
     if not n_rows:
-        raise DataError(f"{path}: has no rows; {schema.wanted}")
+        raise DataError(f"{path}: has no rows; {schema.names_sought}")

@@ -36,9 +36,8 @@ _SPEAKERS = {
 }
 _ROLES = {**{role: role for role in ROLES}, "function": "tool"}
 _FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-_SEPARATE = (  # read one by one
-    *("role", "content", "tool_calls", "function_call", "from", "value", *MARKS),
-)
+_SEPARATE = ("role", "content", "tool_calls", "function_call", "from", "value", *MARKS)
+_REFUSED = (*OTHER_MARKS, *MEDIA)
 
 
 def kind_of(value: object) -> str:
@@ -88,6 +87,11 @@ def list_of(value: Any) -> list[Any]:
     if not isinstance(items, list):
         raise BadRow(f"is a {kind_of(items)}, wanted a list")
     return items
+
+
+def is_message(value: Any) -> bool:
+    """Whether a value has the names of a message, of either form."""
+    return isinstance(value, dict) and ("role" in value or "from" in value)
 
 
 def messages_of(value: Any) -> tuple[Messages, Weights]:
@@ -146,19 +150,19 @@ def weight_of(item: Mapping[str, Any]) -> float | None:
         if weight is None:
             weight, first = float(mark), name
         elif bool(mark) != bool(weight):
-            said = (f'a "{n}" that is {_brief(item[n])}' for n in sorted((first, name)))
-            raise BadRow(f"has {' and '.join(said)}")
+            both = (f'a "{n}" that is {_brief(item[n])}' for n in sorted((first, name)))
+            raise BadRow(f"has {' and '.join(both)}")
     return weight
 
 
 def _check_marks(item: Mapping[str, Any]) -> None:
     """BadRow for a mark of another name, whose sense is not known, and for what is no text."""
-    for name in (*OTHER_MARKS, *MEDIA):
-        if item.get(name) not in (None, "", []):
+    for name in filter(item.__contains__, _REFUSED):
+        if item[name] not in (None, "", []):
             if name in MEDIA:
                 raise BadRow(f'has "{name}", wanted text alone')
-            wanted = 'wanted "weight", 0 to 1, or "train" or "loss", true or false'
-            raise BadRow(f'has a "{name}", a mark that is not obeyed: {wanted}')
+            marks = 'wanted "weight", 0 to 1, or "train" or "loss", true or false'
+            raise BadRow(f'has a "{name}", a mark that is not obeyed: {marks}')
 
 
 def _brief(value: Any) -> str:

@@ -4,6 +4,7 @@ and Orca."""
 
 from collections.abc import Mapping
 from functools import lru_cache
+from string import ascii_uppercase
 
 Names = tuple[str, ...]  # of one part of a row, each as good as another; the first is the part's
 
@@ -20,7 +21,7 @@ ALTERNATIVE = ("rejected_response", "rejected_messages")  # beside an answer tha
 LABEL = ("label", "kto_tag")
 CHOICES, KEY = ("choices", "options"), ("answer", "answerKey")
 KEY_AGAIN = ("answer_index", "answer_idx")
-LETTERS = tuple("ABCDEFGHIJ")  # columns of choices
+LETTERS = tuple(ascii_uppercase[:10])  # columns of choices
 MARKS = ("weight", "train", "loss")  # of a message or a row: how much of it is learned
 OTHER_MARKS = (
     *("mask", "loss_mask", "train_mask", "train_detail", "train_details", "loss_scale"),

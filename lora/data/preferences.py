@@ -30,7 +30,9 @@ class _Answers(Reader):
 
     def read(self, path: Path) -> CachedDocuments:
         if format_of(path, self.schema) == "text":
-            raise DataError(f"{path}: is plain text, which prefers nothing; {self.schema.wanted}")
+            raise DataError(
+                f"{path}: is plain text, which prefers nothing; {self.schema.names_sought}"
+            )
         return super().read(path)
 
     def corpus(self, source: Source, share: float) -> Corpus:

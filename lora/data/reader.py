@@ -12,13 +12,13 @@ from pyggml.lora.data.cache import VERSION, CachedDocuments, TokenCache
 from pyggml.lora.data.chats import CHAT
 from pyggml.lora.data.documents import Document, Writer
 from pyggml.lora.data.encode import Encoding, encode
-from pyggml.lora.data.files import Faults, check_rows, format_of, rows
+from pyggml.lora.data.files import Faults, check_rows, format_of, records, rows_of
 from pyggml.lora.data.formats.packed import suffix_of
 from pyggml.lora.data.formats.source import blocks
-from pyggml.lora.data.given import given_rows
 from pyggml.lora.data.long_text import token_parts
+from pyggml.lora.data.program import records_of_program
 from pyggml.lora.data.records import schema_of
-from pyggml.lora.data.rows import BadRow, Row
+from pyggml.lora.data.rows import BadRow, Place, Row
 from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.tokenizer import Tokenizer
 
@@ -67,12 +67,11 @@ class Reader:
         return None if self.cache is None else self.cache.folder_made()
 
     def documents(self, source: Source) -> FileContent:
-        """Those of a file, from the cache if they are there, else kept in it; or of given rows."""
+        """Those of a file, from the cache if they are there, else kept in it; or of a program's
+        rows."""
         path = source.path
         if source.rows is not None:
-            faults, notes = Faults(), dict[str, tuple[int, str]]()
-            some = given_rows(source.rows, path, self.schema, faults, notes)
-            return FileContent(self.encode_rows(path, "rows", some, faults, notes))
+            return FileContent(self._encode(path, "rows", records_of_program(source.rows, path)))
         if self.cache is None:
             return FileContent(self.read(path))
         key = self.key(path, self.cache.content(path))
@@ -102,27 +101,19 @@ class Reader:
 
     def read(self, path: Path) -> CachedDocuments:
         """The documents of a file. DataError for faulty rows, if they may not be skipped."""
-        kind, faults = format_of(path, self.schema), Faults()
-        notes = dict[str, tuple[int, str]]()
-        if kind == "text":
-            writer = Writer(self.folder)
-            parse = self.encoding.parses(plain=True)
-            writer.add_parts(token_parts(blocks(path), self.tokenizer, parse))
-            return CachedDocuments(writer.documents(), kind, faults)
-        some = rows(path, kind, self.schema, faults, notes)
-        return self.encode_rows(path, kind, some, faults, notes)
+        kind = format_of(path, self.schema)
+        if kind != "text":
+            return self._encode(path, kind, records(path, kind, self.schema))
+        writer, parse = Writer(self.folder), self.encoding.parses(plain=True)
+        writer.add_parts(token_parts(blocks(path), self.tokenizer, parse))
+        return CachedDocuments(writer.documents(), kind, Faults())
 
-    def encode_rows(
-        self,
-        path: Path,
-        kind: str,
-        some: Iterable[Row],
-        faults: Faults,
-        notes: dict[str, tuple[int, str]],
+    def _encode(
+        self, path: Path, kind: str, placed: Iterable[tuple[Place, Any]]
     ) -> CachedDocuments:
-        """The documents of rows, of which faulty ones are in `faults`. DataError as of `read`."""
-        writer = Writer(self.folder)
-        for row in some:
+        """The documents of records. DataError as of `read`."""
+        writer, faults, notes = Writer(self.folder), Faults(), dict[str, tuple[int, str]]()
+        for row in rows_of(placed, self.schema, faults, notes):
             if self.skip_bad_rows or not faults.total:  # else the others are but counted
                 try:
                     of_row = self.encode_row(row)

@@ -172,11 +172,11 @@ def texts_of(row: Row) -> list[str]:
             parts = (row.prompt, row.completion)
         case QuestionRow():
             parts = (row.prompt, *row.choices)
-    texts = [[part] if isinstance(part, str) else _said(part) for part in parts]
-    return [text for some in texts for text in some if text]
+    texts = [[part] if isinstance(part, str) else _texts_in(part) for part in parts]
+    return [text for of_part in texts for text in of_part if text]
 
 
-def _said(messages: Messages) -> Iterator[str]:
+def _texts_in(messages: Messages) -> Iterator[str]:
     for message in messages:
         names = ALPACA if ALPACA[0] in message else ("content",)
         yield from (message.get(name, "") for name in names)

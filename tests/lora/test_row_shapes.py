@@ -14,6 +14,7 @@ from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import BadRow, Place, Schema, read_rows
 from pyggml.lora.data.names import LABEL, LETTERS, MARKS, MEANINGS
 from pyggml.lora.data.records import SHAPES
+from pyggml.lora.data.records.plan import Plan
 from pyggml.lora.data.rows import texts_of
 
 from chats import assistant, user, vocabulary
@@ -134,7 +135,7 @@ def test_a_column_that_says_nothing_more_is_no_reason_to_refuse():
 def test_what_a_shape_may_have_beside_its_names_is_read():
     """One by one, and so that marks are obeyed."""
     for purpose, names, shape in BASES:
-        for part in shape.others:
+        for part in shape.extras:
             for name in part:
                 if name in names or (purpose == "question" and name != "C"):
                     continue
@@ -144,6 +145,20 @@ def test_what_a_shape_may_have_beside_its_names_is_read():
                 assert all(w in said_by(row) for w in words_in(record)), (purpose, names, name)
                 if name in MARKS:
                     assert read(purpose, record | {name: False}) is None, (purpose, names, name)
+
+
+def test_records_of_the_same_names_are_looked_at_once(tmp_path, monkeypatch):
+    """However many; of columns that say the same part, each record has its own."""
+    shapes, of = [], Plan.of
+    monkeypatch.setattr(Plan, "of", lambda *args: (shapes.append(args), of(*args))[1])
+    rows = [
+        {"prompt": "", "question": "q", "my id": 0},
+        {"prompt": "p", "question": "", "my id": 1},
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row | {"answer": "a"}) + "\n" for row in rows * 20))
+    assert [row.prompt for row in read_rows(path)[1]] == ["q", "p"] * 20
+    assert len(shapes) == 1
 
 
 # -- the tools' own shapes ----------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyggml.lora.data.messages import is_message
+
 # Words that names of each part have, the likeliest first; also of German, French and Spanish.
 _WORDS: Mapping[str, Sequence[str]] = {
     "prompt": (
@@ -64,8 +66,7 @@ def suggestion(record: Mapping[str, Any], purpose: str) -> str:
 
 
 def _is_chat(value: Any) -> bool:
-    first = value[0] if isinstance(value, list) and value else None
-    return isinstance(first, dict) and bool({"role", "from"} & first.keys())
+    return isinstance(value, list) and any(map(is_message, value[:1]))
 
 
 def _column_of(part: str, names: Sequence[str]) -> str | None:

@@ -14,6 +14,7 @@ compared.
 """
 
 import re
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,6 @@ from pyggml.lora.data.rows import BadRow, Place, QuestionRow, Row
 
 MOST_CHOICES = 100
 Choices = tuple[tuple[str, ...], tuple[str, ...]]  # the texts, and their labels, if they have any
-_LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _PUBMEDQA = ("yes", "no", "maybe")
 _NUMBER, _TEXT, _LETTER = "a number from 0", "the text of a choice", "a letter"
 _STEPS = "A: Let's think step by step."  # with which MMLU-Pro's reasoning begins
@@ -42,7 +42,7 @@ def _of_columns(place: Place, cells: Cells) -> QuestionRow:
     if not all(map(cells.has, LETTERS[: len(texts)])):
         missing = next(letter for letter in LETTERS if not cells.has(letter))
         raise BadRow(f'is an object whose "{missing}" is empty, before one that is not')
-    return _question(place, cells, _checked(texts, LETTERS[: len(texts)]))
+    return _question(place, cells, _checked_choices(texts, LETTERS[: len(texts)]))
 
 
 def _question(place: Place, cells: Cells, choices: Choices) -> QuestionRow:
@@ -57,9 +57,10 @@ def _question(place: Place, cells: Cells, choices: Choices) -> QuestionRow:
         if not readings:
             names = f'"{cells.names["answer"]}" and "{cells.names["answer_index"]}"'
             raise BadRow(f"is an object whose {names} are two choices")
-    kind = next((cells.get(n).strip() for n in _KINDS if isinstance(cells.get(n), str)), "")
-    worked = cells.get("cot_content")
-    worked = worked.removeprefix(_STEPS).strip() if isinstance(worked, str) else ""
+    kinds = (cells.get(name) for name in _KINDS)
+    kind = next((kind.strip() for kind in kinds if isinstance(kind, str)), "")
+    steps = cells.get("cot_content")
+    worked = steps.removeprefix(_STEPS).strip() if isinstance(steps, str) else ""
     return replace(_row(place, prompt, texts, readings), category=kind, worked=worked)
 
 
@@ -71,15 +72,15 @@ def _row(
 
 def _of_endings(place: Place, cells: Cells) -> QuestionRow:
     whole = all(map(cells.has, ("activity_label", "ctx_a", "ctx_b")))
-    begun = cells.text("ctx")
+    prompt = cells.text("ctx")
     if whole:
-        begun = f"{cells.text('ctx_a')} {cells.text('ctx_b').capitalize()}"
+        prompt = f"{cells.text('ctx_a')} {cells.text('ctx_b').capitalize()}"
     endings, labels = cells.read("endings", _choices)
     readings = cells.read("label", lambda value: _readings(value, endings, labels))
     if cells.has("activity_label"):
-        begun = _without_markup(f"{cells.text('activity_label')}: {begun}")
+        prompt = _without_markup(f"{cells.text('activity_label')}: {prompt}")
         endings = tuple(map(_without_markup, endings))
-    return _row(place, begun, endings, readings)
+    return _row(place, prompt, endings, readings)
 
 
 def _without_markup(text: str) -> str:
@@ -87,8 +88,7 @@ def _without_markup(text: str) -> str:
 
 
 def _of_abstract(place: Place, cells: Cells) -> QuestionRow:
-    contexts = cells.read("CONTEXTS", lambda value: [_text(text) for text in list_of(value)])
-    abstract = "\n".join(contexts)
+    abstract = cells.read("CONTEXTS", lambda value: "\n".join(map(_text, list_of(value))))
     prompt = f"Abstract: {abstract}\nQuestion: {cells.text('QUESTION')}\nAnswer:"
     readings = cells.read("final_decision", lambda value: _readings(value, _PUBMEDQA, ()))
     return _row(place, prompt, _PUBMEDQA, readings)
@@ -101,13 +101,13 @@ def _text(value: Any) -> str:
 def _choices(value: Any) -> Choices:
     """A list of texts; or an object of two lists, as ARC has it, or of texts by their labels."""
     if not isinstance(value, dict):
-        return _checked(list_of(value), ())
+        return _checked_choices(list_of(value), ())
     if "text" in value:
-        return _checked(list_of(value["text"]), list_of(value.get("label")))
-    return _checked([*value.values()], [*value])
+        return _checked_choices(list_of(value["text"]), list_of(value.get("label")))
+    return _checked_choices([*value.values()], [*value])
 
 
-def _checked(texts: Sequence[Any], labels: Sequence[Any]) -> Choices:
+def _checked_choices(texts: Sequence[Any], labels: Sequence[Any]) -> Choices:
     choices = tuple(map(_text, texts))
     if not 2 <= len(choices) <= MOST_CHOICES:
         raise BadRow(f"has {len(choices)} choices, wanted 2 to {MOST_CHOICES}")
@@ -132,7 +132,11 @@ def _readings(value: Any, choices: tuple[str, ...], labels: tuple[str, ...]) -> 
     if word in labels:
         return {"a label": labels.index(word)}
     numbers = tuple(str(i) for i in range(len(choices)))
-    ways = {_NUMBER: numbers, _TEXT: choices, _LETTER: _LETTERS[: len(choices)]}
+    ways = {
+        _NUMBER: numbers,
+        _TEXT: choices,
+        _LETTER: tuple(string.ascii_uppercase[: len(choices)]),
+    }
     ways = {_NUMBER: numbers} if is_number else ways
     readings = {how: names.index(word) for how, names in ways.items() if word in names}
     if not readings:
@@ -150,20 +154,22 @@ def settle(rows: Sequence[Row]) -> list[tuple[Row, BadRow | None]]:
     Answers that can be read in one way alone tell how the others are read.
     """
     questions = [row for row in rows if isinstance(row, QuestionRow)]
-    told = {how for row in questions if len(row.readings) == 1 for how in row.readings}
-    return [_settled(row, told) if isinstance(row, QuestionRow) else (row, None) for row in rows]
+    certain = {how for row in questions if len(row.readings) == 1 for how in row.readings}
+    return [
+        _settle_one(row, certain) if isinstance(row, QuestionRow) else (row, None) for row in rows
+    ]
 
 
-def _settled(row: QuestionRow, told: set[str]) -> tuple[Row, BadRow | None]:
-    allowed = {how: i for how, i in row.readings.items() if how in told} or row.readings
-    if len({*allowed.values()}) < 2:
-        return replace(row, answer=next(iter(allowed.values()), row.answer), readings={}), None
-    said = " or as ".join(f"{how}, {row.choices[i][:40]!r}" for how, i in allowed.items())
-    fault = f"has an answer that can be read as {said}, and no other row says which: write letters"
+def _settle_one(row: QuestionRow, certain: set[str]) -> tuple[Row, BadRow | None]:
+    readings = {how: i for how, i in row.readings.items() if how in certain} or row.readings
+    if len({*readings.values()}) < 2:
+        return replace(row, answer=next(iter(readings.values()), row.answer), readings={}), None
+    ways = " or as ".join(f"{how}, {row.choices[i][:40]!r}" for how, i in readings.items())
+    fault = f"has an answer that can be read as {ways}, and no other row says which: write letters"
     return row, BadRow(fault, says_all=True)
 
 
-_QUESTION = ("question", "prompt")
+_ASKS = ("question", "prompt")
 _ABOUT = (CONTEXT, KEY_AGAIN, ("cot_content",), *((name,) for name in _KINDS))
 QUESTION_SHAPES = (
     Shape(
@@ -172,9 +178,9 @@ QUESTION_SHAPES = (
         (("activity_label",), ("ctx_a",), ("ctx_b",)),
     ),
     Shape((("QUESTION",), ("CONTEXTS",), ("final_decision",)), _of_abstract),
-    Shape((_QUESTION, CHOICES, KEY), _of_choices, _ABOUT),
+    Shape((_ASKS, CHOICES, KEY), _of_choices, _ABOUT),
     Shape(
-        (_QUESTION, ("A",), ("B",), KEY),
+        (_ASKS, ("A",), ("B",), KEY),
         _of_columns,
         (*((letter,) for letter in LETTERS[2:]), *_ABOUT),
     ),

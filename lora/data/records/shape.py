@@ -8,8 +8,6 @@ from pyggml.lora.data.messages import checked_text
 from pyggml.lora.data.names import Names
 from pyggml.lora.data.rows import BadRow, Place, Row
 
-Record = dict[str, Any]
-
 
 def is_empty(value: Any) -> bool:
     """Whether a value says nothing: null, white space, or a list or an object of nothing."""
@@ -21,7 +19,7 @@ def is_empty(value: Any) -> bool:
 class Cells:
     """The values of a record by the parts of a row. `names` are the parts' in the file."""
 
-    def __init__(self, record: Record, names: Mapping[str, str]) -> None:
+    def __init__(self, record: Mapping[str, Any], names: Mapping[str, str]) -> None:
         self._record, self.names = record, names
 
     def __contains__(self, part: str) -> bool:
@@ -60,33 +58,22 @@ class Shape:
 
     parts: tuple[Names, ...]
     make: Callable[[Place, Cells], Row]
-    others: tuple[Names, ...] = ()
+    extras: tuple[Names, ...] = ()
 
     def fits(self, names: Collection[str]) -> bool:
         """Whether these names of a file have all that it must have."""
-        for part in self.parts:  # not all(any(…)): it is asked of every row
-            for name in part:
-                if name in names:
-                    break
-            else:
-                return False
-        return True
+        return all(any(name in names for name in part) for part in self.parts)
 
-    def cells(self, record: Record) -> Cells:
-        """Of each part the first name that says anything, else the first that is there."""
-        names = dict[str, str]()
-        for part in (*self.parts, *self.others):
-            there = [name for name in part if name in record]
-            if len(there) == 1:
-                names[part[0]] = there[0]
-            elif there:
-                names[part[0]] = next((n for n in there if not is_empty(record[n])), there[0])
-        return Cells(record, names)
+    def columns(self, names: Collection[str]) -> dict[str, Names]:
+        """Part → those of its names that are among these."""
+        every = (*self.parts, *self.extras)
+        columns = {part[0]: tuple(name for name in part if name in names) for part in every}
+        return {part: each for part, each in columns.items() if each}
 
     @property
     def names(self) -> frozenset[str]:
         """All names that it reads."""
-        return frozenset(name for part in (*self.parts, *self.others) for name in part)
+        return frozenset(name for part in (*self.parts, *self.extras) for name in part)
 
     def __str__(self) -> str:
         return " and ".join(part[0] for part in self.parts)

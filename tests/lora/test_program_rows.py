@@ -102,8 +102,12 @@ BAD = [
 
 @pytest.mark.parametrize(("rows", "sentence"), BAD, ids=[sentence[:30] for _, sentence in BAD])
 def test_what_are_no_rows_is_said(model, rows, sentence):
-    with pytest.raises(DataError, match=sentence):
-        corpus(rows, model, CONFIG)
+    for read in (
+        lambda: corpus(rows, model, CONFIG),
+        lambda: read_corpus(Source(Path("rows"), rows=rows), model.tokenizer, CONFIG),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            read()
 
 
 def test_a_bad_row_may_be_left_out(model, of_file):
