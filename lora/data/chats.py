@@ -88,12 +88,12 @@ def chat_metadata(corpus: Corpus, model: Model) -> dict[str, str | None]:
 
     None: the file is to lack that key.
     """
-    wanted = corpus.about.get("chat_template")
-    if wanted is None or not any(CHAT in source.notes for source in corpus.files):
+    template = corpus.about.get("chat_template")
+    if template is None or not any(CHAT in source.notes for source in corpus.files):
         return {}
     names = corpus.about.get("chat_template_kwargs") or ""
     try:
-        return template_metadata(find_template(model.tokenizer, wanted, names=names))
+        return template_metadata(find_template(model.tokenizer, template, names=names))
     except TokenizerError:
         return {}
 

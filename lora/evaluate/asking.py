@@ -7,15 +7,17 @@ after each, as lm-evaluation-harness has them.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.data.rows import CompletionRow, QuestionRow, Row
 
-Asked = QuestionRow | CompletionRow
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+Exercise = QuestionRow | CompletionRow  # with choices, or with an answer to write
+_LETTERS = string.ascii_uppercase
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +42,16 @@ class Asking:
         """
         if self == Asking(delimiter=self.delimiter):
             return [*rows]
-        asked = [self._put(row) for row in rows]
+        exercises = [self._put(row) for row in rows]
         if not self.n_shots:
-            return [*asked]
-        taken = asked if shots is None else [self._put(row) for row in shots]
-        return [self._behind_shots(row, taken) for row in asked]
+            return [*exercises]
+        examples = exercises if shots is None else [self._put(row) for row in shots]
+        return [self._behind_shots(row, examples) for row in exercises]
 
-    def _put(self, row: Row) -> Asked:
-        if not isinstance(row, Asked) or (self.letters and isinstance(row, CompletionRow)):
-            wanted = "questions with choices" if self.letters else "questions"
-            raise ConfigError(f"{row.place.file}: {row.place} is none of the {wanted} to be put so")
+    def _put(self, row: Row) -> Exercise:
+        if not isinstance(row, Exercise) or (self.letters and isinstance(row, CompletionRow)):
+            what = "questions with choices" if self.letters else "questions"
+            raise ConfigError(f"{row.place.file}: {row.place} is none of the {what} to be put so")
         prompt = row.prompt
         if isinstance(row, QuestionRow) and self.letters:
             if len(row.choices) > len(_LETTERS):
@@ -60,10 +62,10 @@ class Asking:
             row = replace(row, choices=tuple(_LETTERS[: len(row.choices)]))
         return replace(row, prompt=self.ask.replace("{}", prompt))
 
-    def _behind_shots(self, row: Asked, shots: Sequence[Asked]) -> Asked:
+    def _behind_shots(self, row: Exercise, shots: Sequence[Exercise]) -> Exercise:
         kind = category_of(row)
-        others = (s for s in shots if category_of(s) in (kind, "") and s.prompt != row.prompt)
-        examples = [shot for shot, _ in zip(others, range(self.n_shots), strict=False)]
+        alike = (s for s in shots if category_of(s) in (kind, "") and s.prompt != row.prompt)
+        examples = [*islice(alike, self.n_shots)]
         if len(examples) < self.n_shots:
             of = f" of the category {kind}" if kind else ""
             raise DataError(
@@ -79,7 +81,7 @@ def category_of(row: Row) -> str:
     return row.category if isinstance(row, QuestionRow) else ""
 
 
-def answer_of(row: Asked) -> str:
+def answer_of(row: Exercise) -> str:
     """The right answer, with its reasoning if the row has that."""
     if isinstance(row, CompletionRow):
         return row.completion

@@ -42,16 +42,16 @@ class Answers:
 def choose(
     model: Model,
     questions: Sequence[Question],
-    told: Callable[[int, int], None] = lambda done, n: None,
+    report: Callable[[int, int], None] = lambda done, n: None,
 ) -> Answers:
-    """The answers of a model; told(done, n) is called after each of n passes.
+    """The answers of a model; report(done, n) is called after each of n passes.
 
     Raises DataError for tokens outside of the model's vocabulary.
     """
     choices = [choice for question in questions for choice in question.choices]
     for choice in choices:
         model.check_tokens(choice.whole.ids)
-    by_choice = log_probs(model, [c.whole for c in choices] + [c.own for c in choices], told)
+    by_choice = log_probs(model, [c.whole for c in choices] + [c.own for c in choices], report)
     ends = np.cumsum([len(question.choices) for question in questions])[:-1]
     sums = np.split(np.array([f.sum() for f in by_choice[: len(choices)]]), ends)
     means = np.split(np.array([f.mean() for f in by_choice[len(choices) :]]), ends)

@@ -10,6 +10,7 @@ Tokens, cuts and prompts are those of its models of transformers.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -21,17 +22,20 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from pyggml import threads as all_threads
 from pyggml.chat import MODEL, ChatTemplate, find_template
 from pyggml.errors import ConfigError
-from pyggml.generation import Sampling, generate
+from pyggml.generation import Sampling
 from pyggml.lora.evaluate.passes import Continuation, predict
+from pyggml.lora.evaluate.scorer import Predictions
+from pyggml.lora.evaluate.written import AnswerWriter
 from pyggml.model import Model, load
 
 _ANSWER = 256  # tokens of an answer where a task names no number, as in the harness
+_CUTS: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # of tokens that may be sampled
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 Request = tuple[tuple[str, str], list[int], list[int]]  # texts, tokens read, tokens scored
 
 
 @register_model("pyggml")
-class HarnessModel(TemplateLM):  # type: ignore[misc]
+class HarnessModel(TemplateLM):  # type: ignore[misc] # the harness has no types
     """A model, or its file with adapters: `pretrained=base.gguf,lora=a.gguf+b.gguf`.
 
     run_on       the device, as `pyggml.load` has it
@@ -94,21 +98,22 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self, requests: Sequence[Request], disable_tqdm: bool = False, **how: Any
     ) -> list[tuple[float, bool]]:
         """The log-probability of each continuation, and whether it is the likeliest."""
-        found = [(float(-p.losses.sum()), bool(p.right.all())) for p in self._predict(requests)]
-        for (texts, *_), answer in zip(requests, found, strict=True):
+        answers = [(float(-p.losses.sum()), bool(p.right.all())) for p in self._predict(requests)]
+        for (texts, *_), answer in zip(requests, answers, strict=True):
             self.cache_hook.add_partial("loglikelihood", texts, answer)
-        return found
+        return answers
 
-    def _predict(self, requests: Sequence[Request]) -> Any:
-        asked = []
+    def _predict(self, requests: Sequence[Request]) -> list[Predictions]:
+        most, continuations = self.max_length + 1, list[Continuation]()
         for _, context, scored in requests:
-            ids = (*context, *scored)[-(self.max_length + 1) :]
-            asked.append(Continuation(ids, max(len(ids) - len(scored), 1)))
-        return predict(self.model, asked)
+            ids = (*context, *scored)[-most:]
+            continuations.append(Continuation(ids, max(len(ids) - len(scored), 1)))
+        self._warn_of_cuts(sum(len(context) + len(own) > most for _, context, own in requests))
+        return predict(self.model, continuations)
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each text, in windows of the longest context."""
-        found = []
+        sums = []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(
                 token_list=self.tok_encode(text, add_special_tokens=False),
@@ -117,27 +122,32 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 context_len=1,
             )
             pairs = [(("", text), *make_disjoint_window(window)) for window in windows]
-            found.append(sum(float(-p.losses.sum()) for p in self._predict(pairs)))
-            self.cache_hook.add_partial("loglikelihood_rolling", (text,), found[-1])
-        return found
+            sums.append(sum(float(-p.losses.sum()) for p in self._predict(pairs)))
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), sums[-1])
+        return sums
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        """The likeliest text after each prompt, or a drawn one where the task says so."""
-        found = []
-        for prompt, how in (request.args for request in requests):
-            until = how.get("until") or []
-            stops = tuple(filter(None, [until] if isinstance(until, str) else until))
-            n = next((int(how[name]) for name in _LENGTHS if name in how), _ANSWER)
-            n = min(n, self.max_length - 1)
-            sampling = Sampling(stop=stops, **_drawn(how))
-            ids = self.tok_encode(prompt)[n - self.max_length :]
-            tokens = generate(self.model, ids, n, sampling)
-            text = self.model.tokenizer.decode([*tokens])
-            for stop in stops:
-                text = text.split(stop)[0]
-            found.append(text)
-            self.cache_hook.add_partial("generate_until", (prompt, how), text)
-        return found
+        """The likeliest text after each prompt, or a sampled one where the task says so."""
+        arguments = [request.args for request in requests]
+        tasks = [(self.tok_encode(prompt), how, self._n_answer(how)) for prompt, how in arguments]
+        self._warn_of_cuts(sum(len(ids) + n > self.max_length for ids, _, n in tasks))
+        tasks = [(ids[n - self.max_length :], how, n) for ids, how, n in tasks]
+        writer = AnswerWriter(self.model, max((len(ids) + n for ids, _, n in tasks), default=1))
+        texts = list[str]()
+        for each, (ids, how, n) in zip(arguments, tasks, strict=True):
+            texts.append(writer.write(ids, _sampling(how), n))
+            self.cache_hook.add_partial("generate_until", each, texts[-1])
+        return texts
+
+    def _n_answer(self, how: dict[str, Any]) -> int:
+        """The most tokens of an answer."""
+        n = next((int(how[name]) for name in _LENGTHS if name in how), _ANSWER)
+        return min(n, self.max_length - 1)
+
+    def _warn_of_cuts(self, n: int) -> None:
+        if n:
+            warnings.warn(f"{n:,} requests are longer than the context of {self.max_length:,} "
+                          "tokens: their beginnings are left out", stacklevel=3)  # fmt: skip
 
     # -- chats ----------------------------------------------------------------------------------
 
@@ -162,13 +172,17 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return self._template.render(before, add_generation_prompt=True) + last["content"]
 
 
-def _drawn(how: dict[str, Any]) -> dict[str, Any]:
-    """The settings of sampling that a task has."""
+def _sampling(how: dict[str, Any]) -> Sampling:
+    """That of a task's generation_kwargs: greedy, or of all tokens but those that they cut off."""
+    if idle := sorted(how.keys() - {"until", "do_sample", "temperature", *_LENGTHS, *_CUTS}):
+        warnings.warn(f"generation_kwargs {', '.join(idle)}: have no effect here", stacklevel=3)
+    until = how.get("until") or []
+    stop = tuple(filter(None, [until] if isinstance(until, str) else until))
     temperature = float(how.get("temperature") or 0.0)
     if not how.get("do_sample", temperature > 0) or temperature == 0:
-        return {"temperature": 0.0}
-    same: dict[str, Any] = {name: how[name] for name in ("top_k", "top_p", "min_p") if name in how}
-    return {"temperature": temperature, **same}
+        return Sampling(temperature=0.0, stop=stop)
+    cuts = {name: how.get(name, off) for name, off in _CUTS.items()}
+    return Sampling(temperature=temperature, stop=stop, **cuts)
 
 
 if __name__ == "__main__":

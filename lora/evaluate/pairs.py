@@ -79,11 +79,11 @@ def _tail(document: Document, n_cut: int) -> Tail:
 def prefer(
     model: Model,
     pairs: Sequence[Pair],
-    told: Callable[[int, int], None] = lambda done, n: None,
+    report: Callable[[int, int], None] = lambda done, n: None,
 ) -> Answers:
-    """Which answers a model prefers; told(done, n) is called after each of n passes."""
+    """Which answers a model prefers; report(done, n) is called after each of n passes."""
     tails = [tail for pair in pairs for tail in pair]
-    scores = log_probs(model, [tail.scored for tail in tails], told)
+    scores = log_probs(model, [tail.scored for tail in tails], report)
     counted = [s[tail.counts] for s, tail in zip(scores, tails, strict=True)]
     sums = np.array([s.sum() for s in counted]).reshape(-1, 2)
     means = np.array([s.mean() for s in counted]).reshape(-1, 2)

@@ -63,27 +63,27 @@ class _Group:
 
 def log_probs(
     model: Model,
-    asked: Sequence[Continuation],
-    told: Callable[[int, int], None] = lambda done, n: None,
+    continuations: Sequence[Continuation],
+    report: Callable[[int, int], None] = lambda done, n: None,
 ) -> list[np.ndarray]:
     """log p of the scored tokens of each continuation, float64; otherwise as `predict`."""
-    return [-p.losses for p in predict(model, asked, told)]
+    return [-p.losses for p in predict(model, continuations, report)]
 
 
 def predict(
     model: Model,
-    asked: Sequence[Continuation],
-    told: Callable[[int, int], None] = lambda done, n: None,
+    continuations: Sequence[Continuation],
+    report: Callable[[int, int], None] = lambda done, n: None,
 ) -> list[Predictions]:
     """The scored tokens of each continuation as the model predicts them.
 
-    told(done, n) is called after each of n passes. Every continuation must fit into the model's
+    report(done, n) is called after each of n passes. Every continuation must fit into the model's
     context, and its tokens into the vocabulary.
     """
-    if not asked:
+    if not continuations:
         return []
-    rows, row_of = _rows(asked, model.config.n_ctx_short)
-    order = [_places(rows[r], one) for r, one in zip(row_of, asked, strict=True)]
+    rows, row_of = _rows(continuations, model.config.n_ctx_short)
+    order = [_places(rows[r], one) for r, one in zip(row_of, continuations, strict=True)]
     longest = max(len(row.ids) for row in rows)
     groups = _groups(rows, _takes_pairs(model), model.config.n_ctx_short)
     lengths = [group.n_tokens(rows) for group in groups]
@@ -99,7 +99,7 @@ def predict(
         parts = (np.split(array, ends[:-1]) for array in (of_pass.losses, of_pass.right))
         for r, *of_row in zip(read, *parts, strict=True):
             of_rows[r] = Predictions(*of_row)
-        told(done, len(passes))
+        report(done, len(passes))
     return [
         Predictions(of_rows[r].losses[which], of_rows[r].right[which])
         for r, which in zip(row_of, order, strict=True)

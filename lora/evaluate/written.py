@@ -15,11 +15,11 @@ from itertools import takewhile
 import numpy as np
 
 from pyggml.generation import Sampling, Session
-from pyggml.generation.completion import Completion
+from pyggml.generation.completion import Completion, pieces
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.data.files import map_rows
 from pyggml.lora.data.rows import BadRow, QuestionRow
-from pyggml.lora.evaluate.asking import Asked
+from pyggml.lora.evaluate.asking import Exercise
 from pyggml.lora.evaluate.choices import Answers
 from pyggml.lora.evaluate.passes import Ids
 from pyggml.lora.evaluate.questions import QuestionFormat, prompt_ids
@@ -37,23 +37,23 @@ class Finder:
 
     def find(self, text: str) -> str | None:
         """None where there is none."""
-        found = re.findall(self.pattern, text)
-        if not found:
+        matches = re.findall(self.pattern, text)
+        if not matches:
             return None
-        one = found[-1 if self.last else 0]
+        one = matches[-1 if self.last else 0]
         return one if isinstance(one, str) else next((part for part in one if part), "")
 
-    def wanted(self, row: Asked) -> str:
-        """The right answer of a row: of a written one what is found in it, else all of it."""
+    def right_answer(self, row: Exercise) -> str:
+        """That of a row: of a written one what is found in it, else all of it."""
         if isinstance(row, QuestionRow):
             return row.choices[row.answer]
-        found = self.find(row.completion)
-        return row.completion if found is None else found
+        part = self.find(row.completion)
+        return row.completion if part is None else part
 
-    def is_right(self, row: Asked, text: str) -> bool:
+    def is_right(self, row: Exercise, text: str) -> bool:
         """Whether a text has the row's answer."""
-        found = self.find(text)
-        return found is not None and _plain(found) == _plain(self.wanted(row))
+        answer = self.find(text)
+        return answer is not None and _plain(answer) == _plain(self.right_answer(row))
 
 
 def _plain(answer: str) -> str:
@@ -62,13 +62,13 @@ def _plain(answer: str) -> str:
 
 def write_answers(
     model: Model,
-    rows: Sequence[Asked],
+    rows: Sequence[Exercise],
     config: EvalConfig,
-    told: Callable[[int, int], None] = lambda done, n: None,
+    report: Callable[[int, int], None] = lambda done, n: None,
 ) -> Answers:
     """What a model writes after each prompt, and whether it is right: the measure "match".
 
-    told(done, n) is called after each of n answers. Raises DataError for prompts that do not fit
+    report(done, n) is called after each of n answers. Raises DataError for prompts that do not fit
     into the model's context with their answer, by place.
     """
     asking, finder = QuestionFormat.of(config, model), Finder(config.match or "", config.match_last)
@@ -77,12 +77,11 @@ def write_answers(
         rows, lambda row: _fitting(prompt_ids(row.prompt, model, asking), most, asking)
     )
     how = Sampling(temperature=0, stop=config.stop)
-    session = Session(model, max(map(len, prompts)) + config.answer_tokens)
-    texts, read = list[str](), list[int]()
-    for done, ids in enumerate(prompts, 1):
-        text, read = _write(session, ids, read, how, config.answer_tokens)
-        texts.append(text)
-        told(done, len(prompts))
+    writer = AnswerWriter(model, max(map(len, prompts)) + config.answer_tokens)
+    texts = list[str]()
+    for ids in prompts:
+        texts.append(writer.write(ids, how, config.answer_tokens))
+        report(len(texts), len(prompts))
     right = np.array([finder.is_right(r, t) for r, t in zip(rows, texts, strict=True)], np.bool_)
     empty = [np.empty(0)] * len(rows)
     return Answers(empty, empty, {"match": right}, texts)
@@ -99,19 +98,27 @@ def _fitting(ids: Ids, most: int, asking: QuestionFormat) -> Ids:
     return ids[-most:] if len(ids) > most else ids
 
 
-def _write(
-    session: Session, ids: Ids, before: Sequence[int], how: Sampling, n_tokens: int
-) -> tuple[str, list[int]]:
-    """The text after a prompt, and the tokens that the session has read then. before: those that it
-    has read so far."""
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(ids[:-1], before, strict=False))
-    n_same = sum(1 for _ in same)
-    session.truncate(n_same)
-    completion = Completion(session.model.tokenizer, how, ids, n_tokens)
-    text = ""
-    for token in session.greedy(ids[n_same:]):
-        piece = completion.accept(token)
-        text += piece.text
-        if piece.finish is not None:
-            break
-    return text, [*ids, *completion.tokens][: session.n_past]
+class AnswerWriter:
+    """Writes one answer after the other. What a prompt begins with as the one before it is read
+    once."""
+
+    def __init__(self, model: Model, n_ctx: int) -> None:
+        """n_ctx: the most tokens of a prompt and its answer together."""
+        self._session = Session(model, n_ctx)
+        self._tokens: Sequence[int] = ()  # that the session has read
+
+    def write(self, ids: Ids, how: Sampling, n_tokens: int) -> str:
+        """The text after a prompt, of n_tokens at most, up to a stop text."""
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(ids[:-1], self._tokens, strict=False))
+        n_same = sum(1 for _ in same)
+        self._session.truncate(n_same)
+        completion = Completion(self._session.model.tokenizer, how, ids, n_tokens)
+        text = ""
+        if completion.finish is not None:  # no token is wanted
+            return text
+        for piece in pieces(completion, self._session, ids[n_same:]):
+            text += piece.text
+            if piece.finish is not None:
+                break
+        self._tokens = [*ids, *completion.tokens][: self._session.n_past]
+        return text

@@ -121,10 +121,10 @@ class Objective(Settings, ABC):
     def settle(cls, config: TrainConfig) -> TrainConfig:
         """The settings of a run, with the objective's defaults where none are given: of the warm-up
         if neither form of it is, of epochs if max_steps is not either."""
-        given = {f.name for f in fields(config) if getattr(config, f.name) is not None}
-        given |= _WARM_UP if given & _WARM_UP else set()
-        given |= {"epochs"} if config.max_steps else set()
-        mine = {name: value for name, value in cls.defaults.items() if name not in given}
+        names = {f.name for f in fields(config) if getattr(config, f.name) is not None}
+        names |= _WARM_UP if names & _WARM_UP else set()
+        names |= {"epochs"} if config.max_steps else set()
+        mine = {name: value for name, value in cls.defaults.items() if name not in names}
         return replace(config, **mine) if mine else config
 
     @abstractmethod

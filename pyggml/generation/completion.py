@@ -174,7 +174,7 @@ def complete(
     if completion.finish is not None:  # no token is wanted; a prompt that does not fit is refused
         session.feed(prompt)
     while completion.finish is None:
-        for piece in _pieces(completion, session, tokens):
+        for piece in pieces(completion, session, tokens):
             yield piece
             tokens = [piece.token]
             if piece.finish is not None:
@@ -183,7 +183,7 @@ def complete(
         session.shift(n_keep)
 
 
-def _pieces(completion: Completion, session: Session, tokens: Tokens) -> Iterator[Piece]:
+def pieces(completion: Completion, session: Session, tokens: Tokens) -> Iterator[Piece]:
     """The pieces that follow the tokens, until the context is full."""
     if completion.needs_no_logits:
         return map(completion.accept, session.greedy(tokens))

@@ -104,7 +104,7 @@ def read_specials(metadata: Metadata, vocabulary: Vocabulary, kind: str, has_bos
         roles[role] = _role(metadata, role, keys, default, len(vocabulary.tokens))
     for role in NAMES:
         if roles[role] is None and (role != "eos" or "eos" in DEFAULTS[kind]):
-            roles[role] = next(iter(_named(vocabulary, role)), None)
+            roles[role] = next(iter(_ids_of_names(vocabulary, role)), None)
             _mark(vocabulary, roles[role], Attr.CONTROL)
     ends = _ends(vocabulary, roles)
     matched = _matched_tokens(metadata, vocabulary)
@@ -117,11 +117,11 @@ def _default(vocabulary: Vocabulary, kind: str, role: str) -> int | None:
     if id is None or id >= len(vocabulary.tokens):
         return None
     is_one = role == "unk" or vocabulary.attrs[id] & (Attr.CONTROL | Attr.UNKNOWN)
-    is_end = role != "eos" or vocabulary.tokens[id] in ENDS or not _named(vocabulary, role)
+    is_end = role != "eos" or vocabulary.tokens[id] in ENDS or not _ids_of_names(vocabulary, role)
     return id if is_one and is_end else None
 
 
-def _named(vocabulary: Vocabulary, role: str) -> list[int]:
+def _ids_of_names(vocabulary: Vocabulary, role: str) -> list[int]:
     return [vocabulary.ids[name] for name in NAMES[role] if name in vocabulary.ids]
 
 

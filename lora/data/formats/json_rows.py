@@ -111,7 +111,7 @@ class _Window:
 
     def _value(self, number: int) -> Any:
         self.next()
-        wanted = 1
+        n_blocks = 1
         while True:
             first = self._first
             try:
@@ -124,10 +124,10 @@ class _Window:
                 if len(self._text) - self._at > MOST_BYTES:
                     fault = f"is longer than {MOST_BYTES >> 20} MiB, or no JSON"
                     raise DataError(f"{self._path}: item {number} {fault}") from None
-                if isinstance(error, RecursionError) or not self._grow(wanted):
+                if isinstance(error, RecursionError) or not self._grow(n_blocks):
                     reason = _reason(error, first)
                     raise DataError(f"{self._path}: item {number} is no JSON ({reason})") from None
-                wanted *= 2  # so that a long value is not parsed once for each block
+                n_blocks *= 2  # so that a long value is not parsed once for each block
 
     def _grow(self, n_blocks: int = 1) -> bool:
         """Read on; whether there was more."""

@@ -1,13 +1,18 @@
 """Compressed files, told by their first bytes, → what is in them, as a stream."""
 
+from __future__ import annotations
+
 import gzip
 import io
 import zlib
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Protocol
 
 from pyggml.errors import DataError
 from pyggml.extras import how_to_install
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 SUFFIXES = (".gz", ".zst")
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -34,12 +39,20 @@ def unpack(path: Path, file: io.BufferedReader) -> io.BufferedReader:
     kind = packing(file.peek(4))
     if not kind:
         return file
-    return io.BufferedReader(_Unpacked(path, file, _stream(path, file, kind)), 1 << 16)
+    return io.BufferedReader(_Unpacker(path, file, _stream(path, file, kind)), 1 << 16)
 
 
-def _stream(path: Path, file: BinaryIO, kind: str) -> BinaryIO:
+class _Stream(Protocol):
+    """What is in a compressed file."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+def _stream(path: Path, file: io.BufferedReader, kind: str) -> _Stream:
     if kind == "gzip":
-        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+        return gzip.GzipFile(fileobj=file)
     try:
         from pyarrow import CompressedInputStream, PythonFile
     except ImportError:
@@ -47,23 +60,24 @@ def _stream(path: Path, file: BinaryIO, kind: str) -> BinaryIO:
         raise DataError(
             f"{path}: is compressed by Zstandard, which needs pyarrow: {how_to_install('parquet')}"
         ) from None
-    stream: BinaryIO = CompressedInputStream(PythonFile(file, "r"), "zstd")
+    stream: _Stream = CompressedInputStream(PythonFile(file, "r"), "zstd")
     return stream
 
 
-class _Unpacked(io.RawIOBase):
+class _Unpacker(io.RawIOBase):
     """The bytes in a compressed file, counted."""
 
-    def __init__(self, path: Path, file: BinaryIO, stream: BinaryIO) -> None:
+    def __init__(self, path: Path, file: io.BufferedReader, stream: _Stream) -> None:
         self._path, self._file, self._stream = path, file, stream
         self._n, self._n_packed = 0, path.stat().st_size
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer)
         try:
-            block = self._stream.read(len(buffer))
+            block = self._stream.read(len(view))
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{self._path}: cannot be unpacked: {error}") from None
         self._n += len(block)
@@ -71,7 +85,7 @@ class _Unpacked(io.RawIOBase):
             raise DataError(
                 f"{self._path}: unpacks to more than {_MOST_RATIO} times its size, wanted data"
             )
-        buffer[: len(block)] = block
+        view[: len(block)] = block
         return len(block)
 
     def close(self) -> None:

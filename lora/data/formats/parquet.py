@@ -31,12 +31,12 @@ def parquet_rows(path: Path, may_read: Callable[[str], bool]) -> Iterator[tuple[
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             columns = [name for name in names if may_read(name)]
-            others = dict.fromkeys(n for n in names if columns and n not in columns)
+            unread = dict.fromkeys(n for n in names if columns and n not in columns)
             for batch in file.iter_batches(_BATCH, columns=columns or None):
                 for record in batch.to_pylist():
                     number += 1
                     values = {name: _present(value) for name, value in record.items()}
-                    yield Place(str(path), "row", number), values | others
+                    yield Place(str(path), "row", number), values | unread
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         reason = str(error).split("\n", 1)[0][:200]
         raise DataError(f"{path}: cannot be read after row {number}: {reason}") from None

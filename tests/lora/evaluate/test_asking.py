@@ -148,7 +148,7 @@ def test_what_an_expression_finds(finder, text, found):
 def test_right_is_the_number_whatever_its_dress():
     row = CompletionRow(PLACE, "q", "He has 3 * 400 = 1200.\n#### 1,200")
     finder = Finder(FLEXIBLE, last=True)
-    assert finder.wanted(row) == "1,200"
+    assert finder.right_answer(row) == "1,200"
     assert finder.is_right(row, "so he has $1,200.") and finder.is_right(row, "it is 1200")
     assert not finder.is_right(row, "1200 less 1 is 1199") and not finder.is_right(row, "many")
     assert Finder("is ([a-z])").is_right(QuestionRow(PLACE, "q", ("A", "B"), 1), "it is b")

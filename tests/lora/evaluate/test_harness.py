@@ -182,11 +182,38 @@ def test_a_text_s_log_probability_is_the_sum_of_its_tokens(harness, model):
 
 def test_a_long_prompt_loses_its_beginning(harness, model):
     asked = [SimpleNamespace(args=("the " * 50 + "king", " is dead"))]
-    short = harness.HarnessModel(model, max_length=6).loglikelihood(asked, disable_tqdm=True)
+    with pytest.warns(UserWarning, match="1 requests are longer than the context of 6 tokens: the"):
+        short = harness.HarnessModel(model, max_length=6).loglikelihood(asked, disable_tqdm=True)
     whole = harness.HarnessModel(model).loglikelihood(asked, disable_tqdm=True)
     assert short != whole and np.isfinite(short[0][0])
     with pytest.raises(ConfigError, match="max_length is 1, wanted 2 to the model's 512"):
         harness.HarnessModel(model, max_length=1)
+
+
+def test_what_a_task_says_of_sampling_is_obeyed_or_told(harness, model):
+    """What it does not say cuts no token off; pyggml's own defaults would."""
+    for how in ({}, {"temperature": 0.0}, {"do_sample": False, "temperature": 0.7}):
+        assert harness._sampling(how).temperature == 0
+    sampling = harness._sampling({"temperature": 0.7, "until": ["x", ""], "top_k": 9})
+    cuts = (sampling.top_k, sampling.top_p, sampling.min_p)
+    assert (sampling.temperature, sampling.stop, cuts) == (0.7, ("x",), (9, 1.0, 0.0))
+    with pytest.warns(UserWarning, match="generation_kwargs num_beams, penalty: have no effect"):
+        harness._sampling({"penalty": 2, "num_beams": 3, "max_gen_toks": 5})
+    with pytest.warns(UserWarning, match="1 requests are longer than the context of 8 tokens"):
+        _write(harness.HarnessModel(model, max_length=8), "the " * 9, max_gen_toks=2)
+
+
+def test_each_answer_is_that_of_its_prompt_alone(harness, model):
+    ours = harness.HarnessModel(model)
+    prompts = ["My lord, the king is", "My lord, the king was", "My lord", "ROMEO"]
+    assert _write(ours, *prompts, max_gen_toks=6, until=["\n"]) == [
+        text for prompt in prompts for text in _write(ours, prompt, max_gen_toks=6, until="\n")
+    ]
+
+
+def _write(model, *prompts, **how):
+    requests = [SimpleNamespace(args=(prompt, how)) for prompt in prompts]
+    return model.generate_until(requests, disable_tqdm=True)
 
 
 def test_chats_are_written_by_the_template(harness, model):
