@@ -28,7 +28,8 @@ from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset, Source, corpus, read_corpus
 from pyggml.lora.objectives import OBJECTIVES, Objective, Rewards
 from pyggml.lora.trainer.fit import Fit, fit
-from pyggml.lora.trainer.loop import RunMemory, Trainer
+from pyggml.lora.trainer.loop import Trainer
+from pyggml.lora.trainer.memory import RunMemory
 from pyggml.lora.trainer.reports import (
     CheckpointReport,
     History,

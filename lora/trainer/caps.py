@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING
 from pyggml import threads
 
 if TYPE_CHECKING:
-    from pyggml.lora.trainer.loop import Trainer
+    from pyggml.lora.trainer.plan import RunPlan
 
 Cap = tuple[str, str]  # a setting, and the rest of a sentence
 
 
-def caps(trainer: Trainer) -> Iterator[Cap]:
+def caps(plan: RunPlan) -> Iterator[Cap]:
     """The settings of a run that do less than they say, those too that have their defaults."""
-    yield from _of_length(trainer)
-    yield from _of_steps(trainer)
-    yield from _of_validations(trainer)
-    c, most = trainer.config, threads.most()
+    yield from _of_length(plan)
+    yield from _of_steps(plan)
+    yield from _of_validations(plan)
+    c, most = plan.config, threads.most()
     if c.threads > most:
         yield "threads", f"is {c.threads}: {most} are used, all that this process has"
 
 
-def _of_length(trainer: Trainer) -> Iterator[Cap]:
-    c, n = trainer.config, trainer.n_steps
-    of_epochs = (c.epochs or 0) * ceil(c.n_read(trainer.corpus.train.n_read) / c.windows_per_step)
+def _of_length(plan: RunPlan) -> Iterator[Cap]:
+    c, n = plan.config, plan.n_steps
+    of_epochs = (c.epochs or 0) * ceil(plan.order.n_read / c.windows_per_step)
     if c.max_steps and of_epochs:
         if c.max_steps > of_epochs:
             said = f"the run ends with step {n}, as epochs is {c.epochs}"
@@ -43,9 +43,9 @@ def _of_length(trainer: Trainer) -> Iterator[Cap]:
             yield "epochs", f"is {c.epochs}: {said}"
 
 
-def _of_steps(trainer: Trainer) -> Iterator[Cap]:
-    c, n, rate = trainer.config, trainer.n_steps, trainer.learning_rate
-    n_read = trainer.corpus.train.n_read
+def _of_steps(plan: RunPlan) -> Iterator[Cap]:
+    c, n, rate = plan.config, plan.n_steps, plan.learning_rate
+    n_read = plan.corpus.train.n_read
     if n_read < c.windows_per_step:
         said = f"a step has the {n_read} of an epoch, not {c.windows_per_step}"
         yield "batch" if n_read < c.batch else "grad_accum", f"wants more windows: {said}"
@@ -58,8 +58,8 @@ def _of_steps(trainer: Trainer) -> Iterator[Cap]:
         yield "checkpoint_every", f"is {c.checkpoint_every}: {said}"
 
 
-def _of_validations(trainer: Trainer) -> Iterator[Cap]:
-    c, n, sample = trainer.config, trainer.n_steps, trainer.validation
+def _of_validations(plan: RunPlan) -> Iterator[Cap]:
+    c, n, sample = plan.config, plan.n_steps, plan.validation
     if sample is None:
         return
     if c.val_every >= n:

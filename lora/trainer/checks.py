@@ -10,7 +10,7 @@ from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus
 from pyggml.lora.ranks import Ranks
 from pyggml.lora.trainer.arithmetic import Arithmetic
-from pyggml.lora.trainer.checkpoint import differences
+from pyggml.lora.trainer.identity import differences
 from pyggml.model import Model
 
 
@@ -46,7 +46,7 @@ def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ran
 def check_alike(ranks: Ranks, run: Mapping[str, Any], arithmetic: Arithmetic) -> None:
     """Raises PyggmlError if a rank makes another run than the first, or computes it otherwise.
 
-    run: what makes a run what it is, see `pyggml.lora.trainer.checkpoint`. All ranks call this.
+    run: what makes a run what it is, see `pyggml.lora.trainer.identity`. All ranks call this.
     """
     if ranks.size == 1:
         return

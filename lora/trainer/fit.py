@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pyggml.errors import DataError
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.optim import n_kept
-from pyggml.lora.trainer.gradient import n_sums
+from pyggml.lora.trainer.memory import n_buffers
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 
@@ -63,7 +62,6 @@ def fit(
     """
     plan = planner or (lambda each, n: Passes.of(model, parameters, each, n))
     largest = max(t.n_bytes for t in model.parts.weights.values())
-    kept = n_kept(config)
     least: Fit | None = None
     for each, n in _candidates(config, ctx, fixed):
         try:
@@ -72,7 +70,7 @@ def fit(
             if n == ctx:
                 raise
             continue
-        candidate = Fit(each, n, arena, parameters.n_bytes(kept + n_sums(each)), largest)
+        candidate = Fit(each, n, arena, parameters.n_bytes(n_buffers(each)), largest)
         if candidate.n_bytes <= limit:
             return candidate, True
         if least is None or candidate.n_bytes < least.n_bytes:

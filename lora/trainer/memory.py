@@ -1,4 +1,4 @@
-"""The memory of a run on devices beside the host, by part, before any is taken."""
+"""The memory of a run, of the host and of other devices, before any is taken."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,28 @@ from pyggml.alloc import Plan
 from pyggml.backends import Backend
 from pyggml.backends.cpu import is_constant
 from pyggml.lora.adapter.parameters import Parameters
+from pyggml.lora.config import TrainConfig
+from pyggml.lora.optim import n_kept
+from pyggml.lora.ranks import ALONE, Ranks
+from pyggml.lora.trainer.gradient import n_sums
 from pyggml.lora.trainer.passes import Passes
+
+
+@dataclass(frozen=True, slots=True)
+class RunMemory:
+    """Bytes that a run takes: its arena, its parameters and the mapped weights.
+
+    The arena is that of its graphs. The parameters include gradients and moments.
+    """
+
+    arena: int
+    parameters: int
+    weights: int
+
+
+def n_buffers(config: TrainConfig, ranks: Ranks = ALONE) -> int:
+    """Buffers as long as the parameters that a run takes beside them and their gradient."""
+    return n_kept(config) + n_sums(config, ranks)
 
 
 @dataclass(frozen=True, slots=True)

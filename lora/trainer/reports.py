@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -102,6 +102,16 @@ Report = StepReport | ValidationReport | CheckpointReport
 Callback = Callable[[Report], None]
 
 
+def to_each(callbacks: Sequence[Callback]) -> Callback:
+    """One callback that passes each report on to these, in their order."""
+
+    def report(event: Report) -> None:
+        for callback in callbacks:
+            callback(event)
+
+    return report
+
+
 @dataclass(slots=True)
 class History:
     """The losses of a run from its first step on, across resumptions."""
@@ -124,6 +134,10 @@ class History:
     def best(self) -> ValidationReport | None:
         """The validation with the lowest loss, the first of equals; None if there was none."""
         return min(self.validations, key=lambda v: v.loss, default=None)
+
+    def is_validated(self, step: int) -> bool:
+        """Whether the last validation was after this step."""
+        return bool(self.validations) and self.validations[-1].step == step
 
     def has_stalled(self, patience: int) -> bool:
         """Whether the last `patience` validations were no better than one before them; 0: never."""

@@ -21,7 +21,7 @@ from pyggml.errors import ConfigError, PyggmlError
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.ranks import ALONE, ranks_of_process
 from pyggml.lora.ranks.alone import Ranks, share
-from pyggml.lora.trainer import checkpoint
+from pyggml.lora.trainer.folder import newest
 from pyggml.lora.trainer.gradient import StepGradient
 from pyggml.runtime import Devices
 
@@ -185,7 +185,7 @@ def test_when_a_rank_dies_the_others_save_and_any_number_goes_on(tiny, tmp_path,
     assert found == [] and done.returncode != 0
     if "prterun" not in done.stderr:
         pytest.skip("this launcher leaves its processes no time to save")
-    saved = checkpoint.newest(folder)
+    saved = newest(folder)
     assert saved.name == "step-00000003.gguf"
     assert f"step 3 is saved as {saved}" in done.stderr
     assert not list(folder.glob(".*partial"))

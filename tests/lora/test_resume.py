@@ -15,7 +15,8 @@ from pyggml.graph.dtypes import F32
 from pyggml.lora import CheckpointReport, StepReport
 from pyggml.lora.ranks import ALONE
 from pyggml.lora.trainer import checkpoint
-from pyggml.lora.trainer.checkpoint import newest
+from pyggml.lora.trainer.folder import newest
+from pyggml.lora.trainer.identity import older_identity
 
 from runs import state, steps
 
@@ -208,6 +209,15 @@ def test_a_checkpoint_that_is_older_than_a_setting_is_one_of_its_default(trainer
         trainer_of({"skip_layers": 1}, max_steps=2).resume(path)
 
 
+@pytest.mark.parametrize("settings", [5, "clip", ["template"], None])
+def test_settings_that_are_no_object_are_another_run_s(trainer_of, tmp_path, settings):
+    trainer_of(max_steps=2, checkpoint_dir=str(tmp_path)).run()
+    path = tmp_path / "step-00000002.gguf"
+    without(path, "adapter", "skip_layers", settings=settings)
+    with pytest.raises(CheckpointError, match="is of another run: settings is .* there and"):
+        trainer_of(max_steps=2).resume(path)
+
+
 def with_one_changed(path, to, name):
     """The same model but for the middle of one tensor: as large, with the same two ends."""
     with gguf.open(path) as file:
@@ -231,7 +241,7 @@ def test_a_model_with_other_weights_of_the_same_size_is_another(trainer_of, tiny
 def test_a_checkpoint_of_an_older_version_knows_its_model_otherwise(trainer_of, tiny, tmp_path):
     trainer_of(max_steps=2, checkpoint_dir=str(tmp_path), checkpoint_every=1).run()
     path = tmp_path / "step-00000001.gguf"
-    older = checkpoint.older_identity([tiny])
+    older = older_identity([tiny])
     without(path, "settings", "clip", model=older)
     resumed = trainer_of(max_steps=2, checkpoint_dir=str(tmp_path))
     resumed.resume(path)
@@ -259,6 +269,18 @@ def test_what_is_not_this_run_s_stays_in_the_folder_of_its_checkpoints(trainer_o
         with pytest.raises(CheckpointError, match="is of another run, or no checkpoint: name"):
             trainer.run()
         assert {p: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_a_step_that_is_no_number_is_another_run_s(trainer_of, tmp_path):
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    trainer_of(max_steps=1, checkpoint_dir=str(mine)).run()
+    stranger = {"general.type": "checkpoint", "checkpoint.step": np.arange(3)}
+    theirs.mkdir()
+    gguf.write(theirs / "step-00000007.gguf", stranger, [])
+    trainer = trainer_of(max_steps=1, checkpoint_dir=str(theirs))
+    trainer.resume(mine / "step-00000001.gguf")
+    with pytest.raises(CheckpointError, match="step-00000007.gguf is of another run, or no"):
+        trainer.run()
 
 
 def test_checkpoints_are_rotated_by_what_is_in_them(trainer_of, tiny, tmp_path):
@@ -314,7 +336,7 @@ def test_a_checkpoint_with_another_position_is_damaged(trainer_of, tmp_path, key
     with pytest.raises(CheckpointError, match="is damaged: its content does not match its SHA-256"):
         trainer_of(max_steps=2).resume(path)
     with pytest.warns(RuntimeWarning, match="is damaged; an older one is taken"):
-        assert checkpoint.newest(tmp_path) == tmp_path / "step-00000001.gguf"
+        assert newest(tmp_path) == tmp_path / "step-00000001.gguf"
 
 
 def test_a_checkpoint_whose_tensors_fit_no_parameter_is_refused(trainer_of, tmp_path):

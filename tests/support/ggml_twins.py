@@ -5,13 +5,35 @@ ggml's result, followed by those of `saved` if ggml has them, or None for what g
 """
 
 from collections.abc import Callable, Mapping
-from ctypes import c_int, c_int64
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any
 
 import numpy as np
-from ggml_cpu import Long, longs, numbers, sizes
+from ggml_attention import flash_attn_ext, rope_samples, soft_max, turn, turn_back
+from ggml_cpu import longs, numbers
+from ggml_images import (
+    conv_2d_direct,
+    conv_transpose_1d_samples,
+    conv_transpose_2d_samples,
+    im2col,
+    im2col_back,
+    pool,
+    transposed_1d,
+)
+from ggml_memory import (
+    get_rows,
+    get_rows_back,
+    inner,
+    narrow,
+    pad,
+    permute,
+    roll,
+    rows,
+    set_rows,
+    upscale,
+    view,
+    write_window,
+)
 from ggml_recurrences import (
     gated_delta_net,
     gated_linear_attn,
@@ -24,9 +46,8 @@ from ggml_recurrences import (
 from pyggml.formulas.formula import GRADIENT
 from pyggml.graph.dtypes import BF16, DTYPES, F32
 from pyggml.graph.ggml_enums import GGMLGLUOp, GGMLUnaryOp
-from pyggml.graph.op import Memory, Sample
-from pyggml.ops import OPS, conv_transpose_1d, conv_transpose_2d, rope, rope_apply_back, rope_table
-from pyggml.ops.attention.positions import FOUR_POSITIONS
+from pyggml.graph.op import Memory
+from pyggml.ops import OPS, conv_transpose_1d, conv_transpose_2d, rope
 
 # The limits of tests/test-backend-ops.cpp, of Σ (found − wanted)² / Σ wanted²: in general, and
 # where ggml itself computes with rounded sources.
@@ -80,15 +101,6 @@ def glu(number):
     return lambda g, gate, up: g.glu_split(gate, up, number)
 
 
-def inner(g, axis):
-    """The node's axis, counted from the innermost as in ggml."""
-    return len(g.node.shape) - 1 - axis
-
-
-def rows(g, x):
-    return g.reshape(x, -1, x.contents.ne[0])
-
-
 def arange(g, start, stop, step):
     return g.arange(start, stop, step) if start < stop else None
 
@@ -125,236 +137,6 @@ def tri(g, x, kind):
 
 def gradient_first(name):
     return lambda g, x, dy, **settings: getattr(g, name)(dy, x, *settings.values())
-
-
-# -- memory -------------------------------------------------------------------------------------
-
-
-def narrow(g, x, axis, start, size):
-    ne, nb, dim = [*x.contents.ne], x.contents.nb, inner(g, axis)
-    ne[dim] = size
-    return g.view_4d(x, *map(Long, (*ne, *nb[1:], start * nb[dim])))
-
-
-def permute(g, x, axes):
-    to = {
-        3 - a: 3 - i
-        for i, a in enumerate((*range(4 - len(axes)), *(4 - len(axes) + a for a in axes)))
-    }
-    return g.permute(x, *(to[i] for i in range(4)))
-
-
-def window(g, x, shape, strides, offset):
-    """ggml's nb1, nb2, nb3 and offset of a window in elements, None if its rows have gaps."""
-    if strides and strides[-1] != 1 and shape[-1] > 1:
-        return None
-    nb = [4 * s for s in reversed(strides)][1:]
-    while len(nb) < 3:
-        nb.append((nb[-1] if nb else 4) * sizes(shape)[len(nb)])
-    return [Long(n) for n in (*nb, 4 * offset)]
-
-
-def view(g, x, shape, strides, offset):
-    at = window(g, x, shape, strides, offset)
-    return at and g.view_4d(x, *longs(shape), *at)
-
-
-def written(name):
-    """Where rows of the window lie on one another, ggml adds the last alone."""
-
-    def build(g, a, b, strides, offset):
-        shape = g.node.src[1].shape
-        at = window(g, a, shape, strides, offset)
-        spans = sorted(zip(strides, shape, strict=True))
-        if any(s < m * k for (s, _), (m, k) in zip(spans[1:], spans, strict=False)):
-            return None
-        return at and getattr(g, name)(a, b, *at)
-
-    return build
-
-
-def pad(g, x, widths, circular):
-    """Where more is put before an axis than it has, ggml's circle reads before x."""
-    if circular and any(
-        before > n for (before, _), n in zip(widths, g.node.src[0].shape, strict=True)
-    ):
-        return None
-    ends = [n for pair in sizes(widths)[: len(widths)] for n in pair]
-    ends += [0] * (8 - len(ends))
-    return (g.pad_ext_circular if circular else g.pad_ext)(x, *ends)
-
-
-def roll(g, x, shifts):
-    ne = x.contents.ne
-    return g.roll(
-        x,
-        *(s % n for s, n in zip(sizes(shifts)[: len(shifts)], ne, strict=False)),
-        *[0] * (4 - len(shifts)),
-    )
-
-
-def upscale(g, x, sizes, mode, align_corners, antialias):
-    number = ("nearest", "bilinear", "bicubic").index(mode) | align_corners << 8 | antialias << 9
-    return g.interpolate(x, *longs(sizes), number)
-
-
-def get_rows(g, table, ids):
-    batch = g.node.src[0].shape[:-2]
-    if g.node.src[1].shape[: len(batch)] != batch:
-        return None
-    return g.get_rows(table, g.reshape(ids, *batch, -1))
-
-
-def get_rows_back(g, dy, ids, n_rows, batch):
-    n = dy.contents.ne[0]
-    return (
-        None if batch else g.get_rows_back(rows(g, dy), g.reshape(ids, -1), g.new(F32, (n_rows, n)))
-    )
-
-
-def set_rows(g, dst, src, ids):
-    if g.node.dtype.name == "IQ4_NL":  # ggml looks less long for the scale than its quantize does
-        return None
-    d, _, i = (t.shape for t in g.node.src)
-    batch, row = d[: len(i) - 1], prod(d[len(i) :])
-    dst = g.reshape_4d(dst, *longs((*batch, d[len(batch)], row)))
-    return g.set_rows(dst, g.reshape(src, *batch, i[-1], row), ids)
-
-
-# -- images -------------------------------------------------------------------------------------
-
-
-def geometry(stride, padding, dilation):
-    return [pair[i] for pair in (stride, padding, dilation) for i in (1, 0)]
-
-
-def conv_2d_direct(g, w, x, stride, padding, dilation, groups):
-    if groups == 1:
-        return g.conv_2d_direct(w, x, *geometry(stride, padding, dilation))
-    if groups == x.contents.ne[2] == w.contents.ne[3]:
-        return g.conv_2d_dw_direct(w, x, *geometry(stride, padding, dilation))
-    return None
-
-
-def transposed_1d(g, w, x, stride):
-    """ggml's x has no batches."""
-    if x.contents.ne[2] * x.contents.ne[3] > 1:
-        return None
-    return g.conv_transpose_1d(w, x, stride, 0, 1)
-
-
-def conv_transpose_2d_samples(rng):
-    for n_in, n_out, kernel, image, stride in [
-        (1, 1, (1, 1), (1, 1), 1),
-        (3, 4, (2, 3), (5, 6), 1),
-        (2, 3, (3, 2), (4, 7), 2),
-        (4, 2, (4, 4), (3, 3), 3),
-    ]:
-        arrays = rng.standard_normal((n_in, n_out, *kernel)), rng.standard_normal((1, n_in, *image))
-        yield Sample(arrays, {"stride": stride})
-
-
-def conv_transpose_1d_samples(rng):
-    for sample in conv_transpose_2d_samples(rng):
-        yield Sample(tuple(a[:, :, 0] for a in sample.arrays), sample.params)
-
-
-def im2col(g, x, size, stride, padding, dilation):
-    w = g.new(F32, (1, x.contents.ne[2], *size))
-    return g.im2col(w, x, *geometry(stride, padding, dilation), True, F32.number)
-
-
-def im2col_back(g, dy, of, size, stride, padding, dilation):
-    w, shape = g.new(F32, (1, of[1], *size)), (c_int64 * 4)(*sizes(of))
-    return g.im2col_back(dy, w, shape, *geometry(stride, padding, dilation), True)
-
-
-def pool(number):
-    def build(g, x, size, stride, padding, whole=True):
-        if not whole:
-            flat = size[0] == stride[0] == x.contents.ne[1] == 1
-            return g.pool_1d(x, number, size[1], stride[1], padding[1]) if flat else None
-        return g.pool_2d(x, number, *size[::-1], *stride[::-1], *map(float, padding[::-1]))
-
-    return build
-
-
-# -- softmax, attention, positions --------------------------------------------------------------
-
-
-def soft_max(g, x, *extras, scale, max_bias, masked):
-    mask, sinks = (*extras, None)[:2] if masked else (None, *extras, None)[:2]
-    y = g.soft_max_ext(x, mask, scale, max_bias)
-    if sinks:
-        g.change("soft_max_add_sinks", y, sinks)
-    return y
-
-
-def flash_attn_ext(g, q, k, v, span, *extras, scale, cap, max_bias, masked, longest):
-    """ggml has a mask in place of spans, whose F16 holds a distance for ALiBi too."""
-    mask, sinks = (*extras, None)[:2] if masked else (None, *extras, None)[:2]
-    span, j = numbers(span)[0, 0], np.arange(k.contents.ne[2])
-    bias = numbers(mask)[0] if mask else (j - span[:, 1:] + 1) * (max_bias > 0)
-    seen = (span[:, :1] <= j) & (j < span[:, 1:])
-    mask = g.leaf(np.where(seen, bias, -np.inf).astype(np.float16))
-    q, k, v = (g.permute(t, 0, 2, 1, 3) for t in (q, k, v))
-    y = g.flash_attn_ext(q, k, v, mask, scale, max_bias, cap)
-    if sinks:
-        g.change("flash_attn_ext_add_sinks", y, sinks)
-    return y
-
-
-MODES = {"normal": 0, "neox": 2, "mrope": 8, "imrope": 40, "vision": 24}
-FREQUENCIES = {
-    "freq_base": 10000.0, "freq_scale": 1.0, "ext_factor": 0.0, "attn_factor": 1.0,
-    "beta_fast": 32.0, "beta_slow": 1.0,
-}  # fmt: skip
-
-
-def turned(back):
-    """Of rows of an odd length ggml copies what it does not turn by pairs, past their ends; its
-    vision turns whole rows."""
-
-    def build(g, x, positions, *factors, mode, n_dims, sections=(), offset=0, n_ctx_orig=0, **rest):
-        width = x.contents.ne[0]
-        if width % 2 or (mode == "vision" and width != 2 * n_dims):
-            return None
-        several = [(c_int * 4)(*sections)] if sections else []
-        function = getattr(g, f"rope_{'multi' if sections else 'ext'}{back}")
-        sources = x, g.reshape(positions, -1), *(factors or [None])
-        frequencies = (FREQUENCIES | rest).values()
-        y = function(*sources, n_dims, *several, MODES[mode], n_ctx_orig, *frequencies)
-        if offset:
-            g.change("rope_set_offset", y, offset)
-        return y
-
-    return build
-
-
-def rope_samples(rng):
-    """Every mode, with and without factors of frequencies, YaRN, and features that do not turn."""
-    yarn = {"freq_scale": 0.25, "ext_factor": 1.0, "attn_factor": 1.1, "n_ctx_orig": 64}
-    for mode in MODES:
-        for n_heads, d, n_dims, settings in [
-            (3, 32, 32, {}),
-            (2, 48, 32, {"freq_base": 500.0, "freq_scale": 0.5}),
-            (1, 64, 32, yarn),
-        ]:
-            four = mode in FOUR_POSITIONS
-            positions = rng.integers(0, 99, (4, 5) if four else 5).astype(np.int32)
-            sections = {"sections": (5, 6, 5, 0)} if four else {}
-            if mode == "vision":
-                n_dims, sections = d // 2, {"sections": (d // 4, d // 4, 0, 0)}
-            arrays = rng.standard_normal((5, n_heads, d)), positions
-            params = {"mode": mode, "n_dims": n_dims, **sections, **settings}
-            yield Sample(arrays, params)
-            yield Sample((*arrays, rng.uniform(0.9, 1.1, d)), params)
-            if mode != "vision" and n_dims < d:
-                yield Sample(arrays, params | {"offset": d - n_dims})
-
-
-def turned_back(dy, positions, *factors, mode, offset=0, **settings):
-    return rope_apply_back(dy, rope_table(positions, *factors, mode=mode, **settings), mode, offset)
 
 
 # -- losses and optimisers ----------------------------------------------------------------------
@@ -418,8 +200,8 @@ TWINS = {
     "permute": Twin(permute, strided=True),
     "narrow": Twin(narrow),
     "view": Twin(view),
-    "acc": Twin(written("acc")),
-    "set": Twin(written("set")),
+    "acc": Twin(write_window("acc")),
+    "set": Twin(write_window("set")),
     "get_rows": Twin(get_rows),
     "get_rows_back": Twin(get_rows_back),
     "set_rows": Twin(set_rows),
@@ -466,8 +248,8 @@ BUILT = (
         Builder("conv_transpose_2d", conv_transpose_2d, conv_transpose_2d_samples, _MATRIX),
         Twin(called("conv_transpose_2d_p0")),
     ),
-    (Builder("rope", rope, rope_samples, _TURNS), Twin(turned(""))),
-    (Builder("rope_back", turned_back, rope_samples, _BACK), Twin(turned("_back"))),
+    (Builder("rope", rope, rope_samples, _TURNS), Twin(turn(""))),
+    (Builder("rope_back", turn_back, rope_samples, _BACK), Twin(turn("_back"))),
 )
 
 # Ops whose gradient ggml has for all sources and samples; of others it aborts on some.

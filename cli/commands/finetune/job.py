@@ -25,7 +25,7 @@ from pyggml.lora.data.unused import unused_by_answers
 from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.optim import n_kept
 from pyggml.lora.record import are_records, check_loggers, metrics_beside
-from pyggml.lora.trainer.checkpoint import existing, hold, newest
+from pyggml.lora.trainer.folder import existing, hold, newest
 
 LORA_FLAGS = {
     name: f"lora_{name}" for name in ("rank", "alpha", "modules", "dropout", "init", "plus_ratio")

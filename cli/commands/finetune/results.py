@@ -18,7 +18,7 @@ from pyggml.cli.terminal.rewriting import say_losses
 from pyggml.cli.terminal.show import is_quiet, row, say, size
 from pyggml.errors import NotFiniteError, PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
-from pyggml.lora.trainer.checkpoint import existing, newest
+from pyggml.lora.trainer.folder import existing, newest
 from pyggml.lora.trainer.losses import validation_loss
 from pyggml.model import Model
 from pyggml.requantize import Losses

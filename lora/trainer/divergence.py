@@ -1,0 +1,54 @@
+"""Why a loss or a gradient is not finite: which window makes it so, and which node."""
+
+from collections.abc import Callable
+from math import isfinite
+
+import numpy as np
+
+from pyggml.errors import Fault, PyggmlError, TokenizerError
+from pyggml.gguf.fields import brief
+from pyggml.lora.data import Batch, Dataset
+from pyggml.lora.objectives.objective import Windows
+from pyggml.lora.trainer.gradient import StepGradient
+from pyggml.lora.trainer.losses import Losses
+from pyggml.model import Model
+
+MAY_BE_TOO_HIGH: Fault = ("lr", "may be too high")
+MAKES_NO_NUMBERS: Fault = "the model's weights or its adapter make no numbers"
+_N_FIRST = 12  # tokens of a window that are shown
+
+
+def divergence(
+    what: Fault,
+    cause: Fault,
+    model: Model,
+    losses: Losses,
+    gradient: StepGradient,
+    run: Callable[[Batch], float],
+    data: Dataset,
+    windows: Windows,
+) -> PyggmlError:
+    """The error of a step or a validation: what is not finite, where that begins, and its cause.
+
+    The windows are run one by one, by `run` as before, until one is not finite either.
+    """
+    for window in windows:
+        gradient.begin()
+        loss = losses.over(run, data, np.array([window])).loss
+        if run == losses.passes.evaluate and isfinite(loss):
+            continue
+        node = losses.passes.first_not_finite()
+        if node is not None:
+            about = f"of window {window + 1}{_beginning(model, data.tokens[window])}"
+            first = f"the first number that is not finite is made by {node}, {about}"
+            return PyggmlError([what, first, cause])
+    return PyggmlError([what, cause])
+
+
+def _beginning(model: Model, tokens: np.ndarray) -> str:
+    """What a window begins with; nothing if the model has no vocabulary."""
+    try:
+        tokenizer = model.tokenizer
+    except TokenizerError:
+        return ""
+    return f", which begins with {brief(tokenizer.decode(tokens[:_N_FIRST]))}"
