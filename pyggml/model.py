@@ -33,7 +33,7 @@ from pyggml.kernels.gemm import FASTEST
 from pyggml.kernels.kernel import Compute
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, build, read
 from pyggml.models.adapter import read_adapter
-from pyggml.models.stack import missing, on_another_base
+from pyggml.models.stack import base_differences, missing
 from pyggml.models.taps import Edit, Numbers, check_names, edits
 from pyggml.models.weights import zero_matrices
 from pyggml.runtime import Arenas, Devices, Program, bind, schedule
@@ -87,7 +87,7 @@ class Model:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        for name, apart in on_another_base(adapters, self.file).items():
+        for name, apart in base_differences(adapters, self.file).items():
             warnings.warn(
                 f"{name} was trained on another model: {self.file.path.name} {apart}",
                 RuntimeWarning,

@@ -19,7 +19,7 @@ from pyggml.lora.config import LoraConfig
 from pyggml.model import Model
 from pyggml.models import LoraPairs
 from pyggml.models.adapter import BASE_NAME, FIXED_RANKS
-from pyggml.models.stack import below_metadata, trained_on
+from pyggml.models.stack import base_metadata, below_metadata
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -66,9 +66,9 @@ class Adapter:
             raise AdapterError("an adapter file cannot hold DoRA's magnitudes: merge(model, path)")
         below = [p for p in self.model.adapters if p is not self.pairs and p is not self.fixed]
         more: dict[str, Any] = {"general.base_model.count": np.uint32(1), BASE_NAME: self.base_name}
-        more |= below_metadata(below) | trained_on(self.model.file)
-        said = {**self.parameters.metadata, **(metadata or {})}
-        more |= {key: value for key, value in said.items() if value is not None}
+        more |= below_metadata(below) | base_metadata(self.model.file)
+        keys = {**self.parameters.metadata, **(metadata or {})}
+        more |= {key: value for key, value in keys.items() if value is not None}
         if self.fixed:
             ranks = [self._rank(n) - p.rank for n, p in self.pairs.items()]
             more[FIXED_RANKS] = np.array(ranks, np.int32)

@@ -50,9 +50,9 @@ class TrainedTensors:
         hold, PyggmlError if the disk refuses.
         """
         self.model.devices.gather(self.parameters.buffers["data"])  # in a callback a device has it
-        said = {**self.parameters.metadata, **(metadata or {})}
+        keys = {**self.parameters.metadata, **(metadata or {})}
         changed = {name: partial(_numbers, t) for name, t in self.parameters.tensors.items()}
-        return rewrite(self.model.file, path, changed=changed, metadata=said)
+        return rewrite(self.model.file, path, changed=changed, metadata=keys)
 
 
 def _numbers(t: Tensor) -> np.ndarray:

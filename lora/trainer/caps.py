@@ -36,26 +36,26 @@ def _of_length(plan: RunPlan) -> Iterator[Cap]:
     of_epochs = (c.epochs or 0) * ceil(plan.order.n_read / c.windows_per_step)
     if c.max_steps and of_epochs:
         if c.max_steps > of_epochs:
-            said = f"the run ends with step {n}, as epochs is {c.epochs}"
-            yield "max_steps", f"is {c.max_steps}: {said}"
+            clause = f"the run ends with step {n}, as epochs is {c.epochs}"
+            yield "max_steps", f"is {c.max_steps}: {clause}"
         elif c.max_steps < of_epochs:
-            said = f"the run ends with step {n} of {of_epochs}, as max_steps is {c.max_steps}"
-            yield "epochs", f"is {c.epochs}: {said}"
+            clause = f"the run ends with step {n} of {of_epochs}, as max_steps is {c.max_steps}"
+            yield "epochs", f"is {c.epochs}: {clause}"
 
 
 def _of_steps(plan: RunPlan) -> Iterator[Cap]:
     c, n, rate = plan.config, plan.n_steps, plan.learning_rate
     n_read = plan.corpus.train.n_read
     if n_read < c.windows_per_step:
-        said = f"a step has the {n_read} of an epoch, not {c.windows_per_step}"
-        yield "batch" if n_read < c.batch else "grad_accum", f"wants more windows: {said}"
-    if rate.n_warmup < rate.n_asked:
-        yield "warmup_steps", f"is {rate.n_asked}: it takes {rate.n_warmup}, half of all steps"
+        clause = f"a step has the {n_read} of an epoch, not {c.windows_per_step}"
+        yield "batch" if n_read < c.batch else "grad_accum", f"wants more windows: {clause}"
+    if rate.n_warmup < rate.n_warmup_set:
+        yield "warmup_steps", f"is {rate.n_warmup_set}: it takes {rate.n_warmup}, half of all steps"
     if c.lr_cycles > n - rate.n_warmup:
         yield "lr_cycles", f"is {c.lr_cycles}: there are {n - rate.n_warmup} steps for them"
     if c.checkpoint_dir is not None and c.checkpoint_every > n:
-        said = f"the run ends with step {n}, so its end alone has a checkpoint"
-        yield "checkpoint_every", f"is {c.checkpoint_every}: {said}"
+        clause = f"the run ends with step {n}, so its end alone has a checkpoint"
+        yield "checkpoint_every", f"is {c.checkpoint_every}: {clause}"
 
 
 def _of_validations(plan: RunPlan) -> Iterator[Cap]:
@@ -68,5 +68,5 @@ def _of_validations(plan: RunPlan) -> Iterator[Cap]:
         yield "val_windows", f"is {c.val_windows}: all of the {sample.n_held_out} held out are read"
     n_after = ceil(n / c.val_every) if c.val_every else 1  # after the first step
     if c.patience >= n_after and c.patience:
-        said = f"{n_after} after the first, which is too few to end the run early"
-        yield "patience", f"is {c.patience}: {said}"
+        clause = f"{n_after} after the first, which is too few to end the run early"
+        yield "patience", f"is {c.patience}: {clause}"

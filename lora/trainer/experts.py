@@ -1,4 +1,4 @@
-"""How a run's batches load the experts of a mixture: what its graphs count, and what is told."""
+"""How a run's batches load the experts of a mixture: what its graphs count, and a report of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BalanceLeaves:
         return cls(*leaves)
 
     def outputs(self, net: Net, loss: Tensor, factor: float) -> dict[str, Tensor]:
-        """The loss plus factor · that of the routers, and what is told; {} without routers."""
+        """The loss plus factor · that of the routers, and what a report needs; {} without these."""
         if not net.routings:
             return {}
         load = expert_load(net.routings, self.share)
@@ -80,8 +80,8 @@ class ExpertReport:
 
     def figures(self, whole: bool) -> dict[str, Any]:
         """What a record holds; with `whole`, each expert's load too."""
-        told = {"balance_loss": self.balance, "busiest": self.busiest, "idle": self.n_idle}
-        return told | ({"load": np.round(self.load, 3).tolist()} if whole else {})
+        sums = {"balance_loss": self.balance, "busiest": self.busiest, "idle": self.n_idle}
+        return sums | ({"load": np.round(self.load, 3).tolist()} if whole else {})
 
     @property
     def words(self) -> str:

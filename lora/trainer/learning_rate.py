@@ -58,11 +58,11 @@ class LearningRate:
     @property
     def n_warmup(self) -> int:
         """Steps of the warm-up."""
-        return min(self.n_asked, self.n_steps // 2)
+        return min(self.n_warmup_set, self.n_steps // 2)
 
     @property
-    def n_asked(self) -> int:
-        """Those that the settings ask for."""
+    def n_warmup_set(self) -> int:
+        """Those that the settings name."""
         c = self.config
         return round(c.warmup_ratio * self.n_steps) if c.warmup_ratio else c.warmup_steps or 0
 
@@ -82,7 +82,7 @@ class OwnLearningRate:
     n_steps: int
     history: Callable[[], History]  # of the run so far
     n_warmup: ClassVar[int] = 0  # the function's own
-    n_asked: ClassVar[int] = 0
+    n_warmup_set: ClassVar[int] = 0
 
     @property
     def name(self) -> str:

@@ -203,7 +203,10 @@ class Passes:
     def load_shape(self) -> tuple[int, int]:
         """(layers, experts) of the routers whose load is an output; (0, 0) without any."""
         pair = next(iter(self._pairs.values()))
-        return pair.alone[LOAD].shape if LOAD in pair.further else (0, 0)  # type: ignore[return-value]
+        if LOAD not in pair.further:
+            return 0, 0
+        n_layers, n_expert = pair.alone[LOAD].shape
+        return n_layers, n_expert
 
     @property
     def programs(self) -> tuple[Program, ...]:

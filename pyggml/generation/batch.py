@@ -80,10 +80,12 @@ class Slot:
         """The number of tokens that its rotary factors are chosen by."""
         return max(self.n_past, self.n_coming)
 
-    def turn(self) -> None:
-        """Forget what is cached with other rotary factors than the sequence now has: it is fed
-        anew."""
-        is_long = self.length > self.batch.n_short
+    def extend(self, tokens: list[int]) -> None:
+        """Append tokens. What is cached with other rotary factors than the sequence now has is
+        forgotten: it is fed anew."""
+        self.tokens += tokens
+        self.n_changes += 1
+        is_long = self.batch.is_long(self.length)
         if is_long != self.is_long:
             self.is_long, self.n_cached, self.n_whole, self.n_kept = is_long, 0, 0, _ALL
 
@@ -205,6 +207,10 @@ class Batch:
         """How many slots can be opened."""
         return sum(not slot.is_open for slot in self.slots)
 
+    def is_long(self, n_tokens: int) -> bool:
+        """Whether so many tokens have the rotary factors of long sequences."""
+        return n_tokens > self.n_short
+
     def open(
         self, prompt: Tokens = (), model: Model | None = None, owner: int | None = None
     ) -> Slot:
@@ -222,12 +228,8 @@ class Batch:
         if not free:
             raise DataError(f"all {len(self.slots)} slots are taken")
         start = [int(token) for token in prompt[:-1]]
-        is_long = len(prompt) > self.n_short
-        alike = [
-            slot
-            for slot in self.slots
-            if (slot.model, slot.owner, slot.is_long) == (model, owner, is_long)
-        ]
+        kind = model, owner, self.is_long(len(prompt))
+        alike = [s for s in self.slots if (s.model, s.owner, s.is_long) == kind]
         donor = max(alike, key=lambda slot: slot.n_shared(start), default=free[0])
         n = donor.n_shared(start) if donor in alike else 0
         wastes_little = donor in free and 2 * n >= donor.n_past
@@ -248,9 +250,7 @@ class Batch:
         """
         checked = {slot: self._check_tokens(slot, tokens) for slot, tokens in pieces.items()}
         for slot, ids in checked.items():
-            slot.tokens += ids
-            slot.n_changes += 1
-            slot.turn()
+            slot.extend(ids)
         logits: dict[Slot, list[np.ndarray]] = {slot: [] for slot in checked}
         for together in self._groups(list(checked)):
             while together:
@@ -270,9 +270,7 @@ class Batch:
 
         Raises as `feed`.
         """
-        slot.tokens += self._check_tokens(slot, tokens)
-        slot.n_changes += 1
-        slot.turn()
+        slot.extend(self._check_tokens(slot, tokens))
         while True:
             (logits,) = self._run_pass(self._next([slot]))
             if slot.n_cached == slot.n_past:
@@ -294,8 +292,7 @@ class Batch:
                 token = after
                 yield from self._give(slot, token)
         while slot.n_past < end:
-            slot.tokens.append(token)
-            slot.n_changes += 1
+            slot.extend([token])
             (logits,) = self._run_pass({slot: 1})
             token = checked_argmax(logits[-1])
             yield from self._give(slot, token)

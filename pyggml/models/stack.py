@@ -96,12 +96,12 @@ def read_below(file: gguf.GGUFFile) -> tuple[Below, ...]:
     return tuple(map(Below, names, digests, weights.tolist()))
 
 
-def trained_on(file: gguf.GGUFFile) -> dict[str, str]:
+def base_metadata(file: gguf.GGUFFile) -> dict[str, str]:
     """The key for an adapter of the model in this file."""
     return {BASE: str(identity(file))}
 
 
-def on_another_base(adapters: Iterable[LoraPairs], file: gguf.GGUFFile) -> dict[str, str]:
+def base_differences(adapters: Iterable[LoraPairs], file: gguf.GGUFFile) -> dict[str, str]:
     """By the name of an adapter, how the model in this file differs from the one it was trained on.
 
     Of the same model in other types nothing is told: an adapter is meant for these, too.

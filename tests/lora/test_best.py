@@ -46,7 +46,11 @@ def test_the_best_is_kept_through_a_checkpoint(trainer_of, whole, tmp_path, afte
 def test_a_run_that_was_stopped_has_the_best_and_goes_on_from_its_last(trainer_of, whole):
     best = whole.history.best.step
     trainer = trainer_of(**SETTINGS, keep_best=True)
-    stop = lambda event: trainer.stop() if trainer.progress.step == best + 3 else None  # noqa: E731
+
+    def stop(event):
+        if trainer.progress.step == best + 3:
+            trainer.stop()
+
     assert not trainer.run(stop)
     assert (trainer.output_step, trainer.progress.step) == (best, best + 3)
     assert np.array_equal(trainer.parameters.data, whole.parameters.data)

@@ -55,7 +55,7 @@ class Request:
     prompt: np.ndarray
     completion: Completion
     model: Model
-    tell: Callable[[Piece | ReadPrompt | Failure], None] = field(default=lambda told: None)
+    tell: Callable[[Piece | ReadPrompt | Failure], None] = field(default=lambda event: None)
     n_likeliest: int | None = None
     deadline: float = math.inf
     owner: int | None = None

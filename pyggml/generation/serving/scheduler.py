@@ -21,6 +21,7 @@ from pyggml.generation.batch import check_shift
 from pyggml.generation.passes import MOST_TOKENS, in_whole_passes
 from pyggml.generation.sampler import logprobs
 from pyggml.generation.serving.request import Failure, ReadPrompt, Request, RequestExpired
+from pyggml.model import Model
 
 PREFILL = 512  # prompt tokens of a pass in which nobody writes
 PREFILL_BESIDE = 64  # in one in which somebody does
@@ -136,15 +137,14 @@ class Scheduler:
         """
         if request.n_likeliest is not None:
             return False
-        whose, n_short = (request.model, request.owner), self._batch.n_short
-        alike = [
-            a
-            for a in self._active
-            if (a.request.model, a.request.owner) == whose
-            and (len(a.request.prompt) > n_short) == (len(request.prompt) > n_short)
-        ]
+        kind = self._kind(request)
+        alike = [active for active in self._active if self._kind(active.request) == kind]
         saved = (self._n_to_copy(a.request, request) - a.slot.n_past for a in alike)
         return request.model.batches and max(saved, default=0) >= WORTH_WAITING
+
+    def _kind(self, request: Request) -> tuple[Model, int | None, bool]:
+        """What prompts that share their beginning in the cache have alike."""
+        return request.model, request.owner, self._batch.is_long(len(request.prompt))
 
     def _n_to_copy(self, source: Request, target: Request) -> int:
         """How many tokens of a prompt can be copied once another's are computed."""

@@ -62,7 +62,7 @@ class Logits(Completion):
         return super().take(logits)
 
 
-def served(scheduler, model, prompts, n_told=0):
+def answer_all(scheduler, model, prompts, n_told=0):
     """The requests of some prompts, answered together; the first n_told prompts are told."""
     requests = [
         Request(
@@ -92,8 +92,8 @@ def test_in_a_deterministic_batch_company_changes_no_bit(name, rng, passes_of_32
     start = rng.integers(6, 250, 70)
     prompts = [np.append(start, rng.integers(6, 250, 1 + 9 * i)).astype(np.int32) for i in range(4)]
     scheduler = Scheduler(Batch(model, 5, 128, deterministic=True))
-    first, again = (served(scheduler, model, prompts) for _ in range(2))
-    _, *beside = served(scheduler, model, prompts[:1] + prompts, n_told=1)
+    first, again = (answer_all(scheduler, model, prompts) for _ in range(2))
+    _, *beside = answer_all(scheduler, model, prompts[:1] + prompts, n_told=1)
     assert model.batches == any(request.n_cached for request in again)
     assert all(request.n_cached % 32 == 0 for request in [*first, *again, *beside])
     for i, prompt in enumerate(prompts):
@@ -137,7 +137,7 @@ def test_answers_that_grow_beyond_the_original_context(phi3, rng):
     prompts = [np.append(start, rng.integers(6, 250, n)).astype(np.int32) for n in (3, 5, 8, 9, 30)]
     scheduler = Scheduler(Batch(model, 3, 64))
     for n_told in (0, 5):
-        for request in served(scheduler, model, prompts, n_told):
+        for request in answer_all(scheduler, model, prompts, n_told):
             text = [*request.prompt.tolist(), *request.completion.tokens]
             for n, row in enumerate(request.completion.rows, len(request.prompt)):
                 wanted = model.logits(text[:n])[-1]
@@ -146,11 +146,11 @@ def test_answers_that_grow_beyond_the_original_context(phi3, rng):
 
 def test_a_long_prompt_that_is_told_is_long_from_its_first_piece_on(phi3, rng, monkeypatch):
     monkeypatch.setattr("pyggml.generation.serving.scheduler.PREFILL_READ", 10)
-    prompt, told = rng.integers(6, 250, 30).astype(np.int32), []
+    prompt, events = rng.integers(6, 250, 30).astype(np.int32), []
     scheduler = Scheduler(Batch(phi3, 2, 64))
     scheduler.submit(
         Request(
-            prompt=prompt, completion=Logits(prompt, phi3), model=phi3, tell=told.append,
+            prompt=prompt, completion=Logits(prompt, phi3), model=phi3, tell=events.append,
             n_likeliest=0,
         )
     )  # fmt: skip
@@ -158,5 +158,5 @@ def test_a_long_prompt_that_is_told_is_long_from_its_first_piece_on(phi3, rng, m
         pass
     logits = phi3.logits(prompt)[:-1].astype(np.float64)
     wanted = logits[np.arange(29), prompt[1:]] - np.log(np.exp(logits).sum(axis=1))
-    found = [piece.logprob for piece in told[0].pieces[1:]]
+    found = [piece.logprob for piece in events[0].pieces[1:]]
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)

@@ -43,8 +43,11 @@ class FakeBatch:
     """Slots that copy nothing but what `known` holds; logits that make token 70 the likeliest."""
 
     def __init__(self, n_slots, deterministic=False):
-        self.deterministic, self.n_short = deterministic, 1 << 62
+        self.deterministic = deterministic
         self.n_slots, self.open_slots, self.fed, self.known = n_slots, [], [], 0
+
+    def is_long(self, n_tokens):
+        return False
 
     @property
     def n_free(self):
