@@ -135,7 +135,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc] # the harness has no types
         writer = AnswerWriter(self.model, max((len(ids) + n for ids, _, n in tasks), default=1))
         texts = list[str]()
         for each, (ids, how, n) in zip(arguments, tasks, strict=True):
-            texts.append(writer.write(ids, _sampling(how), n))
+            texts.append(writer.write(tuple(ids), _sampling(how), n))
             self.cache_hook.add_partial("generate_until", each, texts[-1])
         return texts
 

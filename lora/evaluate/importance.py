@@ -73,8 +73,8 @@ class Collector:
         ids = tokenizer.encode(text, parse_special=parse)
         self.n_left_out += len(ids) % n_ctx
         for tokens in chunks_of(model, ids, n_ctx):
-            ids = tokens if bos is None else np.concatenate([[bos], tokens[1:]])
-            yield partial(fill, self._inputs, ids)
+            chunk = tokens if bos is None else np.concatenate([[bos], tokens[1:]])
+            yield partial(fill, self._inputs, chunk)
 
     def _of_windows(self, model: Model, data: Dataset) -> Iterator[Callable[[], None]]:
         is_token = data.documents[:, :-1] >= 0
