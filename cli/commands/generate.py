@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from pyggml import Model
-from pyggml.chat import ChatEncoder, answer_ending, carries_template
+from pyggml.chat import MODEL, ChatEncoder, answer_ending, carries_template
 from pyggml.cli.terminal.chat_templates import (
     chat_template_kwargs_option,
     chat_template_option,
+    choose_template,
     template_for,
 )
 from pyggml.cli.terminal.data_files import columns_option, data_option
@@ -158,6 +159,8 @@ def _prompts(
 ) -> tuple[list[_Prompt], Sampling]:
     """The prompts as tokens, and how they are answered: chats end as their template has it."""
     prompts, continues, encoder = list[_Prompt](), given["continue_last"], None
+    if any(each.is_question for each in rows) and _has_template(model, source, given):
+        rows = [each.as_chat for each in rows]
     if any(not isinstance(each.prompt, str) for each in rows):
         encoder, ending = _encoder(model, source, given)
         how = replace(how, stop=(*how.stop, *ending))
@@ -171,6 +174,13 @@ def _prompts(
     if n and not continues:
         note(f"{plural(n, 'row')} with an answer, which is left out: another is written")
     return prompts, how
+
+
+def _has_template(model: Model, source: ModelSource, given: Mapping[str, Any]) -> bool:
+    """Whether there is a template to write questions with, as training looks for one."""
+    adapters = (path for path, _ in source.adapters)
+    choice = choose_template(model.tokenizer, adapters, given["chat_template"])
+    return choice.wanted != MODEL or bool(model.tokenizer.chat_templates)
 
 
 def _of_row(model: Model, encoder: ChatEncoder | None, row: PromptRow, continues: bool) -> _Prompt:

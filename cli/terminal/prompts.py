@@ -4,6 +4,8 @@ A record is a row as for training, preferring or eval, of which what comes befor
 messages and a "prompt" need no answer. A file of JSON may also be one list of messages.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,12 +36,27 @@ _WANTED = 'wanted {"messages": [{"role": "user", "content": "..."}]}, {"prompt":
 @dataclass(frozen=True, slots=True)
 class PromptRow:
     """A prompt: a text, or messages with the functions that the assistant may call; and the answer
-    that the file has, if it has one."""
+    that the file has, if it has one.
+
+    is_question: a text that models with a chat template read as a chat, as in training
+    """
 
     place: Place
     prompt: str | Messages
     answer: str | Messages = ()
     tools: tuple[dict[str, Any], ...] = ()
+    is_question: bool = False
+
+    @property
+    def as_chat(self) -> PromptRow:
+        """A question and its answer as messages; others as they are."""
+        if not self.is_question:
+            return self
+        prompt, answer = (
+            ({"role": role, "content": text},)
+            for role, text in (("user", self.prompt), ("assistant", self.answer))
+        )
+        return PromptRow(self.place, prompt, answer)
 
     @property
     def messages(self) -> Messages:
@@ -125,7 +142,7 @@ def _of_row(row: Row) -> PromptRow:
         case LabelledRow():
             prompt = PromptRow(row.place, row.prompt, row.completion, row.tools)
         case CompletionRow():
-            prompt = PromptRow(row.place, row.prompt, row.completion)
+            prompt = PromptRow(row.place, row.prompt, row.completion, (), row.is_answer)
         case QuestionRow():
             prompt = PromptRow(row.place, row.prompt, row.choices[row.answer])
         case _:

@@ -67,6 +67,18 @@ def test_each_chat_is_answered(generate, encoder, pyggml, path):
     assert json.loads(one.out) == made[0] | {"seed": json.loads(one.out)["seed"]}
 
 
+def test_a_question_with_its_answer_is_a_chat_as_in_training(generate, encoder, pyggml, tiny):
+    rows = [{"question": "the th", "answer": "path"}]
+    made = json.loads(generate(rows, "--json").out)
+    assert made["prompt_tokens"] == encoder.prompt([user("the th")])
+    as_text = generate(rows, "--json", "--columns", "prompt=question,completion=answer")
+    assert json.loads(as_text.out)["prompt_tokens"] != made["prompt_tokens"]
+    gone_on = json.loads(generate(rows, "--json", "--continue-last").out)
+    assert len(gone_on["prompt_tokens"]) > len(made["prompt_tokens"])
+    ended = generate(rows, "-m", tiny, "--json")  # without a template
+    assert json.loads(ended.out)["prompt_tokens"] == json.loads(as_text.out)["prompt_tokens"]
+
+
 def test_json_has_the_probabilities(generate):
     made = json.loads(generate([{"messages": ASKED}], "--json", "--logprobs", 2).out)
     assert [each["token"] for each in made["logprobs"]] == made["tokens"]

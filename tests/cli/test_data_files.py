@@ -217,7 +217,6 @@ OTHERWISE = {  # what else a command says of a kind; the others read it
             "pairs",
             "labels",
             "questions",
-            "questions and answers",
         )
     },
 }

@@ -111,6 +111,6 @@ def _load(chat: Conversation, opening: PromptRow) -> None:
     try:
         if opening.tools:
             raise DataError("has tools, which nothing would call")
-        chat.load(opening.messages)
+        chat.load(opening.as_chat.messages)
     except (DataError, BadRow) as error:
         raise DataError(f"{opening.place.file}: {opening.place} {error}") from None
