@@ -143,7 +143,7 @@ class Connection(H11Protocol):
         waits = self._phase in (Phase.HEAD, Phase.IDLE, Phase.PARTING)
         return waits or (not self.is_welcome and self.flow.write_paused)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as its base
         super().connection_made(transport)
         self.address = network_of(self.client[0] if self.client else "")
         self.places.take(self)

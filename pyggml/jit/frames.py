@@ -328,13 +328,13 @@ def _frame_type(module: str, name: str, known_as: str) -> types.Type:
 
 
 @register_model(FrameType)
-class _Pointer(models.PrimitiveModel):  # type: ignore[misc]
+class _Pointer(models.PrimitiveModel):  # type: ignore[misc] # Numba has no types
     def __init__(self, manager: Any, frame: Any) -> None:
         super().__init__(manager, frame, _WORD.as_pointer())
 
 
 @infer_getattr
-class _FieldTypes(AttributeTemplate):  # type: ignore[misc]
+class _FieldTypes(AttributeTemplate):  # type: ignore[misc] # Numba has no types
     key = FrameType
 
     def generic_resolve(self, frame: FrameType, name: str) -> types.Type | None:
