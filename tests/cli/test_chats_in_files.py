@@ -215,3 +215,18 @@ def test_a_server_goes_on_with_the_last_message(path, encoder):
     for fields in (go_on | {"add_generation_prompt": True}, {"add_generation_prompt": False}):
         with pytest.raises(ApiError, match="add_generation_prompt is (true|false), wanted"):
             ids(**fields)
+
+
+def test_a_run_does_not_go_on_with_a_template_that_was_changed(pyggml, path, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [*BEGUN]}) + "\n")
+    template, out = tmp_path / "t.jinja", tmp_path / "out.gguf"
+    template.write_text(TEMPLATE)
+    how = ("-f", tmp_path / "a.jsonl", "--chat-template", template, "--ctx", 64, "--lora-rank", 1)
+    ends = ("-o", out, "--checkpoint-dir", tmp_path / "ck", "--no-report", "--val-split", 0)
+    run = ("finetune", "-m", path, *how, *ends, "--max-steps")
+    assert pyggml(*run, 2).code == 0
+    template.write_text(TEMPLATE.replace("a:", "b:"))
+    ended = pyggml(*run, 2, "--resume", "auto")
+    assert ended.code == 2 and "the template was changed" in ended.err
+    template.write_text(TEMPLATE)
+    assert pyggml(*run, 2, "--resume", "auto").code == 0

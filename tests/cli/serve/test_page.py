@@ -305,7 +305,8 @@ def test_an_answer_is_markdown_and_no_other_markup(open_page, server):
     assert "☐ one" in answer.inner_text()
     assert not answer.locator("b, i, img, input, script, style, iframe").count()
     links = answer.locator("a")
-    assert [link.get_attribute("href") for link in links.all()] == [
+    assert not answer.locator("a[href]").count()  # see the test of links
+    assert [link.get_attribute("title") for link in links.all()] == [
         "https://example.org",
         None,
         "https://example.org/x.png",
@@ -317,6 +318,23 @@ def test_an_answer_is_markdown_and_no_other_markup(open_page, server):
     answer.locator(".head button").click()
     page.wait_for_selector(".head button:text-is('Copied')")
     assert page.evaluate("navigator.clipboard.readText()") == 'print("<i>")\n'
+
+
+@pytest.mark.parametrize("press", ["pointer", "key"])
+def test_a_link_of_an_answer_leads_nowhere_until_it_is_pressed(open_page, server, press):
+    page = open_page(server)
+    keep(page, "[link](http://127.0.0.1:9/x)")
+    link = page.locator("#left .answer a")
+    link.hover()
+    assert link.get_attribute("href") is None
+    with page.context.expect_page() as opened:
+        if press == "pointer":
+            link.click()
+        else:
+            link.focus()
+            page.keyboard.press("Enter")
+    assert opened.value.evaluate("window.opener") is None
+    opened.value.close()
 
 
 def test_nothing_but_the_sanitiser_makes_html(open_page, server):

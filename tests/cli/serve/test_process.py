@@ -1,6 +1,7 @@
 """`pyggml serve` as a process: its first lines, its refusals, its end."""
 
 import http.client
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import threading
 import time
 import warnings
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -64,6 +66,24 @@ def process(chatty, adapters):
     for running in started:
         running.kill()
         running.communicate(timeout=60)
+
+
+def test_names_that_are_not_utf_8_or_steer_terminals(process, adapters, tmp_path):
+    names = [b"m\xff.gguf", b"\x1b[31ma.gguf"]
+    files = [Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)) for name in names]
+    for file, adapter in zip(files, adapters.values(), strict=True):
+        shutil.copy(adapter, file)
+    running, url, lines = process("--lora", files[0], "--lora", files[1])
+    ids = [each["id"] for each in httpx.get(f"{url}/v1/models").json()["data"][1:]]
+    assert ids == ["m\\xff", "\x1b[31ma"] and "\\x1b[31ma" in "".join(lines)
+    for name in [*ids, "m\ufffd", "\udcff"]:
+        body = json.dumps({"model": name, "prompt": "the", "max_tokens": 1})
+        status = httpx.post(f"{url}/v1/completions", content=body, timeout=60).status_code
+        assert status == {"m\ufffd": 404, "\udcff": 400}.get(name, 200)
+        assert httpx.get(f"{url}/v1/models/m%FF").status_code == 404
+    running.terminate()
+    said = "".join(lines) + "".join(running.communicate(timeout=60))
+    assert "\x1b" not in said and "Traceback" not in said
 
 
 def test_a_connection_stays_longer_than_clients_keep_theirs(process):

@@ -26,11 +26,25 @@ marked.use({
   },
 });
 
+// Browsers look up, or connect to, where a link leads once a pointer is over it, and a stranger
+// chose that name: a link leads nowhere until it is pressed, by a pointer or a key.
 DOMPurify.addHook("afterSanitizeAttributes", (node) => {
-  if (node.tagName !== "A") return;
+  const url = node.tagName === "A" && node.getAttribute("href");
+  if (!url) return;
+  node.removeAttribute("href");
+  node.setAttribute("title", url);
+  node.setAttribute("role", "link");
+  node.setAttribute("tabindex", "0");
   node.setAttribute("target", "_blank");
   node.setAttribute("rel", "noopener noreferrer");
 });
+
+for (const press of ["pointerdown", "keydown"]) {
+  document.addEventListener(press, ({ target }) => {
+    const link = target.closest?.(".answer a[role=link]");
+    if (link) link.href = link.title;
+  }, true);
+}
 
 // Show a text in an element; code blocks get their language and a button that copies them.
 export function showMarkdown(place, text) {
