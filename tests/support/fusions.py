@@ -18,7 +18,7 @@ def _apart(t, graph):
     known = dict(zip(of.sources, t.src, strict=True))
 
     def anew(s):
-        if s.op is SAVED:
+        if s not in known and s.op is SAVED:
             return anew(s.src[0]).saved[s.src[0].saved.index(s)]
         if s not in known:
             known[s] = s.reading(tuple(map(anew, s.src)))

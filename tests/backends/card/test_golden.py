@@ -78,13 +78,15 @@ def gradient_errors(name, device):
 
 
 def session_error(name, device):
-    """The largest error of logits, of a prompt in parts and of single tokens."""
-    values = values_of(name)
+    """The largest error of logits, of a prompt in parts and of single tokens; of LongRoPE, of those
+    that have the rotary factors of the whole text."""
+    values, model = values_of(name), loaded(f"peers/{name}", device)
     tokens, errors = values["tokens"], []
-    session = Session(loaded(f"peers/{name}", device), len(tokens))
+    session = Session(model, len(tokens))
     for n in (7, 1, 1, 12, 1, 1, 1):
         found = session.feed(tokens[session.n_past : session.n_past + n])
-        errors.append(nmse(found, values["logits"][session.n_past - 1]))
+        if session.n_past > (model.config.n_ctx_short or 0):
+            errors.append(nmse(found, values["logits"][session.n_past - 1]))
     return max(errors)
 
 
