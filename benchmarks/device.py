@@ -39,6 +39,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from batches import random_batch
 
 import pyggml
 from pyggml.backends.cuda import cards, open_cuda
@@ -50,7 +51,6 @@ from pyggml.generation.passes import MOST_TOKENS
 from pyggml.graph.dtypes import DTYPES
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.adapter.parameters import Parameters
-from pyggml.lora.data import Batch
 from pyggml.lora.optim import AdamW, n_kept
 from pyggml.lora.ranks import ALONE
 from pyggml.lora.trainer.gradient import StepGradient
@@ -169,16 +169,6 @@ def products(card: Card) -> None:
 
 
 # -- training steps -----------------------------------------------------------------------------
-
-
-def random_batch(n_sequences: int, n_ctx: int, n_vocab: int) -> Batch:
-    """Causal sequences of random tokens in one row, every position trained."""
-    n = n_sequences * n_ctx
-    ids = np.random.default_rng(0).integers(0, n_vocab, n + 1).astype(np.int32)
-    positions = np.tile(np.arange(n_ctx, dtype=np.int32), n_sequences)
-    first = np.repeat(np.arange(n_sequences, dtype=np.int32) * n_ctx, n_ctx)
-    span = np.stack([first, first + positions + 1], axis=1)
-    return Batch(ids[:-1], positions, span, ids[1:], np.full(n, 1 / n, np.float32))
 
 
 def matrix_weights(model: Model) -> int:

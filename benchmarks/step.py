@@ -19,7 +19,7 @@ from math import prod
 from statistics import median
 from time import perf_counter
 
-import numpy as np
+from batches import random_batch
 from gemm import limit, limit_flop, seconds
 
 import pyggml
@@ -33,15 +33,6 @@ from pyggml.lora.trainer.passes import Passes
 from pyggml.model import COMPUTE_TYPES, Model
 
 from machine import about, median_seconds, peak_rss_gb
-
-
-def random_batch(n_tokens: int, n_vocab: int) -> Batch:
-    """One causal sequence of random tokens, every position trained."""
-    ids = np.random.default_rng(0).integers(0, n_vocab, n_tokens + 1).astype(np.int32)
-    positions = np.arange(n_tokens, dtype=np.int32)
-    span = np.stack([np.zeros_like(positions), positions + 1], axis=1)
-    weights = np.full(n_tokens, 1 / n_tokens, np.float32)
-    return Batch(ids[:-1], positions, span, ids[1:], weights)
 
 
 def step(passes: Passes, optimiser: AdamW, parameters: Parameters, batch: Batch, n: int) -> None:
@@ -99,7 +90,7 @@ def main() -> None:
     keep = Keep.LAYERS if options.grad_checkpointing else Keep.COSTLY
     passes = Passes(adapter.model, parameters, options.tokens, keep=keep)
     optimiser = AdamW(parameters, TrainConfig())
-    batch = random_batch(options.tokens, model.config.n_vocab)
+    batch = random_batch(1, options.tokens, model.config.n_vocab)
     first = 0.0
 
     def one() -> None:
