@@ -41,15 +41,15 @@ def measure(model: Path, n_tokens: int, n_passes: int, n_steps: int) -> dict[str
     corpus = Corpus(Dataset(tokens, np.zeros(shape, np.int32)), None)
     config = TrainConfig(grad_accum=n_passes, threads=1)
     trainer = Trainer(adapter.model, adapter.parameters, corpus, config, ranks=ranks)
-    seconds, exchanged, spent, add = [], [], [0.0], ranks.added
+    seconds, exchanged, spent, add = [], [], [0.0], ranks.add
 
-    def added(gradients: Sequence[np.ndarray], n: int, size: int) -> np.ndarray:
+    def timed_add(gradients: Sequence[np.ndarray], n: int, size: int) -> np.ndarray:
         began = perf_counter()
         total = add(gradients, n, size)
         spent[0] += perf_counter() - began
         return total
 
-    vars(ranks)["added"] = added
+    vars(ranks)["add"] = timed_add
 
     def report(event: object) -> None:
         if isinstance(event, StepReport):

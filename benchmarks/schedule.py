@@ -35,10 +35,11 @@ from typing import Any, NoReturn
 
 import llvmlite.binding as llvm
 import numpy as np
+from batches import random_batch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from step import random_batch, step
+from step import step
 
 import pyggml
 from pyggml import threads
@@ -168,7 +169,7 @@ class Run:
         self.parameters: Parameters = adapter.parameters
         self.passes = Passes(adapter.model, self.parameters, n_tokens)
         self.optimiser = AdamW(self.parameters, TrainConfig())
-        self.batch: Batch = random_batch(n_tokens, model.config.n_vocab)
+        self.batch: Batch = random_batch(1, n_tokens, model.config.n_vocab)
         self.n, self.note_cycles = 0, _note_cycles()
 
     def step(self) -> None:

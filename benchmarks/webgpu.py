@@ -35,7 +35,8 @@ from typing import Any, Literal
 
 import numpy as np
 import wgpu
-from step import matrix_weights, random_batch
+from batches import random_batch
+from step import matrix_weights
 
 import pyggml
 from pyggml.backends.kit.products import Factor
@@ -163,7 +164,7 @@ def steps(card: Card, file: str, options: Any) -> float:
     adapter = attach(model, LoraConfig(rank=options.rank, alpha=2.0 * options.rank))
     parameters = adapter.parameters
     passes = Passes(adapter.model, parameters, n)
-    batch, taken = random_batch(n, model.config.n_vocab), []
+    batch, taken = random_batch(1, n, model.config.n_vocab), []
     with model.devices.holding(*parameters.buffers.values()):
         optimiser = AdamW(parameters, TrainConfig(), model.devices)
         gradient = StepGradient(parameters, model.devices, ALONE)

@@ -160,21 +160,12 @@ def job_of(
 
     Raises ConfigError with all faults.
     """
-    places = places or {}
     fixed = frozenset(name for name, value in given.items() if value is not None)
     given = _complete(given)
-    problems: list[Fault] = [*faults, *_clashes(given)]
-    configs: dict[type, Any] = {}
-    for kind, flags in SETTINGS_FLAGS.items():
-        try:
-            config: Any = kind(**given_settings(kind, flags, given))
-            configs[kind] = config.build() if kind is ObjectiveConfig else config
-        except ConfigError as error:
-            named = [(flags.get(f[0], f[0]), f) for f in error.faults if not isinstance(f, str)]
-            problems += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
-    if problems:
+    configs, wrong = _configs(given, places or {})
+    if problems := [*faults, *_clashes(given), *wrong]:
         raise ConfigError(problems)
-    reading, lora, train, objective = configs.values()
+    reading, lora, train, objective = configs
     if idle := _idle_settings(reading, objective):
         raise ConfigError(idle)
     own = {name: given[name] for name in _OWN}
@@ -192,6 +183,19 @@ def job_of(
         fixed=fixed,
         previews_only=given["output"] is _PLACEHOLDER and not given["dry_run"],
     )
+
+
+def _configs(given: Mapping[str, Any], places: Mapping[str, str]) -> tuple[list[Any], list[Fault]]:
+    """The settings of each kind; and their faults, without which there is one of each."""
+    configs, faults = list[Any](), list[Fault]()
+    for kind, flags in SETTINGS_FLAGS.items():
+        try:
+            config: Any = kind(**given_settings(kind, flags, given))
+            configs.append(config.build() if kind is ObjectiveConfig else config)
+        except ConfigError as error:
+            named = [(flags.get(f[0], f[0]), f) for f in error.faults if not isinstance(f, str)]
+            faults += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
+    return configs, faults
 
 
 def _idle_settings(reading: DataConfig, objective: Objective) -> list[Fault]:

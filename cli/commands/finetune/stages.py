@@ -316,14 +316,11 @@ def _train(
 
             try:
                 finished = trainer.run(report, *watchers, progress=False)
+            except DeviceLostError as error:  # and the newest numbers with it
+                raise _with_rest(error, results.checkpoint_hint(trainer)) from error
             except PyggmlError as error:
-                if isinstance(error, DeviceLostError):  # and the newest numbers with it
-                    left = results.checkpoint_hint(trainer)
-                else:
-                    left = results.rescue(trained, trainer, meter, job.output, metadata)
-                if isinstance(error, DeviceMemoryError):
-                    left = [results.SMALLER, *left]
-                raise PyggmlError([*error.faults, *left], error.about) from error
+                left = results.rescue(trained, trainer, meter, job.output, metadata)
+                raise _with_rest(error, left) from error
         trainer.free()
         trained.parameters.end()
         results.check_numbers(trained)
@@ -332,6 +329,12 @@ def _train(
             results.save(trained, trainer, meter, job.output, metadata)
             record.say_faults(record_report)
     return finished
+
+
+def _with_rest(error: PyggmlError, left: Sequence[str]) -> PyggmlError:
+    """The error that ended a run, with what is left of the run."""
+    advice = [results.SMALLER] if isinstance(error, DeviceMemoryError) else []
+    return PyggmlError([*error.faults, *advice, *left], error.about)
 
 
 def _compile_helper(
