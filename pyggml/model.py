@@ -31,14 +31,14 @@ from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.gemm import FASTEST
 from pyggml.kernels.kernel import Compute
-from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, build, read
+from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, Trace, build, read, record
 from pyggml.models.adapter import read_adapter
+from pyggml.models.edits import Numbers, edits
 from pyggml.models.stack import base_differences, missing
-from pyggml.models.taps import Edit, Numbers, check_names, edits
+from pyggml.models.taps import check_names
 from pyggml.models.weights import zero_matrices
 from pyggml.runtime import Arenas, Devices, Program, bind, schedule
 from pyggml.runtime.choice import backends_of
-from pyggml.runtime.trace import Trace
 
 Path = str | os.PathLike[str]
 AdapterFile = Path | tuple[Path, float]  # a file, or a file and its weight
@@ -67,13 +67,13 @@ class Model:
         self.devices.hold(*parts.weights.values())
         self.adapters: tuple[LoraPairs, ...] = ()
         self.release = False
-        self.traced: Trace | None = None
-        self._edits: list[Edit] = []  # of the trace
+        self.traces: tuple[Trace, ...] = ()  # that are on, the outermost first
+        self._said_rounding = False
 
     def with_adapters(self, *adapters: LoraPairs) -> Model:
         """A model over the same weights, not copied, with these updates instead; none: the base."""
         model = copy(self)  # with the tokenizer, if that is built already
-        model.adapters, model.traced, model._edits = adapters, None, []
+        model.adapters, model.traces = adapters, ()
         return model
 
     def with_adapter_files(self, *given: AdapterFile) -> Model:
@@ -113,10 +113,15 @@ class Model:
         )
 
     @property
+    def rounds(self) -> bool:
+        """Whether products with its weights round what they multiply."""
+        packed = any(w.dtype is not F32 for w in self.parts.weights.values())
+        return packed and self.backend.compute != "f32"
+
+    @property
     def kept_as(self) -> DType:
         """The type in which training keeps a layer's large tensors: rounded if products round."""
-        packed = any(w.dtype is not F32 for w in self.parts.weights.values())
-        return BF16 if packed and self.backend.compute != "f32" else F32
+        return BF16 if self.rounds else F32
 
     @property
     def config(self) -> ModelConfig:
@@ -151,12 +156,16 @@ class Model:
         inputs = Inputs.empty(len(ids))
         fill(inputs, ids)
         taps = self.taps()
+        self.note_rounding()
         out = build(self.parts, inputs, self.adapters, taps=taps)
         program = self.program(out, taps)
         program()
         self.record(taps, program)
         logits = program.read(out)
-        check_greatest(logits.max())  # NaN if any is
+        greatest = logits.max()  # NaN if any is
+        if self.edited and not np.isfinite(greatest):
+            self.with_adapters(*self.adapters).logits(ids)  # raises if the model itself makes none
+        check_greatest(greatest, self.edited)
         return logits
 
     @cached_property
@@ -192,7 +201,7 @@ class Model:
     def trace(
         self,
         *patterns: str,
-        scale: Mapping[str, float] | None = None,
+        scale: Mapping[str, Numbers] | None = None,
         add: Mapping[str, Numbers] | None = None,
         replace: Mapping[str, Numbers] | None = None,
         tokens: Iterable[int] | None = None,
@@ -201,27 +210,48 @@ class Model:
 
         patterns   names to read, with * and ?: "blk.*.out"
         scale      pattern → factor
-        add        pattern → numbers that broadcast to the activation, such as a steering vector
-        replace    pattern → such numbers in its place
-        tokens     positions in each run that are changed, from the end if negative; None: all
+        add        pattern → addend, such as a steering vector
+        replace    pattern → what stands in its place
+        tokens     positions in each text that are changed, from its end if negative; None: all, and
+                   an empty list: none
 
-        Raises ConfigError if a pattern names nothing, and if the model is traced already; and, when
-        a graph is built, ShapeError for numbers or tokens that do not fit.
+        What is changed takes a number, or an array that broadcasts to the activation. Traces nest:
+        an inner one changes what the outer ones have changed, and all read the result.
+
+        Raises ConfigError if a pattern names nothing, and for what is no number; and, when a graph
+        is built, ShapeError for numbers or tokens that do not fit.
         """
-        if self.traced:
-            raise ConfigError("the model is traced already: put all patterns into one trace")
-        changes = edits(scale, add, replace, tokens)
-        check_names(Taps(patterns, changes).all_patterns, self.activations)
-        trace = Trace(patterns)
-        self.traced, self._edits = trace, changes
+        trace = Trace(patterns, edits(scale, add, replace, tokens))
+        check_names(Taps(patterns, trace.edits).all_patterns, self.activations)
+        before = self.traces
+        self.traces = (*before, trace)
         try:
             yield trace
         finally:
-            self.traced, self._edits = None, []
+            self.traces = before
+
+    @property
+    def edited(self) -> list[str]:
+        """The patterns of what traces change."""
+        return [e.pattern for trace in self.traces for e in trace.edits]
+
+    def note_rounding(self) -> None:
+        """Warn, once, where activations are changed whose effect may drown in rounding."""
+        if self.edited and self.rounds and not self._said_rounding:
+            self._said_rounding = True
+            warnings.warn(
+                f"products round to {self.backend.compute}, and so does the effect of changing "
+                f"{first_names(self.edited)}: load(…, compute='f32') is exact",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def taps(self) -> Taps | None:
         """Taps for a graph of this model while it is traced."""
-        return Taps(self.traced.patterns, self._edits) if self.traced else None
+        if not self.traces:
+            return None
+        patterns = dict.fromkeys(p for trace in self.traces for p in trace.patterns)
+        return Taps([*patterns], [e for trace in self.traces for e in trace.edits])
 
     def record(
         self,
@@ -230,13 +260,13 @@ class Model:
         n_tokens: int | None = None,
         n_logits: int | None = None,
     ) -> None:
-        """Give a run's activations to the trace, if there is one: the first n_tokens rows, of
+        """Give a run's activations to the traces, if there are some: the first n_tokens rows, of
         logits n_logits."""
-        if self.traced and taps:
+        if self.traces and taps:
             n_rows = dict.fromkeys(("output", "logits"), n_logits)
             values = {name: program.read(t) for name, t in taps.read.items()}
-            self.traced.record(
-                {name: a[: n_rows.get(name, n_tokens)] for name, a in values.items()}
+            record(
+                self.traces, {name: a[: n_rows.get(name, n_tokens)] for name, a in values.items()}
             )
 
     # -- tokens ------------------------------------------------------------------------------------
@@ -255,13 +285,13 @@ class Model:
         return ids.astype(np.int32)
 
 
-def check_greatest(logit: float) -> None:
-    """NotFiniteError if the greatest logit is NaN or infinite."""
+def check_greatest(logit: float, edited: Sequence[str] = ()) -> None:
+    """NotFiniteError if the greatest logit is NaN or infinite. edited: what a trace changed."""
     if not np.isfinite(logit):
-        raise NotFiniteError(
-            f"the greatest logit is {logit}, wanted a finite number: the model's "
-            "weights or its adapter make no numbers"
-        )
+        cause = "the model's weights or its adapter make no numbers"
+        if edited:
+            cause = f"what a trace makes of {first_names(edited, 3)} leads to no numbers"
+        raise NotFiniteError(f"the greatest logit is {logit}, wanted a finite number: {cause}")
 
 
 def fill(inputs: Inputs, ids: np.ndarray, start: int = 0) -> None:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,23 @@ def test_what_the_page_on_values_shows_is_what_python_prints(capsys):
     shown += re.findall(r"^```text\n(.*?)^```", text, re.M | re.S)
     for words in (" ".join(line.split()) for line in shown):
         assert re.sub(r"\d\.\de-\d\d", "", words) in re.sub(r"\d\.\de-\d\d", "", printed)
+
+
+def test_the_lessons_say_what_they_need():
+    """Every package that a lesson imports, and pyggml does not bring, is named where they begin."""
+    lessons = ROOT / "docs/lessons"
+    cells = [c for page in lessons.glob("*.md") for c in PYTHON.findall(page.read_text("utf-8"))]
+    imported = {name for c in cells for name in re.findall(r"^(?:import|from) (\w+)", c, re.M)}
+    others = imported - {"pyggml", "numba", *sys.stdlib_module_names}
+    needed = (lessons / "index.md").read_text("utf-8").split("A lesson needs")[1].split("extra")[0]
+    assert {"numpy", "matplotlib"} <= others
+    assert {name.lower() for name in others} <= set(re.findall(r"\w+", needed.lower()))
+
+
+def test_the_reference_lists_nothing_twice():
+    listed = Counter(
+        name
+        for page in (ROOT / "docs/api").glob("*.md")
+        for name in re.findall(r"^::: (\S+)", page.read_text("utf-8"), re.M)
+    )
+    assert listed and [name for name, n in listed.items() if n > 1] == []

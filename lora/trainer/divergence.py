@@ -5,7 +5,7 @@ from math import isfinite
 
 import numpy as np
 
-from pyggml.errors import Fault, PyggmlError, TokenizerError
+from pyggml.errors import Fault, PyggmlError, TokenizerError, first_names
 from pyggml.gguf.fields import brief
 from pyggml.lora.data import Batch, Dataset
 from pyggml.lora.objectives.objective import Windows
@@ -28,10 +28,14 @@ def divergence(
     data: Dataset,
     windows: Windows,
 ) -> PyggmlError:
-    """The error of a step or a validation: what is not finite, where that begins, and its cause.
+    """The error of a step or a validation: what is not finite, where that begins, and its causes.
 
     The windows are run one by one, by `run` as before, until one is not finite either.
     """
+    causes = [cause]
+    if model.edited:
+        edited = first_names(model.edited, 3)
+        causes.append(f"what a trace makes of {edited} may lead to no numbers")
     for window in windows:
         gradient.begin()
         loss = losses.over(run, data, np.array([window])).loss
@@ -41,8 +45,8 @@ def divergence(
         if node is not None:
             about = f"of window {window + 1}{_beginning(model, data.tokens[window])}"
             first = f"the first number that is not finite is made by {node}, {about}"
-            return PyggmlError([what, first, cause])
-    return PyggmlError([what, cause])
+            return PyggmlError([what, first, *causes])
+    return PyggmlError([what, *causes])
 
 
 def _beginning(model: Model, tokens: np.ndarray) -> str:

@@ -28,7 +28,7 @@ from pyggml.lora.objectives import USUAL
 from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, TextLeaves
 from pyggml.lora.trainer.experts import LOAD, BalanceLeaves
 from pyggml.model import Model
-from pyggml.models import Inputs
+from pyggml.models import Inputs, record
 from pyggml.ops.arithmetic.dropout import DRAW
 from pyggml.runtime import Arenas, DevicePart, Program, Schedule, bind, compile_backwards, schedule
 
@@ -136,7 +136,7 @@ class Passes:
         factor: float = 0.0,
     ) -> None:
         self._noise = noise / sqrt(model.config.n_embd)
-        self._trace = model.traced
+        self._traces = model.traces
         self._draw, self._next = zeros((DRAW,), I32, "draw"), (0, 0)
         self._pairs: dict[int, _Pair] = {}
         for n in (n_tokens, *shorter):
@@ -271,8 +271,7 @@ class Passes:
         graph = program.schedule.graph
         loss, *others = (program.begin_read(graph[name]) for name in ("loss", *pair.further))
         self.outputs = {name: read() for name, read in zip(pair.further, others, strict=True)}
-        if self._trace:
-            self._trace.record(*pair.read_traces(program, alone))
+        record(self._traces, *pair.read_traces(program, alone), validation=alone)
         return float(loss())
 
     def first_not_finite(self) -> str | None:

@@ -28,7 +28,7 @@ def runs_ahead(model: Model) -> bool:
     ask for. Nor one that is traced: a trace reads each pass.
     """
     first = model.devices.backends[0]
-    if first.is_host or not model.batches or model.traced is not None:
+    if first.is_host or not model.batches or model.traces:
         return False
     choice, moved = _step(zeros((1,)), _inputs())
     return first.refusal(choice) is None and first.refusal(moved) is None

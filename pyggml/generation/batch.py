@@ -313,7 +313,7 @@ class Batch:
         ahead = self._passes.ahead(slot.model)
         run = ahead.begin(token, slot.n_past, slot.number * self.n_ctx, slot.length)
         coming: Coming | None = ahead.start()
-        while coming is not None and ahead.run == run and slot.model.traced is None:
+        while coming is not None and ahead.run == run and not slot.model.traces:
             slot.tokens.append(token)
             slot.n_cached = n = slot.n_past
             self._note_use(slot)

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.backends.cpu import array, detach
-from pyggml.errors import ConfigError
 from pyggml.generation.ahead import Ahead
 from pyggml.graph.dtypes import I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
-from pyggml.model import Model
-from pyggml.models import Cache, Inputs, Taps, build
+from pyggml.model import Model, check_greatest
+from pyggml.models import Cache, Inputs, Taps, Trace, build
 from pyggml.runtime import Arenas, Program
-from pyggml.runtime.trace import Trace
 from pyggml.sizes import round_up
 
 MOST_TOKENS = 512  # in one pass, llama.cpp's ubatch
@@ -77,7 +75,10 @@ class Pass:
         """The logits of the first n tokens of `of`, after a run; a trace gets its activations."""
         n_tokens = int(self.of[n - 1]) + 1
         self.model.record(self.taps, self.program, n_tokens=n_tokens, n_logits=n)
-        return self.program.read(self.logits)[:n]
+        logits = self.program.read(self.logits)[:n]
+        if self.taps and self.taps.edits:
+            check_greatest(logits.max(), [e.pattern for e in self.taps.edits])
+        return logits
 
     def release(self) -> None:
         """Let go of the arena: nodes refer to each other in circles, which would keep it."""
@@ -95,14 +96,14 @@ class Passes:
     def __init__(self, cache: Cache, n_slots: int) -> None:
         self.cache, self.n_slots = cache, n_slots
         self._arenas = Arenas()
-        self._bound: OrderedDict[tuple[Model, int, int, Trace | None], Pass] = OrderedDict()
+        self._bound: OrderedDict[tuple[Model, int, int, tuple[Trace, ...]], Pass] = OrderedDict()
         self._ahead: dict[Model, Ahead] = {}  # the last one alone
 
     def __getitem__(self, key: tuple[Model, int, int]) -> Pass:
         model, n_tokens, n_wanted = key
         most = self.n_slots if n_wanted <= self.n_slots else round_up(n_wanted, _LOGITS_STEP)
         n_logits = min(n_tokens, most)
-        kept_as = (model, n_tokens, n_logits, model.traced)
+        kept_as = (model, n_tokens, n_logits, model.traces)
         if kept_as not in self._bound:
             while len(self._bound) >= _MOST_KEPT:
                 self._bound.popitem(last=False)[1].release()
@@ -137,8 +138,6 @@ class Passes:
         filled = (inputs.tokens, inputs.positions, inputs.rows, inputs.span, inputs.length, of)
         put_together(*filled)
         taps = model.taps()
-        if taps and any(edit.tokens for edit in taps.edits):
-            raise ConfigError("tokens are positions of a whole run, wanted none in generation")
         wanted = of if n_tokens > 1 else None
         logits = build(model.parts, inputs, model.adapters, self.cache, wanted, taps)
         program = model.program(logits, taps, self._arenas)

@@ -12,7 +12,7 @@ from pyggml.errors import AdapterError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.model import Model, fill
-from pyggml.models import Inputs, build_loss
+from pyggml.models import Inputs, build_loss, record
 from pyggml.runtime import results
 
 
@@ -37,6 +37,7 @@ def loss_and_grads(
         raise DataError(f"{len(ids)} token, wanted at least 2: one to start from and one target")
     parameters = _parameters(model) if parameters is None else parameters
     taps = model.taps()
+    model.note_rounding()
     if len(ids) - 1 > model.config.n_ctx:
         raise DataError(
             f"{len(ids) - 1} tokens and a target, wanted at most the {model.config.n_ctx} of the "
@@ -59,9 +60,8 @@ def _differentiate(
     further outputs of `forward`, and their gradients."""
     graph = training_graph(forward, {**parameters, **read}, kept_as=model.kept_as)
     arrays = dict(zip(graph.names, results(graph, model.devices), strict=True))
-    if model.traced:
-        values = {name: arrays[name] for name in read}
-        model.traced.record(values, {name: arrays[f"grad:{name}"] for name in read})
+    values = {name: arrays[name] for name in read}
+    record(model.traces, values, {name: arrays[f"grad:{name}"] for name in read})
     return float(arrays["loss"]), {name: arrays[f"grad:{name}"] for name in parameters}
 
 
@@ -70,14 +70,14 @@ def _parameters(model: Model) -> dict[str, Tensor]:
     parameters: dict[str, Tensor] = {}
     for pairs in model.adapters:
         for base, pair in pairs.items():
-            if f"{base}.lora_a" in parameters and model.traced:
+            if f"{base}.lora_a" in parameters and model.traces:
                 return {}
             if f"{base}.lora_a" in parameters:
                 raise AdapterError(f"{base} has two updates, so its gradients have no clear name")
             parameters |= {f"{base}.lora_a": pair.a, f"{base}.lora_b": pair.b}
             if pair.magnitude is not None:
                 parameters[f"{base}.lora_magnitude"] = pair.magnitude.m
-    if not parameters and not model.traced:
+    if not parameters and not model.traces:
         raise AdapterError("the model has no adapter: attach one, or load one with the model")
     return parameters
 

@@ -24,7 +24,7 @@ from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.look.gradients import loss_and_grads
-from pyggml.model import Model
+from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net, Taps
 from pyggml.models.attention import Attention
 from pyggml.models.block import OutputScale
@@ -237,8 +237,11 @@ def _weights(part: Attention, q: np.ndarray, k: np.ndarray, sinks: np.ndarray | 
 
 
 def _predict(model: Model, stream: np.ndarray) -> np.ndarray:
-    """Logits (T, n_vocab) of a residual stream (T, n_embd): the last norm and what follows."""
-    net = Net(model.parts.weights, Inputs.empty(len(stream)), model.adapters)
+    """Logits (T, n_vocab) of a residual stream (T, n_embd): the last norm and what follows, with
+    what traces change of these."""
+    inputs = Inputs.empty(len(stream))
+    fill(inputs, np.zeros(len(stream), np.int32))
+    net = Net(model.parts.weights, inputs, model.adapters, taps=model.taps())
     decoder = model.parts.decoder
     return run(decoder.logits(net, decoder.last(net, leaf(stream))), devices=model.devices)[0]
 

@@ -11,6 +11,7 @@ from pyggml.models.net import Cache, Inputs, Net
 from pyggml.models.shift import Shift, build_shift
 from pyggml.models.small import draw, small_metadata, tensors_of
 from pyggml.models.taps import Edit, Taps
+from pyggml.models.trace import Trace, record
 from pyggml.models.weights import TensorSpec
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Shift",
     "Taps",
     "TensorSpec",
+    "Trace",
     "balance_loss",
     "build",
     "build_loss",
@@ -37,6 +39,7 @@ __all__ = [
     "draw",
     "expert_load",
     "read",
+    "record",
     "small_metadata",
     "tensors_of",
     "token_loss",

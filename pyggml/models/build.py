@@ -101,7 +101,7 @@ def build(
     net = Net(parts.weights, inputs, adapters, cache, taps)
     h = parts.decoder.hidden(net)
     if of is not None:
-        h = get_rows(h, of)
+        h, net.logits_of = get_rows(h, of), of
     return parts.decoder.logits(net, h).named("logits")
 
 

@@ -15,7 +15,7 @@ from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Tensor, zeros
 from pyggml.models.balance import Routing
 from pyggml.models.low_rank import LoraPair, LoraPairs
-from pyggml.models.taps import Taps
+from pyggml.models.taps import Positions, Taps
 from pyggml.models.weights import Weights, factor_of
 from pyggml.ops import (
     add,
@@ -123,6 +123,7 @@ class Net:
     cache: Cache | None = None
     taps: Taps | None = None
     turn: str = field(default="", init=False)  # before names while blocks run once more
+    logits_of: Tensor | None = field(default=None, init=False)  # (n,) int32; None: all tokens
     routings: list[Routing] = field(default_factory=list, init=False)  # of mixtures' layers
     _made: dict[Hashable, Tensor] = field(default_factory=dict, init=False)
     _left: dict[str, Tensor] = field(default_factory=dict, init=False)
@@ -186,7 +187,16 @@ class Net:
 
     def tap(self, name: str, x: Tensor) -> Tensor:
         """x, under a name by which it can be read or changed: pyggml.models.taps lists them."""
-        return x if self.taps is None else self.taps(f"{self.turn}{name}", x)
+        if self.taps is None:
+            return x
+        return self.taps(f"{self.turn}{name}", x, self._chosen_rows)
+
+    def _chosen_rows(self, name: str, tokens: tuple[int, ...]) -> Tensor:
+        """(n, 1) float32, 1 for each row of an activation at one of these positions of a text."""
+        inputs, of = self.inputs, self.logits_of
+        length = inputs.length if self.cache is None else None
+        rows = Positions(inputs.positions, length, self.n_ctx, of)
+        return self.once(("tokens", tokens, of), lambda: rows.mask(name, tokens))
 
     def in_turn(self, x: Tensor) -> Tensor:
         """x, placed before later calls' tensors in the graph's order; every product with a weight

@@ -17,65 +17,88 @@ A name is that of one tensor of the graph. An edit makes further nodes in its pl
 gradients and devices know of it. Without taps a model's graph is the same as if there were none.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 
-from pyggml.errors import ConfigError, ShapeError
+from pyggml.errors import ConfigError, ShapeError, suggestion
+from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, leaf
-from pyggml.ops import add, mul, scale
+from pyggml.ops import add, clamp, cpy, get_rows, mul, reshape, scale, sub
 
-Numbers = np.ndarray | Sequence[Any] | float
+Change = Callable[[str, Tensor], Tensor]  # a name and its activation → what stands in its place
+ChosenRows = Callable[[str, tuple[int, ...]], Tensor]  # an activation's name, positions → (n, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Where the tokens of a run stand in their texts: an edit chooses rows by it.
+
+    positions   (T,) int32
+    length      (T,) float32, tokens of each token's text; None where a run cannot know it
+    n_ctx       the most tokens of a text
+    of          (n,) int32, the tokens that an activation has rows of; None: all
+    """
+
+    positions: Tensor
+    length: Tensor | None
+    n_ctx: int
+    of: Tensor | None = None
+
+    def mask(self, name: str, tokens: Sequence[int]) -> Tensor:
+        """1 for each row that changes and 0 for others, float32 (n, 1).
+
+        Raises ShapeError for a position that no text of the run can have, and ConfigError for one
+        that is counted from an end which the run does not know.
+        """
+        n = self.n_ctx
+        if wrong := [t for t in tokens if not -n <= t < n]:
+            raise ShapeError(f"{name}: there is no token {wrong[0]} in a run of {n}")
+        first = _table([t for t in tokens if t >= 0], n)
+        chosen = get_rows(first, self.positions)
+        if min(tokens, default=0) < 0:
+            chosen = clamp(add(chosen, self._from_end(tokens)), 0, 1)
+        return chosen if self.of is None else get_rows(chosen, self.of)
+
+    def _from_end(self, tokens: Sequence[int]) -> Tensor:
+        """(T, 1), 1 for each row that one of these names from the end, where it is negative."""
+        if self.length is None:
+            raise ConfigError(
+                f"tokens has {min(tokens)}, counted from the end of a text: while a text is "
+                "generated, it has none yet"
+            )
+        left = cpy(sub(self.length, cpy(self.positions, F32)), I32)  # 1 of the last token
+        return get_rows(_table([-t for t in tokens if t < 0], self.n_ctx + 1), left)
+
+
+def _table(chosen: Sequence[int], n: int) -> Tensor:
+    """(n, 1) float32, 1 in these rows."""
+    table = np.zeros((n, 1), np.float32)
+    table[list(chosen)] = 1
+    return leaf(table)
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What becomes of the activations that a pattern names: x ← factor · x + addend.
+    """What becomes of the activations that a pattern names.
 
-    addend   numbers that broadcast to x's shape, or None
-    tokens   positions in this run whose rows change, counted from the end if negative; None: all
+    change   (name, x) → what stands in x's place, of its shape
+    tokens   positions in a text whose rows change, counted from its end if negative; None: all
     """
 
     pattern: str
-    factor: float = 1.0
-    addend: np.ndarray | None = None
+    change: Change
     tokens: tuple[int, ...] | None = None
 
-    def __call__(self, name: str, x: Tensor) -> Tensor:
-        """The edited activation. Raises ShapeError for an addend or tokens that do not fit."""
-        chosen = self._row_mask(name, x)
-        y = x
-        if self.factor != 1:
-            y = (
-                mul(x, leaf(1 + (self.factor - 1) * chosen))
-                if self.tokens
-                else scale(x, self.factor)
-            )
-        if self.addend is None:
-            return y
-        try:
-            addend = np.broadcast_to(np.asarray(self.addend, np.float32), x.shape)
-        except ValueError:
-            raise ShapeError(
-                f"{name} has shape {x.shape}, and numbers of shape {np.shape(self.addend)} do not "
-                "broadcast to it"
-            ) from None
-        return add(y, leaf(np.ascontiguousarray(addend * chosen)))
-
-    def _row_mask(self, name: str, x: Tensor) -> np.ndarray:
-        """1 for each row that changes and 0 for others, float32 (T, 1, …)."""
-        n = x.shape[0]
-        shape = (n, *(1,) * (len(x.shape) - 1))
+    def __call__(self, name: str, x: Tensor, rows: ChosenRows) -> Tensor:
+        """The edited activation. Raises ShapeError for numbers or tokens that do not fit."""
         if self.tokens is None:
-            return np.ones(shape, np.float32)
-        if wrong := [t for t in self.tokens if not -n <= t < n]:
-            raise ShapeError(f"{name}: there is no token {wrong[0]} in a run of {n}")
-        chosen = np.zeros(shape, np.float32)
-        chosen[list(self.tokens)] = 1
-        return chosen
+            return self.change(name, x)
+        chosen = reshape(rows(name, self.tokens), (x.shape[0], *(1,) * (len(x.shape) - 1)))
+        others = scale(chosen, -1.0, 1.0)
+        return add(mul(x, others), mul(self.change(name, x), chosen))
 
 
 class Taps:
@@ -102,42 +125,24 @@ class Taps:
         """Of what is read, then of what is changed."""
         return *self.patterns, *(e.pattern for e in self.edits)
 
-    def __call__(self, name: str, x: Tensor) -> Tensor:
-        """x, or what the edits make of it."""
+    def __call__(self, name: str, x: Tensor, rows: ChosenRows) -> Tensor:
+        """x, or what the edits make of it. rows: the mask of an edit's tokens."""
         if name in self.names:
             raise AssertionError(f"two activations are named {name}")
         self.names.append(name)
         for edit in self.edits:
             if fnmatchcase(name, edit.pattern):
-                x = edit(name, x)
+                x = edit(name, x, rows)
         if any(fnmatchcase(name, p) for p in self.patterns):
             self.read[name] = x
         return x
-
-
-def edits(
-    scale: Mapping[str, float] | None = None,
-    add: Mapping[str, Numbers] | None = None,
-    replace: Mapping[str, Numbers] | None = None,
-    tokens: Iterable[int] | None = None,
-) -> list[Edit]:
-    """The edits that `Model.trace` names. Raises ConfigError for numbers that are not finite."""
-    rows = None if tokens is None else tuple(int(t) for t in tokens)
-    made = [Edit(p, float(s), None, rows) for p, s in (scale or {}).items()]
-    made += [Edit(p, 1.0, np.asarray(a, np.float32), rows) for p, a in (add or {}).items()]
-    made += [Edit(p, 0.0, np.asarray(a, np.float32), rows) for p, a in (replace or {}).items()]
-    for e in made:
-        addend = np.zeros(1) if e.addend is None else e.addend
-        if not (np.isfinite(e.factor) and np.isfinite(addend).all()):
-            raise ConfigError(f"{e.pattern}: its numbers are not finite")
-    return made
 
 
 def check_names(patterns: Iterable[str], known: Sequence[str]) -> None:
     """ConfigError for patterns that are no name of a known activation."""
     strangers = [p for p in patterns if not any(fnmatchcase(name, p) for name in known)]
     if strangers:
-        some = ", ".join([*known[:6], "…", *known[-3:]])
-        raise ConfigError(
-            f"no activation is named {', '.join(dict.fromkeys(strangers))}; there are {some}"
-        )
+        names = ", ".join(dict.fromkeys(strangers))
+        near = suggestion(strangers[0], known) if names == strangers[0] else ""
+        some = f"; there are {', '.join([*known[:6], '…', *known[-3:]])}"
+        raise ConfigError(f"no activation is named {names}{near or some}")

@@ -138,6 +138,41 @@ def test_a_steering_vector_is_a_difference_of_means(llama):
     np.testing.assert_allclose(vector, means[0] - means[1], rtol=0, atol=1e-5)
 
 
+QUESTIONS = {
+    "attention maps": lambda m: lens.attention_maps(m, IDS),
+    "logit lens": lambda m: lens.logit_lens(m, IDS),
+    "losses": lambda m: lens.token_losses(m, IDS),
+    "attribution": lambda m: [*lens.logit_attribution(m, IDS, token=7).values()],
+    "gradient": lambda m: lens.gradient_x_activation(m, IDS, "blk.1.ffn_out")["blk.1.ffn_out"],
+    "patch": lambda m: lens.patch(m, IDS, OTHER, "blk.0.attn_out", tokens=[3]),
+    "steering vector": lambda m: lens.steering_vector(m, "blk.1.out", [IDS], [OTHER]),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_a_question_inside_a_trace_is_put_to_the_changed_model(llama, question):
+    """A change of 0 is none; the trace reads the run, and is as it was afterwards."""
+    plain = question(llama)
+    with llama.trace("blk.0.out", add={"blk.0.out": 0.0}) as t:
+        np.testing.assert_array_equal(question(llama), plain)
+        assert len(t.runs("blk.0.out")) >= 1
+        with llama.trace(add={"blk.0.out": np.linspace(-1, 1, 256)}):
+            assert np.abs(np.array(question(llama)) - plain).max() > 1e-3
+        assert llama.traces == (t,)
+
+
+def test_a_change_of_the_last_norm_is_seen_by_the_logit_lens(llama):
+    with llama.trace(add={"logits": 2.0}, tokens=[3]):
+        found = lens.logit_lens(llama, IDS)
+    at = np.where(np.arange(12) == 3, 2.0, 0.0)[:, None]
+    np.testing.assert_allclose(found - at, lens.logit_lens(llama, IDS), rtol=0, atol=1e-5)
+
+
+def test_a_patch_of_no_tokens_changes_nothing(llama):
+    patched = lens.patch(llama, IDS, OTHER, "blk.0.out", tokens=[])
+    np.testing.assert_array_equal(patched, llama.logits(IDS))
+
+
 def test_what_does_not_fit_is_refused(llama):
     with pytest.raises(DataError, match="texts of 12 and 5 tokens, wanted two of one length"):
         lens.patch(llama, IDS, IDS[:5], "blk.0.out", tokens=[0])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pyggml.errors import PyggmlError
 from pyggml.lora import loss_and_grads
 
 from runs import steps
@@ -26,7 +27,8 @@ def test_reading_changes_no_bit_of_the_training(trainer_of, grad_checkpointing):
     assert t.names == ["blk.0.out", "blk.1.attn_q", "blk.1.out", "blk.2.out"]
     n_windows = traced.config.windows_per_step * 3
     n_batches = n_windows // traced.config.batch
-    assert len(t.runs("blk.1.out")) >= n_batches
+    assert len(t.runs("blk.1.out")) == len(t.grads("blk.1.out")) == n_batches
+    assert len(t.runs("blk.1.out", validation=True)) == 4, "two batches, twice"
     assert t["blk.1.out"].shape == t.grad("blk.1.out").shape
 
 
@@ -49,3 +51,33 @@ def test_a_steered_model_trains_against_the_steering(trainer_of):
         (changed,) = run(steered)
     (loss,) = run(plain)
     assert abs(changed - loss) > 1e-3
+
+
+def test_the_gradients_of_every_batch_are_kept(trainer_of):
+    """Those of the first batch are still there after the second."""
+    trainer = trainer_of(max_steps=2)
+    with trainer.model.trace("blk.1.out") as t:
+        run(trainer)
+    again = trainer_of(max_steps=1)
+    with again.model.trace("blk.1.out") as first:
+        run(again)
+    np.testing.assert_array_equal(t.grads("blk.1.out")[0], first.grad("blk.1.out"))
+    assert not np.array_equal(t.grads("blk.1.out")[0], t.grad("blk.1.out"))
+
+
+def test_tokens_are_those_of_each_text_of_a_batch(trainer_of, corpus_of):
+    """Two windows of one document each: in both the second and the last token change."""
+    trainer = trainer_of(corpus=corpus_of(10, lengths=[11, 11], n_held_out=0), max_steps=1, batch=2)
+    with trainer.model.trace("blk.0.out", replace={"blk.0.out": 7.0}, tokens=[1, -1]) as t:
+        run(trainer)
+    changed = np.flatnonzero((t["blk.0.out"] == 7).all(axis=1))
+    np.testing.assert_array_equal(changed, [1, 9, 11, 19])
+
+
+def test_a_trace_that_breaks_a_run_is_named(trainer_of):
+    trainer = trainer_of(max_steps=1)
+    with (
+        trainer.model.trace(scale={"blk.0.out": 3e38}),
+        pytest.raises(PyggmlError, match="what a trace makes of blk.0.out may lead to no numbers"),
+    ):
+        run(trainer)

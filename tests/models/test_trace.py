@@ -7,7 +7,7 @@ from tiny_models import zero_parts
 import pyggml
 from pyggml.alloc import plan
 from pyggml.backends.cpu import CPU, read
-from pyggml.errors import ConfigError, NoGradientError, ShapeError
+from pyggml.errors import ConfigError, NoGradientError, NotFiniteError, ShapeError
 from pyggml.generation import Session
 from pyggml.graph import Graph
 from pyggml.lora import loss_and_grads
@@ -71,7 +71,7 @@ def test_reading_changes_no_bit(model, logits):
         np.testing.assert_array_equal(model.logits(IDS), logits)
     assert t.names == model.activations
     np.testing.assert_array_equal(t["logits"], logits)
-    assert model.traced is None
+    assert not model.traces
     np.testing.assert_array_equal(model.logits(IDS), logits)
 
 
@@ -151,6 +151,49 @@ def test_tokens_choose_rows(model, logits):
     np.testing.assert_array_equal(np.flatnonzero(changed), [10, 11])
 
 
+def test_no_tokens_are_none(model, logits):
+    for changes in ({"scale": {"blk.0.out": 0}}, {"add": {"*.out": 2.0}}, {"replace": {"*": 1.0}}):
+        with model.trace(**changes, tokens=[]):
+            np.testing.assert_array_equal(model.logits(IDS), logits)
+
+
+def test_tokens_of_a_text_are_changed_while_it_is_generated(model):
+    """Also where its last pass has one token, and of the logits, which are made for that alone."""
+    changes = {"add": {"blk.0.out": 0.5, "logits": 1.0}, "tokens": [2, 11]}
+    with model.trace(**changes):
+        whole = model.logits(IDS)
+        session = Session(model, 40)
+        session.feed(IDS[:8])
+        last = [session.feed(IDS[i : i + 2]) for i in (8, 10)]
+    for at, found in zip((9, 11), last, strict=True):
+        np.testing.assert_allclose(found, whole[at], rtol=0, atol=2e-5)
+    assert np.abs(whole[11] - model.logits(IDS)[11]).mean() > 0.5
+
+
+def test_arrays_scale_each_number(model):
+    mask = np.arange(256) % 3
+    with model.trace("blk.1.out") as before:
+        model.logits(IDS)
+    with model.trace("blk.1.out", scale={"blk.1.out": mask}) as t:
+        model.logits(IDS)
+    np.testing.assert_allclose(t["blk.1.out"], before["blk.1.out"] * mask, rtol=1e-6)
+
+
+def test_traces_nest(model):
+    """An inner one changes what the outer one has changed; both read the result."""
+    with model.trace("blk.1.out", add={"blk.1.out": 1.0}) as outer:
+        model.logits(IDS)
+        with model.trace("blk.1.*out", scale={"blk.1.out": 2.0}) as inner:
+            model.logits(IDS)
+        model.logits(IDS)
+    first, second, third = outer.runs("blk.1.out")
+    np.testing.assert_array_equal(first, third)
+    np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
+    np.testing.assert_array_equal(inner["blk.1.out"], second)
+    assert outer.names == ["blk.1.out"]
+    assert inner.names == ["blk.1.attn_out", "blk.1.ffn_out", "blk.1.out"]
+
+
 def test_a_steered_model_generates_steered(model):
     session, steered = Session(model, 16), Session(model, 16)
     with model.trace(add={"blk.0.out": 0.5}):
@@ -220,15 +263,56 @@ def test_mistakes_are_named(model, logits, pattern, changes, error, said):
     np.testing.assert_array_equal(model.logits(IDS), logits)
 
 
-def test_one_trace_at_a_time(model):
-    with model.trace("logits"), pytest.raises(ConfigError, match="traced already"):
-        model.trace("logits").__enter__()
-
-
-def test_generation_knows_no_positions_of_a_whole_run(model):
+def test_a_text_that_is_generated_has_no_end(model):
     session = Session(model, 20)
     with (
-        model.trace(scale={"blk.0.out": 2}, tokens=[1]),
-        pytest.raises(ConfigError, match="positions of a whole run, wanted none in generation"),
+        model.trace(scale={"blk.0.out": 2}, tokens=[-1]),
+        pytest.raises(ConfigError, match="tokens has -1, counted from the end of a text: while a"),
     ):
         session.feed(IDS)
+
+
+NO_NUMBERS = [
+    ({"scale": {"blk.0.out": lambda: 1}}, "scale of blk.0.out is <function .*, wanted a number"),
+    ({"add": {"blk.0.out": "2"}}, "add of blk.0.out is '2', wanted a number or an array"),
+    (
+        {"replace": {"blk.0.out": [[1], [1, 2]]}},
+        r"replace of blk.0.out is \[\[1\], \[1, 2\]\], wanted",
+    ),
+    ({"scale": 2}, "scale is 2, wanted names and numbers: scale={'blk.0.out': 2}"),
+    ({"scale": {"blk.0.out": 2}, "tokens": [1.5]}, r"tokens is \[1.5\], wanted positions: whole"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), NO_NUMBERS)
+def test_what_is_no_number_is_refused_in_a_sentence(model, changes, said):
+    with pytest.raises(ConfigError, match=said), model.trace(**changes):
+        pass
+
+
+def test_a_name_that_is_nearly_one_is_suggested(model):
+    with (
+        pytest.raises(ConfigError, match=r"named blk.0.atn_out: did you mean 'blk.0.attn_out'\?$"),
+        model.trace("blk.0.atn_out"),
+    ):
+        pass
+
+
+def test_numbers_that_a_trace_breaks_are_its_own_fault(model):
+    """Not that of the file, in a whole run and in generation."""
+    said = "the greatest logit is nan, .*: what a trace makes of blk.1.out leads to no numbers"
+    with model.trace(scale={"blk.1.out": 3e38}):
+        with pytest.raises(NotFiniteError, match=said):
+            model.logits(IDS)
+        with pytest.raises(NotFiniteError, match=said):
+            Session(model, 20).feed(IDS)
+
+
+def test_a_model_that_rounds_says_so_once_where_activations_are_changed(golden_file):
+    model = pyggml.load(golden_file("llama-F16.gguf"), compute="int8")
+    with model.trace("blk.0.out"):
+        model.logits(IDS)
+    with model.trace(scale={"blk.0.out": 2.0}):
+        with pytest.warns(RuntimeWarning, match="products round to int8, .* changing blk.0.out: "):
+            model.logits(IDS)
+        model.logits(IDS)

@@ -153,7 +153,7 @@ class StoppableModel(Model):
 
     def __init__(self, model: Model, stop: Event) -> None:
         self.__dict__.update(vars(model))  # of the same weights, devices and tokenizer
-        self.traced, self._edits, self._stop = None, [], stop
+        self.traces, self._stop = (), stop
 
     def program(
         self, out: Tensor, taps: Taps | None = None, arenas: Arenas | None = None
