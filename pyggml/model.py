@@ -34,10 +34,12 @@ from pyggml.kernels.kernel import Compute
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, Trace, build, read, record
 from pyggml.models.adapter import read_adapter
 from pyggml.models.edits import Numbers, edits
+from pyggml.models.low_rank import tensors_of_adapters
+from pyggml.models.metric import Gradients, Metric, choose, metric_graph
 from pyggml.models.stack import base_differences, missing
-from pyggml.models.taps import check_names
+from pyggml.models.taps import check_names, fits
 from pyggml.models.weights import zero_matrices
-from pyggml.runtime import Arenas, Devices, Program, bind, schedule
+from pyggml.runtime import Arenas, Devices, Program, bind, results, schedule
 from pyggml.runtime.choice import backends_of
 
 Path = str | os.PathLike[str]
@@ -148,14 +150,7 @@ class Model:
         Raises DataError if there are no tokens, more than the model's context, or one outside the
         vocabulary; and if a logit is NaN or infinite.
         """
-        ids = self.check_tokens(tokens)
-        if len(ids) > self.config.n_ctx:
-            raise DataError(
-                f"{len(ids)} tokens, wanted at most the {self.config.n_ctx} of the model's context"
-            )
-        inputs = Inputs.empty(len(ids))
-        fill(inputs, ids)
-        taps = self.taps()
+        inputs, taps = self._inputs(tokens), self.taps()
         self.note_rounding()
         out = build(self.parts, inputs, self.adapters, taps=taps)
         program = self.program(out, taps)
@@ -164,9 +159,50 @@ class Model:
         logits = program.read(out)
         greatest = logits.max()  # NaN if any is
         if self.edited and not np.isfinite(greatest):
-            self.with_adapters(*self.adapters).logits(ids)  # raises if the model itself makes none
+            self.with_adapters(*self.adapters).logits(tokens)  # raises if those are none either
         check_greatest(greatest, self.edited)
         return logits
+
+    def grad(self, metric: Metric, tokens: Sequence[int] | np.ndarray, *names: str) -> Gradients:
+        """The gradient of any number that is made of the activations of one sequence.
+
+        metric   a function of them, t["logits"][-1, 5] - t["logits"][-1, 7], that gives one number
+        names    what it is differentiated by, with * and ?: activations ("blk.*.out"), tensors of
+                 the adapter ("blk.0.attn_q.weight.lora_a"), weights ("blk.0.attn_q.weight"), of
+                 whatever type
+
+        All is exact as far as products are: not as training, it rounds nothing beside them. Raises
+        DataError for tokens as `logits` does, ConfigError for names that are none, ShapeError for a
+        metric that is no number, and NoGradientError, naming what lacks one, for what the metric
+        does not depend on and for ops whose gradient has no rule.
+        """
+        if not names:
+            raise ConfigError("grad takes names to differentiate by, such as 'blk.*.out'")
+        inputs, traces = self._inputs(tokens), self.traces
+        taps = Taps(["*"], [e for trace in traces for e in trace.edits])
+        build(self.parts, inputs, self.adapters, taps=taps)
+        of_adapters = tensors_of_adapters(self.adapters) if ".lora_" in "".join(names) else {}
+        wanted = choose(names, taps.read, of_adapters, self.parts.weights)
+        patterns = tuple(p for trace in traces for p in trace.patterns)
+        read = {n: t for n, t in taps.read.items() if n in wanted or fits(n, patterns)}
+        graph = metric_graph(metric, taps.read, wanted, read)
+        arrays = dict(zip(graph.names, results(graph, self.devices), strict=True))
+        values = {name: arrays[name] for name in read}
+        grads = {name: arrays[f"grad:{name}"] for name in wanted}
+        record(traces, values, {name: g for name, g in grads.items() if name in read})
+        at = {name: a for name, a in values.items() if name in wanted}
+        return Gradients(float(arrays["loss"]), at, grads)
+
+    def _inputs(self, tokens: Sequence[int] | np.ndarray) -> Inputs:
+        """One sequence from its start. Raises DataError for tokens that make none."""
+        ids = self.check_tokens(tokens)
+        if len(ids) > self.config.n_ctx:
+            raise DataError(
+                f"{len(ids)} tokens, wanted at most the {self.config.n_ctx} of the model's context"
+            )
+        inputs = Inputs.empty(len(ids))
+        fill(inputs, ids)
+        return inputs
 
     @cached_property
     def batches(self) -> bool:

@@ -34,6 +34,8 @@ backends.cpu backends
 backends.cuda
 backends.webgpu
 runtime
+look.check
+eager
 gguf
 tokenizer
 chat
@@ -41,7 +43,6 @@ models
 model
 requantize
 look
-eager
 generation
 lora
 cli

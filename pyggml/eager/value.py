@@ -12,7 +12,7 @@ computes it at once. `value.graph` is the graph so far, for `build_backward`, `p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -40,6 +40,7 @@ class Value(Operators):
     """
 
     __array_ufunc__ = None  # array * value is the value's operator
+    is_known: ClassVar[bool] = True  # whether its numbers are computed at once
     __slots__ = ("__weakref__", "_grad", "node", "requires_grad")
 
     def __init__(self, node: Tensor, requires_grad: bool) -> None:
@@ -263,8 +264,10 @@ def apply(builder: Callable[..., Tensor], *sources: Any, **params: Any) -> Value
     if known is not None:
         return known
     wanted = any(v.requires_grad for v in values) and not _is_constant(node)
-    value = Value(node, wanted)
-    numbers(node)
+    kind = next((type(v) for v in values if not v.is_known), Value)
+    value = kind(node, wanted)
+    if kind.is_known:
+        numbers(node)
     return value
 
 

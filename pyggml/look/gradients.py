@@ -13,6 +13,7 @@ from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, build_loss, record
+from pyggml.models.low_rank import tensors_of_adapters
 from pyggml.runtime import results
 
 
@@ -67,16 +68,12 @@ def _differentiate(
 
 def _parameters(model: Model) -> dict[str, Tensor]:
     """Every adapter tensor of the model by the name it has in the adapter file."""
-    parameters: dict[str, Tensor] = {}
-    for pairs in model.adapters:
-        for base, pair in pairs.items():
-            if f"{base}.lora_a" in parameters and model.traces:
-                return {}
-            if f"{base}.lora_a" in parameters:
-                raise AdapterError(f"{base} has two updates, so its gradients have no clear name")
-            parameters |= {f"{base}.lora_a": pair.a, f"{base}.lora_b": pair.b}
-            if pair.magnitude is not None:
-                parameters[f"{base}.lora_magnitude"] = pair.magnitude.m
+    try:
+        parameters = tensors_of_adapters(model.adapters)
+    except AdapterError:
+        if not model.traces:
+            raise
+        return {}
     if not parameters and not model.traces:
         raise AdapterError("the model has no adapter: attach one, or load one with the model")
     return parameters

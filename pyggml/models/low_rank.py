@@ -5,10 +5,11 @@ dropout   y += s · B(A drop(x)), in training alone         the same, section 4
 DoRA      y  = m / ‖W + s·BA‖ ∘ (W x + s · B(A x))         Liu et al. 2024, arXiv:2402.09353
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
+from pyggml.errors import AdapterError
 from pyggml.graph.tensor import Tensor
 from pyggml.ops import add, detach, div, dropout, mul, mul_mat, repeat_back, reshape, scale, sqrt
 from pyggml.ops.layout.layout import cont, transpose
@@ -72,3 +73,19 @@ class LoraPair:
 
 # Full tensor name, such as "blk.0.attn_q.weight" -> its update.
 LoraPairs = Mapping[str, LoraPair]
+
+
+def tensors_of_adapters(adapters: Iterable[LoraPairs]) -> dict[str, Tensor]:
+    """Every tensor of some adapters by the name that it has in an adapter's file.
+
+    Raises AdapterError if two of them update one matrix: their names are the same.
+    """
+    tensors: dict[str, Tensor] = {}
+    for pairs in adapters:
+        for base, pair in pairs.items():
+            if f"{base}.lora_a" in tensors:
+                raise AdapterError(f"{base} has two updates, so its gradients have no clear name")
+            tensors |= {f"{base}.lora_a": pair.a, f"{base}.lora_b": pair.b}
+            if pair.magnitude is not None:
+                tensors[f"{base}.lora_magnitude"] = pair.magnitude.m
+    return tensors

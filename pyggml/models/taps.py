@@ -118,7 +118,7 @@ class Taps:
 
     def wants(self, name: str) -> bool:
         """Whether an activation is read or changed."""
-        return any(fnmatchcase(name, p) for p in self.all_patterns)
+        return fits(name, self.all_patterns)
 
     @property
     def all_patterns(self) -> tuple[str, ...]:
@@ -133,9 +133,14 @@ class Taps:
         for edit in self.edits:
             if fnmatchcase(name, edit.pattern):
                 x = edit(name, x, rows)
-        if any(fnmatchcase(name, p) for p in self.patterns):
+        if fits(name, self.patterns):
             self.read[name] = x
         return x
+
+
+def fits(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name fits one of these patterns."""
+    return any(fnmatchcase(name, p) for p in patterns)
 
 
 def check_names(patterns: Iterable[str], known: Sequence[str]) -> None:

@@ -10,12 +10,11 @@ is an output of the graph, on whatever device it is computed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import numpy as np
 
 from pyggml.errors import NoGradientError
-from pyggml.models.taps import Edit
+from pyggml.models.taps import Edit, fits
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -79,7 +78,7 @@ class Trace:
             (self._grads, grads or {}),
         ):
             for name, a in arrays.items():
-                if any(fnmatchcase(name, p) for p in self.patterns):
+                if fits(name, self.patterns):
                     kept.setdefault(name, []).append(a)
 
     def __repr__(self) -> str:
