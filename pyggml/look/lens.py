@@ -5,14 +5,16 @@ logit_lens              what every layer would predict if it were the last
 token_losses            how surprising each token is
 token_table             the same with its rank among all tokens, and which tokens count
 logit_attribution       what every part adds to the logit of one token
-gradient_x_activation   how much the loss depends on every activation, to first order
+gradient_x_activation   how much a metric depends on every activation, to first order
+integrated_gradients    the same along the way from a baseline, so that the shares sum up
+attribution_patching    what patching each activation would change, to first order
 patch                   the logits if some activations were those of another text
 steering_vector         the mean difference between activations of two sets of texts
 
 Texts are token ids (T,). Everything is float32, or float64 where NumPy computes it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -28,6 +30,8 @@ from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net, Taps
 from pyggml.models.attention import Attention
 from pyggml.models.block import OutputScale
+from pyggml.models.edits import Numbers
+from pyggml.models.metric import Metric
 from pyggml.models.norm import Norm, RmsNorm
 from pyggml.models.part import Part
 from pyggml.models.shared_keys import SharedKeys
@@ -149,16 +153,69 @@ def logit_attribution(model: Model, ids: Ids, token: int, at: int = -1) -> dict[
 
 
 def gradient_x_activation(
-    model: Model, ids: Ids, *patterns: str, mask: np.ndarray | None = None
+    model: Model,
+    ids: Ids,
+    *patterns: str,
+    metric: Metric | None = None,
+    mask: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """−d(loss)/dx · x, summed over the last axes to one number a token, by activation name.
+    """d(metric)/dx · x, summed over the last axes to one number a token, by activation name.
 
-    It is how much the loss would rise, to first order, if the activation were 0. mask: as
-    `loss_and_grads` has it. The last token is only a target, so that there are T - 1 rows.
+    It is how much the metric would fall, to first order, if the activation were 0. metric: as
+    `Model.grad` has it; by default minus the loss, whose mask is that of `loss_and_grads`. The last
+    token of a loss is only a target, so that there are T - 1 rows.
     """
+    if metric is not None:
+        g = model.grad(metric, ids, *patterns)
+        return {name: _by_token(g[name].astype(np.float64) * x) for name, x in g.at.items()}
     with model.trace(*patterns) as t:
         loss_and_grads(model, ids, mask, parameters={})
     return {n: -_by_token(t.grad(n).astype(np.float64) * t[n]) for n in t.names}
+
+
+def integrated_gradients(
+    model: Model,
+    ids: Ids,
+    metric: Metric,
+    *patterns: str,
+    baseline: Mapping[str, Numbers] | float = 0.0,
+    n_steps: int = 32,
+) -> dict[str, np.ndarray]:
+    """(x − b) · mean over α of d(metric)/dx at b + α(x − b), summed to one number a token (T,), by
+    activation name (Sundararajan et al. 2017).
+
+    The numbers of one activation sum to the metric less that with the baseline in the activation's
+    place, but for what n_steps leave out: α has the middles of as many equal parts of [0, 1].
+    baseline: b, a number, or by name what broadcasts to the activation. Each activation is moved
+    by itself, in n_steps passes. Raises as `Model.grad` and `Model.trace` do.
+    """
+    if n_steps < 1:
+        raise ConfigError(f"n_steps is {n_steps}, wanted 1 or more")
+    shares = {}
+    for name, x in model.grad(metric, ids, *patterns).at.items():
+        start = baseline.get(name, 0.0) if isinstance(baseline, Mapping) else baseline
+        way, total = x - np.asarray(start, np.float32), np.zeros(x.shape)
+        for alpha in (np.arange(n_steps) + 0.5) / n_steps:
+            with model.trace(replace={name: x - np.float32(1 - alpha) * way}):
+                total += model.grad(metric, ids, name)[name]
+        shares[name] = _by_token(total / n_steps * way)
+    return shares
+
+
+def attribution_patching(
+    model: Model, ids: Ids, source: Ids, metric: Metric, *patterns: str
+) -> dict[str, np.ndarray]:
+    """d(metric)/dx · (x of `source` − x), summed to one number a token (T,), by activation name.
+
+    It is how much the metric of `ids` would rise, to first order, if the activation of that token
+    were patched in from `source`: all of `patch` for one pass of each text and one back (Nanda
+    2023). Raises DataError for texts of unlike length.
+    """
+    _expect_alike(ids, source)
+    g = model.grad(metric, ids, *patterns)
+    with model.trace(*g.at) as t:
+        model.logits(source)
+    return {name: _by_token(g[name] * (t[name].astype(np.float64) - x)) for name, x in g.at.items()}
 
 
 def patch(model: Model, ids: Ids, source: Ids, *patterns: str, tokens: Iterable[int]) -> np.ndarray:
@@ -167,8 +224,7 @@ def patch(model: Model, ids: Ids, source: Ids, *patterns: str, tokens: Iterable[
     patterns: of the activations; tokens: at these positions, in both texts. Raises DataError for
     texts of unlike length.
     """
-    if len(ids) != len(source):
-        raise DataError(f"texts of {len(ids)} and {len(source)} tokens, wanted two of one length")
+    _expect_alike(ids, source)
     with model.trace(*patterns) as t:
         model.logits(source)
     with model.trace(replace={name: t[name] for name in t.names}, tokens=tokens):
@@ -191,6 +247,11 @@ def steering_vector(
         return np.concatenate(t.runs(name)).mean(axis=0, dtype=np.float64)
 
     return np.asarray(mean(wanted) - mean(unwanted), np.float32)
+
+
+def _expect_alike(ids: Ids, source: Ids) -> None:
+    if len(ids) != len(source):
+        raise DataError(f"texts of {len(ids)} and {len(source)} tokens, wanted two of one length")
 
 
 # -- how ------------------------------------------------------------------------------------------

@@ -127,6 +127,63 @@ def test_gradient_x_activation_is_the_loss_s_first_order(llama):
     assert found["blk.0.ffn_out"].sum() == pytest.approx(slope, rel=1e-3)
 
 
+def difference(t):
+    return t["logits"][-1, 7] - t["logits"][-1, 5]
+
+
+def difference_of(logits):
+    return float(logits[-1, 7] - logits[-1, 5])
+
+
+def test_gradient_x_activation_of_a_metric_is_its_first_order(llama):
+    found = lens.gradient_x_activation(llama, IDS, "blk.0.ffn_out", metric=difference)
+    h, ends = 1e-2, []
+    for factor in (1 - h, 1 + h):
+        with llama.trace(scale={"blk.0.ffn_out": factor}):
+            ends.append(difference_of(llama.logits(IDS)))
+    assert found["blk.0.ffn_out"].shape == (12,)
+    slope = (ends[1] - ends[0]) / (2 * h)
+    assert found["blk.0.ffn_out"].sum() == pytest.approx(slope, abs=2e-4)
+
+
+def test_integrated_gradients_sum_to_the_difference_from_the_baseline(llama):
+    """From 0, and from what another text has; the last stream by itself is all of the metric."""
+    with llama.trace("token_embd") as t:
+        other = difference_of(llama.logits(OTHER))
+    here = difference_of(llama.logits(IDS))
+    with llama.trace(replace={"blk.1.out": 0.0}):
+        at_zero = difference_of(llama.logits(IDS))
+    from_other = {"token_embd": t["token_embd"]}
+    found = lens.integrated_gradients(llama, IDS, difference, "token_embd", baseline=from_other)
+    assert found["token_embd"].sum() == pytest.approx(here - other, abs=0.01)
+    np.testing.assert_array_equal(found["token_embd"] != 0, IDS != OTHER)
+    found = lens.integrated_gradients(llama, IDS, difference, "blk.1.f*_out", n_steps=64)
+    with llama.trace(replace={"blk.1.ffn_out": 0.0}):
+        without = difference_of(llama.logits(IDS))
+    assert found["blk.1.ffn_out"].sum() == pytest.approx(here - without, abs=1e-3)
+    assert at_zero == 0
+    with pytest.raises(ConfigError, match="n_steps is 0, wanted 1 or more"):
+        lens.integrated_gradients(llama, IDS, difference, "token_embd", n_steps=0)
+
+
+def test_attribution_patching_is_patching_to_first_order(llama):
+    """A hundredth of the way to the other text, the metric has changed by a hundredth of it."""
+    found = lens.attribution_patching(llama, IDS, OTHER, difference, "blk.0.*_out", "blk.0.v")
+    assert list(found) == ["blk.0.v", "blk.0.attn_out", "blk.0.ffn_out"]
+    with llama.trace(*found) as ours:
+        llama.logits(IDS)
+    with llama.trace(*found) as theirs:
+        llama.logits(OTHER)
+    here = difference_of(llama.logits(IDS))
+    for name, share in found.items():
+        step = 0.01 * (theirs[name] - ours[name])
+        with llama.trace(add={name: step}, tokens=[3]):
+            change = difference_of(llama.logits(IDS)) - here
+        assert 100 * change == pytest.approx(share[3], rel=0.05, abs=2e-3)
+    with pytest.raises(DataError, match="texts of 12 and 5 tokens"):
+        lens.attribution_patching(llama, IDS, IDS[:5], difference, "blk.0.out")
+
+
 def test_a_steering_vector_is_a_difference_of_means(llama):
     vector = lens.steering_vector(llama, "blk.0.out", [IDS, IDS[:5]], [OTHER])
     means = []

@@ -76,7 +76,7 @@ def test_the_loss_as_a_metric_has_the_gradients_of_the_loss(model):
 
 @pytest.mark.parametrize("file", ["llama-F16.gguf", "llama-Q8_0.gguf", "qwen2-Q4_K_M.gguf"])
 def test_a_gradient_by_a_weight_is_what_its_rows_multiply(golden_file, file):
-    """dW = Σ_t dy_t x_tᵀ, whatever the type of W; of the embedding, dx in the rows of its tokens."""
+    """dW = Σ_t dy_t x_tᵀ, whatever W's type; of the embedding, dx in its tokens' rows."""
     model = pyggml.load(golden_file(file), compute="f32")
     matrix, y, x = "blk.1.attn_output.weight", "blk.1.attn_output", "blk.1.attention"
     g = model.grad(probe, IDS, y, x, matrix)
@@ -164,4 +164,4 @@ def test_what_is_missing_is_named(model):
 def test_an_activation_is_shown_without_numbers(model):
     shown = []
     model.grad(lambda t: shown.append(repr(t["blk.0.out"])) or difference(t), IDS, "blk.0.out")
-    assert shown == ["activation(shape (12, 256), blk.0.out, from add of blk.0.ffn_down and add)"]
+    assert shown == ["activation(shape (12, 256), blk.0.out, from add of add and blk.0.ffn_down)"]
