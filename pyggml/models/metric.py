@@ -10,6 +10,7 @@ The function takes `Activations` and gives one number, by the operators of value
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 
@@ -117,7 +118,8 @@ def metric_graph(
     Raises NoGradientError for what the metric does not depend on, and for ops without gradients.
     """
     y = scale(reshape(Activations(activations).number(metric).node, ()), 1.0).named("metric")
-    forward = Graph.of(loss=y, **read)
+    outputs: dict[str, Any] = {"loss": y, **read}
+    forward = Graph.of(**outputs)
     reaching = tensors_that_reach(y, [*forward.leaves, *forward.nodes])
     if strangers := [name for name, t in wanted.items() if t not in reaching]:
         raise NoGradientError(f"the metric does not depend on {first_names(strangers, 3)}")
