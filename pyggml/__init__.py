@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pyggml.eager.steps import backward_steps
     from pyggml.generation import Sampling, generate
     from pyggml.model import Model, load
+    from pyggml.models.edits import At
 
 __version__ = "0.1.0"
 
@@ -61,6 +62,7 @@ _WHERE = {
     "fit": "pyggml.eager.fit",
     "gradcheck": "pyggml.eager.gradcheck",
     "tensor": "pyggml.eager",
+    "At": "pyggml.models.edits",
     "Model": "pyggml.model",
     "load": "pyggml.model",
     "Sampling": "pyggml.generation",
@@ -81,7 +83,17 @@ _MODULES |= {
     )
 }
 
-__all__ = ["Model", "Sampling", "Value", "apply", "backward_steps", "fit", "generate", "gradcheck"]
+__all__ = [
+    "At",
+    "Model",
+    "Sampling",
+    "Value",
+    "apply",
+    "backward_steps",
+    "fit",
+    "generate",
+    "gradcheck",
+]
 __all__ += ["load", "tensor"]
 
 

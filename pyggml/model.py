@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
@@ -33,7 +33,7 @@ from pyggml.kernels.gemm import FASTEST
 from pyggml.kernels.kernel import Compute
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, Trace, build, read, record
 from pyggml.models.adapter import read_adapter
-from pyggml.models.edits import Numbers, edits
+from pyggml.models.edits import Terms, Whole, edits
 from pyggml.models.low_rank import tensors_of_adapters
 from pyggml.models.metric import Gradients, Metric, choose, metric_graph
 from pyggml.models.stack import base_differences, missing
@@ -237,10 +237,10 @@ class Model:
     def trace(
         self,
         *patterns: str,
-        scale: Mapping[str, Numbers] | None = None,
-        add: Mapping[str, Numbers] | None = None,
-        replace: Mapping[str, Numbers] | None = None,
-        tokens: Iterable[int] | None = None,
+        scale: Terms | None = None,
+        add: Terms | None = None,
+        replace: Terms | None = None,
+        tokens: Whole = None,
     ) -> Iterator[Trace]:
         """Read activations, and change them, in everything that the model runs meanwhile.
 
@@ -251,8 +251,10 @@ class Model:
         tokens     positions in each text that are changed, from its end if negative; None: all, and
                    an empty list: none
 
-        What is changed takes a number, or an array that broadcasts to the activation. Traces nest:
-        an inner one changes what the outer ones have changed, and all read the result.
+        What is changed takes a number, an array that broadcasts to the activation, or a function of
+        it, by the operators of values; `At` of one of these says where: at its own tokens, layers,
+        heads, neurons and batch rows. Traces nest: an inner one changes what the outer ones have
+        changed, and all read the result.
 
         Raises ConfigError if a pattern names nothing, and for what is no number; and, when a graph
         is built, ShapeError for numbers or tokens that do not fit.

@@ -117,6 +117,7 @@ class Passes:
                 tokens in its document, d numbers in an embedding
     others      further graphs that run in the same memory: `other_programs`
     factor      of the balance loss that a mixture of experts is trained with
+    n_rows      windows in a batch
 
     Raises NoGradientError if a parameter cannot be trained.
     """
@@ -134,6 +135,7 @@ class Passes:
         noise: float = 0.0,
         shorter: Sequence[int] = (),
         factor: float = 0.0,
+        n_rows: int = 1,
     ) -> None:
         self._noise = noise / sqrt(model.config.n_embd)
         self._traces = model.traces
@@ -141,7 +143,8 @@ class Passes:
         self._pairs: dict[int, _Pair] = {}
         for n in (n_tokens, *shorter):
             size = zeros((n,), F32, "noise") if noise else None
-            drawn = replace(Inputs.empty(n, n_ctx or n_tokens), draw=self._draw, noise=size)
+            inputs = Inputs.empty(n, n_ctx or n_tokens)
+            drawn = replace(inputs, draw=self._draw, noise=size, n_rows=n_rows)
             self._pairs[n] = _Pair.of(model, parameters, drawn, keep, objective, leaves(n), factor)
         graphs = [g for pair in self._pairs.values() for g in (pair.training, pair.alone)]
         self._schedules = tuple(schedule(g, model.devices) for g in (*graphs, *others))
@@ -173,6 +176,7 @@ class Passes:
                 *(model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise),
                 shorter,
                 factor=config.router_aux_loss_coef,
+                n_rows=config.batch,
             )
 
     @property

@@ -30,7 +30,6 @@ from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net, Taps
 from pyggml.models.attention import Attention
 from pyggml.models.block import OutputScale
-from pyggml.models.edits import Numbers
 from pyggml.models.metric import Metric
 from pyggml.models.norm import Norm, RmsNorm
 from pyggml.models.part import Part
@@ -178,7 +177,7 @@ def integrated_gradients(
     ids: Ids,
     metric: Metric,
     *patterns: str,
-    baseline: Mapping[str, Numbers] | float = 0.0,
+    baseline: Mapping[str, np.ndarray | float] | float = 0.0,
     n_steps: int = 32,
 ) -> dict[str, np.ndarray]:
     """(x − b) · mean over α of d(metric)/dx at b + α(x − b), summed to one number a token (T,), by

@@ -96,7 +96,8 @@ class Attention(Part):
         """softmax(scale · q·k) v, (T, n_out), of q (T, n, size), k and v (T, n_kv, …)."""
         q = self.temperature(net, q) if self.temperature else q
         q, k = self.rotate(net, at, q, self.q_norm), self.rotate(net, at, k, self.k_norm)
-        q, k, v = (net.tap(f"{at}{name}", t) for name, t in zip("qkv", (q, k, v), strict=True))
+        heads = zip("qkv", (q, k, v), strict=True)
+        q, k, v = (net.tap(f"{at}{name}", t, t.shape[1]) for name, t in heads)
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
         return self.look(net, at, q, net.leave(f"{at}k", k), net.leave(f"{at}v", v))
 
@@ -117,7 +118,7 @@ class Attention(Part):
             may_round=not self.has_key_bias(net, at),
         )
         heads = reshape(net.large(o.named(f"{at}attention")), (q.shape[0], -1))
-        return net.tap(f"{at}attention", heads)
+        return net.tap(f"{at}attention", heads, self.heads.n)
 
     def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (T, n, size), k (T, n_kv, size) and v of x; q and k normalised, before rope."""

@@ -1,102 +1,132 @@
-"""Edits as they are written: names with numbers, and the tokens whose rows change.
+"""Edits as they are written: names with what changes the activations, and where.
 
-scale      x · number
-add        x + number
-replace    the number in x's place
+scale      x · y
+add        x + y
+replace    y in x's place
 
-A number is one for all elements, or an array that broadcasts to the activation.
+y is a number, an array that broadcasts to x, or a function of x that gives either, or a value that
+is made of x by operators and `pyggml.functions`: nodes of the graph, with gradients. `At` says
+where in x.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import index
 from typing import Any
 
 import numpy as np
 
+from pyggml.eager.activation import Activation
+from pyggml.eager.value import Value
 from pyggml.errors import ConfigError, ShapeError
-from pyggml.graph.tensor import Tensor, leaf
+from pyggml.graph.tensor import Tensor
+from pyggml.models.spots import Numbers, Spot
 from pyggml.models.taps import Change, Edit
-from pyggml.ops import add as plus
-from pyggml.ops import mul as times
-from pyggml.ops import scale as multiply
 
-Numbers = np.ndarray | Sequence[Any] | float
+Term = np.ndarray | Sequence[Any] | float | Callable[[Activation], Any]
+Whole = Iterable[int] | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """What an edit takes, at chosen places: scale={"blk.*.attention": At(0, heads=[1, 3])}.
+
+    term      a number, an array, or a function of the activation
+    tokens    positions in each text, from its end if negative; None: those of the trace
+    layers    numbers of blocks
+    heads     of queries, keys, values, their results and patterns
+    neurons   numbers along the last axis
+    rows      windows of a batch in training
+    """
+
+    term: Term
+    tokens: Whole = None
+    layers: Whole = None
+    heads: Whole = None
+    neurons: Whole = None
+    rows: Whole = None
+
+    def spot(self, tokens: Whole) -> Spot:
+        """Where; tokens: where this names none."""
+        given = {
+            "tokens": tokens if self.tokens is None else self.tokens,
+            **{name: getattr(self, name) for name in ("rows", "layers", "heads", "neurons")},
+        }
+        return Spot(**{name: _whole_numbers(name, numbers) for name, numbers in given.items()})
+
+
+Terms = Mapping[str, Term | At]
 
 
 def edits(
-    scale: Mapping[str, Numbers] | None = None,
-    add: Mapping[str, Numbers] | None = None,
-    replace: Mapping[str, Numbers] | None = None,
-    tokens: Iterable[int] | None = None,
+    scale: Terms | None = None,
+    add: Terms | None = None,
+    replace: Terms | None = None,
+    tokens: Whole = None,
 ) -> list[Edit]:
     """The edits that `Model.trace` names. Raises ConfigError for what is no number, numbers that
-    are not finite, and tokens that are no whole numbers."""
-    rows = None if tokens is None else _positions(tokens)
-    kinds = ("scale", scale, _scaled), ("add", add, _added), ("replace", replace, _replaced)
-    return [
-        Edit(pattern, change, rows)
-        for verb, given, kind in kinds
-        for pattern, change in _changes(verb, given or {}, kind)
-    ]
+    are not finite, and places that are no whole numbers."""
+    verbs = {"scale": scale, "add": add, "replace": replace}
+    return [edit for verb, given in verbs.items() for edit in _edits(verb, given or {}, tokens)]
 
 
-def _changes(
-    verb: str, given: object, kind: Callable[[np.ndarray], Change]
-) -> Iterator[tuple[str, Change]]:
+def _edits(verb: str, given: object, tokens: Whole) -> Iterator[Edit]:
     if not isinstance(given, Mapping):
         example = f"{verb}={{'blk.0.out': 2}}"
         raise ConfigError(f"{verb} is {given!r:.60}, wanted names and numbers: {example}")
-    for pattern, numbers in given.items():
-        yield pattern, kind(_array(verb, pattern, numbers))
+    for pattern, term in given.items():
+        at = term if isinstance(term, At) else At(term)
+        yield Edit(pattern, _change(verb, pattern, at.term), at.spot(tokens))
 
 
-def _array(verb: str, pattern: str, given: object) -> np.ndarray:
+def _whole_numbers(name: str, numbers: object) -> Numbers:
+    if numbers is None:
+        return None
+    try:
+        return tuple(map(index, numbers if isinstance(numbers, Iterable) else [numbers]))
+    except TypeError:
+        raise ConfigError(f"{name} is {numbers!r}, wanted whole numbers") from None
+
+
+def _change(verb: str, pattern: str, term: Any) -> Change:
+    """What a verb does with a term."""
+    if not callable(term):
+        array = _array(f"{verb} of {pattern} is", term)
+        if not np.isfinite(array).all():
+            raise ConfigError(f"{pattern}: its numbers are not finite")
+        return lambda name, x: _combine(verb, name, Activation(x), array)
+
+    def change(name: str, x: Tensor) -> Tensor:
+        before = Activation(x)
+        y = term(before)
+        y = y if isinstance(y, Value) else _array(f"{verb} of {name}: the function gave", y)
+        return _combine(verb, name, before, y)
+
+    return change
+
+
+def _array(about: str, given: object) -> np.ndarray:
     try:
         array = np.asarray(given)
     except ValueError:  # lists of unlike length
         array = np.asarray(None)
     if array.dtype.kind not in "fiub":
-        raise ConfigError(
-            f"{verb} of {pattern} is {given!r:.60}, wanted a number or an array of numbers"
-        )
-    array = array.astype(np.float32)
-    if not np.isfinite(array).all():
-        raise ConfigError(f"{pattern}: its numbers are not finite")
-    return array
+        raise ConfigError(f"{about} {given!r:.60}, wanted a number or an array of numbers")
+    return array.astype(np.float32)
 
 
-def _positions(tokens: object) -> tuple[int, ...]:
+def _combine(verb: str, name: str, x: Activation, y: np.ndarray | Value) -> Tensor:
+    """The node of x and y. What is replaced stays in the sum, times 0, so that all that it is made
+    of has a gradient. Raises ShapeError if y does not broadcast to x."""
     try:
-        return tuple(map(index, tokens if isinstance(tokens, Iterable) else [tokens]))
-    except TypeError:
-        raise ConfigError(f"tokens is {tokens!r}, wanted positions: whole numbers") from None
-
-
-# -- kinds of change -------------------------------------------------------------------------------
-
-
-def _scaled(factor: np.ndarray) -> Change:
-    if factor.size == 1:
-        return lambda name, x: x if factor.item() == 1 else multiply(x, factor.item())
-    return lambda name, x: times(x, _spread(name, x, factor))
-
-
-def _added(addend: np.ndarray) -> Change:
-    return lambda name, x: plus(x, _spread(name, x, addend))
-
-
-def _replaced(value: np.ndarray) -> Change:
-    """x · 0 stays in the sum, so that what x is made of has a gradient: 0."""
-    return lambda name, x: plus(multiply(x, 0.0), _spread(name, x, value))
-
-
-def _spread(name: str, x: Tensor, numbers: np.ndarray) -> Tensor:
-    """The numbers in x's shape. Raises ShapeError if they do not broadcast to it."""
-    try:
-        spread = np.broadcast_to(numbers, x.shape)
+        fits = np.broadcast_shapes(x.shape, y.shape) == x.shape
     except ValueError:
+        fits = False
+    if not fits:
         raise ShapeError(
-            f"{name} has shape {x.shape}, and numbers of shape {numbers.shape} do not broadcast "
-            "to it"
-        ) from None
-    return leaf(np.ascontiguousarray(spread))
+            f"{name} has shape {x.shape}, and numbers of shape {y.shape} do not broadcast to it"
+        )
+    term = float(y.item()) if isinstance(y, np.ndarray) and not y.shape else y
+    if verb == "scale":
+        return (x * term).node
+    return ((x if verb == "add" else x * 0.0) + term).node

@@ -123,7 +123,7 @@ class LatentAttention(Part):
         if self.gated:
             gate = sigmoid(net.linear(f"{at}attn_gate", x))
             o = mul(o, reshape(gate, (x.shape[0], self.n_head, 1)))
-        o = net.tap(f"{at}attention", reshape(o, (x.shape[0], -1)))
+        o = net.tap(f"{at}attention", reshape(o, (x.shape[0], -1)), self.n_head)
         return net.linear(f"{at}attn_output", o)
 
     def _queries(self, net: Net, at: str, x: Tensor) -> Tensor:
@@ -145,7 +145,8 @@ class LatentAttention(Part):
         )
         k, v = split(both, (own, self.value_size))
         k = concat(k, repeat(shared, (shared.shape[0], self.n_head, self.n_shared)))
-        q, k, v = (net.tap(f"{at}{name}", t) for name, t in (("q", q), ("k", k), ("v", v)))
+        heads = zip("qkv", (q, k, v), strict=True)
+        q, k, v = (net.tap(f"{at}{name}", t, t.shape[1]) for name, t in heads)
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
         return self._softmax(net, q, k, v)
 
@@ -156,7 +157,7 @@ class LatentAttention(Part):
         own, rotated = split(q, (self.size - self.n_shared, self.n_shared))
         q = net.large(concat(net.by_expert(f"{at}attn_k_b", own, heads), rotated))
         k = concat(reshape(c, (-1, 1, self.rank)), shared)
-        q, k = net.tap(f"{at}q", q), net.tap(f"{at}k", k)
+        q, k = net.tap(f"{at}q", q, self.n_head), net.tap(f"{at}k", k, 1)
         k = net.remember(f"{at}cache_k", k)
         o = net.large(narrow(self._softmax(net, q, k, k), 2, 0, self.rank))
         return net.by_expert(f"{at}attn_v_b", o, heads)

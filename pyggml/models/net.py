@@ -15,7 +15,8 @@ from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Tensor, zeros
 from pyggml.models.balance import Routing
 from pyggml.models.low_rank import LoraPair, LoraPairs
-from pyggml.models.taps import Positions, Taps
+from pyggml.models.spots import Run
+from pyggml.models.taps import Taps
 from pyggml.models.weights import Weights, factor_of
 from pyggml.ops import (
     add,
@@ -50,6 +51,7 @@ class Inputs:
                 nothing is drawn: everywhere but in training
     noise       (T,) float32, the most that is added to a number of each token's embedding; None
                 for no noise
+    n_rows      the windows of equal length that the tokens make up
     """
 
     tokens: Tensor
@@ -60,6 +62,7 @@ class Inputs:
     rows: Tensor | None = None
     draw: Tensor | None = None
     noise: Tensor | None = None
+    n_rows: int = 1
 
     @classmethod
     def empty(cls, n_tokens: int, n_ctx: int | None = None, with_rows: bool = False) -> Inputs:
@@ -185,18 +188,21 @@ class Net:
         """The adapters' updates of one tensor."""
         return (pairs[full] for pairs in self.adapters if full in pairs)
 
-    def tap(self, name: str, x: Tensor) -> Tensor:
-        """x, under a name by which it can be read or changed: pyggml.models.taps lists them."""
+    def tap(self, name: str, x: Tensor, n_heads: int = 0) -> Tensor:
+        """x, under a name by which it can be read or changed: pyggml.models.taps lists them.
+
+        n_heads: the heads that its numbers belong to; 0: none
+        """
         if self.taps is None:
             return x
-        return self.taps(f"{self.turn}{name}", x, self._chosen_rows)
+        return self.taps(f"{self.turn}{name}", x, self._run, n_heads)
 
-    def _chosen_rows(self, name: str, tokens: tuple[int, ...]) -> Tensor:
-        """(n, 1) float32, 1 for each row of an activation at one of these positions of a text."""
-        inputs, of = self.inputs, self.logits_of
-        length = inputs.length if self.cache is None else None
-        rows = Positions(inputs.positions, length, self.n_ctx, of)
-        return self.once(("tokens", tokens, of), lambda: rows.mask(name, tokens))
+    @property
+    def _run(self) -> Run:
+        """The tokens of this graph, as edits choose them."""
+        inputs, cached = self.inputs, self.cache is not None
+        length, n_rows = (None, 0) if cached else (inputs.length, inputs.n_rows)
+        return Run(inputs.positions, length, self.n_ctx, n_rows, self.logits_of, self.once)
 
     def in_turn(self, x: Tensor) -> Tensor:
         """x, placed before later calls' tensors in the graph's order; every product with a weight

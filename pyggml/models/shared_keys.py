@@ -41,7 +41,7 @@ class SharedKeys(Attention):
         q = narrow(q, 1, 0, self.sizes["q"]) if self.fused_qkv else q
         q = self.rotate(net, at, self.normalise(net, at, self.q_norm, q), None)
         k, v = (net.earlier(f"{self.source}{part}") for part in "kv")
-        o = self.look(net, at, net.tap(f"{at}q", q), k, v)
+        o = self.look(net, at, net.tap(f"{at}q", q, q.shape[1]), k, v)
         return net.linear(f"{at}attn_output", o)
 
 

@@ -21,63 +21,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import numpy as np
-
-from pyggml.errors import ConfigError, ShapeError, suggestion
-from pyggml.graph.dtypes import F32, I32
-from pyggml.graph.tensor import Tensor, leaf
-from pyggml.ops import add, clamp, cpy, get_rows, mul, reshape, scale, sub
+from pyggml.errors import ConfigError, suggestion
+from pyggml.graph.tensor import Tensor
+from pyggml.models.spots import Run, Spot
+from pyggml.ops import add, mul, scale
 
 Change = Callable[[str, Tensor], Tensor]  # a name and its activation → what stands in its place
-ChosenRows = Callable[[str, tuple[int, ...]], Tensor]  # an activation's name, positions → (n, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Positions:
-    """Where the tokens of a run stand in their texts: an edit chooses rows by it.
-
-    positions   (T,) int32
-    length      (T,) float32, tokens of each token's text; None where a run cannot know it
-    n_ctx       the most tokens of a text
-    of          (n,) int32, the tokens that an activation has rows of; None: all
-    """
-
-    positions: Tensor
-    length: Tensor | None
-    n_ctx: int
-    of: Tensor | None = None
-
-    def mask(self, name: str, tokens: Sequence[int]) -> Tensor:
-        """1 for each row that changes and 0 for others, float32 (n, 1).
-
-        Raises ShapeError for a position that no text of the run can have, and ConfigError for one
-        that is counted from an end which the run does not know.
-        """
-        n = self.n_ctx
-        if wrong := [t for t in tokens if not -n <= t < n]:
-            raise ShapeError(f"{name}: there is no token {wrong[0]} in a run of {n}")
-        first = _table([t for t in tokens if t >= 0], n)
-        chosen = get_rows(first, self.positions)
-        if min(tokens, default=0) < 0:
-            chosen = clamp(add(chosen, self._from_end(tokens)), 0, 1)
-        return chosen if self.of is None else get_rows(chosen, self.of)
-
-    def _from_end(self, tokens: Sequence[int]) -> Tensor:
-        """(T, 1), 1 for each row that one of these names from the end, where it is negative."""
-        if self.length is None:
-            raise ConfigError(
-                f"tokens has {min(tokens)}, counted from the end of a text: while a text is "
-                "generated, it has none yet"
-            )
-        left = cpy(sub(self.length, cpy(self.positions, F32)), I32)  # 1 of the last token
-        return get_rows(_table([-t for t in tokens if t < 0], self.n_ctx + 1), left)
-
-
-def _table(chosen: Sequence[int], n: int) -> Tensor:
-    """(n, 1) float32, 1 in these rows."""
-    table = np.zeros((n, 1), np.float32)
-    table[list(chosen)] = 1
-    return leaf(table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +34,21 @@ class Edit:
     """What becomes of the activations that a pattern names.
 
     change   (name, x) → what stands in x's place, of its shape
-    tokens   positions in a text whose rows change, counted from its end if negative; None: all
+    spot     where in x it does
     """
 
     pattern: str
     change: Change
-    tokens: tuple[int, ...] | None = None
+    spot: Spot = Spot()
 
-    def __call__(self, name: str, x: Tensor, rows: ChosenRows) -> Tensor:
-        """The edited activation. Raises ShapeError for numbers or tokens that do not fit."""
-        if self.tokens is None:
+    def __call__(self, name: str, x: Tensor, run: Run, n_heads: int) -> Tensor:
+        """The edited activation, of so many heads or 0. Raises ShapeError for numbers or places
+        that do not fit."""
+        if not self.spot.has_layer(name):
+            return x
+        chosen = self.spot.mask(name, x, run, n_heads)
+        if chosen is None:
             return self.change(name, x)
-        chosen = reshape(rows(name, self.tokens), (x.shape[0], *(1,) * (len(x.shape) - 1)))
         others = scale(chosen, -1.0, 1.0)
         return add(mul(x, others), mul(self.change(name, x), chosen))
 
@@ -125,14 +77,14 @@ class Taps:
         """Of what is read, then of what is changed."""
         return *self.patterns, *(e.pattern for e in self.edits)
 
-    def __call__(self, name: str, x: Tensor, rows: ChosenRows) -> Tensor:
-        """x, or what the edits make of it. rows: the mask of an edit's tokens."""
+    def __call__(self, name: str, x: Tensor, run: Run, n_heads: int = 0) -> Tensor:
+        """x, or what the edits make of it. n_heads: those that its numbers belong to; 0: none."""
         if name in self.names:
             raise AssertionError(f"two activations are named {name}")
         self.names.append(name)
         for edit in self.edits:
             if fnmatchcase(name, edit.pattern):
-                x = edit(name, x, rows)
+                x = edit(name, x, run, n_heads)
         if fits(name, self.patterns):
             self.read[name] = x
         return x

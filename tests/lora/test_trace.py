@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from pyggml.errors import PyggmlError
+from pyggml import At
+from pyggml.errors import ConfigError, PyggmlError
+from pyggml.generation import Session
 from pyggml.lora import loss_and_grads
 
 from runs import steps
@@ -81,3 +83,23 @@ def test_a_trace_that_breaks_a_run_is_named(trainer_of):
         pytest.raises(PyggmlError, match="what a trace makes of blk.0.out may lead to no numbers"),
     ):
         run(trainer)
+
+
+def test_rows_are_the_windows_of_a_batch(trainer_of, corpus_of):
+    """Three windows; the second one's first token, and all of the third."""
+    corpus = corpus_of(10, lengths=[11, 11, 11], n_held_out=0)
+    trainer = trainer_of(corpus=corpus, max_steps=1, batch=3)
+    changes = {"blk.0.out": At(7.0, rows=[1], tokens=[0]), "blk.1.out": At(7.0, rows=[-1])}
+    with trainer.model.trace("blk.*.out", replace=changes) as t:
+        run(trainer)
+    for name, rows in (("blk.0.out", [10]), ("blk.1.out", range(20, 30))):
+        np.testing.assert_array_equal(np.flatnonzero((t[name] == 7).all(axis=1)), rows)
+
+
+def test_generation_has_no_rows_of_a_batch(trainer_of):
+    model = trainer_of().model
+    with (
+        model.trace(scale={"blk.0.out": At(2, rows=[0])}),
+        pytest.raises(ConfigError, match="blk.0.out: rows are those of a batch, which generation"),
+    ):
+        Session(model, 20).feed([1, 2, 3])

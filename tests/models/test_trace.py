@@ -5,6 +5,8 @@ import pytest
 from tiny_models import zero_parts
 
 import pyggml
+from pyggml import At
+from pyggml import functions as F
 from pyggml.alloc import plan
 from pyggml.backends.cpu import CPU, read
 from pyggml.errors import ConfigError, NoGradientError, NotFiniteError, ShapeError
@@ -179,6 +181,70 @@ def test_arrays_scale_each_number(model):
     np.testing.assert_allclose(t["blk.1.out"], before["blk.1.out"] * mask, rtol=1e-6)
 
 
+def test_a_function_of_the_activation_is_part_of_the_graph(model):
+    """Of each verb, with its slope: a stream of length 1 has no gradient along itself."""
+    with model.trace("blk.0.out", "blk.1.ffn_out") as plain:
+        model.logits(IDS)
+    x, f = plain["blk.0.out"], plain["blk.1.ffn_out"]
+    with model.trace("blk.0.out", scale={"blk.0.out": lambda x: 1 / _length(x)}) as t:
+        model.logits(IDS)
+        with model.trace("blk.0.ffn_out") as inner:
+            loss_and_grads(model, IDS)
+    unit = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    np.testing.assert_allclose(t.runs("blk.0.out")[0], unit, rtol=0, atol=1e-6)
+    along = (inner.grad("blk.0.ffn_out") * x[:-1]).sum(axis=-1)
+    assert np.abs(along).max() < 1e-3 * np.abs(inner.grad("blk.0.ffn_out")).max()
+    shifted = {"blk.1.ffn_out": lambda x: F.concatenate([x[1:], x[:1]])}
+    added = {"blk.1.out": lambda x: np.arange(256)}
+    with model.trace("blk.1.*out", replace=shifted, add=added) as t:
+        model.logits(IDS)
+    np.testing.assert_allclose(t["blk.1.ffn_out"], np.roll(f, -1, axis=0), rtol=1e-6)
+    whole = x + t["blk.1.attn_out"] + t["blk.1.ffn_out"] + np.arange(256)
+    np.testing.assert_allclose(t["blk.1.out"], whole, rtol=1e-5, atol=1e-5)
+
+
+def _length(x):
+    return (x * x).sum(axis=-1, keepdims=True).sqrt()
+
+
+def test_at_says_where(model):
+    """Layers, heads, neurons and tokens; what is not named stays as it is, to the bit."""
+    names = "blk.0.attention", "blk.1.attention", "blk.1.q", "blk.0.ffn_up"
+    with model.trace(*names) as before:
+        model.logits(IDS)
+    with model.trace(*names, scale={"*.attention": At(0, heads=[1, -1], layers=[0])}) as t:
+        model.logits(IDS)
+    heads = before["blk.0.attention"].reshape(12, 4, 64).copy()
+    heads[:, [1, 3]] = 0
+    np.testing.assert_array_equal(t["blk.0.attention"], heads.reshape(12, 256))
+    assert t["blk.1.attention"].any(axis=0).all()
+    with model.trace(*names, scale={"blk.0.ffn_up": At(4, neurons=[2, 5])}) as t:
+        model.logits(IDS)
+    factor = np.where(np.isin(np.arange(before["blk.0.ffn_up"].shape[1]), [2, 5]), 4, 1)
+    np.testing.assert_array_equal(t["blk.0.ffn_up"], before["blk.0.ffn_up"] * factor)
+    replace = {"blk.1.q": At(lambda q: -q, heads=2, tokens=[-1], neurons=range(32))}
+    with model.trace("blk.1.q", replace=replace, tokens=[0]) as t:
+        model.logits(IDS)
+    q = before["blk.1.q"].copy()
+    q[-1, 2, :32] *= -1
+    np.testing.assert_array_equal(t["blk.1.q"], q)
+
+
+def test_a_head_is_ablated_alike_in_a_run_a_loss_and_generation(model, logits):
+    with model.trace(scale={"blk.1.attention": At(0, heads=[2])}):
+        whole = model.logits(IDS)
+        session = Session(model, 20)
+        session.feed(IDS[:7])
+        for token in IDS[7:]:
+            last = session.feed([token])
+        loss, _ = loss_and_grads(model, IDS, parameters={})
+    np.testing.assert_allclose(last, whole[-1], rtol=0, atol=2e-5)
+    z = whole[:-1].astype(np.float64)
+    own = z[np.arange(11), IDS[1:]] - np.log(np.exp(z).sum(axis=1))
+    assert loss == pytest.approx(-own.mean(), abs=1e-5)
+    assert np.abs(whole - logits).max() > 0.01
+
+
 def test_traces_nest(model):
     """An inner one changes what the outer one has changed; both read the result."""
     with model.trace("blk.1.out", add={"blk.1.out": 1.0}) as outer:
@@ -273,21 +339,42 @@ def test_a_text_that_is_generated_has_no_end(model):
 
 
 NO_NUMBERS = [
-    ({"scale": {"blk.0.out": lambda: 1}}, "scale of blk.0.out is <function .*, wanted a number"),
+    (
+        {"scale": {"blk.0.out": lambda x: None}},
+        "scale of blk.0.out: the function gave None",
+    ),
     ({"add": {"blk.0.out": "2"}}, "add of blk.0.out is '2', wanted a number or an array"),
     (
         {"replace": {"blk.0.out": [[1], [1, 2]]}},
         r"replace of blk.0.out is \[\[1\], \[1, 2\]\], wanted",
     ),
     ({"scale": 2}, "scale is 2, wanted names and numbers: scale={'blk.0.out': 2}"),
-    ({"scale": {"blk.0.out": 2}, "tokens": [1.5]}, r"tokens is \[1.5\], wanted positions: whole"),
+    ({"scale": {"blk.0.out": 2}, "tokens": [1.5]}, r"tokens is \[1.5\], wanted whole numbers"),
+    ({"scale": {"blk.0.out": At("2")}}, "scale of blk.0.out is '2', wanted a number"),
+    ({"scale": {"blk.0.out": At(2, heads="a")}}, "heads is 'a', wanted whole numbers"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "said"), NO_NUMBERS)
 def test_what_is_no_number_is_refused_in_a_sentence(model, changes, said):
     with pytest.raises(ConfigError, match=said), model.trace(**changes):
-        pass
+        model.logits(IDS)
+
+
+PLACES = [
+    ({"blk.0.out": At(2, heads=[0])}, "blk.0.out has no heads"),
+    ({"blk.0.q": At(2, heads=[4])}, "blk.0.q: there is no head 4 among its 4"),
+    ({"blk.0.k": At(2, heads=[2])}, "blk.0.k: there is no head 2 among its 2"),
+    ({"blk.0.out": At(2, neurons=[256])}, "blk.0.out: there is no neuron 256 among its 256"),
+    ({"blk.0.out": At(2, rows=[1])}, "blk.0.out: there is no row 1 in a batch of 1"),
+    ({"blk.0.out": lambda x: x[:3]}, r"shape \(12, 256\), and numbers of shape \(3, 256\) do not"),
+]
+
+
+@pytest.mark.parametrize(("scale", "said"), PLACES)
+def test_places_that_an_activation_lacks_are_named(model, scale, said):
+    with pytest.raises(ShapeError, match=said), model.trace(scale=scale):
+        model.logits(IDS)
 
 
 def test_a_name_that_is_nearly_one_is_suggested(model):
