@@ -83,18 +83,8 @@ _MODULES |= {
     )
 }
 
-__all__ = [
-    "At",
-    "Model",
-    "Sampling",
-    "Value",
-    "apply",
-    "backward_steps",
-    "fit",
-    "generate",
-    "gradcheck",
-]
-__all__ += ["load", "tensor"]
+__all__ = ["At", "Model", "Sampling", "Value", "apply", "backward_steps", "fit", "generate"]
+__all__ += ["gradcheck", "load", "tensor"]
 
 
 def __getattr__(name: str) -> Any:

@@ -93,8 +93,7 @@ class Spot:
         """Whether the layer of an activation is one of these."""
         if self.layers is None:
             return True
-        before, _, after = name.partition("blk.")
-        number = after.split(".")[0]
+        number = name.partition("blk.")[2].split(".")[0]
         return number.isdigit() and int(number) in self.layers
 
     def mask(self, name: str, x: Tensor, run: Run, n_heads: int) -> Tensor | None:

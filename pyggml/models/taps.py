@@ -39,7 +39,7 @@ class Edit:
 
     pattern: str
     change: Change
-    spot: Spot = Spot()
+    spot: Spot
 
     def __call__(self, name: str, x: Tensor, run: Run, n_heads: int) -> Tensor:
         """The edited activation, of so many heads or 0. Raises ShapeError for numbers or places
