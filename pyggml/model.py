@@ -35,7 +35,7 @@ from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, Trace, bu
 from pyggml.models.adapter import read_adapter
 from pyggml.models.edits import Terms, Whole, edits
 from pyggml.models.low_rank import tensors_of_adapters
-from pyggml.models.metric import Gradients, Metric, choose, metric_graph
+from pyggml.models.metric import Gradients, Metric, NotMade, choose, metric_graph
 from pyggml.models.stack import base_differences, missing
 from pyggml.models.taps import check_names, fits
 from pyggml.models.weights import zero_matrices
@@ -179,13 +179,19 @@ class Model:
         if not names:
             raise ConfigError("grad takes names to differentiate by, such as 'blk.*.out'")
         inputs, traces = self._inputs(tokens), self.traces
-        taps = Taps(["*"], [e for trace in traces for e in trace.edits])
-        build(self.parts, inputs, self.adapters, taps=taps)
-        of_adapters = tensors_of_adapters(self.adapters) if ".lora_" in "".join(names) else {}
-        wanted = choose(names, taps.read, of_adapters, self.parts.weights)
-        patterns = tuple(p for trace in traces for p in trace.patterns)
-        read = {n: t for n, t in taps.read.items() if n in wanted or fits(n, patterns)}
-        graph = metric_graph(metric, taps.read, wanted, read)
+        self.note_rounding()
+        asked = [*names, *(p for trace in traces for p in trace.patterns)]
+        while True:
+            taps = Taps(asked, [e for trace in traces for e in trace.edits], every=True)
+            build(self.parts, inputs, self.adapters, taps=taps)
+            of_adapters = tensors_of_adapters(self.adapters) if ".lora_" in "".join(names) else {}
+            wanted = choose(names, taps.read, of_adapters, self.parts.weights)
+            read = {n: t for n, t in taps.read.items() if n in wanted or fits(n, asked)}
+            try:
+                graph = metric_graph(metric, taps, wanted, read)
+                break
+            except NotMade as missing:
+                asked += missing.args
         arrays = dict(zip(graph.names, results(graph, self.devices), strict=True))
         values = {name: arrays[name] for name in read}
         grads = {name: arrays[f"grad:{name}"] for name in wanted}

@@ -14,9 +14,8 @@ steering_vector         the mean difference between activations of two sets of t
 Texts are token ids (T,). Everything is float32, or float64 where NumPy computes it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,13 +27,9 @@ from pyggml.graph.tensor import leaf
 from pyggml.look.gradients import loss_and_grads
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net, Taps
-from pyggml.models.attention import Attention
 from pyggml.models.block import OutputScale
 from pyggml.models.metric import Metric
 from pyggml.models.norm import Norm, RmsNorm
-from pyggml.models.part import Part
-from pyggml.models.shared_keys import SharedKeys
-from pyggml.ops.attention.positions import alibi_slopes
 from pyggml.runtime import results, run
 
 Ids = Sequence[int] | np.ndarray
@@ -48,18 +43,13 @@ def attention_maps(model: Model, ids: Ids, blocks: Iterable[int] | None = None) 
     ConfigError for a block without attention.
     """
     blocks = range(model.config.n_layer) if blocks is None else list(blocks)
-    parts = [_attention(model, i) for i in blocks]
-    keys = [
-        f"{part.source if isinstance(part, SharedKeys) else f'blk.{i}.'}k"
-        for i, part in zip(blocks, parts, strict=True)
-    ]
-    with model.trace(*(f"blk.{i}.q" for i in blocks), *keys) as t:
+    names = {i: f"blk.{i}.attn_pattern" for i in blocks}
+    known = {*model.activations}
+    if lacking := [i for i, name in names.items() if name not in known]:
+        raise ConfigError(f"block {lacking[0]} has no attention")
+    with model.trace(*names.values()) as t:
         model.logits(ids)
-    maps = [
-        _weights(part, t[f"blk.{i}.q"], t[key], _sinks(model, part, i))
-        for i, key, part in zip(blocks, keys, parts, strict=True)
-    ]
-    return np.stack(maps)
+    return np.stack([t[name].transpose(1, 0, 2) for name in names.values()])
 
 
 def logit_lens(model: Model, ids: Ids) -> np.ndarray:
@@ -254,46 +244,6 @@ def _expect_alike(ids: Ids, source: Ids) -> None:
 
 
 # -- how ------------------------------------------------------------------------------------------
-
-
-def _attention(model: Model, i: int) -> Attention:
-    """The attention of block i."""
-    attention = [p for p in _parts_of(model.parts.decoder.blocks[i]) if isinstance(p, Attention)]
-    if not attention:
-        raise ConfigError(f"block {i} has no attention")
-    return attention[0]
-
-
-def _parts_of(part: Any) -> Iterator[Part]:
-    """A part and all parts that it is made of."""
-    yield part
-    for f in fields(part):
-        value = getattr(part, f.name)
-        for inner in value if isinstance(value, tuple) else (value,):
-            if isinstance(inner, Part):
-                yield from _parts_of(inner)
-
-
-def _sinks(model: Model, part: Attention, i: int) -> np.ndarray | None:
-    return read(model.parts.weights[f"blk.{i}.attn_sinks.weight"]) if part.sinks else None
-
-
-def _weights(part: Attention, q: np.ndarray, k: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
-    """softmax(scale · q·kᵀ) (n_head, T, T) of q (T, n_head, size) and k (T, n_kv, size)."""
-    n_tokens, n_head, size = q.shape
-    k = np.repeat(k.astype(np.float64), n_head // k.shape[1], axis=1)
-    z = np.einsum("thd,shd->hts", q, k) * (part.scale or size**-0.5)
-    if part.softcap:
-        z = part.softcap * np.tanh(z / part.softcap)
-    distance = np.arange(n_tokens)[:, None] - np.arange(n_tokens)
-    if part.max_bias:
-        z -= alibi_slopes(n_head, part.max_bias)[:, None, None] * distance
-    seen = (distance >= 0) & (distance < (part.window or n_tokens))
-    z = np.where(seen, z, -np.inf)
-    top = z.max(axis=-1, keepdims=True)
-    extra = 0.0 if sinks is None else np.exp(sinks[:, None, None] - top)
-    e = np.exp(z - top)
-    return np.asarray(e / (e.sum(axis=-1, keepdims=True) + extra), np.float32)
 
 
 def _predict(model: Model, stream: np.ndarray) -> np.ndarray:

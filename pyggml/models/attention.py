@@ -7,6 +7,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.models.config import Heads
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
+from pyggml.models.open_attention import open_attention
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope, Temperature
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
@@ -109,16 +110,19 @@ class Attention(Part):
     def look(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What q (T, n, size) finds, (T, n_out), in all keys and values (…, n_kv, …)."""
         factor, span = self.scale or self.heads.size**-0.5, net.span(self.window, self.chunk)
-        o = flash_attn_ext(
-            *(q, k, v, span, factor),
-            logit_softcap=self.softcap,
-            max_bias=self.max_bias,
-            sinks=net.weights[f"{at}attn_sinks.weight"] if self.sinks else None,
-            longest=net.cache.n_ctx if net.cache else 0,
-            may_round=not self.has_key_bias(net, at),
-        )
+        how = {
+            "logit_softcap": self.softcap,
+            "max_bias": self.max_bias,
+            "sinks": net.weights[f"{at}attn_sinks.weight"] if self.sinks else None,
+        }
+        if net.asks("attn_pattern", f"{at}attn_pattern"):
+            o = open_attention(net, f"{at}attn_pattern", q, k, v, span, factor, **how)
+        else:
+            longest = net.cache.n_ctx if net.cache else 0
+            rounds = not self.has_key_bias(net, at)
+            o = flash_attn_ext(q, k, v, span, factor, longest=longest, may_round=rounds, **how)
         heads = reshape(net.large(o.named(f"{at}attention")), (q.shape[0], -1))
-        return net.tap(f"{at}attention", heads, self.heads.n)
+        return net.tap_heads(at, heads, self.heads.n)
 
     def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (T, n, size), k (T, n_kv, size) and v of x; q and k normalised, before rope."""

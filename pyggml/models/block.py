@@ -56,7 +56,8 @@ class Residual(Part):
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         y = self.body(net, at, x)
         y = y if self.factor == 1 else scale(y, self.factor)
-        return add(x, named_branch(net, at, self.body, y))
+        x = add(x, named_branch(net, at, self.body, y))
+        return net.tap(f"{at}mid", x) if self.body.branch == "attn_out" else x
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class GatedFeedForward(Part):
             gate, up = (net.large(net.linear(name, x)) for name in names)
         inner = self.unit(gate, up)
         inner = self.norm(net, at, inner) if self.norm else inner
+        inner = net.tap(f"{at}ffn_neurons{self.suffix}", inner)
         return net.linear(f"{at}ffn_down{self.suffix}", inner)
 
 
@@ -101,4 +102,5 @@ class FeedForward(Part):
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         up = net.large(net.linear(f"{at}ffn_up{self.suffix}", x))
-        return net.linear(f"{at}ffn_down{self.suffix}", self.activation(up))
+        inner = net.tap(f"{at}ffn_neurons{self.suffix}", self.activation(up))
+        return net.linear(f"{at}ffn_down{self.suffix}", inner)

@@ -123,7 +123,7 @@ class LatentAttention(Part):
         if self.gated:
             gate = sigmoid(net.linear(f"{at}attn_gate", x))
             o = mul(o, reshape(gate, (x.shape[0], self.n_head, 1)))
-        o = net.tap(f"{at}attention", reshape(o, (x.shape[0], -1)), self.n_head)
+        o = net.tap_heads(at, reshape(o, (x.shape[0], -1)), self.n_head)
         return net.linear(f"{at}attn_output", o)
 
     def _queries(self, net: Net, at: str, x: Tensor) -> Tensor:

@@ -21,29 +21,36 @@ from pyggml.eager.value import Value
 from pyggml.errors import ConfigError, NoGradientError, ShapeError, first_names, suggestion
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
+from pyggml.models.taps import Taps
 from pyggml.ops import reshape, scale
 
 Metric = Callable[["Activations"], Value]
 
 
+class NotMade(Exception):
+    """An activation is made on demand, and was not asked for when the graph was built: its name."""
+
+
 class Activations(Mapping[str, Activation]):
     """The activations of a graph by name, as what traces change leaves them."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, taps: Taps) -> None:
+        self._tensors, self._names = taps.read, taps.names
 
     def __getitem__(self, name: str) -> Activation:
-        """ConfigError for a name that no activation has."""
+        """ConfigError for a name that no activation has; NotMade for one that is not made yet."""
         if name not in self._tensors:
-            near = suggestion(str(name), self._tensors) or "; model.activations lists them"
+            if name in self._names:
+                raise NotMade(name)
+            near = suggestion(str(name), self._names) or "; model.activations lists them"
             raise ConfigError(f"no activation is named {name}{near}")
         return Activation(self._tensors[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return len(self._names)
 
     def grad(self, metric: Metric, name: str) -> Activation:
         """d(metric)/d(activation), for a metric of gradients: a second derivative.
@@ -109,7 +116,7 @@ def choose(patterns: Sequence[str], *kinds: Mapping[str, Tensor]) -> dict[str, T
 
 def metric_graph(
     metric: Metric,
-    activations: Mapping[str, Tensor],
+    taps: Taps,
     wanted: Mapping[str, Tensor],
     read: Mapping[str, Tensor],
 ) -> Graph:
@@ -117,7 +124,7 @@ def metric_graph(
 
     Raises NoGradientError for what the metric does not depend on, and for ops without gradients.
     """
-    y = scale(reshape(Activations(activations).number(metric).node, ()), 1.0).named("metric")
+    y = scale(reshape(Activations(taps).number(metric).node, ()), 1.0).named("metric")
     outputs: dict[str, Any] = {"loss": y, **read}
     forward = Graph.of(**outputs)
     reaching = tensors_that_reach(y, [*forward.leaves, *forward.nodes])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 from pyggml.graph import Graph, Notes
 from pyggml.graph.dtypes import F32, I32, DType
@@ -22,6 +23,8 @@ from pyggml.ops import (
     add,
     add_id,
     chunk_span,
+    concat,
+    cont,
     get_rows,
     mul,
     mul_mat,
@@ -30,6 +33,7 @@ from pyggml.ops import (
     reshape,
     scale,
     set_rows,
+    split,
     window_span,
 )
 
@@ -196,6 +200,22 @@ class Net:
         if self.taps is None:
             return x
         return self.taps(f"{self.turn}{name}", x, self._run, n_heads)
+
+    def asks(self, word: str, *names: str) -> bool:
+        """Whether one of these activations is read or changed: they are made on demand alone, by
+        patterns that have this word in them."""
+        full = [f"{self.turn}{name}" for name in names]
+        return self.taps is not None and self.taps.asks(word, full)
+
+    def tap_heads(self, at: str, x: Tensor, n: int) -> Tensor:
+        """The results (T, n · size) of n heads, which can be read or changed together and, cut out
+        and joined again, each by itself."""
+        x = self.tap(f"{at}attention", x, n)
+        names = [f"{at}attn_head.{i}" for i in range(n)]
+        if not self.asks("attn_head", *names):
+            return x
+        parts = split(x, (x.shape[-1] // n,) * n)
+        return reduce(concat, map(self.tap, names, map(cont, parts)))
 
     @property
     def _run(self) -> Run:

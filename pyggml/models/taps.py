@@ -5,13 +5,20 @@ token_embd         (T, n_embd)          embeddings of the tokens
 blk.3.attn_norm    (T, n_embd)          a norm's output, by its name in the file
 blk.3.attn_q       (T, n_out)           a linear module's output, by its name in the file
 blk.3.q, k, v      (T, heads, size)     queries and keys after rope, values: what attention reads
+blk.3.attn_pattern (T, n_head, T)       how much each head reads of each token: rows that sum to 1 *
 blk.3.attention    (T, n_head · size)   the heads' results, before the output matrix
+blk.3.attn_head.1  (T, size)            that of one head *
 blk.3.attn_out     (T, n_embd)          what attention, or the recurrence in its place, adds
+blk.3.mid          (T, n_embd)          the residual stream between attention and feed-forward
+blk.3.ffn_neurons  (T, n_ff)            the feed-forward's neurons: what its last matrix multiplies
 blk.3.ffn_out      (T, n_embd)          what the feed-forward part adds
 blk.3.per_layer_out (T, n_embd)         what the layer's own input adds (pyggml.models.per_layer)
 blk.3.out          (T, n_embd)          the residual stream after the block
 output_norm        (T, n_embd)          the last norm's output
 logits             (T, n_vocab)         the logits, of as many tokens as they are made for
+
+* made on demand: where a pattern has `attn_pattern` or `attn_head` in it, as "*.attn_head.1" has
+and "*" has not. The fused kernel of attention keeps no pattern, so that another computes it.
 
 A name is that of one tensor of the graph. An edit makes further nodes in its place, so that plans,
 gradients and devices know of it. Without taps a model's graph is the same as if there were none.
@@ -58,13 +65,16 @@ class Taps:
 
     patterns   names to read, with * and ? as in a shell
     edits      applied in their order
+    every      read all that the graph has, and of what is made on demand what patterns name
 
     names      every name that was offered
     read       the activations to read, as they are after the edits
     """
 
-    def __init__(self, patterns: Sequence[str], edits: Sequence[Edit] = ()) -> None:
-        self.patterns, self.edits = tuple(patterns), tuple(edits)
+    def __init__(
+        self, patterns: Sequence[str], edits: Sequence[Edit] = (), *, every: bool = False
+    ) -> None:
+        self.patterns, self.edits, self.every = tuple(patterns), tuple(edits), every
         self.names: list[str] = []
         self.read: dict[str, Tensor] = {}
 
@@ -77,6 +87,15 @@ class Taps:
         """Of what is read, then of what is changed."""
         return *self.patterns, *(e.pattern for e in self.edits)
 
+    def asks(self, word: str, names: Sequence[str]) -> bool:
+        """Whether one of these is read or changed by a pattern that has this word of their names in
+        it; they are offered, and are not made otherwise."""
+        patterns = [p for p in self.all_patterns if word in p]
+        asked = any(fits(name, patterns) for name in names)
+        if not asked:
+            self.names += names
+        return asked
+
     def __call__(self, name: str, x: Tensor, run: Run, n_heads: int = 0) -> Tensor:
         """x, or what the edits make of it. n_heads: those that its numbers belong to; 0: none."""
         if name in self.names:
@@ -85,7 +104,7 @@ class Taps:
         for edit in self.edits:
             if fnmatchcase(name, edit.pattern):
                 x = edit(name, x, run, n_heads)
-        if fits(name, self.patterns):
+        if self.every or fits(name, self.patterns):
             self.read[name] = x
         return x
 

@@ -165,3 +165,21 @@ def test_an_activation_is_shown_without_numbers(model):
     shown = []
     model.grad(lambda t: shown.append(repr(t["blk.0.out"])) or difference(t), IDS, "blk.0.out")
     assert shown == ["activation(shape (12, 256), blk.0.out, from add of add and blk.0.ffn_down)"]
+
+
+def test_heads_and_patterns_are_differentiated(model):
+    """They are made on demand; what all heads have is what each has. A pattern's slope by hand."""
+
+    def of_one_head(t):
+        return difference(t) + t["blk.1.attn_head.1"].sum()
+
+    g = model.grad(of_one_head, IDS, "blk.1.attn_head.*", "blk.1.attention")
+    heads = np.concatenate([g[f"blk.1.attn_head.{i}"] for i in range(4)], axis=1)
+    np.testing.assert_allclose(g["blk.1.attention"], heads, rtol=0, atol=1e-6)
+    plain = model.grad(difference, IDS, "blk.1.attention")["blk.1.attention"]
+    one = np.arange(256) // 64 == 1
+    np.testing.assert_allclose(heads - plain, np.tile(one, (12, 1)), rtol=0, atol=1e-5)
+    g = model.grad(difference, IDS, "blk.1.attn_pattern", "blk.1.attention", "blk.1.v")
+    dy = g["blk.1.attention"].reshape(12, 4, 64)
+    wanted = np.einsum("thd,shd->ths", dy, np.repeat(g.at["blk.1.v"], 2, axis=1))
+    np.testing.assert_allclose(g["blk.1.attn_pattern"], wanted, rtol=0, atol=1e-5)

@@ -55,6 +55,19 @@ def test_names_are_unique_and_alike_in_every_architecture(architecture):
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_what_is_made_on_demand_is_offered_and_made(architecture):
+    """With it the graph is built; each head has its part of what all heads have."""
+    parts, offered = zero_parts(architecture, N_VOCAB), Taps([])
+    taps = Taps(["*", "*attn_head.*", "*attn_pattern"])
+    build(parts, Inputs.empty(3), taps=offered)
+    build(parts, Inputs.empty(3), taps=taps)
+    assert sorted(taps.read) == sorted(offered.names)
+    for name, x in taps.read.items():
+        if name.endswith("attn_pattern"):
+            assert x.shape == (3, taps.read[name.replace("attn_pattern", "q")].shape[1], 3)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_a_model_without_a_trace_has_the_same_plan(architecture):
     """Taps that name nothing change no node, so neither does their absence."""
     parts = zero_parts(architecture, N_VOCAB)
@@ -71,7 +84,8 @@ def test_a_model_without_a_trace_has_the_same_plan(architecture):
 def test_reading_changes_no_bit(model, logits):
     with model.trace("*") as t:
         np.testing.assert_array_equal(model.logits(IDS), logits)
-    assert t.names == model.activations
+    made = [n for n in model.activations if "attn_head" not in n and "attn_pattern" not in n]
+    assert t.names == made and len(model.activations) == len(made) + 2 * (4 + 1)
     np.testing.assert_array_equal(t["logits"], logits)
     assert not model.traces
     np.testing.assert_array_equal(model.logits(IDS), logits)
@@ -228,6 +242,47 @@ def test_at_says_where(model):
     q = before["blk.1.q"].copy()
     q[-1, 2, :32] *= -1
     np.testing.assert_array_equal(t["blk.1.q"], q)
+
+
+def test_parts_of_attention_are_those_of_numpy(model, logits):
+    """The pattern, each head's result, the neurons, and the stream between both parts."""
+    names = "blk.1.attn_pattern", "blk.1.attn_head.*", "blk.1.ffn_neurons", "blk.1.mid"
+    with model.trace("*", *names) as t:
+        found = model.logits(IDS)
+    np.testing.assert_allclose(found, logits, rtol=0, atol=1e-5)
+    q, k, v = (t[f"blk.1.{x}"].astype(np.float64) for x in "qkv")
+    s = np.einsum("thd,shd->ths", q, np.repeat(k, 2, axis=1)) / 8
+    e = np.exp(s - s.max()) * np.tri(12)[:, None]
+    p = e / e.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(t["blk.1.attn_pattern"], p, rtol=0, atol=1e-6)
+    heads = np.einsum("ths,shd->thd", p, np.repeat(v, 2, axis=1))
+    for i in range(4):
+        np.testing.assert_allclose(t[f"blk.1.attn_head.{i}"], heads[:, i], rtol=0, atol=1e-5)
+    mid = t["blk.0.out"] + t["blk.1.attn_out"]
+    np.testing.assert_allclose(t["blk.1.mid"], mid, rtol=1e-6, atol=1e-6)
+    w = read(model.parts.weights["blk.1.ffn_down.weight"]).astype(np.float32)
+    by_hand = t["blk.1.ffn_neurons"] @ w.T
+    np.testing.assert_allclose(t["blk.1.ffn_down"], by_hand, rtol=1e-3, atol=1e-4)
+
+
+def test_a_pattern_that_is_changed_reads_other_tokens(model):
+    """Each head reads the first token alone; a head is removed by its pattern or its result."""
+    first = np.zeros((12, 4, 12), np.float32)
+    first[..., 0] = 1
+    with model.trace("blk.1.v", "blk.1.attention", replace={"blk.1.attn_pattern": first}) as t:
+        model.logits(IDS)
+    v = np.repeat(t["blk.1.v"][0], 2, axis=0).reshape(-1)
+    np.testing.assert_allclose(t["blk.1.attention"], np.tile(v, (12, 1)), rtol=0, atol=1e-6)
+    ways = {"blk.1.attn_pattern": At(0, heads=[2])}, {"blk.1.attn_head.2": 0}
+    with model.trace(scale={"blk.1.attention": At(0, heads=[2])}):
+        wanted = model.logits(IDS)
+    for scale in ways:
+        with model.trace(scale=scale):
+            np.testing.assert_allclose(model.logits(IDS), wanted, rtol=0, atol=1e-5)
+            session = Session(model, 20)
+            session.feed(IDS[:9])
+            last = session.feed(IDS[9:])
+        np.testing.assert_allclose(last, wanted[-1], rtol=0, atol=2e-5)
 
 
 def test_a_head_is_ablated_alike_in_a_run_a_loss_and_generation(model, logits):
