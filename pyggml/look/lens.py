@@ -16,6 +16,7 @@ Texts are token ids (T,). Everything is float32, or float64 where NumPy computes
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from warnings import warn
 
 import numpy as np
 
@@ -174,21 +175,36 @@ def integrated_gradients(
     activation name (Sundararajan et al. 2017).
 
     The numbers of one activation sum to the metric less that with the baseline in the activation's
-    place, but for what n_steps leave out: α has the middles of as many equal parts of [0, 1].
+    place, but for what n_steps leave out: α has the middles of as many equal parts of [0, 1]. A sum
+    that is a twentieth off is warned of: from 0, norms make the way steep at its start.
     baseline: b, a number, or by name what broadcasts to the activation. Each activation is moved
     by itself, in n_steps passes. Raises as `Model.grad` and `Model.trace` do.
     """
     if n_steps < 1:
         raise ConfigError(f"n_steps is {n_steps}, wanted 1 or more")
     shares = {}
-    for name, x in model.grad(metric, ids, *patterns).at.items():
+    whole = model.grad(metric, ids, *patterns)
+    for name, x in whole.at.items():
         start = baseline.get(name, 0.0) if isinstance(baseline, Mapping) else baseline
         way, total = x - np.asarray(start, np.float32), np.zeros(x.shape)
         for alpha in (np.arange(n_steps) + 0.5) / n_steps:
             with model.trace(replace={name: x - np.float32(1 - alpha) * way}):
                 total += model.grad(metric, ids, name)[name]
         shares[name] = _by_token(total / n_steps * way)
+        with model.trace(replace={name: x - way}):
+            difference = whole.metric - model.grad(metric, ids, name).metric
+        _note_gap(name, float(shares[name].sum()), difference)
     return shares
+
+
+def _note_gap(name: str, total: float, difference: float) -> None:
+    if abs(total - difference) > 0.05 * abs(difference) + 1e-3:
+        warn(
+            f"the shares of {name} sum to {total:.3g}, and the metric is {difference:.3g} from that "
+            "of the baseline: more steps are wanted, or a baseline that is nearer",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def attribution_patching(

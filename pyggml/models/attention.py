@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pyggml.graph.tensor import Tensor
 from pyggml.models.config import Heads
@@ -110,7 +111,7 @@ class Attention(Part):
     def look(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What q (T, n, size) finds, (T, n_out), in all keys and values (…, n_kv, …)."""
         factor, span = self.scale or self.heads.size**-0.5, net.span(self.window, self.chunk)
-        how = {
+        how: dict[str, Any] = {
             "logit_softcap": self.softcap,
             "max_bias": self.max_bias,
             "sinks": net.weights[f"{at}attn_sinks.weight"] if self.sinks else None,

@@ -162,6 +162,9 @@ def test_integrated_gradients_sum_to_the_difference_from_the_baseline(llama):
         without = difference_of(llama.logits(IDS))
     assert found["blk.1.ffn_out"].sum() == pytest.approx(here - without, abs=1e-3)
     assert at_zero == 0
+    said = "shares of token_embd sum to .*, and the metric is .* from that of the baseline: more st"
+    with pytest.warns(RuntimeWarning, match=said):
+        lens.integrated_gradients(llama, IDS, difference, "token_embd", n_steps=2)
     with pytest.raises(ConfigError, match="n_steps is 0, wanted 1 or more"):
         lens.integrated_gradients(llama, IDS, difference, "token_embd", n_steps=0)
 
