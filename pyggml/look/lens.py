@@ -200,8 +200,8 @@ def integrated_gradients(
 def _note_gap(name: str, total: float, difference: float) -> None:
     if abs(total - difference) > 0.05 * abs(difference) + 1e-3:
         warn(
-            f"the shares of {name} sum to {total:.3g}, and the metric is {difference:.3g} from that "
-            "of the baseline: more steps are wanted, or a baseline that is nearer",
+            f"the shares of {name} sum to {total:.3g}, and the metric is {difference:.3g} from "
+            "that of the baseline: more steps are wanted, or a baseline that is nearer",
             RuntimeWarning,
             stacklevel=3,
         )
