@@ -179,6 +179,8 @@ def test_heads_and_patterns_are_differentiated(model):
     plain = model.grad(difference, IDS, "blk.1.attention")["blk.1.attention"]
     one = np.arange(256) // 64 == 1
     np.testing.assert_allclose(heads - plain, np.tile(one, (12, 1)), rtol=0, atol=1e-5)
+    alone = model.grad(lambda t: t["blk.1.attn_head.1"].sum(), IDS, "blk.1.v")
+    assert alone.metric == pytest.approx(float(g.at["blk.1.attn_head.1"].sum()), abs=1e-3)
     g = model.grad(difference, IDS, "blk.1.attn_pattern", "blk.1.attention", "blk.1.v")
     dy = g["blk.1.attention"].reshape(12, 4, 64)
     wanted = np.einsum("thd,shd->ths", dy, np.repeat(g.at["blk.1.v"], 2, axis=1))
