@@ -4,7 +4,7 @@ ggml repeats an op's second source only; NumPy stretches axes of length 1 of bot
 """
 
 from collections.abc import Callable
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -99,33 +99,88 @@ def average(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 def _sum_along(x: Tensor, i: int) -> Tensor:
     """The sum over axis i, which stays with length 1."""
-    last = len(x.shape) - 1
-    if i == last:
-        return ops.sum_rows(x)
-    order = [*range(last + 1)]
-    order[i], order[last] = last, i
-    return ops.permute(ops.sum_rows(ops.cont(ops.permute(x, tuple(order)))), tuple(order))
+    return _along("sum", ops.sum_rows, x, i)
 
 
-def highest(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """The maximum over one axis, or of all elements; its gradient goes to the first of equals."""
-    if axis is None:
-        flat = highest(ops.reshape(x, (1, -1)), -1)
-        return ops.reshape(flat, (1,) * len(x.shape) if keepdims else ())
-    (i,) = _axes("max", x, axis)
-    order = [k for k in range(len(x.shape)) if k != i] + [i]
-    rows = ops.cont(ops.permute(x, tuple(order)))
-    ids = ops.reshape(ops.argmax(rows), (-1, 1))
-    n = rows.shape[-1]
+def highest(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """The maximum over axes, or of all elements; its gradient goes to the first of equals."""
+    axes = _axes("max", x, axis)
+    if not axes:
+        return x
+    kept = [k for k in range(len(x.shape)) if k not in axes]
+    rows = ops.cont(ops.permute(x, (*kept, *axes)))
+    n = prod(x.shape[k] for k in axes)
+    if not n:
+        raise ShapeError(f"max: shape {x.shape} has nothing along {axes}, wanted one at least")
+    ids = ops.argmax(ops.reshape(rows, (-1, n)))
     table = ops.reshape(rows, (-1, n, 1))
-    shape = tuple(1 if k == i else m for k, m in enumerate(x.shape) if keepdims or k != i)
-    return ops.reshape(ops.get_rows(table, ids), shape)
+    shape = tuple(1 if k in axes else m for k, m in enumerate(x.shape) if keepdims or k in kept)
+    return ops.reshape(ops.get_rows(table, ops.reshape(ids, (-1, 1))), shape)
 
 
-def log_softmax(x: Tensor) -> Tensor:
-    """x - log Σ e^x over the last axis; the maximum is subtracted first, so that no e^x is ∞."""
+def lowest(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """The minimum over axes, or of all elements; its gradient goes to the first of equals."""
+    return ops.neg(highest(ops.neg(x), axis, keepdims))
+
+
+def variance(x: Tensor, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
+    """Σ (x - mean)² / (n - ddof) over the n elements along axes; of all by default."""
+    n = prod(x.shape[i] for i in _axes("var", x, axis)) - ddof
+    if n < 1:
+        raise ShapeError(f"var: {n + ddof} elements and a ddof of {ddof}, wanted more elements")
+    apart = sub(x, average(x, axis, keepdims=True))
+    return ops.scale(total(ops.sqr(apart), axis, keepdims), 1 / n)
+
+
+def deviation(x: Tensor, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
+    """The square root of the variance; its slope is infinite where that is 0."""
+    return ops.sqrt(variance(x, axis, keepdims, ddof))
+
+
+def clip(x: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
+    """x limited to [low, high]; a bound that is None does not limit."""
+    return ops.clamp(x, -inf if low is None else low, inf if high is None else high)
+
+
+def cumsum(x: Tensor, axis: int | None = None) -> Tensor:
+    """Running sums along an axis; of all elements in their order by default."""
+    if axis is None:
+        return ops.cumsum(ops.reshape(x, (-1,)))
+    return _along("cumsum", ops.cumsum, x, axis)
+
+
+def squeeze(x: Tensor, axis: Axes = None) -> Tensor:
+    """x without the axes named, each of length 1; without all such axes by default."""
+    ones = tuple(i for i, n in enumerate(x.shape) if n == 1)
+    axes = ones if axis is None else _axes("squeeze", x, axis)
+    if long := [i for i in axes if i not in ones]:
+        raise ShapeError(f"squeeze: axis {long[0]} of shape {x.shape} is not of length 1")
+    return ops.reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
+
+
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """e^x / Σ e^x over an axis."""
+    return _along("softmax", ops.soft_max, x, axis)
+
+
+def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """x - log Σ e^x over an axis; the maximum is subtracted first, so that no e^x is ∞."""
+    return _along("log_softmax", _log_softmax_rows, x, axis)
+
+
+def _log_softmax_rows(x: Tensor) -> Tensor:
     shifted = sub(x, ops.detach(highest(x, -1, keepdims=True)))
     return sub(shifted, ops.log(ops.sum_rows(ops.exp(shifted))))
+
+
+def _along(name: str, build: Builder, x: Tensor, axis: int) -> Tensor:
+    """What build makes of rows, along an axis: that changes places with the last one."""
+    (i,), last = _axes(name, x, axis), len(x.shape) - 1
+    if i == last:
+        return build(x)
+    order = [*range(last + 1)]
+    order[i], order[last] = last, i
+    return ops.permute(build(ops.cont(ops.permute(x, tuple(order)))), tuple(order))
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def arange(*bounds: int) -> Value:
 
 
 def seed(n: int) -> None:
-    """Start the random numbers of `randn` anew. Without a call they start from seed 0."""
+    """Start the random numbers of `randn` and `dropout` anew; without a call, from seed 0."""
     global _rng
     _rng = np.random.default_rng(n)
 
@@ -94,14 +94,25 @@ def minimum(a: Any, b: Any) -> Value:
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def softmax(x: Any) -> Value:
-    """e^x / Σ e^x over the last axis."""
-    return apply(ops.soft_max, as_float(x))
+def softmax(x: Any, axis: int = -1) -> Value:
+    """e^x / Σ e^x over an axis."""
+    return as_float(x).softmax(axis)
 
 
-def log_softmax(x: Any) -> Value:
-    """log softmax(x) over the last axis."""
-    return apply(arithmetic.log_softmax, as_float(x))
+def log_softmax(x: Any, axis: int = -1) -> Value:
+    """log softmax(x) over an axis."""
+    return apply(arithmetic.log_softmax, as_float(x), axis=axis)
+
+
+def dropout(x: Any, p: float = 0.5, training: bool = True) -> Value:
+    """x with each element 0 with probability p, and 1 / (1 - p) times as large otherwise.
+
+    What falls out is drawn anew in each call; see `seed`. Without training x stays as it is.
+    """
+    if not training:
+        return as_float(x)
+    draw = _rng.integers(-(1 << 31), 1 << 31, 3, np.int32)
+    return apply(ops.dropout, as_float(x), draw, p=p, stream=0)
 
 
 def cross_entropy(logits: Any, targets: Any) -> Value:

@@ -1,6 +1,7 @@
 """The operators and methods of a Value. Each makes a node of the graph by a builder on Tensors."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -76,6 +77,11 @@ class Operators(ABC):
             raise ShapeError("**: the exponent is no number; exp(n * log(x)) takes another value")
         return self._compute(arithmetic.power, n=float(n))
 
+    def __rpow__(self, base: Any) -> Self:
+        if not isinstance(base, _NUMBER) or not base > 0:
+            raise ShapeError(f"**: the base is {base!r}, wanted a number above 0")
+        return self._compute(ops.scale, s=float(np.log(base))).exp()
+
     def __matmul__(self, other: Any) -> Self:
         return self._compute(arithmetic.matmul, other)
 
@@ -116,6 +122,14 @@ class Operators(ABC):
     def T(self) -> Self:
         return self.transpose()
 
+    def flatten(self) -> Self:
+        """All elements in their order, on one axis."""
+        return self.reshape(-1)
+
+    def squeeze(self, axis: Axes = None) -> Self:
+        """Without these axes, each of length 1; without all axes of length 1 by default."""
+        return self._apply(arithmetic.squeeze, axis=axis)
+
     # -- sums --------------------------------------------------------------------------------------
 
     def sum(self, axis: Axes = None, keepdims: bool = False) -> Self:
@@ -126,15 +140,45 @@ class Operators(ABC):
         """The mean over axes; over all by default."""
         return self._compute(arithmetic.average, axis=axis, keepdims=keepdims)
 
-    def max(self, axis: int | None = None, keepdims: bool = False) -> Self:
-        """The maximum over an axis, or of all; its gradient goes to the first of equals."""
+    def var(self, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Self:
+        """The variance over axes, of n elements each: a sum of squares divided by n - ddof."""
+        return self._compute(arithmetic.variance, axis=axis, keepdims=keepdims, ddof=ddof)
+
+    def std(self, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Self:
+        """The square root of the variance."""
+        return self._compute(arithmetic.deviation, axis=axis, keepdims=keepdims, ddof=ddof)
+
+    def max(self, axis: Axes = None, keepdims: bool = False) -> Self:
+        """The maximum over axes, or of all; its gradient goes to the first of equals."""
         return self._compute(arithmetic.highest, axis=axis, keepdims=keepdims)
 
-    def argmax(self) -> np.ndarray:
-        """Positions of the largest along the last axis, int32."""
-        return np.asarray(_plain(self).argmax(axis=-1), np.int32)
+    def min(self, axis: Axes = None, keepdims: bool = False) -> Self:
+        """The minimum over axes, or of all; its gradient goes to the first of equals."""
+        return self._compute(arithmetic.lowest, axis=axis, keepdims=keepdims)
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> np.ndarray:
+        """Positions of the largest along an axis, or that of the largest of all elements, int32."""
+        return _positions(np.argmax, self, axis, keepdims)
+
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> np.ndarray:
+        """Positions of the smallest along an axis, or that of the smallest of all, int32."""
+        return _positions(np.argmin, self, axis, keepdims)
+
+    # -- along an axis -----------------------------------------------------------------------------
+
+    def cumsum(self, axis: int | None = None) -> Self:
+        """Running sums along an axis; of all elements in their order by default."""
+        return self._compute(arithmetic.cumsum, axis=axis)
+
+    def softmax(self, axis: int = -1) -> Self:
+        """e^x / Σ e^x over an axis."""
+        return self._compute(arithmetic.softmax, axis=axis)
 
     # -- functions of each element -----------------------------------------------------------------
+
+    def clip(self, low: float | None = None, high: float | None = None) -> Self:
+        """Limited to [low, high]; a bound that is None does not limit."""
+        return self._compute(arithmetic.clip, low=low, high=high)
 
     def exp(self) -> Self:
         return self._compute(ops.exp)
@@ -160,3 +204,13 @@ class Operators(ABC):
 
 def _plain(x: Any) -> Any:
     return x.numpy() if isinstance(x, Operators) else x
+
+
+def _positions(
+    of: Callable[..., Any], x: Operators, axis: int | None, keepdims: bool
+) -> np.ndarray:
+    """np.argmax or np.argmin of the numbers; ShapeError for an axis that is not there."""
+    try:
+        return np.asarray(of(x.numpy(), axis=axis, keepdims=keepdims), np.int32)
+    except ValueError as error:
+        raise ShapeError(f"{of.__name__}: {error}") from None

@@ -136,13 +136,67 @@ def test_matrix_products_are_those_of_numpy(shapes):
 
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 2), (0, 1, 2)])
-@pytest.mark.parametrize("name", ["sum", "mean", "max"])
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "var", "std"])
 def test_reductions_are_those_of_numpy(name, axis, keepdims):
-    if name == "max" and isinstance(axis, tuple):
-        axis = 2
     a = draw(2, 3, 4)
     close(getattr(tensor(a), name)(axis, keepdims), getattr(a, name)(axis, keepdims=keepdims))
     assert gradcheck(lambda x: getattr(x, name)(axis, keepdims), a)
+
+
+def test_a_variance_may_leave_out_the_degree_of_the_mean():
+    a = draw(3, 4)
+    close(tensor(a).var(0, ddof=1), a.var(0, ddof=1))
+    close(tensor(a).std(ddof=2), a.std(ddof=2))
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+def test_running_sums_and_positions_are_those_of_numpy(axis):
+    a = draw(2, 3, 4)
+    close(tensor(a).cumsum(axis), a.cumsum(axis))
+    assert gradcheck(lambda x: x.cumsum(axis), a)
+    for name in ("argmax", "argmin"):
+        found = getattr(tensor(a), name)(axis, keepdims=True)
+        np.testing.assert_array_equal(found, getattr(a, name)(axis, keepdims=True))
+        assert found.dtype == np.int32
+
+
+@pytest.mark.parametrize("bounds", [(-1, 0.5), (None, 0.5), (-1, None), (None, None)])
+def test_numbers_are_clipped(bounds):
+    a = draw(3, 4)
+    close(tensor(a).clip(*bounds), a if bounds == (None, None) else a.clip(*bounds))
+    assert gradcheck(lambda x: x.clip(*bounds), a)
+
+
+@pytest.mark.parametrize("axis", [None, 0, 2, -2, (0, 2)])
+def test_axes_of_length_one_go(axis):
+    a = draw(1, 3, 1, 2)
+    close(tensor(a).squeeze(axis), a.squeeze(axis))
+    close(tensor(a).flatten(), a.flatten())
+    assert tensor([[1, 2]]).squeeze().dtype == np.int32
+    assert gradcheck(lambda x: x.squeeze(axis), a) and gradcheck(lambda x: x.flatten(), a)
+
+
+@pytest.mark.parametrize("base", [2, 0.25, np.float32(3), 1])
+def test_numbers_to_the_power_of_values(base):
+    a = draw(3, 4)
+    close(base ** tensor(a), base**a)
+    close(base ** tensor([1, 2]), [base, base**2])
+    assert gradcheck(lambda x: base**x, a)
+
+
+def test_dropout_takes_a_share_and_lets_the_rest_grow():
+    x = tensor(np.ones((40, 50)), requires_grad=True)
+    F.seed(1)
+    y = F.dropout(x, 0.25)
+    kept = y.numpy() > 0
+    np.testing.assert_array_equal(y.numpy(), np.where(kept, np.float32(4 / 3), 0))
+    assert 0.7 < kept.mean() < 0.8
+    y.sum().backward()
+    np.testing.assert_array_equal(x.grad, y.numpy())
+    assert (F.dropout(x, 0.25).numpy() != y.numpy()).any(), "another draw"
+    F.seed(1)
+    np.testing.assert_array_equal(F.dropout(x, 0.25).numpy(), y.numpy())
+    assert F.dropout(x, 0.25, training=False) is x
 
 
 KEYS = [0, -1, slice(1, 3), slice(None, None, 2), (slice(None), 1), (1, slice(1, None, 2), -1)]
@@ -212,6 +266,17 @@ def test_softmax_and_cross_entropy():
     assert F.cross_entropy(z, t).item() == pytest.approx(-np.log(p[range(5), t]).mean(), rel=1e-6)
     assert gradcheck(lambda x: F.cross_entropy(x, t), z / 40)
     assert gradcheck(F.log_softmax, z / 40)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_a_softmax_runs_along_any_axis(axis):
+    z = draw(2, 3, 4)
+    p = np.exp(z) / np.exp(z).sum(axis, keepdims=True)
+    close(F.softmax(z, axis), p)
+    close(tensor(z).softmax(axis), p)
+    close(F.log_softmax(z, axis), np.log(p))
+    assert gradcheck(lambda x: F.softmax(x, axis), z)
+    assert gradcheck(lambda x: F.log_softmax(x, axis), z)
 
 
 def test_joins_and_choices():
@@ -333,6 +398,15 @@ def test_only_leaves_can_be_set():
         (lambda x: x.sum(axis=5), "no axis 5"),
         (lambda x: x ** tensor([2.0]), "exponent is no number"),
         (lambda x: ops.mul(x.node, 2.0), r"mul: 2.0 is no Tensor: wanted leaf\(array\)"),
+        (lambda x: (-2) ** x, "base is -2, wanted a number above 0"),
+        (lambda x: [1.0, 2.0, 3.0] ** x, r"base is \[1.0, 2.0, 3.0\], wanted a number"),
+        (lambda x: x.var(ddof=6), "6 elements and a ddof of 6"),
+        (lambda x: x.squeeze(1), r"axis 1 of shape \(2, 3\) is not of length 1"),
+        (lambda x: x.argmax(2), "argmax: axis 2 is out of bounds"),
+        (lambda x: x.softmax(5), "softmax: there is no axis 5"),
+        (lambda x: x.clip(2, 1), "low is 2.0 and high 1.0"),
+        (lambda x: tensor(np.zeros((0, 3))).max(0), "nothing along"),
+        (lambda x: F.dropout(x, 1.0), "p is 1.0"),
         (lambda x: x.item(), "6 elements, wanted one"),
         (lambda x: F.cross_entropy(x, [1]), "targets of shape"),
     ],
