@@ -10,7 +10,7 @@ Numeric derivatives are (f(x + h) - f(x - h)) / 2h of the float64 references. A 
 compared element by element; of a large one, u·J·v along random directions u and v.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,19 +102,22 @@ def gradcheck(
     tolerance: float | None = None,
     kernels: bool = False,
     seed: int = 0,
+    **settings: Any,
 ) -> Verdict:
     """Compare the gradient of a function, an op or a value with finite differences.
 
-    what       a function of Values; an op of the registry, called with `inputs`; or a Value, which
-               is differentiated by its leaves with requires_grad
+    what       a function of Values; one of `pyggml.ops` or another of Tensors, which says so by its
+               annotation `-> Tensor`; an op of the registry; or a Value, which is differentiated by
+               its leaves with requires_grad
     inputs     Values, arrays or lists; gradients are checked for those of floats
+    settings   keywords of the function or the op: gradcheck(ops.rms_norm, x, eps=1e-6)
     kernels    take the gradient from the compiled kernels, in float32, instead of the references
     tolerance  the most that a derivative may be off, in units of the largest; 1e-5, or 1e-3 for
                kernels and for rules that read what kernels leave
 
     Raises ConfigError if there is no float input, and NoGradientError as `backward` does.
     """
-    out, leaves = _graph_of(what, inputs)
+    out, leaves = _graph_of(what, inputs, settings)
     graph = build_backward(Graph.of(out), leaves, weights := leaf(np.ones(out.shape, np.float32)))
     kernels = kernels or any(s.op is SAVED for node in graph.nodes for s in node.src)
     function = _Function(out, leaves, graph, weights, kernels)
@@ -123,9 +126,13 @@ def gradcheck(
     return Verdict(tuple(_check(function, i, rng, wanted) for i in range(len(leaves))), wanted)
 
 
-def _graph_of(what: Any, inputs: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
+def _graph_of(
+    what: Any, inputs: Sequence[Any], settings: Mapping[str, Any]
+) -> tuple[Tensor, list[Tensor]]:
     """The output, and the leaves to differentiate by."""
     if isinstance(what, Value):
+        if inputs or settings:
+            raise ConfigError("gradcheck: a Value takes no inputs or settings, as it is computed")
         nodes = [v.node for v in what.sources() if v.node.op is None]
         return what.node, nodes
     values = [v if isinstance(v, Value) else tensor(v) for v in inputs]
@@ -134,10 +141,16 @@ def _graph_of(what: Any, inputs: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
         raise ConfigError("gradcheck: no input of floats, wanted one at least")
     for i in floats:  # a fresh leaf each: an input may be given twice, or be computed
         values[i] = tensor(values[i], requires_grad=True, name=values[i].name or f"input {i}")
-    out = apply(what, *values) if isinstance(what, Op) else what(*values)
+    of_tensors = isinstance(what, Op) or _gives_a_tensor(what)
+    out = apply(what, *values, **settings) if of_tensors else what(*values, **settings)
     if not isinstance(out, Value):
         raise ConfigError(f"gradcheck: the function gave {type(out).__name__}, wanted a Value")
     return out.node, [values[i].node for i in floats]
+
+
+def _gives_a_tensor(function: Callable[..., Any]) -> bool:
+    """Whether a function builds a node of Tensors, by its annotation, which may be a word."""
+    return getattr(function, "__annotations__", {}).get("return") in (Tensor, Tensor.__name__)
 
 
 @dataclass(frozen=True, slots=True)

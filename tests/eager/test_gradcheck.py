@@ -10,6 +10,7 @@ from pyggml.eager import apply, tensor
 from pyggml.eager import functions as F
 from pyggml.eager.gradcheck import gradcheck
 from pyggml.errors import ConfigError
+from pyggml.graph.tensor import Tensor
 from pyggml.ops import OPS, mul, scale
 
 X = np.random.default_rng(0).uniform(0.5, 2, (3, 4))
@@ -67,8 +68,21 @@ def test_a_kink_is_told_from_a_wrong_rule():
     assert gradcheck(WRONG, X).inputs[0].worst.kink is None
 
 
+def test_ops_are_checked_by_their_names_with_settings():
+    assert gradcheck(ops.rms_norm, X, eps=1e-6)
+    assert gradcheck(ops.mul_mat, X, X[:2])
+    assert gradcheck(OPS["scale"], X, s=2.0, b=1.0)
+    assert gradcheck(F.softmax, X, axis=0)
+
+    def doubled(x: "Tensor", by: float) -> "Tensor":
+        return scale(x, by)
+
+    assert gradcheck(doubled, X, by=2.0)
+    assert not gradcheck(ops.relu, [0.0, 1.0])
+
+
 def test_kernels_are_checked_on_request_and_where_they_must():
-    rule = gradcheck(lambda x: apply(ops.rms_norm, x, eps=1e-6), X, kernels=True)
+    rule = gradcheck(ops.rms_norm, X, eps=1e-6, kernels=True)
     assert rule and rule.tolerance == 1e-3 and rule.inputs[0].error > 1e-9
     span = np.array([[0, i + 1] for i in range(3)], np.int32)
     x = np.random.default_rng(1).standard_normal((3, 1, 16))
@@ -90,3 +104,5 @@ def test_what_cannot_be_checked_is_refused():
         gradcheck(lambda x: x, [1, 2])
     with pytest.raises(ConfigError, match="gave float, wanted a Value"):
         gradcheck(lambda x: 1.0, X)
+    with pytest.raises(ConfigError, match="takes no inputs or settings"):
+        gradcheck(tensor(X, requires_grad=True).sum(), X)
