@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyggml.eager import Value, apply, tensor
     from pyggml.eager.fit import fit
     from pyggml.eager.gradcheck import gradcheck
+    from pyggml.eager.own_op import op
     from pyggml.eager.steps import backward_steps
     from pyggml.generation import Sampling, generate
     from pyggml.model import Model, load
@@ -61,6 +62,7 @@ _WHERE = {
     "backward_steps": "pyggml.eager.steps",
     "fit": "pyggml.eager.fit",
     "gradcheck": "pyggml.eager.gradcheck",
+    "op": "pyggml.eager.own_op",
     "tensor": "pyggml.eager",
     "At": "pyggml.models.edits",
     "Model": "pyggml.model",
@@ -84,7 +86,7 @@ _MODULES |= {
 }
 
 __all__ = ["At", "Model", "Sampling", "Value", "apply", "backward_steps", "fit", "generate"]
-__all__ += ["gradcheck", "load", "tensor"]
+__all__ += ["gradcheck", "load", "op", "tensor"]
 
 
 def __getattr__(name: str) -> Any:

@@ -56,29 +56,6 @@ def power(x: Tensor, n: float) -> Tensor:
     return square if n in (1, 2) or n % 2 == 0 else ops.mul(square, x)
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """NumPy's a @ b: matrices over their last two axes, a vector as a row or a column."""
-    if not a.shape or not b.shape:
-        raise ShapeError(f"matmul: shapes {a.shape} and {b.shape}, wanted an axis at least")
-    rows, columns = ops.reshape(a, (1, -1)) if len(a.shape) == 1 else a, b
-    if len(b.shape) == 1:
-        columns = ops.reshape(b, (-1, 1))
-    if rows.shape[-1] != columns.shape[-2]:
-        raise ShapeError(
-            f"matmul: shapes {a.shape} and {b.shape}: {rows.shape[-1]} columns of the first, "
-            f"{columns.shape[-2]} rows of the second, wanted as many"
-        )
-    try:
-        batch = np.broadcast_shapes(rows.shape[:-2], columns.shape[:-2])
-    except ValueError:
-        raise ShapeError(f"matmul: shapes {a.shape} and {b.shape} do not broadcast") from None
-    turned = ops.cont(ops.transpose(columns))
-    rows, turned = (_repeat_to(t, (*batch, *t.shape[-2:])) for t in (rows, turned))
-    y = ops.mul_mat(turned, rows)
-    kept = [n for n, t in ((y.shape[-2], a), (y.shape[-1], b)) if len(t.shape) > 1]
-    return ops.reshape(y, (*batch, *kept))
-
-
 def total(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The sum over axes; over all by default."""
     axes = _axes("sum", x, axis)
@@ -202,10 +179,6 @@ def _axes(name: str, x: Tensor, axis: Axes) -> tuple[int, ...]:
     if wrong := [i for i in given if not -n <= i < n]:
         raise ShapeError(f"{name}: there is no axis {wrong[0]} in shape {x.shape}")
     return tuple(sorted({i % n for i in given}))
-
-
-def _repeat_to(x: Tensor, shape: Shape) -> Tensor:
-    return x if x.shape == shape else ops.repeat(x, shape)
 
 
 def _full(shape: Shape, value: float) -> Tensor:

@@ -10,6 +10,7 @@ from pyggml import ops
 from pyggml.eager import arithmetic
 from pyggml.eager.arithmetic import Axes, Builder
 from pyggml.eager.indexing import index
+from pyggml.eager.matmul import matmul
 from pyggml.errors import ShapeError
 from pyggml.graph.tensor import Shape
 
@@ -83,10 +84,10 @@ class Operators(ABC):
         return self._compute(ops.scale, s=float(np.log(base))).exp()
 
     def __matmul__(self, other: Any) -> Self:
-        return self._compute(arithmetic.matmul, other)
+        return self._compute(matmul, other)
 
     def __rmatmul__(self, other: Any) -> Self:
-        return self._compute(lambda b, a: arithmetic.matmul(a, b), other)
+        return self._compute(lambda b, a: matmul(a, b), other)
 
     # -- comparisons: arrays of booleans, which no gradient passes ---------------------------------
 

@@ -88,6 +88,7 @@ class Op:
               number of each source
     changes   positions of further sources, leaves, that the kernel changes
     shares    several may write side by side into one tensor: each result shows what all wrote
+    made_of   (*src, **params) -> the same result of other ops, of which a schedule makes the node
     halves    also takes F16 and BF16: they are copied to F32 first, and the result is copied to the
               type of the first source
     """
@@ -107,6 +108,7 @@ class Op:
     formula: Formula | None = None
     changes: tuple[int, ...] = ()
     shares: bool = False
+    made_of: Callable[..., Tensor] | None = None
     halves: bool = False
     is_view: bool = field(init=False)  # whether nothing runs: every walk over a graph asks this
 

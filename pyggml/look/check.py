@@ -16,10 +16,9 @@ from pyggml.backends.cpu import read
 from pyggml.backward.walk import build_backward
 from pyggml.errors import NoGradientError
 from pyggml.graph import Graph, topological
-from pyggml.graph.dtypes import BF16
 from pyggml.graph.op import SAVED
 from pyggml.graph.tensor import Tensor, as_leaf, leaf
-from pyggml.quants import dequantize
+from pyggml.kernels import reference
 from pyggml.runtime import results
 
 STEP = 1e-5  # h: the difference of two float64 values of order 1 is then good to 1e-10
@@ -113,8 +112,4 @@ def evaluate(t: Tensor, values: Mapping[Tensor, np.ndarray] | None = None) -> np
 
 def in_float64(t: Tensor) -> np.ndarray:
     """A leaf's values: floats and quantised types as float64, integers as they are."""
-    data = read(t)
-    if t.dtype.quantised or t.dtype is BF16:  # a row has one axis or more
-        wide = dequantize(data if data.ndim else data[None], t.dtype.name)
-        data = wide.reshape(t.shape)
-    return data.astype(np.float64) if data.dtype.kind == "f" else data
+    return reference.in_float64(read(t), t.dtype)

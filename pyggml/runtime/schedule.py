@@ -14,6 +14,7 @@ from pyggml.errors import GraphError
 from pyggml.graph import Graph
 from pyggml.graph.graph import expect_graph
 from pyggml.graph.op import changed_by, has_kernel
+from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 from pyggml.graph.verify import DeviceFacts, verifies, verify
 from pyggml.runtime.assign import assign
@@ -119,6 +120,7 @@ def _rewritten(
     if watched:
         names = graph.names and (*graph.names, *("" for _ in watched))
         before = after = replace(graph, outputs=(*graph.outputs, *watched), names=names)
+    after = _unfolded(after)
     for backend in devices.backends:
         if not backend.is_host or len(devices.backends) == 1:  # its ops are not those of others
             after = backend.rewritten(after)
@@ -128,6 +130,12 @@ def _rewritten(
         outputs = tuple(renewed.get(t, t) for t in graph.outputs)
         after = replace(after, outputs=outputs, names=graph.names)
     return after, renewed
+
+
+def _unfolded(graph: Graph) -> Graph:
+    """The graph with the ops that nodes are made of in place of these."""
+    made = {t: t.op.made_of(*t.src, **t.params) for t in graph.nodes if t.op and t.op.made_of}
+    return rewrite(graph, made)
 
 
 def _whole(graph: Graph, host: Backend) -> Split:

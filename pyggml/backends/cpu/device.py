@@ -1,4 +1,4 @@
-"""The CPU: buffers are byte arrays, kernels are the ones that ops declare."""
+"""The CPU: buffers are byte arrays, kernels are the ones that ops declare, or their references."""
 
 from collections.abc import Hashable, Iterable
 from typing import Any
@@ -14,6 +14,7 @@ from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.kernel import KERNELS, Compute, Kernel, Site
+from pyggml.kernels.reference import BY_REFERENCE, lacks_of_reference
 
 ALIGNMENT = 64
 
@@ -28,7 +29,7 @@ class CPU(Backend):
         self.compute: Compute = compute
 
     def refusal(self, node: Tensor) -> str | None:
-        return None if node.op in KERNELS else "no kernel is declared"
+        return None if node.op in KERNELS else lacks_of_reference(node)
 
     def rewritten(self, graph: Graph) -> Graph:
         for rewrite in REWRITES:
@@ -142,7 +143,7 @@ def is_constant(leaf: Tensor) -> bool:
 
 def _kernel(node: Tensor) -> Kernel:
     assert node.op is not None
-    return KERNELS[node.op]
+    return KERNELS.get(node.op, BY_REFERENCE)
 
 
 def _stored_shape(t: Tensor) -> tuple[int, ...]:
