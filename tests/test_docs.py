@@ -52,7 +52,7 @@ def test_what_the_page_on_values_shows_is_what_python_prints(capsys):
         exec(block, names)
     printed = " ".join(capsys.readouterr().out.split())
     shown = re.findall(r"#( (?:tensor|\[1|the gradient is|  input|    d\(|and right).*)", text)
-    assert len(shown) == 7
+    assert len(shown) == 8
     shown += re.findall(r"^```text\n(.*?)^```", text, re.M | re.S)
     for words in (" ".join(line.split()) for line in shown):
         assert re.sub(r"\d\.\de-\d\d", "", words) in re.sub(r"\d\.\de-\d\d", "", printed)

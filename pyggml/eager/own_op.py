@@ -37,7 +37,8 @@ class OwnOp:
     """An op made by `op`, called with Values, arrays or numbers for a Value, with Tensors for a
     Tensor. Keywords are settings.
 
-    op   the engine's Op
+    op      the engine's Op
+    value   the function of arrays
     """
 
     def __init__(self, value: Callable[..., Any]) -> None:
@@ -45,6 +46,7 @@ class OwnOp:
             p.name: p.default for p in signature(value).parameters.values() if p.default != p.empty
         }
         self.op = _op_of(value.__name__, value, _spec_of(value), _undeclared(value.__name__))
+        self.value = value
         self.__doc__, self.__name__ = getdoc(value), value.__name__
 
     def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from pyggml.eager import functions as F
 from pyggml.eager import numbers as of_tensors
 from pyggml.eager.gradcheck import gradcheck
 from pyggml.errors import NoGradientError, ShapeError
-from pyggml.runtime import results
+from pyggml.runtime import results, schedule
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/eager"
@@ -132,6 +132,22 @@ def test_matrix_products_are_those_of_numpy(shapes):
     close(tensor(a) @ b, a @ b)
     close(a @ tensor(b), a @ b)
     assert gradcheck(lambda x, y: x @ y, a, b)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((2, 3), (3, 4)), ((3,), (5, 3, 4)), ((4, 1, 2, 3), (1, 5, 3, 2))]
+)
+def test_a_matrix_product_is_one_node_which_a_schedule_makes_of_the_engine_s(shapes):
+    a, b = tensor(draw(*shapes[0]), True, "a"), tensor(draw(*shapes[1], seed=1), True, "b")
+    y = a @ b
+    assert [t.op.name for t in y.graph.nodes] == ["matmul"] and "from matmul of a and b" in repr(y)
+    loss = (y * y).sum()
+    loss.backward()
+    graph = build_backward(loss.graph, [a.node, b.node])
+    names = {t.op.name for p in schedule(graph).plans.values() for t in p.graph.nodes}
+    assert "mul_mat" in names and "matmul" not in names
+    for found, wanted in zip(results(graph)[1:], (a.grad, b.grad), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("keepdims", [False, True])
