@@ -10,8 +10,8 @@ import numpy as np
 
 from pyggml.errors import GraphError, NoGradientError, ShapeError, first_of
 from pyggml.graph import Graph, last_write, reachable, topological
-from pyggml.graph.graph import expect_graph
-from pyggml.graph.op import OPS, Detached, NoGrad
+from pyggml.graph.graph import Notes, expect_graph
+from pyggml.graph.op import OPS, SAVED, Detached, NoGrad
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.graph.verify import graph_pass
 from pyggml.ops import add, add_inplace, repeat_back
@@ -72,7 +72,7 @@ def build_backward(
     steps = (*before, loss, *walk.steps)
     graph = Graph.of(loss, *gradients, *(t for t, _ in others), steps=steps)
     names = ["loss", *(f"grad:{name}" for name in names), *(name for _, name in others)]
-    return replace(graph, notes=forward.notes, names=tuple(names))
+    return replace(graph, notes=walk.noted(forward.notes, graph), names=tuple(names))
 
 
 def backward_steps(forward: Graph, parameters: Sequence[Tensor]) -> list[BackwardStep]:
@@ -126,6 +126,8 @@ class _Walk:
     grads   tensor -> its gradient so far
     steps   sums of gradients, and additions to accumulators, in the order of their making
     taken   the rules applied so far, as the fields of BackwardSteps: making these takes a tenth
+    built   node of a gradient → the forward node whose rule built it
+    sums    node that adds gradients up → the tensor whose gradients they are
     """
 
     def __init__(
@@ -140,6 +142,9 @@ class _Walk:
         self.grads: dict[Tensor, Tensor] = {}
         self.steps: list[Tensor] = []
         self.taken: list[tuple[Tensor, Tensor, tuple[Tensor | None, ...]]] = []
+        self.built: dict[Tensor, Tensor] = {}
+        self.sums: dict[Tensor, Tensor] = {}
+        self.before = set(order)
         self.added: dict[int, Tensor] = {}  # accumulator i with its gradient added
         wanted = set(parameters)
         first_user = {s: t for t in reversed(order) for s in t.src if s in wanted}
@@ -183,10 +188,32 @@ class _Walk:
             if g.shape != s.shape:
                 g = repeat_back(g, s.shape)
             outgoing[i] = g
+            self._enter(g, t)
             total = self.grads[s] = _sum(self.grads[s], g) if s in self.grads else g
             self.steps.append(total)
+            if total is not g:
+                self.sums[total] = s
         self.taken.append((t, self.grads[t], tuple(outgoing)))
         return faults
+
+    def _enter(self, g: Tensor, t: Tensor) -> None:
+        """Note of a gradient and what it is made of that t's rule built it."""
+        ready = [g]
+        while ready:
+            node = ready.pop()
+            if node.op is None or node in self.built or node in self.before or node in self.sums:
+                continue
+            if node.op is not SAVED:
+                self.built[node] = t
+            ready += node.src
+
+    def noted(self, notes: Notes, graph: Graph) -> Notes:
+        """The notes of the forward graph, with those of the backward nodes of `graph`."""
+        nodes = set(graph.nodes)
+        built, sums = (
+            {t: of for t, of in pairs.items() if t in nodes} for pairs in (self.built, self.sums)
+        )
+        return replace(notes, backward={**notes.backward, **built}, sums={**notes.sums, **sums})
 
     def _accumulate_after(self, t: Tensor) -> None:
         """After t, add every gradient that is complete now to its accumulator."""
@@ -194,6 +221,7 @@ class _Walk:
             g, total = self.grads.get(self.parameters[i]), self.accumulators[i]
             if g is not None and total is not None:  # a missing one is a fault
                 self.added[i] = add_inplace(total, g)
+                self.sums[self.added[i]] = self.parameters[i]
                 self.steps.append(self.added[i])
 
 

@@ -19,10 +19,14 @@ class Notes:
 
     boundaries  handed from one layer to the next
     large       large and inside a layer: the backward pass may read a rounded copy instead
+    backward    node of a gradient → the forward node whose rule built it
+    sums        node that adds gradients up → the tensor whose gradients they are
     """
 
     boundaries: frozenset[Tensor] = frozenset()
     large: frozenset[Tensor] = frozenset()
+    backward: Mapping[Tensor, Tensor] = field(default_factory=dict)
+    sums: Mapping[Tensor, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,16 +115,30 @@ class Graph:
         printer.text(repr(self))
 
     def __str__(self) -> str:
-        """One line a node: number, op, type and shape, numbers of its sources, name."""
+        """One line a node: number, op, type and shape, numbers of its sources, name; of a node of
+        the backward pass the forward node that it belongs to."""
         number = {t: str(i) for i, t in enumerate(self.nodes)}
-        lines = []
+        lines, behind = [], False
         for t in self.nodes:
             src = ", ".join(number.get(s) or s.name or "leaf" for s in t.src)
             assert t.op is not None
-            lines.append(
-                f"{number[t]:>5} {t.op.name:<22} {t.dtype!r}{list(t.shape)}  ({src})  {t.name}"
-            )
+            about = f"{t.dtype!r}{list(t.shape)}  ({src})  {t.name}".rstrip()
+            mark = self._mark(t, number) or ("   <- in the backward pass" if behind else "")
+            lines.append(f"{number[t]:>5} {t.op.name:<22} {about}{mark}")
+            behind = behind or bool(self.notes.backward) and t is self.outputs[0]
         return "\n".join(lines)
+
+    def _mark(self, t: Tensor, number: Mapping[Tensor, str]) -> str:
+        """What a node of the backward pass belongs to, in words; "" of others."""
+
+        def label(of: Tensor) -> str:
+            plain = of.op.name if of.op is not None else "leaf"
+            return " ".join(filter(None, (number.get(of), of.name or plain)))
+
+        if t in self.notes.sums:
+            return f"   <- adds up the gradients of {label(self.notes.sums[t])}"
+        of = self.notes.backward.get(t)
+        return "" if of is None else f"   <- backward of {label(of)}"
 
 
 def expect_graph(verb: str, graph: object) -> None:

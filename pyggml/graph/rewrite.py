@@ -142,4 +142,8 @@ def _renew(notes: Notes, images: Mapping[Tensor, Tensor]) -> Notes:
     boundaries, large = (
         frozenset(images.get(t, t) for t in tensors) for tensors in (notes.boundaries, notes.large)
     )
-    return Notes(boundaries, large)
+    backward, sums = (
+        {images.get(t, t): images.get(of, of) for t, of in pairs.items()}
+        for pairs in (notes.backward, notes.sums)
+    )
+    return Notes(boundaries, large, backward, sums)

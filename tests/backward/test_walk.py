@@ -300,3 +300,41 @@ def test_an_output_that_the_loss_does_not_need_is_computed():
     assert loss == 14
     np.testing.assert_array_equal(dw, [1, 2, 3])
     np.testing.assert_array_equal(further, [1, 4, 9])
+
+
+# -- which node belongs to which -------------------------------------------------------------------
+
+
+def marks(graph):
+    """What a listing says of each node of the backward pass, by the node's op."""
+    lines = [line.partition("<- ") for line in str(graph).splitlines()]
+    return [(line.split()[1], mark) for line, _, mark in lines if mark]
+
+
+def test_a_listing_says_what_each_backward_node_belongs_to():
+    x, w = filled((3, 4), 0, "x"), filled((4, 4), 1, "w")
+    loss = sum_(sqr(add(mul_mat(w, x), x))).named("loss")
+    graph = build_backward(Graph.of(loss), [x, w])
+    assert marks(graph) == [
+        ("repeat", "backward of 3 loss"),
+        ("sqr_back", "backward of 2 sqr"),
+        ("out_prod", "backward of 0 mul_mat"),
+        ("transpose", "backward of 0 mul_mat"),
+        ("out_prod_add", "adds up the gradients of x"),
+    ]
+    assert not marks(Graph.of(loss))
+
+
+def test_additions_to_accumulators_are_sums_of_gradients_too():
+    w = filled((4, 4), 1, "w")
+    graph = build_backward(Graph.of(sum_(sqr(w))), [w], accumulators=[zeros((4, 4))])
+    assert marks(graph)[-1] == ("add", "adds up the gradients of w")
+
+
+def test_passes_keep_what_belongs_to_which():
+    x, w = filled((3, 8), 0, "x"), filled((8, 8), 1, "w")
+    h = sqr(mul_mat(w, x))
+    loss = sum_(mul_mat(w, h)).named("loss")
+    graph = build_backward(Graph.of(loss), [w])
+    again = rematerialise(graph, Keep.COSTLY)
+    assert marks(again) == [marks(graph)[0], ("sqr", "in the backward pass"), *marks(graph)[1:]]
