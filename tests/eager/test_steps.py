@@ -54,8 +54,32 @@ def test_fixed_sources_get_nothing():
 @pytest.mark.quick
 def test_a_step_prints_as_a_table(loss):
     text = str(list(backward_steps(loss[0]))[-1])
-    assert text.startswith("y = mul(x, w)    da = dy · b")
-    assert "\n  dx  [3. 4.]\n" in text
+    assert text.startswith("step 3, node 0: mul0 = mul(x, w)    da = dy · b")
+    assert "\n  dy    [1. 1.]   of step 2\n" in text
+    assert "\n  dx    [3. 4.]\n  Σ dx  [4. 5.]   the sum of steps 2 and 3\n" in text
+
+
+@pytest.mark.quick
+def test_steps_have_numbers_and_lead_to_their_nodes(loss):
+    total, *_ = loss
+    steps = list(backward_steps(total))
+    assert [s.number for s in steps] == [1, 2, 3]
+    nodes = total.graph.nodes
+    assert [nodes[s.index] for s in steps] == [s.node for s in steps] == list(reversed(nodes))
+    assert [s.name for s in steps] == ["sum2", "add1", "mul0"]
+    assert steps[0].sources[0].node is steps[1].node
+
+
+@pytest.mark.quick
+def test_steps_tell_where_gradients_add_up():
+    x = tensor([1.0, 2.0], requires_grad=True, name="x")
+    h = (x * 3.0).named("h")
+    steps = list(backward_steps((h * h + h).sum()))
+    assert [s.from_steps for s in steps] == [(), (1,), (2,), (2, 3)]
+    twice = steps[2].sources  # h · h adds to one gradient two times
+    np.testing.assert_array_equal(twice[0].total, [4, 7])
+    np.testing.assert_array_equal(twice[1].total, steps[3].incoming)
+    assert twice[1].steps == (2, 3) and "Σ dh  [ 7. 13.]" in str(steps[2])
 
 
 @pytest.mark.quick
