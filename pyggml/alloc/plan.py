@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pyggml.alloc.fit import ALIGNMENT, Arena
 from pyggml.alloc.lifetime import FOREVER, Lifetime, lifetimes, reusable_source
 from pyggml.alloc.sharing import sharing
-from pyggml.alloc.usage import peak
+from pyggml.alloc.usage import peak, table
 from pyggml.backends.base import Backend
 from pyggml.errors import GraphError
 from pyggml.graph import Graph
@@ -25,7 +25,7 @@ from pyggml.sizes import round_up
 _GAPS = 1.01  # if a plan is this many times its peak, a second is made, and the smaller taken
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Plan:
     """Offsets in bytes into one arena of `n_bytes`. Planning allocates nothing.
 
@@ -45,6 +45,16 @@ class Plan:
     shared: dict[Tensor, Tensor]
     lives: dict[Tensor, Lifetime]
     n_bytes: int
+
+    def __repr__(self) -> str:
+        """<Plan of loss on cpu: nodes 812, bytes 1,234,567>"""
+        of = self.graph.outputs[0].name or "a graph"
+        n = len(self.graph.nodes)
+        return f"<Plan of {of} on {self.backend.name}: nodes {n:,}, bytes {self.n_bytes:,}>"
+
+    def __str__(self) -> str:
+        """A table of a dozen lines: what has memory, the peak, what is alive then."""
+        return table(self)
 
     def origin(self, t: Tensor) -> Tensor:
         """The tensor that first had the memory of t."""

@@ -79,6 +79,43 @@ def bytes_at(plan: Plan) -> list[int]:
     return in_use
 
 
+_KINDS = 6  # of tensors in a table, the largest
+
+
+def table(plan: Plan) -> str:
+    """A plan in a dozen lines: how many results have memory and whose, the peak, what is alive
+    then, largest first."""
+    nodes, scratch = plan.graph.nodes, plan.n_scratch.values()
+    views = sum(t.is_view for t in nodes)
+    writes = sum(t.is_write for t in nodes)
+    owners, reused = sum(t.op is not SHARED for t in plan.lives), len(plan.reused)
+    lines = [
+        f"{plan!r}",
+        f"results   {owners} with memory: {owners - reused} their own, {reused} that of a source "
+        "which dies",
+        f"others    {views} views, {writes} writes over other tensors",
+        f"scratch   of {len(scratch)} nodes, {max(scratch, default=0):,} bytes at most; "
+        f"{len(plan.shared)} nodes share {len(set(plan.shared.values()))} more",
+    ]
+    if not nodes:
+        return lines[0]
+    at = peak(plan)
+    name = at.node.name or (at.node.op.name if at.node.op else "")
+    lines.append(
+        f"peak      {at.n_bytes:,} bytes while node {at.index}, {name}, runs; gaps and "
+        f"rounding up to cache lines take {plan.n_bytes - at.n_bytes:,}"
+    )
+    kinds = at.by_kind()
+    if len(kinds) > _KINDS:
+        rest = kinds[_KINDS - 1 :]
+        n, n_bytes = (sum(row[i] for row in rest) for i in (1, 2))
+        kinds = [*kinds[: _KINDS - 1], (f"{len(rest)} kinds more", n, n_bytes)]
+    lines.append(f"{'bytes':>14}  share     n  alive then")
+    for kind, n, n_bytes in kinds:
+        lines.append(f"{n_bytes:>14,} {n_bytes / (at.n_bytes or 1):>6.1%} {n:>5}  {kind}")
+    return "\n".join(lines)
+
+
 def _kind(t: Tensor) -> str:
     """Op, type and shape. A kernel's saved tensor counts under the kernel's op."""
     assert t.op is not None

@@ -20,10 +20,13 @@ from pyggml.graph.dtypes import BF16, F32, I32
 from pyggml.graph.op import SAVED, Memory
 from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.ops import (
+    add,
     add1,
     flash_attn_ext,
     mul_mat,
+    narrow,
     scale,
+    silu,
     sqr,
     sum_,
     transpose,
@@ -272,3 +275,27 @@ def test_buffers_are_aligned(n):
     assert buffer.shape == (n,)
     assert buffer.dtype == np.uint8
     assert buffer.ctypes.data % 64 == 0
+
+
+def test_a_plan_prints_as_a_table_of_a_dozen_lines():
+    x, w = zeros((64, 64), name="x"), zeros((64, 64), name="w")
+    loss = sum_(sqr(add(mul_mat(w, silu(mul_mat(w, x))), x))).named("loss")
+    p = plan(build_backward(Graph.of(loss), [x, w]), CPU())
+    assert repr(p) == f"<Plan of loss on cpu: nodes {len(p.graph.nodes)}, bytes {p.n_bytes:,}>"
+    first, results_, *lines = str(p).splitlines()
+    assert first == repr(p) and 6 <= len(lines) <= 10
+    n = len(p.reused)
+    assert f"{len(p.offsets) - n} their own, {n} that of a source which dies" in results_
+    at = peak(p)
+    assert f"{at.n_bytes:,} bytes while node {at.index}, " in str(p)
+    rows = [line.split() for line in lines if line.split()[1].endswith("%")]
+    assert sum(int(row[0].replace(",", "")) for row in rows) == at.n_bytes
+    assert sum(int(row[2]) for row in rows) == len(at.alive) + bool(at.n_scratch)
+    assert str(plan(Graph.of(x), CPU())) == "<Plan of x on cpu: nodes 0, bytes 0>"
+
+
+def test_the_smaller_kinds_of_tensors_stand_in_one_row():
+    x = zeros((9,), name="x")
+    rows = [scale(narrow(x, 0, 0, n), 2.0) for n in range(1, 10)]
+    text = str(plan(Graph.of(*rows), CPU(), reuse=False))
+    assert text.count("scale F32") == 5 and text.splitlines()[-1].endswith("4 kinds more")
