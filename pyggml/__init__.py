@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyggml.eager.fit import fit
     from pyggml.eager.gradcheck import gradcheck
     from pyggml.eager.own_op import op
+    from pyggml.eager.rounding import rounding
     from pyggml.eager.steps import backward_steps
     from pyggml.generation import Sampling, generate
     from pyggml.model import Model, load
@@ -63,6 +64,7 @@ _WHERE = {
     "fit": "pyggml.eager.fit",
     "gradcheck": "pyggml.eager.gradcheck",
     "op": "pyggml.eager.own_op",
+    "rounding": "pyggml.eager.rounding",
     "tensor": "pyggml.eager",
     "At": "pyggml.models.edits",
     "Model": "pyggml.model",
@@ -86,7 +88,7 @@ _MODULES |= {
 }
 
 __all__ = ["At", "Model", "Sampling", "Value", "apply", "backward_steps", "fit", "generate"]
-__all__ += ["gradcheck", "load", "op", "tensor"]
+__all__ += ["gradcheck", "load", "op", "rounding", "tensor"]
 
 
 def __getattr__(name: str) -> Any:

@@ -101,7 +101,7 @@ def backward_steps(loss: Value) -> Iterator[Step]:
 
 
 class _Walk:
-    """The steps so far: of each tensor the steps that gave shares of its gradient, and their sum."""
+    """The steps so far: of each tensor those that gave shares of its gradient, and their sum."""
 
     def __init__(self, forward: Graph) -> None:
         self._index = {t: i for i, t in enumerate(forward.nodes)}

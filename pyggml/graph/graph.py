@@ -125,7 +125,7 @@ class Graph:
             about = f"{t.dtype!r}{list(t.shape)}  ({src})  {t.name}".rstrip()
             mark = self._mark(t, number) or ("   <- in the backward pass" if behind else "")
             lines.append(f"{number[t]:>5} {t.op.name:<22} {about}{mark}")
-            behind = behind or bool(self.notes.backward) and t is self.outputs[0]
+            behind = behind or (bool(self.notes.backward) and t is self.outputs[0])
         return "\n".join(lines)
 
     def _mark(self, t: Tensor, number: Mapping[Tensor, str]) -> str:
