@@ -108,7 +108,7 @@ def table(plan: Plan) -> str:
     kinds = at.by_kind()
     if len(kinds) > _KINDS:
         rest = kinds[_KINDS - 1 :]
-        n, n_bytes = (sum(row[i] for row in rest) for i in (1, 2))
+        n, n_bytes = sum(row[1] for row in rest), sum(row[2] for row in rest)
         kinds = [*kinds[: _KINDS - 1], (f"{len(rest)} kinds more", n, n_bytes)]
     lines.append(f"{'bytes':>14}  share     n  alive then")
     for kind, n, n_bytes in kinds:
