@@ -245,6 +245,45 @@ def test_tensorboard_has_the_settings_as_a_table(tmp_path):
     assert value.tensor.string_val == [table.encode()]
 
 
+def test_weights_and_biases_has_the_settings_and_every_step_in_its_folder(
+    trainer_of, tmp_path, path, monkeypatch
+):
+    need("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for name in ("WANDB_MODE", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    about = {"log_to": ["wandb"], "settings": {"lr": 1e-3, "modules": ("q", "v")}}
+    assert _recorded(trainer_of(max_steps=3), tmp_path, **about).faults == []
+    (file,) = tmp_path.glob("adapter.wandb/wandb/offline-run-*/run-*.wandb")
+    records = [Record.FromString(raw) for raw in _log_records(file.read_bytes())]
+    (run,) = (r.run for r in records if r.WhichOneof("record_type") == "run")
+    config = {u.key: json.loads(u.value_json) for u in run.config.update}
+    assert (config["lr"], config["modules"], run.display_name) == (1e-3, "('q', 'v')", "adapter")
+    losses = {}
+    for row in (r.history for r in records if r.WhichOneof("record_type") == "history"):
+        values = {i.key or i.nested_key[0]: json.loads(i.value_json) for i in row.item}
+        if "train/loss" in values:
+            losses[values["_step"]] = values["train/loss"]
+    assert losses == {r["step"]: r["loss"] for r in read_records(path) if r["event"] == "step"}
+
+
+def _log_records(raw):
+    """The records of a file of wandb: a log as LevelDB writes it, behind 7 bytes of its own."""
+    at, record = 7, b""
+    while at + 7 <= len(raw):
+        left = (1 << 15) - at % (1 << 15)  # of a block, which no header reaches over
+        if left < 7:
+            at += left
+            continue
+        n, kind = int.from_bytes(raw[at + 4 : at + 6], "little"), raw[at + 6]
+        record += raw[at + 7 : at + 7 + n]
+        at += 7 + n
+        if kind in (1, 4):  # whole, or the last part of one
+            yield record
+            record = b""
+
+
 def test_weights_and_biases_gets_numbers_and_an_end(tmp_path, monkeypatch):
     """Its part that pyggml calls, by a double."""
     run, library = Mock(), Mock()
