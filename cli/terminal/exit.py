@@ -237,6 +237,9 @@ def _code_of(code: int) -> int:
     return TERMINATED if code == STOPPED and signal.SIGTERM in _signals else code
 
 
+_OUTPUT = ("o", "output", "out", "outfile")  # options of other commands and of llama.cpp
+
+
 def _suggestion(error: click.NoSuchOption) -> str:
     """The error with our option beside another trainer's, or why there is none; "" if neither is
     known."""
@@ -244,6 +247,9 @@ def _suggestion(error: click.NoSuchOption) -> str:
     ours = "--" + ELSEWHERE.get(known, "").replace("_", "-")
     options = [] if error.ctx is None else error.ctx.command.params
     names = {name for option in options for name in option.opts}
+    places = [p.metavar or p.human_readable_name for p in options if isinstance(p, click.Argument)]
+    if known in _OUTPUT and len(places) > 1:
+        return f"No such option '{error.option_name}': name files in turn, {' '.join(places)}."
     if known in NEEDLESS and "--lora-rank" in names:
         return f"No such option '{error.option_name}', nor need of it: {NEEDLESS[known]}."
     if ours not in names:

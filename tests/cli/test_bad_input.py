@@ -254,6 +254,9 @@ def test_what_is_missing_is_named(pyggml, tiny):
     refused(pyggml("generate", "-p", "a"), "Missing option '-m'")
     refused(pyggml("nonsense"), "No such command 'nonsense'")
     refused(pyggml("finetun"), "No such command 'finetun'. Did you mean 'finetune'?")
+    refused(
+        pyggml("convert-lora", "-o", "peft"), "No such option '-o': name files in turn, FROM TO"
+    )
 
 
 @pytest.mark.parametrize("command", ["eval", "finetune", "imatrix", "perplexity"])
