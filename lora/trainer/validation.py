@@ -1,10 +1,10 @@
 """What a validation reads: all that is held out, or a sample spread over it, and how sure it is.
 
-All is read where all validations of a run together cost less than a tenth of it. Else the sample
-has as many tokens as that, at least those of LEAST windows; where these would cost more than half
-of a short run, as many as half of it, at least those of FEWEST. It is counted in rows and their
-tokens, not in windows, so that it is of the same rows however these are packed; of plain text, in
-windows.
+All is read where it is LITTLE, or all validations of a run together cost less than a tenth of it.
+Else the sample has as many tokens as that, at least those of LEAST windows; where these would cost
+more than half of a short run, as many as half of it, at least those of FEWEST. It is counted in
+rows and their tokens, not in windows, so that it is of the same rows however these are packed; of
+plain text, in windows.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from pyggml.lora.data.units import Units
 SHARE = 0.1  # of the run, that all validations may take
 LEAST = 32  # windows' worth of tokens that a sample has
 FEWEST = 4  # the same, of a run so short that LEAST would take longer than half of it
+LITTLE = 1024  # tokens that are all read, however short the run is
 _FORWARD = 0.5  # what a token costs that is not trained, of one that is
 # Student's t for 95 %, by degrees of freedom from 1 on; the normal distribution's for more.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
@@ -58,7 +59,7 @@ class ValidationSample:
         if not config.val_windows:
             of_run, window = run / (_FORWARD * n_times), held_out.ctx + 1
             least = min(LEAST * window, max(of_run / 2, FEWEST * window))
-            most = max(SHARE * of_run, least)
+            most = max(SHARE * of_run, least, LITTLE if whole <= LITTLE else 0)
         k = n if whole <= most else max(round(n * most / whole), 1)
         share = _FORWARD * n_times * whole * k / n / run
         data, windows = _windows(held_out, units, units.spread(k))

@@ -74,6 +74,15 @@ def test_short_runs_are_not_mostly_validation(n_steps, n_windows):
 
 
 @pytest.mark.quick
+def test_little_is_read_whole_however_long_the_windows():
+    """So that the loss of a few rows does not depend on --ctx."""
+    for settings in ({"max_steps": 1}, {"val_every": 1}):
+        sample = ValidationSample.of(corpus(400, 100), Config(**settings))
+        assert sample.is_all and sample.n_read == 100
+    assert not ValidationSample.of(corpus(400, 100), Config(val_windows=3)).is_all
+
+
+@pytest.mark.quick
 def test_windows_of_plain_text_are_spread():
     """Of text that is one stream the sample is of windows."""
     stream = pack([Document(list(range(40)) * 110)], CTX)
