@@ -16,6 +16,7 @@ GOLDEN = Path(__file__).parents[1] / "golden/quants/ggml.npz"
 FIXTURES = Path(__file__).parents[3] / "shared/fixtures"
 PACKED = [n for n, q in QUANTS.items() if not isinstance(q.pack, NoPack)]
 ARCHITECTURES = sorted(p.name.removesuffix("-F16.gguf") for p in FIXTURES.glob("*-F16.gguf"))
+NOT_IN_GGML: tuple[str, ...] = ()  # types whose bytes nobody else packs
 
 
 def blocks_that_differ(found: np.ndarray, wanted: np.ndarray, block_bytes: int) -> np.ndarray:
@@ -23,7 +24,7 @@ def blocks_that_differ(found: np.ndarray, wanted: np.ndarray, block_bytes: int) 
     return np.flatnonzero((pair[0] != pair[1]).any(axis=1))
 
 
-@pytest.mark.parametrize("name", [n for n in PACKED if n != "F32"])
+@pytest.mark.parametrize("name", [n for n in PACKED if n not in ("F32", *NOT_IN_GGML)])
 def test_equals_ggml(name):
     with np.load(GOLDEN) as golden:
         x, wanted = golden["x"], golden[name]
