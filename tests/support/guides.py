@@ -1,7 +1,7 @@
-"""What a guide in docs/ says to write, written: into a file beside the checkout, or into a copy of it.
+"""What a guide in docs/ says to write, written: into a file beside the checkout, or into a copy.
 
-A file beside it is a plugin of pytest's, imported before all tests, in which the new thing enters its
-table; the kernels of the checkout stay compiled. In a copy all are compiled anew.
+A file beside it is a plugin of pytest's, imported before all tests, in which the new thing enters
+its table; the kernels of the checkout stay compiled. In a copy all are compiled anew.
 """
 
 import os
@@ -43,7 +43,11 @@ def edit(file, before, after):
 def run_tests(tree, *arguments, plugins=None, **environment):
     """pytest in a tree, with the modules of a folder as its plugins; how many tests passed."""
     paths = [plugins] if plugins else []
-    names = [part for each in sorted(plugins.glob("*.py")) for part in ("-p", each.stem)] if plugins else []
+    names = (
+        [part for each in sorted(plugins.glob("*.py")) for part in ("-p", each.stem)]
+        if plugins
+        else []
+    )
     paths += [] if (tree / "pyggml").exists() else [ROOT]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *names, *arguments],

@@ -200,7 +200,7 @@ def test_no_array_of_scratch_is_written_past(name, rng, monkeypatch):
     shape, a, b = operands(p, rng)
     memory = CPU().alloc(gemm.scratch_bytes(p))
     bound(p, np.zeros(shape, np.float32), a, b, memory, False)()
-    assert NUMPY or not rooms.written_past()
+    assert NUMPY or not gemm.scratch_bytes(p) or not rooms.written_past()
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -1,0 +1,171 @@
+"""By hand along each guide for adding something: what it says to write is written, and what it says
+to run passes. tests/cli/test_preferences.py and tests/runtime/test_schedule.py have more of theirs."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from guides import DOCS, ROOT, blocks_of, copy_of, edit, run_tests
+
+from pyggml.models import small_metadata
+from pyggml.models.architectures import llama
+from pyggml.models.config import Reader
+from pyggml.models.part import Part
+from pyggml.ops.arithmetic import unary
+from pyggml.quants import QUANTS
+
+GUIDES = sorted(DOCS.glob("adding-a*.md"))
+FOLDERS = ("pyggml", "lora", "cli", "tests", "docs", "benchmarks")
+FILES = [p.as_posix() for d in FOLDERS for p in (ROOT / d).rglob("*.*")] + ["pyproject.toml"]
+SOURCES = [Path(p).read_text("utf-8") for p in FILES if p.endswith(".py") and p != __file__]
+WORDS = {word for text in SOURCES for word in re.findall(r"\w+", text)}
+OP_NAMES = ", ".join(name for name in vars(unary) if not name.startswith("__"))
+
+
+@pytest.fixture
+def plugins(tmp_path):
+    """A folder whose modules the tests of `run_tests` import first."""
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    return folder
+
+
+def test_an_op(plugins):
+    """In a file that sees what unary.py sees, declared before the tests ask for ops."""
+    (block,) = blocks_of("adding-an-op.md")
+    names = f"from pyggml.ops.arithmetic.unary import {OP_NAMES}"
+    (plugins / "pasted.py").write_text(f"from __future__ import annotations\n{names}\n{block}")
+    passed = run_tests(ROOT, "tests/test_every_op.py", "-k", "cube", plugins=plugins)
+    assert passed >= 14, "four samples forward and back, layouts, threads, in place, drawn ones"
+
+
+ENTER_MODEL = """
+from pyggml.models.architectures import ARCHITECTURES
+ARCHITECTURES[LAYER_SCALE.name] = LAYER_SCALE
+"""
+
+
+def test_a_model(plugins):
+    whole = next(block for block in blocks_of("adding-a-model.md") if "LAYER_SCALE" in block)
+    (plugins / "pasted.py").write_text(whole + ENTER_MODEL, "utf-8")
+    files = ("tests/models", "tests/backward/test_full_model.py")
+    assert run_tests(ROOT, *files, "-k", "layer-scale", plugins=plugins) >= 10
+
+
+def test_the_shortest_model_is_llama_without_experts():
+    """In a file that sees what llama.py sees, both make the same parts."""
+    names = dict(vars(llama))
+    exec(blocks_of("adding-a-model.md")[0], names)
+    metadata = small_metadata(llama.LLAMA)
+    readers = (Reader(metadata.get, "llama", {"token_embd.weight": (11, 0)}) for _ in "ab")
+    theirs, ours = (
+        a.decoder(r) for a, r in zip((llama.LLAMA, names["LLAMA"]), readers, strict=True)
+    )
+    assert names["LLAMA"] is not llama.LLAMA and theirs == ours
+
+
+def test_the_page_on_models_names_the_methods_of_a_part():
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "adding-a-model.md").read_text("utf-8"), re.M)
+    methods = {n for n in vars(Part) if n[0] != "_" or n in Part.__abstractmethods__}
+    assert set(rows) == methods
+
+
+ENTER_PATH = """
+from pyggml.kernels import gemm
+from pyggml.kernels.gemm import paths
+gemm.PATHS = paths.PATHS = (ONE_ROW, *paths.PATHS)
+"""
+SERVED = """SERVED = {
+    "one row": (weight("mul_mat", "F32", "f32", m=8, n=1), "one row"),
+"""
+
+
+def test_a_path_of_products(plugins, tmp_path):
+    """The tests are copied, since one of them names a product that it serves."""
+    tree = copy_of(tmp_path, "tests")
+    (plugins / "pasted.py").write_text(blocks_of("adding-a-compute-path.md")[0] + ENTER_PATH)
+    edit(tree / "tests/kernels/gemm/test_paths.py", "SERVED = {\n", SERVED)
+    files = (f"tests/kernels/gemm/test_{name}.py" for name in ("paths", "product"))
+    assert run_tests(tree, *files, plugins=plugins) > 300
+
+
+OWN = """def _q8_w(blocks):
+    return blocks[:, :2].view(np.float16).astype(np.float32) * blocks[:, 2:].view(np.int8)
+
+
+OWN = {"Q8_W": _q8_w, """
+SHARED_BEFORE = '    "quants/types/plain.py",\n'
+ERRORS_BEFORE = '("IQ1_M", 0.6, 1.0)],\n'
+
+
+def with_the_weight_type(tree):
+    """A copy with the page's type, its four entries in tables and its lists in tests."""
+    row, whole = (re.search(r"`(_blocks\(.*?\))`", (DOCS / WEIGHTS).read_text("utf-8"))[1],
+                  next(block for block in blocks_of(WEIGHTS) if "Q8_W" in block))  # fmt: skip
+    package, tests = tree / "pyggml", tree / "tests/quants"
+    (package / "quants/types/wide.py").write_text(whole, "utf-8")
+    edit(package / "graph/dtypes.py", "        Q8_0,\n", f"        Q8_0,\n        {row},\n")
+    registry = package / "quants/registry.py"
+    edit(registry, "\nQUANTS:", "from pyggml.quants.types.wide import Q8_W\n\nQUANTS:")
+    edit(registry, "MXFP4, NVFP4),", "MXFP4, NVFP4, Q8_W),")
+    shared = SHARED_BEFORE.replace("plain", "wide")
+    edit(package / "jit/cache.py", SHARED_BEFORE, SHARED_BEFORE + shared)
+    edit(tests / "test_pack.py", "NOT_IN_GGML: tuple[str, ...] = (", 'NOT_IN_GGML = ("Q8_W",')
+    edit(tests / "test_pack.py", ERRORS_BEFORE, ERRORS_BEFORE + '    ("Q8_W", 8e-3, 0.0042),\n')
+    edit(tests / "test_unpack.py", "OWN = {", OWN)
+
+
+WEIGHTS = "adding-a-weight-type.md"
+
+
+@pytest.mark.parametrize(
+    "folders, most",
+    [(["tests/quants"], 16), pytest.param(["tests/kernels/gemm"], 14, marks=pytest.mark.slow)],
+    ids=["quants", "products"],
+)
+def test_a_weight_type(folders, most, tmp_path):
+    tree = copy_of(tmp_path, "pyggml", "lora", "cli", "tests")
+    with_the_weight_type(tree)
+    cache = str(tmp_path / "cache")
+    assert run_tests(tree, *folders, "-k", "Q8_W", NUMBA_CACHE_DIR=cache) >= most
+
+
+def test_the_short_decoder_is_the_one_that_is_compiled():
+    source = inspect.getsource(QUANTS["Q5_1"].decode)
+    assert source == blocks_of(WEIGHTS)[0]
+
+
+def test_a_peer_of_the_page_stands_among_them():
+    peer = next(block for block in blocks_of("adding-a-model.md") if "NEMOTRON" in block)
+    peer = re.sub(r" +#.*", "", peer)
+    assert peer in (ROOT / "tests/support/peers/dense.py").read_text("utf-8")
+
+
+# What guides name that is not the project's: of llama.cpp, or of the thing to be added.
+OTHERS = {
+    "Device",
+    "DEVICE",
+    "Q8_W",
+    "llama_model_rope_type",
+    "OP",
+    "your_op",
+    "hinge",
+    "cube_back",
+}
+NOT_OURS = {"ggml-common.h", "ggml-quants.c", "ggml.h", "conversion/NAME.py"}
+NOT_OURS |= {"lora/objectives/hinge.py", "tests/golden/llama_cpp/NAME.npz"}
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda p: p.stem)
+def test_what_a_guide_names_is_there(page):
+    """Its files, and each name in code type somewhere in the code."""
+    said = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+    codes = re.findall(r"`([^`\n]+)`", said)
+    files = {
+        f for code in codes for f in re.findall(r"[\w/-]+\.(?:py|npz|json|md|toml|c|h)\b", code)
+    }
+    missing = [f for f in files - NOT_OURS if not any(f"/{p}".endswith(f"/{f}") for p in FILES)]
+    words = {w for code in codes for w in re.findall(r"(?<![\w.-])[A-Za-z_]\w+(?!\w*\.)", code)}
+    missing += words - WORDS - OTHERS
+    assert not missing
