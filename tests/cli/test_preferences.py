@@ -2,16 +2,12 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from pyggml import gguf
-from pyggml.lora import StepReport
 from pyggml.lora.objectives import OBJECTIVES
 
-PYTHON = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
-PAGE = Path(__file__).parents[2] / "docs/adding-an-objective.md"
 PAIRS = [
     {"prompt": f"{name}? ", "chosen": f"the {name}", "rejected": f"no {name[::-1]}"}
     for name in ("ant", "bee", "cow", "dog", "elk", "fox", "gnu", "hen")
@@ -126,13 +122,3 @@ def test_help_tells_of_all(pyggml):
     for name, kind in OBJECTIVES.items():
         assert f"{name} {kind.purpose}" in text
     assert "default: 2.0 of simpo, else 0.1" in text
-
-
-def test_the_page_on_adding_one_runs(tiny, rows):
-    names = {}
-    for block in PYTHON.findall(PAGE.read_text("utf-8")):
-        exec(block, names)
-    steps = [r for r in names["train"](tiny, rows(PAIRS)) if isinstance(r, StepReport)]
-    assert len(steps) == 8
-    assert steps[0].loss == pytest.approx(1.0, abs=1e-6), "nothing is preferred at first"
-    assert steps[-1].loss < steps[0].loss and steps[-1].rewards.margin > 0

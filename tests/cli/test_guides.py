@@ -1,0 +1,100 @@
+"""By hand along the guides that end in a command: an objective, a device."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from guides import DOCS, ROOT, blocks_of, copy_of, edit
+from reference_backend import ReferenceBackend
+
+from pyggml.lora import StepReport
+from pyggml.ops import OPS
+from pyggml.runtime.choice import KINDS, DeviceKind
+
+PAIRS = [
+    {"prompt": f"{name}? ", "chosen": f"the {name}", "rejected": f"no {name[::-1]}"}
+    for name in ("ant", "bee", "cow", "dog", "elk", "fox", "gnu", "hen")
+]
+# The commands of a checkout whose folder lora/ is a copy.
+COMMAND = """
+import sys
+from pathlib import Path
+
+import pyggml
+
+pyggml._BESIDE["pyggml.lora"] = Path(sys.argv[1]) / "lora/__init__.py"
+from pyggml.cli import __main__ as cli
+
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PAIRS), "utf-8")
+    return path
+
+
+def test_an_objective_in_a_program(tiny, pairs):
+    names = {}
+    for block in blocks_of("adding-an-objective.md"):
+        exec(block, names)
+    steps = [r for r in names["train"](tiny, pairs) if isinstance(r, StepReport)]
+    assert len(steps) == 8
+    assert steps[0].loss == pytest.approx(1.0, abs=1e-6), "nothing is preferred at first"
+    assert steps[-1].loss < steps[0].loss and steps[-1].rewards.margin > 0
+
+
+@pytest.fixture
+def with_hinge(tmp_path):
+    """Runs `pyggml ARGUMENTS` with the page's objective, added as the page says; what it prints."""
+    folder = copy_of(tmp_path, "lora") / "lora/objectives"
+    (folder / "hinge.py").write_text(blocks_of("adding-an-objective.md")[0], "utf-8")
+    edit(
+        folder / "__init__.py",
+        "import IPO\n",
+        "import IPO\nfrom pyggml.lora.objectives.hinge import Hinge\n",
+    )
+    edit(folder / "__init__.py", "SimPO, IPO)", "SimPO, IPO, Hinge)")
+
+    def call(*arguments):
+        command = [sys.executable, "-c", COMMAND, tmp_path, *arguments]
+        run = subprocess.run([str(a) for a in command], cwd=ROOT, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+    return call
+
+
+def test_an_objective_on_the_command_line(with_hinge, tiny, pairs, tmp_path):
+    """With its setting as an option, in the settings that are kept, in help and in a report."""
+    output = tmp_path / "a.gguf"
+    files = ("-m", tiny, "-f", pairs, "-o", output, "--prompt", "the ")
+    sizes = ("--ctx", 48, "--max-steps", 3, "--lora-rank", 2)
+    said = with_hinge("finetune", *files, *sizes, "--objective", "hinge", "--margin", 2)
+    assert "step 1/3  loss 2.000" in said, "the margin: nothing is preferred at first"
+    settings = output.with_suffix(".yaml").read_text("utf-8")
+    assert 'objective: "hinge"' in settings and "margin: 2.0" in settings
+    assert "hinge" in output.with_suffix(".html").read_text("utf-8")
+    text = " ".join(with_hinge("finetune", "--help-all").split())
+    assert "hinge learns which answer is better, up to a margin" in text and "--margin" in text
+
+
+@pytest.mark.filterwarnings("default:reference leaves")
+def test_a_device(pyggml, finetune, monkeypatch):
+    """A row of KINDS is enough for --device and inspect; a warning tells what the CPU computes."""
+    assert "`KINDS` in `pyggml/runtime/choice.py`" in (DOCS / "adding-a-device.md").read_text(
+        "utf-8"
+    )
+    ops = sorted(OPS)[::2]
+    kind = DeviceKind(
+        open=lambda number, exact: ReferenceBackend(ops),
+        machine=lambda: iter([("reference", "float64 in NumPy")]),
+    )
+    monkeypatch.setitem(KINDS, "reference", kind)
+    assert pyggml("inspect", "--machine").out.count("reference: float64 in NumPy") == 1
+    ended = finetune("--device", "reference")
+    assert ended.code == 0, ended.err
+    assert "reference leaves" in ended.err, ended.out
