@@ -12,6 +12,7 @@ import click
 
 from pyggml import Model
 from pyggml.chat import MODEL, ChatEncoder, answer_ending, carries_template
+from pyggml.chat.messages import BadValue
 from pyggml.cli.terminal.chat_templates import (
     chat_template_kwargs_option,
     chat_template_option,
@@ -41,7 +42,6 @@ from pyggml.cli.terminal.prompts import PromptRow, read_prompts
 from pyggml.cli.terminal.show import note, plural, say, say_progress, speed, unescape
 from pyggml.errors import ConfigError, DataError, TemplateError
 from pyggml.generation import Context, Finish, Piece, Sampling, complete
-from pyggml.lora.data.rows import BadRow
 
 _OF_CHATS = ("chat_template", "chat_template_kwargs", "continue_last", "columns")
 
@@ -167,8 +167,8 @@ def _prompts(
     for each in rows:
         try:
             prompts.append(_of_row(model, encoder, each, continues))
-        except (TemplateError, BadRow) as error:
-            fault = BadRow(str(error), ": ").at(each.place)
+        except (TemplateError, BadValue) as error:
+            fault = BadValue(str(error), ": ").at(each.place)
             raise DataError(f"{each.place.file}: {fault}") from None
     n = sum(bool(each.answer) for each in rows)
     if n and not continues:

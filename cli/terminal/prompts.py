@@ -11,17 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pyggml.chat.messages import BadValue, Messages, checked_text, kind_of, messages_of, tools_of
 from pyggml.cli.terminal.data_files import data_files
 from pyggml.errors import DataError
 from pyggml.lora.data.files import format_of, records
-from pyggml.lora.data.messages import checked_text, kind_of, messages_of, tools_of
 from pyggml.lora.data.records import Schema, schema_of
 from pyggml.lora.data.rows import (
-    BadRow,
     ChatRow,
     CompletionRow,
     LabelledRow,
-    Messages,
     Place,
     PreferenceRow,
     QuestionRow,
@@ -60,9 +58,9 @@ class PromptRow:
 
     @property
     def messages(self) -> Messages:
-        """The chat with its answer. BadRow for a text."""
+        """The chat with its answer. BadValue for a text."""
         if isinstance(self.prompt, str) or isinstance(self.answer, str):
-            raise BadRow("has no messages")
+            raise BadValue("has no messages")
         return (*self.prompt, *self.answer)
 
 
@@ -83,7 +81,7 @@ def _of_file(path: Path, schema: Schema) -> list[PromptRow]:
         raise DataError(f"{path}: has no rows; {_WANTED}")
     try:
         return [*_of_records(rows, schema)]
-    except BadRow as bad:
+    except BadValue as bad:
         raise DataError(f"{path}: {bad}; {_WANTED}") from None
 
 
@@ -94,17 +92,17 @@ def _is_message(value: Any) -> bool:
 def _of_records(rows: Sequence[tuple[Place, Any]], schema: Schema) -> Iterator[PromptRow]:
     for place, value in rows:
         try:
-            if isinstance(value, BadRow):
+            if isinstance(value, BadValue):
                 raise value
             if not isinstance(value, dict):
-                raise BadRow(f"is a {kind_of(value)}")
+                raise BadValue(f"is a {kind_of(value)}")
             yield _of_record(place, value, schema)
-        except BadRow as bad:
-            raise BadRow(bad.at(place)) from None
+        except BadValue as bad:
+            raise BadValue(bad.at(place)) from None
 
 
 def _of_record(place: Place, record: dict[str, Any], schema: Schema) -> PromptRow:
-    """Raises BadRow for a record that asks nothing."""
+    """Raises BadValue for a record that asks nothing."""
     name = next((name for name in _CHATS if name in record and not schema.columns), None)
     if name is not None:
         messages, _ = messages_of(record[name])
@@ -117,7 +115,7 @@ def _of_record(place: Place, record: dict[str, Any], schema: Schema) -> PromptRo
         if of_purpose.fits(record):
             return _of_row(of_purpose.row(place, record))
     if "prompt" not in record:
-        raise BadRow('has neither "messages" nor a "prompt"')
+        raise BadValue('has neither "messages" nor a "prompt"')
     if isinstance(record["prompt"], list):
         return _of_chat(place, messages_of(record["prompt"])[0], tools_of(record.get("tools")))
     return PromptRow(place, checked_text(record["prompt"], may_be_empty=False))
@@ -129,7 +127,7 @@ def _of_chat(place: Place, messages: Messages, tools: tuple[dict[str, Any], ...]
     while n and messages[n - 1]["role"] == "assistant":
         n -= 1
     if not n:
-        raise BadRow("has an answer alone, and nothing that is asked")
+        raise BadValue("has an answer alone, and nothing that is asked")
     return PromptRow(place, messages[:n], messages[n:], tools)
 
 
@@ -146,7 +144,7 @@ def _of_row(row: Row) -> PromptRow:
         case QuestionRow():
             prompt = PromptRow(row.place, row.prompt, row.choices[row.answer])
         case _:
-            raise BadRow("is a text, in which nothing is asked")
+            raise BadValue("is a text, in which nothing is asked")
     if not prompt.prompt:
-        raise BadRow("has no prompt")
+        raise BadValue("has no prompt")
     return prompt

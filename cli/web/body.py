@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from pyggml.cli.web.connections import Patience
 from pyggml.cli.web.errors import ApiError, of_input
 from pyggml.errors import PyggmlError
+from pyggml.files.json_text import once
 
 T = TypeVar("T")
 
@@ -121,7 +122,7 @@ def _make(chunks: list[bytes], make: Callable[[dict[str, Any]], T]) -> T:
 
 def _object(raw: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(raw.decode(), parse_constant=_refuse, object_pairs_hook=_once)
+        value = json.loads(raw.decode(), parse_constant=_refuse, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         reason = "too deep" if isinstance(error, RecursionError) else str(error)[:200]
         raise ApiError(400, f"the body is no JSON ({reason})") from None
@@ -132,10 +133,3 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 def _refuse(word: str) -> Any:
     raise ValueError(f"{word} is no number of JSON")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise ValueError("an object has a name twice")
-    return fields

@@ -26,12 +26,9 @@ from pyggml.lora.data.files import read_rows
 from pyggml.lora.data.packing import pack
 from pyggml.lora.data.records import Schema
 from pyggml.lora.data.rows import (
-    BadRow,
     ChatRow,
     CompletionRow,
     LabelledRow,
-    Message,
-    Messages,
     Place,
     PreferenceRow,
     QuestionRow,
@@ -42,7 +39,6 @@ from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.lora.data.windows import Batch, Corpus, Dataset
 
 __all__ = [
-    "BadRow",
     "Batch",
     "ChatRow",
     "CompletionRow",
@@ -53,8 +49,6 @@ __all__ = [
     "Encoding",
     "FileSummary",
     "LabelledRow",
-    "Message",
-    "Messages",
     "Place",
     "PreferenceRow",
     "QuestionRow",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pyggml.chat.messages import BadValue, Messages
 from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.chats import CUT, first_round
@@ -23,16 +24,7 @@ from pyggml.lora.data.documents import Document, Documents, Writer
 from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import Faults
 from pyggml.lora.data.packing import held_out
-from pyggml.lora.data.rows import (
-    BadRow,
-    ChatRow,
-    CompletionRow,
-    LabelledRow,
-    Messages,
-    Place,
-    PreferenceRow,
-    Row,
-)
+from pyggml.lora.data.rows import ChatRow, CompletionRow, LabelledRow, Place, PreferenceRow, Row
 from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
@@ -105,11 +97,11 @@ def documents_of(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> list[Doc
     """The wanted answer of a row and the other one; an empty document for what a row with a label
     lacks. Where encoding cuts long chats, both lose the same first rounds.
 
-    Raises BadRow for a row of another kind, for answers that are the same once they are written,
+    Raises BadValue for a row of another kind, for answers that are the same once they are written,
     and as `encode` does.
     """
     if not isinstance(row, PreferenceRow | LabelledRow):
-        raise BadRow(
+        raise BadValue(
             "has no preference: wanted prompt, chosen and rejected, or prompt, completion and label"
         )
     most, notes = encoding.chats.most if encoding.chats else 0, list[str]()
@@ -161,7 +153,7 @@ def _without_round(row: PreferenceRow | LabelledRow) -> PreferenceRow | Labelled
 
 def _check_differ(chosen: Document, rejected: Document) -> None:
     if list(chosen.ids) == list(rejected.ids):
-        raise BadRow(
+        raise BadValue(
             "has a chosen and a rejected answer that are the same as the model reads them",
             says_all=True,
         )
@@ -201,7 +193,7 @@ def preference_corpus(
     for row in rows:
         try:
             documents = documents_of(row, tokenizer, Encoding())
-        except BadRow as bad:
+        except BadValue as bad:
             raise DataError(f"{row.place.file}: {bad.at(row.place)}") from None
         for document in documents:
             writer.add(document, row.place)

@@ -22,10 +22,11 @@ from pyggml.chat import (
     read_names,
     template_metadata,
 )
+from pyggml.chat.messages import BadValue, Weights
 from pyggml.errors import TemplateError, TokenizerError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.documents import Document
-from pyggml.lora.data.rows import BadRow, ChatRow, Weights
+from pyggml.lora.data.rows import ChatRow
 from pyggml.lora.data.windows import Corpus
 from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
@@ -101,7 +102,7 @@ def chat_metadata(corpus: Corpus, model: Model) -> dict[str, str | None]:
 def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Document:
     """The tokens of a chat.
 
-    Raises BadRow for messages that the template refuses, or if the learned tokens cannot be told
+    Raises BadValue for messages that the template refuses, or if the learned tokens cannot be told
     from others. Raises TemplateError if there is no template.
     """
     encoder = encoder_of(tokenizer, chats)
@@ -121,7 +122,7 @@ def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Docu
             chat = encoder(messages, row.tools, read_only)
         trained = _weigh(encoder, messages, row.tools, read_only, weights, chat.trained)
     except TemplateError as error:
-        raise BadRow(f"{error}{_way_out(row, encoder)}", joint=": ") from None
+        raise BadValue(f"{error}{_way_out(row, encoder)}", joint=": ") from None
     return Document(chat.ids, trained, _notes(chat, n_left_out))
 
 
@@ -138,7 +139,7 @@ def _way_out(row: ChatRow, encoder: ChatEncoder) -> str:
 
 
 def _check_weights(row: ChatRow, train_on: str) -> None:
-    """BadRow for a message whose weight is not how the settings learn it."""
+    """BadValue for a message whose weight is not how the settings learn it."""
     for i, weight in row.weights.items():
         is_answer = row.messages[i]["role"] == "assistant"
         if train_on == "all" and weight != 1:
@@ -147,7 +148,7 @@ def _check_weights(row: ChatRow, train_on: str) -> None:
             fault = 'with "train" or "weight" and not of the assistant, whose alone are learned'
         else:
             continue
-        raise BadRow(f"has a message {i + 1} {fault}", says_all=True)
+        raise BadValue(f"has a message {i + 1} {fault}", says_all=True)
 
 
 def _weigh(

@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pyggml.chat.messages import BadValue
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.chats import Chats, encode_chat
 from pyggml.lora.data.documents import Document
 from pyggml.lora.data.long_text import whole
-from pyggml.lora.data.rows import BadRow, ChatRow, CompletionRow, Row, TextRow
+from pyggml.lora.data.rows import ChatRow, CompletionRow, Row, TextRow
 from pyggml.tokenizer import Tokenizer
 
 
@@ -59,7 +60,7 @@ ENDED = "ended"  # one that ends in the end of text
 def encode(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> Document:
     """The tokens of a row.
 
-    Raises BadRow for a row of which no token can be learned, told with its place as others are.
+    Raises BadValue for a row of which no token can be learned, told with its place as others are.
     """
     if isinstance(row, ChatRow):
         document = encode_chat(row, tokenizer, encoding.chats)
@@ -70,7 +71,7 @@ def encode(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> Document:
     elif isinstance(row, CompletionRow):
         document = _completion(row, tokenizer, encoding.parses(plain=False))
     else:
-        raise BadRow(f"is a {type(row).__name__}, which cannot be encoded")
+        raise BadValue(f"is a {type(row).__name__}, which cannot be encoded")
     if isinstance(row, TextRow) and row.plain:
         return document
     check_learned(document)
@@ -81,18 +82,18 @@ def encode(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> Document:
 
 
 def check_learned(document: Document) -> None:
-    """BadRow for a document without a learned token that follows another."""
+    """BadValue for a document without a learned token that follows another."""
     if len(document) < 2 or (document.trained is not None and not document.trained[1:].any()):
-        raise BadRow(
+        raise BadValue(
             "has no token to learn: the first of a text, which follows none, is not learned"
         )
 
 
 def _with_end(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """With an end of text, if there is none at the end. BadRow if the vocabulary has none."""
+    """With an end of text, if there is none at the end. BadValue if the vocabulary has none."""
     end = tokenizer.eos_id if tokenizer.eos_id is not None else tokenizer.eot_id
     if end is None:
-        raise BadRow(
+        raise BadValue(
             "has an end to learn, and the model's vocabulary no token that ends a text: its key "
             "tokenizer.ggml.eos_token_id names one (rows of text need none with --no-end-of-text)",
             says_all=True,

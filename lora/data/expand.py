@@ -24,13 +24,13 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from pyggml.chat.messages import BadValue
 from pyggml.errors import DataError
 from pyggml.lora.data.files import format_of, records
 from pyggml.lora.data.formats.packed import packing
 from pyggml.lora.data.formats.parquet import MAGIC
 from pyggml.lora.data.formats.source import HEAD_BYTES, MOST_BYTES, head
 from pyggml.lora.data.records import Schema
-from pyggml.lora.data.rows import BadRow
 from pyggml.lora.data.sources import Source
 
 STDIN = Path("-")
@@ -141,8 +141,8 @@ def _kind(path: Path, schema: Schema) -> str:
         if b"\0" in start or "\ufffd" in start[:-4].decode(errors="replace"):
             raise DataError(f"{path}: is neither text in UTF-8 nor rows")
         return kind
-    _, first = next(iter(records(path, kind, schema)), (None, BadRow("is none")))
-    if not isinstance(first, BadRow) and not (isinstance(first, dict) and schema.has_row(first)):
+    _, first = next(iter(records(path, kind, schema)), (None, BadValue("is none")))
+    if not isinstance(first, BadValue) and not (isinstance(first, dict) and schema.has_row(first)):
         raise DataError(f"{path}: is {kind} without the names of rows")
     return kind
 

@@ -16,16 +16,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from pyggml.chat.messages import BadValue, is_message
 from pyggml.errors import DataError
 from pyggml.lora.data.formats.csv_rows import csv_records, header
 from pyggml.lora.data.formats.json_rows import json_items, json_lines, value_at_start
 from pyggml.lora.data.formats.packed import SUFFIXES, suffix_of
 from pyggml.lora.data.formats.parquet import MAGIC, parquet_rows
 from pyggml.lora.data.formats.source import HEAD_BYTES, blocks, head
-from pyggml.lora.data.messages import is_message
 from pyggml.lora.data.records import TRAINING, Schema
 from pyggml.lora.data.records.questions import settle
-from pyggml.lora.data.rows import BadRow, Place, Row, TextRow
+from pyggml.lora.data.rows import Place, Row, TextRow
 
 _OF_JSON = (".jsonl", ".ndjson", ".json")
 UNITS = {"JSON Lines": "line", "JSON": "item", "CSV": "record", "parquet": "row", "rows": "row"}
@@ -83,7 +83,7 @@ def _has_row(text: str, schema: Schema) -> bool:
 
 
 def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]]:
-    """What stands in a file of this format but text: values, or BadRow where there is none.
+    """What stands in a file of this format but text: values, or BadValue where there is none.
 
     Raises DataError for a file that cannot be read on, or a table without the columns of a row.
     """
@@ -142,7 +142,7 @@ class Faults:
     counts: dict[str, int] = field(default_factory=dict)
     lack_names: bool = False
 
-    def add(self, place: Place, bad: BadRow, is_row: bool = False) -> None:
+    def add(self, place: Place, bad: BadValue, is_row: bool = False) -> None:
         """One more. is_row: its names are those of a row, whatever else is wrong."""
         self.total += 1
         self.lack_names |= not (is_row or bad.says_all)
@@ -179,10 +179,10 @@ def rows_of(
             yield replace(record, place=place)
             continue
         try:
-            if isinstance(record, BadRow):
+            if isinstance(record, BadValue):
                 raise record
             row = schema.row(place, record)
-        except BadRow as bad:
+        except BadValue as bad:
             faults.add(place, bad)
             continue
         for name in schema.unread(record):
@@ -211,12 +211,12 @@ def read_rows(path: Path, schema: Schema = TRAINING) -> tuple[str, list[Row]]:
 
 
 def map_rows(rows: Sequence[AnyRow], change: Callable[[AnyRow], Made]) -> list[Made]:
-    """What each row becomes. Raises DataError with the rows of which it raises BadRow."""
+    """What each row becomes. Raises DataError with the rows of which it raises BadValue."""
     made, faults = [], Faults()
     for row in rows:
         try:
             made.append(change(row))
-        except BadRow as bad:
+        except BadValue as bad:
             faults.add(row.place, bad, is_row=True)
     if faults.total:
         raise DataError(f"{rows[0].place.file}: {faults}")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from string import ascii_uppercase
 
+from pyggml.chat.messages import MARKS, MEDIA, OTHER_MARKS
+
 Names = tuple[str, ...]  # of one part of a row, each as good as another; the first is the part's
 
 PROMPT = ("prompt", "question", "query", "input")
@@ -22,12 +24,6 @@ LABEL = ("label", "kto_tag")
 CHOICES, KEY = ("choices", "options"), ("answer", "answerKey")
 KEY_AGAIN = ("answer_index", "answer_idx")
 LETTERS = tuple(ascii_uppercase[:10])  # columns of choices
-MARKS = ("weight", "train", "loss")  # of a message or a row: how much of it is learned
-OTHER_MARKS = (
-    *("mask", "loss_mask", "train_mask", "train_detail", "train_details", "loss_scale"),
-    *("loss_weight", "sample_weight", "trainable", "train_on", "training", "masked"),
-)
-MEDIA = ("image", "images", "video", "videos", "audio", "audios", "image_url", "pixel_values")
 
 # Further names of those tools, by meaning; no row here has them.
 _PROMPTS = """inputs prompts questions instructions user human user_prompt user_message request

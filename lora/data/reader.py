@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pyggml.chat.messages import BadValue
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.cache import VERSION, CachedDocuments, TokenCache
 from pyggml.lora.data.chats import CHAT
@@ -18,7 +19,7 @@ from pyggml.lora.data.formats.source import blocks
 from pyggml.lora.data.long_text import token_parts
 from pyggml.lora.data.program import records_of_program
 from pyggml.lora.data.records import schema_of
-from pyggml.lora.data.rows import BadRow, Place, Row
+from pyggml.lora.data.rows import Place, Row
 from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.tokenizer import Tokenizer
 
@@ -49,7 +50,7 @@ class Reader:
         self.skip_bad_rows = config.skip_bad_rows
 
     def encode_row(self, row: Row) -> Sequence[Document]:
-        """The documents of a row. Raises BadRow for one that has none."""
+        """The documents of a row. Raises BadValue for one that has none."""
         return [encode(row, self.tokenizer, self.encoding)]
 
     def about(self, files: Iterable[FileSummary]) -> dict[str, Any]:
@@ -117,7 +118,7 @@ class Reader:
             if self.skip_bad_rows or not faults.total:  # else the others are but counted
                 try:
                     of_row = self.encode_row(row)
-                except BadRow as bad:
+                except BadValue as bad:
                     faults.add(row.place, bad, is_row=True)
                     continue
                 for document in of_row:

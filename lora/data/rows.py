@@ -6,33 +6,14 @@ ChatRow         the messages of a chat, of which those of the assistant are lear
 PreferenceRow   a prompt with an answer that is preferred and one that is rejected
 LabelledRow     a prompt with one answer, and whether it is wanted
 QuestionRow     a prompt with choices, one of them right
-
-A message is what a chat template reads, a dict as the OpenAI API has it:
-
-role           one of ROLES
-content        a string; "" beside calls of tools that have none
-tool_calls     [{"type": "function", "function": {"name": string, "arguments": object}}]; each may
-               have an "id"
-tool_call_id   on a message of role "tool": whose result it is
-name           who speaks, or which tool answers
-instruction, input
-               what the content of an Alpaca row is made of, for templates that write them apart
-
-A name that a message lacks is absent, never None; names that are not in this list stay, for the
-templates that ask for them (`reasoning_content`).
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyggml.chat.messages import Messages, Weights
 from pyggml.chat.words import ALPACA
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-
-Message = dict[str, Any]
-Messages = tuple[Message, ...]
-Weights = Mapping[int, float]  # number of a message → the weight that its file gives it
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,19 +161,3 @@ def _texts_in(messages: Messages) -> Iterator[str]:
     for message in messages:
         names = ALPACA if ALPACA[0] in message else ("content",)
         yield from (message.get(name, "") for name in names)
-
-
-class BadRow(Exception):
-    """A record that makes no row, or a row that cannot be encoded.
-
-    The message is the rest of a sentence that starts with the place: BadRow("is no JSON").
-    says_all: the names that a row may have are of no help
-    """
-
-    def __init__(self, fault: str, joint: str = " ", says_all: bool = False) -> None:
-        super().__init__(fault)
-        self.joint, self.says_all = joint, says_all
-
-    def at(self, place: Place) -> str:
-        """The whole sentence, with its place."""
-        return f"{place}{self.joint}{self}"

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml.chat.messages import BadValue
 from pyggml.lora.data import Encoding
 from pyggml.lora.data.answers import documents_of
 from pyggml.lora.data.documents import Document
 from pyggml.lora.data.files import map_rows
-from pyggml.lora.data.rows import BadRow, PreferenceRow
+from pyggml.lora.data.rows import PreferenceRow
 from pyggml.lora.evaluate.choices import Answers
 from pyggml.lora.evaluate.passes import Continuation, log_probs
 from pyggml.model import Model
@@ -50,13 +51,13 @@ def _n_cut(both: Sequence[Document], most: int, cut: bool) -> int:
     """Tokens that are left out at the beginning of both answers."""
     longest = max(map(len, both)) - 1
     if longest > most and not cut:
-        raise BadRow(
+        raise BadValue(
             f"has {longest} tokens to be read, wanted at most {most}: --long cut leaves out the "
             "beginning"
         )
     n_cut = max(longest - most, 0)
     if n_cut and n_cut >= min(_first(document) for document in both):
-        raise BadRow(f"has an answer that does not fit into the {most} tokens to be read")
+        raise BadValue(f"has an answer that does not fit into the {most} tokens to be read")
     return n_cut
 
 
@@ -65,7 +66,7 @@ def _first(document: Document) -> int:
     assert document.trained is not None
     counts = np.flatnonzero(document.trained[1:])
     if not len(counts):
-        raise BadRow("has an answer without a token that counts")
+        raise BadValue("has an answer without a token that counts")
     return int(counts[0]) + 1
 
 

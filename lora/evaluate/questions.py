@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from pyggml.chat import ChatTemplate, find_template
+from pyggml.chat.messages import BadValue
 from pyggml.errors import ConfigError, TemplateError
 from pyggml.lora.config import EvalConfig
-from pyggml.lora.data import BadRow, QuestionRow
+from pyggml.lora.data import QuestionRow
 from pyggml.lora.data.files import map_rows
 from pyggml.lora.evaluate.passes import Continuation, Ids
 from pyggml.model import Model
@@ -101,7 +102,7 @@ def _question(row: QuestionRow, tokenizer: Tokenizer, asking: QuestionFormat) ->
     choices = []
     for text, ids in zip(row.choices, encoded, strict=True):
         if not 0 < len(alone) < len(ids) or not n_same:
-            raise BadRow(f"has no token of its own for the choice {text[:20]!r}")
+            raise BadValue(f"has no token of its own for the choice {text[:20]!r}")
         whole = Continuation((*alone, *ids[len(alone) :])[n_cut:], len(alone) - n_cut)
         own = Continuation(ids[n_cut:], n_same - n_cut)
         choices.append(Choice(whole, own, len(text), len(text.encode())))
@@ -109,7 +110,7 @@ def _question(row: QuestionRow, tokenizer: Tokenizer, asking: QuestionFormat) ->
 
 
 def prompt_ids(prompt: str, model: Model, asking: QuestionFormat) -> Ids:
-    """The tokens of a prompt whose answer is to be written. BadRow as of a template's fault."""
+    """The tokens of a prompt whose answer is to be written. BadValue as of a template's fault."""
     text = prompt if asking.template is None else _as_chat(prompt, asking.template)
     return _ids(text, model.tokenizer, asking.parse)
 
@@ -119,7 +120,7 @@ def _as_chat(prompt: str, template: ChatTemplate) -> str:
     try:
         return template.render([message], add_generation_prompt=True)
     except TemplateError as error:
-        raise BadRow(str(error), joint=": ") from None
+        raise BadValue(str(error), joint=": ") from None
 
 
 def _ids(text: str, tokenizer: Tokenizer, parse: bool) -> Ids:
@@ -137,16 +138,16 @@ def _n_same(sequences: Sequence[Ids]) -> int:
 
 def _n_cut(n_read: int, n_prompt: int, asking: QuestionFormat) -> int:
     """Tokens that are left out at the beginning of all choices of a question, the longest of which
-    has n_read tokens to be read. BadRow if that is not allowed, or leaves nothing of the prompt."""
+    has n_read tokens to be read. BadValue if that is not allowed, or leaves no prompt."""
     n = max(n_read - asking.most, 0)
     if n and not asking.cut:
-        raise BadRow(
+        raise BadValue(
             f"has {n_read} tokens to be read, wanted at most {asking.most}: --long cut leaves out "
             "the beginning"
         )
     if n and n >= n_prompt:
         n_own = n_read + 1 - n_prompt
-        raise BadRow(
+        raise BadValue(
             f"has a choice of {n_own} tokens, wanted fewer than the {asking.most} to be read"
         )
     return n

@@ -14,11 +14,12 @@ from itertools import takewhile
 
 import numpy as np
 
+from pyggml.chat.messages import BadValue
 from pyggml.generation import Sampling, Session
 from pyggml.generation.completion import Completion, pieces
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.data.files import map_rows
-from pyggml.lora.data.rows import BadRow, QuestionRow
+from pyggml.lora.data.rows import QuestionRow
 from pyggml.lora.evaluate.asking import Exercise
 from pyggml.lora.evaluate.choices import Answers
 from pyggml.lora.evaluate.passes import Ids
@@ -91,7 +92,7 @@ def _fitting(ids: Ids, most: int, asking: QuestionFormat) -> Ids:
     """The tokens of a prompt that the model reads, at most so many: the last ones, if any may be
     left out."""
     if len(ids) > most and (not asking.cut or most < 1):
-        raise BadRow(
+        raise BadValue(
             f"has {len(ids)} tokens, wanted at most {most} before an answer in {asking.most}: "
             "--long cut leaves out the beginning, fewer --answer-tokens or --shots leave room"
         )

@@ -9,6 +9,7 @@ words      the words of messages, and whether the text has them
 turns      what a template writes around messages, where that is all it does
 answers    the ranges of the assistant's answers in the text
 encode     the tokens, and which of them are learned
+messages   messages as files and requests have them, read and checked
 """
 
 from pyggml.chat.answers import answer_ending

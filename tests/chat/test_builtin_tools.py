@@ -6,9 +6,9 @@ import json
 import pytest
 
 from pyggml.chat import BUILT_IN, ChatEncoder, find_template
+from pyggml.chat.messages import messages_of
 from pyggml.chat.template import WITH_TOOLS
 from pyggml.errors import TemplateError
-from pyggml.lora.data.messages import messages_of
 
 from chats import assistant, user
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from pyggml.chat import BUILT_IN, ChatEncoder, ChatTemplate, find_template
+from pyggml.chat.messages import messages_of, tools_of
 from pyggml.chat.words import flat
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import read_chat
 from pyggml.errors import TemplateError
 from pyggml.generation import Sampling
-from pyggml.lora.data.messages import messages_of, tools_of
 
 from chats import assistant, user
 

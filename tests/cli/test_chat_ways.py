@@ -8,6 +8,7 @@ import pytest
 
 import pyggml as library
 from pyggml.chat import BUILT_IN, ChatEncoder, ChatTemplate, find_template
+from pyggml.chat.messages import BadValue
 from pyggml.cli.commands.chat.conversation import Conversation
 from pyggml.cli.commands.generate import _of_row
 from pyggml.cli.commands.serve.limits import Limits
@@ -20,7 +21,6 @@ from pyggml.generation import Sampling
 from pyggml.lora.data import read_rows
 from pyggml.lora.data.chats import Chats as TrainedChats
 from pyggml.lora.data.chats import encode_chat
-from pyggml.lora.data.rows import BadRow
 
 from chats import assistant, user
 
@@ -104,7 +104,7 @@ class Ways:
         t = self.template
         try:
             found = encode_chat(row, self.model.tokenizer, TrainedChats(t.source, t.origin))
-        except BadRow as bad:
+        except BadValue as bad:
             raise TemplateError(str(bad)) from None
         return list(found.ids)
 

@@ -8,7 +8,7 @@ from extras import need
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import (
-    BadRow,
+    BadValue,
     ChatRow,
     CompletionRow,
     LabelledRow,
@@ -457,4 +457,4 @@ def test_a_line_may_be_as_long_as_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "MOST_BYTES", 16)
     assert list(source.lines(path)) == ['{"text": "abc"}\n']
     monkeypatch.setattr(source, "MOST_BYTES", 15)
-    assert [type(line) for line in source.lines(path)] == [BadRow]
+    assert [type(line) for line in source.lines(path)] == [BadValue]

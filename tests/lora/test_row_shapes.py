@@ -9,10 +9,11 @@ import json
 
 import pytest
 
+from pyggml.chat.messages import MARKS, BadValue
 from pyggml.errors import DataError
 from pyggml.lora import DataConfig, read_corpus
-from pyggml.lora.data import BadRow, Place, Schema, read_rows
-from pyggml.lora.data.names import LABEL, LETTERS, MARKS, MEANINGS
+from pyggml.lora.data import Place, Schema, read_rows
+from pyggml.lora.data.names import LABEL, LETTERS, MEANINGS
 from pyggml.lora.data.records import SHAPES
 from pyggml.lora.data.records.plan import Plan
 from pyggml.lora.data.rows import texts_of
@@ -68,7 +69,7 @@ def read(purpose, record):
     """The row of a record, or None where it is refused."""
     try:
         return Schema(purpose).row(PLACE, record)
-    except BadRow:
+    except BadValue:
         return None
 
 

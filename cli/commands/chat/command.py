@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from pyggml.chat.messages import BadValue
 from pyggml.cli.commands.chat.console import Console
 from pyggml.cli.commands.chat.conversation import Conversation
 from pyggml.cli.commands.chat.lines import END_KEYS
@@ -37,7 +38,6 @@ from pyggml.cli.terminal.prompts import PromptRow, read_prompts
 from pyggml.cli.terminal.show import is_quiet, say, unescape
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Context
-from pyggml.lora.data.rows import BadRow
 
 _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left out
 
@@ -112,5 +112,5 @@ def _load(chat: Conversation, opening: PromptRow) -> None:
         if opening.tools:
             raise DataError("has tools, which nothing would call")
         chat.load(opening.as_chat.messages)
-    except (DataError, BadRow) as error:
+    except (DataError, BadValue) as error:
         raise DataError(f"{opening.place.file}: {opening.place} {error}") from None

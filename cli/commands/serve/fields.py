@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from pyggml.chat.messages import BadValue, kind_of
 from pyggml.cli.web.errors import ApiError
 from pyggml.errors import ConfigError
-from pyggml.lora.data.messages import kind_of
-from pyggml.lora.data.rows import BadRow
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -15,7 +14,7 @@ D = TypeVar("D")
 class Fields:
     """The fields of an object; null is as if the field were not there.
 
-    A reader makes a field of a JSON value, or raises BadRow with what is wrong with it.
+    A reader makes a field of a JSON value, or raises BadValue with what is wrong with it.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -33,7 +32,7 @@ class Fields:
             return default
         try:
             return read(self._given[name])
-        except BadRow as bad:
+        except BadValue as bad:
             self.fault(name, str(bad))
             return default
 
@@ -96,7 +95,7 @@ def whole(low: int, high: int) -> Callable[[Any], int]:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if type(value) is not int or not low <= value <= high:
-            raise BadRow(f"is {brief(value)}, wanted a whole number from {low} to {high}")
+            raise BadValue(f"is {brief(value)}, wanted a whole number from {low} to {high}")
         return value
 
     return read
@@ -104,23 +103,23 @@ def whole(low: int, high: int) -> Callable[[Any], int]:
 
 def flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise BadRow(f"is {brief(value)}, wanted true or false")
+        raise BadValue(f"is {brief(value)}, wanted true or false")
     return value
 
 
 def text(value: Any) -> str:
     if not isinstance(value, str):
-        raise BadRow(f"is {brief(value)}, wanted a string")
+        raise BadValue(f"is {brief(value)}, wanted a string")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise BadRow("has half of a surrogate pair") from None
+        raise BadValue("has half of a surrogate pair") from None
     return value
 
 
 def object_of(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BadRow(f"is {brief(value)}, wanted an object")
+        raise BadValue(f"is {brief(value)}, wanted an object")
     return value
 
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from pyggml.chat import Message
+from pyggml.chat.messages import BadValue, checked_value, messages_of, tools_of
 from pyggml.cli.commands.serve.fields import Fields, anything, brief, flag, object_of, text, whole
 from pyggml.cli.commands.serve.limits import MOST_BIASES, MOST_TOP_LOGPROBS, Limits
 from pyggml.generation import Sampling
-from pyggml.lora.data.messages import checked_value, messages_of, tools_of
-from pyggml.lora.data.rows import BadRow, Message
 
 Prompt = str | list[int]
 _MOST = 1 << 31
@@ -156,10 +156,10 @@ def _common(
 
 def _messages(value: Any) -> tuple[tuple[Message, ...], Mapping[int, float]]:
     if not isinstance(value, list):
-        raise BadRow(f"is {brief(value)}, wanted a list of messages")
+        raise BadValue(f"is {brief(value)}, wanted a list of messages")
     for i, message in enumerate(value):
         if not isinstance(message, dict) or "role" not in message:
-            raise BadRow(f"has a message {i + 1} without a role")
+            raise BadValue(f"has a message {i + 1} without a role")
     return messages_of(value)
 
 
@@ -170,7 +170,7 @@ def _names(value: Any) -> Mapping[str, Any]:
 
 def _tools(value: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list):
-        raise BadRow(f"is {brief(value)}, wanted a list of tools")
+        raise BadValue(f"is {brief(value)}, wanted a list of tools")
     return tools_of(value)
 
 
@@ -179,7 +179,7 @@ def _prompts(value: Any) -> list[Prompt]:
     if isinstance(value, str) or (isinstance(value, list) and value and _is_id(value[0])):
         value = [value]
     if not isinstance(value, list) or not value:
-        raise BadRow(f"is {brief(value)}, wanted a string, token ids, or a list of either")
+        raise BadValue(f"is {brief(value)}, wanted a string, token ids, or a list of either")
     return [_prompt(item, i) for i, item in enumerate(value)]
 
 
@@ -188,7 +188,7 @@ def _prompt(value: Any, i: int) -> Prompt:
         return text(value)
     if isinstance(value, list) and all(_is_id(item) for item in value):
         return value
-    raise BadRow(f"{i + 1} is {brief(value)}, wanted a string or token ids")
+    raise BadValue(f"{i + 1} is {brief(value)}, wanted a string or token ids")
 
 
 def _is_id(value: Any) -> bool:
@@ -198,7 +198,7 @@ def _is_id(value: Any) -> bool:
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list):
-        raise BadRow(f"is {brief(value)}, wanted a string or a list of strings")
+        raise BadValue(f"is {brief(value)}, wanted a string or a list of strings")
     return tuple(text(item) for item in stops)
 
 
@@ -207,18 +207,18 @@ def _biases(value: Any) -> dict[str, Any]:
     if len(biases) > MOST_BIASES:
         forbids = all(bias == -math.inf for bias in biases.values())
         said = f"{'forbids' if forbids else 'names'} {len(biases)} tokens"
-        raise BadRow(f"{said}, wanted at most {MOST_BIASES}: it is kept as long as the request")
+        raise BadValue(f"{said}, wanted at most {MOST_BIASES}: it is kept as long as the request")
     return biases
 
 
 def _stream_options(value: Any) -> Mapping[str, bool]:
     for name, option in object_of(value).items():
         if name not in ("include_usage", "include_obfuscation") or not isinstance(option, bool):
-            raise BadRow(f"has {name[:40]!r} {brief(option)}, wanted include_usage true or false")
+            raise BadValue(f"has {name[:40]!r} {brief(option)}, wanted include_usage true or false")
     return dict(value)
 
 
 def _format(value: Any) -> None:
     kind = object_of(value).get("type")
     if kind != "text":
-        raise BadRow(f"has type {brief(kind)}, wanted text: answers are not held to a form")
+        raise BadValue(f"has type {brief(kind)}, wanted text: answers are not held to a form")

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pyggml.chat.messages import BadValue
 from pyggml.errors import DataError
 from pyggml.lora.data.formats.source import MOST_BYTES, whole_lines
-from pyggml.lora.data.rows import BadRow, Place
+from pyggml.lora.data.rows import Place
 
 
 def comma(header: str) -> str:
@@ -52,7 +53,7 @@ def csv_records(path: Path) -> Iterator[tuple[Place, Any]]:
         raise DataError(f"{path}: line {line} is no CSV ({error})") from None
 
 
-def _row_of(names: list[str], record: list[str]) -> dict[str, str | None] | BadRow:
+def _row_of(names: list[str], record: list[str]) -> dict[str, str | None] | BadValue:
     if len(record) > len(names):
-        return BadRow(f"has {len(record)} fields, the first line names {len(names)}")
+        return BadValue(f"has {len(record)} fields, the first line names {len(names)}")
     return dict.fromkeys(names) | dict(zip(names, record, strict=False))

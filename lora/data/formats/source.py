@@ -1,6 +1,6 @@
 """A file's bytes → its lines, or its text in blocks, read as a stream within bounds.
 
-A fault of the whole file is a DataError that names it. `BadRow` is a fault of one record: the
+A fault of the whole file is a DataError that names it. `BadValue` is a fault of one record: the
 reader goes on after it.
 """
 
@@ -10,11 +10,12 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
+from pyggml.chat.messages import BadValue
 from pyggml.errors import DataError
 from pyggml.files import first_hole, open_regular
 from pyggml.lora.data.formats.packed import packing, unpack
 from pyggml.lora.data.formats.parquet import MAGIC
-from pyggml.lora.data.rows import BadRow, Place
+from pyggml.lora.data.rows import Place
 
 MOST_BYTES = 32 << 20  # of one line or record
 HEAD_BYTES = 1 << 20  # what a format is told by
@@ -66,8 +67,8 @@ def head(path: Path) -> bytes:
     return start.removeprefix(_BOM)
 
 
-def lines(path: Path) -> Iterator[str | BadRow]:
-    """The text of every line, ends kept, marks removed; BadRow if it is too long or not UTF-8."""
+def lines(path: Path) -> Iterator[str | BadValue]:
+    """The text of every line, ends kept, marks removed; BadValue if it is too long or not UTF-8."""
     start = 0
     with open_file(path) as file:
         while raw := file.readline(MOST_BYTES + 1):
@@ -76,7 +77,7 @@ def lines(path: Path) -> Iterator[str | BadRow]:
                 raise DataError(f"{path}: byte {start + raw.index(0):,} is NUL, wanted UTF-8 text")
             if n_bytes > MOST_BYTES:
                 n_bytes += _skip_line(file, raw)
-                yield BadRow(f"is longer than {MOST_BYTES >> 20} MiB")
+                yield BadValue(f"is longer than {MOST_BYTES >> 20} MiB")
             else:
                 yield _decode(raw, start)
             start += n_bytes
@@ -90,12 +91,12 @@ def _skip_line(file: BinaryIO, raw: bytes) -> int:
     return n_bytes
 
 
-def _decode(raw: bytes, start: int) -> str | BadRow:
+def _decode(raw: bytes, start: int) -> str | BadValue:
     try:
         return raw.removeprefix(_BOM).decode()  # also where files with marks were put together
     except UnicodeDecodeError as error:
         byte = start + error.start + (len(raw) - len(error.object))
-        return BadRow(_not_utf_8(byte, error.object[error.start]), joint=": ")
+        return BadValue(_not_utf_8(byte, error.object[error.start]), joint=": ")
 
 
 def _not_utf_8(at: int, byte: int) -> str:
@@ -108,7 +109,7 @@ def _not_utf_8(at: int, byte: int) -> str:
 def whole_lines(path: Path) -> Iterator[str]:
     """The same for formats whose records span lines: DataError for a bad one."""
     for number, line in enumerate(lines(path), 1):
-        if isinstance(line, BadRow):
+        if isinstance(line, BadValue):
             raise DataError(f"{path}: {line.at(Place(str(path), 'line', number))}")
         yield line
 

@@ -8,9 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyggml.lora.data.messages import checked_text, kind_of, list_of, messages_of, tools_of
+from pyggml.chat import Message
+from pyggml.chat.messages import (
+    BadValue,
+    Messages,
+    Weights,
+    checked_text,
+    kind_of,
+    list_of,
+    messages_of,
+    tools_of,
+)
 from pyggml.lora.data.records.shape import Cells
-from pyggml.lora.data.rows import BadRow, Message, Messages, Weights
 
 _OF_CHATS = ("messages", "instruction", "system", "history", "tools")
 
@@ -89,7 +98,7 @@ def shift(weights: Weights, n: int) -> dict[int, float]:
 def system_of(cells: Cells, messages: Messages) -> Messages:
     """The message that a record's system text is, if these messages do not begin with it.
 
-    Raises BadRow if they begin with another one.
+    Raises BadValue if they begin with another one.
     """
     if not cells.has("system"):
         return ()
@@ -98,7 +107,7 @@ def system_of(cells: Cells, messages: Messages) -> Messages:
         return ({"role": "system", "content": text},)
     if first["content"].strip() != text.strip():
         name = cells.names["system"]
-        raise BadRow(f'has a "{name}" beside messages that begin with another system text',
+        raise BadValue(f'has a "{name}" beside messages that begin with another system text',
                      says_all=True)  # fmt: skip
     return ()
 
@@ -111,11 +120,11 @@ def _rounds(value: Any) -> Messages:
     for i, item in enumerate(items):
         if not isinstance(item, list) or len(item) != 2:
             what = f"a list of {len(item)}" if isinstance(item, list) else f"a {kind_of(item)}"
-            raise BadRow(f"has a round {i + 1} that is {what}, wanted a question and its answer")
+            raise BadValue(f"has a round {i + 1} that is {what}, wanted a question and its answer")
         try:
             question, answer = (checked_text(text, may_be_empty=False) for text in item)
-        except BadRow as bad:
-            raise BadRow(f"has a round {i + 1} with a text that {bad}") from None
+        except BadValue as bad:
+            raise BadValue(f"has a round {i + 1} with a text that {bad}") from None
         messages += [
             {"role": "user", "content": question},
             {"role": "assistant", "content": answer},
@@ -130,8 +139,8 @@ def tools(cells: Cells) -> tuple[dict[str, Any], ...]:
 
 
 def check_not_learned(weights: Weights) -> None:
-    """BadRow for marks that would have a prompt learned, where answers alone are."""
+    """BadValue for marks that would have a prompt learned, where answers alone are."""
     for i, weight in weights.items():
         if weight:
             fault = f'has a message {i + 1} that is marked to be learned, and stands in a "prompt"'
-            raise BadRow(f"{fault}, of which nothing is", says_all=True)
+            raise BadValue(f"{fault}, of which nothing is", says_all=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyggml.lora.data.messages import is_message
+from pyggml.chat.messages import is_message
 
 # Words that names of each part have, the likeliest first; also of German, French and Spanish.
 _WORDS: Mapping[str, Sequence[str]] = {

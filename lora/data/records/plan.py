@@ -8,9 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyggml.chat.messages import BadValue
 from pyggml.lora.data.names import LETTERS, Names, meaning_of
 from pyggml.lora.data.records.shape import Cells, Shape, is_empty
-from pyggml.lora.data.rows import BadRow, Row, texts_of
+from pyggml.lora.data.rows import Row, texts_of
 
 _LONG = 20  # characters of a text that stands in another by no chance
 
@@ -62,8 +63,8 @@ class Plan:
         return [name for name in self.strangers if name not in read]
 
     def check_nothing_lost(self, record: Mapping[str, Any], cells: Cells, row: Row | None) -> None:
-        """BadRow for a record with a column of known meaning that its row has not read, unless the
-        column is empty or repeats what was read. None: of a record without a row, its lists."""
+        """BadValue for a record with a column of known meaning that its row has not read, unless
+        the column is empty or repeats what was read. None: of a record without a row, its lists."""
         if not self.meanings:
             return
         read = {*cells.names.values()}
@@ -75,10 +76,10 @@ class Plan:
             if not _repeats(record[name], texts):
                 raise self._lost(name, cells)
 
-    def _lost(self, name: str, cells: Cells) -> BadRow:
+    def _lost(self, name: str, cells: Cells) -> BadValue:
         columns = [f"{part}={column}" for part, column in cells.names.items() if cells.has(part)]
         fault = f'has "{name}", {self.meanings[name]}, beside {self.decisive(cells)}'
-        return BadRow(f"{fault}: --columns {','.join(columns)} reads these alone", says_all=True)
+        return BadValue(f"{fault}: --columns {','.join(columns)} reads these alone", says_all=True)
 
 
 def _meaning(name: Any, names: Collection[Any]) -> str:

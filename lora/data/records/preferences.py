@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyggml.lora.data.messages import flag_of, kind_of, not_learned
+from pyggml.chat.messages import BadValue, Messages, flag_of, kind_of, not_learned
 from pyggml.lora.data.names import (
     ALTERNATIVE,
     ANSWER,
@@ -45,7 +45,7 @@ from pyggml.lora.data.records.training import (
     answer_of,
     weight,
 )
-from pyggml.lora.data.rows import BadRow, LabelledRow, Messages, Place, PreferenceRow, Row
+from pyggml.lora.data.rows import LabelledRow, Place, PreferenceRow, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class _Reply:
         return _Reply((*messages, *self.messages), skipped)
 
     def check(self, name: str) -> None:
-        """BadRow, with the column's name, if it is no answer or nothing of it is learned."""
+        """BadValue, with the column's name, if it is no answer or nothing of it is learned."""
         if not self.messages or self.messages[0]["role"] != "assistant":
             fault = "has no answer of the assistant after the prompt"
-            raise BadRow(f'is an object whose "{name}" {fault}')
+            raise BadValue(f'is an object whose "{name}" {fault}')
         if self.skipped >= {*range(len(self.messages))}:
-            raise BadRow(f'is an object whose "{name}" has no answer of the assistant to learn')
+            raise BadValue(f'is an object whose "{name}" has no answer of the assistant to learn')
 
 
 def _reply(cells: Cells, part: str) -> _Reply:
@@ -80,10 +80,10 @@ def _reply(cells: Cells, part: str) -> _Reply:
     for i, share in weights.items():
         if share not in (0, 1):
             fault = f'"{name}" has a message {i + 1} of the weight {share:g}'
-            raise BadRow(f"is an object whose {fault}, wanted 0 or 1: answers are compared whole")
+            raise BadValue(f"is an object whose {fault}, wanted 0 or 1: answers are compared whole")
         if share and messages[i]["role"] != "assistant":
             fault = f'"{name}" has a message {i + 1} that is to be learned and is no answer'
-            raise BadRow(f"is an object whose {fault} of the assistant")
+            raise BadValue(f"is an object whose {fault} of the assistant")
     return _Reply(messages, not_learned(messages, weights))
 
 
@@ -100,16 +100,16 @@ def _split_last(cells: Cells) -> tuple[Messages, _Reply]:
     *before, last = opening.messages
     if last["role"] != "assistant":
         name = cells.names["messages"]
-        raise BadRow(f'is an object whose "{name}" end in no answer of the assistant')
+        raise BadValue(f'is an object whose "{name}" end in no answer of the assistant')
     n = len(before)
     check_not_learned({i: w for i, w in opening.weights.items() if i < n})
     return tuple(before), _Reply((last,), frozenset({0} if opening.weights.get(n) == 0 else ()))
 
 
 def _check_counts_whole(cells: Cells) -> None:
-    """BadRow for a row that is to count less than others: what is compared counts alike."""
+    """BadValue for a row that is to count less than others: what is compared counts alike."""
     if (share := weight(cells)) != 1:
-        raise BadRow(f'has the "weight" {share:g}, and rows that are compared count alike')
+        raise BadValue(f'has the "weight" {share:g}, and rows that are compared count alike')
 
 
 # -- pairs --------------------------------------------------------------------------------------
@@ -128,10 +128,10 @@ def _pair(place: Place, cells: Cells, good: str, bad: str) -> Row:
     values = cells.get(good), cells.get(bad)
     if len({isinstance(value, str) for value in values}) == 2:
         each = (f'"{cells.names[part]}" is a {kind_of(cells.get(part))}' for part in (good, bad))
-        raise BadRow(f"is an object whose {' and '.join(each)}, wanted two of a kind")
+        raise BadValue(f"is an object whose {' and '.join(each)}, wanted two of a kind")
     if values[0] == values[1]:
         names = f'"{cells.names[good]}" and "{cells.names[bad]}"'
-        raise BadRow(f"is an object whose {names} are the same")
+        raise BadValue(f"is an object whose {names} are the same")
     if not is_chat(cells, good, bad):
         return _pair_of_texts(place, cells, good, bad)
     chosen, rejected = _reply(cells, good), _reply(cells, bad)
@@ -146,7 +146,7 @@ def _pair_of_texts(place: Place, cells: Cells, good: str, bad: str) -> Row:
     for part, answer in ((good, chosen), (bad, rejected)):
         if not answer.strip():
             fault = f'"{cells.names[part]}" has no answer beside the prompt'
-            raise BadRow(f"is an object whose {fault}")
+            raise BadValue(f"is an object whose {fault}")
     return PreferenceRow(place, prompt, chosen, rejected)
 
 
@@ -187,18 +187,18 @@ def _n_shared(chosen: str | Messages, rejected: str | Messages) -> int:
 def _join(cells: Cells, prompt: Messages, repeated: Messages) -> Messages:
     """What both answers begin with, which is the prompt; with its system text, if they lack it.
 
-    Raises BadRow for a prompt that they do not begin with: which of both is meant, nobody knows.
+    Raises BadValue for a prompt that they do not begin with: which of both is meant, nobody knows.
     """
     system = prompt[:1] if prompt and prompt[0]["role"] == "system" else ()
     texts = [m["content"].strip() for m in repeated]
     if any(m["content"].strip() not in texts for m in prompt[len(system) :]):
         name = next(n for p, n in cells.names.items() if p in ("prompt", "instruction", "messages"))
-        raise BadRow(f'has answers that begin with another chat than "{name}"', says_all=True)
+        raise BadValue(f'has answers that begin with another chat than "{name}"', says_all=True)
     if not repeated or repeated[0]["role"] not in ("system", "developer"):
         return (*system, *repeated)
     if system and system[0]["content"].strip() != texts[0]:
         name = cells.names["system"]
-        raise BadRow(f'has a "{name}" beside answers that begin with another system text',
+        raise BadValue(f'has a "{name}" beside answers that begin with another system text',
                      says_all=True)  # fmt: skip
     return repeated
 

@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pyggml.lora.data.messages import checked_text, kind_of, list_of
+from pyggml.chat.messages import BadValue, checked_text, kind_of, list_of
 from pyggml.lora.data.names import CHOICES, CONTEXT, KEY, KEY_AGAIN, LETTERS
 from pyggml.lora.data.records.shape import Cells, Shape
-from pyggml.lora.data.rows import BadRow, Place, QuestionRow, Row
+from pyggml.lora.data.rows import Place, QuestionRow, Row
 
 MOST_CHOICES = 100
 Choices = tuple[tuple[str, ...], tuple[str, ...]]  # the texts, and their labels, if they have any
@@ -41,7 +41,7 @@ def _of_columns(place: Place, cells: Cells) -> QuestionRow:
     texts = tuple(cells.text(letter) for letter in LETTERS if cells.has(letter))
     if not all(map(cells.has, LETTERS[: len(texts)])):
         missing = next(letter for letter in LETTERS if not cells.has(letter))
-        raise BadRow(f'is an object whose "{missing}" is empty, before one that is not')
+        raise BadValue(f'is an object whose "{missing}" is empty, before one that is not')
     return _question(place, cells, _checked_choices(texts, LETTERS[: len(texts)]))
 
 
@@ -56,7 +56,7 @@ def _question(place: Place, cells: Cells, choices: Choices) -> QuestionRow:
         readings = {how: i for how, i in readings.items() if i in again.values()}
         if not readings:
             names = f'"{cells.names["answer"]}" and "{cells.names["answer_index"]}"'
-            raise BadRow(f"is an object whose {names} are two choices")
+            raise BadValue(f"is an object whose {names} are two choices")
     kinds = (cells.get(name) for name in _KINDS)
     kind = next((kind.strip() for kind in kinds if isinstance(kind, str)), "")
     steps = cells.get("cot_content")
@@ -110,9 +110,9 @@ def _choices(value: Any) -> Choices:
 def _checked_choices(texts: Sequence[Any], labels: Sequence[Any]) -> Choices:
     choices = tuple(map(_text, texts))
     if not 2 <= len(choices) <= MOST_CHOICES:
-        raise BadRow(f"has {len(choices)} choices, wanted 2 to {MOST_CHOICES}")
+        raise BadValue(f"has {len(choices)} choices, wanted 2 to {MOST_CHOICES}")
     if labels and len(labels) != len(choices):
-        raise BadRow(f"has {len(choices)} texts and {len(labels)} labels")
+        raise BadValue(f"has {len(choices)} texts and {len(labels)} labels")
     return choices, tuple(map(_text, labels))
 
 
@@ -127,7 +127,7 @@ def _readings(value: Any, choices: tuple[str, ...], labels: tuple[str, ...]) -> 
     """
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if not is_number and not isinstance(value, str):
-        raise BadRow(f"is a {kind_of(value)}, wanted a choice, its number from 0, or its letter")
+        raise BadValue(f"is a {kind_of(value)}, wanted a choice, its number from 0, or its letter")
     word = str(value)
     if word in labels:
         return {"a label": labels.index(word)}
@@ -140,14 +140,14 @@ def _readings(value: Any, choices: tuple[str, ...], labels: tuple[str, ...]) -> 
     ways = {_NUMBER: numbers} if is_number else ways
     readings = {how: names.index(word) for how, names in ways.items() if word in names}
     if not readings:
-        raise BadRow(
+        raise BadValue(
             f"is {word[:40]!r}, wanted one of the {len(choices)} choices, its number from 0, or "
             "its letter"
         )
     return readings
 
 
-def settle(rows: Sequence[Row]) -> list[tuple[Row, BadRow | None]]:
+def settle(rows: Sequence[Row]) -> list[tuple[Row, BadValue | None]]:
     """Rows, of which questions have the answer that all rows of their file allow; and a fault where
     there are two.
 
@@ -160,13 +160,13 @@ def settle(rows: Sequence[Row]) -> list[tuple[Row, BadRow | None]]:
     ]
 
 
-def _settle_one(row: QuestionRow, certain: set[str]) -> tuple[Row, BadRow | None]:
+def _settle_one(row: QuestionRow, certain: set[str]) -> tuple[Row, BadValue | None]:
     readings = {how: i for how, i in row.readings.items() if how in certain} or row.readings
     if len({*readings.values()}) < 2:
         return replace(row, answer=next(iter(readings.values()), row.answer), readings={}), None
     ways = " or as ".join(f"{how}, {row.choices[i][:40]!r}" for how, i in readings.items())
     fault = f"has an answer that can be read as {ways}, and no other row says which: write letters"
-    return row, BadRow(fault, says_all=True)
+    return row, BadValue(fault, says_all=True)
 
 
 _ASKS = ("question", "prompt")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from pyggml.chat.messages import BadValue, kind_of
 from pyggml.errors import ConfigError
-from pyggml.lora.data.messages import kind_of
 from pyggml.lora.data.names import meaning_of
 from pyggml.lora.data.records.columns import suggestion
 from pyggml.lora.data.records.plan import Plan
@@ -17,7 +17,7 @@ from pyggml.lora.data.records.preferences import LABEL_SHAPES, PAIR_SHAPES
 from pyggml.lora.data.records.questions import QUESTION_SHAPES
 from pyggml.lora.data.records.shape import Shape
 from pyggml.lora.data.records.training import TRAINING_SHAPES
-from pyggml.lora.data.rows import BadRow, Place, Row
+from pyggml.lora.data.rows import Place, Row
 
 SHAPES: Mapping[str, tuple[Shape, ...]] = {
     "training": TRAINING_SHAPES,
@@ -90,11 +90,11 @@ class Schema:
     def row(self, place: Place, record: Any) -> Row:
         """The row of a record.
 
-        Raises BadRow for a record without the names or values wanted, and for one that says more
+        Raises BadValue for a record without the names or values wanted, and for one that says more
         than its row.
         """
         if not isinstance(record, dict):
-            raise BadRow(f"is a JSON {kind_of(record)}")
+            raise BadValue(f"is a JSON {kind_of(record)}")
         fields = self._rename(record)
         plan = _plan(self, tuple(fields))
         if plan is None:
@@ -104,7 +104,7 @@ class Schema:
             return plan.shape.make(place, cells)
         try:
             row = plan.shape.make(place, cells)
-        except BadRow:  # that an answer is no text is no help where it belongs to a question
+        except BadValue:  # that an answer is no text is no help where it belongs to a question
             plan.check_nothing_lost(fields, cells, None)
             raise
         plan.check_nothing_lost(fields, cells, row)
@@ -123,22 +123,22 @@ class Schema:
         read = {column for name, column in self.columns if name in cells.names.values()}
         return [name for name in record if name not in read]
 
-    def _missing(self, record: Mapping[str, Any], fields: Mapping[str, Any]) -> BadRow:
+    def _missing(self, record: Mapping[str, Any], fields: Mapping[str, Any]) -> BadValue:
         """What to say of a record without the names of a row."""
         for purpose in ("pairs", "labels", "question", "training"):
             shape = next((s for s in SHAPES[purpose] if s.fits(fields)), None)
             if shape is not None and purpose != self.purpose:
                 plan = Plan.of(shape, fields)
                 names = plan.decisive(plan.cells(fields))
-                return BadRow(f"has {names}, which {_LEARNED[purpose]}", says_all=True)
+                return BadValue(f"has {names}, which {_LEARNED[purpose]}", says_all=True)
         there = ", ".join(str(key)[:20] for key in list(record)[:5]) or "nothing"
         if holds := [name for name, value in record.items() if self._are_rows(value)]:
             fault = f'is an object with rows in its "{holds[0][:20]}" (it has {there})'
             way = f"wanted that list alone, as `jq .{holds[0][:20]} FILE` writes it"
-            return BadRow(f"{fault}, {way}", says_all=True)
+            return BadValue(f"{fault}, {way}", says_all=True)
         missing = _FIRST[self.purpose]
         missing = next((column for _, column in self.columns if column not in record), missing)
-        return BadRow(f'is an object without "{missing}" (it has {there}){self.suggest(record)}')
+        return BadValue(f'is an object without "{missing}" (it has {there}){self.suggest(record)}')
 
     def _are_rows(self, value: Any) -> bool:
         first = value[0] if isinstance(value, list) and value else None

@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyggml.lora.data.messages import checked_text
+from pyggml.chat.messages import BadValue, checked_text
 from pyggml.lora.data.names import Names
-from pyggml.lora.data.rows import BadRow, Place, Row
+from pyggml.lora.data.rows import Place, Row
 
 
 def is_empty(value: Any) -> bool:
@@ -42,11 +42,11 @@ class Cells:
         """What `read` makes of a value; its complaint says of what name."""
         try:
             return read(self.get(part))
-        except BadRow as bad:
-            raise BadRow(f'is an object whose "{self.names.get(part, part)}" {bad}') from None
+        except BadValue as bad:
+            raise BadValue(f'is an object whose "{self.names.get(part, part)}" {bad}') from None
 
     def text(self, part: str, may_be_empty: bool = False) -> str:
-        """A text. BadRow if it is none that a tokenizer can read."""
+        """A text. BadValue if it is none that a tokenizer can read."""
         text: str = self.read(part, lambda value: checked_text(value, may_be_empty))
         return text
 

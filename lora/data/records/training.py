@@ -11,7 +11,17 @@ prompt, completion [context, system, history, tools]   ChatRow where it is made 
 Each may have "weight", 0 to 1, or "train" or "loss", true or false.
 """
 
-from pyggml.lora.data.messages import flag_of, messages_of, not_learned, share_of, weight_of
+from pyggml.chat.messages import (
+    MARKS,
+    BadValue,
+    Messages,
+    Weights,
+    flag_of,
+    messages_of,
+    not_learned,
+    share_of,
+    weight_of,
+)
 from pyggml.lora.data.names import (
     ANSWER,
     CHAT,
@@ -19,7 +29,6 @@ from pyggml.lora.data.names import (
     GIVEN,
     HISTORY,
     INSTRUCTION,
-    MARKS,
     PROMPT,
     QUESTION,
     SYSTEM,
@@ -38,16 +47,7 @@ from pyggml.lora.data.records.asking import (
     tools,
 )
 from pyggml.lora.data.records.shape import Cells, Shape
-from pyggml.lora.data.rows import (
-    BadRow,
-    ChatRow,
-    CompletionRow,
-    Messages,
-    Place,
-    Row,
-    TextRow,
-    Weights,
-)
+from pyggml.lora.data.rows import ChatRow, CompletionRow, Place, Row, TextRow
 
 FLAGS = tuple((mark,) for mark in MARKS)
 OF_PROMPTS = (CONTEXT, SYSTEM, HISTORY, TOOLS)
@@ -56,7 +56,7 @@ OF_CHATS = (SYSTEM, TOOLS)
 
 
 def weight(cells: Cells) -> float:
-    """How much the row counts. BadRow for one of which nothing is to be learned."""
+    """How much the row counts. BadValue for one of which nothing is to be learned."""
     marks = [mark for mark in MARKS if cells.get(mark) is not None]
     if not marks:
         return 1.0
@@ -64,10 +64,10 @@ def weight(cells: Cells) -> float:
         cells.read(mark, share_of if mark == "weight" else flag_of)
     try:
         share = weight_of({mark: cells.get(mark) for mark in marks})
-    except BadRow as bad:
-        raise BadRow(f"is an object that {bad}", says_all=True) from None
+    except BadValue as bad:
+        raise BadValue(f"is an object that {bad}", says_all=True) from None
     if share == 0:
-        raise BadRow("has the weight 0, so nothing of it is learned: leave it out", says_all=True)
+        raise BadValue("has the weight 0, so nothing of it is learned: leave it out", says_all=True)
     assert share is not None, "there are marks"
     return share
 
@@ -121,7 +121,7 @@ def _chat(
     answers = [m for i, m in enumerate(messages) if i not in read_only]
     if not any(m["content"] or m.get("tool_calls") for m in answers):
         name = cells.names[part]
-        raise BadRow(f'is an object whose "{name}" has no answer of the assistant to learn')
+        raise BadValue(f'is an object whose "{name}" has no answer of the assistant to learn')
     return ChatRow(place, messages, tools(cells), read_only, weights, weight(cells))
 
 
