@@ -14,32 +14,46 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pyggml.look.gradients import loss_and_grads
-from pyggml.lora.adapter import (
-    Adapter,
-    Parameters,
-    TrainedTensors,
-    attach,
-    merge,
-    train_tensors,
-    unfreeze,
-)
-from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
-from pyggml.lora.data import Batch, Corpus, Dataset, Source, corpus, read_corpus
-from pyggml.lora.objectives import OBJECTIVES, Objective, Rewards
-from pyggml.lora.trainer.fit import Fit, fit
-from pyggml.lora.trainer.loop import Trainer
-from pyggml.lora.trainer.memory import RunMemory
-from pyggml.lora.trainer.reports import (
-    CheckpointReport,
-    History,
-    Report,
-    StepReport,
-    ValidationReport,
-)
-
 if TYPE_CHECKING:
+    from pyggml.look.gradients import loss_and_grads
+    from pyggml.lora.adapter import (
+        Adapter,
+        Parameters,
+        TrainedTensors,
+        attach,
+        merge,
+        train_tensors,
+        unfreeze,
+    )
+    from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
+    from pyggml.lora.data import Batch, Corpus, Dataset, Source, corpus, read_corpus
     from pyggml.lora.evaluate import Perplexity, perplexity
+    from pyggml.lora.objectives import OBJECTIVES, Objective, Rewards
+    from pyggml.lora.trainer.fit import Fit, fit
+    from pyggml.lora.trainer.loop import Trainer
+    from pyggml.lora.trainer.memory import RunMemory
+    from pyggml.lora.trainer.reports import (
+        CheckpointReport,
+        History,
+        Report,
+        StepReport,
+        ValidationReport,
+    )
+
+# Imported when first used: who chats or serves needs neither the trainer nor its data.
+_NAMES = {
+    "pyggml.look.gradients": "loss_and_grads",
+    "pyggml.lora.adapter": "Adapter Parameters TrainedTensors attach merge train_tensors unfreeze",
+    "pyggml.lora.config": "DataConfig LoraConfig TrainConfig",
+    "pyggml.lora.data": "Batch Corpus Dataset Source corpus read_corpus",
+    "pyggml.lora.evaluate": "Perplexity perplexity",
+    "pyggml.lora.objectives": "OBJECTIVES Objective Rewards",
+    "pyggml.lora.trainer.fit": "Fit fit",
+    "pyggml.lora.trainer.loop": "Trainer",
+    "pyggml.lora.trainer.memory": "RunMemory",
+    "pyggml.lora.trainer.reports": "CheckpointReport History Report StepReport ValidationReport",
+}
+_WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "OBJECTIVES",
@@ -77,8 +91,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Perplexity", "perplexity"):  # training needs no evaluation
-        return getattr(importlib.import_module("pyggml.lora.evaluate"), name)
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'pyggml.lora' has no attribute {name!r}")
 
 

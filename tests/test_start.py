@@ -2,9 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import tiny_models
+from extras import need
 
+ROOT = Path(__file__).parents[1]
 HEAVY = [
     "numba",
     "llvmlite",
@@ -106,3 +110,47 @@ def test_the_first_step_waits_for_nothing_that_it_does_not_use():
         "pyggml.backends.cuda",
         "pyggml.backends.webgpu",
     }
+
+
+TALK = """
+import io, sys
+from pyggml.cli import __main__ as cli
+sys.stdin = io.StringIO("the\\n")
+assert cli.main([{command!r}, "-m", {model!r}, "-n", "2", *{options!r}]) == 0
+"""
+
+
+@pytest.mark.parametrize(
+    "command, options",
+    [("chat", ["--chat-template", "chatml"]), ("generate", ["-p", "the "])],
+)
+def test_who_talks_with_a_model_loads_no_data_of_training(command, options, tmp_path):
+    model = tiny_models.write_llama(
+        tmp_path / "tiny.gguf",
+        len(tiny_models.TOKENS),
+        n_layer=1,
+        seed=5,
+        keys=tiny_models.VOCABULARY,
+    )
+    script = TALK.format(command=command, model=str(model), options=options)
+    modules = "print(*(m for m in sys.modules if m.startswith('pyggml.')), file=sys.stderr)"
+    run = subprocess.run(
+        [sys.executable, "-c", script + modules], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0 and run.stdout, run.stderr
+    loaded = run.stderr.split()
+    assert "pyggml.chat.template" in loaded
+    assert not [
+        name for name in loaded if name.startswith(("pyggml.lora.data", "pyggml.lora.trainer"))
+    ]
+
+
+def test_a_server_loads_no_data_of_training():
+    need("starlette")
+    script = "import sys; import pyggml.cli.commands.serve.startup; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = run.stdout.split()
+    assert "pyggml.chat.messages" in loaded
+    assert not [name for name in loaded if name.startswith("pyggml.lora")]

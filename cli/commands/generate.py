@@ -1,12 +1,14 @@
 """`pyggml generate`: a prompt, or chats → what follows, as it is made."""
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,10 +40,12 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
-from pyggml.cli.terminal.prompts import PromptRow, read_prompts
 from pyggml.cli.terminal.show import note, plural, say, say_progress, speed, unescape
 from pyggml.errors import ConfigError, DataError, TemplateError
 from pyggml.generation import Context, Finish, Piece, Sampling, complete
+
+if TYPE_CHECKING:
+    from pyggml.cli.terminal.prompts import PromptRow
 
 _OF_CHATS = ("chat_template", "chat_template_kwargs", "continue_last", "columns")
 
@@ -99,7 +103,7 @@ def command(
     _check(prompt, messages, given)
     how = sampling_of(given).with_seed()
     cache = Context(**given_settings(Context, {}, given))
-    rows = read_prompts(messages, given["columns"]) if messages else []
+    rows = _read(messages, given["columns"]) if messages else []
     opened = source.load()
     if messages:
         prompts, how = _prompts(opened, source, rows, given, how)
@@ -113,6 +117,12 @@ def command(
             say(_record(opened, each, pieces, how), as_is=True)
         else:
             _write(opened, each, pieces, how, n_ctx)
+
+
+def _read(messages: Sequence[Path], columns: Sequence[str] | None) -> list[PromptRow]:
+    from pyggml.cli.terminal.prompts import read_prompts  # which reads files as training does
+
+    return read_prompts(messages, columns)
 
 
 def _check(prompt: str | None, messages: Sequence[Path], given: Mapping[str, Any]) -> None:

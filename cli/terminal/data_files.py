@@ -17,7 +17,6 @@ from pyggml.cli.terminal.options import in_group, settings_options
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import note
 from pyggml.lora.config import EvalConfig
-from pyggml.lora.evaluate.rows import files_of
 
 
 def data_option(
@@ -44,6 +43,8 @@ def columns_option() -> GroupedOption:
 
 def data_files(data: Sequence[Path], columns: Sequence[str] | None = None) -> list[Path]:
     """The files of what was named; what of folders is left out is said. Errors are training's."""
+    from pyggml.lora.evaluate.rows import files_of  # a command that is given none need not load it
+
     files, left_out = files_of(data, columns)
     for path, reason in left_out:
         note(f"{path} is left out: it {reason}")

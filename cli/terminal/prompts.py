@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyggml.chat.messages import BadValue, Messages, checked_text, kind_of, messages_of, tools_of
+from pyggml.chat.messages import (
+    BadValue,
+    Messages,
+    checked_text,
+    is_message,
+    kind_of,
+    messages_of,
+    tools_of,
+)
 from pyggml.cli.terminal.data_files import data_files
 from pyggml.errors import DataError
 from pyggml.lora.data.files import format_of, records
@@ -75,7 +83,7 @@ def _of_file(path: Path, schema: Schema) -> list[PromptRow]:
     if kind == "text":
         raise DataError(f"{path}: is text, {_WANTED}")
     rows = [*records(path, kind, schema)]
-    if kind == "JSON" and rows and all(_is_message(value) for _, value in rows):
+    if kind == "JSON" and rows and all(is_message(value) for _, value in rows):
         rows = [(rows[0][0], {"messages": [value for _, value in rows]})]
     if not rows:
         raise DataError(f"{path}: has no rows; {_WANTED}")
@@ -83,10 +91,6 @@ def _of_file(path: Path, schema: Schema) -> list[PromptRow]:
         return [*_of_records(rows, schema)]
     except BadValue as bad:
         raise DataError(f"{path}: {bad}; {_WANTED}") from None
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and ("role" in value or "from" in value)
 
 
 def _of_records(rows: Sequence[tuple[Place, Any]], schema: Schema) -> Iterator[PromptRow]:

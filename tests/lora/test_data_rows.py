@@ -5,10 +5,10 @@ import json
 import pytest
 from extras import need
 
+from pyggml.chat.messages import BadValue
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import (
-    BadValue,
     ChatRow,
     CompletionRow,
     LabelledRow,

@@ -1,8 +1,11 @@
 """The options of `pyggml chat`."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,10 +37,12 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
-from pyggml.cli.terminal.prompts import PromptRow, read_prompts
 from pyggml.cli.terminal.show import is_quiet, say, unescape
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Context
+
+if TYPE_CHECKING:
+    from pyggml.cli.terminal.prompts import PromptRow
 
 _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left out
 
@@ -88,7 +93,7 @@ def command(
     """
     if continue_last and not messages:
         raise ConfigError("--continue-last: for a conversation, wanted --messages FILE beside it")
-    opening = read_prompts(messages, given["columns"])[-1:] if messages else []
+    opening = _read(messages, given["columns"]) if messages else []
     how = sampling_of(given)
     cache_type = Context(**given_settings(Context, {}, given)).cache_types
     opened = source.load()
@@ -104,6 +109,12 @@ def command(
         name = opened.file.get("general.name", source.path.name)
         say(f"{name}, as {template.origin} has it; /help lists commands, {END_KEYS} ends")
     return Console(chat, interactive).run(continue_last)
+
+
+def _read(messages: Sequence[Path], columns: Sequence[str] | None) -> list[PromptRow]:
+    from pyggml.cli.terminal.prompts import read_prompts  # which reads files as training does
+
+    return read_prompts(messages, columns)[-1:]
 
 
 def _load(chat: Conversation, opening: PromptRow) -> None:
