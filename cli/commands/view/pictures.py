@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from threading import Lock
 from typing import Any
 
-from pyggml.alloc import Plan, plan
+from pyggml.alloc import Plan
 from pyggml.alloc.lifetime import FOREVER
 from pyggml.alloc.usage import bytes_at, moment
 from pyggml.cli.commands.inspect.training import Settings, plan_pass
@@ -22,6 +22,7 @@ from pyggml.look.draw import picture as drawn
 from pyggml.lora import DataConfig
 from pyggml.model import Model
 from pyggml.models import Inputs, build
+from pyggml.runtime import schedule
 
 _MOST_PICTURES = 4  # passes whose pictures stay
 _MOST_HITS = 100
@@ -80,7 +81,7 @@ class Pictures:
 def _build(model: Model, asked: Pass) -> Picture:
     if asked.kind == "logits":
         out = build(model.parts, Inputs.empty(asked.ctx), model.adapters)
-        logits_plan = plan(Graph.of(out), model.backend)
+        (logits_plan,) = schedule(Graph.of(out), model.devices).plans.values()
         return Picture(asked, logits_plan, sections(logits_plan.graph), frozenset(), 0)
     names = tuple(m.strip() for m in asked.modules.split(",") if m.strip())
     checkpointing = asked.keep == "layers"

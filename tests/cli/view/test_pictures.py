@@ -7,8 +7,13 @@ from extras import reason
 
 import pyggml
 from pyggml.alloc.usage import bytes_at, moment, peak
+from pyggml.cli.commands.view.pictures import Pictures
+from pyggml.cli.commands.view.queries import Pass
+from pyggml.graph import Graph
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.trainer.passes import Passes
+from pyggml.models import Inputs, build
+from pyggml.requantize import requantize
 
 pytest.importorskip("igraph", reason=reason("igraph"))
 PASS = {"ctx": 16, "batch": 2, "rank": 3, "modules": "attn_q,ffn_down"}
@@ -36,6 +41,17 @@ def test_a_training_graph(ask, plan_facts):
 def test_the_graph_of_logits_has_no_backward_nodes(ask):
     found = ask("graph", kind="logits", ctx=8)
     assert not any(s["backward"] for s in found["sections"])
+
+
+def test_logits_are_planned_as_a_run_plans_them(tiny, tmp_path):
+    """With what a device puts for some nodes: here products that add LoRA's part are one."""
+    requantize(tiny, tmp_path / "packed.gguf", "Q8_0")
+    model = attach(pyggml.load(tmp_path / "packed.gguf"), LoraConfig(rank=3)).model
+    out = build(model.parts, Inputs.empty(40), model.adapters)
+    (wanted,) = model.program(out).schedule.plans.values()
+    found = Pictures(model).of(Pass(kind="logits", ctx=40)).plan
+    assert bytes_at(found) == bytes_at(wanted)
+    assert len(found.graph.nodes) < len(Graph.of(out).nodes), "or nothing is shown"
 
 
 def test_a_section_s_nodes_are_drawn_and_told(ask, plan_facts):
