@@ -25,7 +25,7 @@ from pyggml.backends.cuda.code.fours import (
 )
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits
-from pyggml.backends.cuda.ops.arithmetic import row_sums
+from pyggml.backends.cuda.ops.reduce import row_sums
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element

@@ -1,4 +1,5 @@
-"""Rotary positions: the table of cosines and sines, and pairs turned by it."""
+"""What is made of positions: the table of cosines and sines, pairs turned by it, the spans of
+windows, temperatures."""
 
 import math
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.code.formulas import ONE
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.ops.layout import conversion
 from pyggml.backends.cuda.runtime.driver import cuda
@@ -81,6 +83,47 @@ def _bind_turn(sign: float) -> Callable[[Site], Call]:
     return bind
 
 
+# -- spans of windows, temperatures --------------------------------------------------------------
+
+
+@kernel
+def _window_span(out, span, window):
+    for t in range(cuda.grid(1), out.size // 2, cuda.gridsize(1)):
+        out[2 * t] = max(span[2 * t], span[2 * t + 1] - window)
+        out[2 * t + 1] = span[2 * t + 1]
+
+
+def _bind_span(site: Site) -> Call:
+    window = np.int32(min(site.node.params["window"], 2**31 - 1))
+    return per_element(_window_span, site.out.size // 2, site.stream, site.out, *site.src, window)
+
+
+@kernel
+def _chunk_span(out, span, positions, size):
+    for t in range(cuda.grid(1), out.size // 2, cuda.gridsize(1)):
+        out[2 * t] = max(span[2 * t], span[2 * t + 1] - 1 - positions[t] % size)
+        out[2 * t + 1] = span[2 * t + 1]
+
+
+def _bind_chunk(site: Site) -> Call:
+    size = np.int32(min(site.node.params["size"], 2**31 - 1))
+    return per_element(_chunk_span, site.out.size // 2, site.stream, site.out, *site.src, size)
+
+
+@kernel
+def _log_temperature(out, positions, strength, every, first):
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        out[i] = ONE + strength * math.log(ONE + np.float32((positions[i] + first) // every))
+
+
+def _bind_temperature(site: Site) -> Call:
+    arguments = (site.out, *site.src, *site.scalars)
+    return per_element(_log_temperature, site.out.size, site.stream, *arguments)
+
+
 declare("rope_table", Kernel(_bind_table))
 declare("rope_apply", Kernel(_bind_turn(1)))
 declare("rope_apply_back", Kernel(_bind_turn(-1)))
+declare("window_span", Kernel(_bind_span))
+declare("chunk_span", Kernel(_bind_chunk))
+declare("log_temperature", Kernel(_bind_temperature))

@@ -1,0 +1,75 @@
+"""Random draws of training, the host's numbers: dropout and noise."""
+
+import numpy as np
+
+from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.code.jit import device, kernel
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import (
+    per_element,
+)
+from pyggml.backends.cuda.runtime.table import declare
+from pyggml.graph.call import Call
+from pyggml.ops.arithmetic.dropout import quarters
+
+_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_ROUNDS = 10
+_UNIT, _EIGHT = np.float32(2.0**-23), np.uint64(8)  # 24 random bits, which a float32 holds
+
+
+@device
+def _philox(column, row, stream, draw):
+    """Philox4x32-10: four random words, uint64 below 2^32, of a column in a quarter of a row."""
+    c0, c1, c2, c3 = np.uint64(column), np.uint64(row), stream, np.uint64(draw[2]) & _LOW
+    k0, k1 = np.uint64(draw[0]) & _LOW, np.uint64(draw[1]) & _LOW
+    for _ in range(_ROUNDS):
+        a, b = c0 * _M0, c2 * _M1
+        c0, c1, c2, c3 = (b >> _SHIFT) ^ c1 ^ k0, b & _LOW, (a >> _SHIFT) ^ c3 ^ k1, a & _LOW
+        k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
+    return c0, c1, c2, c3
+
+
+@kernel
+def _dropout(out, x, draw, stream, least, grown, n, quarter):
+    """A thread draws the words of one column of all four quarters of a row."""
+    for i in range(cuda.grid(1), out.size // n * quarter, cuda.gridsize(1)):
+        row, column = i // quarter, i % quarter
+        words = _philox(column, row, stream, draw)
+        for w in range(4):
+            j = w * quarter + column
+            if j < n:
+                at = row * n + j
+                out[at] = x[at] * grown if words[w] >= least else ZERO
+
+
+@kernel
+def _noise(out, x, size, draw, stream, n, quarter):
+    for i in range(cuda.grid(1), out.size // n * quarter, cuda.gridsize(1)):
+        row, column = i // quarter, i % quarter
+        words = _philox(column, row, stream, draw)
+        for w in range(4):
+            j = w * quarter + column
+            if j < n:
+                u = np.float32(words[w] >> _EIGHT) * _UNIT - ONE
+                out[row * n + j] = x[row * n + j] + size[row] * u
+
+
+def _bind_dropout(site: Site) -> Call:
+    p, stream = site.node.params["p"], np.uint64(site.node.params["stream"])
+    least = np.uint64(round(p * (1 << 32)))  # the least word whose element is kept
+    n, quarter, jobs = quarters(site.node)
+    arguments = (site.out, *site.src, stream, least, np.float32(1 / (1 - p)), n, quarter)
+    return per_element(_dropout, jobs, site.stream, *arguments)
+
+
+def _bind_noise(site: Site) -> Call:
+    n, quarter, jobs = quarters(site.node)
+    stream = np.uint64(site.node.params["stream"])
+    return per_element(_noise, jobs, site.stream, site.out, *site.src, stream, n, quarter)
+
+
+declare("dropout", Kernel(_bind_dropout))
+declare("uniform_noise", Kernel(_bind_noise))
