@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +22,7 @@ from pyggml.cli.terminal.chat_templates import (
 )
 from pyggml.cli.terminal.data_files import columns_option, data_option
 from pyggml.cli.terminal.generation import (
+    Pace,
     continue_last_option,
     ctx_option,
     n_ctx_of,
@@ -40,7 +40,7 @@ from pyggml.cli.terminal.options import (
     model_options,
     settings_options,
 )
-from pyggml.cli.terminal.show import note, plural, say, say_progress, speed, unescape
+from pyggml.cli.terminal.show import note, plural, say, say_progress, unescape
 from pyggml.errors import ConfigError, DataError, TemplateError
 from pyggml.generation import Context, Finish, Piece, Sampling, complete
 
@@ -223,16 +223,16 @@ def _write(
     as_text = how.logprobs is None
     if prompt.shown:
         say(prompt.shown, end="" if as_text else "\n")
-    began, n = perf_counter(), 0
+    pace = Pace(model)
     for piece in pieces:
-        n += 1
+        pace.count()
         say_piece(piece, how, model.tokenizer)
     if as_text:
         say("")
     if piece.finish is Finish.CONTEXT:
         note(f"the context of {n_ctx} tokens is full")
     if sys.stderr.isatty():
-        say_progress(f"({n} tokens, {speed(n, perf_counter() - began)}, --seed {how.seed})")
+        say_progress(f"({pace.n} tokens, {pace}, --seed {how.seed})")
 
 
 def _record(model: Model, prompt: _Prompt, pieces: Iterator[Piece], how: Sampling) -> str:

@@ -7,12 +7,14 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from pyggml.cli.terminal.notebook import notebook, show_in_cell
-from pyggml.cli.terminal.show import is_quiet, progress_lines, row, say, say_progress, span
+from pyggml.cli.terminal.show import is_quiet, percent, progress_lines, row, say, say_progress, span
+from pyggml.look.limits import training_seconds
 from pyggml.lora import CheckpointReport, History, Report, StepReport, Trainer, ValidationReport
 from pyggml.lora.objectives import Tally
 
@@ -67,11 +69,20 @@ class Meter:
 
     The first step may compile, so its time does not count, unless it is so long that compiling
     hardly matters; on a device the second does not either (`n_first`).
+
+    least: the seconds that a token takes at least on this machine, asked for after the first step,
+    when its kernels are compiled; None where that is unknown
     """
 
-    def __init__(self, history: History | None = None, n_first: int = 1) -> None:
+    def __init__(
+        self,
+        history: History | None = None,
+        n_first: int = 1,
+        least: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self.history = history or History()
-        self._n_first = n_first
+        self._n_first, self._ask_least = n_first, least
+        self._least: float | None = None
         self.first: StepReport | None = None
         self.last: StepReport | None = None
         self._warned = False
@@ -79,8 +90,17 @@ class Meter:
         self._estimated = False
         self._recent: deque[StepReport] = deque(maxlen=_RECENT)
 
+    @classmethod
+    def of(cls, trainer: Trainer) -> Meter:
+        """That of a run; several processes share a machine in ways that no limit tells."""
+        alone = trainer.ranks.size == 1
+        least = partial(training_seconds, trainer.model) if alone else lambda: None
+        return cls(trainer.history, trainer.n_first, least)
+
     def add(self, report: Report) -> None:
         if isinstance(report, StepReport):
+            if self._n_first == 1:
+                self._least = self._ask_least()
             if self._n_first > 0:
                 self.first, self._began = report, perf_counter()
                 self._n_first -= 1
@@ -104,6 +124,15 @@ class Meter:
     def tokens_per_second(self) -> float:
         seconds = sum(s.seconds for s in self._recent)
         return sum(s.n_tokens for s in self._recent) / seconds if seconds else 0.0
+
+    @property
+    def share(self) -> str:
+        """How much of what this machine can do; empty if unknown, or if a step may compile."""
+        seconds = sum(s.seconds for s in self._recent)
+        if self._least is None or not seconds or self.last is self.first:
+            return ""
+        least = sum(s.n_computed for s in self._recent) * self._least
+        return f"{percent(least / seconds)} of this machine"
 
     @property
     def each(self) -> float | None:
@@ -190,7 +219,7 @@ class Lines:
 
     def _step(self, s: StepReport) -> None:
         self._last_line, m = perf_counter(), self._meter
-        left, right = f", {m.left}" if m.left else "", words(m.tally)
+        left, right = "".join(f", {x}" for x in (m.share, m.left) if x), words(m.tally)
         with progress_lines():
             say(
                 f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}{right}  lr {s.lr:.2e}"
@@ -267,6 +296,7 @@ class Bar:
             (4, f"|g| {m.last.grad_norm:.2g}"),
             (8, f"validation {held_out[-1].loss:.3f}" if held_out else ""),
             (9, f"{m.tokens_per_second:,.0f} tokens/s"),
+            (10, m.share),
             (1, m.left),
         ]
 
@@ -278,7 +308,7 @@ _CELL = 100  # columns of a notebook's cell
 @contextmanager
 def show_run(trainer: Trainer) -> Iterator[Callable[[Report], None]]:
     """A callback of `Trainer.run` that shows the run: what it does where no other is asked for."""
-    meter = Meter(trainer.history, trainer.n_first)
+    meter = Meter.of(trainer)
     with display(meter, trainer.n_steps, trainer.progress.step) as show:
 
         def report(event: Report) -> None:

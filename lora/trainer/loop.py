@@ -150,6 +150,7 @@ class Trainer(RunPlan):
             *(at.step + 1, self.n_steps, at.epoch, loss, lr, norm, n_tokens, seconds),
             tally=outcome.tally,
             experts=outcome.experts,
+            n_computed=train.n_computed(windows),
         )
 
     def _windows(self) -> np.ndarray:

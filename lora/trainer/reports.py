@@ -54,6 +54,7 @@ class StepReport(TallyReport):
     seconds: float
     tally: Tally | None = None  # what the objective counts
     experts: ExpertReport | None = None  # of a mixture
+    n_computed: int = 0  # tokens, those that are read alone and padding among them
 
     @property
     def tokens_per_second(self) -> float:

@@ -222,3 +222,24 @@ def test_lines_come_every_ten_seconds_and_at_both_ends(clock, capsys):
         lines(report)
     found = [int(n) for n in re.findall(r"step (\d+)/30", capsys.readouterr().out)]
     assert found == [1, 2, 7, 12, 17, 22, 27, 30]
+
+
+def test_a_run_s_share_of_the_machine_is_said_beside_its_speed(clock, capsys):
+    """From the second step on: tokens that are computed, not those that are learned alone."""
+    meter = Meter(least=lambda: 0.005)
+    show = Lines(meter)
+    for number in (1, 2, 3):
+        clock.append(20.0 * number)
+        report = replace(step(number, n_tokens=10), n_computed=200)
+        meter.add(report)
+        show(report)
+    first, second, *_ = [x for x in capsys.readouterr().out.splitlines() if x.startswith("step ")]
+    assert "of this machine" not in first
+    assert "  5 tokens/s, 50 % of this machine, " in second
+
+
+def test_without_a_limit_there_is_no_share(clock):
+    meter = Meter()
+    for number in (1, 2):
+        meter.add(replace(step(number), n_computed=200))
+    assert meter.share == ""

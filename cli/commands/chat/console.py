@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from types import FrameType
 
 import click
@@ -17,8 +16,8 @@ import click
 from pyggml.cli.commands.chat.conversation import Conversation, Round
 from pyggml.cli.commands.chat.lines import END_KEYS, read_messages
 from pyggml.cli.terminal.exit import FAILED
-from pyggml.cli.terminal.generation import say_piece
-from pyggml.cli.terminal.show import has_colours, plural, printable, say, speed
+from pyggml.cli.terminal.generation import Pace, say_piece
+from pyggml.cli.terminal.show import has_colours, plural, printable, say
 from pyggml.errors import PyggmlError
 from pyggml.generation import Finish, Piece
 
@@ -91,22 +90,22 @@ class Console:
 
     def _say(self, pieces: Callable[[Callable[[], bool]], Iterator[Piece]]) -> None:
         """Print the pieces of an answer as they are made, and how it ended."""
-        before, began, n, finish = self._chat.n_dropped, perf_counter(), 0, None
+        before, pace, finish = self._chat.n_dropped, Pace(self._chat.model), None
         with self._stop_on_interrupt() as is_stopped:
             for piece in pieces(is_stopped):
-                if n == 0:
+                if not pace.n:
                     self._say_dropped(self._chat.n_dropped - before)
                 say_piece(piece, self._chat.how, self._chat.tokenizer)
-                n, finish = n + 1, piece.finish
+                pace.count()
+                finish = piece.finish
         if self._chat.how.logprobs is None:
             say("")
         if finish in _ENDS:
             self._note(f"({_ENDS[finish]})")
         if self._interactive:
-            how_fast = speed(n, perf_counter() - began)
             context = f"{self._chat.n_read:,} of {self._chat.n_ctx:,} of the context"
             how_ended = "" if finish else "stopped; "
-            self._note(f"({how_ended}{plural(n, 'token')}, {how_fast}; {context})")
+            self._note(f"({how_ended}{plural(pace.n, 'token')}, {pace}; {context})")
 
     def _say_dropped(self, n: int) -> None:
         if n:

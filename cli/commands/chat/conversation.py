@@ -59,7 +59,7 @@ class Conversation:
         self.rounds: list[Round] = []
         self.n_dropped, self.n_ctx = 0, n_ctx
         self.system: str | None = None
-        self.tokenizer, self._n_tokens = model.tokenizer, n_tokens
+        self.model, self.tokenizer, self._n_tokens = model, model.tokenizer, n_tokens
         self._encoder = ChatEncoder(template, model.tokenizer)
         self._encoder.prompt([_message("user", "a")])
         self.set_system(system)

@@ -298,7 +298,7 @@ def _train(
     watchers: Sequence[Callback],
 ) -> bool:
     """Train and write the result; returns whether training reached its end."""
-    start, meter = trainer.progress.step, Meter(trainer.history, trainer.n_first)
+    start, meter = trainer.progress.step, Meter.of(trainer)
     metadata = trainer.parameters.metadata
     with stop_on_signals(trainer.stop):
         with (

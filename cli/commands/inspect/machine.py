@@ -15,6 +15,7 @@ from pyggml.jit.isa import CHOSEN, ENVIRONMENT, ISA, ISAS, cpu_name, why_not
 from pyggml.kernels.attention import Problem as Attention
 from pyggml.kernels.attention import backward_path, forward_path
 from pyggml.kernels.gemm import FASTEST, FLOATS, Form, Problem, path_of
+from pyggml.look.limits import multiply_limit, read_limit
 from pyggml.quants import QUANTS
 from pyggml.runtime.choice import KINDS
 
@@ -33,6 +34,7 @@ def say_machine() -> None:
     for isa in [] if _forced_note() else _better():
         row("", f"not {isa.name}: {why_not(isa)}")
     row("compute", f"auto is {FASTEST}; weights that are no whole numbers: {FLOATS}")
+    _say_limits()
     _say_cache()
     _say_devices()
     say()
@@ -56,6 +58,13 @@ def _better() -> list[ISA]:
     """The instruction sets that stand before the chosen one."""
     names = list(ISAS)
     return [ISAS[name] for name in names[: names.index(CHOSEN.name)]]
+
+
+def _say_limits() -> None:
+    """Measured now; of this and what was kept the better."""
+    products = multiply_limit(dtype("Q8_0"), FASTEST, anew=True)
+    row("limits", f"{products / 1e9:,.0f} G operations/s in products of Q8_0, "
+                  f"{size(round(read_limit(anew=True)))}/s from memory")  # fmt: skip
 
 
 def _say_cache() -> None:

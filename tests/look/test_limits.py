@@ -1,0 +1,129 @@
+"""Limits of a machine: kept once measured, whatever the file has; what a token takes of them."""
+
+import json
+
+import pytest
+import tiny_models
+
+import pyggml
+from pyggml.graph.dtypes import F32, dtype
+from pyggml.look import limits
+from pyggml.look.limits import generation_seconds, multiply_limit, read_limit, training_seconds
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where limits are kept, with nothing kept or asked for."""
+    monkeypatch.setattr(limits, "CACHE", str(tmp_path))
+    monkeypatch.setattr(limits, "_LIMITS", {})
+    monkeypatch.setattr(limits, "_SECONDS", 0.01)
+    return tmp_path
+
+
+@pytest.fixture
+def rates(folder, monkeypatch):
+    """Rates that are measured, one after the other."""
+    coming = []
+    monkeypatch.setattr(limits, "_measure_products", lambda *_: coming.pop(0))
+    monkeypatch.setattr(limits, "_measure_reads", lambda: coming.pop(0))
+    return coming
+
+
+def forget(monkeypatch):
+    monkeypatch.setattr(limits, "_LIMITS", {})
+
+
+def test_real_measurements_are_rates(folder):
+    assert multiply_limit(F32, "f32") > 1e7
+    assert read_limit() > 1e7
+    assert len(json.loads((folder / limits.FILE).read_bytes())) == 2
+
+
+def test_a_limit_is_measured_once_a_machine(rates, monkeypatch):
+    rates += [5.0, 7.0]
+    assert [read_limit(), read_limit()] == [5.0, 5.0]
+    forget(monkeypatch)
+    assert read_limit() == 5.0, "of the file"
+    assert multiply_limit(dtype("Q4_K"), "int8") == multiply_limit(dtype("Q6_K"), "int8") == 7.0
+
+
+def test_of_measurements_the_better_is_kept(rates, monkeypatch):
+    """A busy machine made the lower one."""
+    rates += [5.0, 9.0, 6.0]
+    assert [read_limit(), read_limit(anew=True), read_limit(anew=True)] == [5.0, 9.0, 9.0]
+    forget(monkeypatch)
+    assert read_limit() == 9.0
+
+
+def test_threads_and_compute_types_have_limits_of_their_own(rates, monkeypatch):
+    rates += [1.0, 2.0, 3.0]
+    assert multiply_limit(F32, "f32") == 1.0
+    assert multiply_limit(F32, "int8") == 2.0
+    monkeypatch.setattr(limits.threads, "get", lambda: 3)
+    assert multiply_limit(F32, "f32") == 3.0
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"[1]", b"{", b'{"read": "x"}', b"[" * 9000, b"\xff", b" " * (1 << 17)]
+)
+def test_a_file_that_is_none_of_ours_is_measured_anew(raw, rates, folder):
+    (folder / limits.FILE).write_bytes(raw)
+    rates += [4.0]
+    assert read_limit() == 4.0
+    assert 4.0 in json.loads((folder / limits.FILE).read_bytes()).values()
+
+
+@pytest.mark.parametrize("value", ["-1.0", "0.0", "NaN", "Infinity", "true", '"9"'])
+def test_a_number_that_is_no_rate_is_measured_anew(value, rates, folder, monkeypatch):
+    rates += [4.0, 6.0]
+    read_limit()
+    (name,) = json.loads((folder / limits.FILE).read_bytes())
+    (folder / limits.FILE).write_text(f'{{"{name}": {value}}}')
+    forget(monkeypatch)
+    assert read_limit() == 6.0
+
+
+def test_without_a_folder_a_process_measures_once(rates, monkeypatch):
+    monkeypatch.setattr(limits, "CACHE", None)
+    rates += [4.0]
+    assert [read_limit(), read_limit()] == [4.0, 4.0]
+
+
+def matrices(model, tied=False, part=1.0):
+    """Weights and bytes of the matrices of a token, by the names that files give them."""
+    weights = model.parts.weights
+    names = [n for n, w in weights.items() if len(w.shape) > 1]
+    used = {n: part if "_exps" in n else 1.0 for n in names if tied or n != "token_embd.weight"}
+    return (
+        sum(p * weights[n].n_elements for n, p in used.items()),
+        sum(p * weights[n].n_bytes for n, p in used.items()),
+    )
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_token_takes_its_matrices_once(tied, rates, tmp_path):
+    rates += [1e9, 2e9]
+    path = tiny_models.write_llama(tmp_path / "m.gguf", 40, n_layer=2, seed=1, tied=tied)
+    model = pyggml.load(path)
+    n_weights, n = matrices(model, tied)
+    assert training_seconds(model) == pytest.approx(4 * n_weights / 1e9)
+    assert generation_seconds(model) == pytest.approx(n / 2e9)
+
+
+def test_of_experts_those_count_that_a_token_has(rates, tmp_path):
+    rates += [1e9]
+    model = pyggml.load(
+        tiny_models.write(tmp_path / "m.gguf", "qwen3moe", numbers=tiny_models.scaled)
+    )
+    model.tied = False
+    every, used = (model.file.get(f"qwen3moe.expert_{x}count") for x in ("", "used_"))
+    assert used < every
+    n_weights, _ = matrices(model, part=used / every)
+    assert training_seconds(model) == pytest.approx(4 * n_weights / 1e9)
+
+
+def test_of_a_model_on_a_device_nothing_is_known(monkeypatch, tmp_path):
+    path = tiny_models.write_llama(tmp_path / "m.gguf", 40, n_layer=1, seed=1)
+    model = pyggml.load(path)
+    monkeypatch.setattr(type(model.devices), "have_copies", True)
+    assert training_seconds(model) is generation_seconds(model) is None
