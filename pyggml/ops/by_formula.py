@@ -30,11 +30,11 @@ from pyggml.graph.tensor import Tensor
 from pyggml.kernels.formulas import by_formula
 from pyggml.kernels.kernel import cpu_kernel
 from pyggml.ops.expect import expect, expect_type
+from pyggml.ops.second_order import second_order_rule
 
 Samples = Callable[[np.random.Generator], Iterator[Sample]]
 MOST_READ = 90  # characters of a gradient's formula that are shown
 _FLAT = NoGrad("the function is constant between its jumps")
-_SECOND_ORDER = NoGrad("second derivatives are out of scope")
 
 
 def formula_op(
@@ -54,7 +54,7 @@ def formula_op(
     """
     whole = formula(function)
     declare = partial(_declare, refuses=refuses, check=check)
-    rule = grad or _gradient_rule(whole, samples, partial(declare, ggml=back, grad=_SECOND_ORDER))
+    rule = grad or _gradient_rule(whole, samples, partial(declare, ggml=back))
     return declare(whole, samples, ggml=ggml, grad=rule)
 
 
@@ -62,10 +62,12 @@ def _declare(
     of: Formula,
     samples: Samples,
     ggml: GGMLOp | GGMLUnaryOp | GGMLGLUOp,
-    grad: GradRule | NoGrad,
     refuses: Refused,
     check: Callable[..., None],
+    grad: GradRule | NoGrad | None = None,
 ) -> Op:
+    """grad: None for the gradient of another op, whose rule follows from its formula."""
+
     def spec(first: Tensor, *others: Tensor, **values: float) -> Spec:
         expect_type(of.name, of.sources[0], first)
         for name, t in zip(of.sources[1:], others, strict=True):
@@ -78,12 +80,12 @@ def _declare(
         ggml=ggml,
         spec=spec,
         ref=of,
-        grad=grad,
+        grad=second_order_rule(of) if grad is None else grad,
         samples=samples,
         refuses=refuses,
         memory=Memory.INPLACE,
         formula=of,
-        halves=grad is not _SECOND_ORDER,
+        halves=grad is not None,
     )
     cpu_kernel(new, by_formula(of))
     return new

@@ -109,8 +109,7 @@ def test_second_derivatives_are_those_of_a_quadratic_form(model):
     """z = W x is linear in x: d²(Σ z²)/dx² = 2 WᵀW, here of the last token, summed over a row."""
 
     def squares(t):
-        z = t["logits"][-1]
-        return (z * z).sum()
+        return (t["logits"][-1] ** 2).sum()
 
     found = model.grad(lambda t: t.grad(squares, "output_norm").sum(), IDS, "output_norm")
     name = "output.weight" if "output.weight" in model.parts.weights else "token_embd.weight"
@@ -120,6 +119,28 @@ def test_second_derivatives_are_those_of_a_quadratic_form(model):
     assert not found["output_norm"][:-1].any()
     with pytest.raises(NoGradientError, match=r"rms_norm\w*back.* has no gradient \(second deriv"):
         model.grad(lambda t: t.grad(squares, "blk.1.out").sum(), IDS, "blk.0.out")
+
+
+def test_a_second_derivative_through_neurons_is_the_slope_of_the_first(model):
+    """Through the units of a feed-forward part, whose gate is curved."""
+
+    def energy(t):
+        return (t["blk.1.ffn_down"][-1] ** 2).sum().log()
+
+    def along(t):
+        return (t.grad(energy, "blk.1.ffn_gate") * weights).sum()
+
+    weights = np.random.default_rng(2).standard_normal((12, 512)).astype(np.float32)
+    found = model.grad(along, IDS, "blk.1.ffn_gate")
+    x, h = found.at["blk.1.ffn_gate"], 1e-2
+    v, ends = np.random.default_rng(3).standard_normal(x.shape).astype(np.float32), []
+    for step in (h, -h):
+        with model.trace(add={"blk.1.ffn_gate": step * v}):
+            g = model.grad(energy, IDS, "blk.1.ffn_gate")["blk.1.ffn_gate"]
+            ends.append(float((g * weights).sum()))
+    slope = (ends[0] - ends[1]) / (2 * h)
+    wanted = float((found["blk.1.ffn_gate"] * v).sum())
+    assert slope == pytest.approx(wanted, rel=0.02) and abs(slope) > 1e-3
 
 
 def test_traces_change_what_is_differentiated_and_read_it(model):
