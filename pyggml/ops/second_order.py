@@ -55,13 +55,21 @@ def _node(e: Expression, sources: Mapping[str, Tensor]) -> _Operand:
 
 
 def _sum(a: _Operand, b: _Operand) -> Tensor:
-    a, b = (b, a) if isinstance(a, float) else (a, b)
-    return OPS["scale"](a, s=1.0, b=b) if isinstance(b, float) else OPS["add"](a, b)
+    x, y = _tensor_first(a, b)
+    return OPS["scale"](x, s=1.0, b=y) if isinstance(y, float) else OPS["add"](x, y)
 
 
 def _product(a: _Operand, b: _Operand) -> Tensor:
-    a, b = (b, a) if isinstance(a, float) else (a, b)
-    return OPS["scale"](a, s=b, b=0.0) if isinstance(b, float) else OPS["mul"](a, b)
+    x, y = _tensor_first(a, b)
+    return OPS["scale"](x, s=y, b=0.0) if isinstance(y, float) else OPS["mul"](x, y)
+
+
+def _tensor_first(a: _Operand, b: _Operand) -> tuple[Tensor, _Operand]:
+    """What is added or multiplied, of which one at least is no number."""
+    if isinstance(a, Tensor):
+        return a, b
+    assert isinstance(b, Tensor)
+    return b, a
 
 
 def _quotient(a: _Operand, b: Tensor) -> Tensor:
