@@ -110,6 +110,12 @@ model_option = click.option(
 lora_option = click.option(
     "--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; of several the updates add up"
 )
+control_option = click.option(
+    "--control-vector",
+    **{**ADAPTERS, "metavar": "FILE[:SCALE]"},
+    **in_group("model", common=False),
+    help="control vector, as llama.cpp's, to add after blocks; several add up",
+)
 threads_option = click.option(
     "--threads",
     type=click.IntRange(min=0),
@@ -141,25 +147,33 @@ def compute_options(function: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model file, the adapters on top of it, and what computes; threads 0: all."""
+    """A model file, the adapters on top of it, what computes, and the control vectors that are
+    added, files with their scales; threads 0: all."""
 
     path: Path
     adapters: tuple[Adapter, ...] = ()
     threads: int = 0
     compute: str = "auto"
     device: str = "cpu"
+    controls: tuple[Adapter, ...] = ()
 
     def load(self) -> Model:
-        """Raises PyggmlError as `pyggml.load` does."""
+        """The model, with the control vectors until the command ends. Raises PyggmlError as
+        `pyggml.load` does, and for vectors that are none of this model's."""
         from pyggml import load, threads  # which import Numba: not for a help text
 
         model = load(self.path, [*self.adapters] or None, self.compute, device=self.device)
         threads.set(self.threads)
+        for path, scale in self.controls:
+            from pyggml.look.control import ControlVector
+
+            addends = ControlVector.read(path).addends(model, scale)
+            click.get_current_context().with_resource(model.trace(add=addends))
         return model
 
 
-def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--model, --lora, --threads, --compute and --device; the command gets them as `source`."""
+def _with_source(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command that gets what tells of a model as one argument, `source`."""
 
     @wraps(function)
     def command(
@@ -169,11 +183,23 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
         threads: int,
         compute: str,
         device: str,
+        control_vector: tuple[Adapter, ...] | None = None,
         **given: Any,
     ) -> Any:
-        return function(source=ModelSource(model, lora or (), threads, compute, device), **given)
+        how = threads, compute, device, control_vector or ()
+        return function(source=ModelSource(model, lora or (), *how), **given)
 
-    return model_option(lora_option(compute_options(command)))
+    return command
+
+
+def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--model, --lora, --threads, --compute and --device; the command gets them as `source`."""
+    return model_option(lora_option(compute_options(_with_source(function))))
+
+
+def writing_model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same with --control-vector, of a command that writes text."""
+    return model_option(lora_option(control_option(compute_options(_with_source(function)))))
 
 
 class Names(click.ParamType):

@@ -13,6 +13,7 @@ from pyggml.cli.terminal.generation import sampling_of
 from pyggml.cli.terminal.show import count, plural, printable, size, span
 from pyggml.generation import Sampling
 from pyggml.generation import generate as tokens_of
+from pyggml.look.control import ControlVector
 from pyggml.lora import LoraConfig, attach, merge, perplexity
 from pyggml.lora.data import Document, Documents, pack
 from pyggml.quants import dequantize
@@ -43,6 +44,24 @@ def test_generate_prints_the_prompt_and_what_the_library_makes_of_it(pyggml, tin
     assert (ended.code, ended.out, ended.err) == (0, wanted + "\n", "")
     plain = pyggml("generate", "-m", tiny, "-p", "the ", *arguments)
     assert plain.out.startswith("the ") and plain.out != ended.out
+
+
+def test_generate_adds_control_vectors_by_their_scales(pyggml, tiny, tmp_path):
+    model, path = library.load(tiny), tmp_path / "v.gguf"
+    rng = np.random.default_rng(0)
+    blocks = range(1, model.config.n_layer)
+    directions = {i: rng.standard_normal(model.config.n_embd, np.float32) for i in blocks}
+    ControlVector(directions, "x").save(path)
+    prompt, how = model.tokenizer.encode("the "), Sampling(temperature=0)
+    with model.trace(add=ControlVector(directions).addends(model, 2.5)):
+        made = model.tokenizer.decode([*tokens_of(model, prompt, 20, how)])
+    arguments = ("generate", "-m", tiny, "-p", "the ", "-n", 20, "--temp", 0)
+    halves = ("--control-vector", f"{path}:2", "--control-vector", f"{path}:0.5")
+    for given in (("--control-vector", f"{path}:2.5"), halves):
+        assert pyggml(*arguments, *given).out == printable("the " + made) + "\n"
+    assert pyggml(*arguments).out != printable("the " + made) + "\n"
+    ended = pyggml(*arguments, "--control-vector", tiny)
+    assert ended.code == 2 and "wanted 'controlvector'" in ended.err
 
 
 def test_generate_writes_each_token_when_it_is_there(pyggml, tiny, monkeypatch):
