@@ -81,8 +81,11 @@ def test_a_pass_changes_no_tensor_and_leaves_an_order_that_can_run(graph, kept_a
     kept = rematerialise(rounded, keep)
     for found in (graph, rounded, kept):
         assert_in_order(found)
-        assert found.notes == graph.notes
         assert found["loss"] is graph["loss"]
+        now, then = found.notes, graph.notes
+        assert (now.boundaries, now.large) == (then.boundaries, then.large)
+        for pairs, earlier in ((now.backward, then.backward), (now.sums, then.sums)):
+            assert [*pairs.values()] == [*earlier.values()] and {*pairs} <= {*found.nodes}
     for now, then in ((anatomy(graph), before), (anatomy(rounded), between)):
         assert all(a is b for one, other in zip(now, then, strict=True)
                    for a, b in zip(one[:-1], other[:-1], strict=True))  # fmt: skip
@@ -177,7 +180,7 @@ def backward_names(graph):
     return [t.name for t in graph.nodes[end:] if t.name and "d(" not in t.name]
 
 
-def test_cheap_nodes_are_made_again_right_before_they_are_read():
+def test_cheap_nodes_are_made_again_right_earlierthey_are_read():
     graph, _ = chain()
     kept = rematerialise(graph, Keep.COSTLY)
     assert backward_names(kept) == ["unit 1", "norm 1", "unit 0", "norm 0"]
