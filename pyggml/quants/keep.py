@@ -20,7 +20,7 @@ from pyggml.errors import QuantError
 from pyggml.jit import exact
 from pyggml.quants.bits import nearest_int
 from pyggml.quants.packers.fits import nearest_level
-from pyggml.quants.packers.levels import LEVELS, Levels
+from pyggml.quants.packers.levels import Levels, levels_of
 from pyggml.quants.registry import quant
 from pyggml.quants.unpack import UNPACK
 from pyggml.quants.whole import quantize, share_blocks
@@ -116,7 +116,7 @@ def _nearest(q, offset, step, w, grid):
 
 def has_levels(name: str) -> bool:
     """Whether `quantize_update` keeps more of an update in this type than `quantize` does."""
-    return name in LEVELS
+    return levels_of(name) is not None
 
 
 def quantize_update(
@@ -136,7 +136,7 @@ def quantize_update(
     if values.shape != before.shape:
         raise QuantError(f"values of shape {values.shape}, but {before.shape} before")
     out = quantize(values, name, importance)
-    q, levels = quant(name), LEVELS.get(quant(name).dtype.name)
+    q, levels = quant(name), levels_of(name)
     if levels is None or not values.size:
         return out
     n, block = values.shape[-1], q.dtype.block
@@ -170,7 +170,7 @@ def _keep_piece(
     grid, changed = (levels.values, levels.is_even), u.reshape(-1, block).any(axis=1)
     if old is not None:
         new[:] = _nearer(name, levels, new, old, w.reshape(-1, block), c.reshape(-1, block))
-    offset, step = (a.reshape(w.shape) for a in levels.grid(name, new, block))
+    offset, step = (a.reshape(w.shape) for a in levels.grid(new))
     q = np.zeros(w.shape, np.uint8)
     _keep_rows(q, offset, step, w, u, c, grid)
     if changed.any():
@@ -191,7 +191,7 @@ def _nearer(
 ) -> np.ndarray:
     """Of each block the newly fitted one, or the old one with its levels nearest to w: the one that
     comes nearer to it."""
-    offset, step = levels.grid(name, old, w.shape[1])
+    offset, step = levels.grid(old)
     q = np.zeros(w.shape, np.uint8)
     _nearest(q, offset, step, w, (levels.values, levels.is_even))
     again = old.copy()

@@ -28,7 +28,6 @@ from pyggml.quants.packers.grid_signed import (
     pack_iq3_xxs,
 )
 from pyggml.quants.packers.grid_ternary import pack_iq1_m, pack_iq1_s
-from pyggml.quants.packers.levels import put_fifths, put_nibbles
 from pyggml.quants.types.iq4 import pack_iq4
 from pyggml.quants.types.kquants_min import pack_q2_k, pack_q4_k, pack_q5_k
 from pyggml.quants.types.kquants_sym import pack_q3_k, pack_q6_k
@@ -62,9 +61,9 @@ def _pack_32(dst, src, importance, means, *, choose, most, at):
     q = np.empty((len(src), 32), np.uint8)
     choose(q, dst, src, weights_of(src, importance, 1, means), most)
     if dst.shape[1] > at + 16:
-        put_fifths(dst, q, at)
+        dst[:, at : at + 4] = np.packbits(q >> 4, axis=1, bitorder="little")  # bit j: weight j
         at += 4
-    put_nibbles(dst, q, at, 16)
+    dst[:, at:] = q[:, :16] & 15 | (q[:, 16:] & 15) << 4  # byte j: weights j and j + 16
 
 
 WEIGHTED: dict[str, PackWeighted] = {

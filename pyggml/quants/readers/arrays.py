@@ -23,7 +23,7 @@ class ArrayBlock(Block):
     def __init__(self, raw: np.ndarray, out: np.ndarray) -> None:
         self._raw, self._out = raw, out
         self.size = out.shape[1]
-        self.minima: np.ndarray | None = None  # (n_blocks, 1, 8 or 16)
+        self.minima: Any = None  # float32 (n_blocks, 1, 8 or 16)
         self.is_plain = False  # whether the weights were added as floats
 
     def bytes(self, offset: int, n: int = GROUP) -> Any:
@@ -118,18 +118,21 @@ class ArrayBlock(Block):
         self.minima = minima
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        self._put(scale * self.floats(q), i)
+        self._put(scale, self.floats(q), i)
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
-        scale = np.repeat(self.join(*scales), SUBGROUP, axis=1)
-        self._put(scale * self.floats(q), i)
+        self._put(np.repeat(self.join(*scales), SUBGROUP, axis=1), self.floats(q), i)
 
-    def _put(self, weights: Any, i: int) -> None:
-        if self.minima is not None:
-            each = self.size // self.minima.shape[1]  # weights with one minimum
-            minima = self.minima[:, i // each : max(i + GROUP, each) // each]
-            weights = weights + np.repeat(minima, GROUP // minima.shape[1], axis=1)
-        self._out[:, i : i + GROUP] = weights
+    def _put(self, scale: Any, q: Any, i: int) -> None:
+        """GROUP weights: floats q, and a scale for all or for each."""
+        weights = scale * q
+        self._out[:, i : i + GROUP] = weights if self.minima is None else weights + self._minima(i)
+
+    def _minima(self, i: int) -> Any:
+        """The minima of GROUP weights."""
+        each = self.size // self.minima.shape[1]  # weights with one minimum
+        minima = self.minima[:, i // each : max(i + GROUP, each) // each]
+        return np.repeat(minima, GROUP // minima.shape[1], axis=1)
 
     def add_floats(self, floats: Any, i: int) -> None:
         self._out.view(np.uint32)[:, i : i + floats.shape[1]] = floats.view(np.uint32)
