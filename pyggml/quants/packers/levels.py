@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.quants.base import NoPack, Quant
+from pyggml.quants.base import NoPack, Pack, Quant
 from pyggml.quants.layout import GROUP
 from pyggml.quants.readers.arrays import ArrayBlock
 from pyggml.quants.registry import quant
@@ -110,7 +110,7 @@ def levels_of(name: str) -> Levels | None:
         if not 0 < len(bits) <= _MOST_BITS:
             return None
         shapes.setdefault((len(bits), len(weights)), []).append((bits, weights))
-    values, units = _packed_values(q), []
+    values, units = _packed_values(q, q.pack), []
     for shape in shapes.values():
         bits, weights = map(np.array, zip(*shape, strict=True))
         codes = _codes(q, values, bits, weights)
@@ -145,12 +145,12 @@ def _parts(changes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield np.flatnonzero(changes[:, part].any(axis=1)), np.flatnonzero(part)
 
 
-def _packed_values(q: Quant) -> np.ndarray:
+def _packed_values(q: Quant, pack: Pack) -> np.ndarray:
     """The whole numbers that the packer writes, ascending."""
     n = _N_PACKED // q.dtype.block
     src = np.random.default_rng(1).uniform(-1, 1, (n, q.dtype.block)).astype(np.float32)
     blocks = np.zeros((n, q.dtype.block_bytes), np.uint8)
-    q.pack(blocks, src)
+    pack(blocks, src)
     return np.unique(_Numbers(q, blocks).values)
 
 

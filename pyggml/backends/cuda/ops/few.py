@@ -8,14 +8,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from pyggml.backends.cuda.gemm import path_of
 from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS, Norm, RowProduct, products
 from pyggml.backends.cuda.ops.products import problem_of
-from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
+from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.op import Memory
 from pyggml.graph.tensor import Tensor
+from pyggml.ops import add, mul_mat, rms_norm_mul, scale, swiglu
+from pyggml.ops.layout.cpy import packed_leaf
 from pyggml.ops.product.matmul import MUL_MAT
 
 
@@ -95,8 +100,35 @@ def _bind_residual(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     return _bind(sites, [replace(_part(product), out=total.out, added=added)])
 
 
-NORM_PRODUCTS = Fusion(("rms_norm_mul", *("mul_mat",) * 3), _follow_norm, _bind_after_norm)
-NORM_GATED = Fusion(("rms_norm_mul", "mul_mat", "mul_mat", "swiglu"), _are_gated, _bind_gated)
-NORM_PRODUCT = Fusion(("rms_norm_mul", "mul_mat"), _follow_norm, _bind_after_norm)  # of the logits
+def _products_of_norm(rng: np.random.Generator, *widths: int, k: int = 256) -> list[Tensor]:
+    x = rms_norm_mul(drawn(rng, 1, k), drawn(rng, k))
+    return [mul_mat(packed_leaf(rng, (n, k), "Q4_K"), x) for n in widths]
+
+
+def _three(rng: np.random.Generator) -> Graph:
+    return Graph.of(*(scale(y, 2.0) for y in _products_of_norm(rng, 40, 24, 24)))
+
+
+def _gated(rng: np.random.Generator) -> Graph:
+    gate, up = _products_of_norm(rng, 24, 24, k=512)
+    return Graph.of(swiglu(gate, up))
+
+
+def _logits(rng: np.random.Generator) -> Graph:
+    return Graph.of(*_products_of_norm(rng, 40))
+
+
+def _residual(rng: np.random.Generator) -> Graph:
+    y = mul_mat(packed_leaf(rng, (24, 256), "Q4_K"), drawn(rng, 1, 256))
+    return Graph.of(add(drawn(rng, 1, 24), y))
+
+
+NORM_PRODUCTS = Fusion(("rms_norm_mul", *("mul_mat",) * 3), _follow_norm, _bind_after_norm, _three)
+NORM_GATED = Fusion(
+    ("rms_norm_mul", "mul_mat", "mul_mat", "swiglu"), _are_gated, _bind_gated, _gated
+)
+NORM_PRODUCT = Fusion(("rms_norm_mul", "mul_mat"), _follow_norm, _bind_after_norm, _logits)
 # The sum may lie where what is added does, number for number, but not where A does.
-PRODUCT_ADD = Fusion(("mul_mat", "add"), _adds, _bind_residual, Memory.INPLACE_FIRST, leads=1)
+PRODUCT_ADD = Fusion(
+    ("mul_mat", "add"), _adds, _bind_residual, _residual, Memory.INPLACE_FIRST, leads=1
+)

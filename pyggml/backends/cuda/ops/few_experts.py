@@ -6,6 +6,7 @@ and the residual another. Which experts they are is ops/router.py's.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -21,14 +22,17 @@ from pyggml.backends.cuda.runtime.early import (
     least_shared,
     release_others,
 )
-from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import launch, per_element
 from pyggml.backends.cuda.runtime.simulator import small
+from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.op import Memory
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.ops import add, mul, mul_mat_id, repeat_back, reshape, scale, swiglu
+from pyggml.ops.layout.cpy import packed_leaf
 
 # -- gate, up, their unit and the weights ---------------------------------------------------------
 
@@ -117,8 +121,25 @@ def _bind_sum(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     )  # fmt: skip
 
 
+def _units(rng: np.random.Generator, weighted: bool) -> Graph:
+    """Gate, up and their unit of three of five experts, for two tokens."""
+    ids, x = leaf(np.array([[4, 0, 2], [2, 3, 1]], np.int32)), drawn(rng, 2, 1, 512)
+    gate, up = (mul_mat_id(packed_leaf(rng, (5, 40, 512), "Q4_K"), x, ids) for _ in range(2))
+    inner = swiglu(gate, up)
+    return Graph.of(mul(inner, drawn(rng, 2, 3, 1)) if weighted else scale(inner, 2.0))
+
+
+def _sum_of_experts(rng: np.random.Generator) -> Graph:
+    y = repeat_back(drawn(rng, 3, 4, 24), (3, 1, 24))
+    return Graph.of(add(drawn(rng, 3, 24), reshape(y, (3, 24))))
+
+
 _GATED = ("mul_mat_id", "mul_mat_id", "swiglu")
-EXPERTS_WEIGHTED = Fusion((*_GATED, "mul"), _are_weighted, _bind_gated)
-EXPERTS_GATED = Fusion(_GATED, _are_gated, _bind_gated)
+EXPERTS_WEIGHTED = Fusion(
+    (*_GATED, "mul"), _are_weighted, _bind_gated, partial(_units, weighted=True)
+)
+EXPERTS_GATED = Fusion(_GATED, _are_gated, _bind_gated, partial(_units, weighted=False))
 # The sum may lie where what is added does, but not where the experts' results do.
-EXPERTS_SUM = Fusion(("repeat_back", "add"), _is_sum, _bind_sum, Memory.INPLACE_FIRST, leads=1)
+EXPERTS_SUM = Fusion(
+    ("repeat_back", "add"), _is_sum, _bind_sum, _sum_of_experts, Memory.INPLACE_FIRST, leads=1
+)

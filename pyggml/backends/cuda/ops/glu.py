@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from pyggml.backends.cuda.code.formulas import lanes_of
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, store_four
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.formulas.formula import Formula
+from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.op import Memory
 from pyggml.graph.tensor import Tensor
@@ -51,6 +54,11 @@ def _bind_swiglu_back(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     return per_element(_swiglu_back, n // 4, of_up.stream, *arrays)
 
 
+def _gradients(rng: np.random.Generator) -> Graph:
+    gate, up, dy = (drawn(rng, 7, 12) for _ in range(3))
+    return Graph.of(SWIGLU_BACK_GATE(gate, up, dy), SWIGLU(gate, dy))
+
+
 SWIGLU_BACKS = Fusion(
-    ("swiglu_back_gate", "swiglu"), _are_gradients, _bind_swiglu_back, Memory.INPLACE
+    ("swiglu_back_gate", "swiglu"), _are_gradients, _bind_swiglu_back, _gradients, Memory.INPLACE
 )

@@ -18,16 +18,19 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_sum
 from pyggml.backends.cuda.ops.rows import faults_of_rows
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.kit.places import span
+from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.op import Memory
 from pyggml.graph.overwriting import last_write
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.tensor import Tensor, leaf, zeros
+from pyggml.ops import flash_attn_ext, reshape, rms_norm_mul, rope_table, set_rows
+from pyggml.ops.attention.rope import rope_apply
 
 MOST_TOKENS = 8
 _WIDEST = 512  # numbers of a head
@@ -200,8 +203,36 @@ def _scratch_of_attention(node: Tensor, compute: Compute) -> int:
     return decode.scratch(node.params["of"].nodes[-1], compute)
 
 
+def _turned(
+    rng: np.random.Generator, positions: tuple[int, ...], n_heads: tuple[int, int], head: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Queries, and the caches with the keys and values of tokens; n_heads: of queries and keys."""
+    n, ids = len(positions), leaf(np.arange(4, 4 - 3 * len(positions), -3, dtype=np.int32))
+    table = rope_table(leaf(np.array(positions, np.int32)), n_dims=head)
+    normed = (rms_norm_mul(drawn(rng, n, many, head), drawn(rng, head)) for many in n_heads)
+    q, k = (rope_apply(x, table, "neox") for x in normed)
+    width = n_heads[1] * head
+    rows = (reshape(x, (n, width)) for x in (k, drawn(rng, n, n_heads[1], head)))
+    return q, [set_rows(zeros((6, width), F16), x, ids) for x in rows]
+
+
+def _two_tokens(rng: np.random.Generator) -> Graph:
+    q, puts = _turned(rng, (3, 7), (3, 1), 8)
+    return Graph.of(q, *puts)
+
+
+def _one_attended(rng: np.random.Generator) -> Graph:
+    q, puts = _turned(rng, (3,), (4, 2), 128)
+    span_of_keys = leaf(np.array([[1, 5]], np.int32))
+    k, v = (reshape(put, (6, 2, 128)) for put in puts)
+    o = flash_attn_ext(q, k, v, span_of_keys, 0.3)
+    return Graph.of(o, *puts)
+
+
 _OPS = *("rms_norm_mul", "rope_apply") * 2, "set_rows", "set_rows"
-HEADS = Fusion(_OPS, _are_heads, _bind, Memory.INPLACE_FIRST)  # queries may be turned in place
+# Queries may be turned in place.
+HEADS = Fusion(_OPS, _are_heads, _bind, _two_tokens, Memory.INPLACE_FIRST)
 ATTENDED_HEADS = Fusion(
-    (*_OPS, "flash_attn_ext"), _are_attended, _bind_attended, scratch=_scratch_of_attention
-)
+    (*_OPS, "flash_attn_ext"), _are_attended, _bind_attended, _one_attended,
+    scratch=_scratch_of_attention,
+)  # fmt: skip

@@ -23,13 +23,16 @@ from pyggml.backends.cuda.runtime.early import (
     least_shared,
     release_others,
 )
-from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import THREADS, launch
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
+from pyggml.graph import Graph
 from pyggml.graph.call import Call
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.dtypes import I32
+from pyggml.graph.tensor import Tensor, zeros
+from pyggml.ops import advance, likeliest
 
 _BLOCKS = small(132)  # one for each multiprocessor of a large card
 _THREADS = small(THREADS, 4)
@@ -141,6 +144,14 @@ def _bind_both(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     return _launch(choosing, _inputs(moving))
 
 
+def _sample(rng: np.random.Generator) -> Graph:
+    token, *inputs = (zeros(shape, I32) for shape in ((1,), (1,), (1,), (1, 2)))
+    choice = likeliest(drawn(rng, 1, 1234))
+    return Graph.of(choice, advance(token, choice, *inputs))
+
+
 declare("likeliest", Kernel(_launch, scratch=_scratch))
 declare("advance", Kernel(_bind_advance))
-LIKELIEST_ADVANCE = Fusion(("likeliest", "advance"), _advances, _bind_both, scratch=_scratch)
+LIKELIEST_ADVANCE = Fusion(
+    ("likeliest", "advance"), _advances, _bind_both, _sample, scratch=_scratch
+)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pyggml import ops
 from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.fours import (
@@ -27,7 +28,7 @@ from pyggml.backends.cuda.code.fours import (
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.norm import squares
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import (
     THREADS,
@@ -37,10 +38,12 @@ from pyggml.backends.cuda.runtime.launches import (
     threads_of_row,
 )
 from pyggml.backends.cuda.runtime.table import declare
+from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import Memory
 from pyggml.graph.tensor import Tensor
+from pyggml.ops.norm.norm_mul import rms_norm_mul_back
 
 _MOST_FOURS = 8  # of a thread: 32 numbers of each source in registers
 _Types = tuple[bool, ...]  # of some arrays: whether they are BF16
@@ -313,9 +316,30 @@ def _bind_back_add(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     return per_rows(run, n_rows, n, back.stream, *arrays, n, *back.scalars)
 
 
+def _sum_and_norm(rng: np.random.Generator) -> Graph:
+    x = ops.add(drawn(rng, 6, 40), drawn(rng, 6, 40))
+    return Graph.of(ops.rms_norm_mul(x, drawn(rng, 40), eps=1e-3), ops.scale(x, 2.0))
+
+
+def _sum_copy_and_norm(rng: np.random.Generator) -> Graph:
+    x = ops.add(drawn(rng, 6, 40), drawn(rng, 6, 40))
+    return Graph.of(ops.cpy(x, BF16), ops.rms_norm_mul(x, drawn(rng, 40), eps=1e-3))
+
+
+def _gradient_and_sum(rng: np.random.Generator) -> Graph:
+    dx = rms_norm_mul_back(drawn(rng, 6, 40), drawn(rng, 40), drawn(rng, 6, 40), eps=1e-3)
+    return Graph.of(ops.add(drawn(rng, 6, 40), dx))
+
+
 declare("rms_norm_mul", Kernel(_bind))
 declare("rms_norm_mul_back", Kernel(_bind_back))
 declare("rms_norm_mul_back_w", Kernel(_back_w, scratch=_back_w_scratch))
-ADD_NORM = Fusion(("add", "rms_norm_mul"), _adds_first, _bind_add_norm, Memory.INPLACE)
-ADD_COPY_NORM = Fusion(("add", "cpy", "rms_norm_mul"), _adds_first, _bind_add_norm, Memory.INPLACE)
-NORM_BACK_ADD = Fusion(("rms_norm_mul_back", "add"), _adds_last, _bind_back_add, Memory.INPLACE)
+ADD_NORM = Fusion(
+    ("add", "rms_norm_mul"), _adds_first, _bind_add_norm, _sum_and_norm, Memory.INPLACE
+)
+ADD_COPY_NORM = Fusion(
+    ("add", "cpy", "rms_norm_mul"), _adds_first, _bind_add_norm, _sum_copy_and_norm, Memory.INPLACE
+)
+NORM_BACK_ADD = Fusion(
+    ("rms_norm_mul_back", "add"), _adds_last, _bind_back_add, _gradient_and_sum, Memory.INPLACE
+)

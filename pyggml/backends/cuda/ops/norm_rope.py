@@ -18,14 +18,18 @@ from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, loader, st
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import ALL, warp_sum
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import per_rows
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
+from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.op import Memory
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.ops import rms_norm_mul, rope_table
+from pyggml.ops.attention.rope import rope_apply, rope_apply_back
+from pyggml.ops.norm.norm_mul import rms_norm_mul_back
 
 HEAD, PAIRS = 128, 64
 _SIZE = np.float32(HEAD)
@@ -170,7 +174,18 @@ def _bind_backward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     return per_rows(run, n_rows, HEAD, back.stream, *arrays, *of_table, *back.scalars)
 
 
-NORM_ROPE = Fusion(("rms_norm_mul", "rope_apply"), _norms_first, _bind_forward, Memory.INPLACE)
+def _sample(rng: np.random.Generator) -> Graph:
+    """The norm of heads, turned, and the gradient of both."""
+    x, w, dy = drawn(rng, 5, 3, HEAD), drawn(rng, HEAD), drawn(rng, 5, 3, HEAD)
+    table = rope_table(leaf(np.array([0, 1, 5, 2, 9], np.int32)), n_dims=HEAD, mode="neox")
+    turned = rope_apply(rms_norm_mul(x, w, eps=1e-3), table, "neox")
+    back = rms_norm_mul_back(x, w, rope_apply_back(dy, table, "neox"), eps=1e-3)
+    return Graph.of(turned, back)
+
+
+NORM_ROPE = Fusion(
+    ("rms_norm_mul", "rope_apply"), _norms_first, _bind_forward, _sample, Memory.INPLACE
+)
 ROPE_BACK_NORM_BACK = Fusion(
-    ("rope_apply_back", "rms_norm_mul_back"), _turns_first, _bind_backward, Memory.INPLACE
+    ("rope_apply_back", "rms_norm_mul_back"), _turns_first, _bind_backward, _sample, Memory.INPLACE
 )

@@ -7,16 +7,20 @@ and B = w, out_prod(a, b) has A = bᵀ and B = aᵀ.
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
 from pyggml.backends.cuda.ops.layout import copy_of
-from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
 from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.kit.products import sides_of
+from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
+from pyggml.ops import add, mul_mat, out_prod, scale
 from pyggml.quants import QUANTS
 
 _COPY = 16  # bytes that a thread copies to shared memory at once
@@ -107,11 +111,24 @@ def _bind_scaled(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     return _product(at_once, accumulate=False, factor=scaled.node.params["s"])
 
 
+def _scaled_product(rng: np.random.Generator) -> Graph:
+    y = scale(mul_mat(drawn(rng, 4, 6), drawn(rng, 5, 6)), 2.5)
+    return Graph.of(add(y, drawn(rng, 5, 4)))
+
+
+def _scaled_gradient(rng: np.random.Generator) -> Graph:
+    dw = scale(out_prod(drawn(rng, 3, 7), drawn(rng, 3, 5)), 2.5)
+    return Graph.of(add(dw, drawn(rng, 5, 7)))
+
+
 for _name, _run in (("mul_mat", _bind), ("mul_mat_add", _bind_added)):
     declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch, shared=_packing_of))
 for _name, _run in (("out_prod", _bind), ("out_prod_add", _bind_added)):
     declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch))
 PRODUCT_SCALED = Fusion(
-    ("mul_mat", "scale"), _scales, _bind_scaled, scratch=_scratch, shared=_packing_of
+    ("mul_mat", "scale"), _scales, _bind_scaled, _scaled_product,
+    scratch=_scratch, shared=_packing_of,
+)  # fmt: skip
+OUT_PROD_SCALED = Fusion(
+    ("out_prod", "scale"), _scales, _bind_scaled, _scaled_gradient, scratch=_scratch
 )
-OUT_PROD_SCALED = Fusion(("out_prod", "scale"), _scales, _bind_scaled, scratch=_scratch)

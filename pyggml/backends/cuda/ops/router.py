@@ -28,13 +28,26 @@ from pyggml.backends.cuda.runtime.early import (
     least_shared,
     release_others,
 )
-from pyggml.backends.cuda.runtime.fusion import Fusion
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX, small
+from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.ops import (
+    clamp,
+    div,
+    get_rows,
+    mul_mat,
+    repeat_back,
+    reshape,
+    rms_norm_mul,
+    scale,
+    soft_max,
+    top_k,
+)
 
 # -- the choice -----------------------------------------------------------------------------------
 
@@ -246,8 +259,31 @@ def _bind_normed(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     )  # fmt: skip
 
 
+def _choice(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Six experts for each row of scores, and their weights."""
+    probabilities = soft_max(scores)
+    best = top_k(probabilities, 6)
+    weights = get_rows(reshape(probabilities, (*scores.shape, 1)), best)
+    total = clamp(repeat_back(weights, (scores.shape[0], 1, 1)), 1e-4, math.inf)
+    return best, div(weights, total)
+
+
+def _router(rng: np.random.Generator) -> Graph:
+    """Of two tokens; of the second, all experts but one are equally good."""
+    scores = rng.standard_normal((2, 40)).astype(np.float32)
+    scores[1] = 0.5
+    scores[1, 7] = 0.75
+    return Graph.of(*_choice(leaf(scores)))
+
+
+def _router_of_norm(rng: np.random.Generator) -> Graph:
+    """Of two tokens, of more numbers than a warp holds, and more experts than there are warps."""
+    normed = rms_norm_mul(drawn(rng, 2, 2200), leaf(np.full(2200, 0.02, np.float32)), eps=1e-3)
+    return Graph.of(*_choice(mul_mat(drawn(rng, 200, 2200), normed)), scale(normed, 2.0))
+
+
 _CHOICE = ("soft_max", "top_k", "get_rows", "repeat_back", "clamp", "div")
-EXPERTS_ROUTER = Fusion(_CHOICE, _chooses, _bind_router)
+EXPERTS_ROUTER = Fusion(_CHOICE, _chooses, _bind_router, _router)
 EXPERTS_NORM_ROUTER = Fusion(
-    ("rms_norm_mul", "mul_mat", *_CHOICE), _norms_and_chooses, _bind_normed
+    ("rms_norm_mul", "mul_mat", *_CHOICE), _norms_and_chooses, _bind_normed, _router_of_norm
 )

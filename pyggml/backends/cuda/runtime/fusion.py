@@ -16,10 +16,11 @@ from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, OwnOp, Site
 from pyggml.backends.kit.kernels import no_scratch, nothing_shared
 from pyggml.backends.kit.places import span
 from pyggml.errors import ShapeError
+from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.op import SAVED, Memory, Spec
 from pyggml.graph.overwriting import last_write
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.tensor import Tensor, as_leaf
 from pyggml.ops import after
 
 _OVERWRITING = Memory.INPLACE, Memory.INPLACE_FIRST
@@ -34,6 +35,7 @@ class Fusion:
     serves   (nodes, is_read, compute) -> whether the kernel computes these. is_read: for each
              node, whether others read its result; else the kernel need not write it
     bind     (sites, is_read) -> Call. A result that no other reads has no array: its site has None
+    sample   (rng) -> a graph with such nodes, which may change leaves
     memory   where the result of the new node may lie. It is the first that may overwrite a source
              by itself, else the first. FRESH: nowhere but in memory of its own. INPLACE: the kernel
              reads number i of each source before it writes number i of the result, and no other
@@ -46,6 +48,7 @@ class Fusion:
     ops: tuple[str, ...]
     serves: Callable[[Sequence[Tensor], Sequence[bool], Compute], bool]
     bind: Callable[[Sequence[Site], Sequence[bool]], Call]
+    sample: Callable[[np.random.Generator], Graph]
     memory: Memory = Memory.FRESH
     leads: int = 0
     scratch: Callable[[Tensor, Compute], int] = no_scratch
@@ -115,6 +118,11 @@ def _array(t: Tensor, arrays: Mapping[Tensor, Any]) -> Any:
     whole, size = arrays.get(of), t.dtype.numpy.itemsize
     start = (t.offset - of.offset) // size
     return None if whole is None else whole[start : start + span(t) // size]
+
+
+def drawn(rng: np.random.Generator, *shape: int) -> Tensor:
+    """For samples: a leaf of random numbers."""
+    return as_leaf(rng.standard_normal(shape))
 
 
 def maker(t: Tensor) -> Tensor:
