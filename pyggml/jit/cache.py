@@ -43,6 +43,9 @@ SHARED = (
     "jit/simd.py",
     "jit/regions.py",
     "jit/tasks.py",
+    "formulas/expression.py",
+    "formulas/formula.py",
+    "formulas/text.py",
     "graph/dtypes.py",
     "sizes.py",
     "quants/readers/arrays.py",
@@ -63,6 +66,7 @@ SHARED = (
     "quants/registry.py",
     "quants/unpack.py",
     "quants/readers/vectors.py",
+    "kernels/formulas.py",
     "kernels/gemm/activations.py",
     "kernels/gemm/beside.py",
     "kernels/gemm/dots.py",
@@ -88,6 +92,7 @@ SHARED = (
     "kernels/attention/tile_products.py",
     "kernels/attention/decode_tile.py",
     "kernels/attention/extras.py",
+    "ops/formulas.py",
     "ops/recurrent/recurrence.py",
 )
 

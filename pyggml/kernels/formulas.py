@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from pyggml.formulas.formula import Formula
-from pyggml.formulas.text import define, float32_python
+from pyggml.formulas.text import define, define_function, float32_python
 from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import BF16, F32, DType
-from pyggml.jit import JIT, Code, simd, types
+from pyggml.jit import JIT, Code, kernel, simd, types
 from pyggml.jit.decorators import apart
 from pyggml.jit.regions import run_shares
 from pyggml.jit.tasks import SHARE
@@ -121,6 +121,12 @@ def _rows_code(formula: Formula) -> Code:
     loop = _loop(formula, (F32, F32))
     rows = types.Array(types.float32, 2, "C")
     return _code(loop, _rows_text(loop.__name__), rows, rows, rows, types.intp)
+
+
+def inlined(of: Formula) -> Any:
+    """A function for other kernels: of one number of each source, then the settings."""
+    arguments = (*of.sources, *of.settings)
+    return kernel(define_function(PYTHON, f"{of.name}_formula", arguments, of.results, _NAMES))
 
 
 def by_formula(formula: Formula) -> Callable[[Site], Call]:

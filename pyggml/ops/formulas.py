@@ -15,6 +15,7 @@ from pyggml.formulas.expression import (
     maximum,
     minimum,
     sigmoid,
+    tanh,
     trunc,
     where,
 )
@@ -71,6 +72,15 @@ def round_(x: Expression) -> Expression:
     whole = trunc(x)
     part = x - whole
     return whole + where(part >= 0.5, 1, 0) - where(part <= -0.5, 1, 0)
+
+
+def keep(x: Expression, word: Expression, *, least: Expression, grown: Expression) -> Expression:
+    """What dropout leaves of x: nothing where its random word is too small."""
+    return where(word >= least, grown * x, 0)
+
+
+def softcap(x: Expression, *, cap: Expression) -> Expression:
+    return cap * tanh(x / cap)
 
 
 # -- activations ----------------------------------------------------------------------------------

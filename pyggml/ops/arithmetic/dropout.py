@@ -17,14 +17,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyggml.errors import ShapeError
+from pyggml.formulas.formula import formula
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel, parallel, prange
+from pyggml.kernels.formulas import inlined
 from pyggml.kernels.kernel import Site, as_rows, cpu_kernel
 from pyggml.ops.expect import INF, NAN, expect, expect_type
+from pyggml.ops.formulas import keep
 
 DRAW = 3  # words of a draw: the seed's lower and upper 32 bits, and the number of the draw
 _STREAMS = 1 << 32
@@ -88,12 +91,14 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 # -- dropout ------------------------------------------------------------------------------------
 
+KEEP = formula(keep)
+_keep = inlined(KEEP)
+
 
 @kernel
 def _dropout_row(out, x, quarter, row, draw, stream, least, grown):
     """Drop the elements whose random word is below `least`."""
     k0, k1, n = np.uint64(draw[0]) & _LOW, np.uint64(draw[1]) & _LOW, np.uint64(draw[2]) & _LOW
-    zero = np.float32(0)
     whole = x.size - 3 * quarter  # columns that all four quarters have
     first, second = out[:quarter], out[quarter : 2 * quarter]
     third, fourth = out[2 * quarter : 3 * quarter], out[3 * quarter :]
@@ -101,16 +106,16 @@ def _dropout_row(out, x, quarter, row, draw, stream, least, grown):
     x3 = x[3 * quarter :]
     for j in range(whole):
         w0, w1, w2, w3 = _philox(np.uint64(j), row, stream, n, k0, k1)
-        first[j] = x0[j] * grown if w0 >= least else zero
-        second[j] = x1[j] * grown if w1 >= least else zero
-        third[j] = x2[j] * grown if w2 >= least else zero
-        fourth[j] = x3[j] * grown if w3 >= least else zero
+        first[j] = _keep(x0[j], w0, least, grown)
+        second[j] = _keep(x1[j], w1, least, grown)
+        third[j] = _keep(x2[j], w2, least, grown)
+        fourth[j] = _keep(x3[j], w3, least, grown)
     for j in range(max(whole, 0), quarter):
         words = _philox(np.uint64(j), row, stream, n, k0, k1)
         for w in range(4):
             i = w * quarter + j
             if i < x.size:
-                out[i] = x[i] * grown if words[w] >= least else zero
+                out[i] = _keep(x[i], words[w], least, grown)
 
 
 @parallel
@@ -122,15 +127,14 @@ def _dropout(out, x, draw, stream, least, grown):
 
 def _dropout_run(site: Site) -> Call:
     x, draw = site.src
-    p, stream = site.node.params["p"], site.node.params["stream"]
-    grown = np.float32(1 / (1 - p))
-    out = as_rows(site.out)
-    return Call(_dropout, out, as_rows(x), draw, np.uint64(stream), np.uint64(_least(p)), grown)
+    least, grown = share_kept(site.node.params["p"])
+    numbers = np.uint64(site.node.params["stream"]), np.uint64(least), np.float32(grown)
+    return Call(_dropout, as_rows(site.out), as_rows(x), draw, *numbers)
 
 
-def _least(p: float) -> int:
-    """The least random word whose element is kept."""
-    return round(p * (1 << 32))
+def share_kept(p: float) -> tuple[int, float]:
+    """The settings of `keep`: the least random word whose element is kept, and its factor."""
+    return round(p * (1 << 32)), 1 / (1 - p)
 
 
 def _expect_draw(name: str, draw: Tensor, stream: int) -> None:
@@ -161,8 +165,9 @@ def _words(rows: np.ndarray, draw: np.ndarray, stream: int) -> np.ndarray:
 def _dropout_ref(x: np.ndarray, draw: np.ndarray, p: float, stream: int) -> np.ndarray:
     n = x.shape[-1] if x.ndim else 1
     rows = x.reshape(-1, n) if x.size else x.reshape(0, n)
-    stays = _words(rows, draw, stream) >= _least(p)
-    return np.where(stays, rows / (1 - p), 0.0).reshape(x.shape)
+    least, grown = share_kept(p)
+    words = _words(rows, draw, stream)
+    return KEEP(rows, words, least=least, grown=grown).reshape(x.shape)
 
 
 def _dropout_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:

@@ -18,7 +18,7 @@ from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.scratch import Array, Layout
-from pyggml.jit.simd import exp32, sigmoid32
+from pyggml.jit.simd import exp32, sigmoid32, softplus32
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.ops.recurrent import recurrence
@@ -37,8 +37,6 @@ from pyggml.ops.recurrent.recurrence import (
     states_spec,
     with_dy,
 )
-
-_LINEAR = np.float32(20)  # above it, softplus(x) is taken as x, as in ggml
 
 
 def ssm_scan(
@@ -67,16 +65,11 @@ def ssm_scan(
 
 
 @kernel
-def _softplus(x):
-    return x if x > _LINEAR else np.log1p(exp32(x))
-
-
-@kernel
 def _fill_scan(f, h, x, dt, a, b, c):
     group = h // (x.shape[1] // b.shape[1])
     n = b.shape[2]
     for t in range(x.shape[0]):
-        delta = _softplus(dt[t, h])
+        delta = softplus32(dt[t, h])
         w, k, r, v = f[W, t], f[K, t], f[R, t], f[V, t]
         bt, ct, xt = b[t, group], c[t, group], x[t, h]
         if a.shape[1] == 1:
@@ -217,7 +210,7 @@ def _empty_scan(f, g, h, dx, ddt, da, db, dc, x, dt, a):
     for j in range(a.shape[1]):
         da[h, j] = 0
     for t in range(x.shape[0]):
-        delta, ddelta = _softplus(dt[t, h]), np.float32(0)
+        delta, ddelta = softplus32(dt[t, h]), np.float32(0)
         w, gw, gk, gr, gv = f[W, t], g[W, t], g[K, t], g[R, t], g[V, t]
         dbt, dct, xt, out = db[t, group], dc[t, group], x[t, h], dx[t, h]
         for j in range(n):

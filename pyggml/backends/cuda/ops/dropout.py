@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.code.formulas import ONE, device_formula
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
@@ -11,7 +11,7 @@ from pyggml.backends.cuda.runtime.launches import (
 )
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
-from pyggml.ops.arithmetic.dropout import quarters
+from pyggml.ops.arithmetic.dropout import KEEP, quarters, share_kept
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
@@ -32,6 +32,9 @@ def _philox(column, row, stream, draw):
     return c0, c1, c2, c3
 
 
+_keep = device_formula(KEEP)
+
+
 @kernel
 def _dropout(out, x, draw, stream, least, grown, n, quarter):
     """A thread draws the words of one column of all four quarters of a row."""
@@ -42,7 +45,7 @@ def _dropout(out, x, draw, stream, least, grown, n, quarter):
             j = w * quarter + column
             if j < n:
                 at = row * n + j
-                out[at] = x[at] * grown if words[w] >= least else ZERO
+                out[at] = _keep(x[at], words[w], least, grown)
 
 
 @kernel
@@ -58,11 +61,10 @@ def _noise(out, x, size, draw, stream, n, quarter):
 
 
 def _bind_dropout(site: Site) -> Call:
-    p, stream = site.node.params["p"], np.uint64(site.node.params["stream"])
-    least = np.uint64(round(p * (1 << 32)))  # the least word whose element is kept
+    least, grown = share_kept(site.node.params["p"])
+    numbers = np.uint64(site.node.params["stream"]), np.uint64(least), np.float32(grown)
     n, quarter, jobs = quarters(site.node)
-    arguments = (site.out, *site.src, stream, least, np.float32(1 / (1 - p)), n, quarter)
-    return per_element(_dropout, jobs, site.stream, *arguments)
+    return per_element(_dropout, jobs, site.stream, site.out, *site.src, *numbers, n, quarter)
 
 
 def _bind_noise(site: Site) -> Call:

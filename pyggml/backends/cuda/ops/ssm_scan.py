@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
-from pyggml.backends.cuda.code.formulas import ZERO, sigmoid
+from pyggml.backends.cuda.code.formulas import ZERO, sigmoid, softplus
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.recurrence import Factors, bind_forward, several_states
 from pyggml.backends.cuda.ops.recurrence_back import Gradient
@@ -16,13 +16,6 @@ from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 
-_LINEAR = np.float32(20)  # above it, softplus(x) is taken as x, as in ggml
-
-
-@device
-def _softplus(x):
-    return x if x > _LINEAR else math.log1p(math.exp(x))
-
 
 @device
 def _read(src, sizes, t, h, j):
@@ -31,13 +24,13 @@ def _read(src, sizes, t, h, j):
     n_heads, _, n, n_groups, n_a = sizes
     decay = a[h * n_a + (j if n_a > 1 else 0)]
     at = (t * n_groups + h // (n_heads // n_groups)) * n + j
-    return math.exp(_softplus(dt[t * n_heads + h]) * decay), b[at], c[at], ZERO, ZERO
+    return math.exp(softplus(dt[t * n_heads + h]) * decay), b[at], c[at], ZERO, ZERO
 
 
 @device
 def _value(src, sizes, t, h, i):
     head = t * sizes[0] + h
-    return _softplus(src[1][head]) * src[0][head * sizes[1] + i]
+    return softplus(src[1][head]) * src[0][head * sizes[1] + i]
 
 
 _FACTORS = Factors(_read, _value)
@@ -62,7 +55,7 @@ def _tokens_back(dx, ddt, gw, src, sizes):
     x, dt, a, _, _ = src
     dv, dk, n_a = sizes[1], sizes[2], sizes[4]
     for head in range(cuda.grid(1), dt.size, cuda.gridsize(1)):
-        delta, ddelta = _softplus(dt[head]), ZERO
+        delta, ddelta = softplus(dt[head]), ZERO
         for i in range(head * dv, (head + 1) * dv):
             ddelta += x[i] * dx[i]
             dx[i] *= delta
@@ -83,7 +76,7 @@ def _decays_back(da, gw, src, sizes):
         h, decay, total = row // n_a, src[2][row], ZERO
         for i in range(cuda.threadIdx.x, dt.size // n_heads * columns, cuda.blockDim.x):
             head, j = i // columns * n_heads + h, row % n_a + i % columns
-            delta = _softplus(dt[head])
+            delta = softplus(dt[head])
             total += gw[head * dk + j] * math.exp(delta * decay) * delta
         total = block_sum(total, parts)
         if cuda.threadIdx.x == 0:

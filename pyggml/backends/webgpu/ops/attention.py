@@ -32,6 +32,7 @@ from pyggml.backends.webgpu.wgsl.attention_tiles import (
     set_weights,
     sums_of,
 )
+from pyggml.backends.webgpu.wgsl.formulas import CAPPED
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, per_element, whole
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import Tensor
@@ -40,14 +41,14 @@ from pyggml.ops.attention.positions import score_tables
 _WIDEST = 256  # numbers of a head that are summed: values; for gradients, keys too
 _NONE = -3e38  # stands for −inf, which shaders may do without
 
-_SCORES = f"""
+_SCORES = f"""{CAPPED}
 fn sees(query: u32, key: u32) -> bool {{
     if (query >= T || key >= S) {{ return false; }}
     return span_at(2u * query) <= i32(key) && i32(key) < span_at(2u * query + 1u);
 }}
-fn capped(dots: vec4<f32>) -> vec4<f32> {{
-    if (CAP > 0.0) {{ return CAP * tanh(dots * SCALE / CAP); }}
-    return dots * SCALE;
+fn capped_scores(dots: vec4<f32>) -> vec4<f32> {{
+    let x = dots * SCALE;
+    return vec4(capped(x.x), capped(x.y), capped(x.z), capped(x.w));
 }}
 fn bias(query: u32, key: u32, head: u32) -> f32 {{
     if (!sees(query, key)) {{ return NONE; }}
@@ -134,7 +135,7 @@ def _forward_source(n_bands: int) -> str:
     every = range(QUAD)
     shrink = " ".join(f"o{i}_{b} *= shrink[{i}];" for i in every for b in range(n_bands))
     scored = "\n".join(
-        f"let z{j} = scores(capped(s{j}), queries, vec4(key + {QUAD}u * x + {j}u), head);"
+        f"let z{j} = scores(capped_scores(s{j}), queries, vec4(key + {QUAD}u * x + {j}u), head);"
         for j in every
     )
     chances = "\n".join(f"let p{j} = chances(z{j}, top);" for j in every)
@@ -176,7 +177,7 @@ def _queries_source(n_bands: int) -> str:
     """dq."""
     every = range(QUAD)
     slopes = [
-        f"""let c{j} = capped(s{j});
+        f"""let c{j} = capped_scores(s{j});
     let p{j} = chances(scores(c{j}, queries, vec4(key + {QUAD}u * x + {j}u), head), lse);
     let ds{j} = slopes(c{j}, p{j}, g{j}, delta);"""
         for j in every
@@ -211,7 +212,7 @@ def _keys_source(k_bands: int, v_bands: int) -> str:
     columns = {size: f"query:(r * H + h) * {size}" for size in (_K, _V)}
     slopes = [
         f"""let q{j} = min(query + {QUAD}u * x + {j}u, T - 1u);
-    let c{j} = capped(s{j});
+    let c{j} = capped_scores(s{j});
     let z{j} = scores(c{j}, vec4(query + {QUAD}u * x + {j}u), keys, h);
     let p{j} = chances(z{j}, vec4(lse_at(h * T + q{j})));
     let ds{j} = slopes(c{j}, p{j}, g{j}, vec4(delta_at(h * T + q{j})));"""

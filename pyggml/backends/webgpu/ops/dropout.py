@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.formulas import statements_of
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
-from pyggml.ops.arithmetic.dropout import quarters
+from pyggml.ops.arithmetic.dropout import KEEP, quarters, share_kept
 
 TIMES = """
 fn times(a: u32, b: u32) -> vec2<u32> {  // the product's upper and lower word
@@ -43,15 +44,16 @@ _DRAWN = (
             if (j < N) {
                 let at = row * N + j;
                 let word = words[w];
-                put_y(at, NUMBER);
+                NUMBER
+                put_y(at, y);
             }
         }
     }
 """
     )
 )
-_DROPPED = _DRAWN.replace("NUMBER", "select(0.0, x_at(at) * GROWN, word >= LEAST)")
-_NOISE = "x_at(at) + size_at(row) * (f32(word >> 8u) * 0x1p-23f - 1.0)"
+_DROPPED = _DRAWN.replace("NUMBER", statements_of(KEEP, {"x": "x_at(at)"}))
+_NOISE = "let y = x_at(at) + size_at(row) * (f32(word >> 8u) * 0x1p-23f - 1.0);"
 _NOISY = _DRAWN.replace("NUMBER", _NOISE)
 
 
@@ -63,9 +65,9 @@ def _draw(site: Site, body: str, names: Sequence[str], **more: float) -> Sequenc
 
 
 def _dropout(site: Site) -> Sequence[Dispatch]:
-    p = site.node.params["p"]
-    least = min(round(p * (1 << 32)), (1 << 32) - 1)  # the least word whose element is kept
-    return _draw(site, _DROPPED, ("x", "draw"), LEAST=least, GROWN=1 / (1 - p))
+    least, grown = share_kept(site.node.params["p"])
+    settings = {"p_least": min(least, (1 << 32) - 1), "p_grown": grown}
+    return _draw(site, _DROPPED, ("x", "draw"), **settings)
 
 
 def _uniform_noise(site: Site) -> Sequence[Dispatch]:

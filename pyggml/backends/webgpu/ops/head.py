@@ -11,6 +11,7 @@ from pyggml.backends.kit.products import Factor
 from pyggml.backends.webgpu.ops.products import Problem, multiply, scratch_bytes
 from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.formulas import CAPPED
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, whole
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
@@ -21,12 +22,7 @@ _LINE = 64  # bytes
 _TILE_ROWS = 128
 _LOGITS_BYTES = 256 << 20  # of all logits that exist at once, if a binding may be so large
 
-_SOFTMAX = """
-fn capped(z: f32) -> f32 {
-    if (CAP > 0.0) { return CAP * tanh(z / CAP); }
-    return z;
-}
-""" + whole("""
+_SOFTMAX = CAPPED + whole("""
     if (group >= ROWS) { return; }
     let start = group * N;
     let row = FIRST + group;

@@ -4,8 +4,9 @@ made of it."""
 
 from collections.abc import Mapping
 
-from pyggml.formulas.formula import Formula
+from pyggml.formulas.formula import Formula, formula
 from pyggml.formulas.text import Language
+from pyggml.ops.formulas import softcap
 
 # expm1 and tanh near 0 to 2e-7, erfc as in Numerical Recipes to 1.2e-7 of it, all relative.
 FUNCTIONS = """
@@ -51,3 +52,14 @@ def statements_of(formula: Formula, sources: Mapping[str, str]) -> str:
     symbols = {**sources, **{name: f"p_{name}" for name in formula.settings}}
     statements, (value,) = WGSL.lines(formula.results, symbols)
     return "\n".join([*statements, f"let y = {value};"])
+
+
+# Of one number, where a shader has CAP; 0 is none.
+CAPPED = f"""{FUNCTIONS}
+fn capped(x: f32) -> f32 {{
+    let p_cap = CAP;
+    if (p_cap <= 0.0) {{ return x; }}
+    {statements_of(formula(softcap), {})}
+    return y;
+}}
+"""
