@@ -23,12 +23,11 @@ def lifetimes(graph: Graph) -> dict[Tensor, Lifetime]:
     A saved tensor without readers is not in graph.nodes, but it is written all the same: it lives
     for the one node that writes it.
     """
-    index = {t: i for i, t in enumerate(graph.nodes)}
     first: dict[Tensor, int] = {}
     last: dict[Tensor, int] = {}
     for i, t in enumerate(graph.nodes):
         if t.base is None:
-            born = index[t.src[0]] if t.op is SAVED else i
+            born = graph.places[t.src[0]] if t.op is SAVED else i
             first[t] = born
             last[t] = max(last.get(t, i), i)
         if t.op is not SAVED:  # written together with its source, so it does not prolong it

@@ -140,9 +140,9 @@ class _Pieces:
 
     def _share(self) -> None:
         """Enter what nodes share, alive from the first of them to the last."""
-        index = {t: i for i, t in enumerate(self.graph.nodes)}
+        places = self.graph.places
         for scratch, nodes in sharing(self.graph, self.backend):
-            self.lives[scratch] = Lifetime(index[nodes[0]], index[nodes[-1]])
+            self.lives[scratch] = Lifetime(places[nodes[0]], places[nodes[-1]])
             self.shared |= dict.fromkeys(nodes, scratch)
 
     def _walk(self) -> None:

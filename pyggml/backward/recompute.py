@@ -58,8 +58,7 @@ def _boundaries_made_again(graph: Graph, n_bytes: int) -> set[Tensor]:
     costs a product more, so that it is one in four at most: eight of 28 took 1.6 % of a step's time
     with a model of 0.6B.
     """
-    number = {t: i for i, t in enumerate(graph.nodes)}
-    boundaries = sorted(graph.notes.boundaries, key=lambda t: number.get(t, -1))[1:]
+    boundaries = sorted(graph.notes.boundaries, key=lambda t: graph.places.get(t, -1))[1:]
     dropped, freed = set[Tensor](), 0
     while boundaries:
         freed += boundaries.pop().n_bytes

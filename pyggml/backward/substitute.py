@@ -76,7 +76,7 @@ class _Substitutes:
 
     def __init__(self, graph: Graph, again: Set[Tensor], given: Mapping[Tensor, Tensor]) -> None:
         self._again, self._new = again, dict(given)
-        self._number = {t: i for i, t in enumerate(graph.nodes)}
+        self._places = graph.places
         self._smaller = defaultdict[Tensor, list[Tensor]](list)
         for t in forward_and_backward(graph)[0]:
             if t in again and len(t.src) == 1 and t.n_bytes < t.src[0].n_bytes:
@@ -106,7 +106,7 @@ class _Substitutes:
             if t not in needed and t not in self._new and self._is_made_again(t):
                 needed.add(t)
                 stack.extend(t.src)
-        return (t for t in sorted(needed, key=self._number.__getitem__) if t.op is not SAVED)
+        return (t for t in sorted(needed, key=self._places.__getitem__) if t.op is not SAVED)
 
     def _is_made_again(self, t: Tensor) -> bool:
         maker = t.src[0] if t.op is SAVED else t

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from pyggml.errors import GraphError
-from pyggml.graph.op import SAVED
+from pyggml.graph.op import SAVED, has_kernel
 from pyggml.graph.overwriting import readers_of_overwritten, refuse_late_reads
 from pyggml.graph.tensor import Tensor
 
@@ -99,6 +100,37 @@ class Graph:
             for s in dict.fromkeys(node.src if node.op is not SAVED else ()):
                 readers[s].append(node)
         return readers
+
+    @cached_property
+    def users(self) -> Mapping[Tensor, Set[Tensor]]:
+        """The nodes with a kernel that read each owner's memory, by whatever view."""
+        users = defaultdict[Tensor, set[Tensor]](set)
+        for node in self.nodes:
+            for s in node.src if has_kernel(node) else ():
+                users[s.root].add(node)
+        return users
+
+    @cached_property
+    def places(self) -> Mapping[Tensor, int]:
+        """Where each node stands."""
+        return {t: i for i, t in enumerate(self.nodes)}
+
+    def is_only_for(self, t: Tensor, *readers: Tensor) -> bool:
+        """Whether these nodes read t, and nobody else: neither a node nor the caller."""
+        return set(self.readers[t]) == set(readers) and t not in self.outputs
+
+    def needs(self, tensors: Iterable[Tensor], nodes: Collection[Tensor]) -> bool:
+        """Whether one of these nodes is among the tensors, or among what they are made of."""
+        first = min(self.places[t] for t in nodes)
+        seen, stack = set[Tensor](), [*tensors]
+        while stack:
+            t = stack.pop()
+            if t in nodes:
+                return True
+            if t not in seen and self.places.get(t, -1) > first:
+                seen.add(t)
+                stack += t.src
+        return False
 
     def with_notes(self, notes: Notes) -> Graph:
         """The same graph with other notes."""

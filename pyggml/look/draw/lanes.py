@@ -38,11 +38,11 @@ def lanes(plan: Plan) -> str:
         first, last = plan.lives[t].first, min(plan.lives[t].last, n - 1)
         kind = "forward" if t in forward else "backward"
         elements.append(lane(kind, repr(t), offset, t.n_bytes, first, last, _name(t)))
-    at = {t: i for i, t in enumerate(plan.graph.nodes)}
     for t, offset in plan.scratch.items():
         size = plan.n_scratch[t]
         about = f"scratch of {t!r}"
-        elements.append(lane("scratch", about, offset, size, at[t], at[t], "scratch"))
+        at = plan.graph.places[t]
+        elements.append(lane("scratch", about, offset, size, at, at, "scratch"))
     title = f"an arena of {bytes_as(total)} over {n} nodes"
     every = [*elements, *labels, *_axes(n, total), *_legend()]
     return svg.picture(_WIDTH + 2 * _MARGIN, _HEIGHT + 2 * _MARGIN, every, title)

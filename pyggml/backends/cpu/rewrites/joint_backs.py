@@ -5,7 +5,7 @@ swiglu(gate, dy), and swiglu(gate, up) made again. They move 52 bytes for each n
 take three exponentials. swiglu_back moves 20 and takes one; its bits are the same.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from pyggml.backends.gated import GatedBack, gated_backs
 from pyggml.graph import Graph
@@ -34,36 +34,22 @@ def _joint(backs: GatedBack) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _matches(graph: Graph) -> Iterator[GatedBack]:
-    number = {t: i for i, t in enumerate(graph.nodes)}
-    matches = [a for a in gated_backs(graph) if _can_join(a, graph, number)]
+    matches = [a for a in gated_backs(graph) if _can_join(a, graph)]
     for i, a in enumerate(matches):  # its dy needs nothing that those behind it will give
         late = (t for later in matches[i + 1 :] for t in (later.dup, later.y))
-        if not any(_depends(a.dgate.src[2], t, number) for t in late):
+        if not any(graph.needs([a.dgate.src[2]], [t]) for t in late):
             yield a
 
 
-def _can_join(backs: GatedBack, graph: Graph, number: Mapping[Tensor, int]) -> bool:
+def _can_join(backs: GatedBack, graph: Graph) -> bool:
     """Whether they could be joined, if there were no others to join."""
     gate, up, dy = backs.dgate.src
     if not (_is_widened(gate) and _is_widened(up)):
         return False
     ours, readers = set(backs), (*graph.readers[gate], *graph.readers[up])
     alone = ours.issuperset(readers) and ours.isdisjoint(graph.outputs)
-    return alone and not _depends(dy, backs.y, number)
+    return alone and not graph.needs([dy], [backs.y])
 
 
 def _is_widened(t: Tensor) -> bool:
     return t.op is CPY and t.src[0].dtype is BF16 and t.src[0].is_contiguous
-
-
-def _depends(t: Tensor, on: Tensor, number: Mapping[Tensor, int]) -> bool:
-    """Whether t needs `on`. Only nodes behind `on` can."""
-    seen, stack = set[Tensor](), [t]
-    while stack:
-        t = stack.pop()
-        if t is on:
-            return True
-        if t not in seen and number.get(t, -1) > number[on]:
-            seen.add(t)
-            stack.extend(t.src)
-    return False

@@ -38,7 +38,7 @@ def _matches(graph: Graph) -> Iterator[tuple[Tensor, Tensor]]:
         joint = _forward(t, graph.readers[t]) or _backward(t)
         if joint is None or changed.intersection(s.root for s in t.src[0].src):
             continue
-        if graph.readers[t.src[0]] == [t] and t.src[0] not in graph.outputs:
+        if graph.is_only_for(t.src[0], t):
             yield from joint
 
 

@@ -26,9 +26,8 @@ def _takes_in(t: Tensor, graph: Graph) -> bool:
     if not is_of(t, *_TAKES_IN):
         return False
     x = t.src[_operand(t)]
-    alone = x not in graph.outputs and len(graph.readers[x]) == 1
-    is_formula = is_of(x, *FORMULAS) and not x.params
-    return alone and is_formula and all(s.is_contiguous and s.shape == x.shape for s in x.src)
+    is_formula = is_of(x, *FORMULAS) and not x.params and graph.is_only_for(x, t)
+    return is_formula and all(s.is_contiguous and s.shape == x.shape for s in x.src)
 
 
 def _absorb(t: Tensor) -> Tensor:

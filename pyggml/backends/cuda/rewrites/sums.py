@@ -39,7 +39,7 @@ def _is_sum(t: Tensor, graph: Graph) -> bool:
     if t.op is not ADD or not t.is_write:
         return False
     so_far, product = t.src
-    alone = product not in graph.outputs and len(graph.readers[product]) == 1
+    alone = graph.is_only_for(product, t)
     return product.op in _ADDING and alone and so_far.shape == product.shape
 
 

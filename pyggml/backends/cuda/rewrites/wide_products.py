@@ -68,7 +68,7 @@ class _Product:
 def with_wide_products(graph: Graph) -> Graph:
     """The graph with LoRA's products joined with others; the same graph if there is no LoRA."""
     groups: dict[Tensor, list[_Product]] = defaultdict(list)
-    for p in _Matcher(graph).products():
+    for p in _products(graph):
         groups[p.x].append(p)
     new: dict[Tensor, Tensor] = {}
     for x, group in groups.items():
@@ -95,84 +95,78 @@ def _join(p: _Product, rows: Tensor, first: int) -> dict[Tensor, Tensor]:
     return new
 
 
-class _Matcher:
-    def __init__(self, graph: Graph) -> None:
-        self._graph, self._outputs, self._readers = graph, set(graph.outputs), graph.readers
+def _products(graph: Graph) -> list[_Product]:
+    """Those that can be joined; none of an x whose products have too many columns together."""
+    all_of = [p for t in graph.nodes if (p := _product(t, graph)) is not None]
+    n_columns: dict[Tensor, int] = defaultdict(int)
+    for p in all_of:
+        n_columns[p.x] += columns(p.rank)
+    return [p for p in all_of if n_columns[p.x] <= MOST_COLUMNS]
 
-    def products(self) -> list[_Product]:
-        """Those that can be joined; none of an x whose products have too many columns together."""
-        all_of = [p for t in self._graph.nodes if (p := self._product(t)) is not None]
-        n_columns: dict[Tensor, int] = defaultdict(int)
-        for p in all_of:
-            n_columns[p.x] += columns(p.rank)
-        return [p for p in all_of if n_columns[p.x] <= MOST_COLUMNS]
 
-    def _is_only_for(self, t: Tensor, *readers: Tensor) -> bool:
-        return t not in self._outputs and set(self._readers[t]) == set(readers)
-
-    def _product(self, y: Tensor) -> _Product | None:
-        if not is_of(y, "mul_mat_add") or not is_of(y.src[0], "mul_mat"):
-            return None
-        plain, b, t = y.src
-        w, x = plain.src
-        u, scale = _without_scale(t)
-        if u is None or not is_of(u, "mul_mat") or u.src[1] is not x:
-            return None
-        p = _Product(y, w, x, u.src[0], b, scale)
-        alone = self._is_only_for(plain, y) and (u is t or self._is_only_for(u, t))
-        if not alone or not _suits(p) or t in self._outputs:
-            return None
-        others = [r for r in self._readers[t] if r is not y]
-        if others:
-            p.back = self._back(p, t, others)
-        return p if p.back is not None or not others else None
-
-    def _back(self, p: _Product, t: Tensor, readers: list[Tensor]) -> _Back | None:
-        """The gradients, if the only other reader of t is dB, and all others are found."""
-        db = readers[0]
-        if len(readers) > 1 or not is_of(db, "out_prod") or db.src[0] is not t:
-            return None
-        dy = db.src[1]
-        if dy.shape != p.y.shape or not dy.is_contiguous or dy.dtype is not F32:
-            return None
-        back = self._of_v(p, dy, db)
-        return back if back is None or self._find_dx(p, back) else None
-
-    def _of_v(self, p: _Product, dy: Tensor, db: Tensor) -> _Back | None:
-        for product in self._readers[p.b]:
-            if is_of(product, "out_prod") and _is_transposed(product.src[1], dy):
-                after = self._readers[product]
-                v = after[0] if after and is_of(after[0], "scale") else product
-                if v is not product and not self._is_only_for(product, v):
-                    return None
-                if _without_scale(v) != (product, p.scale) or v in self._outputs:
-                    return None
-                of_a = [r for r in self._readers[v] if is_of(r, "out_prod") and r.src[1] is v]
-                if len(of_a) == 1 and _is_matrix(of_a[0].src[0]):
-                    return _Back(dy, db, v, of_a[0], of_a[0].src[0])
+def _product(y: Tensor, graph: Graph) -> _Product | None:
+    if not is_of(y, "mul_mat_add") or not is_of(y.src[0], "mul_mat"):
         return None
+    plain, b, t = y.src
+    w, x = plain.src
+    u, scale = _without_scale(t)
+    if u is None or not is_of(u, "mul_mat") or u.src[1] is not x:
+        return None
+    p = _Product(y, w, x, u.src[0], b, scale)
+    alone = graph.is_only_for(plain, y) and (u is t or graph.is_only_for(u, t))
+    if not alone or not _suits(p) or t in graph.outputs:
+        return None
+    others = [r for r in graph.readers[t] if r is not y]
+    if others:
+        p.back = _back(p, t, others, graph)
+    return p if p.back is not None or not others else None
 
-    def _find_dx(self, p: _Product, back: _Back) -> bool:
-        """Find dx, which reads v as dA does, and enter it; False if v has still other readers."""
-        others = [r for r in self._readers[back.v] if r is not back.da]
-        if not others:
-            return True
-        if len(others) > 1 or not is_of(others[0], "transpose"):
-            return False
-        for thin in self._readers[others[0]]:
-            if not is_of(thin, "out_prod", "out_prod_add") or thin.src[-2] is not p.a:
-                return False
-            if len(self._readers[thin]) != 1:
-                return False
-            (dx,) = self._readers[thin]
-            if not is_of(dx, "out_prod_add") or dx.src[0] is not thin:
-                return False
-            if dx.src[1] is not p.w or not _is_transposed(dx.src[2], back.dy):
-                return False
-            back.dx, back.to = dx, thin.src[0] if is_of(thin, "out_prod_add") else None
-            if not self._is_only_for(thin, dx):
-                return False
-        return len(self._readers[others[0]]) == 1
+
+def _back(p: _Product, t: Tensor, readers: list[Tensor], graph: Graph) -> _Back | None:
+    """The gradients, if the only other reader of t is dB, and all others are found."""
+    db = readers[0]
+    if len(readers) > 1 or not is_of(db, "out_prod") or db.src[0] is not t:
+        return None
+    dy = db.src[1]
+    if dy.shape != p.y.shape or not dy.is_contiguous or dy.dtype is not F32:
+        return None
+    back = _of_v(p, dy, db, graph)
+    return back if back is None or _find_dx(p, back, graph) else None
+
+
+def _of_v(p: _Product, dy: Tensor, db: Tensor, graph: Graph) -> _Back | None:
+    for product in graph.readers[p.b]:
+        if is_of(product, "out_prod") and _is_transposed(product.src[1], dy):
+            after = graph.readers[product]
+            v = after[0] if after and is_of(after[0], "scale") else product
+            if v is not product and not graph.is_only_for(product, v):
+                return None
+            if _without_scale(v) != (product, p.scale) or v in graph.outputs:
+                return None
+            of_a = [r for r in graph.readers[v] if is_of(r, "out_prod") and r.src[1] is v]
+            if len(of_a) == 1 and _is_matrix(of_a[0].src[0]):
+                return _Back(dy, db, v, of_a[0], of_a[0].src[0])
+    return None
+
+
+def _find_dx(p: _Product, back: _Back, graph: Graph) -> bool:
+    """Find dx, which reads v as dA does, and enter it; False if v has still other readers."""
+    others = [r for r in graph.readers[back.v] if r is not back.da]
+    if not others:
+        return True
+    thins = graph.readers[others[0]]
+    if len(others) > 1 or len(thins) != 1 or not is_of(others[0], "transpose"):
+        return False
+    (thin,) = thins
+    if not is_of(thin, "out_prod", "out_prod_add") or thin.src[-2] is not p.a:
+        return False
+    dx = graph.readers[thin][0] if graph.readers[thin] else thin
+    if not is_of(dx, "out_prod_add") or dx.src[0] is not thin or not graph.is_only_for(thin, dx):
+        return False
+    if dx.src[1] is not p.w or not _is_transposed(dx.src[2], back.dy):
+        return False
+    back.dx, back.to = dx, thin.src[0] if is_of(thin, "out_prod_add") else None
+    return True
 
 
 def _without_scale(t: Tensor) -> tuple[Tensor | None, float]:
