@@ -7,16 +7,16 @@ A value is a tuple of LLVM vectors of LANES words of 32 bits: of bytes, four to 
 floats, one to a word. A single float is a tuple of one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.llvm import F32, I8, I16, I32, I64, every, from_f16, lookup16, prefetch
-from pyggml.quants.layout import GROUP, Block, Table
-from pyggml.quants.readers.vectors import table_pointer
+from pyggml.jit.llvm import F32, I8, I32, I64, every, prefetch
+from pyggml.quants.layout import GROUP, Table
+from pyggml.quants.readers.vectors import VectorBlock, table_pointer
 
 LANES = CHOSEN.lanes
 LOAD = 16  # bytes of a row that are read at once: the fewest of a block
@@ -29,7 +29,16 @@ _LINE = 64  # bytes of a cache line
 Lanes = tuple[Any, ...]
 
 
-class LaneBlock(Block):
+def _each(verb: Callable[..., Any]) -> Callable[..., Lanes]:
+    """A verb of vectors, for each of a value's."""
+
+    def of_lanes(block: Any, value: Lanes, *settings: Any, **more: Any) -> Lanes:
+        return tuple(verb(block, v, *settings, **more) for v in value)
+
+    return of_lanes
+
+
+class LaneBlock(VectorBlock):
     """The blocks at an address and `step` bytes apart, integers. Subclasses define `add…`."""
 
     def __init__(self, builder: Any, source: Any, step: Any, n_bytes: int) -> None:
@@ -90,7 +99,7 @@ class LaneBlock(Block):
         mask = ir.Constant(ir.VectorType(I32, len(order)), order.tolist())
         return self.b.shuffle_vector(one, other, mask)
 
-    def _word(self, offset: int, n_bytes: int) -> Any:
+    def _ints(self, offset: int, n_bytes: int) -> Any:
         """n_bytes, at most a word, as ints; of a load that neighbours share, if they fill it."""
         start = offset // LOAD * LOAD
         if offset % WORD + n_bytes > WORD or start + LOAD > self.n_bytes:
@@ -105,14 +114,14 @@ class LaneBlock(Block):
 
     def bytes(self, offset: int, n: int = GROUP) -> Lanes:
         if n % LOAD:
-            words = (self._word(at, WORD) for at in range(offset, offset + n, WORD))
+            words = (self._ints(at, WORD) for at in range(offset, offset + n, WORD))
             return tuple(self.b.bitcast(word, BYTES) for word in words)
         loads = (self._load(start) for start in range(offset, offset + n, LOAD))
         return tuple(self.b.bitcast(word, BYTES) for load in loads for word in load)
 
     def flags(self, offset: int, value: int) -> Lanes:
         """A product moves each of four bits to the lowest of a byte of its own."""
-        word, masks = self._word(offset, WORD), []
+        word, masks = self._ints(offset, WORD), []
         for first in range(0, GROUP, WORD):
             four = self.b.and_(self.b.lshr(word, every(INTS, first)), every(INTS, 15))
             apart = self.b.mul(four, every(INTS, 0x00204081))
@@ -124,7 +133,7 @@ class LaneBlock(Block):
         """Each byte becomes a word: its halves are parted, and the halves of these."""
         b, words = self.b, []
         for first in range(0, GROUP // 4, WORD):
-            word = self._word(offset + first, WORD)
+            word = self._ints(offset + first, WORD)
             for byte in range(WORD):
                 four = b.and_(b.lshr(word, every(INTS, 8 * byte)), every(INTS, 255))
                 apart = b.or_(four, b.shl(four, every(INTS, 6)))
@@ -135,72 +144,45 @@ class LaneBlock(Block):
     def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Lanes:
         if n_bytes > WORD:
             return self.fields(offset, WORD, n_bits) + self.fields(offset + WORD, WORD, n_bits)
-        word, mask = self._word(offset, n_bytes), every(INTS, (1 << n_bits) - 1)
+        word, mask = self._ints(offset, n_bytes), every(INTS, (1 << n_bits) - 1)
         shifts = range(0, 8 * n_bytes, n_bits)[:n]
         return tuple(self.b.and_(self.b.lshr(word, every(INTS, at)), mask) for at in shifts)
 
     def f16(self, offset: int, n: int = 1) -> Lanes:
-        return self.half(tuple(self._word(offset + 2 * i, 2) for i in range(n)))
+        return self.half(tuple(self._ints(offset + 2 * i, 2) for i in range(n)))
 
     def bf16(self, offset: int, n: int = 1) -> Lanes:
-        words = (self._word(offset + 2 * i, 2) for i in range(n))
+        words = (self._ints(offset + 2 * i, 2) for i in range(n))
         return tuple(self.b.bitcast(self.b.shl(word, every(INTS, 16)), FLOATS) for word in words)
 
     def f32(self, offset: int, n: int = 1) -> Lanes:
-        words = (self._word(offset + WORD * i, WORD) for i in range(n))
+        words = (self._ints(offset + WORD * i, WORD) for i in range(n))
         return tuple(self.b.bitcast(word, FLOATS) for word in words)
 
     def half_e8m0(self, offset: int) -> Lanes:
-        b, e = self.b, self._word(offset, 1)
-        subnormal = b.shl(every(INTS, 0x00200000), e)
-        normal = b.shl(b.sub(e, every(INTS, 1)), every(INTS, 23))
-        is_subnormal = b.icmp_unsigned("<", e, every(INTS, 2))
-        return (b.bitcast(b.select(is_subnormal, subnormal, normal), FLOATS),)
+        return (self._half_power(self._ints(offset, 1)),)
 
     def constant(self, value: float) -> Lanes:
         return (every(FLOATS, value),)
 
     # -- arithmetic ------------------------------------------------------------------------------
 
-    def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
-        kind, mask = whole[0].type, ((1 << n) - 1) << to
-        if to < first:
-            whole = tuple(self.b.lshr(v, every(kind, first - to)) for v in whole)
-        elif to > first:
-            whole = tuple(self.b.shl(v, every(kind, to - first)) for v in whole)
-        return tuple(self.b.and_(v, every(kind, mask)) for v in whole)
+    bits = _each(VectorBlock.bits)
+    minus = _each(VectorBlock.minus)
+    except_for = _each(VectorBlock.except_for)
+    digits = _each(VectorBlock.digits)
+    lookup = _each(VectorBlock.lookup)
+    half = _each(VectorBlock.half)
+    negative = _each(VectorBlock.negative)
+
+    def negate(self, whole: Lanes, where: Lanes) -> Lanes:
+        return tuple(map(super().negate, whole, where))
 
     def either(self, a: Lanes, b: Lanes) -> Lanes:
-        each = b * len(a) if len(b) == 1 else b
-        return tuple(self.b.or_(one, other) for one, other in zip(a, each, strict=True))
+        return tuple(map(super().either, a, b * len(a) if len(b) == 1 else b))
 
     def join(self, a: Lanes, b: Lanes) -> Lanes:
         return a + b
-
-    def minus(self, whole: Lanes, n: int) -> Lanes:
-        return tuple(self.b.sub(v, every(v.type, n)) for v in whole)
-
-    def except_for(self, ints: Lanes, n: int) -> Lanes:
-        zero = every(INTS, 0)
-        return tuple(
-            self.b.select(self.b.icmp_signed("==", v, every(INTS, n)), zero, v) for v in ints
-        )
-
-    def digits(self, whole: Lanes, i: int) -> Lanes:
-        """Fractions from a third on, and those from two thirds on, counted."""
-        b, sums = self.b, []
-        for v in whole:
-            fraction = b.mul(v, every(BYTES, 3**i))
-            steps = (b.icmp_unsigned(">=", fraction, every(BYTES, n)) for n in (86, 171))
-            sums.append(b.add(*(b.zext(step, BYTES) for step in steps)))
-        return tuple(sums)
-
-    def negate(self, whole: Lanes, where: Lanes) -> Lanes:
-        pairs = zip(whole, where, strict=True)
-        return tuple(self.b.sub(self.b.xor(v, mask), mask) for v, mask in pairs)
-
-    def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
-        return tuple(lookup16(self.b, v, table) for v in nibbles)
 
     def points(self, indices: Lanes, table: Table) -> Lanes:
         """Row by row of the matrix, its row of the table."""
@@ -228,16 +210,8 @@ class LaneBlock(Block):
         tops = [self.b.shl(v, every(INTS, up)) for v in words for up in (24, 16, 8, 0)]
         return tuple(self.b.ashr(v, every(INTS, 24)) for v in tops)
 
-    def half(self, ints: Lanes) -> Lanes:
-        shorts, float16 = (ir.VectorType(t, LANES) for t in (I16, ir.HalfType()))
-        halves = (self.b.bitcast(self.b.trunc(v, shorts), float16) for v in ints)
-        return tuple(from_f16(self.b, half, FLOATS) for half in halves)
-
     def times(self, floats: Lanes, factor: Lanes) -> Lanes:
         return tuple(self.b.fmul(v, factor[0]) for v in floats)
-
-    def negative(self, floats: Lanes) -> Lanes:
-        return tuple(self.b.fneg(v) for v in floats)
 
     def lane(self, numbers: Lanes, i: int) -> Lanes:
         return (numbers[i],)

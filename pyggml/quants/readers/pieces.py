@@ -18,7 +18,7 @@ import numpy as np
 from llvmlite import ir
 
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.llvm import F32, I8, I16, I32, I64, declare_intrinsic, every, from_f16, where_set
+from pyggml.jit.llvm import F32, I8, I16, I32, I64, declare_intrinsic, every, where_set
 from pyggml.quants.layout import GROUP, SUBGROUP, Table
 from pyggml.quants.readers.vectors import VectorBlock, lane_of, table_pointer
 
@@ -217,30 +217,17 @@ class PieceBlock(VectorBlock):
         return self.b.and_(shifted, every(words.type, (1 << n_bits) - 1))
 
     def f16(self, offset: int, n: int = 1) -> Any:
-        words = self._each(offset, I16)
-        half, floats = (ir.VectorType(kind, self.n_blocks) for kind in (ir.HalfType(), F32))
-        return from_f16(self.b, self.b.bitcast(words, half), floats)
+        return self._from_f16(self._each(offset, I16))
 
     def half_e8m0(self, offset: int) -> Any:
         ints = ir.VectorType(I32, self.n_blocks)
-        b, e = self.b, self.b.zext(self._each(offset, I8), ints)
-        subnormal = b.shl(every(ints, 0x00200000), e)
-        normal = b.shl(b.sub(e, every(ints, 1)), every(ints, 23))
-        is_subnormal = b.icmp_unsigned("<", e, every(ints, 2))
-        return b.bitcast(b.select(is_subnormal, subnormal, normal), ir.VectorType(F32, ints.count))
+        return self._half_power(self.b.zext(self._each(offset, I8), ints))
 
     def constant(self, value: float) -> Any:
         return every(ir.VectorType(F32, self.n_blocks), value)
 
     def floats(self, whole: Any) -> Any:
-        ints = self._now(whole) if isinstance(whole, Node) else whole
-        return self.b.sitofp(ints, ir.VectorType(F32, ints.type.count))
-
-    def half(self, ints: Any) -> Any:
-        n = ints.type.count
-        words = self.b.trunc(ints, ir.VectorType(I16, n))
-        half, floats = ir.VectorType(ir.HalfType(), n), ir.VectorType(F32, n)
-        return from_f16(self.b, self.b.bitcast(words, half), floats)
+        return super().floats(self._now(whole) if isinstance(whole, Node) else whole)
 
     def times(self, floats: Any, factor: Any) -> Any:
         return self.b.fmul(floats, self._spread(factor, floats.type.count))

@@ -43,6 +43,12 @@ def _count(value: Any) -> int:
     return value.type.count if isinstance(value.type, ir.VectorType) else 1
 
 
+def _as_many(kind: Any, value: Any) -> Any:
+    """The LLVM type of as many elements as a value has."""
+    is_vector = isinstance(value.type, ir.VectorType)
+    return ir.VectorType(kind, value.type.count) if is_vector else kind
+
+
 def _constant(kind: Any, value: Any) -> Any:
     """A constant of a scalar type, or of a vector type with the value in every lane."""
     return every(kind, value) if isinstance(kind, ir.VectorType) else ir.Constant(kind, value)
@@ -120,9 +126,7 @@ class VectorBlock(Block):
         return self.b.and_(shifted, every(kind, (1 << n_bits) - 1))
 
     def f16(self, offset: int, n: int = 1) -> Any:
-        if n > 1:
-            return from_f16(self.b, self._read(offset, _vector(ir.HalfType(), n)), _vector(F32, n))
-        return from_f16(self.b, self.b.bitcast(self._word(offset), ir.HalfType()), F32)
+        return self._from_f16(self._read(offset, _vector(I16, n)) if n > 1 else self._word(offset))
 
     def _word(self, offset: int) -> Any:
         """An int16, loaded so that LLVM does not fold the load into a conversion from float16: on
@@ -140,11 +144,15 @@ class VectorBlock(Block):
         return self._read(offset, _vector(F32, n))
 
     def half_e8m0(self, offset: int) -> Any:
-        b, e = self.b, self.b.zext(self._read(offset, I8), I32)
-        subnormal = b.shl(ir.Constant(I32, 0x00200000), e)
-        normal = b.shl(b.sub(e, ir.Constant(I32, 1)), ir.Constant(I32, 23))
-        is_subnormal = b.icmp_unsigned("<", e, ir.Constant(I32, 2))
-        return b.bitcast(b.select(is_subnormal, subnormal, normal), F32)
+        return self._half_power(self.b.zext(self._read(offset, I8), I32))
+
+    def _half_power(self, e: Any) -> Any:
+        """2^(e − 128) of an int or of each of several."""
+        b, kind = self.b, e.type
+        subnormal = b.shl(_constant(kind, 0x00200000), e)
+        normal = b.shl(b.sub(e, _constant(kind, 1)), _constant(kind, 23))
+        is_subnormal = b.icmp_unsigned("<", e, _constant(kind, 2))
+        return b.bitcast(b.select(is_subnormal, subnormal, normal), _as_many(F32, e))
 
     def constant(self, value: float) -> Any:
         return ir.Constant(F32, value)
@@ -199,12 +207,14 @@ class VectorBlock(Block):
         return loads[0]
 
     def floats(self, whole: Any) -> Any:
-        return self.b.sitofp(whole, _vector(F32, _count(whole)))
+        return self.b.sitofp(whole, _as_many(F32, whole))
 
     def half(self, ints: Any) -> Any:
-        n = _count(ints)
-        words = self.b.trunc(ints, _vector(I16, n))
-        return from_f16(self.b, self.b.bitcast(words, _vector(ir.HalfType(), n)), _vector(F32, n))
+        return self._from_f16(self.b.trunc(ints, _as_many(I16, ints)))
+
+    def _from_f16(self, words: Any) -> Any:
+        halves = self.b.bitcast(words, _as_many(ir.HalfType(), words))
+        return from_f16(self.b, halves, _as_many(F32, words))
 
     def times(self, floats: Any, factor: Any) -> Any:
         n = _count(floats)
