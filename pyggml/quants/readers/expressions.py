@@ -14,12 +14,14 @@ from pyggml.quants.layout import GROUP, SUBGROUP, Block
 class Lanes(NamedTuple):
     """n numbers: `text(lane)` is the expression of one, for a lane named by a variable or a number.
 
-    kind is "bytes" (0 to 255, held in 32 bits), "ints" or "floats".
+    kind   "bytes" (0 to 255, held in 32 bits), "ints" or "floats"
+    word   word(i) is the expression of the i-th four bytes, where a device takes these at once
     """
 
     kind: str
     n: int
     text: Callable[[str], str]
+    word: Callable[[int], str] | None = None
 
 
 class ExpressionBlock(Block):
@@ -35,8 +37,32 @@ class ExpressionBlock(Block):
         self._minima: Lanes | None = None
 
     @abstractmethod
+    def number(self, lane: str, value: int) -> str:
+        """A whole number, as often as the lane stands for numbers."""
+
+    def shift(self, lane: str, n: int) -> str:
+        """How far numbers are shifted."""
+        return self.number(lane, n)
+
+    def of_all(self, lane: str, text: str) -> str:
+        """One expression, as often as the lane stands for numbers."""
+        return text
+
+    @abstractmethod
+    def where(self, condition: str, a: str, b: str) -> str:
+        """a where the condition holds, else b."""
+
+    @abstractmethod
+    def as_float(self, lane: str, whole: str) -> str:
+        """Ints as float32."""
+
     def chosen(self, lane: str, n: int, below: str, other: str) -> str:
         """`below` for a lane below n, else `other`."""
+        return self.where(f"{lane} < {self.bound(n)}", below, other)
+
+    def bound(self, n: int) -> str:
+        """A number that lanes are compared with."""
+        return str(n)
 
     @abstractmethod
     def lane_before(self, lane: str, n: int) -> str:
@@ -51,16 +77,70 @@ class ExpressionBlock(Block):
             return below(lane) if number < n else other(str(number - n))
         return self.chosen(lane, n, below(lane), other(self.lane_before(lane, n)))
 
+    def pairs(self, offset: int) -> Lanes:
+        return self.fields(offset, 8, 2)._replace(kind="bytes")
+
+    def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
+        def text(lane: str) -> str:
+            moved = whole.text(lane)
+            moved = f"({moved} >> {self.shift(lane, first)})" if first else moved
+            field = f"({moved} & {self.number(lane, (1 << n) - 1)})"
+            return f"({field} << {self.shift(lane, to)})" if to else field
+
+        kind = "ints" if to + n < 8 else whole.kind  # which has no sign
+        return whole._replace(kind=kind, text=text)
+
     def either(self, a: Lanes, b: Lanes) -> Lanes:
-        each = b if b.n > 1 else self.lane(b, 0)
-        return a._replace(text=lambda lane: f"({a.text(lane)} | {each.text(lane)})")
+        def text(lane: str) -> str:
+            other = b.text(lane) if b.n > 1 else self.of_all(lane, b.text("0"))
+            return f"({a.text(lane)} | {other})"
+
+        return Lanes(_kind_of(a, b), a.n, text)
 
     def join(self, a: Lanes, b: Lanes) -> Lanes:
-        return Lanes(a.kind, a.n + b.n, lambda lane: self.within(lane, a.n, a.text, b.text))
+        return Lanes(_kind_of(a, b), a.n + b.n, lambda lane: self.within(lane, a.n, a.text, b.text))
+
+    def _byte(self, lane: str, text: str) -> str:
+        return f"({text} & {self.number(lane, 255)})"
 
     def minus(self, whole: Lanes, n: int) -> Lanes:
-        mask = " & 255" if whole.kind == "bytes" else ""
-        return whole._replace(text=lambda lane: f"(({whole.text(lane)} - {n}){mask})")
+        def text(lane: str) -> str:
+            less = f"({whole.text(lane)} - {self.number(lane, n)})"
+            return self._byte(lane, less) if whole.kind == "bytes" else less
+
+        return whole._replace(text=text)
+
+    def except_for(self, ints: Lanes, n: int) -> Lanes:
+        def text(lane: str) -> str:
+            number = ints.text(lane)
+            is_n = f"{number} == {self.number(lane, n)}"
+            return self.where(is_n, self.number(lane, 0), number)
+
+        return ints._replace(text=text)
+
+    def digits(self, whole: Lanes, i: int) -> Lanes:
+        def text(lane: str) -> str:
+            fraction = self._byte(lane, f"({whole.text(lane)} * {self.number(lane, 3**i)})")
+            return f"(({fraction} * {self.number(lane, 3)}) >> {self.shift(lane, 8)})"
+
+        return whole._replace(text=text)
+
+    def negate(self, whole: Lanes, where: Lanes) -> Lanes:
+        def text(lane: str) -> str:
+            mask = where.text(lane)
+            return self._byte(lane, f"(({whole.text(lane)} ^ {mask}) - {mask})")
+
+        return whole._replace(kind="bytes", text=text)
+
+    def floats(self, whole: Lanes) -> Lanes:
+        def text(lane: str) -> str:
+            number = whole.text(lane)
+            if whole.kind == "bytes":
+                half = self.number(lane, 128)
+                number = f"({number} ^ {half}) - {half}"
+            return self.as_float(lane, number)
+
+        return Lanes("floats", whole.n, text)
 
     def times(self, floats: Lanes, factor: Lanes) -> Lanes:
         return floats._replace(text=lambda lane: f"({floats.text(lane)} * {factor.text('0')})")
@@ -104,3 +184,8 @@ class ExpressionBlock(Block):
 
     def add_floats(self, floats: Lanes, i: int) -> None:
         self.groups[i] = floats.text
+
+
+def _kind_of(a: Lanes, b: Lanes) -> str:
+    """Of what is made of both: bytes, whose eighth bit is a sign, if one of them is."""
+    return "bytes" if "bytes" in (a.kind, b.kind) else a.kind

@@ -18,25 +18,13 @@ import numpy as np
 from pyggml.backends.cuda.code import byte_ptx, ptx
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.weights.readers import half_e8m0
+from pyggml.backends.cuda.weights.readers import LaneBlock, half_e8m0
 from pyggml.quants import QUANTS
-from pyggml.quants.layout import EVEN_SIGNS, GROUP, SUBGROUP, Block, Table
+from pyggml.quants.layout import EVEN_SIGNS, GROUP, SUBGROUP, Table
+from pyggml.quants.readers.expressions import Lanes
 
 MOST_GROUPS = 8  # of a unit
 _ONES = 0x01010101
-
-
-class Values(NamedTuple):
-    """n numbers: `one(i)` is the expression of number i, `word(i)` that of the i-th four of them.
-
-    kind is "bytes", "ints" or "floats"; only bytes have words. has_zeros: some may be 0.
-    """
-
-    kind: str
-    n: int
-    one: Callable[[int], str]
-    word: Callable[[int], str] | None = None
-    has_zeros: bool = True
 
 
 class Group(NamedTuple):
@@ -55,24 +43,22 @@ class GridRow(NamedTuple):
     at: str
 
 
-def _whole(n: int) -> str:
-    return f"np.int32({n})"
-
-
 def _bits(n: int) -> str:
     return f"np.uint32({n:#x})"
 
 
-class PackedBlock(Block):
+class PackedBlock(LaneBlock):
     """Collects the groups of the block that begins at byte `start` of its unit, and in `rows` the
-    unit's rows of grids."""
-
-    size = 1  # of plain types, which have no words
+    unit's rows of grids. Lanes are numbers."""
 
     def __init__(self, start: int, rows: list[GridRow]) -> None:
+        super().__init__()
         self._groups: dict[int, Group] = {}
-        self._minima: Values | None = None
         self._start, self._rows = start, rows
+        self._no_zeros: list[Lanes] = []  # bytes of which none is 0
+
+    def number(self, lane: str, value: int) -> str:
+        return f"np.int32({value})"
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -83,7 +69,7 @@ class PackedBlock(Block):
             return f"w{i}"
         return f"pick_bytes(w{i}, w{i + 1}, {_bits(0x3210 + 0x1111 * first)})"
 
-    def _byte(self, offset: int) -> str:
+    def _byte_at(self, offset: int) -> str:
         i, first = divmod(self._start + offset, 4)
         return f"((w{i} >> {_bits(8 * first)}) & {_bits(255)})"
 
@@ -93,192 +79,118 @@ class PackedBlock(Block):
             return f"({self._load(offset)} & {_bits(0xFFFF)})"
         return f"((w{i} >> {_bits(8 * first)}) & {_bits(0xFFFF)})"
 
-    def bytes(self, offset: int, n: int = GROUP) -> Values:
-        def one(i: int) -> str:
-            return f"np.int32({self._byte(offset + i)})"
+    def bytes(self, offset: int, n: int = GROUP) -> Lanes:
+        def text(lane: str) -> str:
+            return f"np.int32({self._byte_at(offset + int(lane))})"
 
-        def word(i: int) -> str:
-            return self._load(offset + 4 * i)
+        return Lanes("bytes", n, text, lambda i: self._load(offset + 4 * i))
 
-        return Values("bytes", n, one, word)
-
-    def flags(self, offset: int, value: int) -> Values:
-        def one(i: int) -> str:
-            byte = f"np.int32({self._byte(offset + i // 8)})"
-            return f"((({byte} >> {_whole(i % 8)}) & {_whole(1)}) * {_whole(value)})"
-
+    def flags(self, offset: int, value: int) -> Lanes:
         def word(i: int) -> str:
             four = f"(({self._load(offset)} >> {_bits(4 * i)}) & {_bits(15)})"
             if value == 255:
                 return f"mask_of({four})"
             return f"((({four} * {_bits(0x00204081)}) & {_bits(_ONES)}) * {_bits(value)})"
 
-        return Values("bytes", GROUP, one, word)
+        return Lanes("bytes", GROUP, _no_single, word)
 
-    def pairs(self, offset: int) -> Values:
-        fields = self.fields(offset, 8, 2)
-        return Values(
-            "bytes", GROUP, fields.one, lambda i: f"spread_pairs({self._byte(offset + i)})"
-        )
+    def pairs(self, offset: int) -> Lanes:
+        def word(i: int) -> str:
+            return f"spread_pairs({self._byte_at(offset + i)})"
 
-    def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Values:
-        def one(i: int) -> str:
-            at, first = offset + i * n_bits // 8, i * n_bits % 8
-            number = self._byte(at)
-            if n_bits == 16:
-                number = self._short(at)
-            elif 8 % n_bits:  # some lie in two bytes
-                at, first = offset, i * n_bits
+        return super().pairs(offset)._replace(word=word)
+
+    def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Lanes:
+        def text(lane: str) -> str:
+            first = int(lane) * n_bits
+            at, first = offset + first // 8, first % 8
+            number = self._short(at) if n_bits == 16 else self._byte_at(at)
+            if 8 % n_bits and n_bits < 8:  # some lie in two bytes
+                at, first = offset, int(lane) * n_bits
                 number = self._load(at) if n_bytes == 4 else self._short(at)
-            return f"((np.int32({number}) >> {_whole(first)}) & {_whole((1 << n_bits) - 1)})"
+            shift, mask = self.number(lane, first), self.number(lane, (1 << n_bits) - 1)
+            return f"((np.int32({number}) >> {shift}) & {mask})"
 
-        return Values("ints", n or -(-8 * n_bytes // n_bits), one)
+        return Lanes("ints", n or -(-8 * n_bytes // n_bits), text)
 
-    def f16(self, offset: int, n: int = 1) -> Values:
-        return Values("floats", n, lambda i: f"half_of({self._short(offset + 2 * i)})")
+    def f16(self, offset: int, n: int = 1) -> Lanes:
+        return Lanes("floats", n, lambda i: f"half_of({self._short(offset + 2 * int(i))})")
 
-    def bf16(self, offset: int, n: int = 1) -> Values:
-        return Values(
-            "floats", n, lambda i: f"as_float({self._short(offset + 2 * i)} << {_bits(16)})"
-        )
-
-    def f32(self, offset: int, n: int = 1) -> Values:
-        return Values("floats", n, lambda i: f"as_float({self._load(offset + 4 * i)})")
-
-    def half_e8m0(self, offset: int) -> Values:
-        return Values("floats", 1, lambda _: f"half_e8m0(np.uint32({self._byte(offset)}))")
-
-    def constant(self, value: float) -> Values:
-        return Values("floats", 1, lambda _: f"np.float32({value})")
+    def half_e8m0(self, offset: int) -> Lanes:
+        return Lanes("floats", 1, lambda _: f"half_e8m0(np.uint32({self._byte_at(offset)}))")
 
     # -- arithmetic ----------------------------------------------------------------------------
 
-    def bits(self, whole: Values, first: int, n: int, to: int = 0) -> Values:
-        mask = (1 << n) - 1
-
-        def one(i: int) -> str:
-            return f"((({whole.one(i)} >> {_whole(first)}) & {_whole(mask)}) << {_whole(to)})"
-
-        def word(i: int) -> str:
-            assert whole.word is not None
-            moved = f"(({whole.word(i)} >> {_bits(first)}) & {_bits(mask * _ONES)})"
+    def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
+        def word(of: str) -> str:
+            moved = f"(({of} >> {_bits(first)}) & {_bits(((1 << n) - 1) * _ONES)})"
             return f"({moved} << {_bits(to)})" if to else moved
 
-        return whole._replace(one=one, word=whole.word and word)
+        return super().bits(whole, first, n, to)._replace(word=_word_of(word, whole))
 
-    def either(self, a: Values, b: Values) -> Values:
-        def word(i: int) -> str:
-            assert a.word is not None and b.word is not None
-            return f"({a.word(i)} | {b.word(i)})"
+    def either(self, a: Lanes, b: Lanes) -> Lanes:
+        word = _word_of(lambda one, other: f"({one} | {other})", a, b)
+        return super().either(a, b)._replace(word=word)
 
-        both = a.word and b.word and word
-        each = b if b.n > 1 else self.lane(b, 0)
-        return a._replace(one=lambda i: f"({a.one(i)} | {each.one(i)})", word=both)
-
-    def join(self, a: Values, b: Values) -> Values:
-        def one(i: int) -> str:
-            return a.one(i) if i < a.n else b.one(i - a.n)
-
+    def join(self, a: Lanes, b: Lanes) -> Lanes:
         def word(i: int) -> str:
             assert a.word is not None and b.word is not None
             return a.word(i) if i < a.n // 4 else b.word(i - a.n // 4)
 
-        return Values(a.kind, a.n + b.n, one, a.word and b.word and word)
+        return super().join(a, b)._replace(word=a.word and b.word and word)
 
-    def minus(self, whole: Values, n: int) -> Values:
-        def one(i: int) -> str:
-            less = f"({whole.one(i)} - {_whole(n)})"
-            return f"({less} & {_whole(255)})" if whole.kind == "bytes" else less
-
-        def word(i: int) -> str:  # of bytes below 128: their top bits keep what is borrowed
-            assert whole.word is not None
+    def minus(self, whole: Lanes, n: int) -> Lanes:
+        def word(of: str) -> str:  # of bytes below 128: their top bits keep what is borrowed
             top = _bits(0x80 * _ONES)
-            return f"((({whole.word(i)} | {top}) - {_bits(n * _ONES)}) ^ {top})"
+            return f"((({of} | {top}) - {_bits(n * _ONES)}) ^ {top})"
 
-        return whole._replace(one=one, word=whole.word and word)
+        return super().minus(whole, n)._replace(word=_word_of(word, whole))
 
-    def except_for(self, ints: Values, n: int) -> Values:
-        return ints._replace(
-            one=lambda i: f"({_whole(0)} if {ints.one(i)} == {_whole(n)} else {ints.one(i)})"
-        )
+    def digits(self, whole: Lanes, i: int) -> Lanes:
+        word = _word_of(lambda of: f"digits_of({of}, {_bits(3**i)})", whole)
+        return whole._replace(text=_no_single, word=word)
 
-    def digits(self, whole: Values, i: int) -> Values:
-        def word(n: int) -> str:
-            assert whole.word is not None
-            return f"digits_of({whole.word(n)}, {_bits(3**i)})"
+    def negate(self, whole: Lanes, where: Lanes) -> Lanes:
+        name = "negate_no_zeros" if whole in self._no_zeros else "negate_bytes"
+        word = _word_of(lambda of, mask: f"{name}({of}, {mask})", whole, where)
+        return whole._replace(text=_no_single, word=word)
 
-        return whole._replace(one=_no_single, word=word)
-
-    def negate(self, whole: Values, where: Values) -> Values:
-        def word(i: int) -> str:
-            assert whole.word is not None and where.word is not None
-            name = "negate_bytes" if whole.has_zeros else "negate_no_zeros"
-            return f"{name}({whole.word(i)}, {where.word(i)})"
-
-        return whole._replace(one=_no_single, word=word)
-
-    def points(self, indices: Values, table: Table) -> Values:
+    def points(self, indices: Lanes, table: Table) -> Lanes:
         if table is EVEN_SIGNS:
 
             def signs(i: int) -> str:
-                return f"even_signs(np.uint32({indices.one(i // 2)}), {_bits(i % 2 * 4)})"
+                return f"even_signs(np.uint32({indices.text(str(i // 2))}), {_bits(i % 2 * 4)})"
 
-            return Values("bytes", GROUP, _no_single, signs)
+            return Lanes("bytes", GROUP, _no_single, signs)
         first, width = len(self._rows), table.width
-        self._rows += [GridRow(table, indices.one(i)) for i in range(GROUP // width)]
+        self._rows += [GridRow(table, indices.text(str(i))) for i in range(GROUP // width)]
 
         def word(i: int) -> str:
             return f"r{first + 4 * i // width}_{4 * i % width // 4}"
 
-        return Values("bytes", GROUP, _no_single, word, has_zeros=not table.rows.all())
+        points = Lanes("bytes", GROUP, _no_single, word)
+        self._no_zeros += [points] if table.rows.all() else []
+        return points
 
-    def lookup(self, nibbles: Values, table: Sequence[int]) -> Values:
+    def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
         words = [
             _bits(sum((v & 255) << 8 * i for i, v in enumerate(table[first : first + 4])))
             for first in range(0, 16, 4)
         ]
+        word = _word_of(lambda of: f"look_up({of}, {', '.join(words)})", nibbles)
+        return nibbles._replace(text=_no_single, word=word)
 
-        def word(i: int) -> str:
-            assert nibbles.word is not None
-            return f"look_up({nibbles.word(i)}, {', '.join(words)})"
-
-        return nibbles._replace(one=_no_single, word=word)
-
-    def floats(self, whole: Values) -> Values:
-        def one(i: int) -> str:
-            number = whole.one(i)
-            if whole.kind == "bytes":
-                number = f"(({number} ^ {_whole(128)}) - {_whole(128)})"
-            return f"np.float32(np.int32({number}))"
-
-        return Values("floats", whole.n, one)
-
-    def times(self, floats: Values, factor: Values) -> Values:
-        return floats._replace(one=lambda i: f"({floats.one(i)} * {factor.one(0)})")
-
-    def negative(self, floats: Values) -> Values:
-        return floats._replace(one=lambda i: f"(-{floats.one(i)})")
-
-    def half(self, ints: Values) -> Values:
-        return Values("floats", ints.n, lambda i: f"half_of(np.uint32({ints.one(i)}))")
-
-    def lane(self, numbers: Values, i: int) -> Values:
-        return Values(numbers.kind, 1, lambda _: numbers.one(i))
+    def half(self, ints: Lanes) -> Lanes:
+        return Lanes("floats", ints.n, lambda i: f"half_of(np.uint32({ints.text(i)}))")
 
     # -- weights -------------------------------------------------------------------------------
 
-    def add_minimum(self, minimum: Values) -> None:
-        self._minima = minimum
-
-    def add_minima(self, minima: Values) -> None:
-        self._minima = minima
-
-    def add(self, scale: Values, q: Values, i: int = 0) -> None:
+    def add(self, scale: Lanes, q: Lanes, i: int = 0) -> None:
         self.add_two((scale, scale), q, i, most=127)
 
-    def add_two(self, scales: tuple[Values, Values], q: Values, i: int, most: int) -> None:
+    def add_two(self, scales: tuple[Lanes, Lanes], q: Lanes, i: int, most: int) -> None:
         assert q.word is not None
-        both = scales[0].one(0), scales[1].one(0)
+        both = scales[0].text("0"), scales[1].text("0")
         words = tuple(q.word(n) for n in range(GROUP // 4))
         self._groups[i] = Group(both, words, self._minima_of(i))
 
@@ -286,16 +198,22 @@ class PackedBlock(Block):
         if self._minima is None:
             return ()
         if self._minima.n <= GROUP // 4:
-            return (self._minima.one(i // GROUP),)
-        return tuple(self._minima.one(i // SUBGROUP + n) for n in range(2))
+            return (self._minima.text(str(i // GROUP)),)
+        return tuple(self._minima.text(str(i // SUBGROUP + n)) for n in range(2))
 
     @property
-    def groups(self) -> list[Group]:
+    def packed_groups(self) -> list[Group]:
         """The groups, in the order of their weights."""
         return [self._groups[i] for i in sorted(self._groups)]
 
 
-def _no_single(i: int) -> str:
+def _word_of(text: Callable[..., str], *wholes: Lanes) -> Callable[[int], str] | None:
+    """The words of what is made of those of others; None if one of these has none."""
+    words = [whole.word for whole in wholes if whole.word is not None]
+    return (lambda i: text(*(word(i) for word in words))) if len(words) == len(wholes) else None
+
+
+def _no_single(lane: str) -> str:
     raise TypeError("a single byte, wanted none but in words")
 
 
@@ -324,7 +242,7 @@ def decode_unit(unit: Unit) -> tuple[tuple[Group, ...], tuple[GridRow, ...]]:
     for start in range(0, unit.n_bytes, quant.dtype.block_bytes):
         block = PackedBlock(start, rows)
         quant.decode(block)
-        groups += block.groups
+        groups += block.packed_groups
     return tuple(groups), tuple(rows)
 
 

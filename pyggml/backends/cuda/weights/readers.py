@@ -32,8 +32,14 @@ class LaneBlock(ExpressionBlock):
         super().__init__()
         self.tables: list[Table] = []
 
-    def chosen(self, lane: str, n: int, below: str, other: str) -> str:
-        return f"({below} if {lane} < {n} else {other})"
+    def number(self, lane: str, value: int) -> str:
+        return str(value)
+
+    def where(self, condition: str, a: str, b: str) -> str:
+        return f"({a} if {condition} else {b})"
+
+    def as_float(self, lane: str, whole: str) -> str:
+        return f"np.float32(np.int32({whole}))"  # 64 bits take much longer to convert
 
     def lane_before(self, lane: str, n: int) -> str:
         return f"({lane} - {n})"
@@ -49,9 +55,6 @@ class LaneBlock(ExpressionBlock):
             return f"((({byte} >> ({lane} & 7)) & 1) * {value})"
 
         return Lanes("bytes", GROUP, text)
-
-    def pairs(self, offset: int) -> Lanes:
-        return self.fields(offset, 8, 2)._replace(kind="bytes")
 
     def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Lanes:
         many, mask = -(-8 * n_bytes // n_bits), (1 << n_bits) - 1
@@ -95,35 +98,6 @@ class LaneBlock(ExpressionBlock):
 
     # -- arithmetic ----------------------------------------------------------------------------
 
-    def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
-        def text(lane: str) -> str:
-            moved = f"({whole.text(lane)} >> {first})" if first else whole.text(lane)
-            field = f"({moved} & {(1 << n) - 1})"
-            return f"({field} << {to})" if to else field
-
-        kind = "ints" if to + n < 8 else whole.kind  # which has no sign
-        return whole._replace(kind=kind, text=text)
-
-    def either(self, a: Lanes, b: Lanes) -> Lanes:
-        return super().either(a, b)._replace(kind=_kind_of(a, b))
-
-    def join(self, a: Lanes, b: Lanes) -> Lanes:
-        return super().join(a, b)._replace(kind=_kind_of(a, b))
-
-    def except_for(self, ints: Lanes, n: int) -> Lanes:
-        return ints._replace(
-            text=lambda lane: f"(0 if {ints.text(lane)} == {n} else {ints.text(lane)})"
-        )
-
-    def digits(self, whole: Lanes, i: int) -> Lanes:
-        return whole._replace(text=lambda lane: f"((({whole.text(lane)} * {3**i}) & 255) * 3 >> 8)")
-
-    def negate(self, whole: Lanes, where: Lanes) -> Lanes:
-        def text(lane: str) -> str:
-            return f"((({whole.text(lane)} ^ {where.text(lane)}) - {where.text(lane)}) & 255)"
-
-        return whole._replace(kind="bytes", text=text)
-
     def points(self, indices: Lanes, table: Table) -> Lanes:
         name, width = self._table(table), table.width
 
@@ -155,21 +129,8 @@ class LaneBlock(ExpressionBlock):
 
         return nibbles._replace(kind="bytes", text=text)
 
-    def floats(self, whole: Lanes) -> Lanes:
-        def text(lane: str) -> str:
-            number = whole.text(lane)
-            number = f"({number} ^ 128) - 128" if whole.kind == "bytes" else number
-            return f"np.float32(np.int32({number}))"  # 64 bits take much longer to convert
-
-        return Lanes("floats", whole.n, text)
-
     def half(self, ints: Lanes) -> Lanes:
         return Lanes("floats", ints.n, lambda lane: f"half_of({ints.text(lane)})")
-
-
-def _kind_of(a: Lanes, b: Lanes) -> str:
-    """Of what is made of both: bytes, whose eighth bit is a sign, if one of them is."""
-    return "bytes" if "bytes" in (a.kind, b.kind) else a.kind
 
 
 class EightLanes(LaneBlock):

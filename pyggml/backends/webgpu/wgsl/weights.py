@@ -75,8 +75,23 @@ class WordsBlock(ExpressionBlock):
         self.grids: list[Table] = []
         self._name = name
 
-    def chosen(self, lane: str, n: int, below: str, other: str) -> str:
-        return f"select({other}, {below}, {lane} < {n}u)"
+    def number(self, lane: str, value: int) -> str:
+        return _all(lane, "i32", value)
+
+    def shift(self, lane: str, n: int) -> str:
+        return _all(lane, "u32", n)
+
+    def of_all(self, lane: str, text: str) -> str:
+        return text if _is_one(lane) else f"vec4<i32>({text})"
+
+    def where(self, condition: str, a: str, b: str) -> str:
+        return f"select({b}, {a}, {condition})"
+
+    def as_float(self, lane: str, whole: str) -> str:
+        return f"{'f32' if _is_one(lane) else 'vec4<f32>'}({whole})"
+
+    def bound(self, n: int) -> str:
+        return f"{n}u"
 
     def lane_before(self, lane: str, n: int) -> str:
         before = f"({lane} - {n}u)"
@@ -100,9 +115,6 @@ class WordsBlock(ExpressionBlock):
             return _each(lane, one)
 
         return Lanes("bytes", GROUP, text)
-
-    def pairs(self, offset: int) -> Lanes:
-        return self.fields(offset, 8, 2)._replace(kind="bytes")
 
     def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Lanes:
         many, mask, per_word = -(-8 * n_bytes // n_bits), (1 << n_bits) - 1, 32 // n_bits
@@ -140,47 +152,6 @@ class WordsBlock(ExpressionBlock):
         return Lanes("floats", 1, lambda lane: f"{value}f")
 
     # -- arithmetic ----------------------------------------------------------------------------
-
-    def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
-        def text(lane: str) -> str:
-            down, mask = _all(lane, "u32", first), _all(lane, "i32", (1 << n) - 1)
-            return f"((({whole.text(lane)} >> {down}) & {mask}) << {_all(lane, 'u32', to)})"
-
-        return whole._replace(text=text)
-
-    def either(self, a: Lanes, b: Lanes) -> Lanes:
-        if b.n == 1:
-            of_all = b.text("0")
-            b = b._replace(text=lambda lane: of_all if _is_one(lane) else f"vec4<i32>({of_all})")
-        return a._replace(text=lambda lane: f"({a.text(lane)} | {b.text(lane)})")
-
-    def minus(self, whole: Lanes, n: int) -> Lanes:
-        def text(lane: str) -> str:
-            mask = f" & {_all(lane, 'i32', 255)}" if whole.kind == "bytes" else ""
-            return f"(({whole.text(lane)} - {n}){mask})"
-
-        return whole._replace(text=text)
-
-    def except_for(self, ints: Lanes, n: int) -> Lanes:
-        def text(lane: str) -> str:
-            zero, same = _all(lane, "i32", 0), f"{ints.text(lane)} == {_all(lane, 'i32', n)}"
-            return f"select({ints.text(lane)}, {zero}, {same})"
-
-        return ints._replace(text=text)
-
-    def digits(self, whole: Lanes, i: int) -> Lanes:
-        def text(lane: str) -> str:
-            fraction = f"(({whole.text(lane)} * {3**i}) & {_all(lane, 'i32', 255)})"
-            return f"(({fraction} * 3) >> {_all(lane, 'u32', 8)})"
-
-        return whole._replace(text=text)
-
-    def negate(self, whole: Lanes, where: Lanes) -> Lanes:
-        def text(lane: str) -> str:
-            mask = where.text(lane)
-            return f"((({whole.text(lane)} ^ {mask}) - {mask}) & {_all(lane, 'i32', 255)})"
-
-        return whole._replace(text=text)
 
     def points(self, indices: Lanes, table: Table) -> Lanes:
         """Four of one row, which lie in a word."""
@@ -220,15 +191,6 @@ class WordsBlock(ExpressionBlock):
         return nibbles._replace(
             text=lambda lane: f"{name}{suffix[_is_one(lane)]}({nibbles.text(lane)})"
         )
-
-    def floats(self, whole: Lanes) -> Lanes:
-        def text(lane: str) -> str:
-            number, kind = whole.text(lane), "f32" if _is_one(lane) else "vec4<f32>"
-            if whole.kind == "bytes":
-                number = f"({number} ^ {_all(lane, 'i32', 128)}) - 128"
-            return f"{kind}({number})"
-
-        return Lanes("floats", whole.n, text)
 
 
 def _table(i: int, values: Sequence[int]) -> str:
