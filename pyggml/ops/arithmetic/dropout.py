@@ -67,10 +67,9 @@ _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 _ROUNDS = 10
 
 
-@kernel
-def _philox(c0, c1, c2, c3, k0, k1):
-    """Four random words of a counter and a key, all uint64 below 2^32: LLVM multiplies such
-    numbers in vectors."""
+def philox_words(c0, c1, c2, c3, k0, k1):
+    """Four random words of a counter and a key, all uint64 below 2^32, or arrays of such: LLVM
+    multiplies these numbers in vectors."""
     for _ in range(_ROUNDS):
         a, b = c0 * _M0, c2 * _M1
         c0, c1, c2, c3 = (b >> _SHIFT) ^ c1 ^ k0, b & _LOW, (a >> _SHIFT) ^ c3 ^ k1, a & _LOW
@@ -78,15 +77,12 @@ def _philox(c0, c1, c2, c3, k0, k1):
     return c0, c1, c2, c3
 
 
+_philox = kernel(philox_words)
+
+
 def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Four random words (4, …) of each counter (4, …) and key (2,): uint64 below 2^32, in NumPy."""
-    c0, c1, c2, c3 = counter.astype(np.uint64)
-    k0, k1 = key.astype(np.uint64)
-    for _ in range(_ROUNDS):
-        a, b = c0 * _M0, c2 * _M1
-        c0, c1, c2, c3 = (b >> _SHIFT) ^ c1 ^ k0, b & _LOW, (a >> _SHIFT) ^ c3 ^ k1, a & _LOW
-        k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
-    return np.stack([c0, c1, c2, c3])
+    return np.stack(philox_words(*counter.astype(np.uint64), *key.astype(np.uint64)))
 
 
 # -- dropout ------------------------------------------------------------------------------------

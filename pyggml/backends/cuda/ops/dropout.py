@@ -11,25 +11,18 @@ from pyggml.backends.cuda.runtime.launches import (
 )
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
-from pyggml.ops.arithmetic.dropout import KEEP, quarters, share_kept
+from pyggml.ops.arithmetic.dropout import KEEP, philox_words, quarters, share_kept
 
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
-_ROUNDS = 10
+_LOW = np.uint64(0xFFFFFFFF)
+_words = device(philox_words)
 _UNIT, _EIGHT = np.float32(2.0**-23), np.uint64(8)  # 24 random bits, which a float32 holds
 
 
 @device
 def _philox(column, row, stream, draw):
-    """Philox4x32-10: four random words, uint64 below 2^32, of a column in a quarter of a row."""
-    c0, c1, c2, c3 = np.uint64(column), np.uint64(row), stream, np.uint64(draw[2]) & _LOW
-    k0, k1 = np.uint64(draw[0]) & _LOW, np.uint64(draw[1]) & _LOW
-    for _ in range(_ROUNDS):
-        a, b = c0 * _M0, c2 * _M1
-        c0, c1, c2, c3 = (b >> _SHIFT) ^ c1 ^ k0, b & _LOW, (a >> _SHIFT) ^ c3 ^ k1, a & _LOW
-        k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
-    return c0, c1, c2, c3
+    """Four random words, uint64 below 2^32, of a column in a quarter of a row."""
+    k0, k1, n = np.uint64(draw[0]) & _LOW, np.uint64(draw[1]) & _LOW, np.uint64(draw[2]) & _LOW
+    return _words(np.uint64(column), np.uint64(row), stream, n, k0, k1)
 
 
 _keep = device_formula(KEEP)

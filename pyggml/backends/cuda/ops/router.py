@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pyggml import ops
 from pyggml.backends.cuda.attention.cluster import MOST_BLOCKS, has_clusters
 from pyggml.backends.cuda.code import cluster_ptx, ptx
 from pyggml.backends.cuda.code.blocks import block_sum
@@ -36,18 +37,6 @@ from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, leaf
-from pyggml.ops import (
-    clamp,
-    div,
-    get_rows,
-    mul_mat,
-    repeat_back,
-    reshape,
-    rms_norm_mul,
-    scale,
-    soft_max,
-    top_k,
-)
 
 # -- the choice -----------------------------------------------------------------------------------
 
@@ -261,11 +250,11 @@ def _bind_normed(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
 
 def _choice(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Six experts for each row of scores, and their weights."""
-    probabilities = soft_max(scores)
-    best = top_k(probabilities, 6)
-    weights = get_rows(reshape(probabilities, (*scores.shape, 1)), best)
-    total = clamp(repeat_back(weights, (scores.shape[0], 1, 1)), 1e-4, math.inf)
-    return best, div(weights, total)
+    probabilities = ops.soft_max(scores)
+    best = ops.top_k(probabilities, 6)
+    weights = ops.get_rows(ops.reshape(probabilities, (*scores.shape, 1)), best)
+    total = ops.clamp(ops.repeat_back(weights, (scores.shape[0], 1, 1)), 1e-4, math.inf)
+    return best, ops.div(weights, total)
 
 
 def _router(rng: np.random.Generator) -> Graph:
@@ -278,8 +267,8 @@ def _router(rng: np.random.Generator) -> Graph:
 
 def _router_of_norm(rng: np.random.Generator) -> Graph:
     """Of two tokens, of more numbers than a warp holds, and more experts than there are warps."""
-    normed = rms_norm_mul(drawn(rng, 2, 2200), leaf(np.full(2200, 0.02, np.float32)), eps=1e-3)
-    return Graph.of(*_choice(mul_mat(drawn(rng, 200, 2200), normed)), scale(normed, 2.0))
+    normed = ops.rms_norm_mul(drawn(rng, 2, 2200), leaf(np.full(2200, 0.02, np.float32)), eps=1e-3)
+    return Graph.of(*_choice(ops.mul_mat(drawn(rng, 200, 2200), normed)), ops.scale(normed, 2.0))
 
 
 _CHOICE = ("soft_max", "top_k", "get_rows", "repeat_back", "clamp", "div")
