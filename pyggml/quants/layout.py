@@ -169,18 +169,18 @@ class Block(ABC):
     # -- adding weights: scale·q, or scale·q + minimum; i is the index of the first --------------
     # Minima come before all weights.
 
-    @abstractmethod
     def add_minimum(self, minimum: Any) -> None:
         """The minimum of the first GROUP weights."""
+        self.add_minima(minimum)
 
     @abstractmethod
     def add_minima(self, minima: Any) -> None:
         """The minima of 256 weights, floats: 8, one for each GROUP; with `add_two` alone also 16,
         one for each SUBGROUP."""
 
-    @abstractmethod
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
         """GROUP weights: bytes q and one scale."""
+        self.add_two((scale, scale), q, i, most=128)
 
     @abstractmethod
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:

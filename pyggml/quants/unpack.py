@@ -16,16 +16,16 @@ from pyggml.graph.dtypes import BY_NUMBER, DType
 from pyggml.jit import JIT, BlockCode, block_code, carray, intrinsic, types
 from pyggml.jit.llvm import I64
 from pyggml.quants.layout import GROUP, Decoder
-from pyggml.quants.readers.arrays import decode, facts
+from pyggml.quants.readers.arrays import decode, observe
 from pyggml.quants.readers.vectors import FloatsOut, emit_blocks
 from pyggml.quants.registry import QUANTS
 
 LAYOUTS: dict[str, Decoder] = {name: q.decode for name, q in QUANTS.items()}
 DIRECT_TYPES = tuple(name for name, q in QUANTS.items() if q.direct)
-_FACTS = {name: facts(LAYOUTS[name], QUANTS[name].dtype) for name in DIRECT_TYPES}
-INTEGER_TYPES = tuple(name for name, of in _FACTS.items() if not of.plain)
+_SEEN = {name: observe(LAYOUTS[name], QUANTS[name].dtype) for name in DIRECT_TYPES}
+INTEGER_TYPES = tuple(name for name, block in _SEEN.items() if not block.is_plain)
 WHOLE_TYPES = tuple(name for name, q in QUANTS.items() if q.dtype.block > 1)
-MINIMA_TYPES = frozenset(name for name, of in _FACTS.items() if of.minima)
+MINIMA_TYPES = frozenset(name for name, block in _SEEN.items() if block.minima is not None)
 
 
 @intrinsic(prefer_literal=True)

@@ -12,7 +12,7 @@ from pyggml.jit import JIT
 from pyggml.jit.cache import SHARED
 from pyggml.quants import UNPACK, dequantize
 from pyggml.quants.layout import GROUP, SUBGROUP
-from pyggml.quants.readers.arrays import ArrayBlock, decode, facts
+from pyggml.quants.readers.arrays import ArrayBlock, decode, observe
 from pyggml.quants.unpack import LAYOUTS, MINIMA_TYPES
 
 PACKAGE = Path(pyggml.jit.__file__).parents[1]
@@ -94,8 +94,9 @@ def test_facts_are_what_a_decoder_tells():
     def plain(block):
         block.add_floats(block.f16(0), 0)
 
-    found = [facts(*pair) for pair in ((with_minimum, Q8_0), (LAYOUTS["Q8_0"], Q8_0), (plain, F16))]
-    assert [(f.minima, f.plain) for f in found] == [(True, False), (False, False), (False, True)]
+    pairs = (with_minimum, Q8_0), (LAYOUTS["Q8_0"], Q8_0), (plain, F16)
+    found = [(block.minima is not None, block.is_plain) for block in (observe(*p) for p in pairs)]
+    assert found == [(True, False), (False, False), (False, True)]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_facts_are_what_a_decoder_tells():
 )
 def test_a_decoder_that_reads_beyond_its_block_is_refused(read):
     with pytest.raises(IndexError, match=r"reads bytes \d+ to 3[4-5] of a block of 34"):
-        facts(read, Q8_0)
+        observe(read, Q8_0)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

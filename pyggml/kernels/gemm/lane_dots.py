@@ -42,9 +42,6 @@ class _LaneDots(LaneBlock):
         self._of_subgroups: Lanes = ()  # minima
         self._blocks: dict[int, Callable[[int, Any], Any]] = {}  # of x
 
-    def add_minimum(self, minimum: Lanes) -> None:
-        self.add_minima(minimum)
-
     def add_minima(self, minima: Lanes) -> None:
         if len(minima) == 2 * BLOCK_WORDS:
             per_start = every(FLOATS, -1 / 128)  # starts are −128 · Σ q of x

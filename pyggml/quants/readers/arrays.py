@@ -4,7 +4,6 @@ Values are arrays (n_blocks, n): bytes uint8, ints int32, floats float32. A sing
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -111,20 +110,14 @@ class ArrayBlock(Block):
     def lane(self, numbers: Any, i: int) -> Any:
         return numbers[:, i : i + 1]
 
-    def add_minimum(self, minimum: Any) -> None:
-        self.minima = minimum
-
     def add_minima(self, minima: Any) -> None:
         self.minima = minima
-
-    def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        self._put(scale, self.floats(q), i)
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
         self._put(np.repeat(self.join(*scales), SUBGROUP, axis=1), self.floats(q), i)
 
     def _put(self, scale: Any, q: Any, i: int) -> None:
-        """GROUP weights: floats q, and a scale for all or for each."""
+        """GROUP weights: floats, a scale and a q for each."""
         weights = scale * q
         self._out[:, i : i + GROUP] = weights if self.minima is None else weights + self._minima(i)
 
@@ -147,20 +140,8 @@ def decode(decoder: Decoder, raw: np.ndarray, out: np.ndarray) -> ArrayBlock:
     return block
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Properties of a weight type.
-
-    minima   weights are scale·q + minimum, not scale·q
-    plain    weights are floats, not whole numbers with scales
-    """
-
-    minima: bool
-    plain: bool
-
-
-def facts(decoder: Decoder, dtype: DType) -> Facts:
-    """The properties, observed on a block of zeros; they do not depend on the bytes."""
+def observe(decoder: Decoder, dtype: DType) -> ArrayBlock:
+    """A block of zeros after its decoder: whether a type has minima, or is plain, is the same for
+    all bytes."""
     raw, out = np.zeros((1, dtype.block_bytes), np.uint8), np.zeros((1, dtype.block), np.float32)
-    block = decode(decoder, raw, out)
-    return Facts(minima=block.minima is not None, plain=block.is_plain)
+    return decode(decoder, raw, out)

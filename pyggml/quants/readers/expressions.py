@@ -5,7 +5,7 @@ one of them. A subclass knows a language: how it reads bytes, and what it writes
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pyggml.quants.layout import GROUP, SUBGROUP, Block
@@ -151,36 +151,27 @@ class ExpressionBlock(Block):
     def lane(self, numbers: Lanes, i: int) -> Lanes:
         return Lanes(numbers.kind, 1, lambda _: numbers.text(str(i)))
 
-    def add_minimum(self, minimum: Lanes) -> None:
-        self._minima = minimum
-
     def add_minima(self, minima: Lanes) -> None:
         self._minima = minima
 
-    def add(self, scale: Lanes, q: Lanes, i: int = 0) -> None:
-        self._put(scale.text("0"), q, i)
-
     def add_two(self, scales: tuple[Lanes, Lanes], q: Lanes, i: int, most: int) -> None:
-        self._put(self._of_halves(scales), q, i)
+        scale, numbers = self._of_halves([one.text("0") for one in scales]), self.floats(q)
+        minima = self._minima_of(i)
+        added = f" + {self._of_halves(minima)}" if minima else ""
+        self.groups[i] = lambda lane: f"{scale} * {numbers.text(lane)}{added}"
 
-    def _of_halves(self, two: tuple[Lanes, Lanes]) -> str:
-        """The first of two floats for the first SUBGROUP, the second for the second."""
-        first, second = (one.text("0") for one in two)
-        return self.chosen("lane", SUBGROUP, first, second)
+    def _of_halves(self, texts: Sequence[str]) -> str:
+        """The first of two floats for the first SUBGROUP, the last for the second."""
+        first, last = texts[0], texts[-1]
+        return first if first == last else self.chosen("lane", SUBGROUP, first, last)
 
-    def _minimum(self, i: int) -> str:
+    def _minima_of(self, i: int) -> list[str]:
+        """The minima of the group with weight i: none, one, or one for each half."""
         minima = self._minima
         if minima is None:
-            return ""
-        if minima.n <= GROUP // 4:
-            return self.lane(minima, i // GROUP).text("0")
-        first = i // SUBGROUP
-        return self._of_halves((self.lane(minima, first), self.lane(minima, first + 1)))
-
-    def _put(self, scale: str, q: Lanes, i: int) -> None:
-        minimum, numbers = self._minimum(i), self.floats(q)
-        added = f" + {minimum}" if minimum else ""
-        self.groups[i] = lambda lane: f"{scale} * {numbers.text(lane)}{added}"
+            return []
+        at = [i // GROUP] if minima.n <= GROUP // 4 else [i // SUBGROUP, i // SUBGROUP + 1]
+        return [self.lane(minima, n).text("0") for n in at]
 
     def add_floats(self, floats: Lanes, i: int) -> None:
         self.groups[i] = floats.text

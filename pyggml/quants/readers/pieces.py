@@ -240,14 +240,8 @@ class PieceBlock(VectorBlock):
 
     # -- what is added ----------------------------------------------------------------------------
 
-    def add_minimum(self, minimum: Any) -> None:
-        self.minima = minimum
-
     def add_minima(self, minima: Any) -> None:
         self.minima = minima
-
-    def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        self.added.append(Added((scale, scale), q, i))
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
         self.added.append(Added(scales, q, i))

@@ -247,14 +247,8 @@ class FloatsOut(VectorBlock):
     def add_minima(self, minima: Any) -> None:
         self._minima = minima
 
-    def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        self._add(scale, scale, q, i)
-
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
-        self._add(*scales, q, i)
-
-    def _add(self, first: Any, second: Any, q: Any, i: int) -> None:
-        for n, (scale, floats) in enumerate(zip((first, second), self.subgroups(q), strict=True)):
+        for n, (scale, floats) in enumerate(zip(scales, self.subgroups(q), strict=True)):
             weights = self.times(floats, scale)
             if self._minima is not None:
                 each = SUBGROUP * 16 // self._minima.type.count  # weights with one minimum

@@ -20,7 +20,7 @@ from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.weights.readers import LaneBlock, half_e8m0
 from pyggml.quants import QUANTS
-from pyggml.quants.layout import EVEN_SIGNS, GROUP, SUBGROUP, Table
+from pyggml.quants.layout import EVEN_SIGNS, GROUP, Table
 from pyggml.quants.readers.expressions import Lanes
 
 MOST_GROUPS = 8  # of a unit
@@ -185,21 +185,11 @@ class PackedBlock(LaneBlock):
 
     # -- weights -------------------------------------------------------------------------------
 
-    def add(self, scale: Lanes, q: Lanes, i: int = 0) -> None:
-        self.add_two((scale, scale), q, i, most=127)
-
     def add_two(self, scales: tuple[Lanes, Lanes], q: Lanes, i: int, most: int) -> None:
         assert q.word is not None
         both = scales[0].text("0"), scales[1].text("0")
         words = tuple(q.word(n) for n in range(GROUP // 4))
-        self._groups[i] = Group(both, words, self._minima_of(i))
-
-    def _minima_of(self, i: int) -> tuple[str, ...]:
-        if self._minima is None:
-            return ()
-        if self._minima.n <= GROUP // 4:
-            return (self._minima.text(str(i // GROUP)),)
-        return tuple(self._minima.text(str(i // SUBGROUP + n)) for n in range(2))
+        self._groups[i] = Group(both, words, tuple(self._minima_of(i)))
 
     @property
     def packed_groups(self) -> list[Group]:

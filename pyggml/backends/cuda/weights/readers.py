@@ -202,8 +202,8 @@ class EightLanes(LaneBlock):
         one = super().lane(floats, i)
         return one._replace(text=lambda lane: self._name(one.text(lane)))
 
-    def _put(self, scale: str, q: Lanes, i: int) -> None:
-        super()._put(self._name(scale), q, i)
+    def _of_halves(self, texts: Sequence[str]) -> str:
+        return self._name(super()._of_halves(texts))
 
 
 @device

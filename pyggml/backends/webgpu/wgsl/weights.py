@@ -189,7 +189,7 @@ class WordsBlock(ExpressionBlock):
         name = f"table{self.tables.index(values)}"
         suffix = {True: "", False: "_of_each"}
         return nibbles._replace(
-            text=lambda lane: f"{name}{suffix[_is_one(lane)]}({nibbles.text(lane)})"
+            kind="bytes", text=lambda lane: f"{name}{suffix[_is_one(lane)]}({nibbles.text(lane)})"
         )
 
 
