@@ -6,9 +6,7 @@ from pyggml.backends.cuda.code.formulas import ONE, device_formula
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
-from pyggml.backends.cuda.runtime.launches import (
-    per_element,
-)
+from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.ops.arithmetic.dropout import KEEP, philox_words, quarters, share_kept
