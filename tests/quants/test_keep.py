@@ -59,13 +59,15 @@ def test_every_type_has_levels_where_the_decoder_reads_them_or_none(name):
 
 
 # −128, −0 and fields beyond three digits are not written; all other patterns of a level's bits are.
-N_LEVELS = {"Q8_0": 255, "MXFP4": 15, "NVFP4": 15, "Q2_0": 3, "TQ1_0": 3, "TQ2_0": 3}
+N_LEVELS = {"Q8_0": 255, "MXFP4": 15, "NVFP4": 15, "Q2_0": 3, "TQ1_0": 3, "TQ2_0": 3, "Q1_0": 2}
+N_LEVELS |= {f"Q{n}_{kind}": 1 << n for n in (4, 5) for kind in "01K"}
+N_LEVELS |= {"Q2_K": 4, "Q3_K": 8, "Q6_K": 64, "IQ4_NL": 16, "IQ4_XS": 16}
 
 
-@pytest.mark.parametrize("name", LEVELS)
+@pytest.mark.parametrize("name", N_LEVELS)
 def test_levels_are_those_that_a_packer_writes(name):
     values = levels_of(name).values
-    assert len(values) == (N_LEVELS.get(name) or 1 << int(name.removeprefix("I")[1]))
+    assert len(values) == N_LEVELS[name]
     assert (np.diff(values) > 0).all()
 
 
