@@ -37,7 +37,7 @@ from pyggml.models.edits import Terms, Whole, edits
 from pyggml.models.low_rank import tensors_of_adapters
 from pyggml.models.metric import Gradients, Metric, NotMade, choose, metric_graph
 from pyggml.models.stack import base_differences, missing
-from pyggml.models.taps import check_names, fits
+from pyggml.models.taps import check_layers, check_names, fits
 from pyggml.models.weights import zero_matrices
 from pyggml.runtime import Arenas, Devices, Program, bind, results, schedule
 from pyggml.runtime.choice import backends_of
@@ -266,7 +266,9 @@ class Model:
         is built, ShapeError for numbers or tokens that do not fit.
         """
         trace = Trace(patterns, edits(scale, add, replace, tokens))
-        check_names(Taps(patterns, trace.edits).all_patterns, self.activations)
+        names = self.activations
+        check_names(Taps(patterns, trace.edits).all_patterns, names)
+        check_layers(trace.edits, names)
         before = self.traces
         self.traces = (*before, trace)
         try:

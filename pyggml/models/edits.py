@@ -67,6 +67,8 @@ def edits(
     """The edits that `Model.trace` names. Raises ConfigError for what is no number, numbers that
     are not finite, and places that are no whole numbers."""
     verbs = {"scale": scale, "add": add, "replace": replace}
+    if tokens is not None and not any(verbs.values()):
+        raise ConfigError("tokens says where scale, add and replace change, and none is given")
     return [edit for verb, given in verbs.items() for edit in _edits(verb, given or {}, tokens)]
 
 
@@ -82,10 +84,13 @@ def _edits(verb: str, given: object, tokens: Whole) -> Iterator[Edit]:
 def _whole_numbers(name: str, numbers: object) -> Numbers:
     if numbers is None:
         return None
+    every = [*numbers] if isinstance(numbers, Iterable) else [numbers]
     try:
-        return tuple(map(index, numbers if isinstance(numbers, Iterable) else [numbers]))
+        if not any(isinstance(n, bool) for n in every):
+            return tuple(map(index, every))
     except TypeError:
-        raise ConfigError(f"{name} is {numbers!r}, wanted whole numbers") from None
+        pass
+    raise ConfigError(f"{name} is {numbers!r:.60}, wanted whole numbers")
 
 
 def _change(verb: str, pattern: str, term: Any) -> Change:

@@ -91,10 +91,7 @@ class Spot:
 
     def has_layer(self, name: str) -> bool:
         """Whether the layer of an activation is one of these."""
-        if self.layers is None:
-            return True
-        number = name.partition("blk.")[2].split(".")[0]
-        return number.isdigit() and int(number) in self.layers
+        return self.layers is None or layer_of(name) in self.layers
 
     def mask(self, name: str, x: Tensor, run: Run, n_heads: int) -> Tensor | None:
         """1 where x changes and 0 elsewhere, in a shape that tiles x's; None for everywhere.
@@ -126,6 +123,12 @@ class Spot:
             of_neurons[list(self.neurons)] = 1
             chosen *= of_neurons
         return chosen
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the block that an activation is of: 3 of "blk.3.out"; None outside blocks."""
+    number = name.partition("blk.")[2].split(".")[0]
+    return int(number) if number.isdigit() else None
 
 
 def _table(chosen: Sequence[int], n: int) -> Tensor:

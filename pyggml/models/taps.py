@@ -30,7 +30,7 @@ from fnmatch import fnmatchcase
 
 from pyggml.errors import ConfigError, suggestion
 from pyggml.graph.tensor import Tensor
-from pyggml.models.spots import Run, Spot
+from pyggml.models.spots import Run, Spot, layer_of
 from pyggml.ops import add, mul, scale
 
 Change = Callable[[str, Tensor], Tensor]  # a name and its activation → what stands in its place
@@ -112,6 +112,14 @@ class Taps:
 def fits(name: str, patterns: Iterable[str]) -> bool:
     """Whether a name fits one of these patterns."""
     return any(fnmatchcase(name, p) for p in patterns)
+
+
+def check_layers(edits: Iterable[Edit], known: Sequence[str]) -> None:
+    """ConfigError for a layer of an edit in which its pattern names nothing."""
+    for edit in edits:
+        layers = {layer_of(name) for name in known if fits(name, [edit.pattern])}
+        if wrong := [i for i in edit.spot.layers or () if i not in layers]:
+            raise ConfigError(f"{edit.pattern} names nothing in layer {wrong[0]}")
 
 
 def check_names(patterns: Iterable[str], known: Sequence[str]) -> None:

@@ -405,6 +405,10 @@ NO_NUMBERS = [
     ),
     ({"scale": 2}, "scale is 2, wanted names and numbers: scale={'blk.0.out': 2}"),
     ({"scale": {"blk.0.out": 2}, "tokens": [1.5]}, r"tokens is \[1.5\], wanted whole numbers"),
+    ({"scale": {"blk.0.out": 2}, "tokens": [True]}, r"tokens is \[True\], wanted whole numbers"),
+    ({"tokens": [1]}, "tokens says where scale, add and replace change, and none is given"),
+    ({"scale": {"blk.*.out": At(2, layers=[0, 2])}}, r"blk.\*.out names nothing in layer 2"),
+    ({"scale": {"*_embd": At(2, layers=-1)}}, r"\*_embd names nothing in layer -1"),
     ({"scale": {"blk.0.out": At("2")}}, "scale of blk.0.out is '2', wanted a number"),
     ({"scale": {"blk.0.out": At(2, heads="a")}}, "heads is 'a', wanted whole numbers"),
 ]
