@@ -11,7 +11,6 @@ where in x.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -85,12 +84,9 @@ def _whole_numbers(name: str, numbers: object) -> Numbers:
     if numbers is None:
         return None
     every = [*numbers] if isinstance(numbers, Iterable) else [numbers]
-    try:
-        if not any(isinstance(n, bool) for n in every):
-            return tuple(map(index, every))
-    except TypeError:
-        pass
-    raise ConfigError(f"{name} is {numbers!r:.60}, wanted whole numbers")
+    if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in every):
+        raise ConfigError(f"{name} is {numbers!r:.60}, wanted whole numbers")
+    return tuple(map(int, every))
 
 
 def _change(verb: str, pattern: str, term: Any) -> Change:
