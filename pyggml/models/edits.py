@@ -80,7 +80,7 @@ def _edits(verb: str, given: object, tokens: Whole) -> Iterator[Edit]:
         yield Edit(pattern, _change(verb, pattern, at.term), at.spot(tokens))
 
 
-def _whole_numbers(name: str, numbers: object) -> Numbers:
+def _whole_numbers(name: str, numbers: Any) -> Numbers:
     if numbers is None:
         return None
     every = [*numbers] if isinstance(numbers, Iterable) else [numbers]
