@@ -13,6 +13,7 @@ from pyggml.models.architectures import llama
 from pyggml.models.config import Reader
 from pyggml.models.part import Part
 from pyggml.ops.arithmetic import unary
+from pyggml.ops.norm import norm
 from pyggml.quants import QUANTS
 
 GUIDES = sorted(DOCS.glob("adding-a*.md"))
@@ -20,24 +21,32 @@ FOLDERS = ("pyggml", "lora", "cli", "tests", "docs", "benchmarks")
 FILES = [p.as_posix() for d in FOLDERS for p in (ROOT / d).rglob("*.*")] + ["pyproject.toml"]
 SOURCES = [Path(p).read_text("utf-8") for p in FILES if p.endswith(".py") and p != __file__]
 WORDS = {word for text in SOURCES for word in re.findall(r"\w+", text)}
-OP_NAMES = ", ".join(name for name in vars(unary) if not name.startswith("__"))
 
 
 @pytest.fixture
-def plugins(tmp_path):
-    """A folder whose modules the tests of `run_tests` import first."""
-    folder = tmp_path / "plugins"
-    folder.mkdir()
+def plugins(request, tmp_path):
+    """A folder whose modules the tests of `run_tests` import first: the same in every run, or the
+    cache of kernels would keep those of each."""
+    cache = getattr(request.config, "cache", None)
+    folder = (cache.mkdir("guides") if cache else tmp_path) / request.node.originalname
+    folder.mkdir(exist_ok=True)
     return folder
 
 
-def test_an_op(plugins):
-    """In a file that sees what unary.py sees, declared before the tests ask for ops."""
-    (block,) = blocks_of("adding-an-op.md")
-    names = f"from pyggml.ops.arithmetic.unary import {OP_NAMES}"
-    (plugins / "pasted.py").write_text(f"from __future__ import annotations\n{names}\n{block}")
-    passed = run_tests(ROOT, "tests/test_every_op.py", "-k", "cube", plugins=plugins)
-    assert passed >= 14, "four samples forward and back, layouts, threads, in place, drawn ones"
+@pytest.mark.parametrize(
+    "file, name, least",
+    [
+        (norm, "reverse", 8),  # three samples, layouts, threads, drawn ones
+        (unary, "cube", 14),  # four samples forward and back, in place too
+    ],
+)
+def test_an_op(file, name, least, plugins):
+    """In a file that sees what the family's file sees, declared before the tests ask for ops."""
+    block = next(block for block in blocks_of("adding-an-op.md") if f"def {name}(" in block)
+    names = ", ".join(each for each in vars(file) if not each.startswith("__"))
+    imports = f"from __future__ import annotations\nfrom {file.__name__} import {names}\n"
+    (plugins / "pasted.py").write_text(imports + block, "utf-8")
+    assert run_tests(ROOT, "tests/test_every_op.py", "-k", name, plugins=plugins) >= least
 
 
 ENTER_MODEL = """
