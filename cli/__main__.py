@@ -19,6 +19,7 @@ COMMANDS = {
     "perplexity": "how well a model predicts a text, as llama.cpp computes it",
     "imatrix": "measure which columns of a model's matrices matter, for quantize",
     "merge": "add adapters to the weights of a model",
+    "combine": "make one adapter of several, or one of a lower rank",
     "convert-lora": "turn an adapter of PEFT into one of llama.cpp, or back",
     "export-ollama": "write the Modelfile of a model, its adapter and its template",
     "quantize": "pack a model's matrices as another type",

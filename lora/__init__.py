@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Parameters,
         TrainedTensors,
         attach,
+        combine,
         merge,
         train_tensors,
         unfreeze,
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 # Imported when first used: who chats or serves needs neither the trainer nor its data.
 _NAMES = {
     "pyggml.look.gradients": "loss_and_grads",
-    "pyggml.lora.adapter": "Adapter Parameters TrainedTensors attach merge train_tensors unfreeze",
+    "pyggml.lora.adapter": "Adapter Parameters TrainedTensors attach combine merge train_tensors "
+    "unfreeze",
     "pyggml.lora.config": "DataConfig LoraConfig TrainConfig",
     "pyggml.lora.data": "Batch Corpus Dataset Source corpus read_corpus",
     "pyggml.lora.evaluate": "Perplexity perplexity",
@@ -79,6 +81,7 @@ __all__ = [
     "Trainer",
     "ValidationReport",
     "attach",
+    "combine",
     "corpus",
     "fit",
     "loss_and_grads",

@@ -6,12 +6,14 @@ parameters   all trained numbers in one flat buffer
 attach       model → Adapter: fresh updates, or those of a loaded adapter
 adapter      the updates of a model's matrices
 file         updates → an adapter file that llama.cpp loads
+combine      adapters of a model → one adapter, at a rank
 merge        model with adapters → a model file with the updates in its weights
 tensors      some of a model's own tensors, trained without an adapter
 """
 
 from pyggml.lora.adapter.adapter import Adapter
 from pyggml.lora.adapter.attach import attach, unfreeze
+from pyggml.lora.adapter.combine import combine
 from pyggml.lora.adapter.merge import merge
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.tensors import TrainedTensors, train_tensors
@@ -21,6 +23,7 @@ __all__ = [
     "Parameters",
     "TrainedTensors",
     "attach",
+    "combine",
     "merge",
     "train_tensors",
     "unfreeze",

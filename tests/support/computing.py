@@ -30,6 +30,7 @@ OTHERS = {
     "inspect": "what is no number is shown as that",
     "merge": "refuses by the tensor: tests/requantize, tests/lora/adapter",
     "quantize": "refuses by the tensor: tests/requantize",
+    "combine": "adapters are read as elsewhere, and none computes",
     "convert-lora": "copies numbers",
     "export-ollama": "copies files",
     "warmup": "reads no model",

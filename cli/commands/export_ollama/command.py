@@ -80,8 +80,8 @@ def command(
     adapters = [*(lora or ())]
     if len(adapters) > 1 or any(weight != 1 for _, weight in adapters):
         raise ConfigError(
-            "Ollama takes one adapter, at weight 1: make one model of yours with pyggml merge, and "
-            "export that"
+            "Ollama takes one adapter, at weight 1: make one of yours with pyggml combine, or one "
+            "model with pyggml merge, and export that"
         )
     opened = load(model, adapters or None)
     _check_is_one_file(opened, model, bool(adapters))
