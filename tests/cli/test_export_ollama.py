@@ -172,10 +172,10 @@ def test_text_that_no_modelfile_holds_is_refused(export, text):
     assert ended.code == 2 and ended.err.count("\n") == 1
 
 
-def test_several_adapters_or_weights_are_to_be_merged(export, tiny, tmp_path):
+def test_several_adapters_or_weights_are_to_be_made_one(export, tiny, tmp_path):
     for adapters in (("--lora", "a:0.5"), ("--lora", "a", "--lora", "b")):
         _, ended = export(*adapters)
-        assert ended.code == 2 and "make one model of yours with pyggml merge" in ended.err
+        assert ended.code == 2 and "make one of yours with pyggml combine" in ended.err
     assert not (tmp_path / "Modelfile").exists()
 
 
