@@ -1,1 +1,1 @@
-"""Questions to a model and pictures of it: lens, gradients, checks, drawings."""
+"""Questions to a model and pictures of it: lens, gradients, checks, drawings, limits."""
