@@ -1,8 +1,8 @@
 """Adapters of one model → one adapter that does what they do together, at any rank.
 
 sum    Δ = Σ wᵢ Δᵢ
-ties   Δᵢ keeps its largest numbers, a share of `density`; at each place those of the sign that has
-       more weight are averaged: Σ wᵢ Δᵢ / how many       Yadav et al. 2023, arXiv:2306.01708
+ties   Δᵢ keeps its largest numbers, a share of `density`; at each place those that have the sign of
+       their sum are averaged: Σ wᵢ Δᵢ / how many         Yadav et al. 2023, arXiv:2306.01708
 dare   Δᵢ keeps numbers at random, with the probability `density`, divided by it; Δ = Σ wᵢ Δᵢ
        Yu et al. 2023, arXiv:2311.03099
 
