@@ -55,6 +55,15 @@ ELSEWHERE = {
     "t": "threads",
     "val_set_size": "val_split",
 }
+# Options of llama.cpp, of several letters behind one dash.
+OF_LLAMA_CPP = {
+    "ctk": "cache_type_k",
+    "ctv": "cache_type_v",
+    "hf": "model",
+    "ngl": "device",
+    "np": "parallel",
+    "sys": "system",
+}
 # What other trainers must be told, and a fine-tune here need not.
 NEEDLESS = {
     "adapter": "what is trained is an adapter",
@@ -244,7 +253,7 @@ def _suggestion(error: click.NoSuchOption) -> str:
     """The error with our option beside another trainer's, or why there is none; "" if neither is
     known."""
     known = error.option_name.lstrip("-").replace("-", "_")
-    ours = "--" + ELSEWHERE.get(known, "").replace("_", "-")
+    ours = "--" + (ELSEWHERE | OF_LLAMA_CPP).get(known, "").replace("_", "-")
     options = [] if error.ctx is None else error.ctx.command.params
     names = {name for option in options for name in option.opts}
     places = [p.metavar or p.human_readable_name for p in options if isinstance(p, click.Argument)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from pyggml.cli.terminal.exit import OF_LLAMA_CPP
 from pyggml.cli.terminal.places import (
     OutputFolder,
     OutputPath,
@@ -115,7 +116,10 @@ class GroupedCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click's; a switch may also be given a value, as other trainers write it: --packing
-        false is --no-packing."""
+        false is --no-packing. An option of llama.cpp is none here, whatever its first letter is:
+        -ngl is no -n."""
+        if strange := [a for a in args if a[:1] == "-" and a[1:] in OF_LLAMA_CPP]:
+            raise click.NoSuchOption(strange[0], ctx=ctx)
         return super().parse_args(ctx, [*self._plain_switches(ctx, args)])
 
     def _plain_switches(self, ctx: click.Context, args: Sequence[str]) -> Iterator[str]:
