@@ -143,7 +143,12 @@ def control_vector(
         )
     if model.config.n_layer < 2:
         raise ConfigError("the model has one block, wanted two: the first gets no direction")
-    towards, away = _means(model, wanted, positions), _means(model, unwanted, positions)
+    names = [f"blk.{i}.out" for i in range(1, model.config.n_layer)]
+    towards, away = (text_means(model, names, texts, positions) for texts in (wanted, unwanted))
+    if towards.ndim != 3 or towards.shape[2] != model.config.n_embd:
+        raise ConfigError(
+            f"{model.config.architecture} has a residual stream of several vectors, wanted one"
+        )
     if by == "mean":
         rows = towards.mean(axis=0) - away.mean(axis=0)
     else:
@@ -153,22 +158,24 @@ def control_vector(
     return ControlVector(directions, model.config.architecture)
 
 
-def _means(model: Model, texts: Sequence[Ids], positions: slice) -> np.ndarray:
-    """Each text's activations after each block but the first, averaged over positions: float64
-    (n_texts, n_layer - 1, n_embd)."""
-    names = [f"blk.{i}.out" for i in range(1, model.config.n_layer)]
+def text_means(
+    model: Model, names: Sequence[str], texts: Sequence[Ids], positions: slice = AFTER_FIRST
+) -> np.ndarray:
+    """Activations of texts, each text's averaged over its positions: float64 (n_texts, n_names, …),
+    of names whose activations have one shape but for the tokens.
+
+    Raises DataError for no texts, and for a text without such positions.
+    """
+    if not texts:
+        raise DataError("no texts, wanted one at least")
     means = []
     for number, ids in enumerate(texts, 1):
         with model.trace(*names) as t:
             model.logits(ids)
-        rows = [np.asarray(t[name], np.float64) for name in names]
-        if any(r.ndim != 2 or r.shape[1] != model.config.n_embd for r in rows):
-            raise ConfigError(
-                f"{model.config.architecture} has a residual stream of several vectors, wanted one"
-            )
-        if not len(rows[0][positions]):
+        rows = [t[name][positions] for name in names]
+        if not len(rows[0]):
             raise DataError(f"text {number} has {len(ids)} tokens, none at the positions wanted")
-        means.append([r[positions].mean(axis=0) for r in rows])
+        means.append([r.mean(axis=0, dtype=np.float64) for r in rows])
     return np.array(means)
 
 

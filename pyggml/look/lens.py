@@ -25,6 +25,7 @@ from pyggml.backward import build_backward
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
+from pyggml.look.control import AFTER_FIRST, text_means
 from pyggml.look.gradients import loss_and_grads
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net, Taps
@@ -237,21 +238,22 @@ def patch(model: Model, ids: Ids, source: Ids, *patterns: str, tokens: Iterable[
 
 
 def steering_vector(
-    model: Model, name: str, wanted: Iterable[Ids], unwanted: Iterable[Ids]
+    model: Model,
+    name: str,
+    wanted: Iterable[Ids],
+    unwanted: Iterable[Ids],
+    positions: slice = AFTER_FIRST,
 ) -> np.ndarray:
-    """The mean of an activation over the tokens of some texts, less that over others.
+    """The mean of an activation over some texts, less that over others, float32.
 
-    Added by `model.trace(add={name: factor * vector})` while the model writes, it turns the text
-    towards the first (Turner et al. 2023).
+    Of each text the mean over its positions counts, those after the first by default. Added by
+    `model.trace(add={name: factor * vector})` while the model writes, it turns the text towards the
+    first (Turner et al. 2023). `pyggml.look.control` has one for all blocks, in files.
     """
-
-    def mean(texts: Iterable[Ids]) -> np.ndarray:
-        with model.trace(name) as t:
-            for ids in texts:
-                model.logits(ids)
-        return np.concatenate(t.runs(name)).mean(axis=0, dtype=np.float64)
-
-    return np.asarray(mean(wanted) - mean(unwanted), np.float32)
+    towards, away = (
+        text_means(model, [name], [*texts], positions)[:, 0] for texts in (wanted, unwanted)
+    )
+    return np.asarray(towards.mean(axis=0) - away.mean(axis=0), np.float32)
 
 
 def _expect_alike(ids: Ids, source: Ids) -> None:

@@ -188,14 +188,19 @@ def test_attribution_patching_is_patching_to_first_order(llama):
 
 
 def test_a_steering_vector_is_a_difference_of_means(llama):
-    vector = lens.steering_vector(llama, "blk.0.out", [IDS, IDS[:5]], [OTHER])
-    means = []
-    for texts in ([IDS, IDS[:5]], [OTHER]):
-        with llama.trace("blk.0.out") as t:
-            for ids in texts:
-                llama.logits(ids)
-        means.append(np.concatenate(t.runs("blk.0.out")).mean(axis=0))
-    np.testing.assert_allclose(vector, means[0] - means[1], rtol=0, atol=1e-5)
+    """Of texts, long or short alike, without the first position unless it is wanted."""
+    for given, positions in (((), slice(1, None)), ((slice(None),), slice(None))):
+        vector = lens.steering_vector(llama, "blk.0.out", [IDS, IDS[:5]], [OTHER], *given)
+        means = []
+        for texts in ([IDS, IDS[:5]], [OTHER]):
+            with llama.trace("blk.0.out") as t:
+                for ids in texts:
+                    llama.logits(ids)
+            means.append(
+                np.mean([run[positions].mean(axis=0) for run in t.runs("blk.0.out")], axis=0)
+            )
+        np.testing.assert_allclose(vector, means[0] - means[1], rtol=0, atol=1e-5)
+    assert lens.steering_vector(llama, "blk.0.q", [IDS], [OTHER]).shape == (4, 64)
 
 
 QUESTIONS = {
