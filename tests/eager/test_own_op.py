@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from separate_cpu import SeparateCPU
 
 from pyggml import gradcheck, op, ops, tensor
 from pyggml.alloc import plan
@@ -12,8 +13,10 @@ from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F16, Q8_0
 from pyggml.graph.tensor import Tensor, leaf
+from pyggml.kernels.kernel import KERNELS
+from pyggml.look.draw.fold import op_counts
 from pyggml.quants import quantize
-from pyggml.runtime import bind, results, schedule
+from pyggml.runtime import Devices, bind, results, schedule
 
 X = np.random.default_rng(0).uniform(0.5, 2, (3, 4)).astype(np.float32)
 
@@ -87,6 +90,23 @@ def test_packed_rows_and_halves_are_read_as_numbers():
     for source, error in ((packed, 0.06), (half, 0.002)):
         (found,) = results(Graph.of(cubic()(source)))
         np.testing.assert_allclose(found, rows**3, atol=error * np.abs(rows**3).max())
+
+
+class Card(SeparateCPU):
+    """Has no kernel for ops of one's own."""
+
+    def refusal(self, node):
+        return None if node.op in KERNELS else "no kernel is declared"
+
+
+def test_a_card_leaves_it_to_the_cpu_and_says_so():
+    x, w = tensor(X, name="x"), tensor(X.T.copy(), requires_grad=True, name="w")
+    graph = build_backward(cubic()(x @ w).sum().graph, [w.node])
+    with pytest.warns(RuntimeWarning, match="separate leaves cube, cube_back to cpu"):
+        found = results(graph, Devices([Card(), CPU()]))
+    for a, b in zip(found, results(graph), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert dict(op_counts(graph.nodes)).items() >= {"matmul": 2, "cube": 1, "cube_back": 1}.items()
 
 
 def test_steps_show_its_formula():

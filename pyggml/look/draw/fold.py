@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pyggml.graph import Graph, reachable
-from pyggml.graph.op import OPS
+from pyggml.graph.op import has_kernel
 from pyggml.graph.tensor import Tensor
 
 _BLOCK = re.compile(r"(?:^|\()blk\.(\d+)\.")
@@ -116,6 +116,6 @@ def op_counts(nodes: Sequence[Tensor]) -> list[tuple[str, int]]:
     """How often each op occurs, in the order of first use; views, which run nothing, left out."""
     counts: dict[str, int] = {}
     for t in nodes:
-        if t.op is not None and t.op.name in OPS and not t.is_view:
+        if t.op is not None and has_kernel(t):
             counts[t.op.name] = counts.get(t.op.name, 0) + 1
     return list(counts.items())
