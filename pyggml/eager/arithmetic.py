@@ -15,6 +15,7 @@ from pyggml.graph.tensor import Shape, Tensor, leaf
 
 Builder = Callable[..., Tensor]
 Axes = int | tuple[int, ...] | None
+_NUMBER = int | float | np.integer | np.floating
 
 
 def broadcasting(build: Builder) -> Builder:
@@ -81,14 +82,16 @@ def _sum_along(x: Tensor, i: int) -> Tensor:
 
 def highest(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The maximum over axes, or of all elements; its gradient goes to the first of equals."""
-    axes = _axes("max", x, axis)
+    axes = _axes("max or min", x, axis)
     if not axes:
         return x
     kept = [k for k in range(len(x.shape)) if k not in axes]
     rows = ops.cont(ops.permute(x, (*kept, *axes)))
     n = prod(x.shape[k] for k in axes)
     if not n:
-        raise ShapeError(f"max: shape {x.shape} has nothing along {axes}, wanted one at least")
+        raise ShapeError(
+            f"max or min: shape {x.shape} has nothing along {axes}, wanted one at least"
+        )
     ids = ops.argmax(ops.reshape(rows, (-1, n)))
     table = ops.reshape(rows, (-1, n, 1))
     shape = tuple(1 if k in axes else m for k, m in enumerate(x.shape) if keepdims or k in kept)
@@ -116,6 +119,8 @@ def deviation(x: Tensor, axis: Axes = None, keepdims: bool = False, ddof: int = 
 
 def clip(x: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
     """x limited to [low, high]; a bound that is None does not limit."""
+    if wrong := [b for b in (low, high) if not isinstance(b, _NUMBER | None)]:
+        raise ShapeError(f"clip: a bound of {wrong[0]!r}, wanted a number or None")
     return ops.clamp(x, -inf if low is None else low, inf if high is None else high)
 
 
@@ -152,7 +157,10 @@ def _log_softmax_rows(x: Tensor) -> Tensor:
 
 def _along(name: str, build: Builder, x: Tensor, axis: int) -> Tensor:
     """What build makes of rows, along an axis: that changes places with the last one."""
-    (i,), last = _axes(name, x, axis), len(x.shape) - 1
+    axes, last = _axes(name, x, axis), len(x.shape) - 1
+    if len(axes) != 1:
+        raise ShapeError(f"{name}: {len(axes)} axes, wanted one")
+    i = axes[0]
     if i == last:
         return build(x)
     order = [*range(last + 1)]
@@ -175,7 +183,9 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def _axes(name: str, x: Tensor, axis: Axes) -> tuple[int, ...]:
     """Axes counted from the first, each once."""
     n = len(x.shape)
-    given = range(n) if axis is None else (axis,) if isinstance(axis, int) else axis
+    given = range(n) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
+    if wrong := [i for i in given if not isinstance(i, int | np.integer)]:
+        raise ShapeError(f"{name}: axis {wrong[0]!r}, wanted an integer")
     if wrong := [i for i in given if not -n <= i < n]:
         raise ShapeError(f"{name}: there is no axis {wrong[0]} in shape {x.shape}")
     return tuple(sorted({i % n for i in given}))

@@ -109,6 +109,8 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Value:
 
     What falls out is drawn anew in each call; see `seed`. Without training x stays as it is.
     """
+    if not isinstance(p, int | float | np.floating):
+        raise ShapeError(f"dropout: p is {p!r}, wanted 0 to below 1")
     if not training:
         return as_float(x)
     draw = _rng.integers(-(1 << 31), 1 << 31, 3, np.int32)

@@ -213,5 +213,5 @@ def _positions(
     """np.argmax or np.argmin of the numbers; ShapeError for an axis that is not there."""
     try:
         return np.asarray(of(x.numpy(), axis=axis, keepdims=keepdims), np.int32)
-    except ValueError as error:
-        raise ShapeError(f"{of.__name__}: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"{of.__name__}: axis {axis!r}: {error}") from None

@@ -16,6 +16,7 @@ import numpy as np
 
 from pyggml.eager.numbers import numbers
 from pyggml.eager.value import as_float
+from pyggml.errors import QuantError
 from pyggml.graph.tensor import Tensor
 from pyggml.quants import dequantize, quant, quantize
 
@@ -79,6 +80,8 @@ def rounding(x: Any, to: str) -> Rounding:
     Raises QuantError for a type that is unknown or cannot be written, for rows that are no multiple
     of its block, and for numbers that it cannot hold.
     """
+    if not isinstance(to, str):
+        raise QuantError(f"rounding to {to!r}, wanted the name of a type, such as 'Q4_K'")
     before = np.asarray(numbers(x) if isinstance(x, Tensor) else as_float(x).numpy(), np.float32)
     d = quant(to).dtype
     after = dequantize(quantize(np.atleast_1d(before), to), to).reshape(before.shape)

@@ -46,6 +46,8 @@ def test_nodes_are_computed_and_packed_rows_unpacked():
 def test_what_a_type_cannot_hold_is_refused():
     with pytest.raises(QuantError, match="Q9_9"):
         rounding(X, "Q9_9")
+    with pytest.raises(QuantError, match="rounding to 5, wanted the name of a type"):
+        rounding(X, 5)
     with pytest.raises(QuantError, match="32"):
         rounding(X[:, :20], "Q8_0")
     with pytest.raises(QuantError, match="F16"):
