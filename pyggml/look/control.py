@@ -152,8 +152,7 @@ def control_vector(
     if by == "mean":
         rows = towards.mean(axis=0) - away.mean(axis=0)
     else:
-        differences = (towards - away).swapaxes(0, 1)
-        rows = np.stack([_principal(d) for d in differences])
+        rows = np.stack([_principal(d) for d in (towards - away).swapaxes(0, 1)])
     directions = {i: row.astype(np.float32) for i, row in enumerate(rows, 1)}
     return ControlVector(directions, model.config.architecture)
 
