@@ -98,20 +98,11 @@ def _keep_row(q, row, owed, grid):
 @exact
 def _keep_rows(q, offset, step, w, u, c, grid):
     """The levels q, uint8 (n_rows, n), of rows w with updates u, both like offset and step float32
-    (n_rows, n); c (n_rows, n). grid: the values of levels, and whether they are even."""
+    (n_rows, n); c (n_rows, n). Without an update they are the nearest. grid: the
+    values of levels, and whether they are even."""
     owed = 0.0
     for i in range(w.shape[0]):
         owed += _keep_row(q[i], (offset[i], step[i], w[i], u[i], c[i]), owed, grid)
-
-
-@exact
-def _nearest(q, offset, step, w, grid):
-    """The levels nearest to w, all (n_blocks, block)."""
-    values, is_even = grid
-    for b in range(w.shape[0]):
-        for j in range(w.shape[1]):
-            if step[b, j] != 0:
-                q[b, j] = _level((w[b, j] - offset[b, j]) / step[b, j], values, is_even)
 
 
 def has_levels(name: str) -> bool:
@@ -193,7 +184,8 @@ def _nearer(
     comes nearer to it."""
     offset, step = levels.grid(old)
     q = np.zeros(w.shape, np.uint8)
-    _nearest(q, offset, step, w, (levels.values, levels.is_even))
+    none = np.zeros_like(w)
+    _keep_rows(q, offset, step, w, none, none, (levels.values, levels.is_even))
     again = old.copy()
     levels.put(again, q)
     errors = []

@@ -41,7 +41,7 @@ class ExpressionBlock(Block):
         """A whole number, as often as the lane stands for numbers."""
 
     def shift(self, lane: str, n: int) -> str:
-        """How far numbers are shifted."""
+        """The same without a sign, as shifts and bounds of lanes have it."""
         return self.number(lane, n)
 
     def of_all(self, lane: str, text: str) -> str:
@@ -58,11 +58,7 @@ class ExpressionBlock(Block):
 
     def chosen(self, lane: str, n: int, below: str, other: str) -> str:
         """`below` for a lane below n, else `other`."""
-        return self.where(f"{lane} < {self.bound(n)}", below, other)
-
-    def bound(self, n: int) -> str:
-        """A number that lanes are compared with."""
-        return str(n)
+        return self.where(f"{lane} < {self.shift('0', n)}", below, other)
 
     @abstractmethod
     def lane_before(self, lane: str, n: int) -> str:

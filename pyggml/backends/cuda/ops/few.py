@@ -105,17 +105,9 @@ def _products_of_norm(rng: np.random.Generator, *widths: int, k: int = 256) -> l
     return [mul_mat(packed_leaf(rng, (n, k), "Q4_K"), x) for n in widths]
 
 
-def _three(rng: np.random.Generator) -> Graph:
-    return Graph.of(*(scale(y, 2.0) for y in _products_of_norm(rng, 40, 24, 24)))
-
-
 def _gated(rng: np.random.Generator) -> Graph:
     gate, up = _products_of_norm(rng, 24, 24, k=512)
     return Graph.of(swiglu(gate, up))
-
-
-def _logits(rng: np.random.Generator) -> Graph:
-    return Graph.of(*_products_of_norm(rng, 40))
 
 
 def _residual(rng: np.random.Generator) -> Graph:
@@ -123,11 +115,17 @@ def _residual(rng: np.random.Generator) -> Graph:
     return Graph.of(add(drawn(rng, 1, 24), y))
 
 
-NORM_PRODUCTS = Fusion(("rms_norm_mul", *("mul_mat",) * 3), _follow_norm, _bind_after_norm, _three)
+NORM_PRODUCTS = Fusion(
+    ("rms_norm_mul", *("mul_mat",) * 3), _follow_norm, _bind_after_norm,
+    lambda rng: Graph.of(*(scale(y, 2.0) for y in _products_of_norm(rng, 40, 24, 24))),
+)  # fmt: skip
 NORM_GATED = Fusion(
     ("rms_norm_mul", "mul_mat", "mul_mat", "swiglu"), _are_gated, _bind_gated, _gated
 )
-NORM_PRODUCT = Fusion(("rms_norm_mul", "mul_mat"), _follow_norm, _bind_after_norm, _logits)
+NORM_PRODUCT = Fusion(
+    ("rms_norm_mul", "mul_mat"), _follow_norm, _bind_after_norm,
+    lambda rng: Graph.of(*_products_of_norm(rng, 40)),
+)  # fmt: skip
 # The sum may lie where what is added does, number for number, but not where A does.
 PRODUCT_ADD = Fusion(
     ("mul_mat", "add"), _adds, _bind_residual, _residual, Memory.INPLACE_FIRST, leads=1

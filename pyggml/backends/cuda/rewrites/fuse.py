@@ -37,7 +37,8 @@ def fuse(fusion: Fusion, graph: Graph, card: CudaBackend) -> Graph:
             before = [node for node in nodes[max(i - _REACH, 0) : i] if node not in taken]
             chain = _chain(fusion.ops, before, t)
             is_read = [_is_read(node, chain, graph) for node in chain]
-            if chain and _fits(chain, graph) and _serves(fusion, chain, is_read, card):
+            known = bool(chain) and all(card.refusal(node) is None for node in chain)
+            if known and _fits(chain, graph) and fusion.serves(chain, is_read, card.compute):
                 new |= replacements(fusion, chain, is_read)
                 taken.update(chain)
     return rewrite(graph, new)
@@ -65,13 +66,6 @@ def _is_read(t: Tensor, nodes: Sequence[Tensor], graph: Graph) -> bool:
     is_last = t is nodes[-1] or t.base is not None
     outside = any(o.root is t for o in graph.outputs) or not graph.users[t] <= set(nodes)
     return is_last or outside
-
-
-def _serves(
-    fusion: Fusion, nodes: Sequence[Tensor], is_read: Sequence[bool], card: CudaBackend
-) -> bool:
-    known = all(card.refusal(t) is None for t in nodes)
-    return known and fusion.serves(nodes, is_read, card.compute)
 
 
 def _fits(nodes: Sequence[Tensor], graph: Graph) -> bool:

@@ -60,6 +60,10 @@ def _each(lane: str, one: Callable[[str], str]) -> str:
     return f"vec4({', '.join(one(f'({lane} + {i}u)') for i in range(QUAD))})"
 
 
+def _floats(n: int, one: Callable[[str], str]) -> Lanes:
+    return Lanes("floats", n, lambda lane: _each(lane, one))
+
+
 class WordsBlock(ExpressionBlock):
     """Expressions of WGSL for the weight type `name`, and the tables and grids that they name.
 
@@ -89,9 +93,6 @@ class WordsBlock(ExpressionBlock):
 
     def as_float(self, lane: str, whole: str) -> str:
         return f"{'f32' if _is_one(lane) else 'vec4<f32>'}({whole})"
-
-    def bound(self, n: int) -> str:
-        return f"{n}u"
 
     def lane_before(self, lane: str, n: int) -> str:
         before = f"({lane} - {n}u)"
@@ -128,22 +129,14 @@ class WordsBlock(ExpressionBlock):
         return Lanes("ints", n or many, lambda lane: _each(lane, one))
 
     def f16(self, offset: int, n: int = 1) -> Lanes:
-        def one(lane: str) -> str:
-            return f"half(at + {offset}u + 2u * {_u(lane)})"
-
-        return Lanes("floats", n, lambda lane: _each(lane, one))
+        return _floats(n, lambda lane: f"half(at + {offset}u + 2u * {_u(lane)})")
 
     def bf16(self, offset: int, n: int = 1) -> Lanes:
-        def one(lane: str) -> str:
-            return f"bitcast<f32>(w_word(at + {offset}u + 2u * {_u(lane)}) << 16u)"
-
-        return Lanes("floats", n, lambda lane: _each(lane, one))
+        word = f"w_word(at + {offset}u + 2u * "
+        return _floats(n, lambda lane: f"bitcast<f32>({word}{_u(lane)}) << 16u)")
 
     def f32(self, offset: int, n: int = 1) -> Lanes:
-        def one(lane: str) -> str:
-            return f"bitcast<f32>(w_word(at + {offset}u + 4u * {_u(lane)}))"
-
-        return Lanes("floats", n, lambda lane: _each(lane, one))
+        return _floats(n, lambda lane: f"bitcast<f32>(w_word(at + {offset}u + 4u * {_u(lane)}))")
 
     def half_e8m0(self, offset: int) -> Lanes:
         return Lanes("floats", 1, lambda lane: f"half_e8m0(w_at(at + {offset}u))")
