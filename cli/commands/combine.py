@@ -8,7 +8,6 @@ import numpy as np
 
 import pyggml.threads
 from pyggml import load
-from pyggml.chat import MODEL, carried_metadata
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.exit import end_if_signalled
 from pyggml.cli.terminal.help import GroupedCommand
@@ -23,7 +22,7 @@ from pyggml.cli.terminal.options import (
 )
 from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.progress import ChangingLine
-from pyggml.cli.terminal.show import note, percent, say, size
+from pyggml.cli.terminal.show import percent, say, size
 from pyggml.errors import ConfigError
 from pyggml.lora import combine
 from pyggml.lora.adapter.combine import METHODS, Method
@@ -114,9 +113,8 @@ def command(
     pyggml.threads.set(threads)
     opened = load(model, [*lora])
     choice = choose_template(opened.tokenizer, (path for path, _ in lora), None)
-    metadata = carried_metadata(Path(choice.wanted)) if choice.wanted != MODEL else {}
     kept = _DENSITY if density is None else density
-    left_out = combine(opened, output, method, rank, kept, seed or 0, metadata, _Progress())
+    left_out = combine(opened, output, method, rank, kept, seed or 0, choice.metadata, _Progress())
     worst = max(left_out, key=lambda name: left_out[name])
     if left_out[worst]:
         mean = float(np.sqrt(np.mean(np.square([*left_out.values()]))))
@@ -124,7 +122,4 @@ def command(
         say(f"rank       leaves {percent(mean)} out, root mean square; {most}")
     say(f"adapter    {output}, {size(output.stat().st_size)}")
     say(f"of {', '.join(adapter_word(given) for given in lora)}")
-    if choice.by is not None:
-        say(f"chats are written as {choice.by.name} was trained")
-    for path in choice.others:
-        note(f"{path.name} was trained with another chat template")
+    choice.say()

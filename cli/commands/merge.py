@@ -7,7 +7,6 @@ import click
 
 import pyggml.threads
 from pyggml import gguf, load
-from pyggml.chat import MODEL, carried_metadata
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.kinds import MODEL_FILE
@@ -106,9 +105,8 @@ def command(
     opened = load(model, [*lora])
     importance = read_imatrix(imatrix) if imatrix else None
     choice = choose_template(opened.tokenizer, (path for path, _ in lora), None)
-    metadata = carried_metadata(Path(choice.wanted)) if choice.wanted != MODEL else {}
     show = Progress(opened.file)
-    losses = merge(opened, output, file_type, show, importance, rounding, metadata)
+    losses = merge(opened, output, file_type, show, importance, rounding, choice.metadata)
     if tensors:
         with gguf.open(output) as written:
             say_tensors(opened.file, written, losses, update_counts(opened))
@@ -117,10 +115,7 @@ def command(
     )
     say_sizes(opened.file, output)
     say(f"with {', '.join(adapter_word(given) for given in lora)}")
-    if choice.by is not None:
-        say(f"chats are written as {choice.by.name} was trained")
-    for path in choice.others:
-        say(f"{path.name} was trained with another chat template")
+    choice.say()
 
 
 command.help = f"{command.help}\n\nTYPE is {_KEEP} or one of {', '.join(FILE_TYPES)}."

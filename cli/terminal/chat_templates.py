@@ -11,13 +11,14 @@ from pyggml.chat import (
     BUILT_IN,
     MODEL,
     ChatTemplate,
+    carried_metadata,
     carries_template,
     find_template,
     write_alike,
 )
 from pyggml.cli.terminal.options import F, in_group
 from pyggml.cli.terminal.places import FileWord
-from pyggml.cli.terminal.show import note
+from pyggml.cli.terminal.show import note, say
 from pyggml.errors import TemplateError
 from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
@@ -72,6 +73,18 @@ class TemplateChoice:
             f"{path.name} was trained with another chat template: --chat-template {path} takes it"
             for path in self.others
         ]
+
+    @property
+    def metadata(self) -> dict[str, str | None]:
+        """The keys with which a file that is made of the adapters carries it."""
+        return carried_metadata(Path(self.wanted)) if self.wanted != MODEL else {}
+
+    def say(self) -> None:
+        """Print what became of the adapters' templates in a file that is made of them."""
+        if self.by is not None:
+            say(f"chats are written as {self.by.name} was trained")
+        for path in self.others:
+            say(f"{path.name} was trained with another chat template")
 
 
 def choose_template(
