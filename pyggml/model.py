@@ -292,11 +292,11 @@ class Model:
                 stacklevel=3,
             )
 
-    def taps(self) -> Taps | None:
-        """Taps for a graph of this model while it is traced."""
+    def taps(self, reads: bool = True) -> Taps | None:
+        """Taps for a graph of this model while it is traced; without `reads` they change alone."""
         if not self.traces:
             return None
-        patterns = dict.fromkeys(p for trace in self.traces for p in trace.patterns)
+        patterns = dict.fromkeys(p for trace in self.traces for p in trace.patterns if reads)
         return Taps([*patterns], [e for trace in self.traces for e in trace.edits])
 
     def record(

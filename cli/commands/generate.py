@@ -37,8 +37,8 @@ from pyggml.cli.terminal.options import (
     ModelSource,
     given_settings,
     in_group,
+    model_options,
     settings_options,
-    writing_model_options,
 )
 from pyggml.cli.terminal.show import note, plural, say, say_progress, unescape
 from pyggml.errors import ConfigError, DataError, TemplateError
@@ -70,7 +70,7 @@ class _Prompt:
         "pyggml generate -m model.gguf --messages chats.jsonl --json",
     ],
 )
-@writing_model_options
+@model_options
 @click.option("-p", "--prompt", **in_group("text"), help="text to continue; \\n is a new line")
 @data_option(
     "--messages",

@@ -193,12 +193,8 @@ def _with_source(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--model, --lora, --threads, --compute and --device; the command gets them as `source`."""
-    return model_option(lora_option(compute_options(_with_source(function))))
-
-
-def writing_model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same with --control-vector, of a command that writes text."""
+    """--model, --lora, --control-vector, --threads, --compute and --device; the command gets them
+    as `source`."""
     return model_option(lora_option(control_option(compute_options(_with_source(function)))))
 
 

@@ -90,7 +90,8 @@ class Collector:
             yield partial(batch.fill, self._inputs)
 
     def _watching(self, model: Model) -> Program:
-        net = Net(model.parts.weights, self._inputs, model.adapters)
+        taps = model.taps(reads=False)
+        net = Net(model.parts.weights, self._inputs, model.adapters, taps=taps)
         graph = Graph.of(model.parts.decoder.hidden(net))
         users: dict[tuple[Tensor, ...], list[Tensor]] = defaultdict(list)
         for node in graph.nodes:

@@ -41,12 +41,13 @@ class Scorer:
         n_ctx: the longest sequence, n_tokens unless it is given."""
         parts = model.parts
         self.inputs = Inputs.empty(n_tokens, n_ctx)
-        net = Net(parts.weights, self.inputs, model.adapters)
+        net = Net(parts.weights, self.inputs, model.adapters, taps=model.taps(reads=False))
         hidden = parts.decoder.hidden(net)
         self._forward = model.program(hidden)
         self._hidden, self._found = zeros(hidden.shape, F32, "hidden"), hidden
         n_rows = rows_within(n_scored, 4 * parts.config.n_vocab, _LOGITS_BYTES)
         self._rows = zeros((n_rows,), I32, "scored rows")
+        net.logits_of = self._rows
         self._logits = parts.decoder.logits(net, get_rows(self._hidden, self._rows))
         self._head = model.program(self._logits)
 

@@ -46,7 +46,7 @@ def test_generate_prints_the_prompt_and_what_the_library_makes_of_it(pyggml, tin
     assert plain.out.startswith("the ") and plain.out != ended.out
 
 
-def test_generate_adds_control_vectors_by_their_scales(pyggml, tiny, tmp_path):
+def test_commands_add_control_vectors_by_their_scales(pyggml, tiny, text, tmp_path):
     model, path = library.load(tiny), tmp_path / "v.gguf"
     rng = np.random.default_rng(0)
     blocks = range(1, model.config.n_layer)
@@ -60,6 +60,8 @@ def test_generate_adds_control_vectors_by_their_scales(pyggml, tiny, tmp_path):
     for given in (("--control-vector", f"{path}:2.5"), halves):
         assert pyggml(*arguments, *given).out == printable("the " + made) + "\n"
     assert pyggml(*arguments).out != printable("the " + made) + "\n"
+    measured = ("perplexity", "-m", tiny, "-f", text, "--ctx", 16)
+    assert pyggml(*measured).out != pyggml(*measured, *halves).out
     ended = pyggml(*arguments, "--control-vector", tiny)
     assert ended.code == 2 and "wanted 'controlvector'" in ended.err
 

@@ -157,3 +157,12 @@ def test_inputs_that_are_not_finite_have_no_importance(tmp_path):
     norm.data = np.full_like(norm.data, np.inf)
     with pytest.raises(DataError, match="the input of blk.1.ffn_.* is not finite, so it has no im"):
         collected(broken)
+
+
+def test_a_trace_s_changes_are_in_what_matrices_multiply(model):
+    plain = collected(model).sums
+    with model.trace(scale={"blk.0.out": 2.0}):
+        changed = collected(model).sums
+    for name, sums in plain.items():
+        same = np.array_equal(changed[name].squares, sums.squares)
+        assert same == name.startswith("blk.0."), name

@@ -34,8 +34,8 @@ from pyggml.cli.terminal.options import (
     SETTINGS,
     ModelSource,
     given_settings,
+    model_options,
     settings_options,
-    writing_model_options,
 )
 from pyggml.cli.terminal.show import is_quiet, say, unescape
 from pyggml.errors import ConfigError, DataError
@@ -59,7 +59,7 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
         'echo "What is a tensor?" | pyggml chat -m model.gguf --temp 0',
     ],
 )
-@writing_model_options
+@model_options
 @system_option
 @chat_template_option()
 @chat_template_kwargs_option()

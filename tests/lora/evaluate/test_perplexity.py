@@ -29,10 +29,30 @@ def model_with(path, add_bos, compute="auto"):
     return model
 
 
+EDITS = [
+    {},
+    {"scale": {"blk.0.out": 0.5}},
+    {"scale": {"output": 0.3}, "add": {"logits": 0.5, "blk.1.out": 1.0}, "tokens": [5, 6, -2]},
+]
+
+
+@pytest.mark.parametrize("edits", EDITS, ids=["plain", "edited", "edited in places"])
 @pytest.mark.parametrize("add_bos", [False, True])
 @pytest.mark.parametrize("n_ctx", [8, 11])
-def test_the_second_half_of_every_chunk_is_scored(tiny, add_bos, n_ctx):
+def test_the_second_half_of_every_chunk_is_scored(tiny, add_bos, n_ctx, edits):
     model = model_with(tiny, add_bos)
+    with model.trace("blk.0.out", **edits):
+        _check_second_halves(model, add_bos, n_ctx)
+    changed, plain = perplexity_of_ones(model, edits), perplexity_of_ones(model, {})
+    assert (changed != plain) == bool(edits)
+
+
+def perplexity_of_ones(model, edits):
+    with model.trace(**edits):
+        return [p.value for p in perplexity(model, "1 2 3 4 5 6 7 8 " * 4, 8)]
+
+
+def _check_second_halves(model, add_bos, n_ctx):
     ids = np.random.default_rng(0).integers(0, 48, 3 * n_ctx + 2)
     text = " ".join(map(str, ids))
     found = list(perplexity(model, text, n_ctx))
