@@ -18,6 +18,7 @@ from pyggml.cli.commands.inspect.fold import ranges
 from pyggml.cli.terminal.words import coloured_lines
 from pyggml.graph.dtypes import F32
 from pyggml.look import lens
+from pyggml.look.control import ControlVector
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, loss_and_grads
 from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
 from pyggml.requantize.imatrix import ImportanceMatrix, Sums
@@ -192,6 +193,14 @@ def test_an_importance_matrix_of_the_older_kind(pyggml, facts, tmp_path):
     path.write_bytes(b"no matrix at all")
     refused = pyggml("inspect", path)
     assert refused.code == 2 and "is no importance matrix" in refused.err
+
+
+def test_a_control_vector(pyggml, tmp_path):
+    path = tmp_path / "v.gguf"
+    ControlVector({1: np.ones(8, np.float32)}, "llama\x1b[31m").save(path)
+    ended = pyggml("inspect", path)
+    assert ended.row("holds").startswith("a control vector: 1 tensor")
+    assert ended.row("for") == "llama\\x1b[31m models: --control-vector FILE:SCALE"
 
 
 def test_a_vocabulary_alone(pyggml, tiny, tmp_path):

@@ -74,12 +74,14 @@ def dat_facts(path: Path) -> Facts:
 
 
 def kind_of(file: GGUFFile) -> str:
-    """ "model", "adapter", "imatrix", "vocabulary"; else its own word, or "other"."""
+    """ "model", "adapter", "imatrix", "controlvector", "vocabulary", its own word, or "other"."""
     said = file.get("general.type")
     if isinstance(said, str) and said != "model":
         return said[:40]
     if "token_embd.weight" in file.tensors:
         return "model"
+    if file.get("general.architecture") == "controlvector":
+        return "controlvector"
     has_tokens = "tokenizer.ggml.model" in file.metadata
     return "vocabulary" if has_tokens and not file.tensors else "other"
 

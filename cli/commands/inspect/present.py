@@ -79,15 +79,19 @@ def _file_rows(f: Facts) -> Iterator[tuple[str, str]]:
         yield from _adapter_rows(f["adapter"])
     if "imatrix" in f:
         yield from _imatrix_rows(f["imatrix"])
+    hint = f["metadata"].get("controlvector.model_hint", {}).get("value")
+    if file["kind"] == "controlvector" and hint:
+        yield "for", f"{printable(str(hint))[:40]} models: --control-vector FILE:SCALE"
 
 
 _KINDS = {
     "model": "a model",
     "adapter": "an adapter",
     "imatrix": "an importance matrix",
+    "controlvector": "a control vector",
     "vocabulary": "a vocabulary",
     "checkpoint": "a checkpoint of a run",
-    "other": "neither a model nor an adapter",
+    "other": "none of the kinds that are known",
 }
 
 
