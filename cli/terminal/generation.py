@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +13,7 @@ from pyggml.cli.terminal.options import F, given_settings, in_group, settings_op
 from pyggml.cli.terminal.show import percent, say, speed, unescape
 from pyggml.errors import ConfigError
 from pyggml.generation import Piece, Sampling
-from pyggml.look.limits import generation_seconds
+from pyggml.look.limits import generation_seconds, share_of_limit
 from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
 
@@ -89,10 +90,11 @@ class Pace:
         """57.9 tokens/s, 71 % of the memory bandwidth; what is unknown is left out."""
         seconds, each = perf_counter() - self._began, self._last - self._first
         of_all = speed(self.n, seconds)
-        least = generation_seconds(self._model) if each else None
-        if least is None:
-            return of_all
-        return f"{of_all}, {percent((self.n - 1) * least / each)} of the memory bandwidth"
+        least = partial(generation_seconds, self._model)
+        of_limit = share_of_limit(least, self.n - 1, each) if each else None
+        return (
+            of_all if of_limit is None else f"{of_all}, {percent(of_limit)} of the memory bandwidth"
+        )
 
 
 def say_piece(piece: Piece, how: Sampling, tokenizer: Tokenizer) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pyggml.cli.terminal.notebook import notebook, show_in_cell
 from pyggml.cli.terminal.show import is_quiet, percent, progress_lines, row, say, say_progress, span
-from pyggml.look.limits import training_seconds
+from pyggml.look.limits import share_of_limit, training_seconds
 from pyggml.lora import CheckpointReport, History, Report, StepReport, Trainer, ValidationReport
 from pyggml.lora.objectives import Tally
 
@@ -70,19 +70,21 @@ class Meter:
     The first step may compile, so its time does not count, unless it is so long that compiling
     hardly matters; on a device the second does not either (`n_first`).
 
-    least: the seconds that a token takes at least on this machine, asked for after the first step,
-    when its kernels are compiled; None where that is unknown
+    least: anew → the seconds that a token takes at least on this machine, asked for after the first
+    step, when its kernels are compiled, and once more if a step takes less; None where that is
+    unknown
     """
 
     def __init__(
         self,
         history: History | None = None,
         n_first: int = 1,
-        least: Callable[[], float | None] = lambda: None,
+        least: Callable[[bool], float | None] = lambda anew: None,
     ) -> None:
         self.history = history or History()
         self._n_first, self._ask_least = n_first, least
         self._least: float | None = None
+        self._asked_again = False
         self.first: StepReport | None = None
         self.last: StepReport | None = None
         self._warned = False
@@ -94,13 +96,13 @@ class Meter:
     def of(cls, trainer: Trainer) -> Meter:
         """That of a run; several processes share a machine in ways that no limit tells."""
         alone = trainer.ranks.size == 1
-        least = partial(training_seconds, trainer.model) if alone else lambda: None
+        least = partial(training_seconds, trainer.model) if alone else lambda anew: None
         return cls(trainer.history, trainer.n_first, least)
 
     def add(self, report: Report) -> None:
         if isinstance(report, StepReport):
             if self._n_first == 1:
-                self._least = self._ask_least()
+                self._least = self._ask_least(False)
             if self._n_first > 0:
                 self.first, self._began = report, perf_counter()
                 self._n_first -= 1
@@ -131,8 +133,15 @@ class Meter:
         seconds = sum(s.seconds for s in self._recent)
         if self._least is None or not seconds or self.last is self.first:
             return ""
-        least = sum(s.n_computed for s in self._recent) * self._least
-        return f"{percent(least / seconds)} of this machine"
+        n_computed = sum(s.n_computed for s in self._recent)
+        return (
+            f"{percent(share_of_limit(self._least_seconds, n_computed, seconds))} of this machine"
+        )
+
+    def _least_seconds(self, anew: bool) -> float | None:
+        if anew and not self._asked_again:
+            self._least, self._asked_again = self._ask_least(True), True
+        return self._least
 
     @property
     def each(self) -> float | None:

@@ -42,21 +42,37 @@ _SECONDS, _MOST_BYTES = 0.3, 1 << 16  # of a measurement; of the file
 _LIMITS: dict[str, float] = {}  # that this process has asked for
 
 
-def training_seconds(model: Model) -> float | None:
-    """The least seconds of one token of training on the host; None for a model on a device."""
+def training_seconds(model: Model, anew: bool = False) -> float | None:
+    """The least seconds of one token of training on the host; None for a model on a device. anew:
+    by a limit that is measured again."""
     if model.devices.have_copies:
         return None
     uses = [*_uses(model)]
     largest = max((w for w, _ in uses), key=lambda w: w.n_bytes).dtype
-    rate = multiply_limit(largest, model.backend.compute)
+    rate = multiply_limit(largest, model.backend.compute, anew)
     return 4 * sum(part * w.n_elements for w, part in uses) / rate
 
 
-def generation_seconds(model: Model) -> float | None:
-    """The least seconds of one token of generation on the host; None for a model on a device."""
+def generation_seconds(model: Model, anew: bool = False) -> float | None:
+    """The same of one token of generation."""
     if model.devices.have_copies:
         return None
-    return sum(part * w.n_bytes for w, part in _uses(model)) / read_limit()
+    return sum(part * w.n_bytes for w, part in _uses(model)) / read_limit(anew)
+
+
+def share_of_limit(
+    least: Callable[[bool], float | None], n_tokens: int, seconds: float
+) -> float | None:
+    """n_tokens' least seconds of these seconds; None where the least is unknown.
+
+    A share above 1 shows that the limit was measured while others used the machine: it is measured
+    again, by least(True).
+    """
+    for anew in (False, True):
+        each = least(anew)
+        if each is None or n_tokens * each <= seconds:
+            break
+    return None if each is None else min(n_tokens * each / seconds, 1.0)
 
 
 def _uses(model: Model) -> Iterator[tuple[Tensor, float]]:

@@ -226,7 +226,7 @@ def test_lines_come_every_ten_seconds_and_at_both_ends(clock, capsys):
 
 def test_a_run_s_share_of_the_machine_is_said_beside_its_speed(clock, capsys):
     """From the second step on: tokens that are computed, not those that are learned alone."""
-    meter = Meter(least=lambda: 0.005)
+    meter = Meter(least=lambda anew: 0.005)
     show = Lines(meter)
     for number in (1, 2, 3):
         clock.append(20.0 * number)
@@ -236,6 +236,22 @@ def test_a_run_s_share_of_the_machine_is_said_beside_its_speed(clock, capsys):
     first, second, *_ = [x for x in capsys.readouterr().out.splitlines() if x.startswith("step ")]
     assert "of this machine" not in first
     assert "  5 tokens/s, 50 % of this machine, " in second
+
+
+def test_a_step_beyond_the_limit_has_it_measured_once_more(clock):
+    asked = []
+
+    def least(anew):
+        asked.append(anew)
+        return 0.2 if not anew else 0.05
+
+    meter, shares = Meter(least=least), []
+    for number in (1, 2, 3):
+        clock.append(20.0 * number)
+        meter.add(replace(step(number), n_computed=200, seconds=20.0))
+        shares.append(meter.share)
+    assert shares == ["", "50 % of this machine", "50 % of this machine"]
+    assert asked == [False, True]
 
 
 def test_without_a_limit_there_is_no_share(clock):

@@ -1,6 +1,7 @@
 """Limits of a machine: kept once measured, whatever the file has; what a token takes of them."""
 
 import json
+from functools import partial
 
 import pytest
 import tiny_models
@@ -8,7 +9,13 @@ import tiny_models
 import pyggml
 from pyggml.graph.dtypes import F32, dtype
 from pyggml.look import limits
-from pyggml.look.limits import generation_seconds, multiply_limit, read_limit, training_seconds
+from pyggml.look.limits import (
+    generation_seconds,
+    multiply_limit,
+    read_limit,
+    share_of_limit,
+    training_seconds,
+)
 
 
 @pytest.fixture
@@ -120,6 +127,19 @@ def test_of_experts_those_count_that_a_token_has(rates, tmp_path):
     assert used < every
     n_weights, _ = matrices(model, part=used / every)
     assert training_seconds(model) == pytest.approx(4 * n_weights / 1e9)
+
+
+def test_a_limit_that_is_exceeded_is_measured_again(rates, tmp_path):
+    """At most all of it is said, and a limit that holds is not measured twice."""
+    rates += [1e9, 4e9, 5e8]
+    model = pyggml.load(tiny_models.write_llama(tmp_path / "m.gguf", 40, n_layer=2, seed=1))
+    least = partial(training_seconds, model)
+    seconds = least()
+    assert share_of_limit(least, 10, 20 * seconds) == pytest.approx(0.5)
+    assert share_of_limit(least, 10, 5 * seconds) == pytest.approx(0.5)
+    assert least() == pytest.approx(seconds / 4)
+    assert share_of_limit(least, 10, seconds) == 1.0
+    assert share_of_limit(lambda anew: None, 10, 1.0) is None and not rates
 
 
 def test_of_a_model_on_a_device_nothing_is_known(monkeypatch, tmp_path):
