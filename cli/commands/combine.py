@@ -70,7 +70,8 @@ class _Progress:
     metavar="WORD",
     **in_group("output"),
     help="sum: of the updates times their weights; ties: of each its largest numbers, where their "
-    "signs agree; dare: of each some numbers at random, the more of them",
+    "signs agree; dare: of each some numbers at random, divided by their "
+    "share",
 )
 @click.option(
     "--rank",

@@ -56,7 +56,8 @@ def combine(
     names = [*dict.fromkeys(name for pairs in model.adapters for name in pairs)]
     updates, left_out = dict[str, Update](), dict[str, float]()
     for number, name in enumerate(names):
-        one = partial(_combined, method=method, rank=rank, density=density, rng=_rng(seed, number))
+        rng = np.random.default_rng([seed, number])  # a tensor's own draws
+        one = partial(_combine_updates, method=method, rank=rank, density=density, rng=rng)
         updates[name], left_out[name] = _of_tensor(model, name, one)
         progress(number + 1, len(names))
     about = {"general.base_model.count": np.uint32(1), BASE_NAME: _name(model)}
@@ -66,20 +67,15 @@ def combine(
     return left_out
 
 
-def _rng(seed: int, number: int) -> np.random.Generator:
-    """A tensor's own draws."""
-    return np.random.default_rng([seed, number])
-
-
 def _of_tensor(
-    model: Model, name: str, combined: Callable[..., tuple[Halves, float]]
+    model: Model, name: str, combine_updates: Callable[..., tuple[Halves, float]]
 ) -> tuple[Update, float]:
-    """One tensor's update, and the part of it that is left out. combined: of one matrix."""
+    """One tensor's update, and the part of it that is left out. combine_updates: of one matrix."""
     table = model.parts.decoder.tensors()[name].table
     adapters = [pairs for pairs in model.adapters if name in pairs]
     weights = [_weight(pairs) for pairs in adapters]
     halves = [_halves(p[name], w, table) for p, w in zip(adapters, weights, strict=True)]
-    results = [combined(each, weights) for each in zip(*halves, strict=True)]  # of experts
+    results = [combine_updates(each, weights) for each in zip(*halves, strict=True)]  # of experts
     errors = [error for _, error in results]
     update = _update([each for each, _ in results], table, adapters[0][name].a.shape)
     return update, float(np.sqrt(np.mean(np.square(errors))))
@@ -131,7 +127,7 @@ def _update(halves: Sequence[Halves], table: bool, shape: tuple[int, ...]) -> Up
 # -- one matrix -----------------------------------------------------------------------------------
 
 
-def _combined(
+def _combine_updates(
     updates: Sequence[Halves],
     weights: Sequence[float],
     method: str,
@@ -148,14 +144,12 @@ def _combined(
         return ((left, right), 0.0) if rank is None else _nearest_of_product(left, right, rank)
     whole = np.stack([b @ a for b, a in updates])
     total = (
-        _elected(whole, weights, density)
-        if method == "ties"
-        else _drawn(whole, weights, density, rng)
+        _ties(whole, weights, density) if method == "ties" else _dare(whole, weights, density, rng)
     )
     return _nearest(total, max(a.shape[0] for _, a in updates) if rank is None else rank)
 
 
-def _elected(updates: np.ndarray, weights: Sequence[float], density: float) -> np.ndarray:
+def _ties(updates: np.ndarray, weights: Sequence[float], density: float) -> np.ndarray:
     """What "ties" makes of updates (n, n_out, n_in)."""
     for x in updates:
         n_zero = x.size - int(density * x.size)
@@ -169,7 +163,7 @@ def _elected(updates: np.ndarray, weights: Sequence[float], density: float) -> n
     return total.astype(np.float32)
 
 
-def _drawn(
+def _dare(
     updates: np.ndarray, weights: Sequence[float], density: float, rng: np.random.Generator
 ) -> np.ndarray:
     """What "dare" makes of updates (n, n_out, n_in)."""

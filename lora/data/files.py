@@ -226,7 +226,7 @@ def map_rows(rows: Sequence[AnyRow], change: Callable[[AnyRow], Made]) -> list[M
 def check_rows(path: Path, schema: Schema, n_rows: int, faults: Faults) -> None:
     """DataError if a row is faulty, or there is none."""
     if faults.total:
-        wanted = f"; {schema.names_sought}" if faults.lack_names else ""
-        raise DataError(f"{path}: {faults}{wanted}")
+        clause = f"; {schema.names_sought}" if faults.lack_names else ""
+        raise DataError(f"{path}: {faults}{clause}")
     if not n_rows:
         raise DataError(f"{path}: has no rows; {schema.names_sought}")

@@ -72,7 +72,7 @@ def build_backward(
     steps = (*before, loss, *walk.steps)
     graph = Graph.of(loss, *gradients, *(t for t, _ in others), steps=steps)
     names = ["loss", *(f"grad:{name}" for name in names), *(name for _, name in others)]
-    return replace(graph, notes=walk.noted(forward.notes, graph), names=tuple(names))
+    return replace(graph, notes=walk.notes_of(forward.notes, graph), names=tuple(names))
 
 
 def backward_steps(forward: Graph, parameters: Sequence[Tensor]) -> list[BackwardStep]:
@@ -207,7 +207,7 @@ class _Walk:
                 self.built[node] = t
             ready += node.src
 
-    def noted(self, notes: Notes, graph: Graph) -> Notes:
+    def notes_of(self, notes: Notes, graph: Graph) -> Notes:
         """The notes of the forward graph, with those of the backward nodes of `graph`."""
         nodes = set(graph.nodes)
         built, sums = (

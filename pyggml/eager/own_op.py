@@ -45,7 +45,7 @@ class OwnOp:
         self._defaults = {
             p.name: p.default for p in signature(value).parameters.values() if p.default != p.empty
         }
-        self.op = _op_of(value.__name__, value, _spec_of(value), _undeclared(value.__name__))
+        self.op = _op_of(value.__name__, value, _spec_of(value), _no_rule_yet(value.__name__))
         self.value = value
         self.__doc__, self.__name__ = getdoc(value), value.__name__
 
@@ -118,7 +118,7 @@ def _dtype_of(name: str, result: np.ndarray) -> DType:
     return F32 if result.dtype.kind == "f" else I32
 
 
-def _undeclared(name: str) -> GradRule:
+def _no_rule_yet(name: str) -> GradRule:
     """The rule until there is one."""
 
     def rule(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:

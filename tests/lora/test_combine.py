@@ -8,7 +8,7 @@ import pytest
 import pyggml
 from pyggml.errors import AdapterError, ConfigError
 from pyggml.lora import LoraConfig, attach, combine
-from pyggml.lora.adapter.combine import _combined
+from pyggml.lora.adapter.combine import _combine_updates
 from pyggml.lora.adapter.merge import merged_weight
 
 GOLDEN = Path(__file__).parents[1] / "golden/models"
@@ -115,7 +115,9 @@ def test_updates_are_those_of_peft(kind, method, rank, density):
     how = {} if rank is None else {"svd_rank": rank, "density": density}
     model.add_weighted_adapter(["x", "y"], [0.7, 0.4], "z", kind, **how)
     wanted = layer.get_delta_weight("z").detach().numpy()
-    (b, a), _ = _combined(halves, [0.7, 0.4], method, rank, density, np.random.default_rng(0))
+    (b, a), _ = _combine_updates(
+        halves, [0.7, 0.4], method, rank, density, np.random.default_rng(0)
+    )
     np.testing.assert_allclose(b @ a, wanted, atol=1e-5 * np.abs(wanted).max())
 
 

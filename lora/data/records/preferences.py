@@ -213,7 +213,7 @@ def _of_label(place: Place, cells: Cells) -> Row:
         return LabelledRow(place, prompt_text(cells), cells.text("completion"), label)
     reply = _reply(cells, "completion")
     reply.check(cells.names["completion"])
-    return _labelled(place, cells, _prompt(cells), reply, label)
+    return _row_of_label(place, cells, _prompt(cells), reply, label)
 
 
 def _of_labelled_messages(place: Place, cells: Cells) -> Row:
@@ -221,10 +221,10 @@ def _of_labelled_messages(place: Place, cells: Cells) -> Row:
     label = cells.read("label", flag_of)
     prompt, reply = _split_last(cells)
     reply.check(cells.names["messages"])
-    return _labelled(place, cells, prompt, reply, label)
+    return _row_of_label(place, cells, prompt, reply, label)
 
 
-def _labelled(place: Place, cells: Cells, prompt: Messages, reply: _Reply, label: bool) -> Row:
+def _row_of_label(place: Place, cells: Cells, prompt: Messages, reply: _Reply, label: bool) -> Row:
     return LabelledRow(place, prompt, reply.messages, label, tools(cells), reply.skipped)
 
 

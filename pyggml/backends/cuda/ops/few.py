@@ -105,7 +105,7 @@ def _products_of_norm(rng: np.random.Generator, *widths: int, k: int = 256) -> l
     return [mul_mat(packed_leaf(rng, (n, k), "Q4_K"), x) for n in widths]
 
 
-def _gated(rng: np.random.Generator) -> Graph:
+def _gate_sample(rng: np.random.Generator) -> Graph:
     gate, up = _products_of_norm(rng, 24, 24, k=512)
     return Graph.of(swiglu(gate, up))
 
@@ -120,7 +120,7 @@ NORM_PRODUCTS = Fusion(
     lambda rng: Graph.of(*(scale(y, 2.0) for y in _products_of_norm(rng, 40, 24, 24))),
 )  # fmt: skip
 NORM_GATED = Fusion(
-    ("rms_norm_mul", "mul_mat", "mul_mat", "swiglu"), _are_gated, _bind_gated, _gated
+    ("rms_norm_mul", "mul_mat", "mul_mat", "swiglu"), _are_gated, _bind_gated, _gate_sample
 )
 NORM_PRODUCT = Fusion(
     ("rms_norm_mul", "mul_mat"), _follow_norm, _bind_after_norm,

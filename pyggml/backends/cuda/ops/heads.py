@@ -203,7 +203,7 @@ def _scratch_of_attention(node: Tensor, compute: Compute) -> int:
     return decode.scratch(node.params["of"].nodes[-1], compute)
 
 
-def _turned(
+def _queries_and_puts(
     rng: np.random.Generator, positions: tuple[int, ...], n_heads: tuple[int, int], head: int
 ) -> tuple[Tensor, list[Tensor]]:
     """Queries, and the caches with the keys and values of tokens; n_heads: of queries and keys."""
@@ -217,12 +217,12 @@ def _turned(
 
 
 def _two_tokens(rng: np.random.Generator) -> Graph:
-    q, puts = _turned(rng, (3, 7), (3, 1), 8)
+    q, puts = _queries_and_puts(rng, (3, 7), (3, 1), 8)
     return Graph.of(q, *puts)
 
 
 def _one_attended(rng: np.random.Generator) -> Graph:
-    q, puts = _turned(rng, (3,), (4, 2), 128)
+    q, puts = _queries_and_puts(rng, (3,), (4, 2), 128)
     span_of_keys = leaf(np.array([[1, 5]], np.int32))
     k, v = (reshape(put, (6, 2, 128)) for put in puts)
     o = flash_attn_ext(q, k, v, span_of_keys, 0.3)

@@ -37,8 +37,8 @@ def fuse(fusion: Fusion, graph: Graph, card: CudaBackend) -> Graph:
             before = [node for node in nodes[max(i - _REACH, 0) : i] if node not in taken]
             chain = _chain(fusion.ops, before, t)
             is_read = [_is_read(node, chain, graph) for node in chain]
-            known = bool(chain) and all(card.refusal(node) is None for node in chain)
-            if known and _fits(chain, graph) and fusion.serves(chain, is_read, card.compute):
+            computes = bool(chain) and all(card.refusal(node) is None for node in chain)
+            if computes and _fits(chain, graph) and fusion.serves(chain, is_read, card.compute):
                 new |= replacements(fusion, chain, is_read)
                 taken.update(chain)
     return rewrite(graph, new)
@@ -77,6 +77,6 @@ def _fits(nodes: Sequence[Tensor], graph: Graph) -> bool:
         if t not in nodes and has_kernel(t) and touched:
             return False
     of_leaves = all(t.op is None for t in changed)
-    known = all(t.op and t.op.memory is Memory.ALIAS for t in nodes if t.is_write)
+    writes_are_views = all(t.op and t.op.memory is Memory.ALIAS for t in nodes if t.is_write)
     outside = (s for t in nodes for s in t.src if maker(s) not in nodes)
-    return of_leaves and known and not graph.needs(outside, nodes)
+    return of_leaves and writes_are_views and not graph.needs(outside, nodes)

@@ -116,10 +116,10 @@ def _product(y: Tensor, graph: Graph) -> _Product | None:
     alone = graph.is_only_for(plain, y) and (u is t or graph.is_only_for(u, t))
     if not alone or not _suits(p) or t in graph.outputs:
         return None
-    others = [r for r in graph.readers[t] if r is not y]
-    if others:
-        p.back = _back(p, t, others, graph)
-    return p if p.back is not None or not others else None
+    backward = [r for r in graph.readers[t] if r is not y]
+    if backward:
+        p.back = _back(p, t, backward, graph)
+    return p if p.back is not None or not backward else None
 
 
 def _back(p: _Product, t: Tensor, readers: list[Tensor], graph: Graph) -> _Back | None:
@@ -151,11 +151,11 @@ def _of_v(p: _Product, dy: Tensor, db: Tensor, graph: Graph) -> _Back | None:
 
 def _find_dx(p: _Product, back: _Back, graph: Graph) -> bool:
     """Find dx, which reads v as dA does, and enter it; False if v has still other readers."""
-    others = [r for r in graph.readers[back.v] if r is not back.da]
-    if not others:
+    readers = [r for r in graph.readers[back.v] if r is not back.da]
+    if not readers:
         return True
-    thins = graph.readers[others[0]]
-    if len(others) > 1 or len(thins) != 1 or not is_of(others[0], "transpose"):
+    thins = graph.readers[readers[0]]
+    if len(readers) > 1 or len(thins) != 1 or not is_of(readers[0], "transpose"):
         return False
     (thin,) = thins
     if not is_of(thin, "out_prod", "out_prod_add") or thin.src[-2] is not p.a:
