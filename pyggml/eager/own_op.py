@@ -33,7 +33,7 @@ from pyggml.graph.op import NO_SETTINGS, GradRule, Memory, NoGrad, Op, Spec
 from pyggml.graph.tensor import Shape, Tensor
 
 
-class OwnOp:
+class FunctionOp:
     """An op made by `op`, called with Values, arrays or numbers for a Value, with Tensors for a
     Tensor. Keywords are settings.
 
@@ -66,14 +66,14 @@ class OwnOp:
         return f"<op {self.op.name}>"
 
 
-def op(value: Callable[..., Any]) -> OwnOp:
+def op(value: Callable[..., Any]) -> FunctionOp:
     """The op whose result is value(*sources, **settings), of NumPy arrays, float64 or int32.
 
     Parameters with a default are settings, numbers or words that are fixed as the graph is built;
     the others are sources. The result's shape may depend on shapes and settings alone: value is
     asked for it with arrays of ones. Floats become float32.
     """
-    return OwnOp(value)
+    return FunctionOp(value)
 
 
 def _op_of(name: str, ref: Callable[..., Any], spec: Callable[..., Spec], grad: Any) -> Op:

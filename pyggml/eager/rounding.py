@@ -22,7 +22,7 @@ from pyggml.quants import dequantize, quant, quantize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rounding:
+class RoundedNumbers:
     """Numbers before and after, float32 of one shape.
 
     type    that they were stored as, by ggml's name
@@ -73,7 +73,7 @@ class Rounding:
         return "\n".join(lines)
 
 
-def rounding(x: Any, to: str) -> Rounding:
+def rounding(x: Any, to: str) -> RoundedNumbers:
     """What storing x as a type does to its numbers, such as "F16", "BF16", "Q8_0" or "Q4_K".
 
     x: a Value, an array, lists, or a tensor of a graph, which is computed and unpacked.
@@ -85,4 +85,4 @@ def rounding(x: Any, to: str) -> Rounding:
     before = np.asarray(numbers(x) if isinstance(x, Tensor) else as_float(x).numpy(), np.float32)
     d = quant(to).dtype
     after = dequantize(quantize(np.atleast_1d(before), to), to).reshape(before.shape)
-    return Rounding(d.name, 8 * d.block_bytes / d.block, before, after)
+    return RoundedNumbers(d.name, 8 * d.block_bytes / d.block, before, after)

@@ -95,12 +95,12 @@ def backward_steps(loss: Value) -> Iterator[Step]:
     forward = loss.graph
     parameters = [v.node for v in loss.sources()]
     refuse_outdated(forward.nodes)
-    walk = _Walk(forward)
+    walk = _StepWalk(forward)
     for number, step in enumerate(backward.backward_steps(forward, parameters), 1):
         yield walk.step(number, step)
 
 
-class _Walk:
+class _StepWalk:
     """The steps so far: of each tensor those that gave shares of its gradient, and their sum."""
 
     def __init__(self, forward: Graph) -> None:

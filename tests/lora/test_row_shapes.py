@@ -15,7 +15,7 @@ from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Place, Schema, read_rows
 from pyggml.lora.data.names import LABEL, LETTERS, MEANINGS
 from pyggml.lora.data.records import SHAPES
-from pyggml.lora.data.records.plan import Plan
+from pyggml.lora.data.records.plan import RecordPlan
 from pyggml.lora.data.rows import texts_of
 
 from chats import assistant, user, vocabulary
@@ -150,8 +150,8 @@ def test_what_a_shape_may_have_beside_its_names_is_read():
 
 def test_records_of_the_same_names_are_looked_at_once(tmp_path, monkeypatch):
     """However many; of columns that say the same part, each record has its own."""
-    shapes, of = [], Plan.of
-    monkeypatch.setattr(Plan, "of", lambda *args: (shapes.append(args), of(*args))[1])
+    shapes, of = [], RecordPlan.of
+    monkeypatch.setattr(RecordPlan, "of", lambda *args: (shapes.append(args), of(*args))[1])
     rows = [
         {"prompt": "", "question": "q", "my id": 0},
         {"prompt": "p", "question": "", "my id": 1},

@@ -42,7 +42,7 @@ def unpack(path: Path, file: io.BufferedReader) -> io.BufferedReader:
     return io.BufferedReader(_Unpacker(path, file, _stream(path, file, kind)), 1 << 16)
 
 
-class _Stream(Protocol):
+class _PackedStream(Protocol):
     """What is in a compressed file."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -50,7 +50,7 @@ class _Stream(Protocol):
     def close(self) -> None: ...
 
 
-def _stream(path: Path, file: io.BufferedReader, kind: str) -> _Stream:
+def _stream(path: Path, file: io.BufferedReader, kind: str) -> _PackedStream:
     if kind == "gzip":
         return gzip.GzipFile(fileobj=file)
     try:
@@ -60,14 +60,14 @@ def _stream(path: Path, file: io.BufferedReader, kind: str) -> _Stream:
         raise DataError(
             f"{path}: is compressed by Zstandard, which needs pyarrow: {how_to_install('parquet')}"
         ) from None
-    stream: _Stream = CompressedInputStream(PythonFile(file, "r"), "zstd")
+    stream: _PackedStream = CompressedInputStream(PythonFile(file, "r"), "zstd")
     return stream
 
 
 class _Unpacker(io.RawIOBase):
     """The bytes in a compressed file, counted."""
 
-    def __init__(self, path: Path, file: io.BufferedReader, stream: _Stream) -> None:
+    def __init__(self, path: Path, file: io.BufferedReader, stream: _PackedStream) -> None:
         self._path, self._file, self._stream = path, file, stream
         self._n, self._n_packed = 0, path.stat().st_size
 

@@ -17,7 +17,7 @@ _LONG = 20  # characters of a text that stands in another by no chance
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RecordPlan:
     """A shape, and the columns of its parts under these names.
 
     first      part → its first column
@@ -33,7 +33,7 @@ class Plan:
     strangers: tuple[str, ...]
 
     @staticmethod
-    def of(shape: Shape, names: Collection[str]) -> Plan:
+    def of(shape: Shape, names: Collection[str]) -> RecordPlan:
         columns = shape.columns(names)
         first = {part: each[0] for part, each in columns.items()}
         several = {part: each for part, each in columns.items() if len(each) > 1}
@@ -41,7 +41,7 @@ class Plan:
         left = [name for name in names if name not in certain]
         meanings = {name: meaning for name in left if (meaning := _meaning(name, names))}
         strangers = tuple(name for name in left if name not in meanings)
-        return Plan(shape, first, several, meanings, strangers)
+        return RecordPlan(shape, first, several, meanings, strangers)
 
     def cells(self, record: Mapping[str, Any]) -> Cells:
         """The values of a record, by part."""

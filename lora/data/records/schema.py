@@ -12,7 +12,7 @@ from pyggml.chat.messages import BadValue, kind_of
 from pyggml.errors import ConfigError
 from pyggml.lora.data.names import meaning_of
 from pyggml.lora.data.records.columns import suggestion
-from pyggml.lora.data.records.plan import Plan
+from pyggml.lora.data.records.plan import RecordPlan
 from pyggml.lora.data.records.preferences import LABEL_SHAPES, PAIR_SHAPES
 from pyggml.lora.data.records.questions import QUESTION_SHAPES
 from pyggml.lora.data.records.shape import Shape
@@ -128,7 +128,7 @@ class Schema:
         for purpose in ("pairs", "labels", "question", "training"):
             shape = next((s for s in SHAPES[purpose] if s.fits(fields)), None)
             if shape is not None and purpose != self.purpose:
-                plan = Plan.of(shape, fields)
+                plan = RecordPlan.of(shape, fields)
                 names = plan.decisive(plan.cells(fields))
                 return BadValue(f"has {names}, which {_LEARNED[purpose]}", says_all=True)
         there = ", ".join(str(key)[:20] for key in list(record)[:5]) or "nothing"
@@ -156,10 +156,10 @@ class Schema:
 
 
 @lru_cache(maxsize=8)  # the records of a file have the same few names
-def _plan(schema: Schema, names: tuple[str, ...]) -> Plan | None:
+def _plan(schema: Schema, names: tuple[str, ...]) -> RecordPlan | None:
     """How records with these names are read: by the first shape whose names are all there."""
     shape = next((shape for shape in SHAPES[schema.purpose] if shape.fits(names)), None)
-    return None if shape is None else Plan.of(shape, names)
+    return None if shape is None else RecordPlan.of(shape, names)
 
 
 TRAINING = Schema()
