@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, TypeGuard, overload
 
 import numpy as np
 
@@ -33,17 +34,28 @@ from pyggml.kernels.gemm import FASTEST
 from pyggml.kernels.kernel import Compute
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, Trace, build, read, record
 from pyggml.models.adapter import read_adapter
+from pyggml.models.batch_rows import BatchRows
 from pyggml.models.edits import Terms, Whole, edits
 from pyggml.models.low_rank import tensors_of_adapters
-from pyggml.models.metric import Gradients, Metric, NotMade, choose, metric_graph
+from pyggml.models.metric import (
+    Gradients,
+    Metric,
+    NotMade,
+    choose,
+    gradients_by_text,
+    metric_graph,
+    metrics_of,
+    texts_of,
+)
 from pyggml.models.stack import base_differences, missing
-from pyggml.models.taps import check_layers, check_names, fits
+from pyggml.models.taps import Edit, check_layers, check_names, fits
 from pyggml.models.weights import zero_matrices
 from pyggml.runtime import Arenas, Devices, Program, bind, results, schedule
 from pyggml.runtime.choice import backends_of
 
 Path = str | os.PathLike[str]
 AdapterFile = Path | tuple[Path, float]  # a file, or a file and its weight
+Ids = Sequence[int] | np.ndarray  # a text's tokens
 COMPUTE_TYPES: tuple[Compute | Literal["auto"], ...] = ("auto", "int8", "bf16", "f32")
 
 
@@ -144,32 +156,50 @@ class Model:
             )
         return vocabulary
 
-    def logits(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Logits float32 (n_tokens, n_vocab) of one sequence from its start.
+    @overload
+    def logits(self, tokens: Ids) -> np.ndarray: ...
 
-        Raises DataError if there are no tokens, more than the model's context, or one outside the
-        vocabulary; and if a logit is NaN or infinite.
+    @overload
+    def logits(self, tokens: Sequence[Ids]) -> list[np.ndarray]: ...
+
+    def logits(self, tokens: Ids | Sequence[Ids]) -> np.ndarray | list[np.ndarray]:
+        """Logits float32 (n_tokens, n_vocab) of a text from its start; of a list of texts, a list.
+
+        Several texts, of any lengths, share one pass. Raises DataError if there are no tokens, more
+        than the model's context, or one outside the vocabulary; and if a logit is NaN or infinite.
         """
         inputs, taps = self._inputs(tokens), self.taps()
         self.note_rounding()
         out = build(self.parts, inputs, self.adapters, taps=taps)
         program = self.program(out, taps)
         program()
-        self.record(taps, program)
+        self.record(taps, program, batch=inputs.batch)
         logits = program.read(out)
         greatest = logits.max()  # NaN if any is
         if self.edited and not np.isfinite(greatest):
             self.with_adapters(*self.adapters).logits(tokens)  # raises if those are none either
         check_greatest(greatest, self.edited)
-        return logits
+        return logits if inputs.batch is None else inputs.batch.arrays("logits", logits)
 
-    def grad(self, metric: Metric, tokens: Sequence[int] | np.ndarray, *names: str) -> Gradients:
-        """The gradient of any number that is made of the activations of one sequence.
+    @overload
+    def grad(self, metric: Metric, tokens: Ids, *names: str) -> Gradients: ...
+
+    @overload
+    def grad(
+        self, metric: Metric | Sequence[Metric], tokens: Sequence[Ids], *names: str
+    ) -> list[Gradients]: ...
+
+    def grad(
+        self, metric: Metric | Sequence[Metric], tokens: Ids | Sequence[Ids], *names: str
+    ) -> Gradients | list[Gradients]:
+        """The gradient of any number that is made of the activations of a text.
 
         metric   a function of them, t["logits"][-1, 5] - t["logits"][-1, 7], that gives one number
+        tokens   a text; or a list of texts, which share one pass, with a metric of each or one for
+                 all: it gets the activations of one text
         names    what it is differentiated by, with * and ?: activations ("blk.*.out"), tensors of
                  the adapter ("blk.0.attn_q.weight.lora_a"), weights ("blk.0.attn_q.weight"), of
-                 whatever type
+                 whatever type; of several texts, activations alone
 
         All is exact as far as products are: not as training, it rounds nothing beside them. Raises
         DataError for tokens as `logits` does, ConfigError for names that are none, ShapeError for a
@@ -179,36 +209,67 @@ class Model:
         if not names:
             raise ConfigError("grad takes names to differentiate by, such as 'blk.*.out'")
         inputs, traces = self._inputs(tokens), self.traces
+        metrics = metrics_of(metric, inputs.batch)
         self.note_rounding()
         asked = [*names, *(p for trace in traces for p in trace.patterns)]
         while True:
-            taps = Taps(asked, [e for trace in traces for e in trace.edits], every=True)
+            taps = Taps(asked, self._edits, every=True)
             build(self.parts, inputs, self.adapters, taps=taps)
-            of_adapters = tensors_of_adapters(self.adapters) if ".lora_" in "".join(names) else {}
-            wanted = choose(names, taps.read, of_adapters, self.parts.weights)
+            wanted = self._wanted(names, taps, inputs.batch)
             read = {n: t for n, t in taps.read.items() if n in wanted or fits(n, asked)}
             try:
-                graph = metric_graph(metric, taps, wanted, read)
+                graph = metric_graph(metrics, texts_of(taps, inputs.batch), wanted, read)
                 break
             except NotMade as missing:
                 asked += missing.args
         arrays = dict(zip(graph.names, results(graph, self.devices), strict=True))
         values = {name: arrays[name] for name in read}
         grads = {name: arrays[f"grad:{name}"] for name in wanted}
-        record(traces, values, {name: g for name, g in grads.items() if name in read})
+        of_read = {name: g for name, g in grads.items() if name in read}
+        record(traces, values, of_read, batch=inputs.batch)
+        if inputs.batch is not None:
+            return gradients_by_text(arrays, wanted, inputs.batch)
         at = {name: a for name, a in values.items() if name in wanted}
         return Gradients(float(arrays["loss"]), at, grads)
 
-    def _inputs(self, tokens: Sequence[int] | np.ndarray) -> Inputs:
-        """One sequence from its start. Raises DataError for tokens that make none."""
-        ids = self.check_tokens(tokens)
-        if len(ids) > self.config.n_ctx:
-            raise DataError(
-                f"{len(ids)} tokens, wanted at most the {self.config.n_ctx} of the model's context"
+    def _wanted(
+        self, names: Sequence[str], taps: Taps, batch: BatchRows | None
+    ) -> dict[str, Tensor]:
+        """What names stand for, to differentiate by."""
+        of_adapters = tensors_of_adapters(self.adapters) if ".lora_" in "".join(names) else {}
+        wanted = choose(names, taps.read, of_adapters, self.parts.weights)
+        if batch is not None and (shared := [name for name in wanted if name not in taps.read]):
+            raise ConfigError(
+                f"{first_names(shared, 3)}: all texts of a batch share it, so that there is no "
+                "gradient of each; give grad one text, or names of activations"
             )
-        inputs = Inputs.empty(len(ids))
-        fill(inputs, ids)
-        return inputs
+        return wanted
+
+    def _inputs(self, tokens: Ids | Sequence[Ids]) -> Inputs:
+        """A text from its start, or several in one pass. Raises DataError for tokens that make
+        none, and ShapeError for an edit's positions outside one of several."""
+        if not is_several(tokens):
+            ids = self._text(tokens)
+            inputs = Inputs.empty(len(ids))
+            fill(inputs, ids)
+            return inputs
+        texts = [self._text(text, f"tokens[{i}]") for i, text in enumerate(tokens)]
+        batch = BatchRows(tuple(map(len, texts)))
+        for edit in self._edits:
+            edit.spot.expect_tokens(edit.pattern, batch)
+        inputs = Inputs.empty(sum(batch.lengths), max(batch.lengths))
+        fill(inputs, *texts)
+        return replace(inputs, batch=batch)
+
+    def _text(self, tokens: Any, name: str = "tokens") -> np.ndarray:
+        ids = self.check_tokens(tokens, name)
+        if len(ids) > self.config.n_ctx:
+            of = "" if name == "tokens" else f"{name}: "
+            raise DataError(
+                f"{of}{len(ids)} tokens, wanted at most the {self.config.n_ctx} of the model's "
+                "context"
+            )
+        return ids
 
     @cached_property
     def batches(self) -> bool:
@@ -277,9 +338,14 @@ class Model:
             self.traces = before
 
     @property
+    def _edits(self) -> list[Edit]:
+        """What traces change, the outermost first."""
+        return [e for trace in self.traces for e in trace.edits]
+
+    @property
     def edited(self) -> list[str]:
         """The patterns of what traces change."""
-        return [e.pattern for trace in self.traces for e in trace.edits]
+        return [e.pattern for e in self._edits]
 
     def note_rounding(self) -> None:
         """Warn, once, where activations are changed whose effect may drown in rounding."""
@@ -297,7 +363,7 @@ class Model:
         if not self.traces:
             return None
         patterns = dict.fromkeys(p for trace in self.traces for p in trace.patterns if reads)
-        return Taps([*patterns], [e for trace in self.traces for e in trace.edits])
+        return Taps([*patterns], self._edits)
 
     def record(
         self,
@@ -305,29 +371,32 @@ class Model:
         program: Program,
         n_tokens: int | None = None,
         n_logits: int | None = None,
+        batch: BatchRows | None = None,
     ) -> None:
         """Give a run's activations to the traces, if there are some: the first n_tokens rows, of
-        logits n_logits."""
+        logits n_logits; of a batch, text by text."""
         if self.traces and taps:
             n_rows = dict.fromkeys(("output", "logits"), n_logits)
             values = {name: program.read(t) for name, t in taps.read.items()}
-            record(
-                self.traces, {name: a[: n_rows.get(name, n_tokens)] for name, a in values.items()}
-            )
+            values = {name: a[: n_rows.get(name, n_tokens)] for name, a in values.items()}
+            record(self.traces, values, batch=batch)
 
     # -- tokens ------------------------------------------------------------------------------------
 
-    def check_tokens(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Token ids as int32, every one of them inside the vocabulary."""
+    def check_tokens(self, tokens: Ids, name: str = "tokens") -> np.ndarray:
+        """Token ids as int32, every one of them inside the vocabulary. name: for a DataError."""
         try:
             ids = np.asarray(tokens)
         except ValueError:  # rows of unlike length
-            raise DataError("tokens: lists of unlike length, wanted one row of integers") from None
+            raise DataError(f"{name}: lists of unlike length, wanted one row of integers") from None
         if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-            raise DataError(f"tokens: {ids.dtype} of shape {ids.shape}, wanted one row of integers")
+            several = ", or a list of such rows" if ids.ndim == 2 else ""
+            raise DataError(
+                f"{name}: {ids.dtype} of shape {ids.shape}, wanted one row of integers{several}"
+            )
         n = self.config.n_vocab
         if ids.astype(np.uint64).max() >= n:  # as those below 0 are, then
-            raise DataError(f"tokens: ids from {ids.min()} to {ids.max()}, wanted 0 to {n - 1}")
+            raise DataError(f"{name}: ids from {ids.min()} to {ids.max()}, wanted 0 to {n - 1}")
         return ids.astype(np.int32)
 
 
@@ -340,14 +409,24 @@ def check_greatest(logit: float, edited: Sequence[str] = ()) -> None:
         raise NotFiniteError(f"the greatest logit is {logit}, wanted a finite number: {cause}")
 
 
-def fill(inputs: Inputs, ids: np.ndarray, start: int = 0) -> None:
-    """One causal sequence whose first token stands at position `start`."""
-    n = len(ids)
-    positions = np.arange(start, start + n)
-    write(inputs.tokens, ids)
+def is_several(tokens: Ids | Sequence[Ids]) -> TypeGuard[Sequence[Ids]]:
+    """Whether these are several texts: a list of rows of tokens, and not one row."""
+    return (
+        isinstance(tokens, list | tuple)
+        and len(tokens) > 0
+        and all(isinstance(text, Sequence | np.ndarray) for text in tokens)
+    )
+
+
+def fill(inputs: Inputs, *texts: np.ndarray) -> None:
+    """Causal texts, one after another, each from its start."""
+    lengths = [len(ids) for ids in texts]
+    positions = np.concatenate([np.arange(n) for n in lengths])
+    first = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
+    write(inputs.tokens, np.concatenate(texts))
     write(inputs.positions, positions)
-    write(inputs.span, np.stack([np.zeros_like(positions), positions + 1], axis=1))
-    write(inputs.length, np.full(n, start + n))
+    write(inputs.span, np.stack([first, first + positions + 1], axis=1))
+    write(inputs.length, np.repeat(lengths, lengths))
 
 
 def load(

@@ -29,6 +29,7 @@ from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, TextLea
 from pyggml.lora.trainer.experts import LOAD, BalanceLeaves
 from pyggml.model import Model
 from pyggml.models import Inputs, record
+from pyggml.models.batch_rows import BatchRows
 from pyggml.ops.arithmetic.dropout import DRAW
 from pyggml.runtime import Arenas, DevicePart, Program, Schedule, bind, compile_backwards, schedule
 
@@ -144,7 +145,8 @@ class Passes:
         for n in (n_tokens, *shorter):
             size = zeros((n,), F32, "noise") if noise else None
             inputs = Inputs.empty(n, n_ctx or n_tokens)
-            drawn = replace(inputs, draw=self._draw, noise=size, n_rows=n_rows)
+            rows = BatchRows((n // n_rows,) * n_rows)
+            drawn = replace(inputs, draw=self._draw, noise=size, batch=rows)
             self._pairs[n] = _Pair.of(model, parameters, drawn, keep, objective, leaves(n), factor)
         graphs = [g for pair in self._pairs.values() for g in (pair.training, pair.alone)]
         self._schedules = tuple(schedule(g, model.devices) for g in (*graphs, *others))

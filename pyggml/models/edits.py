@@ -7,6 +7,9 @@ replace    y in x's place
 y is a number, an array that broadcasts to x, or a function of x that gives either, or a value that
 is made of x by operators and `pyggml.functions`: nodes of the graph, with gradients. `At` says
 where in x.
+
+Where a pass has several rows, prompts or windows of training, x is each row's own for a function,
+and for an array of as many tokens. A list of arrays has one for each row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +21,12 @@ import numpy as np
 from pyggml.eager.activation import Activation
 from pyggml.eager.value import Value
 from pyggml.errors import ConfigError, ShapeError
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.tensor import Shape, Tensor
 from pyggml.models.spots import Numbers, Spot
-from pyggml.models.taps import Change, Edit
+from pyggml.models.taps import Edit
 
 Term = np.ndarray | Sequence[Any] | float | Callable[[Activation], Any]
+_ByRow = tuple[np.ndarray, ...]
 Whole = Iterable[int] | int | None
 
 
@@ -30,12 +34,12 @@ Whole = Iterable[int] | int | None
 class At:
     """What an edit takes, at chosen places: scale={"blk.*.attention": At(0, heads=[1, 3])}.
 
-    term      a number, an array, or a function of the activation
+    term      a number, an array, a list of arrays, or a function of the activation
     tokens    positions in each text, from its end if negative; None: those of the trace
     layers    numbers of blocks
     heads     of queries, keys, values, their results and patterns
     neurons   numbers along the last axis
-    rows      windows of a batch in training
+    rows      of a batch: prompts of one pass, or windows in training
     """
 
     term: Term
@@ -89,21 +93,55 @@ def _whole_numbers(name: str, numbers: Any) -> Numbers:
     return tuple(map(int, every))
 
 
-def _change(verb: str, pattern: str, term: Any) -> Change:
-    """What a verb does with a term."""
-    if not callable(term):
-        array = _array(f"{verb} of {pattern} is", term)
-        if not np.isfinite(array).all():
-            raise ConfigError(f"{pattern}: its numbers are not finite")
-        return lambda name, x: _combine(verb, name, Activation(x), array)
+@dataclass(frozen=True, slots=True, eq=False)
+class Arithmetic:
+    """What a verb does with a term.
 
-    def change(name: str, x: Tensor) -> Tensor:
+    term   an array, one for each row of a batch, or a function of the activation
+    """
+
+    verb: str
+    term: np.ndarray | _ByRow | Callable[[Activation], Any]
+
+    def is_by_row(self, x: Tensor) -> bool:
+        if isinstance(self.term, np.ndarray):
+            return not broadcasts(self.term.shape, x.shape)
+        return True
+
+    def __call__(self, name: str, x: Tensor, row: int = 0, n_rows: int = 1) -> Tensor:
         before = Activation(x)
-        y = term(before)
-        y = y if isinstance(y, Value) else _array(f"{verb} of {name}: the function gave", y)
-        return _combine(verb, name, before, y)
+        if callable(self.term):
+            y = self.term(before)
+            about = f"{self.verb} of {name}: the function gave"
+            y = y if isinstance(y, Value) else _array(about, y)
+        else:
+            y = self.array(name, row, n_rows)
+        return _combine(self.verb, name, before, y)
 
-    return change
+    def array(self, name: str, row: int, n_rows: int) -> np.ndarray:
+        """The numbers of one row, of a term that is no function."""
+        if isinstance(self.term, np.ndarray):
+            return self.term
+        assert isinstance(self.term, tuple)
+        if len(self.term) == n_rows:
+            return self.term[row]
+        if n_rows > 1:
+            raise ShapeError(
+                f"{name}: {len(self.term)} arrays, wanted one for each of {n_rows} rows of a batch"
+            )
+        return _array(f"{self.verb} of {name} is", list(self.term))
+
+
+def _change(verb: str, pattern: str, term: Any) -> Arithmetic:
+    """The change that a verb and a term are; arrays are of finite numbers."""
+    if callable(term):
+        return Arithmetic(verb, term)
+    about = f"{verb} of {pattern} is"
+    by_row = isinstance(term, list | tuple) and {type(y) for y in term} == {np.ndarray}
+    arrays = [_array(about, y) for y in (term if by_row else [term])]
+    if not all(np.isfinite(a).all() for a in arrays):
+        raise ConfigError(f"{pattern}: its numbers are not finite")
+    return Arithmetic(verb, tuple(arrays) if by_row else arrays[0])
 
 
 def _array(about: str, given: object) -> np.ndarray:
@@ -119,11 +157,7 @@ def _array(about: str, given: object) -> np.ndarray:
 def _combine(verb: str, name: str, x: Activation, y: np.ndarray | Value) -> Tensor:
     """The node of x and y. What is replaced stays in the sum, times 0, so that all that it is made
     of has a gradient. Raises ShapeError if y does not broadcast to x."""
-    try:
-        fits = np.broadcast_shapes(x.shape, y.shape) == x.shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if not broadcasts(y.shape, x.shape):
         raise ShapeError(
             f"{name} has shape {x.shape}, and numbers of shape {y.shape} do not broadcast to it"
         )
@@ -131,3 +165,11 @@ def _combine(verb: str, name: str, x: Activation, y: np.ndarray | Value) -> Tens
     if verb == "scale":
         return (x * term).node
     return ((x if verb == "add" else x * 0.0) + term).node
+
+
+def broadcasts(shape: Shape, to: Shape) -> bool:
+    """Whether numbers of a shape broadcast to another one."""
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False

@@ -12,6 +12,7 @@ from pyggml.models.basics import Basics
 from pyggml.models.config import Reader
 from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
+from pyggml.models.open_attention import open_attention
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope, Temperature
 from pyggml.models.weights import Tensors, latent_matrix, matrix, merge_tensors
@@ -148,7 +149,7 @@ class LatentAttention(Part):
         heads = zip("qkv", (q, k, v), strict=True)
         q, k, v = (net.tap(f"{at}{name}", t, t.shape[1]) for name, t in heads)
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
-        return self._softmax(net, q, k, v)
+        return self._softmax(net, at, q, k, v)
 
     def _attend_absorbed(self, net: Net, at: str, q: Tensor, c: Tensor, shared: Tensor) -> Tensor:
         """The same by the heads' common key. As the value it is longer than c: what attention makes
@@ -159,10 +160,12 @@ class LatentAttention(Part):
         k = concat(reshape(c, (-1, 1, self.rank)), shared)
         q, k = net.tap(f"{at}q", q, self.n_head), net.tap(f"{at}k", k, 1)
         k = net.remember(f"{at}cache_k", k)
-        o = net.large(narrow(self._softmax(net, q, k, k), 2, 0, self.rank))
+        o = net.large(narrow(self._softmax(net, at, q, k, k), 2, 0, self.rank))
         return net.by_expert(f"{at}attn_v_b", o, heads)
 
-    def _softmax(self, net: Net, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _softmax(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if net.asks("attn_pattern", pattern := f"{at}attn_pattern"):
+            return open_attention(net, pattern, q, k, v, net.span(), self.scale)
         longest = net.cache.n_ctx if net.cache else 0
         return flash_attn_ext(q, k, v, net.span(), self.scale, longest=longest)
 

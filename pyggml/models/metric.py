@@ -7,9 +7,10 @@ The function takes `Activations` and gives one number, by the operators of value
 `pyggml.functions`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from pyggml.eager.value import Value
 from pyggml.errors import ConfigError, NoGradientError, ShapeError, first_names, suggestion
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
+from pyggml.models.batch_rows import BatchRows
 from pyggml.models.taps import Taps
-from pyggml.ops import reshape, scale
+from pyggml.ops import add, reshape, scale
 
 Metric = Callable[["Activations"], Value]
 
@@ -32,19 +34,28 @@ class NotMade(Exception):
 
 
 class Activations(Mapping[str, Activation]):
-    """The activations of a graph by name, as what traces change leaves them."""
+    """The activations of a graph by name, as what traces change leaves them: of one text.
 
-    def __init__(self, taps: Taps) -> None:
-        self._tensors, self._names = taps.read, taps.names
+    cut   (name, tensor) → what of an activation is the text's; None: all
+    """
+
+    def __init__(self, taps: Taps, cut: Callable[[str, Tensor], Tensor] | None = None) -> None:
+        self._tensors, self._names, self._cut = taps.read, taps.names, cut
 
     def __getitem__(self, name: str) -> Activation:
         """ConfigError for a name that no activation has; NotMade for one that is not made yet."""
-        if name not in self._tensors:
-            if name in self._names:
-                raise NotMade(name)
-            near = suggestion(str(name), self._names) or "; model.activations lists them"
-            raise ConfigError(f"no activation is named {name}{near}")
-        return Activation(self._tensors[name])
+        return self._own(name, self._tensor(name))
+
+    def _tensor(self, name: str) -> Tensor:
+        if name in self._tensors:
+            return self._tensors[name]
+        if name in self._names:
+            raise NotMade(name)
+        near = suggestion(str(name), self._names) or "; model.activations lists them"
+        raise ConfigError(f"no activation is named {name}{near}")
+
+    def _own(self, name: str, x: Tensor) -> Activation:
+        return Activation(x if self._cut is None else self._cut(name, x))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -57,18 +68,24 @@ class Activations(Mapping[str, Activation]):
 
         Raises NoGradientError, naming the op, where its gradient has none itself.
         """
-        return gradient(self.number(metric), self[name])
+        g = gradient(self.number(metric), Activation(self._tensor(name)))
+        return self._own(name, g.node)
 
-    def number(self, metric: Metric) -> Value:
+    def number(self, metric: Metric) -> Activation:
         """The metric of these activations. Raises ShapeError if it is not one number."""
+        y = self.numbers(metric)
+        if y.size != 1:
+            raise ShapeError(f"the metric has shape {y.shape}, wanted one number: index it, or sum")
+        return y
+
+    def numbers(self, metric: Metric) -> Activation:
+        """The same of any shape."""
         y = metric(self)
         if not isinstance(y, Activation):
             raise ShapeError(
                 f"the metric gave {y!r:.60}, wanted a number made of activations, such as "
                 't["logits"][-1, 5]'
             )
-        if y.size != 1:
-            raise ShapeError(f"the metric has shape {y.shape}, wanted one number: index it, or sum")
         return y
 
 
@@ -114,20 +131,75 @@ def choose(patterns: Sequence[str], *kinds: Mapping[str, Tensor]) -> dict[str, T
     return chosen
 
 
+def metrics_of(metric: Metric | Sequence[Metric], batch: BatchRows | None) -> Sequence[Metric]:
+    """A metric for each text. Raises ConfigError for what is no function, or no list of as many."""
+    n, several = batch.n if batch else 1, not callable(metric)
+    metrics = [*metric] if isinstance(metric, Sequence) else [metric] * n
+    if not all(map(callable, metrics)) or (several and batch is None):
+        raise ConfigError(
+            f"the metric is {metric!r:.60}, wanted a function of activations"
+            + (", or one for each text" if batch else "")
+        )
+    if len(metrics) != n:
+        raise ConfigError(
+            f"there are {len(metrics)} metrics, wanted one, or one for each of {n} texts"
+        )
+    return metrics
+
+
+def texts_of(taps: Taps, batch: BatchRows | None) -> list[Activations]:
+    """The activations of a graph, text by text."""
+    if batch is None:
+        return [Activations(taps)]
+    pieces: dict[Hashable, Tensor] = {}
+
+    def once(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        if key not in pieces:
+            pieces[key] = make()
+        return pieces[key]
+
+    def of(row: int) -> Activations:
+        return Activations(taps, lambda name, x: batch.cut(name, x, row, once))
+
+    return [of(row) for row in range(batch.n)]
+
+
 def metric_graph(
-    metric: Metric,
-    taps: Taps,
+    metrics: Sequence[Metric],
+    texts: Sequence[Activations],
     wanted: Mapping[str, Tensor],
     read: Mapping[str, Tensor],
 ) -> Graph:
-    """The graph of a metric: "loss", "grad:NAME" of what is wanted, and what is read, by name.
+    """The graph of a metric of each text and of their sum's gradients: "metric:0" and so on, "loss"
+    for the sum, "grad:NAME" of what is wanted, and what is read, by name.
 
-    Raises NoGradientError for what the metric does not depend on, and for ops without gradients.
+    No metric depends on another text, so that the sum's gradient by a text's activation is that of
+    its own metric. Raises NoGradientError for what no metric depends on, and for ops without
+    gradients.
     """
-    y = scale(reshape(Activations(taps).number(metric).node, ()), 1.0).named("metric")
+    pairs = zip(texts, metrics, strict=True)
+    numbers = [scale(reshape(t.number(metric).node, ()), 1.0) for t, metric in pairs]
+    y = scale(reduce(add, numbers), 1.0).named("metric")
     outputs: dict[str, Any] = {"loss": y, **read}
+    outputs |= {f"metric:{i}": number for i, number in enumerate(numbers)}
     forward = Graph.of(**outputs)
     reaching = tensors_that_reach(y, [*forward.leaves, *forward.nodes])
     if strangers := [name for name, t in wanted.items() if t not in reaching]:
         raise NoGradientError(f"the metric does not depend on {first_names(strangers, 3)}")
     return build_backward(forward, wanted)
+
+
+def gradients_by_text(
+    arrays: Mapping[str, np.ndarray], names: Iterable[str], batch: BatchRows
+) -> list[Gradients]:
+    """What a run of `metric_graph` gave, by its names, text by text. names: of activations."""
+    at = {name: batch.arrays(name, arrays[name]) for name in names}
+    grads = {name: batch.arrays(name, arrays[f"grad:{name}"]) for name in at}
+    return [
+        Gradients(
+            float(arrays[f"metric:{i}"]),
+            {name: rows[i] for name, rows in at.items()},
+            {name: rows[i] for name, rows in grads.items()},
+        )
+        for i in range(batch.n)
+    ]

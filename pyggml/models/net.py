@@ -15,6 +15,7 @@ from pyggml.graph.dtypes import F32, I32, DType
 from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Tensor, zeros
 from pyggml.models.balance import Routing
+from pyggml.models.batch_rows import BatchRows
 from pyggml.models.low_rank import LoraPair, LoraPairs
 from pyggml.models.spots import Run
 from pyggml.models.taps import Taps
@@ -55,7 +56,7 @@ class Inputs:
                 nothing is drawn: everywhere but in training
     noise       (T,) float32, the most that is added to a number of each token's embedding; None
                 for no noise
-    n_rows      the windows of equal length that the tokens make up
+    batch       the rows that the tokens make up; None: one
     """
 
     tokens: Tensor
@@ -66,7 +67,7 @@ class Inputs:
     rows: Tensor | None = None
     draw: Tensor | None = None
     noise: Tensor | None = None
-    n_rows: int = 1
+    batch: BatchRows | None = None
 
     @classmethod
     def empty(cls, n_tokens: int, n_ctx: int | None = None, with_rows: bool = False) -> Inputs:
@@ -220,9 +221,11 @@ class Net:
     @property
     def _run(self) -> Run:
         """The tokens of this graph, as edits choose them."""
-        inputs, cached = self.inputs, self.cache is not None
-        length, n_rows = (None, 0) if cached else (inputs.length, inputs.n_rows)
-        return Run(inputs.positions, length, self.n_ctx, n_rows, self.logits_of, self.once)
+        inputs = self.inputs
+        if self.cache is not None:
+            return Run(inputs.positions, None, self.n_ctx, None, self.logits_of, self.once)
+        rows = inputs.batch or BatchRows(inputs.tokens.shape)
+        return Run(inputs.positions, inputs.length, self.n_ctx, rows, self.logits_of, self.once)
 
     def in_turn(self, x: Tensor) -> Tensor:
         """x, placed before later calls' tensors in the graph's order; every product with a weight

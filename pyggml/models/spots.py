@@ -1,6 +1,6 @@
 """Spots: where in an activation an edit acts, by layer, position, batch row, head and neuron."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -9,6 +9,7 @@ import numpy as np
 from pyggml.errors import ConfigError, ShapeError
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Shape, Tensor, leaf
+from pyggml.models.batch_rows import BatchRows, Once
 from pyggml.ops import add, clamp, cpy, get_rows, mul, repeat, reshape, sub
 
 Numbers = tuple[int, ...] | None  # None: all
@@ -21,7 +22,7 @@ class Run:
     positions   (T,) int32, in their texts
     length      (T,) float32, tokens of each token's text; None where a run cannot know it
     n_ctx       the most tokens of a text
-    n_rows      the windows of a batch, of equal length; 0 where tokens come in no batch
+    rows        the rows of a batch; None where a run cannot know them
     of          (n,) int32, the tokens that an activation has rows of; None: all
     once        key, builder → what the builder gave at first
     """
@@ -29,9 +30,22 @@ class Run:
     positions: Tensor
     length: Tensor | None
     n_ctx: int
-    n_rows: int
+    rows: BatchRows | None
     of: Tensor | None
-    once: Callable[[object, Callable[[], Tensor]], Tensor]
+    once: Once
+
+    def row(self, i: int) -> "Run":
+        """The tokens of one row of the batch, as a run of its own."""
+        assert self.rows is not None and self.of is None
+        rows, length = self.rows, self.length
+
+        def once(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+            return self.once(("row", i, key), make)
+
+        positions = rows.cut("positions", self.positions, i, self.once)
+        length = None if length is None else rows.cut("length", length, i, self.once)
+        alone = BatchRows(rows.lengths[i : i + 1])
+        return Run(positions, length, self.n_ctx, alone, None, once)
 
     def mask(self, name: str, tokens: Numbers, rows: Numbers) -> Tensor:
         """1 for each of an activation's rows that changes and 0 for others, float32 (n, 1).
@@ -64,12 +78,11 @@ class Run:
         return clamp(add(chosen, from_end), 0, 1)
 
     def _in_rows(self, name: str, rows: tuple[int, ...]) -> Tensor:
-        if not self.n_rows:
+        if self.rows is None:
             raise ConfigError(f"{name}: rows are those of a batch, which generation has not")
-        _refuse_beyond(name, "row", rows, self.n_rows, "a batch of")
-        chosen = np.zeros((self.n_rows, self.positions.shape[0] // self.n_rows), np.float32)
-        chosen[list(rows)] = 1
-        return leaf(chosen.reshape(-1, 1))
+        chosen = self.rows.numbers(name, rows)
+        each = np.isin(np.arange(self.rows.n), chosen).astype(np.float32)
+        return leaf(np.repeat(each, self.rows.lengths)[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +90,7 @@ class Spot:
     """Where in an activation an edit acts; None: everywhere.
 
     tokens    positions in each text, counted from its end if negative
-    rows      windows of a batch
+    rows      rows of a batch: prompts, or windows in training
     layers    numbers of blocks, of a pattern that names several
     heads     heads
     neurons   numbers along the last axis: of the feed-forward's neurons, of the stream's features
@@ -93,6 +106,17 @@ class Spot:
         """Whether the layer of an activation is one of these."""
         return self.layers is None or layer_of(name) in self.layers
 
+    def expect_tokens(self, pattern: str, batch: BatchRows) -> None:
+        """ShapeError for a position that one of the texts of a batch has not."""
+        chosen = range(batch.n) if self.rows is None else self.rows
+        for row in (i for i in chosen if -batch.n <= i < batch.n):
+            n = batch.lengths[row]
+            if wrong := [t for t in self.tokens or () if not -n <= t < n]:
+                raise ShapeError(
+                    f"{pattern}: there is no token {wrong[0]} in text {row % batch.n} of {n}; "
+                    "At(…, rows=…) chooses texts"
+                )
+
     def mask(self, name: str, x: Tensor, run: Run, n_heads: int) -> Tensor | None:
         """1 where x changes and 0 elsewhere, in a shape that tiles x's; None for everywhere.
 
@@ -104,6 +128,17 @@ class Spot:
         shape = x.shape[0], *(1,) * (len(x.shape) - 1)
         down = reshape(run.mask(name, self.tokens, self.rows), shape)
         return down if along is None else mul(repeat(leaf(along), x.shape), down)
+
+    def numbers(self, name: str, shape: Shape, n_heads: int) -> np.ndarray:
+        """The same of one text's activation, whatever the rows, as bool that broadcasts to it."""
+        along = self._along_rows(name, shape, n_heads)
+        chosen = np.ones((1,) * len(shape), bool) if along is None else along > 0
+        if self.tokens is None:
+            return chosen
+        _refuse_beyond(name, "token", self.tokens, shape[0], "a text of")
+        down = np.zeros((shape[0], *(1,) * (len(shape) - 1)), bool)
+        down[list(self.tokens)] = True
+        return chosen & down
 
     def _along_rows(self, name: str, shape: Shape, n_heads: int) -> np.ndarray | None:
         """The mask of a row of x, (1, …) float32."""

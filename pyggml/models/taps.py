@@ -24,23 +24,43 @@ A name is that of one tensor of the graph. An edit makes further nodes in its pl
 gradients and devices know of it. Without taps a model's graph is the same as if there were none.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Protocol
 
 from pyggml.errors import ConfigError, suggestion
 from pyggml.graph.tensor import Tensor
+from pyggml.models.batch_rows import is_pattern
 from pyggml.models.spots import Run, Spot, layer_of
 from pyggml.ops import add, mul, scale
 
-Change = Callable[[str, Tensor], Tensor]  # a name and its activation → what stands in its place
+
+class Change(Protocol):
+    """What becomes of an activation."""
+
+    def __call__(self, name: str, x: Tensor, row: int = 0, n_rows: int = 1) -> Tensor:
+        """What stands in x's place, of its shape. x: of one row of a batch, or of all in one."""
+
+    def is_by_row(self, x: Tensor) -> bool:
+        """Whether it is of one row of a batch, as a function is, and not of all of x."""
+
+
+class AnyEdit(Protocol):
+    """What may become of activations that a pattern names."""
+
+    @property
+    def pattern(self) -> str: ...
+
+    def __call__(self, name: str, x: Tensor, run: Run, n_heads: int) -> Tensor:
+        """The edited activation, of so many heads or 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
     """What becomes of the activations that a pattern names.
 
-    change   (name, x) → what stands in x's place, of its shape
+    change   what stands in x's place
     spot     where in x it does
     """
 
@@ -53,11 +73,26 @@ class Edit:
         that do not fit."""
         if not self.spot.has_layer(name):
             return x
-        chosen = self.spot.mask(name, x, run, n_heads)
-        if chosen is None:
-            return self.change(name, x)
-        others = scale(chosen, -1.0, 1.0)
-        return add(mul(x, others), mul(self.change(name, x), chosen))
+        several = run.rows is not None and run.rows.n > 1 and run.of is None
+        if several and (is_pattern(name) or self.change.is_by_row(x)):
+            return self._by_row(name, x, run, n_heads)
+        return self._where(self.spot.mask(name, x, run, n_heads), x, self.change(name, x))
+
+    @staticmethod
+    def _where(chosen: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
+        """y where it is chosen, and x elsewhere; None: y everywhere."""
+        return y if chosen is None else add(mul(x, scale(chosen, -1.0, 1.0)), mul(y, chosen))
+
+    def _by_row(self, name: str, x: Tensor, run: Run, n_heads: int) -> Tensor:
+        """Each row of the batch as it would be edited alone."""
+        assert run.rows is not None
+        parts = [run.rows.cut(name, x, i, run.once) for i in range(run.rows.n)]
+        spot = replace(self.spot, rows=None)
+        for i in run.rows.numbers(name, self.spot.rows):
+            chosen = spot.mask(name, parts[i], run.row(i), n_heads)
+            y = self.change(name, parts[i], i, run.rows.n)
+            parts[i] = self._where(chosen, parts[i], y)
+        return run.rows.join(name, parts)
 
 
 class Taps:
@@ -72,7 +107,7 @@ class Taps:
     """
 
     def __init__(
-        self, patterns: Sequence[str], edits: Sequence[Edit] = (), *, every: bool = False
+        self, patterns: Sequence[str], edits: Sequence[AnyEdit] = (), *, every: bool = False
     ) -> None:
         self.patterns, self.edits, self.every = tuple(patterns), tuple(edits), every
         self.names: list[str] = []

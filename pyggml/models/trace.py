@@ -5,15 +5,19 @@
     t["blk.3.out"]              # (T, n_embd), of the last run
     t.runs("blk.3.out")         # of every run while the trace was on
 
+A run of several texts gives a list of arrays, one for each text, where one text gives an array.
+
 Names are those of `pyggml.models.taps`; `model.activations` lists them. An activation that is read
 is an output of the graph, on whatever device it is computed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from pyggml.errors import NoGradientError
+from pyggml.models.batch_rows import BatchRows
 from pyggml.models.taps import Edit, fits
 
 Arrays = Mapping[str, np.ndarray]
@@ -31,37 +35,40 @@ class Trace:
 
     def __init__(self, patterns: Sequence[str], edits: Sequence[Edit] = ()) -> None:
         self.patterns, self.edits = tuple(patterns), tuple(edits)
-        self._values: dict[str, list[np.ndarray]] = {}
-        self._validations: dict[str, list[np.ndarray]] = {}
-        self._grads: dict[str, list[np.ndarray]] = {}
+        self._values: dict[str, list[Any]] = {}
+        self._validations: dict[str, list[Any]] = {}
+        self._grads: dict[str, list[Any]] = {}
 
     @property
     def names(self) -> list[str]:
         """What was read, in the order of the graph."""
         return [*self._values]
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        """An activation of the last run, float32. KeyError for a name that was not read."""
+    def __getitem__(self, name: str) -> Any:
+        """An activation of the last run, float32: an array, or of several texts a list of arrays.
+
+        KeyError for a name that was not read.
+        """
         return self._values[name][-1]
 
     def __contains__(self, name: object) -> bool:
         return name in self._values
 
-    def runs(self, name: str, *, validation: bool = False) -> list[np.ndarray]:
+    def runs(self, name: str, *, validation: bool = False) -> list[Any]:
         """An activation of every run; of generation, the prompt's pieces and then each token's.
 
         Of a trainer: of every batch that it learned from, or of those of its validations.
         """
         return self._validations.get(name, []) if validation else self._values[name]
 
-    def grad(self, name: str) -> np.ndarray:
-        """d(loss)/d(activation) of the last run with a loss.
+    def grad(self, name: str) -> Any:
+        """d(loss)/d(activation) of the last run with a loss, as `t[name]`.
 
         Raises NoGradientError if there was none.
         """
         return self.grads(name)[-1]
 
-    def grads(self, name: str) -> list[np.ndarray]:
+    def grads(self, name: str) -> list[Any]:
         """The same of every run with a loss: of a trainer, one for each of `runs(name)`."""
         if name not in self._grads:
             raise NoGradientError(
@@ -70,16 +77,22 @@ class Trace:
         return self._grads[name]
 
     def record(
-        self, values: Arrays, grads: Arrays | None = None, *, validation: bool = False
+        self,
+        values: Arrays,
+        grads: Arrays | None = None,
+        *,
+        validation: bool = False,
+        batch: BatchRows | None = None,
     ) -> None:
-        """Take in what is read of a run's activations, and perhaps of their gradients."""
+        """Take in what is read of a run's activations, and perhaps of their gradients; of a batch,
+        row by row."""
         for kept, arrays in (
             (self._validations if validation else self._values, values),
             (self._grads, grads or {}),
         ):
             for name, a in arrays.items():
                 if fits(name, self.patterns):
-                    kept.setdefault(name, []).append(a)
+                    kept.setdefault(name, []).append(batch.arrays(name, a) if batch else a)
 
     def __repr__(self) -> str:
         return f"<Trace of {len(self._values)} activations>"
@@ -91,7 +104,8 @@ def record(
     grads: Arrays | None = None,
     *,
     validation: bool = False,
+    batch: BatchRows | None = None,
 ) -> None:
     """Give a run's activations to each of several traces."""
     for trace in traces:
-        trace.record(values, grads, validation=validation)
+        trace.record(values, grads, validation=validation, batch=batch)

@@ -6,8 +6,10 @@ import pytest
 from tiny_models import normal
 
 import pyggml
+from pyggml import At
 from pyggml.errors import ModelError
 from pyggml.generation import Session
+from pyggml.lora import loss_and_grads
 from pyggml.models import ARCHITECTURES, compose, small_metadata
 from pyggml.models.latent import LatentAttention
 
@@ -102,3 +104,29 @@ def test_an_old_file_of_kimi_is_refused_by_name(tiny):
     sizes = {"attention.key_length_mla": 0, "attention.value_length_mla": 0}
     with pytest.raises(ModelError, match="attn_k_b and attn_v_b: convert the checkpoint anew"):
         decoder_of("kimi-linear", **{k.replace(".", "__"): v for k, v in sizes.items()})
+
+
+@pytest.mark.parametrize("sizes", [{}, WHOLE], ids=["absorbed", "whole heads"])
+def test_its_pattern_is_read_and_changed(sizes, tiny):
+    """Of both forms, by queries and keys as they are computed; in a run, generation and a loss."""
+    model = pyggml.load(tiny("deepseek2", sizes=sizes), compute="f32")
+    name, n = "blk.1.attn_pattern", len(IDS)
+    with model.trace(name, "blk.1.q", "blk.1.k", "blk.1.attention") as t:
+        looked_at = model.logits(IDS)
+    assert nmse(looked_at, model.logits(IDS)) < 1e-9
+    q, k = t["blk.1.q"].astype(np.float64), t["blk.1.k"].astype(np.float64)
+    k = np.repeat(k, N_HEAD // k.shape[1], axis=1)
+    s = np.einsum("thd,shd->ths", q, k) * SIZE**-0.5
+    s = np.where(np.tri(n, dtype=bool)[:, None], s, -np.inf)
+    e = np.exp(s - s.max(axis=-1, keepdims=True))
+    np.testing.assert_allclose(t[name], e / e.sum(axis=-1, keepdims=True), rtol=0, atol=1e-5)
+    with model.trace(scale={"blk.1.attention": At(0, heads=[2])}):
+        wanted, loss = model.logits(IDS), loss_and_grads(model, IDS, parameters={})[0]
+    assert nmse(wanted, looked_at) > 1e-4
+    with model.trace(name, scale={name: At(0, heads=[2])}) as t:
+        assert nmse(model.logits(IDS), wanted) < 1e-9
+        session = Session(model, 32)
+        session.feed(IDS[:15])
+        assert nmse(session.feed(IDS[15:]), wanted[-1]) < 1e-4
+        assert loss_and_grads(model, IDS, parameters={})[0] == pytest.approx(loss, abs=1e-5)
+    assert t.grad(name).shape == (n - 1, N_HEAD, n - 1) and t.grad(name).any()
