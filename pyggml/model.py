@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -35,7 +35,7 @@ from pyggml.kernels.kernel import Compute
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, Trace, build, read, record
 from pyggml.models.adapter import read_adapter
 from pyggml.models.batch_rows import BatchRows
-from pyggml.models.edits import Terms, Whole, edits
+from pyggml.models.edits import Terms, Whole, edits, repeated
 from pyggml.models.low_rank import tensors_of_adapters
 from pyggml.models.metric import (
     Gradients,
@@ -43,12 +43,15 @@ from pyggml.models.metric import (
     NotMade,
     choose,
     gradients_by_text,
+    gradients_in,
     metric_graph,
+    metric_values,
     metrics_of,
     texts_of,
 )
 from pyggml.models.stack import base_differences, missing
-from pyggml.models.taps import Edit, check_layers, check_names, fits
+from pyggml.models.sweep import Opening, Place, Sweep, SweepPass, copies_of_a_pass
+from pyggml.models.taps import AnyEdit, Edit, check_layers, check_names, fits
 from pyggml.models.weights import zero_matrices
 from pyggml.runtime import Arenas, Devices, Program, bind, results, schedule
 from pyggml.runtime.choice import backends_of
@@ -208,29 +211,103 @@ class Model:
         """
         if not names:
             raise ConfigError("grad takes names to differentiate by, such as 'blk.*.out'")
-        inputs, traces = self._inputs(tokens), self.traces
-        metrics = metrics_of(metric, inputs.batch)
+        inputs = self._inputs(tokens)
         self.note_rounding()
-        asked = [*names, *(p for trace in traces for p in trace.patterns)]
+        read = [pattern for trace in self.traces for pattern in trace.patterns]
+        metrics = metrics_of(metric, inputs.batch)
+        graph, values = self._metric_graph(metrics, inputs, names, read)
+        arrays = dict(zip(graph.names, results(graph, self.devices), strict=True))
+        by = gradients_in(arrays)
+        of_values = {name: g for name, g in by.items() if name in values}
+        record(self.traces, {name: arrays[name] for name in values}, of_values, batch=inputs.batch)
+        if inputs.batch is not None:
+            return gradients_by_text(arrays, inputs.batch)
+        return Gradients(float(arrays["loss"]), {name: arrays[name] for name in of_values}, by)
+
+    def _metric_graph(
+        self,
+        metrics: Sequence[Metric],
+        inputs: Inputs,
+        names: Sequence[str],
+        read: Sequence[str] = (),
+        edits: Callable[[], Sequence[AnyEdit]] | None = None,
+    ) -> tuple[Graph, list[str]]:
+        """The graph of `metric_graph`, of what names and `read` stand for, or without names of the
+        metrics alone; and the activations that are read. edits: makes those of a graph; by default
+        what traces change."""
+        asked = [*names, *read]
         while True:
-            taps = Taps(asked, self._edits, every=True)
+            taps = Taps(asked, edits() if edits else self._edits, every=True)
             build(self.parts, inputs, self.adapters, taps=taps)
-            wanted = self._wanted(names, taps, inputs.batch)
-            read = {n: t for n, t in taps.read.items() if n in wanted or fits(n, asked)}
+            texts = texts_of(taps, inputs.batch)
             try:
-                graph = metric_graph(metrics, texts_of(taps, inputs.batch), wanted, read)
-                break
+                if not names:
+                    return metric_values(metrics, texts), []
+                wanted = self._wanted(names, taps, inputs.batch)
+                some = {n: t for n, t in taps.read.items() if n in wanted or fits(n, read)}
+                return metric_graph(metrics, texts, wanted, some), [*some]
             except NotMade as missing:
                 asked += missing.args
-        arrays = dict(zip(graph.names, results(graph, self.devices), strict=True))
-        values = {name: arrays[name] for name in read}
-        grads = {name: arrays[f"grad:{name}"] for name in wanted}
-        of_read = {name: g for name, g in grads.items() if name in read}
-        record(traces, values, of_read, batch=inputs.batch)
-        if inputs.batch is not None:
-            return gradients_by_text(arrays, wanted, inputs.batch)
-        at = {name: a for name, a in values.items() if name in wanted}
-        return Gradients(float(arrays["loss"]), at, grads)
+
+    def sweep(
+        self,
+        metric: Metric | Sequence[Metric],
+        tokens: Ids | Sequence[Ids],
+        *patterns: str,
+        by: str | Sequence[str] = (),
+        n_cells: int | None = None,
+    ) -> Sweep:
+        """A metric of many small changes of the model, by one program that is bound once.
+
+        metric     as `grad` has it; without `by` it may give an array of any shape
+        tokens     a text, or a list of texts, of which each result is a list
+        patterns   names of the activations that cells may change, with * and ?
+        by         names of activations to differentiate by: results are `Gradients`
+        n_cells    the most that share a pass; None: as many as have 512 tokens, if memory allows
+
+        It is called with cells: see pyggml.models.sweep. Traces that are on now change the model
+        for all cells, and read nothing. Raises ConfigError for patterns that name nothing, and for
+        tokens as `logits` does.
+        """
+        texts: list[Any] = [*tokens] if is_several(tokens) else [tokens]
+        batch, model = self._inputs(texts).batch, copy(self)
+        assert batch is not None
+        if not patterns:
+            raise ConfigError("sweep takes names of what cells change, such as 'blk.*.out'")
+        if n_cells is not None and n_cells < 1:
+            raise ConfigError(f"n_cells is {n_cells}, wanted 1 or more")
+        check_names(patterns, known := self.activations)
+        self.note_rounding(*patterns)
+        metrics = metrics_of(metric, batch if is_several(tokens) else None)
+        names = [name for name in known if fits(name, patterns)]
+        most = copies_of_a_pass(sum(batch.lengths), self.config.n_vocab)
+        by = (by,) if isinstance(by, str) else tuple(by)
+
+        def bind_copies(n: int) -> SweepPass:
+            return model._sweep_pass(metrics, texts, patterns, by, n)
+
+        return Sweep(bind_copies, names, n_cells or most, is_several(tokens))
+
+    def _sweep_pass(
+        self,
+        metrics: Sequence[Metric],
+        texts: Sequence[Any],
+        patterns: Sequence[str],
+        by: Sequence[str],
+        n_copies: int,
+    ) -> SweepPass:
+        """The pass of a sweep over so many copies of its texts."""
+        inputs, places = self._inputs([*texts] * n_copies, checks=False), dict[str, Place]()
+        traced = [repeated(edit, len(texts), n_copies) for edit in self._edits]
+
+        def edits() -> list[AnyEdit]:
+            places.clear()
+            return [*traced, *(Opening(pattern, places) for pattern in patterns)]
+
+        graph, _ = self._metric_graph([*metrics] * n_copies, inputs, by, edits=edits)
+        program = bind(schedule(graph, self.devices), self.release)
+        assert inputs.batch is not None
+        return SweepPass(program, inputs.batch, len(texts), places)
 
     def _wanted(
         self, names: Sequence[str], taps: Taps, batch: BatchRows | None
@@ -245,9 +322,9 @@ class Model:
             )
         return wanted
 
-    def _inputs(self, tokens: Ids | Sequence[Ids]) -> Inputs:
+    def _inputs(self, tokens: Ids | Sequence[Ids], checks: bool = True) -> Inputs:
         """A text from its start, or several in one pass. Raises DataError for tokens that make
-        none, and ShapeError for an edit's positions outside one of several."""
+        none, and if it checks them ShapeError for an edit's positions outside one of several."""
         if not is_several(tokens):
             ids = self._text(tokens)
             inputs = Inputs.empty(len(ids))
@@ -255,7 +332,7 @@ class Model:
             return inputs
         texts = [self._text(text, f"tokens[{i}]") for i, text in enumerate(tokens)]
         batch = BatchRows(tuple(map(len, texts)))
-        for edit in self._edits:
+        for edit in self._edits if checks else ():
             edit.spot.expect_tokens(edit.pattern, batch)
         inputs = Inputs.empty(sum(batch.lengths), max(batch.lengths))
         fill(inputs, *texts)
@@ -347,13 +424,15 @@ class Model:
         """The patterns of what traces change."""
         return [e.pattern for e in self._edits]
 
-    def note_rounding(self) -> None:
-        """Warn, once, where activations are changed whose effect may drown in rounding."""
-        if self.edited and self.rounds and not self._said_rounding:
+    def note_rounding(self, *changed: str) -> None:
+        """Warn, once, where activations are changed whose effect may drown in rounding; changed:
+        beside those of traces."""
+        edited = [*self.edited, *changed]
+        if edited and self.rounds and not self._said_rounding:
             self._said_rounding = True
             warnings.warn(
                 f"products round to {self.backend.compute}, and so does the effect of changing "
-                f"{first_names(self.edited)}: load(…, compute='f32') is exact",
+                f"{first_names(edited)}: load(…, compute='f32') is exact",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -13,7 +13,7 @@ and for an array of as many tokens. A list of arrays has one for each row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,17 @@ def _edits(verb: str, given: object, tokens: Whole) -> Iterator[Edit]:
     for pattern, term in given.items():
         at = term if isinstance(term, At) else At(term)
         yield Edit(pattern, _change(verb, pattern, at.term), at.spot(tokens))
+
+
+def repeated(edit: Edit, n_rows: int, n_copies: int) -> Edit:
+    """The edit of a batch of n_rows rows, in each of several copies of these."""
+    spot, change = edit.spot, edit.change
+    if spot.rows is not None and all(-n_rows <= i < n_rows for i in spot.rows):
+        rows = (k * n_rows + i % n_rows for k in range(n_copies) for i in spot.rows)
+        spot = replace(spot, rows=tuple(rows))
+    if isinstance(change, Arithmetic) and isinstance(change.term, tuple):
+        change = replace(change, term=change.term * n_copies)
+    return replace(edit, spot=spot, change=change)
 
 
 def _whole_numbers(name: str, numbers: Any) -> Numbers:

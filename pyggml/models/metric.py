@@ -7,7 +7,7 @@ The function takes `Activations` and gives one number, by the operators of value
 `pyggml.functions`.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -189,12 +189,24 @@ def metric_graph(
     return build_backward(forward, wanted)
 
 
-def gradients_by_text(
-    arrays: Mapping[str, np.ndarray], names: Iterable[str], batch: BatchRows
-) -> list[Gradients]:
-    """What a run of `metric_graph` gave, by its names, text by text. names: of activations."""
-    at = {name: batch.arrays(name, arrays[name]) for name in names}
-    grads = {name: batch.arrays(name, arrays[f"grad:{name}"]) for name in at}
+def metric_values(metrics: Sequence[Metric], texts: Sequence[Activations]) -> Graph:
+    """The graph of a metric of each text, of any shape: "metric:0" and so on."""
+    pairs = zip(texts, metrics, strict=True)
+    numbers = (scale(t.numbers(metric).node, 1.0) for t, metric in pairs)
+    outputs: dict[str, Any] = {f"metric:{i}": number for i, number in enumerate(numbers)}
+    return Graph.of(**outputs)
+
+
+def gradients_in(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Those among the outputs of `metric_graph`, by the names of what they are of."""
+    prefix = "grad:"
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
+def gradients_by_text(arrays: Mapping[str, np.ndarray], batch: BatchRows) -> list[Gradients]:
+    """What a run of `metric_graph` gave, by its names, text by text; all are of activations."""
+    grads = {name: batch.arrays(name, g) for name, g in gradients_in(arrays).items()}
+    at = {name: batch.arrays(name, arrays[name]) for name in grads}
     return [
         Gradients(
             float(arrays[f"metric:{i}"]),
