@@ -11,11 +11,14 @@ attribution_patching    what patching each activation would change, to first ord
 patch                   the logits if some activations were those of another text
 steering_vector         the mean difference between activations of two sets of texts
 
-Texts are token ids (T,). Everything is float32, or float64 where NumPy computes it.
+Texts are token ids (T,). Of a list of texts, which share passes, `OfTexts` gives a list of answers.
+Everything is float32, or float64 where NumPy computes it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 from warnings import warn
 
 import numpy as np
@@ -27,18 +30,48 @@ from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.look.control import AFTER_FIRST, text_means
 from pyggml.look.gradients import loss_and_grads
-from pyggml.model import Model, fill
+from pyggml.model import Ids, Model, fill, is_several
 from pyggml.models import Inputs, Net, Taps
 from pyggml.models.block import OutputScale
-from pyggml.models.metric import Metric
+from pyggml.models.metric import Gradients, Metric
 from pyggml.models.norm import Norm, RmsNorm
 from pyggml.runtime import results, run
 
-Ids = Sequence[int] | np.ndarray
 _ROWS = 8  # of logits that are float64 at a time
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def attention_maps(model: Model, ids: Ids, blocks: Iterable[int] | None = None) -> np.ndarray:
+class OfTexts(Protocol[P, T]):
+    """A question that takes a text, or a list of texts and then gives a list of answers."""
+
+    @overload
+    def __call__(self, model: Model, ids: Ids, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    @overload
+    def __call__(
+        self, model: Model, ids: Sequence[Ids], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]: ...
+
+
+def of_texts(
+    question: Callable[Concatenate[Model, Sequence[Ids], P], list[T]],
+) -> OfTexts[P, T]:
+    """A question that is put to several texts, put to one too."""
+
+    @wraps(question)
+    def ask(model: Model, ids: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        if is_several(ids):
+            return question(model, ids, *args, **kwargs)
+        return question(model, [ids], *args, **kwargs)[0]
+
+    return ask
+
+
+@of_texts
+def attention_maps(
+    model: Model, texts: Sequence[Ids], blocks: Iterable[int] | None = None
+) -> list[np.ndarray]:
     """Attention (n_blocks, n_head, T, T): row t has the weights of the keys that token t reads.
 
     blocks: which; all by default. A row sums to 1, or less where a layer has sinks. Raises
@@ -50,21 +83,26 @@ def attention_maps(model: Model, ids: Ids, blocks: Iterable[int] | None = None) 
     if lacking := [i for i, name in names.items() if name not in known]:
         raise ConfigError(f"block {lacking[0]} has no attention")
     with model.trace(*names.values()) as t:
-        model.logits(ids)
-    return np.stack([t[name].transpose(1, 0, 2) for name in names.values()])
+        model.logits(texts)
+    by_text = zip(*(t[name] for name in names.values()), strict=True)
+    return [np.stack([pattern.transpose(1, 0, 2) for pattern in each]) for each in by_text]
 
 
-def logit_lens(model: Model, ids: Ids) -> np.ndarray:
+@of_texts
+def logit_lens(model: Model, texts: Sequence[Ids]) -> list[np.ndarray]:
     """Logits (n_blocks, T, n_vocab) of the last norm and the output matrix after each block."""
     names = [f"blk.{i}.out" for i in range(model.config.n_layer)]
     with model.trace(*names) as t:
-        model.logits(ids)
-    return np.stack([_predict(model, t[name]) for name in names])
+        model.logits(texts)
+    by_text = zip(*(t[name] for name in names), strict=True)
+    return [np.stack([_predict(model, stream) for stream in each]) for each in by_text]
 
 
-def token_losses(model: Model, ids: Ids) -> np.ndarray:
+@of_texts
+def token_losses(model: Model, texts: Sequence[Ids]) -> list[np.ndarray]:
     """−log p of each token but the first given those before it, (T - 1,) float64."""
-    return token_table(model, ids).losses[1:]
+    pairs = zip(model.logits(texts), texts, strict=True)
+    return [losses_and_ranks(z[:-1], np.asarray(ids)[1:])[0] for z, ids in pairs]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,35 +181,56 @@ def logit_attribution(model: Model, ids: Ids, token: int, at: int = -1) -> dict[
     return shares | {"bias": float(t["output"][at, token]) - sum(shares.values())}
 
 
+@overload
 def gradient_x_activation(
     model: Model,
     ids: Ids,
     *patterns: str,
     metric: Metric | None = None,
     mask: np.ndarray | None = None,
-) -> dict[str, np.ndarray]:
+) -> dict[str, np.ndarray]: ...
+
+
+@overload
+def gradient_x_activation(
+    model: Model, ids: Sequence[Ids], *patterns: str, metric: Metric | Sequence[Metric]
+) -> list[dict[str, np.ndarray]]: ...
+
+
+def gradient_x_activation(
+    model: Model,
+    ids: Any,
+    *patterns: str,
+    metric: Any = None,
+    mask: np.ndarray | None = None,
+) -> Any:
     """d(metric)/dx · x, summed over the last axes to one number a token, by activation name.
 
     It is how much the metric would fall, to first order, if the activation were 0. metric: as
-    `Model.grad` has it; by default minus the loss, whose mask is that of `loss_and_grads`. The last
-    token of a loss is only a target, so that there are T - 1 rows.
+    `Model.grad` has it; by default minus the loss of one text, whose mask is that of
+    `loss_and_grads`. The last token of a loss is only a target, so that there are T - 1 rows.
     """
     if metric is not None:
         g = model.grad(metric, ids, *patterns)
-        return {name: _by_token(g[name].astype(np.float64) * x) for name, x in g.at.items()}
+        return [_x_activation(each) for each in g] if is_several(ids) else _x_activation(g)
     with model.trace(*patterns) as t:
         loss_and_grads(model, ids, mask, parameters={})
     return {n: -_by_token(t.grad(n).astype(np.float64) * t[n]) for n in t.names}
 
 
+def _x_activation(g: Gradients) -> dict[str, np.ndarray]:
+    return {name: _by_token(g[name].astype(np.float64) * x) for name, x in g.at.items()}
+
+
+@of_texts
 def integrated_gradients(
     model: Model,
-    ids: Ids,
-    metric: Metric,
+    texts: Sequence[Ids],
+    metric: Metric | Sequence[Metric],
     *patterns: str,
     baseline: Mapping[str, np.ndarray | float] | float = 0.0,
     n_steps: int = 32,
-) -> dict[str, np.ndarray]:
+) -> list[dict[str, np.ndarray]]:
     """(x − b) · mean over α of d(metric)/dx at b + α(x − b), summed to one number a token (T,), by
     activation name (Sundararajan et al. 2017).
 
@@ -179,22 +238,25 @@ def integrated_gradients(
     place, but for what n_steps leave out: α has the middles of as many equal parts of [0, 1]. A sum
     that is a twentieth off is warned of: from 0, norms make the way steep at its start.
     baseline: b, a number, or by name what broadcasts to the activation. Each activation is moved
-    by itself, in n_steps passes. Raises as `Model.grad` and `Model.trace` do.
+    by itself, in n_steps and one more. Raises as `Model.grad` and `Model.trace` do.
     """
     if n_steps < 1:
         raise ConfigError(f"n_steps is {n_steps}, wanted 1 or more")
-    shares = {}
-    whole = model.grad(metric, ids, *patterns)
-    for name, x in whole.at.items():
+    whole = model.grad(metric, texts, *patterns)
+    names, alphas = [*whole[0].at], [*(np.arange(n_steps) + 0.5) / n_steps, 0.0]
+    sweep = model.sweep(metric, texts, *names, by=names)
+    shares: list[dict[str, np.ndarray]] = [{} for _ in texts]
+    for name in names:
         start = baseline.get(name, 0.0) if isinstance(baseline, Mapping) else baseline
-        way, total = x - np.asarray(start, np.float32), np.zeros(x.shape)
-        for alpha in (np.arange(n_steps) + 0.5) / n_steps:
-            with model.trace(replace={name: x - np.float32(1 - alpha) * way}):
-                total += model.grad(metric, ids, name)[name]
-        shares[name] = _by_token(total / n_steps * way)
-        with model.trace(replace={name: x - way}):
-            difference = whole.metric - model.grad(metric, ids, name).metric
-        _note_gap(name, float(shares[name].sum()), difference)
+        xs = [g.at[name] for g in whole]
+        ways = [x - np.asarray(start, np.float32) for x in xs]
+        at = ([x - np.float32(1 - a) * w for x, w in zip(xs, ways, strict=True)] for a in alphas)
+        *steps, first = sweep({"replace": {name: values}} for values in at)
+        for i, way in enumerate(ways):
+            total = sum(g[i][name].astype(np.float64) for g in steps)
+            shares[i][name] = _by_token(total / n_steps * way)
+            difference = whole[i].metric - first[i].metric
+            _note_gap(name, float(shares[i][name].sum()), difference)
     return shares
 
 
@@ -208,33 +270,48 @@ def _note_gap(name: str, total: float, difference: float) -> None:
         )
 
 
+@of_texts
 def attribution_patching(
-    model: Model, ids: Ids, source: Ids, metric: Metric, *patterns: str
-) -> dict[str, np.ndarray]:
+    model: Model,
+    texts: Sequence[Ids],
+    source: Ids | Sequence[Ids],
+    metric: Metric | Sequence[Metric],
+    *patterns: str,
+) -> list[dict[str, np.ndarray]]:
     """d(metric)/dx · (x of `source` − x), summed to one number a token (T,), by activation name.
 
     It is how much the metric of `ids` would rise, to first order, if the activation of that token
     were patched in from `source`: all of `patch` for one pass of each text and one back (Nanda
-    2023). Raises DataError for texts of unlike length.
+    2023). source: of each text one. Raises DataError for texts of unlike length.
     """
-    _expect_alike(ids, source)
-    g = model.grad(metric, ids, *patterns)
-    with model.trace(*g.at) as t:
-        model.logits(source)
-    return {name: _by_token(g[name] * (t[name].astype(np.float64) - x)) for name, x in g.at.items()}
+    sources = _sources(texts, source)
+    grads = model.grad(metric, texts, *patterns)
+    with model.trace(*grads[0].at) as t:
+        model.logits(sources)
+    return [
+        {name: _by_token(g[name] * (t[name][i].astype(np.float64) - x)) for name, x in g.at.items()}
+        for i, g in enumerate(grads)
+    ]
 
 
-def patch(model: Model, ids: Ids, source: Ids, *patterns: str, tokens: Iterable[int]) -> np.ndarray:
+@of_texts
+def patch(
+    model: Model,
+    texts: Sequence[Ids],
+    source: Ids | Sequence[Ids],
+    *patterns: str,
+    tokens: Iterable[int],
+) -> list[np.ndarray]:
     """The logits (T, n_vocab) of `ids` if activations were those that `source` has.
 
-    patterns: of the activations; tokens: at these positions, in both texts. Raises DataError for
-    texts of unlike length.
+    patterns: of the activations; tokens: at these positions, in both texts. source: of each text
+    one. Raises DataError for texts of unlike length.
     """
-    _expect_alike(ids, source)
+    sources = _sources(texts, source)
     with model.trace(*patterns) as t:
-        model.logits(source)
+        model.logits(sources)
     with model.trace(replace={name: t[name] for name in t.names}, tokens=tokens):
-        return model.logits(ids)
+        return model.logits(texts)
 
 
 def steering_vector(
@@ -256,9 +333,17 @@ def steering_vector(
     return np.asarray(towards.mean(axis=0) - away.mean(axis=0), np.float32)
 
 
-def _expect_alike(ids: Ids, source: Ids) -> None:
-    if len(ids) != len(source):
-        raise DataError(f"texts of {len(ids)} and {len(source)} tokens, wanted two of one length")
+def _sources(texts: Sequence[Ids], source: Ids | Sequence[Ids]) -> Sequence[Ids]:
+    """The source of each text, as long as it."""
+    sources: Sequence[Any] = source if is_several(source) else [source]
+    if len(sources) != len(texts):
+        raise DataError(f"{len(texts)} texts and {len(sources)} sources, wanted one of each")
+    for ids, other in zip(texts, sources, strict=True):
+        if len(ids) != len(other):
+            raise DataError(
+                f"texts of {len(ids)} and {len(other)} tokens, wanted two of one length"
+            )
+    return sources
 
 
 # -- how ------------------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def gradients_in(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def gradients_by_text(arrays: Mapping[str, np.ndarray], batch: BatchRows) -> list[Gradients]:
     """What a run of `metric_graph` gave, by its names, text by text; all are of activations."""
     grads = {name: batch.arrays(name, g) for name, g in gradients_in(arrays).items()}
-    at = {name: batch.arrays(name, arrays[name]) for name in grads}
+    at = {name: batch.arrays(name, a) for name, a in arrays.items() if name in grads}
     return [
         Gradients(
             float(arrays[f"metric:{i}"]),

@@ -238,6 +238,52 @@ def test_a_patch_of_no_tokens_changes_nothing(llama):
     np.testing.assert_array_equal(patched, llama.logits(IDS))
 
 
+SEVERAL = [
+    lens.attention_maps,
+    lens.logit_lens,
+    lens.token_losses,
+    lambda m, ids: lens.gradient_x_activation(m, ids, "blk.0.out", metric=difference),
+    lambda m, ids: lens.integrated_gradients(m, ids, difference, "blk.1.out", n_steps=3),
+]
+
+
+@pytest.mark.parametrize("question", SEVERAL)
+@pytest.mark.filterwarnings("ignore:the shares of")
+def test_several_texts_are_asked_in_one_pass(llama, question):
+    texts = [IDS, IDS[:7], OTHER]
+    for found, ids in zip(question(llama, texts), texts, strict=True):
+        assert_alike(found, question(llama, ids))
+
+
+def test_several_texts_are_patched_in_one_pass(llama):
+    texts, sources = [IDS, IDS[:7]], [OTHER, OTHER[:7]]
+    asked = (
+        lambda ids, source: lens.patch(llama, ids, source, "blk.0.out", tokens=[3, -1]),
+        lambda ids, source: lens.attribution_patching(llama, ids, source, difference, "blk.0.out"),
+    )
+    for question in asked:
+        for i, found in enumerate(question(texts, sources)):
+            assert_alike(found, question(texts[i], sources[i]))
+    with pytest.raises(DataError, match="2 texts and 1 sources, wanted one of each"):
+        lens.patch(llama, texts, OTHER, "blk.0.out", tokens=[3])
+
+
+def assert_alike(found, wanted):
+    if isinstance(wanted, dict):
+        assert list(found) == list(wanted)
+        found, wanted = ([*each.values()] for each in (found, wanted))
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1, np.abs(b).max()))
+
+
+def test_integrated_gradients_bind_one_program_for_all_steps(llama, monkeypatch):
+    bound, bind = [], pyggml.model.bind
+    monkeypatch.setattr("pyggml.model.bind", lambda *args: bound.append(1) or bind(*args))
+    start = {"blk.0.out": 0.9, "blk.1.out": 0.9}
+    lens.integrated_gradients(llama, IDS, difference, *start, baseline=start, n_steps=40)
+    assert len(bound) == 1
+
+
 def test_what_does_not_fit_is_refused(llama):
     with pytest.raises(DataError, match="texts of 12 and 5 tokens, wanted two of one length"):
         lens.patch(llama, IDS, IDS[:5], "blk.0.out", tokens=[0])
