@@ -34,7 +34,7 @@ from pyggml.kernels.gemm import FASTEST
 from pyggml.kernels.kernel import Compute
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, Trace, build, read, record
 from pyggml.models.adapter import read_adapter
-from pyggml.models.batch_rows import BatchRows
+from pyggml.models.batch_rows import BatchRows, by_text
 from pyggml.models.edits import Terms, Whole, edits, repeated
 from pyggml.models.low_rank import tensors_of_adapters
 from pyggml.models.metric import (
@@ -176,7 +176,8 @@ class Model:
         out = build(self.parts, inputs, self.adapters, taps=taps)
         program = self.program(out, taps)
         program()
-        self.record(taps, program, batch=inputs.batch)
+        values = {name: program.read(t) for name, t in taps.read.items()} if taps else {}
+        record(self.traces, by_text(inputs.batch, values))
         logits = program.read(out)
         greatest = logits.max()  # NaN if any is
         if self.edited and not np.isfinite(greatest):
@@ -218,11 +219,13 @@ class Model:
         graph, values = self._metric_graph(metrics, inputs, names, read)
         arrays = dict(zip(graph.names, results(graph, self.devices), strict=True))
         by = gradients_in(arrays)
+        at = {name: arrays[name] for name in values if name in by}
         of_values = {name: g for name, g in by.items() if name in values}
-        record(self.traces, {name: arrays[name] for name in values}, of_values, batch=inputs.batch)
+        read_too = {name: arrays[name] for name in values}
+        record(self.traces, *(by_text(inputs.batch, each) for each in (read_too, of_values)))
         if inputs.batch is not None:
             return gradients_by_text(arrays, inputs.batch)
-        return Gradients(float(arrays["loss"]), {name: arrays[name] for name in of_values}, by)
+        return Gradients(float(arrays["loss"]), at, by)
 
     def _metric_graph(
         self,
@@ -443,22 +446,6 @@ class Model:
             return None
         patterns = dict.fromkeys(p for trace in self.traces for p in trace.patterns if reads)
         return Taps([*patterns], self._edits)
-
-    def record(
-        self,
-        taps: Taps | None,
-        program: Program,
-        n_tokens: int | None = None,
-        n_logits: int | None = None,
-        batch: BatchRows | None = None,
-    ) -> None:
-        """Give a run's activations to the traces, if there are some: the first n_tokens rows, of
-        logits n_logits; of a batch, text by text."""
-        if self.traces and taps:
-            n_rows = dict.fromkeys(("output", "logits"), n_logits)
-            values = {name: program.read(t) for name, t in taps.read.items()}
-            values = {name: a[: n_rows.get(name, n_tokens)] for name, a in values.items()}
-            record(self.traces, values, batch=batch)
 
     # -- tokens ------------------------------------------------------------------------------------
 

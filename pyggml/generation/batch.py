@@ -186,7 +186,7 @@ class Batch:
         n_spare = passes.STEP - 1 if model.batches else 0
         self.memory = Memory(model, n_slots, n_ctx, n_spare, cache_type)
         self.slots = tuple(Slot(self, i) for i in range(n_slots))
-        self._passes = passes.Passes(self.memory.cache, 1 if deterministic else n_slots)
+        self._passes = passes.Passes(self.memory.cache, 1 if deterministic else n_slots, n_slots)
         self.n_short = model.config.n_ctx_short or _ALL  # tokens that have short rotary factors
         self._running: Slot | None = None  # whose state is in the cache
         self._shifts: dict[int, tuple[Shift, Program]] = {}  # by rows; the last alone
@@ -387,7 +387,7 @@ class Batch:
         try:
             run = self._fill(pieces, counts)
             run.program()
-            logits = run.read(sum(counts))
+            logits = run.read([*pieces.values()], counts)
         except BaseException:  # broken off: a state would be that of none of its tokens
             for slot in () if self.model.batches else pieces:
                 slot.n_cached = 0
@@ -408,7 +408,7 @@ class Batch:
         for (slot, n), n_wanted in zip(pieces.items(), counts, strict=True):
             start = slot.n_cached
             piece, first = slot.tokens[start : start + n], slot.number * self.n_ctx
-            filled.fill(end, piece, start, first, slot.length)
+            filled.fill(end, piece, start, first, slot.length, slot.number)
             end += n
             of += range(end - n_wanted, end)
         filled.pad(end, self.memory.first_spare)

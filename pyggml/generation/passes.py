@@ -1,7 +1,9 @@
 """Passes: programs that take some tokens of several sequences through the model at once."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -10,7 +12,8 @@ from pyggml.generation.ahead import Ahead
 from pyggml.graph.dtypes import I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.model import Model, check_greatest
-from pyggml.models import Cache, Inputs, Taps, Trace, build
+from pyggml.models import Cache, Inputs, Taps, Trace, build, record
+from pyggml.models.batch_rows import Slots
 from pyggml.runtime import Arenas, Program
 from pyggml.sizes import round_up
 
@@ -35,7 +38,7 @@ class Pass:
     """A bound program: T tokens, of some of which it makes logits.
 
     logits   (n, n_vocab) float32
-    tokens, positions, rows, span, length
+    tokens, positions, rows, span, length, slots
              the arrays of its Inputs, to be filled
     of       (n,) int32, the tokens whose logits can be had
     """
@@ -49,19 +52,22 @@ class Pass:
     rows: np.ndarray
     span: np.ndarray
     length: np.ndarray
+    slots: np.ndarray
     of: np.ndarray
 
-    def fill(self, at: int, tokens: list[int], position: int, first: int, length: int) -> None:
+    def fill(
+        self, at: int, tokens: list[int], position: int, first: int, length: int, slot: int = 0
+    ) -> None:
         """Put tokens of a sequence into the pass, from its token number `at` on.
 
         position: in the sequence, of the first of them. first: the cache's row of position 0.
-        length: of the sequence.
+        length: of the sequence. slot: its number.
         """
         here, row = slice(at, at + len(tokens)), first + position
         up = np.arange(len(tokens)) if len(tokens) > 1 else 0  # of one token: arrays take longer
         self.tokens[here], self.positions[here], self.rows[here] = tokens, position + up, row + up
         self.span[here, 0], self.span[here, 1] = first, row + 1 + up
-        self.length[here] = length
+        self.length[here], self.slots[here] = length, slot
 
     def pad(self, at: int, spare: int) -> None:
         """Fill the pass, from its token number `at` on, with tokens of no sequence: they read no
@@ -71,11 +77,14 @@ class Pass:
             self.fill(at, [0] * n, 0, spare, 0)
             self.positions[at:], self.span[at:] = 0, spare
 
-    def read(self, n: int) -> np.ndarray:
-        """The logits of the first n tokens of `of`, after a run; a trace gets its activations."""
-        n_tokens = int(self.of[n - 1]) + 1
-        self.model.record(self.taps, self.program, n_tokens=n_tokens, n_logits=n)
-        logits = self.program.read(self.logits)[:n]
+    def read(self, lengths: Sequence[int], counts: Sequence[int]) -> np.ndarray:
+        """The logits of as many tokens of each sequence as `counts` says, after a run over its
+        `lengths`; a trace gets the activations, of several sequences as lists."""
+        if self.taps:
+            values = {name: self.program.read(t) for name, t in self.taps.read.items()}
+            ends = {name: counts if name in ("output", "logits") else lengths for name in values}
+            record(self.model.traces, {n: _parts(a, ends[n]) for n, a in values.items()})
+        logits = self.program.read(self.logits)[: sum(counts)]
         if self.taps and self.taps.edits:
             check_greatest(logits.max(), [e.pattern for e in self.taps.edits])
         return logits
@@ -93,8 +102,9 @@ class Passes:
     only its inputs change. All share one arena, and those longest unused give way to new ones.
     """
 
-    def __init__(self, cache: Cache, n_slots: int) -> None:
-        self.cache, self.n_slots = cache, n_slots
+    def __init__(self, cache: Cache, n_slots: int, n_rows: int) -> None:
+        """n_slots: of a pass; n_rows: slots of the cache."""
+        self.cache, self.n_slots, self.n_rows = cache, n_slots, n_rows
         self._arenas = Arenas()
         self._bound: OrderedDict[tuple[Model, int, int, tuple[Trace, ...]], Pass] = OrderedDict()
         self._ahead: dict[Model, Ahead] = {}  # the last one alone
@@ -135,10 +145,20 @@ class Passes:
         inputs = Inputs.empty(n_tokens, with_rows=True)
         of = zeros((n_logits,), I32, "of")
         assert inputs.rows is not None
-        filled = (inputs.tokens, inputs.positions, inputs.rows, inputs.span, inputs.length, of)
+        slots = zeros((n_tokens,), I32, "slots")
+        at = inputs.positions, inputs.rows, inputs.span, inputs.length
+        filled = inputs.tokens, *at, slots, of
         put_together(*filled)
+        inputs = replace(inputs, slots=Slots(slots, self.n_rows))
         taps = model.taps()
         wanted = of if n_tokens > 1 else None
         logits = build(model.parts, inputs, model.adapters, self.cache, wanted, taps)
         program = model.program(logits, taps, self._arenas)
         return Pass(model, program, logits, taps, *map(array, filled))
+
+
+def _parts(a: np.ndarray, counts: Sequence[int]) -> np.ndarray | list[np.ndarray]:
+    """The first rows of an array, as many of each sequence; of one sequence as they are."""
+    if len(counts) == 1:
+        return a[: counts[0]]
+    return [a[end - n : end] for n, end in zip(counts, accumulate(counts), strict=True)]

@@ -1,14 +1,15 @@
 """The rows of a batch: texts, or windows of training, one after another in the tokens of a pass."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from typing import Any
 
 import numpy as np
 
 from pyggml.errors import ShapeError
 from pyggml.graph.tensor import Tensor, leaf
-from pyggml.ops import concat, cont, narrow
+from pyggml.ops import concat, cont, get_rows, narrow
 
 Once = Callable[[Hashable, Callable[[], Tensor]], Tensor]  # key, builder → what it built at first
 
@@ -31,9 +32,11 @@ class BatchRows:
 
         Raises ShapeError, about the activation of this name, for one that there is not.
         """
-        if wrong := [i for i in rows or () if not -self.n <= i < self.n]:
-            raise ShapeError(f"{name}: there is no row {wrong[0]} in a batch of {self.n}")
-        return [*dict.fromkeys(i % self.n for i in (range(self.n) if rows is None else rows))]
+        return _numbers(name, rows, self.n)
+
+    def mask(self, name: str, rows: Sequence[int]) -> Tensor:
+        """1 for each token of these rows and 0 for others, float32 (T, 1)."""
+        return leaf(np.repeat(_column(_numbers(name, rows, self.n), self.n), self.lengths, axis=0))
 
     def start(self, row: int) -> int:
         """The number of the row's first token in the pass."""
@@ -81,6 +84,36 @@ class BatchRows:
         zeros = [leaf(np.zeros((*pattern.shape[:2], m), np.float32)) for m in unread if m]
         sides = [*zeros[: bool(before)], pattern, *zeros[bool(before) :]]
         return reduce(concat, sides)
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Which of n rows of a batch each token of a pass is of: an input of the pass, (T,) int32."""
+
+    of: Tensor
+    n: int
+
+    def mask(self, name: str, rows: Sequence[int]) -> Tensor:
+        """As `BatchRows.mask`."""
+        return get_rows(leaf(_column(_numbers(name, rows, self.n), self.n)), self.of)
+
+
+def _numbers(name: str, rows: Sequence[int] | None, n: int) -> list[int]:
+    if wrong := [i for i in rows or () if not -n <= i < n]:
+        raise ShapeError(f"{name}: there is no row {wrong[0]} in a batch of {n}")
+    return [*dict.fromkeys(i % n for i in (range(n) if rows is None else rows))]
+
+
+def _column(rows: list[int], n: int) -> np.ndarray:
+    """(n, 1) float32, 1 in these rows."""
+    column = np.zeros((n, 1), np.float32)
+    column[rows] = 1
+    return column
+
+
+def by_text(batch: BatchRows | None, arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+    """Activations by name, of a batch as lists, row by row."""
+    return arrays if batch is None else {n: batch.arrays(n, a) for n, a in arrays.items()}
 
 
 def is_pattern(name: str) -> bool:

@@ -39,7 +39,7 @@ class At:
     layers    numbers of blocks
     heads     of queries, keys, values, their results and patterns
     neurons   numbers along the last axis
-    rows      of a batch: prompts of one pass, or windows in training
+    rows      of a batch: texts of one pass, in generation slots, in training windows
     """
 
     term: Term

@@ -15,7 +15,7 @@ from pyggml.graph.dtypes import F32, I32, DType
 from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Tensor, zeros
 from pyggml.models.balance import Routing
-from pyggml.models.batch_rows import BatchRows
+from pyggml.models.batch_rows import BatchRows, Slots
 from pyggml.models.low_rank import LoraPair, LoraPairs
 from pyggml.models.spots import Run
 from pyggml.models.taps import Taps
@@ -57,6 +57,7 @@ class Inputs:
     noise       (T,) float32, the most that is added to a number of each token's embedding; None
                 for no noise
     batch       the rows that the tokens make up; None: one
+    slots       the rows that the tokens are of where each run has others: in generation
     """
 
     tokens: Tensor
@@ -68,6 +69,7 @@ class Inputs:
     draw: Tensor | None = None
     noise: Tensor | None = None
     batch: BatchRows | None = None
+    slots: Slots | None = None
 
     @classmethod
     def empty(cls, n_tokens: int, n_ctx: int | None = None, with_rows: bool = False) -> Inputs:
@@ -223,7 +225,8 @@ class Net:
         """The tokens of this graph, as edits choose them."""
         inputs = self.inputs
         if self.cache is not None:
-            return Run(inputs.positions, None, self.n_ctx, None, self.logits_of, self.once)
+            slots, of = inputs.slots, self.logits_of
+            return Run(inputs.positions, None, self.n_ctx, slots, of, self.once)
         rows = inputs.batch or BatchRows(inputs.tokens.shape)
         return Run(inputs.positions, inputs.length, self.n_ctx, rows, self.logits_of, self.once)
 

@@ -9,7 +9,7 @@ import numpy as np
 from pyggml.errors import ConfigError, ShapeError
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Shape, Tensor, leaf
-from pyggml.models.batch_rows import BatchRows, Once
+from pyggml.models.batch_rows import BatchRows, Once, Slots
 from pyggml.ops import add, clamp, cpy, get_rows, mul, repeat, reshape, sub
 
 Numbers = tuple[int, ...] | None  # None: all
@@ -22,7 +22,7 @@ class Run:
     positions   (T,) int32, in their texts
     length      (T,) float32, tokens of each token's text; None where a run cannot know it
     n_ctx       the most tokens of a text
-    rows        the rows of a batch; None where a run cannot know them
+    rows        the rows of a batch; None where a run has none
     of          (n,) int32, the tokens that an activation has rows of; None: all
     once        key, builder → what the builder gave at first
     """
@@ -30,13 +30,13 @@ class Run:
     positions: Tensor
     length: Tensor | None
     n_ctx: int
-    rows: BatchRows | None
+    rows: BatchRows | Slots | None
     of: Tensor | None
     once: Once
 
     def row(self, i: int) -> "Run":
         """The tokens of one row of the batch, as a run of its own."""
-        assert self.rows is not None and self.of is None
+        assert isinstance(self.rows, BatchRows) and self.of is None
         rows, length = self.rows, self.length
 
         def once(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
@@ -57,7 +57,9 @@ class Run:
 
     def _mask(self, name: str, tokens: Numbers, rows: Numbers) -> Tensor:
         masks = [] if tokens is None else [self._at_positions(name, tokens)]
-        masks += [] if rows is None else [self._in_rows(name, rows)]
+        if rows is not None:
+            assert self.rows is not None
+            masks.append(self.rows.mask(name, rows))
         first, *others = masks
         chosen = mul(first, *others) if others else first
         return chosen if self.of is None else get_rows(chosen, self.of)
@@ -77,20 +79,13 @@ class Run:
         from_end = get_rows(_table([-t for t in tokens if t < 0], n + 1), left)
         return clamp(add(chosen, from_end), 0, 1)
 
-    def _in_rows(self, name: str, rows: tuple[int, ...]) -> Tensor:
-        if self.rows is None:
-            raise ConfigError(f"{name}: rows are those of a batch, which generation has not")
-        chosen = self.rows.numbers(name, rows)
-        each = np.isin(np.arange(self.rows.n), chosen).astype(np.float32)
-        return leaf(np.repeat(each, self.rows.lengths)[:, None])
-
 
 @dataclass(frozen=True, slots=True)
 class Spot:
     """Where in an activation an edit acts; None: everywhere.
 
     tokens    positions in each text, counted from its end if negative
-    rows      rows of a batch: prompts, or windows in training
+    rows      rows of a batch: texts, slots of generation, windows of training
     layers    numbers of blocks, of a pattern that names several
     heads     heads
     neurons   numbers along the last axis: of the feed-forward's neurons, of the stream's features

@@ -31,7 +31,7 @@ from typing import Protocol
 
 from pyggml.errors import ConfigError, suggestion
 from pyggml.graph.tensor import Tensor
-from pyggml.models.batch_rows import is_pattern
+from pyggml.models.batch_rows import BatchRows, is_pattern
 from pyggml.models.spots import Run, Spot, layer_of
 from pyggml.ops import add, mul, scale
 
@@ -73,9 +73,10 @@ class Edit:
         that do not fit."""
         if not self.spot.has_layer(name):
             return x
-        several = run.rows is not None and run.rows.n > 1 and run.of is None
-        if several and (is_pattern(name) or self.change.is_by_row(x)):
-            return self._by_row(name, x, run, n_heads)
+        rows = run.rows
+        by_row = is_pattern(name) or self.change.is_by_row(x)
+        if by_row and isinstance(rows, BatchRows) and rows.n > 1 and run.of is None:
+            return self._by_row(name, x, run, rows, n_heads)
         return self._where(self.spot.mask(name, x, run, n_heads), x, self.change(name, x))
 
     @staticmethod
@@ -83,16 +84,15 @@ class Edit:
         """y where it is chosen, and x elsewhere; None: y everywhere."""
         return y if chosen is None else add(mul(x, scale(chosen, -1.0, 1.0)), mul(y, chosen))
 
-    def _by_row(self, name: str, x: Tensor, run: Run, n_heads: int) -> Tensor:
+    def _by_row(self, name: str, x: Tensor, run: Run, rows: BatchRows, n_heads: int) -> Tensor:
         """Each row of the batch as it would be edited alone."""
-        assert run.rows is not None
-        parts = [run.rows.cut(name, x, i, run.once) for i in range(run.rows.n)]
+        parts = [rows.cut(name, x, i, run.once) for i in range(rows.n)]
         spot = replace(self.spot, rows=None)
-        for i in run.rows.numbers(name, self.spot.rows):
+        for i in rows.numbers(name, self.spot.rows):
             chosen = spot.mask(name, parts[i], run.row(i), n_heads)
-            y = self.change(name, parts[i], i, run.rows.n)
+            y = self.change(name, parts[i], i, rows.n)
             parts[i] = self._where(chosen, parts[i], y)
-        return run.rows.join(name, parts)
+        return rows.join(name, parts)
 
 
 class Taps:

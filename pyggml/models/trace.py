@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from pyggml.errors import NoGradientError
-from pyggml.models.batch_rows import BatchRows
 from pyggml.models.taps import Edit, fits
 
-Arrays = Mapping[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray | list[np.ndarray]]  # of one text, or of each of several
 
 
 class Trace:
@@ -82,17 +81,15 @@ class Trace:
         grads: Arrays | None = None,
         *,
         validation: bool = False,
-        batch: BatchRows | None = None,
     ) -> None:
-        """Take in what is read of a run's activations, and perhaps of their gradients; of a batch,
-        row by row."""
+        """Take in what is read of a run's activations, and perhaps of their gradients."""
         for kept, arrays in (
             (self._validations if validation else self._values, values),
             (self._grads, grads or {}),
         ):
             for name, a in arrays.items():
                 if fits(name, self.patterns):
-                    kept.setdefault(name, []).append(batch.arrays(name, a) if batch else a)
+                    kept.setdefault(name, []).append(a)
 
     def __repr__(self) -> str:
         return f"<Trace of {len(self._values)} activations>"
@@ -104,8 +101,7 @@ def record(
     grads: Arrays | None = None,
     *,
     validation: bool = False,
-    batch: BatchRows | None = None,
 ) -> None:
     """Give a run's activations to each of several traces."""
     for trace in traces:
-        trace.record(values, grads, validation=validation, batch=batch)
+        trace.record(values, grads, validation=validation)

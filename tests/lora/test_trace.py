@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pyggml import At
-from pyggml.errors import ConfigError, PyggmlError
+from pyggml.errors import PyggmlError, ShapeError
 from pyggml.generation import Session
 from pyggml.lora import loss_and_grads
 
@@ -96,10 +96,29 @@ def test_rows_are_the_windows_of_a_batch(trainer_of, corpus_of):
         np.testing.assert_array_equal(np.flatnonzero((t[name] == 7).all(axis=1)), rows)
 
 
-def test_generation_has_no_rows_of_a_batch(trainer_of):
+def test_a_session_is_the_only_row_of_its_batch(trainer_of):
     model = trainer_of().model
+    logits = []
+    for change in (At(2), At(2, rows=[0]), At(2, rows=[])):
+        with model.trace(scale={"blk.0.out": change}):
+            logits.append(Session(model, 20).feed([1, 2, 3]))
+    np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=1e-5 * np.abs(logits[0]).max())
+    assert np.abs(logits[2] - logits[0]).max() > 1e-2
     with (
-        model.trace(scale={"blk.0.out": At(2, rows=[0])}),
-        pytest.raises(ConfigError, match="blk.0.out: rows are those of a batch, which generation"),
+        model.trace(scale={"blk.0.out": At(2, rows=[1])}),
+        pytest.raises(ShapeError, match="blk.0.out: there is no row 1 in a batch of 1"),
     ):
         Session(model, 20).feed([1, 2, 3])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_windows_are_changed_row_by_row(trainer_of, corpus_of, batch):
+    """A function gets the activation of one window, and an array of its length is for each."""
+    corpus = corpus_of(10, lengths=[11, 11, 11], n_held_out=0)
+    trainer = trainer_of(corpus=corpus, max_steps=1, batch=batch)
+    array = np.arange(10, dtype=np.float32)[:, None] * np.ones(32, np.float32)
+    changes = {"blk.0.out": lambda x: 0 * x + array, "blk.1.out": array}
+    with trainer.model.trace("blk.*.out", replace=changes) as t:
+        run(trainer)
+    for name in changes:
+        np.testing.assert_array_equal(t[name], np.tile(array, (batch, 1)))
