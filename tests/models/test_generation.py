@@ -132,7 +132,7 @@ def test_counts_out_of_range(model, counts, message):
 
 def test_rows_of_unlike_length_are_no_tokens(model):
     with pytest.raises(DataError, match="lists of unlike length, wanted one row of integers"):
-        model.logits([[1], [2, 3]])
+        Session(model, 4).feed([[1], [2, 3]])
 
 
 @pytest.mark.parametrize("token", [-1, 1 << 20, 2.5, True, 2**32 + 1, -(2**63)])
