@@ -75,6 +75,7 @@ _WHERE = {
 }
 _MODULES = {
     "functions": "pyggml.eager.functions",
+    "lab": "pyggml.lab",
     "lens": "pyggml.look.lens",
     "optim": "pyggml.eager.optim",
     "overview": "pyggml.look.overview",

@@ -43,6 +43,7 @@ models
 model
 requantize
 look
+lab
 generation
 lora
 cli

@@ -173,10 +173,10 @@ def logit_attribution(model: Model, ids: Ids, token: int, at: int = -1) -> dict[
     with model.trace(*branches, last, "output") as t:
         model.logits(ids)
     stream = t[last][at]
-    factors = _later_factors(model)
+    factors = later_factors(model)
     values = {name: factors[int(name.split(".")[1])] * t[name][at] for name in branches}
     values = {"token_embd": stream - sum(values.values()), **values}
-    direction = _direction(model, stream, token)
+    direction = logit_direction(model, stream, token)
     shares = {name: float(v.astype(np.float64) @ direction) for name, v in values.items()}
     return shares | {"bias": float(t["output"][at, token]) - sum(shares.values())}
 
@@ -359,7 +359,7 @@ def _predict(model: Model, stream: np.ndarray) -> np.ndarray:
     return run(decoder.logits(net, decoder.last(net, leaf(stream))), devices=model.devices)[0]
 
 
-def _later_factors(model: Model) -> np.ndarray:
+def later_factors(model: Model) -> np.ndarray:
     """By block, what all that a branch there adds is multiplied by until the last norm, float32."""
     weights = model.parts.weights
     names = (f"blk.{i}.{OutputScale.name}" for i in range(model.config.n_layer))
@@ -367,7 +367,7 @@ def _later_factors(model: Model) -> np.ndarray:
     return np.cumprod(factors[::-1], dtype=np.float32)[::-1]
 
 
-def _direction(model: Model, stream: np.ndarray, token: int) -> np.ndarray:
+def logit_direction(model: Model, stream: np.ndarray, token: int) -> np.ndarray:
     """d(logit of token) / d(stream) (n_embd,) float64 while the last norm's factor is fixed."""
     decoder = model.parts.decoder
     h, taps = leaf(np.zeros((1, model.config.n_embd), np.float32)), Taps(["output"])

@@ -1,0 +1,170 @@
+"""Direct logit attribution: what each head and each neuron adds to a logit by itself (Elhage et al.
+2021), the last norm's scale counted as fixed."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isnan
+
+import numpy as np
+
+from pyggml.errors import ConfigError, DataError
+from pyggml.lab.linear import (
+    Branch,
+    back_through,
+    branches,
+    exact,
+    head_counts,
+    norm_weight,
+    refuse_between,
+)
+from pyggml.look.draw.grid import signed_map
+from pyggml.look.lens import Ids, later_factors, logit_attribution, logit_direction
+from pyggml.model import Model
+from pyggml.models.norm import Norm, RmsNorm
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attribution:
+    """What parts of a model add to a logit, or to the difference of two, at one position.
+
+    heads     (n_layer, n_head) float64; NaN where a block has fewer heads or none
+    neurons   block → (n_ff,) float64, where the feed-forward part is one of neurons
+    others    name → number: the embedding, branches of other kinds, what the heads' and the
+              neurons' last matrices add themselves (their biases), and "bias", the last norm's and
+              the output matrix' own
+
+    All of them sum to `logit`, before a soft cap.
+    """
+
+    heads: np.ndarray
+    neurons: Mapping[int, np.ndarray]
+    others: Mapping[str, float]
+    logit: float
+
+    @property
+    def total(self) -> float:
+        """The sum of all parts."""
+        of_neurons = sum(float(n.sum()) for n in self.neurons.values())
+        return float(np.nansum(self.heads)) + of_neurons + sum(self.others.values())
+
+    @property
+    def branches(self) -> np.ndarray:
+        """(n_layer, 2): the sums over a block's heads and over its neurons; NaN for none."""
+        heads = np.where(np.isnan(self.heads).all(axis=1), np.nan, np.nansum(self.heads, axis=1))
+        neurons = [
+            float(self.neurons[i].sum()) if i in self.neurons else np.nan for i in range(len(heads))
+        ]
+        return np.stack([heads, neurons], axis=1)
+
+    def top(self, n: int = 10) -> list[tuple[str, float]]:
+        """The n largest parts by size, by name: "blk.3.attn_head.1", "blk.3.ffn_neurons[117]"."""
+        return sorted(self._parts(), key=lambda part: -abs(part[1]))[:n]
+
+    def _parts(self) -> Iterator[tuple[str, float]]:
+        yield from self.others.items()
+        for (i, h), x in np.ndenumerate(self.heads):
+            if not isnan(x):
+                yield f"blk.{i}.attn_head.{h}", float(x)
+        for i, values in self.neurons.items():
+            yield from ((f"blk.{i}.ffn_neurons[{j}]", float(x)) for j, x in enumerate(values))
+
+    def __str__(self) -> str:
+        lines = [f"{x:+9.4f}  {name}" for name, x in self.top()]
+        rest = self.total - sum(x for _, x in self.top())
+        return "\n".join([*lines, f"{rest:+9.4f}  all others", f"{self.logit:+9.4f}  logit"])
+
+    def draw(self) -> str:
+        """An SVG picture: a row for each block, a column for each head, the neurons in the last."""
+        columns = [f"head {h}" for h in range(self.heads.shape[1])] + ["neurons"]
+        rows = [f"block {i}" for i in range(len(self.heads))]
+        values = np.concatenate([self.heads, self.branches[:, 1:]], axis=1)
+        return signed_map(values, rows, columns, "direct logit attribution")
+
+
+def direct_attribution(
+    model: Model, ids: Ids, token: int, other: int | None = None, at: int = -1
+) -> Attribution:
+    """What each head and neuron adds to the logit of `token`, less that of `other` if there is one,
+    at position `at` of the text ids (T,).
+
+    The scale of the last norm is that of the whole stream, and so is that of a norm behind a branch
+    (gemma2). Products are exact. Raises DataError for tokens and positions that there are not,
+    ConfigError for models without heads or whose residual stream is several vectors, and for heads
+    that something stands behind: a gate or a norm before their output matrix.
+    """
+    ids = model.check_tokens(ids)
+    pair = model.check_tokens([token] if other is None else [token, other])
+    if not -len(ids) <= at < len(ids):
+        raise DataError(f"there is no position {at} in a text of {len(ids)} tokens")
+    counts = head_counts(model)
+    model = exact(model)
+    for i in filter(counts.__getitem__, range(len(counts))):
+        refuse_between(model, i)
+    shares = [logit_attribution(model, ids, int(t), at) for t in pair]
+    others = {n: x - (shares[1][n] if other is not None else 0) for n, x in shares[0].items()}
+    logit = sum(others.values())
+    splits = _read_splits(model, ids, pair, at)
+    heads = np.full((len(counts), max(counts)), np.nan)
+    neurons = {}
+    for (i, kind), parts in splits.items():
+        if kind == "attention":
+            heads[i, : counts[i]] = parts.reshape(counts[i], -1).sum(axis=1)
+        else:
+            neurons[i] = parts
+        branch, module = _SPLITS[kind]
+        whole = others.pop(f"blk.{i}.{branch}")
+        others[f"blk.{i}.{module}.bias"] = whole - float(parts.sum())
+    return Attribution(heads, neurons, others, logit)
+
+
+# What is split: its activation → the branch, and the matrix that makes the branch of it.
+_SPLITS = {"attention": ("attn_out", "attn_output"), "ffn_neurons": ("ffn_out", "ffn_down")}
+
+
+def _read_splits(
+    model: Model, ids: np.ndarray, pair: np.ndarray, at: int
+) -> dict[tuple[int, str], np.ndarray]:
+    """Block and kind → what each number of that activation adds (n,) float64."""
+    known = {*model.activations}
+    kinds = [
+        (i, kind)
+        for i in range(model.config.n_layer)
+        for kind, (branch, _) in _SPLITS.items()
+        if {f"blk.{i}.{kind}", f"blk.{i}.{branch}"} <= known
+    ]
+    last = f"blk.{model.config.n_layer - 1}.out"
+    names = [f"blk.{i}.{n}" for i, kind in kinds for n in (kind, _SPLITS[kind][1])]
+    with model.trace(*names, last) as t:
+        model.logits(ids)
+    rows = [logit_direction(model, t[last][at], int(token)) for token in pair]
+    direction, later = rows[0] - sum(rows[1:]), later_factors(model)
+    splits = {}
+    for i, kind in kinds:
+        module = f"blk.{i}.{_SPLITS[kind][1]}"
+        g = later[i] * direction * _scale_behind(model, i, kind, t[module][at])
+        (g,) = back_through(model, module, g[None])
+        splits[i, kind] = g.astype(np.float64) * t[f"blk.{i}.{kind}"][at]
+    return splits
+
+
+def _scale_behind(model: Model, layer: int, kind: str, y: np.ndarray) -> np.ndarray | float:
+    """What multiplies a matrix' output y (n_embd,) before it is added: a factor, and the scale and
+    weight of a norm. ConfigError for another part."""
+    scale: np.ndarray | float = 1.0
+    branch = _branch_of(model, layer, kind)
+    for norm in branch.after:
+        if not isinstance(norm, RmsNorm):
+            name = norm.name if isinstance(norm, Norm) else type(norm).__name__
+            raise ConfigError(
+                f"block {layer} of {model.config.architecture} has {name} behind its branch, so "
+                "that the branch is no sum over heads or neurons"
+            )
+        x = y.astype(np.float64) * scale
+        w = norm_weight(model, norm, f"blk.{layer}.")
+        scale = scale * w / np.sqrt(np.mean(x * x) + norm.eps)
+    return branch.factor * scale
+
+
+def _branch_of(model: Model, layer: int, kind: str) -> Branch:
+    ending = _SPLITS[kind][0]
+    return next(b for b in branches(model.parts.decoder.blocks[layer]) if b.part.branch == ending)
