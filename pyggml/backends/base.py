@@ -27,6 +27,11 @@ class Backend(ABC):
     is_host: bool = False
     room: int = 0
 
+    @property
+    def about(self) -> str:
+        """What computes and how its products round: what is measured here holds for all such."""
+        return self.name
+
     @abstractmethod
     def refusal(self, node: Tensor) -> str | None:
         """None if this device can run the node, else the reason in a few words."""

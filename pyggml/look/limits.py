@@ -1,18 +1,19 @@
 """How near a run is to what a machine can do: its limits, measured once, and a token's time there.
 
-multiply   operations a second of products of many tokens with a packed matrix that caches hold: two
-           for each weight and token
-read       bytes a second that all threads read from memory
+multiply   operations a second of a product of many tokens with a packed matrix: two for each
+           weight and token
+read       bytes a second that all threads of the host read from memory; on a device, that a
+           product of one token reads of a matrix that no cache holds
 
 A token takes at least the time of the base's matrices, each once; of experts, of those that it has:
 in training 4 operations a weight, forward and backward, in generation its bytes. Attention, caches,
 adapters and what is computed again do not count, so no run reaches its limit.
 
-Limits are kept beside the kernels, by CPU and threads; other kernels are measured anew.
+Limits are those of the device that computes first, and are kept beside the kernels: the CPU's by
+its threads, a card's by its name. Other kernels are measured anew.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,42 +23,41 @@ from time import perf_counter
 
 import numpy as np
 
-from pyggml import threads
-from pyggml.backends.cpu import CPU
+from pyggml import ops, threads
+from pyggml.backends import Backend
 from pyggml.errors import PyggmlError
 from pyggml.files import read_bytes, replacing
-from pyggml.graph.dtypes import DType, dtype
-from pyggml.graph.tensor import Tensor
+from pyggml.graph import Graph
+from pyggml.graph.dtypes import F32, DType, dtype
+from pyggml.graph.tensor import Tensor, leaf
 from pyggml.jit import CACHE
-from pyggml.jit.isa import cpu_name
-from pyggml.kernels import gemm
-from pyggml.kernels.kernel import Compute
 from pyggml.model import Model
+from pyggml.runtime import Devices, bind, schedule
 
 FILE = "limits.json"
 _PACKED = "Q8_0"  # stands for all types with blocks
-_ROWS, _SIDE = 512, 1024  # of x, and of the matrix
-_BYTES = 1 << 28  # more than caches hold
+_TOKENS, _SIDE = 512, 1024  # of the host's product
+_BYTES = 1 << 28  # of the host's read: more than caches hold
+_SIDES = [1 << n for n in range(8, 14)]  # of a device's products, until one takes long enough:
+_LONG = 0.005  # seconds
+_REPEATS = 4  # of a product before a device is waited for
 _SECONDS, _MOST_BYTES = 0.3, 1 << 16  # of a measurement; of the file
 _LIMITS: dict[str, float] = {}  # that this process has asked for
 
 
 def training_seconds(model: Model, anew: bool = False) -> float | None:
-    """The least seconds of one token of training on the host; None for a model on a device. anew:
-    by a limit that is measured again."""
-    if model.devices.have_copies:
-        return None
+    """The least seconds of one token of training; None where no limit can be measured. anew: by a
+    limit that is measured again."""
     uses = [*_uses(model)]
     largest = max((w for w, _ in uses), key=lambda w: w.n_bytes).dtype
-    rate = multiply_limit(largest, model.backend.compute, anew)
-    return 4 * sum(part * w.n_elements for w, part in uses) / rate
+    rate = multiply_limit(model.devices, largest, anew)
+    return None if rate is None else 4 * sum(part * w.n_elements for w, part in uses) / rate
 
 
 def generation_seconds(model: Model, anew: bool = False) -> float | None:
     """The same of one token of generation."""
-    if model.devices.have_copies:
-        return None
-    return sum(part * w.n_bytes for w, part in _uses(model)) / read_limit(anew)
+    rate = read_limit(model.devices, anew)
+    return None if rate is None else sum(part * w.n_bytes for w, part in _uses(model)) / rate
 
 
 def share_of_limit(
@@ -89,30 +89,38 @@ def _uses(model: Model) -> Iterator[tuple[Tensor, float]]:
 # -- limits ---------------------------------------------------------------------------------------
 
 
-def multiply_limit(weight: DType, compute: Compute, anew: bool = False) -> float:
-    """Operations a second with such weights. anew: measured again, and the better one kept."""
+def multiply_limit(devices: Devices, weight: DType, anew: bool = False) -> float | None:
+    """Operations a second with such weights on the first device; None if it has no room or fails.
+    anew: measured again, and the better one kept."""
     kind = dtype(_PACKED) if weight.quantised else weight
-    return _limit(f"multiply {kind} {compute}", lambda: _measure_products(kind, compute), anew)
+    return _limit(devices, f"multiply {kind}", lambda: _measure_products(devices, kind), anew)
 
 
-def read_limit(anew: bool = False) -> float:
-    """Bytes a second."""
-    return _limit("read", _measure_reads, anew)
+def read_limit(devices: Devices, anew: bool = False) -> float | None:
+    """Bytes a second, in the same way."""
+    return _limit(devices, "read", lambda: _measure_reads(devices), anew)
 
 
-def _limit(what: str, measure: Callable[[], float], anew: bool) -> float:
-    name = f"{what}, {cpu_name()} of {os.cpu_count()}, threads {threads.get()}"
+def _limit(devices: Devices, what: str, measure: Callable[[], float], anew: bool) -> float | None:
+    name = f"{what}, {_first(devices).about}"
     if name in _LIMITS and not anew:
         return _LIMITS[name]
     kept = _read() | _LIMITS
     if name not in kept or anew:
-        kept[name] = max(measure(), kept.get(name, 0.0))
+        with suppress(PyggmlError):  # a card that is full, say
+            kept[name] = max(measure(), kept.get(name, 0.0))
         with suppress(PyggmlError):  # a full disk, say: the next process measures again
             if CACHE is not None:
                 with replacing(Path(CACHE) / FILE, durable=False) as file:
                     file.write(json.dumps(kept, indent=1).encode())
+    if name not in kept:
+        return None
     _LIMITS[name] = kept[name]
     return kept[name]
+
+
+def _first(devices: Devices) -> Backend:
+    return devices.backends[0]
 
 
 def _read() -> dict[str, float]:
@@ -125,20 +133,50 @@ def _read() -> dict[str, float]:
     return {k: v for k, v in pairs if isinstance(v, float) and isfinite(v) and v > 0}
 
 
-def _measure_products(kind: DType, compute: Compute) -> float:
-    p = gemm.Problem("mul_mat", _ROWS, _SIDE, _SIDE, kind, compute)
-    raw = np.zeros((_SIDE, kind.row_bytes(_SIDE)), np.uint8).view(kind.numpy)
-    x = np.random.default_rng(0).standard_normal((_ROWS, _SIDE), np.float32)
-    y, scratch = np.empty((_ROWS, _SIDE), np.float32), CPU().alloc(gemm.scratch_bytes(p))
-    run = gemm.mul_mat(y, x, gemm.Weight(raw, kind, compute), scratch, accumulate=False)
-    run()  # compiles, if it is the first
-    return 2 * _ROWS * _SIDE * _SIDE / _best_seconds(run)
+def _measure_products(devices: Devices, kind: DType) -> float:
+    if _first(devices).is_host:
+        return 2 * _TOKENS * _SIDE**2 / _product_seconds(devices, kind, _TOKENS, _SIDE)
+    return max(2 * side * side**2 / s for side, s in _growing(devices, kind, None))
 
 
-def _measure_reads() -> float:
+def _measure_reads(devices: Devices) -> float:
+    if not _first(devices).is_host:
+        *_, (side, seconds) = _growing(devices, F32, 1)  # smaller ones lie in its cache
+        return F32.block_bytes * side**2 / seconds
     parts = np.array_split(np.ones(_BYTES // 8, np.int64), threads.get())
     with ThreadPoolExecutor(len(parts)) as pool:
         return _BYTES / _best_seconds(lambda: sum(pool.map(np.max, parts)))
+
+
+def _growing(devices: Devices, kind: DType, n_tokens: int | None) -> Iterator[tuple[int, float]]:
+    """(side of the matrix, seconds) of products, each larger; by default as many tokens as rows."""
+    for side in _SIDES if n_tokens else _SIDES[:-1]:  # the largest would take a GB of its memory
+        seconds = _product_seconds(devices, kind, n_tokens or side, side)
+        yield side, seconds
+        if seconds > _LONG:
+            return
+
+
+def _product_seconds(devices: Devices, kind: DType, n_tokens: int, side: int) -> float:
+    """Of one product of a matrix (side, side) with n_tokens rows; of several runs the fastest."""
+    raw = np.full((side, kind.row_bytes(side)), 0, np.uint8).view(kind.numpy)  # every page is there
+    w, x = leaf(raw, "w", kind), leaf(np.ones((n_tokens, side), np.float32), "x")
+    y = ops.mul_mat(w, x)
+    one = ops.view(y, (1,), (F32.block_bytes,))  # of the result: that a device is done is seen
+    devices.hold(w, x)
+    try:
+        program = bind(schedule(Graph.of(one), devices))
+
+        def run() -> None:
+            for _ in range(_REPEATS):
+                program()
+            program.read(one)
+
+        run()  # compiles, if it is the first
+        run()  # records, on a card
+        return _best_seconds(run) / _REPEATS
+    finally:
+        devices.drop(w, x)
 
 
 def _best_seconds(run: Callable[[], object]) -> float:

@@ -7,6 +7,9 @@ import pytest
 import tiny_models
 
 import pyggml
+from pyggml import threads
+from pyggml.backends.cpu import CPU, array
+from pyggml.errors import DeviceMemoryError
 from pyggml.graph.dtypes import F32, dtype
 from pyggml.look import limits
 from pyggml.look.limits import (
@@ -16,6 +19,7 @@ from pyggml.look.limits import (
     share_of_limit,
     training_seconds,
 )
+from pyggml.runtime import Devices
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ def rates(folder, monkeypatch):
     """Rates that are measured, one after the other."""
     coming = []
     monkeypatch.setattr(limits, "_measure_products", lambda *_: coming.pop(0))
-    monkeypatch.setattr(limits, "_measure_reads", lambda: coming.pop(0))
+    monkeypatch.setattr(limits, "_measure_reads", lambda *_: coming.pop(0))
     return coming
 
 
@@ -40,34 +44,70 @@ def forget(monkeypatch):
     monkeypatch.setattr(limits, "_LIMITS", {})
 
 
-def test_real_measurements_are_rates(folder):
-    assert multiply_limit(F32, "f32") > 1e7
-    assert read_limit() > 1e7
-    assert len(json.loads((folder / limits.FILE).read_bytes())) == 2
+class Card(CPU):
+    """A device beside the host that computes as it does."""
+
+    is_host = False
+    about = "a card"
+
+    def __init__(self, bytes_free=1 << 40):
+        super().__init__()
+        self.bytes_free = bytes_free
+
+    def alloc(self, n_bytes):
+        if n_bytes > self.bytes_free:
+            raise DeviceMemoryError("a card: it is full")
+        return super().alloc(n_bytes)
+
+    read = staticmethod(lambda t: array(t).copy())
+
+    def write(self, tensor, values):
+        array(tensor)[...] = values
+
+
+HOST = Devices([CPU("f32")])
+
+
+@pytest.mark.parametrize("devices", [HOST, Devices([Card(), CPU()])])
+def test_real_measurements_are_rates(devices, folder):
+    assert multiply_limit(devices, F32) > 1e7
+    assert read_limit(devices) > 1e6
+    kept = json.loads((folder / limits.FILE).read_bytes())
+    assert len(kept) == 2 and all(devices.backends[0].about in name for name in kept)
+
+
+def test_a_full_card_has_no_limits(folder, tmp_path):
+    devices = Devices([Card(bytes_free=1 << 10), CPU()])
+    assert multiply_limit(devices, F32) is read_limit(devices) is None
+    assert not any(devices._copies.values()), "nothing stays there"
 
 
 def test_a_limit_is_measured_once_a_machine(rates, monkeypatch):
     rates += [5.0, 7.0]
-    assert [read_limit(), read_limit()] == [5.0, 5.0]
+    assert [read_limit(HOST), read_limit(HOST)] == [5.0, 5.0]
     forget(monkeypatch)
-    assert read_limit() == 5.0, "of the file"
-    assert multiply_limit(dtype("Q4_K"), "int8") == multiply_limit(dtype("Q6_K"), "int8") == 7.0
+    assert read_limit(HOST) == 5.0, "of the file"
+    assert multiply_limit(HOST, dtype("Q4_K")) == multiply_limit(HOST, dtype("Q6_K")) == 7.0
 
 
 def test_of_measurements_the_better_is_kept(rates, monkeypatch):
     """A busy machine made the lower one."""
     rates += [5.0, 9.0, 6.0]
-    assert [read_limit(), read_limit(anew=True), read_limit(anew=True)] == [5.0, 9.0, 9.0]
+    assert [read_limit(HOST), read_limit(HOST, anew=True), read_limit(HOST, anew=True)] == [
+        5.0,
+        9.0,
+        9.0,
+    ]
     forget(monkeypatch)
-    assert read_limit() == 9.0
+    assert read_limit(HOST) == 9.0
 
 
 def test_threads_and_compute_types_have_limits_of_their_own(rates, monkeypatch):
     rates += [1.0, 2.0, 3.0]
-    assert multiply_limit(F32, "f32") == 1.0
-    assert multiply_limit(F32, "int8") == 2.0
-    monkeypatch.setattr(limits.threads, "get", lambda: 3)
-    assert multiply_limit(F32, "f32") == 3.0
+    assert multiply_limit(HOST, F32) == 1.0
+    assert multiply_limit(Devices([CPU("int8")]), F32) == 2.0
+    monkeypatch.setattr(threads, "get", lambda: 3)
+    assert multiply_limit(HOST, F32) == 3.0
 
 
 @pytest.mark.parametrize(
@@ -76,24 +116,24 @@ def test_threads_and_compute_types_have_limits_of_their_own(rates, monkeypatch):
 def test_a_file_that_is_none_of_ours_is_measured_anew(raw, rates, folder):
     (folder / limits.FILE).write_bytes(raw)
     rates += [4.0]
-    assert read_limit() == 4.0
+    assert read_limit(HOST) == 4.0
     assert 4.0 in json.loads((folder / limits.FILE).read_bytes()).values()
 
 
 @pytest.mark.parametrize("value", ["-1.0", "0.0", "NaN", "Infinity", "true", '"9"'])
 def test_a_number_that_is_no_rate_is_measured_anew(value, rates, folder, monkeypatch):
     rates += [4.0, 6.0]
-    read_limit()
+    read_limit(HOST)
     (name,) = json.loads((folder / limits.FILE).read_bytes())
     (folder / limits.FILE).write_text(f'{{"{name}": {value}}}')
     forget(monkeypatch)
-    assert read_limit() == 6.0
+    assert read_limit(HOST) == 6.0
 
 
 def test_without_a_folder_a_process_measures_once(rates, monkeypatch):
     monkeypatch.setattr(limits, "CACHE", None)
     rates += [4.0]
-    assert [read_limit(), read_limit()] == [4.0, 4.0]
+    assert [read_limit(HOST), read_limit(HOST)] == [4.0, 4.0]
 
 
 def matrices(model, tied=False, part=1.0):
@@ -142,8 +182,10 @@ def test_a_limit_that_is_exceeded_is_measured_again(rates, tmp_path):
     assert share_of_limit(lambda anew: None, 10, 1.0) is None and not rates
 
 
-def test_of_a_model_on_a_device_nothing_is_known(monkeypatch, tmp_path):
+def test_of_a_model_on_a_device_the_limits_are_the_devices(folder, tmp_path):
     path = tiny_models.write_llama(tmp_path / "m.gguf", 40, n_layer=1, seed=1)
-    model = pyggml.load(path)
-    monkeypatch.setattr(type(model.devices), "have_copies", True)
-    assert training_seconds(model) is generation_seconds(model) is None
+    model = pyggml.load(path, backends=[Card()])
+    assert training_seconds(model) > 0 < generation_seconds(model)
+    assert all("a card" in name for name in json.loads((folder / limits.FILE).read_bytes()))
+    full = pyggml.load(path, backends=[Card(bytes_free=1 << 10)])
+    assert training_seconds(full) is not None, "it is known already"

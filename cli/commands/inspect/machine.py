@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import fill
 
 from pyggml import threads
+from pyggml.backends.cpu import CPU
 from pyggml.cli.terminal.show import plural, row, say, size
 from pyggml.errors import DeviceError
 from pyggml.graph.dtypes import F32, dtype
@@ -17,7 +18,8 @@ from pyggml.kernels.attention import backward_path, forward_path
 from pyggml.kernels.gemm import FASTEST, FLOATS, Form, Problem, path_of
 from pyggml.look.limits import multiply_limit, read_limit
 from pyggml.quants import QUANTS
-from pyggml.runtime.choice import KINDS
+from pyggml.runtime import Devices
+from pyggml.runtime.choice import KINDS, backends_of
 
 _TOKENS = (1, 8, 16, 64, 512)
 _LABEL = 24  # columns before the paths
@@ -34,7 +36,7 @@ def say_machine() -> None:
     for isa in [] if _forced_note() else _better():
         row("", f"not {isa.name}: {why_not(isa)}")
     row("compute", f"auto is {FASTEST}; weights that are no whole numbers: {FLOATS}")
-    _say_limits()
+    _say_limits("limits", Devices([CPU(FASTEST)]))
     _say_cache()
     _say_devices()
     say()
@@ -60,11 +62,12 @@ def _better() -> list[ISA]:
     return [ISAS[name] for name in names[: names.index(CHOSEN.name)]]
 
 
-def _say_limits() -> None:
+def _say_limits(label: str, devices: Devices) -> None:
     """Measured now; of this and what was kept the better."""
-    products = multiply_limit(dtype("Q8_0"), FASTEST, anew=True)
-    row("limits", f"{products / 1e9:,.0f} G operations/s in products of Q8_0, "
-                  f"{size(round(read_limit(anew=True)))}/s from memory")  # fmt: skip
+    products, reads = multiply_limit(devices, dtype("Q8_0"), True), read_limit(devices, True)
+    if products is not None and reads is not None:
+        rate = f"{products / 1e9:,.3g}" if products < 1e11 else f"{products / 1e9:,.0f}"
+        row(label, f"{rate} G operations/s in products of Q8_0, {size(round(reads))}/s from memory")
 
 
 def _say_cache() -> None:
@@ -79,12 +82,14 @@ def _say_devices() -> None:
     label = "devices"
     for kind in KINDS.values():
         try:
-            lines = [f"{word}: {about}" for word, about in kind.machine()]
+            machines = [*kind.machine()]
         except DeviceError as error:
-            lines = [str(error)]
-        for line in lines:
-            row(label, line)
-            label = ""
+            row(label, str(error))
+            machines = []
+        for word, about in machines:
+            row(label, f"{word}: {about}")
+            _say_limits("", Devices(backends_of(word)))
+        label = ""
 
 
 def _alike() -> list[list[str]]:

@@ -1,11 +1,13 @@
 """The CPU: buffers are byte arrays, kernels are the ones that ops declare, or their references."""
 
+import os
 from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pyggml import threads
 from pyggml.backends.base import Backend
 from pyggml.backends.cpu import pages
 from pyggml.backends.cpu.rewrites import REWRITES
@@ -13,6 +15,7 @@ from pyggml.errors import GraphError
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
+from pyggml.jit.isa import cpu_name
 from pyggml.kernels.kernel import KERNELS, Compute, Kernel, Site
 from pyggml.kernels.reference import BY_REFERENCE, lacks_of_reference
 
@@ -27,6 +30,10 @@ class CPU(Backend):
 
     def __init__(self, compute: Compute = "f32") -> None:
         self.compute: Compute = compute
+
+    @property
+    def about(self) -> str:
+        return f"{cpu_name()} of {os.cpu_count()}, threads {threads.get()}, {self.compute}"
 
     def refusal(self, node: Tensor) -> str | None:
         return None if node.op in KERNELS else lacks_of_reference(node)

@@ -16,6 +16,7 @@ from pyggml.backends.cuda.runtime.captures import Capture
 from pyggml.backends.cuda.runtime.driver import (
     abandon,
     cuda,
+    description_of,
     free_what_is_gone,
     make_current,
     shared_cell,
@@ -61,6 +62,11 @@ class CudaBackend(Backend):
             self._transfers = Transfers(self.stream)
             cell, self._fault = shared_cell()
             self._faults = Faults(cell)
+
+    @property
+    def about(self) -> str:
+        with self._working():
+            return f"{description_of(self.index)[0]}, {self.compute}"
 
     def refusal(self, node: Tensor) -> str | None:
         kernel = self._declaration(node)

@@ -28,6 +28,11 @@ _USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage
 _STAGING = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
 
 
+def name_of(adapter: Any) -> str:
+    """The name of an adapter, and what drives it."""
+    return f"{adapter.info['device']} through {adapter.info['backend_type']}"
+
+
 class WebGPUBackend(Backend):
     """One adapter of this machine; all arithmetic is float32.
 
@@ -47,6 +52,7 @@ class WebGPUBackend(Backend):
         features: Sequence[str] | None = None,
         compute: Literal["f32", "f16"] = "f32",
     ) -> None:
+        self._adapter_name = name_of(adapter)
         limits = {name: int(adapter.limits[name]) for name in _LIMITS}
         low = [
             f"{name} is {limits[name]:,}, wanted {least:,}"
@@ -65,6 +71,10 @@ class WebGPUBackend(Backend):
         self.limit, self._most_bytes = min(limit or most, most), int(limits["max-buffer-size"])
         self.shaders, self._kernels = Shaders(self.device, self.limit, compute == "f16"), kernels()
         self._faults = Faults(self._constant(np.zeros(1, np.int32)).for_writing())
+
+    @property
+    def about(self) -> str:
+        return f"{self._adapter_name}, {'f16' if self.shaders.in_f16 else 'f32'}"
 
     def refusal(self, node: Tensor) -> str | None:
         assert node.op is not None

@@ -28,8 +28,10 @@ def open_webgpu(compute: Literal["f32", "f16"] = "f32") -> WebGPUBackend:
 
 def adapter_name() -> str:
     """The name of that adapter, and what drives it. Raises DeviceError if there is none."""
-    info = _adapter().info
-    return f"{info['device']} through {info['backend_type']}"
+    adapter = _adapter()
+    from pyggml.backends.webgpu.runtime.device import name_of
+
+    return name_of(adapter)
 
 
 def _adapter() -> Any:
