@@ -9,15 +9,14 @@ passes       many token sequences → few passes of the graph, common beginnings
 choices      the log-probability of each choice → which are right, by four measures
 written      answers that a model writes, found by a regular expression
 pairs        preference rows → which answer a model prefers
-intervals    how far a figure may be off, by the chance of the sample
 harness      a model for lm-evaluation-harness, an extra
 compare      two models on the same tokens or questions → their difference
 """
 
+from pyggml.look.intervals import Interval
 from pyggml.lora.evaluate.asking import Asking
 from pyggml.lora.evaluate.choices import MEASURES, Answers, choose
 from pyggml.lora.evaluate.compare import Difference, compare_answers, compare_tokens
-from pyggml.lora.evaluate.intervals import Interval
 from pyggml.lora.evaluate.pairs import encode_pairs, prefer
 from pyggml.lora.evaluate.perplexity import Perplexity, TokenScores, perplexity
 from pyggml.lora.evaluate.questions import Question, QuestionFormat, encode_questions

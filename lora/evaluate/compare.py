@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.errors import DataError
+from pyggml.look.intervals import Interval, mean, paired_share
 from pyggml.lora.evaluate.choices import Answers
-from pyggml.lora.evaluate.intervals import Interval, mean, paired_share
 from pyggml.lora.evaluate.perplexity import TokenScores
 
 

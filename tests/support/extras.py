@@ -14,6 +14,8 @@ EXTRAS = {
     "transformers": "interop",
     "IPython": "docs",
     "datasets": "interop",
+    "sae_lens": "interop",
+    "sklearn": "interop",
     "mkdocs": "docs",
     "mkdocstrings_handlers": "docs",
     "mpi4py": "mpi",

@@ -6,8 +6,8 @@ from math import isfinite, sqrt
 from typing import Any
 
 from pyggml.cli.commands.eval.files import File, TokenResult, are_comparable
+from pyggml.look.intervals import clustered_proportion, proportion
 from pyggml.lora.evaluate import Answers, Difference, Interval, compare_answers, compare_tokens
-from pyggml.lora.evaluate.intervals import clustered_proportion, proportion
 from pyggml.lora.evaluate.rows import QUESTIONS, WRITTEN
 
 _Object = dict[str, Any]

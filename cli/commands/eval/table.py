@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from pyggml.cli.commands.eval.files import File, TokenResult, are_comparable
 from pyggml.cli.terminal.show import plural, printable, say
+from pyggml.look.intervals import clustered_proportion, proportion
 from pyggml.lora.evaluate import (
     MEASURES,
     Answers,
@@ -13,7 +14,6 @@ from pyggml.lora.evaluate import (
     compare_answers,
     compare_tokens,
 )
-from pyggml.lora.evaluate.intervals import clustered_proportion, proportion
 from pyggml.lora.evaluate.rows import PAIRS, WRITTEN
 
 NOTE = "[a, b]: 95 % confidence interval; +/-: standard error"

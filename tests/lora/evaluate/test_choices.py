@@ -13,9 +13,9 @@ import pyggml
 from pyggml.chat import find_template
 from pyggml.cli import demo
 from pyggml.errors import DataError
+from pyggml.look.intervals import proportion
 from pyggml.lora.data import Place, QuestionRow, Schema, read_rows
 from pyggml.lora.evaluate import QuestionFormat, choose, encode_questions
-from pyggml.lora.evaluate.intervals import proportion
 
 GOLDEN = Path(__file__).parents[2] / "golden/evaluation"
 QUESTIONS = Schema("question")

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from pyggml.errors import DataError
-from pyggml.lora.evaluate import Answers, TokenScores, compare_answers, compare_tokens
-from pyggml.lora.evaluate.intervals import (
+from pyggml.look.intervals import (
     Z,
     clustered_error,
     clustered_proportion,
@@ -13,6 +12,7 @@ from pyggml.lora.evaluate.intervals import (
     paired_share,
     proportion,
 )
+from pyggml.lora.evaluate import Answers, TokenScores, compare_answers, compare_tokens
 
 pytestmark = pytest.mark.quick
 
