@@ -33,14 +33,15 @@ from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.ops import add, cpy, opt_step_adamw, opt_step_sgd, scale
-from pyggml.runtime import Devices, Program, bind, schedule
+from pyggml.runtime import Arenas, Devices, Program, bind, schedule
 
 
 class Optimiser(ABC):
     """Parameters and a learning rate, which may be changed between steps.
 
     Parameters are leaves: Values with requires_grad, or F32 tensors of the graph of `loss`, a
-    tensor of one number. `devices` are where that graph runs, by default the host.
+    tensor of one number. `devices` are where that graph runs, by default the host, `arenas` the
+    memory that it shares with other programs, and `reads` what `program.read` gives after a step.
 
     Raises ConfigError for no parameters, for what is no such leaf, for both kinds at once, for
     tensors without a loss, and for a learning rate below 0.
@@ -56,9 +57,11 @@ class Optimiser(ABC):
         lr: float,
         loss: Tensor | None = None,
         devices: Devices | None = None,
+        arenas: Arenas | None = None,
+        reads: Sequence[Tensor] = (),
     ) -> None:
         self.parameters, self.lr, self.n = list(parameters), lr, 0
-        self._loss, self._devices = loss, devices
+        self._loss, self._devices, self._arenas, self._reads = loss, devices, arenas, reads
         faults: list[Fault] = [fault for p in self.parameters if (fault := _fault(p))]
         kinds = {isinstance(p, Tensor) for p in self.parameters}
         if not self.parameters:
@@ -115,7 +118,8 @@ class Optimiser(ABC):
         gradients = build_backward(Graph.of(self.loss), tensors).outputs[1:]
         pairs = enumerate(zip(tensors, gradients, strict=True))
         updates = [self.node(i, p, g, self._settings) for i, (p, g) in pairs]
-        return bind(schedule(Graph.of(*updates, loss=self.loss), self._devices or Devices()))
+        graph = Graph.of(*updates, *self._reads, loss=self.loss)
+        return bind(schedule(graph, self._devices or Devices()), arenas=self._arenas)
 
     def moments(self) -> list[np.ndarray]:
         """Zeros for every parameter: float32 beside tensors, as the node's kernel reads them."""
@@ -194,8 +198,10 @@ class AdamW(Optimiser):
         weight_decay: float = 0.01,
         loss: Tensor | None = None,
         devices: Devices | None = None,
+        arenas: Arenas | None = None,
+        reads: Sequence[Tensor] = (),
     ) -> None:
-        super().__init__(parameters, lr, loss, devices)
+        super().__init__(parameters, lr, loss, devices, arenas, reads)
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self.m, self.v = self.moments(), self.moments()
 

@@ -5,29 +5,40 @@ qk_circuit, ov_circuit  the matrices of a head; promoted_tokens, copying_score: 
 linear_probes           what can be read from activations by a linear function; fit_probe
 top_examples            where in a text neurons or features are strongest
 windows_of              a text of any length as windows; activations_of, activation_rows
+probes    what can be read from activations by a linear function: linear_probes, fit_probe
+examples  where in a text neurons or features are strongest: top_examples
+tuned_lens  what each block would predict: train_tuned_lens, TunedLens, lens_table
+passages  texts of any length as windows, and their activations: windows_of, activation_rows
 """
 
 from pyggml.lab.attribution import Attribution, direct_attribution
 from pyggml.lab.examples import TopExamples, top_examples
 from pyggml.lab.heads import Factored, copying_score, ov_circuit, promoted_tokens, qk_circuit
+from pyggml.lab.lens_table import LensTable, lens_table
 from pyggml.lab.passages import activation_rows, activations_of, windows_of
 from pyggml.lab.probes import Probe, ProbeTable, fit_probe, linear_probes
+from pyggml.lab.tuned_lens import LensTraining, TunedLens, train_tuned_lens
 
 __all__ = [
     "Attribution",
     "Factored",
+    "LensTable",
+    "LensTraining",
     "Probe",
     "ProbeTable",
     "TopExamples",
+    "TunedLens",
     "activation_rows",
     "activations_of",
     "copying_score",
     "direct_attribution",
     "fit_probe",
+    "lens_table",
     "linear_probes",
     "ov_circuit",
     "promoted_tokens",
     "qk_circuit",
     "top_examples",
+    "train_tuned_lens",
     "windows_of",
 ]

@@ -69,7 +69,8 @@ def minimise(evaluate: Evaluate, start: np.ndarray, tolerance: float = 1e-6) -> 
     for _ in range(_MOST_STEPS):
         if np.abs(g).max() <= tolerance:
             break
-        d, size = _direction(g, pairs), 1.0 if pairs else min(1.0, 1 / np.linalg.norm(g))
+        d = _direction(g, pairs)
+        size = 1.0 if pairs else min(1.0, 1 / float(np.linalg.norm(g)))
         slope = float(g @ d)
         for _ in range(30):
             after, g_after = evaluate(p + size * d)

@@ -81,9 +81,7 @@ def _pieces(text: str | Path) -> Iterator[str]:
         raise DataError(f"{text}: is no text in UTF-8: {error}") from None
 
 
-def activations_of(
-    model: Model, windows: Iterable[np.ndarray], *patterns: str
-) -> Iterator[Passage]:
+def activations_of(model: Model, windows: Iterable[Ids], *patterns: str) -> Iterator[Passage]:
     """(ids (T,), activations (T, …) float32 by name) of each window, with what traces change.
 
     Products are exact. patterns: of names, with * and ?. No logits are computed unless they are among them. Raises

@@ -27,7 +27,7 @@ from pyggml.backends.cpu import read
 from pyggml.backward import build_backward
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
-from pyggml.graph.tensor import leaf
+from pyggml.graph.tensor import Tensor, leaf
 from pyggml.look.control import AFTER_FIRST, text_means
 from pyggml.look.gradients import loss_and_grads
 from pyggml.model import Ids, Model, fill, is_several
@@ -95,7 +95,7 @@ def logit_lens(model: Model, texts: Sequence[Ids]) -> list[np.ndarray]:
     with model.trace(*names) as t:
         model.logits(texts)
     by_text = zip(*(t[name] for name in names), strict=True)
-    return [np.stack([_predict(model, stream) for stream in each]) for each in by_text]
+    return [np.stack([stream_logits(model, stream) for stream in each]) for each in by_text]
 
 
 @of_texts
@@ -349,14 +349,19 @@ def _sources(texts: Sequence[Ids], source: Ids | Sequence[Ids]) -> Sequence[Ids]
 # -- how ------------------------------------------------------------------------------------------
 
 
-def _predict(model: Model, stream: np.ndarray) -> np.ndarray:
+def stream_logits(model: Model, stream: np.ndarray) -> np.ndarray:
     """Logits (T, n_vocab) of a residual stream (T, n_embd): the last norm and what follows, with
     what traces change of these."""
-    inputs = Inputs.empty(len(stream))
-    fill(inputs, np.zeros(len(stream), np.int32))
-    net = Net(model.parts.weights, inputs, model.adapters, taps=model.taps())
+    return run(predict_from(model, leaf(stream)), devices=model.devices)[0]
+
+
+def predict_from(model: Model, stream: Tensor) -> Tensor:
+    """The same as a graph."""
+    inputs = Inputs.empty(stream.shape[0])
+    fill(inputs, np.zeros(stream.shape[0], np.int32))
+    net = Net(model.parts.weights, inputs, model.adapters, taps=model.taps(reads=False))
     decoder = model.parts.decoder
-    return run(decoder.logits(net, decoder.last(net, leaf(stream))), devices=model.devices)[0]
+    return decoder.logits(net, decoder.last(net, stream))
 
 
 def later_factors(model: Model) -> np.ndarray:

@@ -84,6 +84,7 @@ def test_nothing_of_a_text_is_markup_or_commands(model):
     assert "<script" not in examples.draw() and "\x1b" not in str(examples)
 
 
+@pytest.mark.quick
 def test_keys_rise_with_numbers_and_are_near():
     rng = np.random.default_rng(0)
     x = np.sort(rng.standard_normal(2000).astype(np.float32) * 10.0 ** rng.integers(-6, 6, 2000))

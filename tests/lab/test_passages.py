@@ -41,6 +41,7 @@ def test_each_window_of_a_string_starts_with_bos_where_texts_do(model, monkeypat
     np.testing.assert_array_equal(ids, model.tokenizer.encode(WORDS[:400], add_special=False))
 
 
+@pytest.mark.quick
 def test_ids_are_cut_as_they_are(model):
     windows = [w.tolist() for w in windows_of(model, range(10), 4)]
     assert windows == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]

@@ -43,6 +43,7 @@ def test_the_gradient_is_zero_at_the_minimum(n_classes):
     assert np.abs(g.mean(0)).max() < 1e-4
 
 
+@pytest.mark.quick
 def test_scores_are_those_of_rows_held_out():
     probe = fit_probe(X, SIGNS, seed=5)
     assert probe.n_rows == (225, 75)

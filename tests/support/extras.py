@@ -16,6 +16,7 @@ EXTRAS = {
     "datasets": "interop",
     "sae_lens": "interop",
     "sklearn": "interop",
+    "torch": "interop",
     "mkdocs": "docs",
     "mkdocstrings_handlers": "docs",
     "mpi4py": "mpi",
