@@ -4,11 +4,8 @@ direct_attribution      what each head and neuron adds to a logit
 qk_circuit, ov_circuit  the matrices of a head; promoted_tokens, copying_score: what they say
 linear_probes           what can be read from activations by a linear function; fit_probe
 top_examples            where in a text neurons or features are strongest
+train_tuned_lens        what each block would predict; TunedLens, lens_table
 windows_of              a text of any length as windows; activations_of, activation_rows
-probes    what can be read from activations by a linear function: linear_probes, fit_probe
-examples  where in a text neurons or features are strongest: top_examples
-tuned_lens  what each block would predict: train_tuned_lens, TunedLens, lens_table
-passages  texts of any length as windows, and their activations: windows_of, activation_rows
 """
 
 from pyggml.lab.attribution import Attribution, direct_attribution

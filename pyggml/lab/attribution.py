@@ -18,8 +18,8 @@ from pyggml.lab.linear import (
     refuse_between,
 )
 from pyggml.look.draw.grid import signed_map
-from pyggml.look.lens import Ids, later_factors, logit_attribution, logit_direction
-from pyggml.model import Model
+from pyggml.look.lens import later_factors, logit_attribution, logit_direction
+from pyggml.model import Ids, Model
 from pyggml.models.norm import Norm, RmsNorm
 
 

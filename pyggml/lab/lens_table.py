@@ -8,11 +8,11 @@ from html import escape
 
 import numpy as np
 
-from pyggml.lab.passages import Ids
+from pyggml.lab.linear import exact
 from pyggml.lab.tuned_lens import TunedLens
 from pyggml.look.draw import tokens
 from pyggml.look.lens import stream_logits
-from pyggml.model import Model
+from pyggml.model import Ids, Model
 
 _CELL, _MOST_COLUMNS = 10, 6  # characters of a token, and tokens that are printed
 
@@ -91,6 +91,7 @@ def lens_table(model: Model, ids: Ids, tuned: TunedLens | None = None) -> LensTa
     """
     if tuned is not None:
         tuned.check(model)
+    model = exact(model)
     names = [f"blk.{i}.out" for i in range(model.config.n_layer)]
     with model.trace(*names) as t:
         last = model.logits(ids)

@@ -10,6 +10,7 @@ piece by piece.
 
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,17 @@ from pyggml.files import open_regular
 from pyggml.graph import Graph
 from pyggml.lab.linear import exact
 from pyggml.look.control import AFTER_FIRST
-from pyggml.model import Model, fill
+from pyggml.model import Ids, Model, fill
 from pyggml.models import Inputs, Taps, build
+from pyggml.models.batch_rows import BatchRows
 from pyggml.models.taps import check_names
 from pyggml.runtime import Program, bind, schedule
 
-Ids = Sequence[int] | np.ndarray
 Text = Ids | str | Path
 Passage = tuple[np.ndarray, dict[str, np.ndarray]]
+_Pass = tuple[Inputs, Taps, Program]
 _PIECE = 1 << 16  # bytes of a file that are tokenised at a time
+_PASS = 512  # tokens that are computed at a time, if a window has no more
 
 
 def windows_of(model: Model, text: Text, n_window: int = 128) -> Iterator[np.ndarray]:
@@ -84,28 +87,50 @@ def _pieces(text: str | Path) -> Iterator[str]:
 def activations_of(model: Model, windows: Iterable[Ids], *patterns: str) -> Iterator[Passage]:
     """(ids (T,), activations (T, …) float32 by name) of each window, with what traces change.
 
-    Products are exact. patterns: of names, with * and ?. No logits are computed unless they are among them. Raises
-    ConfigError for patterns that name nothing, NotFiniteError for activations that are no numbers.
+    patterns: of names, with * and ?. Several windows share a pass; products are exact, and no
+    logits are computed unless they are among the names. Raises ConfigError for patterns that name
+    nothing, DataError for windows that are none or too long, NotFiniteError for activations that
+    are no numbers.
     """
     model = exact(model)
     check_names(patterns, model.activations)
-    bound: dict[int, tuple[Inputs, Taps, Program]] = {}
+    bound: dict[tuple[int, ...], _Pass] = {}
+    for texts in _packed(model, windows):
+        lengths = tuple(map(len, texts))
+        if lengths not in bound:
+            bound = {lengths: _bind(model, BatchRows(lengths), patterns)}
+        inputs, taps, program = bound[lengths]
+        fill(inputs, *texts)
+        program()
+        arrays = {n: BatchRows(lengths).arrays(n, program.read(t)) for n, t in taps.read.items()}
+        for i, ids in enumerate(texts):
+            own = {name: rows[i] for name, rows in arrays.items()}
+            if wrong := [name for name, a in own.items() if not np.isfinite(a).all()]:
+                raise NotFiniteError(f"{wrong[0]} holds NaN or infinity, wanted numbers")
+            yield ids, own
+
+
+def _packed(model: Model, windows: Iterable[Ids]) -> Iterator[list[np.ndarray]]:
+    """Windows in groups that share a pass."""
+    held: list[np.ndarray] = []
     for given in windows:
         ids = model.check_tokens(given)
-        if len(ids) not in bound:
-            bound = {len(ids): _bind(model, len(ids), patterns)}
-        inputs, taps, program = bound[len(ids)]
-        fill(inputs, ids)
-        program()
-        arrays = {name: program.read(t) for name, t in taps.read.items()}
-        if wrong := [name for name, a in arrays.items() if not np.isfinite(a).all()]:
-            raise NotFiniteError(f"{wrong[0]} holds NaN or infinity, wanted numbers")
-        yield ids, arrays
+        if len(ids) > model.config.n_ctx:
+            raise DataError(
+                f"a text of {len(ids)} tokens, wanted at most the {model.config.n_ctx} of the "
+                "model's context"
+            )
+        if held and sum(map(len, held)) + len(ids) > _PASS:
+            yield held
+            held = []
+        held.append(ids)
+    if held:
+        yield held
 
 
-def _bind(model: Model, n: int, patterns: Sequence[str]) -> tuple[Inputs, Taps, Program]:
-    """A program that computes these activations of n tokens, and nothing behind them."""
-    inputs = Inputs.empty(n)
+def _bind(model: Model, batch: BatchRows, patterns: Sequence[str]) -> _Pass:
+    """A program that computes these activations, and nothing behind them."""
+    inputs = replace(Inputs.empty(sum(batch.lengths), max(batch.lengths)), batch=batch)
     taps = Taps(patterns, [e for trace in model.traces for e in trace.edits])
     build(model.parts, inputs, model.adapters, taps=taps)
     return inputs, taps, bind(schedule(Graph.of(*taps.read.values()), model.devices), model.release)

@@ -21,10 +21,10 @@ import numpy as np
 from pyggml.eager.value import Value
 from pyggml.errors import ConfigError, DataError
 from pyggml.lab.logistic import logistic_regression
-from pyggml.lab.passages import Ids, activations_of
+from pyggml.lab.passages import activations_of
 from pyggml.look.control import AFTER_FIRST
 from pyggml.look.intervals import Interval, clustered_proportion, mean
-from pyggml.model import Model
+from pyggml.model import Ids, Model
 from pyggml.models.metric import Activations, Metric
 
 _BAR = 20  # characters

@@ -33,6 +33,7 @@ from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, zeros
+from pyggml.lab.linear import exact
 from pyggml.lab.passages import Passage, Text, activations_of, windows_of
 from pyggml.look.lens import predict_from
 from pyggml.model import Model
@@ -176,7 +177,7 @@ def train_tuned_lens(
     Raises ConfigError for settings out of range, for a model of one block, or whose stream is
     several vectors; DataError for a text that has too few whole windows.
     """
-    c = model.config
+    model, c = exact(model), model.config
     if n_steps < 1 or n_held_out < 1 or not 0 < lr < np.inf:
         raise ConfigError(f"n_steps is {n_steps}, n_held_out {n_held_out} and lr {lr}, wanted 1 or "
                           "more, and above 0")  # fmt: skip

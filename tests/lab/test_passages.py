@@ -10,6 +10,7 @@ from pyggml.errors import ConfigError, DataError, NotFiniteError
 from pyggml.lab import activation_rows, activations_of, windows_of
 
 DEMO = Path(__file__).parents[2] / "cli/demo"
+GOLDEN = Path(__file__).parents[1] / "golden/models"
 WORDS = "The king said to her: my lord, come home.\n" * 400
 
 
@@ -61,6 +62,20 @@ def test_activations_are_those_of_a_trace_with_what_traces_change(model):
     assert np.abs(plain["blk.1.out"] - found[0][1]["blk.1.out"]).max() > 0.1
 
 
+@pytest.mark.parametrize("name", ["mamba-Q4_K_M", "lfm2-Q4_K_M", "llama-Q8_0"])
+def test_texts_of_any_length_share_a_pass_in_every_kind_of_model(name):
+    golden = pyggml.load(GOLDEN / f"{name}.gguf")
+    texts = [np.arange(n) + n for n in (3, 9, 5)]
+    last = f"blk.{golden.config.n_layer - 1}.out"
+    read = [*activations_of(golden, texts, last)]
+    exact = pyggml.load(GOLDEN / f"{name}.gguf", compute="f32")
+    for ids, (found, arrays) in zip(texts, read, strict=True):
+        with exact.trace(last) as t:
+            exact.logits(ids)
+        np.testing.assert_array_equal(found, ids)
+        np.testing.assert_allclose(arrays[last], t[last], rtol=1e-4, atol=1e-4)
+
+
 def test_rows_leave_out_the_first_token_of_each_window(model):
     rows = activation_rows(model, WORDS, "blk.0.out", "blk.1.q", n_rows=50, n_window=16)
     by_hand = [a["blk.0.out"][1:] for _, a in activations_of(
@@ -84,6 +99,8 @@ def test_what_cannot_be_read_is_named(model, tmp_path):
             [*windows_of(model, text)]
     with pytest.raises(ConfigError, match="n_window is 1, wanted 2 to the 512"):
         next(windows_of(model, WORDS, 1))
+    with pytest.raises(DataError, match="a text of 513 tokens, wanted at most the 512"):
+        next(activations_of(model, [np.zeros(513, int)], "blk.0.out"))
     with pytest.raises(ConfigError, match="no activation is named blk.9.out"):
         next(activations_of(model, [np.arange(4)], "blk.9.out"))
     with (
