@@ -126,10 +126,7 @@ def top_examples(
                 place = _place(values, pieces, int(at), start, around)
                 _keep(strongest[n], k, place)
         start += len(ids)
-    return {
-        n: _summary(name, n, strongest[n], counts[column], start)
-        for column, n in enumerate(columns)
-    }
+    return {n: _summary(name, n, strongest[n], counts[i], start) for i, n in enumerate(columns)}
 
 
 def _columns(
