@@ -26,6 +26,7 @@ from pyggml.cli.terminal.rewriting import (
     say_losses,
     say_sizes,
     say_tensors,
+    say_unweighted,
 )
 from pyggml.cli.terminal.show import say
 from pyggml.lora import merge
@@ -113,6 +114,7 @@ def command(
     say_losses(
         losses, "" if rounding == ROUNDINGS[0] else f", and so does --rounding {ROUNDINGS[0]}"
     )
+    say_unweighted(losses, importance)
     say_sizes(opened.file, output)
     say(f"with {', '.join(adapter_word(given) for given in lora)}")
     choice.say()

@@ -19,6 +19,7 @@ from pyggml.cli.terminal.rewriting import (
     say_losses,
     say_sizes,
     say_tensors,
+    say_unweighted,
 )
 from pyggml.requantize import FILE_TYPES, check_file_type, rewrite
 from pyggml.requantize.imatrix import read_imatrix
@@ -82,6 +83,7 @@ def command(
             with gguf.open(target) as written:
                 say_tensors(file, written, losses)
         say_losses(losses)
+        say_unweighted(losses, importance)
         say_sizes(file, target)
 
 

@@ -1,5 +1,6 @@
 """What commands that write a model again have in common: progress, what was lost, sizes."""
 
+from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -14,7 +15,9 @@ from pyggml.cli.terminal.progress import ChangingLine
 from pyggml.cli.terminal.show import percent, plural, printable, row, say, size
 from pyggml.gguf import GGUFFile
 from pyggml.graph.dtypes import DType
+from pyggml.quants import QUANTS, NoFit
 from pyggml.requantize import Losses
+from pyggml.requantize.imatrix import ImportanceMatrix
 from pyggml.requantize.losses import TensorLoss
 
 IMATRIX = click.option(
@@ -88,6 +91,16 @@ def say_losses(losses: Losses, hint: str = "") -> None:
     if losses.is_lost:
         advice = f": {losses.better} keeps it{hint}" if losses.better else ""
         row("warning", f"much of what was learned is lost in {losses.least.dtype}{advice}")
+
+
+def say_unweighted(losses: Losses, importance: ImportanceMatrix | None) -> None:
+    """Of the tensors whose importance is known, those of types in which it changes nothing."""
+    names = importance.sums if importance else {}
+    kinds = Counter(loss.dtype.name for loss in losses.tensors if loss.name in names)
+    for kind, n in kinds.items():
+        fit = QUANTS[kind].fit
+        if isinstance(fit, NoFit):
+            row("importance", f"changes nothing in {plural(n, 'tensor')} of {kind}: {fit.reason}")
 
 
 def _label(what: str, share: float | None, loss: TensorLoss) -> str:

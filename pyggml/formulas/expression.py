@@ -145,7 +145,9 @@ def _times(c: float, rest: Expression) -> Expression:
 def _product(a: Expression, b: Expression) -> Expression:
     (c, x), (d, y) = multiple(a), multiple(b)
     one = number(1)
-    for p, q in ((x, y), (y, x)):  # 1 / p · q is q / p
+    for p, q in ((x, y), (y, x)):  # p / q · q is p, 1 / p · q is q / p
+        if p.operation == "/" and p.operands[1] is q:
+            return number(c * d) * p.operands[0]
         if p.operation == "/" and p.operands[0].operation == "number":
             return _quotient(number(c * d) * p.operands[0] * q, p.operands[1])
     rest = y if x is one else x if y is one else Expression("*", *sorted((x, y), key=_order))

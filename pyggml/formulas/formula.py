@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.formulas.expression import Expression, number, parts_of, rebuild, symbol
+from pyggml.formulas.expression import Expression, parts_of, rebuild, symbol
 from pyggml.formulas.numbers import numpy_function
 from pyggml.formulas.slopes import slope_of
 
@@ -65,20 +65,28 @@ def formula(function: Callable[..., Any]) -> Formula:
     return Formula(name, tuple(sources), tuple(settings), (result,))
 
 
-def gradient_formula(name: str, of: Formula, source: str) -> Formula | None:
-    """dy · the slope by a source; None where the slope is 0.
+def gradient_formula(name: str, of: Formula, source: str) -> Formula:
+    """dy · the slope by a source, which is the number 0 where the slope is.
 
     Its sources are those that the slope reads, then dy; the result y alone where that is enough,
-    as for e^x.
+    as for e^x or c · tanh(x / c).
     """
     slope = slope_of(of.result, symbol(source))
-    if slope is number(0):
-        return None
-    (of_result,) = rebuild([slope], {of.result: symbol(RESULT)})
+    (of_result,) = rebuild([slope], _told_by_result(of))
     if not _symbols(of_result) & {*of.sources}:
         slope = of_result
     reads = [s for s in (*of.sources, RESULT) if s in _symbols(slope)]
     return Formula(name, (*reads, GRADIENT), of.settings, (symbol(GRADIENT) * slope,))
+
+
+def _told_by_result(of: Formula) -> dict[Expression, Expression]:
+    """What the result y is, and, where y is a product with a setting, its other factor."""
+    y = symbol(RESULT)
+    parts = {of.result: y}
+    if of.result.operation == "*":
+        a, b = of.result.operands
+        parts |= {p: y / q for p, q in ((a, b), (b, a)) if _symbols(q) <= {*of.settings}}
+    return parts
 
 
 def joint(name: str, formulas: Iterable[Formula]) -> Formula:

@@ -45,6 +45,7 @@ SHARED = (
     "jit/tasks.py",
     "formulas/expression.py",
     "formulas/formula.py",
+    "formulas/softcap.py",
     "formulas/text.py",
     "graph/dtypes.py",
     "sizes.py",

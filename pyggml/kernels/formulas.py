@@ -123,6 +123,7 @@ def _rows_code(formula: Formula) -> Code:
     return _code(loop, _rows_text(loop.__name__), rows, rows, rows, types.intp)
 
 
+@cache
 def inlined(of: Formula) -> Any:
     """A function for other kernels: of one number of each source, then the settings."""
     arguments = (*of.sources, *of.settings)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.formulas.expression import number
 from pyggml.formulas.formula import GRADIENT, RESULT, Formula, formula, gradient_formula
 from pyggml.formulas.reading import reading
 from pyggml.graph.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
@@ -99,7 +100,7 @@ def _gradient_rule(
     for source in of.sources:
         name = f"{of.name}_back" + (f"_{source}" if len(of.sources) > 1 else "")
         gradient = gradient_formula(name, of, source)
-        if gradient is None:
+        if gradient.result is number(0):
             return _FLAT
         makers.append(_gradient_maker(of, source, gradient, samples, declare))
         slopes.append(f"d{source} = {reading(gradient.result, GRADIENT)}")

@@ -15,7 +15,6 @@ from pyggml.formulas.expression import (
     maximum,
     minimum,
     sigmoid,
-    tanh,
     trunc,
     where,
 )
@@ -79,8 +78,13 @@ def keep(x: Expression, word: Expression, *, least: Expression, grown: Expressio
     return where(word >= least, grown * x, 0)
 
 
-def softcap(x: Expression, *, cap: Expression) -> Expression:
-    return cap * tanh(x / cap)
+def noisy(x: Expression, size: Expression, bits: Expression) -> Expression:
+    """x with noise of at most this size, of 24 random bits, which a float32 holds."""
+    return x + size * (2.0**-23 * bits - 1)
+
+
+def repeat(x: Expression) -> Expression:
+    return x
 
 
 # -- activations ----------------------------------------------------------------------------------

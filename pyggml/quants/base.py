@@ -15,12 +15,28 @@ F16_LIMIT = 60000.0
 Pack = Callable[[np.ndarray, np.ndarray], None]
 
 
+# pack(dst, src, importance, means): importance float32 (n_blocks, block), how much the columns of
+# each weight count, means float32 (n_blocks,), the mean of x² over each block's row.
+PackWeighted = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
+
+
 @dataclass(frozen=True, slots=True)
 class NoPack:
     """A declared lack of `pack`, for `reason`: tensors of this type are read but not written, or
-    written by importance alone (pyggml.quants.packers.weighted)."""
+    written by importance alone."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoFit:
+    """A declared lack of `fit`, for `reason`: importance changes nothing in this type."""
+
+    reason: str
+
+
+BY_ITSELF = NoFit("each weight is rounded by itself")
+BY_LARGEST = NoFit("scales follow from the largest weights, as in ggml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +47,7 @@ class Quant:
             has one element
     decode  the decoder of a block; pyggml.quants.unpack and the products derive their code from it
     pack    float32 → blocks, with bytes equal to those of ggml's `quantize_row_*_ref`; or NoPack
+    fit     the packer by importance, with ggml's bytes (pyggml.quants.packers.weighted); or NoFit
     limit   weights up to this magnitude are packed without overflow; above it the result is checked
     direct  whether the CPU's products of many rows, and those of few in floats, read its blocks as
             they lie; those of other types unpack them first, and are made of floats. In integers,
@@ -40,5 +57,6 @@ class Quant:
     dtype: DType
     decode: Decoder
     pack: Pack | NoPack
+    fit: PackWeighted | NoFit
     limit: float
     direct: bool = True

@@ -9,9 +9,8 @@ from pyggml import threads
 from pyggml.errors import QuantError
 from pyggml.graph.dtypes import DType, dtype
 from pyggml.jit import JIT
-from pyggml.quants.base import NoPack, Quant
+from pyggml.quants.base import NoFit, NoPack, Quant
 from pyggml.quants.packers.fits import mean_squares
-from pyggml.quants.packers.weighted import WEIGHTED
 from pyggml.quants.registry import NUMBERS, quant
 from pyggml.quants.unpack import UNPACK
 
@@ -50,7 +49,7 @@ def quantize(array: np.ndarray, name: str, importance: np.ndarray | None = None)
 
     array: (..., n) of floats, rounded to float32 first; it need not be contiguous. n is a multiple
     of the type's block. importance: how much each column's error counts, (n,), or (n_matrices, n)
-    for that many stacked matrices; types without sums to weight ignore it, IQ2_XXS, IQ2_XS and
+    for that many stacked matrices; types with `NoFit` ignore it, IQ2_XXS, IQ2_XS and
     IQ1_S need it. Returns (..., row_bytes) uint8.
     Raises QuantError for an unknown or unwritable type, an n that does not fit, a value that is not
     finite or too large for the type, and importance that is not finite and 0 or more.
@@ -81,8 +80,8 @@ def _pack_of(
     q: Quant, values: np.ndarray, n: int, importance: np.ndarray | None
 ) -> Callable[[np.ndarray, np.ndarray, int], None]:
     """pack(dst, src, start) for the blocks from `start` on; values (n_blocks, block), rows of n."""
-    pack, by_importance = q.pack, WEIGHTED.get(q.dtype.name)
-    if importance is None or by_importance is None:
+    pack, fit = q.pack, q.fit
+    if importance is None or isinstance(fit, NoFit):
         if isinstance(pack, NoPack):
             raise QuantError(f"tensors of type {q.dtype} cannot be written: {pack.reason}")
         return lambda dst, src, start: pack(dst, src)
@@ -100,7 +99,7 @@ def _pack_of(
     def weighted(dst: np.ndarray, src: np.ndarray, start: int) -> None:
         row, at = np.divmod(np.arange(start, start + len(src)), per_row)
         importance_of = each[row // (n_rows // len(each)), at]
-        by_importance(dst, src, importance_of, means[row])
+        fit(dst, src, importance_of, means[row])
 
     return weighted
 

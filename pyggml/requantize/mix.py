@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from pyggml.errors import QuantError
 from pyggml.graph.dtypes import DTYPES, DType
+from pyggml.quants import QUANTS, NoFit, NoPack
 from pyggml.requantize.file_types import (
     FILE_TYPES,
     Choice,
@@ -52,16 +53,17 @@ _SHORTER = {
     **dict.fromkeys(("Q3_K", "Q2_K", "Q2_0", "TQ2_0", "TQ1_0"), "Q4_0"),
 }
 
-# ggml packs those of the first line by importance alone; llama.cpp all of them in blocks.
-_BY_IMPORTANCE = ("IQ2_XS", "IQ2_XXS", "IQ1_S")
-_IN_BLOCKS = (*_BY_IMPORTANCE, "IQ3_XXS", "IQ2_S", "IQ1_M")
+# llama.cpp packs these by importance alone in blocks; ggml can do without.
+_IN_BLOCKS = ("IQ3_XXS", "IQ2_S", "IQ1_M")
 
 
 def needs_importance(name: str, weight_type: str, file_type: str | None = None) -> bool:
     """Whether this tensor is packed as this type only by the importance of its columns."""
-    if name in _ENDS:
-        return weight_type in _BY_IMPORTANCE
-    return weight_type in _IN_BLOCKS or (file_type, weight_type) == ("Q2_K_S", "Q2_K")
+    q = QUANTS.get(weight_type)
+    if q is not None and isinstance(q.pack, NoPack) and not isinstance(q.fit, NoFit):
+        return True
+    is_strict = weight_type in _IN_BLOCKS or (file_type, weight_type) == ("Q2_K_S", "Q2_K")
+    return name not in _ENDS and is_strict
 
 
 def mix(

@@ -18,6 +18,9 @@ def test_measure_then_pack(pyggml, tiny, text, tmp_path):
         name = "blk.0.attn_q.weight"
         assert (a.data(name) != b.data(name)).any()
         assert (a.data("output.weight") == b.data("output.weight")).all()
+    ended = pyggml("quantize", tiny, plain, "Q8_0", "--imatrix", path)
+    said = "importance changes nothing in 14 tensors of Q8_0: scales follow from the largest"
+    assert ended.code == 0 and said in ended.out
 
 
 def test_what_is_wrong_is_one_sentence(pyggml, tiny, text, tmp_path):

@@ -23,6 +23,7 @@ from pyggml.formulas.formula import formula, gradient_formula, joint
 from pyggml.formulas.numbers import NUMPY, numpy_function
 from pyggml.formulas.reading import reading
 from pyggml.formulas.slopes import slope_of
+from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.graph.dtypes import F32
 from pyggml.jit import JIT
 from pyggml.kernels.formulas import PYTHON, code_of, loop_of
@@ -54,6 +55,7 @@ def test_equal_expressions_are_one():
         (X - X, number(0)),
         (X / 4, 0.25 * X),
         ((1 / X) * Y, Y / X),
+        (Y * (3 * (X / Y)), 3 * X),
         (where(X > 0, Y, Y), Y),
         (0 - (0 - X), X),
     ],
@@ -98,10 +100,15 @@ def test_the_reference_of_sigmoid_is_exact_to_its_ends():
 def test_a_slope_of_the_result_reads_that_alone():
     assert gradient_formula("back", formula(sigmoid), "x").sources == ("y", "dy")
     assert gradient_formula("back", formula(erfc), "x").sources == ("x", "dy")
+    assert SOFTCAP_BACK.sources == ("y", "dy")
+    assert reading(SOFTCAP_BACK.result, "dy") == "dy · (1 - y / cap · y / cap)"
+    x, cap = np.linspace(-9, 9, 7), 1.7
+    slope = evaluate(slope_of(SOFTCAP.result, X), {"x": x, "cap": cap})
+    np.testing.assert_allclose(SOFTCAP_BACK(SOFTCAP(x, cap=cap), 1, cap=cap), slope, atol=1e-15)
 
 
 def test_a_constant_has_no_gradient():
-    assert gradient_formula("back", OPS["round"].formula, "x") is None
+    assert gradient_formula("back", OPS["round"].formula, "x").result is number(0)
 
 
 def test_slopes_are_read_as_they_are_written():

@@ -1,5 +1,7 @@
 """Packing by importance gives ggml's own bytes, and a smaller error where it counts."""
 
+from dataclasses import fields as fields_of
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +11,14 @@ import pyggml
 from pyggml import gguf
 from pyggml.errors import GGUFError, QuantError
 from pyggml.jit import JIT
-from pyggml.quants import QUANTS, dequantize, quantize
-from pyggml.quants.packers.weighted import WEIGHTED
+from pyggml.quants import QUANTS, NoFit, Quant, dequantize, quantize
 from pyggml.requantize import requantize
 from pyggml.requantize.imatrix import ImportanceMatrix, Sums, read_imatrix
 
 from measures import misplaced_by_ggml
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+WEIGHTED = [name for name, q in QUANTS.items() if not isinstance(q.fit, NoFit)]
 
 
 @pytest.mark.parametrize("name", WEIGHTED)
@@ -81,8 +83,25 @@ def test_each_of_several_matrices_has_its_own(rng):
 
 def test_types_without_fits_ignore_it(rng):
     x = rng.standard_normal((4, 256)).astype(np.float32)
-    for name in ("F32", "F16", "Q8_0", "TQ2_0", "MXFP4"):
+    for name in QUANTS.keys() - WEIGHTED:
         np.testing.assert_array_equal(quantize(x, name, np.arange(256.0)), quantize(x, name))
+
+
+def test_a_new_type_says_what_importance_does(rng, monkeypatch):
+    """Its packer by importance serves because it is declared; one that declares none is no type."""
+    x, importance = rng.standard_normal((4, 256)).astype(np.float32), np.arange(256.0)
+
+    def fit(dst, src, importance, means):
+        assert importance.shape == src.shape and means.shape == (len(src),)
+        QUANTS["Q8_0"].pack(dst, src * importance)
+
+    plain = QUANTS["Q8_0"]
+    monkeypatch.setitem(QUANTS, "Q8_0", replace(plain, fit=fit))
+    found = quantize(x, "Q8_0", importance)
+    np.testing.assert_array_equal(found, quantize(x * importance, "Q8_0"))
+    fields = {f.name: getattr(plain, f.name) for f in fields_of(Quant) if f.name != "fit"}
+    with pytest.raises(TypeError, match="fit"):
+        Quant(**fields)
 
 
 # -- files ----------------------------------------------------------------------------------------

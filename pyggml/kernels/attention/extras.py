@@ -5,21 +5,24 @@
     ds  = p·(do·v − δ)·(1 − tanh²)·scale,  δ = do·o,  dsink = −Σ e^(sink − lse)·δ
 
 bias is slope·mask; with ALiBi and no mask, slope·(j − the last key that the query sees): a constant
-added to all keys does not change a softmax. The cap is Gemma 2's (arXiv:2408.00118). The sink is a
-score per head without a value: it enters the sum alone (gpt-oss, arXiv:2508.10925).
+added to all keys does not change a softmax. The sink is a score per head without a value: it enters
+the sum alone (gpt-oss, arXiv:2508.10925).
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
+from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.jit import kernel
-from pyggml.jit.simd import exp32, row_max, tanh32
+from pyggml.jit.simd import exp32, row_max
 from pyggml.kernels.attention.path import Forward
 from pyggml.kernels.attention.softmax import NO_KEYS
+from pyggml.kernels.formulas import inlined
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _MINUS_INF = np.float32(-np.inf)
+_softcap, _softcap_back = inlined(SOFTCAP), inlined(SOFTCAP_BACK)
 
 
 class Extras(NamedTuple):
@@ -73,7 +76,7 @@ def _cap(row, scale, cap):
     """row = cap·tanh(scale·row / cap), or scale·row."""
     if cap > _ZERO:
         for j in range(row.size):
-            row[j] = cap * tanh32(row[j] * (scale / cap))
+            row[j] = _softcap(row[j] * scale, cap)
     else:
         for j in range(row.size):
             row[j] *= scale
@@ -118,9 +121,8 @@ def _row_back(p, ds, lse, delta, mask, slope, scale, cap, distance):
         ds[j] -= delta
     if cap > _ZERO:
         for j in range(p.size):
-            u = tanh32(p[j] * (scale / cap))
-            ds[j] *= _ONE - u * u
-            p[j] = cap * u
+            p[j] = _softcap(p[j] * scale, cap)
+            ds[j] = _softcap_back(p[j], ds[j], cap)
     else:
         for j in range(p.size):
             p[j] *= scale

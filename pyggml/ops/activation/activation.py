@@ -130,18 +130,13 @@ def xielu(
     number.
     """
     beta = float(beta)
-    a_n, a_p = beta + _log1p_exp(alpha_n), _log1p_exp(alpha_p)
-    return XIELU(x, a_n=a_n, a_p=a_p, beta=beta, eps=float(eps))
+    a_n, a_p = (float(SOFTPLUS.ref(np.float64(alpha))) for alpha in (alpha_n, alpha_p))
+    return XIELU(x, a_n=beta + a_n, a_p=a_p, beta=beta, eps=float(eps))
 
 
 def _check_eps(name: str, eps: float, **_: float) -> None:
     if math.isnan(eps):
         raise ShapeError(f"{name}: eps is {eps}, wanted a number")
-
-
-def _log1p_exp(x: float) -> float:
-    x = float(x)
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 XIELU = formula_op(

@@ -27,7 +27,7 @@ from pyggml.jit import kernel, parallel, prange
 from pyggml.kernels.formulas import inlined
 from pyggml.kernels.kernel import Site, as_rows, cpu_kernel
 from pyggml.ops.expect import INF, NAN, expect, expect_type
-from pyggml.ops.formulas import keep
+from pyggml.ops.formulas import keep, noisy
 
 DRAW = 3  # words of a draw: the seed's lower and upper 32 bits, and the number of the draw
 _STREAMS = 1 << 32
@@ -196,20 +196,19 @@ cpu_kernel(DROPOUT, _dropout_run)
 
 # -- uniform_noise ------------------------------------------------------------------------------
 
-_UNIT = np.float32(2.0**-23)  # of 24 random bits, which a float32 holds
+NOISY = formula(noisy)
+_noisy = inlined(NOISY)
 
 
 @kernel
 def _noise_row(out, x, quarter, row, size, draw, stream):
     k0, k1, n = np.uint64(draw[0]) & _LOW, np.uint64(draw[1]) & _LOW, np.uint64(draw[2]) & _LOW
-    one = np.float32(1)
     for j in range(quarter):
         words = _philox(np.uint64(j), row, stream, n, k0, k1)
         for w in range(4):
             i = w * quarter + j
             if i < x.size:
-                u = np.float32(np.int64(words[w] >> np.uint64(8))) * _UNIT - one
-                out[i] = x[i] + size * u
+                out[i] = _noisy(x[i], size, np.float32(np.int64(words[w] >> np.uint64(8))))
 
 
 @parallel
@@ -234,8 +233,7 @@ def _noise_spec(x: Tensor, size: Tensor, draw: Tensor, stream: int) -> Spec:
 
 
 def _noise_ref(x: np.ndarray, size: np.ndarray, draw: np.ndarray, stream: int) -> np.ndarray:
-    u = (_words(x, draw, stream) >> np.uint64(8)).astype(np.float64) * 2.0**-23 - 1
-    return np.asarray(x + size[:, None] * u)
+    return NOISY(x, size[:, None], _words(x, draw, stream) >> np.uint64(8))
 
 
 def _noise_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.errors import PyggmlError, ShapeError
+from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DTYPES, F16, F32, DType
 from pyggml.graph.ggml_enums import GGMLOp
@@ -244,8 +245,8 @@ def _softmax(
     mask, sinks = _extras(extras, masked)
     span, n_heads = span.astype(np.int64), q.shape[1]
     s = scale * np.einsum("thd,shd->hts", q, np.repeat(k, n_heads // k.shape[1], axis=1))
-    slope = 1 - np.tanh(s / cap) ** 2 if cap else np.ones_like(s)
-    z = cap * np.tanh(s / cap) if cap else s
+    z = SOFTCAP(s, cap=cap) if cap else s
+    slope = SOFTCAP_BACK(z, np.ones_like(s), cap=cap) if cap else np.ones_like(s)
     j = np.arange(k.shape[0])
     if mask is not None:
         heads = np.arange(n_heads) % len(_per_head(mask))

@@ -21,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 
 from pyggml.errors import NoGradientError, ShapeError
+from pyggml.formulas.softcap import SOFTCAP
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.ggml_enums import GGMLOp
@@ -274,7 +275,7 @@ def _ref_by_row(
     softcap: float,
 ) -> np.ndarray:
     z = h @ w.T
-    z = softcap * np.tanh(z / softcap) if softcap else z
+    z = SOFTCAP(z, cap=softcap) if softcap else z
     top = z.max(-1, keepdims=True)
     log_sum = np.log(np.exp(z - top).sum(-1)) + top[:, 0]
     rows = np.arange(len(z))

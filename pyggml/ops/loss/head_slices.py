@@ -18,13 +18,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.scratch import Array, Scratch
-from pyggml.jit.simd import exp32, row_max, tanh32
+from pyggml.jit.simd import exp32, row_max
 from pyggml.kernels import gemm
 from pyggml.kernels.attention.softmax import MASKED
+from pyggml.kernels.formulas import inlined
 from pyggml.kernels.kernel import Compute
 from pyggml.ops.layout.rows import gather_rows
 from pyggml.quants import UNPACK
@@ -36,6 +38,7 @@ ROWS = 2048  # positions of a chunk: each unpacks all of w
 SLICE_BYTES, FEWEST = 4 << 20, 1024
 STEP = 512  # rows of w in whole passes of a backward product (pyggml.kernels.gemm.int8_tile)
 _ZERO, _ONE = np.float32(0), np.float32(1)
+_softcap, _softcap_back = inlined(SOFTCAP), inlined(SOFTCAP_BACK)
 
 # -- kernels --------------------------------------------------------------------------------------
 
@@ -51,20 +54,20 @@ def _exponentials(row, top):
 
 
 @kernel
-def _capped_exponentials(row, top, per_cap):
+def _capped_exponentials(row, top, cap):
     """row = e^(row − top) times the slope of the cap; the sum without slopes."""
     total = _ZERO
     for j in range(row.size):
-        c, e = row[j] * per_cap, exp32(row[j] - top)
+        e = exp32(row[j] - top)
         total += e
-        row[j] = e * (_ONE - c * c)
+        row[j] = _softcap_back(row[j], e, cap)
     return total
 
 
 @kernel
-def _cap(row, cap, per_cap):
+def _cap(row, cap):
     for j in range(row.size):
-        row[j] = cap * tanh32(row[j] * per_cap)
+        row[j] = _softcap(row[j], cap)
 
 
 def _slice_kernel(capped: bool) -> Callable[..., None]:
@@ -76,9 +79,9 @@ def _slice_kernel(capped: bool) -> Callable[..., None]:
         """The logits z of rows `first` … of w become exponentials, 0 for the target; the first
         slice begins m and norm, others find o, in dh, and scale it where m rises."""
         for i in prange(z.shape[0]):
-            row, per_cap = z[i], _ONE / cap
+            row = z[i]
             if has_cap:
-                _cap(row, cap, per_cap)
+                _cap(row, cap)
             target, top = targets[i] - first, row_max(row)
             inside = 0 <= target < row.size
             if inside:
@@ -94,7 +97,7 @@ def _slice_kernel(capped: bool) -> Callable[..., None]:
                     for j in range(o.size):
                         o[j] *= factor
             if has_cap:
-                norm[i] += _capped_exponentials(row, m[i], per_cap)
+                norm[i] += _capped_exponentials(row, m[i], cap)
             else:
                 norm[i] += _exponentials(row, m[i])
             if inside:
@@ -195,6 +198,6 @@ def run(
         if gradient:
             table, unpack = w.data.view(np.uint8).reshape(len(w.data), -1), UNPACK[w.dtype.name]
             gather_rows(h, table, targets, (), unpack, h.shape[1] // w.dtype.block)
-            slope = _ONE - (logits / cap) ** 2 if cap else _ONE
-            _finish_gradient(o, h, np.exp(logits - m) / norm, weights / norm, weights * slope)
+            share = SOFTCAP_BACK(logits, weights, cap=float(cap)) if cap else weights
+            _finish_gradient(o, h, np.exp(logits - m) / norm, weights / norm, share)
     return losses, int(np.count_nonzero(logits == m))

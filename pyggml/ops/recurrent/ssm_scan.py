@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 
 from pyggml.errors import ShapeError
+from pyggml.formulas.expression import softplus
+from pyggml.formulas.formula import formula, gradient_formula
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.scratch import Array, Layout
-from pyggml.jit.simd import exp32, sigmoid32, softplus32
+from pyggml.jit.simd import exp32, softplus32
+from pyggml.kernels.formulas import inlined
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.ops.recurrent import recurrence
@@ -37,6 +40,8 @@ from pyggml.ops.recurrent.recurrence import (
     states_spec,
     with_dy,
 )
+
+_softplus_back = inlined(gradient_formula("softplus_back", formula(softplus), "x"))
 
 
 def ssm_scan(
@@ -223,7 +228,7 @@ def _empty_scan(f, g, h, dx, ddt, da, db, dc, x, dt, a):
             ja = min(j, a.shape[1] - 1)
             da[h, ja] += gw[j] * w[j] * delta
             ddelta += gw[j] * w[j] * a[h, ja]
-        ddt[t, h] = ddelta * sigmoid32(dt[t, h])
+        ddt[t, h] = _softplus_back(dt[t, h], ddelta)
 
 
 @kernel

@@ -13,7 +13,7 @@ import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import exact
-from pyggml.quants.base import F16_LIMIT, Quant
+from pyggml.quants.base import BY_LARGEST, F16_LIMIT, Quant
 from pyggml.quants.bits import extreme, truncate
 from pyggml.quants.layout import Block
 
@@ -73,7 +73,9 @@ def _pack_mxfp4(dst, src):
             dst[b, 1 + j] = np.uint8(first | (second << 4))
 
 
-MXFP4 = Quant(dtype=DTYPES["MXFP4"], decode=_decode_mxfp4, pack=_pack_mxfp4, limit=F16_LIMIT)
+MXFP4 = Quant(
+    dtype=DTYPES["MXFP4"], decode=_decode_mxfp4, pack=_pack_mxfp4, fit=BY_LARGEST, limit=F16_LIMIT
+)
 
 
 @exact
@@ -124,5 +126,10 @@ def _pack_nvfp4(dst, src):
 
 
 NVFP4 = Quant(
-    dtype=DTYPES["NVFP4"], decode=_decode_nvfp4, pack=_pack_nvfp4, limit=448.0 * 6.0, direct=False
+    dtype=DTYPES["NVFP4"],
+    decode=_decode_nvfp4,
+    pack=_pack_nvfp4,
+    fit=BY_LARGEST,
+    limit=448.0 * 6.0,
+    direct=False,
 )

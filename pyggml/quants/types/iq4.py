@@ -98,5 +98,9 @@ def pack_iq4(
         dst[:, 4:8] = s[:, ::2] & 15 | (s[:, 1::2] & 15) << 4
 
 
-IQ4_NL = Quant(dtype=DTYPES["IQ4_NL"], decode=_decode_iq4_nl, pack=pack_iq4, limit=F16_LIMIT)
-IQ4_XS = Quant(dtype=DTYPES["IQ4_XS"], decode=_decode_iq4_xs, pack=pack_iq4, limit=F16_LIMIT)
+IQ4_NL = Quant(
+    dtype=DTYPES["IQ4_NL"], decode=_decode_iq4_nl, pack=pack_iq4, fit=pack_iq4, limit=F16_LIMIT
+)
+IQ4_XS = Quant(
+    dtype=DTYPES["IQ4_XS"], decode=_decode_iq4_xs, pack=pack_iq4, fit=pack_iq4, limit=F16_LIMIT
+)

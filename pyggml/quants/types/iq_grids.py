@@ -26,11 +26,17 @@ from typing import Any
 import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
-from pyggml.quants.base import F16_LIMIT, NoPack, Pack, Quant
+from pyggml.quants.base import F16_LIMIT, NoPack, Pack, PackWeighted, Quant
 from pyggml.quants.layout import EVEN_SIGNS, Block, Decoder, Table
 from pyggml.quants.packers.grid_points import numbers_of
-from pyggml.quants.packers.grid_signed import pack_iq2_s, pack_iq3_s, pack_iq3_xxs
-from pyggml.quants.packers.grid_ternary import pack_iq1_m
+from pyggml.quants.packers.grid_signed import (
+    pack_iq2_s,
+    pack_iq2_xs,
+    pack_iq2_xxs,
+    pack_iq3_s,
+    pack_iq3_xxs,
+)
+from pyggml.quants.packers.grid_ternary import pack_iq1_m, pack_iq1_s
 
 _IQ2_XXS, _IQ2_XS, _IQ2_S = (
     Table(8, partial(numbers_of, name)) for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S")
@@ -130,14 +136,20 @@ def _decode_iq1_m(block: Block) -> None:
         block.add_two(scales, q, 32 * i, 9)
 
 
-def _declare(name: str, decode: Decoder, pack: Pack | NoPack, limit: float = F16_LIMIT) -> Quant:
-    return Quant(dtype=DTYPES[name], decode=decode, pack=pack, limit=limit, direct=False)
+def _declare(
+    name: str,
+    decode: Decoder,
+    pack: Pack | NoPack,
+    fit: PackWeighted,
+    limit: float = F16_LIMIT,
+) -> Quant:
+    return Quant(dtype=DTYPES[name], decode=decode, pack=pack, fit=fit, limit=limit, direct=False)
 
 
-IQ2_XXS = _declare("IQ2_XXS", _decode_iq2_xxs, _NO_PACK)
-IQ2_XS = _declare("IQ2_XS", _decode_iq2_xs, _NO_PACK)
-IQ2_S = _declare("IQ2_S", _decode_iq2_s, pack_iq2_s)
-IQ3_XXS = _declare("IQ3_XXS", _decode_iq3_xxs, pack_iq3_xxs)
-IQ3_S = _declare("IQ3_S", _decode_iq3_s, pack_iq3_s)
-IQ1_S = _declare("IQ1_S", _decode_iq1_s, _NO_PACK, _IQ1_LIMIT)
-IQ1_M = _declare("IQ1_M", _decode_iq1_m, pack_iq1_m, _IQ1_LIMIT)
+IQ2_XXS = _declare("IQ2_XXS", _decode_iq2_xxs, _NO_PACK, pack_iq2_xxs)
+IQ2_XS = _declare("IQ2_XS", _decode_iq2_xs, _NO_PACK, pack_iq2_xs)
+IQ2_S = _declare("IQ2_S", _decode_iq2_s, pack_iq2_s, pack_iq2_s)
+IQ3_XXS = _declare("IQ3_XXS", _decode_iq3_xxs, pack_iq3_xxs, pack_iq3_xxs)
+IQ3_S = _declare("IQ3_S", _decode_iq3_s, pack_iq3_s, pack_iq3_s)
+IQ1_S = _declare("IQ1_S", _decode_iq1_s, _NO_PACK, pack_iq1_s, _IQ1_LIMIT)
+IQ1_M = _declare("IQ1_M", _decode_iq1_m, pack_iq1_m, pack_iq1_m, _IQ1_LIMIT)

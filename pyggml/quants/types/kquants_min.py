@@ -147,7 +147,9 @@ def pack_q4_k(
     _pack_eight(dst, src, importance, 15, (-1.0, 0.1, 20))
 
 
-Q4_K = Quant(dtype=DTYPES["Q4_K"], decode=_decode_q4_k, pack=pack_q4_k, limit=F16_LIMIT)
+Q4_K = Quant(
+    dtype=DTYPES["Q4_K"], decode=_decode_q4_k, pack=pack_q4_k, fit=pack_q4_k, limit=F16_LIMIT
+)
 
 
 def _decode_q5_k(block: Block) -> None:
@@ -166,7 +168,9 @@ def pack_q5_k(
     dst[:, 16:48] = np.packbits(q >> 4, axis=1, bitorder="little")[:, 0]
 
 
-Q5_K = Quant(dtype=DTYPES["Q5_K"], decode=_decode_q5_k, pack=pack_q5_k, limit=F16_LIMIT)
+Q5_K = Quant(
+    dtype=DTYPES["Q5_K"], decode=_decode_q5_k, pack=pack_q5_k, fit=pack_q5_k, limit=F16_LIMIT
+)
 
 
 def _decode_q2_k(block: Block) -> None:
@@ -192,4 +196,6 @@ def pack_q2_k(
     dst[:, 16:80] = two_bit_planes(q)
 
 
-Q2_K = Quant(dtype=DTYPES["Q2_K"], decode=_decode_q2_k, pack=pack_q2_k, limit=F16_LIMIT)
+Q2_K = Quant(
+    dtype=DTYPES["Q2_K"], decode=_decode_q2_k, pack=pack_q2_k, fit=pack_q2_k, limit=F16_LIMIT
+)

@@ -80,7 +80,9 @@ def pack_q6_k(
     dst[:, 128:192] = two_bit_planes(top)
 
 
-Q6_K = Quant(dtype=DTYPES["Q6_K"], decode=_decode_q6_k, pack=pack_q6_k, limit=F16_LIMIT)
+Q6_K = Quant(
+    dtype=DTYPES["Q6_K"], decode=_decode_q6_k, pack=pack_q6_k, fit=pack_q6_k, limit=F16_LIMIT
+)
 
 
 def _decode_q3_k(block: Block) -> None:
@@ -183,4 +185,6 @@ def pack_q3_k(
     dst[:, 104:108] = np.bitwise_or.reduce(high.reshape(-1, 4, 4) << shifts, axis=1)
 
 
-Q3_K = Quant(dtype=DTYPES["Q3_K"], decode=_decode_q3_k, pack=pack_q3_k, limit=F16_LIMIT)
+Q3_K = Quant(
+    dtype=DTYPES["Q3_K"], decode=_decode_q3_k, pack=pack_q3_k, fit=pack_q3_k, limit=F16_LIMIT
+)

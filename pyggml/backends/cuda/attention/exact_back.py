@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.attention.scores import (
-    ONE,
     THREADS,
     ZERO,
     bias_of,
@@ -26,6 +25,7 @@ from pyggml.backends.cuda.attention.scores import (
     tile_rows,
 )
 from pyggml.backends.cuda.code.blocks import block_sum
+from pyggml.backends.cuda.code.formulas import softcap_back
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Compute, Site
@@ -69,11 +69,11 @@ def _one_score(dot, product, query, key, head, span, mask, lse, delta, sizes, fa
     if not start <= key < stop:
         return ZERO, ZERO
     z = cap_score(dot, factors)
-    slope = ONE - (z / factors.cap) * (z / factors.cap) if factors.cap > ZERO else ONE
-    z += bias_of(head, query, key, stop, mask, sizes, factors)
     at = np.int64(head) * sizes.n_queries + query
-    p = math.exp(z - lse[at])
-    return p, p * (product - delta[at]) * slope * factors.scale
+    bias = bias_of(head, query, key, stop, mask, sizes, factors)
+    p = math.exp(z + bias - lse[at])
+    ds = p * (product - delta[at]) * factors.scale
+    return p, softcap_back(z, ds, factors.cap) if factors.cap > ZERO else ds
 
 
 @cache

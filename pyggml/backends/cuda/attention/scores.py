@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyggml.backends.cuda.code.formulas import softcap
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.simulator import on_card, small
@@ -101,10 +102,9 @@ def slope_of(head, sizes, factors):
 
 @device
 def cap_score(dot, factors):
-    """cap·tanh(scale·dot / cap), or scale·dot."""
-    if factors.cap > ZERO:
-        return factors.cap * math.tanh(dot * (factors.scale / factors.cap))
-    return dot * factors.scale
+    """scale·dot, capped if there is a cap."""
+    score = dot * factors.scale
+    return softcap(score, factors.cap) if factors.cap > ZERO else score
 
 
 @device

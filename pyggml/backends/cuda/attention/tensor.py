@@ -31,6 +31,7 @@ from pyggml.backends.cuda.attention.fragments import (
 )
 from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ONE, ZERO, keys_of_query
 from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.formulas import softcap
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import quad_max, quad_sum
 from pyggml.backends.cuda.runtime.driver import cuda
@@ -106,7 +107,7 @@ def _softmax(keys: int, has_cap: bool) -> Any:
                 is_seen = starts[r] <= j and j < stops[r]
                 score = s[i, e] * scale
                 if has_cap:
-                    score = cap * math.tanh(score)
+                    score = softcap(score, cap)
                 s[i, e] = score if is_seen else MINUS_INF
             first = max(first, max(s[i, 0], s[i, 1]))
             second = max(second, max(s[i, 2], s[i, 3]))
@@ -298,8 +299,7 @@ def _launch(site: Site, form: _Form, arrays: list[Any]) -> Call:
     node, p = site.node, site.node.params
     (n_queries, n_heads, _), (n_keys, n_key_heads, _) = node.shape, node.src[1].shape
     sinks = site.src[4] if form.has_sinks else site.saved[0]
-    scale = p["scale"] / p["cap"] if form.has_cap else p["scale"] * float(LOG2_E)
-    factors = np.float32(scale), np.float32(p["cap"] * float(LOG2_E))
+    factors = [np.float32(x * float(LOG2_E)) for x in (p["scale"], p["cap"])]
     sizes = n_queries, n_keys, n_heads, n_key_heads
     arguments = (site.out, site.saved[0], *arrays, site.src[3], sinks, *sizes, factors)
     return launch(_kernel(form), (n_heads, -(-n_queries // BR)), THREADS, site.stream, *arguments)

@@ -8,7 +8,9 @@ import numpy as np
 
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device
-from pyggml.formulas.formula import Formula, formula
+from pyggml.formulas import expression
+from pyggml.formulas.formula import Formula, formula, gradient_formula
+from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.formulas.text import Language, define, define_function, float32_python
 from pyggml.ops import formulas
 
@@ -87,3 +89,5 @@ def lanes_of(of: Formula, n: int, language: Language = EXACT) -> Any:
 
 
 silu = device_formula(formula(formulas.silu))
+softplus_back = device_formula(gradient_formula("softplus_back", formula(expression.softplus), "x"))
+softcap, softcap_back = device_formula(SOFTCAP), device_formula(SOFTCAP_BACK)

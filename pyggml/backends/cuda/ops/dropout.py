@@ -2,18 +2,18 @@
 
 import numpy as np
 
-from pyggml.backends.cuda.code.formulas import ONE, device_formula
+from pyggml.backends.cuda.code.formulas import device_formula
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Kernel, Site
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
-from pyggml.ops.arithmetic.dropout import KEEP, philox_words, quarters, share_kept
+from pyggml.ops.arithmetic.dropout import KEEP, NOISY, philox_words, quarters, share_kept
 
 _LOW = np.uint64(0xFFFFFFFF)
 _words = device(philox_words)
-_UNIT, _EIGHT = np.float32(2.0**-23), np.uint64(8)  # 24 random bits, which a float32 holds
+_EIGHT = np.uint64(8)
 
 
 @device
@@ -23,7 +23,7 @@ def _philox(column, row, stream, draw):
     return _words(np.uint64(column), np.uint64(row), stream, n, k0, k1)
 
 
-_keep = device_formula(KEEP)
+_keep, _noisy = device_formula(KEEP), device_formula(NOISY)
 
 
 @kernel
@@ -47,8 +47,8 @@ def _noise(out, x, size, draw, stream, n, quarter):
         for w in range(4):
             j = w * quarter + column
             if j < n:
-                u = np.float32(words[w] >> _EIGHT) * _UNIT - ONE
-                out[row * n + j] = x[row * n + j] + size[row] * u
+                at = row * n + j
+                out[at] = _noisy(x[at], size[row], np.float32(words[w] >> _EIGHT))
 
 
 def _bind_dropout(site: Site) -> Call:

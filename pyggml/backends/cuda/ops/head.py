@@ -17,7 +17,7 @@ import numpy as np
 from pyggml.backends.cpu import array
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import block_max, block_sum
-from pyggml.backends.cuda.code.formulas import LOG2_E
+from pyggml.backends.cuda.code.formulas import LOG2_E, softcap, softcap_back
 from pyggml.backends.cuda.code.fours import load_four
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits, put_four_bf16
@@ -37,6 +37,7 @@ from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_row
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.unpack import unpack
 from pyggml.errors import ShapeError
+from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.graph.op import OPS, Op, Sample, Spec
@@ -53,7 +54,7 @@ _ZERO, _ONE, _LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 @device
 def _cap(z, cap):
-    return cap * math.tanh(z / cap) if cap > _ZERO else z
+    return softcap(z, cap) if cap > _ZERO else z
 
 
 @device
@@ -81,9 +82,11 @@ def _maximum_and_sum(z, start, n, cap, parts):
 @device
 def _slope(logit, top, total, weight, is_target, cap):
     """weight · (softmax − onehot) · the slope of the cap."""
-    slope = _ONE - (logit / cap) * (logit / cap) if cap > _ZERO else _ONE
+    if weight == _ZERO:
+        return _ZERO
     p = math.exp(logit - top) / total
-    return weight * slope * (p - _ONE if is_target else p) if weight != _ZERO else _ZERO
+    share = weight * (p - _ONE if is_target else p)
+    return softcap_back(logit, share, cap) if cap > _ZERO else share
 
 
 @kernel
@@ -334,19 +337,19 @@ def _count_and_gradient(
 ) -> Iterator[np.ndarray]:  # fmt: skip
     """What a loss saves: how many rows with weight have their target on top, and dh."""
     rows, z = (np.arange(len(h)), targets.astype(np.int64)), h @ w.T
-    capped = softcap * np.tanh(z / softcap) if softcap else z
+    capped = SOFTCAP(z, cap=softcap) if softcap else z
     top = capped.max(-1, keepdims=True)
     yield np.sum((capped[rows] == top[:, 0]) & (weights != 0)).astype(np.float64)
     if gradient:
         p = np.exp(capped - top)
         p /= p.sum(-1, keepdims=True)
         p[rows] -= 1
-        slope = 1 - (capped / softcap) ** 2 if softcap else 1.0
-        yield (weights[:, None] * slope * p) @ w
+        p *= weights[:, None]
+        yield (SOFTCAP_BACK(capped, p, cap=softcap) if softcap else p) @ w
 
 
 def _unpacked_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for kind, n_rows, n_vocab, k, softcap in (
+    for kind, n_rows, n_vocab, k, cap in (
         ("Q8_0", 30, 48, 64, 0.0),
         ("Q4_K", 19, 40, 256, 1.5),
     ):
@@ -355,7 +358,7 @@ def _unpacked_samples(rng: np.random.Generator) -> Iterator[Sample]:
         array(w).flags.writeable = False  # a constant: it is unpacked when the graph is bound
         targets = rng.integers(0, n_vocab, n_rows).astype(np.int32)
         weights = rng.uniform(0.1, 1, n_rows) * (rng.random(n_rows) < 0.7)
-        yield Sample((h, w, targets, weights), {"gradient": True, "softcap": softcap})
+        yield Sample((h, w, targets, weights), {"gradient": True, "softcap": cap})
 
 
 def _with_lasting(op: Op) -> OwnOp:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
-from pyggml.backends.cuda.code.formulas import ZERO, sigmoid, softplus
+from pyggml.backends.cuda.code.formulas import ZERO, softplus, softplus_back
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.recurrence import Factors, bind_forward, several_states
 from pyggml.backends.cuda.ops.recurrence_back import Gradient
@@ -63,7 +63,7 @@ def _tokens_back(dx, ddt, gw, src, sizes):
         for j in range(dk):
             decay = a[of_a + (j if n_a > 1 else 0)]
             ddelta += gw[head * dk + j] * math.exp(delta * decay) * decay
-        ddt[head] = ddelta * sigmoid(dt[head])
+        ddt[head] = softplus_back(dt[head], ddelta)
 
 
 @kernel

@@ -87,12 +87,12 @@ fn find_bounds(me: u32, first: u32, count: u32) {{
     if (me == 0u) {{ bounds = vec2(atomicLoad(&low), atomicLoad(&high)); }}
 }}
 """
-_SLOPES = """
+_SLOPES = f"""
 // ds of four pairs, of their p and do·v
-fn slopes(c: vec4<f32>, p: vec4<f32>, product: vec4<f32>, delta: vec4<f32>) -> vec4<f32> {
-    let of_cap = select(0.0, 1.0 / max(CAP, 1e-30), CAP > 0.0) * c;
-    return p * (product - delta) * (1.0 - of_cap * of_cap) * SCALE;
-}
+fn slopes(c: vec4<f32>, p: vec4<f32>, product: vec4<f32>, delta: vec4<f32>) -> vec4<f32> {{
+    let ds = p * (product - delta) * SCALE;
+    return vec4({", ".join(f"capped_back(c[{i}], ds[{i}])" for i in range(QUAD))});
+}}
 """
 _FOUR = "vec4(0u, 1u, 2u, 3u)"
 _K, _V = "D", "DV"  # numbers of a head of queries and keys, and of one of values and results

@@ -6,7 +6,7 @@ from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import statements_of
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
-from pyggml.ops.arithmetic.dropout import KEEP, quarters, share_kept
+from pyggml.ops.arithmetic.dropout import KEEP, NOISY, quarters, share_kept
 
 TIMES = """
 fn times(a: u32, b: u32) -> vec2<u32> {  // the product's upper and lower word
@@ -53,8 +53,8 @@ _DRAWN = (
     )
 )
 _DROPPED = _DRAWN.replace("NUMBER", statements_of(KEEP, {"x": "x_at(at)"}))
-_NOISE = "let y = x_at(at) + size_at(row) * (f32(word >> 8u) * 0x1p-23f - 1.0);"
-_NOISY = _DRAWN.replace("NUMBER", _NOISE)
+_NOISE = {"x": "x_at(at)", "size": "size_at(row)", "bits": "f32(word >> 8u)"}
+_NOISY = _DRAWN.replace("NUMBER", statements_of(NOISY, _NOISE))
 
 
 def _draw(site: Site, body: str, names: Sequence[str], **more: float) -> Sequence[Dispatch]:

@@ -10,9 +10,11 @@ from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import FUNCTIONS, statements_of
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
+from pyggml.formulas.formula import Formula, formula
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import MAX_AXES, Tensor
 from pyggml.ops import OPS
+from pyggml.ops.formulas import repeat
 
 _NAMES = "abc"
 _BODY = """
@@ -26,8 +28,9 @@ _BODY = """
 _REPEATED = " + ".join(f"(i / BELOW{a}) % MANY{a} % FEW{a} * STEP{a}" for a in range(MAX_AXES))
 
 
-def _apply(statements: str) -> Callable[[Site], Sequence[Dispatch]]:
-    """y_i = the y of statements that read a, b and c; the last source is repeated."""
+def _apply(of: Formula) -> Callable[[Site], Sequence[Dispatch]]:
+    """y_i by a formula of up to three sources, the last of which is repeated."""
+    statements = statements_of(of, dict(zip(of.sources, _NAMES, strict=False)))
 
     def bind(site: Site) -> Sequence[Dispatch]:
         n, names = site.node.n_elements, _NAMES[: len(site.src)]
@@ -60,9 +63,8 @@ def _repeats(node: Tensor) -> dict[str, int]:
     return constants
 
 
-declare("repeat", Kernel(_apply("let y = a;"), lacks=_not_f32))
+declare("repeat", Kernel(_apply(formula(repeat)), lacks=_not_f32))
 
 for _op in OPS.values():
     if _op.formula is not None:
-        _sources = dict(zip(_op.formula.sources, _NAMES, strict=False))
-        declare(_op.name, Kernel(_apply(statements_of(_op.formula, _sources)), lacks=_not_f32))
+        declare(_op.name, Kernel(_apply(_op.formula), lacks=_not_f32))

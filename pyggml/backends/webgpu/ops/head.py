@@ -53,10 +53,8 @@ _SOFTMAX = CAPPED + whole("""
     if (GRADIENT) {
         for (var j = me; j < N; j += 256u) {
             let logit = capped(z_at(start + j));
-            let of_cap = logit / max(CAP, 1e-30);
-            let slope = select(1.0, 1.0 - of_cap * of_cap, CAP > 0.0);
             let p = exp(logit - top) / total;
-            let share = weight * slope * (p - select(0.0, 1.0, i32(j) == target_));
+            let share = capped_back(logit, weight * (p - select(0.0, 1.0, i32(j) == target_)));
             put_z(start + j, select(0.0, share, weight != 0.0));
         }
     }

@@ -4,9 +4,9 @@ made of it."""
 
 from collections.abc import Mapping
 
-from pyggml.formulas.formula import Formula, formula
+from pyggml.formulas.formula import Formula
+from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.formulas.text import Language
-from pyggml.ops.formulas import softcap
 
 # expm1 and tanh near 0 to 2e-7, erfc as in Numerical Recipes to 1.2e-7 of it, all relative.
 FUNCTIONS = """
@@ -54,12 +54,18 @@ def statements_of(formula: Formula, sources: Mapping[str, str]) -> str:
     return "\n".join([*statements, f"let y = {value};"])
 
 
-# Of one number, where a shader has CAP; 0 is none.
+# The cap of a number and its gradient, where a shader has CAP; 0 is none.
 CAPPED = f"""{FUNCTIONS}
 fn capped(x: f32) -> f32 {{
     let p_cap = CAP;
     if (p_cap <= 0.0) {{ return x; }}
-    {statements_of(formula(softcap), {})}
+    {statements_of(SOFTCAP, {})}
+    return y;
+}}
+fn capped_back(of_capped: f32, dy: f32) -> f32 {{
+    let p_cap = CAP;
+    if (p_cap <= 0.0) {{ return dy; }}
+    {statements_of(SOFTCAP_BACK, {"y": "of_capped"})}
     return y;
 }}
 """
