@@ -51,7 +51,7 @@ from pyggml.generation.passes import MOST_TOKENS
 from pyggml.graph.dtypes import DTYPES
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.adapter.parameters import Parameters
-from pyggml.lora.optim import AdamW, n_kept
+from pyggml.lora.optim import FlatAdamW, n_kept
 from pyggml.lora.ranks import ALONE
 from pyggml.lora.trainer.gradient import StepGradient
 from pyggml.lora.trainer.memory import on_devices
@@ -188,7 +188,7 @@ def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
     passes = Passes(adapter.model, parameters, n, n_ctx)
     batch, taken, first = random_batch(n_sequences, n_ctx, model.config.n_vocab), [], 0.0
     with model.devices.holding(*parameters.buffers.values()):
-        optimiser = AdamW(parameters, TrainConfig(), model.devices)
+        optimiser = FlatAdamW(parameters, TrainConfig(), model.devices)
         gradient = StepGradient(parameters, model.devices, ALONE)
 
         def step() -> None:

@@ -49,7 +49,7 @@ from pyggml.jit.llvm import I64, declare_intrinsic
 from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.data import Batch
-from pyggml.lora.optim import AdamW
+from pyggml.lora.optim import FlatAdamW
 from pyggml.lora.trainer.passes import Passes
 
 from machine import about
@@ -168,7 +168,7 @@ class Run:
         adapter = attach(model, LoraConfig(rank=8, alpha=16.0))
         self.parameters: Parameters = adapter.parameters
         self.passes = Passes(adapter.model, self.parameters, n_tokens)
-        self.optimiser = AdamW(self.parameters, TrainConfig())
+        self.optimiser = FlatAdamW(self.parameters, TrainConfig())
         self.batch: Batch = random_batch(1, n_tokens, model.config.n_vocab)
         self.n, self.note_cycles = 0, _note_cycles()
 

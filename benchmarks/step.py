@@ -28,14 +28,16 @@ from pyggml.kernels.gemm import FLOATS
 from pyggml.kernels.kernel import Compute
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.data import Batch
-from pyggml.lora.optim import AdamW
+from pyggml.lora.optim import FlatAdamW
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import COMPUTE_TYPES, Model
 
 from machine import about, median_seconds, peak_rss_gb
 
 
-def step(passes: Passes, optimiser: AdamW, parameters: Parameters, batch: Batch, n: int) -> None:
+def step(
+    passes: Passes, optimiser: FlatAdamW, parameters: Parameters, batch: Batch, n: int
+) -> None:
     """One whole step: gradients, clipping, update."""
     parameters.gradient[:] = 0
     passes.train(batch)
@@ -89,7 +91,7 @@ def main() -> None:
     parameters, numbers = adapter.parameters, count(1)
     keep = Keep.LAYERS if options.grad_checkpointing else Keep.COSTLY
     passes = Passes(adapter.model, parameters, options.tokens, keep=keep)
-    optimiser = AdamW(parameters, TrainConfig())
+    optimiser = FlatAdamW(parameters, TrainConfig())
     batch = random_batch(1, options.tokens, model.config.n_vocab)
     first = 0.0
 

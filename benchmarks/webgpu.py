@@ -45,7 +45,7 @@ from pyggml.backends.webgpu.runtime.device import FEATURES, WebGPUBackend
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, View
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.lora import LoraConfig, TrainConfig, attach
-from pyggml.lora.optim import AdamW
+from pyggml.lora.optim import FlatAdamW
 from pyggml.lora.ranks import ALONE
 from pyggml.lora.trainer.gradient import StepGradient
 from pyggml.lora.trainer.passes import Passes
@@ -166,7 +166,7 @@ def steps(card: Card, file: str, options: Any) -> float:
     passes = Passes(adapter.model, parameters, n)
     batch, taken = random_batch(1, n, model.config.n_vocab), []
     with model.devices.holding(*parameters.buffers.values()):
-        optimiser = AdamW(parameters, TrainConfig(), model.devices)
+        optimiser = FlatAdamW(parameters, TrainConfig(), model.devices)
         gradient = StepGradient(parameters, model.devices, ALONE)
         for i in islice(numbers, options.steps + 2):
             began = perf_counter()

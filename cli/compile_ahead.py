@@ -22,7 +22,7 @@ from pyggml import load, threads
 from pyggml.graph import Graph
 from pyggml.jit import CACHE, JIT
 from pyggml.lora import LoraConfig, TrainConfig, attach
-from pyggml.lora.optim import AdamW
+from pyggml.lora.optim import FlatAdamW
 from pyggml.lora.trainer.passes import Passes
 
 
@@ -119,7 +119,7 @@ def main() -> None:
     settings = TrainConfig(**train)
     model = load(name, compute=settings.compute)
     adapter = attach(model, LoraConfig(**lora))
-    AdamW(adapter.parameters, settings).compile()
+    FlatAdamW(adapter.parameters, settings).compile()
     for _ in Passes.of(adapter.model, adapter.parameters, settings, ctx).compile_backwards():
         if is_over.is_set():
             return

@@ -20,7 +20,7 @@ from pyggml.cli.demo import BASE, TEXT
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
-from pyggml.lora.optim import AdamW
+from pyggml.lora.optim import FlatAdamW
 from pyggml.model import fill
 from pyggml.models import Inputs, build, build_loss
 from pyggml.runtime import Devices, Program, bind, schedule
@@ -51,8 +51,8 @@ def main(path: str | Path = BASE) -> None:
     program, loss = differentiate(model, adapter.parameters, ids)
 
     # AdamW changes the parameters in place.
-    optimiser = AdamW(adapter.parameters, TrainConfig())
-    say(7, "lora.optim.AdamW.step", f"{N_STEPS} of them on the same {N_TOKENS} tokens:")
+    optimiser = FlatAdamW(adapter.parameters, TrainConfig())
+    say(7, "lora.optim.FlatAdamW.step", f"{N_STEPS} of them on the same {N_TOKENS} tokens:")
     for n in range(1, N_STEPS + 1):
         optimiser.clip()
         optimiser.step(5e-3, n)

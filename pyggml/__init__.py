@@ -7,7 +7,7 @@ pyggml.models        build           weights, inputs, adapters → logits Tensor
 pyggml.backward      build_backward  Graph of a loss, parameters → Graph with its gradients
 pyggml.runtime       schedule        Graph, devices → Schedule: what runs where, plans of memory
 pyggml.runtime       bind            Schedule → Program: a bound kernel call per node
-pyggml.lora.optim    AdamW.step      parameters, gradients → updated in place
+pyggml.lora.optim    FlatAdamW.step      parameters, gradients → updated in place
 pyggml.lora.adapter  Adapter.save    Adapter → GGUF that llama.cpp loads
 
 Between backward and schedule stand passes from graph to graph: what is rounded, and what is

@@ -2,18 +2,18 @@
 
 g = g · min(1, clip / ‖g‖)      ‖g‖ over all parameters
 
-A new one is a file with a subclass of Optimiser, a row of OPTIMISERS, and its name in
+A new one is a file with a subclass of FlatOptimiser, a row of OPTIMISERS, and its name in
 pyggml.lora.config.
 """
 
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.optim.adamw import AdamW
-from pyggml.lora.optim.lion import Lion
-from pyggml.lora.optim.optimiser import Optimiser
+from pyggml.lora.optim.adamw import FlatAdamW
+from pyggml.lora.optim.lion import FlatLion
+from pyggml.lora.optim.optimiser import FlatOptimiser
 
-OPTIMISERS: dict[str, type[Optimiser]] = {"adamw": AdamW, "lion": Lion}
+OPTIMISERS: dict[str, type[FlatOptimiser]] = {"adamw": FlatAdamW, "lion": FlatLion}
 
-__all__ = ["OPTIMISERS", "AdamW", "Lion", "Optimiser", "n_kept"]
+__all__ = ["OPTIMISERS", "FlatAdamW", "FlatLion", "FlatOptimiser", "n_kept"]
 
 
 def n_kept(config: TrainConfig) -> int:

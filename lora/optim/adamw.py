@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from pyggml.graph.tensor import Tensor
-from pyggml.lora.optim.optimiser import Optimiser
+from pyggml.lora.optim.optimiser import FlatOptimiser
 from pyggml.ops import opt_step_adamw
+from pyggml.ops.optim import adamw_settings
 
 
-class AdamW(Optimiser):
+class FlatAdamW(FlatOptimiser):
     """One OPT_STEP_ADAMW over the flat buffers."""
 
     moments = ("m", "v")
@@ -20,5 +21,4 @@ class AdamW(Optimiser):
 
     def settings(self, lr: float, n: int) -> Sequence[float]:
         c = self.config
-        hats = (1 / (1 - c.beta1**n), 1 / (1 - c.beta2**n))
-        return lr, c.beta1, c.beta2, c.eps, c.weight_decay, *hats
+        return adamw_settings(lr, (c.beta1, c.beta2), c.eps, c.weight_decay, n)

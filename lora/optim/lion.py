@@ -7,11 +7,11 @@ therefore needs a third to a tenth of AdamW's rate, and as many times its weight
 from collections.abc import Sequence
 
 from pyggml.graph.tensor import Tensor
-from pyggml.lora.optim.optimiser import Optimiser
+from pyggml.lora.optim.optimiser import FlatOptimiser
 from pyggml.ops import opt_step_lion
 
 
-class Lion(Optimiser):
+class FlatLion(FlatOptimiser):
     """One opt_step_lion over the flat buffers."""
 
     moments = ("m",)

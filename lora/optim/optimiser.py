@@ -18,7 +18,7 @@ from pyggml.runtime import Arenas, Devices, bind, schedule
 _LONGEST = 1e19  # its square, 1e38, is a float32
 
 
-class Optimiser(ABC):
+class FlatOptimiser(ABC):
     """An optimiser bound to parameters and their moments; on the CPU unless told otherwise.
 
     moments       the buffers of Parameters that it updates in each step

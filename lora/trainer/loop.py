@@ -18,7 +18,7 @@ import numpy as np
 
 import pyggml
 from pyggml import threads
-from pyggml.lora.optim import OPTIMISERS, Optimiser
+from pyggml.lora.optim import OPTIMISERS, FlatOptimiser
 from pyggml.lora.trainer.arithmetic import Arithmetic
 from pyggml.lora.trainer.best import BestParameters
 from pyggml.lora.trainer.checks import check_alike
@@ -58,7 +58,7 @@ class Trainer(RunPlan):
     Raises ConfigError if the settings do not fit the model, DataError for tokens that it lacks.
     """
 
-    _optimiser: Optimiser | None = None  # taken by `_begin`, with what follows
+    _optimiser: FlatOptimiser | None = None  # taken by `_begin`, with what follows
     _gradient: StepGradient | None = None
     _stopping = False
     _updating = False

@@ -16,15 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu import write
-from pyggml.backward import build_backward
 from pyggml.eager.value import Value, apply, tensor
 from pyggml.errors import ConfigError
-from pyggml.graph import Graph
-from pyggml.graph.op import SAVED, Op
-from pyggml.graph.tensor import Tensor, leaf
-from pyggml.look.check import STEP, evaluate, in_float64
-from pyggml.runtime import results
+from pyggml.graph.op import Op
+from pyggml.graph.tensor import Tensor
+from pyggml.look.check import CheckedOutput, in_float64
 
 EXACT, ROUNDED = 1e-5, 1e-3  # tolerances for references in float64, and for kernels in float32
 MOST_EVALUATIONS = 2000  # of the graph, for a whole Jacobian
@@ -118,12 +114,10 @@ def gradcheck(
     Raises ConfigError if there is no float input, and NoGradientError as `backward` does.
     """
     out, leaves = _graph_of(what, inputs, settings)
-    graph = build_backward(Graph.of(out), leaves, weights := leaf(np.ones(out.shape, np.float32)))
-    kernels = kernels or any(s.op is SAVED for node in graph.nodes for s in node.src)
-    function = _Function(out, leaves, graph, weights, kernels)
+    output = CheckedOutput.of(out, leaves, kernels)
     rng = np.random.default_rng(seed)
-    wanted = tolerance or (ROUNDED if kernels else EXACT)
-    return Verdict(tuple(_check(function, i, rng, wanted) for i in range(len(leaves))), wanted)
+    wanted = tolerance or (ROUNDED if output.kernels else EXACT)
+    return Verdict(tuple(_check(output, i, rng, wanted) for i in range(len(leaves))), wanted)
 
 
 def _graph_of(
@@ -153,44 +147,7 @@ def _gives_a_tensor(function: Callable[..., Any]) -> bool:
     return getattr(function, "__annotations__", {}).get("return") in (Tensor, Tensor.__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Function:
-    """The output as a function of the leaves, with its gradient. weights: of the output's
-    elements, in the sum that is differentiated."""
-
-    out: Tensor
-    leaves: list[Tensor]
-    backward: Graph
-    weights: Tensor
-    kernels: bool
-
-    def value(self, i: int, x: np.ndarray) -> np.ndarray:
-        """The output where leaf i is x, float64."""
-        return evaluate(self.out, {self.leaves[i]: x})
-
-    def slopes(self, i: int, x: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of the output along v, to the left and to the right of x."""
-        here, left, right = (self.value(i, x + h * v) for h in (0.0, -STEP, STEP))
-        with np.errstate(invalid="ignore"):  # ∞ - ∞ where the output is masked
-            return np.nan_to_num(here - left) / STEP, np.nan_to_num(right - here) / STEP
-
-    def slope(self, i: int, x: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """Of the output along v at x, by the central difference."""
-        left, right = (self.value(i, x + h * v) for h in (-STEP, STEP))
-        with np.errstate(invalid="ignore"):
-            return np.nan_to_num(right - left) / (2 * STEP)
-
-    def gradient(self, i: int, u: np.ndarray) -> np.ndarray:
-        """d(Σ u · output) / d(leaf i), by the rules."""
-        if self.kernels:
-            write(self.weights, u)
-            _, *arrays = results(self.backward)
-            return arrays[i].astype(np.float64)
-        _, *gradients = self.backward.outputs
-        return evaluate(gradients[i], {self.weights: u})
-
-
-def _check(f: _Function, i: int, rng: np.random.Generator, tolerance: float) -> InputCheck:
+def _check(f: CheckedOutput, i: int, rng: np.random.Generator, tolerance: float) -> InputCheck:
     t, m = f.leaves[i], f.out.n_elements
     n = t.n_elements
     if m + 2 * n <= MOST_EVALUATIONS:
@@ -202,7 +159,7 @@ def _check(f: _Function, i: int, rng: np.random.Generator, tolerance: float) -> 
     return InputCheck(t.name or f"input {i}", t.shape, method, error, worst)
 
 
-def _by_jacobian(f: _Function, i: int) -> tuple[float, Worst | None]:
+def _by_jacobian(f: CheckedOutput, i: int) -> tuple[float, Worst | None]:
     t, m = f.leaves[i], f.out.n_elements
     x = in_float64(t)
     if not m or not t.n_elements:
@@ -219,7 +176,7 @@ def _by_jacobian(f: _Function, i: int) -> tuple[float, Worst | None]:
 
 
 def _by_directions(
-    f: _Function, i: int, rng: np.random.Generator, tolerance: float
+    f: CheckedOutput, i: int, rng: np.random.Generator, tolerance: float
 ) -> tuple[float, Worst | None]:
     t = f.leaves[i]
     x, most, at = in_float64(t), 0.0, None
@@ -234,7 +191,7 @@ def _by_directions(
 
 
 def _worst_of_some(
-    f: _Function, i: int, x: np.ndarray, u: np.ndarray, g: np.ndarray, rng: np.random.Generator
+    f: CheckedOutput, i: int, x: np.ndarray, u: np.ndarray, g: np.ndarray, rng: np.random.Generator
 ) -> Worst:
     """The worst of some elements of the input."""
     chosen = rng.permutation(x.size)[:_SEARCHED]
@@ -254,7 +211,7 @@ def _worst(
     return Worst(of, by, float(analytic), float(numeric), pair)
 
 
-def _scale(f: _Function, i: int, x: np.ndarray, *derivatives: np.ndarray) -> float:
+def _scale(f: CheckedOutput, i: int, x: np.ndarray, *derivatives: np.ndarray) -> float:
     """The largest derivative, but no less than the noise of differences allows to tell from 0."""
     value = f.value(i, x)
     noise = 1e-6 * float(np.abs(value[np.isfinite(value)]).max(initial=0.0))

@@ -1,6 +1,6 @@
 """Optimisers of values, and of the tensors of a graph: the training loop of a page.
 
-Of values, they update `data` from `grad`, in place. They are written in NumPy, to be read.
+Of values, they update `data` from `grad`, in place, in NumPy.
 
     optimiser = AdamW([w, b], lr=1e-2)
     for step in range(100):
@@ -33,6 +33,7 @@ from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.ops import add, cpy, opt_step_adamw, opt_step_sgd, scale
+from pyggml.ops.optim import OPT_STEP_ADAMW, adamw_moments, adamw_settings
 from pyggml.runtime import Arenas, Devices, Program, bind, schedule
 
 
@@ -206,18 +207,12 @@ class AdamW(Optimiser):
         self.m, self.v = self.moments(), self.moments()
 
     def update(self, i: int, p: np.ndarray, g: np.ndarray) -> np.ndarray:
-        b1, b2 = self.betas
-        self.m[i] = b1 * self.m[i] + (1 - b1) * g
-        self.v[i] = b2 * self.v[i] + (1 - b2) * g * g
-        mean = self.m[i] / (1 - b1**self.n)
-        square = self.v[i] / (1 - b2**self.n)
-        decayed = p * (1 - self.lr * self.weight_decay)
-        return np.asarray(decayed - self.lr * mean / (np.sqrt(square) + self.eps))
+        moments = self.m[i], self.v[i]
+        self.m[i], self.v[i] = adamw_moments(g, *moments, *self.betas)
+        return OPT_STEP_ADAMW.ref(p, g, *moments, self.settings())
 
     def node(self, i: int, p: Tensor, g: Tensor, settings: Tensor) -> Tensor:
         return opt_step_adamw(p, g, leaf(self.m[i], "m"), leaf(self.v[i], "v"), settings)
 
     def settings(self) -> Sequence[float]:
-        b1, b2 = self.betas
-        hats = 1 / (1 - b1**self.n), 1 / (1 - b2**self.n)
-        return self.lr, b1, b2, self.eps, self.weight_decay, *hats
+        return adamw_settings(self.lr, self.betas, self.eps, self.weight_decay, self.n)

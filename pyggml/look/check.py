@@ -7,12 +7,14 @@ the gradient comes from the kernels. A random seed, unlike a plain sum, also see
 (the gradients of softmax sum to zero).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends.cpu import read
+from pyggml.backends.cpu import read, write
 from pyggml.backward.walk import build_backward
 from pyggml.errors import NoGradientError
 from pyggml.graph import Graph, topological
@@ -22,6 +24,57 @@ from pyggml.kernels import reference
 from pyggml.runtime import results
 
 STEP = 1e-5  # h: the difference of two float64 values of order 1 is then good to 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedOutput:
+    """An output as a function of leaves, with its gradient by the rules.
+
+    weights   of the output's elements, in the sum that is differentiated
+    kernels   whether gradients are those of the kernels, not of the references
+    """
+
+    out: Tensor
+    leaves: Sequence[Tensor]
+    backward: Graph
+    weights: Tensor
+    kernels: bool
+
+    @classmethod
+    def of(cls, out: Tensor, leaves: Sequence[Tensor], kernels: bool) -> CheckedOutput:
+        """Of kernels too where a rule reads what a kernel leaves. Raises NoGradientError."""
+        weights = leaf(np.ones(out.shape, np.float32), "weights")
+        graph = build_backward(Graph.of(out), leaves, weights)
+        reads_saved = any(s.op is SAVED for node in graph.nodes for s in node.src)
+        return cls(out, leaves, graph, weights, kernels or reads_saved)
+
+    def value(self, i: int, x: np.ndarray) -> np.ndarray:
+        """The output where leaf i is x, float64."""
+        return evaluate(self.out, {self.leaves[i]: x})
+
+    def slopes(self, i: int, x: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the output along v, to the left and to the right of x."""
+        here, left, right = (self.value(i, x + h * v) for h in (0.0, -STEP, STEP))
+        with np.errstate(invalid="ignore"):  # ∞ - ∞ where the output is masked
+            return np.nan_to_num(here - left) / STEP, np.nan_to_num(right - here) / STEP
+
+    def slope(self, i: int, x: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """Of the output along v at x, by the central difference."""
+        left, right = (self.value(i, x + h * v) for h in (-STEP, STEP))
+        with np.errstate(invalid="ignore"):
+            return np.nan_to_num(right - left) / (2 * STEP)
+
+    def gradient(self, i: int, u: np.ndarray) -> np.ndarray:
+        """d(Σ u · output) / d(leaf i)."""
+        if self.kernels:
+            return self.gradients(u)[i]
+        return evaluate(self.backward.outputs[1 + i], {self.weights: u})
+
+    def gradients(self, u: np.ndarray) -> list[np.ndarray]:
+        """Of all leaves, by one run of the kernels."""
+        write(self.weights, u)
+        _, *arrays = results(self.backward)
+        return [a.astype(np.float64) for a in arrays]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +101,8 @@ def check_gradient(
     rng: np.random.Generator,
     wrt: Sequence[int] | None = None,
 ) -> list[Slope]:
-    """Compare the gradient of build(*leaves) with the float64 slope, once for each array.
+    """Compare the gradient of build(*leaves), by the kernels, with the float64 slope along one
+    direction of each array.
 
     Float arrays become F32 leaves, integers I32 leaves; a Tensor (a quantised weight, say) is used
     as it is. `wrt` chooses the arrays to differentiate by, else all float ones. The caller judges
@@ -62,32 +116,17 @@ def check_gradient(
         wrt = [i for i, a in enumerate(arrays) if not isinstance(a, Tensor) and a.dtype.kind == "f"]
     if not wrt:
         raise NoGradientError("check_gradient: there is no float array to differentiate by")
-    start = {t: in_float64(t).copy() for t in leaves}  # a kernel may change a leaf in place
-    out = build(*leaves)
-    seed = rng.standard_normal(out.shape).astype(np.float32)
-    seed_leaf = leaf(np.asarray(seed), "seed")
-    _, *grads = results(build_backward(Graph.of(out), [leaves[i] for i in wrt], seed_leaf))
-    return [
-        _compare(out, seed, start, leaves[i], i, g, rng) for i, g in zip(wrt, grads, strict=True)
+    output = CheckedOutput.of(build(*leaves), [leaves[i] for i in wrt], kernels=True)
+    seed = rng.standard_normal(output.out.shape).astype(np.float32)
+    directions = [rng.standard_normal(t.shape) for t in output.leaves]
+    slopes = [  # before the kernels, which may change a leaf in place
+        float(np.sum(seed * output.slope(k, in_float64(t), v)))
+        for k, (t, v) in enumerate(zip(output.leaves, directions, strict=True))
     ]
-
-
-def _compare(
-    out: Tensor,
-    seed: np.ndarray,
-    start: Mapping[Tensor, np.ndarray],
-    x: Tensor,
-    source: int,
-    grad: np.ndarray,
-    rng: np.random.Generator,
-) -> Slope:
-    v = rng.standard_normal(x.shape)
-    up, down = (evaluate(out, {**start, x: start[x] + h * v}) for h in (STEP, -STEP))
-    change = np.subtract(up, down, out=np.zeros_like(up), where=up != down)  # -inf stays -inf
-    wanted = float(np.sum(seed * change)) / (2 * STEP)
-    exact = grad.astype(np.float64)
-    scale = float(np.linalg.norm(exact) * np.linalg.norm(v))
-    return Slope(source, float(np.sum(exact * v)), wanted, scale)
+    return [
+        Slope(i, float(np.sum(g * v)), slope, float(np.linalg.norm(g) * np.linalg.norm(v)))
+        for i, g, v, slope in zip(wrt, output.gradients(seed), directions, slopes, strict=True)
+    ]
 
 
 def evaluate(t: Tensor, values: Mapping[Tensor, np.ndarray] | None = None) -> np.ndarray:

@@ -69,6 +69,21 @@ def opt_step_sgd(p: Tensor, g: Tensor, settings: Tensor) -> Tensor:
     return OPT_STEP_SGD(p, g, settings)
 
 
+def adamw_settings(
+    lr: float, betas: tuple[float, float], eps: float, weight_decay: float, n: int
+) -> tuple[float, ...]:
+    """What AdamW's step n reads; steps count from 1."""
+    hats = (1 / (1 - beta**n) for beta in betas)
+    return lr, *betas, eps, weight_decay, *hats
+
+
+def adamw_moments(
+    g: np.ndarray, m: np.ndarray, v: np.ndarray, beta1: float, beta2: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """m and v after one step."""
+    return m * beta1 + g * (1 - beta1), v * beta2 + g * g * (1 - beta2)
+
+
 # -- clip_norm ----------------------------------------------------------------------------------
 
 
@@ -163,8 +178,7 @@ def _adamw_ref(
     p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, settings: np.ndarray
 ) -> np.ndarray:
     alpha, beta1, beta2, eps, decay, beta1h, beta2h = settings
-    m = m * beta1 + g * (1 - beta1)
-    v = v * beta2 + g * g * (1 - beta2)
+    m, v = adamw_moments(g, m, v, beta1, beta2)
     return np.asarray(p * (1 - alpha * decay) - alpha * m * beta1h / (np.sqrt(v * beta2h) + eps))
 
 
@@ -172,8 +186,8 @@ def _adamw_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for shape, n_step in [((1,), 1), ((5, 33), 1), ((3, 1700), 20)]:
         p, g, m = rng.standard_normal((3, *shape))
         v = rng.uniform(0.1, 1, shape)
-        hats = (1 / (1 - 0.9**n_step), 1 / (1 - 0.99**n_step))
-        yield Sample((p, g, m, v, np.array([0.1, 0.9, 0.99, 1e-3, 0.2, *hats])))
+        settings = adamw_settings(0.1, (0.9, 0.99), 1e-3, 0.2, n_step)
+        yield Sample((p, g, m, v, np.array(settings)))
 
 
 OPT_STEP_ADAMW = op(

@@ -11,7 +11,7 @@ from pyggml.errors import ConfigError, DataError, PyggmlError
 from pyggml.graph.dtypes import BF16, DTYPES, F32
 from pyggml.graph.tensor import leaf
 from pyggml.lora import Parameters, TrainConfig
-from pyggml.lora.optim import AdamW
+from pyggml.lora.optim import FlatAdamW
 from pyggml.lora.trainer.passes import Passes
 from pyggml.ops import swiglu_back
 from pyggml.quants import quantize
@@ -111,7 +111,7 @@ def test_a_model_that_is_no_number_is_told_before_the_first_step(trainer_of, cor
 def steps_of(gradients, **settings):
     """A parameter after AdamW's steps with these gradients."""
     parameters = Parameters({"a": (1,)})
-    optimiser = AdamW(parameters, TrainConfig(weight_decay=0.0, **settings))
+    optimiser = FlatAdamW(parameters, TrainConfig(weight_decay=0.0, **settings))
     with np.errstate(all="ignore"):
         for n, g in enumerate(gradients, 1):
             parameters.gradients["a"].data[:] = g

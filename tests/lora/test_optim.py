@@ -5,7 +5,7 @@ import pytest
 
 from pyggml import gguf
 from pyggml.lora import Parameters, TrainConfig
-from pyggml.lora.optim import OPTIMISERS, Lion, n_kept
+from pyggml.lora.optim import OPTIMISERS, FlatLion, n_kept
 
 from runs import state, steps
 
@@ -14,7 +14,7 @@ def test_lion_takes_steps_of_the_sign_alone():
     parameters = Parameters({"a": (3, 5), "b": (7,)}, rates={"b": 4.0})
     config = TrainConfig(optimiser="lion", beta1=0.8, beta2=0.95, weight_decay=0.3, clip=0.0)
     rng = np.random.default_rng(0)
-    optimiser = Lion(parameters, config)
+    optimiser = FlatLion(parameters, config)
     p = {name: rng.normal(size=t.shape) for name, t in parameters.tensors.items()}
     for name, t in parameters.tensors.items():
         t.data[:] = p[name]

@@ -9,7 +9,7 @@ import pyggml
 from pyggml import gguf
 from pyggml.graph.dtypes import F16, F32
 from pyggml.lora import LoraConfig, TrainConfig, attach, loss_and_grads
-from pyggml.lora.optim import AdamW
+from pyggml.lora.optim import FlatAdamW
 
 GOLDEN = Path(__file__).parents[1] / "golden/adapters/peft.npz"
 KEYS = {
@@ -107,7 +107,7 @@ def test_lora_plus_steps_are_peft_s(golden, base):
     p = adapter.parameters
     for name, t in p.tensors.items():
         t.data[:] = golden[f"rslora/{name}"]
-    optimiser = AdamW(p, TrainConfig(weight_decay=0.1, clip=0.0))
+    optimiser = FlatAdamW(p, TrainConfig(weight_decay=0.1, clip=0.0))
     losses = []
     for n in range(1, 6):
         loss, grads = loss_and_grads(adapter.model, golden["tokens"])

@@ -19,7 +19,7 @@ from pyggml.lora import (
     loss_and_grads,
 )
 from pyggml.lora.data import Corpus
-from pyggml.lora.optim import AdamW
+from pyggml.lora.optim import FlatAdamW
 from pyggml.lora.trainer.reports import History
 
 from runs import state, steps
@@ -79,7 +79,7 @@ def test_adamw_is_the_paper_s_on_the_clipped_gradient():
         t.data[:] = start[n]
     p = np.concatenate([a.ravel() for a in start.values()])
     m, v = np.zeros(32), np.zeros(32)
-    optimiser = AdamW(parameters, config)
+    optimiser = FlatAdamW(parameters, config)
     for n in range(1, 4):
         g = rng.standard_normal(32) * n
         parameters.gradients["a"].data[:] = g[:15].reshape(3, 5)
