@@ -23,7 +23,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from pyggml import gguf, load, lora, tokenizer
-from pyggml.backends import cpu
+from pyggml.graph import arrays
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Shape
 from pyggml.models import tensors_of
@@ -119,7 +119,7 @@ def train(path: Path, corpus: lora.Corpus, config: lora.TrainConfig, patience: i
     model = load(path)
     parameters = lora.Parameters({name: t.shape for name, t in model.parts.weights.items()})
     for name, t in parameters.tensors.items():
-        cpu.write(t, cpu.read(model.parts.weights[name]))
+        arrays.write(t, arrays.read(model.parts.weights[name]))
     model.parts = replace(model.parts, weights=parameters.tensors)
     trainer = lora.Trainer(model, parameters, corpus, config)
     print(f"{parameters.n_trained:,} weights, {len(corpus.train)} windows, {trainer.n_steps} steps")
@@ -139,7 +139,7 @@ def train(path: Path, corpus: lora.Corpus, config: lora.TrainConfig, patience: i
 
     trainer.run(report, progress=False)
     parameters.data[:] = best
-    return {name: cpu.read(t) for name, t in parameters.tensors.items()}
+    return {name: arrays.read(t) for name, t in parameters.tensors.items()}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -14,10 +14,11 @@ import numpy as np
 
 from pyggml import Model, gguf, load, models
 from pyggml.alloc import plan
-from pyggml.backends.cpu import CPU, read, write
+from pyggml.backends.cpu import CPU
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.cli.demo import BASE, TEXT
 from pyggml.graph import Graph
+from pyggml.graph.arrays import read, write
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.optim import FlatAdamW

@@ -16,7 +16,7 @@ import numpy as np
 
 from pyggml import gguf, tokenizer
 from pyggml.backends import Backend
-from pyggml.backends.cpu import CPU, write
+from pyggml.backends.cpu import CPU
 from pyggml.errors import (
     AdapterError,
     ConfigError,
@@ -28,6 +28,7 @@ from pyggml.errors import (
 )
 from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.gemm import FASTEST

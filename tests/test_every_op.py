@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyggml import threads
-from pyggml.backends.cpu import array
 from pyggml.errors import ShapeError
+from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import BF16, F16, F32, I32, dtype
 from pyggml.graph.op import Memory, NoGrad, Sample
 from pyggml.graph.tensor import Tensor, as_leaf, leaf, zeros

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pyggml import ops
-from pyggml.backends.cpu import array
 from pyggml.backward import build_backward
 from pyggml.graph import Graph
+from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import BF16, F16, F32, I32, I64
 from pyggml.graph.tensor import Tensor, as_leaf, leaf
 from pyggml.ops import OPS

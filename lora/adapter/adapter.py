@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError
+from pyggml.graph.arrays import read
 from pyggml.lora.adapter.file import Update, write_adapter
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import LoraConfig

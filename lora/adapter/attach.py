@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from pyggml.backends.cpu import read, write
 from pyggml.errors import AdapterError
+from pyggml.graph.arrays import read, write
 from pyggml.graph.tensor import Shape, leaf
 from pyggml.lora.adapter.adapter import Adapter
 from pyggml.lora.adapter.names import resolve

@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError, ConfigError
+from pyggml.graph.arrays import read
 from pyggml.lora.adapter.file import Update, write_adapter
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs

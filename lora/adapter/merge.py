@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError
+from pyggml.graph.arrays import read
 from pyggml.lora.adapter.starts import row_squares, unpack
 from pyggml.model import Model
 from pyggml.models import LoraPair

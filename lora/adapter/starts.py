@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
-from pyggml.backends.cpu import read
+from pyggml.graph.arrays import read
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.quants import dequantize
 

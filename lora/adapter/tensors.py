@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu import read, write
 from pyggml.errors import AdapterError, suggestion
+from pyggml.graph.arrays import read, write
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.lora.adapter.parameters import Parameters

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu import write
+from pyggml.graph.arrays import write
 from pyggml.lora.data.sources import FileSummary
 from pyggml.lora.data.spill import BLOCK, blocks
 from pyggml.models import Inputs

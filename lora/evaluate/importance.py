@@ -14,9 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from pyggml.backends.cpu import array, has_memory
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
+from pyggml.graph.arrays import array, has_memory
 from pyggml.graph.tensor import Tensor
 from pyggml.lora.data import Dataset
 from pyggml.lora.evaluate.perplexity import chunks_of

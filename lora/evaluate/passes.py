@@ -14,8 +14,8 @@ from itertools import takewhile
 
 import numpy as np
 
-from pyggml.backends.cpu import write
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.lora.evaluate.scorer import Predictions, Scorer
 from pyggml.model import Model
 from pyggml.models import Inputs, Net

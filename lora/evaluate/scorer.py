@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends.cpu import write
 from pyggml.errors import NotFiniteError
+from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import zeros
 from pyggml.look.lens import TokenTable, losses_and_ranks

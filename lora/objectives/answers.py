@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
-from pyggml.backends.cpu import write
 from pyggml.errors import ConfigError
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.lora.config import TrainConfig

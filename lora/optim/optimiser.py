@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from pyggml.backends.cpu import write
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, window, zeros
 from pyggml.jit import compile_for

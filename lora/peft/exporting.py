@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.backends.cpu import array, read
 from pyggml.errors import AdapterError, first_names
 from pyggml.files import new_folder
 from pyggml.gguf.fields import brief
+from pyggml.graph.arrays import array, read
 from pyggml.lora.peft import chat_template, settings, tensors
 from pyggml.lora.peft.twins import EXPERTS, Module, ModulePart, Twins
 from pyggml.model import Model

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu import read
+from pyggml.graph.arrays import read
 from pyggml.look.overview import Column, Measure, Overview, arrange, measure, overview
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.runtime import Devices

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pyggml.backends.cpu import write
+from pyggml.graph.arrays import write
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.trainer.reports import History
 from pyggml.runtime import Devices

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu import write
+from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.lora.data import Batch

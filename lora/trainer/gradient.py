@@ -7,8 +7,8 @@ The sum does not depend on which rank computed which batch, so neither does the 
 
 import numpy as np
 
-from pyggml.backends.cpu import read, write
 from pyggml.graph import Graph
+from pyggml.graph.arrays import read, write
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.ranks import ALONE, Ranks

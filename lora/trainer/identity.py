@@ -13,9 +13,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyggml.backends.cpu import read
 from pyggml.errors import CheckpointError, Fault
 from pyggml.gguf.identity import Identity, identity
+from pyggml.graph.arrays import read
 from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.objectives import USUAL
 from pyggml.lora.objectives.choice import usual

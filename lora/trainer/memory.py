@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pyggml.alloc import Plan
 from pyggml.backends import Backend
-from pyggml.backends.cpu import is_constant
+from pyggml.graph.arrays import is_constant
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.optim import n_kept

@@ -15,9 +15,9 @@ import numpy as np
 
 from pyggml.alloc import Plan
 from pyggml.backends import Backend
-from pyggml.backends.cpu import write
 from pyggml.backward import Keep, training_graph
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.graph.verify import verifies, verifying

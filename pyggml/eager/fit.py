@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends.cpu import write
 from pyggml.eager.optim import Optimiser
 from pyggml.errors import ConfigError, Fault
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.tensor import Tensor
 from pyggml.runtime import Devices, Program, bind, schedule
 

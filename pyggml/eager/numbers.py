@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from pyggml.backends import cpu
+from pyggml.backends.cpu import CPU
 from pyggml.errors import NoGradientError
-from pyggml.graph import Graph
+from pyggml.graph import Graph, arrays
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.op import SAVED
 from pyggml.graph.tensor import Tensor, leaf
@@ -55,14 +55,13 @@ def gradients(graph: Graph) -> list[np.ndarray]:
     Rules that read what a forward kernel saved have no reference: such a graph is run by kernels.
     """
     if any(s.op is SAVED for node in graph.nodes for s in node.src):
-        _, *arrays = results(graph)
-        return arrays
+        return results(graph)[1:]
     return [numbers(t) for t in graph.outputs_of("grad").values()]
 
 
 def write(t: Tensor, values: np.ndarray) -> None:
     """Change the numbers of a leaf; what was computed from it is out of date from now on."""
-    cpu.write(t, values)
+    arrays.write(t, values)
     _written[t] = next(_moments)
 
 
@@ -95,7 +94,7 @@ def _numbers(t: Tensor) -> np.ndarray:
     if t in _known:
         return _known[t].numbers
     if t.dtype in (F32, I32):
-        return cpu.read(t)
+        return arrays.read(t)
     return _round(in_float64(t))
 
 
@@ -105,7 +104,7 @@ def _compute(node: Tensor) -> np.ndarray:
         raise NoGradientError(f"{node!r} is written by a kernel, not by a reference")
     sources = [_numbers(s) for s in node.src]
     n_numbers = node.n_elements + sum(s.size for s in sources)
-    if n_numbers > SMALL and cpu.CPU().refusal(node) is None:
+    if n_numbers > SMALL and CPU().refusal(node) is None:
         leaves = (_as_leaf(s, a) for s, a in zip(node.src, sources, strict=True))
         (computed,) = run(node.op(*leaves, **node.params))
         return _round(computed)

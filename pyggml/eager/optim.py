@@ -25,11 +25,11 @@ from functools import cached_property
 
 import numpy as np
 
-from pyggml.backends.cpu import write
 from pyggml.backward import build_backward
 from pyggml.eager.value import Value
 from pyggml.errors import ConfigError, Fault
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.ops import add, cpy, opt_step_adamw, opt_step_sgd, scale

@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from pyggml.backends.cpu import detach, write
 from pyggml.graph import Graph
+from pyggml.graph.arrays import detach, write
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.model import Model, check_greatest
 from pyggml.models import Cache, Inputs, build

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pyggml.backends.cpu import copy_rows, detach, read, write
 from pyggml.errors import ConfigError
+from pyggml.graph.arrays import copy_rows, detach, read, write
 from pyggml.graph.dtypes import DTYPES, F32, DType
 from pyggml.model import Model
 from pyggml.models import Cache

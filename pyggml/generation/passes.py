@@ -7,8 +7,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from pyggml.backends.cpu import array, detach
 from pyggml.generation.ahead import Ahead
+from pyggml.graph.arrays import array, detach
 from pyggml.graph.dtypes import I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.model import Model, check_greatest

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends.cpu import read, write
 from pyggml.backward.walk import build_backward
 from pyggml.errors import NoGradientError
 from pyggml.graph import Graph, topological
+from pyggml.graph.arrays import read, write
 from pyggml.graph.op import SAVED
 from pyggml.graph.tensor import Tensor, as_leaf, leaf
 from pyggml.kernels import reference

@@ -23,10 +23,10 @@ from warnings import warn
 
 import numpy as np
 
-from pyggml.backends.cpu import read
 from pyggml.backward import build_backward
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
+from pyggml.graph.arrays import read
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.look.control import AFTER_FIRST, text_means
 from pyggml.look.gradients import loss_and_grads

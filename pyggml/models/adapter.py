@@ -20,10 +20,10 @@ from dataclasses import replace
 import numpy as np
 
 from pyggml import gguf
-from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError, first_names
 from pyggml.files import in_characters
 from pyggml.gguf.identity import Identity
+from pyggml.graph.arrays import read
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.models.build import Parts
 from pyggml.models.config import short

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends.cpu import write
+from pyggml.graph.arrays import write
 from pyggml.graph.tensor import Tensor
 from pyggml.models.build import Parts
 from pyggml.models.net import Cache, Inputs, Net

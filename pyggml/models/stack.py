@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from pyggml import gguf
-from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError
 from pyggml.gguf.identity import Identity, identity
+from pyggml.graph.arrays import read
 from pyggml.models.low_rank import LoraPair, LoraPairs
 
 _BELOW = "pyggml.lora.below"

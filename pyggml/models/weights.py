@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends.cpu import array
 from pyggml.errors import ModelError, first_of
 from pyggml.gguf import GGUFFile
+from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.tensor import Shape, Tensor, leaf
 from pyggml.quants import QUANTS, dequantize

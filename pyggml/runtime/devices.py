@@ -17,7 +17,8 @@ from itertools import filterfalse
 from weakref import WeakKeyDictionary, WeakSet
 
 from pyggml.backends import Backend
-from pyggml.backends.cpu import CPU, array, detach, is_constant
+from pyggml.backends.cpu import CPU
+from pyggml.graph.arrays import array, detach, is_constant
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I8
 from pyggml.graph.op import SEEN

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends import Backend
-from pyggml.backends.cpu import LeafArrays, array, expect_held, is_constant, leaf_arrays
 from pyggml.backends.cpu.pages import map_of
 from pyggml.errors import GraphError
 from pyggml.graph import Graph, last_write
+from pyggml.graph.arrays import LeafArrays, array, expect_held, is_constant, leaf_arrays
 from pyggml.graph.call import Call
 from pyggml.graph.op import changed_by
 from pyggml.graph.tensor import Tensor

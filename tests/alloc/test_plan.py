@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from pyggml.alloc import Plan, plan
 from pyggml.alloc.plan import _Pieces
 from pyggml.alloc.usage import bytes_at, moment, peak
-from pyggml.backends.cpu import CPU, array
+from pyggml.backends.cpu import CPU
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.graph import Graph, Notes
+from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import BF16, F32, I32
 from pyggml.graph.op import SAVED, Memory
 from pyggml.graph.tensor import Tensor, leaf, zeros

@@ -5,8 +5,9 @@ import pytest
 from arenas import bound
 
 from pyggml.alloc import plan
-from pyggml.backends.cpu import CPU, array
+from pyggml.backends.cpu import CPU
 from pyggml.graph import Graph
+from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import dtype
 from pyggml.graph.op import SHARED
 from pyggml.graph.tensor import leaf

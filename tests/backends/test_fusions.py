@@ -9,9 +9,10 @@ from extras import need
 
 import pyggml
 from pyggml.alloc import plan as make_plan
-from pyggml.backends.cpu import CPU, array
+from pyggml.backends.cpu import CPU
 from pyggml.generation import Session
 from pyggml.graph import Graph
+from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import BF16, F16
 from pyggml.graph.op import SAVED, Memory, changed_by
 from pyggml.graph.tensor import leaf, zeros

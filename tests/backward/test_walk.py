@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from derivatives import filled, gradients_of
 
-from pyggml.backends.cpu import array
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
+from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.look.check import check_gradient

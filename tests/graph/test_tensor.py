@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from pyggml.backends.cpu import array
 from pyggml.errors import QuantError, ShapeError
 from pyggml.graph import Graph
+from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import BF16, F16, F32, I32, dtype
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Spec, op

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from pyggml.backends.cpu import read
+from pyggml.graph.arrays import read
 from pyggml.look.draw import heat_map
 from pyggml.look.overview import (
     Column,

@@ -13,8 +13,9 @@ import pytest
 from cases import cases
 
 import pyggml
-from pyggml.backends.cpu import CPU, array
+from pyggml.backends.cpu import CPU
 from pyggml.backward import build_backward
+from pyggml.graph.arrays import array
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import leaf
 from pyggml.model import fill

@@ -6,8 +6,8 @@ from separate_cpu import SeparateCPU
 
 import pyggml
 from pyggml import functions as F
-from pyggml.backends.cpu import read, write
 from pyggml.errors import ConfigError, DataError, NoGradientError, ShapeError
+from pyggml.graph.arrays import read, write
 from pyggml.lora import LoraConfig, attach, loss_and_grads
 
 IDS = np.arange(1, 13)

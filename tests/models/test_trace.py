@@ -8,10 +8,11 @@ import pyggml
 from pyggml import At
 from pyggml import functions as F
 from pyggml.alloc import plan
-from pyggml.backends.cpu import CPU, read
+from pyggml.backends.cpu import CPU
 from pyggml.errors import ConfigError, NoGradientError, NotFiniteError, ShapeError
 from pyggml.generation import Session
 from pyggml.graph import Graph
+from pyggml.graph.arrays import read
 from pyggml.lora import loss_and_grads
 from pyggml.models import (
     ARCHITECTURES,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pyggml.backends.cpu import write
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.tensor import leaf
 from pyggml.ops import dropout, mul
 from pyggml.ops.arithmetic.dropout import philox

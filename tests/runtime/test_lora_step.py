@@ -9,8 +9,9 @@ from cases import cases
 from reference_backend import ReferenceBackend
 
 import pyggml
-from pyggml.backends.cpu import CPU, read
+from pyggml.backends.cpu import CPU
 from pyggml.backward import build_backward
+from pyggml.graph.arrays import read
 from pyggml.graph.tensor import leaf
 from pyggml.lora import LoraConfig, attach
 from pyggml.model import fill

@@ -13,9 +13,10 @@ from separate_cpu import SeparateCPU
 
 from pyggml.alloc import plan
 from pyggml.backends import Backend
-from pyggml.backends.cpu import CPU, write
+from pyggml.backends.cpu import CPU
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.op import Memory
 from pyggml.graph.tensor import leaf, window, zeros
 from pyggml.ops import OPS, add, add_inplace, mul, mul_mat, scale, set_rows, sqr, transpose

@@ -54,7 +54,7 @@ def say(name):
 
 def run_ops(guarded):
     """Every sample of every op, its sources, results and scratch guarded."""
-    from pyggml.backends.cpu import array
+    from pyggml.graph.arrays import array
     from pyggml.graph.tensor import as_leaf, zeros
     from pyggml.kernels.kernel import KERNELS, Site
     from pyggml.ops import OPS

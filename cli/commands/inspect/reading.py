@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from pyggml import load
-from pyggml.backends.cpu import read
 from pyggml.cli.commands.inspect.sections import Section, Table
 from pyggml.cli.terminal.show import plural
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.files import open_regular
+from pyggml.graph.arrays import read
 from pyggml.look.draw import heat
 from pyggml.look.draw import tokens as coloured
 from pyggml.look.gradients import loss_and_grads

@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from textwrap import wrap
 
-from pyggml.backends.cpu import has_memory, read
 from pyggml.graph import Graph, reachable
+from pyggml.graph.arrays import has_memory, read
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor
 from pyggml.look.draw import svg

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from pyggml.backends.cpu import CPU, write
+from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.branches import may_begin_early, side_by_side
 from pyggml.backends.cuda.runtime.captures import Capture
@@ -19,6 +19,7 @@ from pyggml.backends.cuda.runtime.kernel import BoundCall, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, of_library
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED, cuda
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import add, add_inplace, mul, rms_norm_mul, scale, silu, sum_rows, swiglu
 from pyggml.ops.layout.layout import transpose

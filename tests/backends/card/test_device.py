@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from pyggml.backends.cpu import CPU, write
+from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import open_cuda
 from pyggml.backends.cuda.runtime import device, transfers
 from pyggml.backends.cuda.runtime.driver import CudaAPIError
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.errors import DeviceError, PyggmlError
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import BF16, F16, F32, I32, dtype
 from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.ops import add, add_inplace, get_rows, mul, scale, set_rows

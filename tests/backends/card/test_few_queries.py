@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from pyggml.backends.cpu import CPU, write
+from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda.attention import cluster, decode
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.tensor import leaf
 from pyggml.ops import flash_attn_ext
 from pyggml.runtime import Devices, bind, schedule

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from card_patterns import numbers, patterns, sample_of
 
-from pyggml.backends.cpu import CPU, write
+from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import rewrites
 from pyggml.backends.cuda.runtime.device import CudaBackend
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.tensor import zeros
 from pyggml.ops import add_inplace, out_prod, scale
 from pyggml.runtime import Devices, bind, schedule

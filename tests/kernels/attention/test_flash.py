@@ -8,9 +8,10 @@ from rooms import Rooms
 
 from pyggml import threads
 from pyggml.alloc import plan
-from pyggml.backends.cpu import CPU, array
+from pyggml.backends.cpu import CPU
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
+from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.kernels.attention import Problem, flash, flash_back, plain

@@ -7,9 +7,10 @@ from derivatives import gradients_of
 
 from pyggml import threads
 from pyggml.alloc import plan
-from pyggml.backends.cpu import CPU, array
+from pyggml.backends.cpu import CPU
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
+from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import I32, dtype
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.kernels.gemm import FLOAT_TILE

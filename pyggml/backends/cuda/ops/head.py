@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu import array
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import block_max, block_sum
 from pyggml.backends.cuda.code.formulas import LOG2_E, softcap, softcap_back
@@ -38,6 +37,7 @@ from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.unpack import unpack
 from pyggml.errors import ShapeError
 from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
+from pyggml.graph.arrays import array
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.graph.op import OPS, Op, Sample, Spec
