@@ -21,7 +21,13 @@ from pyggml import threads
 from pyggml.backends.cpu import CPU
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
-from pyggml.kernels.attention import Backward, Forward, Problem, backward_path, forward_path
+from pyggml.kernels.attention import (
+    AttentionProblem,
+    Backward,
+    Forward,
+    backward_path,
+    forward_path,
+)
 from pyggml.kernels.gemm import FLOATS
 from pyggml.kernels.kernel import Compute
 
@@ -43,7 +49,7 @@ def calls(n: int, options: argparse.Namespace, compute: Compute) -> tuple[Call, 
         options.head_size,
     )
     sizes = n, heads, n, keys, d, d
-    problem = Problem(*sizes, F32, F32, has_extras=False, compute=compute, may_round=True)
+    problem = AttentionProblem(*sizes, F32, F32, has_extras=False, compute=compute, may_round=True)
     positions = np.arange(n, dtype=np.int32)
     nothing = np.float32(0)
     of_queries, of_keys = (n, heads, d), (n, keys, d)

@@ -43,7 +43,7 @@ from batches import random_batch
 
 import pyggml
 from pyggml.backends.cuda import cards, open_cuda
-from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem
+from pyggml.backends.cuda.gemm import PATHS, CudaOperands, CudaProblem, Factor
 from pyggml.backends.cuda.runtime.captures import Capture
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.generation import Session
@@ -142,12 +142,12 @@ def _product_seconds(
     if back:
         n, k = k, n
     step = Factor(1, n, dtype=dtype) if back else Factor(k, 1, dtype=dtype)
-    p = Problem(rows, n, k, Factor(k, 1), step, compute="bf16")
+    p = CudaProblem(rows, n, k, Factor(k, 1), step, compute="bf16")
     if not path.takes(p):
         return 0.0
     x, y = _random(rows * k, np.float32), cuda.device_array(rows * n, np.float32)
     scratch = cuda.device_array(max(path.scratch(p), 1), np.uint8)
-    call = path.bind(p, Operands(y, x, w, scratch, False, card.stream))
+    call = path.bind(p, CudaOperands(y, x, w, scratch, False, card.stream))
     return card.seconds(Capture([call] * REPEATS, card.stream), 5) / REPEATS
 
 

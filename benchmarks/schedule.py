@@ -48,7 +48,7 @@ from pyggml.jit.frames import Floats1, Frame
 from pyggml.jit.llvm import I64, declare_intrinsic
 from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
-from pyggml.lora.data import Batch
+from pyggml.lora.data import WindowBatch
 from pyggml.lora.optim import FlatAdamW
 from pyggml.lora.trainer.passes import Passes
 
@@ -169,7 +169,7 @@ class Run:
         self.parameters: Parameters = adapter.parameters
         self.passes = Passes(adapter.model, self.parameters, n_tokens)
         self.optimiser = FlatAdamW(self.parameters, TrainConfig())
-        self.batch: Batch = random_batch(1, n_tokens, model.config.n_vocab)
+        self.batch: WindowBatch = random_batch(1, n_tokens, model.config.n_vocab)
         self.n, self.note_cycles = 0, _note_cycles()
 
     def step(self) -> None:

@@ -27,7 +27,7 @@ from pyggml.backward import Keep
 from pyggml.kernels.gemm import FLOATS
 from pyggml.kernels.kernel import Compute
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
-from pyggml.lora.data import Batch
+from pyggml.lora.data import WindowBatch
 from pyggml.lora.optim import FlatAdamW
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import COMPUTE_TYPES, Model
@@ -36,7 +36,7 @@ from machine import about, median_seconds, peak_rss_gb
 
 
 def step(
-    passes: Passes, optimiser: FlatAdamW, parameters: Parameters, batch: Batch, n: int
+    passes: Passes, optimiser: FlatAdamW, parameters: Parameters, batch: WindowBatch, n: int
 ) -> None:
     """One whole step: gradients, clipping, update."""
     parameters.gradient[:] = 0

@@ -40,9 +40,9 @@ from step import matrix_weights
 
 import pyggml
 from pyggml.backends.kit.products import Factor
-from pyggml.backends.webgpu.ops.products import Problem, multiply, scratch_bytes
+from pyggml.backends.webgpu.ops.products import ShaderProblem, multiply, scratch_bytes
 from pyggml.backends.webgpu.runtime.device import FEATURES, WebGPUBackend
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, View
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.optim import FlatAdamW
@@ -107,13 +107,15 @@ class Card:
 # -- machine and products -----------------------------------------------------------------------
 
 
-def product_seconds(card: Card, p: Problem, w: np.ndarray) -> float:
+def product_seconds(card: Card, p: ShaderProblem, w: np.ndarray) -> float:
     """A product with random x: its median time, unpacking included."""
     backend, rng = card.backend, np.random.default_rng(1)
     n_scratch = max(scratch_bytes(p, backend.shaders), 64)
     x = rng.standard_normal(p.m * p.k, np.float32)
     sizes = (x.nbytes, w.nbytes, F32.block_bytes * p.m * p.n, n_scratch)
-    a, b, c, scratch = (View(backend.alloc(size), 0, size, is_written=True) for size in sizes)
+    a, b, c, scratch = (
+        BufferRange(backend.alloc(size), 0, size, is_written=True) for size in sizes
+    )
     backend.device.queue.write_buffer(a.buffer, 0, x)
     backend.device.queue.write_buffer(b.buffer, 0, w)
     b = b if p.b.dtype is F32 else b.of("u8")
@@ -125,7 +127,7 @@ def product_seconds(card: Card, p: Problem, w: np.ndarray) -> float:
 
 
 def machine(card: Card, size: int) -> None:
-    p = Problem(size, size, size, Factor(size, 1), Factor(size, 1))
+    p = ShaderProblem(size, size, size, Factor(size, 1), Factor(size, 1))
     w = np.random.default_rng(0).standard_normal(size * size, np.float32)
     card.flops = 2 * size**3 / product_seconds(card, p, w)
     card.say("machine", size=size, f32_tflops=card.flops / 1e12)
@@ -141,7 +143,7 @@ def products(card: Card, tokens: int) -> None:
                 n, k = (n_in, n_out) if back else (n_out, n_in)
                 step = Factor(1, n_in, dtype=DTYPES[kind])
                 of_w = step if back else Factor(n_in, 1, dtype=DTYPES[kind])
-                taken = product_seconds(card, Problem(rows, n, k, Factor(k, 1), of_w), w)
+                taken = product_seconds(card, ShaderProblem(rows, n, k, Factor(k, 1), of_w), w)
                 card.say(
                     "product", type=kind, rows=rows, n_out=n_out, n_in=n_in, back=back,
                     microseconds=taken * 1e6, tflops=2 * rows * n * k / taken / 1e12,

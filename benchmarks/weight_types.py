@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from device import Card
 
-from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem, path_of
+from pyggml.backends.cuda.gemm import PATHS, CudaOperands, CudaProblem, Factor, path_of
 from pyggml.backends.cuda.runtime.captures import Capture
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import in_turn
@@ -40,14 +40,14 @@ def random_rows(name: str, n: int, k: int) -> np.ndarray:
     return raw & np.uint8(0xBF)
 
 
-def problem_of(name: str, m: int, n: int, k: int) -> Problem:
-    return Problem(m, n, k, Factor(k, 1), Factor(k, 1, dtype=DTYPES[name]), compute="bf16")
+def problem_of(name: str, m: int, n: int, k: int) -> CudaProblem:
+    return CudaProblem(m, n, k, Factor(k, 1), Factor(k, 1, dtype=DTYPES[name]), compute="bf16")
 
 
-def call_of(card: Card, path: Any, p: Problem, x: Any, w: Any, y: Any) -> Any:
+def call_of(card: Card, path: Any, p: CudaProblem, x: Any, w: Any, y: Any) -> Any:
     scratch = cuda.device_array(max(path.scratch(p), 1), np.uint8)
     w = w.view(p.b.dtype.numpy)
-    return path.bind(p, Operands(y, x, w, scratch, False, card.stream))
+    return path.bind(p, CudaOperands(y, x, w, scratch, False, card.stream))
 
 
 def check(card: Card, name: str) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         unfreeze,
     )
     from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
-    from pyggml.lora.data import Batch, Corpus, Dataset, Source, corpus, read_corpus
+    from pyggml.lora.data import Corpus, Dataset, Source, WindowBatch, corpus, read_corpus
     from pyggml.lora.evaluate import Perplexity, perplexity
     from pyggml.lora.objectives import OBJECTIVES, Objective, Rewards
     from pyggml.lora.trainer.fit import Fit, fit
@@ -47,7 +47,7 @@ _NAMES = {
     "pyggml.lora.adapter": "Adapter Parameters TrainedTensors attach combine merge train_tensors "
     "unfreeze",
     "pyggml.lora.config": "DataConfig LoraConfig TrainConfig",
-    "pyggml.lora.data": "Batch Corpus Dataset Source corpus read_corpus",
+    "pyggml.lora.data": "WindowBatch Corpus Dataset Source corpus read_corpus",
     "pyggml.lora.evaluate": "Perplexity perplexity",
     "pyggml.lora.objectives": "OBJECTIVES Objective Rewards",
     "pyggml.lora.trainer.fit": "Fit fit",
@@ -60,7 +60,6 @@ _WHERE = {name: module for module, names in _NAMES.items() for name in names.spl
 __all__ = [
     "OBJECTIVES",
     "Adapter",
-    "Batch",
     "CheckpointReport",
     "Corpus",
     "DataConfig",
@@ -80,6 +79,7 @@ __all__ = [
     "TrainedTensors",
     "Trainer",
     "ValidationReport",
+    "WindowBatch",
     "attach",
     "combine",
     "corpus",

@@ -24,14 +24,14 @@ def serve_app() -> Any:
     from pyggml.chat import find_template
     from pyggml.cli.commands.serve.app import make_app
     from pyggml.cli.commands.serve.limits import Limits
-    from pyggml.cli.commands.serve.service import Chats, Service
+    from pyggml.cli.commands.serve.service import ChatWriter, Service
     from pyggml.cli.web.guard import Access
     from pyggml.generation import Batch, Sampling
     from pyggml.generation.serving import Scheduler, Worker
 
     base, limits = model(), Limits(parallel=2, max_tokens=2)
     worker = Worker(Scheduler(Batch(base, 2, 256)), limits.parallel + limits.queue)
-    chats = {"tiny": Chats.of(find_template(base.tokenizer), base.tokenizer)}
+    chats = {"tiny": ChatWriter.of(find_template(base.tokenizer), base.tokenizer)}
     service = Service({"tiny": base}, worker, chats, Sampling(), limits, 256)
     return make_app(service, Access())
 

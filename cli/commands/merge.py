@@ -22,7 +22,7 @@ from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.rewriting import (
     IMATRIX,
     TENSORS,
-    Progress,
+    RewriteProgress,
     say_losses,
     say_sizes,
     say_tensors,
@@ -106,7 +106,7 @@ def command(
     opened = load(model, [*lora])
     importance = read_imatrix(imatrix) if imatrix else None
     choice = choose_template(opened.tokenizer, (path for path, _ in lora), None)
-    show = Progress(opened.file)
+    show = RewriteProgress(opened.file)
     losses = merge(opened, output, file_type, show, importance, rounding, choice.metadata)
     if tensors:
         with gguf.open(output) as written:

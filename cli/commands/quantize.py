@@ -15,7 +15,7 @@ from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.rewriting import (
     IMATRIX,
     TENSORS,
-    Progress,
+    RewriteProgress,
     say_losses,
     say_sizes,
     say_tensors,
@@ -74,7 +74,7 @@ def command(
             file,
             target,
             file_type,
-            progress=Progress(file),
+            progress=RewriteProgress(file),
             allow_requantize=allow_requantize,
             importance=importance,
             base=before,

@@ -20,7 +20,7 @@ from pyggml.graph.dtypes import F32
 from pyggml.lora import Corpus, Dataset, TrainConfig, Trainer, attach
 from pyggml.models import ARCHITECTURES, draw, small_metadata, tensors_of
 from pyggml.requantize import FILE_TYPES, requantize
-from pyggml.requantize.imatrix import ImportanceMatrix, Sums
+from pyggml.requantize.imatrix import ImportanceMatrix, InputSums
 
 _CTX, _N_VOCAB = 32, 64
 _BY_IMPORTANCE = ("IQ1", "IQ2", "IQ3", "Q2_K_S")  # file types that want it of some tensors
@@ -77,7 +77,9 @@ def _alike(path: Path) -> ImportanceMatrix:
     with gguf.open(path) as file:
         shapes = {name: t.shape for name, t in file.tensors.items() if len(t.shape) > 1}
     sums = {
-        name: Sums(np.ones((prod(s[:-2]), s[-1]), np.float32), np.ones(prod(s[:-2]), np.float32))
+        name: InputSums(
+            np.ones((prod(s[:-2]), s[-1]), np.float32), np.ones(prod(s[:-2]), np.float32)
+        )
         for name, s in shapes.items()
     }
     return ImportanceMatrix(sums, (), 1, _CTX)

@@ -28,10 +28,10 @@ from pyggml.lora.data.rows import (
     ChatRow,
     CompletionRow,
     LabelledRow,
-    Place,
     PreferenceRow,
     QuestionRow,
     Row,
+    RowPlace,
 )
 
 _CHATS = ("messages", "conversations")
@@ -47,7 +47,7 @@ class PromptRow:
     is_question: a text that models with a chat template read as a chat, as in training
     """
 
-    place: Place
+    place: RowPlace
     prompt: str | Messages
     answer: str | Messages = ()
     tools: tuple[dict[str, Any], ...] = ()
@@ -93,7 +93,7 @@ def _of_file(path: Path, schema: Schema) -> list[PromptRow]:
         raise DataError(f"{path}: {bad}; {_WANTED}") from None
 
 
-def _of_records(rows: Sequence[tuple[Place, Any]], schema: Schema) -> Iterator[PromptRow]:
+def _of_records(rows: Sequence[tuple[RowPlace, Any]], schema: Schema) -> Iterator[PromptRow]:
     for place, value in rows:
         try:
             if isinstance(value, BadValue):
@@ -105,7 +105,7 @@ def _of_records(rows: Sequence[tuple[Place, Any]], schema: Schema) -> Iterator[P
             raise BadValue(bad.at(place)) from None
 
 
-def _of_record(place: Place, record: dict[str, Any], schema: Schema) -> PromptRow:
+def _of_record(place: RowPlace, record: dict[str, Any], schema: Schema) -> PromptRow:
     """Raises BadValue for a record that asks nothing."""
     name = next((name for name in _CHATS if name in record and not schema.columns), None)
     if name is not None:
@@ -125,7 +125,7 @@ def _of_record(place: Place, record: dict[str, Any], schema: Schema) -> PromptRo
     return PromptRow(place, checked_text(record["prompt"], may_be_empty=False))
 
 
-def _of_chat(place: Place, messages: Messages, tools: tuple[dict[str, Any], ...]) -> PromptRow:
+def _of_chat(place: RowPlace, messages: Messages, tools: tuple[dict[str, Any], ...]) -> PromptRow:
     """A chat, whose last messages are the answer if they are the assistant's."""
     n = len(messages)
     while n and messages[n - 1]["role"] == "assistant":

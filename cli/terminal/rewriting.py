@@ -16,7 +16,7 @@ from pyggml.cli.terminal.show import percent, plural, printable, row, say, size
 from pyggml.gguf import GGUFFile
 from pyggml.graph.dtypes import DType
 from pyggml.quants import QUANTS, NoFit
-from pyggml.requantize import Losses
+from pyggml.requantize import PackingLosses
 from pyggml.requantize.imatrix import ImportanceMatrix
 from pyggml.requantize.losses import TensorLoss
 
@@ -32,7 +32,7 @@ TENSORS = click.option(
 )
 
 
-class Progress:
+class RewriteProgress:
     """The `progress` of `rewrite`: one line that changes on a terminal, nothing elsewhere."""
 
     def __init__(self, file: GGUFFile) -> None:
@@ -51,7 +51,7 @@ class Progress:
 def say_tensors(
     file: GGUFFile,
     target: GGUFFile,
-    losses: Losses,
+    losses: PackingLosses,
     n_updates: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """A line for each tensor: types, sizes, updates, and what packing lost."""
@@ -76,7 +76,7 @@ def _loss_words(loss: TensorLoss) -> list[str]:
     return [*words, f"error {percent(error)}"] if error else words
 
 
-def say_losses(losses: Losses, hint: str = "") -> None:
+def say_losses(losses: PackingLosses, hint: str = "") -> None:
     """What packing lost in all: of the update, of the numbers, and a warning if much of the update
     is not in the file, with a type that keeps it and a hint at what else does."""
     if not losses.tensors:
@@ -93,7 +93,7 @@ def say_losses(losses: Losses, hint: str = "") -> None:
         row("warning", f"much of what was learned is lost in {losses.least.dtype}{advice}")
 
 
-def say_unweighted(losses: Losses, importance: ImportanceMatrix | None) -> None:
+def say_unweighted(losses: PackingLosses, importance: ImportanceMatrix | None) -> None:
     """Of the tensors whose importance is known, those of types in which it changes nothing."""
     names = importance.sums if importance else {}
     kinds = Counter(loss.dtype.name for loss in losses.tensors if loss.name in names)

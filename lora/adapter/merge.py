@@ -22,7 +22,7 @@ from pyggml.lora.adapter.starts import row_squares, unpack
 from pyggml.model import Model
 from pyggml.models import LoraPair
 from pyggml.models.weights import factor_of
-from pyggml.requantize import Losses, Progress, rewrite
+from pyggml.requantize import PackingLosses, Progress, rewrite
 from pyggml.requantize.imatrix import ImportanceMatrix
 
 _ROWS = 1024  # of a matrix that are updated at a time
@@ -36,7 +36,7 @@ def merge(
     importance: ImportanceMatrix | None = None,
     rounding: str = "update",
     metadata: Mapping[str, Any] | None = None,
-) -> Losses:
+) -> PackingLosses:
     """Write the model with the updates of all its adapters in its weights.
 
     file_type: F32, F16, Q8_0, Q4_K_M, …, also of a base that is quantised already; None: every

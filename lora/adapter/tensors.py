@@ -21,7 +21,7 @@ from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import unpack
 from pyggml.lora.adapter.targets import fits
 from pyggml.model import Model
-from pyggml.requantize import Losses, rewrite
+from pyggml.requantize import PackingLosses, rewrite
 
 _FLOATS = (F32, F16, BF16)
 
@@ -39,7 +39,7 @@ class TrainedTensors:
 
     def save(
         self, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None
-    ) -> Losses:
+    ) -> PackingLosses:
         """Write the whole model, with these tensors in the types of its file.
 
         metadata: further keys, or others in place of the file's, over those of the parameters;

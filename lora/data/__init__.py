@@ -29,17 +29,16 @@ from pyggml.lora.data.rows import (
     ChatRow,
     CompletionRow,
     LabelledRow,
-    Place,
     PreferenceRow,
     QuestionRow,
     Row,
+    RowPlace,
     TextRow,
 )
 from pyggml.lora.data.sources import FileSummary, Source
-from pyggml.lora.data.windows import Batch, Corpus, Dataset
+from pyggml.lora.data.windows import Corpus, Dataset, WindowBatch
 
 __all__ = [
-    "Batch",
     "ChatRow",
     "CompletionRow",
     "Corpus",
@@ -49,14 +48,15 @@ __all__ = [
     "Encoding",
     "FileSummary",
     "LabelledRow",
-    "Place",
     "PreferenceRow",
     "QuestionRow",
     "Row",
+    "RowPlace",
     "Schema",
     "Source",
     "TextRow",
     "TokenCache",
+    "WindowBatch",
     "corpus",
     "encode",
     "encode_rows",

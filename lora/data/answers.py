@@ -22,9 +22,9 @@ from pyggml.lora.config import DataConfig
 from pyggml.lora.data.chats import CUT, first_round
 from pyggml.lora.data.documents import Document, Documents, Writer
 from pyggml.lora.data.encode import Encoding, encode
-from pyggml.lora.data.files import Faults
+from pyggml.lora.data.files import RowFaults
 from pyggml.lora.data.packing import held_out
-from pyggml.lora.data.rows import ChatRow, CompletionRow, LabelledRow, Place, PreferenceRow, Row
+from pyggml.lora.data.rows import ChatRow, CompletionRow, LabelledRow, PreferenceRow, Row, RowPlace
 from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
@@ -205,11 +205,11 @@ def corpus_of(
     documents: Documents, file: str, unit: str, config: DataConfig, val_split: float, kind: str
 ) -> Corpus:
     """The same of documents that `documents_of` made, two for each row of this file."""
-    alone, units, places = kind == "labels", list[list[Answer]](), list[Place]()
+    alone, units, places = kind == "labels", list[list[Answer]](), list[RowPlace]()
     assert documents.places is not None or not len(documents)
     for i in range(0, len(documents), 2):
         assert documents.places is not None
-        place = Place(file, unit, *documents.places[i].tolist())
+        place = RowPlace(file, unit, *documents.places[i].tolist())
         answers = [_answer(documents, i + j) for j in (0, 1) if documents.lengths[i + j]]
         if len(answers) == 1 and not alone:
             raise DataError(
@@ -232,7 +232,7 @@ def corpus_of(
             f"{file}: every row ({n}) is longer than a window of {config.ctx}: give a larger --ctx"
         )
     train, validation = (preferences(part, config.ctx, mismatch=alone) for part in parts)
-    counts = (len(units), len(out), sum(lengths), Faults())
+    counts = (len(units), len(out), sum(lengths), RowFaults())
     whole = FileSummary(Source(Path(file)), kind, *counts)
     whole = replace(whole, n_dropped=n - len(units), n_truncated=n_truncated)
     return Corpus(train, validation if len(validation) else None, (whole,))
@@ -269,7 +269,7 @@ def _answer(documents: Documents, i: int) -> Answer:
     return Answer(documents.ids[at], documents.trained[at], wanted=i % 2 == 0)
 
 
-def _check_lengths(lengths: Sequence[int], places: Sequence[Place], ctx: int) -> None:
+def _check_lengths(lengths: Sequence[int], places: Sequence[RowPlace], ctx: int) -> None:
     """DataError for answers longer than a window: none is cut silently."""
     long = [i for i, n in enumerate(lengths) if n > ctx + 1]
     if long:

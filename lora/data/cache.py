@@ -29,7 +29,7 @@ from pyggml.errors import DataError, GGUFError, PyggmlError
 from pyggml.files import open_regular, replacing
 from pyggml.graph.dtypes import F32, I8, I32, I64, DType
 from pyggml.lora.data.documents import Documents, Notes
-from pyggml.lora.data.files import SHOWN, UNITS, Faults
+from pyggml.lora.data.files import SHOWN, UNITS, RowFaults
 from pyggml.lora.data.formats.source import open_bytes
 from pyggml.lora.data.spill import blocks
 
@@ -52,7 +52,7 @@ class CachedDocuments:
 
     documents: Documents
     kind: str
-    faults: Faults
+    faults: RowFaults
     notes: Notes = field(default_factory=dict)
 
 
@@ -269,7 +269,7 @@ def _within(values: np.ndarray, end: int) -> bool:
     return all(part.min() >= 0 and part.max() < end for part in blocks(values))
 
 
-def _about_rows(text: str) -> tuple[str, Faults, Notes]:
+def _about_rows(text: str) -> tuple[str, RowFaults, Notes]:
     """A file's format, its faulty rows, and what is to be said of the others."""
     about = json.loads(text)
     names = ("kind", "notes", "total", "places", "counts", "lack_names")
@@ -282,7 +282,7 @@ def _about_rows(text: str) -> tuple[str, Faults, Notes]:
         raise ValueError("other things said")
     return (
         kind,
-        Faults(total, places, counts, lack_names),
+        RowFaults(total, places, counts, lack_names),
         {note: _note(said) for note, said in notes.items()},
     )
 

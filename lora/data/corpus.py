@@ -18,8 +18,8 @@ from pyggml.lora.data.expand import expand
 from pyggml.lora.data.files import UNITS, map_rows
 from pyggml.lora.data.lengths import bucket
 from pyggml.lora.data.packing import held_out, join, pack
-from pyggml.lora.data.reader import Reader
-from pyggml.lora.data.rows import Place, Row
+from pyggml.lora.data.reader import RowReader
+from pyggml.lora.data.rows import Row, RowPlace
 from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.model import Model
@@ -121,7 +121,7 @@ def encode_rows(
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _FileWindows:
     """The windows of one file."""
 
     train: Dataset
@@ -129,14 +129,14 @@ class _Part:
     summary: FileSummary
 
 
-class _Parts(Reader):
+class _Parts(RowReader):
     """Reads files into windows: one call of `read_corpus`, with its arguments."""
 
     def __init__(self, tokenizer: Tokenizer, config: DataConfig, cache: TokenCache | None) -> None:
         super().__init__(tokenizer, config, cache)
         self.alone = not config.packing
 
-    def all(self, sources: Sequence[Source], share: float) -> list[_Part]:
+    def all(self, sources: Sequence[Source], share: float) -> list[_FileWindows]:
         """The parts of all files. DataError with what is wrong with any of them."""
         parts, faults = [], list[str]()
         for source in sources:
@@ -154,7 +154,7 @@ class _Parts(Reader):
 
     # -- one file -------------------------------------------------------------------------------
 
-    def part(self, source: Source, share: float) -> _Part:
+    def part(self, source: Source, share: float) -> _FileWindows:
         read = self.documents(source)
         documents, kind, n_truncated = read.kept.documents, read.kept.kind, 0
         if documents.trained is not None:
@@ -179,7 +179,7 @@ class _Parts(Reader):
         n_dropped = len(read.kept.documents) - len(documents)
         source = replace(source, rows=None)
         summary = FileSummary(source, kind, *counts, *how, read.kept.notes, n_dropped, n_truncated)
-        return _Part(train, validation, summary)
+        return _FileWindows(train, validation, summary)
 
     def _pack_rows(self, documents: Documents) -> Dataset:
         """Windows of rows, each whole in one if it is no longer."""
@@ -187,7 +187,7 @@ class _Parts(Reader):
         return pack(pieces, self.ctx, True, self.folder, self.alone)
 
 
-def _check_amount(train: Dataset, parts: Sequence[_Part], ctx: int) -> None:
+def _check_amount(train: Dataset, parts: Sequence[_FileWindows], ctx: int) -> None:
     """There is a window at least, and one that is full where all is plain text."""
     n_tokens = sum(part.summary.n_tokens for part in parts)
     is_text = all(part.summary.kind == "text" for part in parts)
@@ -230,7 +230,7 @@ def _check_lengths(path: Path, kind: str, documents: Documents, ctx: int) -> Non
     if len(long):
         assert documents.places is not None
         longest = long[documents.lengths[long].argmax()]
-        place = Place(str(path), UNITS[kind], *documents.places[longest].tolist())
+        place = RowPlace(str(path), UNITS[kind], *documents.places[longest].tolist())
         others = f", the most of {len(long)} that are too long" if len(long) > 1 else ""
         raise DataError(
             f"{path}: {place} has {documents.lengths[longest]} tokens{others}, wanted at most "

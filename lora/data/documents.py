@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.lora.data.rows import Place
-from pyggml.lora.data.spill import BLOCK, Column, blocks
+from pyggml.lora.data.rows import RowPlace
+from pyggml.lora.data.spill import BLOCK, GrowingArray, blocks
 
 Notes = Mapping[str, tuple[int, str]]  # a note of `Document` -> of how many, and the first's place
 
@@ -39,7 +39,7 @@ class Documents:
     lengths   (n,) int64
     trained   (n_tokens,) bool, whether each token is learned as a target; None: all are; float32
               0 to 1 where some weigh less than others
-    places    (n, 2) int64, number and end of each `Place`; None if no place is ever named
+    places    (n, 2) int64, number and end of each `RowPlace`; None if no place is ever named
     """
 
     ids: np.ndarray
@@ -96,11 +96,11 @@ class Writer:
     """Collects documents one by one into `Documents`."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._ids, self._trained = Column(np.int32, folder), Column(np.bool_, folder)
-        self._lengths, self._places = Column(np.int64, folder), Column(np.int64, folder)
+        self._ids, self._trained = GrowingArray(np.int32, folder), GrowingArray(np.bool_, folder)
+        self._lengths, self._places = GrowingArray(np.int64, folder), GrowingArray(np.int64, folder)
         self._masked, self._weighted, self._folder = False, False, folder
 
-    def add(self, document: Document, place: Place | None = None) -> None:
+    def add(self, document: Document, place: RowPlace | None = None) -> None:
         """One more document."""
         self._mark(len(document), document.trained)
         self._ids.extend(document.ids)
@@ -123,13 +123,13 @@ class Writer:
                 self._trained.extend(np.ones(min(BLOCK, self._ids.n - first), np.bool_))
         if trained is not None and trained.dtype != np.bool_ and not self._weighted:
             self._weighted, flags = True, self._trained.finish()
-            self._trained = Column(np.float32, self._folder)
+            self._trained = GrowingArray(np.float32, self._folder)
             for block in blocks(flags):
                 self._trained.extend(block)
         if self._masked:
             self._trained.extend(np.ones(n, np.bool_) if trained is None else trained)
 
-    def _end(self, n: int, place: Place | None) -> None:
+    def _end(self, n: int, place: RowPlace | None) -> None:
         self._lengths.extend((n,))
         if place is not None:
             self._places.extend((place.number, place.end))

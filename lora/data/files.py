@@ -25,7 +25,7 @@ from pyggml.lora.data.formats.parquet import MAGIC, parquet_rows
 from pyggml.lora.data.formats.source import HEAD_BYTES, blocks, head
 from pyggml.lora.data.records import TRAINING, Schema
 from pyggml.lora.data.records.questions import settle
-from pyggml.lora.data.rows import Place, Row, TextRow
+from pyggml.lora.data.rows import Row, RowPlace, TextRow
 
 _OF_JSON = (".jsonl", ".ndjson", ".json")
 UNITS = {"JSON Lines": "line", "JSON": "item", "CSV": "record", "parquet": "row", "rows": "row"}
@@ -82,7 +82,7 @@ def _has_row(text: str, schema: Schema) -> bool:
     return item is not None and (schema.has_row(item[0]) or bool(_rows_in(item[0], schema)))
 
 
-def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]]:
+def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[RowPlace, Any]]:
     """What stands in a file of this format but text: values, or BadValue where there is none.
 
     Raises DataError for a file that cannot be read on, or a table without the columns of a row.
@@ -104,13 +104,13 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
         yield place, record
 
 
-def _unfold(place: Place, item: Any, schema: Schema) -> Iterator[tuple[Place, Any]]:
+def _unfold(place: RowPlace, item: Any, schema: Schema) -> Iterator[tuple[RowPlace, Any]]:
     """The item; or the rows that it holds."""
     inner = _rows_in(item, schema) if isinstance(item, dict) else []
     if not inner:
         yield place, item
     for n, row in enumerate(inner, 1):
-        yield Place(place.file, place.unit, n), row
+        yield RowPlace(place.file, place.unit, n), row
 
 
 def _rows_in(item: dict[str, Any], schema: Schema) -> list[Any]:
@@ -128,7 +128,7 @@ def _rows_in(item: dict[str, Any], schema: Schema) -> list[Any]:
 
 
 @dataclass(slots=True)
-class Faults:
+class RowFaults:
     """The rows of a file that are not as wanted.
 
     total        how many
@@ -142,7 +142,7 @@ class Faults:
     counts: dict[str, int] = field(default_factory=dict)
     lack_names: bool = False
 
-    def add(self, place: Place, bad: BadValue, is_row: bool = False) -> None:
+    def add(self, place: RowPlace, bad: BadValue, is_row: bool = False) -> None:
         """One more. is_row: its names are those of a row, whatever else is wrong."""
         self.total += 1
         self.lack_names |= not (is_row or bad.says_all)
@@ -167,9 +167,9 @@ class Faults:
 
 
 def rows_of(
-    placed: Iterable[tuple[Place, Any]],
+    placed: Iterable[tuple[RowPlace, Any]],
     schema: Schema,
-    faults: Faults,
+    faults: RowFaults,
     notes: dict[str, tuple[int, str]],
 ) -> Iterator[Row]:
     """The rows of records, and those that are rows; faulty ones go to `faults`, columns that they
@@ -198,10 +198,10 @@ def read_rows(path: Path, schema: Schema = TRAINING) -> tuple[str, list[Row]]:
     Raises DataError for a file that cannot be read, is not UTF-8 (with line and byte), holds
     nothing to read, or has faulty rows, which it lists.
     """
-    kind, faults = format_of(path, schema), Faults()
+    kind, faults = format_of(path, schema), RowFaults()
     if kind == "text":
         text = "".join(blocks(path))
-        return kind, [TextRow(Place(str(path), "text", 0), text, plain=True)]
+        return kind, [TextRow(RowPlace(str(path), "text", 0), text, plain=True)]
     pairs = settle([*rows_of(records(path, kind, schema), schema, faults, {})])
     for row, bad in pairs:
         if bad is not None:
@@ -212,7 +212,7 @@ def read_rows(path: Path, schema: Schema = TRAINING) -> tuple[str, list[Row]]:
 
 def map_rows(rows: Sequence[AnyRow], change: Callable[[AnyRow], Made]) -> list[Made]:
     """What each row becomes. Raises DataError with the rows of which it raises BadValue."""
-    made, faults = [], Faults()
+    made, faults = [], RowFaults()
     for row in rows:
         try:
             made.append(change(row))
@@ -223,7 +223,7 @@ def map_rows(rows: Sequence[AnyRow], change: Callable[[AnyRow], Made]) -> list[M
     return made
 
 
-def check_rows(path: Path, schema: Schema, n_rows: int, faults: Faults) -> None:
+def check_rows(path: Path, schema: Schema, n_rows: int, faults: RowFaults) -> None:
     """DataError if a row is faulty, or there is none."""
     if faults.total:
         clause = f"; {schema.names_sought}" if faults.lack_names else ""

@@ -14,7 +14,7 @@ from pyggml.lora.data.cache import CachedDocuments, TokenCache
 from pyggml.lora.data.documents import Document
 from pyggml.lora.data.expand import expand
 from pyggml.lora.data.files import UNITS, format_of
-from pyggml.lora.data.reader import Reader
+from pyggml.lora.data.reader import RowReader
 from pyggml.lora.data.rows import Row
 from pyggml.lora.data.sources import Source
 from pyggml.lora.data.unused import unused_by_answers
@@ -22,7 +22,7 @@ from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
 
 
-class _Answers(Reader):
+class _Answers(RowReader):
     """Reads rows into the documents of their answers."""
 
     def encode_row(self, row: Row) -> Sequence[Document]:

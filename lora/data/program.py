@@ -10,10 +10,10 @@ from typing import Any
 
 from pyggml.errors import DataError
 from pyggml.lora.data.files import UNITS
-from pyggml.lora.data.rows import Place
+from pyggml.lora.data.rows import RowPlace
 
 
-def records_of_program(rows: Iterable[Any], name: Path) -> Iterator[tuple[Place, Any]]:
+def records_of_program(rows: Iterable[Any], name: Path) -> Iterator[tuple[RowPlace, Any]]:
     """Rows, and records as files have them, each with its place, counted from 1.
 
     Raises DataError for what goes on by something else than rows.
@@ -23,7 +23,7 @@ def records_of_program(rows: Iterable[Any], name: Path) -> Iterator[tuple[Place,
         record = {"text": item} if isinstance(item, str) else item
         if isinstance(record, Mapping) and not isinstance(record, dict):
             record = dict(record)
-        yield Place(str(name), UNITS["rows"], number), record
+        yield RowPlace(str(name), UNITS["rows"], number), record
 
 
 def _check(rows: Any, name: Path) -> None:

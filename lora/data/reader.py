@@ -13,13 +13,13 @@ from pyggml.lora.data.cache import VERSION, CachedDocuments, TokenCache
 from pyggml.lora.data.chats import CHAT
 from pyggml.lora.data.documents import Document, Writer
 from pyggml.lora.data.encode import Encoding, encode
-from pyggml.lora.data.files import Faults, check_rows, format_of, records, rows_of
+from pyggml.lora.data.files import RowFaults, check_rows, format_of, records, rows_of
 from pyggml.lora.data.formats.packed import suffix_of
 from pyggml.lora.data.formats.source import blocks
 from pyggml.lora.data.long_text import token_parts
 from pyggml.lora.data.program import records_of_program
 from pyggml.lora.data.records import schema_of
-from pyggml.lora.data.rows import Place, Row
+from pyggml.lora.data.rows import Row, RowPlace
 from pyggml.lora.data.sources import FileSummary, Source
 from pyggml.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ class FileContent:
     not_kept: str = ""
 
 
-class Reader:
+class RowReader:
     """Reads files by the same settings. purpose: of `Schema`."""
 
     def __init__(
@@ -107,13 +107,13 @@ class Reader:
             return self._encode(path, kind, records(path, kind, self.schema))
         writer, parse = Writer(self.folder), self.encoding.parses(plain=True)
         writer.add_parts(token_parts(blocks(path), self.tokenizer, parse))
-        return CachedDocuments(writer.documents(), kind, Faults())
+        return CachedDocuments(writer.documents(), kind, RowFaults())
 
     def _encode(
-        self, path: Path, kind: str, placed: Iterable[tuple[Place, Any]]
+        self, path: Path, kind: str, placed: Iterable[tuple[RowPlace, Any]]
     ) -> CachedDocuments:
         """The documents of records. DataError as of `read`."""
-        writer, faults, notes = Writer(self.folder), Faults(), dict[str, tuple[int, str]]()
+        writer, faults, notes = Writer(self.folder), RowFaults(), dict[str, tuple[int, str]]()
         for row in rows_of(placed, self.schema, faults, notes):
             if self.skip_bad_rows or not faults.total:  # else the others are but counted
                 try:
@@ -127,5 +127,5 @@ class Reader:
                     n, first = notes.get(note, (0, str(row.place)))
                     notes[note] = (n + 1, first)
         documents = writer.documents()
-        check_rows(path, self.schema, len(documents), Faults() if self.skip_bad_rows else faults)
+        check_rows(path, self.schema, len(documents), RowFaults() if self.skip_bad_rows else faults)
         return CachedDocuments(documents, kind, faults, notes)

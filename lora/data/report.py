@@ -90,7 +90,7 @@ class LanguageReport:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Row:
+class _ReportRow:
     ids: np.ndarray
     learned: np.ndarray
     is_held_out: bool
@@ -130,7 +130,7 @@ def language_report(corpus: Corpus, tokenizer: Tokenizer) -> LanguageReport:
     )
 
 
-def _sample(corpus: Corpus, most: int) -> tuple[list[_Row], list[Units]]:
+def _sample(corpus: Corpus, most: int) -> tuple[list[_ReportRow], list[Units]]:
     """Rows of both parts of a corpus, spread over all, and all that these parts have."""
     parts = [(corpus.train, False)]
     parts += [] if corpus.validation is None else [(corpus.validation, True)]
@@ -144,9 +144,9 @@ def _sample(corpus: Corpus, most: int) -> tuple[list[_Row], list[Units]]:
     return rows, units
 
 
-def _rows(data: Dataset, units: Units, is_held_out: bool, n: int) -> Iterator[_Row]:
+def _rows(data: Dataset, units: Units, is_held_out: bool, n: int) -> Iterator[_ReportRow]:
     for i in units.spread(n):
-        yield _Row(*units.tokens(data, int(i)), is_held_out, units.goes_on(data, int(i)))
+        yield _ReportRow(*units.tokens(data, int(i)), is_held_out, units.goes_on(data, int(i)))
 
 
 def _quantiles(values: Sequence[int]) -> tuple[int, ...]:
@@ -159,7 +159,7 @@ def _quantiles(values: Sequence[int]) -> tuple[int, ...]:
 class _Findings:
     """What is said of some rows."""
 
-    def __init__(self, rows: Sequence[_Row], tokenizer: Tokenizer) -> None:
+    def __init__(self, rows: Sequence[_ReportRow], tokenizer: Tokenizer) -> None:
         self.rows, self._tokenizer = rows, tokenizer
         self.all: list[Finding] = []
 

@@ -17,7 +17,7 @@ from pyggml.chat.words import ALPACA
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowPlace:
     """The place of a row: the third line, item, record or row of a file, counted from 1.
 
     end: the last line of a record that spans several; 0 if `number` is already a line.
@@ -42,7 +42,7 @@ class TextRow:
     weight: of its tokens in the loss, as of all rows that are learned
     """
 
-    place: Place
+    place: RowPlace
     text: str
     plain: bool = False
     weight: float = 1.0
@@ -55,7 +55,7 @@ class CompletionRow:
     is_answer: to a question, so that models with a chat template read both as a chat
     """
 
-    place: Place
+    place: RowPlace
     prompt: str
     completion: str
     weight: float = 1.0
@@ -72,7 +72,7 @@ class ChatRow:
     weights     of messages whose file gives them one, 0 to 1
     """
 
-    place: Place
+    place: RowPlace
     messages: Messages
     tools: tuple[dict[str, Any], ...] = ()
     read_only: frozenset[int] = frozenset()
@@ -90,7 +90,7 @@ class PreferenceRow:
     read_only: numbers of messages of each answer that are not learned, counted from its start
     """
 
-    place: Place
+    place: RowPlace
     prompt: str | Messages
     chosen: str | Messages
     rejected: str | Messages
@@ -105,7 +105,7 @@ class LabelledRow:
     read_only: numbers of messages of the answer that are not learned
     """
 
-    place: Place
+    place: RowPlace
     prompt: str | Messages
     completion: str | Messages
     label: bool
@@ -125,7 +125,7 @@ class QuestionRow:
                as the other rows of its file may tell; empty once they have
     """
 
-    place: Place
+    place: RowPlace
     prompt: str
     choices: tuple[str, ...]
     answer: int

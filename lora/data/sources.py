@@ -11,7 +11,7 @@ from typing import Any
 
 from pyggml.errors import DataError
 from pyggml.lora.data.documents import Notes
-from pyggml.lora.data.files import Faults
+from pyggml.lora.data.files import RowFaults
 
 MOST_WEIGHT = 1000.0
 _WEIGHTED = re.compile(r"(?s)(.+):(\d+(?:\.\d*)?|\.\d+)")
@@ -69,7 +69,7 @@ class FileSummary:
     n_documents: int
     n_held_out: int
     n_tokens: int
-    skipped: Faults
+    skipped: RowFaults
     was_kept: bool = False
     not_kept: str = ""
     notes: Notes = field(default_factory=dict)

@@ -36,7 +36,7 @@ def empty(shape: tuple[int, ...], dtype: type[np.generic], folder: Path | None) 
         return np.memmap(file, dtype, "r+", shape=shape).view(np.ndarray)
 
 
-class Column:
+class GrowingArray:
     """A one-dimensional array that grows at its end."""
 
     def __init__(self, dtype: type[np.generic], folder: Path | None) -> None:

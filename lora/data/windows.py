@@ -22,7 +22,7 @@ from pyggml.models import Inputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class WindowBatch:
     """T = windows · ctx tokens as `pyggml.models.Inputs` wants them.
 
     tokens, positions, targets (T,) int32, span (T, 2) int32; weights (T,) float32 are 1 / number of
@@ -154,7 +154,7 @@ class Dataset:
                 read.append(turns[(epoch * n + np.arange(n)) % len(turns)])
         return np.concatenate(read)
 
-    def batches(self, windows: Sequence[int] | np.ndarray, size: int) -> Iterator[Batch]:
+    def batches(self, windows: Sequence[int] | np.ndarray, size: int) -> Iterator[WindowBatch]:
         """The batches of one step over these windows, `size` in each; the last is filled up.
 
         A window that only fills up has weight 0 throughout. Where windows have lengths, they are
@@ -169,7 +169,7 @@ class Dataset:
         for first in range(0, len(windows), size):
             yield self._batch(windows[first : first + size], size, total)
 
-    def _batch(self, windows: Sequence[int] | np.ndarray, size: int, total: float) -> Batch:
+    def _batch(self, windows: Sequence[int] | np.ndarray, size: int, total: float) -> WindowBatch:
         some = self.part(np.asarray(windows, np.int64))
         ctx = self.ctx if some.lengths is None else int(some.lengths.max())
         tokens = np.zeros((size, ctx + 1), np.int32)
@@ -186,7 +186,7 @@ class Dataset:
         length = np.minimum.accumulate(ends, axis=1)[:, ::-1] - start
         row = np.arange(size, dtype=np.int32)[:, None] * ctx
         span = np.stack([row + start, np.broadcast_to(row + column + 1, start.shape)], axis=-1)
-        return Batch(
+        return WindowBatch(
             tokens=tokens[:, :-1].reshape(-1),
             positions=(column - start).reshape(-1).astype(np.int32),
             span=span.reshape(-1, 2).astype(np.int32),

@@ -22,7 +22,7 @@ from pyggml.lora.data import Dataset
 from pyggml.lora.evaluate.perplexity import chunks_of
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net
-from pyggml.requantize.imatrix import ImportanceMatrix, Sums
+from pyggml.requantize.imatrix import ImportanceMatrix, InputSums
 from pyggml.runtime import Program, bind, schedule
 
 _LEAST = 16  # tokens of a chunk; llama.cpp skips products of fewer
@@ -97,7 +97,7 @@ class Collector:
         for node in graph.nodes:
             if _is_product(node, model):
                 users[node.src[1:]].append(node)
-        groups: dict[Tensor, list[_Group]] = defaultdict(list)
+        groups: dict[Tensor, list[_SameInputs]] = defaultdict(list)
         for inputs, nodes in users.items():
             weights = [node.src[0] for node in nodes]
             for w in weights:
@@ -107,7 +107,7 @@ class Collector:
             made = [t for t in inputs if t.root.op is not None]
             if len(made) < len(inputs):  # the heads' numbers are data
                 self._of_heads |= {w.name for w in weights}
-            group = _Group(inputs, partial(self._add, [w.name for w in weights]))
+            group = _SameInputs(inputs, partial(self._add, [w.name for w in weights]))
             for t in made:
                 groups[t].append(group)
         watched = {t: partial(_give, some, t) for t, some in groups.items()}
@@ -142,11 +142,11 @@ class Collector:
             counts = self._counts[name].astype(np.float32)
             if name in self._of_heads:
                 squares, counts = squares.reshape(1, -1), counts[:1]
-            sums[name] = Sums(squares.astype(np.float32), counts)
+            sums[name] = InputSums(squares.astype(np.float32), counts)
         return ImportanceMatrix(sums, self._names, n_chunks, self._inputs.n_ctx)
 
 
-class _Group:
+class _SameInputs:
     """Products with the same inputs: `add` gets these once the last of them is made."""
 
     def __init__(self, inputs: Sequence[Tensor], add: Callable[..., None]) -> None:
@@ -162,7 +162,7 @@ class _Group:
             self._add(*(arrays[t] for t in self._inputs))
 
 
-def _give(groups: Sequence[_Group], t: Tensor, numbers: np.ndarray) -> None:
+def _give(groups: Sequence[_SameInputs], t: Tensor, numbers: np.ndarray) -> None:
     for group in groups:
         group.take(t, numbers)
 

@@ -41,7 +41,7 @@ class Continuation:
 
 
 @dataclass(slots=True)
-class _Row:
+class _WantedRow:
     """A sequence that the model reads, and its predictions that are wanted: (position, token) →
     their order."""
 
@@ -50,13 +50,13 @@ class _Row:
 
 
 @dataclass(slots=True)
-class _Group:
+class _SharedStart:
     """One row, or two of which the first n_shared tokens are the same; by their numbers."""
 
     rows: list[int]
     n_shared: int = 0
 
-    def n_tokens(self, rows: Sequence[_Row]) -> int:
+    def n_tokens(self, rows: Sequence[_WantedRow]) -> int:
         """Tokens of a pass that it takes."""
         return sum(len(rows[r].ids) for r in self.rows) - self.n_shared
 
@@ -111,16 +111,18 @@ def _turn_alike(one: Ids, other: Ids, n_ctx_short: int | None) -> bool:
     return n_ctx_short is None or (len(one) > n_ctx_short) == (len(other) > n_ctx_short)
 
 
-def _rows(asked: Sequence[Continuation], n_ctx_short: int | None) -> tuple[list[_Row], list[int]]:
+def _rows(
+    asked: Sequence[Continuation], n_ctx_short: int | None
+) -> tuple[list[_WantedRow], list[int]]:
     """The sequences to read, none the beginning of another with the same rotary factors; the
     number of each continuation's."""
-    rows, row_of = list[_Row](), [0] * len(asked)
+    rows, row_of = list[_WantedRow](), [0] * len(asked)
     # In falling order a sequence follows those that begin with it, if there are any.
     for i in sorted(range(len(asked)), key=lambda i: asked[i].read, reverse=True):
         read = asked[i].read
         last = rows[-1].ids if rows else ()
         if last[: len(read)] != read or not _turn_alike(last, read, n_ctx_short):
-            rows.append(_Row(read))
+            rows.append(_WantedRow(read))
         row_of[i] = len(rows) - 1
     return rows, row_of
 
@@ -134,11 +136,13 @@ def _takes_pairs(model: Model) -> bool:
     return model.batches and not looks_back
 
 
-def _groups(rows: Sequence[_Row], in_pairs: bool, n_ctx_short: int | None) -> list[_Group]:
+def _groups(
+    rows: Sequence[_WantedRow], in_pairs: bool, n_ctx_short: int | None
+) -> list[_SharedStart]:
     """Every row, in its order; neighbours that begin alike in pairs."""
-    groups = list[_Group]()
+    groups = list[_SharedStart]()
     for r, row in enumerate(rows):
-        before = groups[-1] if groups else _Group([])
+        before = groups[-1] if groups else _SharedStart([])
         if in_pairs and len(before.rows) == 1:
             both = zip(rows[r - 1].ids, row.ids, strict=False)
             n = len(list(takewhile(lambda pair: pair[0] == pair[1], both)))
@@ -146,11 +150,11 @@ def _groups(rows: Sequence[_Row], in_pairs: bool, n_ctx_short: int | None) -> li
                 before.rows.append(r)
                 before.n_shared = n
                 continue
-        groups.append(_Group([r]))
+        groups.append(_SharedStart([r]))
     return groups
 
 
-def _places(row: _Row, one: Continuation) -> list[int]:
+def _places(row: _WantedRow, one: Continuation) -> list[int]:
     """The places of a continuation's tokens among the row's predictions, which it may add to."""
     keys = ((at - 1, one.ids[at]) for at in range(one.first, len(one.ids)))
     return [row.wanted.setdefault(key, len(row.wanted)) for key in keys]
@@ -170,7 +174,7 @@ def together(lengths: Sequence[int], n_tokens: int) -> list[list[int]]:
 
 
 def _fill(
-    scorer: Scorer, rows: Sequence[_Row], groups: Sequence[_Group]
+    scorer: Scorer, rows: Sequence[_WantedRow], groups: Sequence[_SharedStart]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Write the groups into a pass; the positions and tokens of all predictions that are wanted.
 

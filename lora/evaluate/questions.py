@@ -66,7 +66,7 @@ class QuestionFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class QuestionChoice:
     """A choice after its prompt, by either rule, and its length without the delimiter."""
 
     whole: Continuation  # lm-evaluation-harness's
@@ -79,7 +79,7 @@ class Choice:
 class Question:
     """Choices, of which that with the number `answer` is right."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[QuestionChoice, ...]
     answer: int
 
 
@@ -105,7 +105,7 @@ def _question(row: QuestionRow, tokenizer: Tokenizer, asking: QuestionFormat) ->
             raise BadValue(f"has no token of its own for the choice {text[:20]!r}")
         whole = Continuation((*alone, *ids[len(alone) :])[n_cut:], len(alone) - n_cut)
         own = Continuation(ids[n_cut:], n_same - n_cut)
-        choices.append(Choice(whole, own, len(text), len(text.encode())))
+        choices.append(QuestionChoice(whole, own, len(text), len(text.encode())))
     return Question(tuple(choices), row.answer)
 
 

@@ -22,7 +22,7 @@ from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.data import Batch, Corpus, Dataset
+from pyggml.lora.data import Corpus, Dataset, WindowBatch
 from pyggml.lora.objectives.objective import Feed, Leaves, LossNet, Objective, Windows
 from pyggml.lora.objectives.tally import Rewards, Tally
 from pyggml.lora.ranks import Ranks
@@ -81,8 +81,8 @@ class AnswerLeaves(Leaves):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AnswerBatch(Batch):
-    """T tokens as in `Batch`, and the S answers among them; float32.
+class AnswerBatch(WindowBatch):
+    """T tokens as in `WindowBatch`, and the S answers among them; float32.
 
     read        (T,) 1 where a target's loss is used at all
     members     (S, T) 1 where a target is a learned token of the answer, 1 / their number for means
@@ -107,7 +107,7 @@ class AnswerBatch(Batch):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answers:
+class WindowAnswers:
     """The answers in some windows.
 
     Each target (n, ctx) has the number of its answer, −1 for none. Each answer (n, room) has its
@@ -119,7 +119,7 @@ class Answers:
     sign: np.ndarray
 
     @classmethod
-    def in_windows(cls, data: Preferences, room: int) -> Answers:
+    def in_windows(cls, data: Preferences, room: int) -> WindowAnswers:
         same = data.documents[:, 1:] == data.documents[:, :-1]
         sign = np.zeros((len(data), room), np.float32)
         sign[:, : data.room] = data.signs
@@ -142,9 +142,9 @@ class Answers:
         sign = np.take_along_axis(self.sign, np.maximum(self.of, 0), axis=1)
         return np.asarray((self.of >= 0) & (sign > 0))
 
-    def part(self, which: slice) -> Answers:
+    def part(self, which: slice) -> WindowAnswers:
         """The answers of some of the windows."""
-        return Answers(self.of[which], self.learned[which], self.sign[which])
+        return WindowAnswers(self.of[which], self.learned[which], self.sign[which])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +244,7 @@ def answer_batches(
     A pair's share is that of its chosen answer. Shares add up to 1, but for an objective's weights.
     """
     windows = np.asarray(windows, np.int64)
-    answers = Answers.in_windows(data.part(windows), reference.shape[1])
+    answers = WindowAnswers.in_windows(data.part(windows), reference.shape[1])
     n_tokens = max(int(np.count_nonzero(answers.of_chosen())), 1)
     n_units = answers.n // 2 if objective.rows == PairObjective.rows else answers.n
     share = objective.weights(answers.sign) * (answers.sign != 0) / max(n_units, 1)
@@ -258,11 +258,13 @@ def answer_batches(
         yield AnswerBatch(**_fields(batch), **filled, members=members, kl=kl)
 
 
-def _fields(batch: Batch) -> dict[str, Any]:
-    return {name: getattr(batch, name) for name in Batch.__slots__}
+def _fields(batch: WindowBatch) -> dict[str, Any]:
+    return {name: getattr(batch, name) for name in WindowBatch.__slots__}
 
 
-def _arrays(objective: AnswerObjective, answers: Answers, n_tokens: int) -> dict[str, np.ndarray]:
+def _arrays(
+    objective: AnswerObjective, answers: WindowAnswers, n_tokens: int
+) -> dict[str, np.ndarray]:
     """What follows from the answers alone, by the names of `AnswerBatch`."""
     read, nll = answers.learned, np.zeros_like(answers.of, np.float32)
     if objective.learns_chosen:
@@ -289,7 +291,7 @@ def block_diagonal(members: np.ndarray, size: int) -> np.ndarray:
 # -- what a fixed model says of each answer -----------------------------------------------------
 
 
-class Scorer:
+class AnswerScorer:
     """One model's graph for the log-probabilities of one window's answers; nothing is trained.
 
     room: the most answers of a window; mean: over an answer's tokens, else their sum
@@ -306,7 +308,7 @@ class Scorer:
         """(room,) float32, 0 where there is no answer. program: `graph`, bound."""
         part = data.part(np.array([window]))
         (batch,) = part.batches([0], 1)
-        answers = Answers.in_windows(part, self._room)
+        answers = WindowAnswers.in_windows(part, self._room)
         batch.fill(self._inputs)
         write(self._leaves.targets, batch.targets)
         write(self._leaves.read, answers.learned.reshape(-1).astype(np.float32))
@@ -331,7 +333,7 @@ class AnswerFeed:
         scored = [reference] if objective.has_reference else []
         scored += [model] if objective.has_kl else []
         ctx, mean = parts[0].ctx, objective.per_token
-        self._scorers = [Scorer(m, ctx, self._room, mean) for m in scored if m is not None]
+        self._scorers = [AnswerScorer(m, ctx, self._room, mean) for m in scored if m is not None]
         self.graphs = [scorer.graph for scorer in self._scorers]
         self._known: dict[tuple[int, int], np.ndarray] = {}  # dataset, window -> (room,)
 
@@ -364,7 +366,7 @@ class AnswerFeed:
             scores = [self._scorers[1].score(programs[1], others, int(w)) for w in mine]
             moved = self._stack(scores) - self._references(programs, others, mine)
         moved = ranks.join(moved, len(windows))
-        n = Answers.in_windows(others.part(np.asarray(windows, np.int64)), self._room).n
+        n = WindowAnswers.in_windows(others.part(np.asarray(windows, np.int64)), self._room).n
         return max(float(moved.sum(dtype=np.float64)) / n, 0.0)
 
     def _references(self, programs: Programs, data: Preferences, windows: Windows) -> np.ndarray:

@@ -26,7 +26,7 @@ from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.data import Batch, Corpus, Dataset
+from pyggml.lora.data import Corpus, Dataset, WindowBatch
 from pyggml.lora.objectives.tally import Tally, TokensRight
 from pyggml.lora.ranks import Ranks
 from pyggml.model import Model
@@ -99,7 +99,7 @@ class Feed(Protocol):
 
     def batches(
         self, programs: Sequence[Program], data: Dataset, windows: Windows, ranks: Ranks
-    ) -> Iterator[Batch]:
+    ) -> Iterator[WindowBatch]:
         """The batches of one step over these windows. programs: `graphs`, bound.
 
         All ranks call this alike.
@@ -147,7 +147,7 @@ class Objective(Settings, ABC):
 
 @dataclass(frozen=True, slots=True)
 class TextLeaves(Leaves):
-    """The leaves of a batch of T tokens; `pyggml.lora.data.Batch` explains each."""
+    """The leaves of a batch of T tokens; `pyggml.lora.data.WindowBatch` explains each."""
 
     targets: Tensor  # (T,) int32
     weights: Tensor  # (T,)
@@ -171,7 +171,7 @@ class TextFeed:
 
     def batches(
         self, programs: Sequence[Program], data: Dataset, windows: Windows, ranks: Ranks
-    ) -> Iterator[Batch]:
+    ) -> Iterator[WindowBatch]:
         return data.batches(windows, self.size)
 
 
@@ -186,7 +186,7 @@ class TextObjective(Objective):
     defaults: ClassVar[Mapping[str, Any]] = {"lr": 2e-4, "epochs": 1, "warmup_steps": 10}
     tally: ClassVar[type[Tally]] = TokensRight
 
-    def report(self, batch: Batch, outputs: Mapping[str, np.ndarray]) -> Tally:
+    def report(self, batch: WindowBatch, outputs: Mapping[str, np.ndarray]) -> Tally:
         return TokensRight(int(outputs["n_right"]), int(np.count_nonzero(batch.weights)))
 
     def feed(

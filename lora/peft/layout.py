@@ -10,7 +10,7 @@ Tensors = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ModuleLayout:
     """A class's modules.
 
     layers    what stands before the number of a layer

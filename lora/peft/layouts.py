@@ -10,7 +10,7 @@ Source: transformers' model classes; where it has none, the names that llama.cpp
 from collections.abc import Container, Mapping
 from dataclasses import replace
 
-from pyggml.lora.peft.layout import Layout, Tensors
+from pyggml.lora.peft.layout import ModuleLayout, Tensors
 from pyggml.lora.peft.orders import (
     Order,
     halves_by_layer,
@@ -59,7 +59,7 @@ _EITHER = (*_split("attn_qkv"), *_THIRDS)
 _LATENT_Q = ("self_attn.q_a_proj", "self_attn.q_b_proj", _Q)
 _LATENT = ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj", _O)
 _SHARED_EXPERTS = tuple(f"mlp.shared_experts.{x}" for x in _THREE)
-_LATENT_MIXTURE = Layout(modules=(*_LATENT_Q, *_LATENT, *_GATED, *_SHARED_EXPERTS))
+_LATENT_MIXTURE = ModuleLayout(modules=(*_LATENT_Q, *_LATENT, *_GATED, *_SHARED_EXPERTS))
 _KIMI = tuple(f"self_attn.{x}_proj" for x in ("g_a", "g_b", "b"))
 _FORGET = {f"self_attn.forget_gate.f_{x}_proj": _split(f"ssm_f_{x}") for x in "ab"}
 _MAMBA_2 = ("mamba.in_proj", "mamba.out_proj")
@@ -69,7 +69,7 @@ _GEMMA_TENSORS = {"model.per_layer_model_projection": _split("per_layer_model_pr
 
 _BY_ITSELF = "the class multiplies by its weight itself, so it counts once PEFT has merged it"
 _REFUSED = "PEFT refuses to load it beside layers of Mamba: train without it, or merge it here"
-_PLAIN = Layout(modules=(*_QKV, _O, *_GATED))
+_PLAIN = ModuleLayout(modules=(*_QKV, _O, *_GATED))
 _LLAMA = replace(_PLAIN, rows=_PAIRED)
 # The text of a class that reads pictures too.
 _TEXT = replace(
@@ -81,36 +81,36 @@ _MIXTURE = replace(_PLAIN, modules=(*_PLAIN.modules, *_SHARED_EXPERTS))
 _BY_WEIGHT = tuple(f".{x}" for x in _THREE)
 _FUSED_MIXTURE = replace(_MIXTURE, by_weight=_BY_WEIGHT)
 _APART_MIXTURE = replace(_MIXTURE, apart=_THREE)
-_GLM = Layout(modules=(*_QKV, _O, "mlp.gate_up_proj", "mlp.down_proj"))
-_GPT2 = Layout(
+_GLM = ModuleLayout(modules=(*_QKV, _O, "mlp.gate_up_proj", "mlp.down_proj"))
+_GPT2 = ModuleLayout(
     layers="transformer.h",
     modules=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
     outer=("transformer.wte", "lm_head"),
     conv1d=True,
 )
-_LFM2 = Layout(
+_LFM2 = ModuleLayout(
     modules=(*_QKV, "self_attn.out_proj", *_BY_NUMBER, "conv.in_proj", "conv.out_proj"),
     experts="feed_forward.experts",
 )
-_MAMBA = Layout(
+_MAMBA = ModuleLayout(
     layers="backbone.layers",
     modules=tuple(f"mixer.{x}_proj" for x in ("in", "x", "dt", "out")),
     outer=("backbone.embeddings", "lm_head"),
     warned={".dt_proj": _BY_ITSELF, ".out_proj": _REFUSED},
 )
-_BLOOM = Layout(
+_BLOOM = ModuleLayout(
     layers="transformer.h",
     modules=("self_attention.query_key_value", "self_attention.dense", *_FEED_FORWARD),
     outer=("transformer.word_embeddings", "lm_head"),
     rows={"self_attention.query_key_value": joined_groups},
 )
-_GRANITE = Layout(
+_GRANITE = ModuleLayout(
     modules=(*_LLAMA.modules, *_MAMBA_2, _INPUT, _OUTPUT),
     rows=_PAIRED,
     tensors=_SHARED_MLP,
     experts="block_sparse_moe.experts",
 )
-_NEMOTRON_H = Layout(
+_NEMOTRON_H = ModuleLayout(
     modules=(
         *(f"mixer.{x}_proj" for x in ("in", "out", "q", "k", "v", "o", "up", "down")),
         *("mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj"),
@@ -132,7 +132,7 @@ _NEMOTRON_H = Layout(
     experts="mixer.experts",
 )
 
-_OF_TRANSFORMERS: dict[str, Layout] = {
+_OF_TRANSFORMERS: dict[str, ModuleLayout] = {
     **dict.fromkeys(("llama", "mistral3", "granite", "olmo", "smollm3", "arcee"), _LLAMA),
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "olmo2"), _PLAIN),
     **dict.fromkeys(("olmoe", "stablelm", "command-r", "cohere2", "nemotron"), _PLAIN),
@@ -166,7 +166,7 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
         modules=(*_QKV, _O, "mlp.gate.wg", *(f"mlp.shared_mlp.{x}" for x in _THREE)),
         by_weight=_BY_WEIGHT,
     ),
-    "llama4": Layout(
+    "llama4": ModuleLayout(
         modules=(
             *(*_QKV, _O, "feed_forward.router"),
             *(f"feed_forward.{x}" for x in _THREE),
@@ -176,7 +176,7 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
         upright=True,
         by_weight=(".router",),
     ),
-    "gemma3n": Layout(
+    "gemma3n": ModuleLayout(
         modules=(
             *_PLAIN.modules,
             *("per_layer_input_gate", "per_layer_projection"),
@@ -190,14 +190,14 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
             "model.altup_unembed_projections": "altup_unembd_proj",
         },
     ),
-    "gemma4": Layout(
+    "gemma4": ModuleLayout(
         modules=(*_PLAIN.modules, "per_layer_input_gate", "per_layer_projection", "router.proj"),
         outer=_GEMMA_OUTER,
         tensors=_GEMMA_TENSORS,
         experts="experts",
     ),
     "gpt-oss": replace(_PLAIN, gate_up=turns),
-    "qwen2moe": Layout(modules=(*_PLAIN.modules, *_SHARED)),
+    "qwen2moe": ModuleLayout(modules=(*_PLAIN.modules, *_SHARED)),
     "granitemoe": _GRANITE,
     "granitehybrid": _GRANITE,
     "granite_swa": replace(
@@ -206,7 +206,7 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
         rows=_PAIRED,
         tensors={_INPUT: _split("ffn_up_shexp"), _OUTPUT: _split("ffn_down_shexp")},
     ),
-    "jamba": Layout(
+    "jamba": ModuleLayout(
         modules=(
             *(*_QKV, _O, *_MAMBA_2, "mamba.x_proj", "mamba.dt_proj"),
             *(f"feed_forward.{x}" for x in _THREE),
@@ -216,13 +216,13 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
     ),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": _NEMOTRON_H,
-    "qwen35": Layout(
+    "qwen35": ModuleLayout(
         modules=(*_PLAIN.modules, *_DELTA, _OUT), rows=_APART, columns={_OUT: values_apart}
     ),
-    "qwen35moe": Layout(
+    "qwen35moe": ModuleLayout(
         modules=(*_QKV, _O, *_SHARED, *_DELTA, _OUT), rows=_APART, columns={_OUT: values_apart}
     ),
-    "qwen3next": Layout(
+    "qwen3next": ModuleLayout(
         modules=(*_QKV, _O, *_SHARED, _QKVZ, "linear_attn.in_proj_ba", _OUT),
         rows={_QKVZ: keys_together},
         tensors={_QKVZ: _split("attn_qkv", "attn_gate")},
@@ -230,11 +230,11 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
     ),
     "deepseek2": replace(_LATENT_MIXTURE, by_weight=_BY_WEIGHT),
     "mistral4": _LATENT_MIXTURE,
-    "minicpm3": Layout(modules=(*_LATENT_Q, *_LATENT, *_GATED)),
-    "kimi-linear": Layout(
+    "minicpm3": ModuleLayout(modules=(*_LATENT_Q, *_LATENT, *_GATED)),
+    "kimi-linear": ModuleLayout(
         modules=(*_QKV, *_LATENT, *_KIMI, *_FORGET, *_GATED, *_SHARED_EXPERTS), tensors=_FORGET
     ),
-    "bailingmoe3": Layout(
+    "bailingmoe3": ModuleLayout(
         modules=(
             *(*_LATENT_Q, *_QKV[1:], *_LATENT, "self_attn.forget_gate.f_proj", *_GATE),
             *("self_attn.b_proj", *_GATED, *_SHARED_EXPERTS),
@@ -244,23 +244,23 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
             "self_attn.g_proj": (("attn_gate",), ("ssm_g_a",)),
         },
     ),
-    "phi2": Layout(modules=(*_QKV, "self_attn.dense", "mlp.fc1", "mlp.fc2")),
-    "phi3": Layout(modules=("self_attn.qkv_proj", _O, "mlp.gate_up_proj", "mlp.down_proj")),
+    "phi2": ModuleLayout(modules=(*_QKV, "self_attn.dense", "mlp.fc1", "mlp.fc2")),
+    "phi3": ModuleLayout(modules=("self_attn.qkv_proj", _O, "mlp.gate_up_proj", "mlp.down_proj")),
     "glm4": _GLM,
     "chatglm": _GLM,
-    "starcoder2": Layout(modules=(*_QKV, _O, "mlp.c_fc", "mlp.c_proj")),
+    "starcoder2": ModuleLayout(modules=(*_QKV, _O, "mlp.c_fc", "mlp.c_proj")),
     "lfm2": _LFM2,
     "lfm2moe": _LFM2,
     "mamba": _MAMBA,
     "mamba2": _MAMBA,
     "gpt2": _GPT2,
     "starcoder": replace(_GPT2, conv1d=False),
-    "mpt": Layout(
+    "mpt": ModuleLayout(
         layers="transformer.blocks",
         modules=("attn.Wqkv", "attn.out_proj", "ffn.up_proj", "ffn.down_proj"),
         outer=("transformer.wte", "lm_head"),
     ),
-    "dbrx": Layout(
+    "dbrx": ModuleLayout(
         layers="transformer.blocks",
         modules=("norm_attn_norm.attn.Wqkv", "norm_attn_norm.attn.out_proj", "ffn.router.layer"),
         outer=("transformer.wte", "lm_head"),
@@ -268,7 +268,7 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
     ),
     "bloom": _BLOOM,
     "falcon": _BLOOM,
-    "gptneox": Layout(
+    "gptneox": ModuleLayout(
         layers="gpt_neox.layers",
         modules=("attention.query_key_value", "attention.dense", *_FEED_FORWARD),
         outer=("gpt_neox.embed_in", "lm_head"),
@@ -277,7 +277,7 @@ _OF_TRANSFORMERS: dict[str, Layout] = {
 }
 
 _MUP = "the converter multiplies it by a number that the file does not have"
-_PLAMO = Layout(
+_PLAMO = ModuleLayout(
     layers="model.layers.layers",
     modules=(
         *("mixer.qkv_proj", "mixer.o_proj", "mixer.in_proj", "mixer.bcdt_proj", "mixer.dt_proj"),
@@ -302,10 +302,10 @@ _TIME_MIXER = {
 }
 
 # Of classes that come with their models.
-OF_AUTHORS: dict[str, Layout] = {
+OF_AUTHORS: dict[str, ModuleLayout] = {
     **dict.fromkeys(("orion", "pangu-embedded", "maincoder"), _PLAIN),
     **dict.fromkeys(("minicpm", "xverse", "deci", "nanbeige"), _LLAMA),
-    "plm": Layout(modules=(_Q, *_LATENT, "mlp.up_proj", "mlp.down_proj")),
+    "plm": ModuleLayout(modules=(_Q, *_LATENT, "mlp.up_proj", "mlp.down_proj")),
     "deepseek": replace(_APART_MIXTURE, rows=_PAIRED),
     "maple": replace(_PLAIN, modules=(*_QKV, _O, "mlp.gate"), apart=_THREE),
     "grovemoe": replace(
@@ -317,7 +317,7 @@ OF_AUTHORS: dict[str, Layout] = {
         experts="block_sparse_moe.experts",
         apart=("gate", "up", "down"),
     ),
-    "arctic": Layout(
+    "arctic": ModuleLayout(
         modules=(
             *(*_QKV, _O, "block_sparse_moe.gate"),
             *(f"residual_mlp.{x}" for x in ("w1", "w2", "w3")),
@@ -326,7 +326,7 @@ OF_AUTHORS: dict[str, Layout] = {
         experts="block_sparse_moe.experts",
         apart=("w1", "w3", "w2"),
     ),
-    "bailingmoe": Layout(
+    "bailingmoe": ModuleLayout(
         modules=("attention.query_key_value", "attention.dense", *_GATED, *_SHARED_EXPERTS),
         outer=("model.word_embeddings", "lm_head"),
         changed={"lm_head": "the converter may divide its columns by their lengths (norm_head)"},
@@ -337,13 +337,13 @@ OF_AUTHORS: dict[str, Layout] = {
         },
         apart=_THREE,
     ),
-    "bailingmoe2": Layout(
+    "bailingmoe2": ModuleLayout(
         modules=("attention.query_key_value", "attention.dense", *_GATED, *_SHARED_EXPERTS),
         outer=("model.word_embeddings", "lm_head"),
         apart=_THREE,
         in_thirds=True,  # transformers' Sarvam, which is its Glm4Moe
     ),
-    "grok": Layout(
+    "grok": ModuleLayout(
         layers="transformer.decoder_layer",
         modules=(
             *(f"multi_head_attention.{x}" for x in ("query", "key", "value", "linear")),
@@ -353,7 +353,7 @@ OF_AUTHORS: dict[str, Layout] = {
         experts="moe",
         apart=("linear", "linear_v", "linear_1"),
     ),
-    "exaone": Layout(
+    "exaone": ModuleLayout(
         layers="transformer.h",
         modules=(
             *(f"attn.attention.{x}_proj" for x in ("q", "k", "v", "out")),
@@ -361,13 +361,13 @@ OF_AUTHORS: dict[str, Layout] = {
         ),
         outer=("transformer.wte", "lm_head"),
     ),
-    "internlm2": Layout(
+    "internlm2": ModuleLayout(
         modules=("attention.wqkv", "attention.wo", *_BY_NUMBER),
         outer=("model.tok_embeddings", "output"),
         rows={"attention.wqkv": paired_groups},
         tensors={"attention.wqkv": _THIRDS},
     ),
-    "baichuan": Layout(
+    "baichuan": ModuleLayout(
         modules=("self_attn.W_pack", _O, *_GATED),
         rows={"self_attn.W_pack": pairs_and_values},
         tensors={"self_attn.W_pack": _THIRDS},
@@ -393,7 +393,7 @@ OF_AUTHORS: dict[str, Layout] = {
         },
         conv1d=False,
     ),
-    "openelm": Layout(
+    "openelm": ModuleLayout(
         layers="transformer.layers",
         modules=("attn.qkv_proj", "attn.out_proj", "ffn.proj_1", "ffn.proj_2"),
         outer=("transformer.token_embeddings",),
@@ -412,14 +412,14 @@ OF_AUTHORS: dict[str, Layout] = {
     ),
     "plamo2": _PLAMO,
     "plamo3": _PLAMO,
-    "talkie": Layout(
+    "talkie": ModuleLayout(
         layers="model.blocks",
         modules=tuple(name for name in _TALKIE if not name.startswith("model")),
         outer=("model.embed", "lm_head"),
         factors={"attn.attn_query": negated_q, "attn.attn_key": negated_k},
         tensors=_TALKIE,
     ),
-    "rwkv6": Layout(
+    "rwkv6": ModuleLayout(
         layers="rwkv.blocks",
         modules=(
             *(f"attention.{x}" for x in _RWKV_TIME),
@@ -429,13 +429,15 @@ OF_AUTHORS: dict[str, Layout] = {
         factors={"attention.output": halves_by_layer, "feed_forward.value": halves_by_layer},
     ),
     "rwkv6qwen2": replace(_PLAIN, modules=(*_PLAIN.modules, "self_attn.gate")),
-    "rwkv7": Layout(modules=tuple(_RWKV7), outer=("model.embeddings", "lm_head"), tensors=_RWKV7),
-    "arwkv7": Layout(modules=(*_TIME_MIXER, *_GATED), tensors=_TIME_MIXER),
+    "rwkv7": ModuleLayout(
+        modules=tuple(_RWKV7), outer=("model.embeddings", "lm_head"), tensors=_RWKV7
+    ),
+    "arwkv7": ModuleLayout(modules=(*_TIME_MIXER, *_GATED), tensors=_TIME_MIXER),
 }
-LAYOUTS: Mapping[str, Layout] = {**_OF_TRANSFORMERS, **OF_AUTHORS}
+LAYOUTS: Mapping[str, ModuleLayout] = {**_OF_TRANSFORMERS, **OF_AUTHORS}
 
 # ChatGLM's own class, which the converter reads beside transformers' Glm.
-_CHATGLM = Layout(
+_CHATGLM = ModuleLayout(
     layers="transformer.encoder.layers",
     modules=_BLOOM.modules,
     outer=("transformer.embedding.word_embeddings", "transformer.output_layer"),
@@ -460,7 +462,7 @@ TOWERS = {
 }
 
 
-def layout_of(architecture: str, weights: Container[str]) -> Layout | None:
+def layout_of(architecture: str, weights: Container[str]) -> ModuleLayout | None:
     """The layout of a file with these tensors; None if none is known."""
     if architecture == "chatglm" and "blk.0.attn_qkv.weight" in weights:
         return _CHATGLM

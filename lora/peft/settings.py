@@ -43,7 +43,7 @@ _REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class UpdateSettings:
     """What of PEFT's LoraConfig says how large each update is.
 
     Patterns are regular expressions for the end of a module's name; the first that fits counts.
@@ -72,7 +72,7 @@ def _fitting(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
     return next(values, default)
 
 
-def read(folder: Path) -> Settings:
+def read(folder: Path) -> UpdateSettings:
     """The settings of a PEFT folder. AdapterError names all that an adapter file cannot hold."""
     path = folder / NAME
     settings = _json(path)
@@ -95,7 +95,7 @@ def read(folder: Path) -> Settings:
     alpha_pattern = _patterns(settings, "alpha_pattern", faults)
     if faults:
         raise AdapterError(faults, f"{path}: ")
-    return Settings(
+    return UpdateSettings(
         rank=int(rank),
         alpha=alpha,
         rslora=settings.get("use_rslora") is True,

@@ -12,9 +12,9 @@ import numpy as np
 
 from pyggml.errors import AdapterError
 from pyggml.graph.tensor import Shape
-from pyggml.lora.peft.layout import Layout
+from pyggml.lora.peft.layout import ModuleLayout
 from pyggml.lora.peft.layouts import LAYOUTS, NO_LAYOUT, TOWERS, layout_of
-from pyggml.lora.peft.orders import Heads
+from pyggml.lora.peft.orders import HeadCounts
 from pyggml.model import Model
 from pyggml.models import Parts
 
@@ -183,7 +183,9 @@ def class_modules(parts: Parts) -> list[tuple[str, str]]:
     return [*dict.fromkeys((name, m) for name, m in pairs if _has(parts, m))]
 
 
-def _pairs(parts: Parts, layout: Layout, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _pairs(
+    parts: Parts, layout: ModuleLayout, names: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
     """Names of a layout's modules, and of tensors that they are."""
     for name, ending, i in _names_of(layout, parts.config.n_layer):
         for tensor in _tensors(layout, names, parts, name, ending, i):
@@ -232,7 +234,7 @@ def _names(parts: Parts) -> dict[str, str]:
 
 
 def _tensors(
-    layout: Layout, names: Mapping[str, str], parts: Parts, name: str, ending: str, i: int
+    layout: ModuleLayout, names: Mapping[str, str], parts: Parts, name: str, ending: str, i: int
 ) -> list[str]:
     """The tensors of a module of this layer, without ".weight"."""
     at = "" if name == ending else f"blk.{i}."
@@ -243,7 +245,7 @@ def _tensors(
     return [tensor] if tensor and ending not in layout.tensors else []
 
 
-def _modules(model: Model, layout: Layout, names: Mapping[str, str]) -> Iterator[Module]:
+def _modules(model: Model, layout: ModuleLayout, names: Mapping[str, str]) -> Iterator[Module]:
     """Every module of the class that the file has tensors for."""
     specs, weights = model.parts.decoder.tensors(), model.parts.weights
     for name, ending, i in _names_of(layout, model.config.n_layer):
@@ -285,7 +287,7 @@ def _of_heads(name: str, k: tuple[str, Shape], v: tuple[str, Shape]) -> Module:
     return Module(name, (rows.size, rank), parts)
 
 
-def _experts(model: Model, layout: Layout) -> Iterator[Module]:
+def _experts(model: Model, layout: ModuleLayout) -> Iterator[Module]:
     """The parameters of all experts, or the modules of each."""
     both = {layout.experts: "exps", layout.chunks: "chexps"}
     for i in range(model.config.n_layer):
@@ -301,13 +303,15 @@ def _experts(model: Model, layout: Layout) -> Iterator[Module]:
                 yield from _stacks(model, layout, at, i)
 
 
-def _each_expert(model: Model, at: str, tensors: list[str], layout: Layout) -> Iterator[Module]:
+def _each_expert(
+    model: Model, at: str, tensors: list[str], layout: ModuleLayout
+) -> Iterator[Module]:
     assert layout.apart is not None
     for tensor, name in zip(tensors, layout.apart, strict=True):
         yield from _each_of(model, tensor, f"{at}.{{}}.{name}")
 
 
-def _modules_of_lists(model: Model, layout: Layout) -> Iterator[Module]:
+def _modules_of_lists(model: Model, layout: ModuleLayout) -> Iterator[Module]:
     for name, tensor in layout.lists.items():
         yield from _each_of(model, tensor, f"{name}.{{}}")
 
@@ -323,7 +327,7 @@ def _each_of(model: Model, tensor: str, name: str) -> Iterator[Module]:
             yield Module(name.format(i), (n_out, n_in), (part,))
 
 
-def _stacks(model: Model, layout: Layout, at: str, i: int) -> Iterator[Module]:
+def _stacks(model: Model, layout: ModuleLayout, at: str, i: int) -> Iterator[Module]:
     specs = model.parts.decoder.tensors()
     for parameter, endings in EXPERTS.items():
         if parameter == "gate_up_proj" and f"blk.{i}.ffn_gate_up_exps.weight" in specs:
@@ -340,14 +344,14 @@ def _stacks(model: Model, layout: Layout, at: str, i: int) -> Iterator[Module]:
         yield Module(f"{at}.{parameter}", shape, tuple(parts), False, n_expert, layout.upright)
 
 
-def _names_of(layout: Layout, n_layer: int) -> Iterator[tuple[str, str, int]]:
+def _names_of(layout: ModuleLayout, n_layer: int) -> Iterator[tuple[str, str, int]]:
     """Name, what of it stands behind the layer's number, and that number."""
     yield from ((name, name, 0) for name in layout.outer)
     for i in range(n_layer):
         yield from ((f"{layout.layers}.{i}.{ending}", ending, i) for ending in layout.modules)
 
 
-def _heads(model: Model, i: int) -> Heads:
+def _heads(model: Model, i: int) -> HeadCounts:
     def count(key: str, default: int) -> int:
         value = model.file.get(f"{model.config.architecture}.{key}", default)
         if isinstance(value, np.ndarray):
@@ -355,7 +359,7 @@ def _heads(model: Model, i: int) -> Heads:
         return value if isinstance(value, int) else default
 
     n = count("attention.head_count", 1)
-    return Heads(
+    return HeadCounts(
         n=n,
         n_kv=count("attention.head_count_kv", n),
         n_keys=count("ssm.group_count", 0),

@@ -7,7 +7,7 @@ import numpy as np
 
 from pyggml.errors import Fault, PyggmlError, TokenizerError, first_names
 from pyggml.gguf.fields import brief
-from pyggml.lora.data import Batch, Dataset
+from pyggml.lora.data import Dataset, WindowBatch
 from pyggml.lora.objectives.objective import Windows
 from pyggml.lora.trainer.gradient import StepGradient
 from pyggml.lora.trainer.losses import Losses
@@ -24,7 +24,7 @@ def divergence(
     model: Model,
     losses: Losses,
     gradient: StepGradient,
-    run: Callable[[Batch], float],
+    run: Callable[[WindowBatch], float],
     data: Dataset,
     windows: Windows,
 ) -> PyggmlError:

@@ -10,7 +10,7 @@ import numpy as np
 from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, put_together, zeros
-from pyggml.lora.data import Batch
+from pyggml.lora.data import WindowBatch
 from pyggml.models import Net, balance_loss, expert_load
 from pyggml.ops import add, mul, scale
 
@@ -44,7 +44,7 @@ class BalanceLeaves:
             loss = add(loss, mul(scale(balance, factor), self.weight))
         return {"loss": loss, LOAD: load, BALANCE: balance}
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: WindowBatch) -> None:
         starts, document = np.unique(batch.span[:, 0], return_inverse=True)
         is_text = (np.bincount(document, minlength=len(starts)) > 1)[document]
         write(self.share, (is_text / max(int(is_text.sum()), 1)).astype(np.float32))

@@ -8,7 +8,7 @@ import numpy as np
 
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.data import Batch, Corpus, Dataset
+from pyggml.lora.data import Corpus, Dataset, WindowBatch
 from pyggml.lora.objectives.objective import LossNet, Objective, Windows
 from pyggml.lora.objectives.tally import Tally
 from pyggml.lora.ranks import ALONE, Ranks
@@ -58,7 +58,7 @@ class Losses:
 
     def over(
         self,
-        run: Callable[[Batch], float],
+        run: Callable[[WindowBatch], float],
         data: Dataset,
         windows: Windows,
         ranks: Ranks = ALONE,

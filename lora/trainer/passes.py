@@ -23,7 +23,7 @@ from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.graph.verify import verifies, verifying
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.data import Batch
+from pyggml.lora.data import WindowBatch
 from pyggml.lora.objectives import USUAL
 from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, TextLeaves
 from pyggml.lora.trainer.experts import LOAD, BalanceLeaves
@@ -80,7 +80,7 @@ class _Pair:
         alone, _ = _forward(net, objective, leaves, balance, 0.0)
         return cls(drawn, leaves, balance, graph, alone, further, tuple(read))
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: WindowBatch) -> None:
         """Give a batch to both graphs."""
         batch.fill(self.inputs)
         self.leaves.write(batch)
@@ -253,7 +253,7 @@ class Passes:
         number."""
         self._next = (seed, number)
 
-    def train(self, batch: Batch) -> float:
+    def train(self, batch: WindowBatch) -> float:
         """Add a batch's gradients; returns its part of the loss."""
         seed, number = self._next
         words = np.array([seed & _WORD, seed >> 32, number & _WORD], np.uint32)
@@ -264,11 +264,11 @@ class Passes:
             write(noise, self._noise / np.sqrt(_document_lengths(batch.span)))
         return self._run(batch, alone=False)
 
-    def evaluate(self, batch: Batch) -> float:
+    def evaluate(self, batch: WindowBatch) -> float:
         """The batch's part of the loss."""
         return self._run(batch, alone=True)
 
-    def _run(self, batch: Batch, alone: bool) -> float:
+    def _run(self, batch: WindowBatch, alone: bool) -> float:
         n = len(batch.tokens)
         pair, which = self._pairs[n], 2 * list(self._pairs).index(n)
         program, self._last = self.programs[which + alone], which

@@ -46,7 +46,7 @@ _REWRITTEN = ("tool_calls", *REASONING)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerSpan:
     """Characters [start, end) of a text are an answer. The token that ends it lies before
     `limit`. is_open: without such a token, all before the limit is the answer."""
 
@@ -58,7 +58,7 @@ class Answer:
 
 def find_answers(
     template: ChatTemplate, messages: Sequence[Message], tools: Tools = None
-) -> tuple[str, list[tuple[int, Answer]]]:
+) -> tuple[str, list[tuple[int, AnswerSpan]]]:
     """The text of a chat that ends with the assistant's message, and all answers in order.
 
     Raises TemplateError as `render` does, and if the range of an answer cannot be found exactly.
@@ -74,13 +74,13 @@ def find_answers(
 
 def _read_marks(
     template: ChatTemplate, messages: Sequence[Message], tools: Tools, numbers: Sequence[int]
-) -> tuple[str, list[tuple[int, Answer]]]:
+) -> tuple[str, list[tuple[int, AnswerSpan]]]:
     """As the template marks them with {% generation %}, each in a block or in several.
 
     Which blocks are a message's is told by the chat that ends with it: it has those up to there.
     """
     text, ranges = template.render_marked(messages, tools)
-    answers = [Answer(start, end, end) for start, end in ranges]
+    answers = [AnswerSpan(start, end, end) for start, end in ranges]
     if len(answers) == len(numbers):
         return text, [*zip(numbers, answers, strict=True)]
     counts = [len(template.render_marked(messages[: i + 1], tools)[1]) for i in numbers]
@@ -179,7 +179,7 @@ class _Probes:
         parts.append(rest)
         return None if any(self.name in part for part in parts) else parts
 
-    def all_at_once(self, numbers: Sequence[int]) -> list[Answer] | None:
+    def all_at_once(self, numbers: Sequence[int]) -> list[AnswerSpan] | None:
         """All answers, if each is its message's content, white space around it aside."""
         parts = self.around(numbers)
         if parts is None:
@@ -189,7 +189,7 @@ class _Probes:
             end = self._verbatim(self.messages[i], at, before, after)
             if end is None:
                 return None
-            answers.append(Answer(at, end, end + self._ending(i, after, parts[-1])))
+            answers.append(AnswerSpan(at, end, end + self._ending(i, after, parts[-1])))
             at = end + len(after)
         return answers if at == len(self.text) else None
 
@@ -206,7 +206,7 @@ class _Probes:
                 return end
         return None
 
-    def one_by_one(self, numbers: Sequence[int]) -> list[Answer]:
+    def one_by_one(self, numbers: Sequence[int]) -> list[AnswerSpan]:
         """All answers, found one at a time; TemplateError for the first without an exact range."""
         last = self.around(numbers[-1:])
         ending = last[1] if last else ""
@@ -217,7 +217,7 @@ class _Probes:
                 raise TemplateError(f"{self.template.origin}: leaves out message {i + 1}")
         return answers
 
-    def _single(self, i: int, ending: str) -> Answer:
+    def _single(self, i: int, ending: str) -> AnswerSpan:
         for answer in (self._by_parts(i, ending), self._by_prefix(i)):
             if answer is not None and self._is_alone(i, answer):
                 return answer
@@ -229,7 +229,7 @@ class _Probes:
             )
         return answer
 
-    def _by_parts(self, i: int, ending: str) -> Answer | None:
+    def _by_parts(self, i: int, ending: str) -> AnswerSpan | None:
         parts = self.around([i])
         if parts is None:
             return None
@@ -238,7 +238,7 @@ class _Probes:
         end = len(self.text) - len(after)
         if start is None or start > end or not self.text.endswith(after):
             return None
-        return Answer(start, end, end + self._ending(i, after, ending))
+        return AnswerSpan(start, end, end + self._ending(i, after, ending))
 
     def _ending(self, i: int, after: str, last: str) -> int:
         """How much of the text after answer i is the end of its turn: what it has in common with
@@ -261,15 +261,15 @@ class _Probes:
         opening = re.match(r"[^<>\[\]]*[>\]]", shared)  # the end of a tag that differs
         return len(heading[0]) - n + (opening.end() if opening else 0)
 
-    def _by_prefix(self, i: int) -> Answer | None:
+    def _by_prefix(self, i: int) -> AnswerSpan | None:
         start = self._start(i, None)
         through = self._prefix(self.messages[: i + 1], False)
         if start is None or through is None or start > len(through.rstrip()):
             return None
         end = len(through.rstrip())
-        return Answer(start, end, end)
+        return AnswerSpan(start, end, end)
 
-    def _is_alone(self, i: int, answer: Answer) -> bool:
+    def _is_alone(self, i: int, answer: AnswerSpan) -> bool:
         """Whether the range holds the words of one message with calls and of no later message.
 
         It is a guess: the messages after a call may name it again, and its content may come later.
@@ -287,7 +287,7 @@ class _Probes:
         said = self._word_ends(i, None, where="content")
         return later[0][0] > answer.end and (said is None or said[0][-1] < later[0][0])
 
-    def _between_words(self, i: int) -> Answer | None:
+    def _between_words(self, i: int) -> AnswerSpan | None:
         """The answer from where the template asks for it, behind the last word of the message
         before, to where a chat ends that has no more messages; None if that is not exact."""
         where = "call" if self.messages[i].get("tool_calls") else ""
@@ -306,7 +306,7 @@ class _Probes:
         shared = _common(rest, self.text[end:])
         if shared < len(rest.rstrip()):
             shared = len(_whole_tags(rest[:shared]))
-        return Answer(starts[-1], end, end + shared, is_open=True)
+        return AnswerSpan(starts[-1], end, end + shared, is_open=True)
 
     def _instructs(self, i: int, rest: str) -> bool:
         """Whether the template ends every chat with words of its own, whoever speaks last."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.chat.answers import ASSISTANT, Answer, find_answers, open_end
+from pyggml.chat.answers import ASSISTANT, AnswerSpan, find_answers, open_end
 from pyggml.chat.marks import MARK
 from pyggml.chat.template import HAVE_PLACE, ChatTemplate, Message, Tools
 from pyggml.chat.words import ALPACA, check_words
@@ -77,7 +77,7 @@ class ChatEncoder:
         """
         self._check_places(messages, tools)
         messages = self._in_its_parts(messages)
-        learned = list[tuple[int, Answer]]()
+        learned = list[tuple[int, AnswerSpan]]()
         if self.train_on == ASSISTANT:
             numbers = [i for i, m in enumerate(messages) if m["role"] == ASSISTANT]
             if not set(numbers) - set(read_only):
@@ -158,7 +158,7 @@ class ChatEncoder:
         return ids, offsets
 
     def _learn(
-        self, answer: Answer, ids: list[int], offsets: np.ndarray, trained: np.ndarray
+        self, answer: AnswerSpan, ids: list[int], offsets: np.ndarray, trained: np.ndarray
     ) -> bool:
         """Mark an answer's tokens in `trained`; returns whether one of them ends a turn."""
         inside = (offsets[:, 0] < answer.end) & (offsets[:, 1] > answer.start)

@@ -26,7 +26,7 @@ from pyggml.graph.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class OpSource:
     """A source of an op in the backward pass.
 
     node      of the forward graph
@@ -67,7 +67,7 @@ class Step:
     value: np.ndarray
     incoming: np.ndarray
     from_steps: tuple[int, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[OpSource, ...]
 
     def __str__(self) -> str:
         read = ", ".join(s.name for s in self.sources)
@@ -128,15 +128,15 @@ class _StepWalk:
             sources,
         )
 
-    def _source(self, number: int, i: int, s: Tensor, out: Tensor | None) -> Source:
+    def _source(self, number: int, i: int, s: Tensor, out: Tensor | None) -> OpSource:
         name = self._name(s, i)
         if out is None:
-            return Source(name, s, numbers(s), None, None, ())
+            return OpSource(name, s, numbers(s), None, None, ())
         share = numbers(out)
         total = share + self._totals[s] if s in self._totals else share
         before = self._steps.get(s, ())
         self._totals[s], self._steps[s] = total, (*dict.fromkeys((*before, number)),)
-        return Source(name, s, numbers(s), share, total, self._steps[s])
+        return OpSource(name, s, numbers(s), share, total, self._steps[s])
 
     def _name(self, t: Tensor, i: int) -> str:
         """A tensor's own name; a node's op and number; or the letter of a source in a rule."""

@@ -118,7 +118,7 @@ def open_to_append(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 @dataclass(slots=True)
-class _Part:
+class _PartialFile:
     """A partial file or folder of this process, and a handle that holds its lock; -1: none."""
 
     path: Path
@@ -159,14 +159,14 @@ class _Part:
         self.handle = -1
 
 
-def _new_file(target: Path, mode: int) -> _Part:
+def _new_file(target: Path, mode: int) -> _PartialFile:
     _remove_left(target.parent.absolute())
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | BINARY
     path = _name(target)
     return _lock(path, os.open(path, flags, mode))
 
 
-def _new_folder(target: Path) -> _Part:
+def _new_folder(target: Path) -> _PartialFile:
     _remove_left(target.parent.absolute())
     path = _name(target)
     path.mkdir()
@@ -178,9 +178,9 @@ def _name(target: Path) -> Path:
     return target.with_name(f".{target.name[:_LONGEST]}.{secrets.token_hex(4)}-0-{_HERE}.partial")
 
 
-def _lock(path: Path, handle: int) -> _Part:
+def _lock(path: Path, handle: int) -> _PartialFile:
     """What was just made, locked, under a name that says its inode."""
-    part = _Part(path, handle)
+    part = _PartialFile(path, handle)
     if _HAS_LOCKED_FOLDERS:
         try:
             with suppress(OSError):  # a disk without locks: nobody will remove it

@@ -26,7 +26,7 @@ import numpy as np
 from pyggml.errors import ConfigError, DataError, Fault
 from pyggml.generation import passes
 from pyggml.generation.ahead import Coming, runs_ahead
-from pyggml.generation.memory import CacheType, Memory, State
+from pyggml.generation.memory import CacheType, CacheMemory, State
 from pyggml.generation.sampler import checked_argmax
 from pyggml.graph import Graph
 from pyggml.model import Model
@@ -184,9 +184,11 @@ class Batch:
             raise ConfigError(faults)
         self.model, self.n_ctx, self.deterministic = model, n_ctx, deterministic
         n_spare = passes.STEP - 1 if model.batches else 0
-        self.memory = Memory(model, n_slots, n_ctx, n_spare, cache_type)
+        self.memory = CacheMemory(model, n_slots, n_ctx, n_spare, cache_type)
         self.slots = tuple(Slot(self, i) for i in range(n_slots))
-        self._passes = passes.Passes(self.memory.cache, 1 if deterministic else n_slots, n_slots)
+        self._passes = passes.TokenPasses(
+            self.memory.cache, 1 if deterministic else n_slots, n_slots
+        )
         self.n_short = model.config.n_ctx_short or _ALL  # tokens that have short rotary factors
         self._running: Slot | None = None  # whose state is in the cache
         self._shifts: dict[int, tuple[Shift, Program]] = {}  # by rows; the last alone
@@ -399,7 +401,7 @@ class Batch:
             self._note_use(slot)
         return [logits[end - n : end] for n, end in zip(counts, accumulate(counts), strict=True)]
 
-    def _fill(self, pieces: Mapping[Slot, int], counts: Sequence[int]) -> passes.Pass:
+    def _fill(self, pieces: Mapping[Slot, int], counts: Sequence[int]) -> passes.TokenPass:
         """A pass of the next tokens of some slots, with logits of the last `counts` of each."""
         n_tokens = sum(pieces.values())
         n = passes.size_of_pass(n_tokens) if self.model.batches else n_tokens

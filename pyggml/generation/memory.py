@@ -52,7 +52,7 @@ def _kind(setting: str, name: str, compute: str, sizes: Iterable[int]) -> DType:
     return kind
 
 
-class Memory:
+class CacheMemory:
     """Rows of keys and values for n_slots sequences of n_ctx tokens, then n_spare rows that no
     sequence reads; and one state, that of the sequence which runs."""
 

@@ -34,7 +34,7 @@ def in_whole_passes(n_tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class TokenPass:
     """A bound program: T tokens, of some of which it makes logits.
 
     logits   (n, n_vocab) float32
@@ -95,7 +95,7 @@ class Pass:
             detach(*plan.offsets)
 
 
-class Passes:
+class TokenPasses:
     """The passes over one cache, by model and number of tokens.
 
     A program is bound when it is first asked for, as (model, tokens, logits that are wanted); later
@@ -106,10 +106,12 @@ class Passes:
         """n_slots: of a pass; n_rows: slots of the cache."""
         self.cache, self.n_slots, self.n_rows = cache, n_slots, n_rows
         self._arenas = Arenas()
-        self._bound: OrderedDict[tuple[Model, int, int, tuple[Trace, ...]], Pass] = OrderedDict()
+        self._bound: OrderedDict[tuple[Model, int, int, tuple[Trace, ...]], TokenPass] = (
+            OrderedDict()
+        )
         self._ahead: dict[Model, Ahead] = {}  # the last one alone
 
-    def __getitem__(self, key: tuple[Model, int, int]) -> Pass:
+    def __getitem__(self, key: tuple[Model, int, int]) -> TokenPass:
         model, n_tokens, n_wanted = key
         most = self.n_slots if n_wanted <= self.n_slots else round_up(n_wanted, _LOGITS_STEP)
         n_logits = min(n_tokens, most)
@@ -141,7 +143,7 @@ class Passes:
         self._release_ahead()
         self._arenas = Arenas()
 
-    def _bind(self, model: Model, n_tokens: int, n_logits: int) -> Pass:
+    def _bind(self, model: Model, n_tokens: int, n_logits: int) -> TokenPass:
         inputs = Inputs.empty(n_tokens, with_rows=True)
         of = zeros((n_logits,), I32, "of")
         assert inputs.rows is not None
@@ -154,7 +156,7 @@ class Passes:
         wanted = of if n_tokens > 1 else None
         logits = build(model.parts, inputs, model.adapters, self.cache, wanted, taps)
         program = model.program(logits, taps, self._arenas)
-        return Pass(model, program, logits, taps, *map(array, filled))
+        return TokenPass(model, program, logits, taps, *map(array, filled))
 
 
 def _parts(a: np.ndarray, counts: Sequence[int]) -> np.ndarray | list[np.ndarray]:

@@ -224,7 +224,7 @@ Shorts3 = Annotated[np.ndarray, _Array(types.uint16, 3)]
 # -- frames ---------------------------------------------------------------------------------------
 
 
-class Field(NamedTuple):
+class FrameField(NamedTuple):
     """Where a field begins, in words, and what it holds."""
 
     start: int
@@ -239,7 +239,7 @@ class Frame:
     field that is missing, unknown or of another kind.
     """
 
-    fields: ClassVar[Mapping[str, Field]] = {}
+    fields: ClassVar[Mapping[str, FrameField]] = {}
     n_words: ClassVar[int] = 0
     words: np.ndarray
     address: int  # of the words
@@ -249,7 +249,7 @@ class Frame:
         for name, hint in get_type_hints(cls, include_extras=True).items():
             kind = _kind_of(hint)
             if kind is not None:
-                fields[name] = Field(start, kind)
+                fields[name] = FrameField(start, kind)
                 start += kind.n_words
         cls.fields, cls.n_words = fields, start
 

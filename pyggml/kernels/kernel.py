@@ -16,7 +16,7 @@ Compute = Literal["f32", "bf16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
-class Site(kernels.Site[np.ndarray]):
+class Site(kernels.NodeSite[np.ndarray]):
     """The memory of one node, as a kernel's `run` gets it; arrays have the node's shapes.
 
     Scratch is uint8, 64-byte aligned.
@@ -27,7 +27,7 @@ class Site(kernels.Site[np.ndarray]):
     fills_shared: bool = False  # whether this node is the first of them
 
 
-Kernel = kernels.Kernel[Site, Call, Compute]
+Kernel = kernels.DeviceKernel[Site, Call, Compute]
 KERNELS: dict[Op, Kernel] = {}
 
 
@@ -38,7 +38,7 @@ def cpu_kernel(
     shared: Callable[[Tensor, Compute], tuple[int, str]] = kernels.nothing_shared,
 ) -> None:
     """Declare how the CPU computes an op. Ops that only look at memory need no kernel."""
-    KERNELS[op] = kernels.Kernel(run, scratch=scratch, shared=shared)
+    KERNELS[op] = kernels.DeviceKernel(run, scratch=scratch, shared=shared)
 
 
 # -- how kernels see arrays ---------------------------------------------------------------------

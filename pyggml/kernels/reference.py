@@ -50,4 +50,4 @@ def _compute(node: Tensor, out: np.ndarray, src: tuple[np.ndarray, ...]) -> None
     out[...] = result_of(node, (in_float64(a, s.dtype) for a, s in zip(src, node.src, strict=True)))
 
 
-BY_REFERENCE: Kernel = kernels.Kernel(_run)
+BY_REFERENCE: Kernel = kernels.DeviceKernel(_run)

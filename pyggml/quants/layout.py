@@ -29,7 +29,7 @@ SUBGROUP = 16  # the fewest weights with one scale or one minimum
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ByteTable:
     """Rows of `width` signed bytes, 4 or 8: points of a grid, or signs."""
 
     width: int
@@ -49,7 +49,7 @@ def _even_signs() -> np.ndarray:
 
 # 255 for a minus sign: seven bits, and an eighth that makes the number of signs even. Devices whose
 # tables are far away count the bits instead.
-EVEN_SIGNS = Table(8, _even_signs)
+EVEN_SIGNS = ByteTable(8, _even_signs)
 
 
 class Block(ABC):
@@ -143,7 +143,7 @@ class Block(ABC):
         """table[i] for GROUP bytes i below 16; the table has 16 signed bytes."""
 
     @abstractmethod
-    def points(self, indices: Any, table: Table) -> Any:
+    def points(self, indices: Any, table: ByteTable) -> Any:
         """GROUP bytes: the rows that GROUP / width ints choose, one after the other."""
 
     @abstractmethod

@@ -4,15 +4,15 @@ FILE_TYPES has the file types; `mix` chooses the type of each tensor of a file.
 """
 
 from pyggml.requantize.file_types import FILE_TYPES, ModelFacts, check_file_type
-from pyggml.requantize.losses import Losses
+from pyggml.requantize.losses import PackingLosses
 from pyggml.requantize.mix import mix, needs_importance
 from pyggml.requantize.requantize import ROUNDINGS, Progress, requantize, rewrite
 
 __all__ = [
     "FILE_TYPES",
     "ROUNDINGS",
-    "Losses",
     "ModelFacts",
+    "PackingLosses",
     "Progress",
     "check_file_type",
     "mix",

@@ -35,7 +35,7 @@ _MOST_NAME, _MOST_ENTRIES = 256, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class InputSums:
     """The inputs of one tensor: Σ x² float32 (n_matrices, n), and how many x, float32
     (n_matrices,)."""
 
@@ -54,7 +54,7 @@ class Sums:
 class ImportanceMatrix:
     """Sums by the full name of their tensor, what they were collected on, and their file."""
 
-    sums: Mapping[str, Sums]
+    sums: Mapping[str, InputSums]
     datasets: tuple[str, ...]
     n_chunks: int
     n_ctx: int
@@ -133,7 +133,7 @@ def _read_gguf(path: Path) -> ImportanceMatrix:
         )
 
 
-def _sums(file: gguf.GGUFFile, base: str) -> Sums:
+def _sums(file: gguf.GGUFFile, base: str) -> InputSums:
     squares, counts = (file.tensors[base + suffix] for suffix in (_SUMS, _COUNTS))
     n = int(np.prod(counts.shape))
     if squares.dtype is not F32 or counts.dtype is not F32:
@@ -141,7 +141,7 @@ def _sums(file: gguf.GGUFFile, base: str) -> Sums:
     if not n or np.prod(squares.shape) % n:
         raise GGUFError(f"{file.path}: {brief(base)} has {squares.shape} sums for {n} counts")
     values = np.array(file.data(base + _SUMS)).reshape(n, -1)
-    return Sums(values, np.array(file.data(base + _COUNTS)).reshape(n))
+    return InputSums(values, np.array(file.data(base + _COUNTS)).reshape(n))
 
 
 def _read_dat(raw: bytes) -> ImportanceMatrix:
@@ -173,7 +173,7 @@ def _read_dat(raw: bytes) -> ImportanceMatrix:
             raise ValueError(f"{brief(name)} claims {n} values")
         squares = np.frombuffer(raw, "<f4", n, at).reshape(1, n)
         at += 4 * n
-        by_name[name] = Sums(squares, np.array([max(n_calls, 1)], np.float32))
+        by_name[name] = InputSums(squares, np.array([max(n_calls, 1)], np.float32))
     n_chunks = numbers(1)[0] if at < len(raw) else 0
     datasets = (text(1 << 20),) if at < len(raw) else ()
     return ImportanceMatrix(by_name, datasets, max(n_chunks, 0), 0)

@@ -54,7 +54,7 @@ class TensorLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
+class PackingLosses:
     """Those of all tensors that were updated or got another type, in the order of the file."""
 
     tensors: Sequence[TensorLoss]

@@ -35,8 +35,8 @@ from pyggml.graph.dtypes import F32, DType
 from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.quants.keep import has_levels, quantize_update
 from pyggml.requantize.file_types import FILE_TYPES, ModelFacts
-from pyggml.requantize.imatrix import ImportanceMatrix, Sums
-from pyggml.requantize.losses import Losses, TensorLoss, measure
+from pyggml.requantize.imatrix import ImportanceMatrix, InputSums
+from pyggml.requantize.losses import PackingLosses, TensorLoss, measure
 from pyggml.requantize.mix import is_packed, mix, needs_importance
 
 QUANTISATION_VERSION = 2  # of ggml's block formats
@@ -55,7 +55,7 @@ def requantize(
     progress: Progress | None = None,
     allow_requantize: bool = False,
     importance: ImportanceMatrix | None = None,
-) -> Losses:
+) -> PackingLosses:
     """Write `target` with the tensor types of `file_type` (Q8_0, Q4_K_M, F16, …); see `rewrite`.
 
     Raises what `rewrite` raises, and GGUFError for a damaged source.
@@ -76,7 +76,7 @@ def rewrite(
     rounding: str = "update",
     base: gguf.GGUFFile | None = None,
     metadata: Mapping[str, Any] = _NONE,
-) -> Losses:
+) -> PackingLosses:
     """Write a model again: with the tensor types of a file type, with other numbers, or with both;
     see the head of this file. Returns what was lost, by tensor.
 
@@ -102,7 +102,7 @@ def rewrite(
         for n, i in file.tensors.items()
     ]
     gguf.write(target, _metadata(file, file_type, importance, metadata), tensors)
-    return Losses(losses)
+    return PackingLosses(losses)
 
 
 def _checked(
@@ -136,7 +136,7 @@ def _metadata(
 
 
 def _lacks_importance(
-    packed: Mapping[str, DType], file_type: str | None, sums: Mapping[str, Sums]
+    packed: Mapping[str, DType], file_type: str | None, sums: Mapping[str, InputSums]
 ) -> list[Fault]:
     """Whether the importance of columns is missing where a type is packed by it alone."""
     names = [n for n, d in packed.items() if needs_importance(n, d.name, file_type)]
@@ -261,7 +261,7 @@ class _Plan:
     file: gguf.GGUFFile
     wanted: Mapping[str, DType]
     changed: Mapping[str, Numbers]
-    sums: Mapping[str, Sums]
+    sums: Mapping[str, InputSums]
     rounding: str
     base: gguf.GGUFFile | None
 

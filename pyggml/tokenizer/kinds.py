@@ -28,7 +28,7 @@ Roles = Mapping[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class Affixes:
     """The special tokens around a text: BOS before it, that with the role `after` behind it."""
 
     adds_before: bool
@@ -75,11 +75,11 @@ def read_codec(
     return bpe.codec(vocabulary, pre)
 
 
-def read_frame(kind: str, metadata: Metadata, pre: Pretokenizer | None) -> Frame:
+def read_frame(kind: str, metadata: Metadata, pre: Pretokenizer | None) -> Affixes:
     if kind == "rwkv":
-        return Frame(False, False)
+        return Affixes(False, False)
     if kind == "bert":
-        return Frame(True, True, "sep")
+        return Affixes(True, True, "sep")
     before = metadata.flag("tokenizer.ggml.add_bos_token", pre.add_bos if pre else kind == "llama")
     after = metadata.flag("tokenizer.ggml.add_eos_token", kind == "t5")
-    return Frame(before or (pre is not None and pre.always_bos), after)
+    return Affixes(before or (pre is not None and pre.always_bos), after)

@@ -19,7 +19,7 @@ from pyggml import gguf, heap
 from pyggml.errors import TokenizerError
 from pyggml.gguf.fields import brief
 from pyggml.tokenizer.codec import Codec
-from pyggml.tokenizer.kinds import KINDS, Frame, read_codec, read_frame, read_pretokenizer
+from pyggml.tokenizer.kinds import KINDS, Affixes, read_codec, read_frame, read_pretokenizer
 from pyggml.tokenizer.metadata import INPUTS, TEMPLATE, Metadata
 from pyggml.tokenizer.offsets import locate
 from pyggml.tokenizer.partition import TextPart, partition
@@ -43,7 +43,7 @@ class Tokenizer:
         specials: Specials,
         codec: Codec,
         make_codec: Callable[[], Codec],
-        frame: Frame,
+        frame: Affixes,
     ) -> None:
         self.n_vocab = len(specials.attrs)
         self.bos_id = specials.roles["bos"]

@@ -8,7 +8,7 @@ from by_thread import LANES, run_block, run_cluster, show
 
 from pyggml.backends.cuda.attention import decode, keys
 from pyggml.backends.cuda.attention.one_token import Token
-from pyggml.backends.cuda.attention.scores import Factors, Sizes
+from pyggml.backends.cuda.attention.scores import ScoreFactors, ScoreSizes
 from pyggml.ops import OPS
 
 decode._WARPS, keys.HAS_PTX = 2, True
@@ -31,8 +31,8 @@ def attend(q, k, v, span, sharing, token=0, size=SIZE, in_clusters=True):
     sums = np.full(n_heads * N_PARTS * (size + 2), np.nan, np.float32)
     out, lse = np.full(n_heads * size, np.nan, np.float32), np.zeros(n_heads, np.float32)
     tickets = np.zeros(n_heads // together, np.uint32)
-    sizes = Sizes(1, N_KEYS, n_heads, N_KEY_HEADS, 0, False, 0)
-    factors = Factors(np.float32(SCALE), *map(np.float32, (0, 1, 1)))
+    sizes = ScoreSizes(1, N_KEYS, n_heads, N_KEY_HEADS, 0, False, 0)
+    factors = ScoreFactors(np.float32(SCALE), *map(np.float32, (0, 1, 1)))
     raw = (x.reshape(-1).view(np.uint8) for x in (k, v))
     arguments = out, lse, sums, tickets, q.reshape(-1), *raw, span, q, q, sizes, factors, token
     grid = N_PARTS, n_heads // together, 1

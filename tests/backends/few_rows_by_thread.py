@@ -43,7 +43,7 @@ def matrix(kind, n, k):
 def part_of(kind, n, k, rows, **more):
     packed, plain = matrix(kind, n, k)
     out = np.full(rows * n, np.nan, np.float32)
-    return few_rows.RowProduct(out, packed, DTYPES[kind], n, **more), plain
+    return few_rows.FewRowsProduct(out, packed, DTYPES[kind], n, **more), plain
 
 
 def added(kind, n, k, rows, scales=1):
@@ -68,7 +68,7 @@ def normed(kinds, k, rows):
     (first, w), (second, v) = (
         part_of(kind, n, k, rows) for kind, n in zip(kinds, (9, 5), strict=True)
     )
-    norm = few_rows.Norm(weights, np.float32(1e-3), out, True)
+    norm = few_rows.FusedNorm(weights, np.float32(1e-3), out, True)
     launch([first, second], a.reshape(-1), rows, k, norm)
     show(f"first of {kinds}", first.out.reshape(rows, -1), wanted @ w.T)
     show(f"second of {kinds}", second.out.reshape(rows, -1), wanted @ v.T)

@@ -50,7 +50,7 @@ def part_of(kind, rows, n, k, is_gated):
     from pyggml.backends.cuda.gemm import few_rows
 
     w, out = np.empty(n * DTYPES[kind].row_bytes(k), np.uint8), np.empty(rows * n, np.float32)
-    return few_rows.RowProduct(out, w, DTYPES[kind], n, up=w if is_gated else None)
+    return few_rows.FewRowsProduct(out, w, DTYPES[kind], n, up=w if is_gated else None)
 
 
 def test_rows_of_w_that_begin_within_16_bytes_are_read_by_others(monkeypatch):

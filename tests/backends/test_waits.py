@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyggml.backends.cuda.runtime.waits import Access, Range, waits
+from pyggml.backends.cuda.runtime.waits import Range, StepAccess, waits
 
 RANGES = st.lists(
     st.builds(lambda a, n: Range(a, a + n), st.integers(0, 30), st.integers(1, 12)), max_size=3
 )
-STEPS = st.lists(st.builds(Access, RANGES, RANGES), max_size=14)
+STEPS = st.lists(st.builds(StepAccess, RANGES, RANGES), max_size=14)
 
 
 def overlap(some, others):
@@ -44,5 +44,10 @@ def test_no_step_waits_twice(steps):
 
 def test_readers_run_side_by_side():
     x, a, b = Range(0, 8), Range(8, 16), Range(16, 24)
-    steps = [Access([], [x]), Access([x], [a]), Access([x], [b]), Access([a, b], [x])]
+    steps = [
+        StepAccess([], [x]),
+        StepAccess([x], [a]),
+        StepAccess([x], [b]),
+        StepAccess([a, b], [x]),
+    ]
     assert waits(steps) == [(), (0,), (0,), (1, 2)]

@@ -278,10 +278,10 @@ def test_larger_tensors_than_a_binding_are_named(narrow):
 
 
 def test_a_shader_that_does_not_compile_is_one_sentence(gpu):
-    from pyggml.backends.webgpu.runtime.kernel import Kernel
+    from pyggml.backends.webgpu.runtime.kernel import ShaderKernel
 
     node = OPS["add"](*(leaf(np.ones(4, np.float32)) for _ in range(2)))
-    broken = Kernel(
+    broken = ShaderKernel(
         lambda site: [site.shaders.dispatch("put_y(0u, nonsense);", {"y": site.out}, 1)]
     )
     before, gpu._kernels = gpu._kernels, {"add": broken}

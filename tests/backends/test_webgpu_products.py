@@ -12,7 +12,7 @@ from pyggml.quants.base import NoPack
 def product(gpu, p, a, b, before=None):
     """C of a product, whose factors lie in `a` and `b`, flat."""
     from pyggml.backends.webgpu.ops.products import multiply, scratch_bytes
-    from pyggml.backends.webgpu.wgsl.shader import View
+    from pyggml.backends.webgpu.wgsl.shader import BufferRange
 
     c = np.zeros((p.m, p.n), np.float32) if before is None else before
     scratch = np.full(max(scratch_bytes(p, gpu.shaders), 64) // 4, np.nan, np.float32)
@@ -21,7 +21,7 @@ def product(gpu, p, a, b, before=None):
         buffer = gpu.alloc(array.nbytes)
         gpu.device.queue.write_buffer(buffer, 0, array.tobytes())
         kind = "u8" if array.dtype == np.uint8 else "f32"
-        views.append(View(buffer, 0, array.nbytes, kind, is_written=True))
+        views.append(BufferRange(buffer, 0, array.nbytes, kind, is_written=True))
     gpu._run(multiply(p, *views, gpu.shaders))
     return np.array(gpu._range(views[0].buffer, 0, c.nbytes)).view(np.float32).reshape(p.m, p.n)
 
@@ -51,7 +51,7 @@ SHAPES = [  # (m, n, k): multiples of 4, and none
 @pytest.mark.parametrize("a_along_k", [ALONG_K, ALONG_ROWS])
 @pytest.mark.parametrize("size", SHAPES, ids=str)
 def test_factors_in_either_order(size, a_along_k, b_along_k, gpu):
-    from pyggml.backends.webgpu.ops.products import Problem
+    from pyggml.backends.webgpu.ops.products import ShaderProblem
 
     (m, n, k), rng = size, np.random.default_rng(1)
     a, b = (rng.normal(size=rows * k).astype(np.float32) for rows in (m, n))
@@ -61,8 +61,8 @@ def test_factors_in_either_order(size, a_along_k, b_along_k, gpu):
     )
     before = rng.normal(size=(m, n)).astype(np.float32)
     wanted = rows_of(a.astype(float), m, k, of_a) @ rows_of(b.astype(float), n, k, of_b).T
-    near(product(gpu, Problem(m, n, k, of_a, of_b), a, b), wanted)
-    near(product(gpu, Problem(m, n, k, of_a, of_b, adds=True), a, b, before), before + wanted)
+    near(product(gpu, ShaderProblem(m, n, k, of_a, of_b), a, b), wanted)
+    near(product(gpu, ShaderProblem(m, n, k, of_a, of_b, adds=True), a, b, before), before + wanted)
 
 
 def test_large_tiles_and_one_part(gpu, monkeypatch):
@@ -71,7 +71,7 @@ def test_large_tiles_and_one_part(gpu, monkeypatch):
     monkeypatch.setattr(products, "_TILES_OF_LARGE", 1)
     (m, n, k), rng = (140, 100, 68), np.random.default_rng(2)
     a, b = (rng.normal(size=(rows, k)).astype(np.float32) for rows in (m, n))
-    p = products.Problem(m, n, k, Factor(k, 1), Factor(k, 1))
+    p = products.ShaderProblem(m, n, k, Factor(k, 1), Factor(k, 1))
     assert products._tile_of(p, gpu.limit) == (products.LARGE, 1)
     near(product(gpu, p, a.reshape(-1), b.reshape(-1)), a.astype(float) @ b.T)
 
@@ -89,18 +89,18 @@ def test_weights_are_rounded_to_float16_first(name, size, at_once, back, gpu, mo
     rounded = dequantize(w, name).astype(np.float16).astype(float)
     x = rng.normal(size=(m, n if back else k)).astype(np.float32)
     step = Factor(1, k, dtype=dtype) if back else Factor(k, 1, dtype=dtype)
-    p = products.Problem(m, *((k, n) if back else (n, k)), Factor(x.shape[1], 1), step)
+    p = products.ShaderProblem(m, *((k, n) if back else (n, k)), Factor(x.shape[1], 1), step)
     found = product(gpu, p, x.reshape(-1), np.ascontiguousarray(w).view(np.uint8).reshape(-1))
     near(found, x.astype(float) @ (rounded if back else rounded.T))
 
 
 def test_weights_too_large_for_a_half_stay_finite(gpu, monkeypatch):
-    from pyggml.backends.webgpu.ops.products import Problem
+    from pyggml.backends.webgpu.ops.products import ShaderProblem
 
     monkeypatch.setattr(gpu.shaders, "in_f16", True)
     w = np.full((20, 32), 1e6, np.float32)
     raw = np.ascontiguousarray(quantize(w, "BF16")).view(np.uint8).reshape(-1)
-    p = Problem(20, 20, 32, Factor(32, 1), Factor(32, 1, dtype=DTYPES["BF16"]))
+    p = ShaderProblem(20, 20, 32, Factor(32, 1), Factor(32, 1, dtype=DTYPES["BF16"]))
     found = product(gpu, p, np.ones(20 * 32, np.float32), raw)
     np.testing.assert_allclose(found, 32 * 65504.0)
 
@@ -110,7 +110,7 @@ FEW = [(name, 1) for name in sorted(QUANTS.keys() - {"F32"})]
 
 @pytest.mark.parametrize(("name", "m"), [*FEW, ("F16", 5), ("Q8_0", 5), ("Q6_K", 5), ("IQ3_S", 5)])
 def test_few_rows_are_multiplied_with_packed_weights_at_once(name, m, gpu):
-    from pyggml.backends.webgpu.ops.products import Problem, scratch_bytes
+    from pyggml.backends.webgpu.ops.products import ShaderProblem, scratch_bytes
 
     n, k = 20, 1278 if name == "F16" else 1280
     rng, dtype = np.random.default_rng(4), DTYPES[name]
@@ -119,7 +119,7 @@ def test_few_rows_are_multiplied_with_packed_weights_at_once(name, m, gpu):
     else:
         w = quantize(rng.normal(size=(n, k)).astype(np.float32), name)
     x = rng.normal(size=(m, k)).astype(np.float32)
-    p = Problem(m, n, k, Factor(k, 1), Factor(k, 1, dtype=dtype))
+    p = ShaderProblem(m, n, k, Factor(k, 1), Factor(k, 1, dtype=dtype))
     found = product(gpu, p, x.reshape(-1), np.ascontiguousarray(w).view(np.uint8).reshape(-1))
     near(found, x.astype(float) @ dequantize(w, name).T)
     assert scratch_bytes(p, gpu.shaders) == 0

@@ -13,13 +13,13 @@ from pyggml.cli.commands.chat.conversation import Conversation
 from pyggml.cli.commands.generate import _of_row
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import read_chat
-from pyggml.cli.commands.serve.service import Chats, Service
+from pyggml.cli.commands.serve.service import ChatWriter, Service
 from pyggml.cli.terminal.prompts import read_prompts
 from pyggml.cli.web.errors import ApiError
 from pyggml.errors import DataError, TemplateError
 from pyggml.generation import Sampling
 from pyggml.lora.data import read_rows
-from pyggml.lora.data.chats import Chats as TrainedChats
+from pyggml.lora.data.chats import ChatWriter as TrainedChats
 from pyggml.lora.data.chats import encode_chat
 
 from chats import assistant, user
@@ -110,7 +110,7 @@ class Ways:
 
     def serve(self, messages, tools):
         given = {"messages": messages[:-1]} | ({"tools": tools} if tools else {})
-        chats = {"m": Chats.of(self.template, self.model.tokenizer)}
+        chats = {"m": ChatWriter.of(self.template, self.model.tokenizer)}
         service = Service({"m": self.model}, None, chats, Sampling(), Limits(), 4096)
         return service.chat_prompts(read_chat(given, Sampling(), Limits()))[0].tolist()
 

@@ -10,7 +10,7 @@ import pyggml as library
 from pyggml.chat import ChatEncoder, find_template
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import read_chat
-from pyggml.cli.commands.serve.service import Chats, Service
+from pyggml.cli.commands.serve.service import ChatWriter, Service
 from pyggml.cli.terminal.show import printable
 from pyggml.cli.web.errors import ApiError
 from pyggml.generation import Sampling, Session
@@ -201,7 +201,7 @@ def test_what_is_no_conversation_is_told(talk, pyggml, path):
 
 def test_a_server_goes_on_with_the_last_message(path, encoder):
     model = library.load(path)
-    chats = {"m": Chats.of(find_template(model.tokenizer), model.tokenizer)}
+    chats = {"m": ChatWriter.of(find_template(model.tokenizer), model.tokenizer)}
     service = Service({"m": model}, None, chats, Sampling(), Limits(), 512)
 
     def ids(**fields):

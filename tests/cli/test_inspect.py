@@ -21,7 +21,7 @@ from pyggml.look import lens
 from pyggml.look.control import ControlVector
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, loss_and_grads
 from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
-from pyggml.requantize.imatrix import ImportanceMatrix, Sums
+from pyggml.requantize.imatrix import ImportanceMatrix, InputSums
 
 SIZES = {"embedding_length": 256, "feed_forward_length": 256}
 HOSTILE = "</title><script>alert(1)</script>\x1b[31m"
@@ -174,7 +174,7 @@ def test_an_adapter(pyggml, facts, adapter):
 
 
 def test_an_importance_matrix(pyggml, facts, tmp_path):
-    sums = {"blk.0.a.weight": Sums(np.ones((1, 8), np.float32), np.full(1, 3, np.float32))}
+    sums = {"blk.0.a.weight": InputSums(np.ones((1, 8), np.float32), np.full(1, 3, np.float32))}
     ImportanceMatrix(sums, ("wiki\x1b.txt",), 5, 512).save(tmp_path / "i.gguf")
     found = facts(tmp_path / "i.gguf")["imatrix"]
     assert (found["n_matrices"], found["chunk_count"], found["chunk_size"]) == (1, 5, 512)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pyggml.cli.commands.chat import lines
-from pyggml.cli.commands.eval.progress import Progress
+from pyggml.cli.commands.eval.progress import PassProgress
 from pyggml.cli.terminal.show import row, wrap
 
 pytestmark = pytest.mark.quick
@@ -42,7 +42,7 @@ def test_the_keys_that_end_a_chat_are_the_system_s(monkeypatch, platform, keys):
 
 def test_a_line_of_progress_is_overwritten_without_escape_sequences(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    progress = Progress("a long label")
+    progress = PassProgress("a long label")
     monkeypatch.setattr(progress._time, "seconds_left", lambda done, n: 90 if done == 1 else 0)
     for done in (1, 2, 3):
         progress(done, 3)

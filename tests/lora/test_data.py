@@ -13,7 +13,7 @@ from pyggml.errors import DataError, PyggmlError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Document, Documents, pack, read_rows
 from pyggml.lora.data.corpus import fit_documents
-from pyggml.lora.data.spill import Column
+from pyggml.lora.data.spill import GrowingArray
 from pyggml.lora.data.units import Units
 
 
@@ -374,7 +374,7 @@ def test_a_disk_without_room_for_tokens_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     monkeypatch.setattr("pyggml.lora.data.spill._IN_MEMORY", 8)
     with pytest.raises(PyggmlError) as caught:
-        Column(np.int32, tmp_path).extend([1, 2, 3])
+        GrowingArray(np.int32, tmp_path).extend([1, 2, 3])
     assert str(caught.value) == (
         f"{tmp_path}: tokens cannot be written there: No space left on device"
     )

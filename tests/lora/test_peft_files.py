@@ -21,7 +21,7 @@ from pyggml.errors import AdapterError
 from pyggml.lora import LoraConfig, attach, merge
 from pyggml.lora.peft import from_peft, to_peft
 from pyggml.lora.peft.layouts import LAYOUTS, NO_LAYOUT
-from pyggml.lora.peft.orders import Heads, queries_by_group
+from pyggml.lora.peft.orders import HeadCounts, queries_by_group
 from pyggml.lora.peft.twins import EXPERTS, Twins
 from pyggml.models import ARCHITECTURES
 
@@ -227,7 +227,7 @@ def test_rows_lie_as_llama_cpp_s_converter_lays_them(tmp_path, name):
 def test_queries_that_take_keys_by_turns():
     """PLaMo 13B, as in the converter's shuffle_attn_q_weight."""
     rows = np.arange(5120)
-    (order,) = queries_by_group(rows, Heads(40, 5))
+    (order,) = queries_by_group(rows, HeadCounts(40, 5))
     np.testing.assert_array_equal(order, rows.reshape(8, 5, 128).transpose(1, 0, 2).ravel())
 
 

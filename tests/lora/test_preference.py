@@ -16,7 +16,7 @@ from pyggml.lora import (
 )
 from pyggml.lora.data import Corpus
 from pyggml.lora.data.answers import Answer, preference_corpus, preferences
-from pyggml.lora.data.rows import LabelledRow, Place, PreferenceRow, TextRow
+from pyggml.lora.data.rows import LabelledRow, PreferenceRow, RowPlace, TextRow
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.objectives.answers import answer_batches
 from pyggml.lora.objectives.choice import objective_of
@@ -130,7 +130,7 @@ def unique_in_order(data, window):
 
 
 def test_rows_become_answers():
-    place = Place("a.jsonl", "line", 1)
+    place = RowPlace("a.jsonl", "line", 1)
     rows = [
         PreferenceRow(place, "AB", "CD", "E"),
         PreferenceRow(place, "BC", "DA", "EF"),

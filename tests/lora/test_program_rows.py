@@ -11,7 +11,7 @@ import pyggml
 from pyggml.cli import demo
 from pyggml.errors import DataError
 from pyggml.lora import DataConfig, Source, corpus, read_corpus
-from pyggml.lora.data import CompletionRow, Place
+from pyggml.lora.data import CompletionRow, RowPlace
 from pyggml.lora.objectives import DPO
 
 RECORDS = [{"prompt": f"{i} and {i}?", "completion": f" {2 * i}, I say."} for i in range(1, 31)]
@@ -38,7 +38,7 @@ def same(one, other):
 WAYS = {
     "a list": list,
     "a generator": lambda records: (record for record in records),
-    "rows": lambda records: [CompletionRow(Place("", "", 0), **r) for r in records],
+    "rows": lambda records: [CompletionRow(RowPlace("", "", 0), **r) for r in records],
 }
 
 

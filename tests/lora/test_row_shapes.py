@@ -12,7 +12,7 @@ import pytest
 from pyggml.chat.messages import MARKS, BadValue
 from pyggml.errors import DataError
 from pyggml.lora import DataConfig, read_corpus
-from pyggml.lora.data import Place, Schema, read_rows
+from pyggml.lora.data import RowPlace, Schema, read_rows
 from pyggml.lora.data.names import LABEL, LETTERS, MEANINGS
 from pyggml.lora.data.records import SHAPES
 from pyggml.lora.data.records.plan import RecordPlan
@@ -20,7 +20,7 @@ from pyggml.lora.data.rows import texts_of
 
 from chats import assistant, user, vocabulary
 
-PLACE = Place("a.jsonl", "line", 1)
+PLACE = RowPlace("a.jsonl", "line", 1)
 FLAGS = {*MARKS, *LABEL}
 TOOL = {"type": "function", "function": {"name": "toolszq", "parameters": {"type": "object"}}}
 

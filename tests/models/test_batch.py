@@ -6,7 +6,7 @@ import pytest
 import pyggml
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Batch, Session
-from pyggml.generation.passes import Passes
+from pyggml.generation.passes import TokenPasses
 from pyggml.models import ARCHITECTURES
 
 FIXTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "granite")
@@ -174,8 +174,10 @@ def test_logits_after_every_token_are_those_of_the_whole_text(tiny, monkeypatch)
 
 def test_what_fills_a_pass_up_is_of_no_sequence(tiny, monkeypatch):
     """It reads nothing and changes no sequence's rows, also in a pass that was full before."""
-    passes, made = [], Passes.__getitem__
-    monkeypatch.setattr(Passes, "__getitem__", lambda *of: passes.append(made(*of)) or passes[-1])
+    passes, made = [], TokenPasses.__getitem__
+    monkeypatch.setattr(
+        TokenPasses, "__getitem__", lambda *of: passes.append(made(*of)) or passes[-1]
+    )
     batch = Batch(pyggml.load(tiny(), compute="f32"), 2, 40)
     one, other = batch.open(), batch.open()
     batch.feed({one: [5] * 18, other: [6] * 14})

@@ -6,7 +6,7 @@ import pytest
 import pyggml
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Sampling, Session, generate, sample
-from pyggml.generation.passes import Passes
+from pyggml.generation.passes import TokenPasses
 
 LOGITS = np.array([0.0, 3.0, 1.0, 2.0, -1.0], np.float32)
 
@@ -180,9 +180,9 @@ def test_prompts_of_all_lengths_keep_few_programs(model, monkeypatch):
     """A conversation's memory does not grow with the number of its prompts."""
     monkeypatch.setattr("pyggml.generation.passes._MOST_KEPT", 3)
     session, bound = Session(model, 160), []
-    keep = Passes._bind
+    keep = TokenPasses._bind
     monkeypatch.setattr(
-        Passes, "_bind", lambda self, *key: (bound.append(key[1]), keep(self, *key))[1]
+        TokenPasses, "_bind", lambda self, *key: (bound.append(key[1]), keep(self, *key))[1]
     )
     for n in (3, 1, 17, 30, 1, 4, 3, 1, 31):
         session.feed(np.arange(n))

@@ -9,7 +9,7 @@ from pyggml.graph import Graph, Notes
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.lora import LoraConfig, attach
-from pyggml.lora.data import Batch
+from pyggml.lora.data import WindowBatch
 from pyggml.lora.trainer.passes import Passes
 from pyggml.models import ARCHITECTURES, Inputs, build_loss
 
@@ -25,7 +25,7 @@ def batch(seed):
     weights = (rng.random(2 * CTX) < 0.8).astype(np.float32) / 20
     span = np.stack([STARTS, at + 1], axis=1).astype(np.int32)
     length = np.repeat([7, 5, 12], [7, 5, 12]).astype(np.float32)
-    return Batch(tokens, at - STARTS.astype(np.int32), span, targets, weights, length)
+    return WindowBatch(tokens, at - STARTS.astype(np.int32), span, targets, weights, length)
 
 
 def adapted(path, modules=None):

@@ -13,7 +13,7 @@ from pyggml.errors import GGUFError, QuantError
 from pyggml.jit import JIT
 from pyggml.quants import QUANTS, NoFit, Quant, dequantize, quantize
 from pyggml.requantize import requantize
-from pyggml.requantize.imatrix import ImportanceMatrix, Sums, read_imatrix
+from pyggml.requantize.imatrix import ImportanceMatrix, InputSums, read_imatrix
 
 from measures import misplaced_by_ggml
 
@@ -116,7 +116,7 @@ def importance(rng):
         shapes = {n: t.shape for n, t in file.tensors.items() if n.startswith("blk.0.")}
     return ImportanceMatrix(
         {
-            n: Sums(rng.chisquare(1, (1, s[-1])).astype(np.float32) * 96, np.float32([96]))
+            n: InputSums(rng.chisquare(1, (1, s[-1])).astype(np.float32) * 96, np.float32([96]))
             for n, s in shapes.items()
             if len(s) == 2
         },
@@ -139,7 +139,7 @@ def test_a_file_comes_back(importance, tmp_path):
 
 
 def test_experts_that_no_token_asked_count_alike(tmp_path):
-    sums = Sums(np.float32([[2, 4], [0, 0]]), np.float32([2, 0]))
+    sums = InputSums(np.float32([[2, 4], [0, 0]]), np.float32([2, 0]))
     ImportanceMatrix({"e": sums}, (), 1, 2).save(tmp_path / "i.gguf")
     np.testing.assert_array_equal(
         read_imatrix(tmp_path / "i.gguf").sums["e"].means, [[1, 2], [1, 1]]
@@ -212,7 +212,7 @@ def test_another_model_s_importance_is_refused(tmp_path):
         ("blk.9.attn_q.weight", 256, "has none of the tensors that the importance matrix names"),
         ("blk.0.attn_q.weight", 128, "shape .256, 256. has the importance of 128 columns"),
     ]:
-        sums = Sums(np.ones((1, n), np.float32), np.float32([1]))
+        sums = InputSums(np.ones((1, n), np.float32), np.float32([1]))
         with pytest.raises(QuantError, match=said):
             wrong = ImportanceMatrix({name: sums}, (), 1, 1)
             requantize(MODEL, tmp_path / "o.gguf", "Q4_K_M", importance=wrong)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from pyggml.graph.dtypes import F16, F32
-from pyggml.kernels.attention import Backward, Forward, Problem
+from pyggml.kernels.attention import AttentionProblem, Backward, Forward
 
 GUARD = 64  # bytes before and behind the scratch
 
@@ -50,7 +50,7 @@ def backward_arrays(rng, a, o, lse):
 def problem_of(a, has_extras=False, compute="f32", may_round=False):
     kinds = (F16 if x.dtype == np.float16 else F32 for x in (a.k, a.v))
     sizes = *a.q.shape[:2], *a.k.shape[:2], a.q.shape[2], a.o.shape[2]
-    return Problem(*sizes, *kinds, has_extras, compute, may_round)
+    return AttentionProblem(*sizes, *kinds, has_extras, compute, may_round)
 
 
 def run_exactly(path, problem, a):

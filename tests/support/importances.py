@@ -3,7 +3,7 @@
 import numpy as np
 
 from pyggml import gguf
-from pyggml.requantize.imatrix import ImportanceMatrix, Sums
+from pyggml.requantize.imatrix import ImportanceMatrix, InputSums
 
 BY_IMPORTANCE = (
     *("Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
@@ -16,7 +16,7 @@ def random_importance(path):
     with gguf.open(path) as file:
         shapes = {n: t.shape for n, t in file.tensors.items() if n.startswith("blk.")}
     sums = {
-        n: Sums(rng.chisquare(3, (1, s[-1])).astype(np.float32), np.ones(1, np.float32))
+        n: InputSums(rng.chisquare(3, (1, s[-1])).astype(np.float32), np.ones(1, np.float32))
         for n, s in shapes.items()
         if len(s) == 2
     }

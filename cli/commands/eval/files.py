@@ -11,7 +11,7 @@ import numpy as np
 
 from pyggml import Model
 from pyggml.chat import MODEL
-from pyggml.cli.commands.eval.progress import Progress
+from pyggml.cli.commands.eval.progress import PassProgress
 from pyggml.cli.terminal.hub import data_files
 from pyggml.cli.terminal.show import plural
 from pyggml.errors import ConfigError, DataError
@@ -131,7 +131,7 @@ class File:
         self, model: Model, config: EvalConfig, label: str, template: str = MODEL
     ) -> Answers | TokenResult:
         """What a model makes of it. template: that of chats where the settings name none."""
-        progress = Progress(label)
+        progress = PassProgress(label)
         if self.kind == QUESTIONS:
             encoded = encode_questions(
                 self.questions, model.tokenizer, QuestionFormat.of(config, model)
@@ -149,7 +149,7 @@ class File:
             raise DataError(f"{about}{error}") from None
 
     def _prefer(
-        self, model: Model, config: EvalConfig, progress: Progress, template: str
+        self, model: Model, config: EvalConfig, progress: PassProgress, template: str
     ) -> Answers:
         pairs = [row for row in self.rows if isinstance(row, PreferenceRow)]
         # Both answers of a pair lose the same tokens, so no rounds are cut from either alone.
@@ -161,7 +161,7 @@ class File:
         )
 
     def _score_tokens(
-        self, model: Model, config: EvalConfig, progress: Progress, template: str
+        self, model: Model, config: EvalConfig, progress: PassProgress, template: str
     ) -> TokenResult:
         rows, n_long = config.rows(model.config.n_ctx, template), 0
         if self.kind == TEXT:

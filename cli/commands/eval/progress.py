@@ -6,7 +6,7 @@ from pyggml.cli.terminal.show import say_progress, span
 _WORTH_TELLING = 5.0  # seconds
 
 
-class Progress:
+class PassProgress:
     """Called after each pass. On a terminal a line that changes, else one line of what is left."""
 
     def __init__(self, label: str) -> None:

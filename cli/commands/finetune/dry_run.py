@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyggml.cli.commands.finetune.memory import Parts
+from pyggml.cli.commands.finetune.memory import RunBytes
 from pyggml.cli.commands.finetune.results import SMALLER
 from pyggml.cli.terminal.show import plural, row, say, size, span
 from pyggml.errors import DeviceMemoryError
@@ -12,7 +12,7 @@ from pyggml.lora import Corpus, Trainer
 from pyggml.lora.trainer.memory import OnDevice
 
 
-def say_plan(trainer: Trainer, parts: Parts, devices: Sequence[OnDevice] = ()) -> None:
+def say_plan(trainer: Trainer, parts: RunBytes, devices: Sequence[OnDevice] = ()) -> None:
     """Print the plan. Two steps are made in memory; nothing is written to the disk.
 
     Raises DeviceMemoryError, before a step is made, if a device has too little memory free.

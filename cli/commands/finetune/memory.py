@@ -39,7 +39,7 @@ def file_bytes() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RunBytes:
     """The bytes of a run at its peak, by part."""
 
     process: int  # interpreter, text, trained parameters; kernels and what they need to compile
@@ -65,7 +65,7 @@ def spare(passes: Passes, model: Model) -> int:
     return RUNNING if compiled else COMPILING
 
 
-def parts(trainer: Trainer, n_prompt: int) -> Parts:
+def parts(trainer: Trainer, n_prompt: int) -> RunBytes:
     """The parts of a planned run that has taken no memory yet."""
     reserved, model = trainer.reserve(), trainer.model
     elsewhere = sum(device.arena for device in trainer.on_devices())
@@ -74,7 +74,7 @@ def parts(trainer: Trainer, n_prompt: int) -> Parts:
     arena = max(reserved.arena - elsewhere, 0)
     state = reserved.parameters - data + (0 if arena >= data else data)
     after = max(_cache(model, n_prompt), LANGUAGES)
-    return Parts(process, arena, state, after, files, _largest(model))
+    return RunBytes(process, arena, state, after, files, _largest(model))
 
 
 def on_devices(trainer: Trainer, n_prompt: int) -> list[OnDevice]:
@@ -102,7 +102,7 @@ def within(job: Job, trained: Trained, n_prompt: int, planner: Planner) -> Job:
         return job
     model, p = trained.model, trained.parameters
     model.tokenizer.rest()
-    # The trained numbers are there already; a fit counts them for a copy, see `Parts.state`.
+    # The trained numbers are there already; a fit counts them for a copy, see `RunBytes.state`.
     beside = resident() + spare(planner(job.train, job.reading.ctx), model) + _largest(model)
     left = job.max_memory - beside - _cache(model, n_prompt)
     best, fits = fit(model, p, job.train, job.reading.ctx, left, job.fixed, planner)

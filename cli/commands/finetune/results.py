@@ -21,7 +21,7 @@ from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
 from pyggml.lora.trainer.folder import existing, newest
 from pyggml.lora.trainer.losses import validation_loss
 from pyggml.model import Model
-from pyggml.requantize import Losses
+from pyggml.requantize import PackingLosses
 from pyggml.tokenizer import Tokenizer
 
 # -- what was trained: an adapter, or tensors of the model --------------------------------------
@@ -51,7 +51,7 @@ def _word(trained: Trained) -> str:
     return "model" if is_model(trained) else "adapter"
 
 
-def _write(trained: Trained, path: Path, metadata: Metadata) -> Losses | None:
+def _write(trained: Trained, path: Path, metadata: Metadata) -> PackingLosses | None:
     """What packing lost, of a model."""
     if isinstance(trained, Adapter) and not trained.fits_a_file:
         return merge(trained.model, path, metadata=metadata)

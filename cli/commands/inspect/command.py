@@ -13,7 +13,7 @@ import click
 
 from pyggml import gguf
 from pyggml.cli.commands.inspect import facts, present
-from pyggml.cli.commands.inspect.sections import Section, Table
+from pyggml.cli.commands.inspect.sections import CellTable, Section
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.kinds import PAGE
@@ -201,12 +201,12 @@ def _inspect(wanted: Inspection) -> tuple[dict[str, Any], list[Section]]:
     return values, [*sections[:-1], *more, sections[-1]]
 
 
-def _tensors(file: gguf.GGUFFile) -> Table:
+def _tensors(file: gguf.GGUFFile) -> CellTable:
     rows = [
         (t.name, t.dtype.name, present.shape(list(t.shape)), size(t.n_bytes))
         for t in file.tensors.values()
     ]
-    return Table(("tensor", "type", "shape", "bytes"), rows, frozenset({3}))
+    return CellTable(("tensor", "type", "shape", "bytes"), rows, frozenset({3}))
 
 
 def _training(wanted: Inspection, values: dict[str, Any]) -> list[Section]:

@@ -13,7 +13,7 @@ from pyggml.errors import DeviceError
 from pyggml.graph.dtypes import F32, dtype
 from pyggml.jit import CACHE
 from pyggml.jit.isa import CHOSEN, ENVIRONMENT, ISA, ISAS, cpu_name, why_not
-from pyggml.kernels.attention import Problem as Attention
+from pyggml.kernels.attention import AttentionProblem as Attention
 from pyggml.kernels.attention import backward_path, forward_path
 from pyggml.kernels.gemm import FASTEST, FLOATS, Form, Problem, path_of
 from pyggml.look.limits import multiply_limit, read_limit

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pyggml.cli.commands.inspect.sections import Section, Table
+from pyggml.cli.commands.inspect.sections import CellTable, Section
 from pyggml.cli.terminal.show import count, plural, printable, size
 from pyggml.errors import first_names
 
@@ -39,7 +39,7 @@ def head(f: Facts) -> str:
     return printable(f"{name} ({about.get('architecture') or f['file']['kind']})")
 
 
-def sections(f: Facts, every_tensor: Table | None, template: bool) -> list[Section]:
+def sections(f: Facts, every_tensor: CellTable | None, template: bool) -> list[Section]:
     """The glance at a file, in the order in which one asks."""
     parts = [Section("file", list(_file_rows(f)))]
     if "model" in f:
@@ -55,7 +55,9 @@ def sections(f: Facts, every_tensor: Table | None, template: bool) -> list[Secti
     if "chat_template" in f:
         parts.append(_template(f["chat_template"], template))
     rows = [(key, _value(v)) for key, v in f["metadata"].items()]
-    parts.append(Section("metadata", table=Table(("key", "value"), rows), folded=len(rows) > 20))
+    parts.append(
+        Section("metadata", table=CellTable(("key", "value"), rows), folded=len(rows) > 20)
+    )
     return parts
 
 
@@ -163,10 +165,10 @@ def _types(tensors: Facts) -> Section:
         for t in tensors["types"]
     ]
     names = ("type", "tensors", "numbers", "bytes", "share")
-    return Section("types", table=Table(names, rows, frozenset({1, 2, 3, 4})))
+    return Section("types", table=CellTable(names, rows, frozenset({1, 2, 3, 4})))
 
 
-def _folded_table(tensors: Facts) -> Table:
+def _folded_table(tensors: Facts) -> CellTable:
     rows, before = [], ""
     for g in tensors["groups"]:
         name = printable(g["name"])
@@ -175,7 +177,7 @@ def _folded_table(tensors: Facts) -> Table:
             label = f"  but {g['blocks']}"
         rows.append((label, g["type"], shape(g["shape"]), size(g["n_bytes"])))
         before = name
-    return Table(("tensor", "type", "shape", "bytes"), rows, frozenset({3}))
+    return CellTable(("tensor", "type", "shape", "bytes"), rows, frozenset({3}))
 
 
 def shape(sizes: list[int]) -> str:
@@ -214,7 +216,7 @@ def _lora(lora: Facts) -> Section:
         whole = p["arena_bytes"] + p["parameter_bytes"]
         ctx = f"{plural(p['batch'], 'window')} of {p['ctx']} tokens"
         said.append(("memory", f"{size(whole)} with the graph of {ctx}; the weights stay mapped"))
-    return Section("LoRA", said, Table(names, rows, frozenset({3})))
+    return Section("LoRA", said, CellTable(names, rows, frozenset({3})))
 
 
 # -- words ----------------------------------------------------------------------------------------

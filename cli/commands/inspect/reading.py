@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import load
-from pyggml.cli.commands.inspect.sections import Section, Table
+from pyggml.cli.commands.inspect.sections import CellTable, Section
 from pyggml.cli.terminal.show import plural
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.files import open_regular
@@ -94,7 +94,7 @@ def token_section(r: TextReading, table: TokenTable) -> Section:
     return Section(
         "tokens",
         [("loss", mean), ("of", of)],
-        Table(names, rows, frozenset({0, 2, 3, 4, 5})),
+        CellTable(names, rows, frozenset({0, 2, 3, 4, 5})),
         notes=["The tokens that were most surprising come first."],
         words=list(zip(shown, levels, strict=True)),
         pictures=[fragment],
@@ -135,7 +135,7 @@ def gradient_section(o: Overview) -> Section:
     notes += ["A's gradients are 0 while B is 0, as in a fresh adapter."] * is_fresh
     notes += findings(o)[:8]
     pictures = [heat.heat_map(o, kind) for kind in heat.kinds_of(o)]
-    table = Table(names, rows, frozenset(range(1, len(names))))
+    table = CellTable(names, rows, frozenset(range(1, len(names))))
     return Section("gradients", table=table, notes=notes, pictures=pictures)
 
 

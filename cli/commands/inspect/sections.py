@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CellTable:
     """Rows of cells under named columns. right: the numbers of columns whose cells end flush."""
 
     columns: Sequence[str]
@@ -24,7 +24,7 @@ class Section:
 
     title: str
     rows: Sequence[tuple[str, str]] = ()
-    table: Table | None = None
+    table: CellTable | None = None
     text: str = ""
     notes: Sequence[str] = ()
     words: Sequence[tuple[str, int]] = ()

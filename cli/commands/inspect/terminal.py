@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 
 from rich import box
 from rich.console import Console, RenderableType
-from rich.table import Table as Grid
+from rich.table import CellTable as Grid
 from rich.text import Text
 
-from pyggml.cli.commands.inspect.sections import Section, Table
+from pyggml.cli.commands.inspect.sections import CellTable, Section
 from pyggml.cli.terminal.show import printable, say
 from pyggml.cli.terminal.words import coloured_lines
 
@@ -51,7 +51,7 @@ def _rows(rows: Iterable[tuple[str, str]]) -> Grid:
     return grid
 
 
-def _grid(table: Table) -> Grid:
+def _grid(table: CellTable) -> Grid:
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     for i, name in enumerate(_names(table)):
         right = i in table.right
@@ -62,13 +62,13 @@ def _grid(table: Table) -> Grid:
     return grid
 
 
-def _names(table: Table) -> list[str]:
+def _names(table: CellTable) -> list[str]:
     if len(table.columns) < _MANY:
         return list(table.columns)
     return [name.replace("_", "\n").replace(" ", "\n") for name in table.columns]
 
 
-def _narrow(table: Table, width: int) -> Iterator[Table]:
+def _narrow(table: CellTable, width: int) -> Iterator[CellTable]:
     """The table, or parts of it that fit, each with its first column."""
     names = _names(table)
     needed = [
@@ -91,7 +91,7 @@ def _lines(cell: str) -> list[str]:
     return cell.splitlines() or [""]
 
 
-def _part(table: Table, columns: list[int]) -> Table:
+def _part(table: CellTable, columns: list[int]) -> CellTable:
     right = frozenset(at for at, c in enumerate(columns) if c in table.right)
     rows = [[row[c] for c in columns] for row in table.rows]
-    return Table([table.columns[c] for c in columns], rows, right)
+    return CellTable([table.columns[c] for c in columns], rows, right)

@@ -7,7 +7,7 @@ from typing import Any
 from pyggml.alloc import Plan
 from pyggml.alloc.usage import Moment, peak
 from pyggml.backward import Keep
-from pyggml.cli.commands.inspect.sections import Section, Table
+from pyggml.cli.commands.inspect.sections import CellTable, Section
 from pyggml.cli.terminal.generation import n_ctx_of
 from pyggml.cli.terminal.show import plural, printable, size
 from pyggml.look.draw import inside, lanes, overview, sections
@@ -89,7 +89,7 @@ def plan_sections(p: PassPlan) -> list[Section]:
         ("adapter", f"{size(p.parameters.n_bytes())}, with gradients and optimizer state"),
         ("nodes", f"{len(nodes):,}, of which {len(p.plan.reused):,} write in place of a source"),
     ]
-    ops = Table(("op", "nodes"), [(n, f"{k:,}") for n, k in _ops(p.plan).most_common()], _LAST)
+    ops = CellTable(("op", "nodes"), [(n, f"{k:,}") for n, k in _ops(p.plan).most_common()], _LAST)
     return [
         Section("memory plan", rows, pictures=[lanes(p.plan)]),
         Section("at the peak", *_at_peak(peak(p.plan))),
@@ -101,7 +101,7 @@ def plan_sections(p: PassPlan) -> list[Section]:
 _LAST = frozenset({1})
 
 
-def _at_peak(moment: Moment) -> tuple[list[tuple[str, str]], Table]:
+def _at_peak(moment: Moment) -> tuple[list[tuple[str, str]], CellTable]:
     node = moment.node
     name = node.name or (node.op.name if node.op else "")
     what = f"{size(moment.n_bytes)} while node {moment.index:,}, {printable(name)}, runs"
@@ -111,7 +111,7 @@ def _at_peak(moment: Moment) -> tuple[list[tuple[str, str]], Table]:
         rest = kinds[_KINDS:]
         n, n_bytes = sum(row[1] for row in rest), sum(row[2] for row in rest)
         rows.append((f"and {len(rest)} kinds more", f"{n:,}", size(n_bytes)))
-    return [("peak", what)], Table(("tensors", "n", "bytes"), rows, frozenset({1, 2}))
+    return [("peak", what)], CellTable(("tensors", "n", "bytes"), rows, frozenset({1, 2}))
 
 
 def _fusion_section(plan: Plan) -> Section:
@@ -120,7 +120,7 @@ def _fusion_section(plan: Plan) -> Section:
     rows = [(op.name, f"{n:,}", ", ".join(op.fuses)) for op, n in made.most_common()]
     shared = f"read by {plural(len(plan.shared), 'product')}"
     rows.append(("packed operands", f"{len(set(plan.shared.values())):,}", shared))
-    table = Table(("kernel", "nodes", "stands for"), rows, _LAST)
+    table = CellTable(("kernel", "nodes", "stands for"), rows, _LAST)
     return Section("fused", table=table, folded=True)
 
 
@@ -139,5 +139,5 @@ def graph_section(p: PassPlan) -> Section:
                 drawn = inside(nodes, kind, list(trained))
                 title = f"inside of {section.title}, {kind}"
                 pictures.append(f"<details><summary>{title}</summary>{drawn}</details>")
-    table = Table(("part", "", "ops"), rows)
+    table = CellTable(("part", "", "ops"), rows)
     return Section("graph", table=table, pictures=pictures, folded=True)

@@ -1,6 +1,6 @@
 """Pieces of text → the API's objects, whole or as the chunks of a stream.
 
-Chats and texts differ in where text and log-probabilities stand: each has a `Form`.
+Chats and texts differ in where text and log-probabilities stand: each has a `ReplyForm`.
 """
 
 import secrets
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Choice:
+class PartialAnswer:
     """One answer, as far as it has come.
 
     prefix     what stands before it: the prompt, where that is echoed
@@ -62,7 +62,7 @@ class Usage:
         }
 
 
-class Form(ABC):
+class ReplyForm(ABC):
     """The objects of one kind of request, all with the same id."""
 
     prefix: str
@@ -77,7 +77,7 @@ class Form(ABC):
             "model": model,
         }
 
-    def whole(self, choices: list[Choice], usage: Usage) -> Object:
+    def whole(self, choices: list[PartialAnswer], usage: Usage) -> Object:
         made = [
             self._choice(i, choice) | {"finish_reason": choice.reason}
             for i, choice in enumerate(choices)
@@ -87,7 +87,7 @@ class Form(ABC):
     def chunk(self, index: int, told: Piece | ReadPrompt | None, prefix: str = "") -> Object:
         """A part of answer `index`: a piece, the prompt and what was read of it, or without either
         its end."""
-        part = Choice()
+        part = PartialAnswer()
         if isinstance(told, ReadPrompt):
             part.text = prefix
             part.add_prompt(told)
@@ -106,10 +106,10 @@ class Form(ABC):
         return {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage.object()}
 
     @abstractmethod
-    def _choice(self, index: int, choice: Choice) -> Object: ...
+    def _choice(self, index: int, choice: PartialAnswer) -> Object: ...
 
     @abstractmethod
-    def _delta(self, index: int, part: Choice) -> Object: ...
+    def _delta(self, index: int, part: PartialAnswer) -> Object: ...
 
     def _text_of(self, token: int) -> str:
         return self._bytes_of(token).decode("utf-8", "replace")
@@ -118,7 +118,7 @@ class Form(ABC):
         return self._tokenizer.token_bytes(token, special=True)
 
 
-class ChatForm(Form):
+class ChatForm(ReplyForm):
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def opening(self, index: int, prefix: str) -> Object:
@@ -126,15 +126,15 @@ class ChatForm(Form):
         made = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return {**self._head, "object": self.chunk_kind, "choices": [made]}
 
-    def _choice(self, index: int, choice: Choice) -> Object:
+    def _choice(self, index: int, choice: PartialAnswer) -> Object:
         message = {"role": "assistant", "content": choice.text, "refusal": None}
         return {"index": index, "message": message, "logprobs": self._logprobs(choice)}
 
-    def _delta(self, index: int, part: Choice) -> Object:
+    def _delta(self, index: int, part: PartialAnswer) -> Object:
         delta = {"content": part.text} if part.text or part.pieces else {}
         return {"index": index, "delta": delta, "logprobs": self._logprobs(part)}
 
-    def _logprobs(self, choice: Choice) -> Object | None:
+    def _logprobs(self, choice: PartialAnswer) -> Object | None:
         if not choice.pieces:
             return None
         return {"content": [self._token(piece) for piece in choice.pieces], "refusal": None}
@@ -148,7 +148,7 @@ class ChatForm(Form):
         return {"token": self._text_of(token), "logprob": logprob, "bytes": list(raw)}
 
 
-class TextForm(Form):
+class TextForm(ReplyForm):
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, model: str, tokenizer: Tokenizer) -> None:
@@ -161,14 +161,14 @@ class TextForm(Form):
         made = {"index": index, "text": prefix, "logprobs": None, "finish_reason": None}
         return {**self._head, "object": self.chunk_kind, "choices": [made]}
 
-    def _choice(self, index: int, choice: Choice) -> Object:
+    def _choice(self, index: int, choice: PartialAnswer) -> Object:
         text = choice.prefix + choice.text
         return {"index": index, "text": text, "logprobs": self._logprobs(index, choice)}
 
-    def _delta(self, index: int, part: Choice) -> Object:
+    def _delta(self, index: int, part: PartialAnswer) -> Object:
         return {"index": index, "text": part.text, "logprobs": self._logprobs(index, part)}
 
-    def _logprobs(self, index: int, choice: Choice) -> Object | None:
+    def _logprobs(self, index: int, choice: PartialAnswer) -> Object | None:
         if not choice.pieces:
             return None
         names, offsets = [self._text_of(piece.token) for piece in choice.pieces], []

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from pyggml.cli.commands.serve.answers import ChatForm, Choice, Form, TextForm, Usage
+from pyggml.cli.commands.serve.answers import ChatForm, PartialAnswer, ReplyForm, TextForm, Usage
 from pyggml.cli.commands.serve.params import Params, TextParams, read_chat, read_text
 from pyggml.cli.commands.serve.service import Flow, Service
 from pyggml.cli.web.body import unless_gone
@@ -30,7 +30,7 @@ _DONE = b"data: [DONE]\n\n"
 
 def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> Starlette:
     """The application; pages: routes of the chat page."""
-    routes = Routes(service)
+    routes = ServeRoutes(service)
     middleware = [Middleware(Guard, access=access)]
     if access.origins:
         middleware.append(
@@ -63,7 +63,7 @@ def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> S
     )
 
 
-class Routes:
+class ServeRoutes:
     """What answers each path."""
 
     def __init__(self, service: Service) -> None:
@@ -119,7 +119,7 @@ class Routes:
         request: Request,
         params: Params,
         prompts: Sequence[np.ndarray],
-        form: Callable[..., Form],
+        form: Callable[..., ReplyForm],
         prefixes: Sequence[str],
     ) -> Response:
         service, name = self._service, self._service.name(params)
@@ -128,7 +128,7 @@ class Routes:
         flow = service.flow(params, prompts, owner)
         if params.stream:
             return EventStream(flow, _events(flow, made, prefixes, params))
-        choices = [Choice(prefix) for prefix in prefixes]
+        choices = [PartialAnswer(prefix) for prefix in prefixes]
         try:
             await unless_gone(request, _collect(flow, choices))
         finally:
@@ -148,7 +148,7 @@ def _echo_texts(params: TextParams, service: Service) -> list[str]:
 # -- answers in one piece -----------------------------------------------------------------------
 
 
-async def _collect(flow: Flow, choices: list[Choice]) -> None:
+async def _collect(flow: Flow, choices: list[PartialAnswer]) -> None:
     async for batch in flow.batches():
         for i, piece in batch:
             if piece is None:
@@ -187,7 +187,7 @@ class EventStream(StreamingResponse):
 
 
 async def _events(
-    flow: Flow, form: Form, prefixes: Sequence[str], params: Params
+    flow: Flow, form: ReplyForm, prefixes: Sequence[str], params: Params
 ) -> AsyncIterator[bytes]:
     """The events, several at once where several are ready. A prompt whose own tokens are told comes
     with them."""

@@ -32,7 +32,7 @@ from pyggml.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Chats:
+class ChatWriter:
     """What writes chats as a model reads them, or the fault why nothing does.
 
     ending     the text that ends an answer: of a vocabulary without a token for it, the model
@@ -44,8 +44,8 @@ class Chats:
     fault: str = ""
 
     @staticmethod
-    def of(template: ChatTemplate, tokenizer: Tokenizer) -> Chats:
-        return Chats(ChatEncoder(template, tokenizer), answer_ending(template))
+    def of(template: ChatTemplate, tokenizer: Tokenizer) -> ChatWriter:
+        return ChatWriter(ChatEncoder(template, tokenizer), answer_ending(template))
 
 
 Told = Piece | ReadPrompt | Failure
@@ -67,7 +67,7 @@ class Service:
 
     models: Mapping[str, Model]
     worker: Worker
-    chats: Mapping[str, Chats]
+    chats: Mapping[str, ChatWriter]
     sampling: Sampling
     limits: Limits
     n_ctx: int

@@ -11,7 +11,7 @@ from pyggml.chat import MODEL, find_template
 from pyggml.cli.commands.serve.app import make_app
 from pyggml.cli.commands.serve.chat_page import page_routes
 from pyggml.cli.commands.serve.limits import Limits
-from pyggml.cli.commands.serve.service import Chats, Service
+from pyggml.cli.commands.serve.service import ChatWriter, Service
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.generation import CTX, n_ctx_of
@@ -72,17 +72,17 @@ def run(
     return STOPPED
 
 
-def _chats(model: Model, wanted: str, given: Mapping[str, Any]) -> Chats:
+def _chats(model: Model, wanted: str, given: Mapping[str, Any]) -> ChatWriter:
     """What writes chats. A model without a template serves texts; a template that was asked for
     must be one."""
     try:
         names = given["chat_template_kwargs"]
         template = find_template(model.tokenizer, wanted, names=names)
-        return Chats.of(template, model.tokenizer)
+        return ChatWriter.of(template, model.tokenizer)
     except TemplateError as error:
         if given["chat_template"] or wanted != MODEL or model.tokenizer.chat_templates:
             raise
-        return Chats(fault=str(error))
+        return ChatWriter(fault=str(error))
 
 
 def _access(given: Mapping[str, Any]) -> Access:

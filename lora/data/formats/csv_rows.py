@@ -8,7 +8,7 @@ from typing import Any
 from pyggml.chat.messages import BadValue
 from pyggml.errors import DataError
 from pyggml.lora.data.formats.source import MOST_BYTES, whole_lines
-from pyggml.lora.data.rows import Place
+from pyggml.lora.data.rows import RowPlace
 
 
 def comma(header: str) -> str:
@@ -24,7 +24,7 @@ def header(line: str) -> list[str]:
         return []
 
 
-def csv_records(path: Path) -> Iterator[tuple[Place, Any]]:
+def csv_records(path: Path) -> Iterator[tuple[RowPlace, Any]]:
     """A dict for each record after the header; None for a column that a record lacks.
 
     Raises DataError for a header that names a column twice, and where the quotes never end.
@@ -46,7 +46,7 @@ def csv_records(path: Path) -> Iterator[tuple[Place, Any]]:
         for record in reader:
             if record:
                 number += 1
-                place = Place(str(path), "record", number, n_before + 1 + reader.line_num)
+                place = RowPlace(str(path), "record", number, n_before + 1 + reader.line_num)
                 yield place, _row_of(names, record)
     except csv.Error as error:
         line = n_before + 1 + reader.line_num

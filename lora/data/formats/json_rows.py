@@ -8,7 +8,7 @@ from pyggml.chat.messages import BadValue, parse_json
 from pyggml.errors import DataError
 from pyggml.files.json_text import DECODER, SPACE, lonely, place_in, reason_of
 from pyggml.lora.data.formats.source import MOST_BYTES, blocks, lines
-from pyggml.lora.data.rows import Place
+from pyggml.lora.data.rows import RowPlace
 
 
 def value_at_start(text: str) -> tuple[Any, int] | None:
@@ -19,10 +19,10 @@ def value_at_start(text: str) -> tuple[Any, int] | None:
         return None
 
 
-def json_lines(path: Path) -> Iterator[tuple[Place, Any]]:
+def json_lines(path: Path) -> Iterator[tuple[RowPlace, Any]]:
     """A value for each line that is not blank."""
     for number, line in enumerate(lines(path), 1):
-        place = Place(str(path), "line", number)
+        place = RowPlace(str(path), "line", number)
         if isinstance(line, BadValue):
             yield place, line
         elif line.strip():
@@ -32,18 +32,18 @@ def json_lines(path: Path) -> Iterator[tuple[Place, Any]]:
                 yield place, bad
 
 
-def json_items(path: Path) -> Iterator[tuple[Place, Any]]:
+def json_items(path: Path) -> Iterator[tuple[RowPlace, Any]]:
     """The items of a list; or the values that stand one after the other, often just one.
 
     Raises DataError where the list breaks off or is no JSON.
     """
-    text = _Window(path, blocks(path))
+    text = _ValueWindow(path, blocks(path))
     items = text.list_items() if text.next() == "[" else text.values()
     for number, item in enumerate(items, 1):
-        yield Place(str(path), "item", number), item
+        yield RowPlace(str(path), "item", number), item
 
 
-class _Window:
+class _ValueWindow:
     """The part of a file under way: it grows until the value at its start is whole.
 
     Raises DataError, with line and column, where there is no value, or one that is too long.

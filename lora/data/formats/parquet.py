@@ -6,13 +6,13 @@ from typing import Any
 
 from pyggml.errors import DataError
 from pyggml.extras import how_to_install
-from pyggml.lora.data.rows import Place
+from pyggml.lora.data.rows import RowPlace
 
 MAGIC = b"PAR1"
 _BATCH = 64  # rows in memory at a time
 
 
-def parquet_rows(path: Path, may_read: Callable[[str], bool]) -> Iterator[tuple[Place, Any]]:
+def parquet_rows(path: Path, may_read: Callable[[str], bool]) -> Iterator[tuple[RowPlace, Any]]:
     """A dict for each row. It has the columns that may be read, by their names; others are None. A
     file with none of these columns gives all that it has.
 
@@ -36,7 +36,7 @@ def parquet_rows(path: Path, may_read: Callable[[str], bool]) -> Iterator[tuple[
                 for record in batch.to_pylist():
                     number += 1
                     values = {name: _present(value) for name, value in record.items()}
-                    yield Place(str(path), "row", number), values | unread
+                    yield RowPlace(str(path), "row", number), values | unread
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         reason = str(error).split("\n", 1)[0][:200]
         raise DataError(f"{path}: cannot be read after row {number}: {reason}") from None

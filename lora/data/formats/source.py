@@ -15,7 +15,7 @@ from pyggml.errors import DataError
 from pyggml.files import first_hole, open_regular
 from pyggml.lora.data.formats.packed import packing, unpack
 from pyggml.lora.data.formats.parquet import MAGIC
-from pyggml.lora.data.rows import Place
+from pyggml.lora.data.rows import RowPlace
 
 MOST_BYTES = 32 << 20  # of one line or record
 HEAD_BYTES = 1 << 20  # what a format is told by
@@ -110,7 +110,7 @@ def whole_lines(path: Path) -> Iterator[str]:
     """The same for formats whose records span lines: DataError for a bad one."""
     for number, line in enumerate(lines(path), 1):
         if isinstance(line, BadValue):
-            raise DataError(f"{path}: {line.at(Place(str(path), 'line', number))}")
+            raise DataError(f"{path}: {line.at(RowPlace(str(path), 'line', number))}")
         yield line
 
 

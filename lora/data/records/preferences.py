@@ -45,7 +45,7 @@ from pyggml.lora.data.records.training import (
     answer_of,
     weight,
 )
-from pyggml.lora.data.rows import LabelledRow, Place, PreferenceRow, Row
+from pyggml.lora.data.rows import LabelledRow, PreferenceRow, Row, RowPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +115,15 @@ def _check_counts_whole(cells: Cells) -> None:
 # -- pairs --------------------------------------------------------------------------------------
 
 
-def _of_chosen(place: Place, cells: Cells) -> Row:
+def _of_chosen(place: RowPlace, cells: Cells) -> Row:
     return _pair(place, cells, "chosen", "rejected")
 
 
-def _of_alternative(place: Place, cells: Cells) -> Row:
+def _of_alternative(place: RowPlace, cells: Cells) -> Row:
     return _pair(place, cells, "completion", "rejected_response")
 
 
-def _pair(place: Place, cells: Cells, good: str, bad: str) -> Row:
+def _pair(place: RowPlace, cells: Cells, good: str, bad: str) -> Row:
     _check_counts_whole(cells)
     values = cells.get(good), cells.get(bad)
     if len({isinstance(value, str) for value in values}) == 2:
@@ -138,7 +138,7 @@ def _pair(place: Place, cells: Cells, good: str, bad: str) -> Row:
     return _pair_of_chats(place, cells, _prompt(cells), {good: chosen, bad: rejected})
 
 
-def _pair_of_texts(place: Place, cells: Cells, good: str, bad: str) -> Row:
+def _pair_of_texts(place: RowPlace, cells: Cells, good: str, bad: str) -> Row:
     prompt, chosen, rejected = prompt_text(cells), cells.text(good), cells.text(bad)
     if not prompt:
         n = _n_shared(chosen, rejected)
@@ -150,7 +150,7 @@ def _pair_of_texts(place: Place, cells: Cells, good: str, bad: str) -> Row:
     return PreferenceRow(place, prompt, chosen, rejected)
 
 
-def _of_last_message(place: Place, cells: Cells) -> Row:
+def _of_last_message(place: RowPlace, cells: Cells) -> Row:
     """The last message is chosen; the other one stands in its place, or after the same rounds."""
     _check_counts_whole(cells)
     prompt, last = _split_last(cells)
@@ -162,7 +162,7 @@ def _of_last_message(place: Place, cells: Cells) -> Row:
 
 
 def _pair_of_chats(
-    place: Place, cells: Cells, prompt: Messages, replies: Mapping[str, _Reply]
+    place: RowPlace, cells: Cells, prompt: Messages, replies: Mapping[str, _Reply]
 ) -> Row:
     """The chosen answer and the rejected one, by part, after the prompt or beginning with it."""
     chosen, rejected = replies.values()
@@ -206,7 +206,7 @@ def _join(cells: Cells, prompt: Messages, repeated: Messages) -> Messages:
 # -- labels -------------------------------------------------------------------------------------
 
 
-def _of_label(place: Place, cells: Cells) -> Row:
+def _of_label(place: RowPlace, cells: Cells) -> Row:
     _check_counts_whole(cells)
     label = cells.read("label", flag_of)
     if not is_chat(cells, "completion"):
@@ -216,7 +216,7 @@ def _of_label(place: Place, cells: Cells) -> Row:
     return _row_of_label(place, cells, _prompt(cells), reply, label)
 
 
-def _of_labelled_messages(place: Place, cells: Cells) -> Row:
+def _of_labelled_messages(place: RowPlace, cells: Cells) -> Row:
     _check_counts_whole(cells)
     label = cells.read("label", flag_of)
     prompt, reply = _split_last(cells)
@@ -224,7 +224,9 @@ def _of_labelled_messages(place: Place, cells: Cells) -> Row:
     return _row_of_label(place, cells, prompt, reply, label)
 
 
-def _row_of_label(place: Place, cells: Cells, prompt: Messages, reply: _Reply, label: bool) -> Row:
+def _row_of_label(
+    place: RowPlace, cells: Cells, prompt: Messages, reply: _Reply, label: bool
+) -> Row:
     return LabelledRow(place, prompt, reply.messages, label, tools(cells), reply.skipped)
 
 

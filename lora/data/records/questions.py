@@ -22,7 +22,7 @@ from typing import Any
 from pyggml.chat.messages import BadValue, checked_text, kind_of, list_of
 from pyggml.lora.data.names import CHOICES, CONTEXT, KEY, KEY_AGAIN, LETTERS
 from pyggml.lora.data.records.shape import Cells, Shape
-from pyggml.lora.data.rows import Place, QuestionRow, Row
+from pyggml.lora.data.rows import QuestionRow, Row, RowPlace
 
 MOST_CHOICES = 100
 Choices = tuple[tuple[str, ...], tuple[str, ...]]  # the texts, and their labels, if they have any
@@ -33,11 +33,11 @@ _KINDS = ("category", "subject")
 _BRACKETS = re.compile(r"\[.*?\]")  # what is left of WikiHow's markup
 
 
-def _of_choices(place: Place, cells: Cells) -> QuestionRow:
+def _of_choices(place: RowPlace, cells: Cells) -> QuestionRow:
     return _question(place, cells, cells.read("choices", _choices))
 
 
-def _of_columns(place: Place, cells: Cells) -> QuestionRow:
+def _of_columns(place: RowPlace, cells: Cells) -> QuestionRow:
     texts = tuple(cells.text(letter) for letter in LETTERS if cells.has(letter))
     if not all(map(cells.has, LETTERS[: len(texts)])):
         missing = next(letter for letter in LETTERS if not cells.has(letter))
@@ -45,7 +45,7 @@ def _of_columns(place: Place, cells: Cells) -> QuestionRow:
     return _question(place, cells, _checked_choices(texts, LETTERS[: len(texts)]))
 
 
-def _question(place: Place, cells: Cells, choices: Choices) -> QuestionRow:
+def _question(place: RowPlace, cells: Cells, choices: Choices) -> QuestionRow:
     prompt = cells.text("question")
     if cells.has("context"):
         prompt = f"{cells.text('context')}\n{prompt}"
@@ -65,12 +65,12 @@ def _question(place: Place, cells: Cells, choices: Choices) -> QuestionRow:
 
 
 def _row(
-    place: Place, prompt: str, choices: tuple[str, ...], readings: Mapping[str, int]
+    place: RowPlace, prompt: str, choices: tuple[str, ...], readings: Mapping[str, int]
 ) -> QuestionRow:
     return QuestionRow(place, prompt, choices, next(iter(readings.values())), readings=readings)
 
 
-def _of_endings(place: Place, cells: Cells) -> QuestionRow:
+def _of_endings(place: RowPlace, cells: Cells) -> QuestionRow:
     whole = all(map(cells.has, ("activity_label", "ctx_a", "ctx_b")))
     prompt = cells.text("ctx")
     if whole:
@@ -87,7 +87,7 @@ def _without_markup(text: str) -> str:
     return _BRACKETS.sub("", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
 
-def _of_abstract(place: Place, cells: Cells) -> QuestionRow:
+def _of_abstract(place: RowPlace, cells: Cells) -> QuestionRow:
     abstract = cells.read("CONTEXTS", lambda value: "\n".join(map(_text, list_of(value))))
     prompt = f"Abstract: {abstract}\nQuestion: {cells.text('QUESTION')}\nAnswer:"
     readings = cells.read("final_decision", lambda value: _readings(value, _PUBMEDQA, ()))

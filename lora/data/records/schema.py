@@ -17,7 +17,7 @@ from pyggml.lora.data.records.preferences import LABEL_SHAPES, PAIR_SHAPES
 from pyggml.lora.data.records.questions import QUESTION_SHAPES
 from pyggml.lora.data.records.shape import Shape
 from pyggml.lora.data.records.training import TRAINING_SHAPES
-from pyggml.lora.data.rows import Place, Row
+from pyggml.lora.data.rows import Row, RowPlace
 
 SHAPES: Mapping[str, tuple[Shape, ...]] = {
     "training": TRAINING_SHAPES,
@@ -87,7 +87,7 @@ class Schema:
         fields = self._rename(record)
         return any(shape.fits(fields) for shape in SHAPES[self.purpose])
 
-    def row(self, place: Place, record: Any) -> Row:
+    def row(self, place: RowPlace, record: Any) -> Row:
         """The row of a record.
 
         Raises BadValue for a record without the names or values wanted, and for one that says more

@@ -6,7 +6,7 @@ from typing import Any
 
 from pyggml.chat.messages import BadValue, checked_text
 from pyggml.lora.data.names import Names
-from pyggml.lora.data.rows import Place, Row
+from pyggml.lora.data.rows import Row, RowPlace
 
 
 def is_empty(value: Any) -> bool:
@@ -57,7 +57,7 @@ class Shape:
     row of their cells."""
 
     parts: tuple[Names, ...]
-    make: Callable[[Place, Cells], Row]
+    make: Callable[[RowPlace, Cells], Row]
     extras: tuple[Names, ...] = ()
 
     def fits(self, names: Collection[str]) -> bool:

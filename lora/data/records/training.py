@@ -47,7 +47,7 @@ from pyggml.lora.data.records.asking import (
     tools,
 )
 from pyggml.lora.data.records.shape import Cells, Shape
-from pyggml.lora.data.rows import ChatRow, CompletionRow, Place, Row, TextRow
+from pyggml.lora.data.rows import ChatRow, CompletionRow, Row, RowPlace, TextRow
 
 FLAGS = tuple((mark,) for mark in MARKS)
 OF_PROMPTS = (CONTEXT, SYSTEM, HISTORY, TOOLS)
@@ -72,18 +72,18 @@ def weight(cells: Cells) -> float:
     return share
 
 
-def _of_text(place: Place, cells: Cells) -> Row:
+def _of_text(place: RowPlace, cells: Cells) -> Row:
     return TextRow(place, cells.text("text"), weight=weight(cells))
 
 
-def _of_messages(place: Place, cells: Cells) -> Row:
+def _of_messages(place: RowPlace, cells: Cells) -> Row:
     messages, weights = cells.read("messages", messages_of)
     system = system_of(cells, messages)
     messages, weights = (*system, *messages), shift(weights, len(system))
     return _chat(place, cells, messages, not_learned(messages, weights), weights, "messages")
 
 
-def _of_prompt(place: Place, cells: Cells) -> Row:
+def _of_prompt(place: RowPlace, cells: Cells) -> Row:
     if not is_chat(cells, "completion"):
         prompt, completion = prompt_text(cells), cells.text("completion")
         is_answer = cells.names.get("prompt") in QUESTION and bool(prompt.strip())
@@ -111,7 +111,7 @@ def _of_answers(opening: Opening) -> dict[int, float]:
 
 
 def _chat(
-    place: Place,
+    place: RowPlace,
     cells: Cells,
     messages: Messages,
     read_only: frozenset[int],

@@ -18,7 +18,7 @@ KernelT = TypeVar("KernelT")
 
 
 @dataclass(frozen=True, slots=True)
-class Site(Generic[Memory]):
+class NodeSite(Generic[Memory]):
     """The memory of one node, as a kernel is bound to it; each device adds what its kernels need.
 
     scratch    the bytes that the kernel asks for
@@ -55,10 +55,10 @@ def nothing_shared(_node: Tensor, _of_device: Any) -> tuple[int, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel(Generic[SiteT, Bound, OfDevice]):
+class DeviceKernel(Generic[SiteT, Bound, OfDevice]):
     """A device's way to compute an op; each device says what its kernels have besides.
 
-    bind      (Site) -> what computes the node, asked once when a plan is bound to memory
+    bind      (NodeSite) -> what computes the node, asked once when a plan is bound to memory
     lacks     (node) -> what is missing to compute it, in a few words; None if nothing
     scratch   (node, of the device) -> bytes of scratch
     shared    the same -> (bytes, key) of the scratch made of the last source alone, 0 bytes if

@@ -44,7 +44,7 @@ def factor_of(t: Tensor, batches: tuple[int, int], is_transposed: bool) -> Facto
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class SizedProduct:
     """Sizes and factors; each device adds how it computes one."""
 
     m: int
@@ -56,7 +56,7 @@ class Product:
 
 
 def sides_of(node: Tensor) -> tuple[int, int, int, Factor, Factor, tuple[int, int]]:
-    """What a `Product` has of a node's: mul_mat, out_prod, and those that add to what is there."""
+    """What a `SizedProduct` has of a node's: mul_mat, out_prod, and those that add to a result."""
     assert node.op is not None
     b, a = node.src[-2:]
     is_transposed = node.op.name.startswith("out_prod")

@@ -14,7 +14,7 @@ from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Int, Ints2, Shorts
 from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import Stage, launch, stage, task_code
-from pyggml.kernels.attention.amx_softmax import Block, softmax_rows
+from pyggml.kernels.attention.amx_softmax import ScoreBlock, softmax_rows
 from pyggml.kernels.attention.amx_tile import (
     BC,
     BR,
@@ -31,7 +31,7 @@ from pyggml.kernels.attention.amx_tile import (
     transpose_tile,
     transposed_array,
 )
-from pyggml.kernels.attention.path import Forward, Path, Problem
+from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Forward
 from pyggml.kernels.attention.softmax import MASKED, ZERO, divide_tile, group_ranges
 from pyggml.kernels.gemm.amx.rows import LANES, LINE, put_pairs
 from pyggml.kernels.gemm.amx.tiles import SIDE, STEP, configure, release
@@ -42,7 +42,7 @@ PAD = LINE // 2  # numbers between rows of bfloat16: rows a power of two apart m
 # -- packing keys and values ----------------------------------------------------------------------
 
 
-class Packing(Frame):
+class TilePacking(Frame):
     """How an operand (n, heads, D) is packed, BC rows of a head a task."""
 
     x: Floats3
@@ -71,7 +71,7 @@ def _load(f, thread, head, first):
     return rows, width
 
 
-@task_code(Packing)
+@task_code(TilePacking)
 def pairs_task(f, task, thread):
     head, first, seen = _is_seen(f, task)
     if seen:
@@ -81,7 +81,7 @@ def pairs_task(f, task, thread):
                 put_pairs(f.packed[head], t + i, rows[i], rows[i + 1], width)
 
 
-@task_code(Packing)
+@task_code(TilePacking)
 def transposed_task(f, task, thread):
     head, first, seen = _is_seen(f, task)
     if seen:
@@ -142,7 +142,7 @@ def _forward_task(f, task, thread):
     start, stop = group_ranges(starts, stops, span, first, SIDE)
     configure()
     for key in range(start // BC * BC, stop, BC):
-        block = Block(span, first, key, key_window(start, stop, key))
+        block = ScoreBlock(span, first, key, key_window(start, stop, key))
         scores(s, rows, f.k_transposed[key_head], key, PARTS * width // STEP, starts, stops)
         softmax_rows(p, s, o_tile, m, norm, block, f.scale)
         add_to_queries(o_tile, p, f.v_pairs[key_head], key, starts, stops)
@@ -153,7 +153,7 @@ def _forward_task(f, task, thread):
 # -- the paths ------------------------------------------------------------------------------------
 
 
-def common_arrays(problem: Problem, parts: int) -> dict[str, Array]:
+def common_arrays(problem: AttentionProblem, parts: int) -> dict[str, Array]:
     """What both passes need of each thread, and Kᵀ; `parts` of each number make the scores."""
     width = panel_width(problem.head_size)
     return {
@@ -169,7 +169,7 @@ def common_arrays(problem: Problem, parts: int) -> dict[str, Array]:
     }
 
 
-def _forward_layout(problem: Problem) -> Layout:
+def _forward_layout(problem: AttentionProblem) -> Layout:
     return Layout(
         **common_arrays(problem, PARTS),
         v_pairs=pairs_array(problem.n_key_heads, problem.n_keys, problem.head_size),
@@ -180,7 +180,7 @@ def _forward_layout(problem: Problem) -> Layout:
     )
 
 
-def takes(problem: Problem) -> bool:
+def takes(problem: AttentionProblem) -> bool:
     """Tiles pay off when they are full. Values are as long as keys."""
     rounds = problem.compute != "f32" and not problem.has_extras
     fits = problem.reads_floats and problem.value_size == problem.head_size
@@ -190,7 +190,7 @@ def takes(problem: Problem) -> bool:
 def pack(code: Code, x: np.ndarray, packed: np.ndarray, parts: int, memory: Scratch) -> Stage:
     """A stage that packs x."""
     n_blocks = -(-len(x) // BC)
-    f = Packing(
+    f = TilePacking(
         x=x, packed=packed, n_used=len(x), n_blocks=n_blocks, parts=parts,
         rows=memory["key_rows"], spare=memory["spare"],
     )  # fmt: skip
@@ -205,7 +205,7 @@ def launch_seen(span: np.ndarray, packing: list[Stage], stages: tuple[Stage, ...
     launch(*packing, *stages)
 
 
-def _forward(problem: Problem, a: Forward, memory: Scratch) -> Call:
+def _forward(problem: AttentionProblem, a: Forward, memory: Scratch) -> Call:
     packing = [
         pack(transposed_task, a.k, memory["k_transposed"], PARTS, memory),
         pack(pairs_task, a.v, memory["v_pairs"], 1, memory),
@@ -216,4 +216,4 @@ def _forward(problem: Problem, a: Forward, memory: Scratch) -> Call:
     return Call(launch_seen, a.span, packing, (tiles,))
 
 
-FORWARD: Path[Forward] = Path("amx", True, takes, _forward_layout, _forward)
+FORWARD: AttentionPath[Forward] = AttentionPath("amx", True, takes, _forward_layout, _forward)

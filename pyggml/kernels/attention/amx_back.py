@@ -23,7 +23,7 @@ from pyggml.kernels.attention.amx import (
     takes,
     transposed_task,
 )
-from pyggml.kernels.attention.amx_softmax import Block, softmax_rows_back
+from pyggml.kernels.attention.amx_softmax import ScoreBlock, softmax_rows_back
 from pyggml.kernels.attention.amx_tile import (
     BC,
     BR,
@@ -41,7 +41,7 @@ from pyggml.kernels.attention.amx_tile import (
     scores,
     transposed_array,
 )
-from pyggml.kernels.attention.path import Backward, Path, Problem
+from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Backward
 from pyggml.kernels.attention.softmax import ZERO, group_ranges
 from pyggml.kernels.gemm.amx.rows import panel_bytes
 from pyggml.kernels.gemm.amx.tiles import SIDE, STEP, configure, release
@@ -116,7 +116,7 @@ def _backward_tile(f, task, head, first, thread):
     start, stop = group_ranges(starts, stops, f.span, first, SIDE)
     for key in range(start // BC * BC, stop, BC):
         window = key_window(start, stop, key)
-        block = Block(f.span, first, key, window)
+        block = ScoreBlock(f.span, first, key, window)
         scores(s, q_rows, f.k_transposed[key_head], key, n_steps, starts, stops)
         scores(dp, do_rows, f.v_transposed[key_head], key, n_steps, starts, stops)
         softmax_rows_back(ds, p_pairs, ds_pairs, s, dp, f.lse[head], delta, block, f.scale)
@@ -172,7 +172,7 @@ def _keys_task(f, task, thread):
 # -- binding --------------------------------------------------------------------------------------
 
 
-def _backward_layout(problem: Problem) -> Layout:
+def _backward_layout(problem: AttentionProblem) -> Layout:
     heads, keys, d = problem.n_key_heads, problem.n_keys, problem.head_size
     width, n_tiles = panel_width(d), -(-problem.n_queries // BR)
     n_tasks = problem.n_heads * min(n_tiles, -(-FEWEST_TASKS // problem.n_heads))
@@ -196,7 +196,7 @@ def _backward_layout(problem: Problem) -> Layout:
     )
 
 
-def _backward(problem: Problem, a: Backward, memory: Scratch) -> Call:
+def _backward(problem: AttentionProblem, a: Backward, memory: Scratch) -> Call:
     packing = [
         pack(transposed_task, a.k, memory["k_transposed"], 1, memory),
         pack(pairs_task, a.k, memory["k_pairs"], 1, memory),
@@ -217,4 +217,4 @@ def _backward(problem: Problem, a: Backward, memory: Scratch) -> Call:
     return Call(launch_seen, a.span, packing, tuple(stages))
 
 
-BACKWARD: Path[Backward] = Path("amx", True, takes, _backward_layout, _backward)
+BACKWARD: AttentionPath[Backward] = AttentionPath("amx", True, takes, _backward_layout, _backward)

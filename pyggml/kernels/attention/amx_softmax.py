@@ -16,7 +16,7 @@ from pyggml.kernels.attention.softmax import ZERO, visible_columns
 from pyggml.kernels.gemm.amx.tiles import SIDE
 
 
-class Block(NamedTuple):
+class ScoreBlock(NamedTuple):
     """What a tile of scores holds: queries `first` … and the BC keys `key` …. `span` says which of
     them count; the columns outside `window` are not read."""
 

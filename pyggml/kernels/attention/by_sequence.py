@@ -16,7 +16,7 @@ import numpy as np
 from pyggml.errors import PyggmlError
 from pyggml.graph.call import Call
 from pyggml.jit.scratch import Array, Layout, Scratch
-from pyggml.kernels.attention.path import PROBLEMS, Forward, Path, Problem
+from pyggml.kernels.attention.path import PROBLEMS, AttentionPath, AttentionProblem, Forward
 from pyggml.kernels.attention.tiles import MR
 
 MOST_TOGETHER = 16  # queries of a problem of few, which bounds its scratch
@@ -24,22 +24,24 @@ _RUNS_KEPT = 4  # bound runs
 _LAST_CHANGE = 32  # queries: from so many on, the path does not depend on their number
 
 # (problem, queries, keys) -> the problem of so many of them alone, and the path that serves it
-_PartOf = Callable[[Problem, int, int], tuple[Problem, Path[Forward]]]
+_PartOf = Callable[[AttentionProblem, int, int], tuple[AttentionProblem, AttentionPath[Forward]]]
 
 
-def by_sequence(paths: tuple[Path[Forward], ...]) -> Path[Forward]:
+def by_sequence(paths: tuple[AttentionPath[Forward], ...]) -> AttentionPath[Forward]:
     """The path above these, which serve its parts."""
 
-    def takes(p: Problem) -> bool:
+    def takes(p: AttentionProblem) -> bool:
         return p.n_seen < p.n_keys and p.n_queries >= MR
 
     @lru_cache(PROBLEMS)
-    def part_of(p: Problem, n_queries: int, n_keys: int) -> tuple[Problem, Path[Forward]]:
+    def part_of(
+        p: AttentionProblem, n_queries: int, n_keys: int
+    ) -> tuple[AttentionProblem, AttentionPath[Forward]]:
         part = replace(p, n_queries=n_queries, n_keys=n_keys)
         return part, next(path for path in paths if path.takes(part))
 
     @cache
-    def n_bytes(p: Problem) -> int:
+    def n_bytes(p: AttentionProblem) -> int:
         """The most scratch of any part."""
         counts = {min(n, p.n_queries) for n in (*range(MR, _LAST_CHANGE + 1), p.n_queries)}
         runs = [part_of(p, n, p.n_seen) for n in counts]
@@ -47,19 +49,19 @@ def by_sequence(paths: tuple[Path[Forward], ...]) -> Path[Forward]:
         few = part_of(p, 1, p.n_keys)[1]
         return max(few.n_bytes(some), *(path.n_bytes(run) for run, path in runs))
 
-    def layout(p: Problem) -> Layout:
+    def layout(p: AttentionProblem) -> Layout:
         return Layout(lse=Array((p.n_heads * p.n_queries,)), part=Array((n_bytes(p),), np.uint8))
 
-    def bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
+    def bind(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
         return Call(_Pass(part_of, p, a, scratch).run)
 
-    return Path("by sequence", False, takes, layout, bind)
+    return AttentionPath("by sequence", False, takes, layout, bind)
 
 
 class _Pass:
     """Attention bound to memory; which sequences the queries are of is seen when it runs."""
 
-    def __init__(self, part_of: _PartOf, p: Problem, a: Forward, scratch: Scratch) -> None:
+    def __init__(self, part_of: _PartOf, p: AttentionProblem, a: Forward, scratch: Scratch) -> None:
         self.part_of, self.p, self.a = part_of, p, a
         self.lse, self.memory = scratch["lse"], scratch["part"]
         self.few = part_of(p, 1, p.n_keys)[1]

@@ -40,7 +40,7 @@ from pyggml.kernels.attention.decode_tile import (
     score_tile,
     value_tile,
 )
-from pyggml.kernels.attention.path import Forward, Path, Problem
+from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Forward
 from pyggml.kernels.attention.row_softmax import LANES as ROW_LANES
 from pyggml.kernels.attention.row_softmax import row_top, row_weights
 from pyggml.kernels.attention.softmax import NO_KEYS
@@ -277,16 +277,16 @@ def _join_task(f, task, thread):
 # -- binding ------------------------------------------------------------------------------------
 
 
-def _takes(p: Problem) -> bool:
+def _takes(p: AttentionProblem) -> bool:
     return not p.has_extras and p.n_queries < MR
 
 
-def _reads(p: Problem) -> bool:
+def _reads(p: AttentionProblem) -> bool:
     """Whether keys and values are read as they lie."""
     return p.key_type is p.value_type and p.key_type in _SPLITS
 
 
-def _layout(p: Problem) -> Layout:
+def _layout(p: AttentionProblem) -> Layout:
     n = p.value_size + _SCORES + _split_keys(p.n_seen)
     n_splits = min(_MOST_SPLITS, -(-p.n_seen // _FEWEST_KEYS))
     parts = Array((p.n_queries * n_splits, p.n_heads, round_up(n, _LINE)))
@@ -296,7 +296,7 @@ def _layout(p: Problem) -> Layout:
     return Layout(parts=parts, k_chunk=k, v_chunk=v)
 
 
-def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
+def _bind(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
     common: dict[str, Any] = dict(o=a.o, lse=a.lse, q=a.q, span=a.span, n_splits=1, **scratch)
     common["scale"] = float(a.scale)
     f: Decode
@@ -325,4 +325,4 @@ def _launch_seen(span: np.ndarray, f: Decode, splits: Stage, joins: Stage) -> No
     launch((code, address, len(seen) * n_splits, f), joins)
 
 
-FORWARD: Path[Forward] = Path("decode", True, _takes, _layout, _bind)
+FORWARD: AttentionPath[Forward] = AttentionPath("decode", True, _takes, _layout, _bind)

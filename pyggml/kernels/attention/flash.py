@@ -28,7 +28,7 @@ from pyggml.jit.scratch import Layout, Scratch, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import stage, task_code
 from pyggml.kernels.attention.pair_softmax import LDP, add_lanes, softmax_pairs
-from pyggml.kernels.attention.path import Forward, Path, Problem
+from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Forward
 from pyggml.kernels.attention.row_softmax import SCALES
 from pyggml.kernels.attention.softmax import MASKED, ZERO, divide_tile, group_ranges, softmax_tile
 from pyggml.kernels.attention.tile_products import add_to_queries, key_window, scores
@@ -119,19 +119,19 @@ def _forward_code(pairs: bool) -> Code:
 # -- binding ------------------------------------------------------------------------------------
 
 
-def fills_tiles(p: Problem) -> bool:
+def fills_tiles(p: AttentionProblem) -> bool:
     """Whether this is float32 attention without extras, of enough queries to fill a group of MR."""
     return not p.has_extras and p.reads_floats and p.n_queries >= MR
 
 
-def _path(name: str, pairs: bool) -> Path[Forward]:
+def _path(name: str, pairs: bool) -> AttentionPath[Forward]:
     code = _forward_code(pairs)
 
-    def takes(p: Problem) -> bool:
+    def takes(p: AttentionProblem) -> bool:
         in_pairs = p.may_round and rounds(p.compute) and SCALES
         return fills_tiles(p) and (in_pairs or not pairs)
 
-    def layout(p: Problem) -> Layout:
+    def layout(p: AttentionProblem) -> Layout:
         return Layout(
             packed_kt=packed_transposed_array(p.n_key_heads, p.n_keys, p.head_size, pairs),
             packed_v=packed_array(p.n_key_heads, p.n_keys, p.value_size, pairs),
@@ -147,14 +147,14 @@ def _path(name: str, pairs: bool) -> Path[Forward]:
             spare=spare_array(max(p.head_size, p.value_size), pairs),
         )
 
-    def bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
+    def bind(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
         packings = Packings(a.span, pairs, scratch["spare"])
         packings.pack_transposed(a.k, scratch["packed_kt"])
         packings.pack(a.v, scratch["packed_v"])
         f = FlashForward(o=a.o, lse=a.lse, q=a.q, span=a.span, scale=float(a.scale), **scratch)
         return packings.then(stage(code, f, p.n_heads * -(-p.n_queries // BR)))
 
-    return Path(name, True, takes, layout, bind)
+    return AttentionPath(name, True, takes, layout, bind)
 
 
 FORWARD = _path("flash", False)

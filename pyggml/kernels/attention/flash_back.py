@@ -21,7 +21,7 @@ from pyggml.jit.simd import dot, fill
 from pyggml.jit.tasks import stage, task_code
 from pyggml.kernels.attention.flash import fills_tiles
 from pyggml.kernels.attention.pair_softmax import LDP, softmax_pairs_back
-from pyggml.kernels.attention.path import Backward, Path, Problem
+from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Backward
 from pyggml.kernels.attention.softmax import ZERO, group_ranges, softmax_tile_back
 from pyggml.kernels.attention.tile_products import add_to_keys, add_to_queries, key_window, scores
 from pyggml.kernels.attention.tiles import (
@@ -186,12 +186,12 @@ def _keys_task(f, task, thread):
 # -- binding ------------------------------------------------------------------------------------
 
 
-def n_tasks(p: Problem) -> int:
+def n_tasks(p: AttentionProblem) -> int:
     """Tasks of the pass: equally many for each head."""
     return p.n_heads * min(-(-p.n_queries // BR), -(-FEWEST_TASKS // p.n_heads))
 
 
-def _layout(p: Problem) -> Layout:
+def _layout(p: AttentionProblem) -> Layout:
     d, dv, pairs = p.head_size, p.value_size, rounds(p.compute)
     keys, values = ((p.n_key_heads, p.n_keys, size, pairs) for size in (d, dv))
     depth = (BR // 2 if pairs else BR) * PANEL
@@ -219,7 +219,7 @@ def _layout(p: Problem) -> Layout:
     )
 
 
-def _bind(p: Problem, a: Backward, scratch: Scratch) -> Call:
+def _bind(p: AttentionProblem, a: Backward, scratch: Scratch) -> Call:
     pairs = rounds(p.compute)
     packings = Packings(a.span, pairs, scratch["spare"])
     packings.pack_transposed(a.k, scratch["packed_kt"])
@@ -237,4 +237,4 @@ def _bind(p: Problem, a: Backward, scratch: Scratch) -> Call:
     )
 
 
-BACKWARD: Path[Backward] = Path("flash", True, fills_tiles, _layout, _bind)
+BACKWARD: AttentionPath[Backward] = AttentionPath("flash", True, fills_tiles, _layout, _bind)

@@ -1,4 +1,4 @@
-"""Problem: what attention is asked for. Path: a row of the table of paths.
+"""AttentionProblem: what attention is asked for. AttentionPath: a row of the table of paths.
 
 Sizes: T queries of H heads, S keys of HK heads, D numbers to a head of queries and keys, DV to one
 of values and results. Query head h uses key head h // (H / HK).
@@ -18,7 +18,7 @@ from pyggml.kernels.kernel import Compute
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class AttentionProblem:
     """All that decides which path serves. It is known before there is memory."""
 
     n_queries: int  # T
@@ -83,7 +83,7 @@ Arrays = TypeVar("Arrays", bound=Forward)
 
 
 @dataclass(frozen=True, slots=True)
-class Path(Generic[Arrays]):
+class AttentionPath(Generic[Arrays]):
     """One way to compute attention; see pyggml.kernels.attention.table.
 
     compiled  whether it needs the JIT
@@ -94,25 +94,25 @@ class Path(Generic[Arrays]):
 
     name: str
     compiled: bool
-    takes: Callable[[Problem], bool]
-    layout: Callable[[Problem], Layout]
-    bind: Callable[[Problem, Arrays, Scratch], Call]
+    takes: Callable[[AttentionProblem], bool]
+    layout: Callable[[AttentionProblem], Layout]
+    bind: Callable[[AttentionProblem, Arrays, Scratch], Call]
 
-    def n_bytes(self, problem: Problem) -> int:
+    def n_bytes(self, problem: AttentionProblem) -> int:
         """Scratch of one call."""
         return layout_of(self, problem).n_bytes
 
-    def call(self, problem: Problem, arrays: Arrays, memory: np.ndarray) -> Call:
+    def call(self, problem: AttentionProblem, arrays: Arrays, memory: np.ndarray) -> Call:
         """Bind to uint8 `memory` of n_bytes or more, 64-byte aligned."""
         return self.bind(problem, arrays, layout_of(self, problem).cut(memory))
 
 
 @lru_cache(PROBLEMS)
-def layout_of(path: Path[Arrays], problem: Problem) -> Layout:
+def layout_of(path: AttentionPath[Arrays], problem: AttentionProblem) -> Layout:
     """The scratch of a problem on a path. Layers ask for the same ones again and again."""
     return path.layout(problem)
 
 
-def no_scratch(problem: Problem) -> Layout:
+def no_scratch(problem: AttentionProblem) -> Layout:
     """For paths that need none."""
     return Layout()

@@ -9,7 +9,13 @@ from pyggml.graph.call import Call
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.scratch import Scratch
 from pyggml.jit.simd import dot, exp32, fill
-from pyggml.kernels.attention.path import Backward, Forward, Path, Problem, no_scratch
+from pyggml.kernels.attention.path import (
+    AttentionPath,
+    AttentionProblem,
+    Backward,
+    Forward,
+    no_scratch,
+)
 from pyggml.kernels.attention.softmax import MASKED, NO_KEYS
 
 
@@ -77,18 +83,20 @@ def _backward(dq, dk, dv, q, k, v, span, o, lse, do, scale):
 # -- binding ------------------------------------------------------------------------------------
 
 
-def _takes(p: Problem) -> bool:
+def _takes(p: AttentionProblem) -> bool:
     return not p.has_extras and p.reads_floats
 
 
-def _bind_forward(p: Problem, a: Forward, scratch: Scratch) -> Call:
+def _bind_forward(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
     return Call(_forward, a.o, a.lse, a.q, a.k, a.v, a.span, a.scale)
 
 
-def _bind_backward(p: Problem, a: Backward, scratch: Scratch) -> Call:
+def _bind_backward(p: AttentionProblem, a: Backward, scratch: Scratch) -> Call:
     gradients, sources = (a.dq, a.dk, a.dv), (a.q, a.k, a.v, a.span)
     return Call(_backward, *gradients, *sources, a.o, a.lse, a.do, a.scale)
 
 
-FORWARD: Path[Forward] = Path("plain", False, _takes, no_scratch, _bind_forward)
-BACKWARD: Path[Backward] = Path("plain", False, _takes, no_scratch, _bind_backward)
+FORWARD: AttentionPath[Forward] = AttentionPath("plain", False, _takes, no_scratch, _bind_forward)
+BACKWARD: AttentionPath[Backward] = AttentionPath(
+    "plain", False, _takes, no_scratch, _bind_backward
+)

@@ -11,7 +11,7 @@ from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.jit.simd import fill
 from pyggml.kernels.attention.decode_tile import READ, number_at
 from pyggml.kernels.attention.extras import extras_of, scores_forward, seen_keys
-from pyggml.kernels.attention.path import Forward, Path, Problem
+from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Forward
 from pyggml.kernels.attention.widen import as_bits
 
 FEW = 8  # queries
@@ -48,17 +48,17 @@ def _forward(o, lse, p, q, k, v, extras):
 # -- binding ------------------------------------------------------------------------------------
 
 
-def _takes(p: Problem) -> bool:
+def _takes(p: AttentionProblem) -> bool:
     return p.n_queries <= FEW and p.key_type in READ and p.value_type in READ
 
 
-def _layout(p: Problem) -> Layout:
+def _layout(p: AttentionProblem) -> Layout:
     return Layout(scores=Array((p.n_queries, p.n_heads, p.n_seen)))
 
 
-def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
+def _bind(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
     keys = as_bits(a.k), as_bits(a.v)
     return Call(_forward, a.o, a.lse, scratch["scores"], a.q, *keys, extras_of(a))
 
 
-FORWARD: Path[Forward] = Path("rows", False, _takes, _layout, _bind)
+FORWARD: AttentionPath[Forward] = AttentionPath("rows", False, _takes, _layout, _bind)

@@ -27,16 +27,23 @@ from functools import lru_cache
 from pyggml.jit.isa import CHOSEN
 from pyggml.kernels.attention import amx, amx_back, decode, flash, flash_back, plain, rows, unfused
 from pyggml.kernels.attention.by_sequence import by_sequence
-from pyggml.kernels.attention.path import PROBLEMS, Arrays, Backward, Forward, Path, Problem
+from pyggml.kernels.attention.path import (
+    PROBLEMS,
+    Arrays,
+    AttentionPath,
+    AttentionProblem,
+    Backward,
+    Forward,
+)
 from pyggml.kernels.attention.widen import after_widening
 
 
-def _runnable(paths: Iterable[Path[Arrays]]) -> tuple[Path[Arrays], ...]:
+def _runnable(paths: Iterable[AttentionPath[Arrays]]) -> tuple[AttentionPath[Arrays], ...]:
     """The paths that this process can run."""
     return tuple(path for path in paths if CHOSEN.compiled or not path.compiled)
 
 
-_ALONE: tuple[Path[Forward], ...] = _runnable(
+_ALONE: tuple[AttentionPath[Forward], ...] = _runnable(
     (
         decode.FORWARD,
         *((amx.FORWARD, after_widening(amx.FORWARD)) if CHOSEN.tiles else ()),
@@ -53,7 +60,7 @@ _ALONE: tuple[Path[Forward], ...] = _runnable(
     )
 )
 FORWARD = (by_sequence(_ALONE), *_ALONE)
-BACKWARD: tuple[Path[Backward], ...] = _runnable(
+BACKWARD: tuple[AttentionPath[Backward], ...] = _runnable(
     (
         *((amx_back.BACKWARD,) if CHOSEN.tiles else ()),
         flash_back.BACKWARD,
@@ -64,12 +71,12 @@ BACKWARD: tuple[Path[Backward], ...] = _runnable(
 
 
 @lru_cache(PROBLEMS)
-def forward_path(problem: Problem) -> Path[Forward]:
+def forward_path(problem: AttentionProblem) -> AttentionPath[Forward]:
     """The path that serves this forward pass."""
     return next(path for path in FORWARD if path.takes(problem))
 
 
 @lru_cache(PROBLEMS)
-def backward_path(problem: Problem) -> Path[Backward]:
+def backward_path(problem: AttentionProblem) -> AttentionPath[Backward]:
     """The path that serves this backward pass."""
     return next(path for path in BACKWARD if path.takes(problem))

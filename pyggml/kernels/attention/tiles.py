@@ -127,7 +127,7 @@ def pack_transposed(packed, x, head, n_used, pairs, spare):
             transpose(to + j * PANEL * 4, PANEL, rows.ctypes.data + j * 4, n_words)
 
 
-class Packing(Frame):
+class HeadPacking(Frame):
     """Packing an operand (n, heads, D); a task takes one head."""
 
     x: Floats3
@@ -137,13 +137,13 @@ class Packing(Frame):
     spare: Floats2  # a row for each thread
 
 
-@task_code(Packing)
+@task_code(HeadPacking)
 def _pack_task(f, head, thread):
     n = rounded_up(f.n_used, BC)
     pack(f.packed[head], f.x, np.int64(0), n, head, f.n_used, f.pairs, f.spare[thread])
 
 
-@task_code(Packing)
+@task_code(HeadPacking)
 def _pack_transposed_task(f, head, thread):
     pack_transposed(f.packed[head], f.x, head, f.n_used, f.pairs, f.spare[thread])
 
@@ -153,7 +153,7 @@ class Packings:
 
     def __init__(self, span: np.ndarray, pairs: bool, spare: np.ndarray) -> None:
         self.span, self.pairs, self.spare = span, pairs, spare
-        self.frames: list[Packing] = []
+        self.frames: list[HeadPacking] = []
         self.stages: list[Stage] = []
 
     def pack(self, x: np.ndarray, packed: np.ndarray) -> None:
@@ -165,7 +165,7 @@ class Packings:
         self._add(_pack_transposed_task, x, packed)
 
     def _add(self, code: Code, x: np.ndarray, packed: np.ndarray) -> None:
-        f = Packing(x=x, packed=packed, n_used=len(x), pairs=self.pairs, spare=self.spare)
+        f = HeadPacking(x=x, packed=packed, n_used=len(x), pairs=self.pairs, spare=self.spare)
         self.frames.append(f)
         self.stages.append(stage(code, f, x.shape[1]))
 
@@ -174,7 +174,7 @@ class Packings:
         return Call(_launch_seen, self.span, self.frames, (*self.stages, *stages))
 
 
-def _launch_seen(span: np.ndarray, packings: list[Packing], stages: tuple[Stage, ...]) -> None:
+def _launch_seen(span: np.ndarray, packings: list[HeadPacking], stages: tuple[Stage, ...]) -> None:
     """Pack keys up to the last that any query sees: the rest of a cache is empty."""
     n_used = int(span[:, 1].max())
     for f in packings:

@@ -15,7 +15,7 @@ from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.jit.simd import dot, exp32, fill
 from pyggml.kernels import gemm
 from pyggml.kernels.attention.extras import extras_of, scores_back, scores_forward, seen_keys
-from pyggml.kernels.attention.path import Backward, Forward, Path, Problem
+from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Backward, Forward
 
 SCORE_ROWS = 192  # rows of scores that exist at once: 3 MiB with 4096 keys
 _ZERO = np.float32(0)
@@ -65,7 +65,7 @@ def _sinks_back(dsinks, sinks, lse, delta):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ScorePart:
     """The scores of some queries and the heads that share a key head, over a range of keys."""
 
     group: int
@@ -103,7 +103,7 @@ class _Part:
         return memory.reshape(-1)[: n_rows * n_keys].reshape(n_rows, n_keys)
 
 
-def _parts(a: Forward) -> Iterator[_Part]:
+def _parts(a: Forward) -> Iterator[_ScorePart]:
     n_queries, n_keys, n_groups = a.q.shape[0], a.k.shape[0], a.k.shape[1]
     repeats = a.q.shape[1] // n_groups
     step = _queries_at_once(repeats)
@@ -113,7 +113,7 @@ def _parts(a: Forward) -> Iterator[_Part]:
             span = a.span[first : first + step]
             first_key = min(int(span[:, 0].min()), n_keys - 1)
             stop_key = max(int(span[:, 1].max()), first_key + 1)
-            yield _Part(group, heads, slice(first, first + len(span)), first_key, stop_key)
+            yield _ScorePart(group, heads, slice(first, first + len(span)), first_key, stop_key)
 
 
 def _queries_at_once(repeats: int) -> int:
@@ -131,11 +131,11 @@ def _multiply(
 # -- forward ------------------------------------------------------------------------------------
 
 
-def _takes(p: Problem) -> bool:
+def _takes(p: AttentionProblem) -> bool:
     return p.reads_floats
 
 
-def _n_rows(p: Problem) -> int:
+def _n_rows(p: AttentionProblem) -> int:
     """Rows of the largest part."""
     return min(p.n_queries, _queries_at_once(p.repeats)) * p.repeats
 
@@ -146,7 +146,7 @@ def _product(m: int, n: int, k: int, a_in_columns: bool, b_in_columns: bool) -> 
     return gemm.scratch_bytes(p, fewer_rows=True)
 
 
-def _forward_products(p: Problem) -> int:
+def _forward_products(p: AttentionProblem) -> int:
     """Scratch for the scores, q·kᵀ, and for their product with v; either may be of either size."""
     n = _n_rows(p)
     return max(
@@ -160,13 +160,13 @@ def _forward_products(p: Problem) -> int:
     )
 
 
-def _backward_products(p: Problem) -> int:
+def _backward_products(p: AttentionProblem) -> int:
     """Scratch for these two, and for dk and dv: products of scores and rows in columns."""
     wider = max(p.head_size, p.value_size)
     return max(_forward_products(p), _product(p.n_keys, wider, _n_rows(p), True, True))
 
 
-def _forward_layout(p: Problem) -> Layout:
+def _forward_layout(p: AttentionProblem) -> Layout:
     n = _n_rows(p)
     return Layout(
         products=Array((_forward_products(p),), np.uint8),
@@ -187,16 +187,18 @@ def _forward(a: Forward, scratch: Scratch) -> None:
         part.put(a.o, o)
 
 
-def _bind_forward(p: Problem, a: Forward, scratch: Scratch) -> Call:
+def _bind_forward(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
     return Call(_forward, a, scratch)
 
 
-FORWARD: Path[Forward] = Path("unfused", False, _takes, _forward_layout, _bind_forward)
+FORWARD: AttentionPath[Forward] = AttentionPath(
+    "unfused", False, _takes, _forward_layout, _bind_forward
+)
 
 # -- backward -----------------------------------------------------------------------------------
 
 
-def _backward_layout(p: Problem) -> Layout:
+def _backward_layout(p: AttentionProblem) -> Layout:
     n = _n_rows(p)
     return Layout(
         products=Array((_backward_products(p),), np.uint8),
@@ -221,7 +223,7 @@ def _backward(a: Backward, scratch: Scratch) -> None:
     _sinks_back(a.dsinks, a.sinks, a.lse, scratch["delta"])
 
 
-def _part_back(a: Backward, part: _Part, scratch: Scratch) -> None:
+def _part_back(a: Backward, part: _ScorePart, scratch: Scratch) -> None:
     q, o, do = (
         part.rows_of(x, scratch[name]) for name, x in (("q", a.q), ("o", a.o), ("do", a.do))
     )
@@ -236,8 +238,10 @@ def _part_back(a: Backward, part: _Part, scratch: Scratch) -> None:
     part.put(a.dq, dq)
 
 
-def _bind_backward(p: Problem, a: Backward, scratch: Scratch) -> Call:
+def _bind_backward(p: AttentionProblem, a: Backward, scratch: Scratch) -> Call:
     return Call(_backward, a, scratch)
 
 
-BACKWARD: Path[Backward] = Path("unfused", False, _takes, _backward_layout, _bind_backward)
+BACKWARD: AttentionPath[Backward] = AttentionPath(
+    "unfused", False, _takes, _backward_layout, _bind_backward
+)

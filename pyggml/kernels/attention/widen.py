@@ -8,7 +8,7 @@ from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, DType
 from pyggml.jit import JIT, parallel, prange
 from pyggml.jit.scratch import Array, Layout, Scratch
-from pyggml.kernels.attention.path import Forward, Path, Problem
+from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Forward
 from pyggml.kernels.gemm.microkernel import call_block
 from pyggml.quants import UNPACK
 
@@ -25,16 +25,16 @@ def as_bytes(a: np.ndarray) -> np.ndarray:
     return a.reshape(len(a), -1).view(np.uint8)
 
 
-def after_widening(path: Path[Forward]) -> Path[Forward]:
+def after_widening(path: AttentionPath[Forward]) -> AttentionPath[Forward]:
     """A path that makes keys and values float32 where they are not, then runs `path`."""
 
-    def widened_problem(problem: Problem) -> Problem:
+    def widened_problem(problem: AttentionProblem) -> AttentionProblem:
         return replace(problem, key_type=F32, value_type=F32)
 
-    def takes(problem: Problem) -> bool:
+    def takes(problem: AttentionProblem) -> bool:
         return not problem.reads_floats and path.takes(widened_problem(problem))
 
-    def layout(problem: Problem) -> Layout:
+    def layout(problem: AttentionProblem) -> Layout:
         keys, p = (problem.n_keys, problem.n_key_heads), problem
         wide = {
             name: Array((*keys, size))
@@ -45,7 +45,7 @@ def after_widening(path: Path[Forward]) -> Path[Forward]:
         }  # fmt: skip
         return path.layout(widened_problem(problem)).followed_by(**wide)
 
-    def bind(problem: Problem, a: Forward, scratch: Scratch) -> Call:
+    def bind(problem: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
         k, v = scratch.pop("k32", a.k), scratch.pop("v32", a.v)
         call = path.bind(widened_problem(problem), replace(a, k=k, v=v), scratch)
         kinds = (k, a.k, problem.key_type), (v, a.v, problem.value_type)
@@ -54,7 +54,7 @@ def after_widening(path: Path[Forward]) -> Path[Forward]:
         ]
         return Call(_widen_seen, a.span, copies, call)
 
-    return Path(f"{path.name}, widened", path.compiled, takes, layout, bind)
+    return AttentionPath(f"{path.name}, widened", path.compiled, takes, layout, bind)
 
 
 def _widen_seen(span: np.ndarray, copies: list[_Copy], call: Call) -> None:

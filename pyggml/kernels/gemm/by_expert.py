@@ -24,7 +24,7 @@ from pyggml.jit.frames import Bool, Floats2, Frame, Int, Ints1, Longs1, Longs2
 from pyggml.jit.regions import call_task, run_tasks
 from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.jit.tasks import launch, stage, task_code
-from pyggml.kernels.gemm.path import Form, Operands, Path, Problem, layout_of
+from pyggml.kernels.gemm.path import Form, Operands, Problem, ProductPath, layout_of
 from pyggml.kernels.gemm.paths import largest_of_each_path, path_of
 from pyggml.kernels.kernel import Compute
 
@@ -75,10 +75,10 @@ class Family:
         return c, a, np.empty((rows, kind.row_bytes(row) // kind.numpy.itemsize), kind.numpy)
 
     @property
-    def paths(self) -> dict[Path, int]:
+    def paths(self) -> dict[ProductPath, int]:
         """The paths that serve them, and the most rows of each."""
         sizes = [self.most] if self.form == "strided" else largest_of_each_path(self.most)
-        paths: dict[Path, int] = {}
+        paths: dict[ProductPath, int] = {}
         for n_rows in sorted(sizes):
             paths[path_of(self.problem(n_rows))] = n_rows
         return paths
@@ -94,7 +94,7 @@ class Template(NamedTuple):
     packed_bytes: int
 
 
-class Table:
+class TemplateTable:
     """The templates of a family, made when they are needed; row n is that of n rows.
 
     joins         whether all of its products run in one launch; those of NumPy do not
@@ -105,7 +105,7 @@ class Table:
 
     def __init__(self, family: Family) -> None:
         self._family, self.n_scratch = family, 0
-        self._scratch: dict[Path, tuple[int, Layout]] = {}
+        self._scratch: dict[ProductPath, tuple[int, Layout]] = {}
         for path, n_rows in family.paths.items():
             own = _some(layout_of(path, family.problem(n_rows)), of_threads=True)
             self._scratch[path] = self.n_scratch, own
@@ -168,12 +168,12 @@ def _some(layout: Layout, of_threads: bool) -> Layout:
     return Layout(**{n: a for n, a in layout.arrays.items() if a.of_threads == of_threads})
 
 
-table_of = lru_cache(FAMILIES)(Table)
+table_of = lru_cache(FAMILIES)(TemplateTable)
 
 # -- the launch -----------------------------------------------------------------------------------
 
 
-class Experts(Frame):
+class ExpertFrame(Frame):
     """All products of one node."""
 
     ids: Ints1
@@ -214,7 +214,7 @@ def _copy(to, of):
         to[j] = of[j]
 
 
-@task_code(Experts)
+@task_code(ExpertFrame)
 def _gather_task(f, task, thread):
     for i in range(task * COPIED_ROWS, min((task + 1) * COPIED_ROWS, f.head[_ROWS])):
         row = f.gathered[i]
@@ -223,7 +223,7 @@ def _gather_task(f, task, thread):
             _copy(f.rows_part[i], f.rows[row // f.rows_repeats])
 
 
-@task_code(Experts)
+@task_code(ExpertFrame)
 def _scatter_task(f, task, thread):
     for i in range(task * COPIED_ROWS, min((task + 1) * COPIED_ROWS, f.head[_ROWS])):
         _copy(f.rows[f.gathered[i]], f.rows_part[i])
@@ -245,12 +245,12 @@ def _run_job(f, which, task, thread):
     call_task(jobs[low, _STAGE_WORDS * which + _CODE], frame, task - before, thread)
 
 
-@task_code(Experts)
+@task_code(ExpertFrame)
 def _pack_task(f, task, thread):
     _run_job(f, 0, task, thread)
 
 
-@task_code(Experts)
+@task_code(ExpertFrame)
 def _multiply_task(f, task, thread):
     _run_job(f, 1, task, thread)
 
@@ -337,7 +337,7 @@ def _add_job(f, expert, start, n):
     head[_BYTES] += f.packed_bytes[n]
 
 
-@task_code(Experts)
+@task_code(ExpertFrame)
 def _all_task(f, task, thread):
     f.head[_MISSING] = _missing(f)
     if f.head[_MISSING] != 0:
@@ -400,7 +400,7 @@ class ProductsByExpert:
     ) -> None:
         self._table = t = table_of(family)
         memory: dict[str, Any] = scratch | {"scratch": scratch["scratch"].ctypes.data}
-        self._frame = f = Experts(
+        self._frame = f = ExpertFrame(
             ids=ids.reshape(-1), n_expert=len(matrices), is_sums=family.form == "strided", a=a,
             a_repeats=ids.size // len(a), rows=rows, rows_repeats=ids.size // len(rows),
             matrices=matrices.ctypes.data, matrix_bytes=matrices.strides[0], most=family.most,

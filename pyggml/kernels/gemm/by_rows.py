@@ -24,7 +24,7 @@ from pyggml.kernels.gemm.few import put_products
 from pyggml.kernels.gemm.frames import Product, block_matrix
 from pyggml.kernels.gemm.int_dots import int_dots
 from pyggml.kernels.gemm.int_pack import pack_token, packed_bytes
-from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
+from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 from pyggml.quants.unpack import WHOLE_TYPES
 from pyggml.sizes import round_up
 
@@ -102,4 +102,4 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     return Call(launch, stage(code, f, -(-p.n // rows) * n_shares))
 
 
-INT8 = Path(name="int8 by rows", takes=_takes, layout=_layout, bind=_bind, most=MOST)
+INT8 = ProductPath(name="int8 by rows", takes=_takes, layout=_layout, bind=_bind, most=MOST)

@@ -130,7 +130,7 @@ class _FloatDot(_Dot):
         return self.b.shuffle_vector(eight, every(F32X8, 0.0), mask)
 
 
-class _Rows(NamedTuple):
+class _RowsTogether(NamedTuple):
     """Up to TOGETHER rows: n of them, at least one."""
 
     address: Any
@@ -149,7 +149,7 @@ def row_dots(
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, to, row, stride, n_rows, *bases, depth = arguments
-        rows, sizes = _Rows(row, stride, n_rows), (4 * GROUP, 4)
+        rows, sizes = _RowsTogether(row, stride, n_rows), (4 * GROUP, 4)
         _emit_rows(builder, to, rows, bases, depth, dtype(name), _FloatDot, F32X16, sizes)
         return context.get_dummy_value()
 
@@ -157,7 +157,7 @@ def row_dots(
 
 
 def _emit_rows(
-    b: Any, to: Any, rows: _Rows, bases: list[Any], depth: Any, kind: DType, dot: Any,
+    b: Any, to: Any, rows: _RowsTogether, bases: list[Any], depth: Any, kind: DType, dot: Any,
     vector: Any, sizes: tuple[int, ...],
 ) -> None:  # fmt: skip
     """The loop over the rows' blocks; sizes: bytes that GROUP weights meet in each array of x.

@@ -15,7 +15,7 @@ from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.kernels.gemm.dots import TOGETHER, group_sums, kind_of_rows, row_dots
 from pyggml.kernels.gemm.frames import Product, block_matrix
 from pyggml.kernels.gemm.microkernel import call_block, fetch
-from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
+from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 from pyggml.quants.layout import GROUP
 from pyggml.quants.unpack import DIRECT_TYPES, UNPACK
 from pyggml.sizes import round_up
@@ -114,4 +114,6 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     return _call(p, o, scratch, _FLOATS[kind], unpack)
 
 
-FLOATS = Path(name="few", takes=lambda p: p.form == "mul_mat", layout=_layout, bind=_bind, most=FEW)
+FLOATS = ProductPath(
+    name="few", takes=lambda p: p.form == "mul_mat", layout=_layout, bind=_bind, most=FEW
+)

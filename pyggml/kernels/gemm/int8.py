@@ -51,7 +51,7 @@ from pyggml.kernels.gemm.int8_tile import (
     unpack_bytes,
 )
 from pyggml.kernels.gemm.panels import add_edge, interleave_rows, transpose
-from pyggml.kernels.gemm.path import Operands, Path, Problem
+from pyggml.kernels.gemm.path import Operands, Problem, ProductPath
 from pyggml.kernels.gemm.row_plan import unsigned_range
 from pyggml.kernels.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP
@@ -281,4 +281,4 @@ def rounds_no_weights(p: Problem) -> bool:
     return p.form == "mul_mat" and takes(p) and unsigned_range(p.weight_type.name) is not None
 
 
-INT8 = Path(name="int8", takes=takes, layout=_layout, bind=_bind, shares=True, joins=True)
+INT8 = ProductPath(name="int8", takes=takes, layout=_layout, bind=_bind, shares=True, joins=True)

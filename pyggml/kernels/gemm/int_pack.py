@@ -16,7 +16,7 @@ from pyggml.graph.dtypes import dtype
 from pyggml.jit import cgutils, intrinsic, types
 from pyggml.jit.llvm import F32, I8, I32, I64, at, by_quads, every, load, totals
 from pyggml.kernels.gemm.activations import largest, round_product, scale_of
-from pyggml.kernels.gemm.row_plan import UNIT, Plan, plan, units
+from pyggml.kernels.gemm.row_plan import UNIT, RowPlan, plan, units
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.readers.vectors import F32X16
 from pyggml.quants.unpack import WHOLE_TYPES
@@ -29,7 +29,7 @@ _FLOAT = 4
 class Unit(NamedTuple):
     """A unit of packed x: its plan, n weights; where its terms are, in bytes."""
 
-    plan: Plan
+    plan: RowPlan
     n: int
     n_scales: int
     zeros: int

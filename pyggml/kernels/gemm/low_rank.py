@@ -15,7 +15,7 @@ from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.kernels.gemm.microkernel import make_tile_product
 from pyggml.kernels.gemm.panels import add_edge
-from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
+from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 from pyggml.kernels.gemm.tile import THIN_TILE
 from pyggml.sizes import round_up
 
@@ -108,4 +108,4 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     return Call(launch, stage(_pack_task, f, p.k), stage(_rows_task, f, -(-p.m // ROWS_OF_TASK)))
 
 
-LOW_RANK = Path(name="low rank", takes=_takes, layout=_layout, bind=_bind)
+LOW_RANK = ProductPath(name="low rank", takes=_takes, layout=_layout, bind=_bind)

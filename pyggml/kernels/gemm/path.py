@@ -1,4 +1,4 @@
-"""Problem: a product before it has memory. Path: one way to compute products.
+"""Problem: a product before it has memory. ProductPath: one way to compute products.
 
 Each path is declared in the file of its kernels; pyggml.kernels.gemm.paths puts them in order.
 """
@@ -87,7 +87,7 @@ class Operands:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class ProductPath:
     """One way to compute products.
 
     takes    whether it computes such a product, whatever its number of rows
@@ -121,7 +121,7 @@ class Path:
 
 
 @lru_cache(PROBLEMS)
-def layout_of(path: Path, p: Problem) -> Layout:
+def layout_of(path: ProductPath, p: Problem) -> Layout:
     """The scratch of a product on a path. Layers ask for the same products again and again."""
     return path.layout(p)
 

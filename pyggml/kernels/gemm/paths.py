@@ -20,7 +20,7 @@ from pyggml.kernels.gemm import (
 )
 from pyggml.kernels.gemm.amx import product as tiles
 from pyggml.kernels.gemm.beside import round_all
-from pyggml.kernels.gemm.path import PROBLEMS, Operands, Path, Problem, layout_of
+from pyggml.kernels.gemm.path import PROBLEMS, Operands, Problem, ProductPath, layout_of
 
 # Without compiled products NumPy computes them all.
 _ALL = () if CHOSEN.compiled else (reference.NUMPY,)
@@ -38,7 +38,7 @@ _FEW_IN_TILES = replace(
     most=by_rows.MOST,
 )  # fmt: skip
 _FEW = (_FEW_IN_TILES,) if CHOSEN.byte_pairs and _BYTES else ()
-PATHS: tuple[Path, ...] = (
+PATHS: tuple[ProductPath, ...] = (
     *_ALL,
     *_LANES,
     *_FEW,
@@ -58,7 +58,7 @@ PATHS: tuple[Path, ...] = (
 
 
 @lru_cache(PROBLEMS)
-def path_of(p: Problem) -> Path:
+def path_of(p: Problem) -> ProductPath:
     """The path that computes a product."""
     return next(path for path in PATHS if path.serves(p))
 

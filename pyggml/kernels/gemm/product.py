@@ -45,7 +45,7 @@ from pyggml.kernels.gemm.panels import (
     transpose,
     words_of,
 )
-from pyggml.kernels.gemm.path import Operands, Path, Problem
+from pyggml.kernels.gemm.path import Operands, Problem, ProductPath
 from pyggml.kernels.gemm.tile import FLOAT_TILE, PAIR_TILE, Tile
 from pyggml.quants.unpack import UNPACK
 
@@ -188,9 +188,9 @@ def _layout(p: Problem) -> Layout:
     )
 
 
-BF16 = Path(
+BF16 = ProductPath(
     name="bf16", takes=lambda p: p.rounds, layout=_layout, bind=_bind, shares=True, joins=True
 )  # fmt: skip
-F32 = Path(
+F32 = ProductPath(
     name="f32", takes=lambda p: True, layout=_layout, bind=_bind, shares=True, joins=True
 )  # fmt: skip

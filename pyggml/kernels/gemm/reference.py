@@ -6,7 +6,7 @@ from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DType
 from pyggml.jit.scratch import Layout
 from pyggml.kernels.gemm import int8
-from pyggml.kernels.gemm.path import Operands, Path, Problem
+from pyggml.kernels.gemm.path import Operands, Problem, ProductPath
 from pyggml.quants import dequantize
 
 
@@ -74,4 +74,4 @@ def _bind(p: Problem, o: Operands) -> Call:
     return Call(multiply, o.c, o.a, o.b, p.weight_type, o.accumulate, p.rounds, int8.takes(p))
 
 
-NUMPY = Path(name="numpy", takes=lambda p: True, layout=lambda p: Layout(), bind=_bind)
+NUMPY = ProductPath(name="numpy", takes=lambda p: True, layout=lambda p: Layout(), bind=_bind)

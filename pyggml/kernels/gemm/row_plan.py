@@ -41,7 +41,7 @@ _LANE = 4  # bytes whose products one lane sums
 _JOINT = 4  # instructions that a vector of sums takes on its way to the row's
 
 
-class Plan(NamedTuple):
+class RowPlan(NamedTuple):
     """The order of a unit's weights.
 
     pieces     of the weights in order
@@ -88,7 +88,7 @@ def units(kind: DType, depth: int) -> list[tuple[int, int]]:
 
 
 @lru_cache
-def plan(name: str, n_blocks: int) -> Plan:
+def plan(name: str, n_blocks: int) -> RowPlan:
     """The cheapest order for units of so many blocks of a type."""
     return min(_plans(name, n_blocks), key=lambda p: _cost(name, n_blocks, p))
 
@@ -115,7 +115,7 @@ def unsigned_range(name: str) -> tuple[int, int] | None:
     return (max(zeros), max(spans)) if block.has_one_scale else None
 
 
-def _plans(name: str, n_blocks: int) -> Iterator[Plan]:
+def _plans(name: str, n_blocks: int) -> Iterator[RowPlan]:
     """All orders in which some digits of a piece's number choose its place in a vector, the others
     the vector; with fields shifted to bit 0, or not."""
     builder = _builder()
@@ -137,7 +137,7 @@ def _plans(name: str, n_blocks: int) -> Iterator[Plan]:
                 (n, times_power(node, m) if m else node)
                 for (n, node), m in zip(nodes, moves, strict=True)
             ]  # fmt: skip
-            start = Plan(
+            start = RowPlan(
                 tuple(each), block.within, size, vectors, (), 0 if signed else zero, signed,
                 factors, n_minima, block.has_one_scale,
             )  # fmt: skip
@@ -197,7 +197,7 @@ def _factors(moves: list[int], size: int) -> tuple[float, ...] | None:
     return None if any(len({*some}) > 1 for some in each) else tuple(2.0 ** -m[0] for m in each)
 
 
-def _sums(p: Plan) -> tuple[tuple[int, ...], ...]:
+def _sums(p: RowPlan) -> tuple[tuple[int, ...], ...]:
     """The vectors whose lanes have the same scales, together."""
     together: dict[tuple[int, ...], list[int]] = {}
     for i in range(len(p.vectors)):
@@ -205,7 +205,7 @@ def _sums(p: Plan) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(some) for some in together.values())
 
 
-def _cost(name: str, n_blocks: int, p: Plan) -> int:
+def _cost(name: str, n_blocks: int, p: RowPlan) -> int:
     """Instructions of a unit."""
     builder = _builder()
     block = decode(builder, builder.function.args[0], name, n_blocks)

@@ -29,7 +29,7 @@ from pyggml.kernels.gemm.lane_dots import (
     TOTAL,
     lane_dots,
 )
-from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
+from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 from pyggml.quants.layout import GROUP
 from pyggml.quants.readers.lanes import LANES
 from pyggml.sizes import round_up
@@ -139,7 +139,7 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     return Call(launch, stage(_pack_code(n), f, round_up(p.m, n)), multiply)
 
 
-INT8 = Path(
+INT8 = ProductPath(
     name="several int8", takes=_takes, layout=_layout, bind=_bind, fewest=FEWEST, most=MOST,
     shares=True,
 )  # fmt: skip

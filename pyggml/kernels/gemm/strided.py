@@ -16,7 +16,7 @@ from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.kernels.gemm.frames import shares
 from pyggml.kernels.gemm.panels import PackedPart, View, Window, multiply_panels, pack_group, split
-from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
+from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 from pyggml.kernels.gemm.tile import FLOAT_TILE
 
 COLUMNS, DEPTH = 128, 256  # a task's columns of C, and the numbers of k in one of its passes
@@ -132,4 +132,6 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     return Call(launch, pack, stage(_multiply_task, f, n_tasks * n_shares))
 
 
-STRIDED = Path(name="strided", takes=lambda p: p.form == "strided", layout=_layout, bind=_bind)
+STRIDED = ProductPath(
+    name="strided", takes=lambda p: p.form == "strided", layout=_layout, bind=_bind
+)

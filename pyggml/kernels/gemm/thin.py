@@ -19,7 +19,7 @@ from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.kernels.gemm.microkernel import fetch, make_dot_tile, make_tile_product
-from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
+from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 from pyggml.kernels.gemm.tile import OUTER_TILE, THIN_TILE
 from pyggml.sizes import round_up
 
@@ -212,15 +212,15 @@ def _outer(
     )  # fmt: skip
 
 
-DOTS = Path(name="thin", takes=_takes_weight, layout=_dots_layout, bind=_bind_dots)
-OUTER = Path(
+DOTS = ProductPath(name="thin", takes=_takes_weight, layout=_dots_layout, bind=_bind_dots)
+OUTER = ProductPath(
     name="thin outer",
     takes=lambda p: _is_one_batch(p) and p.b_in_columns,
     layout=lambda p: _outer_layout(p.m, p.k),
     bind=_bind_outer,
     most=WIDEST,
 )
-OUTER_TRANSPOSED = Path(
+OUTER_TRANSPOSED = ProductPath(
     name="thin outer, transposed",
     takes=lambda p: _is_one_batch(p) and p.a_in_columns and p.n <= WIDEST,
     layout=lambda p: _outer_layout(p.n, p.k),

@@ -96,9 +96,9 @@ def _per_head(mask: np.ndarray) -> np.ndarray:
 
 def _problem(
     q: Tensor, k: Tensor, v: Tensor, extras: tuple[Tensor, ...], params: Any, compute: Compute
-) -> attention.Problem:
+) -> attention.AttentionProblem:
     (n_queries, n_heads, _), (n_keys, n_key_heads, head_size) = q.shape, k.shape
-    return attention.Problem(
+    return attention.AttentionProblem(
         n_queries=n_queries,
         n_heads=n_heads,
         n_keys=n_keys,
@@ -133,7 +133,7 @@ def _sources(
     }
 
 
-def _problem_of(node: Tensor, compute: Compute) -> attention.Problem:
+def _problem_of(node: Tensor, compute: Compute) -> attention.AttentionProblem:
     q, k, v, _, *extras = node.src
     return _problem(q, k, v, tuple(extras), node.params, compute)
 
@@ -175,7 +175,7 @@ def _run(site: Site) -> Call:
     return Call(_after_check, call, span, problem.n_keys, problem.n_seen)
 
 
-def _back_problem_of(node: Tensor, compute: Compute) -> attention.Problem:
+def _back_problem_of(node: Tensor, compute: Compute) -> attention.AttentionProblem:
     q, k, v, _, _, _, _, *extras = node.src
     return _problem(q, k, v, tuple(extras), node.params, compute)
 

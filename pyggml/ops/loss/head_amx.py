@@ -45,7 +45,7 @@ from pyggml.kernels.gemm.amx.tiles import (
     SIDE,
     STEP,
     TILE_BYTES,
-    Rows,
+    RowAddress,
     configure,
     micro_product,
     release,
@@ -141,7 +141,7 @@ def _meet_group(f, part, group, v, n, thread):
     """A group of positions meets the block of n rows from v on."""
     s, p, o = f.s[thread], f.p[thread], f.o[part, group * SIDE :]
     lda = 2 * leading(f.k)
-    h = Rows(f.packed_h.ctypes.data + group * SIDE * lda, lda)
+    h = RowAddress(f.packed_h.ctypes.data + group * SIDE * lda, lda)
     for j in range(0, n, SIDE):
         b = f.transposed[thread, j // SIDE].ctypes.data
         micro_product(rows_of(s[:, j:]), h, b, (f.k + STEP - 1) // STEP, False)

@@ -236,7 +236,7 @@ def _choose(indices, down, s, d, src, weights, points, n_halves, tiny):
             d[b] = _fit_d(d[b], indices[b], down[b], s[b], src[b], weights[b], points[0])
 
 
-class _Chosen(NamedTuple):
+class _ChosenPoints(NamedTuple):
     """Of each block: its points uint16 (n_blocks, 32), whether they are shifted down uint8
     (n_blocks, 32), s uint8 (n_blocks, n_sub) and d float32 (n_blocks,)."""
 
@@ -246,10 +246,10 @@ class _Chosen(NamedTuple):
     d: np.ndarray
 
 
-def _choose_points(src: np.ndarray, importance: Given, n_sub: int, tiny: float) -> _Chosen:
+def _choose_points(src: np.ndarray, importance: Given, n_sub: int, tiny: float) -> _ChosenPoints:
     n = len(src)
     points, down = np.empty((n, 32), np.uint16), np.empty((n, 32), np.uint8)
-    choice = _Chosen(points, down, np.empty((n, n_sub), np.uint8), np.empty(n, np.float32))
+    choice = _ChosenPoints(points, down, np.empty((n, n_sub), np.uint8), np.empty(n, np.float32))
     weights = weights_of(src, importance, 0 if importance is None else 2)
     _choose(*choice, src, weights, grid("IQ1_S"), n_sub // 8, tiny)
     return choice

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.graph.dtypes import DType
-from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder, Table
+from pyggml.quants.layout import GROUP, SUBGROUP, Block, ByteTable, Decoder
 
 
 class ArrayBlock(Block):
@@ -91,7 +91,7 @@ class ArrayBlock(Block):
     def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:
         return np.array(table, np.int8).view(np.uint8)[nibbles]
 
-    def points(self, indices: Any, table: Table) -> Any:
+    def points(self, indices: Any, table: ByteTable) -> Any:
         return table.rows.view(np.uint8)[indices].reshape(len(indices), GROUP)
 
     def floats(self, whole: Any) -> Any:

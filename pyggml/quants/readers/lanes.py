@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import F32, I8, I32, I64, every, prefetch
-from pyggml.quants.layout import GROUP, Table
+from pyggml.quants.layout import GROUP, ByteTable
 from pyggml.quants.readers.vectors import VectorBlock, table_pointer
 
 LANES = CHOSEN.lanes
@@ -184,7 +184,7 @@ class LaneBlock(VectorBlock):
     def join(self, a: Lanes, b: Lanes) -> Lanes:
         return a + b
 
-    def points(self, indices: Lanes, table: Table) -> Lanes:
+    def points(self, indices: Lanes, table: ByteTable) -> Lanes:
         """Row by row of the matrix, its row of the table."""
         b, rows = self.b, table_pointer(self.b, table)
         words = []

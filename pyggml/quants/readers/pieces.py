@@ -19,7 +19,7 @@ from llvmlite import ir
 
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import F32, I8, I16, I32, I64, declare_intrinsic, every, where_set
-from pyggml.quants.layout import GROUP, SUBGROUP, Table
+from pyggml.quants.layout import GROUP, SUBGROUP, ByteTable
 from pyggml.quants.readers.vectors import VectorBlock, lane_of, table_pointer
 
 _ANY_BYTE = -128, 127
@@ -173,7 +173,7 @@ class PieceBlock(VectorBlock):
     def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:
         return Node("lookup", nibbles.n, (nibbles,), tuple(table))
 
-    def points(self, indices: Any, table: Table) -> Any:
+    def points(self, indices: Any, table: ByteTable) -> Any:
         self._indices.append(indices)
         return Node("points", GROUP, at=(0, len(self._indices) - 1, table))
 

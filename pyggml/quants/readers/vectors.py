@@ -25,7 +25,7 @@ from pyggml.jit.llvm import (
     store,
     where_set,
 )
-from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder, Table
+from pyggml.quants.layout import GROUP, SUBGROUP, Block, ByteTable, Decoder
 
 F32X8 = ir.VectorType(F32, 8)
 F32X16 = ir.VectorType(F32, SUBGROUP)
@@ -68,7 +68,7 @@ def vector_of(lane: Any) -> Any:
     return lane.operands[0]
 
 
-def table_pointer(builder: Any, table: Table) -> Any:
+def table_pointer(builder: Any, table: ByteTable) -> Any:
     """The bytes of a table, which lies in the module once."""
     module, name = builder.module, f"pyggml.table.{sha256(table.rows.tobytes()).hexdigest()[:16]}"
     known = module.globals.get(name)
@@ -193,7 +193,7 @@ class VectorBlock(Block):
     def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:
         return lookup16(self.b, nibbles, table)
 
-    def points(self, indices: Any, table: Table) -> Any:
+    def points(self, indices: Any, table: ByteTable) -> Any:
         b, kind = self.b, ir.VectorType(I8, table.width)
         rows = table_pointer(b, table)
         loads = []

@@ -27,7 +27,7 @@ import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.quants.base import F16_LIMIT, NoPack, Pack, PackWeighted, Quant
-from pyggml.quants.layout import EVEN_SIGNS, Block, Decoder, Table
+from pyggml.quants.layout import EVEN_SIGNS, Block, ByteTable, Decoder
 from pyggml.quants.packers.grid_points import numbers_of
 from pyggml.quants.packers.grid_signed import (
     pack_iq2_s,
@@ -39,9 +39,9 @@ from pyggml.quants.packers.grid_signed import (
 from pyggml.quants.packers.grid_ternary import pack_iq1_m, pack_iq1_s
 
 _IQ2_XXS, _IQ2_XS, _IQ2_S = (
-    Table(8, partial(numbers_of, name)) for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S")
+    ByteTable(8, partial(numbers_of, name)) for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S")
 )
-_IQ3_XXS, _IQ3_S = (Table(4, partial(numbers_of, name)) for name in ("IQ3_XXS", "IQ3_S"))
+_IQ3_XXS, _IQ3_S = (ByteTable(4, partial(numbers_of, name)) for name in ("IQ3_XXS", "IQ3_S"))
 
 
 def _shifted_points() -> np.ndarray:
@@ -50,7 +50,7 @@ def _shifted_points() -> np.ndarray:
     return np.concatenate([points + 1, points - 1])
 
 
-_IQ1 = Table(8, _shifted_points)
+_IQ1 = ByteTable(8, _shifted_points)
 
 # The scale is at most eight times the largest weight, and d an 15th of it.
 _IQ1_LIMIT = 100000.0

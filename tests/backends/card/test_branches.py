@@ -15,7 +15,7 @@ from pyggml.backends.cuda.runtime.early import (
     knows_early,
     release_others,
 )
-from pyggml.backends.cuda.runtime.kernel import BoundCall, Site
+from pyggml.backends.cuda.runtime.kernel import BoundCall, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, of_library
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED, cuda
 from pyggml.graph import Graph
@@ -69,7 +69,7 @@ def test_any_order_that_the_waits_allow_gives_the_bits_of_the_line(card):
 
 def bound_to(out, saved, scratch):
     given = (False, None, False, "f32", *[None] * 4)
-    return Site(silu(zeros((4,))), out, (), (saved,), scratch, *given)
+    return CudaSite(silu(zeros((4,))), out, (), (saved,), scratch, *given)
 
 
 @pytest.mark.parametrize("named, waits", [(True, [(), ()]), (False, [(), (0,)])])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem, path_of
+from pyggml.backends.cuda.gemm import PATHS, CudaOperands, CudaProblem, Factor, path_of
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
@@ -27,14 +27,14 @@ def test_a_path_agrees_with_numpy(path, kind, is_back, compute):
     plain = dequantize(w, kind)
     n, k = (row, rows) if is_back else (rows, row)
     steps = Factor(1, row, dtype=dtype) if is_back else Factor(row, 1, dtype=dtype)
-    problem = Problem(m, n, k, Factor(k, 1), steps, compute=compute)
+    problem = CudaProblem(m, n, k, Factor(k, 1), steps, compute=compute)
     if not path.takes(problem):
         pytest.skip(f"{path.name} does not take such a product: another path serves it")
     x, before = rng.standard_normal((m, k), np.float32), rng.standard_normal((m, n), np.float32)
     arrays = (cuda.to_device(a.reshape(-1)) for a in (before, x, w.view(dtype.numpy)))
     y, *factors = arrays
     scratch = cuda.to_device(np.full(path.scratch(problem) + 1, 0xA5, np.uint8))[:-1]
-    operands = Operands(y, *factors, scratch, accumulate, cuda.default_stream())
+    operands = CudaOperands(y, *factors, scratch, accumulate, cuda.default_stream())
     in_turn(path.bind(problem, operands))()
     wanted = x.astype(np.float64) @ (plain if is_back else plain.T) + accumulate * before
     found = y.copy_to_host().reshape(m, n)
@@ -50,11 +50,11 @@ def test_every_weight_type_is_multiplied_with_few_rows(kind, m):
     raw = np.random.default_rng(3).integers(0, 256, n * dtype.row_bytes(k), np.uint8)
     raw &= 0xBF  # no half and no E8M0 is infinite or NaN
     x = np.random.default_rng(4).standard_normal((m, k), np.float32)
-    problem = Problem(m, n, k, Factor(k, 1), Factor(k, 1, dtype=dtype), compute="bf16")
+    problem = CudaProblem(m, n, k, Factor(k, 1), Factor(k, 1, dtype=dtype), compute="bf16")
     path, y = path_of(problem), cuda.to_device(np.full(m * n, np.nan, np.float32))
     w, scratch = cuda.to_device(raw), cuda.to_device(np.zeros(path.scratch(problem) + 1, np.uint8))
     factors = cuda.to_device(x.reshape(-1)), w.view(dtype.numpy)
-    in_turn(path.bind(problem, Operands(y, *factors, scratch, False, cuda.default_stream())))()
+    in_turn(path.bind(problem, CudaOperands(y, *factors, scratch, False, cuda.default_stream())))()
     wanted = x.astype(float) @ dequantize(raw, kind).reshape(n, k).T
     allowed = ALLOWED["digits" if m <= 4 else "bf16"]
     assert np.abs(y.copy_to_host().reshape(m, n) - wanted).max() <= allowed * np.abs(wanted).max()
@@ -69,14 +69,14 @@ def test_a_path_agrees_with_numpy_in_float32(path, is_transposed, m, n, k):
     rng = np.random.default_rng(5)
     a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((n, k), np.float32)
     of_a, of_b = (Factor(1, m), Factor(1, n)) if is_transposed else (Factor(k, 1), Factor(k, 1))
-    problem = Problem(m, n, k, of_a, of_b)
+    problem = CudaProblem(m, n, k, of_a, of_b)
     if not path.takes(problem):
         pytest.skip(f"{path.name} does not take such a product: another path serves it")
     flat = (np.ascontiguousarray(x.T if is_transposed else x).reshape(-1) for x in (a, b))
     before = rng.standard_normal((m, n), np.float32)
     y, *factors = (cuda.to_device(x) for x in (before.reshape(-1), *flat))
     scratch = cuda.to_device(np.full(path.scratch(problem) + 1, 0xA5, np.uint8))[:-1]
-    path.bind(problem, Operands(y, *factors, scratch, True, cuda.default_stream()))()
+    path.bind(problem, CudaOperands(y, *factors, scratch, True, cuda.default_stream()))()
     wanted = a.astype(np.float64) @ b.T + before
     found = y.copy_to_host().reshape(m, n)
     assert np.abs(found - wanted).max() <= 3e-6 * np.abs(wanted).max()

@@ -16,7 +16,7 @@ from pyggml.chat import find_template
 from pyggml.cli.commands.serve.app import make_app
 from pyggml.cli.commands.serve.chat_page import page_routes
 from pyggml.cli.commands.serve.limits import Limits
-from pyggml.cli.commands.serve.service import Chats, Service
+from pyggml.cli.commands.serve.service import ChatWriter, Service
 from pyggml.cli.web.connections import Places
 from pyggml.cli.web.guard import Access
 from pyggml.cli.web.listening import listening, url_of
@@ -110,7 +110,7 @@ def started(path, adapters=None, access=None, places=None, **limits):
     worker = Worker(Scheduler(batch), limits.parallel + limits.queue)
     sampling = Sampling(logit_bias=NO_END)
     models = {"tiny": base, **named}
-    chats = dict.fromkeys(models, Chats.of(find_template(base.tokenizer), base.tokenizer))
+    chats = dict.fromkeys(models, ChatWriter.of(find_template(base.tokenizer), base.tokenizer))
     service = Service(models, worker, chats, sampling, limits, batch.n_ctx)
     app = make_app(service, access or Access(), page_routes("tiny", True, service.sampling))
     with listening("127.0.0.1", 0) as accepting:

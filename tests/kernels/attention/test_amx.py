@@ -11,7 +11,7 @@ from pyggml.jit import JIT
 from pyggml.kernels.attention.amx import FORWARD
 from pyggml.kernels.attention.amx_back import BACKWARD, FEWEST_TASKS
 from pyggml.kernels.attention.amx_tile import BC, BR
-from pyggml.kernels.attention.path import Backward, Forward, Problem
+from pyggml.kernels.attention.path import AttentionProblem, Backward, Forward
 from pyggml.kernels.gemm.amx.tiles import SIDE
 
 from measures import nmse
@@ -69,7 +69,7 @@ def run(path, problem, arrays):
 
 
 def computed(q, k, v, do, span, scale):
-    problem = Problem(
+    problem = AttentionProblem(
         n_queries=len(q), n_heads=q.shape[1], n_keys=len(k), n_key_heads=k.shape[1],
         head_size=q.shape[2],
         value_size=q.shape[2], key_type=F32, value_type=F32, has_extras=False, compute="bf16",

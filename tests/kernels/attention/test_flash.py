@@ -14,7 +14,7 @@ from pyggml.graph import Graph
 from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import leaf, zeros
-from pyggml.kernels.attention import Problem, flash, flash_back, plain
+from pyggml.kernels.attention import AttentionProblem, flash, flash_back, plain
 from pyggml.kernels.attention.flash_back import FEWEST_TASKS, n_tasks
 from pyggml.kernels.attention.pair_softmax import LDP, softmax_pairs, softmax_pairs_back
 from pyggml.kernels.attention.row_softmax import SCALES
@@ -119,7 +119,7 @@ def test_heads_that_share_keys(heads, key_heads, rng):
 def test_tiles_of_a_head_in_one_task_or_several(heads, rng):
     n = 2 * BR + 3
     q, k, v, seed = inputs(rng, n, n, heads, 2, 8)
-    problem = Problem(n, heads, n, 2, 8, 8, F32, F32, has_extras=False, compute="f32")
+    problem = AttentionProblem(n, heads, n, 2, 8, 8, F32, F32, has_extras=False, compute="f32")
     assert n_tasks(problem) == {2: 2 * 3, FEWEST_TASKS: FEWEST_TASKS}[heads]
     assert_same_attention(q, k, v, seed, causal(n, n))
 

@@ -10,11 +10,11 @@ from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Sampling
 from pyggml.generation.completion import complete
 from pyggml.lora.config import EvalConfig
-from pyggml.lora.data import CompletionRow, Place, QuestionRow, Schema, TextRow, read_rows
+from pyggml.lora.data import CompletionRow, QuestionRow, RowPlace, Schema, TextRow, read_rows
 from pyggml.lora.evaluate import Asking, Finder, write_answers
 
 pytestmark = pytest.mark.quick
-PLACE = Place("q.jsonl", "line", 1)
+PLACE = RowPlace("q.jsonl", "line", 1)
 
 # One row of each set as the hub has it.
 SETS = {

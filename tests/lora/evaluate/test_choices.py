@@ -14,7 +14,7 @@ from pyggml.chat import find_template
 from pyggml.cli import demo
 from pyggml.errors import DataError
 from pyggml.look.intervals import proportion
-from pyggml.lora.data import Place, QuestionRow, Schema, read_rows
+from pyggml.lora.data import QuestionRow, RowPlace, Schema, read_rows
 from pyggml.lora.evaluate import QuestionFormat, choose, encode_questions
 
 GOLDEN = Path(__file__).parents[2] / "golden/evaluation"
@@ -42,7 +42,7 @@ def answers(model, rows):
 
 
 def row(prompt, *choices, answer=0):
-    return QuestionRow(Place("q.jsonl", "line", 3), prompt, choices, answer)
+    return QuestionRow(RowPlace("q.jsonl", "line", 3), prompt, choices, answer)
 
 
 def asked(model, *rows, **asking):

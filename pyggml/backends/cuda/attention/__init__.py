@@ -7,41 +7,41 @@ from dataclasses import dataclass
 
 from pyggml.backends.cuda.attention import decode, exact, exact_back, tensor, tensor_back
 from pyggml.backends.cuda.attention.scores import WIDEST
-from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class CudaAttentionPath:
     """A way to compute attention, and its gradient, of the nodes that it takes."""
 
     takes: Callable[[Tensor, Compute], bool]
-    forward: Kernel
-    backward: Kernel
+    forward: CudaKernel
+    backward: CudaKernel
 
 
-_EXACTLY = Kernel(exact_back.bind, scratch=exact_back.scratch)
-DECODE = Path(decode.takes, Kernel(decode.bind, scratch=decode.scratch), _EXACTLY)
-TENSOR = Path(
+_EXACTLY = CudaKernel(exact_back.bind, scratch=exact_back.scratch)
+DECODE = CudaAttentionPath(decode.takes, CudaKernel(decode.bind, scratch=decode.scratch), _EXACTLY)
+TENSOR = CudaAttentionPath(
     tensor.takes,
-    Kernel(tensor.bind, scratch=tensor.scratch),
-    Kernel(tensor_back.bind, scratch=tensor_back.scratch),
+    CudaKernel(tensor.bind, scratch=tensor.scratch),
+    CudaKernel(tensor_back.bind, scratch=tensor_back.scratch),
 )
-CACHED = Path(
-    tensor.takes_cache, Kernel(tensor.bind_cache, scratch=tensor.scratch_of_cache), _EXACTLY
+CACHED = CudaAttentionPath(
+    tensor.takes_cache, CudaKernel(tensor.bind_cache, scratch=tensor.scratch_of_cache), _EXACTLY
 )
-EXACT = Path(lambda node, compute: True, Kernel(exact.bind), _EXACTLY)
+EXACT = CudaAttentionPath(lambda node, compute: True, CudaKernel(exact.bind), _EXACTLY)
 PATHS = DECODE, TENSOR, CACHED, EXACT
 
 
-def path_of(node: Tensor, compute: Compute) -> Path:
+def path_of(node: Tensor, compute: Compute) -> CudaAttentionPath:
     """The path of an attention or its gradient: the first that takes it."""
     return next(path for path in PATHS if path.takes(node, compute))
 
 
-def _kernel(node: Tensor, compute: Compute) -> Kernel:
+def _kernel(node: Tensor, compute: Compute) -> CudaKernel:
     assert node.op is not None
     path = path_of(node, compute)
     return path.forward if node.op.name == "flash_attn_ext" else path.backward
@@ -52,7 +52,7 @@ def _lacks(node: Tensor) -> str | None:
     return f"heads of {size} numbers, wanted {WIDEST} at most" if size > WIDEST else None
 
 
-def _bind(site: Site) -> Call:
+def _bind(site: CudaSite) -> Call:
     return _kernel(site.node, site.compute).bind(site)
 
 
@@ -61,4 +61,4 @@ def _scratch(node: Tensor, compute: Compute) -> int:
 
 
 for _name in ("flash_attn_ext", "flash_attn_back"):
-    declare(_name, Kernel(_bind, lacks=_lacks, scratch=_scratch))
+    declare(_name, CudaKernel(_bind, lacks=_lacks, scratch=_scratch))

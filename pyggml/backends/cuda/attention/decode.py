@@ -35,7 +35,7 @@ from pyggml.backends.cuda.runtime.early import (
     least_shared,
     release_others,
 )
-from pyggml.backends.cuda.runtime.kernel import Compute, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.graph.call import Call
@@ -269,7 +269,7 @@ def _attend(shape: _Shape) -> Any:
     return begins_early(attend, lambda arguments: arguments[5:8])  # keys, values and their span
 
 
-def bind(site: Site, token: Token | None = None) -> Call:
+def bind(site: CudaSite, token: Token | None = None) -> Call:
     """The launch. token: of the only query, whose heads are not made yet, nor in the cache."""
     node = site.node
     q, k, v, span, *extras = site.src

@@ -27,7 +27,7 @@ from pyggml.backends.cuda.attention.scores import (
 )
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
@@ -133,7 +133,7 @@ def _kernel(head_size: int, value_size: int, key_type: str, value_type: str) -> 
     return forward
 
 
-def bind(site: Site) -> Call:
+def bind(site: CudaSite) -> Call:
     node = site.node
     q, k, v, span, *extras = site.src
     sizes = sizes_of(node, node.src[4:])

@@ -28,7 +28,7 @@ from pyggml.backends.cuda.code.blocks import block_sum
 from pyggml.backends.cuda.code.formulas import softcap_back
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Compute, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS as MOST_THREADS
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element, per_row
 from pyggml.graph.call import Call
@@ -203,7 +203,7 @@ def scratch(node: Tensor, compute: Compute) -> int:
     return F32.block_bytes * node.shape[0] * node.shape[1]
 
 
-def bind(site: Site) -> Call:
+def bind(site: CudaSite) -> Call:
     node = site.node
     q, k, v, span, o, lse, do, *extras = site.src
     dk, dv, *dsinks = site.saved

@@ -34,7 +34,7 @@ def tile_rows(head_size: int) -> int:
     return 16 if head_size <= 128 else 8 if head_size <= 256 else 4
 
 
-class Sizes(NamedTuple):
+class ScoreSizes(NamedTuple):
     """Whole numbers that every kernel gets."""
 
     n_queries: int
@@ -43,10 +43,10 @@ class Sizes(NamedTuple):
     n_key_heads: int
     n_masks: int  # 0: no mask
     has_sinks: bool
-    steep_heads: int  # heads whose slope is a power of `Factors.steep`; 0: no slopes
+    steep_heads: int  # heads whose slope is a power of `ScoreFactors.steep`; 0: no slopes
 
 
-class Factors(NamedTuple):
+class ScoreFactors(NamedTuple):
     """Floats that every kernel gets."""
 
     scale: np.float32
@@ -55,7 +55,7 @@ class Factors(NamedTuple):
     flat: np.float32
 
 
-def sizes_of(node: Tensor, extras: tuple[Tensor, ...]) -> Sizes:
+def sizes_of(node: Tensor, extras: tuple[Tensor, ...]) -> ScoreSizes:
     q, k = node.src[:2]
     masked, max_bias = node.params["masked"], node.params["max_bias"]
     n_masks = 0
@@ -63,16 +63,16 @@ def sizes_of(node: Tensor, extras: tuple[Tensor, ...]) -> Sizes:
         n_masks = extras[0].shape[0] if len(extras[0].shape) == 3 else 1
     has_slopes = masked or max_bias > 0
     steep_heads = 1 << (q.shape[1].bit_length() - 1) if has_slopes else 0
-    return Sizes(
+    return ScoreSizes(
         q.shape[0], k.shape[0], q.shape[1], k.shape[1], n_masks, len(extras) > masked, steep_heads
     )
 
 
-def factors_of(node: Tensor) -> Factors:
+def factors_of(node: Tensor) -> ScoreFactors:
     p, n_heads = node.params, node.src[0].shape[1]
     power = 1 << (n_heads.bit_length() - 1)
     bases = 2.0 ** (-p["max_bias"] / power), 2.0 ** (-p["max_bias"] / 2 / power)
-    return Factors(*(np.float32(v) for v in (p["scale"], p["cap"], *bases)))
+    return ScoreFactors(*(np.float32(v) for v in (p["scale"], p["cap"], *bases)))
 
 
 @device

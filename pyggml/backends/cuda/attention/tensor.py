@@ -35,7 +35,7 @@ from pyggml.backends.cuda.code.formulas import softcap
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import quad_max, quad_sum
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Site
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, launch
 from pyggml.backends.cuda.weights.unpack import round_to_bfloat16, round_to_float16
 from pyggml.graph.call import Call
@@ -254,7 +254,7 @@ def _kernel(form: _Form) -> Any:
     return forward
 
 
-def in_bf16(site: Site, *which: int) -> tuple[list[Any], list[Call], Any]:
+def in_bf16(site: CudaSite, *which: int) -> tuple[list[Any], list[Call], Any]:
     """(the sources of these positions in bfloat16, the calls that round them, scratch left)."""
     arrays, calls, at = [], [], 0
     for i in which:
@@ -277,7 +277,7 @@ def scratch(node: Tensor, compute: Compute) -> int:
     return scratch_in_bf16(node, 0, 1, 2)
 
 
-def bind(site: Site) -> Call:
+def bind(site: CudaSite) -> Call:
     arrays, calls, _ = in_bf16(site, 0, 1, 2)
     form = _Form(site.node.shape[2], BF16.name, site.node.dtype is BF16, False, False)
     return in_turn(*calls, _launch(site, form, arrays))
@@ -287,7 +287,7 @@ def scratch_of_cache(node: Tensor, compute: Compute) -> int:
     return 2 * node.src[0].n_elements
 
 
-def bind_cache(site: Site) -> Call:
+def bind_cache(site: CudaSite) -> Call:
     node = site.node
     q = site.scratch[: 2 * node.src[0].n_elements].view(np.float16)
     form = _Form(node.shape[2], F16.name, False, node.params["cap"] > 0, len(node.src) > 4)
@@ -295,7 +295,7 @@ def bind_cache(site: Site) -> Call:
     return in_turn(round_to_float16(q, site.src[0], site.stream), _launch(site, form, arrays))
 
 
-def _launch(site: Site, form: _Form, arrays: list[Any]) -> Call:
+def _launch(site: CudaSite, form: _Form, arrays: list[Any]) -> Call:
     node, p = site.node, site.node.params
     (n_queries, n_heads, _), (n_keys, n_key_heads, _) = node.shape, node.src[1].shape
     sinks = site.src[4] if form.has_sinks else site.saved[0]

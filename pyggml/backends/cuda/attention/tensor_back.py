@@ -35,7 +35,7 @@ from pyggml.backends.cuda.code.fours import loader
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Site
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS as MOST_THREADS
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element, per_row
 from pyggml.graph.call import Call
@@ -377,7 +377,7 @@ def _in_bf16(*tensors: Tensor) -> tuple[bool, ...]:
     return tuple(t.dtype is BF16 for t in tensors)
 
 
-def bind(site: Site) -> Call:
+def bind(site: CudaSite) -> Call:
     node, stream = site.node, site.stream
     (n_queries, n_heads, head_size), (n_keys, n_key_heads, _) = node.shape, node.src[1].shape
     arrays, calls, rest = in_bf16(site, *_ROUNDED)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.gemm import slices
-from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
+from pyggml.backends.cuda.gemm.problem import CudaOperands, CudaProblem, CudaProductPath
 from pyggml.backends.cuda.gemm.slices import Form
 from pyggml.backends.cuda.runtime.driver import address, cuda
 from pyggml.backends.cuda.runtime.launches import of_library
@@ -69,7 +69,7 @@ def _lies_well(rows: int, k: int, f: Factor) -> bool:
     return f.row == 1 and f.k >= rows
 
 
-def _takes(p: Problem) -> bool:
+def _takes(p: CudaProblem) -> bool:
     if not has_cublas() or not p.is_single or max(p.m, p.n, p.k, p.a.row, p.a.k) > _LARGEST_SIZE:
         return False
     if min(p.m, p.n, p.k) == 0:
@@ -79,7 +79,7 @@ def _takes(p: Problem) -> bool:
     return slices.takes(p)
 
 
-def _scratch(p: Problem) -> int:
+def _scratch(p: CudaProblem) -> int:
     return 0 if p.b.dtype is F32 else slices.scratch(p)
 
 
@@ -106,7 +106,7 @@ def multiply(
     )
 
 
-def _bind(p: Problem, o: Operands) -> Call:
+def _bind(p: CudaProblem, o: CudaOperands) -> Call:
     if p.b.dtype is not F32:
         return slices.bind(p, o, multiply)
     sizes = p.m, p.n, p.k
@@ -121,4 +121,6 @@ def _form(rows: int, k: int, f: Factor) -> Form:
     return near_k, max(step, k if near_k else rows)
 
 
-CUBLAS = Path(name="cublas", takes=_takes, bind=_bind, scratch=_scratch, shares=True, scales=True)
+CUBLAS = CudaProductPath(
+    name="cublas", takes=_takes, bind=_bind, scratch=_scratch, shares=True, scales=True
+)

@@ -12,7 +12,7 @@ import numpy as np
 from pyggml.backends.cuda.code.fours import load_four, vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
-from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
+from pyggml.backends.cuda.gemm.problem import CudaOperands, CudaProblem, CudaProductPath
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX, small
@@ -95,15 +95,15 @@ def _kernel(name: str, rows: int, vectorized: bool) -> Any:
     return multiply
 
 
-def _takes(p: Problem) -> bool:
+def _takes(p: CudaProblem) -> bool:
     return p.m <= _MOST_ROWS and p.a_is_whole and p.b_in_rows and (p.n == 1 or p.b.row == p.k)
 
 
-def _takes_few(p: Problem) -> bool:
+def _takes_few(p: CudaProblem) -> bool:
     return p.m <= _FEW_ROWS and _takes(p)
 
 
-def _bind(p: Problem, o: Operands) -> Call:
+def _bind(p: CudaProblem, o: CudaOperands) -> Call:
     rows = next(n for n in (1, 2, 4, 8) if n >= p.m)
     in_fours = HAS_PTX and p.b.dtype is F32 and p.k % 4 == 0 and vectorizable(o.a, o.b)
     run = _kernel(p.b.dtype.name, rows, in_fours)
@@ -113,5 +113,5 @@ def _bind(p: Problem, o: Operands) -> Call:
     return launch(run, grid, warps * LANES, o.stream, o.c, o.a, o.b.view(np.uint8), *sizes)
 
 
-DOTS_OF_FEW = Path(name="dots of few", takes=_takes_few, bind=_bind, scratch=lambda p: 0)
-DOTS = Path(name="dots", takes=_takes, bind=_bind, scratch=lambda p: 0)
+DOTS_OF_FEW = CudaProductPath(name="dots of few", takes=_takes_few, bind=_bind, scratch=lambda p: 0)
+DOTS = CudaProductPath(name="dots", takes=_takes, bind=_bind, scratch=lambda p: 0)

@@ -21,7 +21,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.gemm.few_rows import (
     MOST_WARPS,
-    RowProduct,
+    FewRowsProduct,
     plan,
     serves,
     shared_bytes,
@@ -68,7 +68,7 @@ def expert_products(p: ExpertProduct, stream: Any) -> Call:
     """The launch, for what `takes` allows."""
     n_experts, n, k = p.shape
     n_rows = p.ids.size
-    part = RowProduct(p.out, p.w, p.dtype, n, up=p.up)
+    part = FewRowsProduct(p.out, p.w, p.dtype, n, up=p.up)
     vectorized = k % 4 == 0 and vectorizable(p.x)
     of = plan([part], [max(1, _BLOCKS // n_rows)], 1, k, vectorized)
     (kind,), (n_blocks,), (cut,) = of.kinds, of.blocks, of.cuts

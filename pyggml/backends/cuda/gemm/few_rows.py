@@ -27,7 +27,7 @@ from pyggml.backends.cuda.gemm.packed_dots import (
     finisher,
     rows_of,
 )
-from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
+from pyggml.backends.cuda.gemm.problem import CudaOperands, CudaProblem, CudaProductPath
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
     await_others,
@@ -39,7 +39,7 @@ from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.backends.cuda.weights.packed import (
     MOST_GROUPS,
-    Unit,
+    PackedUnit,
     compile_closure,
     grid_words_of,
     has_minima_of_halves,
@@ -59,7 +59,7 @@ _SHARED = 200 << 10  # bytes that a block takes at most, of a card that has them
 
 
 @dataclass(frozen=True, slots=True)
-class RowProduct:
+class FewRowsProduct:
     """A result (rows, n): A · wᵀ, with `added` to it; or with `up` a gated product."""
 
     out: Any
@@ -71,7 +71,7 @@ class RowProduct:
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class FusedNorm:
     """A is rms_norm(a) · weights; it is written to `out` if others read it."""
 
     weights: Any
@@ -94,24 +94,24 @@ def shared_bytes() -> int:
     return min(_SHARED, most_shared())
 
 
-def _least_bytes(unit: Unit, rows: int, k: int) -> int:
+def _least_bytes(unit: PackedUnit, rows: int, k: int) -> int:
     """Of shared memory: A, the grids of W's type, the sums of a slab of a gated product, a chunk of
     any type."""
     fixed = _bytes_of_a(unit, rows, k, has_minima_of_halves(unit)) + _grid_bytes(unit)
     return fixed + 2 * _slab_bytes(unit, rows, k) + _largest_chunk()
 
 
-def _grid_bytes(unit: Unit) -> int:
+def _grid_bytes(unit: PackedUnit) -> int:
     return grid_words_of(unit).nbytes
 
 
-def _bytes_of_a(unit: Unit, rows: int, k: int, has_halves: bool) -> int:
+def _bytes_of_a(unit: PackedUnit, rows: int, k: int, has_halves: bool) -> int:
     """With its squares, and what is lost where sums and chunks begin."""
     layout = digits.layout_of(rows, k, unit.n_groups, has_halves)
     return layout.squares + 4 * rows * MOST_WARPS + 32
 
 
-def _slab_bytes(unit: Unit, rows: int, k: int) -> int:
+def _slab_bytes(unit: PackedUnit, rows: int, k: int) -> int:
     """Bytes of the sums of a slab."""
     units, of_slab = _slab(unit, k)
     return 4 * rows * units * of_slab
@@ -124,11 +124,11 @@ def _largest_chunk() -> int:
     return max(_chunk_bytes(unit) for unit in units if unit is not None)
 
 
-def _chunk_bytes(unit: Unit) -> int:
+def _chunk_bytes(unit: PackedUnit) -> int:
     return CHUNK * unit.n_bytes + 16  # a load of the last word may go beyond
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """How blocks share out a launch's parts: of each part what it is compiled for, its blocks and
     its Cut; and of a block its shared memory, its warps, and bytes that the launch asks for."""
 
@@ -141,8 +141,8 @@ class Plan(NamedTuple):
 
 
 def plan(
-    parts: Sequence[RowProduct], shares: Sequence[int], rows: int, k: int, vectorized: bool
-) -> Plan:
+    parts: Sequence[FewRowsProduct], shares: Sequence[int], rows: int, k: int, vectorized: bool
+) -> LaunchPlan:
     """shares: blocks that each part gets if their sums fit; vectorized: see DotShape"""
     units = [_unit(part, k) for part in parts]
     grids, has_halves = max(map(_grid_bytes, units)), any(map(has_minima_of_halves, units))
@@ -152,11 +152,16 @@ def plan(
     blocks = [_fitting(n, *one, rows, k, free) for n, one in zip(shares, both, strict=True)]
     cuts = [_cut(*one, k, n) for n, one in zip(blocks, both, strict=True)]
     layout, n_warps, n_bytes = _shared_layout(kinds, cuts, k)
-    return Plan(kinds, blocks, cuts, layout, n_warps, max(n_bytes, least_shared()))
+    return LaunchPlan(kinds, blocks, cuts, layout, n_warps, max(n_bytes, least_shared()))
 
 
 def products(
-    parts: Sequence[RowProduct], a: Any, rows: int, k: int, stream: Any, norm: Norm | None = None
+    parts: Sequence[FewRowsProduct],
+    a: Any,
+    rows: int,
+    k: int,
+    stream: Any,
+    norm: FusedNorm | None = None,
 ) -> Call:
     """The launch. `serves` holds for all parts."""
     of_norm = (a, np.float32(0), a, False) if norm is None else (
@@ -173,14 +178,14 @@ def products(
 
 
 def _kind(
-    part: RowProduct, unit: Unit, rows: int, k: int, vectorized: bool, has_halves: bool
+    part: FewRowsProduct, unit: PackedUnit, rows: int, k: int, vectorized: bool, has_halves: bool
 ) -> DotShape:
     units, slab = _slab(unit, k)
     is_gated, is_whole = part.up is not None, part.n % slab == 0
     return DotShape(unit, units, rows, is_gated, vectorized, is_whole, has_halves)
 
 
-def _unit(part: RowProduct, k: int) -> Unit:
+def _unit(part: FewRowsProduct, k: int) -> PackedUnit:
     unit = unit_of(part.dtype.name, k)
     assert unit is not None
     return unit
@@ -195,17 +200,19 @@ def _share_out(sizes: Sequence[int]) -> list[int]:
     return shares
 
 
-def _slab(unit: Unit, k: int) -> tuple[int, int]:
+def _slab(unit: PackedUnit, k: int) -> tuple[int, int]:
     """Units of a row, and rows of a slab."""
     row = k // (GROUP * unit.n_groups)
     return row, CHUNK // gcd(row, CHUNK)
 
 
-def _n_slabs(part: RowProduct, unit: Unit, k: int) -> int:
+def _n_slabs(part: FewRowsProduct, unit: PackedUnit, k: int) -> int:
     return -(-part.n // _slab(unit, k)[1])
 
 
-def _fitting(n_blocks: int, part: RowProduct, unit: Unit, rows: int, k: int, free: int) -> int:
+def _fitting(
+    n_blocks: int, part: FewRowsProduct, unit: PackedUnit, rows: int, k: int, free: int
+) -> int:
     """n_blocks, or more where a block's sums would not fit in the bytes that A and the grids leave
     free, beside the chunks of the fewest warps, or in half of them if that is less. Each block has
     a slab."""
@@ -216,7 +223,7 @@ def _fitting(n_blocks: int, part: RowProduct, unit: Unit, rows: int, k: int, fre
     return min(n_slabs, max(n_blocks, -(-n_slabs // most)))
 
 
-def _cut(part: RowProduct, unit: Unit, k: int, n_blocks: int) -> Cut:
+def _cut(part: FewRowsProduct, unit: PackedUnit, k: int, n_blocks: int) -> Cut:
     row, slab = _slab(unit, k)
     slabs, more = divmod(_n_slabs(part, unit, k), n_blocks)
     return Cut(slab, slabs, more, (slabs + (more > 0)) * slab * row)
@@ -247,7 +254,7 @@ def _shared_layout(
     return SharedLayout(a, grids, sums, chunks, chunk, second), n_warps, n_bytes + second
 
 
-def _argument(part: RowProduct, cut: Cut) -> tuple[Any, ...]:
+def _argument(part: FewRowsProduct, cut: Cut) -> tuple[Any, ...]:
     """As packed_dots.py has it: (out, added, w, up, n, cut, adds)."""
     added, w = part.out if part.added is None else part.added, part.w.view(np.uint8)
     up = w if part.up is None else part.up.view(np.uint8)
@@ -320,14 +327,14 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
 # -- the path -----------------------------------------------------------------------------------
 
 
-def _takes(p: Problem) -> bool:
+def _takes(p: CudaProblem) -> bool:
     lies_well = p.a_is_whole and p.b_in_rows and (p.n == 1 or p.b.row == p.k)
     return p.rounds and lies_well and p.b_aligned and serves(p.b.dtype, p.m, p.k)
 
 
-def _bind(p: Problem, o: Operands) -> Call:
-    part = RowProduct(o.c, o.b, p.b.dtype, p.n, added=o.c if o.accumulate else None)
+def _bind(p: CudaProblem, o: CudaOperands) -> Call:
+    part = FewRowsProduct(o.c, o.b, p.b.dtype, p.n, added=o.c if o.accumulate else None)
     return products([part], o.a, p.m, p.k, o.stream)
 
 
-FEW_ROWS = Path(name="few rows", takes=_takes, bind=_bind, scratch=lambda p: 0)
+FEW_ROWS = CudaProductPath(name="few rows", takes=_takes, bind=_bind, scratch=lambda p: 0)

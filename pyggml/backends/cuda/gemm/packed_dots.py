@@ -24,7 +24,7 @@ from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.weights.packed import (
     Loads,
-    Unit,
+    PackedUnit,
     compile_closure,
     decode_unit,
     grid_words_of,
@@ -46,7 +46,7 @@ class DotShape(NamedTuple):
     has_halves  whether A's factors have the sums of halves of groups; alike in all of a launch
     """
 
-    unit: Unit
+    unit: PackedUnit
     units: int
     rows: int
     is_gated: bool
@@ -92,7 +92,7 @@ class SharedLayout(NamedTuple):
 # -- a unit --------------------------------------------------------------------------------------
 
 
-def source_of(unit: Unit, rows: int, has_halves: bool) -> str:
+def source_of(unit: PackedUnit, rows: int, has_halves: bool) -> str:
     """The source of `multiply_unit`: the dot products of the unit at byte `at` of shared memory and
     of all rows of A, whose digits begin at x and whose factors begin at f; grids: of W's type."""
     loads, totals = Loads(unit), [f"total{t}" for t in range(rows)]
@@ -142,7 +142,7 @@ def _dot(words: range) -> str:
 
 
 @cache
-def _multiplier(unit: Unit, rows: int, has_halves: bool) -> Any:
+def _multiplier(unit: PackedUnit, rows: int, has_halves: bool) -> Any:
     names = {**vocabulary(), "ZERO": ZERO, "dot_bytes": byte_ptx.dot_bytes}
     return device(compile_closure(source_of(unit, rows, has_halves), "multiply_unit", names))
 
@@ -151,7 +151,7 @@ def _multiplier(unit: Unit, rows: int, has_halves: bool) -> Any:
 
 
 @cache
-def _fetcher(unit: Unit, is_whole: bool) -> Any:
+def _fetcher(unit: PackedUnit, is_whole: bool) -> Any:
     n_bytes = CHUNK * unit.n_bytes
     copy = byte_ptx.copier(n_bytes)
 
@@ -201,7 +201,7 @@ def _bounds(kind: DotShape) -> Any:
 
 
 @cache
-def _grid_filler(unit: Unit) -> Any:
+def _grid_filler(unit: PackedUnit) -> Any:
     """What copies the grids of W's type to shared memory, where a warp reads 32 rows at once."""
     words = grid_words_of(unit)
     if not words.size:

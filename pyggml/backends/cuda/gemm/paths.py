@@ -15,13 +15,13 @@ two such matrices in one launch, a norm before them.
 from pyggml.backends.cuda.gemm.cublas import CUBLAS
 from pyggml.backends.cuda.gemm.dots import DOTS, DOTS_OF_FEW
 from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS
-from pyggml.backends.cuda.gemm.problem import Path, Problem
+from pyggml.backends.cuda.gemm.problem import CudaProblem, CudaProductPath
 from pyggml.backends.cuda.gemm.simt import SIMT
 from pyggml.backends.cuda.gemm.tensor import TENSOR
 
-PATHS: tuple[Path, ...] = (FEW_ROWS, DOTS_OF_FEW, CUBLAS, DOTS, TENSOR, SIMT)
+PATHS: tuple[CudaProductPath, ...] = (FEW_ROWS, DOTS_OF_FEW, CUBLAS, DOTS, TENSOR, SIMT)
 
 
-def path_of(p: Problem) -> Path:
+def path_of(p: CudaProblem) -> CudaProductPath:
     """The path that computes a product."""
     return next(path for path in PATHS if path.takes(p))

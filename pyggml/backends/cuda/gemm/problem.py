@@ -1,4 +1,4 @@
-"""Problem: a product before it has memory. Path: one way to compute products.
+"""CudaProblem: a product before it has memory. CudaProductPath: one way to compute products.
 
     C[z, m, n] (+)= Σ_k A[z, m, k] · B[z, n, k]
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyggml.backends.cuda.runtime.kernel import Compute
-from pyggml.backends.kit.products import Product
+from pyggml.backends.kit.products import SizedProduct
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 
 
 @dataclass(frozen=True, slots=True)
-class Problem(Product):
+class CudaProblem(SizedProduct):
     """A product, and how a B of another type than F32 is multiplied.
 
     b_aligned: whether B begins where 16 bytes can be copied at once: a view of rows may not
@@ -47,7 +47,7 @@ class Problem(Product):
 
 
 @dataclass(frozen=True, slots=True)
-class Operands:
+class CudaOperands:
     """The memory of a product: flat arrays on the card."""
 
     c: Any  # float32 (batches · m · n), without gaps
@@ -63,19 +63,19 @@ class Operands:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class CudaProductPath:
     """One way to compute products.
 
     takes    (problem) -> whether it can, and should, compute it
     bind     (problem, operands) -> Call
     scratch  (problem) -> bytes
     shares   whether it reads A in bfloat16 where the problem rounds, so that products can share it
-    scales   whether it multiplies a product with a float32 B by `Operands.factor`
+    scales   whether it multiplies a product with a float32 B by `CudaOperands.factor`
     """
 
     name: str
-    takes: Callable[[Problem], bool]
-    bind: Callable[[Problem, Operands], Call]
-    scratch: Callable[[Problem], int]
+    takes: Callable[[CudaProblem], bool]
+    bind: Callable[[CudaProblem, CudaOperands], Call]
+    scratch: Callable[[CudaProblem], int]
     shares: bool = False
     scales: bool = False

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
+from pyggml.backends.cuda.gemm.problem import CudaOperands, CudaProblem, CudaProductPath
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import small
@@ -116,7 +116,7 @@ def _kernel(name: str, in_rows: bool) -> Any:
     return multiply
 
 
-def _bind(p: Problem, o: Operands) -> Call:
+def _bind(p: CudaProblem, o: CudaOperands) -> Call:
     run = _kernel(p.b.dtype.name, p.b_in_rows)
     tiles = -(-p.n // TILE), min(-(-p.m // TILE), _MOST_BLOCKS)
     grid = (*tiles, min(p.batches[0] * p.batches[1], _MOST_BLOCKS))
@@ -126,4 +126,4 @@ def _bind(p: Problem, o: Operands) -> Call:
     return launch(run, grid, (SIDE, SIDE), o.stream, o.c, o.a, b, *arguments)
 
 
-SIMT = Path(name="simt", takes=lambda p: True, bind=_bind, scratch=lambda p: 0)
+SIMT = CudaProductPath(name="simt", takes=lambda p: True, bind=_bind, scratch=lambda p: 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.gemm.problem import Operands, Problem
+from pyggml.backends.cuda.gemm.problem import CudaOperands, CudaProblem
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.weights.unpack import round_to_bfloat16, unpack
@@ -24,26 +24,26 @@ Form = tuple[bool, int]
 Multiply = Callable[..., Call]  # (stream, (m, n, k), a, Form, b, Form, c, step of c, accumulate)
 
 
-def takes(p: Problem) -> bool:
+def takes(p: CudaProblem) -> bool:
     """Whether the factors lie as they must."""
     return p.a_is_whole and p.b.row * p.b.k == (p.k if p.b_in_rows else p.n)
 
 
-def _rows(p: Problem) -> tuple[int, int]:
+def _rows(p: CudaProblem) -> tuple[int, int]:
     """(rows of W, numbers of a row)."""
     return (p.n, p.k) if p.b_in_rows else (p.k, p.n)
 
 
-def _number_size(p: Problem) -> int:
+def _number_size(p: CudaProblem) -> int:
     return 2 if p.rounds else 4
 
 
-def _is_ready(p: Problem) -> bool:
+def _is_ready(p: CudaProblem) -> bool:
     """Whether W is multiplied as it lies in memory."""
     return p.rounds and p.b.dtype is BF16
 
 
-def _slice_rows(p: Problem) -> int:
+def _slice_rows(p: CudaProblem) -> int:
     rows, row = _rows(p)
     if _is_ready(p):
         return rows
@@ -51,18 +51,18 @@ def _slice_rows(p: Problem) -> int:
     return min(rows, max(_ROWS, most))
 
 
-def _parts(p: Problem) -> tuple[int, int]:
+def _parts(p: CudaProblem) -> tuple[int, int]:
     """Bytes of scratch for A in bfloat16, and for a slice of W."""
     a = 2 * p.m * p.k if p.rounds else 0
     w = 0 if _is_ready(p) else _slice_rows(p) * _rows(p)[1] * _number_size(p)
     return round_up(a, ALIGNMENT), round_up(w, ALIGNMENT)
 
 
-def scratch(p: Problem) -> int:
+def scratch(p: CudaProblem) -> int:
     return sum(_parts(p))
 
 
-def bind(p: Problem, o: Operands, multiply: Multiply) -> Call:
+def bind(p: CudaProblem, o: CudaOperands, multiply: Multiply) -> Call:
     calls, a = [], o.a
     if p.rounds:
         a = (o.scratch[: 2 * p.m * p.k] if o.rounded is None else o.rounded).view(np.uint16)
@@ -75,7 +75,7 @@ def bind(p: Problem, o: Operands, multiply: Multiply) -> Call:
 
 
 def _slice(
-    p: Problem, o: Operands, multiply: Multiply, a: Any, memory: Any, first: int
+    p: CudaProblem, o: CudaOperands, multiply: Multiply, a: Any, memory: Any, first: int
 ) -> list[Call]:
     """Unpack rows of W from `first` on, and multiply with them."""
     (rows, row), kind = _rows(p), p.b.dtype

@@ -13,7 +13,7 @@ import numpy as np
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.gemm import slices
-from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
+from pyggml.backends.cuda.gemm.problem import CudaOperands, CudaProblem, CudaProductPath
 from pyggml.backends.cuda.gemm.slices import Form
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import launch
@@ -151,14 +151,16 @@ def _multiply(
     return launch(run, grid, THREADS, stream, c, a, b, *sizes, *steps, accumulate)
 
 
-def _takes(p: Problem) -> bool:
+def _takes(p: CudaProblem) -> bool:
     """Rows of both factors begin at multiples of 16 bytes."""
     row = p.k if p.b_in_rows else p.n
     return ptx.TENSOR_CORES and p.rounds and slices.takes(p) and p.k % 8 == row % 8 == 0
 
 
-def _bind(p: Problem, o: Operands) -> Call:
+def _bind(p: CudaProblem, o: CudaOperands) -> Call:
     return slices.bind(p, o, _multiply)
 
 
-TENSOR = Path(name="tensor", takes=_takes, bind=_bind, scratch=slices.scratch, shares=True)
+TENSOR = CudaProductPath(
+    name="tensor", takes=_takes, bind=_bind, scratch=slices.scratch, shares=True
+)

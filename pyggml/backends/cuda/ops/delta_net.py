@@ -9,7 +9,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.recurrence import Factors, bind_forward, several_states
 from pyggml.backends.cuda.ops.recurrence_back import Gradient
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -35,7 +35,7 @@ def _value(src, sizes, t, h, i):
 _FACTORS = Factors(_read, _value, coupled=True)
 
 
-def _sources(site: Site) -> tuple[tuple, tuple]:
+def _sources(site: CudaSite) -> tuple[tuple, tuple]:
     """(q, k, v, g, β) and (H, key heads, D, gates of a head, 1 / √D)."""
     _, _, k, v, g, *_ = site.node.src
     n_tokens, n_heads, d = v.shape
@@ -43,7 +43,7 @@ def _sources(site: Site) -> tuple[tuple, tuple]:
     return site.src[1:6], (n_heads, k.shape[1], d, n_g, ONE / np.sqrt(np.float32(d)))
 
 
-def _bind(site: Site) -> Call:
+def _bind(site: CudaSite) -> Call:
     return bind_forward(site, _FACTORS, *_sources(site))
 
 
@@ -89,7 +89,7 @@ def _gradient(node: Tensor) -> Gradient:
     return Gradient(_FACTORS, node.src[0], node.shape[0])
 
 
-def _bind_back(site: Site) -> Call:
+def _bind_back(site: CudaSite) -> Call:
     gradient, (src, sizes) = _gradient(site.node), _sources(site)
     *_, positions, dy = site.src
     _, dq, dk, dg, dbeta = site.saved
@@ -102,5 +102,7 @@ def _bind_back(site: Site) -> Call:
     )
 
 
-declare("gated_delta_net", Kernel(_bind, several_states))
-declare("gated_delta_net_back", Kernel(_bind_back, scratch=lambda node, _: _gradient(node).n_bytes))
+declare("gated_delta_net", CudaKernel(_bind, several_states))
+declare(
+    "gated_delta_net_back", CudaKernel(_bind_back, scratch=lambda node, _: _gradient(node).n_bytes)
+)

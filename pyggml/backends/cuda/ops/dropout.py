@@ -5,7 +5,7 @@ import numpy as np
 from pyggml.backends.cuda.code.formulas import device_formula
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -51,18 +51,18 @@ def _noise(out, x, size, draw, stream, n, quarter):
                 out[at] = _noisy(x[at], size[row], np.float32(words[w] >> _EIGHT))
 
 
-def _bind_dropout(site: Site) -> Call:
+def _bind_dropout(site: CudaSite) -> Call:
     least, grown = share_kept(site.node.params["p"])
     numbers = np.uint64(site.node.params["stream"]), np.uint64(least), np.float32(grown)
     n, quarter, jobs = quarters(site.node)
     return per_element(_dropout, jobs, site.stream, site.out, *site.src, *numbers, n, quarter)
 
 
-def _bind_noise(site: Site) -> Call:
+def _bind_noise(site: CudaSite) -> Call:
     n, quarter, jobs = quarters(site.node)
     stream = np.uint64(site.node.params["stream"])
     return per_element(_noise, jobs, site.stream, site.out, *site.src, stream, n, quarter)
 
 
-declare("dropout", Kernel(_bind_dropout))
-declare("uniform_noise", Kernel(_bind_noise))
+declare("dropout", CudaKernel(_bind_dropout))
+declare("uniform_noise", CudaKernel(_bind_noise))

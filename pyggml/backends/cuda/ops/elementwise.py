@@ -13,7 +13,7 @@ from pyggml.backends.cuda.code.formulas import device_formula, lanes_of
 from pyggml.backends.cuda.code.fours import load_four, store_four, vectorizable
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.formula import Formula
@@ -74,7 +74,7 @@ def _repeating_kernels(of: Formula) -> tuple[Any, Any, Any]:
     return cycling, write_runs, write_tiles
 
 
-def _repeating(formula: Formula, site: Site) -> Call:
+def _repeating(formula: Formula, site: CudaSite) -> Call:
     """out = formula(a, b repeated to a's shape as tiles, ggml's way)."""
     a, b = site.node.src
     cycling, write_runs, write_tiles = _repeating_kernels(formula)
@@ -91,10 +91,10 @@ def _repeating(formula: Formula, site: Site) -> Call:
     return per_element(write_tiles, *run, large, small)
 
 
-def elementwise(formula: Formula) -> Kernel:
+def elementwise(formula: Formula) -> CudaKernel:
     """y_i = formula(a_i, b_i, …; settings); the second of two sources may be smaller than y."""
 
-    def bind(site: Site) -> Call:
+    def bind(site: CudaSite) -> Call:
         arrays, n = (site.out, *site.src), site.node.n_elements
         if any(s.n_elements != n for s in site.node.src):
             return _repeating(formula, site)
@@ -104,7 +104,7 @@ def elementwise(formula: Formula) -> Kernel:
             return per_element(fours, n // 4, site.stream, *arrays, settings)
         return per_element(single, n, site.stream, *arrays, settings)
 
-    return Kernel(bind)
+    return CudaKernel(bind)
 
 
 for _op in OPS.values():

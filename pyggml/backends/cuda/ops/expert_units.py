@@ -22,7 +22,7 @@ from pyggml.backends.cuda.ops.glu import UNITS
 from pyggml.backends.cuda.ops.lora.gated import gradients_of_unit
 from pyggml.backends.cuda.ops.lora.operands import Types, eights, in_words, loader_of, types_of
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site, own_op
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite, own_op
 from pyggml.backends.cuda.runtime.launches import launch, per_element
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
@@ -52,7 +52,7 @@ def _weighted_unit_kernel(formula: str, types: Types) -> Any:
     return weigh_units
 
 
-def _bind_weighted(site: Site) -> Call:
+def _bind_weighted(site: CudaSite) -> Call:
     gate, up, _ = site.node.src
     run = _weighted_unit_kernel(site.node.params["formula"], types_of((gate, up)))
     n = np.uint32(gate.shape[-1] // 8)
@@ -100,7 +100,7 @@ def _gradients_kernel(types: Types) -> Any:
     return gradients
 
 
-def _bind_gradients(site: Site) -> Call:
+def _bind_gradients(site: CudaSite) -> Call:
     gate, up, g, _ = site.node.src
     n_rows = site.saved[1].size
     grid = max(1, min(-(-n_rows // _WARPS), _MOST_BLOCKS))
@@ -157,7 +157,7 @@ WEIGHTED_UNIT = own_op(
     results=_weighted_unit,
     samples=_weighted_unit_samples,
     refuses={"formula": ("", "relu", "swiglu_back_gate")},
-    kernel=Kernel(_bind_weighted),
+    kernel=CudaKernel(_bind_weighted),
 )
 
 # -- unit_gradients -------------------------------------------------------------------------------
@@ -187,5 +187,5 @@ UNIT_GRADIENTS = own_op(
     results=_unit_gradients,
     samples=lambda rng: map(Sample, _samples_of(3, rng)),
     refuses=NO_SETTINGS,
-    kernel=Kernel(_bind_gradients),
+    kernel=CudaKernel(_bind_gradients),
 )

@@ -18,7 +18,7 @@ from pyggml.backends.cuda.gemm.grouped import order_call, product_call, tile_of
 from pyggml.backends.cuda.gemm.grouped_tile import GroupedTile
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import maker
-from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX, small
 from pyggml.backends.cuda.runtime.table import declare
@@ -163,7 +163,7 @@ def _add(y, x, b, ids, n, n_experts, fault, number):
             cuda.atomic.max(fault, 0, number)
 
 
-def _fault(site: Site, n_experts: int) -> tuple[Any, Any]:
+def _fault(site: CudaSite, n_experts: int) -> tuple[Any, Any]:
     assert site.node.op is not None
     sentence = f"{site.node.op.name}: an id is not one of {n_experts} experts"
     return site.faults.cell, np.int32(site.faults.number(sentence))
@@ -219,7 +219,7 @@ def _shared_order(node: Tensor, compute: Compute) -> tuple[int, str]:
     return sum(_order_parts(node.src[2], n_experts)), f"rows by {n_experts} experts"
 
 
-def _order_rows(site: Site, memory: Any, n_experts: int) -> tuple[Any, Any, Call]:
+def _order_rows(site: CudaSite, memory: Any, n_experts: int) -> tuple[Any, Any, Call]:
     """Numbers of rows by expert, where each expert's begin, and the call that makes them."""
     ids = site.node.src[2]
     first, _ = _order_parts(ids, n_experts)
@@ -229,7 +229,7 @@ def _order_rows(site: Site, memory: Any, n_experts: int) -> tuple[Any, Any, Call
     return places, starts, order_call(places, starts, *of)
 
 
-def _bind_grouped(site: Site, tile: GroupedTile) -> Call:
+def _bind_grouped(site: CudaSite, tile: GroupedTile) -> Call:
     w, a, ids = site.node.src
     is_alone = site.shared is None
     memory = site.scratch if is_alone else site.shared
@@ -253,7 +253,7 @@ def are_few(node: Tensor, compute: Compute) -> bool:
     return rounds and ids.n_elements <= _FEW_ROWS and takes(w.dtype, w.shape)
 
 
-def few_rows(site: Site) -> ExpertProduct:
+def few_rows(site: CudaSite) -> ExpertProduct:
     """The product of a node of few rows."""
     w, x, ids = site.node.src
     fault, (n_experts, n, k) = _fault(site, w.shape[0]), w.shape
@@ -263,7 +263,7 @@ def few_rows(site: Site) -> ExpertProduct:
     )  # fmt: skip
 
 
-def _bind_forward(site: Site) -> Call:
+def _bind_forward(site: CudaSite) -> Call:
     tile = _tile_of(site.node, site.compute)
     if tile is not None:
         return _bind_grouped(site, tile)
@@ -276,7 +276,7 @@ def _bind_forward(site: Site) -> Call:
     return launch(run, grid, _WARPS * LANES, site.stream, *arrays, *rest)
 
 
-def _bind_backward(site: Site) -> Call:
+def _bind_backward(site: CudaSite) -> Call:
     tile = _tile_of(site.node, site.compute)
     if tile is not None:
         return _bind_grouped(site, tile)
@@ -286,7 +286,7 @@ def _bind_backward(site: Site) -> Call:
     return per_element(_backward(w.dtype.name), site.out.size, site.stream, *arrays, *rest)
 
 
-def _bind_sums(site: Site) -> Call:
+def _bind_sums(site: CudaSite) -> Call:
     x, _, ids = site.node.src
     n_experts, n, k = site.node.shape
     rows, n_out, stream = _rows_of(x, ids), site.out.size, site.stream
@@ -298,13 +298,13 @@ def _bind_sums(site: Site) -> Call:
     return in_turn(order, per_element(_sums_in_order, n_out, stream, *arguments))
 
 
-def _bind_add(site: Site) -> Call:
+def _bind_add(site: CudaSite) -> Call:
     n_experts, n = site.node.src[1].shape
     rest = (n, n_experts, *_fault(site, n_experts))
     return per_element(_add, site.out.size, site.stream, site.out, *site.src, *rest)
 
 
-declare("mul_mat_id", Kernel(_bind_forward, scratch=_scratch, shared=_shared_order))
-declare("mul_mat_id_back", Kernel(_bind_backward, scratch=_scratch, shared=_shared_order))
-declare("out_prod_id", Kernel(_bind_sums, scratch=_order_scratch))
-declare("add_id", Kernel(_bind_add))
+declare("mul_mat_id", CudaKernel(_bind_forward, scratch=_scratch, shared=_shared_order))
+declare("mul_mat_id_back", CudaKernel(_bind_backward, scratch=_scratch, shared=_shared_order))
+declare("out_prod_id", CudaKernel(_bind_sums, scratch=_order_scratch))
+declare("add_id", CudaKernel(_bind_add))

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.gemm import path_of
-from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS, Norm, RowProduct, products
+from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS, FewRowsProduct, FusedNorm, products
 from pyggml.backends.cuda.ops.products import problem_of
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
-from pyggml.backends.cuda.runtime.kernel import Compute, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.op import Memory
@@ -66,35 +66,37 @@ def _adds(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) ->
     return others[0].n_elements == product.n_elements == total.n_elements
 
 
-def _bind(sites: Sequence[Site], parts: Sequence[RowProduct], norm: Norm | None = None) -> Call:
+def _bind(
+    sites: Sequence[CudaSite], parts: Sequence[FewRowsProduct], norm: FusedNorm | None = None
+) -> Call:
     """A launch for a normalised A, of the first node, or for that of the first product."""
     (product, *_), (first, *_) = (s for s in sites if s.node.op is MUL_MAT), sites
     p, a = problem_of(product.node, product.compute), first.src[0 if norm else 1]
     return products(parts, a, p.m, p.k, first.stream, norm)
 
 
-def _part(site: Site) -> RowProduct:
-    return RowProduct(site.out, site.src[0], site.node.src[0].dtype, site.node.shape[-1])
+def _part(site: CudaSite) -> FewRowsProduct:
+    return FewRowsProduct(site.out, site.src[0], site.node.src[0].dtype, site.node.shape[-1])
 
 
-def _norm(site: Site, is_read: bool, other: Any) -> Norm:
+def _norm(site: CudaSite, is_read: bool, other: Any) -> FusedNorm:
     """other: an array, which stands for the norm's result if there is none"""
-    return Norm(site.src[1], site.scalars[0], site.out if is_read else other, is_read)
+    return FusedNorm(site.src[1], site.scalars[0], site.out if is_read else other, is_read)
 
 
-def _bind_after_norm(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_after_norm(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     norm, *reads = sites
     return _bind(sites, [_part(s) for s in reads], _norm(norm, is_read[0], reads[0].out))
 
 
-def _bind_gated(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_gated(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     norm, *both, gated = sites
     gate, up = (next(s for s in both if s.node is t.root) for t in gated.node.src)
     part = replace(_part(gate), out=gated.out, up=up.src[0])
     return _bind(sites, [part], _norm(norm, is_read[0], gated.out))
 
 
-def _bind_residual(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_residual(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     product, total = sites
     added = next(a for a in total.src if a is not None)
     return _bind(sites, [replace(_part(product), out=total.out, added=added)])

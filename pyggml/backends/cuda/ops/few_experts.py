@@ -23,7 +23,7 @@ from pyggml.backends.cuda.runtime.early import (
     release_others,
 )
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
-from pyggml.backends.cuda.runtime.kernel import Compute, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import launch, per_element
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.graph import Graph
@@ -56,7 +56,7 @@ def _are_weighted(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Com
     return others[0].is_contiguous and others[0].shape == (*gated.shape[:-1], 1)
 
 
-def _bind_gated(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_gated(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     *both, gated = sites[:3]
     gate, up = (next(s for s in both if s.node is t.root) for t in gated.node.src)
     weights, last = None, sites[-1]
@@ -106,7 +106,7 @@ def _is_sum(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) 
     return of_experts and alike and plain
 
 
-def _bind_sum(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_sum(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     over, total = sites
     other = next(a for a in total.src if a is not None)
     _, n_used, n = over.node.src[0].shape

@@ -9,7 +9,7 @@ from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, store_four
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
-from pyggml.backends.cuda.runtime.kernel import Compute, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.formulas.formula import Formula
 from pyggml.graph import Graph
@@ -48,7 +48,7 @@ def _are_gradients(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Co
     return all(is_read) and of_up.src == (gate, dy) and lies_in_fours(*of_gate.src)
 
 
-def _bind_swiglu_back(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_swiglu_back(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     of_gate, of_up = sites
     arrays, n = (of_gate.out, of_up.out, *of_gate.src), of_gate.node.n_elements
     return per_element(_swiglu_back, n // 4, of_up.stream, *arrays)

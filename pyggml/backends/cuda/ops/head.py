@@ -20,15 +20,15 @@ from pyggml.backends.cuda.code.formulas import LOG2_E, softcap, softcap_back
 from pyggml.backends.cuda.code.fours import load_four
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits, put_four_bf16
-from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
+from pyggml.backends.cuda.gemm import CudaOperands, CudaProblem, Factor, path_of
 from pyggml.backends.cuda.ops.losses import sum_of, target_fault
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import (
     ALIGNMENT,
     Compute,
-    Kernel,
+    CudaKernel,
+    CudaSite,
     OwnOp,
-    Site,
     is_of,
     own_op,
 )
@@ -181,12 +181,14 @@ def _chunk_rows(n_rows: int, n_vocab: int) -> int:
     return min(most, round_up(-(-n_rows // -(-n_rows // most)), _ROWS))
 
 
-def _products(node: Tensor, n_rows: int, kind: DType, compute: Compute) -> tuple[Problem, Problem]:
+def _products(
+    node: Tensor, n_rows: int, kind: DType, compute: Compute
+) -> tuple[CudaProblem, CudaProblem]:
     """Logits z = h·wᵀ of n_rows rows, and dh = dz·w, with w of this type."""
     n_vocab, k = node.src[1].shape
     by_token, by_column = Factor(k, 1, dtype=kind), Factor(1, k, dtype=kind)
-    logits = Problem(n_rows, n_vocab, k, Factor(k, 1), by_token, compute=compute)
-    back = Problem(n_rows, k, n_vocab, Factor(n_vocab, 1), by_column, compute=compute)
+    logits = CudaProblem(n_rows, n_vocab, k, Factor(k, 1), by_token, compute=compute)
+    back = CudaProblem(n_rows, k, n_vocab, Factor(n_vocab, 1), by_column, compute=compute)
     return logits, back
 
 
@@ -239,7 +241,7 @@ def _scratch(node: Tensor, compute: Compute) -> int:
     return sum(_parts(node, compute)) + wanted
 
 
-def _rounds(p: Problem) -> bool:
+def _rounds(p: CudaProblem) -> bool:
     """Whether the product takes its left factor in bfloat16."""
     return p.rounds and path_of(p).shares
 
@@ -249,7 +251,7 @@ def _lacks(node: Tensor) -> str | None:
     return None if w.is_contiguous else f"the rows of {w!r} have gaps between them"
 
 
-def _matrix(site: Site, at: int) -> tuple[Any, list[Call]]:
+def _matrix(site: CudaSite, at: int) -> tuple[Any, list[Call]]:
     """w as the products get it, in scratch from byte `at` on if it is unpacked in every run; and
     what unpacks it there."""
     node, packed = site.node, site.src[1]
@@ -267,7 +269,7 @@ def _matrix(site: Site, at: int) -> tuple[Any, list[Call]]:
     return w, [unpack(w, packed.view(np.uint8), *kind)]
 
 
-def _bind(site: Site) -> Call:
+def _bind(site: CudaSite) -> Call:
     n_rows, chunk, _ = _sizes(site.node)
     z_bytes, row_bytes, w_bytes = _parts(site.node, site.compute)
     z = site.scratch[:z_bytes].view(np.float32)
@@ -290,7 +292,7 @@ def _bind(site: Site) -> Call:
 
 
 def _chunk(
-    site: Site, some: slice, memory: tuple[Any, Any, Any], rows: tuple[Any, ...], ends: Any
+    site: CudaSite, some: slice, memory: tuple[Any, Any, Any], rows: tuple[Any, ...], ends: Any
 ) -> list[Call]:
     """The logits of some rows, their losses, and the rows' gradients."""
     (z, w, rest), stream = memory, site.stream
@@ -298,7 +300,7 @@ def _chunk(
     logits, back = _products(site.node, n, _kind(site.node, site.compute), site.compute)
     of_h, z = slice(some.start * k, some.stop * k), z[: n * n_vocab]
     cap = np.float32(site.node.params["softcap"])
-    made = Operands(z, site.src[0][of_h], w, rest, False, stream)
+    made = CudaOperands(z, site.src[0][of_h], w, rest, False, stream)
     fault = target_fault(site, n_vocab)
     calls = [
         path_of(logits).bind(logits, made),
@@ -313,7 +315,7 @@ def _chunk(
         else:
             gradients, of_rows = _gradient_kernel(rounds), (*rows[2:], n_vocab, cap, ends)
             calls.append(per_row(gradients, n, n_vocab, stream, z, dz, *of_rows))
-        to_h = Operands(site.saved[1][of_h], z, w, rest, False, stream)
+        to_h = CudaOperands(site.saved[1][of_h], z, w, rest, False, stream)
         if rounds:
             to_h = replace(to_h, rounded=dz, is_rounded=True, rounded_step=2 * n_vocab)
         calls.append(path_of(back).bind(back, to_h))
@@ -321,7 +323,7 @@ def _chunk(
 
 
 for _name in LOSSES:
-    declare(_name, Kernel(_bind, lacks=_lacks, scratch=_scratch))
+    declare(_name, CudaKernel(_bind, lacks=_lacks, scratch=_scratch))
 
 
 # -- with a matrix that stays unpacked ------------------------------------------------------------
@@ -371,7 +373,7 @@ def _with_lasting(op: Op) -> OwnOp:
         yield op.ref(*arrays, **params)
         yield from _count_and_gradient(*arrays, **params)
 
-    kernel = Kernel(_bind, lacks=_lacks, scratch=_scratch, lasting=_lasting)
+    kernel = CudaKernel(_bind, lacks=_lacks, scratch=_scratch, lasting=_lasting)
     return own_op(
         name=f"{op.name}_unpacked", spec=spec, saved=op.saved, results=results,
         samples=_unpacked_samples, refuses=op.refuses, kernel=kernel,

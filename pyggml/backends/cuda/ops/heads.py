@@ -19,7 +19,7 @@ from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_sum
 from pyggml.backends.cuda.ops.rows import faults_of_rows
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
-from pyggml.backends.cuda.runtime.kernel import Compute, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.kit.places import span
@@ -147,7 +147,7 @@ def _are_heads(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Comput
     )
 
 
-def _bind(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     q_norm, q_turn, k_norm, _, k_put, v_put = sites
     n_tokens, n_heads, d = q_norm.node.shape
     n_key_heads, cache = k_norm.node.src[0].shape[1], k_put.node.src[0]
@@ -187,7 +187,7 @@ def _place(t: Tensor) -> tuple[int, int]:
     return t.offset, span(t)
 
 
-def _bind_attended(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_attended(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     q_norm, q_turn, k_norm, _, k_put, v_put, attention = sites
     n_rows = k_put.node.src[0].shape[0]
     no_row, _ = faults_of_rows(k_put, n_rows)

@@ -11,7 +11,7 @@ from pyggml.backends.cuda.code.axes import sizes, steps_of
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -127,16 +127,16 @@ def _im2col_back(x, cols, of_cols, size, of_x, g):
         x[e] = total
 
 
-def _geometry(site: Site) -> tuple[Shape, Shape, Shape]:
+def _geometry(site: CudaSite) -> tuple[Shape, Shape, Shape]:
     """(stride, padding, dilation), each by axis."""
     p = site.node.params
     return tuple(p["stride"]), tuple(p["padding"]), tuple(p["dilation"])
 
 
-def _binder(run: Any, y: int, w: int, x: int) -> Callable[[Site], Call]:
+def _binder(run: Any, y: int, w: int, x: int) -> Callable[[CudaSite], Call]:
     """y, w, x: which of (the result, the two sources) each is."""
 
-    def bind(site: Site) -> Call:
+    def bind(site: CudaSite) -> Call:
         tensors = (site.node, *site.node.src)
         shapes = (tensors[i].shape for i in (y, w, x))
         rest = (*shapes, _geometry(site), site.node.params["groups"])
@@ -145,8 +145,8 @@ def _binder(run: Any, y: int, w: int, x: int) -> Callable[[Site], Call]:
     return bind
 
 
-def _windows(run: Any, is_back: bool) -> Callable[[Site], Call]:
-    def bind(site: Site) -> Call:
+def _windows(run: Any, is_back: bool) -> Callable[[CudaSite], Call]:
+    def bind(site: CudaSite) -> Call:
         (x,), cols = site.node.src, site.node
         if is_back:
             x, cols = cols, x
@@ -156,11 +156,11 @@ def _windows(run: Any, is_back: bool) -> Callable[[Site], Call]:
     return bind
 
 
-declare("conv_2d_direct", Kernel(_binder(_conv, y=0, w=1, x=2)))
-declare("conv_transpose_2d", Kernel(_binder(_conv_back_x, y=2, w=1, x=0)))
-declare("conv_2d_back_w", Kernel(_binder(_conv_back_w, y=1, w=0, x=2)))
-declare("im2col", Kernel(_windows(_im2col, is_back=False)))
-declare("im2col_back", Kernel(_windows(_im2col_back, is_back=True)))
+declare("conv_2d_direct", CudaKernel(_binder(_conv, y=0, w=1, x=2)))
+declare("conv_transpose_2d", CudaKernel(_binder(_conv_back_x, y=2, w=1, x=0)))
+declare("conv_2d_back_w", CudaKernel(_binder(_conv_back_w, y=1, w=0, x=2)))
+declare("im2col", CudaKernel(_windows(_im2col, is_back=False)))
+declare("im2col_back", CudaKernel(_windows(_im2col_back, is_back=True)))
 
 
 # -- pools of maxima and their gradient -----------------------------------------------------------
@@ -197,7 +197,7 @@ def _pool_max_back(dx, dy, where, n, n_windows, cell, fault):
                 cuda.atomic.max(cell, 0, fault)
 
 
-def _bind_pool(site: Site) -> Call:
+def _bind_pool(site: CudaSite) -> Call:
     p, (x,) = site.node.params, site.node.src
     window = (tuple(p[name]) for name in ("size", "stride", "padding"))
     arrays = site.out, site.saved[0], site.src[0]
@@ -205,7 +205,7 @@ def _bind_pool(site: Site) -> Call:
     return per_element(_pool_max, site.out.size, site.stream, *arrays, *window, *shapes)
 
 
-def _bind_back(site: Site) -> Call:
+def _bind_back(site: CudaSite) -> Call:
     (*batch, height, width), dy = site.node.shape, site.node.src[0]
     n, n_planes = height * width, batch[0] * batch[1]
     fault = site.faults.number(f"pool_max_back: an index is not one of {n} elements")
@@ -213,8 +213,8 @@ def _bind_back(site: Site) -> Call:
     return per_element(_pool_max_back, n_planes, site.stream, site.out, *site.src, *rest)
 
 
-declare("pool_max", Kernel(_bind_pool))
-declare("pool_max_back", Kernel(_bind_back))
+declare("pool_max", CudaKernel(_bind_pool))
+declare("pool_max_back", CudaKernel(_bind_back))
 
 
 # -- padding, rolling, resizing and mean pools ----------------------------------------------------
@@ -243,7 +243,7 @@ def _resample(out, x, index, weight, firsts, taps, shape, steps):
         out[i] = total
 
 
-def _bind(site: Site, axes: list[Axis], source: Shape) -> Call:
+def _bind(site: CudaSite, axes: list[Axis], source: Shape) -> Call:
     axes = [axis_of_indices(np.zeros(1, np.int64))] * (MAX_AXES - len(axes)) + axes
     indices, weights = (
         [table.reshape(-1) for table in tables] for tables in zip(*axes, strict=True)
@@ -256,16 +256,16 @@ def _bind(site: Site, axes: list[Axis], source: Shape) -> Call:
     return per_element(_resample, site.out.size, site.stream, site.out, *site.src, *rest)
 
 
-def _forward(name: str) -> Callable[[Site], Call]:
-    def bind(site: Site) -> Call:
+def _forward(name: str) -> Callable[[CudaSite], Call]:
+    def bind(site: CudaSite) -> Call:
         (x,) = site.node.src
         return _bind(site, AXES[name](x.shape, **site.node.params), x.shape)
 
     return bind
 
 
-def _backward(name: str) -> Callable[[Site], Call]:
-    def bind(site: Site) -> Call:
+def _backward(name: str) -> Callable[[CudaSite], Call]:
+    def bind(site: CudaSite) -> Call:
         params: dict[str, Any] = dict(site.node.params)
         of = params.pop("of")
         axes = zip(AXES[name](of, **params), of, strict=True)
@@ -275,8 +275,8 @@ def _backward(name: str) -> Callable[[Site], Call]:
 
 
 for _name in ("pad", "pad_reflect_1d", "roll", "upscale", "pool_avg"):
-    declare(_name, Kernel(_forward(_name)))
-    declare(f"{_name}_back", Kernel(_backward(_name)))
+    declare(_name, CudaKernel(_forward(_name)))
+    declare(f"{_name}_back", CudaKernel(_backward(_name)))
 
 
 # -- number ranges, and sines and cosines of time steps -------------------------------------------
@@ -288,7 +288,7 @@ def _arange(out, start, step):
         out[i] = start + step * i
 
 
-def _bind_arange(site: Site) -> Call:
+def _bind_arange(site: CudaSite) -> Call:
     p = site.node.params
     limits = np.float64(p["start"]), np.float64(p["step"])
     return per_element(_arange, site.out.size, site.stream, site.out, *limits)
@@ -306,12 +306,12 @@ def _timestep(out, t, frequencies, dim):
         out[i] = value
 
 
-def _bind_timestep(site: Site) -> Call:
+def _bind_timestep(site: CudaSite) -> Call:
     dim, max_period = site.node.params["dim"], float(site.node.params["max_period"])
     half = max(dim // 2, 1)
     frequencies = site.constant(max_period ** (-np.arange(half) / half))
     return per_element(_timestep, site.out.size, site.stream, site.out, *site.src, frequencies, dim)
 
 
-declare("arange", Kernel(_bind_arange))
-declare("timestep_embedding", Kernel(_bind_timestep))
+declare("arange", CudaKernel(_bind_arange))
+declare("timestep_embedding", CudaKernel(_bind_timestep))

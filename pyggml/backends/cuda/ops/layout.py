@@ -27,7 +27,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits
 from pyggml.backends.cuda.ops.reduce import row_sums
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -120,7 +120,7 @@ def copy_of(out: Any, x: Any, t: Tensor, stream: Any, convert: Callable = as_it_
     return per_element(_GATHERED[convert], out.size, stream, out, x, steps(t), sizes(t.shape))
 
 
-def _copy(site: Site) -> Call:
+def _copy(site: CudaSite) -> Call:
     x = site.node.src[-1]
     convert = conversion(x.dtype, site.node.dtype)
     return copy_of(site.out, site.src[-1], x, site.stream, convert)
@@ -133,7 +133,7 @@ def _put(out, first, out_steps, x, x_steps, shape):
         out[first + offset_of(i, shape, out_steps)] = x[offset_of(i, shape, x_steps)]
 
 
-def _into(site: Site, first: int, x: Tensor, array: Any) -> Call:
+def _into(site: CudaSite, first: int, x: Tensor, array: Any) -> Call:
     """Copy x into the range of the result that begins at element `first`."""
     where = (first, steps_of(_elements(site.node)))
     of_x = (array, steps(x), sizes(x.shape))
@@ -162,7 +162,7 @@ def _not_plain(node: Tensor) -> str | None:
     return None if node.dtype in (F32, I32) else f"{node.dtype} has no kernel here"
 
 
-def _concat(site: Site) -> Call:
+def _concat(site: CudaSite) -> Call:
     a, b = site.node.src
     axis = site.node.params["axis"]
     second = a.shape[axis] * _elements(site.node)[axis]
@@ -175,18 +175,18 @@ def _fill(out, value):
         out[i] = value
 
 
-def fill(site: Site, value: np.float32) -> Call:
+def fill(site: CudaSite, value: np.float32) -> Call:
     """One value everywhere in the result."""
     return per_element(_fill, site.out.size, site.stream, site.out, value)
 
 
-def _narrow_back(site: Site) -> Call:
+def _narrow_back(site: CudaSite) -> Call:
     (dy,) = site.node.src
     first = site.node.params["start"] * _elements(site.node)[site.node.params["axis"]]
     return in_turn(fill(site, ZERO), _into(site, first, dy, site.src[0]))
 
 
-def _bind_fill(site: Site) -> Call:
+def _bind_fill(site: CudaSite) -> Call:
     return fill(site, *site.scalars)
 
 
@@ -235,7 +235,7 @@ def _repeat_back(out, x, shape, small, first_steps, tile_steps, times):
         out[i] = total
 
 
-def _tiles(site: Site) -> Call:
+def _tiles(site: CudaSite) -> Call:
     runs = along_one_axis(site.node.shape, site.node.src[0].shape)
     if runs is not None:
         return per_element(_repeat_runs, site.out.size, site.stream, site.out, *site.src, *runs)
@@ -250,7 +250,7 @@ def _sums_of_runs(out: Any, x: Any, runs: tuple[np.uint32, np.uint32], stream: A
     return per_element(_add_runs, out.size, stream, out, x, n, times)
 
 
-def _tiles_back(site: Site) -> Call:
+def _tiles_back(site: CudaSite) -> Call:
     (x,) = site.node.src
     runs = along_one_axis(x.shape, site.node.shape)
     if runs is not None and runs[0] == 1:
@@ -265,12 +265,12 @@ def _tiles_back(site: Site) -> Call:
 
 
 for _name in ("cont", "dup", "cpy", "cpy_into"):
-    declare(_name, Kernel(_copy, _copy_lacks))
-declare("concat", Kernel(_concat, _quantised_refusal))
-declare("narrow_back", Kernel(_narrow_back))
-declare("fill", Kernel(_bind_fill))
-declare("repeat", Kernel(_tiles, _not_plain))
-declare("repeat_back", Kernel(_tiles_back))
+    declare(_name, CudaKernel(_copy, _copy_lacks))
+declare("concat", CudaKernel(_concat, _quantised_refusal))
+declare("narrow_back", CudaKernel(_narrow_back))
+declare("fill", CudaKernel(_bind_fill))
+declare("repeat", CudaKernel(_tiles, _not_plain))
+declare("repeat_back", CudaKernel(_tiles_back))
 
 
 # -- windows of a tensor: numbers written into one, added to one ----------------------------------
@@ -298,10 +298,10 @@ def _overlaps(node: Tensor) -> str | None:
     return None
 
 
-def _after(first: Callable[[Site], Call], run: Any) -> Callable[[Site], Call]:
+def _after(first: Callable[[CudaSite], Call], run: Any) -> Callable[[CudaSite], Call]:
     """`first` makes the whole, `run` puts the last source into its window."""
 
-    def bind(site: Site) -> Call:
+    def bind(site: CudaSite) -> Call:
         window, p = site.node.src[-1], site.node.params
         where = (sizes(window.shape), steps_of(p["strides"]), p["offset"])
         put = per_element(run, window.n_elements, site.stream, site.out, site.src[-1], *where)
@@ -310,17 +310,17 @@ def _after(first: Callable[[Site], Call], run: Any) -> Callable[[Site], Call]:
     return bind
 
 
-def _first(site: Site) -> Call:
+def _first(site: CudaSite) -> Call:
     return copy_of(site.out, site.src[0], site.node.src[0], site.stream)
 
 
-def _zeros(site: Site) -> Call:
+def _zeros(site: CudaSite) -> Call:
     return fill(site, ZERO)
 
 
-declare("acc", Kernel(_after(_first, _add), _overlaps))
-declare("set", Kernel(_after(_first, _set), _not_plain))
-declare("view_back", Kernel(_after(_zeros, _add), _overlaps))
+declare("acc", CudaKernel(_after(_first, _add), _overlaps))
+declare("set", CudaKernel(_after(_first, _set), _not_plain))
+declare("view_back", CudaKernel(_after(_zeros, _add), _overlaps))
 
 
 # -- triangular and diagonal matrices -------------------------------------------------------------
@@ -336,7 +336,7 @@ def _tri(out, x, n, is_lower, first):
         out[i] = x[i] if beyond >= first else ZERO
 
 
-def _bind_tri(site: Site) -> Call:
+def _bind_tri(site: CudaSite) -> Call:
     n, kind = site.node.shape[-1], site.node.params["kind"]
     rest = n, kind.startswith("lower"), 0 if kind.endswith("_diag") else 1
     return per_element(_tri, site.out.size, site.stream, site.out, *site.src, *rest)
@@ -358,8 +358,8 @@ def _solve(x, a, b, n, m, transposed):
             x[of_x + i * m] = rest / a[of_a + i * n + i]
 
 
-def _bind_solve(transposed: bool) -> Callable[[Site], Call]:
-    def bind(site: Site) -> Call:
+def _bind_solve(transposed: bool) -> Callable[[CudaSite], Call]:
+    def bind(site: CudaSite) -> Call:
         n, m = site.node.shape[-2:]
         columns = site.out.size // n
         arrays = site.out, *site.src
@@ -381,18 +381,18 @@ def _diag_back(out, dy, n):
         out[i] = dy[i * n + i % n]
 
 
-def _bind_diag(site: Site) -> Call:
+def _bind_diag(site: CudaSite) -> Call:
     n = site.node.shape[-1]
     return per_element(_diag, site.out.size, site.stream, site.out, *site.src, n)
 
 
-def _bind_diag_back(site: Site) -> Call:
+def _bind_diag_back(site: CudaSite) -> Call:
     n = site.node.shape[-1]
     return per_element(_diag_back, site.out.size, site.stream, site.out, *site.src, n)
 
 
-declare("tri", Kernel(_bind_tri))
-declare("solve_tri", Kernel(_bind_solve(transposed=False)))
-declare("solve_tri_t", Kernel(_bind_solve(transposed=True)))
-declare("diag", Kernel(_bind_diag))
-declare("diag_back", Kernel(_bind_diag_back))
+declare("tri", CudaKernel(_bind_tri))
+declare("solve_tri", CudaKernel(_bind_solve(transposed=False)))
+declare("solve_tri_t", CudaKernel(_bind_solve(transposed=True)))
+declare("diag", CudaKernel(_bind_diag))
+declare("diag_back", CudaKernel(_bind_diag_back))

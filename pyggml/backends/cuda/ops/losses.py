@@ -13,7 +13,7 @@ import numpy as np
 from pyggml.backends.cuda.code.blocks import block_max, block_sum
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_row
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -91,14 +91,14 @@ def _rows_back(dx, d, x, targets, weights, n, fault, number):
             dx[i * n + j] = share * (p - _ONE if j == target else p)
 
 
-def target_fault(site: Site, n_vocab: int) -> tuple[Any, Any]:
+def target_fault(site: CudaSite, n_vocab: int) -> tuple[Any, Any]:
     """The cell and the number of the fault that a target is no token."""
     assert site.node.op is not None
     sentence = f"{site.node.op.name}: a target is outside the vocabulary of {n_vocab} tokens"
     return site.faults.cell, np.int32(site.faults.number(sentence))
 
 
-def _forward(site: Site, losses: Any, right: Any) -> Call:
+def _forward(site: CudaSite, losses: Any, right: Any) -> Call:
     x, targets, weights = site.src
     n = site.node.src[0].shape[1]
     arguments = (losses, right, x, targets, weights, n, *target_fault(site, n))
@@ -109,13 +109,13 @@ def _two_rows(node: Tensor, compute: Compute) -> int:
     return 2 * F32.block_bytes * node.src[0].shape[0]
 
 
-def _bind_rows(site: Site) -> Call:
+def _bind_rows(site: CudaSite) -> Call:
     losses, right = _losses_and_right(site.scratch)
     sums = sum_of(site.out, losses, site.stream), sum_of(site.saved[0], right, site.stream)
     return in_turn(_forward(site, losses, right), *sums)
 
 
-def _bind_by_row(site: Site) -> Call:
+def _bind_by_row(site: CudaSite) -> Call:
     return _forward(site, site.out, _losses_and_right(site.scratch)[1])
 
 
@@ -125,15 +125,15 @@ def _losses_and_right(scratch: Any) -> tuple[Any, Any]:
     return numbers[:half], numbers[half:]
 
 
-def _bind_rows_back(site: Site) -> Call:
+def _bind_rows_back(site: CudaSite) -> Call:
     n_rows, n = site.node.shape
     arguments = (site.out, *site.src, n, *target_fault(site, n))
     return per_row(_rows_back, n_rows, n, site.stream, *arguments)
 
 
-declare("cross_entropy_rows", Kernel(_bind_rows, scratch=_two_rows))
-declare("cross_entropy_by_row", Kernel(_bind_by_row, scratch=_two_rows))
-declare("cross_entropy_rows_back", Kernel(_bind_rows_back))
+declare("cross_entropy_rows", CudaKernel(_bind_rows, scratch=_two_rows))
+declare("cross_entropy_by_row", CudaKernel(_bind_by_row, scratch=_two_rows))
+declare("cross_entropy_rows_back", CudaKernel(_bind_rows_back))
 
 # -- labels for all numbers of a row -------------------------------------------------------------
 
@@ -178,7 +178,7 @@ def _rows_of(t: Tensor) -> int:
     return prod(t.shape[:-1])
 
 
-def _bind_labels(site: Site) -> Call:
+def _bind_labels(site: CudaSite) -> Call:
     x, labels, *mask = site.src
     logits = site.node.src[0]
     losses = site.scratch.view(np.float32)
@@ -191,7 +191,7 @@ def _bind_labels(site: Site) -> Call:
     return in_turn(rows, mean)
 
 
-def _bind_labels_back(site: Site) -> Call:
+def _bind_labels_back(site: CudaSite) -> Call:
     d, x, labels, *mask = site.src
     n_rows, n = _rows_of(site.node), site.node.shape[-1]
     of_mask = (mask[0], True) if mask else (x, False)
@@ -203,5 +203,5 @@ def _one_row(node: Tensor, compute: Compute) -> int:
     return F32.block_bytes * _rows_of(node.src[0])
 
 
-declare("cross_entropy_loss", Kernel(_bind_labels, scratch=_one_row))
-declare("cross_entropy_loss_back", Kernel(_bind_labels_back))
+declare("cross_entropy_loss", CudaKernel(_bind_labels, scratch=_one_row))
+declare("cross_entropy_loss_back", CudaKernel(_bind_labels_back))

@@ -24,7 +24,7 @@ from pyggml.backends.cuda.runtime.early import (
     release_others,
 )
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
-from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, launch
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
@@ -114,7 +114,7 @@ def _scratch(node: Tensor, compute: Compute) -> int:
     return 8 * _n_blocks(node.src[0])
 
 
-def _launch(site: Site, inputs: tuple[Any, ...] = ()) -> Call:
+def _launch(site: CudaSite, inputs: tuple[Any, ...] = ()) -> Call:
     """inputs: of the pass, if it becomes that of the token."""
     tickets = site.constant(np.zeros(1, np.uint32))  # 0 between launches
     (logits,), ranks, choice = site.src, site.scratch.view(np.int64), site.out.view(np.uint32)
@@ -125,12 +125,12 @@ def _launch(site: Site, inputs: tuple[Any, ...] = ()) -> Call:
     )  # fmt: skip
 
 
-def _inputs(site: Site) -> tuple[Any, ...]:
+def _inputs(site: CudaSite) -> tuple[Any, ...]:
     _, _, *others = site.src
     return site.out, *others
 
 
-def _bind_advance(site: Site) -> Call:
+def _bind_advance(site: CudaSite) -> Call:
     return launch(_advance, 1, 1, site.stream, site.src[1], _inputs(site))
 
 
@@ -139,7 +139,7 @@ def _advances(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute
     return moving.src[1] is choosing
 
 
-def _bind_both(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_both(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     choosing, moving = sites
     return _launch(choosing, _inputs(moving))
 
@@ -150,8 +150,8 @@ def _sample(rng: np.random.Generator) -> Graph:
     return Graph.of(choice, advance(token, choice, *inputs))
 
 
-declare("likeliest", Kernel(_launch, scratch=_scratch))
-declare("advance", Kernel(_bind_advance))
+declare("likeliest", CudaKernel(_launch, scratch=_scratch))
+declare("advance", CudaKernel(_bind_advance))
 LIKELIEST_ADVANCE = Fusion(
     ("likeliest", "advance"), _advances, _bind_both, _sample, scratch=_scratch
 )

@@ -10,7 +10,7 @@ from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -125,10 +125,10 @@ def _norm_back(dx, x, dy, n, eps):
             dx[j] = r * (dy[j] - total - (x[j] - mean) * along)
 
 
-def _by_row(run: Any) -> Callable[[Site], Call]:
+def _by_row(run: Any) -> Callable[[CudaSite], Call]:
     """Call run(out, *src, n, *params), n the length of a row."""
 
-    def bind(site: Site) -> Call:
+    def bind(site: CudaSite) -> Call:
         t = site.node.src[0]
         n = t.shape[-1] if t.shape else 1
         return per_rows(
@@ -138,10 +138,10 @@ def _by_row(run: Any) -> Callable[[Site], Call]:
     return bind
 
 
-def _by_group(run: Any) -> Callable[[Site], Call]:
+def _by_group(run: Any) -> Callable[[CudaSite], Call]:
     """The same for rows that are runs of channels; params begin with how many there are."""
 
-    def bind(site: Site) -> Call:
+    def bind(site: CudaSite) -> Call:
         n_groups, *params = site.scalars
         t = site.node
         n_rows = (t.shape[0] if len(t.shape) == 4 else 1) * n_groups
@@ -163,6 +163,6 @@ for _name, _run in {
     "norm": _norm,
     "norm_back": _norm_back,
 }.items():
-    declare(_name, Kernel(_by_row(_run)))
-declare("group_norm", Kernel(_by_group(_norm), _uneven_groups))
-declare("group_norm_back", Kernel(_by_group(_norm_back), _uneven_groups))
+    declare(_name, CudaKernel(_by_row(_run)))
+declare("group_norm", CudaKernel(_by_group(_norm), _uneven_groups))
+declare("group_norm_back", CudaKernel(_by_group(_norm_back), _uneven_groups))

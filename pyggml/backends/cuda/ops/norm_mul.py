@@ -29,7 +29,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.norm import squares
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
-from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import (
     THREADS,
     in_turn,
@@ -190,7 +190,7 @@ def _types(*tensors: Tensor) -> _Types:
     return tuple(t.dtype is BF16 for t in tensors)
 
 
-def _bind(site: Site) -> Call:
+def _bind(site: CudaSite) -> Call:
     n, (x, _) = site.node.shape[-1], site.node.src
     arrays, n_rows = (site.out, *site.src), site.node.n_elements // n
     fours, types = _fours(n, *arrays), _types(x, site.node)
@@ -202,7 +202,7 @@ def _bind(site: Site) -> Call:
     return per_rows(run, n_rows, n, site.stream, *arrays, *unused, False, n, *site.scalars)
 
 
-def _bind_back(site: Site) -> Call:
+def _bind_back(site: CudaSite) -> Call:
     n, (x, _, dy) = site.node.shape[-1], site.node.src
     arrays, n_rows = (site.out, *site.src), site.node.n_elements // n
     fours, types = _fours(n, *arrays), _types(x, dy, site.node)
@@ -260,7 +260,7 @@ def _back_w_scratch(node: Tensor, compute: str) -> int:
     return 4 * (n_rows + n_chunks * node.shape[-1])
 
 
-def _back_w(site: Site) -> Call:
+def _back_w(site: CudaSite) -> Call:
     x, dy = site.src
     n, (n_rows, n_chunks) = site.node.shape[-1], _chunks(site.node)
     scratch = site.scratch.view(np.float32)
@@ -288,7 +288,7 @@ def _adds_first(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compu
     return reads_sum and rounds and fits and _is_residual(add)
 
 
-def _bind_add_norm(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_add_norm(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     add, *copies, norm = sites
     n = norm.node.shape[-1]
     (a, b), n_rows = add.src, norm.node.n_elements // n
@@ -306,7 +306,7 @@ def _adds_last(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Comput
     return is_sum and holds_rows(back) and lies_in_fours(*back.src, add.src[0])
 
 
-def _bind_back_add(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_back_add(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     back, add = sites
     n, (x, _, dy) = back.node.shape[-1], back.node.src
     dx = back.out if is_read[0] else add.out
@@ -331,9 +331,9 @@ def _gradient_and_sum(rng: np.random.Generator) -> Graph:
     return Graph.of(ops.add(drawn(rng, 6, 40), dx))
 
 
-declare("rms_norm_mul", Kernel(_bind))
-declare("rms_norm_mul_back", Kernel(_bind_back))
-declare("rms_norm_mul_back_w", Kernel(_back_w, scratch=_back_w_scratch))
+declare("rms_norm_mul", CudaKernel(_bind))
+declare("rms_norm_mul_back", CudaKernel(_bind_back))
+declare("rms_norm_mul_back_w", CudaKernel(_back_w, scratch=_back_w_scratch))
 ADD_NORM = Fusion(
     ("add", "rms_norm_mul"), _adds_first, _bind_add_norm, _sum_and_norm, Memory.INPLACE
 )

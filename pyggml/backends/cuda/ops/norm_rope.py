@@ -19,7 +19,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import ALL, warp_sum
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
-from pyggml.backends.cuda.runtime.kernel import Compute, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import per_rows
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.graph import Graph
@@ -155,7 +155,7 @@ def _sizes(x: Tensor, table: Tensor) -> tuple[int, int]:
     return x.shape[-2], table.shape[0]
 
 
-def _bind_forward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_forward(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     norm, rope = sites
     arrays = rope.out, *norm.src, rope.src[1]
     together, of_table = _together(rope.node), _sizes(*rope.node.src)
@@ -164,7 +164,7 @@ def _bind_forward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
     return per_rows(run, n_rows, HEAD, rope.stream, *arrays, *of_table, *norm.scalars)
 
 
-def _bind_backward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_backward(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     rope, back = sites
     (x, w, _), (dy, table) = back.src, rope.src
     together, of_table = _together(rope.node), _sizes(*rope.node.src)

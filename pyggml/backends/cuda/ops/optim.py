@@ -8,7 +8,7 @@ from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_row, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -48,7 +48,7 @@ def _shorten(g, norm, limit):
             g[i] *= factor
 
 
-def _clip_norm(site: Site) -> Call:
+def _clip_norm(site: CudaSite) -> Call:
     (g,), (limit,) = site.src, site.scalars
     sums = site.scratch.view(np.float64)
     calls = [
@@ -92,7 +92,7 @@ def _sgd(out, p, g, s):
 
 
 def _step(run):
-    def bind(site: Site) -> Call:
+    def bind(site: CudaSite) -> Call:
         return per_element(run, site.out.size, site.stream, site.out, *site.src)
 
     return bind
@@ -102,6 +102,6 @@ def _clip_scratch(node, compute):
     return 8 * -(-node.src[0].n_elements // _PIECE)
 
 
-declare("clip_norm", Kernel(_clip_norm, scratch=_clip_scratch))
+declare("clip_norm", CudaKernel(_clip_norm, scratch=_clip_scratch))
 for _name, _run in {"opt_step_adamw": _adamw, "opt_step_lion": _lion, "opt_step_sgd": _sgd}.items():
-    declare(_name, Kernel(_step(_run)))
+    declare(_name, CudaKernel(_step(_run)))

@@ -6,7 +6,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.order import order_of
 from pyggml.backends.cuda.code.warp import LANES, warp_max
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import (
     THREADS,
     launch,
@@ -47,7 +47,7 @@ def _argmax(out, x, n):
         cuda.syncthreads()
 
 
-def _bind_argmax(site: Site) -> Call:
+def _bind_argmax(site: CudaSite) -> Call:
     n = site.node.src[0].shape[-1]
     return per_row(_argmax, site.out.size, n, site.stream, site.out, *site.src, n)
 
@@ -100,13 +100,13 @@ def _best(out, x, n, n_kept):
                 out[row * n_kept + place] = chosen
 
 
-def _argsort(site: Site) -> Call:
+def _argsort(site: CudaSite) -> Call:
     n = site.node.shape[-1]
     arguments = (site.out, *site.src, n, n, bool(site.node.params["descending"]))
     return per_element(_rank, site.out.size, site.stream, *arguments)
 
 
-def _top_k(site: Site) -> Call:
+def _top_k(site: CudaSite) -> Call:
     x, k = site.node.src[0], site.node.params["k"]
     if k and x.shape[-1] <= _MOST_OF_WARP and k <= _MOST_BEST:
         grid = small(min(site.out.size // k, 1 << 16))
@@ -114,6 +114,6 @@ def _top_k(site: Site) -> Call:
     return per_element(_rank, x.n_elements, site.stream, site.out, *site.src, x.shape[-1], k, True)
 
 
-declare("argmax", Kernel(_bind_argmax))
-declare("argsort", Kernel(_argsort))
-declare("top_k", Kernel(_top_k))
+declare("argmax", CudaKernel(_bind_argmax))
+declare("argsort", CudaKernel(_argsort))
+declare("top_k", CudaKernel(_top_k))

@@ -12,7 +12,7 @@ from pyggml.backends.cuda.code.formulas import ONE
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.ops.layout import conversion
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -32,7 +32,7 @@ def _table(table, positions, axes, radians, factors, m):
         table[(2 * token + 1) * n_pairs + pair] = m * math.sin(angle)
 
 
-def _bind_table(site: Site) -> Call:
+def _bind_table(site: CudaSite) -> Call:
     p = site.node.params
     axes, radians, m = rotations(**p)
     ones = np.ones(radians.shape, np.float32)
@@ -71,8 +71,8 @@ def _turning(of: DType, to: DType) -> Any:
     return turn
 
 
-def _bind_turn(sign: float) -> Callable[[Site], Call]:
-    def bind(site: Site) -> Call:
+def _bind_turn(sign: float) -> Callable[[CudaSite], Call]:
+    def bind(site: CudaSite) -> Call:
         x, table = site.node.src
         d, n_heads, p = x.shape[-1], x.shape[-2], site.node.params
         arguments = (d, n_heads, bool(p["neox"]), p["offset"], np.float32(sign), table.shape[0])
@@ -93,7 +93,7 @@ def _window_span(out, span, window):
         out[2 * t + 1] = span[2 * t + 1]
 
 
-def _bind_span(site: Site) -> Call:
+def _bind_span(site: CudaSite) -> Call:
     window = np.int32(min(site.node.params["window"], 2**31 - 1))
     return per_element(_window_span, site.out.size // 2, site.stream, site.out, *site.src, window)
 
@@ -105,7 +105,7 @@ def _chunk_span(out, span, positions, size):
         out[2 * t + 1] = span[2 * t + 1]
 
 
-def _bind_chunk(site: Site) -> Call:
+def _bind_chunk(site: CudaSite) -> Call:
     size = np.int32(min(site.node.params["size"], 2**31 - 1))
     return per_element(_chunk_span, site.out.size // 2, site.stream, site.out, *site.src, size)
 
@@ -116,14 +116,14 @@ def _log_temperature(out, positions, strength, every, first):
         out[i] = ONE + strength * math.log(ONE + np.float32((positions[i] + first) // every))
 
 
-def _bind_temperature(site: Site) -> Call:
+def _bind_temperature(site: CudaSite) -> Call:
     arguments = (site.out, *site.src, *site.scalars)
     return per_element(_log_temperature, site.out.size, site.stream, *arguments)
 
 
-declare("rope_table", Kernel(_bind_table))
-declare("rope_apply", Kernel(_bind_turn(1)))
-declare("rope_apply_back", Kernel(_bind_turn(-1)))
-declare("window_span", Kernel(_bind_span))
-declare("chunk_span", Kernel(_bind_chunk))
-declare("log_temperature", Kernel(_bind_temperature))
+declare("rope_table", CudaKernel(_bind_table))
+declare("rope_apply", CudaKernel(_bind_turn(1)))
+declare("rope_apply_back", CudaKernel(_bind_turn(-1)))
+declare("window_span", CudaKernel(_bind_span))
+declare("chunk_span", CudaKernel(_bind_chunk))
+declare("log_temperature", CudaKernel(_bind_temperature))

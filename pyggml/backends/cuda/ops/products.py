@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
+from pyggml.backends.cuda.gemm import CudaOperands, CudaProblem, Factor, path_of
 from pyggml.backends.cuda.ops.layout import copy_of
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
-from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.kit.products import sides_of
@@ -26,13 +26,13 @@ from pyggml.quants import QUANTS
 _COPY = 16  # bytes that a thread copies to shared memory at once
 
 
-def problem_of(node: Tensor, compute: Compute) -> Problem:
+def problem_of(node: Tensor, compute: Compute) -> CudaProblem:
     """The product that a node is."""
     aligned = node.src[-2].offset % _COPY == 0  # owners begin at multiples of 64
-    return _flat(Problem(*sides_of(node), compute, aligned))
+    return _flat(CudaProblem(*sides_of(node), compute, aligned))
 
 
-def _flat(p: Problem) -> Problem:
+def _flat(p: CudaProblem) -> CudaProblem:
     """The product with batches as further rows of A, where they share B and A's rows allow it."""
     outer, inner = p.batches
     goes_on = p.a.k == 1 and p.a.row == p.k
@@ -67,25 +67,25 @@ def _packing_of(node: Tensor, compute: Compute) -> tuple[int, str]:
     return (2 * p.m * p.k, "bf16") if shares else (0, "")
 
 
-def _product(site: Site, accumulate: bool, factor: float = 1.0) -> Call:
+def _product(site: CudaSite, accumulate: bool, factor: float = 1.0) -> Call:
     p = problem_of(site.node, site.compute)
     b, a = site.src[-2:]
-    o = Operands(
+    o = CudaOperands(
         site.out, a, b, site.scratch, accumulate, site.stream, site.shared,
         site.shared is not None and not site.fills_shared, factor,
     )  # fmt: skip
     return path_of(p).bind(p, o)
 
 
-def _bind(site: Site) -> Call:
+def _bind(site: CudaSite) -> Call:
     return _product(site, accumulate=False)
 
 
-def _bind_added(site: Site) -> Call:
+def _bind_added(site: CudaSite) -> Call:
     return adding(site, _product(site, accumulate=True))
 
 
-def adding(site: Site, product: Call) -> Call:
+def adding(site: CudaSite, product: Call) -> Call:
     """A product that adds to what its result holds: the first source, copied there before it
     unless it lies there."""
     if site.in_place:
@@ -105,7 +105,7 @@ def _scales(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) 
     return plain and p.b.dtype is F32 and path_of(p).scales
 
 
-def _bind_scaled(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_scaled(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     product, scaled = sites
     at_once = replace(product, out=scaled.out)
     return _product(at_once, accumulate=False, factor=scaled.node.params["s"])
@@ -122,9 +122,9 @@ def _scaled_gradient(rng: np.random.Generator) -> Graph:
 
 
 for _name, _run in (("mul_mat", _bind), ("mul_mat_add", _bind_added)):
-    declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch, shared=_packing_of))
+    declare(_name, CudaKernel(_run, lacks=_lacks, scratch=_scratch, shared=_packing_of))
 for _name, _run in (("out_prod", _bind), ("out_prod_add", _bind_added)):
-    declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch))
+    declare(_name, CudaKernel(_run, lacks=_lacks, scratch=_scratch))
 PRODUCT_SCALED = Fusion(
     ("mul_mat", "scale"), _scales, _bind_scaled, _scaled_product,
     scratch=_scratch, shared=_packing_of,

@@ -21,7 +21,7 @@ from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, lanes_sum
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.graph.call import Call
@@ -147,7 +147,7 @@ def several_states(node: Tensor) -> str | None:
     return "states besides the last" if node.params["n_states"] > 1 else None
 
 
-def bind_forward(site: Site, factors: Factors, src: tuple, sizes: tuple) -> Call:
+def bind_forward(site: CudaSite, factors: Factors, src: tuple, sizes: tuple) -> Call:
     """y (T, H, dv) and, as `saved[0]`, the last state. The node's sources begin with the state and
     end with the positions; src and sizes are what `factors` reads."""
     n_heads, dv, dk = site.node.src[0].shape

@@ -20,7 +20,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, lanes_sum
 from pyggml.backends.cuda.ops.recurrence import A, B, Factors, K, R, W, along, clear, power, steps
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.graph.call import Call
@@ -31,7 +31,7 @@ _THREADS = small(256, 4)  # 255 registers each are there
 
 
 @dataclass(frozen=True)
-class Block:
+class StateBlock:
     """(lanes, rows, heads) threads; each holds `columns` of `rows_each` rows of a state."""
 
     lanes: int
@@ -41,7 +41,7 @@ class Block:
     rows_each: int
 
     @classmethod
-    def of(cls, dv: int, dk: int, n_roles: int, n_alike: int) -> Block:
+    def of(cls, dv: int, dk: int, n_roles: int, n_alike: int) -> StateBlock:
         """For the gradient. n_alike: a multiple of the heads that a block may have."""
         lanes = min(LANES, power(dk))
         columns = -(-dk // lanes)
@@ -193,7 +193,7 @@ def _walk(factors: Factors) -> Any:
 
 
 @cache
-def _backward(factors: Factors, block: Block) -> Any:
+def _backward(factors: Factors, block: StateBlock) -> Any:
     columns, rows_each, n_roles = block.columns, block.rows_each, factors.n_roles
     n_parts = n_roles * block.heads * block.rows * block.lanes * columns
     advance, retreat = _walk(factors)
@@ -249,9 +249,9 @@ class Gradient:
     n_alike: int = 1
 
     @property
-    def block(self) -> Block:
+    def block(self) -> StateBlock:
         _, dv, dk = self.state.shape
-        return Block.of(dv, dk, self.factors.n_roles, self.n_alike)
+        return StateBlock.of(dv, dk, self.factors.n_roles, self.n_alike)
 
     @property
     def n_blocks(self) -> int:
@@ -275,7 +275,7 @@ class Gradient:
         """Of scratch."""
         return 4 * (self._starts[-1] + sum(self._marks) * self.state.n_elements)
 
-    def of_factors(self, site: Site) -> list[Any]:
+    def of_factors(self, site: CudaSite) -> list[Any]:
         """The gradients of w (T, H, dk), then of k, r, … (T, n_blocks, dk), where bind puts them.
 
         u's stands for a's.
@@ -283,7 +283,7 @@ class Gradient:
         floats, starts = site.scratch.view(np.float32), self._starts
         return [floats[a:b] for a, b in pairwise(starts)]
 
-    def bind(self, site: Site, positions: Any, dy: Any, src: tuple, sizes: tuple) -> Call:
+    def bind(self, site: CudaSite, positions: Any, dy: Any, src: tuple, sizes: tuple) -> Call:
         """Compute them, the gradient of v as the node's result, that of the state as `saved[0]`."""
         floats = site.scratch.view(np.float32)
         g, states = floats[: self._starts[-1]], floats[self._starts[-1] : self.n_bytes // 4]

@@ -9,7 +9,7 @@ from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import HALF, ZERO
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import (
     THREADS,
     in_turn,
@@ -42,8 +42,8 @@ def row_sums(out: Any, x: Any, n: int, divisor: float, stream: Any) -> Call:
     return per_rows(_row_sums, out.size, n, stream, out, x, n, np.float64(divisor))
 
 
-def _by_row(is_mean: bool) -> Callable[[Site], Call]:
-    def bind(site: Site) -> Call:
+def _by_row(is_mean: bool) -> Callable[[CudaSite], Call]:
+    def bind(site: CudaSite) -> Call:
         n = site.node.src[0].shape[-1]
         return row_sums(site.out, site.src[0], n, n if is_mean else 1, site.stream)
 
@@ -54,7 +54,7 @@ def _n_pieces(x: Tensor) -> int:
     return max(1, -(-x.n_elements // _PIECE))
 
 
-def _sum(site: Site) -> Call:
+def _sum(site: CudaSite) -> Call:
     sums = site.scratch.view(np.float64)
     return in_turn(
         row_sums(sums, site.src[0], _PIECE, 1, site.stream),
@@ -77,8 +77,8 @@ def _cumsum(out, x, n, backwards):
             out[at] = total
 
 
-def _running(backwards: bool) -> Callable[[Site], Call]:
-    def bind(site: Site) -> Call:
+def _running(backwards: bool) -> Callable[[CudaSite], Call]:
+    def bind(site: CudaSite) -> Call:
         n = site.node.shape[-1]
         n_rows = site.out.size // n
         return per_element(_cumsum, n_rows, site.stream, site.out, *site.src, n, backwards)
@@ -99,15 +99,15 @@ def _count_equal(out, a, b, mask):
         out[0] = total
 
 
-def _bind_count(site: Site) -> Call:
+def _bind_count(site: CudaSite) -> Call:
     a, b, *mask = site.src
     weights: Any = mask[0] if mask else site.constant(np.ones(1, np.float32))
     return per_row(_count_equal, 1, a.size, site.stream, site.out, a, b, weights)
 
 
-declare("sum", Kernel(_sum, scratch=_sum_scratch))
-declare("sum_rows", Kernel(_by_row(False)))
-declare("mean", Kernel(_by_row(True)))
-declare("cumsum", Kernel(_running(False)))
-declare("cumsum_back", Kernel(_running(True)))
-declare("count_equal", Kernel(_bind_count))
+declare("sum", CudaKernel(_sum, scratch=_sum_scratch))
+declare("sum_rows", CudaKernel(_by_row(False)))
+declare("mean", CudaKernel(_by_row(True)))
+declare("cumsum", CudaKernel(_running(False)))
+declare("cumsum_back", CudaKernel(_running(True)))
+declare("count_equal", CudaKernel(_bind_count))

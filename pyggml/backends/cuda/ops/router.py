@@ -30,7 +30,7 @@ from pyggml.backends.cuda.runtime.early import (
     release_others,
 )
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
-from pyggml.backends.cuda.runtime.kernel import Compute, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX, small
 from pyggml.graph import Graph
@@ -108,13 +108,13 @@ def _chooses(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute)
     return plain and whole and not read and of_row and scores[0].shape[-1] <= _MOST_EXPERTS
 
 
-def _limits(limited: Site) -> tuple[np.float32, np.float32]:
+def _limits(limited: CudaSite) -> tuple[np.float32, np.float32]:
     """Of the sum of the chosen probabilities."""
     low, high = (limited.node.params[name] for name in ("low", "high"))
     return np.float32(low), np.float32(high)
 
 
-def _bind_router(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_router(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     probabilities, chosen, *_, limited, share = sites
     n_rows, n_used = chosen.node.shape
     grid = small(max(1, min(n_rows, 1 << 16)))
@@ -237,7 +237,7 @@ def _norms_and_chooses(nodes: Sequence[Tensor], is_read: Sequence[bool], compute
     return HAS_PTX and has_clusters() and reads_norm(product, norm) and in_fours and fits
 
 
-def _bind_normed(sites: Sequence[Site], is_read: Sequence[bool]) -> Call:
+def _bind_normed(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     norm, product, _, chosen, *_, limited, share = sites
     (n_rows, n_used), (n, k) = chosen.node.shape, product.node.src[0].shape
     out = norm.out if is_read[0] else norm.src[0]

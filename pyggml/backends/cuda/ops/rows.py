@@ -17,7 +17,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits
 from pyggml.backends.cuda.ops.layout import as_it_is, bf16_to_float, fill
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element, per_row, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.readers import weight_of
@@ -86,11 +86,11 @@ def _gather(dtype: DType) -> Any:
     return gather
 
 
-def _no_such_row(site: Site, op: str, n_rows: int) -> int:
+def _no_such_row(site: CudaSite, op: str, n_rows: int) -> int:
     return site.faults.number(f"{op}: an id is no row of a table of {n_rows} rows")
 
 
-def _get_rows(site: Site) -> Call:
+def _get_rows(site: CudaSite) -> Call:
     table, ids = site.node.src
     *batch, n_rows, n = table.shape
     batches = Batches.of(tuple(batch), ids.shape)
@@ -118,7 +118,7 @@ def _add_rows(table, dy, ids, n, n_ids, n_rows, batches, cell, fault):
                 cuda.atomic.max(cell, 0, fault)
 
 
-def _get_rows_back(site: Site) -> Call:
+def _get_rows_back(site: CudaSite) -> Call:
     dy, ids = site.node.src
     batch, n_rows, n = site.node.params["batch"], site.node.params["n_rows"], dy.shape[-1]
     n_ids = prod(ids.shape[len(batch) :])
@@ -253,13 +253,13 @@ def _packer(kind: _Bits) -> Any:
     return put
 
 
-def faults_of_rows(site: Site, n_rows: int) -> tuple[int, int]:
+def faults_of_rows(site: CudaSite, n_rows: int) -> tuple[int, int]:
     """The numbers of the faults of ids to write to: that one is no row, and that it comes twice."""
     twice = site.faults.number("set_rows: an id is named twice")
     return _no_such_row(site, "set_rows", n_rows), twice
 
 
-def _set_rows(site: Site) -> Call:
+def _set_rows(site: CudaSite) -> Call:
     dst, _, ids = site.node.src
     batch, n_ids = dst.shape[: len(ids.shape) - 1], ids.shape[-1]
     n_rows, n = dst.shape[len(batch)], prod(dst.shape[len(batch) + 1 :])
@@ -284,6 +284,6 @@ def _unwritten(node: Tensor) -> str | None:
     return f"rows of {kind} are packed by none of its kernels"
 
 
-declare("get_rows", Kernel(_get_rows))
-declare("get_rows_back", Kernel(_get_rows_back))
-declare("set_rows", Kernel(_set_rows, _unwritten))
+declare("get_rows", CudaKernel(_get_rows))
+declare("get_rows_back", CudaKernel(_get_rows_back))
+declare("set_rows", CudaKernel(_set_rows, _unwritten))

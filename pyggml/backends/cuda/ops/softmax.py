@@ -10,7 +10,7 @@ from pyggml.backends.cuda.code.blocks import block_max, block_sum, first_row, ro
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, per_element, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -55,7 +55,7 @@ def _soft_max(y, x, mask, sinks, lost, slopes, scale, has_mask, shape, of_mask):
             lost[row] = away * share
 
 
-def _bind(site: Site) -> Call:
+def _bind(site: CudaSite) -> Call:
     x, *extras = site.node.src
     p = site.node.params
     shape = sizes(x.shape)
@@ -81,7 +81,7 @@ def _soft_max_back(dx, dy, y, n, scale):
             dx[j] = scale * y[j] * (dy[j] - along)
 
 
-def _bind_back(site: Site) -> Call:
+def _bind_back(site: CudaSite) -> Call:
     n = site.node.shape[-1]
     n_rows = site.out.size // n
     return per_rows(_soft_max_back, n_rows, n, site.stream, site.out, *site.src, n, *site.scalars)
@@ -93,8 +93,8 @@ def _diag_mask(out, x, n_rows, n, n_past, fill):
         out[i] = x[i] if i % n <= n_past + i // n % n_rows else fill
 
 
-def _causal(fill: float) -> Callable[[Site], Call]:
-    def bind(site: Site) -> Call:
+def _causal(fill: float) -> Callable[[CudaSite], Call]:
+    def bind(site: CudaSite) -> Call:
         *_, n_rows, n = site.node.shape
         arguments = (n_rows, n, site.node.params["n_past"], np.float32(fill))
         return per_element(_diag_mask, site.out.size, site.stream, site.out, *site.src, *arguments)
@@ -102,7 +102,7 @@ def _causal(fill: float) -> Callable[[Site], Call]:
     return bind
 
 
-declare("soft_max", Kernel(_bind))
-declare("soft_max_back", Kernel(_bind_back))
-declare("diag_mask_inf", Kernel(_causal(-math.inf)))
-declare("diag_mask_zero", Kernel(_causal(0.0)))
+declare("soft_max", CudaKernel(_bind))
+declare("soft_max_back", CudaKernel(_bind_back))
+declare("diag_mask_inf", CudaKernel(_causal(-math.inf)))
+declare("diag_mask_zero", CudaKernel(_causal(0.0)))

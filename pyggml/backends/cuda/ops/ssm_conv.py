@@ -8,7 +8,7 @@ from typing import Any
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -40,7 +40,7 @@ def _last(last, state, x, n_back, n_channels):
         last[i] = _input(state, x, m, i % n_channels, n_back, n_channels)
 
 
-def _bind(site: Site) -> Call:
+def _bind(site: CudaSite) -> Call:
     state, x, w, positions = site.src
     n_back, n_channels = site.node.src[0].shape
     sizes = (n_back, n_channels)
@@ -80,7 +80,7 @@ def _back_w(dw, state, x, positions, dy, n_back, n_channels):
         dw[i] = total
 
 
-def _bind_back(site: Site) -> Call:
+def _bind_back(site: CudaSite) -> Call:
     state, x, w, positions, dy = site.src
     dstate, dw = site.saved
     n_back, n_channels = site.node.src[0].shape
@@ -92,5 +92,5 @@ def _bind_back(site: Site) -> Call:
     )
 
 
-declare("ssm_conv", Kernel(_bind))
-declare("ssm_conv_back", Kernel(_bind_back))
+declare("ssm_conv", CudaKernel(_bind))
+declare("ssm_conv_back", CudaKernel(_bind_back))

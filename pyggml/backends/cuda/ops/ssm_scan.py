@@ -10,7 +10,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.recurrence import Factors, bind_forward, several_states
 from pyggml.backends.cuda.ops.recurrence_back import Gradient
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -36,13 +36,13 @@ def _value(src, sizes, t, h, i):
 _FACTORS = Factors(_read, _value)
 
 
-def _sources(site: Site) -> tuple[tuple, tuple[int, ...]]:
+def _sources(site: CudaSite) -> tuple[tuple, tuple[int, ...]]:
     state, _, _, a, b, *_ = site.node.src
     n_heads, dv, dk = state.shape
     return site.src[1:6], (n_heads, dv, dk, b.shape[1], a.shape[1])
 
 
-def _bind(site: Site) -> Call:
+def _bind(site: CudaSite) -> Call:
     return bind_forward(site, _FACTORS, *_sources(site))
 
 
@@ -99,7 +99,7 @@ def _gradient(node: Tensor) -> Gradient:
     return Gradient(_FACTORS, state, x.shape[0], state.shape[0] // b.shape[1])
 
 
-def _bind_back(site: Site) -> Call:
+def _bind_back(site: CudaSite) -> Call:
     gradient, (src, sizes) = _gradient(site.node), _sources(site)
     *_, positions, dy = site.src
     _, ddt, da, db, dc = site.saved
@@ -116,5 +116,5 @@ def _bind_back(site: Site) -> Call:
     )
 
 
-declare("ssm_scan", Kernel(_bind, several_states))
-declare("ssm_scan_back", Kernel(_bind_back, scratch=lambda node, _: _gradient(node).n_bytes))
+declare("ssm_scan", CudaKernel(_bind, several_states))
+declare("ssm_scan_back", CudaKernel(_bind_back, scratch=lambda node, _: _gradient(node).n_bytes))

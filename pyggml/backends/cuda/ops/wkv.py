@@ -9,7 +9,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.recurrence import Factors, bind_forward
 from pyggml.backends.cuda.ops.recurrence_back import Gradient
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -51,24 +51,24 @@ _FACTORS = (
 )
 
 
-def _forward(site: Site, *sources: Any, scale: float = 1.0) -> Call:
+def _forward(site: CudaSite, *sources: Any, scale: float = 1.0) -> Call:
     """sources: w, k, r, v and what the op has beside them."""
     n_heads, d, _ = site.node.src[0].shape
     sizes = (n_heads, d, np.float32(scale))
     return bind_forward(site, _FACTORS[len(sources) - 4], sources, sizes)
 
 
-def _wkv6(site: Site) -> Call:
+def _wkv6(site: CudaSite) -> Call:
     _, k, v, r, u, w, _ = site.src
     return _forward(site, w, k, r, v, u)
 
 
-def _wkv7(site: Site) -> Call:
+def _wkv7(site: CudaSite) -> Call:
     _, r, w, k, v, a, b, _ = site.src
     return _forward(site, w, k, r, v, a, b)
 
 
-def _gla(site: Site) -> Call:
+def _gla(site: CudaSite) -> Call:
     _, k, v, q, g, _ = site.src
     return _forward(site, g, k, q, v, scale=site.node.params["scale"])
 
@@ -96,7 +96,7 @@ def _gradient(node: Tensor) -> Gradient:
     return Gradient(_FACTORS[len(node.src) - 7], node.src[0], node.shape[0])
 
 
-def _bind_back(site: Site) -> Call:
+def _bind_back(site: CudaSite) -> Call:
     """Sources: state, w, k, r, v, positions, dy, then u or a and b; saved: all but v's."""
     gradient, (scale,) = _gradient(site.node), site.scalars
     _, w, k, r, v, positions, dy, *own = site.src
@@ -111,7 +111,7 @@ def _bind_back(site: Site) -> Call:
     return in_turn(*calls)
 
 
-declare("rwkv_wkv6", Kernel(_wkv6))
-declare("rwkv_wkv7", Kernel(_wkv7))
-declare("gated_linear_attn", Kernel(_gla))
-declare("wkv_back", Kernel(_bind_back, scratch=lambda node, _: _gradient(node).n_bytes))
+declare("rwkv_wkv6", CudaKernel(_wkv6))
+declare("rwkv_wkv7", CudaKernel(_wkv7))
+declare("gated_linear_attn", CudaKernel(_gla))
+declare("wkv_back", CudaKernel(_bind_back, scratch=lambda node, _: _gradient(node).n_bytes))

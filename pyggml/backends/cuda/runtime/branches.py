@@ -14,9 +14,9 @@ from typing import Any
 
 from pyggml.backends.cuda.runtime.driver import address
 from pyggml.backends.cuda.runtime.early import read_early
-from pyggml.backends.cuda.runtime.kernel import BoundCall, Site
+from pyggml.backends.cuda.runtime.kernel import BoundCall, CudaSite
 from pyggml.backends.cuda.runtime.launches import arrays, launches, steps
-from pyggml.backends.cuda.runtime.waits import Access, Range, Waits, waits
+from pyggml.backends.cuda.runtime.waits import Range, StepAccess, Waits, waits
 from pyggml.graph.call import Call
 
 
@@ -29,7 +29,7 @@ def _waits(calls: Iterable[BoundCall]) -> Waits:
     return waits(_accesses(calls))
 
 
-def _accesses(calls: Iterable[BoundCall]) -> Iterator[Access]:
+def _accesses(calls: Iterable[BoundCall]) -> Iterator[StepAccess]:
     """Of each step."""
     for call in calls:
         may_change = ranges(written_arrays(call.site))
@@ -60,7 +60,7 @@ def may_begin_early(calls: Sequence[BoundCall], before: Waits) -> list[bool]:
     return may_begin
 
 
-def written_arrays(site: Site) -> Iterator[Any]:
+def written_arrays(site: CudaSite) -> Iterator[Any]:
     """The arrays that a node's kernels may write."""
     yield site.out
     yield from site.saved
@@ -72,15 +72,15 @@ def written_arrays(site: Site) -> Iterator[Any]:
         yield site.src[i]
 
 
-def _access(step: Call, may_change: Sequence[Range]) -> Access:
+def _access(step: Call, may_change: Sequence[Range]) -> StepAccess:
     touched, written = arrays(step)
     if written is not None:
-        return Access(ranges(touched), ranges(written))
+        return StepAccess(ranges(touched), ranges(written))
     reads: list[Range] = []
     writes: list[Range] = []
     for r in ranges(touched):
         (writes if any(r.meets(c) for c in may_change) else reads).append(r)
-    return Access(reads, writes)
+    return StepAccess(reads, writes)
 
 
 def ranges(may_begin: Iterable[Any]) -> list[Range]:

@@ -24,7 +24,7 @@ from pyggml.backends.cuda.runtime.driver import (
 from pyggml.backends.cuda.runtime.early import knows_early
 from pyggml.backends.cuda.runtime.events import Event
 from pyggml.backends.cuda.runtime.failures import is_failure, lost_by, ran_out, reason_of
-from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, Kernel, OwnOp, Site
+from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, CudaKernel, CudaSite, OwnOp
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Transfers, is_locked
 from pyggml.backends.kit.faults import Faults
@@ -157,7 +157,7 @@ class CudaBackend(Backend):
     ) -> Call:
         start = scratch or 0
         with self._working():  # arrays are cut, and a library may take memory of its own
-            site = Site(
+            site = CudaSite(
                 node,
                 self._elements(node),
                 tuple(self._elements(s) for s in node.src),
@@ -197,12 +197,12 @@ class CudaBackend(Backend):
         with self._working():
             work()
 
-    def _declaration(self, node: Tensor) -> Kernel | None:
+    def _declaration(self, node: Tensor) -> CudaKernel | None:
         assert node.op is not None
         own = node.op.kernel if isinstance(node.op, OwnOp) else None
         return own or self._kernels.get(node.op.name)
 
-    def _kernel(self, node: Tensor) -> Kernel:
+    def _kernel(self, node: Tensor) -> CudaKernel:
         kernel = self._declaration(node)
         assert kernel is not None
         return kernel

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, OwnOp, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite, OwnOp
 from pyggml.backends.kit.kernels import no_scratch, nothing_shared
 from pyggml.backends.kit.places import span
 from pyggml.errors import ShapeError
@@ -41,13 +41,13 @@ class Fusion:
              reads number i of each source before it writes number i of the result, and no other
              thread reads it. INPLACE_FIRST: so it does of the first source
     leads    the node whose sources are the first ones
-    scratch  as Kernel has it, of the new node
+    scratch  as CudaKernel has it, of the new node
     shared   likewise
     """
 
     ops: tuple[str, ...]
     serves: Callable[[Sequence[Tensor], Sequence[bool], Compute], bool]
-    bind: Callable[[Sequence[Site], Sequence[bool]], Call]
+    bind: Callable[[Sequence[CudaSite], Sequence[bool]], Call]
     sample: Callable[[np.random.Generator], Graph]
     memory: Memory = Memory.FRESH
     leads: int = 0
@@ -95,7 +95,7 @@ class Composition:
 
         return {t: value(t) for t in self.nodes}
 
-    def sites(self, site: Site) -> list[Site]:
+    def sites(self, site: CudaSite) -> list[CudaSite]:
         """The memory of each node, of that of the one that stands for them."""
         arrays = dict(zip(self.sources, site.src, strict=True))
         arrays |= zip(self.results, (site.out, *site.saved), strict=True)
@@ -156,7 +156,7 @@ def replacements(
 
 @cache
 def _op(fusion: Fusion, changes: tuple[int, ...]) -> OwnOp:
-    kernel = Kernel(partial(_bind, fusion), scratch=fusion.scratch, shared=fusion.shared)
+    kernel = CudaKernel(partial(_bind, fusion), scratch=fusion.scratch, shared=fusion.shared)
     return OwnOp(
         name=fusion.name, spec=_spec, saved=_saved, results=_results, samples=lambda rng: iter(()),
         refuses={"of": ()}, kernel=kernel, memory=fusion.memory, fuses=fusion.ops, changes=changes,
@@ -180,6 +180,6 @@ def _results(*arrays: np.ndarray, of: Composition) -> Iterator[np.ndarray]:
     return (values[t] for t in of.results if t.op is not SAVED)
 
 
-def _bind(fusion: Fusion, site: Site) -> Call:
+def _bind(fusion: Fusion, site: CudaSite) -> Call:
     of = site.node.params["of"]
     return fusion.bind(of.sites(site), of.is_read)

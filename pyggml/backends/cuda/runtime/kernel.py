@@ -1,4 +1,4 @@
-"""How the card computes an op: `Kernel`, and the `Site` that it is bound to."""
+"""How the card computes an op: `CudaKernel`, and the `CudaSite` that it is bound to."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ ALIGNMENT = 64  # bytes: of scratch, and of each array in it
 
 
 @dataclass(frozen=True, slots=True)
-class Site(kernels.Site[Any]):
+class CudaSite(kernels.NodeSite[Any]):
     """The memory of one node, as a kernel's `bind` gets it.
 
     Arrays lie on the card and have one axis: the elements from the tensor's first to its last,
@@ -29,7 +29,7 @@ class Site(kernels.Site[Any]):
     ALIGNMENT.
     """
 
-    shared: Any  # scratch that several nodes read, see Kernel.shared; None if there is none
+    shared: Any  # scratch that several nodes read, see CudaKernel.shared; None if there is none
     fills_shared: bool  # whether this node is the first of them
     compute: Compute  # how products with weights round
     stream: Any  # all launches go here
@@ -45,7 +45,7 @@ class BoundCall(Call):
 
     __slots__ = ("site",)
 
-    def __init__(self, call: Call, site: Site) -> None:
+    def __init__(self, call: Call, site: CudaSite) -> None:
         super().__init__(call.kernel, *call.arguments)
         self.site = site
 
@@ -56,10 +56,10 @@ def nothing_lasts(_node: Tensor) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel(kernels.Kernel[Site, Call, Compute]):
+class CudaKernel(kernels.DeviceKernel[CudaSite, Call, Compute]):
     """The card's way to compute an op: `bind` returns a Call, see launches.py.
 
-    lasting   (node) -> (index of a source that is a leaf, bytes) as it asks `Site.lasting` for;
+    lasting   (node) -> (index of a source that is a leaf, bytes) as it asks `CudaSite.lasting` for;
               None if it does not
     """
 
@@ -76,7 +76,7 @@ class OwnOp(Op):
     results   (*arrays, **params) -> what `ref` gives, then what the op saves, in NumPy float64
     """
 
-    kernel: Kernel
+    kernel: CudaKernel
     results: Callable[..., Iterable[np.ndarray]]
     ref: Callable[..., np.ndarray] = field(init=False)
     ggml: GGMLOp = GGMLOp.CUSTOM

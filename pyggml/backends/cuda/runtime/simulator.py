@@ -151,7 +151,7 @@ def block_max(x, parts):
 # -- twins of what asks the driver --------------------------------------------------------------
 
 
-class Event:
+class SimulatedEvent:
     """All work is done at once: nobody waits."""
 
     def record(self, _stream: Any) -> None: ...
@@ -182,7 +182,7 @@ def nothing(*_: Any) -> None:
 
 
 TWINS: dict[str, Any] = {
-    "Event": Event,
+    "SimulatedEvent": SimulatedEvent,
     "address": address,
     "make_current": nothing,
     "shared_cell": shared_cell,

@@ -23,14 +23,14 @@ class Range(NamedTuple):
         return self.first < other.last and other.first < self.last
 
 
-class Access(NamedTuple):
+class StepAccess(NamedTuple):
     """What a step reads and writes. A range that it may read or write counts as written."""
 
     reads: Sequence[Range]
     writes: Sequence[Range]
 
 
-def conflict(a: Access, b: Access) -> bool:
+def conflict(a: StepAccess, b: StepAccess) -> bool:
     """Whether the order of two steps matters: one of them writes what the other touches."""
     return any(w.meets(r) for w in a.writes for r in (*b.reads, *b.writes)) or any(
         w.meets(r) for w in b.writes for r in a.reads
@@ -40,7 +40,7 @@ def conflict(a: Access, b: Access) -> bool:
 Waits = list[tuple[int, ...]]
 
 
-def waits(steps: Iterable[Access]) -> Waits:
+def waits(steps: Iterable[StepAccess]) -> Waits:
     """For each step, the numbers of the earlier ones that it waits for.
 
     Those that one of the others waits for anyway are left out.
@@ -73,7 +73,7 @@ class _Memory:
         self._starts: list[int] = [-1]
         self._uses = [_Use()]
 
-    def conflicts(self, i: int, step: Access) -> set[int]:
+    def conflicts(self, i: int, step: StepAccess) -> set[int]:
         """The earlier steps that must end before step i: for the bytes that it reads their writers,
         for those that it writes their readers too. Step i is entered as a user of all."""
         numbers: set[int] = set()

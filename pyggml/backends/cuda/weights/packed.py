@@ -18,9 +18,9 @@ import numpy as np
 from pyggml.backends.cuda.code import byte_ptx, ptx
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.weights.readers import LaneBlock, half_e8m0
+from pyggml.backends.cuda.weights.readers import PythonBlock, half_e8m0
 from pyggml.quants import QUANTS
-from pyggml.quants.layout import EVEN_SIGNS, GROUP, Table
+from pyggml.quants.layout import EVEN_SIGNS, GROUP, ByteTable
 from pyggml.quants.readers.expressions import Lanes
 
 MOST_GROUPS = 8  # of a unit
@@ -39,7 +39,7 @@ class Group(NamedTuple):
 class GridRow(NamedTuple):
     """Row `at` of a grid, an expression."""
 
-    table: Table
+    table: ByteTable
     at: str
 
 
@@ -47,7 +47,7 @@ def _bits(n: int) -> str:
     return f"np.uint32({n:#x})"
 
 
-class PackedBlock(LaneBlock):
+class PackedBlock(PythonBlock):
     """Collects the groups of the block that begins at byte `start` of its unit, and in `rows` the
     unit's rows of grids. Lanes are numbers."""
 
@@ -155,7 +155,7 @@ class PackedBlock(LaneBlock):
         word = _word_of(lambda of, mask: f"{name}({of}, {mask})", whole, where)
         return whole._replace(text=_no_single, word=word)
 
-    def points(self, indices: Lanes, table: Table) -> Lanes:
+    def points(self, indices: Lanes, table: ByteTable) -> Lanes:
         if table is EVEN_SIGNS:
 
             def signs(i: int) -> str:
@@ -207,7 +207,7 @@ def _no_single(lane: str) -> str:
     raise TypeError("a single byte, wanted none but in words")
 
 
-class Unit(NamedTuple):
+class PackedUnit(NamedTuple):
     """n_groups of a type, in n_bytes."""
 
     name: str
@@ -215,18 +215,18 @@ class Unit(NamedTuple):
     n_bytes: int
 
 
-def unit_of(name: str, k: int) -> Unit | None:
+def unit_of(name: str, k: int) -> PackedUnit | None:
     """The unit of rows of k weights of this type; None if they have none."""
     dtype = QUANTS[name].dtype
     n_groups = gcd(k // GROUP, MOST_GROUPS)
     if k % GROUP or GROUP * n_groups % dtype.block:
         return None
     n_bytes = GROUP * n_groups // dtype.block * dtype.block_bytes
-    return None if n_bytes % 2 else Unit(name, n_groups, n_bytes)
+    return None if n_bytes % 2 else PackedUnit(name, n_groups, n_bytes)
 
 
 @cache
-def decode_unit(unit: Unit) -> tuple[tuple[Group, ...], tuple[GridRow, ...]]:
+def decode_unit(unit: PackedUnit) -> tuple[tuple[Group, ...], tuple[GridRow, ...]]:
     """The groups of a unit, in the order of its weights, and the rows of grids that they name."""
     quant, groups, rows = QUANTS[unit.name], list[Group](), list[GridRow]()
     for start in range(0, unit.n_bytes, quant.dtype.block_bytes):
@@ -236,17 +236,17 @@ def decode_unit(unit: Unit) -> tuple[tuple[Group, ...], tuple[GridRow, ...]]:
     return tuple(groups), tuple(rows)
 
 
-def has_minima_of_halves(unit: Unit) -> bool:
+def has_minima_of_halves(unit: PackedUnit) -> bool:
     """Whether each half of a group has its own minimum."""
     return any(len(group.minima) == 2 for group in decode_unit(unit)[0])
 
 
-def _tables_of(unit: Unit) -> list[Table]:
+def _tables_of(unit: PackedUnit) -> list[ByteTable]:
     return list(dict.fromkeys(row.table for row in decode_unit(unit)[1]))
 
 
 @cache
-def grid_words_of(unit: Unit) -> np.ndarray:
+def grid_words_of(unit: PackedUnit) -> np.ndarray:
     """The grids of a unit's type one after the other, uint32 (a multiple of 4,); none for most."""
     rows = [table.rows.reshape(-1) for table in _tables_of(unit)]
     return np.concatenate([np.empty(0, np.int8), *rows]).view(np.uint32)
@@ -260,7 +260,7 @@ class Loads:
     in the middle of a word, a word is what `first` picks of two.
     """
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: PackedUnit) -> None:
         self._alignment = gcd(unit.n_bytes, 16)
         self._loaded: set[int] = set()
         self._rows, self._loaded_rows = decode_unit(unit)[1], set[int]()

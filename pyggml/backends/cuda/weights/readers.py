@@ -5,7 +5,7 @@
     eights_of    eights(out, i, raw, at, lane): of each group of 32 the eight weights from `lane`
                  on, a multiple of 8, to out from element i on
 
-`LaneBlock` runs the type's decoder (pyggml.quants.layout) and writes down, for each group of 32
+`PythonBlock` runs the type's decoder (pyggml.quants.layout) and writes down, for each group of 32
 weights, the expression of one of them. `weight` and `four` branch by group: threads of a warp that
 take the 32 weights of one group take the same branch. `eights` does all groups, without a branch.
 """
@@ -20,17 +20,17 @@ import numpy as np
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device
 from pyggml.quants import QUANTS
-from pyggml.quants.layout import GROUP, Decoder, Table
+from pyggml.quants.layout import GROUP, ByteTable, Decoder
 from pyggml.quants.readers.expressions import ExpressionBlock, Lanes
 
 
-class LaneBlock(ExpressionBlock):
+class PythonBlock(ExpressionBlock):
     """Expressions of Python, for a device function, and the tables that they name. A lane may be a
     sum: what needs it whole, puts it in brackets."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables: list[Table] = []
+        self.tables: list[ByteTable] = []
 
     def number(self, lane: str, value: int) -> str:
         return str(value)
@@ -98,7 +98,7 @@ class LaneBlock(ExpressionBlock):
 
     # -- arithmetic ----------------------------------------------------------------------------
 
-    def points(self, indices: Lanes, table: Table) -> Lanes:
+    def points(self, indices: Lanes, table: ByteTable) -> Lanes:
         name, width = self._table(table), table.width
 
         def text(lane: str) -> str:
@@ -107,7 +107,7 @@ class LaneBlock(ExpressionBlock):
 
         return Lanes("bytes", GROUP, text)
 
-    def _table(self, table: Table) -> str:
+    def _table(self, table: ByteTable) -> str:
         """The name of a table in expressions: a variable, as Numba would put a copy of a constant
         array into a card's 64 KiB of constants wherever one is named."""
         if table not in self.tables:
@@ -133,7 +133,7 @@ class LaneBlock(ExpressionBlock):
         return Lanes("floats", ints.n, lambda lane: f"half_of({ints.text(lane)})")
 
 
-class EightLanes(LaneBlock):
+class EightLanes(PythonBlock):
     """Expressions of eight neighbours, lanes "lane+0" to "lane+7". What they share has a name, and
     is computed in `lines`, which come first.
 
@@ -169,7 +169,7 @@ class EightLanes(LaneBlock):
         inside = f"({first} & {n - 1})+{i}"
         return self.chosen(lane, n, below(inside), other(inside))
 
-    def points(self, indices: Lanes, table: Table) -> Lanes:
+    def points(self, indices: Lanes, table: ByteTable) -> Lanes:
         """The eight are of one row of the table, or of two."""
         name, width = self._table(table), table.width
 
@@ -234,16 +234,16 @@ def half_of(bits):
     return -value if bits & 0x8000 else value
 
 
-class Source(NamedTuple):
+class ReaderSource(NamedTuple):
     """A function in Python, and the tables that it names table0, table1, …"""
 
     text: str
-    tables: list[Table]
+    tables: list[ByteTable]
 
 
-def source_of(decoder: Decoder, count: int = 1) -> Source:
+def source_of(decoder: Decoder, count: int = 1) -> ReaderSource:
     """`weight(raw, at, j)`; of several weights, a tuple."""
-    block = LaneBlock()
+    block = PythonBlock()
     decoder(block)
     lanes = ["lane", *(f"(lane + {i})" for i in range(1, count))]
     lines = ["def weight(raw, at, j):", *block.grids(), "    lane = j & 31"]
@@ -251,10 +251,10 @@ def source_of(decoder: Decoder, count: int = 1) -> Source:
     for i in some:
         lines += [f"    if j < {i + GROUP}:", f"        return {_values(block.groups[i], lanes)}"]
     lines.append(f"    return {_values(block.groups[last], lanes)}")
-    return Source("\n".join(lines), block.tables)
+    return ReaderSource("\n".join(lines), block.tables)
 
 
-def _source_of_eights(decoder: Decoder, block_bytes: int) -> Source:
+def _source_of_eights(decoder: Decoder, block_bytes: int) -> ReaderSource:
     """`eights(out, i, raw, at, lane)`."""
     block = EightLanes(block_bytes)
     decoder(block)
@@ -263,14 +263,14 @@ def _source_of_eights(decoder: Decoder, block_bytes: int) -> Source:
         values = _values(block.groups[i], lanes)
         block.lines.append(f"    put_eight(out, i + {i} + lane, {values})")
     lines = ["def eights(out, i, raw, at, lane):", *block.grids(), *block.lines]
-    return Source("\n".join(lines), block.tables)
+    return ReaderSource("\n".join(lines), block.tables)
 
 
 def _values(group: Callable[[str], str], lanes: Sequence[str]) -> str:
     return ", ".join(group(lane) for lane in lanes)
 
 
-def _compile(source: Source, name: str, function: str, **known: Any) -> Any:
+def _compile(source: ReaderSource, name: str, function: str, **known: Any) -> Any:
     """The device function of this name in a source for the weights of a type."""
     known |= {f"table{i}": table.rows.view(np.uint8) for i, table in enumerate(source.tables)}
     known |= {

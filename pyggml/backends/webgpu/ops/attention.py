@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite, numbers
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.attention_tiles import (
     BLOCK_COLUMNS,
@@ -33,7 +33,7 @@ from pyggml.backends.webgpu.wgsl.attention_tiles import (
     sums_of,
 )
 from pyggml.backends.webgpu.wgsl.formulas import CAPPED
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, per_element, whole
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.ops.attention.positions import score_tables
@@ -271,7 +271,7 @@ def _constants(node: Tensor) -> dict[str, int | float]:
     }  # fmt: skip
 
 
-def _extras(site: Site, first: int) -> dict[str, View]:
+def _extras(site: ShaderSite, first: int) -> dict[str, BufferRange]:
     """Mask, slopes and sinks among the sources from `first` on."""
     n_heads, given = site.node.src[0].shape[1], site.src[first:]
     tables = score_tables(site.node.params, given, n_heads, site.constant, _NONE)
@@ -282,7 +282,12 @@ _OF_VALUES = {"v", "o", "do", "dv"}
 
 
 def _tiles(
-    site: Site, source: str, heads: dict[str, View], others: dict[str, View], n_rows: int, n: int
+    site: ShaderSite,
+    source: str,
+    heads: dict[str, BufferRange],
+    others: dict[str, BufferRange],
+    n_rows: int,
+    n: int,
 ) -> Dispatch:
     """heads: tensors of rows of a head's numbers; n: heads of the result."""
     constants = _constants(site.node)
@@ -293,7 +298,7 @@ def _tiles(
     return site.shaders.dispatch(functions + source, {**quads, **others}, groups, constants)
 
 
-def _forward(site: Site) -> Sequence[Dispatch]:
+def _forward(site: ShaderSite) -> Sequence[Dispatch]:
     q, k, v, span = site.src[:4]
     (t, h, dv), (of_keys, of_values) = site.node.shape, (x.dtype for x in site.node.src[1:3])
     heads = {"q": q, "k": numbers(k, of_keys), "v": numbers(v, of_values), "o": site.out}
@@ -306,7 +311,7 @@ def _scratch(node: Tensor, shaders: Shaders) -> int:
     return F32.block_bytes * node.shape[0] * node.shape[1]
 
 
-def _backward(site: Site) -> Sequence[Dispatch]:
+def _backward(site: ShaderSite) -> Sequence[Dispatch]:
     q, k, v, span, o, lse, do = site.src[:7]
     dk, dv, *dsinks = site.saved
     (t, h, d), (s, hk, _) = (x.shape for x in site.node.src[:2])
@@ -336,5 +341,5 @@ def _lacks(node: Tensor) -> str | None:
     return f"heads of {size} numbers, wanted {_WIDEST} at most" if size > _WIDEST else None
 
 
-declare("flash_attn_ext", Kernel(_forward, lacks=_lacks, mixed=(1, 2)))
-declare("flash_attn_back", Kernel(_backward, lacks=_lacks, scratch=_scratch))
+declare("flash_attn_ext", ShaderKernel(_forward, lacks=_lacks, mixed=(1, 2)))
+declare("flash_attn_back", ShaderKernel(_backward, lacks=_lacks, scratch=_scratch))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import statements_of
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
@@ -57,22 +57,22 @@ _NOISE = {"x": "x_at(at)", "size": "size_at(row)", "bits": "f32(word >> 8u)"}
 _NOISY = _DRAWN.replace("NUMBER", statements_of(NOISY, _NOISE))
 
 
-def _draw(site: Site, body: str, names: Sequence[str], **more: float) -> Sequence[Dispatch]:
+def _draw(site: ShaderSite, body: str, names: Sequence[str], **more: float) -> Sequence[Dispatch]:
     n, quarter, jobs = quarters(site.node)
     constants = {"JOBS": jobs, "N": n, "QUARTER": quarter, "STREAM": site.node.params["stream"]}
     views = {"y": site.out, **dict(zip(names, site.src, strict=True))}
     return [site.shaders.dispatch(body, views, per_element(jobs), constants | more)]
 
 
-def _dropout(site: Site) -> Sequence[Dispatch]:
+def _dropout(site: ShaderSite) -> Sequence[Dispatch]:
     least, grown = share_kept(site.node.params["p"])
     settings = {"p_least": min(least, (1 << 32) - 1), "p_grown": grown}
     return _draw(site, _DROPPED, ("x", "draw"), **settings)
 
 
-def _uniform_noise(site: Site) -> Sequence[Dispatch]:
+def _uniform_noise(site: ShaderSite) -> Sequence[Dispatch]:
     return _draw(site, _NOISY, ("x", "size", "draw"))
 
 
-declare("dropout", Kernel(_dropout))
-declare("uniform_noise", Kernel(_uniform_noise))
+declare("dropout", ShaderKernel(_dropout))
+declare("uniform_noise", ShaderKernel(_uniform_noise))

@@ -6,7 +6,7 @@ A shader names the sources' numbers a, b and c, and the op's parameters p_NAME.
 from collections.abc import Callable, Sequence
 from math import prod
 
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import FUNCTIONS, statements_of
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
@@ -28,11 +28,11 @@ _BODY = """
 _REPEATED = " + ".join(f"(i / BELOW{a}) % MANY{a} % FEW{a} * STEP{a}" for a in range(MAX_AXES))
 
 
-def _apply(of: Formula) -> Callable[[Site], Sequence[Dispatch]]:
+def _apply(of: Formula) -> Callable[[ShaderSite], Sequence[Dispatch]]:
     """y_i by a formula of up to three sources, the last of which is repeated."""
     statements = statements_of(of, dict(zip(of.sources, _NAMES, strict=False)))
 
-    def bind(site: Site) -> Sequence[Dispatch]:
+    def bind(site: ShaderSite) -> Sequence[Dispatch]:
         n, names = site.node.n_elements, _NAMES[: len(site.src)]
         indices = dict.fromkeys(names, "i")
         numbers = {k: v for k, v in site.node.params.items() if isinstance(v, int | float)}
@@ -63,8 +63,8 @@ def _repeats(node: Tensor) -> dict[str, int]:
     return constants
 
 
-declare("repeat", Kernel(_apply(formula(repeat)), lacks=_not_f32))
+declare("repeat", ShaderKernel(_apply(formula(repeat)), lacks=_not_f32))
 
 for _op in OPS.values():
     if _op.formula is not None:
-        declare(_op.name, Kernel(_apply(_op.formula), lacks=_not_f32))
+        declare(_op.name, ShaderKernel(_apply(_op.formula), lacks=_not_f32))

@@ -8,9 +8,9 @@ rows at a time.
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.ops.rows import parts_of
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite, numbers
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, View, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, per_element, whole
 from pyggml.backends.webgpu.wgsl.weights import QUAD, weight_source
 from pyggml.graph.dtypes import BF16, F16, F32, DType
 from pyggml.graph.tensor import Tensor
@@ -108,12 +108,12 @@ def _units(dtype: DType) -> tuple[str, int]:
     return weight_source(dtype.name) + four, QUAD
 
 
-def _no_expert(site: Site, n: int) -> tuple[View, int]:
+def _no_expert(site: ShaderSite, n: int) -> tuple[BufferRange, int]:
     assert site.node.op is not None
     return site.fault(f"{site.node.op.name}: an id is not one of {n} experts")
 
 
-def _product(site: Site, body: str, of_units: bool) -> Sequence[Dispatch]:
+def _product(site: ShaderSite, body: str, of_units: bool) -> Sequence[Dispatch]:
     """of_units: a thread has a unit of y, else 32 threads a number."""
     w, x, ids = site.node.src
     cell, no_expert = _no_expert(site, w.shape[0])
@@ -132,11 +132,11 @@ def _product(site: Site, body: str, of_units: bool) -> Sequence[Dispatch]:
     return calls
 
 
-def _forward(site: Site) -> Sequence[Dispatch]:
+def _forward(site: ShaderSite) -> Sequence[Dispatch]:
     return _product(site, _FORWARD, of_units=False)
 
 
-def _backward(site: Site) -> Sequence[Dispatch]:
+def _backward(site: ShaderSite) -> Sequence[Dispatch]:
     return _product(site, _BACKWARD, of_units=True)
 
 
@@ -158,7 +158,7 @@ _SUMS = """
 """
 
 
-def _out_prod_id(site: Site) -> Sequence[Dispatch]:
+def _out_prod_id(site: ShaderSite) -> Sequence[Dispatch]:
     x, _, ids = site.node.src
     n_experts, n, k = site.node.shape
     cell, no_expert = _no_expert(site, n_experts)
@@ -184,7 +184,7 @@ _ADD = """
 """
 
 
-def _add_id(site: Site) -> Sequence[Dispatch]:
+def _add_id(site: ShaderSite) -> Sequence[Dispatch]:
     total, (n_experts, n) = site.node.n_elements, site.node.src[1].shape
     cell, no_expert = _no_expert(site, n_experts)
     constants = {"TOTAL": total, "N": n, "EXPERTS": n_experts, "NO_EXPERT": no_expert}
@@ -198,7 +198,7 @@ def _unread(node: Tensor) -> str | None:
     return None if known else f"{dtype} is unpacked by none of its shaders"
 
 
-declare("mul_mat_id", Kernel(_forward, lacks=_unread, tiled=(0,)))
-declare("mul_mat_id_back", Kernel(_backward, lacks=_unread, tiled=(0,)))
-declare("out_prod_id", Kernel(_out_prod_id))
-declare("add_id", Kernel(_add_id))
+declare("mul_mat_id", ShaderKernel(_forward, lacks=_unread, tiled=(0,)))
+declare("mul_mat_id_back", ShaderKernel(_backward, lacks=_unread, tiled=(0,)))
+declare("out_prod_id", ShaderKernel(_out_prod_id))
+declare("add_id", ShaderKernel(_add_id))

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pyggml.backends.kit.products import Factor
-from pyggml.backends.webgpu.ops.products import Problem, multiply, scratch_bytes
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.ops.products import ShaderProblem, multiply, scratch_bytes
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import CAPPED
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, whole
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, whole
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
 from pyggml.quants import QUANTS
@@ -77,12 +77,12 @@ def _chunk(node: Tensor, limit: int) -> int:
     return min(round_up(-(-n_rows // n_chunks), _TILE_ROWS), n_rows)
 
 
-def _products(node: Tensor, n_rows: int) -> tuple[Problem, Problem]:
+def _products(node: Tensor, n_rows: int) -> tuple[ShaderProblem, ShaderProblem]:
     """The logits of some rows, and the gradient of those rows."""
     w = node.src[1]
     n_vocab, k = w.shape
-    forward = Problem(n_rows, n_vocab, k, Factor(k, 1), Factor(k, 1, dtype=w.dtype))
-    back = Problem(n_rows, k, n_vocab, Factor(n_vocab, 1), Factor(1, k, dtype=w.dtype))
+    forward = ShaderProblem(n_rows, n_vocab, k, Factor(k, 1), Factor(k, 1, dtype=w.dtype))
+    back = ShaderProblem(n_rows, k, n_vocab, Factor(n_vocab, 1), Factor(1, k, dtype=w.dtype))
     return forward, back
 
 
@@ -104,7 +104,7 @@ def _scratch(node: Tensor, shaders: Shaders) -> int:
     return logits + 2 * of_rows + of_products
 
 
-def _bind(site: Site) -> Sequence[Dispatch]:
+def _bind(site: ShaderSite) -> Sequence[Dispatch]:
     node, made = site.node, site.shaders.dispatch
     n_rows, limit = node.src[0].shape[0], site.shaders.limit
     chunk = _chunk(node, limit)
@@ -132,7 +132,10 @@ def _bind(site: Site) -> Sequence[Dispatch]:
 
 
 def _rows(
-    site: Site, rows: range, memory: tuple[View, View, View], scratch: View
+    site: ShaderSite,
+    rows: range,
+    memory: tuple[BufferRange, BufferRange, BufferRange],
+    scratch: BufferRange,
 ) -> list[Dispatch]:
     """The logits of some rows, their losses, and the rows' gradients."""
     h, w, targets, weights = site.src
@@ -163,4 +166,4 @@ def _lacks(node: Tensor) -> str | None:
 
 
 for _name in ("linear_cross_entropy", "linear_cross_entropy_by_row"):
-    declare(_name, Kernel(_bind, lacks=_lacks, scratch=_scratch, tiled=(1,)))
+    declare(_name, ShaderKernel(_bind, lacks=_lacks, scratch=_scratch, tiled=(1,)))

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite, numbers
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import WORD, Dispatch, View, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import WORD, BufferRange, Dispatch, per_element, whole
 from pyggml.graph.dtypes import BF16, F16, F32, DType
 from pyggml.graph.tensor import MAX_AXES, Shape, Tensor, contiguous_strides
 from pyggml.sizes import round_up
@@ -68,7 +68,7 @@ def _sizes(shape: Shape) -> dict[str, int]:
     return {"N": total, "N1": n[1], "N3": max(n[3], 1), "N2N3": max(n[2] * n[3], 1)}
 
 
-def _into(site: Site, x: Tensor, view: View, first: int = 0) -> Dispatch:
+def _into(site: ShaderSite, x: Tensor, view: BufferRange, first: int = 0) -> Dispatch:
     """Copy x into the range of the result that begins at element `first`; both of 32 bits."""
     whole = site.node
     gapless = contiguous_strides(whole.shape, whole.dtype)
@@ -81,7 +81,7 @@ def _into(site: Site, x: Tensor, view: View, first: int = 0) -> Dispatch:
     return site.shaders.dispatch(_COPY.replace("FROM", _FROM), views, per_element(n), constants)
 
 
-def _copy_16_bits(site: Site, x: Tensor, view: View) -> Dispatch:
+def _copy_16_bits(site: ShaderSite, x: Tensor, view: BufferRange) -> Dispatch:
     """Copy x as numbers of 16 bits."""
     to = site.node.dtype
     if x.dtype is to:
@@ -90,7 +90,7 @@ def _copy_16_bits(site: Site, x: Tensor, view: View) -> Dispatch:
         rounding, read = "to_f16" if to is F16 else "to_bf16", numbers(view, x.dtype)
     odd = site.out.start % WORD // 2
     start = site.out.start - 2 * odd
-    words = View(site.out.buffer, start, round_up(site.out.end - start, WORD), "u32", True)
+    words = BufferRange(site.out.buffer, start, round_up(site.out.end - start, WORD), "u32", True)
     body = _HALVES.replace("ROUND", rounding).replace("FROM", _FROM)
     body = TO_F16 + _TO_BF16 + whole(body)
     constants = {**_sizes(x.shape), **_steps(x, "X"), "ODD": odd}
@@ -98,7 +98,7 @@ def _copy_16_bits(site: Site, x: Tensor, view: View) -> Dispatch:
     return site.shaders.dispatch(body, {"y": words, "x": read}, per_element(n), constants)
 
 
-def _copy_of(site: Site) -> Sequence[Dispatch]:
+def _copy_of(site: ShaderSite) -> Sequence[Dispatch]:
     (x,), (view,), to = site.node.src, site.src, site.node.dtype
     if to in (F16, BF16):
         return [_copy_16_bits(site, x, view)]
@@ -126,33 +126,33 @@ def _step_along(node: Tensor, axis: int) -> int:
     return contiguous_strides(node.shape, node.dtype)[axis] // WORD
 
 
-def _concat(site: Site) -> Sequence[Dispatch]:
+def _concat(site: ShaderSite) -> Sequence[Dispatch]:
     a, b = site.node.src
     axis = site.node.params["axis"]
     second = a.shape[axis] * _step_along(site.node, axis)
     return [_into(site, a, site.src[0]), _into(site, b, site.src[1], second)]
 
 
-def fill(site: Site, value: float) -> Dispatch:
+def fill(site: ShaderSite, value: float) -> Dispatch:
     """One value everywhere in the result."""
     n = site.node.n_elements
     body = "let i = group * 256u + me; if (i < N) { put_y(i, VALUE); }"
     return site.shaders.dispatch(body, {"y": site.out}, per_element(n), {"N": n, "VALUE": value})
 
 
-def _set_among_zeros(site: Site) -> Sequence[Dispatch]:
+def _set_among_zeros(site: ShaderSite) -> Sequence[Dispatch]:
     (dy,), p = site.node.src, site.node.params
     first = p["start"] * _step_along(site.node, p["axis"])
     return [fill(site, 0.0), _into(site, dy, site.src[0], first)]
 
 
-def _fill_all(site: Site) -> Sequence[Dispatch]:
+def _fill_all(site: ShaderSite) -> Sequence[Dispatch]:
     (value,) = site.node.params.values()
     return [fill(site, float(value))]
 
 
 for _name in ("cont", "dup", "cpy"):
-    declare(_name, Kernel(_copy_of, lacks=_copy_lacks, mixed=(0, 1)))
-declare("concat", Kernel(_concat))
-declare("narrow_back", Kernel(_set_among_zeros))
-declare("fill", Kernel(_fill_all))
+    declare(_name, ShaderKernel(_copy_of, lacks=_copy_lacks, mixed=(0, 1)))
+declare("concat", ShaderKernel(_concat))
+declare("narrow_back", ShaderKernel(_set_among_zeros))
+declare("fill", ShaderKernel(_fill_all))

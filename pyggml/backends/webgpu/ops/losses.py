@@ -6,9 +6,9 @@ A workgroup takes a row: the greatest logit and the sum of exponentials, then wh
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.ops.reduce import sum_of
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, whole
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, whole
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
@@ -56,7 +56,7 @@ _BACK = whole(
 )
 
 
-def _dispatch(site: Site, body: str, n: int, views: dict[str, View]) -> Dispatch:
+def _dispatch(site: ShaderSite, body: str, n: int, views: dict[str, BufferRange]) -> Dispatch:
     """`views` beside the targets' fault."""
     assert site.node.op is not None
     sentence = f"{site.node.op.name}: a target is outside the vocabulary of {n} tokens"
@@ -71,7 +71,7 @@ def _scratch(node: Tensor, shaders: Shaders) -> int:
     return 2 * round_up(F32.block_bytes * node.src[0].shape[0], _LINE)
 
 
-def _forward(site: Site) -> Sequence[Dispatch]:
+def _forward(site: ShaderSite) -> Sequence[Dispatch]:
     rows, n = site.node.src[0].shape
     of_row = round_up(F32.block_bytes * rows, _LINE) // F32.block_bytes
     losses, right = site.scratch.part(0, rows), site.scratch.part(of_row, rows)
@@ -84,11 +84,11 @@ def _forward(site: Site) -> Sequence[Dispatch]:
     return calls
 
 
-def _backward(site: Site) -> Sequence[Dispatch]:
+def _backward(site: ShaderSite) -> Sequence[Dispatch]:
     views = dict(zip(("d", "x", "targets", "weights"), site.src, strict=True))
     return [_dispatch(site, _BACK, site.node.shape[-1], {**views, "dx": site.out})]
 
 
-declare("cross_entropy_rows", Kernel(_forward, scratch=_scratch))
-declare("cross_entropy_by_row", Kernel(_forward, scratch=_scratch))
-declare("cross_entropy_rows_back", Kernel(_backward))
+declare("cross_entropy_rows", ShaderKernel(_forward, scratch=_scratch))
+declare("cross_entropy_by_row", ShaderKernel(_forward, scratch=_scratch))
+declare("cross_entropy_rows_back", ShaderKernel(_backward))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, whole
 
@@ -54,14 +54,14 @@ fn squared(me: u32, first: u32, mean: f32) -> f32 {  // Σ (x − mean)² of a r
 _EACH = re.compile(r"EACH\((.*)\)\n")
 
 
-def _by_row(body: str, names: Sequence[str]) -> Callable[[Site], Sequence[Dispatch]]:
+def _by_row(body: str, names: Sequence[str]) -> Callable[[ShaderSite], Sequence[Dispatch]]:
     """y from rows of x and what else is named; `w` is a row that all share."""
     body = "if (group >= ROWS) { return; } let first = group * N;" + body
     body = _EACH.sub(r"for (var j = me; j < N; j += 256u) { put_y(first + j, \1); }\n", body)
     body = body.replace("WEIGHT", "w_at(j)" if "w" in names else "1.0")
     text = _SQUARED + whole(body)
 
-    def bind(site: Site) -> Sequence[Dispatch]:
+    def bind(site: ShaderSite) -> Sequence[Dispatch]:
         n = site.node.shape[-1] if site.node.shape else 1
         rows = site.node.n_elements // n
         views = {"y": site.out, **dict(zip(names, site.src, strict=True))}
@@ -82,4 +82,4 @@ for _name, _body, _sources in (
     ("norm", _CENTRED + "EACH((x_at(first + j) - mean) * r)\n", "x"),
     ("norm_back", _CENTRED + _CENTRED_BACK, "x dy"),
 ):
-    declare(_name, Kernel(_by_row(_body, _sources.split())))
+    declare(_name, ShaderKernel(_by_row(_body, _sources.split())))

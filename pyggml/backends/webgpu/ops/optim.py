@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, per_element, whole
 from pyggml.graph.tensor import Tensor
@@ -58,7 +58,7 @@ def _scratch(node: Tensor, shaders: Shaders) -> int:
     return 4 * _pieces(node)
 
 
-def _clip_norm(site: Site) -> Sequence[Dispatch]:
+def _clip_norm(site: ShaderSite) -> Sequence[Dispatch]:
     (g,), n, limit = site.src, site.node.src[0].n_elements, next(iter(site.node.params.values()))
     n_pieces, g = _pieces(site.node), g.for_writing()
     made = site.shaders.dispatch
@@ -72,10 +72,10 @@ def _clip_norm(site: Site) -> Sequence[Dispatch]:
     return calls
 
 
-def _step(body: str, names: Sequence[str]) -> Callable[[Site], Sequence[Dispatch]]:
+def _step(body: str, names: Sequence[str]) -> Callable[[ShaderSite], Sequence[Dispatch]]:
     """y and p are the same memory; m and v change."""
 
-    def bind(site: Site) -> Sequence[Dispatch]:
+    def bind(site: ShaderSite) -> Sequence[Dispatch]:
         views = {"y": site.out, **dict(zip(names, site.src, strict=True))}
         views |= {name: views[name].for_writing() for name in ("m", "v") if name in views}
         n = site.node.n_elements
@@ -84,6 +84,6 @@ def _step(body: str, names: Sequence[str]) -> Callable[[Site], Sequence[Dispatch
     return bind
 
 
-declare("clip_norm", Kernel(_clip_norm, scratch=_scratch))
-declare("opt_step_adamw", Kernel(_step(_ADAMW, ("p", "g", "m", "v", "s"))))
-declare("opt_step_lion", Kernel(_step(_LION, ("p", "g", "m", "s"))))
+declare("clip_norm", ShaderKernel(_clip_norm, scratch=_scratch))
+declare("opt_step_adamw", ShaderKernel(_step(_ADAMW, ("p", "g", "m", "v", "s"))))
+declare("opt_step_lion", ShaderKernel(_step(_LION, ("p", "g", "m", "s"))))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
 
@@ -30,7 +30,7 @@ fn comes_before(a: f32, i: u32, b: f32, j: u32) -> bool {  // equal ones keep th
 )
 
 
-def _rank(site: Site) -> Sequence[Dispatch]:
+def _rank(site: ShaderSite) -> Sequence[Dispatch]:
     """argsort keeps all numbers of a row, top_k the k largest."""
     (x,), p = site.node.src, site.node.params
     n = x.shape[-1]
@@ -50,7 +50,7 @@ _SPAN = """
 """
 
 
-def _window_span(site: Site) -> Sequence[Dispatch]:
+def _window_span(site: ShaderSite) -> Sequence[Dispatch]:
     n, window = site.node.shape[0], min(site.node.params["window"], 2**31 - 1)
     views = {"y": site.out, "x": site.src[0]}
     return [site.shaders.dispatch(_SPAN, views, per_element(n), {"T": n, "WINDOW": window})]
@@ -66,7 +66,7 @@ _CHUNK = """
 """
 
 
-def _chunk_span(site: Site) -> Sequence[Dispatch]:
+def _chunk_span(site: ShaderSite) -> Sequence[Dispatch]:
     n, size = site.node.shape[0], min(site.node.params["size"], 2**31 - 1)
     views = {"y": site.out, "x": site.src[0], "p": site.src[1]}
     return [site.shaders.dispatch(_CHUNK, views, per_element(n), {"T": n, "SIZE": size})]
@@ -78,7 +78,7 @@ _TEMPERATURE = """
 """
 
 
-def _log_temperature(site: Site) -> Sequence[Dispatch]:
+def _log_temperature(site: ShaderSite) -> Sequence[Dispatch]:
     n, p = site.node.n_elements, site.node.params
     constants = {"N": n, "STRENGTH": float(p["strength"]), "EVERY": int(p["every"])}
     constants |= {"FIRST": int(p["first"])}
@@ -86,8 +86,8 @@ def _log_temperature(site: Site) -> Sequence[Dispatch]:
     return [site.shaders.dispatch(_TEMPERATURE, views, per_element(n), constants)]
 
 
-declare("argsort", Kernel(_rank))
-declare("top_k", Kernel(_rank))
-declare("window_span", Kernel(_window_span))
-declare("chunk_span", Kernel(_chunk_span))
-declare("log_temperature", Kernel(_log_temperature))
+declare("argsort", ShaderKernel(_rank))
+declare("top_k", ShaderKernel(_rank))
+declare("window_span", ShaderKernel(_window_span))
+declare("chunk_span", ShaderKernel(_chunk_span))
+declare("log_temperature", ShaderKernel(_log_temperature))

@@ -12,8 +12,8 @@ rows at a time: along n their products are parts of C, along k they add up.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pyggml.backends.kit.products import Factor, Product, sides_of
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.kit.products import Factor, SizedProduct, sides_of
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.few import AT_ONCE, few_source, rows_of_group
 from pyggml.backends.webgpu.wgsl.packed import (
@@ -23,14 +23,14 @@ from pyggml.backends.webgpu.wgsl.packed import (
     unpack_groups,
     unpack_source,
 )
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, per_element
-from pyggml.backends.webgpu.wgsl.tiles import Reading, Tile, product_source
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, per_element
+from pyggml.backends.webgpu.wgsl.tiles import FactorReading, ShaderTile, product_source
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.quants import QUANTS
 from pyggml.sizes import round_up
 
-LARGE, SMALL = Tile(128, 64, 8), Tile(64, 64, 16, each_n=4)
+LARGE, SMALL = ShaderTile(128, 64, 8), ShaderTile(64, 64, 16, each_n=4)
 FEW = 16  # rows of a factor
 _MANY_GROUPS = 256  # keep a large card busy
 _TILES_OF_LARGE = 512  # of C, from which on large ones are faster
@@ -54,7 +54,7 @@ _TOTAL = """
 
 
 @dataclass(frozen=True, slots=True)
-class Problem(Product):
+class ShaderProblem(SizedProduct):
     """c_row: numbers from row to row of C; c_first: C's first column."""
 
     c_row: int = 0
@@ -72,7 +72,12 @@ class Problem(Product):
 
 
 def multiply(
-    p: Problem, c: View, a: View, b: View, scratch: View, shaders: Shaders
+    p: ShaderProblem,
+    c: BufferRange,
+    a: BufferRange,
+    b: BufferRange,
+    scratch: BufferRange,
+    shaders: Shaders,
 ) -> list[Dispatch]:
     """The dispatches of a product; `scratch` has `scratch_bytes` or more."""
     p = replace(p, c_row=p.c_row or p.n)
@@ -87,7 +92,7 @@ def multiply(
             continue
         n, kind = part.b_rows[0] * part.b_rows[1], "f16" if shaders.in_f16 else "f32"
         n_bytes = round_up(_weight_bytes(shaders) * n, 16)
-        y = View(scratch.buffer, scratch.start, n_bytes, kind, is_written=True)
+        y = BufferRange(scratch.buffer, scratch.start, n_bytes, kind, is_written=True)
         name = p.b.dtype.name
         views, groups = {"y": y.in_quads, "w": of_b}, unpack_groups(name, n)
         calls.append(shaders.dispatch(unpack_source(name), views, groups, {"N": n}))
@@ -98,7 +103,7 @@ def multiply(
     return calls
 
 
-def scratch_bytes(p: Problem, shaders: Shaders) -> int:
+def scratch_bytes(p: ShaderProblem, shaders: Shaders) -> int:
     """Bytes that `multiplied` needs: unpacked weights, and parts of sums."""
     n_rows, n_columns = p.b_rows
     is_packed = p.b.dtype is not F32
@@ -116,7 +121,7 @@ def _weight_bytes(shaders: Shaders) -> int:
     return (F16 if shaders.in_f16 else F32).block_bytes
 
 
-def _rows_at_once(p: Problem, shaders: Shaders) -> int:
+def _rows_at_once(p: ShaderProblem, shaders: Shaders) -> int:
     """Rows of a matrix B that are in one binding, and unpacked in one more."""
     n_columns = p.b_rows[1]
     limit = shaders.limit
@@ -126,17 +131,19 @@ def _rows_at_once(p: Problem, shaders: Shaders) -> int:
     return max(most // 16 * 16, 1)
 
 
-def _parts(p: Problem, a: View, b: View, shaders: Shaders) -> Iterator[tuple[Problem, View, View]]:
+def _parts(
+    p: ShaderProblem, a: BufferRange, b: BufferRange, shaders: Shaders
+) -> Iterator[tuple[ShaderProblem, BufferRange, BufferRange]]:
     """The product of some rows of a single matrix B at a time."""
     n_rows, n_columns = p.b_rows
     row_bytes, most = p.b.dtype.row_bytes(n_columns), _rows_at_once(p, shaders)
     for first in range(0, n_rows, most):
         rows = min(most, n_rows - first)
-        some = View(b.buffer, b.start + first * row_bytes, rows * row_bytes, b.kind)
+        some = BufferRange(b.buffer, b.start + first * row_bytes, rows * row_bytes, b.kind)
         if p.b.k == 1:
             yield replace(p, n=rows, c_first=p.c_first + first), a, some
         else:
-            here = View(a.buffer, a.start + 4 * first * p.a.k, a.n_bytes - 4 * first * p.a.k)
+            here = BufferRange(a.buffer, a.start + 4 * first * p.a.k, a.n_bytes - 4 * first * p.a.k)
             yield replace(p, k=rows, adds=p.adds or first > 0), here, some
 
 
@@ -144,7 +151,12 @@ def _parts(p: Problem, a: View, b: View, shaders: Shaders) -> Iterator[tuple[Pro
 
 
 def _dense(
-    p: Problem, c: View, a: View, b: View, scratch: View, shaders: Shaders
+    p: ShaderProblem,
+    c: BufferRange,
+    a: BufferRange,
+    b: BufferRange,
+    scratch: BufferRange,
+    shaders: Shaders,
 ) -> list[Dispatch]:
     if min(p.m, p.n) <= FEW:
         return [_few(p, c, a, b, shaders)]
@@ -164,7 +176,7 @@ def _dense(
     return [_tiles(own, tile, n_parts, sums, a, b, shaders), total]
 
 
-def _tile_of(p: Problem, limit: int) -> tuple[Tile, int]:
+def _tile_of(p: ShaderProblem, limit: int) -> tuple[ShaderTile, int]:
     """The tile, and the number of parts of the sum over k, that keep the card busy."""
     large, small = (-(-p.m // tile.m) * -(-p.n // tile.n) * p.n_batches for tile in (LARGE, SMALL))
     if large >= _TILES_OF_LARGE:
@@ -175,7 +187,7 @@ def _tile_of(p: Problem, limit: int) -> tuple[Tile, int]:
     return SMALL, max(min(-(-_MANY_GROUPS // small), p.k // _LEAST_K, most), 1)
 
 
-def _sums_bytes(p: Problem, limit: int) -> int:
+def _sums_bytes(p: ShaderProblem, limit: int) -> int:
     if min(p.m, p.n) <= FEW:
         return 0
     parts = _tile_of(p, limit)[1]
@@ -191,7 +203,13 @@ def _steps(name: str, f: Factor) -> dict[str, int | float]:
 
 
 def _tiles(
-    p: Problem, tile: Tile, n_parts: int, c: View, a: View, b: View, shaders: Shaders
+    p: ShaderProblem,
+    tile: ShaderTile,
+    n_parts: int,
+    c: BufferRange,
+    a: BufferRange,
+    b: BufferRange,
+    shaders: Shaders,
 ) -> Dispatch:
     per_part = round_up(-(-p.k // n_parts), tile.depth)
     constants: dict[str, int | float] = {
@@ -207,18 +225,20 @@ def _tiles(
     return shaders.dispatch(product_source(tile, of_a, of_b, c_in_quads), views, groups, constants)
 
 
-def _reading(f: Factor, n_rows: int, k: int, view: View) -> Reading:
+def _reading(f: Factor, n_rows: int, k: int, view: BufferRange) -> FactorReading:
     along_k = f.row != 1 or f.k == 1
     length, other = (k, f.row) if along_k else (n_rows, f.k)
     together = 1 in (f.row, f.k) and not any(n % 4 for n in (length, other, *f.batches))
-    return Reading(along_k, together and view.has_quads)
+    return FactorReading(along_k, together and view.has_quads)
 
 
-def _quads(view: View, reading: Reading) -> View:
+def _quads(view: BufferRange, reading: FactorReading) -> BufferRange:
     return view.in_quads if reading.in_quads else view
 
 
-def _few(p: Problem, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
+def _few(
+    p: ShaderProblem, c: BufferRange, a: BufferRange, b: BufferRange, shaders: Shaders
+) -> Dispatch:
     many, few = ((p.a, p.m, a), (p.b, p.n, b)) if p.n <= p.m else ((p.b, p.n, b), (p.a, p.m, a))
     steps = (p.c_row, 1) if p.n <= p.m else (1, p.c_row)
     constants: dict[str, int | float] = {
@@ -234,12 +254,14 @@ def _few(p: Problem, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
     return shaders.dispatch(few_source(of_l, of_f), views, groups, constants)
 
 
-def _is_dot(p: Problem) -> bool:
+def _is_dot(p: ShaderProblem) -> bool:
     """Whether packed weights are multiplied as they are read."""
     return p.b.dtype is not F32 and p.m <= MOST_ROWS and p.b.k == 1 and p.n_batches == 1
 
 
-def _dots(p: Problem, c: View, a: View, w: View, shaders: Shaders) -> Dispatch:
+def _dots(
+    p: ShaderProblem, c: BufferRange, a: BufferRange, w: BufferRange, shaders: Shaders
+) -> Dispatch:
     constants = {
         "M": p.m, "N": p.n, "K": p.k, "A_ROW": p.a.row, "A_K": p.a.k, "C_ROW": p.c_row,
         "C_FIRST": p.c_first, "ADDS": p.adds, "ROW_BYTES": p.b.dtype.row_bytes(p.k),
@@ -254,17 +276,17 @@ def _dots(p: Problem, c: View, a: View, w: View, shaders: Shaders) -> Dispatch:
 # -- ops ----------------------------------------------------------------------------------------
 
 
-def _product(node: Tensor, adds: bool) -> Problem:
-    return Problem(*sides_of(node), adds=adds)
+def _product(node: Tensor, adds: bool) -> ShaderProblem:
+    return ShaderProblem(*sides_of(node), adds=adds)
 
 
-def _bind(site: Site) -> Sequence[Dispatch]:
+def _bind(site: ShaderSite) -> Sequence[Dispatch]:
     b, a = site.src[-2:]
     p = _product(site.node, adds=False)
     return multiply(p, site.out, a, b, site.scratch, site.shaders)
 
 
-def _bind_added(site: Site) -> Sequence[Dispatch]:
+def _bind_added(site: ShaderSite) -> Sequence[Dispatch]:
     b, a = site.src[-2:]
     p = _product(site.node, adds=True)
     product = multiply(p, site.out, a, b, site.scratch, site.shaders)
@@ -295,6 +317,6 @@ def _lacks(node: Tensor) -> str | None:
 
 
 for _name in ("mul_mat", "out_prod"):
-    declare(_name, Kernel(_bind, lacks=_lacks, scratch=_scratch, tiled=(0,)))
+    declare(_name, ShaderKernel(_bind, lacks=_lacks, scratch=_scratch, tiled=(0,)))
 for _name in ("mul_mat_add", "out_prod_add"):
-    declare(_name, Kernel(_bind_added, lacks=_lacks, scratch=_scratch, tiled=(1,)))
+    declare(_name, ShaderKernel(_bind_added, lacks=_lacks, scratch=_scratch, tiled=(1,)))

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from math import prod
 
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, View, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, per_element, whole
 from pyggml.graph.tensor import MAX_AXES
 
 _ROWS = whole("""
@@ -17,8 +17,8 @@ _ROWS = whole("""
 """)
 
 
-def _by_row(is_mean: bool) -> Callable[[Site], Sequence[Dispatch]]:
-    def bind(site: Site) -> Sequence[Dispatch]:
+def _by_row(is_mean: bool) -> Callable[[ShaderSite], Sequence[Dispatch]]:
+    def bind(site: ShaderSite) -> Sequence[Dispatch]:
         x, rows = site.node.src[0], site.node.n_elements
         n = x.n_elements // max(rows, 1)
         constants = {"N": n, "ROWS": rows, "DIVISOR": float(n) if is_mean else 1.0}
@@ -27,7 +27,7 @@ def _by_row(is_mean: bool) -> Callable[[Site], Sequence[Dispatch]]:
     return bind
 
 
-def sum_of(site: Site, total: View, terms: View) -> Dispatch:
+def sum_of(site: ShaderSite, total: BufferRange, terms: BufferRange) -> Dispatch:
     """total = Σ terms."""
     n = terms.n_bytes // terms.size
     constants = {"N": n, "ROWS": 1, "DIVISOR": 1.0}
@@ -48,7 +48,7 @@ _TILES = f"""
 """
 
 
-def _repeat_back(site: Site) -> Sequence[Dispatch]:
+def _repeat_back(site: ShaderSite) -> Sequence[Dispatch]:
     n = site.node.n_elements
     shapes = (site.node.src[0].shape, site.node.shape)
     large, small = ((1,) * (MAX_AXES - len(s)) + s for s in shapes)
@@ -62,7 +62,7 @@ def _repeat_back(site: Site) -> Sequence[Dispatch]:
     return [site.shaders.dispatch(_TILES, views, per_element(n), constants)]
 
 
-declare("sum", Kernel(_by_row(is_mean=False)))
-declare("sum_rows", Kernel(_by_row(is_mean=False)))
-declare("mean", Kernel(_by_row(is_mean=True)))
-declare("repeat_back", Kernel(_repeat_back))
+declare("sum", ShaderKernel(_by_row(is_mean=False)))
+declare("sum_rows", ShaderKernel(_by_row(is_mean=False)))
+declare("mean", ShaderKernel(_by_row(is_mean=True)))
+declare("repeat_back", ShaderKernel(_repeat_back))

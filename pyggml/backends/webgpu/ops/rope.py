@@ -11,7 +11,7 @@ from math import pi
 import numpy as np
 
 from pyggml.backends.webgpu.ops.dropout import TIMES
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
 from pyggml.ops.attention.positions import rotations
@@ -69,7 +69,7 @@ _TABLE = (
 )
 
 
-def _table(site: Site) -> Sequence[Dispatch]:
+def _table(site: ShaderSite) -> Sequence[Dispatch]:
     p, (n_tokens, _, n_pairs) = site.node.params, site.node.shape
     axes, radians, m = rotations(**p)
     divided = len(site.src) > 1
@@ -87,7 +87,7 @@ def _turns(axes: np.ndarray, radians: np.ndarray) -> np.ndarray:
     return np.stack([w.astype(np.uint32) for w in words], axis=1).view(np.int32)
 
 
-declare("rope_table", Kernel(_table))
+declare("rope_table", ShaderKernel(_table))
 
 
 # -- pairs turned by it ---------------------------------------------------------------------------
@@ -117,8 +117,8 @@ _TURN = """
 """
 
 
-def _rotate(sign: float) -> Callable[[Site], Sequence[Dispatch]]:
-    def bind(site: Site) -> Sequence[Dispatch]:
+def _rotate(sign: float) -> Callable[[ShaderSite], Sequence[Dispatch]]:
+    def bind(site: ShaderSite) -> Sequence[Dispatch]:
         x, table = site.node.src
         (*_, n_heads, d), n_pairs, p = x.shape, table.shape[2], site.node.params
         jobs = x.n_elements // d * (d - n_pairs)
@@ -132,5 +132,5 @@ def _rotate(sign: float) -> Callable[[Site], Sequence[Dispatch]]:
     return bind
 
 
-declare("rope_apply", Kernel(_rotate(1.0)))
-declare("rope_apply_back", Kernel(_rotate(-1.0)))
+declare("rope_apply", ShaderKernel(_rotate(1.0)))
+declare("rope_apply_back", ShaderKernel(_rotate(-1.0)))

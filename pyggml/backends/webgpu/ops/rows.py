@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from pyggml.backends.webgpu.ops.layout import TO_F16
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite, numbers
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, View, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, per_element, whole
 from pyggml.backends.webgpu.wgsl.weights import QUAD, weight_source
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
 from pyggml.graph.tensor import Shape, Tensor
@@ -44,7 +44,7 @@ def _batches(batch: Shape, ids: Shape) -> dict[str, int]:
     return {"INNER": sizes[1], "IDS_OUTER": of_ids[0], "IDS_INNER": of_ids[1], "N_IDS": n_ids}
 
 
-def _no_such_row(site: Site, n_rows: int) -> tuple[View, int]:
+def _no_such_row(site: ShaderSite, n_rows: int) -> tuple[BufferRange, int]:
     assert site.node.op is not None
     return site.fault(f"{site.node.op.name}: an id is no row of a table of {n_rows} rows")
 
@@ -65,16 +65,22 @@ def _unpack_functions(dtype: DType) -> tuple[str, str, int]:
     return weight_source(dtype.name), f"let four = weights({of_unit}); {put}", QUAD
 
 
-def parts_of(table: Tensor, view: View, limit: int) -> Iterator[tuple[int, int, View]]:
+def parts_of(
+    table: Tensor, view: BufferRange, limit: int
+) -> Iterator[tuple[int, int, BufferRange]]:
     """(first row, rows, their memory) of parts that a binding holds."""
     n_rows, row_bytes = prod(table.shape[:-1]), table.dtype.row_bytes(table.shape[-1])
     most = n_rows if view.n_bytes <= limit else max((limit - limit // 64) // row_bytes, 1)
     for first in range(0, n_rows, most):
         rows = min(most, n_rows - first)
-        yield first, rows, View(view.buffer, view.start + first * row_bytes, rows * row_bytes, "u8")
+        yield (
+            first,
+            rows,
+            BufferRange(view.buffer, view.start + first * row_bytes, rows * row_bytes, "u8"),
+        )
 
 
-def _get_rows(site: Site) -> Sequence[Dispatch]:
+def _get_rows(site: ShaderSite) -> Sequence[Dispatch]:
     table, ids = site.node.src
     *batch, n_rows, n = table.shape
     cell, no_row = _no_such_row(site, n_rows)
@@ -120,7 +126,7 @@ _ADD = """
 """.replace("FIRST_ID", _FIRST_ID)
 
 
-def _get_rows_back(site: Site) -> Sequence[Dispatch]:
+def _get_rows_back(site: ShaderSite) -> Sequence[Dispatch]:
     dy, ids = site.node.src
     batch, n_rows, n = site.node.params["batch"], site.node.params["n_rows"], dy.shape[-1]
     cell, no_row = _no_such_row(site, n_rows)
@@ -158,7 +164,7 @@ _SET = """
 _TWO_F16 = "to_f16(x_at(2u * i)) | (to_f16(x_at(2u * i + 1u)) << 16u)"
 
 
-def _set_rows(site: Site) -> Sequence[Dispatch]:
+def _set_rows(site: ShaderSite) -> Sequence[Dispatch]:
     dst, _, ids = site.node.src
     batch = dst.shape[: len(ids.shape) - 1]
     per_word = 2 if dst.dtype is F16 else 1
@@ -190,6 +196,6 @@ def _unset(node: Tensor) -> str | None:
     return None
 
 
-declare("get_rows", Kernel(_get_rows, lacks=_unread, tiled=(0,)))
-declare("get_rows_back", Kernel(_get_rows_back))
-declare("set_rows", Kernel(_set_rows, lacks=_unset, mixed=(0, 3)))
+declare("get_rows", ShaderKernel(_get_rows, lacks=_unread, tiled=(0,)))
+declare("get_rows_back", ShaderKernel(_get_rows_back))
+declare("set_rows", ShaderKernel(_set_rows, lacks=_unset, mixed=(0, 3)))

@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, per_element, whole
 from pyggml.graph.tensor import MAX_AXES, Shape
@@ -48,7 +48,7 @@ def _four(shape: Shape) -> Shape:
     return (1,) * (MAX_AXES - len(shape)) + shape
 
 
-def _soft_max(site: Site) -> Sequence[Dispatch]:
+def _soft_max(site: ShaderSite) -> Sequence[Dispatch]:
     x, *extras = site.node.src
     p = site.node.params
     _, heads, queries, n = _four(x.shape)
@@ -78,7 +78,7 @@ _BACK = whole("""
 """)
 
 
-def _soft_max_back(site: Site) -> Sequence[Dispatch]:
+def _soft_max_back(site: ShaderSite) -> Sequence[Dispatch]:
     n = site.node.shape[-1]
     rows = site.node.n_elements // n
     constants = {"N": n, "ROWS": rows, "SCALE": float(site.node.params["scale"])}
@@ -94,10 +94,10 @@ _CAUSAL = """
 """
 
 
-def _causal(fill: float) -> Callable[[Site], Sequence[Dispatch]]:
+def _causal(fill: float) -> Callable[[ShaderSite], Sequence[Dispatch]]:
     bits = int(np.float32(fill).view(np.uint32))
 
-    def bind(site: Site) -> Sequence[Dispatch]:
+    def bind(site: ShaderSite) -> Sequence[Dispatch]:
         *_, rows, n = site.node.shape
         constants = {"TOTAL": prod(site.node.shape), "N": n, "ROWS": rows, "FILL": bits}
         constants["N_PAST"] = int(site.node.params["n_past"])
@@ -112,7 +112,7 @@ def _scratch(node: object, shaders: Shaders) -> int:
     return 4
 
 
-declare("soft_max", Kernel(_soft_max, scratch=_scratch))
-declare("soft_max_back", Kernel(_soft_max_back))
-declare("diag_mask_inf", Kernel(_causal(-np.inf)))
-declare("diag_mask_zero", Kernel(_causal(0.0)))
+declare("soft_max", ShaderKernel(_soft_max, scratch=_scratch))
+declare("soft_max_back", ShaderKernel(_soft_max_back))
+declare("diag_mask_inf", ShaderKernel(_causal(-np.inf)))
+declare("diag_mask_zero", ShaderKernel(_causal(0.0)))

@@ -5,7 +5,7 @@ Row m of what a token may see is state m for m < BACK, else token m − BACK.
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
 
@@ -65,12 +65,12 @@ _BACK_W = _KNOWN + whole(
 )
 
 
-def _sizes(site: Site) -> dict[str, int | float]:
+def _sizes(site: ShaderSite) -> dict[str, int | float]:
     (n_back, n_channels), n_tokens = site.node.src[0].shape, site.node.src[1].shape[0]
     return {"T": n_tokens, "C": n_channels, "BACK": n_back}
 
 
-def _forward(site: Site) -> Sequence[Dispatch]:
+def _forward(site: ShaderSite) -> Sequence[Dispatch]:
     sizes = _sizes(site)
     views = dict(zip(("state", "x", "w", "positions"), site.src, strict=True))
     views |= {"y": site.out, "last": site.saved[0]}
@@ -78,7 +78,7 @@ def _forward(site: Site) -> Sequence[Dispatch]:
     return [site.shaders.dispatch(_FORWARD, views, per_element(n), sizes)]
 
 
-def _backward(site: Site) -> Sequence[Dispatch]:
+def _backward(site: ShaderSite) -> Sequence[Dispatch]:
     sizes, made = _sizes(site), site.shaders.dispatch
     state, x, w, positions, dy = site.src
     dstate, dw = site.saved
@@ -91,5 +91,5 @@ def _backward(site: Site) -> Sequence[Dispatch]:
     ]
 
 
-declare("ssm_conv", Kernel(_forward))
-declare("ssm_conv_back", Kernel(_backward))
+declare("ssm_conv", ShaderKernel(_forward))
+declare("ssm_conv_back", ShaderKernel(_backward))

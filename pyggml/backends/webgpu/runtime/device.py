@@ -11,9 +11,9 @@ import wgpu
 from pyggml.backends.base import Backend
 from pyggml.backends.kit.faults import Faults
 from pyggml.backends.kit.places import Place, host_view, span
-from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import kernels
-from pyggml.backends.webgpu.wgsl.shader import WORD, Dispatch, Shaders, View
+from pyggml.backends.webgpu.wgsl.shader import WORD, BufferRange, Dispatch, Shaders
 from pyggml.errors import DeviceError, DeviceLostError, PyggmlError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, I32
@@ -153,9 +153,9 @@ class WebGPUBackend(Backend):
             raise PyggmlError(self._faults.sentence(fault))
         return data[:n]
 
-    def _view(self, t: Tensor) -> View:
+    def _view(self, t: Tensor) -> BufferRange:
         place, start = self._place(t)
-        return View(place.buffer, start, span(t), _KINDS.get(t.dtype, "u8"))
+        return BufferRange(place.buffer, start, span(t), _KINDS.get(t.dtype, "u8"))
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -167,8 +167,8 @@ class WebGPUBackend(Backend):
         shared: Tensor | None = None,
         in_place: bool = False,
     ) -> Call:
-        memory = View(arena, scratch or 0, self.scratch(node), "f32", True)
-        site = Site(
+        memory = BufferRange(arena, scratch or 0, self.scratch(node), "f32", True)
+        site = ShaderSite(
             node,
             self._view(node).for_writing(),
             tuple(self._view(s) for s in node.src),
@@ -204,14 +204,14 @@ class WebGPUBackend(Backend):
                 working.end()
                 self.device.queue.submit([encoder.finish()])
 
-    def _constant(self, values: np.ndarray) -> View:
+    def _constant(self, values: np.ndarray) -> BufferRange:
         """A copy of a small array on the device."""
         data = np.ascontiguousarray(values)
         with self._working(data.nbytes):
             buffer = self.device.create_buffer_with_data(data=data, usage=_USAGE)
-        return View(buffer, 0, data.nbytes, "f32" if data.dtype == np.float32 else "i32")
+        return BufferRange(buffer, 0, data.nbytes, "f32" if data.dtype == np.float32 else "i32")
 
-    def _kernel(self, node: Tensor) -> Kernel:
+    def _kernel(self, node: Tensor) -> ShaderKernel:
         assert node.op is not None
         return self._kernels[node.op.name]
 

@@ -1,4 +1,4 @@
-"""How the device computes an op: `Kernel`, and the `Site` that it is bound to."""
+"""How the device computes an op: `ShaderKernel`, and the `ShaderSite` that it is bound to."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,37 +7,39 @@ import numpy as np
 
 from pyggml.backends.kit import kernels
 from pyggml.backends.kit.faults import Faults
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
 
 
 @dataclass(frozen=True, slots=True)
-class Site(kernels.Site[View]):
+class ShaderSite(kernels.NodeSite[BufferRange]):
     """The memory of one node, as a kernel's `bind` gets it. `scratch` is a range of floats.
 
-    Tensors of other types than F32 and I32 are views of bytes; see `View.of` and `numbers`.
+    Tensors of other types than F32 and I32 are views of bytes; see `BufferRange.of` and `numbers`.
     """
 
     shaders: Shaders
     faults: Faults  # a kernel notes one by put_fault(0u, number)
-    constant: Callable[[np.ndarray], View]  # a small array of the host's, copied to the device
+    constant: Callable[
+        [np.ndarray], BufferRange
+    ]  # a small array of the host's, copied to the device
 
-    def fault(self, sentence: str) -> tuple[View, int]:
+    def fault(self, sentence: str) -> tuple[BufferRange, int]:
         """The cell and the number of a fault."""
-        cell: View = self.faults.cell
+        cell: BufferRange = self.faults.cell
         return cell, self.faults.number(sentence)
 
 
 _KINDS = {F32: "f32", I32: "i32", F16: "f16", BF16: "bf16"}
 
 
-def numbers(view: View, dtype: DType) -> View:
+def numbers(view: BufferRange, dtype: DType) -> BufferRange:
     """A tensor of a plain type, read as numbers."""
     return view.of(_KINDS[dtype])
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel(kernels.Kernel[Site, Sequence[Dispatch], Shaders]):
+class ShaderKernel(kernels.DeviceKernel[ShaderSite, Sequence[Dispatch], Shaders]):
     """The device's way to compute an op: `bind` returns its dispatches, in their order.
 
     tiled     positions of sources that may be larger than the limit, and of any type

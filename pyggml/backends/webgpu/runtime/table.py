@@ -1,7 +1,7 @@
 """The table of kernels, into which each file of ops/ enters its own."""
 
 from pyggml.backends.kit.kernels import KernelTable
-from pyggml.backends.webgpu.runtime.kernel import Kernel
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel
 
-_TABLE: KernelTable[Kernel] = KernelTable("pyggml.backends.webgpu.ops")
+_TABLE: KernelTable[ShaderKernel] = KernelTable("pyggml.backends.webgpu.ops")
 declare, kernels = _TABLE.declare, _TABLE.kernels

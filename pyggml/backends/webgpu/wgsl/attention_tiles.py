@@ -14,7 +14,7 @@ All takes less than the 16 KB of memory that any device gives a workgroup.
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.wgsl.shader import QUADS, View
+from pyggml.backends.webgpu.wgsl.shader import QUADS, BufferRange
 
 THREADS = 128
 BLOCK_ROWS, BLOCK_COLUMNS = 32, 64  # of scores, in a workgroup
@@ -47,12 +47,12 @@ def columns_at_once(d: int) -> int:
     return _OTHER // -(-d // QUAD) // QUAD * QUAD
 
 
-def as_quads(view: View, d: int) -> View:
+def as_quads(view: BufferRange, d: int) -> BufferRange:
     """The view, in quads if the rows of heads of d numbers allow it."""
     return view.of(QUADS) if d % QUAD == 0 and view.has_quads and view.size == 4 else view
 
 
-def quad_functions(name: str, view: View, size: str) -> str:
+def quad_functions(name: str, view: BufferRange, size: str) -> str:
     """`x_quad(row, d, there)`, four numbers of the row at element `row`; for what is written,
     `put_quad_x(row, d, v)`. size: the constant of how many numbers a head has."""
     in_quads = view.kind == QUADS

@@ -9,7 +9,7 @@ one l and four k, or for four l and one k.
 
 from functools import cache
 
-from pyggml.backends.webgpu.wgsl.tiles import QUAD, Reading, factor_start, quad_function
+from pyggml.backends.webgpu.wgsl.tiles import QUAD, FactorReading, factor_start, quad_function
 
 AT_ONCE = 8  # f
 _THREADS = 256
@@ -48,7 +48,7 @@ def rows_of_group(along_k: bool) -> int:
 
 
 @cache
-def few_source(of_l: Reading, of_f: Reading) -> str:
+def few_source(of_l: FactorReading, of_f: FactorReading) -> str:
     """A whole shader that names l, f, c and the constants of a product."""
     slices, part = f"me % {_SLICES}u", f"me % {_SLICES}u * {_TOGETHER}u + me / {_SLICES}u"
     mine, per_step = f"me / {_SLICES}u", QUAD

@@ -6,7 +6,7 @@ four weights each. So all 32 threads follow one branch of the decoder.
 
 from functools import cache
 
-from pyggml.backends.webgpu.wgsl.tiles import Reading, quad_function
+from pyggml.backends.webgpu.wgsl.tiles import FactorReading, quad_function
 from pyggml.backends.webgpu.wgsl.weights import QUAD, blocks_of, weight_source
 from pyggml.graph.dtypes import DTYPES
 
@@ -49,7 +49,7 @@ fn main(
 
 
 @cache
-def dots_source(name: str, rows: int, of_a: Reading) -> str:
+def dots_source(name: str, rows: int, of_a: FactorReading) -> str:
     """C[m, n] (+)= Σ_k A[m, k] · W[n, k] for `rows` m."""
     n, n_bytes, groups = *blocks_of(DTYPES[name]), blocks_of(DTYPES[name]).groups
     every = range(rows)

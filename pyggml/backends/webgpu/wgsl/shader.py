@@ -40,7 +40,7 @@ _NAMED_GRIDS = re.compile(rf"\b{GRIDS}(\w+)_at\b")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class BufferRange:
     """A range of a buffer on the device.
 
     kind    how elements are read: "f32", "i32" or "u32"; QUADS, four float32 at once; HALF_QUADS,
@@ -65,11 +65,11 @@ class View:
         return bool(size) and self.start % size == 0 and self.n_bytes % size == 0
 
     @property
-    def in_quads(self) -> View:
+    def in_quads(self) -> BufferRange:
         """The same numbers, four at a time."""
         return self.of(HALF_QUADS if self.kind == "f16" else QUADS)
 
-    def part(self, first: int, n: int) -> View:
+    def part(self, first: int, n: int) -> BufferRange:
         """n elements from element `first` on."""
         start, n_bytes = self.start + self.size * first, self.size * n
         return replace(self, start=start, n_bytes=n_bytes)
@@ -81,11 +81,11 @@ class View:
             return _QUAD_BYTES[self.kind]
         return WORD // _PER_WORD.get(self.kind, 1)
 
-    def of(self, kind: str) -> View:
+    def of(self, kind: str) -> BufferRange:
         """The same bytes, read as another kind of elements."""
         return replace(self, kind=kind)
 
-    def for_writing(self) -> View:
+    def for_writing(self) -> BufferRange:
         return replace(self, is_written=True)
 
 
@@ -96,7 +96,7 @@ class _Window:
     buffer: Any
     start: int
     end: int
-    views: dict[str, View]
+    views: dict[str, BufferRange]
     is_written: bool
 
     @property
@@ -140,7 +140,7 @@ class Shaders:
     def dispatch(
         self,
         body: str,
-        views: Mapping[str, View],
+        views: Mapping[str, BufferRange],
         groups: int | tuple[int, int, int],
         constants: Mapping[str, int | float] | None = None,
     ) -> Dispatch:
@@ -172,14 +172,14 @@ class Shaders:
         pipeline = self._compiled(text)
         return Dispatch(pipeline, self._bindings(pipeline, windows, words), _grid(groups))
 
-    def _make_grids(self, name: str) -> View:
+    def _make_grids(self, name: str) -> BufferRange:
         """The grids of a weight type, on the device once."""
         words = grid_words(name)
         usage = wgpu.BufferUsage.STORAGE
         buffer = self._device.create_buffer_with_data(data=words, usage=usage)
-        return View(buffer, 0, words.nbytes, "u32")
+        return BufferRange(buffer, 0, words.nbytes, "u32")
 
-    def _windows(self, views: Mapping[str, View]) -> list[_Window]:
+    def _windows(self, views: Mapping[str, BufferRange]) -> list[_Window]:
         """The ranges to bind, those that overlap joined."""
         windows: list[_Window] = []
         buffers = list(dict.fromkeys(id(v.buffer) for v in views.values()))
@@ -273,7 +273,7 @@ fn {name}_word(i: u32) -> u32 {{
 """
 
 
-def _accessors(name: str, view: View, offset: str, binding: int | None, element: str) -> str:
+def _accessors(name: str, view: BufferRange, offset: str, binding: int | None, element: str) -> str:
     """The functions that read a tensor's elements, and write them if it is written.
 
     element: the WGSL type of the elements of its binding

@@ -19,7 +19,7 @@ QUAD = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class ShaderTile:
     """What a workgroup has: m × n numbers of C, each thread each_m × each_n of them.
 
     depth    columns of A and B that it copies at once
@@ -37,7 +37,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class FactorReading:
     """How a factor is read: whether its neighbours in memory follow k or the rows, and in quads."""
 
     along_k: bool
@@ -50,7 +50,7 @@ def factor_start(name: str) -> str:
     return f"{outer} + z % INNER / {name}_REPEAT1 * {name}_STEP1"
 
 
-def quad_function(name: str, rows: str, reading: Reading) -> str:
+def quad_function(name: str, rows: str, reading: FactorReading) -> str:
     """The WGSL of `x_quad(start, row, k, stop)`: four neighbours from there on, 0 past the end.
 
     name: of the tensor; in capitals, of its constants. rows: the number of its rows.
@@ -74,7 +74,7 @@ fn {name}_one(start: u32, row: u32, k: u32, stop: u32) -> f32 {{
 }}"""
 
 
-def _places(size: int, tile: Tile, reading: Reading) -> Iterator[tuple[str, str]]:
+def _places(size: int, tile: ShaderTile, reading: FactorReading) -> Iterator[tuple[str, str]]:
     """(row, column) of the quads that a thread copies, in the tile; the first of each quad."""
     for i in range(size * tile.depth // QUAD // tile.threads):
         e = f"(me + {i * tile.threads}u)"
@@ -84,13 +84,13 @@ def _places(size: int, tile: Tile, reading: Reading) -> Iterator[tuple[str, str]
             yield f"({e} % {size // QUAD}u * {QUAD}u)", f"({e} / {size // QUAD}u)"
 
 
-def _loads(name: str, size: int, tile: Tile, reading: Reading) -> Iterator[str]:
+def _loads(name: str, size: int, tile: ShaderTile, reading: FactorReading) -> Iterator[str]:
     first = {"a": "first_m", "b": "first_n"}[name]
     for i, (row, column) in enumerate(_places(size, tile, reading)):
         yield f"{name}{i} = {name}_quad({name}_start, {first} + {row}, k + {column}, stop);"
 
 
-def _stores(name: str, size: int, tile: Tile, reading: Reading) -> Iterator[str]:
+def _stores(name: str, size: int, tile: ShaderTile, reading: FactorReading) -> Iterator[str]:
     step = size // QUAD + 1
     memory = {"a": "left", "b": "right"}[name]
     for i, (row, column) in enumerate(_places(size, tile, reading)):
@@ -107,7 +107,7 @@ def _bands(size: int, each: int) -> Iterator[int]:
     yield from range(0, size, size // (each // QUAD))
 
 
-def _multiplies(tile: Tile) -> Iterator[str]:
+def _multiplies(tile: ShaderTile) -> Iterator[str]:
     """Thread (x, y) has quads y and x of the bands: row i of its own is in band i / 4."""
     of_left, of_right = tile.m // QUAD + 1, tile.n // QUAD + 1
     for k in range(tile.depth):
@@ -122,7 +122,7 @@ def _multiplies(tile: Tile) -> Iterator[str]:
         yield "}"
 
 
-def _puts(tile: Tile, in_quads: bool) -> Iterator[str]:
+def _puts(tile: ShaderTile, in_quads: bool) -> Iterator[str]:
     bands = list(_bands(tile.m, tile.each_m))
     for i in range(tile.each_m):
         yield f"row = first_m + {bands[i // QUAD] + i % QUAD}u + {QUAD}u * y;"
@@ -151,7 +151,7 @@ fn put_{name}(z: u32, row: u32, column: u32, sum: {kind}) {{
 
 
 @cache
-def product_source(tile: Tile, a: Reading, b: Reading, c_in_quads: bool) -> str:
+def product_source(tile: ShaderTile, a: FactorReading, b: FactorReading, c_in_quads: bool) -> str:
     """A whole shader that names a, b, c and the constants of a product."""
     loads = [*_loads("a", tile.m, tile, a), *_loads("b", tile.n, tile, b)]
     stores = [*_stores("a", tile.m, tile, a), *_stores("b", tile.n, tile, b)]

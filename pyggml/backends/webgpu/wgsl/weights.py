@@ -18,7 +18,7 @@ import numpy as np
 
 from pyggml.graph.dtypes import DType
 from pyggml.quants import QUANTS
-from pyggml.quants.layout import EVEN_SIGNS, GROUP, Table
+from pyggml.quants.layout import EVEN_SIGNS, GROUP, ByteTable
 from pyggml.quants.readers.expressions import ExpressionBlock, Lanes
 
 QUAD = 4  # neighbouring weights that are read at once; the first has an index divisible by 4
@@ -76,7 +76,7 @@ class WordsBlock(ExpressionBlock):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.tables: list[tuple[int, ...]] = []
-        self.grids: list[Table] = []
+        self.grids: list[ByteTable] = []
         self._name = name
 
     def number(self, lane: str, value: int) -> str:
@@ -146,7 +146,7 @@ class WordsBlock(ExpressionBlock):
 
     # -- arithmetic ----------------------------------------------------------------------------
 
-    def points(self, indices: Lanes, table: Table) -> Lanes:
+    def points(self, indices: Lanes, table: ByteTable) -> Lanes:
         """Four of one row, which lie in a word."""
 
         def text(lane: str) -> str:
@@ -159,7 +159,7 @@ class WordsBlock(ExpressionBlock):
 
         return Lanes("bytes", GROUP, text)
 
-    def _first_word(self, table: Table) -> int:
+    def _first_word(self, table: ByteTable) -> int:
         """Where a table begins among the type's grids."""
         if table not in self.grids:
             self.grids.append(table)

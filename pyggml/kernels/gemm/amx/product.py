@@ -32,7 +32,7 @@ from pyggml.kernels.gemm.amx.tiles import (
     SIDE,
     STEP,
     TILE_BYTES,
-    Rows,
+    RowAddress,
     configure,
     micro_product,
     release,
@@ -41,7 +41,7 @@ from pyggml.kernels.gemm.amx.tiles import (
 from pyggml.kernels.gemm.beside import Beside, begin, fields_of, finish, scratch_of, take_columns
 from pyggml.kernels.gemm.frames import Product, columns_from, rows_from, shares
 from pyggml.kernels.gemm.panels import rounded_up, split
-from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
+from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 
 # Columns of a task, and numbers of k in one of its passes: so much of B stays in the second cache.
 # C is read and written once a pass. Backward, columns are a multiple of every block length, as are
@@ -107,7 +107,7 @@ def _multiply(f, thread, groups, columns, k0, k):
     if k0 == 0:
         take_columns(f, thread, columns)
     for g in range(groups[0], groups[1]):
-        a = Rows(f.packed_a.ctypes.data + g * SIDE * lda + 2 * k0, lda)
+        a = RowAddress(f.packed_a.ctypes.data + g * SIDE * lda + 2 * k0, lda)
         n_rows = min(SIDE, f.m - g * SIDE)
         rows = g * SIDE, g * SIDE + n_rows
         if k0 == 0:
@@ -116,7 +116,7 @@ def _multiply(f, thread, groups, columns, k0, k):
             b = panels[(column - columns[0]) // SIDE].ctypes.data
             start, n = g * SIDE * f.n + column, min(SIDE, columns[1] - column)
             if n_rows == SIDE and n == SIDE:
-                micro_product(Rows(c[start:].ctypes.data, 4 * f.n), a, b, steps, added)
+                micro_product(RowAddress(c[start:].ctypes.data, 4 * f.n), a, b, steps, added)
             else:
                 micro_product(rows_of(edge), a, b, steps, False)
                 _put_edge(c, start, f.n, edge, n_rows, n, added)
@@ -208,10 +208,10 @@ def _may_round(p: Problem) -> bool:
 
 
 # Measured: bytes are faster up to 64 tokens forward and up to 24 backward, floats up to 16.
-MANY = Path(
+MANY = ProductPath(
     name="amx", takes=_may_round, layout=_layout, bind=_bind, fewest=48, shares=True, joins=True
 )  # fmt: skip
-SOME = Path(
+SOME = ProductPath(
     name="amx, few tokens", takes=_may_round, layout=_layout, bind=_bind, fewest=12, shares=True,
     joins=True,
 )  # fmt: skip

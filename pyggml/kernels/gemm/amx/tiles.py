@@ -41,7 +41,7 @@ _ORDER: tuple[tuple[str, int] | tuple[int, int, int], ...] = (
 _AHEAD = 1  # steps that A is fetched before it is loaded
 
 
-class Rows(NamedTuple):
+class RowAddress(NamedTuple):
     """Where a matrix lies: the address of its first number, and the bytes from row to row."""
 
     address: int
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
 @kernel
 def rows_of(x):
     """Where a matrix lies whose rows have no gaps."""
-    return Rows(x.ctypes.data, x.strides[0])
+    return RowAddress(x.ctypes.data, x.strides[0])
 
 
 _BYTE = I8.as_pointer()
@@ -258,8 +258,8 @@ def _emit_step(b: Any, tiles: _Tiles, i: Any, last: Any, operands: _Operands, c_
 
 @intrinsic
 def micro_product(typing: Any, c: Any, a: Any, panel: Any, k: Any, accumulate: Any) -> Any:
-    """C (+)= A · B, of float32 and bfloat16. c and a are Rows, the panel is an address, k counts
-    steps, one or more. C is overwritten unless `accumulate`."""
+    """C (+)= A · B, of float32 and bfloat16. c and a are RowAddresses, the panel is an address, k
+    counts steps, one or more. C is overwritten unless `accumulate`."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         c, a, panel, k, accumulate = arguments

@@ -35,7 +35,7 @@ from pyggml.backends.cuda.ops.lora.wide import (
     width,
 )
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
@@ -124,7 +124,7 @@ def _scratch(node: Tensor, compute: Compute) -> int:
     return sum(_parts(node))
 
 
-def _bind(site: Site) -> Call:
+def _bind(site: CudaSite) -> Call:
     (m, k), widths = site.node.src[0].shape, _widths(site.node)
     middle = _parts(site.node)[0]
     products = [p.view(np.float32) for p in (site.scratch[:middle], site.scratch[middle:])]
@@ -143,4 +143,4 @@ def _bind(site: Site) -> Call:
     )  # fmt: skip
 
 
-GRADIENTS = Kernel(_bind, scratch=_scratch)
+GRADIENTS = CudaKernel(_bind, scratch=_scratch)

@@ -5,7 +5,7 @@ import numpy as np
 from pyggml.backends.cuda.gemm.cublas import multiply
 from pyggml.backends.cuda.ops.lora.operands import formula_of, is_ready, rounded_formula, types_of
 from pyggml.backends.cuda.ops.products import adding
-from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.graph.call import Call
 from pyggml.graph.op import Memory
@@ -33,7 +33,7 @@ def _shared_of_a(node: Tensor, compute: Compute) -> tuple[int, str]:
     return (0 if formula_of(node) else _x_bytes(node)), "bf16"
 
 
-def _of_a(site: Site, accumulate: bool = False) -> Call:
+def _of_a(site: CudaSite, accumulate: bool = False) -> Call:
     """dA = vᵀ·x, v the further columns of D."""
     d, *operands = site.node.src[accumulate:]
     packed, *arrays = site.src[accumulate:]
@@ -50,7 +50,7 @@ def _of_a(site: Site, accumulate: bool = False) -> Call:
     return in_turn(*calls, product)
 
 
-def _of_b(site: Site, accumulate: bool = False) -> Call:
+def _of_b(site: CudaSite, accumulate: bool = False) -> Call:
     """dB = dyᵀ·u, dy the first columns of D."""
     (n, rank), (of_columns, d) = site.node.shape, site.node.src[-2:]
     (m, step), n_columns, (columns, dy) = d.shape, of_columns.shape[1], site.src[-2:]
@@ -60,15 +60,15 @@ def _of_b(site: Site, accumulate: bool = False) -> Call:
     return multiply(site.stream, sizes, dy, of_d, u, of_u, site.out, rank, accumulate)
 
 
-def _of_a_added(site: Site) -> Call:
+def _of_a_added(site: CudaSite) -> Call:
     return adding(site, _of_a(site, accumulate=True))
 
 
-def _of_b_added(site: Site) -> Call:
+def _of_b_added(site: CudaSite) -> Call:
     return adding(site, _of_b(site, accumulate=True))
 
 
-OF_A = Kernel(_of_a, scratch=_scratch_of_a, shared=_shared_of_a)
-OF_B = Kernel(_of_b)
-OF_A_ADD = Kernel(_of_a_added, scratch=_scratch_of_a, shared=_shared_of_a)
-OF_B_ADD = Kernel(_of_b_added)
+OF_A = CudaKernel(_of_a, scratch=_scratch_of_a, shared=_shared_of_a)
+OF_B = CudaKernel(_of_b)
+OF_A_ADD = CudaKernel(_of_a_added, scratch=_scratch_of_a, shared=_shared_of_a)
+OF_B_ADD = CudaKernel(_of_b_added)

@@ -22,7 +22,7 @@ from pyggml.backends.cuda.ops.glu import GRADIENTS
 from pyggml.backends.cuda.ops.lora import gated, gradients, products, wide
 from pyggml.backends.cuda.ops.lora.operands import FORMULAS
 from pyggml.backends.cuda.ops.lora.wide import columns
-from pyggml.backends.cuda.runtime.kernel import Kernel, OwnOp, own_op
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, OwnOp, own_op
 from pyggml.errors import ShapeError
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import OPS, Memory, Sample, Spec
@@ -380,7 +380,7 @@ GRADIENT_OF_B = own_op(
 # -- the same, added to what is there -------------------------------------------------------------
 
 
-def _add_op(op: OwnOp, kernel: Kernel) -> OwnOp:
+def _add_op(op: OwnOp, kernel: CudaKernel) -> OwnOp:
     """The op that adds what another one computes to its first source."""
     name = f"{op.name}_add"
 

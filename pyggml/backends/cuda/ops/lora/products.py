@@ -11,7 +11,7 @@ import numpy as np
 from pyggml.backends.cuda.gemm.cublas import multiply
 from pyggml.backends.cuda.ops.lora.wide import columns
 from pyggml.backends.cuda.ops.products import adding
-from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.weights.unpack import Thin, place_thin, unpacked_beside
 from pyggml.graph.call import Call
@@ -33,7 +33,9 @@ def _lasting(node: Tensor) -> tuple[int, int] | None:
     return (len(node.src) - 3, lasting_bytes(node)) if node.params["unpacked"] else None
 
 
-def _right_factor(site: Site, n_bytes: int, step: int, thin: Any, place: Thin) -> tuple[Any, Call]:
+def _right_factor(
+    site: CudaSite, n_bytes: int, step: int, thin: Any, place: Thin
+) -> tuple[Any, Call]:
     """W in bfloat16, rows `step` apart, with a thin factor in its place; what makes both, or where
     W lasts, the factor's place."""
     w = site.node.src[-3]
@@ -55,7 +57,7 @@ def _forward_bytes(node: Tensor) -> int:
     return 2 * w.shape[0] * x.shape[1]
 
 
-def _forward(site: Site) -> Call:
+def _forward(site: CudaSite) -> Call:
     """y = X·[W | 0 … B … 0]ᵀ."""
     w, x, b = site.node.src
     (n, k), (m, step), rank = w.shape, x.shape, b.shape[1]
@@ -73,7 +75,7 @@ def _back_bytes(node: Tensor) -> int:
     return 2 * (w.shape[0] + columns(a.shape[0])) * int(node.params["step"])
 
 
-def _back_product(site: Site, accumulate: bool) -> Call:
+def _back_product(site: CudaSite, accumulate: bool) -> Call:
     """dx (+)= D·[W ; A]."""
     w, d, a = site.node.src[-3:]
     (n, k), (m, d_step), rank = w.shape, d.shape, a.shape[0]
@@ -85,11 +87,11 @@ def _back_product(site: Site, accumulate: bool) -> Call:
     return in_turn(call, product)
 
 
-def _back(site: Site) -> Call:
+def _back(site: CudaSite) -> Call:
     return _back_product(site, accumulate=False)
 
 
-def _back_added(site: Site) -> Call:
+def _back_added(site: CudaSite) -> Call:
     return adding(site, _back_product(site, accumulate=True))
 
 
@@ -101,6 +103,6 @@ def _back_scratch(node: Tensor, compute: Compute) -> int:
     return 0 if node.params["unpacked"] else _back_bytes(node)
 
 
-FORWARD = Kernel(_forward, scratch=_forward_scratch, lasting=_lasting)
-BACK = Kernel(_back, scratch=_back_scratch, lasting=_lasting)
-BACK_ADD = Kernel(_back_added, scratch=_back_scratch, lasting=_lasting)
+FORWARD = CudaKernel(_forward, scratch=_forward_scratch, lasting=_lasting)
+BACK = CudaKernel(_back, scratch=_back_scratch, lasting=_lasting)
+BACK_ADD = CudaKernel(_back_added, scratch=_back_scratch, lasting=_lasting)

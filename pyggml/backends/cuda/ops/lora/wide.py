@@ -27,7 +27,7 @@ from pyggml.backends.cuda.ops.lora.operands import (
     types_of,
 )
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
@@ -234,7 +234,7 @@ def n_parts(m: int, n: int, k: int) -> int:
     return max(1, min(most, _BLOCKS // -(-m // ROWS)))
 
 
-def tickets_of(site: Site, m: int) -> Any:
+def tickets_of(site: CudaSite, m: int) -> Any:
     """For each 16 rows, what tells the last block to end: 0 between launches."""
     return site.constant(np.zeros(-(-m // ROWS), np.uint32))
 
@@ -258,7 +258,7 @@ def _scratch_of_gradient(node: Tensor, compute: Compute) -> int:
     return _scratch(node, sum(columns(b.shape[1]) for b in _factors(node)))
 
 
-def _bind(site: Site, ranks: Sequence[int], steps: tuple[int, int], in_rows: bool) -> Call:
+def _bind(site: CudaSite, ranks: Sequence[int], steps: tuple[int, int], in_rows: bool) -> Call:
     node, ((m, k), n) = site.node, (site.node.src[0].shape, sum(map(columns, ranks)))
     operands = len(node.src) - len(ranks)
     kind = formula_of(node), types_of(node.src[:operands])
@@ -272,16 +272,16 @@ def _bind(site: Site, ranks: Sequence[int], steps: tuple[int, int], in_rows: boo
     )  # fmt: skip
 
 
-def _bind_rows(site: Site) -> Call:
+def _bind_rows(site: CudaSite) -> Call:
     k, factors = site.node.src[0].shape[1], _factors(site.node)
     in_rows = all(vectorizable(a) for a in site.src[-len(factors) :])
     return _bind(site, [a.shape[0] for a in factors], (k, 1), in_rows)
 
 
-def _bind_gradient(site: Site) -> Call:
+def _bind_gradient(site: CudaSite) -> Call:
     (b,) = _factors(site.node)
     return _bind(site, [b.shape[1]], (1, b.shape[1]), in_rows=False)
 
 
-OF_ROWS = Kernel(_bind_rows, scratch=_scratch_of_rows)
-OF_GRADIENT = Kernel(_bind_gradient, scratch=_scratch_of_gradient)
+OF_ROWS = CudaKernel(_bind_rows, scratch=_scratch_of_rows)
+OF_GRADIENT = CudaKernel(_bind_gradient, scratch=_scratch_of_gradient)
