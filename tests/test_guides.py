@@ -107,6 +107,20 @@ def test_a_path_of_products(files, words, least, plugins, tmp_path):
     assert run_tests(tree, *paths, "-k", words, plugins=plugins) >= least
 
 
+ENTER_ATTENTION = """
+from pyggml.kernels import attention
+from pyggml.kernels.attention import table
+attention.FORWARD = table.FORWARD = (ONE_QUERY, *table.FORWARD)
+"""
+
+
+def test_a_path_of_attention(plugins):
+    """It serves one query, and no more; every path still serves something."""
+    (plugins / "pasted.py").write_text(blocks_of("adding-a-compute-path.md")[1] + ENTER_ATTENTION)
+    tests = "tests/kernels/attention/test_table.py"
+    assert run_tests(ROOT, tests, "-k", "single or reach", plugins=plugins) >= 43
+
+
 OWN = """def _q8_w(blocks):
     return blocks[:, :2].view(np.float16).astype(np.float32) * blocks[:, 2:].view(np.int8)
 
