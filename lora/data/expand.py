@@ -27,8 +27,7 @@ from pathlib import Path
 from pyggml.chat.messages import BadValue
 from pyggml.errors import DataError
 from pyggml.lora.data.files import format_of, records
-from pyggml.lora.data.formats.packed import packing
-from pyggml.lora.data.formats.parquet import MAGIC
+from pyggml.lora.data.formats.packed import PARQUET_MAGIC, packing
 from pyggml.lora.data.formats.source import HEAD_BYTES, MOST_BYTES, head
 from pyggml.lora.data.records import Schema
 from pyggml.lora.data.sources import Source
@@ -220,7 +219,7 @@ def _beginning(pipe: io.BufferedReader, path: Path) -> bytes:
         if len(start) > MOST_BYTES:
             raise DataError(f"{path}: begins with {MOST_BYTES >> 20} MiB of white space")
         start += (block := pipe.read(HEAD_BYTES))
-    if b"\0" in start and not (start.startswith(MAGIC) or packing(start)):
+    if b"\0" in start and not (start.startswith(PARQUET_MAGIC) or packing(start)):
         raise DataError(f"{path}: holds a NUL, wanted UTF-8 text")
     return start
 

@@ -16,19 +16,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pyggml.chat.messages import BadValue, is_message
+from pyggml.chat.messages import BadValue
 from pyggml.errors import DataError
-from pyggml.lora.data.formats.csv_rows import csv_records, header
-from pyggml.lora.data.formats.json_rows import json_items, json_lines, value_at_start
-from pyggml.lora.data.formats.packed import SUFFIXES, suffix_of
-from pyggml.lora.data.formats.parquet import MAGIC, parquet_rows
+from pyggml.lora.data.formats.csv_rows import CSV
+from pyggml.lora.data.formats.format import FileStart, Records
+from pyggml.lora.data.formats.json_rows import JSON, JSON_LINES
+from pyggml.lora.data.formats.parquet import PARQUET
 from pyggml.lora.data.formats.source import HEAD_BYTES, blocks, head
 from pyggml.lora.data.records import TRAINING, Schema
 from pyggml.lora.data.records.questions import settle
 from pyggml.lora.data.rows import Row, RowPlace, TextRow
 
-_OF_JSON = (".jsonl", ".ndjson", ".json")
-UNITS = {"JSON Lines": "line", "JSON": "item", "CSV": "record", "parquet": "row", "rows": "row"}
 SHOWN = 5  # faults that are told, and places of each
 UNREAD = "column "  # a note: before the name of a column that no row was made of
 _MOST_COLUMNS = 100  # of which that is told
@@ -38,6 +36,10 @@ Made = TypeVar("Made")
 
 
 # -- formats ------------------------------------------------------------------------------------
+
+# The first that a file has; what has none is text.
+FORMATS = (PARQUET, JSON, JSON_LINES, CSV)
+UNITS = {each.name: each.unit for each in FORMATS} | {"rows": "row"}
 
 
 def format_of(path: Path, schema: Schema) -> str:
@@ -49,79 +51,16 @@ def format_of(path: Path, schema: Schema) -> str:
     start = head(path)
     if start.startswith(b"GGUF"):
         raise DataError(f"{path}: is a GGUF file, wanted text: -m names a model, -f data")
-    if start.startswith(MAGIC):
-        if path.suffix.lower() in SUFFIXES:
-            raise DataError(f"{path}: is compressed parquet, which packs by itself: unpack it")
-        return "parquet"
-    text, suffix = start.decode(errors="ignore").lstrip(), suffix_of(path)
-    if text[:1] == "[" and (suffix == ".json" or _has_row(text[1:].lstrip(), schema)):
-        return "JSON"
-    if text[:1] == "{" and (suffix in _OF_JSON or _has_row(text, schema)):
-        return _of_objects(text, suffix == ".json", len(start) == HEAD_BYTES, schema)
-    if suffix in _OF_JSON:
-        return "JSON Lines"
-    names = header(text.split("\n", 1)[0])
-    known = len(names) > 1 and schema.has_row(names)
-    return "CSV" if known or suffix in (".csv", ".tsv") else "text"
+    file = FileStart(path, start, len(start) < HEAD_BYTES)
+    return next((each.name for each in FORMATS if each.is_this(file, schema)), "text")
 
 
-def _of_objects(text: str, is_json: bool, goes_on: bool, schema: Schema) -> str:
-    """The format of a text that begins with an object: JSON if this spans lines, or is all."""
-    value = value_at_start(text)
-    if value is None:
-        return "JSON" if is_json and goes_on else "JSON Lines"
-    item, end = value
-    is_all = not text[end:].strip() and not goes_on
-    whole = is_all and (is_json or bool(_rows_in(item, schema)))
-    return "JSON" if whole or "\n" in text[:end] else "JSON Lines"
-
-
-def _has_row(text: str, schema: Schema) -> bool:
-    """Whether the text starts with a JSON object that is a row, or holds rows alone."""
-    item = value_at_start(text) if text[:1] == "{" else None
-    return item is not None and (schema.has_row(item[0]) or bool(_rows_in(item[0], schema)))
-
-
-def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[RowPlace, Any]]:
+def records(path: Path, kind: str, schema: Schema) -> Records:
     """What stands in a file of this format but text: values, or BadValue where there is none.
 
     Raises DataError for a file that cannot be read on, or a table without the columns of a row.
     """
-    if kind == "JSON Lines":
-        yield from json_lines(path)
-        return
-    if kind == "JSON":
-        for place, item in json_items(path):
-            yield from _unfold(place, item, schema)
-        return
-    table = csv_records(path) if kind == "CSV" else parquet_rows(path, schema.may_read)
-    for i, (place, record) in enumerate(table):
-        if not i and isinstance(record, dict) and not schema.has_row(record):
-            columns = ", ".join([name[:20] for name in record][:5])
-            what = "the first line names the" if kind == "CSV" else "has the"
-            fault = f"{path}: {what} columns {columns}{schema.suggest(record)}"
-            raise DataError(f"{fault}; {schema.columns_sought}")
-        yield place, record
-
-
-def _unfold(place: RowPlace, item: Any, schema: Schema) -> Iterator[tuple[RowPlace, Any]]:
-    """The item; or the rows that it holds."""
-    inner = _rows_in(item, schema) if isinstance(item, dict) else []
-    if not inner:
-        yield place, item
-    for n, row in enumerate(inner, 1):
-        yield RowPlace(place.file, place.unit, n), row
-
-
-def _rows_in(item: dict[str, Any], schema: Schema) -> list[Any]:
-    """The rows of an object that holds nothing else: {"data": [row, …]}, or, as PubMedQA's file is
-    one, {"1": row, "2": row, …}. One list of messages is a chat."""
-    inner = [] if schema.has_row(item) else list(item.values())
-    if len(inner) == 1 and isinstance(inner[0], list):
-        inner = inner[0]
-        first = inner[0] if inner else None
-        return inner if isinstance(first, dict) and not is_message(first) else []
-    return inner if all(isinstance(i, dict) and schema.has_row(i) for i in inner) else []
+    return next(each for each in FORMATS if each.name == kind).records(path, schema)
 
 
 # -- rows ---------------------------------------------------------------------------------------

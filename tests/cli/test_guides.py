@@ -1,11 +1,11 @@
-"""By hand along the guides that end in a command: an objective, a device."""
+"""By hand along the guides that end in a command: an objective, a format, a device."""
 
 import json
 import subprocess
 import sys
 
 import pytest
-from guides import DOCS, ROOT, blocks_of, copy_of, edit
+from guides import DOCS, ROOT, blocks_of, copy_of, edit, run_tests
 from reference_backend import ReferenceBackend
 
 from pyggml.lora import StepReport
@@ -16,6 +16,7 @@ PAIRS = [
     {"prompt": f"{name}? ", "chosen": f"the {name}", "rejected": f"no {name[::-1]}"}
     for name in ("ant", "bee", "cow", "dog", "elk", "fox", "gnu", "hen")
 ]
+ROWS = [{"prompt": f"{p['prompt']}ü", "completion": p["chosen"]} for p in PAIRS]
 # The commands of a checkout whose folder lora/ is a copy.
 COMMAND = """
 import sys
@@ -28,6 +29,12 @@ from pyggml.cli import __main__ as cli
 
 sys.exit(cli.main(sys.argv[2:]))
 """
+
+
+def command(tree, *arguments):
+    """`pyggml ARGUMENTS` of the checkout with the folder lora/ of this tree, ended."""
+    words = [sys.executable, "-c", COMMAND, tree, *arguments]
+    return subprocess.run([str(w) for w in words], cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -60,10 +67,9 @@ def with_hinge(tmp_path):
     edit(folder / "__init__.py", "SimPO, IPO)", "SimPO, IPO, Hinge)")
 
     def call(*arguments):
-        command = [sys.executable, "-c", COMMAND, tmp_path, *arguments]
-        run = subprocess.run([str(a) for a in command], cwd=ROOT, capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr
-        return run.stdout
+        ended = command(tmp_path, *arguments)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
 
     return call
 
@@ -80,6 +86,33 @@ def test_an_objective_on_the_command_line(with_hinge, tiny, pairs, tmp_path):
     assert "hinge" in output.with_suffix(".html").read_text("utf-8")
     text = " ".join(with_hinge("finetune", "--help-all").split())
     assert "hinge learns which answer is better, up to a margin" in text and "--margin" in text
+
+
+REC = "".join("prompt: {prompt}\ncompletion: {completion}\n\n".format(**r) for r in ROWS)
+CSV_SAMPLE = '    "a.csv": '
+
+
+def test_a_format(tiny, tmp_path):
+    """It is read as it is, compressed and by its content alone; a fault is told by its place."""
+    tree = copy_of(tmp_path, "pyggml", "lora", "cli", "tests")
+    (tree / "lora/data/formats/rec.py").write_text(blocks_of("adding-a-format.md")[0], "utf-8")
+    files, tests = tree / "lora/data/files.py", tree / "tests/lora/test_packed_data.py"
+    last = "from pyggml.lora.data.formats.parquet import PARQUET\n"
+    edit(files, last, last + "from pyggml.lora.data.formats.rec import REC\n")
+    edit(files, "JSON_LINES, CSV)", "JSON_LINES, CSV, REC)")
+    edit(tree / "pyggml/hub.py", '".tsv", ".txt")', '".tsv", ".txt", ".rec")')
+    edit(tests, CSV_SAMPLE, f'    "a.rec": {REC!r},\n{CSV_SAMPLE}')
+    edit(tests, '"csv", "txt"}', '"csv", "txt", "rec"}')
+    assert run_tests(tree, tests, "-k", "rec or every_format") >= 3
+    rows, output = tmp_path / "rows.rec", tmp_path / "a.gguf"
+    sizes = ("--ctx", 48, "--max-steps", 1, "--lora-rank", 2)
+    for text, code, said in (
+        (REC, 0, "rows.rec (rec): "),
+        (f"{REC}prompt: x\nlabel: +", 2, "record 9"),
+    ):
+        rows.write_text(text, "utf-8")
+        ended = command(tree, "finetune", "-m", tiny, "-f", rows, "-o", output, *sizes)
+        assert ended.returncode == code and said in ended.stdout + ended.stderr, ended.stderr
 
 
 @pytest.mark.filterwarnings("default:reference leaves")

@@ -7,8 +7,16 @@ from typing import Any
 
 from pyggml.chat.messages import BadValue
 from pyggml.errors import DataError
+from pyggml.lora.data.formats.format import FileFormat, FileStart, of_table
 from pyggml.lora.data.formats.source import MOST_BYTES, whole_lines
+from pyggml.lora.data.records import Schema
 from pyggml.lora.data.rows import RowPlace
+
+
+def _is_csv(file: FileStart, schema: Schema) -> bool:
+    """By its ending, or by a first line of known names."""
+    names = header(file.text.split("\n", 1)[0])
+    return file.suffix in (".csv", ".tsv") or (len(names) > 1 and schema.has_row(names))
 
 
 def comma(header: str) -> str:
@@ -57,3 +65,9 @@ def _row_of(names: list[str], record: list[str]) -> dict[str, str | None] | BadV
     if len(record) > len(names):
         return BadValue(f"has {len(record)} fields, the first line names {len(names)}")
     return dict.fromkeys(names) | dict(zip(names, record, strict=False))
+
+
+CSV = FileFormat(
+    "CSV", "record", _is_csv,
+    lambda path, schema: of_table(path, csv_records(path), schema, "the first line names the"),
+)  # fmt: skip

@@ -4,11 +4,63 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pyggml.chat.messages import BadValue, parse_json
+from pyggml.chat.messages import BadValue, is_message, parse_json
 from pyggml.errors import DataError
 from pyggml.files.json_text import DECODER, SPACE, lonely, place_in, reason_of
+from pyggml.lora.data.formats.format import FileFormat, FileStart, Records
 from pyggml.lora.data.formats.source import MOST_BYTES, blocks, lines
+from pyggml.lora.data.records import Schema
 from pyggml.lora.data.rows import RowPlace
+
+_ENDINGS = (".jsonl", ".ndjson", ".json")
+
+
+def _is_json(file: FileStart, schema: Schema) -> bool:
+    """A list whose first item is a row, an object over several lines, or one that is all; and what
+    a file of the ending .json begins with."""
+    text, is_json = file.text, file.suffix == ".json"
+    if text[:1] == "[":
+        return is_json or _has_row(text[1:].lstrip(), schema)
+    if text[:1] != "{" or not (file.suffix in _ENDINGS or _has_row(text, schema)):
+        return False
+    value = value_at_start(text)
+    if value is None:
+        return is_json and not file.is_all
+    item, end = value
+    is_all = not text[end:].strip() and file.is_all
+    return "\n" in text[:end] or (is_all and (is_json or bool(_rows_in(item, schema))))
+
+
+def _is_json_lines(file: FileStart, schema: Schema) -> bool:
+    """What is no JSON, though its ending says so or it begins with a row."""
+    return file.suffix in _ENDINGS or _has_row(file.text, schema)
+
+
+def _has_row(text: str, schema: Schema) -> bool:
+    """Whether the text starts with a JSON object that is a row, or holds rows alone."""
+    item = value_at_start(text) if text[:1] == "{" else None
+    return item is not None and (schema.has_row(item[0]) or bool(_rows_in(item[0], schema)))
+
+
+def _unfolded(path: Path, schema: Schema) -> Records:
+    """The items; or the rows that an item holds."""
+    for place, item in json_items(path):
+        inner = _rows_in(item, schema) if isinstance(item, dict) else []
+        if not inner:
+            yield place, item
+        for n, row in enumerate(inner, 1):
+            yield RowPlace(place.file, place.unit, n), row
+
+
+def _rows_in(item: dict[str, Any], schema: Schema) -> list[Any]:
+    """The rows of an object that holds nothing else: {"data": [row, …]}, or, as PubMedQA's file is
+    one, {"1": row, "2": row, …}. One list of messages is a chat."""
+    inner = [] if schema.has_row(item) else list(item.values())
+    if len(inner) == 1 and isinstance(inner[0], list):
+        inner = inner[0]
+        first = inner[0] if inner else None
+        return inner if isinstance(first, dict) and not is_message(first) else []
+    return inner if all(isinstance(i, dict) and schema.has_row(i) for i in inner) else []
 
 
 def value_at_start(text: str) -> tuple[Any, int] | None:
@@ -126,3 +178,7 @@ class _ValueWindow:
         self._first = place_in(self._text, self._at, self._first)
         self._text, self._at = self._text[self._at :] + "".join(more), 0
         return any(more)
+
+
+JSON = FileFormat("JSON", "item", _is_json, _unfolded)
+JSON_LINES = FileFormat("JSON Lines", "line", _is_json_lines, lambda path, _: json_lines(path))

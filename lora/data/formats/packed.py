@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 SUFFIXES = (".gz", ".zst")
+PARQUET_MAGIC = b"PAR1"  # the start of a file that packs by itself
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MOST_RATIO, _FREE_BYTES = 300, 64 << 20  # beyond so many bytes a file may not grow more
 

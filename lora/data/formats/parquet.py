@@ -6,10 +6,20 @@ from typing import Any
 
 from pyggml.errors import DataError
 from pyggml.extras import how_to_install
+from pyggml.lora.data.formats.format import FileFormat, FileStart, of_table
+from pyggml.lora.data.formats.packed import PARQUET_MAGIC, SUFFIXES
+from pyggml.lora.data.records import Schema
 from pyggml.lora.data.rows import RowPlace
 
-MAGIC = b"PAR1"
 _BATCH = 64  # rows in memory at a time
+
+
+def _is_parquet(file: FileStart, schema: Schema) -> bool:
+    """Raises DataError for a file that is compressed once more."""
+    is_this = file.start.startswith(PARQUET_MAGIC)
+    if is_this and file.path.suffix.lower() in SUFFIXES:
+        raise DataError(f"{file.path}: is compressed parquet, which packs by itself: unpack it")
+    return is_this
 
 
 def parquet_rows(path: Path, may_read: Callable[[str], bool]) -> Iterator[tuple[RowPlace, Any]]:
@@ -47,3 +57,9 @@ def _present(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _present(inner) for name, inner in value.items() if inner is not None}
     return [_present(inner) for inner in value] if isinstance(value, list) else value
+
+
+PARQUET = FileFormat(
+    "parquet", "row", _is_parquet,
+    lambda path, schema: of_table(path, parquet_rows(path, schema.may_read), schema, "has the"),
+)  # fmt: skip

@@ -13,8 +13,7 @@ from typing import BinaryIO
 from pyggml.chat.messages import BadValue
 from pyggml.errors import DataError
 from pyggml.files import first_hole, open_regular
-from pyggml.lora.data.formats.packed import packing, unpack
-from pyggml.lora.data.formats.parquet import MAGIC
+from pyggml.lora.data.formats.packed import PARQUET_MAGIC, packing, unpack
 from pyggml.lora.data.rows import RowPlace
 
 MOST_BYTES = 32 << 20  # of one line or record
@@ -47,8 +46,8 @@ def open_bytes(path: Path) -> BufferedReader:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read: {reason}") from error
-    start = file.peek(len(MAGIC))[: len(MAGIC)]
-    hole = None if start == MAGIC or packing(start) else first_hole(file)
+    start = file.peek(4)[:4]
+    hole = None if start == PARQUET_MAGIC or packing(start) else first_hole(file)
     if hole is not None:
         file.close()
         raise DataError(f"{path}: nothing was ever written at byte {hole:,}, wanted text")
