@@ -22,11 +22,10 @@ from pyggml.lora.config import DataConfig
 from pyggml.lora.data.chats import CUT, first_round
 from pyggml.lora.data.documents import Document, Documents, Writer
 from pyggml.lora.data.encode import Encoding, encode
-from pyggml.lora.data.files import RowFaults
 from pyggml.lora.data.packing import held_out
 from pyggml.lora.data.rows import ChatRow, CompletionRow, LabelledRow, PreferenceRow, Row, RowPlace
 from pyggml.lora.data.sources import FileSummary, Source
-from pyggml.lora.data.windows import Corpus, Dataset
+from pyggml.lora.data.windows import Corpus, Dataset, FileWindows
 from pyggml.tokenizer import Tokenizer
 
 
@@ -198,12 +197,15 @@ def preference_corpus(
         for document in documents:
             writer.add(document, row.place)
     file, unit = (rows[0].place.file, rows[0].place.unit) if rows else ("", "")
-    return corpus_of(writer.documents(), file, unit, config, val_split, kind)
+    whole = windows_of(writer.documents(), file, unit, config, val_split, kind)
+    return Corpus(
+        whole.train, whole.validation if len(whole.validation) else None, (whole.summary,)
+    )
 
 
-def corpus_of(
+def windows_of(
     documents: Documents, file: str, unit: str, config: DataConfig, val_split: float, kind: str
-) -> Corpus:
+) -> FileWindows:
     """The same of documents that `documents_of` made, two for each row of this file."""
     alone, units, places = kind == "labels", list[list[Answer]](), list[RowPlace]()
     assert documents.places is not None or not len(documents)
@@ -232,10 +234,9 @@ def corpus_of(
             f"{file}: every row ({n}) is longer than a window of {config.ctx}: give a larger --ctx"
         )
     train, validation = (preferences(part, config.ctx, mismatch=alone) for part in parts)
-    counts = (len(units), len(out), sum(lengths), RowFaults())
-    whole = FileSummary(Source(Path(file)), kind, *counts)
-    whole = replace(whole, n_dropped=n - len(units), n_truncated=n_truncated)
-    return Corpus(train, validation if len(validation) else None, (whole,))
+    summary = FileSummary(Source(Path(file)), kind, len(units), len(out), sum(lengths))
+    summary = replace(summary, n_dropped=n - len(units), n_truncated=n_truncated)
+    return FileWindows(train, validation, summary)
 
 
 def _n_tokens(unit: Sequence[Answer]) -> int:

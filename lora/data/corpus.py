@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,16 @@ from pyggml.lora.data.cache import TokenCache
 from pyggml.lora.data.chats import CHAT, OPEN
 from pyggml.lora.data.documents import Document, Documents, Notes
 from pyggml.lora.data.encode import AUTO, Encoding, encode
-from pyggml.lora.data.expand import expand
 from pyggml.lora.data.files import UNITS, map_rows
 from pyggml.lora.data.lengths import bucket
 from pyggml.lora.data.packing import held_out, join, pack
-from pyggml.lora.data.reader import RowReader
+from pyggml.lora.data.pipeline import CorpusReader
+from pyggml.lora.data.reader import FileContent
 from pyggml.lora.data.rows import Row, RowPlace
-from pyggml.lora.data.sources import FileSummary, Source
-from pyggml.lora.data.windows import Corpus, Dataset
+from pyggml.lora.data.sources import File, FileSummary, Source
+from pyggml.lora.data.windows import Corpus, Dataset, FileWindows
 from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
-
-File = str | os.PathLike[str] | Source
 
 
 def read_corpus(
@@ -57,7 +55,7 @@ def read_corpus(
     c = config or DataConfig()
     given = [files] if isinstance(files, str | os.PathLike | Source) else files
     if rows == "training":
-        return _read_training(given, held_out, tokenizer, c, cache)
+        return _TextReader(tokenizer, c, cache).corpus(given, held_out)
     from pyggml.lora.data.preferences import read_preferences  # other runs start without it
 
     return read_preferences(given, tokenizer, c, rows, cache, held_out)
@@ -88,31 +86,6 @@ def corpus(
     return read_corpus(source, model.tokenizer, config, cache, purpose, held_out=apart)
 
 
-def _read_training(
-    given: Sequence[File],
-    held_out: Sequence[File],
-    tokenizer: Tokenizer,
-    c: DataConfig,
-    cache: TokenCache | None,
-) -> Corpus:
-    reader = _Parts(tokenizer, c, cache)
-    aside = [*(Source(Path(f)) for f in c.val_file or ()), *map(Source.of, held_out)]
-    not_trained, left_out = expand(aside, reader.schema)
-    sources, others = expand([Source.of(file) for file in given], reader.schema)
-    apart = reader.all(not_trained, 0.0)
-    trained = reader.all(sources, 0.0 if apart else c.val_split)
-    train = reader.join([part.train for part in trained])
-    validation = reader.join([p.validation for p in trained] + [p.train for p in apart])
-    _check_amount(train, trained, c.ctx)
-    files = [part.summary for part in trained]
-    files += [replace(p.summary, n_held_out=p.summary.n_documents) for p in apart]
-    if not c.packing:
-        train, validation = bucket([train, validation])
-    held_out_windows = validation if len(validation) else None
-    about = reader.about(files)
-    return Corpus(train, held_out_windows, tuple(files), (*others, *left_out), about)
-
-
 def encode_rows(
     rows: Sequence[Row], tokenizer: Tokenizer, encoding: Encoding = AUTO
 ) -> list[Document]:
@@ -120,47 +93,15 @@ def encode_rows(
     return map_rows(rows, lambda row: encode(row, tokenizer, encoding))
 
 
-@dataclass(frozen=True, slots=True)
-class _FileWindows:
-    """The windows of one file."""
+class _TextReader(CorpusReader):
+    """Reads files into windows of which all that is to be learned is learned."""
 
-    train: Dataset
-    validation: Dataset
-    summary: FileSummary
-
-
-class _Parts(RowReader):
-    """Reads files into windows: one call of `read_corpus`, with its arguments."""
-
-    def __init__(self, tokenizer: Tokenizer, config: DataConfig, cache: TokenCache | None) -> None:
-        super().__init__(tokenizer, config, cache)
-        self.alone = not config.packing
-
-    def all(self, sources: Sequence[Source], share: float) -> list[_FileWindows]:
-        """The parts of all files. DataError with what is wrong with any of them."""
-        parts, faults = [], list[str]()
-        for source in sources:
-            try:
-                parts.append(self.part(source, share))
-            except DataError as error:
-                faults.append(str(error))
-        if faults:
-            raise DataError(faults)
-        return parts
-
-    def join(self, datasets: Sequence[Dataset]) -> Dataset:
-        some = [dataset for dataset in datasets if len(dataset)]
-        return join(some, self.folder) if some else pack([], self.ctx)
-
-    # -- one file -------------------------------------------------------------------------------
-
-    def part(self, source: Source, share: float) -> _FileWindows:
-        read = self.documents(source)
-        documents, kind, n_truncated = read.kept.documents, read.kept.kind, 0
+    def windows(self, path: Path, content: FileContent, share: float) -> FileWindows:
+        documents, kind, n_truncated = content.kept.documents, content.kept.kind, 0
         if documents.trained is not None:
-            _check_ends(source.path, read.kept.notes)
+            _check_ends(path, content.kept.notes)
             if self.config.long_chats == "refuse":
-                _check_lengths(source.path, kind, documents, self.ctx)
+                _check_lengths(path, kind, documents, self.ctx)
             documents, n_truncated = fit_documents(documents, self.ctx, self.config.long_chats)
         if kind == "text":
             windows = pack(documents, self.ctx, folder=self.folder)
@@ -172,22 +113,31 @@ class _Parts(RowReader):
             train, validation = (
                 self._pack_rows(documents.part(np.flatnonzero(which))) for which in (~out, out)
             )
-        if source.weight != 1:
-            train = replace(train, repeats=np.full(len(train), source.weight))
         counts = (len(documents), n_held_out, documents.n_tokens)
-        how = (read.kept.faults, read.was_kept, read.not_kept)
-        n_dropped = len(read.kept.documents) - len(documents)
-        source = replace(source, rows=None)
-        summary = FileSummary(source, kind, *counts, *how, read.kept.notes, n_dropped, n_truncated)
-        return _FileWindows(train, validation, summary)
+        n_dropped = len(content.kept.documents) - len(documents)
+        summary = FileSummary(Source(path), kind, *counts)
+        summary = replace(summary, n_dropped=n_dropped, n_truncated=n_truncated)
+        return FileWindows(train, validation, summary)
+
+    def join(self, datasets: Sequence[Dataset]) -> Dataset:
+        some = [dataset for dataset in datasets if len(dataset)]
+        return join(some, self.folder) if some else pack([], self.ctx)
+
+    def arranged(
+        self, train: Dataset, validation: Dataset, parts: Sequence[FileWindows]
+    ) -> tuple[Dataset, Dataset]:
+        _check_amount(train, parts, self.ctx)
+        if not self.config.packing:
+            train, validation = bucket([train, validation])
+        return train, validation
 
     def _pack_rows(self, documents: Documents) -> Dataset:
         """Windows of rows, each whole in one if it is no longer."""
-        pieces = documents.pieces(self.ctx)
-        return pack(pieces, self.ctx, True, self.folder, self.alone)
+        alone = not self.config.packing
+        return pack(documents.pieces(self.ctx), self.ctx, True, self.folder, alone)
 
 
-def _check_amount(train: Dataset, parts: Sequence[_FileWindows], ctx: int) -> None:
+def _check_amount(train: Dataset, parts: Sequence[FileWindows], ctx: int) -> None:
     """There is a window at least, and one that is full where all is plain text."""
     n_tokens = sum(part.summary.n_tokens for part in parts)
     is_text = all(part.summary.kind == "text" for part in parts)

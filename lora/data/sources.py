@@ -52,6 +52,9 @@ class Source:
         return Source(Path(parts[1]), weight)
 
 
+File = str | os.PathLike[str] | Source
+
+
 @dataclass(frozen=True, slots=True)
 class FileSummary:
     """The rows found in a file: documents made of them, documents held out, and faulty rows
@@ -69,7 +72,7 @@ class FileSummary:
     n_documents: int
     n_held_out: int
     n_tokens: int
-    skipped: RowFaults
+    skipped: RowFaults = field(default_factory=RowFaults)
     was_kept: bool = False
     not_kept: str = ""
     notes: Notes = field(default_factory=dict)

@@ -196,6 +196,15 @@ class Dataset:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FileWindows:
+    """The windows of one file, those to train on and those held out."""
+
+    train: Dataset
+    validation: Dataset
+    summary: FileSummary
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
     """Windows to train on, windows held out (None if there are none), and what each file held.
