@@ -17,7 +17,7 @@ from attacks.targets.target import (
 
 def _read_rows(suffix: str) -> Read:
     def read(data: bytes) -> None:
-        from pyggml.lora.data.files import read_rows
+        from pyggml.lora.data.reading.files import read_rows
 
         read_rows(write_input(data, f"rows{suffix}"))
 

@@ -22,9 +22,9 @@ from pyggml.chat.messages import (
 )
 from pyggml.cli.terminal.data_files import data_files
 from pyggml.errors import DataError
-from pyggml.lora.data.files import format_of, records
+from pyggml.lora.data.reading.files import format_of, records
 from pyggml.lora.data.records import Schema, schema_of
-from pyggml.lora.data.rows import (
+from pyggml.lora.data.records.rows import (
     ChatRow,
     CompletionRow,
     LabelledRow,

@@ -8,7 +8,7 @@ import numpy as np
 from pyggml import heap
 from pyggml.lora import Corpus
 from pyggml.lora.data import Dataset, Documents, pack
-from pyggml.lora.data.units import Units, as_words, first_learned
+from pyggml.lora.data.windows.units import Units, as_words, first_learned
 from pyggml.model import Model
 
 LEAST, MOST = 8, 64  # rows

@@ -10,7 +10,7 @@ from pyggml.errors import ConfigError, NotFiniteError
 from pyggml.generation import Sampling, Session, generate
 from pyggml.look.lens import TokenTable
 from pyggml.lora import Corpus, DataConfig, Dataset
-from pyggml.lora.data.chats import CHAT, Chats, encoder_of
+from pyggml.lora.data.tokens.chats import CHAT, Chats, encoder_of
 from pyggml.model import Model
 
 N_TOKENS = 60

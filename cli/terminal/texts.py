@@ -14,7 +14,7 @@ from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig, EvalConfig
 from pyggml.lora.data import Dataset, Row, TextRow, read_rows
 from pyggml.lora.data.records import schema_of
-from pyggml.lora.data.rows import ChatRow
+from pyggml.lora.data.records.rows import ChatRow
 
 Windows = Callable[[Sequence[Row], Model, DataConfig], Dataset]
 

@@ -10,18 +10,18 @@ import numpy as np
 
 from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data.cache import TokenCache
-from pyggml.lora.data.chats import CHAT, OPEN
-from pyggml.lora.data.documents import Document, Documents, Notes
-from pyggml.lora.data.encode import AUTO, Encoding, encode
-from pyggml.lora.data.files import UNITS, map_rows
-from pyggml.lora.data.lengths import bucket
-from pyggml.lora.data.packing import held_out, join, pack
 from pyggml.lora.data.pipeline import CorpusReader
-from pyggml.lora.data.reader import FileContent
-from pyggml.lora.data.rows import Row, RowPlace
-from pyggml.lora.data.sources import File, FileSummary, Source
-from pyggml.lora.data.windows import Corpus, Dataset, FileWindows
+from pyggml.lora.data.reading.files import UNITS, map_rows
+from pyggml.lora.data.reading.sources import File, FileSummary, Source
+from pyggml.lora.data.records.rows import Row, RowPlace
+from pyggml.lora.data.tokens.cache import TokenCache
+from pyggml.lora.data.tokens.chats import CHAT, OPEN
+from pyggml.lora.data.tokens.documents import Document, Documents, Notes
+from pyggml.lora.data.tokens.encode import AUTO, Encoding, encode
+from pyggml.lora.data.tokens.reader import FileContent
+from pyggml.lora.data.windows.batches import Corpus, Dataset, FileWindows
+from pyggml.lora.data.windows.lengths import bucket
+from pyggml.lora.data.windows.packing import held_out, join, pack
 from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
 
@@ -74,8 +74,8 @@ def corpus(
     once.
 
     A row is a text, a dict with the names of rows in files (docs/data.md), or one of
-    `pyggml.lora.data.rows`. All else is as of `read_corpus`, which also takes rows beside files, as
-    `Source(Path("name"), rows=rows)`.
+    `pyggml.lora.data.records.rows`. All else is as of `read_corpus`, which also takes rows beside
+    files, as `Source(Path("name"), rows=rows)`.
 
     held_out  rows to validate on; None: a share of the rows, config.val_split
     purpose   of the objective's rows: `DPO.rows`

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from pyggml.errors import DataError
-from pyggml.lora.data.expand import expand
-from pyggml.lora.data.reader import FileContent, RowReader
-from pyggml.lora.data.sources import File, Source
-from pyggml.lora.data.windows import Corpus, Dataset, FileWindows
+from pyggml.lora.data.reading.expand import expand
+from pyggml.lora.data.reading.sources import File, Source
+from pyggml.lora.data.tokens.reader import FileContent, RowReader
+from pyggml.lora.data.windows.batches import Corpus, Dataset, FileWindows
 
 
 class CorpusReader(RowReader):

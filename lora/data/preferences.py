@@ -7,16 +7,16 @@ import numpy as np
 
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data.answers import Preferences, documents_of, fill_windows, windows_of
-from pyggml.lora.data.cache import CachedDocuments, TokenCache
-from pyggml.lora.data.documents import Document
-from pyggml.lora.data.files import UNITS, format_of
 from pyggml.lora.data.pipeline import CorpusReader
-from pyggml.lora.data.reader import FileContent
-from pyggml.lora.data.rows import Row
-from pyggml.lora.data.sources import File
+from pyggml.lora.data.reading.files import UNITS, format_of
+from pyggml.lora.data.reading.sources import File
+from pyggml.lora.data.records.rows import Row
+from pyggml.lora.data.tokens.cache import CachedDocuments, TokenCache
+from pyggml.lora.data.tokens.documents import Document
+from pyggml.lora.data.tokens.reader import FileContent
 from pyggml.lora.data.unused import unused_by_answers
-from pyggml.lora.data.windows import Corpus, Dataset, FileWindows
+from pyggml.lora.data.windows.answers import Preferences, documents_of, fill_windows, windows_of
+from pyggml.lora.data.windows.batches import Corpus, Dataset, FileWindows
 from pyggml.tokenizer import Tokenizer
 
 

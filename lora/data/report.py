@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.lora.data.encode import TEXT
 from pyggml.lora.data.languages import languages
-from pyggml.lora.data.units import Units, as_words, first_learned
-from pyggml.lora.data.windows import Corpus, Dataset
+from pyggml.lora.data.tokens.encode import TEXT
+from pyggml.lora.data.windows.batches import Corpus, Dataset
+from pyggml.lora.data.windows.units import Units, as_words, first_learned
 from pyggml.tokenizer import Tokenizer
 
 MOST = 5_000  # rows that are looked at, spread over all

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from pyggml.errors import Fault
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data.chats import CHAT
-from pyggml.lora.data.encode import TEXT
-from pyggml.lora.data.windows import Corpus
+from pyggml.lora.data.tokens.chats import CHAT
+from pyggml.lora.data.tokens.encode import TEXT
+from pyggml.lora.data.windows.batches import Corpus
 
 _OF_ANSWERS = {
     "packing": "keeps whole answers together",

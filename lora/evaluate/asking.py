@@ -14,7 +14,7 @@ from itertools import islice
 
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import EvalConfig
-from pyggml.lora.data.rows import CompletionRow, QuestionRow, Row
+from pyggml.lora.data.records.rows import CompletionRow, QuestionRow, Row
 
 Exercise = QuestionRow | CompletionRow  # with choices, or with an answer to write
 _LETTERS = string.ascii_uppercase

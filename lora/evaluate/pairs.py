@@ -12,10 +12,10 @@ import numpy as np
 
 from pyggml.chat.messages import BadValue
 from pyggml.lora.data import Encoding
-from pyggml.lora.data.answers import documents_of
-from pyggml.lora.data.documents import Document
-from pyggml.lora.data.files import map_rows
-from pyggml.lora.data.rows import PreferenceRow
+from pyggml.lora.data.reading.files import map_rows
+from pyggml.lora.data.records.rows import PreferenceRow
+from pyggml.lora.data.tokens.documents import Document
+from pyggml.lora.data.windows.answers import documents_of
 from pyggml.lora.evaluate.choices import Answers
 from pyggml.lora.evaluate.passes import Continuation, log_probs
 from pyggml.model import Model

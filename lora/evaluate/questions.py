@@ -23,7 +23,7 @@ from pyggml.chat.messages import BadValue
 from pyggml.errors import ConfigError, TemplateError
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.data import QuestionRow
-from pyggml.lora.data.files import map_rows
+from pyggml.lora.data.reading.files import map_rows
 from pyggml.lora.evaluate.passes import Continuation, Ids
 from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer

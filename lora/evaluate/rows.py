@@ -18,10 +18,10 @@ from pyggml.lora.data import (
     pack,
     read_rows,
 )
-from pyggml.lora.data.expand import LeftOut, expand
-from pyggml.lora.data.files import format_of, records
+from pyggml.lora.data.reading.expand import LeftOut, expand
+from pyggml.lora.data.reading.files import format_of, records
+from pyggml.lora.data.reading.sources import Source
 from pyggml.lora.data.records import schema_of
-from pyggml.lora.data.sources import Source
 from pyggml.tokenizer import Tokenizer
 
 TEXT, RECORDS, QUESTIONS, PAIRS = "text", "rows", "questions", "pairs"

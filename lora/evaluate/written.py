@@ -18,8 +18,8 @@ from pyggml.chat.messages import BadValue
 from pyggml.generation import Sampling, Session
 from pyggml.generation.completion import Completion, pieces
 from pyggml.lora.config import EvalConfig
-from pyggml.lora.data.files import map_rows
-from pyggml.lora.data.rows import QuestionRow
+from pyggml.lora.data.reading.files import map_rows
+from pyggml.lora.data.records.rows import QuestionRow
 from pyggml.lora.evaluate.asking import Exercise
 from pyggml.lora.evaluate.choices import Answers
 from pyggml.lora.evaluate.passes import Ids

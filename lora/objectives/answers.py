@@ -33,7 +33,7 @@ from pyggml.runtime import Program
 from pyggml.settings import setting
 
 if TYPE_CHECKING:
-    from pyggml.lora.data.answers import Preferences
+    from pyggml.lora.data.windows.answers import Preferences
 
 Programs = Sequence[Program]
 BETA = ("above 0, at most 100", lambda x: 0 < x <= 100)
@@ -180,7 +180,7 @@ class AnswerObjective(Objective):
     def feed(
         self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
     ) -> Feed:
-        from pyggml.lora.data.answers import Preferences  # other runs start without it
+        from pyggml.lora.data.windows.answers import Preferences  # other runs start without it
 
         parts = [part for part in (corpus.train, corpus.validation) if part is not None]
         if not all(isinstance(part, Preferences) for part in parts):

@@ -6,7 +6,7 @@ from pyggml import heap, threads
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus
-from pyggml.lora.data.chats import chat_metadata
+from pyggml.lora.data.tokens.chats import chat_metadata
 from pyggml.lora.objectives import USUAL, Objective
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer.checkpoint import Progress

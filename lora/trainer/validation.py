@@ -14,7 +14,7 @@ import numpy as np
 
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus, Dataset, Documents, pack
-from pyggml.lora.data.units import Units
+from pyggml.lora.data.windows.units import Units
 
 SHARE = 0.1  # of the run, that all validations may take
 LEAST = 32  # windows' worth of tokens that a sample has

@@ -19,8 +19,8 @@ from pyggml.cli.web.errors import ApiError
 from pyggml.errors import DataError, TemplateError
 from pyggml.generation import Sampling
 from pyggml.lora.data import read_rows
-from pyggml.lora.data.chats import ChatWriter as TrainedChats
-from pyggml.lora.data.chats import encode_chat
+from pyggml.lora.data.tokens.chats import ChatWriter as TrainedChats
+from pyggml.lora.data.tokens.chats import encode_chat
 
 from chats import assistant, user
 

@@ -9,7 +9,7 @@ import pyggml as library
 from pyggml.lora import LoraConfig, attach, merge, perplexity
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data import Encoding, Schema, read_rows
-from pyggml.lora.data.answers import documents_of
+from pyggml.lora.data.windows.answers import documents_of
 from pyggml.lora.evaluate import QuestionFormat, choose, encode_questions
 
 PROMPTS = [f"the path {i} to the" for i in range(12)]

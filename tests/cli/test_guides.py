@@ -96,7 +96,7 @@ def test_a_format(tiny, tmp_path):
     """It is read as it is, compressed and by its content alone; a fault is told by its place."""
     tree = copy_of(tmp_path, "pyggml", "lora", "cli", "tests")
     (tree / "lora/data/formats/rec.py").write_text(blocks_of("adding-a-format.md")[0], "utf-8")
-    files, tests = tree / "lora/data/files.py", tree / "tests/lora/test_packed_data.py"
+    files, tests = tree / "lora/data/reading/files.py", tree / "tests/lora/test_packed_data.py"
     last = "from pyggml.lora.data.formats.parquet import PARQUET\n"
     edit(files, last, last + "from pyggml.lora.data.formats.rec import REC\n")
     edit(files, "JSON_LINES, CSV)", "JSON_LINES, CSV, REC)")

@@ -113,7 +113,7 @@ def test_a_pipe_that_nobody_writes_to_makes_nothing_wait(
     name,
     source,
 ):
-    monkeypatch.setattr("pyggml.lora.data.expand.MOST_PATIENCE", 0.2)
+    monkeypatch.setattr("pyggml.lora.data.reading.expand.MOST_PATIENCE", 0.2)
     os.mkfifo(files / "pipe")
     line = line_of(name, files, {source: files / "pipe", "max_steps": 1, "ctx": 16})
     is_refused(pyggml(*line), name, source)

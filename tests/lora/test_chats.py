@@ -9,8 +9,8 @@ import pyggml
 from pyggml.errors import DataError, TemplateError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, read_corpus
 from pyggml.lora.data import Document, TokenCache
-from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN
-from pyggml.lora.data.packing import pack
+from pyggml.lora.data.tokens.chats import CHAT, CUT, NAMED, OPEN
+from pyggml.lora.data.windows.packing import pack
 from pyggml.lora.trainer.passes import Passes
 
 from chats import assistant, user

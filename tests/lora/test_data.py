@@ -13,8 +13,8 @@ from pyggml.errors import DataError, PyggmlError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Document, Documents, pack, read_rows
 from pyggml.lora.data.corpus import fit_documents
-from pyggml.lora.data.spill import GrowingArray
-from pyggml.lora.data.units import Units
+from pyggml.lora.data.tokens.spill import GrowingArray
+from pyggml.lora.data.windows.units import Units
 
 
 class Letters:
@@ -372,7 +372,7 @@ def test_a_disk_without_room_for_tokens_is_named(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tempfile.TemporaryFile", full)
-    monkeypatch.setattr("pyggml.lora.data.spill._IN_MEMORY", 8)
+    monkeypatch.setattr("pyggml.lora.data.tokens.spill._IN_MEMORY", 8)
     with pytest.raises(PyggmlError) as caught:
         GrowingArray(np.int32, tmp_path).extend([1, 2, 3])
     assert str(caught.value) == (
@@ -383,7 +383,7 @@ def test_a_disk_without_room_for_tokens_is_named(tmp_path, monkeypatch):
 def test_rows_are_the_same_however_many_windows_are_looked_at_together(monkeypatch):
     data = pack([Document(list(range(n)), np.arange(n) > 0) for n in (3, 9, 4, 7, 2, 8)], 9, True)
     whole = Units.of(data)
-    monkeypatch.setattr("pyggml.lora.data.windows.BLOCK", 10)
+    monkeypatch.setattr("pyggml.lora.data.windows.batches.BLOCK", 10)
     parts = Units.of(data)
     assert len(whole) == 6 and len(list(data.blocks())) > 1
     assert whole.starts.tolist() == parts.starts.tolist()

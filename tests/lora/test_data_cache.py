@@ -8,7 +8,8 @@ import pytest
 from pyggml import gguf
 from pyggml.errors import DataError
 from pyggml.lora import DataConfig, read_corpus
-from pyggml.lora.data import TokenCache, cache
+from pyggml.lora.data import TokenCache
+from pyggml.lora.data.tokens import cache
 
 CONFIG = DataConfig(ctx=8, val_split=0.0)
 ROWS = '{"prompt": "ab", "completion": "cdef"}\n' * 9 + '{"text": "xyz"}\n'

@@ -13,8 +13,8 @@ import pytest
 from pyggml.errors import DataError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Schema, Source, TokenCache
-from pyggml.lora.data.expand import _open_pipe, expand
 from pyggml.lora.data.preferences import read_preferences
+from pyggml.lora.data.reading.expand import _open_pipe, expand
 
 ROW = json.dumps({"text": "some words of a row"}) + "\n"
 
@@ -156,7 +156,7 @@ def test_a_pipe_is_copied_once(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
 def test_a_pipe_that_nobody_writes_to_says_what_is_awaited(tmp_path, monkeypatch):
-    monkeypatch.setattr("pyggml.lora.data.expand.PATIENCE", 0.05)
+    monkeypatch.setattr("pyggml.lora.data.reading.expand.PATIENCE", 0.05)
     pipe = tmp_path / "rows"
     os.mkfifo(pipe)
     writer = threading.Timer(1.0, pipe.write_text, [ROW])
@@ -168,7 +168,7 @@ def test_a_pipe_that_nobody_writes_to_says_what_is_awaited(tmp_path, monkeypatch
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
 def test_a_pipe_that_goes_on_late_is_not_awaited_once_it_has_begun(tmp_path, monkeypatch, recwarn):
-    monkeypatch.setattr("pyggml.lora.data.expand.PATIENCE", 0.5)
+    monkeypatch.setattr("pyggml.lora.data.reading.expand.PATIENCE", 0.5)
     pipe, begun = tmp_path / "rows", threading.Event()
     os.mkfifo(pipe)
 
@@ -187,7 +187,7 @@ def test_a_pipe_that_goes_on_late_is_not_awaited_once_it_has_begun(tmp_path, mon
 
 
 def test_nothing_is_awaited_of_what_cannot_be_opened(tmp_path, monkeypatch, recwarn):
-    monkeypatch.setattr("pyggml.lora.data.expand.PATIENCE", 0.1)
+    monkeypatch.setattr("pyggml.lora.data.reading.expand.PATIENCE", 0.1)
     with pytest.raises(FileNotFoundError), _open_pipe(tmp_path / "gone"):
         pass
     time.sleep(0.3)
@@ -197,7 +197,7 @@ def test_nothing_is_awaited_of_what_cannot_be_opened(tmp_path, monkeypatch, recw
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
 @pytest.mark.parametrize("byte, wrong", [(b"\0", "holds a NUL"), (b" ", "MiB of white space")])
 def test_a_pipe_without_an_end_that_holds_no_row(tmp_path, monkeypatch, byte, wrong):
-    monkeypatch.setattr("pyggml.lora.data.expand.MOST_BYTES", 3 << 20)
+    monkeypatch.setattr("pyggml.lora.data.reading.expand.MOST_BYTES", 3 << 20)
     pipe, n_blocks = tmp_path / "rows", 0
     os.mkfifo(pipe)
 

@@ -9,9 +9,9 @@ import pytest
 import pyggml
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, ValidationReport, attach
 from pyggml.lora.data import Corpus
-from pyggml.lora.data.documents import Document
-from pyggml.lora.data.lengths import N_LENGTHS, bucket, few_lengths
-from pyggml.lora.data.packing import pack
+from pyggml.lora.data.tokens.documents import Document
+from pyggml.lora.data.windows.lengths import N_LENGTHS, bucket, few_lengths
+from pyggml.lora.data.windows.packing import pack
 
 from runs import state, steps
 

@@ -10,8 +10,8 @@ from extras import need
 from pyggml.errors import DataError
 from pyggml.hub import _data_files
 from pyggml.lora.data import Schema, read_rows
-from pyggml.lora.data.files import UNITS
 from pyggml.lora.data.formats import packed
+from pyggml.lora.data.reading.files import UNITS
 
 ROWS = [{"prompt": f"p {i} ü", "completion": "c" * i} for i in range(1, 40)]
 CONTENT = {

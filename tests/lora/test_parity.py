@@ -19,7 +19,7 @@ from pyggml.lora import (
     unfreeze,
 )
 from pyggml.lora.data import Corpus
-from pyggml.lora.data.answers import Answer, Preferences, fill_windows
+from pyggml.lora.data.windows.answers import Answer, Preferences, fill_windows
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.objectives.sft import SFT
 

@@ -15,8 +15,8 @@ from pyggml.lora import (
     train_tensors,
 )
 from pyggml.lora.data import Corpus
-from pyggml.lora.data.answers import Answer, preference_corpus, preferences
-from pyggml.lora.data.rows import LabelledRow, PreferenceRow, RowPlace, TextRow
+from pyggml.lora.data.records.rows import LabelledRow, PreferenceRow, RowPlace, TextRow
+from pyggml.lora.data.windows.answers import Answer, preference_corpus, preferences
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.objectives.answers import answer_batches
 from pyggml.lora.objectives.choice import objective_of

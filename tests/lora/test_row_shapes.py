@@ -13,10 +13,10 @@ from pyggml.chat.messages import MARKS, BadValue
 from pyggml.errors import DataError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import RowPlace, Schema, read_rows
-from pyggml.lora.data.names import LABEL, LETTERS, MEANINGS
 from pyggml.lora.data.records import SHAPES
+from pyggml.lora.data.records.names import LABEL, LETTERS, MEANINGS
 from pyggml.lora.data.records.plan import RecordPlan
-from pyggml.lora.data.rows import texts_of
+from pyggml.lora.data.records.rows import texts_of
 
 from chats import assistant, user, vocabulary
 

@@ -7,8 +7,8 @@ import pytest
 
 from pyggml.lora import TrainConfig as Config
 from pyggml.lora.data import Corpus, Document, pack
-from pyggml.lora.data.answers import Answer, preferences
-from pyggml.lora.data.lengths import bucket
+from pyggml.lora.data.windows.answers import Answer, preferences
+from pyggml.lora.data.windows.lengths import bucket
 from pyggml.lora.trainer.reports import ValidationReport
 from pyggml.lora.trainer.validation import ValidationSample, _units, margin
 

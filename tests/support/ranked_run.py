@@ -17,7 +17,7 @@ from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.errors import PyggmlError
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 from pyggml.lora.data import Corpus, Dataset
-from pyggml.lora.data.answers import Answer, preferences
+from pyggml.lora.data.windows.answers import Answer, preferences
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.ranks import ALONE, ranks_of_process
 

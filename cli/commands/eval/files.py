@@ -17,8 +17,8 @@ from pyggml.cli.terminal.show import plural
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.data import Encoding, QuestionRow, Row, TextRow
-from pyggml.lora.data.chats import Chats
-from pyggml.lora.data.rows import ChatRow, CompletionRow, PreferenceRow
+from pyggml.lora.data.records.rows import ChatRow, CompletionRow, PreferenceRow
+from pyggml.lora.data.tokens.chats import Chats
 from pyggml.lora.evaluate import (
     Answers,
     Asking,

@@ -22,7 +22,7 @@ from pyggml.cli.terminal.chat_templates import TemplateChoice, choose_template, 
 from pyggml.cli.terminal.samples import documents
 from pyggml.cli.terminal.show import has_colours, plural, printable, row, say
 from pyggml.lora import Corpus, DataConfig
-from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN, THOUGHTS
+from pyggml.lora.data.tokens.chats import CHAT, CUT, NAMED, OPEN, THOUGHTS
 from pyggml.tokenizer import Tokenizer
 
 _NOTES = {

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pyggml.cli.terminal.row_losses import RowLoss
 from pyggml.cli.terminal.show import plural, row
 from pyggml.lora import Corpus, Trainer
-from pyggml.lora.data.encode import ENDED, TEXT
 from pyggml.lora.data.report import DataReport, LanguageReport
+from pyggml.lora.data.tokens.encode import ENDED, TEXT
 from pyggml.tokenizer import Tokenizer
 
 _SHOWN, _SHARES = 3, 5

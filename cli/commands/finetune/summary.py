@@ -21,7 +21,7 @@ from pyggml.lora import (
     Trainer,
 )
 from pyggml.lora.data import FileSummary
-from pyggml.lora.data.files import UNREAD
+from pyggml.lora.data.reading.files import UNREAD
 from pyggml.lora.trainer.caps import caps
 from pyggml.model import Model
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from rich import box
 from rich.console import Console, RenderableType
-from rich.table import CellTable as Grid
+from rich.table import Table as Grid
 from rich.text import Text
 
 from pyggml.cli.commands.inspect.sections import CellTable, Section

@@ -10,7 +10,7 @@ from pyggml.errors import DataError
 from pyggml.lora.data.formats.format import FileFormat, FileStart, of_table
 from pyggml.lora.data.formats.source import MOST_BYTES, whole_lines
 from pyggml.lora.data.records import Schema
-from pyggml.lora.data.rows import RowPlace
+from pyggml.lora.data.records.rows import RowPlace
 
 
 def _is_csv(file: FileStart, schema: Schema) -> bool:

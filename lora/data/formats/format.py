@@ -8,7 +8,7 @@ from typing import Any
 from pyggml.errors import DataError
 from pyggml.lora.data.formats.packed import suffix_of
 from pyggml.lora.data.records import Schema
-from pyggml.lora.data.rows import RowPlace
+from pyggml.lora.data.records.rows import RowPlace
 
 Records = Iterator[tuple[RowPlace, Any]]
 

@@ -10,7 +10,7 @@ from pyggml.files.json_text import DECODER, SPACE, lonely, place_in, reason_of
 from pyggml.lora.data.formats.format import FileFormat, FileStart, Records
 from pyggml.lora.data.formats.source import MOST_BYTES, blocks, lines
 from pyggml.lora.data.records import Schema
-from pyggml.lora.data.rows import RowPlace
+from pyggml.lora.data.records.rows import RowPlace
 
 _ENDINGS = (".jsonl", ".ndjson", ".json")
 

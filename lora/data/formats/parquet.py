@@ -9,7 +9,7 @@ from pyggml.extras import how_to_install
 from pyggml.lora.data.formats.format import FileFormat, FileStart, of_table
 from pyggml.lora.data.formats.packed import PARQUET_MAGIC, SUFFIXES
 from pyggml.lora.data.records import Schema
-from pyggml.lora.data.rows import RowPlace
+from pyggml.lora.data.records.rows import RowPlace
 
 _BATCH = 64  # rows in memory at a time
 

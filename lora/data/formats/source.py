@@ -14,7 +14,7 @@ from pyggml.chat.messages import BadValue
 from pyggml.errors import DataError
 from pyggml.files import first_hole, open_regular
 from pyggml.lora.data.formats.packed import PARQUET_MAGIC, packing, unpack
-from pyggml.lora.data.rows import RowPlace
+from pyggml.lora.data.records.rows import RowPlace
 
 MOST_BYTES = 32 << 20  # of one line or record
 HEAD_BYTES = 1 << 20  # what a format is told by

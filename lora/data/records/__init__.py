@@ -7,9 +7,11 @@ preferences rows whose answers are compared
 questions   rows with choices, one of them right
 schema      which of all these a record is; nothing that it has to say is lost
 columns     a guess at the columns of records with other names
+names       what columns are called, and what each name means
+rows        what a record is for training
 
-A column of a name that `pyggml.lora.data.names` knows is read, or is empty, or repeats what is
-read; else the row is refused. Others are named once in a line, `not read`.
+A column of a name that `names` knows is read, or is empty, or repeats what is read; else the row is
+refused. Others are named once in a line, `not read`.
 """
 
 from pyggml.lora.data.records.schema import SHAPES, TRAINING, Schema, schema_of

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyggml.chat.messages import BadValue
-from pyggml.lora.data.names import LETTERS, Names, meaning_of
+from pyggml.lora.data.records.names import LETTERS, Names, meaning_of
+from pyggml.lora.data.records.rows import Row, texts_of
 from pyggml.lora.data.records.shape import Cells, Shape, is_empty
-from pyggml.lora.data.rows import Row, texts_of
 
 _LONG = 20  # characters of a text that stands in another by no chance
 

@@ -18,7 +18,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyggml.chat.messages import BadValue, Messages, flag_of, kind_of, not_learned
-from pyggml.lora.data.names import (
+from pyggml.lora.data.records.asking import (
+    check_not_learned,
+    is_chat,
+    opening_of,
+    prompt_text,
+    system_of,
+    tools,
+)
+from pyggml.lora.data.records.names import (
     ALTERNATIVE,
     ANSWER,
     CHAT,
@@ -28,14 +36,7 @@ from pyggml.lora.data.names import (
     PROMPT,
     REJECTED,
 )
-from pyggml.lora.data.records.asking import (
-    check_not_learned,
-    is_chat,
-    opening_of,
-    prompt_text,
-    system_of,
-    tools,
-)
+from pyggml.lora.data.records.rows import LabelledRow, PreferenceRow, Row, RowPlace
 from pyggml.lora.data.records.shape import Cells, Shape
 from pyggml.lora.data.records.training import (
     FLAGS,
@@ -45,7 +46,6 @@ from pyggml.lora.data.records.training import (
     answer_of,
     weight,
 )
-from pyggml.lora.data.rows import LabelledRow, PreferenceRow, Row, RowPlace
 
 
 @dataclass(frozen=True, slots=True)

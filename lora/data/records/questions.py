@@ -20,9 +20,9 @@ from dataclasses import replace
 from typing import Any
 
 from pyggml.chat.messages import BadValue, checked_text, kind_of, list_of
-from pyggml.lora.data.names import CHOICES, CONTEXT, KEY, KEY_AGAIN, LETTERS
+from pyggml.lora.data.records.names import CHOICES, CONTEXT, KEY, KEY_AGAIN, LETTERS
+from pyggml.lora.data.records.rows import QuestionRow, Row, RowPlace
 from pyggml.lora.data.records.shape import Cells, Shape
-from pyggml.lora.data.rows import QuestionRow, Row, RowPlace
 
 MOST_CHOICES = 100
 Choices = tuple[tuple[str, ...], tuple[str, ...]]  # the texts, and their labels, if they have any

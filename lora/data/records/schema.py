@@ -10,14 +10,14 @@ from typing import Any
 
 from pyggml.chat.messages import BadValue, kind_of
 from pyggml.errors import ConfigError
-from pyggml.lora.data.names import meaning_of
 from pyggml.lora.data.records.columns import suggestion
+from pyggml.lora.data.records.names import meaning_of
 from pyggml.lora.data.records.plan import RecordPlan
 from pyggml.lora.data.records.preferences import LABEL_SHAPES, PAIR_SHAPES
 from pyggml.lora.data.records.questions import QUESTION_SHAPES
+from pyggml.lora.data.records.rows import Row, RowPlace
 from pyggml.lora.data.records.shape import Shape
 from pyggml.lora.data.records.training import TRAINING_SHAPES
-from pyggml.lora.data.rows import Row, RowPlace
 
 SHAPES: Mapping[str, tuple[Shape, ...]] = {
     "training": TRAINING_SHAPES,

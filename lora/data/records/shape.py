@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyggml.chat.messages import BadValue, checked_text
-from pyggml.lora.data.names import Names
-from pyggml.lora.data.rows import Row, RowPlace
+from pyggml.lora.data.records.names import Names
+from pyggml.lora.data.records.rows import Row, RowPlace
 
 
 def is_empty(value: Any) -> bool:

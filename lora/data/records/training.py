@@ -5,7 +5,7 @@ messages [system, tools]                               ChatRow
 instruction, completion [input, system, history, tools]   ChatRow
 text                                                   TextRow
 prompt, completion [context]                           CompletionRow; a question with its answer may
-                                                       become a chat, see `pyggml.lora.data.encode`
+                                                       become a chat, see tokens.encode
 prompt, completion [context, system, history, tools]   ChatRow where it is made of messages
 
 Each may have "weight", 0 to 1, or "train" or "loss", true or false.
@@ -22,7 +22,18 @@ from pyggml.chat.messages import (
     share_of,
     weight_of,
 )
-from pyggml.lora.data.names import (
+from pyggml.lora.data.records.asking import (
+    Opening,
+    check_not_learned,
+    is_chat,
+    messages_at,
+    opening_of,
+    prompt_text,
+    shift,
+    system_of,
+    tools,
+)
+from pyggml.lora.data.records.names import (
     ANSWER,
     CHAT,
     CONTEXT,
@@ -35,19 +46,8 @@ from pyggml.lora.data.names import (
     TEXT,
     TOOLS,
 )
-from pyggml.lora.data.records.asking import (
-    Opening,
-    check_not_learned,
-    is_chat,
-    messages_at,
-    opening_of,
-    prompt_text,
-    shift,
-    system_of,
-    tools,
-)
+from pyggml.lora.data.records.rows import ChatRow, CompletionRow, Row, RowPlace, TextRow
 from pyggml.lora.data.records.shape import Cells, Shape
-from pyggml.lora.data.rows import ChatRow, CompletionRow, Row, RowPlace, TextRow
 
 FLAGS = tuple((mark,) for mark in MARKS)
 OF_PROMPTS = (CONTEXT, SYSTEM, HISTORY, TOOLS)

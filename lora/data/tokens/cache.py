@@ -28,10 +28,10 @@ from pyggml import gguf
 from pyggml.errors import DataError, GGUFError, PyggmlError
 from pyggml.files import open_regular, replacing
 from pyggml.graph.dtypes import F32, I8, I32, I64, DType
-from pyggml.lora.data.documents import Documents, Notes
-from pyggml.lora.data.files import SHOWN, UNITS, RowFaults
 from pyggml.lora.data.formats.source import open_bytes
-from pyggml.lora.data.spill import blocks
+from pyggml.lora.data.reading.files import SHOWN, UNITS, RowFaults
+from pyggml.lora.data.tokens.documents import Documents, Notes
+from pyggml.lora.data.tokens.spill import blocks
 
 MOST_BYTES = 8 << 30  # of a folder; the entries that were used last stay
 MOST_FILES = 1 << 16

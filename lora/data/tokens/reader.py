@@ -9,18 +9,18 @@ from typing import Any
 
 from pyggml.chat.messages import BadValue
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data.cache import VERSION, CachedDocuments, TokenCache
-from pyggml.lora.data.chats import CHAT
-from pyggml.lora.data.documents import Document, Writer
-from pyggml.lora.data.encode import Encoding, encode
-from pyggml.lora.data.files import RowFaults, check_rows, format_of, records, rows_of
 from pyggml.lora.data.formats.packed import suffix_of
 from pyggml.lora.data.formats.source import blocks
-from pyggml.lora.data.long_text import token_parts
-from pyggml.lora.data.program import records_of_program
+from pyggml.lora.data.reading.files import RowFaults, check_rows, format_of, records, rows_of
+from pyggml.lora.data.reading.program import records_of_program
+from pyggml.lora.data.reading.sources import FileSummary, Source
 from pyggml.lora.data.records import schema_of
-from pyggml.lora.data.rows import Row, RowPlace
-from pyggml.lora.data.sources import FileSummary, Source
+from pyggml.lora.data.records.rows import Row, RowPlace
+from pyggml.lora.data.tokens.cache import VERSION, CachedDocuments, TokenCache
+from pyggml.lora.data.tokens.chats import CHAT
+from pyggml.lora.data.tokens.documents import Document, Writer
+from pyggml.lora.data.tokens.encode import Encoding, encode
+from pyggml.lora.data.tokens.long_text import token_parts
 from pyggml.tokenizer import Tokenizer
 
 

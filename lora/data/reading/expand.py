@@ -26,11 +26,11 @@ from pathlib import Path
 
 from pyggml.chat.messages import BadValue
 from pyggml.errors import DataError
-from pyggml.lora.data.files import format_of, records
 from pyggml.lora.data.formats.packed import PARQUET_MAGIC, packing
 from pyggml.lora.data.formats.source import HEAD_BYTES, MOST_BYTES, head
+from pyggml.lora.data.reading.files import format_of, records
+from pyggml.lora.data.reading.sources import Source
 from pyggml.lora.data.records import Schema
-from pyggml.lora.data.sources import Source
 
 STDIN = Path("-")
 _STDIN = 0  # its descriptor

@@ -1,7 +1,8 @@
 """Rows of a program → records: a list, a generator, or a `datasets.Dataset`.
 
-Each is a text, a dict with the names that rows of files have, or a row of `pyggml.lora.data.rows`.
-They are read once, one after the other, so that a generator need not fit into memory.
+Each is a text, a dict with the names that rows of files have, or a row of
+`pyggml.lora.data.records.rows`. They are read once, one after the other, so that a
+generator need not fit into memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pyggml.errors import DataError
-from pyggml.lora.data.files import UNITS
-from pyggml.lora.data.rows import RowPlace
+from pyggml.lora.data.reading.files import UNITS
+from pyggml.lora.data.records.rows import RowPlace
 
 
 def records_of_program(rows: Iterable[Any], name: Path) -> Iterator[tuple[RowPlace, Any]]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.lora.data import spill
-from pyggml.lora.data.documents import Document, Documents
-from pyggml.lora.data.windows import Dataset
+from pyggml.lora.data.tokens import spill
+from pyggml.lora.data.tokens.documents import Document, Documents
+from pyggml.lora.data.windows.batches import Dataset
 
 _INT32 = 1 << 31
 

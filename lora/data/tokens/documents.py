@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.lora.data.rows import RowPlace
-from pyggml.lora.data.spill import BLOCK, GrowingArray, blocks
+from pyggml.lora.data.records.rows import RowPlace
+from pyggml.lora.data.tokens.spill import BLOCK, GrowingArray, blocks
 
 Notes = Mapping[str, tuple[int, str]]  # a note of `Document` -> of how many, and the first's place
 
@@ -19,7 +19,7 @@ class Document:
     """Token ids, and whether each is learned as a target; None: all are.
 
     trained: bool, or float32 0 to 1 where a token weighs less than others in the loss
-    notes: remarks on it for the user, see `pyggml.lora.data.chats`
+    notes: remarks on it for the user, see `pyggml.lora.data.tokens.chats`
     """
 
     ids: Sequence[int]

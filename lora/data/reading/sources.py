@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pyggml.errors import DataError
-from pyggml.lora.data.documents import Notes
-from pyggml.lora.data.files import RowFaults
+from pyggml.lora.data.reading.files import RowFaults
+from pyggml.lora.data.tokens.documents import Notes
 
 MOST_WEIGHT = 1000.0
 _WEIGHTED = re.compile(r"(?s)(.+):(\d+(?:\.\d*)?|\.\d+)")

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from pyggml.graph.arrays import write
-from pyggml.lora.data.sources import FileSummary
-from pyggml.lora.data.spill import BLOCK, blocks
+from pyggml.lora.data.reading.sources import FileSummary
+from pyggml.lora.data.tokens.spill import BLOCK, blocks
 from pyggml.models import Inputs
 
 

@@ -19,13 +19,20 @@ import numpy as np
 from pyggml.chat.messages import BadValue, Messages
 from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data.chats import CUT, first_round
-from pyggml.lora.data.documents import Document, Documents, Writer
-from pyggml.lora.data.encode import Encoding, encode
-from pyggml.lora.data.packing import held_out
-from pyggml.lora.data.rows import ChatRow, CompletionRow, LabelledRow, PreferenceRow, Row, RowPlace
-from pyggml.lora.data.sources import FileSummary, Source
-from pyggml.lora.data.windows import Corpus, Dataset, FileWindows
+from pyggml.lora.data.reading.sources import FileSummary, Source
+from pyggml.lora.data.records.rows import (
+    ChatRow,
+    CompletionRow,
+    LabelledRow,
+    PreferenceRow,
+    Row,
+    RowPlace,
+)
+from pyggml.lora.data.tokens.chats import CUT, first_round
+from pyggml.lora.data.tokens.documents import Document, Documents, Writer
+from pyggml.lora.data.tokens.encode import Encoding, encode
+from pyggml.lora.data.windows.batches import Corpus, Dataset, FileWindows
+from pyggml.lora.data.windows.packing import held_out
 from pyggml.tokenizer import Tokenizer
 
 

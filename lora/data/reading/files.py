@@ -25,7 +25,7 @@ from pyggml.lora.data.formats.parquet import PARQUET
 from pyggml.lora.data.formats.source import HEAD_BYTES, blocks, head
 from pyggml.lora.data.records import TRAINING, Schema
 from pyggml.lora.data.records.questions import settle
-from pyggml.lora.data.rows import Row, RowPlace, TextRow
+from pyggml.lora.data.records.rows import Row, RowPlace, TextRow
 
 SHOWN = 5  # faults that are told, and places of each
 UNREAD = "column "  # a note: before the name of a column that no row was made of

@@ -20,10 +20,10 @@ import numpy as np
 
 from pyggml.chat.messages import BadValue
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data.chats import Chats, encode_chat
-from pyggml.lora.data.documents import Document
-from pyggml.lora.data.long_text import whole
-from pyggml.lora.data.rows import ChatRow, CompletionRow, Row, TextRow
+from pyggml.lora.data.records.rows import ChatRow, CompletionRow, Row, TextRow
+from pyggml.lora.data.tokens.chats import Chats, encode_chat
+from pyggml.lora.data.tokens.documents import Document
+from pyggml.lora.data.tokens.long_text import whole
 from pyggml.tokenizer import Tokenizer
 
 

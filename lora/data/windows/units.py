@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.lora.data.windows import Dataset
+from pyggml.lora.data.windows.batches import Dataset
 
 
 @dataclass(frozen=True, slots=True, eq=False)

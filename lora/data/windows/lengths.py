@@ -10,7 +10,7 @@ from itertools import combinations
 
 import numpy as np
 
-from pyggml.lora.data.windows import Dataset
+from pyggml.lora.data.windows.batches import Dataset
 from pyggml.sizes import round_up
 
 N_LENGTHS = 4  # at most

@@ -25,9 +25,9 @@ from pyggml.chat import (
 from pyggml.chat.messages import BadValue, Weights
 from pyggml.errors import TemplateError, TokenizerError
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data.documents import Document
-from pyggml.lora.data.rows import ChatRow
-from pyggml.lora.data.windows import Corpus
+from pyggml.lora.data.records.rows import ChatRow
+from pyggml.lora.data.tokens.documents import Document
+from pyggml.lora.data.windows.batches import Corpus
 from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
 

@@ -1,0 +1,1 @@
+"""Sources as they are given → files → rows."""
