@@ -26,7 +26,7 @@ import numpy as np
 from pyggml.errors import ConfigError, DataError, Fault
 from pyggml.generation import passes
 from pyggml.generation.ahead import Coming, runs_ahead
-from pyggml.generation.memory import CacheType, CacheMemory, State
+from pyggml.generation.memory import CacheMemory, CacheType, State
 from pyggml.generation.sampler import checked_argmax
 from pyggml.graph import Graph
 from pyggml.model import Model

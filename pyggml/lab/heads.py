@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends.cpu import write
 from pyggml.errors import ConfigError, DataError
+from pyggml.graph.arrays import write
 from pyggml.graph.tensor import leaf
 from pyggml.lab.linear import (
     Branch,

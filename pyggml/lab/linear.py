@@ -11,10 +11,11 @@ from warnings import warn
 
 import numpy as np
 
-from pyggml.backends.cpu import CPU, read
+from pyggml.backends.cpu import CPU
 from pyggml.backward import build_backward
 from pyggml.errors import ConfigError
 from pyggml.graph import Graph
+from pyggml.graph.arrays import read
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.model import Model
 from pyggml.models import Inputs, Net

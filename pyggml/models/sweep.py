@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu import array
 from pyggml.errors import ConfigError, NotFiniteError, ShapeError, first_names, suggestion
+from pyggml.graph.arrays import array
 from pyggml.graph.tensor import Tensor, zeros
 from pyggml.models.batch_rows import BatchRows
 from pyggml.models.edits import Arithmetic, broadcasts, edits

@@ -5,8 +5,8 @@ import pytest
 
 import pyggml
 from pyggml import lab
-from pyggml.backends.cpu import read
 from pyggml.errors import ConfigError, DataError
+from pyggml.graph.arrays import read
 from pyggml.lab.linear import embeddings, exact
 
 

@@ -8,8 +8,9 @@ import tiny_models
 
 import pyggml
 from pyggml import threads
-from pyggml.backends.cpu import CPU, array
+from pyggml.backends.cpu import CPU
 from pyggml.errors import DeviceMemoryError
+from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import F32, dtype
 from pyggml.look import limits
 from pyggml.look.limits import (
