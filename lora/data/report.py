@@ -107,7 +107,9 @@ def data_report(corpus: Corpus, tokenizer: Tokenizer) -> DataReport:
         said.answers(whole=not any(TEXT in file.notes for file in corpus.files))
     scripts = said.scripts()
     return DataReport(
-        *(len(units[0]), len(units[1]) if len(units) > 1 else 0, len(rows)),
+        len(units[0]),
+        len(units[1]) if len(units) > 1 else 0,
+        len(rows),
         _quantiles([len(row.ids) for row in rows]),
         _quantiles([int(row.learned.sum()) for row in rows]),
         scripts,

@@ -50,11 +50,9 @@ class Losses:
         self.objective, self._size = objective, config.batch
         self.feed = objective.feed(model, corpus, config, reference)
         self.passes = Passes.of(
-            *(model, parameters, config, corpus.train.ctx, corpus.lengths),
-            objective=objective,
-            leaves=self.feed.leaves,
-            others=self.feed.graphs,
-        )
+            model, parameters, config, corpus.train.ctx, corpus.lengths,
+            objective=objective, leaves=self.feed.leaves, others=self.feed.graphs,
+        )  # fmt: skip
 
     def over(
         self,

@@ -175,11 +175,9 @@ class Passes:
         noise = config.neftune_alpha
         with verifying(verifies() or config.verify_graphs):
             return cls(
-                *(model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise),
-                shorter,
-                factor=config.router_aux_loss_coef,
-                n_rows=config.batch,
-            )
+                model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise, shorter,
+                factor=config.router_aux_loss_coef, n_rows=config.batch,
+            )  # fmt: skip
 
     @property
     def n_bytes(self) -> int:

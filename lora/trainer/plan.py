@@ -58,9 +58,9 @@ class RunPlan:
         """The objective, with the graphs of this run."""
         if self._losses is None:
             self._losses = Losses(
-                *(self.objective, self.model, self.parameters, self.corpus, self.config),
+                self.objective, self.model, self.parameters, self.corpus, self.config,
                 reference=self.reference,
-            )
+            )  # fmt: skip
         return self._losses
 
     @property

@@ -1,4 +1,11 @@
-"""A JSON object → checked fields. Every fault is kept, and all are told at once."""
+"""A JSON object → checked fields. Every fault is kept, and all are told at once.
+
+A library that checks types, such as pydantic, would take over this file's part and no more: ranges
+are those of Sampling, messages and tools those of data sets (pyggml.chat.messages), and both are
+checked with the same sentences where no request is. A field that the API has and this server has
+not is refused by its value (`only`) or passed over (`ignore`), of which a schema says neither. So
+there would be two places for what a request may hold.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar

@@ -182,7 +182,7 @@ def nothing(*_: Any) -> None:
 
 
 TWINS: dict[str, Any] = {
-    "SimulatedEvent": SimulatedEvent,
+    "Event": SimulatedEvent,
     "address": address,
     "make_current": nothing,
     "shared_cell": shared_cell,

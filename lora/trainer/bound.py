@@ -1,0 +1,71 @@
+"""A run with the memory that it takes: its passes, its gradient, its optimiser."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pyggml import threads
+from pyggml.errors import Fault, PyggmlError
+from pyggml.lora.optim import OPTIMISERS, FlatOptimiser
+from pyggml.lora.trainer.divergence import divergence
+from pyggml.lora.trainer.gradient import StepGradient
+from pyggml.lora.trainer.rehearsal import seconds_a_step
+from pyggml.lora.trainer.reports import StepReport
+from pyggml.lora.trainer.saved import SavedRun
+
+# The number of a step; what makes memory for so many float32, which lasts until the next pass.
+BeforeUpdate = Callable[[int, Callable[[int], np.ndarray]], None]
+
+
+class BoundRun(SavedRun):
+    """A run whose memory is taken by its first step.
+
+    before_update: called with the number of a step before it changes the parameters, and with
+    `Passes.idle_memory`; None, or a function that a recorder sets.
+    """
+
+    before_update: BeforeUpdate | None = None
+
+    @cached_property
+    def optimiser(self) -> FlatOptimiser:
+        kind = OPTIMISERS[self.config.optimiser]
+        return kind(self.parameters, self.config, self.model.devices)
+
+    @cached_property
+    def gradient(self) -> StepGradient:
+        return StepGradient(self.parameters, self.model.devices, self.ranks)
+
+    def rehearse(self) -> float:
+        """Seconds of a step after the first ones, of windows as long as the mean.
+
+        Meant for a dry run: the parameters have changed afterwards, and nothing is on the disk.
+        """
+        self._begin()
+        return seconds_a_step(self._step, self._windows, self.corpus.train, self.n_first)
+
+    def _step(self) -> StepReport:
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """Take the memory of a run."""
+        self._stopping = False
+        if self.config.checkpoint_dir is not None:
+            self._folder.check(is_new=self.progress.step == 0)
+        threads.set(self.n_threads)
+        self.passes.bind()
+        _ = self.optimiser, self.gradient
+
+    def _windows(self) -> np.ndarray:
+        """The windows of the next step."""
+        return self.order.after(self.progress)
+
+    def _begin_batch(self, i: int) -> None:
+        """Begin batch i of the step under way, whose dropout and noise follow from its number."""
+        self.gradient.next()
+        self.passes.draw(self.config.seed, self.progress.step * self.config.grad_accum + i)
+
+    def _divergence(self, fault: Fault, cause: Fault, *read: Any) -> PyggmlError:
+        """read: by what, what, and which of its windows."""
+        return divergence(fault, cause, self.model, self.losses, self.gradient, *read)
