@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from pyggml import functions as F
-from pyggml.backends.cpu import write
 from pyggml.backward import build_backward
 from pyggml.eager.activation import Activation
 from pyggml.eager.value import Value
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.runtime import Devices, bind, schedule

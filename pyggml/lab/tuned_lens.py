@@ -26,11 +26,11 @@ from itertools import islice
 import numpy as np
 
 from pyggml import gguf
-from pyggml.backends.cpu import write
 from pyggml.eager.optim import AdamW
 from pyggml.errors import ConfigError, DataError, GGUFError, first_of
 from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
+from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, zeros
 from pyggml.lab.linear import exact

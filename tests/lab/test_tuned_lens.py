@@ -8,8 +8,8 @@ from extras import need
 
 import pyggml
 from pyggml import gguf
-from pyggml.backends.cpu import read
 from pyggml.errors import ConfigError, DataError, GGUFError
+from pyggml.graph.arrays import read
 from pyggml.graph.dtypes import F16, F32
 from pyggml.lab import TunedLens, lens_table, train_tuned_lens
 from pyggml.quants import dequantize
