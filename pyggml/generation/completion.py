@@ -8,6 +8,7 @@
         show(piece.text)
         logits = session.feed([piece.token])
 
+An answer in a form may have tokens without a choice: `forced` gives their pieces after each.
 `complete` is this loop over a session of its own, `generate` its tokens alone.
 """
 
@@ -33,13 +34,14 @@ class Finish(StrEnum):
 
     STOP_TOKEN = "stop token"  # one that ends a generation, such as <|im_end|>
     STOP_STRING = "stop string"  # one of Sampling.stop
+    FORM = "form complete"  # nothing may follow in the form of Sampling
     LENGTH = "length"  # n_tokens were made
     CONTEXT = "context full"  # no room for another
 
     @property
     def reason(self) -> str:
         """The OpenAI API's word for it."""
-        return "stop" if self in (Finish.STOP_TOKEN, Finish.STOP_STRING) else "length"
+        return "length" if self in (Finish.LENGTH, Finish.CONTEXT) else "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,22 @@ class Completion:
         self._sampler.accept([token])
         return self._piece(token)
 
+    def forced(self, room: int) -> Iterator[Piece]:
+        """The pieces of tokens that the answer's form leaves no choice of, where nothing is to be
+        told of them. room: the most that there is place for."""
+        form = self._sampler.form
+        if form is None:
+            return
+        while self.finish is None and self.how.logprobs is None and room > 0:
+            for token in (tokens := form.forced(room)):
+                yield self.accept(token)
+                if self.finish is not None:
+                    return
+            room -= len(tokens)
+            if not tokens:
+                break
+        form.prepare()
+
     def _piece(
         self,
         token: int,
@@ -133,6 +151,8 @@ class Completion:
             return Finish.STOP_TOKEN
         if self._stops.reached is not None:
             return Finish.STOP_STRING
+        if self._sampler.form is not None and self._sampler.form.is_complete:
+            return Finish.FORM
         if len(self.tokens) == self._n_tokens:
             return Finish.LENGTH
         if self._room is not None and len(self.tokens) >= self._room:
@@ -187,14 +207,18 @@ def pieces(completion: Completion, session: Session, tokens: Tokens) -> Iterator
     """The pieces that follow the tokens, until the context is full."""
     if completion.needs_no_logits:
         return map(completion.accept, session.greedy(tokens))
-    return map(completion.take, _logits(completion, session, tokens))
+    return _sampled(completion, session, tokens)
 
 
-def _logits(completion: Completion, session: Session, tokens: Tokens) -> Iterator[np.ndarray]:
-    """After the tokens, and after each one that the completion takes."""
-    yield session.feed(tokens)
-    while session.n_past < session.n_ctx:
-        yield session.feed(completion.tokens[-1:])
+def _sampled(completion: Completion, session: Session, tokens: Tokens) -> Iterator[Piece]:
+    """As `pieces`: one of each pass, and those that the answer's form leaves no choice of."""
+    while completion.finish is None:
+        n = len(completion.tokens)
+        yield completion.take(session.feed(tokens))
+        if session.n_past == session.n_ctx:
+            return
+        yield from completion.forced(session.n_ctx - session.n_past - 1)
+        tokens = completion.tokens[n:]
 
 
 def generate(

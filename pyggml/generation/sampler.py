@@ -6,12 +6,13 @@ vocabulary unless the settings keep all of it.
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from pyggml.errors import ConfigError
+from pyggml.generation.form import follower
 from pyggml.generation.sampling import Sampling
 from pyggml.model import check_greatest
 from pyggml.tokenizer import Tokenizer
@@ -22,15 +23,21 @@ _FIRST = 256  # tokens that top_p looks at first; more if they do not reach its 
 class Sampler:
     """Samples the tokens of one sequence: holds the random generator and the recent tokens.
 
-    how   the settings, with the seed in use
+    how    the settings, with the seed in use
+    form   the answer's place in its form, or None
     """
 
     def __init__(
-        self, how: Sampling, tokenizer: Tokenizer | None = None, recent: Iterable[int] = ()
+        self,
+        how: Sampling,
+        tokenizer: Tokenizer | None = None,
+        recent: Sequence[int] | np.ndarray = (),
     ) -> None:
-        """recent: the tokens before, such as the prompt. tokenizer: for texts in logit_bias.
+        """recent: the tokens before, such as the prompt. tokenizer: for texts in logit_bias, and
+        for forms.
 
-        Raises ConfigError for a logit_bias of no token, and for one that forbids them all.
+        Raises ConfigError for a logit_bias of no token, for one that forbids them all, and for a
+        form that is none.
         """
         self.how = how.with_seed()
         self._rng = np.random.default_rng(self.how.seed)
@@ -40,12 +47,14 @@ class Sampler:
         )
         self._recent: deque[int] = deque()
         self._counts: Counter[int] = Counter()
-        self.accept(recent)
+        self._note(recent)
+        self.form = follower(how, tokenizer, recent) if tokenizer else None
 
     @property
     def is_greedy(self) -> bool:
         """Whether it always takes the token with the model's greatest logit."""
-        return self.how.temperature == 0 and not (len(self._bias[0]) or self._penalises)
+        changes = len(self._bias[0]) or self._penalises or self.form
+        return self.how.temperature == 0 and not changes
 
     def __call__(self, logits: np.ndarray) -> int:
         """A token id sampled from logits (n_vocab,), which stay as they are.
@@ -54,14 +63,22 @@ class Sampler:
         no token.
         """
         z = self.adjust(logits)
-        if len(self._bias[0]) and z.max() == -math.inf and np.isfinite(logits.max()):
-            raise ConfigError([("logit_bias", "forbids every token that the model can write")])
+        if (len(self._bias[0]) or self.form) and z.max() == -math.inf < logits.max() < math.inf:
+            of_form = " and that the answer's form has here" if self.form else ""
+            what = f"forbids every token that the model can write{of_form}"
+            raise ConfigError([("logit_bias", what)])
         token = sample(z, self.how, self._rng)
         self.accept([token])
         return token
 
-    def accept(self, tokens: Iterable[int]) -> None:
-        """Tokens of the sequence that were not sampled here."""
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Tokens of the answer."""
+        self._note(tokens)
+        if self.form is not None:
+            self.form.accept(tokens)
+
+    def _note(self, tokens: Iterable[int]) -> None:
+        """Tokens that penalties count."""
         if not self._penalises:
             return
         for token in tokens:
@@ -74,10 +91,13 @@ class Sampler:
                     del self._counts[oldest]
 
     def adjust(self, logits: np.ndarray) -> np.ndarray:
-        """The logits with biases and penalties."""
-        if not (len(self._bias[0]) or self._counts):
+        """The logits with biases and penalties, and -inf for what the form has not here."""
+        may_come = None if self.form is None else self.form.mask(len(logits))
+        if may_come is None and not (len(self._bias[0]) or self._counts):
             return logits
         z, how, (ids, biases) = logits.copy(), self.how, self._bias
+        if may_come is not None:
+            z[~may_come] = -math.inf
         if len(ids) and ids[-1] >= len(z):
             raise ConfigError([("logit_bias", f"names token {ids[-1]}, wanted below {len(z)}")])
         z[ids] += biases

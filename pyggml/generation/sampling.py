@@ -12,8 +12,9 @@ top_p               of softmax(z), sorted downwards, the shortest head with a su
 min_p               those with softmax(z)_i ≥ min_p · the greatest stay
 temperature T       a token is drawn from softmax(z / T); T = 0 takes the greatest z
 
-Recent are the last repeat_last_n tokens, those of the prompt among them. top_p and min_p look at
-the tokens that the samplers before them left, and never drop the likeliest.
+Before them all, a json_schema, regex or grammar takes the tokens that cannot come next
+(pyggml.generation.form). Recent are the last repeat_last_n tokens, those of the prompt among them.
+top_p and min_p look at the tokens that the samplers before them left, and never drop the likeliest.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from pyggml.errors import Fault
 from pyggml.settings import Settings, at_least, setting
 
 MOST_STOPS, MOST_STOP = 16, 256  # stop strings, and characters of one
 MOST_LOGPROBS = 100
+FORMS = ("json_schema", "regex", "grammar")  # settings that hold an answer to a form
+_MOST_FORM = 1 << 16  # characters
 _MOST_BIAS = 10_000
 _SHARE = ("0 to 1", lambda p: 0 <= p <= 1)
 _PENALTY = ("-100 to 100", lambda x: -100 <= x <= 100)
@@ -48,6 +52,9 @@ def _stops_fit(value: object) -> bool:
         and len(value) <= MOST_STOPS
         and all(isinstance(text, str) and 0 < len(text) <= MOST_STOP for text in value)
     )
+
+
+_FORM = (f"a text of 1 to {_MOST_FORM:,} characters", lambda text: 0 < len(text) <= _MOST_FORM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +144,24 @@ class Sampling(Settings):
         common=True,
         repeated=True,
     )
+    json_schema: str | None = setting(
+        None,
+        "JSON schema that the answer follows; {} is any JSON",
+        *_FORM,
+        group="sampling",
+        aliases=("j",),
+        like="",
+    )
+    regex: str | None = setting(
+        None, "regular expression that the answer follows", *_FORM, group="sampling", like=""
+    )
+    grammar: str | None = setting(
+        None,
+        "grammar that the answer follows, in llama.cpp's GBNF or in Lark's form",
+        *_FORM,
+        group="sampling",
+        like="",
+    )
     logprobs: int | None = setting(
         None,
         "print each token's log-probability, and those of the N likeliest",
@@ -144,6 +169,15 @@ class Sampling(Settings):
         lambda n: n is None or (type(n) is int and 0 <= n <= MOST_LOGPROBS),
         group="sampling",
     )
+
+    def _faults(self) -> list[Fault]:
+        given = [name for name in FORMS if getattr(self, name) is not None]
+        twice: list[Fault] = [(name, f"is given beside {given[0]}") for name in given[1:]]
+        return super()._faults() + twice
+
+    @property
+    def has_form(self) -> bool:
+        return any(getattr(self, name) is not None for name in FORMS)
 
     def with_seed(self) -> Sampling:
         """These settings with a seed: their own, or one that is drawn."""

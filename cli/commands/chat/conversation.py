@@ -140,11 +140,12 @@ class Conversation:
                 return
             logits = self._feed(new[first : first + _AT_ONCE])
         while not is_stopped():
-            piece = completion.take(logits)
-            yield piece
-            if piece.finish is not None:
+            n = len(completion.tokens)
+            yield completion.take(logits)
+            yield from completion.forced(self.n_ctx - len(self._read) - 1)
+            if completion.finish is not None:
                 return
-            logits = self._feed([piece.token])
+            logits = self._feed(completion.tokens[n:])
 
     def _feed(self, tokens: Sequence[int]) -> np.ndarray:
         logits = self._session.feed(tokens)

@@ -29,6 +29,7 @@ from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.files import replacing
 from pyggml.generation import Sampling
+from pyggml.generation.sampling import FORMS
 
 # Settings that Ollama has under the same name; of the first four its defaults are others.
 _ALWAYS = ("temperature", "top_k", "top_p", "min_p")
@@ -37,7 +38,7 @@ _NO_ADAPTERS = (
     "Ollama 0.34.1 and later are reported to refuse ADAPTER; for these, pyggml merge makes one "
     "model of both, and export-ollama writes its Modelfile"
 )
-_WITHOUT = ("logit_bias", "logprobs")  # it has none
+_WITHOUT = ("logit_bias", "logprobs", *FORMS)  # it has none, or has them by request
 
 
 @click.command(

@@ -4,6 +4,7 @@ Fields of sampling are those of pyggml.generation.Sampling, by their names; the 
 some of them (`logprobs`, `top_logprobs`, `stop` as one string) are read here.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -14,11 +15,12 @@ from pyggml.chat.messages import BadValue, checked_value, messages_of, tools_of
 from pyggml.cli.commands.serve.fields import Fields, anything, brief, flag, object_of, text, whole
 from pyggml.cli.commands.serve.limits import MOST_BIASES, MOST_TOP_LOGPROBS, Limits
 from pyggml.generation import Sampling
+from pyggml.generation.sampling import FORMS
 
 Prompt = str | list[int]
 _MOST = 1 << 31
 # The API reads these in another form than Sampling has them.
-_OWN_FORM = {"logprobs", "stop", "logit_bias"}
+_OWN_FORM = {"logprobs", "stop", "logit_bias", *FORMS}
 _PLAIN = [f.name for f in fields(Sampling) if f.name not in _OWN_FORM]
 # They tell the server who asks, or what to keep; no answer depends on them.
 _INERT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier")
@@ -87,7 +89,6 @@ def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> C
     f.only("add_generation_prompt", (not continues,), _asks(continues))
     f.ignore("parallel_tool_calls")
     f.only("modalities", (["text"],), "wanted text alone")
-    f.take("response_format", _format, None)
     tell = f.take("logprobs", flag, False)
     n_likeliest = f.take("top_logprobs", whole(0, MOST_TOP_LOGPROBS), 0)
     if n_likeliest and not tell:
@@ -136,6 +137,7 @@ def _common(
     given = {name: f.take(name, anything, None) for name in _PLAIN if name in f}
     given |= {"stop": f.take("stop", _stops, defaults.stop), "logprobs": n_logprobs}
     given["logit_bias"] = f.take("logit_bias", _biases, defaults.logit_bias)
+    given |= _forms(f)
     how = f.build(lambda **changes: replace(defaults, **changes), given)
     stream = f.take("stream", flag, False)
     options: Mapping[str, bool] = f.take("stream_options", _stream_options, {})
@@ -218,7 +220,35 @@ def _stream_options(value: Any) -> Mapping[str, bool]:
     return dict(value)
 
 
-def _format(value: Any) -> None:
+def _forms(f: Fields) -> dict[str, str | None]:
+    """What holds the answer to a form, in the settings' words; nothing where the request has none:
+    then the server's stands."""
+    forms = {
+        "json_schema": f.take("json_schema", _schema, None),
+        "regex": f.take("regex", text, None),
+        "grammar": f.take("grammar", text, None),
+    }
+    schema = f.take("response_format", _format, None)
+    if schema and any(form is not None for form in forms.values()):
+        f.fault("response_format", "is given beside another form, wanted one")
+    if schema:
+        forms["json_schema"] = schema
+    is_given = "response_format" in f or any(form is not None for form in forms.values())
+    return forms if is_given else {}
+
+
+def _format(value: Any) -> str:
+    """A JSON schema; "" of plain text."""
     kind = object_of(value).get("type")
-    if kind != "text":
-        raise BadValue(f"has type {brief(kind)}, wanted text: answers are not held to a form")
+    if kind == "text":
+        return ""
+    if kind == "json_object":
+        return _schema(value.get("schema") or {"type": "object"})
+    if kind == "json_schema":
+        return _schema(object_of(object_of(value.get("json_schema")).get("schema")))
+    raise BadValue(f"has type {brief(kind)}, wanted text, json_object or json_schema")
+
+
+def _schema(value: Any) -> str:
+    """The text of a schema, which clients send as an object."""
+    return json.dumps(checked_value(object_of(value)))

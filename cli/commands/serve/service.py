@@ -17,6 +17,7 @@ from pyggml.cli.web.body import Bodies
 from pyggml.cli.web.errors import ApiError, of_input, program_fault, too_long, unknown_model
 from pyggml.errors import ConfigError, FileChangedError, PyggmlError
 from pyggml.generation import Completion, Piece, Sampling
+from pyggml.generation.form import compile_form
 from pyggml.generation.sampling import MOST_STOPS
 from pyggml.generation.serving import (
     Failure,
@@ -97,12 +98,14 @@ class Service:
         if chats.encoder is None:
             fault = f"{chats.fault} (--chat-template)"
             raise ApiError(400, fault, "messages", "no_chat_template")
+        self._compile(params)
         encoder = chats.encoder.with_names(params.names)
         ids = encoder.prompt(params.messages, params.tools, params.continues)
         return [self._prompt_ids(ids, "messages")] * params.n
 
     def text_prompts(self, params: TextParams) -> list[np.ndarray]:
         """The prompts, each n times."""
+        self._compile(params)
         tokenizer = next(iter(self.models.values())).tokenizer
         encoded = [
             tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
@@ -110,6 +113,13 @@ class Service:
         ]
         checked = [self._prompt_ids(ids, "prompt") for ids in encoded]
         return [ids for ids in checked for _ in range(params.n)]
+
+    def _compile(self, params: Params) -> None:
+        """Compile the answer's form here, in a thread that nobody waits for."""
+        try:
+            compile_form(params.how, self.models[self.name(params)].tokenizer)
+        except PyggmlError as error:
+            raise of_input(error) from None
 
     def _prompt_ids(self, ids: Sequence[int], param: str) -> np.ndarray:
         if not ids:

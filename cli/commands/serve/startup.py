@@ -22,6 +22,7 @@ from pyggml.cli.web.listening import is_loopback, url_of
 from pyggml.cli.web.server import most_connections, serve
 from pyggml.errors import TemplateError
 from pyggml.generation import Batch, Context, Sampling
+from pyggml.generation.form import compile_form
 from pyggml.generation.serving import Scheduler, Worker
 from pyggml.model import Model
 
@@ -42,6 +43,7 @@ def run(
     models = {name: model for name, (model, _) in served.items()}
     name, base = next(iter(models.items()))
     n_ctx = n_ctx_of(base, limits.ctx, CTX)
+    compile_form(sampling, base.tokenizer)  # of one that is none is told now
     batch = Batch(base, limits.parallel, n_ctx, context.cache_types, limits.deterministic)
     begin = partial(pyggml.threads.set, given["threads"])
     worker = Worker(Scheduler(batch, context.n_keep), limits.parallel + limits.queue, begin)

@@ -203,16 +203,19 @@ class Scheduler:
         self._sample(active, logits)
 
     def _sample(self, active: _Active, logits: np.ndarray) -> None:
+        completion = active.request.completion
+        room = self._batch.n_ctx - active.slot.n_past - 1
         try:
-            piece = active.request.completion.take(logits)
+            pieces = [completion.take(logits), *completion.forced(room)]
         except PyggmlError as error:  # logits that are no numbers
             self._end(active, error)
             return
-        if piece.finish is None:
-            active.pending = np.array([piece.token], np.int32)
+        if completion.finish is None:
+            active.pending = np.array([piece.token for piece in pieces], np.int32)
         else:
             self._release(active)
-        active.request.tell(piece)
+        for piece in pieces:
+            active.request.tell(piece)
 
 
 def _next_alone(active: _Active) -> np.ndarray:

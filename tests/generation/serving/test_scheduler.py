@@ -43,7 +43,7 @@ class FakeBatch:
     """Slots that copy nothing but what `known` holds; logits that make token 70 the likeliest."""
 
     def __init__(self, n_slots, deterministic=False):
-        self.deterministic = deterministic
+        self.deterministic, self.n_ctx = deterministic, 1 << 20
         self.n_slots, self.open_slots, self.fed, self.known = n_slots, [], [], 0
 
     def is_long(self, n_tokens):
