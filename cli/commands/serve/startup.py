@@ -43,7 +43,7 @@ def run(
     models = {name: model for name, (model, _) in served.items()}
     name, base = next(iter(models.items()))
     n_ctx = n_ctx_of(base, limits.ctx, CTX)
-    compile_form(sampling, base.tokenizer)  # of one that is none is told now
+    compile_form(sampling, base.tokenizer)  # one that is none is refused now
     batch = Batch(base, limits.parallel, n_ctx, context.cache_types, limits.deterministic)
     begin = partial(pyggml.threads.set, given["threads"])
     worker = Worker(Scheduler(batch, context.n_keep), limits.parallel + limits.queue, begin)
@@ -55,7 +55,6 @@ def run(
     service = Service(models, worker, chats, sampling, limits, batch.n_ctx, context.context_shift)
     has_chats = any(part.encoder for part in chats.values())
     pages = page_routes(name, has_chats, sampling) if given["web"] else []
-    access = _access(given)
     with progress_lines():
         row("model", name)
         for adapter in [*models][1:]:
@@ -66,7 +65,7 @@ def run(
         row("cache", f"{size(batch.memory.n_bytes)}: {room}")
         url = url_of(listening)
         row("serving", f"{url}/v1" + (f", chat page {url}/" if pages else ""))
-    app = make_app(service, access, pages)
+    app = make_app(service, _access(given), pages)
     places = Places(most_connections(max(MOST_CONNECTIONS, 2 * (limits.parallel + limits.queue))))
     serve(app, listening, _NOTE, GRACE_SECONDS, places, lambda: worker.fault is not None)
     if worker.fault is not None:
