@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": "answer requests of OpenAI's clients, also in a browser",
     "eval": "how good models and adapters are, and how they differ",
     "perplexity": "how well a model predicts a text, as llama.cpp computes it",
+    "control-vector": "make a control vector of texts of two kinds",
     "imatrix": "measure which columns of a model's matrices matter, for quantize",
     "merge": "add adapters to the weights of a model",
     "combine": "make one adapter of several, or one of a lower rank",

@@ -94,6 +94,13 @@ class Model:
         model.adapters, model.traces = adapters, ()
         return model
 
+    def with_added(self, add: Terms) -> Model:
+        """A model over the same weights and adapters that adds these to its activations in all that
+        it runs, such as a control vector's `addends`. Raises as `trace(add=…)` does."""
+        model = copy(self)
+        model.traces = (*self.traces, self._checked(Trace((), edits(add=add))))
+        return model
+
     def with_adapter_files(self, *given: AdapterFile) -> Model:
         """The same with the updates of these files. Raises AdapterError as `load` does."""
         adapters = [_adapter(one, self.parts) for one in given]
@@ -407,16 +414,20 @@ class Model:
         Raises ConfigError if a pattern names nothing, and for what is no number; and, when a graph
         is built, ShapeError for numbers or tokens that do not fit.
         """
-        trace = Trace(patterns, edits(scale, add, replace, tokens))
-        names = self.activations
-        check_names(Taps(patterns, trace.edits).all_patterns, names)
-        check_layers(trace.edits, names)
+        trace = self._checked(Trace(patterns, edits(scale, add, replace, tokens)))
         before = self.traces
         self.traces = (*before, trace)
         try:
             yield trace
         finally:
             self.traces = before
+
+    def _checked(self, trace: Trace) -> Trace:
+        """The trace. Raises ConfigError if it names what the model has not."""
+        names = self.activations
+        check_names(Taps(trace.patterns, trace.edits).all_patterns, names)
+        check_layers(trace.edits, names)
+        return trace
 
     @property
     def _edits(self) -> list[Edit]:

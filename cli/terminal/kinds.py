@@ -7,6 +7,8 @@ from pathlib import Path
 from pyggml.errors import PyggmlError
 from pyggml.files import open_regular
 
+_CONTROL = "controlvector"
+
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
@@ -17,14 +19,16 @@ class FileKind:
 
 
 def gguf_kind(name: str, *types: str) -> FileKind:
-    """GGUF files whose general.type is one of these; "" stands for none."""
+    """GGUF files whose general.type is one of these, or that are control vectors; "" stands for no
+    type."""
 
     def is_one(path: Path) -> bool:
         from pyggml import gguf  # which no help text waits for
 
         try:
             with gguf.open(path) as file:
-                return file.get("general.type", "") in types
+                is_control = file.get("general.architecture") == _CONTROL  # which has no type
+                return (_CONTROL if is_control else file.get("general.type", "")) in types
         except PyggmlError:
             return False
 
@@ -44,6 +48,7 @@ def written_kind(name: str, first_words: str) -> FileKind:
     return FileKind(name, is_one)
 
 
+CONTROL_VECTOR = gguf_kind("a control vector", _CONTROL)
 ADAPTER = gguf_kind("an adapter", "adapter")
 MODEL_FILE = gguf_kind("a model", "model", "")
 IMPORTANCE = gguf_kind("an importance matrix", "imatrix")

@@ -19,8 +19,10 @@ import click
 from pyggml.cli.terminal.help import GroupedOption
 from pyggml.cli.terminal.hub import MODEL, model_file
 from pyggml.cli.terminal.places import FileWord, Reads
+from pyggml.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pyggml.look.control import ControlVector
     from pyggml.model import Model
 
 Adapter = tuple[Path, float]  # a file and its weight
@@ -98,6 +100,7 @@ def in_group(
 
 
 _MODEL, _MEMORY = in_group("model"), in_group("memory")
+CONTROL_ALIASES = ("control-vector-scaled",)
 MODEL_ALIASES = ("model-name-or-path", "base-model")
 model_option = click.option(
     "-m",
@@ -113,8 +116,17 @@ lora_option = click.option(
 control_option = click.option(
     "--control-vector",
     **{**ADAPTERS, "metavar": "FILE[:SCALE]"},
-    **in_group("model", common=False),
+    **in_group("model", common=False, aliases=CONTROL_ALIASES),
     help="control vector, as llama.cpp's, to add after blocks; several add up",
+)
+control_layers_option = click.option(
+    "--control-vector-layers",
+    type=click.IntRange(min=0),
+    nargs=2,
+    metavar="FIRST LAST",
+    **in_group("model", common=False, aliases=["control-vector-layer-range"]),
+    help="blocks after which control vectors are added, both counted (default: all that have a "
+    "direction)",
 )
 threads_option = click.option(
     "--threads",
@@ -148,7 +160,7 @@ def compute_options(function: F) -> F:
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """A model file, the adapters on top of it, what computes, and the control vectors that are
-    added, files with their scales; threads 0: all."""
+    added, files with their scales, after blocks `layers`, first and last; threads 0: all."""
 
     path: Path
     adapters: tuple[Adapter, ...] = ()
@@ -156,20 +168,43 @@ class ModelSource:
     compute: str = "auto"
     device: str = "cpu"
     controls: tuple[Adapter, ...] = ()
+    layers: tuple[int, int] | None = None
 
     def load(self) -> Model:
-        """The model, with the control vectors until the command ends. Raises PyggmlError as
-        `pyggml.load` does, and for vectors that are none of this model's."""
+        """The model, with the control vectors. Raises PyggmlError as `pyggml.load` does, and for
+        vectors that are none of this model's."""
         from pyggml import load, threads  # which import Numba: not for a help text
 
         model = load(self.path, [*self.adapters] or None, self.compute, device=self.device)
         threads.set(self.threads)
         for path, scale in self.controls:
-            from pyggml.look.control import ControlVector
-
-            addends = ControlVector.read(path).addends(model, scale)
-            click.get_current_context().with_resource(model.trace(add=addends))
+            model = model.with_added(read_control(path, self.layers).addends(model, scale))
         return model
+
+
+def read_control(path: Path, layers: tuple[int, int] | None) -> ControlVector:
+    """A control vector, or its directions for the blocks of --control-vector-layers. Raises as
+    `ControlVector.read` does, and ConfigError if it has none for them."""
+    from pyggml.look.control import ControlVector
+
+    vector = ControlVector.read(path)
+    if layers is None:
+        return vector
+    try:
+        return vector.within(*layers)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: --control-vector-layers: {error}") from None
+
+
+def check_control_layers(layers: tuple[int, int] | None, controls: Sequence[Any]) -> None:
+    """ConfigError for blocks in the wrong order, or without a control vector."""
+    if layers and not controls:
+        raise ConfigError("--control-vector-layers: wanted --control-vector FILE beside it")
+    if layers and layers[0] > layers[1]:
+        ends = f"{layers[0]} {layers[1]}"
+        raise ConfigError(
+            f"--control-vector-layers is {ends}, wanted the first block before the last"
+        )
 
 
 def _with_source(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,18 +219,25 @@ def _with_source(function: Callable[..., Any]) -> Callable[..., Any]:
         compute: str,
         device: str,
         control_vector: tuple[Adapter, ...] | None = None,
+        control_vector_layers: tuple[int, int] | None = None,
         **given: Any,
     ) -> Any:
-        how = threads, compute, device, control_vector or ()
+        check_control_layers(control_vector_layers, control_vector or ())
+        how = threads, compute, device, control_vector or (), control_vector_layers
         return function(source=ModelSource(model, lora or (), *how), **given)
 
     return command
 
 
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--model, --lora, --control-vector, --threads, --compute and --device; the command gets them
-    as `source`."""
-    return model_option(lora_option(control_option(compute_options(_with_source(function)))))
+    """--model, --lora, --control-vector and its layers, --threads, --compute and --device; the
+    command gets them as `source`."""
+    return model_option(lora_option(control_options(compute_options(_with_source(function)))))
+
+
+def control_options(function: F) -> F:
+    """--control-vector and --control-vector-layers."""
+    return control_option(control_layers_option(function))
 
 
 class Names(click.ParamType):

@@ -29,7 +29,7 @@ from pyggml.generation.ahead import Coming, runs_ahead
 from pyggml.generation.memory import CacheMemory, CacheType, State
 from pyggml.generation.sampler import checked_argmax
 from pyggml.graph import Graph
-from pyggml.model import Model
+from pyggml.model import Model, check_greatest
 from pyggml.models import Shift, build_shift
 from pyggml.runtime import Program, bind, schedule
 
@@ -276,7 +276,7 @@ class Batch:
         while True:
             (logits,) = self._run_pass(self._next([slot]))
             if slot.n_cached == slot.n_past:
-                return logits[-1]
+                return _checked(slot, logits[-1])
 
     def greedy(self, slot: Slot, tokens: Tokens, owner: object = None) -> Iterator[int]:
         """Append tokens to one sequence, then one by one the likeliest that follow.
@@ -296,7 +296,7 @@ class Batch:
         while slot.n_past < end:
             slot.extend([token])
             (logits,) = self._run_pass({slot: 1})
-            token = checked_argmax(logits[-1])
+            token = checked_argmax(_checked(slot, logits[-1]))
             yield from self._give(slot, token)
         if end < self.n_ctx:  # the next token gives all of them other rotary factors
             yield from self.greedy(slot, [token], owner)
@@ -430,3 +430,11 @@ class Batch:
         if slot.n_cached:
             self.memory.set_state(slot.state)
         self._running = slot
+
+
+def _checked(slot: Slot, logits: np.ndarray) -> np.ndarray:
+    """The logits. NotFiniteError, with the trace's names, where what one changes makes no numbers;
+    of several sequences in a pass each one's own logits tell."""
+    if slot.model.traces and slot.model.edited:
+        check_greatest(logits.max(), slot.model.edited)
+    return logits

@@ -60,7 +60,20 @@ class ControlVector:
             faults.append(f"directions have {min(sizes)} numbers, wanted the model's {c.n_embd}")
         if faults:
             raise ConfigError(f"control vector: {first_of(faults, 3)}")
+        most = max(float(np.abs(self.directions[i]).max()) for i in chosen) if chosen else 0.0
+        if abs(scale) * most > float(np.finfo(np.float32).max):
+            raise ConfigError(f"control vector: scale is {scale:g}, too large for float32")
         return {f"blk.{i}.out": np.float32(scale) * self.directions[i] for i in chosen}
+
+    def within(self, first: int, last: int) -> ControlVector:
+        """The directions of blocks `first` to `last`, both counted. ConfigError if none is left."""
+        kept = {i: d for i, d in self.directions.items() if first <= i <= last}
+        if not kept:
+            ends = f"{min(self.directions)} to {max(self.directions)}"
+            raise ConfigError(
+                f"control vector: no direction for blocks {first} to {last}, wanted some of {ends}"
+            )
+        return ControlVector(kept, self.architecture)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what llama.cpp's --control-vector reads. PyggmlError if the disk refuses."""
@@ -121,8 +134,9 @@ def control_vector(
     unwanted: Sequence[Ids],
     by: Literal["mean", "pca"] = "mean",
     positions: slice = AFTER_FIRST,
+    blocks: Iterable[int] | None = None,
 ) -> ControlVector:
-    """A direction for each block but the first, from texts of two kinds, as token ids.
+    """A direction for each block but the first, or for these, from texts of two kinds (token ids).
 
     A text's activation is the mean over its `positions`: all but the first by default, and
     slice(-1, None) is the last. by "mean": the mean of the wanted texts' less that of the others'
@@ -131,8 +145,8 @@ def control_vector(
     along it on average. At a scale of 1 it takes a text from one kind to the other.
 
     Raises DataError for no texts, for a text without such positions, and with "pca" for unlike
-    numbers of texts; ConfigError for a model of one block, or whose residual stream is several
-    vectors.
+    numbers of texts; ConfigError for a model of one block, for blocks that it has not, and where
+    the residual stream is several vectors.
     """
     if by not in ("mean", "pca"):
         raise ConfigError(f"by is {by!r}, wanted 'mean' or 'pca'")
@@ -141,9 +155,8 @@ def control_vector(
         raise DataError(
             f"{len(wanted)} wanted texts and {len(unwanted)} others, wanted one at least{pairs}"
         )
-    if model.config.n_layer < 2:
-        raise ConfigError("the model has one block, wanted two: the first gets no direction")
-    names = [f"blk.{i}.out" for i in range(1, model.config.n_layer)]
+    chosen = _blocks(model.config.n_layer, blocks)
+    names = [f"blk.{i}.out" for i in chosen]
     towards, away = (text_means(model, names, texts, positions) for texts in (wanted, unwanted))
     if towards.ndim != 3 or towards.shape[2] != model.config.n_embd:
         raise ConfigError(
@@ -153,8 +166,20 @@ def control_vector(
         rows = towards.mean(axis=0) - away.mean(axis=0)
     else:
         rows = np.stack([_principal(d) for d in (towards - away).swapaxes(0, 1)])
-    directions = {i: row.astype(np.float32) for i, row in enumerate(rows, 1)}
+    directions = {i: row.astype(np.float32) for i, row in zip(chosen, rows, strict=True)}
     return ControlVector(directions, model.config.architecture)
+
+
+def _blocks(n_layer: int, given: Iterable[int] | None) -> list[int]:
+    """The blocks that get a direction."""
+    if n_layer < 2:
+        raise ConfigError("the model has one block, wanted two: the first gets no direction")
+    chosen = sorted({*range(1, n_layer)} if given is None else {*given})
+    if strange := [i for i in chosen if not 1 <= i < n_layer]:
+        raise ConfigError(f"blocks has {strange[0]}, wanted 1 to {n_layer - 1}")
+    if not chosen:
+        raise ConfigError("blocks has none, wanted one at least")
+    return chosen
 
 
 def text_means(

@@ -80,6 +80,33 @@ def test_it_is_added_after_its_blocks(model):
     assert sorted(vector.addends(model)) == [f"blk.{i}.out" for i in range(1, last + 1)]
 
 
+def test_blocks_can_be_chosen(model):
+    every = control_vector(model, WANTED, UNWANTED)
+    last = model.config.n_layer - 1
+    one = control_vector(model, WANTED, UNWANTED, blocks=[last])
+    assert [*one.directions] == [*every.within(last, 99).directions] == [last]
+    np.testing.assert_array_equal(one.directions[last], every.directions[last])
+    for blocks, said in (([0, last], "blocks has 0, wanted 1 to"), ([], "blocks has none")):
+        with pytest.raises(ConfigError, match=said):
+            control_vector(model, WANTED, UNWANTED, blocks=blocks)
+    with pytest.raises(ConfigError, match=f"for blocks 0 to 0, wanted some of 1 to {last}"):
+        every.within(0, 0)
+
+
+def test_a_model_with_a_vector_is_another_model(model):
+    """Whose logits are those of a trace; with the adapters that it had, and traces of its own."""
+    addends = control_vector(model, WANTED, UNWANTED).addends(model, 2.0)
+    steered = model.with_added(addends)
+    plain = model.logits(WANTED[0])
+    with model.trace(add=addends):
+        np.testing.assert_array_equal(steered.logits(WANTED[0]), model.logits(WANTED[0]))
+    np.testing.assert_array_equal(model.logits(WANTED[0]), plain)
+    with steered.trace(scale={"blk.*.out": 0.0}):
+        assert np.abs(steered.logits(WANTED[0]) - plain).max() > 0.01
+    with pytest.raises(ConfigError, match="no activation is named blk.99.out"):
+        model.with_added({"blk.99.out": 1.0})
+
+
 def test_a_file_keeps_every_bit(model, tmp_path):
     vector = control_vector(model, WANTED, UNWANTED)
     vector.save(tmp_path / "v.gguf")
@@ -154,16 +181,28 @@ def test_texts_that_do_not_do_are_refused(model):
         control_vector(model, WANTED, UNWANTED, by="median")
 
 
+def laid_out(path, n_embd):
+    """A file's directions as llama.cpp's `common_control_vector_load` lays them out, which the
+    package of Python has not: direction.1 first, zeros where there is none."""
+    from gguf import GGUFReader
+
+    rows = {int(t.name.split(".")[1]): t.data for t in GGUFReader(path).tensors}
+    data = np.zeros((max(rows), n_embd), np.float32)
+    for i, row in rows.items():
+        data[i - 1] += row
+    return data.ravel()
+
+
 @pytest.mark.interop
 @pytest.mark.parametrize("name", ["llama-Q8_0", "qwen3-F16"])
 @pytest.mark.parametrize("scale", [1.0, -1.5])
 def test_llama_cpp_gives_the_same_logits(name, scale, tmp_path):
-    """As close as without a vector, where its products round too. The file's directions go to
-    llama.cpp as its own reader of such files lays them out."""
+    """As close as without a vector, where its products round too; of some blocks as of all."""
     llama_cpp = need("llama_cpp")
     path = MODEL.with_name(f"{name}.gguf")
     model, tokens = pyggml.load(path, compute="f32"), [int(t) for t in WANTED[3]]
-    control_vector(model, WANTED, UNWANTED).save(tmp_path / "v.gguf")
+    chosen = range(2, model.config.n_layer) if scale < 0 else None
+    control_vector(model, WANTED, UNWANTED, blocks=chosen).save(tmp_path / "v.gguf")
     vector = ControlVector.read(tmp_path / "v.gguf")
     llama = llama_cpp.Llama(str(path), n_ctx=16, logits_all=True, verbose=False)
 
@@ -173,10 +212,10 @@ def test_llama_cpp_gives_the_same_logits(name, scale, tmp_path):
         return np.array(llama.scores[: len(tokens)])
 
     plain = theirs()
-    rows = [np.float32(scale) * vector.directions[i] for i in sorted(vector.directions)]
-    data = np.concatenate(rows)
+    data = laid_out(tmp_path / "v.gguf", model.config.n_embd) * np.float32(scale)
     pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     n_embd, last = model.config.n_embd, model.config.n_layer - 1
+    data.resize(last * n_embd, refcheck=False)
     assert llama_cpp.llama_set_adapter_cvec(llama.ctx, pointer, data.size, n_embd, 1, last) == 0
     steered = theirs()
     with model.trace(add=vector.addends(model, scale)):

@@ -23,7 +23,9 @@ from pyggml.cli.terminal.options import (
     Adapter,
     AdapterStack,
     ModelSource,
+    check_control_layers,
     compute_options,
+    control_options,
     given_settings,
     in_group,
     lora_option,
@@ -49,6 +51,7 @@ _MODEL = in_group("model", aliases=MODEL_ALIASES)
 )
 @click.option("-m", "--model", type=MODEL, **_MODEL, help="GGUF model")
 @lora_option
+@control_options
 @click.option(
     "--compare",
     is_flag=True,
@@ -69,6 +72,8 @@ _MODEL = in_group("model", aliases=MODEL_ALIASES)
 def command(
     model: Path | None,
     lora: tuple[Adapter, ...] | None,
+    control_vector: tuple[Adapter, ...] | None,
+    control_vector_layers: tuple[int, int] | None,
     compare: bool,
     others: tuple[tuple[Adapter, ...], ...],
     files: tuple[Path, ...],
@@ -93,7 +98,9 @@ def command(
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
     data = [File.read(path, config) for path in data_files(files, config.columns)]
     how = {"threads": threads, "compute": compute, "device": device}
-    _evaluate(subjects(model, lora, others, **how), data, config, as_json)
+    controls, layers = control_vector or (), control_vector_layers
+    check_control_layers(layers, controls)
+    _evaluate(subjects(model, lora, others, controls, layers, **how), data, config, as_json)
 
 
 def _evaluate(

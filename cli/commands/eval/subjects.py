@@ -15,19 +15,23 @@ def subjects(
     model: Path | None,
     adapters: Sequence[Adapter] | None,
     others: Sequence[Sequence[Adapter]],
+    controls: tuple[Adapter, ...] = (),
+    layers: tuple[int, int] | None = None,
     **how: Any,
 ) -> list[ModelSource]:
     """-m with its adapters, if it is given, and each of the others: a model, or adapters of -m, of
     which those of --lora that they were trained on are a part.
 
-    how: threads, compute type and device of all
+    controls   the control vectors of -m, which the others have not, after blocks `layers`
+    how        threads, compute type and device of all
 
     Raises ConfigError if there is nothing to evaluate, or an adapter without a model.
     """
-    if model is None and (adapters or not others):
+    if model is None and (adapters or controls or not others):
         raise ConfigError("-m is missing, wanted -m MODEL.gguf, or --compare and models")
     given = tuple(adapters or ())
-    evaluated = [] if model is None else [ModelSource(model, given, **how)]
+    steered = {"controls": controls, "layers": layers}
+    evaluated = [] if model is None else [ModelSource(model, given, **how, **steered)]
     for stack in others:
         path, weight = stack[0]
         if len(stack) > 1 or _is_adapter(path):
@@ -63,7 +67,7 @@ def names(models: Sequence[ModelSource]) -> list[str]:
 
 
 def _name(source: ModelSource, whole: bool) -> str:
-    paths = [(source.path, 1.0), *source.adapters]
+    paths = [(source.path, 1.0), *source.adapters, *source.controls]
     return " + ".join(adapter_word((p if whole else Path(p.name), w)) for p, w in paths)
 
 

@@ -17,10 +17,13 @@ from pyggml.cli.terminal.generation import (
 )
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
+    CONTROL_ALIASES,
     SETTINGS,
     Adapter,
     AdapterFile,
+    check_control_layers,
     compute_options,
+    control_layers_option,
     given_settings,
     in_group,
     model_option,
@@ -38,7 +41,8 @@ Served = tuple[Model, tuple[Path, ...]]  # a model, and the files of its adapter
 
 
 class NamedAdapter(Reads, click.ParamType):
-    """An adapter's name for clients and its file: shakespeare=a.gguf:0.5; without a name, a."""
+    """A name for clients of an adapter or a control vector, and its file: shakespeare=a.gguf:0.5;
+    without a name, a."""
 
     name = "adapter"
 
@@ -80,6 +84,16 @@ class NamedAdapter(Reads, click.ParamType):
     help="adapter that clients ask for as the model NAME; a NAME that is given again combines its "
     "adapters: their updates add up",
 )
+@click.option(
+    "--control-vector",
+    type=NamedAdapter(),
+    multiple=True,
+    metavar="NAME=FILE[:SCALE]",
+    **in_group("model", common=False, aliases=CONTROL_ALIASES),
+    help="control vector to add after blocks; requests name others of these, by NAME and scale; 0 "
+    "leaves one to them",
+)
+@control_layers_option
 @click.option(
     "--alias",
     metavar="NAME",
@@ -128,6 +142,7 @@ def command(**given: Any) -> int:
     limits = Limits(**given_settings(Limits, {}, given))
     context = Context(**given_settings(Context, {}, given))
     sampling = sampling_of(given)
+    check_control_layers(given["control_vector_layers"], given["control_vector"])
     _check_access(given["host"], given["api_key"])
     opened = listening(given["host"], given["port"])
     with opened:

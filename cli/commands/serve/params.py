@@ -19,6 +19,7 @@ from pyggml.generation.sampling import FORMS
 
 Prompt = str | list[int]
 _MOST = 1 << 31
+_MOST_SCALE = 1000  # of a control vector
 # The API reads these in another form than Sampling has them.
 _OWN_FORM = {"logprobs", "stop", "logit_bias", *FORMS}
 _PLAIN = [f.name for f in fields(Sampling) if f.name not in _OWN_FORM]
@@ -36,6 +37,7 @@ class Params:
     n_tokens        the most of an answer; None: as many as fit
     include_usage   whether a stream ends with the counts of tokens
     tells_prompt    whether the log-probabilities of the prompt's tokens are wanted
+    controls        control vectors and their scales; None: the server's
     """
 
     model: str | None
@@ -45,6 +47,7 @@ class Params:
     stream: bool
     include_usage: bool
     tells_prompt: bool = False
+    controls: Mapping[str, float] | None = None
 
     def alone(self) -> "Params":
         """These without what a request is made of: messages, tools and texts may take dozens of
@@ -145,6 +148,7 @@ def _common(
     f.ignore(*_INERT)
     return {
         "model": f.take("model", text, None),
+        "controls": f.take("control_vectors", _scales, None),
         "how": how,
         "n": f.take("n", whole(1, limits.choices), 1),
         "n_tokens": f.take("max_tokens", whole(fewest, _MOST), n_tokens),
@@ -211,6 +215,15 @@ def _biases(value: Any) -> dict[str, Any]:
         said = f"{'forbids' if forbids else 'names'} {len(biases)} tokens"
         raise BadValue(f"{said}, wanted at most {MOST_BIASES}: it is kept as long as the request")
     return biases
+
+
+def _scales(value: Any) -> dict[str, float]:
+    scales = object_of(value)
+    for name, scale in scales.items():
+        if type(scale) not in (int, float) or not abs(scale) <= _MOST_SCALE:
+            wanted = f"a number from -{_MOST_SCALE} to {_MOST_SCALE}"
+            raise BadValue(f"has {name[:40]!r} {brief(scale)}, wanted {wanted}")
+    return dict(scales)
 
 
 def _stream_options(value: Any) -> Mapping[str, bool]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pyggml.chat import ChatEncoder, ChatTemplate, answer_ending
+from pyggml.cli.commands.serve.controls import Controls
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import ChatParams, Params, TextParams
 from pyggml.cli.web.body import Bodies
@@ -63,6 +64,7 @@ class Service:
     sampling   what a request's own fields stand in for
     n_ctx      most tokens of a prompt and its answer
     shifts     whether an answer goes on where the context is full
+    controls   control vectors, which requests may name
     bodies     of requests, as they come
     """
 
@@ -73,6 +75,7 @@ class Service:
     limits: Limits
     n_ctx: int
     shifts: bool = False
+    controls: Controls = field(default_factory=Controls)
     bodies: Bodies = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,7 +137,7 @@ class Service:
 
         Raises ApiError where too many wait, and for settings that do not fit the model.
         """
-        model = self.models[self.name(params)]
+        model = self.controls.model(self.models[self.name(params)], params.controls)
         most = self.n_ctx if params.n_tokens is None else params.n_tokens
         most = min(most, self.limits.max_tokens or most)
         room = None if self.shifts else self.n_ctx

@@ -10,9 +10,10 @@ import pyggml.threads
 from pyggml.chat import MODEL, find_template
 from pyggml.cli.commands.serve.app import make_app
 from pyggml.cli.commands.serve.chat_page import page_routes
+from pyggml.cli.commands.serve.controls import Controls
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.service import ChatWriter, Service
-from pyggml.cli.terminal.chat_templates import choose_template
+from pyggml.cli.terminal.chat_templates import TemplateChoice, choose_template
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.generation import CTX, n_ctx_of
 from pyggml.cli.terminal.show import progress_lines, row, size
@@ -52,15 +53,13 @@ def run(
         for name, (model, adapters) in served.items()
     }
     chats = {name: _chats(base, choice.wanted, given) for name, choice in chosen.items()}
-    service = Service(models, worker, chats, sampling, limits, batch.n_ctx, context.context_shift)
+    controls = Controls.read(given["control_vector"], given["control_vector_layers"], base)
+    shifts = context.context_shift
+    service = Service(models, worker, chats, sampling, limits, n_ctx, shifts, controls)
     has_chats = any(part.encoder for part in chats.values())
     pages = page_routes(name, has_chats, sampling) if given["web"] else []
     with progress_lines():
-        row("model", name)
-        for adapter in [*models][1:]:
-            row("adapter", adapter)
-            for text in chosen[adapter].notes:
-                row("", text)
+        _say_served(chosen, controls)
         room = f"{limits.parallel} answers at once, {batch.n_ctx} tokens each"
         row("cache", f"{size(batch.memory.n_bytes)}: {room}")
         url = url_of(listening)
@@ -71,6 +70,16 @@ def run(
     if worker.fault is not None:
         raise worker.fault
     return STOPPED
+
+
+def _say_served(chosen: Mapping[str, TemplateChoice], controls: Controls) -> None:
+    """The model, its adapters and what is said of their templates, the control vectors."""
+    for i, (name, choice) in enumerate(chosen.items()):
+        row("adapter" if i else "model", name)
+        for text in choice.notes if i else ():
+            row("", text)
+    for control in controls.words:
+        row("control", control)
 
 
 def _chats(model: Model, wanted: str, given: Mapping[str, Any]) -> ChatWriter:

@@ -101,7 +101,7 @@ class Serving:
 
 
 @contextmanager
-def started(path, adapters=None, access=None, places=None, **limits):
+def started(path, adapters=None, access=None, places=None, controls=None, **limits):
     """Answers end at their limit or their client's, as chance ends none: no end is drawn."""
     base = pyggml.load(path)
     named = {name: base.with_adapter_files(file) for name, file in (adapters or {}).items()}
@@ -112,6 +112,7 @@ def started(path, adapters=None, access=None, places=None, **limits):
     models = {"tiny": base, **named}
     chats = dict.fromkeys(models, ChatWriter.of(find_template(base.tokenizer), base.tokenizer))
     service = Service(models, worker, chats, sampling, limits, batch.n_ctx)
+    service.controls = controls or service.controls
     app = make_app(service, access or Access(), page_routes("tiny", True, service.sampling))
     with listening("127.0.0.1", 0) as accepting:
         url = url_of(accepting)
@@ -136,7 +137,7 @@ def server(chatty, adapters):
         yield serving
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def serve(chatty, adapters):
     """serve(**limits): a server of its own, as a context."""
     return lambda **given: started(chatty, **{"adapters": adapters, **given})
