@@ -35,7 +35,7 @@ _ABOUT = {
     context_settings=SETTINGS,
     examples=[
         "pyggml control-vector -m model.gguf -f pairs.jsonl -o happy.gguf",
-        "pyggml control-vector -m model.gguf --positive-file a --negative-file b -o v.gguf",
+        "pyggml control-vector -m m.gguf --positive-file a --negative-file b -o v.gguf",
         'pyggml generate -m model.gguf --control-vector happy.gguf:1.5 -p "Today"',
     ],
 )

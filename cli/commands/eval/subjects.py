@@ -30,8 +30,9 @@ def subjects(
     if model is None and (adapters or controls or not others):
         raise ConfigError("-m is missing, wanted -m MODEL.gguf, or --compare and models")
     given = tuple(adapters or ())
-    steered = {"controls": controls, "layers": layers}
-    evaluated = [] if model is None else [ModelSource(model, given, **how, **steered)]
+    evaluated = []
+    if model is not None:
+        evaluated = [ModelSource(model, given, controls=controls, layers=layers, **how)]
     for stack in others:
         path, weight = stack[0]
         if len(stack) > 1 or _is_adapter(path):
