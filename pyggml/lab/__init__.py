@@ -6,14 +6,17 @@ linear_probes           what can be read from activations by a linear function; 
 top_examples            where in a text neurons or features are strongest
 train_tuned_lens        what each block would predict; TunedLens, lens_table
 windows_of              a text of any length as windows; activations_of, activation_rows
+without_heads, without_neurons, steering, rome  changes of a model as an adapter
 """
 
+from pyggml.lab.as_adapter import Steering, steering, without_heads, without_neurons
 from pyggml.lab.attribution import Attribution, direct_attribution
 from pyggml.lab.examples import TopExamples, top_examples
 from pyggml.lab.heads import Factored, copying_score, ov_circuit, promoted_tokens, qk_circuit
 from pyggml.lab.lens_table import LensTable, lens_table
 from pyggml.lab.passages import activation_rows, activations_of, windows_of
 from pyggml.lab.probes import Probe, ProbeTable, fit_probe, linear_probes
+from pyggml.lab.rank_one import RankOneEdit, key_covariance, rome
 from pyggml.lab.tuned_lens import LensTraining, TunedLens, train_tuned_lens
 
 __all__ = [
@@ -23,6 +26,8 @@ __all__ = [
     "LensTraining",
     "Probe",
     "ProbeTable",
+    "RankOneEdit",
+    "Steering",
     "TopExamples",
     "TunedLens",
     "activation_rows",
@@ -30,12 +35,17 @@ __all__ = [
     "copying_score",
     "direct_attribution",
     "fit_probe",
+    "key_covariance",
     "lens_table",
     "linear_probes",
     "ov_circuit",
     "promoted_tokens",
     "qk_circuit",
+    "rome",
+    "steering",
     "top_examples",
     "train_tuned_lens",
     "windows_of",
+    "without_heads",
+    "without_neurons",
 ]

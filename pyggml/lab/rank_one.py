@@ -1,0 +1,171 @@
+"""ROME: an edit of rank one that makes a model say something else of a subject.
+
+Meng et al. 2022, arXiv:2202.05262. The last matrix W of a feed-forward is read as a memory: the
+subject's neurons are a key, and what W writes for them is a value. A new value is sought that makes
+the target likely, and W gets the smallest update that gives it for this key:
+
+    ΔW = δ (C⁻¹k)ᵀ / (k · C⁻¹k)      C the mean of k kᵀ over a text, so that keys of other words
+                                     are changed as little as may be
+
+key_covariance   C, of texts
+rome             the update, and how likely the target was and is
+
+Left out of the paper's objective is the term that keeps what the model says of the subject's kind.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml.eager.functions import log_softmax
+from pyggml.eager.value import Value
+from pyggml.errors import ConfigError, DataError, ShapeError
+from pyggml.lab.as_adapter import Ids, down, neurons_of, update
+from pyggml.lab.linear import exact
+from pyggml.model import Model
+from pyggml.models import LoraPair, LoraPairs
+from pyggml.models.edits import At
+from pyggml.models.metric import Activations
+
+_LR, _DECAY, _BETAS = 0.5, 1e-3, (0.9, 0.999)  # of Adam, as the paper's code has them
+_LIKELY = 0.05  # loss at which the search ends
+
+
+def key_covariance(model: Model, layer: int, texts: Sequence[Ids]) -> np.ndarray:
+    """The mean of k kᵀ over all tokens of texts, (n_ff, n_ff) float64.
+
+    k is what the last matrix of a block's feed-forward reads. Raises ConfigError for a block
+    without such a matrix, DataError for no texts.
+    """
+    model = exact(model)
+    down(model, layer)
+    keys = neurons_of(model, layer, texts)
+    return np.asarray(keys.T @ keys / len(keys))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankOneEdit:
+    """An update of rank one of a feed-forward's last matrix.
+
+    updates   of that matrix: `model.with_adapters(*model.adapters, edit.updates)`
+    change    (n_embd,) float32, what it adds to the matrix's output for the subject
+    before    probability of the target after the prompt without it
+    after     and with it
+    """
+
+    updates: LoraPairs
+    change: np.ndarray
+    before: float
+    after: float
+
+    def __str__(self) -> str:
+        (name,) = self.updates
+        return f"{name}: the target's probability from {self.before:.3g} to {self.after:.3g}"
+
+
+def rome(
+    model: Model,
+    ids: Ids,
+    target: Ids,
+    layer: int,
+    at: int,
+    covariance: np.ndarray,
+    *,
+    n_steps: int = 25,
+    most: float = 4.0,
+    damping: float = 1e-2,
+) -> RankOneEdit:
+    """The edit after which `target` follows the prompt.
+
+    ids         the prompt (T,); at: the subject's last token in it, negative from the end
+    target      tokens that are to follow
+    layer       the block whose feed-forward is edited
+    covariance  (n_ff, n_ff), of `key_covariance`; `damping` times its mean diagonal is added to the
+                diagonal, which fewer tokens than neurons need
+    n_steps     of Adam, at most: it ends when the target's loss is below 0.05
+    most        the longest change, by the length of the output itself
+
+    Raises ConfigError for a block without a last matrix and settings out of range, DataError for
+    tokens that are none, and ShapeError for a covariance of another shape.
+    """
+    model, module = exact(model), down(model, layer)
+    prompt, wanted = model.check_tokens(ids), model.check_tokens(target)
+    _check(len(prompt), at, n_steps, most, damping)
+    whole, at = np.concatenate([prompt, wanted[:-1]]), at % len(prompt)
+    names = [f"blk.{layer}.ffn_neurons", module]
+    with model.trace(*names) as t:
+        model.logits(whole)
+    key, value = (t[name][at].astype(np.float64) for name in names)
+    if covariance.shape != (len(key), len(key)):
+        raise ShapeError(f"the covariance has shape {covariance.shape}, wanted n_ff = {len(key)}²")
+    change = _seek(model, whole, wanted, module, at, most * _length(value), n_steps)
+    pair = _smallest_update(model, change, key, covariance, damping)
+    edited = model.with_adapters(*model.adapters, {f"{module}.weight": pair})
+    chances = [_probability(m, whole, wanted) for m in (model, edited)]
+    return RankOneEdit({f"{module}.weight": pair}, change, *chances)
+
+
+def _length(x: np.ndarray) -> float:
+    return float(np.linalg.norm(x))
+
+
+def _check(n: int, at: int, n_steps: int, most: float, damping: float) -> None:
+    if not -n <= at < n:
+        raise DataError(f"at is {at}, wanted a position of the prompt's {n} tokens")
+    if n_steps < 1 or not most > 0 or not damping >= 0:
+        raise ConfigError("n_steps, most and damping are to be 1 or more, above 0, and 0 or more")
+
+
+def _smallest_update(
+    model: Model, change: np.ndarray, key: np.ndarray, covariance: np.ndarray, damping: float
+) -> LoraPair:
+    """The update that adds `change` (n_embd,) for the key (n_ff,), and least for others."""
+    mean = np.trace(covariance) / len(key)
+    direction = np.linalg.solve(covariance + damping * mean * np.eye(len(key)), key)
+    direction /= direction @ key
+    size = np.linalg.norm(direction)  # shared out, so that neither factor is tiny
+    return update(model, change[:, None] * size, direction[None] / size)
+
+
+def _seek(
+    model: Model,
+    whole: np.ndarray,
+    wanted: np.ndarray,
+    module: str,
+    at: int,
+    most: float,
+    n_steps: int,
+) -> np.ndarray:
+    """What is to be added to the matrix's output at one token, by Adam."""
+    first = len(whole) - len(wanted)
+
+    chosen = np.zeros((len(wanted), model.config.n_vocab), np.float32)
+    chosen[np.arange(len(wanted)), wanted] = 1
+
+    def likelihood(t: Activations) -> Value:
+        return (log_softmax(t["logits"][first:]) * chosen).sum()
+
+    change = np.zeros(model.config.n_embd, np.float64)
+    m, v = np.zeros_like(change), np.zeros_like(change)
+    for step in range(1, n_steps + 1):
+        with model.trace(add={module: At(change.astype(np.float32), tokens=[at])}):
+            g = model.grad(likelihood, whole, module)
+        if -g.metric / len(wanted) < _LIKELY:
+            break
+        slope = -g[module][at].astype(np.float64) / len(wanted)
+        slope += 2 * _DECAY * change / max(most, 1e-30) ** 2
+        m += (1 - _BETAS[0]) * (slope - m)
+        v += (1 - _BETAS[1]) * (slope**2 - v)
+        scale = np.sqrt(v / (1 - _BETAS[1] ** step)) + 1e-8
+        change -= _LR * m / (1 - _BETAS[0] ** step) / scale
+        change *= min(1.0, most / max(_length(change), 1e-30))
+    return change.astype(np.float32)
+
+
+def _probability(model: Model, whole: np.ndarray, wanted: np.ndarray) -> float:
+    """Of the wanted tokens at the end of a text, the last of which the text has not."""
+    z = model.logits(whole)[-len(wanted) :].astype(np.float64)
+    z -= z.max(axis=1, keepdims=True)
+    logs = z[np.arange(len(wanted)), wanted] - np.log(np.exp(z).sum(axis=1))
+    return float(np.exp(logs.sum()))
