@@ -9,6 +9,7 @@ from extras import need
 import pyggml
 from pyggml import At, lab
 from pyggml.errors import ConfigError, DataError, ShapeError
+from pyggml.graph.arrays import read
 from pyggml.lab.linear import exact, head_counts
 from pyggml.lora import combine
 
@@ -63,7 +64,7 @@ def test_steering_adds_what_it_says_that_it_adds(opened):
     v = np.random.default_rng(1).normal(0, 1, model.config.n_embd)
     found = lab.steering(model, v, 1, TEXTS)
     (pair,) = found.updates.values()
-    a = pyggml.backends.cpu.read(pair.a)[0]
+    a = read(pair.a)[0]
     with model.trace("blk.1.ffn_neurons", "blk.1.out") as t:
         model.logits(TEXTS[0])
     steered = with_updates(model, found.updates)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pyggml import lab
-from pyggml.backends.cpu import read
 from pyggml.errors import ConfigError, DataError, ShapeError
+from pyggml.graph.arrays import read
 from pyggml.lab.linear import exact
 
 TEXTS = [np.random.default_rng(i).integers(0, 90, 12) for i in range(8)]
