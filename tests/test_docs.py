@@ -3,6 +3,7 @@
 import re
 import sys
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from guides import DOCS, PYTHON, blocks_of
@@ -39,6 +40,20 @@ def test_the_lessons_say_what_they_need():
     needed = (lessons / "index.md").read_text("utf-8").split("A lesson needs")[1].split("extra")[0]
     assert {"numpy", "matplotlib"} <= others
     assert {name.lower() for name in others} <= set(re.findall(r"\w+", needed.lower()))
+
+
+def test_the_index_numbers_all_lessons_and_each_leads_to_the_next():
+    lessons = DOCS / "lessons"
+    index = (lessons / "index.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| \[[^]]+\]\((\S+\.md)\) \|", index, re.M)
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
+    names = [name for _, name in rows]
+    assert sorted(names) == sorted(p.name for p in lessons.glob("[!i]*.md"))
+    in_nav = re.findall(r"lessons/(\S+\.md)", (DOCS.parent / "mkdocs.yml").read_text("utf-8"))
+    assert in_nav == ["index.md", *names]
+    for name, after in pairwise(names):
+        last = (lessons / name).read_text("utf-8").rstrip().rsplit("\n\n", 1)[-1]
+        assert last.startswith("**Next**") and f"]({after})" in last, name
 
 
 def test_the_reference_lists_nothing_twice():

@@ -35,6 +35,7 @@ def test_every_cell_runs_and_what_a_lesson_claims_holds(notebooks, lesson):
     assert len(outputs) == len(notebooks.cells(text)) >= 10
     page = notebooks.page(text, outputs)
     assert page.count('class="output"') + page.count('class="picture"') >= 10
+    assert 'class="picture"' in page
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda p: p.stem)
