@@ -2,6 +2,10 @@
 
 direct_attribution      what each head and neuron adds to a logit
 qk_circuit, ov_circuit  the matrices of a head; promoted_tokens, copying_score: what they say
+activation_patching     a metric with activations of another text, by layer, token and head
+head_ablation           a metric without each head
+path_patching           a metric when one place alone hears a head as in another text
+edge_attribution        all edges between parts with their scores, and the circuit that is left
 linear_probes           what can be read from activations by a linear function; fit_probe
 top_examples            where in a text neurons or features are strongest
 train_tuned_lens        what each block would predict; TunedLens, lens_table
@@ -9,18 +13,26 @@ windows_of              a text of any length as windows; activations_of, activat
 without_heads, without_neurons, steering, rome  changes of a model as an adapter
 """
 
+from pyggml.lab.ablation import head_ablation
 from pyggml.lab.as_adapter import Steering, steering, without_heads, without_neurons
 from pyggml.lab.attribution import Attribution, direct_attribution
+from pyggml.lab.circuit import Circuit
+from pyggml.lab.edges import edge_attribution
+from pyggml.lab.effects import Effects
 from pyggml.lab.examples import TopExamples, top_examples
 from pyggml.lab.heads import Factored, copying_score, ov_circuit, promoted_tokens, qk_circuit
 from pyggml.lab.lens_table import LensTable, lens_table
 from pyggml.lab.passages import activation_rows, activations_of, windows_of
+from pyggml.lab.patching import activation_patching
+from pyggml.lab.paths import path_patching
 from pyggml.lab.probes import Probe, ProbeTable, fit_probe, linear_probes
 from pyggml.lab.rank_one import RankOneEdit, key_covariance, rome
 from pyggml.lab.tuned_lens import LensTraining, TunedLens, train_tuned_lens
 
 __all__ = [
     "Attribution",
+    "Circuit",
+    "Effects",
     "Factored",
     "LensTable",
     "LensTraining",
@@ -30,15 +42,19 @@ __all__ = [
     "Steering",
     "TopExamples",
     "TunedLens",
+    "activation_patching",
     "activation_rows",
     "activations_of",
     "copying_score",
     "direct_attribution",
+    "edge_attribution",
     "fit_probe",
+    "head_ablation",
     "key_covariance",
     "lens_table",
     "linear_probes",
     "ov_circuit",
+    "path_patching",
     "promoted_tokens",
     "qk_circuit",
     "rome",

@@ -1,0 +1,213 @@
+"""Edge attribution: a model as a graph whose edges lead from what parts add to the residual stream
+to what later parts read of it (ACDC, Conmy et al. 2023), all scored at once by attribution
+patching (EAP, Syed et al. 2023).
+
+    score of an edge = Σ_t (what the sender adds, corrupt − clean)_t · (d(metric)/d(what is read))_t
+
+It is how far the metric of the clean text moves, to first order, if the receiver alone hears the
+sender as in the corrupt text.
+
+senders     "token_embd", "blk.3.attn_head.1", "blk.3.ffn_out", as activations are named
+receivers   "blk.3.q[1]", "blk.3.k[0]", "blk.3.v[0]", "blk.3.ffn", "logits"; heads that share keys
+            and values share these receivers too
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from math import inf
+
+import numpy as np
+
+from pyggml.backward import build_backward
+from pyggml.errors import ConfigError
+from pyggml.graph import Graph
+from pyggml.graph.arrays import write
+from pyggml.graph.tensor import leaf, zeros
+from pyggml.lab.circuit import Circuit
+from pyggml.lab.effects import Progress, check_pair, read_activations
+from pyggml.lab.linear import (
+    attention_branch,
+    branches,
+    check_head,
+    exact,
+    matrix_columns,
+    refuse_between,
+)
+from pyggml.model import Ids, Model, fill
+from pyggml.models import Inputs, Net, Taps
+from pyggml.models.block import Chain, Residual
+from pyggml.models.metric import Metric
+from pyggml.ops import concat, reshape
+from pyggml.runtime import bind, schedule
+
+
+def edge_attribution(
+    model: Model,
+    clean: Ids,
+    corrupt: Ids,
+    metric: Metric,
+    n_steps: int = 1,
+    *,
+    progress: Progress | None = None,
+) -> Circuit:
+    """Every edge with its score: senders (S,), receivers (R,), scores (S, R) float64.
+
+    clean, corrupt  token ids (T,) of one length
+    metric   as `Model.grad` has it
+    n_steps  1: gradients of the clean text. More: their means over so many points on the way from
+             the embeddings of the clean text to those of the corrupt one (EAP-IG, Hanna et al.
+             2024), which counts what is saturated at either end
+
+    One pass of each text, and one pass back for each step, with one more of each query, key and
+    value in its block. Products are exact. Raises DataError for texts of unlike length, ConfigError
+    for n_steps below 1 and for a model whose blocks are not attention, then feed-forward, each
+    added to one residual stream as it is; ShapeError for a metric that is no number.
+    """
+    pair = check_pair(model, clean, corrupt)
+    if n_steps < 1:
+        raise ConfigError(f"n_steps is {n_steps}, wanted 1 or more")
+    for i in range(model.config.n_layer):
+        _check_block(model, i)
+    model = exact(model)
+    senders = _senders(model, pair)
+    gradients = _mean_gradients(model, pair, metric, n_steps, progress)
+    heard = _stages(senders)[:, None] < _stages(gradients)
+    added = np.stack([d.ravel() for d in senders.values()]).astype(np.float64)
+    scores = added @ np.stack([g.ravel() for g in gradients.values()]).T
+    feeds = [_feeds(model, name, [*senders]) for name in gradients]
+    return Circuit([*senders], [*gradients], np.where(heard, scores, np.nan), feeds)
+
+
+def _mean_gradients(
+    model: Model,
+    pair: tuple[np.ndarray, np.ndarray],
+    metric: Metric,
+    n_steps: int,
+    progress: Progress | None,
+) -> dict[str, np.ndarray]:
+    """Receiver → d(metric)/d(what it reads), (T, n_embd) float64, the mean over the steps."""
+    here, there = (read_activations(model, ids, ["token_embd"])["token_embd"] for ids in pair)
+    means: dict[str, np.ndarray] = {}
+    for i in range(n_steps):
+        x = here + np.float32((i + 0.5) / n_steps) * (there - here)
+        with model.trace(replace={"token_embd": x} if n_steps > 1 else None):
+            for name, g in _read_gradients(model, pair[0], metric):
+                means[name] = means.get(name, 0.0) + g.astype(np.float64) / n_steps
+        if progress is not None:
+            progress(i + 1, n_steps)
+    return means
+
+
+def _check_block(model: Model, layer: int) -> None:
+    """ConfigError for a block whose parts are not those of the graph."""
+    check_head(model, layer, 0)
+    block = model.parts.decoder.blocks[layer]
+    parts = block.parts if isinstance(block, Chain) else ()
+    kinds = [p.body.branch if isinstance(p, Residual) else "" for p in parts]
+    if kinds != ["attn_out", "ffn_out"]:
+        raise ConfigError(
+            f"block {layer} of {model.config.architecture} is not attention, then feed-forward"
+        )
+    if any(b.after for b in branches(block)):
+        raise ConfigError(
+            f"block {layer} of {model.config.architecture} has a norm behind its branches, so that "
+            "what a head adds depends on the others"
+        )
+    attention_branch(model, layer)
+    refuse_between(model, layer)
+
+
+# -- what parts add, what they read ----------------------------------------------------------------
+
+
+def _senders(model: Model, pair: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
+    """Sender → what it adds in the corrupt text less that in the clean one, (T, n_embd)."""
+    layers = range(model.config.n_layer)
+    names = [f"blk.{i}.{x}" for i in layers for x in ("attention", "ffn_out")]
+    runs = [read_activations(model, ids, [*names, *_FIRST]) for ids in pair]
+    change = {name: runs[1][name] - runs[0][name] for name in runs[0]}
+    senders = {"token_embd": change[_FIRST[0]] - change[_FIRST[1]]}
+    for i in layers:
+        branch, part = attention_branch(model, i)
+        size = part.heads.value_size
+        for h in range(part.heads.n):
+            columns = matrix_columns(model, f"blk.{i}.attn_output", h * size, size)
+            of_head = change[f"blk.{i}.attention"][:, h * size : (h + 1) * size]
+            senders[f"blk.{i}.attn_head.{h}"] = branch.factor * (of_head @ columns)
+        senders[f"blk.{i}.ffn_out"] = change[f"blk.{i}.ffn_out"]
+    return senders
+
+
+_FIRST = "blk.0.mid", "blk.0.attn_out"  # their difference is the stream before the first block
+
+
+def _read_gradients(
+    model: Model, ids: np.ndarray, metric: Metric
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Receiver → d(metric)/d(what it alone reads of the stream), (T, n_embd)."""
+    n = model.config.n_layer
+    names = [f"blk.{i}.{x}" for i in range(n) for x in ("q", "k", "v", "mid", "out")]
+    g = model.grad(metric, ids, *names, _FIRST[1])
+    x = g.at[_FIRST[0]] - g.at[_FIRST[1]]
+    for i in range(n):
+        yield from _of_heads(model, i, x, {p: g[f"blk.{i}.{p}"] for p in "qkv"})
+        yield f"blk.{i}.ffn", g[f"blk.{i}.mid"] - g[f"blk.{i}.out"]
+        x = g.at[f"blk.{i}.out"]
+    yield "logits", g[f"blk.{n - 1}.out"]
+
+
+def _of_heads(
+    model: Model, layer: int, x: np.ndarray, given: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Each head's query, each key and value: d(metric)/d(stream x (T, n_embd)) through it alone.
+
+    given: "q", "k", "v" → d(metric)/d(all of them), (T, heads, size). One program is bound, and run
+    for one head after another.
+    """
+    inputs, at = Inputs.empty(len(x)), f"blk.{layer}."
+    fill(inputs, np.zeros(len(x), np.int32))
+    taps = Taps([f"{at}{p}" for p in given], [e for trace in model.traces for e in trace.edits])
+    net, stream = Net(model.parts.weights, inputs, model.adapters, taps=taps), leaf(x)
+    model.parts.decoder.blocks[layer](net, at, stream)
+    parts = [reshape(taps.read[f"{at}{p}"], (len(x), -1)) for p in given]
+    y = reduce(concat, parts)
+    seed = zeros(y.shape)
+    back = build_backward(Graph.of(y), [stream], seed)
+    program = bind(schedule(back, model.devices), model.release)
+    first = 0
+    for p, g in given.items():
+        for h in range(g.shape[1]):
+            rows = np.zeros(y.shape, np.float32)
+            rows[:, first : first + g.shape[2]] = g[:, h]
+            first += g.shape[2]
+            write(seed, rows)
+            program()
+            yield f"{at}{p}[{h}]", program.read(back.outputs[1])
+
+
+# -- how they hang together ------------------------------------------------------------------------
+
+
+def _stages(names: Iterable[str]) -> np.ndarray:
+    """When each sender adds, or each receiver reads: it hears the senders of earlier stages."""
+    return np.array([_stage(name) for name in names])
+
+
+def _stage(name: str) -> float:
+    if not name.startswith("blk."):
+        return 0 if name == "token_embd" else inf
+    layer, part = name.split(".")[1:3]
+    return 2 * int(layer) + 1 + part.startswith("ffn")
+
+
+def _feeds(model: Model, receiver: str, senders: list[str]) -> list[int]:
+    """The numbers of the senders that are made of what a receiver reads."""
+    if receiver == "logits":
+        return []
+    layer, part = receiver.split(".")[1:]
+    if part == "ffn":
+        return [senders.index(f"blk.{layer}.ffn_out")]
+    heads = attention_branch(model, int(layer))[1].heads
+    group = 1 if part[0] == "q" else heads.n // heads.n_kv
+    first = group * int(part[2:-1])
+    return [senders.index(f"blk.{layer}.attn_head.{first + i}") for i in range(group)]

@@ -1,0 +1,134 @@
+"""Activation patching: one activation of another text at a time (Meng et al. 2022; Heimersheim and
+Nanda 2024)."""
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from pyggml.errors import ConfigError, DataError, suggestion
+from pyggml.lab.effects import (
+    Effects,
+    Progress,
+    check_pair,
+    metrics_apart,
+    read_activations,
+    run_cells,
+)
+from pyggml.lab.linear import exact, head_counts
+from pyggml.model import Ids, Model
+from pyggml.models.edits import At
+from pyggml.models.metric import Metric
+
+AXES = "layer", "token", "head"
+
+
+def activation_patching(
+    model: Model,
+    clean: Ids,
+    corrupt: Ids,
+    metric: Metric,
+    what: str = "out",
+    by: Sequence[str] = ("layer", "token"),
+    *,
+    layers: Iterable[int] | None = None,
+    tokens: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
+    progress: Progress | None = None,
+) -> Effects:
+    """The metric of the corrupt text with activations of the clean one in their places.
+
+    clean, corrupt  token ids (T,) of one length
+    metric   as `Model.grad` has it
+    what     an activation of blocks: "out", "mid", "attn_out", "ffn_out", "attention", "q", "v", …
+    by       the result's axes, of "layer", "token", "head"; it is patched whole along others
+    layers, tokens, heads   which; None: all
+
+    All cells run in one program; products are exact. `shares` of the result is 0 where a patch does
+    nothing, and 1 where it restores the clean text's metric. Raises DataError for texts of unlike
+    length, a metric that is the same of both, and tokens and heads that there are not; ConfigError
+    for such axes, layers and activations, ShapeError for a metric that is no number.
+    """
+    pair = check_pair(model, clean, corrupt)
+    model = exact(model)
+    names = _names(model, what, layers)
+    source = read_activations(model, pair[0], names.values())
+    n = len(pair[0]), _n_heads(model, names, what, source, "head" in by)
+    axes, where = _axes(by, [*names], tokens, heads, *n)
+    points = (dict(zip(axes, at, strict=True)) for at in product(*axes.values()))
+    cells = [_cell(names, source, where, at) for at in points]
+    base, target = metrics_apart(model, metric, pair[1], pair[0])
+    values = run_cells(model, metric, pair[1], names.values(), cells, progress)
+    shape = [len(n) for n in axes.values()]
+    return Effects(values.reshape(shape), axes, base, target, f"{what} of the clean text")
+
+
+def _axes(
+    by: Sequence[str],
+    layers: list[int],
+    tokens: Iterable[int] | None,
+    heads: Iterable[int] | None,
+    n_tokens: int,
+    n_heads: int,
+) -> tuple[dict[str, list[int]], dict[str, Any]]:
+    """The axes of the result with the numbers along them, and where all cells act."""
+    if not by or len({*by}) < len(by) or {*by} - {*AXES}:
+        raise ConfigError(f"by is {by!r}, wanted some of {', '.join(AXES)}, each once")
+    numbers = {
+        "layer": layers,
+        "token": _chosen("token", tokens, n_tokens),
+        "head": _chosen("head", heads, n_heads),
+    }
+    asked = {"token": tokens is not None, "head": heads is not None}
+    where = {f"{axis}s": numbers[axis] for axis, is_asked in asked.items() if is_asked}
+    return {axis: numbers[axis] for axis in AXES if axis in by}, where
+
+
+def _cell(
+    names: dict[int, str], source: dict[str, np.ndarray], where: dict[str, Any], at: dict[str, int]
+) -> dict[str, Any]:
+    """The change of one cell: where all act, and at its own numbers along its axes."""
+    layers = [at["layer"]] if "layer" in at else [*names]
+    where = where | {f"{axis}s": [i] for axis, i in at.items() if axis != "layer"}
+    return {"replace": {names[i]: At(source[names[i]], **where) for i in layers}}
+
+
+def _names(model: Model, what: str, layers: Iterable[int] | None) -> dict[int, str]:
+    """Block → the name of its activation. ConfigError for what no block has, or one of these."""
+    known = {*model.activations}
+    every = {i: f"blk.{i}.{what}" for i in range(model.config.n_layer)}
+    names = {i: name for i, name in every.items() if name in known}
+    if not names:
+        endings = {n.split(".", 2)[2] for n in known if n.startswith("blk.")}
+        near = suggestion(what, endings) or "; model.activations lists them"
+        raise ConfigError(f"no block of {model.config.architecture} has {what}{near}")
+    if layers is None:
+        return names
+    chosen = [*layers]
+    if wrong := [i for i in chosen if i not in names]:
+        raise ConfigError(f"there is no blk.{wrong[0]}.{what} among {len(every)} blocks")
+    return {i: names[i] for i in chosen}
+
+
+def _chosen(axis: str, numbers: Iterable[int] | None, n: int) -> list[int]:
+    """The numbers along an axis of n. DataError for others."""
+    chosen = [*range(n)] if numbers is None else [*numbers]
+    if wrong := [i for i in chosen if not -n <= i < n]:
+        raise DataError(f"there is no {axis} {wrong[0]} among {n}")
+    if not chosen and n:
+        raise DataError(f"{axis}s is empty, wanted one at least")
+    return chosen
+
+
+def _n_heads(
+    model: Model, names: dict[int, str], what: str, source: dict[str, np.ndarray], wanted: bool
+) -> int:
+    """How many heads an activation has, in the block that has most; 0: none."""
+    if what == "attention":
+        n = max(head_counts(model))
+    else:
+        n = max(source[name].shape[1] * (source[name].ndim == 3) for name in names.values())
+    if wanted and not n:
+        raise ConfigError(f"{next(iter(names.values()))} has no heads")
+    return n
