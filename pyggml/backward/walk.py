@@ -213,7 +213,13 @@ class _Walk:
         built, sums = (
             {t: of for t, of in pairs.items() if t in nodes} for pairs in (self.built, self.sums)
         )
-        return replace(notes, backward={**notes.backward, **built}, sums={**notes.sums, **sums})
+        grads = {t: g for t, g in self.grads.items() if g.op is None or g in nodes}
+        return replace(
+            notes,
+            backward={**notes.backward, **built},
+            sums={**notes.sums, **sums},
+            gradients={**notes.gradients, **grads},
+        )
 
     def _accumulate_after(self, t: Tensor) -> None:
         """After t, add every gradient that is complete now to its accumulator."""

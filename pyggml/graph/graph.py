@@ -22,12 +22,14 @@ class Notes:
     large       large and inside a layer: the backward pass may read a rounded copy instead
     backward    node of a gradient → the forward node whose rule built it
     sums        node that adds gradients up → the tensor whose gradients they are
+    gradients   tensor that gradients flow to → its gradient, complete
     """
 
     boundaries: frozenset[Tensor] = frozenset()
     large: frozenset[Tensor] = frozenset()
     backward: Mapping[Tensor, Tensor] = field(default_factory=dict)
     sums: Mapping[Tensor, Tensor] = field(default_factory=dict)
+    gradients: Mapping[Tensor, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

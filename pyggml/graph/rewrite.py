@@ -142,8 +142,8 @@ def _renew(notes: Notes, images: Mapping[Tensor, Tensor]) -> Notes:
     boundaries, large = (
         frozenset(images.get(t, t) for t in tensors) for tensors in (notes.boundaries, notes.large)
     )
-    backward, sums = (
+    backward, sums, gradients = (
         {images.get(t, t): images.get(of, of) for t, of in pairs.items()}
-        for pairs in (notes.backward, notes.sums)
+        for pairs in (notes.backward, notes.sums, notes.gradients)
     )
-    return Notes(boundaries, large, backward, sums)
+    return Notes(boundaries, large, backward, sums, gradients)

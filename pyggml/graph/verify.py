@@ -2,7 +2,7 @@
 
 A pass, a function that makes a graph, is declared by `@graph_pass`. While `verifying`, or with
 PYGGML_VERIFY=1 in the environment, every graph that it makes is verified, and a fault names both
-the pass and the node.
+the pass and the node. `recording_passes` lists the passes that run.
 """
 
 import os
@@ -232,6 +232,30 @@ def verifying(on: bool = True) -> Iterator[None]:
         _VERIFIES.reset(token)
 
 
+class PassRun(NamedTuple):
+    """A pass that has run: its function, and the graph that it was given and the one that it made,
+    which is the same one where it found nothing to change. before: None of one that begins without
+    a graph."""
+
+    change: Callable[..., Graph]
+    before: Graph | None
+    after: Graph
+
+
+_RUNS: ContextVar[list[PassRun] | None] = ContextVar("_RUNS", default=None)
+
+
+@contextmanager
+def recording_passes() -> Iterator[list[PassRun]]:
+    """A context that lists the passes that run in it, in their order."""
+    runs = list[PassRun]()
+    token = _RUNS.set(runs)
+    try:
+        yield runs
+    finally:
+        _RUNS.reset(token)
+
+
 P = ParamSpec("P")
 PASSES: dict[str, Callable[..., Graph]] = {}
 _SOUND: WeakSet[Graph] = WeakSet()  # graphs of which all rules hold
@@ -248,6 +272,10 @@ def graph_pass(change: Callable[P, Graph]) -> Callable[P, Graph]:
             graphs = [a for a in args if isinstance(a, Graph) and a in _SOUND]
             verify(graph, change.__name__, earlier={t for g in graphs for t in g.nodes})
             _SOUND.add(graph)
+        runs = _RUNS.get()
+        if runs is not None:
+            before = next((a for a in args if isinstance(a, Graph)), None)
+            runs.append(PassRun(change, before, graph))
         return graph
 
     PASSES[change.__name__] = change_and_verify

@@ -27,7 +27,8 @@ from pyggml.lora import LoraConfig
 from pyggml.model import Model
 
 _MOST_BODY, _MOST_BODIES = 1 << 17, 1 << 21  # bytes, of one request and of all
-_MOST_INDEX = 10**8
+_MOST_INDEX, _MOST_STAGES = 10**8, 99
+_WIDE = 200, 900  # pixels of the axis of a plan
 _NO_RUNS = "no folder of runs was given: pyggml view --run FOLDER"
 
 
@@ -80,7 +81,8 @@ class Routes:
     def __init__(self, source: Source | NoSource, runs: Runs | None, worker: Worker) -> None:
         self._source, self._runs, self.worker = source, runs, worker
         self._bodies = Bodies(_MOST_BODY, _MOST_BODIES)
-        self._pictures = None if source.fault else pictures.Pictures(source.model)
+        model = None if source.fault else source.model
+        self._pictures = pictures.Pictures(model, source.fault)
 
     def close(self) -> None:
         self.worker.close()
@@ -119,23 +121,24 @@ class Routes:
     # -- graphs and plans --------------------------------------------------------------------------
 
     async def graph(self, request: Request) -> Response:
-        return await self._picture(request, pictures.graph_facts)
+        return await self._picture(request, partial(pictures.graph_facts, stage=_stage(request)))
 
     async def section(self, request: Request) -> Response:
         i = read_number(request.query_params, "section", 0, _MOST_INDEX)
-        direction = request.query_params.get("direction", "forward")
+        direction, stage = request.query_params.get("direction", "forward"), _stage(request)
         if direction not in ("forward", "backward"):
             raise ApiError(400, "direction is unknown, wanted forward or backward", "direction")
-        return await self._picture(
-            request, partial(pictures.section_facts, i=i, direction=direction)
-        )
+        section = partial(pictures.section_facts, i=i, direction=direction, stage=stage)
+        return await self._picture(request, section)
 
     async def search(self, request: Request) -> Response:
-        words = read_text(request.query_params, "words")
-        return await self._picture(request, partial(pictures.search, words=words))
+        words, stage = read_text(request.query_params, "words"), _stage(request)
+        return await self._picture(request, partial(pictures.search, words=words, stage=stage))
 
     async def plan(self, request: Request) -> Response:
-        return await self._picture(request, pictures.plan_facts)
+        query = request.query_params
+        wide = read_number(query, "wide", *_WIDE) if "wide" in query else _WIDE[1]
+        return await self._picture(request, partial(pictures.plan_facts, wide=wide))
 
     async def moment(self, request: Request) -> Response:
         i = read_number(request.query_params, "node", 0, _MOST_INDEX)
@@ -145,8 +148,6 @@ class Routes:
         self, request: Request, describe: Callable[[pictures.Picture], dict[str, Any]]
     ) -> Response:
         asked, made = read_pass(request.query_params), self._pictures
-        if made is None:
-            raise ApiError(409, self._source.fault)
         return Json(await self.worker.run(request, lambda stop: describe(made.of(asked))))
 
     # -- runs --------------------------------------------------------------------------------------
@@ -211,6 +212,12 @@ class Routes:
         if self._source.fault:
             raise ApiError(409, self._source.fault)
         return await self._bodies.read(request, _text_block_and_run)
+
+
+def _stage(request: Request) -> int | None:
+    """Which stage of a graph is asked for; None: the last one."""
+    query = request.query_params
+    return read_number(query, "stage", 0, _MOST_STAGES) if "stage" in query else None
 
 
 def _text_block_and_run(given: Mapping[str, Any]) -> tuple[str, int | None, str | None]:

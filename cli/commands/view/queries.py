@@ -13,7 +13,8 @@ LONGEST_NAME = 500  # characters of a tensor's name, or of what is sought
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a graph computes: the logits of a window, or a training pass over `batch` windows.
+    """What a graph computes: the logits of a window, a training pass over `batch` windows, or one of
+    the small net, for which the other settings do not count.
 
     ctx       tokens of a window; 0: as many as a run has by default, and the model takes
     modules   matrices that are trained, with commas between them; "": all linear ones
@@ -30,7 +31,7 @@ class Pass:
 
 RANKS = (1, 256)
 _NUMBERS = {"ctx": (2, 1 << 16), "batch": (1, 256), "rank": RANKS}
-_WORDS = {"kind": ("logits", "training"), "keep": ("costly", "layers")}
+_WORDS = {"kind": ("logits", "training", "net"), "keep": ("costly", "layers")}
 
 
 def read_pass(query: Mapping[str, str]) -> Pass:

@@ -46,8 +46,8 @@ class _Part:
         return tuple(tuple((t.op, t.shape, t.dtype.name) for t in nodes) for nodes in both)
 
 
-def sections(graph: Graph) -> list[Section]:
-    """The sections of a graph in the order of the forward pass."""
+def sections(graph: Graph, folded: bool = True) -> list[Section]:
+    """The sections of a graph in the order of the forward pass; not folded: one for each block."""
     result, *_ = graph.outputs
     forward = set(reachable(result))
     behind = _n_blocks(graph)
@@ -60,7 +60,7 @@ def sections(graph: Graph) -> list[Section]:
     for i in sorted(parts):
         part, last = parts[i], merged[-1] if merged else None
         inside = _BEFORE < i < behind
-        if last and inside and parts[i - 1].key == part.key and last.title.startswith("block"):
+        if folded and last and inside and parts[i - 1].key == part.key and last.title.startswith("block"):
             title = f"blocks {last.first} to {i}"
             merged[-1] = replace(last, title=title, n=last.n + 1)
             continue

@@ -5,9 +5,10 @@ every node is drawn.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from textwrap import wrap
+from types import MappingProxyType
 
 from pyggml.graph import Graph, reachable
 from pyggml.graph.arrays import has_memory, read
@@ -24,6 +25,7 @@ _MARGIN = 16.0
 _AT = re.compile(r"blk\.\d+\.|\.weight")  # what every name in a block has
 _PER_LINE = 48  # characters
 _SMALL = 40  # nodes and leaves that are drawn one by one
+_NO_MARKS: Mapping[Tensor, str] = MappingProxyType({})
 
 
 def overview(graph: Graph) -> str:
@@ -55,27 +57,32 @@ def inside(
     kind: str,
     trained: Collection[Tensor] = (),
     forward: Collection[Tensor] = (),
+    marks: Mapping[Tensor, str] = _NO_MARKS,
 ) -> str:
     """The nodes of a section, and what they read of other sections: the residual stream, or its
     gradient. kind: "forward" or "backward". Edges tell shape and type.
 
     forward: the forward nodes, which a backward section reads too often to draw; the pointer shows
-    them. Node i is [data-node="i"], section i of an overview [data-section="i"].
+    them. Node i is [data-node="i"], section i of an overview [data-section="i"]. marks: of nodes
+    that a pass makes, "new", or takes away, "gone".
     """
     own = set(nodes)
     others = (s for t in nodes for s in t.src if s.op is not None and s not in own)
     inputs = [s for s in dict.fromkeys(others) if kind == "forward" or s not in forward]
-    kinds = ["trained" if _reads(t, trained) else kind for t in nodes]
+    kinds = [_marked("trained" if _reads(t, trained) else kind, t, marks) for t in nodes]
     title = f"{len(nodes)} {kind} nodes, {len(inputs)} inputs"
     return _nodes((*nodes, *inputs), [*kinds, *["input"] * len(inputs)], title)
 
 
-def every(graph: Graph) -> str:
-    """Every node of a graph with its leaves, for graphs of a few dozen: forward and backward."""
+def every(graph: Graph, marks: Mapping[Tensor, str] = _NO_MARKS) -> str:
+    """Every node of a graph with its leaves, for graphs of a few dozen: forward and backward.
+
+    Leaves are first among [data-node="i"]. marks: as `inside` has them.
+    """
     result, *_ = graph.outputs
     forward = set(reachable(result))
     tensors = (*graph.leaves, *graph.nodes)
-    made = ["forward" if t in forward else "backward" for t in graph.nodes]
+    made = [_marked("forward" if t in forward else "backward", t, marks) for t in graph.nodes]
     return _nodes(tensors, ["leaf"] * len(graph.leaves) + made, f"{len(graph.nodes)} nodes")
 
 
@@ -138,7 +145,7 @@ def _section(
 def _flow(above: Section, below: Section, left: float, right: float, y: float) -> list[str]:
     """The residual stream down, and its gradient, of the same shape, up."""
     elements = []
-    stream = _between(above.forward, below.forward)
+    stream = stream_between(above.forward, below.forward)
     x = left + _WIDTH / 2
     elements.append(svg.arrow([(x, y), (x, y + _GAP)], "flow forward"))
     elements.append(svg.text(x + 8, y + _GAP / 2 + 4, stream, "faint"))
@@ -149,7 +156,7 @@ def _flow(above: Section, below: Section, left: float, right: float, y: float) -
     return elements
 
 
-def _between(made: Sequence[Tensor], read: Sequence[Tensor]) -> str:
+def stream_between(made: Sequence[Tensor], read: Sequence[Tensor]) -> str:
     """The shape and type of what the second nodes read first of the first ones. They do not read
     those of a folded section, which are an earlier block's; then it is that of the last one."""
     known = set(made)
@@ -180,6 +187,10 @@ def _about(t: Tensor) -> str:
     read_ones = [f"reads {s!r}" for s in t.src]
     words = constants(t)
     return "\n".join([repr(t), *([f"constants {words}"] if words else []), *read_ones])
+
+
+def _marked(kind: str, t: Tensor, marks: Mapping[Tensor, str]) -> str:
+    return f"{kind} {marks[t]}" if t in marks else kind
 
 
 def _reads(t: Tensor, trained: Collection[Tensor]) -> bool:

@@ -7,16 +7,17 @@ from pyggml.graph.tensor import Tensor
 from pyggml.look.draw import svg
 from pyggml.look.draw.ticks import linear_labels, linear_ticks
 
-_WIDTH, _HEIGHT, _MARGIN = 900.0, 420.0, 64.0
+WIDTH, _HEIGHT, MARGIN = 900.0, 420.0, 64.0
+_NARROW = 480.0  # below it the legend has a line of its own
 _LETTER = (4.0, 6.0)  # width of a letter in a lane; least height of a lane with letters
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
-def lanes(plan: Plan) -> str:
+def lanes(plan: Plan, wide: float = WIDTH) -> str:
     """Nodes from left to right in the order of execution, bytes of the arena upwards.
 
     A rectangle is a tensor: as wide as it lives, as high as it is large. Its name stands in it
-    where there is room.
+    where there is room. wide: the length of the axis of nodes, between margins of MARGIN.
     """
     n, total = max(len(plan.graph.nodes), 1), max(plan.n_bytes, 1)
     labels = []
@@ -24,8 +25,8 @@ def lanes(plan: Plan) -> str:
     def lane(
         kind: str, about: str, offset: int, size: int, first: int, last: int, name: str
     ) -> str:
-        x, y = _MARGIN + first / n * _WIDTH, _MARGIN + (1 - (offset + size) / total) * _HEIGHT
-        width, height = (last - first + 1) / n * _WIDTH, size / total * _HEIGHT
+        x, y = MARGIN + first / n * wide, MARGIN + (1 - (offset + size) / total) * _HEIGHT
+        width, height = (last - first + 1) / n * wide, size / total * _HEIGHT
         if height >= _LETTER[1] and width >= _LETTER[0] * len(name) + 8:
             labels.append(svg.text(x + 4, y + height / 2 + 2.4, name, "inlane"))
         where = f"{bytes_as(size)} at byte {offset:,}, nodes {first} to {last}"
@@ -44,35 +45,36 @@ def lanes(plan: Plan) -> str:
         at = plan.graph.places[t]
         elements.append(lane("scratch", about, offset, size, at, at, "scratch"))
     title = f"an arena of {bytes_as(total)} over {n} nodes"
-    every = [*elements, *labels, *_axes(n, total), *_legend()]
-    return svg.picture(_WIDTH + 2 * _MARGIN, _HEIGHT + 2 * _MARGIN, every, title)
+    every = [*elements, *labels, *_axes(n, total, wide), *_legend(wide)]
+    return svg.picture(wide + 2 * MARGIN, _HEIGHT + 2 * MARGIN, every, title)
 
 
-def _axes(n: int, total: int) -> list[str]:
-    bottom, right = _MARGIN + _HEIGHT, _MARGIN + _WIDTH
-    elements = [svg.arrow([(_MARGIN, bottom), (right + 12, bottom)])]
-    elements.append(svg.arrow([(_MARGIN, bottom), (_MARGIN, _MARGIN - 12)]))
+def _axes(n: int, total: int, wide: float) -> list[str]:
+    bottom, right = MARGIN + _HEIGHT, MARGIN + wide
+    elements = [svg.arrow([(MARGIN, bottom), (right + 12, bottom)])]
+    elements.append(svg.arrow([(MARGIN, bottom), (MARGIN, MARGIN - 12)]))
     size, unit = next(((size, unit) for size, unit in _UNITS if total >= size), (1, "B"))
     ticks = linear_ticks(total / size)
     for tick, words in zip(ticks, linear_labels(ticks), strict=True):
         y = bottom - tick * size / total * _HEIGHT
-        elements.append(svg.text(_MARGIN - 6, y + 4, f"{words} {unit}", "faint", "end"))
+        elements.append(svg.text(MARGIN - 6, y + 4, f"{words} {unit}", "faint", "end"))
     numbers = linear_ticks(n)
     for tick, words in zip(numbers, linear_labels(numbers), strict=True):
-        x = _MARGIN + tick / n * _WIDTH
+        x = MARGIN + tick / n * wide
         elements.append(svg.text(x, bottom + 16, words, "faint", "middle"))
-    elements.append(svg.text(_MARGIN, _MARGIN - 42, "bytes of the arena", "title"))
+    elements.append(svg.text(MARGIN, MARGIN - 42, "bytes of the arena", "title"))
     elements.append(svg.text(right, bottom + 34, "node, in the order of execution", "title", "end"))
     return elements
 
 
-def _legend() -> list[str]:
+def _legend(wide: float) -> list[str]:
     words = {"forward": "forward", "backward": "backward", "scratch": "scratch of one kernel"}
     elements = []
+    left, step, y = (0, 76, MARGIN - 24) if wide < _NARROW else (200, 130, MARGIN - 42)
     for i, (kind, name) in enumerate(words.items()):
-        x = _MARGIN + 200 + 130 * i
-        elements.append(svg.rectangle(x, _MARGIN - 51, 11, 11, kind, name))
-        elements.append(svg.text(x + 16, _MARGIN - 42, name))
+        x = MARGIN + left + step * i
+        elements.append(svg.rectangle(x, y - 9, 11, 11, kind, name))
+        elements.append(svg.text(x + 16, y, name))
     return elements
 
 

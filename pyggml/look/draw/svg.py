@@ -22,6 +22,9 @@ svg.drawn { --paper: #ffffff; --ink: #1c2330; --faint: #5d6674; --line: #8a94a3;
 .drawn rect.box { fill: var(--box); stroke-width: 1.5; }
 .drawn .forward { stroke: var(--forward); } .drawn .backward { stroke: var(--backward); }
 .drawn .trained { stroke: var(--trained); }
+.drawn rect.new { fill: color-mix(in srgb, var(--trained) 26%, var(--box)); }
+.drawn rect.gone { fill: color-mix(in srgb, var(--backward) 26%, var(--box));
+  stroke-dasharray: 4 3; }
 .drawn path { fill: none; stroke: var(--line); stroke-width: 1; }
 .drawn path.flow { stroke-width: 2; }
 .drawn rect.lane { stroke: var(--paper); stroke-width: 0.3; }

@@ -104,3 +104,9 @@ export function address(view, fields = {}) {
   const query = new URLSearchParams(given).toString();
   return `#/${view}${query ? `?${query}` : ""}`;
 }
+
+// Go to such an address without a step for the back button, as where something is played.
+export function replaced(place) {
+  history.replaceState(null, "", place);
+  window.dispatchEvent(new Event("hashchange"));
+}

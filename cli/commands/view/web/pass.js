@@ -7,14 +7,18 @@ const NAMES = ["kind", "ctx", "batch", "rank", "modules", "keep"];
 export const passOf = (fields) => Object.fromEntries(NAMES.map((name) => [name, fields.get(name)]));
 
 export function passForm(changed) {
-  const kind = choice("kind", { training: "LoRA training", logits: "logits alone" });
+  const kind = choice("kind", { training: "LoRA training", logits: "logits alone", net: "a small net" });
   const ctx = number("ctx", 256, 2), batch = number("batch", 1, 1), rank = number("rank", 8, 1);
   const modules = make("input", { name: "modules", placeholder: "all linear", autocomplete: "off", title: "names such as attn_q, ffn_down, with commas; empty: those that pyggml finetune takes" });
   const keep = choice("keep", { costly: "costly activations", layers: "layers (checkpointing)" });
   const training = [field("windows", batch), field("rank", rank), field("target modules", modules), field("kept for backward", keep)];
+  const length = field("tokens in a window", ctx);
   const button = make("button", { type: "submit", class: "main" }, "Show");
-  const form = make("form", { class: "fields" }, field("pass", kind), field("tokens in a window", ctx), ...training, button);
-  const arrange = () => training.forEach((each) => (each.hidden = kind.value === "logits"));
+  const form = make("form", { class: "fields" }, field("pass", kind), length, ...training, button);
+  const arrange = () => {
+    length.hidden = kind.value === "net";
+    training.forEach((each) => (each.hidden = kind.value !== "training"));
+  };
   kind.addEventListener("change", arrange);
   form.addEventListener("submit", (event) => {
     event.preventDefault();

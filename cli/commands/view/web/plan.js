@@ -1,9 +1,9 @@
 // The memory of a pass: which tensor lies where, when, and what is alive at a chosen moment.
 
-import { address, ask, bytes, card, facts, fill, make, picture, shape, table } from "./page.js";
+import { address, ask, bytes, card, facts, fill, make, picture, replaced, shape, table } from "./page.js";
+import { axis } from "./graph.js";
 import { passForm, passOf } from "./pass.js";
-
-const EDGE = 64, WIDTH = 900; // of the drawn lanes: their margin, and the length of the axis
+import { stepper } from "./stepper.js";
 
 export function plan(place) {
   const lanes = card(), moment = make("section", { class: "card", "aria-live": "polite" });
@@ -20,9 +20,9 @@ export function plan(place) {
         shown = null;
         moment.replaceChildren();
         await fill(lanes, async (signal) => {
-          const found = await ask("plan", pass, signal);
+          const found = await ask("plan", { ...pass, wide: axis() }, signal);
           form.answered(found.pass);
-          shown = lanesOf(found, (node) => history.replaceState(null, "", address("plan", { ...pass, node })), moment, pass);
+          shown = lanesOf(found, (node) => replaced(address("plan", { ...pass, node })), moment, pass);
           return shown.nodes;
         });
       }
@@ -32,35 +32,29 @@ export function plan(place) {
 }
 
 function lanesOf(found, moved, moment, pass) {
-  const svg = picture(found.svg), n = found.used.length;
+  const svg = picture(found.svg), n = found.used.length, [EDGE, WIDTH] = found.axis; // its margin, its length
   const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
   line.setAttribute("class", "now");
   const label = document.createElementNS("http://www.w3.org/2000/svg", "text");
   label.setAttribute("class", "title label");
   svg.append(line, label);
-  const slider = make("input", { type: "range", min: 0, max: n - 1, "aria-label": "Moment: the node that runs" });
-  const told = make("output", {});
+  const steps = stepper("Moment: the node that runs", choose, 0.4);
   const peak = make("button", { type: "button" }, "Peak");
 
   function move(i) {
     const x = EDGE + ((i + 0.5) / n) * WIDTH, height = svg.viewBox.baseVal.height;
     const ends = { x1: x, x2: x, y1: EDGE - 12, y2: height - EDGE };
     for (const [name, value] of Object.entries(ends)) line.setAttribute(name, value);
-    slider.value = i;
-    slider.setAttribute("aria-valuetext", `node ${i}, ${bytes(found.used[i])}`);
-    told.value = `node ${i} of ${n}: ${bytes(found.used[i])} in use`;
+    steps.update(n, i, `node ${i} of ${n}: ${bytes(found.used[i])} in use`);
     label.textContent = `node ${i}: ${bytes(found.used[i])}`;
     label.setAttribute("x", x);
     label.setAttribute("y", EDGE - 16);
     label.setAttribute("text-anchor", i < n / 10 ? "start" : i > 0.9 * n ? "end" : "middle");
     fill(moment, (signal) => aliveOf(pass, i, signal));
   }
-  const choose = (i) => {
-    const bounded = Math.max(0, Math.min(n - 1, Math.round(i)));
-    moved(bounded);
-    move(bounded);
-  };
-  slider.addEventListener("input", () => choose(Number(slider.value)));
+  function choose(i) {
+    moved(Math.max(0, Math.min(n - 1, Math.round(i))));
+  }
   peak.addEventListener("click", () => choose(found.peak));
   svg.addEventListener("click", (event) => {
     const box = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / box.width;
@@ -68,11 +62,12 @@ function lanesOf(found, moved, moment, pass) {
   });
   const how =
     "A rectangle is a tensor: as wide as it lives, as high as it is large. The upright line is the moment " +
-    "that is told of below. Click, or move the slider with the arrow keys, to see what is alive at another.";
-  const fields = make("div", { class: "fields" }, told, peak), hint = make("p", { class: "quiet" }, how);
+    "that is told of below. Click, play, or press the arrow keys, to see what is alive at another.";
+  steps.node.append(peak);
+  const hint = make("p", { class: "quiet" }, how);
   const drawn = make("div", { class: "lanes" }, svg);
   return {
-    nodes: [make("h2", {}, "Memory plan"), facts(found.facts), drawn, slider, fields, hint],
+    nodes: [make("h2", {}, "Memory plan"), facts(found.facts), steps.node, drawn, hint],
     go: (node) => move(node == null ? found.peak : Math.max(0, Math.min(n - 1, Number(node) || 0))),
   };
 }
