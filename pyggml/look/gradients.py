@@ -4,6 +4,7 @@ L = mean over the counted targets t of −log softmax(logits at t − 1)[tokens_
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from pyggml.errors import AdapterError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.model import Model, fill
-from pyggml.models import Inputs, build_loss, record
+from pyggml.models import Inputs, Taps, build_loss, record
 from pyggml.models.low_rank import tensors_of_adapters
 from pyggml.runtime import results
 
@@ -33,12 +34,24 @@ def loss_and_grads(
     whose gradients have no clear name, there are none of adapters. Raises DataError for tokens or a
     mask that do not fit, and AdapterError if the model has no adapter or two for one matrix.
     """
-    ids = model.check_tokens(tokens)
-    if len(ids) < 2:
-        raise DataError(f"{len(ids)} token, wanted at least 2: one to start from and one target")
     parameters = _parameters(model) if parameters is None else parameters
     taps = model.taps()
     model.note_rounding()
+    forward = loss_graph(model, tokens, mask, parameters, taps)
+    return _differentiate(model, forward, parameters, taps.read if taps else {})
+
+
+def loss_graph(
+    model: Model,
+    tokens: Sequence[int] | np.ndarray,
+    mask: np.ndarray | None = None,
+    parameters: Mapping[str, Tensor] = MappingProxyType({}),
+    taps: Taps | None = None,
+) -> Graph:
+    """The graph of that loss, its output "loss"; arguments and errors as `loss_and_grads`."""
+    ids = model.check_tokens(tokens)
+    if len(ids) < 2:
+        raise DataError(f"{len(ids)} token, wanted at least 2: one to start from and one target")
     if len(ids) - 1 > model.config.n_ctx:
         raise DataError(
             f"{len(ids) - 1} tokens and a target, wanted at most the {model.config.n_ctx} of the "
@@ -48,10 +61,7 @@ def loss_and_grads(
     fill(inputs, ids[:-1])
     weights = leaf(_weights(len(ids), mask), "weights")
     targets = leaf(ids[1:], "targets")
-    forward = build_loss(
-        model.parts, inputs, targets, weights, model.adapters, parameters, taps=taps
-    )
-    return _differentiate(model, forward, parameters, taps.read if taps else {})
+    return build_loss(model.parts, inputs, targets, weights, model.adapters, parameters, taps=taps)
 
 
 def _differentiate(

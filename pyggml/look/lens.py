@@ -2,6 +2,7 @@
 
 attention_maps          how much each token attends to each earlier one
 logit_lens              what every layer would predict if it were the last
+lens_choices            the tokens that it would choose, and how probable they are
 token_losses            how surprising each token is
 token_table             the same with its rank among all tokens, and which tokens count
 logit_attribution       what every part adds to the logit of one token
@@ -96,6 +97,34 @@ def logit_lens(model: Model, texts: Sequence[Ids]) -> list[np.ndarray]:
         model.logits(texts)
     by_text = zip(*(t[name] for name in names), strict=True)
     return [np.stack([stream_logits(model, stream) for stream in each]) for each in by_text]
+
+
+def lens_choices(model: Model, ids: Ids, n: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """The n tokens that every block would choose if it were the last, most probable first, and
+    their probabilities: (n_blocks, T, n) int64 and float64. Of `logit_lens` no more is kept."""
+    names = [f"blk.{i}.out" for i in range(model.config.n_layer)]
+    with model.trace(*names) as t:
+        model.logits(ids)
+    chosen = [choices(stream_logits(model, t[name]), n) for name in names]
+    return np.stack([c for c, _ in chosen]), np.stack([p for _, p in chosen])
+
+
+def choices(logits: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The n most probable tokens of each row of logits (T, n_vocab), and their probabilities:
+    (T, n) int64 and float64."""
+    n = min(n, logits.shape[-1])
+    best = np.argpartition(logits, -n, axis=-1)[:, -n:]
+    order = np.argsort(-np.take_along_axis(logits, best, axis=-1), axis=-1, kind="stable")
+    best = np.take_along_axis(best, order, axis=-1)
+    logs = [log_softmax(row)[i] for row, i in zip(logits, best, strict=True)]
+    return best, np.exp(np.stack(logs))
+
+
+def log_softmax(row: np.ndarray) -> np.ndarray:
+    """log p of one row of logits (n_vocab,), float64."""
+    z = row.astype(np.float64)
+    z -= z.max()
+    return np.asarray(z - np.log(np.exp(z).sum()))
 
 
 @of_texts

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from starlette.applications import Starlette
@@ -14,9 +15,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pyggml.cli.commands.view import pictures, reading, weights
+from pyggml.cli.commands.view import activations, backward, pictures, reading, weights
 from pyggml.cli.commands.view.browser_page import page_routes
-from pyggml.cli.commands.view.queries import RANKS, read_number, read_pass, read_text
+from pyggml.cli.commands.view.queries import (
+    RANKS,
+    Question,
+    read_number,
+    read_pass,
+    read_question,
+    read_text,
+)
 from pyggml.cli.commands.view.runs import Runs
 from pyggml.cli.commands.view.source import NoSource, Source, StoppableModel
 from pyggml.cli.commands.view.worker import Worker
@@ -29,6 +37,7 @@ from pyggml.model import Model
 _MOST_BODY, _MOST_BODIES = 1 << 17, 1 << 21  # bytes, of one request and of all
 _MOST_INDEX, _MOST_STAGES = 10**8, 99
 _WIDE = 200, 900  # pixels of the axis of a plan
+Endpoint = Callable[[Request], Awaitable[Response]]
 _NO_RUNS = "no folder of runs was given: pyggml view --run FOLDER"
 
 
@@ -57,8 +66,12 @@ def make_app(source: Source | NoSource, runs: Runs | None, n_threads: int = 0) -
             Route("/api/runs/overlay", routes.overlay),
             Route("/api/run", routes.run),
             Route("/api/run/gradients", routes.gradients),
-            Route("/api/losses", routes.losses, methods=["POST"]),
-            Route("/api/attention", routes.attention, methods=["POST"]),
+            Route("/api/backward", routes.backward, methods=["POST"]),
+            Route("/api/compare", routes.compare, methods=["POST"]),
+            *(
+                Route(f"/api/{name}", routes.answering(answer), methods=["POST"])
+                for name, answer in _OF_TEXTS.items()
+            ),
         ],
         middleware=[Middleware(Guard, access=Access(fixed=True))],
         exception_handlers=HANDLERS,
@@ -178,24 +191,42 @@ class Routes:
 
     # -- texts -------------------------------------------------------------------------------------
 
-    async def losses(self, request: Request) -> Response:
-        text, _, run = await self._read_question(request)
-        return await self._read(request, run, partial(reading.losses, text=text))
+    def answering(self, answer: Callable[[Model, Question], dict[str, Any]]) -> Endpoint:
+        """An endpoint: what the model makes of a text, maybe with what a run has written."""
 
-    async def attention(self, request: Request) -> Response:
-        text, block, run = await self._read_question(request)
-        if type(block) is not int:
-            raise ApiError(400, "block is missing, wanted a whole number", "block")
-        return await self._read(request, run, partial(reading.attention, text=text, block=block))
+        async def respond(request: Request) -> Response:
+            question = await self._question(request)
 
-    async def _read(
-        self, request: Request, run: str | None, work: Callable[..., dict[str, Any]]
-    ) -> Response:
-        """What the model makes of a text, maybe with what a run has written."""
-        model = partial(self._model_of, run)
-        return Json(
-            await self.worker.run(request, lambda stop: work(StoppableModel(model(), stop)))
+            def work(stop: Event) -> dict[str, Any]:
+                return answer(StoppableModel(self._model_of(question.run), stop), question)
+
+            return Json(await self.worker.run(request, work))
+
+        return respond
+
+    async def compare(self, request: Request) -> Response:
+        question = await self._question(request)
+
+        def work(stop: Event) -> dict[str, Any]:
+            models = self._source.model, self._model_of(question.run)
+            return activations.compare(*(StoppableModel(m, stop) for m in models), question)
+
+        return Json(await self.worker.run(request, work))
+
+    async def backward(self, request: Request) -> Response:
+        """Of the small net, unless there is a text."""
+        question = await self._bodies.read(
+            request, lambda given: read_question(given, needs_text="text" in given)
         )
+
+        def work(stop: Event) -> dict[str, Any]:
+            if not question.text:
+                return backward.of_net(question, stop)
+            return backward.of_text(self._model_of(question.run), question, stop)
+
+        if question.text:
+            self._expect_model()
+        return Json(await self.worker.run(request, work))
 
     def _model_of(self, run: str | None) -> Model:
         """The file's model, with the adapter of a run, or the whole model that the run wrote."""
@@ -207,22 +238,27 @@ class Routes:
             return model
         return model.with_adapter_files(runs.output(run))
 
-    async def _read_question(self, request: Request) -> tuple[str, int | None, str | None]:
-        """The text in a request's body, and the block and the run, if it has any."""
+    async def _question(self, request: Request) -> Question:
+        self._expect_model()
+        return await self._bodies.read(request, read_question)
+
+    def _expect_model(self) -> None:
         if self._source.fault:
             raise ApiError(409, self._source.fault)
-        return await self._bodies.read(request, _text_block_and_run)
+
+
+# What is asked of a text: path -> its answer.
+_OF_TEXTS: dict[str, Callable[[Model, Question], dict[str, Any]]] = {
+    "losses": reading.losses,
+    "attention": reading.attention,
+    "heads": activations.heads,
+    "lens": activations.lens_table,
+    "attribution": activations.attribution,
+    "patch": activations.patch,
+}
 
 
 def _stage(request: Request) -> int | None:
     """Which stage of a graph is asked for; None: the last one."""
     query = request.query_params
     return read_number(query, "stage", 0, _MOST_STAGES) if "stage" in query else None
-
-
-def _text_block_and_run(given: Mapping[str, Any]) -> tuple[str, int | None, str | None]:
-    text, block, run = (given.get(name) for name in ("text", "block", "run"))
-    if not isinstance(text, str) or not 0 < len(text) <= reading.MOST_CHARACTERS:
-        most = reading.MOST_CHARACTERS
-        raise ApiError(400, f"text is no string of 1 to {most} characters", "text")
-    return text, block if type(block) is int else None, run if isinstance(run, str) else None

@@ -9,7 +9,8 @@ from pyggml.look.draw import heat, svg, tokens
 _HOME, _REPORT = "pyggml.cli.commands.view", "pyggml.cli.web.report"
 _SCRIPTS = (
     *("app", "page", "tree", "lines", "model", "tensor", "pass", "graph", "plan", "run"),
-    *("gradients", "text", "table", "data", "stepper", "zoom"),
+    *("gradients", "text", "table", "data", "stepper", "zoom", "backward", "numbers"),
+    *("tokens", "attention", "lens", "compare"),
 )
 _FILES = {
     "/page.css": "web/page.css",

@@ -213,7 +213,9 @@ def section_facts(
     }
 
 
-def _node(t: Tensor, picture: Picture, marks: Mapping[Tensor, str], is_last: bool) -> dict[str, Any]:
+def _node(
+    t: Tensor, picture: Picture, marks: Mapping[Tensor, str], is_last: bool
+) -> dict[str, Any]:
     life = picture.plan.lives.get(t.root) if is_last else None
     last = None if life is None or life.last == FOREVER else life.last
     return _tensor(t) | {

@@ -13,8 +13,8 @@ LONGEST_NAME = 500  # characters of a tensor's name, or of what is sought
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a graph computes: the logits of a window, a training pass over `batch` windows, or one of
-    the small net, for which the other settings do not count.
+    """What a graph computes: the logits of a window, a training pass over `batch` windows, or a
+    pass of the small net, for which the other settings do not count.
 
     ctx       tokens of a window; 0: as many as a run has by default, and the model takes
     modules   matrices that are trained, with commas between them; "": all linear ones
@@ -32,6 +32,52 @@ class Pass:
 RANKS = (1, 256)
 _NUMBERS = {"ctx": (2, 1 << 16), "batch": (1, 256), "rank": RANKS}
 _WORDS = {"kind": ("logits", "training", "net"), "keep": ("costly", "layers")}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of a text.
+
+    text     it; "" where none is needed
+    run      the run whose adapter, or whole model, reads it; None: the file alone
+    block    of the model, or a part of a graph; None where none was named
+    at       a position of the text; None: the last one
+    name     the activation in question
+    other    another text, from which activations are taken
+    """
+
+    text: str
+    run: str | None
+    block: int | None
+    at: int | None
+    name: str
+    other: str
+
+
+MOST_CHARACTERS = 20_000  # of a text
+
+
+def read_question(given: Mapping[str, Any], needs_text: bool = True) -> Question:
+    """Raises ApiError."""
+    text, run, other = given.get("text"), given.get("run"), given.get("other", "")
+    block, at, name = given.get("block"), given.get("at"), given.get("name", "")
+    if not needs_text:
+        text = ""
+    elif not isinstance(text, str) or not 0 < len(text) <= MOST_CHARACTERS:
+        fault = f"text is no string of 1 to {MOST_CHARACTERS} characters"
+        raise ApiError(400, fault, "text")
+    if not isinstance(other, str) or len(other) > MOST_CHARACTERS:
+        raise ApiError(400, f"other is no string of at most {MOST_CHARACTERS} characters", "other")
+    if not isinstance(name, str) or len(name) > LONGEST_NAME:
+        raise ApiError(400, f"name is no string of at most {LONGEST_NAME} characters", "name")
+    return Question(
+        text,
+        run if isinstance(run, str) else None,
+        block if type(block) is int else None,
+        at if type(at) is int else None,
+        name,
+        other,
+    )
 
 
 def read_pass(query: Mapping[str, str]) -> Pass:

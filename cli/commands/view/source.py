@@ -162,6 +162,9 @@ class StoppableModel(Model):
         calls = tuple(call for each in program.calls for call in (check, each))
         return replace(program, calls=calls)
 
+    def note_rounding(self) -> None:
+        """The page says so."""
+
     def _ask(self) -> None:
         if self._stop.is_set():
             raise Cancelled

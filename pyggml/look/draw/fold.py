@@ -60,7 +60,13 @@ def sections(graph: Graph, folded: bool = True) -> list[Section]:
     for i in sorted(parts):
         part, last = parts[i], merged[-1] if merged else None
         inside = _BEFORE < i < behind
-        if folded and last and inside and parts[i - 1].key == part.key and last.title.startswith("block"):
+        if (
+            folded
+            and last
+            and inside
+            and parts[i - 1].key == part.key
+            and last.title.startswith("block")
+        ):
             title = f"blocks {last.first} to {i}"
             merged[-1] = replace(last, title=title, n=last.n + 1)
             continue

@@ -1,13 +1,14 @@
-// Which view is shown: #/model/TENSOR, #/graph?section=1, #/plan?node=7, #/run/NAME, #/text.
+// Which view is shown: #/model/TENSOR, #/graph?stage=2, #/backward?step=7, #/plan?node=7, #/run/NAME, #/text.
 
 import { make } from "./page.js";
 import { model } from "./model.js";
 import { graph } from "./graph.js";
+import { backward } from "./backward.js";
 import { plan } from "./plan.js";
 import { run } from "./run.js";
 import { text } from "./text.js";
 
-const VIEWS = { model, graph, plan, run, text };
+const VIEWS = { model, graph, backward, plan, run, text };
 const POLL = 2000; // ms between looks at the runs
 const place = document.getElementById("view"), notice = document.getElementById("notice");
 const state = { model: "there", runs: null, first: "model" };

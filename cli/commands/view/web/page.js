@@ -68,14 +68,16 @@ async function answered(response) {
   throw new Error(found?.error?.message ?? `the server answered ${response.status}`);
 }
 
+export const COMPUTING = "computing; the first time, kernels are compiled";
+
 // What is in a place once `work` is done: meanwhile a note, and its sentence if it fails. A later
 // work for the same place ends an earlier one.
 const latest = new WeakMap();
-export async function fill(place, work) {
+export async function fill(place, work, words = "…") {
   latest.get(place)?.abort();
   const turn = new AbortController();
   latest.set(place, turn);
-  const note = make("p", { class: "quiet", role: "status" }, "…");
+  const note = make("p", { class: "quiet", role: "status" }, words);
   const wait = setTimeout(() => place.replaceChildren(note), 150);
   let found;
   try {

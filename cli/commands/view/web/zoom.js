@@ -51,14 +51,14 @@ export function framed(svg, name) {
     [left, top, width, height] = [box.x - 8, box.y - 8, box.width + 16, box.height + 16];
     isMeasured = true;
     place();
-    if (least() < SEEN && fitted) show(svg.querySelector("[data-chosen], [data-node]"));
+    if (wanted || least() < SEEN) show(wanted ?? svg.querySelector("[data-node]"));
   }
   function place() {
     const high = height * Math.min(1, frame.clientWidth / width);
     frame.style.height = `${Math.max(high, Math.min(height, 420))}px`; // the style sheet bounds it
     fitted ? fit() : draw();
   }
-  let isMeasured = false;
+  let isMeasured = false, wanted = null; // what is to be seen once there is a frame
   new ResizeObserver(() => frame.clientWidth && (isMeasured ? place() : measure())).observe(frame);
 
   frame.addEventListener("wheel", (event) => {
@@ -78,6 +78,7 @@ export function framed(svg, name) {
   dragged(frame, pan, zoom);
   // Bring a node of the picture into sight, large enough to be read.
   function show(part) {
+    wanted = part;
     if (!part || !isMeasured) return;
     const box = part.getBBox(), w = () => frame.clientWidth / k, h = () => frame.clientHeight / k;
     const seen = box.x >= x && box.y >= y && box.x + box.width <= x + w() && box.y + box.height <= y + h();
