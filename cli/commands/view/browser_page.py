@@ -10,7 +10,7 @@ _HOME, _REPORT = "pyggml.cli.commands.view", "pyggml.cli.web.report"
 _SCRIPTS = (
     *("app", "page", "tree", "lines", "model", "tensor", "pass", "graph", "plan", "run"),
     *("gradients", "text", "table", "data", "stepper", "zoom", "backward", "numbers"),
-    *("tokens", "attention", "lens", "compare"),
+    *("tokens", "attention", "lens", "compare", "tabs"),
 )
 _FILES = {
     "/page.css": "web/page.css",

@@ -179,7 +179,7 @@ def test_tensors_are_sought_and_ranks_cost(visit):
 
 def test_a_section_opens_and_a_node_is_told(visit):
     page = visit("#/graph")
-    page.click('svg [data-section="1"] >> nth=0')
+    page.click('[data-section="1"] >> nth=0')
     page.wait_for_selector("h2:has-text('block 0, forward')")
     page.click('.picked [data-node="1"]')
     page.wait_for_selector("[data-chosen]")
@@ -198,8 +198,8 @@ def test_a_section_opens_and_a_node_is_told(visit):
 @pytest.mark.parametrize("width", [1280, 1600])
 def test_no_box_of_the_overview_is_clipped(visit, width):
     page = visit("#/graph", width)
-    page.wait_for_selector("svg [data-section]")
-    frame = page.locator(".scroll:has([data-section])").first
+    page.wait_for_selector("[data-section]")
+    frame = page.locator(".parts")
     assert frame.evaluate("node => node.scrollWidth <= node.clientWidth")
 
 
@@ -265,13 +265,20 @@ def test_a_finished_run_is_shown(visit):
     assert "Loss, steps 1 to 8: each step from 5.000 to 0.6250" in page.get_attribute(
         ".chart >> nth=0", "aria-label"
     )
+    assert page.locator("article pre").text_content() == f"the {HOSTILE}"
+    page.click("[role=tab]:text-is('Gradients')")
     page.wait_for_selector("output:has-text('step 8, measured at 8 steps')")
     page.locator('input[aria-label="Step"]').focus()
     press(page, "ArrowLeft")
     page.wait_for_selector("svg text:has-text('gradient norm ‖g‖, step 7')")
     page.select_option("select[name=kind]", "ratio")
     page.wait_for_selector("svg text:has-text('‖ΔW‖ / ‖W‖, step 7')")
-    assert page.locator("article pre").text_content() == f"the {HOSTILE}"
+    page.reload()
+    page.wait_for_selector("svg text:has-text('‖ΔW‖ / ‖W‖, step 7')")
+    press(page, "Tab")
+    page.locator("[role=tab][aria-selected=true]").focus()
+    press(page, "ArrowRight")
+    assert "part=data" in page.url
     data = page.locator("section.data")
     assert data.locator(".counts li").all_inner_texts()[1] == "0\nrows with an empty answer"
     data.locator("summary").click()
@@ -415,7 +422,7 @@ def test_a_computation_is_stopped(visit, monkeypatch):
 
 @pytest.mark.parametrize("width", [320, 700, 1600])
 @pytest.mark.parametrize(
-    "place", ["model/blk.0.attn_q.weight", "graph?section=1&node=2", "plan", "run", "text"]
+    "place", ["model/blk.0.attn_q.weight", "graph?section=1&node=2", "backward", "plan", "run", "text"]
 )
 def test_nothing_is_wider_than_the_window(visit, place, width):
     page = visit(f"#/{place}", width)
@@ -437,12 +444,12 @@ def test_an_answer_that_comes_late_is_not_drawn_over_another_view(visit, monkeyp
     about = Source.about
     monkeypatch.setattr(Source, "about", lambda self: (time.sleep(1), about(self))[1])
     page = visit("#/graph")
-    page.wait_for_selector("svg [data-section]")
+    page.wait_for_selector("[data-section]")
     page.click("nav a:text-is('Model')")
     page.click("nav a:text-is('Graph')")
-    page.wait_for_selector("svg [data-section]")
+    page.wait_for_selector("[data-section]")
     page.wait_for_timeout(1500)  # the model's view comes late
-    assert page.locator("svg [data-section]").count() and not page.locator("[role=tree]").count()
+    assert page.locator("[data-section]").count() and not page.locator("[role=tree]").count()
 
 
 def test_every_view_is_reached_with_the_keyboard(visit):
@@ -450,7 +457,7 @@ def test_every_view_is_reached_with_the_keyboard(visit):
     page.wait_for_selector('[role="treeitem"]')
     press(page, "Tab")
     assert page.evaluate("document.activeElement.textContent") == "To the content"
-    views = {"Model": "model", "Graph": "graph", "Memory": "plan", "Runs": "run", "Text": "text"}
+    views = {"Model": "model", "Graph": "graph", "Backward": "backward", "Memory": "plan", "Runs": "run", "Text": "text"}
     for name, path in views.items():
         press(page, "Tab")
         assert page.evaluate("document.activeElement.textContent") == name

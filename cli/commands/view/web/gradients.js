@@ -1,40 +1,30 @@
 // The gradients of a run, layer by module, at each step that was measured.
 
 import { ask, card, fill, make, picture } from "./page.js";
+import { stepper } from "./stepper.js";
 
-export function gradientsOf(name) {
-  const kind = make("select", { name: "kind" }), slider = make("input", { type: "range", min: 0, "aria-label": "Step" });
-  const told = make("output", {}), maps = make("div", { class: "maps" });
-  const fields = make("div", { class: "fields" }, make("label", {}, "what", kind), told);
-  const place = card(make("h2", {}, "Gradients"), fields, slider, maps);
-  let steps = [];
-  place.hidden = true;
+// change(fields): what of this part's state changes in the address.
+export function gradientsOf(name, change) {
+  const kind = make("select", { name: "kind" }), maps = make("div", { class: "maps" });
+  const walk = stepper("Step", (i) => change({ step: i === steps.length - 1 ? null : steps[i] }), 0.6);
+  const place = card(make("h2", {}, "Gradients"), make("div", { class: "fields" }, make("label", {}, "what", kind)), walk.node, maps);
+  let steps = [], drawn = "";
+  kind.addEventListener("change", () => change({ kind: kind.value }));
 
-  function draw() {
-    const step = steps[slider.value];
-    told.value = `step ${step}, measured at ${steps.length} steps`;
-    slider.setAttribute("aria-valuetext", `step ${step}`);
-    fill(maps, (signal) => mapsOf(name, kind, step, signal));
+  // The last step, and newer ones as they come, unless the address has another.
+  function show(what, step) {
+    if (place.hidden || !steps.length) return;
+    const chosen = what || "norm", at = steps.includes(Number(step)) && step ? steps.indexOf(Number(step)) : steps.length - 1;
+    walk.update(steps.length, at, `step ${steps[at]}, measured at ${steps.length} steps`);
+    const now = `${chosen} ${steps[at]}`;
+    if (now === drawn) return;
+    drawn = now;
+    fill(maps, (signal) => mapsOf(name, kind, chosen, steps[at], signal));
   }
-  kind.addEventListener("change", draw);
-  slider.addEventListener("input", draw);
-  return {
-    place,
-    // The last step is shown, and newer ones as they come, unless the reader has chosen another.
-    update(measured) {
-      if (measured.length === steps.length) return;
-      const atEnd = Number(slider.value) === steps.length - 1 || !steps.length;
-      steps = measured;
-      place.hidden = false;
-      slider.max = steps.length - 1;
-      if (atEnd) slider.value = steps.length - 1;
-      draw();
-    },
-  };
+  return { place, show, update: (measured) => (steps = measured) };
 }
 
-async function mapsOf(name, kind, step, signal) {
-  const chosen = kind.value || "norm";
+async function mapsOf(name, kind, chosen, step, signal) {
   const found = await ask("run/gradients", { name, kind: chosen, step }, signal);
   const option = ([value, title]) => make("option", { value, selected: value === chosen }, title);
   kind.replaceChildren(...Object.entries(found.kinds).map(option));

@@ -26,8 +26,8 @@ export function lensed({ tokens, rows, rounds }, asked, change) {
   const line = (token, at) => make("tr", {}, make("th", { scope: "row" }, plain(token)), ...cells.map((column) => column[at]));
   const drawn = make("table", { class: "lens" }, make("thead", {}, head), make("tbody", {}, ...tokens.map(line)));
   const what = make("select", { name: "part" }, ...Object.entries(PARTS).map(([name, label]) => make("option", { value: name }, label)));
-  const other = make("input", { type: "text", name: "other", class: "wide", placeholder: "another text of as many tokens; empty: it is made 0", "aria-label": "Another text" });
-  const told = make("div"), patch = make("div"), fields = make("div", { class: "fields" }, make("label", {}, "patched", what));
+  const other = make("input", { type: "text", name: "other", placeholder: "another text of as many tokens; empty: it is made 0", "aria-label": "Another text" });
+  const told = make("div"), patch = make("div"), fields = make("div", { class: "fields" }, make("label", {}, "patched", what), make("label", { class: "more" }, "taken from", other));
   what.addEventListener("change", () => change({ part: what.value }));
   other.addEventListener("change", () => change({ other: other.value }));
   let patched = "";
@@ -51,7 +51,7 @@ export function lensed({ tokens, rows, rounds }, asked, change) {
   }
   const hint = make("p", { class: "quiet" }, "Each cell is what its block would say after the token of its row, by the last norm and the output matrix; the colour is how sure it is.");
   const note = rounds ? [make("p", { class: "quiet" }, ROUNDS)] : [];
-  const nodes = [make("h2", {}, "Logit lens"), hint, make("div", { class: "scroll tall" }, drawn), told, fields, other, ...note, patch];
+  const nodes = [make("h2", {}, "Logit lens"), hint, make("div", { class: "scroll tall" }, drawn), told, fields, ...note, patch];
   return { nodes, show };
 }
 
@@ -61,11 +61,12 @@ function movesOf({ tokens, at, name, moved, logits }) {
     span.style.backgroundColor = shade(moved[i] / most);
     span.title = `moved by ${digits(moved[i], 3)} nats`;
   });
-  const lines = logits.map(([token, before, after, p, q]) => [quoted(token), digits(before), digits(after), `${after < before ? "−" : "+"}${digits(Math.abs(after - before), 3)}`, percent(p), percent(q)]);
-  const heads = ["token", "logit", "patched", "moved by", "probability", "patched"];
+  const by = (x) => `${x < 0 ? "−" : "+"}${digits(Math.abs(x), 3)}`;
+  const lines = logits.map(([token, before, after, p, q]) => [quoted(token), `${digits(before, 3)} → ${digits(after, 3)}`, by(after - before), `${percent(p)} → ${percent(q)}`]);
+  const heads = ["token", "logit", "moved by", "probability"];
   return [
     make("h3", {}, `${name} at ${quoted(tokens[at])}, patched: what is said after ${quoted(tokens.at(-1))}`),
-    make("div", { class: "scroll" }, table(heads, lines, [1, 2, 3, 4, 5])),
+    make("div", { class: "scroll moves" }, table(heads, lines, [1, 2, 3])),
     make("h3", {}, `How far each token's prediction moves, at most ${digits(most, 3)} nats`), text.node,
   ];
 }

@@ -1,10 +1,13 @@
-// A run, finished or under way: its charts grow as it writes.
+// A run, finished or under way, in parts, the overview first: its charts grow as it writes.
 
-import { address, ask, card, facts, make, rows } from "./page.js";
+import { address, ask, card, facts, make, replaced, rows } from "./page.js";
 import { drawCharts } from "./lines.js";
 import { dataCard } from "./data.js";
 import { gradientsOf } from "./gradients.js";
 import { runsTable } from "./table.js";
+import { tabs } from "./tabs.js";
+
+const PARTS = { overview: "Overview", charts: "Charts", gradients: "Gradients", data: "Data", settings: "Settings" };
 
 const STATES = {
   starting: "It has started; its first step is under way, for which kernels may be compiled.",
@@ -24,10 +27,9 @@ const MODELS = {
 export function run(place, state) {
   const view = make("div", { class: "contents" });
   let name = "", version = "", parts = null, asked = new URLSearchParams();
-  const table = runsTable((changed) => {
-    for (const [key, value] of Object.entries(changed)) value ? asked.set(key, value) : asked.delete(key);
-    location.hash = `#/run/${encodeURIComponent(name)}${asked.size ? `?${asked}` : ""}`;
-  });
+  const place_ = (changed) => address(`run/${encodeURIComponent(name)}`, { ...Object.fromEntries(asked), ...changed });
+  const go = (changed) => (location.hash = place_(changed));
+  const table = runsTable(go);
   place.append(table.place, table.laid, view);
 
   async function look() {
@@ -36,22 +38,26 @@ export function run(place, state) {
     if (!table.place.hidden)
       table.update(name, asked, state.runs.map((each) => `${each.name} ${each.version} ${each.running}`).join());
     const listed = state.runs?.find((each) => each.name === name);
-    if (!listed) return void view.replaceChildren(card(make("p", {}, missing(state, name))));
+    if (!listed) {
+      [version, parts] = ["", null];
+      return void view.replaceChildren(card(make("p", {}, missing(state, name))));
+    }
     const now = `${listed.version} ${listed.running}`;
-    if (now === version) return;
+    if (now === version) return parts?.show(asked);
     version = now;
     const found = await ask("run", { name }).catch((error) => ({ fault: error.message }));
     if (found.fault) return void view.replaceChildren(card(make("p", { class: "fault" }, found.fault)));
     if (listed.name !== name) return; // another was chosen meanwhile
-    parts = parts?.name === name ? parts : shownIn(view, name);
+    parts = parts?.name === name && parts.isThere() ? parts : shownIn(view, name, go, (changed) => replaced(place_(changed)));
     parts.update(found);
+    parts.show(asked);
   }
 
   return {
     go(rest, fields) {
+      if (rest.join("/") !== name) version = "";
       name = rest.join("/");
       asked = fields;
-      version = "";
       look();
     },
     heard: look,
@@ -64,22 +70,38 @@ function missing({ runs }, name) {
   return "The folder has no run yet. As soon as pyggml-finetune -o FOLDER/adapter.gguf writes one into it, it is shown here.";
 }
 
-// The places of a run's parts; update() fills them, and leaves those alone that have not changed.
-function shownIn(view, name) {
-  const status = card(), rest = make("div", { class: "contents" });
-  const charts = make("section", { class: "charts", "aria-label": "Charts" });
-  const gradients = gradientsOf(name);
-  view.replaceChildren(status, charts, gradients.place, rest);
+// The places of a run's parts; update() fills them, and leaves those alone that have not changed;
+// show() shows one of them.
+function shownIn(view, name, go, change) {
+  const status = make("div"), choice = tabs("Parts of the run", PARTS, (part) => go({ part: part === "overview" ? null : part }));
+  const charts = make("section", { class: "charts", "aria-label": "Charts" }), gradients = gradientsOf(name, change);
+  const [answers, data, settings] = [make("div"), make("div"), make("div", { class: "stack" })];
+  const parts = { answers: ["overview"], charts: ["overview", "charts"], gradients: ["gradients"], data: ["data"], settings: ["settings"] };
+  const places = { charts, answers, gradients: gradients.place, data, settings };
+  view.replaceChildren(card(status, choice.node), ...Object.values(places));
   let told = "";
   return {
     name,
+    isThere: () => status.isConnected,
     update(found) {
       status.replaceChildren(...statusOf(found));
       drawCharts(charts, found.charts);
       gradients.update(found.measured);
       const now = JSON.stringify([found.settings, found.about, found.answers, found.data]);
-      if (now !== told) rest.replaceChildren(...restOf(found));
+      if (now !== told) {
+        answers.replaceChildren(...answersOf(found));
+        data.replaceChildren(...(found.data ? [dataCard(found.data)] : []));
+        settings.replaceChildren(...settingsOf(found));
+      }
       told = now;
+      const isThere = { charts: found.charts.length > 1, gradients: found.measured.length, data: found.data, settings: settings.childElementCount };
+      for (const [part, is] of Object.entries(isThere)) choice.offer(part, Boolean(is));
+    },
+    show(fields) {
+      const part = choice.select(fields.get("part") ?? "overview");
+      for (const [key, node] of Object.entries(places)) node.hidden = !parts[key].includes(part);
+      charts.classList.toggle("first", part === "overview");
+      gradients.show(fields.get("kind"), fields.get("step"));
     },
   };
 }
@@ -102,15 +124,15 @@ function leads(settings) {
   return rank ? [make("p", {}, "One of its passes: ", link("graph", "the graph"), ", ", link("plan", "the memory"))] : [];
 }
 
-function restOf({ prompt, answers, about, settings, data }) {
-  const parts = [];
-  if (answers.length) {
-    const told = (text) => make("pre", {}, make("mark", {}, prompt), text);
-    const each = answers.map(([label, text]) => make("article", {}, make("h3", {}, label), told(text)));
-    parts.push(card(make("h2", {}, "Before and after"), make("div", { class: "answers" }, ...each)));
-  }
-  if (data) parts.push(dataCard(data));
-  if (about.length) parts.push(card(make("h2", {}, "The run"), rows(about), ...leads(settings)));
+function answersOf({ prompt, answers }) {
+  if (!answers.length) return [];
+  const told = (text) => make("pre", {}, make("mark", {}, prompt), text);
+  const each = answers.map(([label, text]) => make("article", {}, make("h3", {}, label), told(text)));
+  return [card(make("h2", {}, "Before and after"), make("div", { class: "answers" }, ...each))];
+}
+
+function settingsOf({ about, settings }) {
+  const parts = about.length ? [card(make("h2", {}, "The run"), rows(about), ...leads(settings))] : [];
   const pairs = Object.entries(settings);
   if (pairs.length) {
     const line = ([key, value]) => [make("span", { class: "quiet" }, key), make("code", {}, String(value))];

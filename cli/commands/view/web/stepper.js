@@ -36,6 +36,7 @@ export function stepper(name, choose, seconds = 1.2) {
   }
   function press(event) {
     if (!node.isConnected) return document.removeEventListener("keydown", press);
+    if (!node.offsetParent) return; // in a part that is not shown
     const elsewhere = "input, textarea, select, summary, a, [role=listbox] *, [role=tree] *";
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.target.closest(elsewhere)) return;
     if (event.key === " " && event.target.closest("button")) return; // which it presses

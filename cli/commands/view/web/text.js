@@ -24,11 +24,11 @@ export function text(place, state) {
   for (const { name, kind } of state.runs ?? [])
     if (kind) model.append(make("option", { value: name }, kind === "model" ? `the model of ${name}` : `with ${name}`));
   const buttons = Object.entries(QUESTIONS).map(([name, [label]]) =>
-    make("button", { type: name === "losses" ? "submit" : "button", class: name === "losses" && "main", name, click: (event) => name !== "losses" && pose(name, event) }, label));
+    make("button", { type: name === "losses" ? "submit" : "button", name, click: () => name !== "losses" && pose(name) }, label));
   const stop = make("button", { type: "button", disabled: true, click: () => running?.abort() }, "Stop");
   const note = make("p", { class: "quiet", role: "status" }), result = make("section", { class: "card", hidden: true });
   const [ofModel, ofBlock] = [make("label", {}, "model", model), make("label", {}, "block", block)];
-  const fields = make("div", { class: "fields" }, ofModel, ...buttons.slice(0, -1), ofBlock, buttons.at(-1), stop);
+  const fields = make("div", { class: "fields" }, ofModel, ...buttons.slice(0, -1), make("div", { class: "fields" }, ofBlock, buttons.at(-1)), stop);
   const form = make("form", {}, area, fields, note);
   let running = null, computed = "", shown = null, asked = {}, isReady = false;
   place.append(card(make("h2", {}, "A text"), form), result);
@@ -78,7 +78,10 @@ export function text(place, state) {
     if (running === mine) stop.disabled = true;
   }
 
-  const arrange = () => (form.elements.compare.disabled = !model.value || !isReady);
+  const arrange = () => {
+    form.elements.compare.disabled = !model.value || !isReady;
+    for (const button of buttons) button.classList.toggle("main", button.name === (asked.ask ?? "losses"));
+  };
   model.addEventListener("change", arrange);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
