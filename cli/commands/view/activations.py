@@ -10,6 +10,7 @@ import numpy as np
 
 from pyggml.cli.commands.view.queries import Question
 from pyggml.cli.commands.view.reading import ids_of, texts_of
+from pyggml.cli.terminal.show import plural
 from pyggml.cli.web.errors import ApiError
 from pyggml.errors import ConfigError, DataError
 from pyggml.look import lens
@@ -84,12 +85,13 @@ def patch(model: Model, question: Question) -> dict[str, Any]:
         raise ApiError(400, "name is missing, wanted an activation's, such as blk.0.out", "name")
     before = model.logits(ids)
     if question.other:
-        others, _ = ids_of(model, question.other, len(ids) + 1)
-        if len(others) != len(ids):
+        others = model.tokenizer.encode_prompt(question.other)
+        if len(others) < len(ids) or (len(others) > len(ids) and n_all == len(ids)):
             raise DataError(
-                f"the other text has {len(others)} tokens{' or more' * (len(others) > len(ids))}, "
-                f"wanted {len(ids)} as the text, or no other text"
+                f"the other text has {plural(len(others), 'token')}, wanted {len(ids)} as the text "
+                "has, or no other text"
             )
+        others = others[: len(ids)]  # of both the first are read
         after = lens.patch(model, ids, others, question.name, tokens=[at])
     else:
         with model.trace(scale={question.name: 0.0}, tokens=[at]):

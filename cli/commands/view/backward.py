@@ -19,11 +19,12 @@ from pyggml.cli.commands.view.reading import ids_of
 from pyggml.cli.commands.view.source import Cancelled
 from pyggml.cli.commands.view.weights import sample
 from pyggml.cli.web.errors import ApiError
-from pyggml.graph import Graph, reachable
+from pyggml.graph import Graph
 from pyggml.graph.op import SAVED, NoGrad, has_kernel
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.reference import in_float64
 from pyggml.look.draw import Section, constants, every, inside, sections
+from pyggml.look.draw.fold import forward_tensors
 from pyggml.look.draw.graph import is_small
 from pyggml.look.gradients import loss_graph
 from pyggml.lora import LoraConfig, attach
@@ -76,7 +77,7 @@ def _walked(
     program = bind(made)
     values = dict(_numbers(program, plan, shown, stop))
     telling = _Telling(plan, shown, values)
-    forward, notes = frozenset(reachable(plan.graph.outputs[0])), plan.graph.notes
+    forward, notes = forward_tensors(plan.graph), plan.graph.notes
     return {
         "parts": [s.title for s in parts],
         "part": part,
@@ -84,7 +85,7 @@ def _walked(
         "arena": plan.n_bytes,
         "n_nodes": len(plan.graph.nodes),
         "steps": [telling.number[t] for t in nodes],
-        "begin": next((i for i, t in enumerate(nodes) if t in notes.backward or t in notes.sums), 0),
+        "begin": next((i for i, t in enumerate(nodes) if t in notes.backward), 0),
         "tensors": [telling.about(t) for t in shown],
         "pictures": _pictures(plan.graph, parts[part:], frozenset(trained), forward, telling),
     }

@@ -19,11 +19,11 @@ from pyggml.cli.commands.view.queries import Pass
 from pyggml.cli.terminal.generation import n_ctx_of
 from pyggml.cli.terminal.show import size
 from pyggml.cli.web.errors import ApiError
-from pyggml.graph import Graph, reachable
+from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
 from pyggml.graph.verify import recording_passes
 from pyggml.look.draw import Section, constants, every, inside, lanes, sections
-from pyggml.look.draw.fold import op_counts
+from pyggml.look.draw.fold import forward_tensors, op_counts
 from pyggml.look.draw.graph import is_small, stream_between
 from pyggml.look.draw.lanes import MARGIN, WIDTH
 from pyggml.look.passes import Stage, stages
@@ -64,10 +64,12 @@ class Picture:
         return [Shown(stage) for stage in self.stages]
 
     def at(self, stage: int | None) -> "Shown":
-        """By number; None: the last one. Raises ApiError if there is none."""
-        if stage is not None and stage >= len(self.stages):
-            raise ApiError(404, f"the graph has {len(self.stages)} stages, wanted one below it")
-        return self.shown[-1 if stage is None else stage]
+        """By number; None: the last one, which is also that of the plan behind it. Raises ApiError
+        if there is none."""
+        n = len(self.stages)
+        if stage is not None and stage > n:
+            raise ApiError(404, f"stage is {stage}, wanted at most {n}, the plan")
+        return self.shown[n - 1 if stage is None else min(stage, n - 1)]
 
     def section(self, stage: int | None, i: int, direction: str) -> Section:
         """What stands at a stage for section i of the last one. Raises ApiError where nothing does,
@@ -97,8 +99,7 @@ class Shown:
 
     @cached_property
     def forward(self) -> frozenset[Tensor]:
-        result, *_ = self.graph.outputs
-        return frozenset(reachable(result))
+        return forward_tensors(self.graph)
 
     def marked(self, nodes: Sequence[Tensor]) -> dict[str, int]:
         """How many of these nodes are new, or go."""

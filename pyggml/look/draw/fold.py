@@ -48,8 +48,7 @@ class _Part:
 
 def sections(graph: Graph, folded: bool = True) -> list[Section]:
     """The sections of a graph in the order of the forward pass; not folded: one for each block."""
-    result, *_ = graph.outputs
-    forward = set(reachable(result))
+    forward = forward_tensors(graph)
     behind = _n_blocks(graph)
     parts = defaultdict[int, _Part](_Part)
     number = _numbers(graph, forward, behind)
@@ -75,6 +74,15 @@ def sections(graph: Graph, folded: bool = True) -> list[Section]:
     return merged
 
 
+def forward_tensors(graph: Graph) -> frozenset[Tensor]:
+    """What the first output is made of, and of a loss's graph all outputs but the gradients."""
+    outputs = graph.outputs[:1]
+    if "loss" in graph.names:
+        named = zip(graph.names, graph.outputs, strict=True)
+        outputs = tuple(t for name, t in named if not name.startswith("grad:"))
+    return frozenset(reachable(*outputs))
+
+
 def _n_blocks(graph: Graph) -> int:
     numbers = [n for t in graph.leaves if (n := _block_number(t)) is not None]
     return max(numbers, default=_BEFORE) + 1
@@ -86,7 +94,7 @@ def _block_number(t: Tensor) -> int | None:
     return int(match[1]) if match else None
 
 
-def _numbers(graph: Graph, forward: set[Tensor], behind: int) -> dict[Tensor, int]:
+def _numbers(graph: Graph, forward: frozenset[Tensor], behind: int) -> dict[Tensor, int]:
     """The block of every node; _BEFORE and `behind` stand for those outside."""
     numbers: dict[Tensor, int] = {}
     for node in graph.nodes:
@@ -108,7 +116,11 @@ def _is_last(node: Tensor, made: Sequence[int]) -> bool:
 
 
 def _backward(
-    node: Tensor, named: list[int], numbers: dict[Tensor, int], forward: set[Tensor], behind: int
+    node: Tensor,
+    named: list[int],
+    numbers: dict[Tensor, int],
+    forward: frozenset[Tensor],
+    behind: int,
 ) -> int:
     if _is_last(node, [0]):
         return behind

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from textwrap import wrap
 from types import MappingProxyType
 
-from pyggml.graph import Graph, reachable
+from pyggml.graph import Graph
 from pyggml.graph.arrays import has_memory, read
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor
 from pyggml.look.draw import svg
-from pyggml.look.draw.fold import Section, op_counts, sections
+from pyggml.look.draw.fold import Section, forward_tensors, op_counts, sections
 from pyggml.look.draw.layers import place_in_layers
 
 _WIDTH, _GAP, _LINE = 330.0, 46.0, 15.0  # of a section's box; between boxes; of a line of text
@@ -79,8 +79,7 @@ def every(graph: Graph, marks: Mapping[Tensor, str] = _NO_MARKS) -> str:
 
     Leaves are first among [data-node="i"]. marks: as `inside` has them.
     """
-    result, *_ = graph.outputs
-    forward = set(reachable(result))
+    forward = forward_tensors(graph)
     tensors = (*graph.leaves, *graph.nodes)
     made = [_marked("forward" if t in forward else "backward", t, marks) for t in graph.nodes]
     return _nodes(tensors, ["leaf"] * len(graph.leaves) + made, f"{len(graph.nodes)} nodes")

@@ -1,10 +1,10 @@
 """A plan as a lane chart: which tensor lies where in the arena, and from when to when."""
 
 from pyggml.alloc import Plan
-from pyggml.graph import reachable
 from pyggml.graph.op import SAVED, SHARED
 from pyggml.graph.tensor import Tensor
 from pyggml.look.draw import svg
+from pyggml.look.draw.fold import forward_tensors
 from pyggml.look.draw.ticks import linear_labels, linear_ticks
 
 WIDTH, _HEIGHT, MARGIN = 900.0, 420.0, 64.0
@@ -32,8 +32,7 @@ def lanes(plan: Plan, wide: float = WIDTH) -> str:
         where = f"{bytes_as(size)} at byte {offset:,}, nodes {first} to {last}"
         return svg.rectangle(x, y, width, height, kind, f"{about}\n{where}")
 
-    result, *_ = plan.graph.outputs
-    forward = set(reachable(result))
+    forward = forward_tensors(plan.graph)
     elements = []
     for t, offset in plan.offsets.items():
         first, last = plan.lives[t].first, min(plan.lives[t].last, n - 1)

@@ -4,9 +4,9 @@ from collections.abc import Collection
 from html import escape
 
 from pyggml.alloc import Plan
-from pyggml.graph import Graph, reachable
+from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
-from pyggml.look.draw.fold import Section, sections
+from pyggml.look.draw.fold import Section, forward_tensors, sections
 from pyggml.look.draw.graph import inside, is_small, picture
 from pyggml.look.draw.lanes import bytes_as, lanes
 
@@ -26,8 +26,7 @@ def page(graph: Graph, plan: Plan | None = None) -> str:
     title = f"{len(graph.nodes)} nodes, {len(graph.leaves)} leaves"
     parts = [f"<h1>{escape(title)}</h1>", f"<div>{picture(graph)}</div>"]
     if not is_small(graph):
-        result, *_ = graph.outputs
-        forward = set(reachable(result))
+        forward = forward_tensors(graph)
         parts += ["<h2>Inside</h2>", *(_inside(each, forward) for each in sections(graph))]
     if plan is not None:
         parts.append(f"<h2>Memory: an arena of {bytes_as(plan.n_bytes)}</h2>")

@@ -120,6 +120,15 @@ def press(page, *keys):
         page.keyboard.press(key)
 
 
+def until(holds):
+    """Wait for what no selector tells; the page's policy lets nothing be evaluated again and again."""
+    for _ in range(300):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not come to be in 15 s")
+
+
 # -- the model ----------------------------------------------------------------------------------
 
 
@@ -160,6 +169,20 @@ def test_the_tree_is_walked_with_keys(visit):
     assert page.evaluate(focused) == "output.weight"
     press(page, "Home")
     assert page.evaluate(focused) == "token_embd.weight"
+
+
+def test_what_is_sought_and_opened_is_there_again(visit):
+    page = visit("#/model?words=ffn_down&rank=16&open=LoRA")
+    page.wait_for_selector("th:text-is('rank 16')")
+    assert page.input_value('[aria-label="Find a tensor"]') == "ffn_down"
+    page.click("summary:text-is('LoRA')")
+    until(lambda: "LoRA" not in page.url)
+    page.fill('[aria-label="Find a tensor"]', "attn_q")
+    page.click('[data-value="blk.1.attn_q.weight"]')
+    page.wait_for_selector("h2:text-is('blk.1.attn_q.weight')")
+    page.reload()
+    page.wait_for_selector("h2:text-is('blk.1.attn_q.weight')")
+    assert page.input_value('[aria-label="Find a tensor"]') == "attn_q"
 
 
 def test_tensors_are_sought_and_ranks_cost(visit):
@@ -211,7 +234,7 @@ def test_the_line_of_the_moment_has_its_name(visit):
 
 def test_text_begins_with_a_text(visit):
     page = visit("#/text")
-    page.wait_for_function("document.querySelector('textarea').value.length > 0")
+    page.wait_for_selector("button[name=losses]:not([disabled])")
     assert page.input_value("textarea") == f"the {HOSTILE}"
 
 
@@ -253,6 +276,86 @@ def test_what_is_alive_follows_the_slider_and_the_click(visit):
     assert "node 4 of" not in page.inner_text("output")
     page.click("button:text-is('Peak')")
     page.wait_for_selector("section[aria-live] td")
+
+
+def test_the_graph_is_played_through_its_passes(visit):
+    page = visit("#/graph?section=1")
+    page.wait_for_selector(".picked svg")
+    n = page.get_by_role("listbox", name="Passes").locator("[role=option]").count()
+    page.click("[role=option]:has-text('as built')")
+    page.wait_for_selector("output:has-text('1 of')")
+    assert not page.locator(".part.backward").count()
+    press(page, "ArrowRight")
+    page.wait_for_selector(".part.backward .new")
+    assert "stage=1" in page.url and "section=1" in page.url
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_selector(f"output:has-text('{n} of {n}: plan')", timeout=60_000)
+    page.wait_for_selector(".frame rect.lane")
+    page.wait_for_selector("button:text-is('Play')")
+    page.go_back()
+    page.wait_for_selector("output:has-text(': thin_first')")
+
+
+def test_a_backward_section_is_seen_at_once_and_zoomed(visit):
+    page = visit("#/graph?section=1&direction=backward")
+    page.wait_for_selector(".picked svg")
+    seen = """() => {
+        const frame = document.querySelector(".picked .frame").getBoundingClientRect();
+        return [...document.querySelectorAll(".picked [data-node]")].filter((node) => {
+            const box = node.getBoundingClientRect();
+            return box.left >= frame.left && box.right <= frame.right
+                && box.top >= frame.top && box.bottom <= frame.bottom;
+        }).length;
+    }"""
+    until(lambda: page.evaluate(seen) > 0)
+    page.click(".picked button:text-is('Fit')")
+    n = page.locator(".picked [data-node]").count()
+    assert page.evaluate(seen) == n
+    page.click(".picked [aria-label='Larger']")
+    page.locator(".picked .frame").focus()
+    press(page, "+", "+", "+")
+    assert page.evaluate(seen) < n
+    press(page, "0")
+    assert page.evaluate(seen) == n
+
+
+def test_a_small_net_runs_backward_node_by_node(visit):
+    page = visit("#/backward")
+    page.wait_for_selector("output:has-text('15 of 29: scale, backward')")
+    assert page.locator("[data-state=later]").count() == 14
+    press(page, "ArrowRight", "ArrowRight")
+    page.wait_for_selector("output:has-text('17 of 29: sqr_back')")
+    assert page.url.endswith("step=16") and "backward of" in page.inner_text(".told")
+    page.reload()
+    page.wait_for_selector("output:has-text('17 of 29: sqr_back')")
+    page.hover("[data-node]:has-text('tanh') >> nth=0")
+    page.wait_for_selector(".told h3:has-text('tanh hidden')")
+    told = page.inner_text(".told")
+    assert "of the arena, from node 2 to" in told and "which comes at step 26" in told
+    assert page.locator(".told table.numbers").count() == 2, "its numbers and its gradient's"
+    page.mouse.move(5, 5)
+    page.wait_for_selector(".told h3:has-text('sqr_back')")
+    page.click(".told button.link:has-text('repeat 15')")
+    page.wait_for_selector("output:has-text('16 of 29: repeat')")
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_selector("output:has-text('18 of 29')", timeout=20_000)
+    page.get_by_role("button", name="Pause").click()
+    press(page, "Home")
+    page.wait_for_selector("output:has-text('1 of 29: mul_mat w1·x, forward')")
+
+
+def test_a_block_of_the_file_runs_backward(visit):
+    page = visit("#/backward")
+    page.wait_for_selector("output:has-text('15 of 29')")
+    page.select_option("select[name=kind]", "text")
+    page.wait_for_selector("figcaption:text-is('backward')")
+    page.select_option("select[name=part]", label="block 1")
+    until(lambda: "part=2" in page.url)
+    page.wait_for_selector("[data-state=now]")
+    page.reload()
+    page.wait_for_selector("[data-state=now]")
+    assert page.locator("select[name=part] option:checked").inner_text() == "block 1"
+    assert page.input_value("textarea") == f"the {HOSTILE}" and not page.locator("main img").count()
 
 
 # -- runs ---------------------------------------------------------------------------------------
@@ -417,12 +520,57 @@ def test_a_computation_is_stopped(visit, monkeypatch):
         ended.clear()
 
 
+def test_what_is_asked_of_a_text_and_chosen_stands_in_the_address(visit):
+    page = visit("#/text")
+    page.wait_for_selector("button[name=heads]:not([disabled])")
+    page.fill("textarea", "the other path")
+    page.click("button:text-is('All heads')")
+    page.wait_for_selector(".heads canvas")
+    page.click("[aria-label='head 2 of block 1']")
+    page.wait_for_selector("canvas.map")
+    assert page.input_value("select[name=head]") == "2" and "block=1" in page.url
+    page.locator(".reading [role=button]").nth(1).click()
+    page.reload()
+    page.wait_for_selector("canvas.map")
+    assert page.input_value("select[name=head]") == "2"
+    assert page.locator(".reading [aria-pressed=true]").inner_text() == "e"
+    page.go_back()
+    page.wait_for_selector(".heads canvas")
+    page.go_back()
+    page.wait_for_selector("section.card[hidden]", state="attached")
+
+
+def test_a_patch_at_a_click(visit):
+    page = visit("#/text?text=the+other+path&ask=lens")
+    page.locator(".lens td").nth(3).click()
+    page.wait_for_selector("h3:has-text('blk.1.out at')")
+    moved = page.inner_text(".moves")
+    page.fill("[aria-label='Another text']", "the ether path")
+    press(page, "Enter")
+    until(lambda: "other=" in page.url and page.inner_text(".moves") != moved)
+    page.locator(".lens [aria-selected=true]").focus()
+    press(page, "ArrowDown", "ArrowLeft")
+    page.wait_for_selector("h3:has-text('blk.0.out at')")
+    page.reload()
+    page.wait_for_selector("h3:has-text('blk.0.out at')")
+    assert page.input_value("[aria-label='Another text']") == "the ether path"
+
+
+def test_what_adds_to_a_logit(visit):
+    page = visit("#/text?text=the+other+path&ask=attribution")
+    page.wait_for_selector(".signed :text-is('blk.1.ffn_out')")
+    page.locator(".reading [role=button]").nth(2).click()
+    until(lambda: "at=2" in page.url)
+    page.wait_for_selector(".reading [aria-pressed=true] >> nth=0")
+
+
 # -- the whole ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [320, 700, 1600])
 @pytest.mark.parametrize(
-    "place", ["model/blk.0.attn_q.weight", "graph?section=1&node=2", "backward", "plan", "run", "text"]
+    "place",
+    ["model/blk.0.attn_q.weight", "graph?section=1&node=2", "backward", "plan", "run", "text"],
 )
 def test_nothing_is_wider_than_the_window(visit, place, width):
     page = visit(f"#/{place}", width)
@@ -457,7 +605,14 @@ def test_every_view_is_reached_with_the_keyboard(visit):
     page.wait_for_selector('[role="treeitem"]')
     press(page, "Tab")
     assert page.evaluate("document.activeElement.textContent") == "To the content"
-    views = {"Model": "model", "Graph": "graph", "Backward": "backward", "Memory": "plan", "Runs": "run", "Text": "text"}
+    views = {
+        "Model": "model",
+        "Graph": "graph",
+        "Backward": "backward",
+        "Memory": "plan",
+        "Runs": "run",
+        "Text": "text",
+    }
     for name, path in views.items():
         press(page, "Tab")
         assert page.evaluate("document.activeElement.textContent") == name

@@ -4,11 +4,15 @@ from collections import Counter
 
 import pytest
 from extras import reason
+from starlette.testclient import TestClient
 
 import pyggml
 from pyggml.alloc.usage import bytes_at, moment, peak
+from pyggml.cli.commands.view.app import make_app
 from pyggml.cli.commands.view.pictures import Pictures
 from pyggml.cli.commands.view.queries import Pass
+from pyggml.cli.commands.view.runs import Runs
+from pyggml.cli.commands.view.source import NoSource
 from pyggml.graph import Graph
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.trainer.passes import Passes
@@ -34,8 +38,61 @@ def test_a_training_graph(ask, plan_facts):
     assert dict(found["ops"])["flash_attn_back"] == 2
     graph_facts = sum(s["n"] * (s["forward"] + s["backward"]) for s in found["sections"])
     assert graph_facts == found["n_nodes"]
-    for i in range(len(found["sections"])):
-        assert f'data-section="{i}"' in found["svg"]
+    assert [s["index"] for s in found["sections"]] == list(range(len(found["sections"])))
+    assert found["sections"][1]["forward_ops"][0][0] == "rms_norm_mul"
+    assert found["streams"][0] == "F32[32, 32]"
+
+
+def test_the_passes_of_a_graph_are_told_and_what_each_changes(ask, plan_facts):
+    """As built, with its backward, each pass by its name, and the plan."""
+    last = ask("graph", **PASS)
+    names = [stage["name"] for stage in last["stages"]]
+    assert names[:2] == ["as built", "build_backward"] and names[-1] == "plan"
+    assert {"rematerialise", "with_joint_products"} < {*names}
+    assert len(names) > len({*names}), "of some passes both what they take and what they make"
+    assert last["stage"] == len(names) - 2, (
+        "the graph as it is planned, unless another is asked for"
+    )
+    found = [ask("graph", stage=i, **PASS) for i in range(len(names) - 1)]
+    assert not any(s["backward"] for s in found[0]["sections"])
+    for i, (stage, before) in enumerate(zip(found[1:], found, strict=False), 1):
+        new, gone = (
+            sum(s["n"] * s[f"{way}_marked"].get(mark, 0) for s in stage["sections"]
+                for way in ("forward", "backward"))
+            for mark in ("new", "gone")
+        )  # fmt: skip
+        if gone:
+            assert found[i]["n_nodes"] - found[i + 1]["n_nodes"] <= gone and not new
+            assert f"takes {gone}" in last["stages"][i]["told"]
+        else:
+            assert f"makes {new}" in last["stages"][i]["told"] or not new
+            assert stage["n_nodes"] <= before["n_nodes"] + new
+    plan = ask("graph", stage=len(names) - 1, **PASS)
+    assert plan["plan"] and "sections" not in plan
+
+
+def test_what_a_pass_takes_and_makes_is_coloured(ask):
+    stages = ask("graph", **PASS)["stages"]
+    takes = next(i for i, stage in enumerate(stages) if stage["told"].startswith("takes"))
+    fields = {"section": 1, "direction": "backward"}
+    before, after = (ask("graph/section", stage=i, **fields, **PASS) for i in (takes, takes + 1))
+    for found, mark, other in ((before, "gone", "new"), (after, "new", "gone")):
+        marked = [i for i, node in enumerate(found["nodes"]) if node["mark"] == mark]
+        assert marked and not any(node["mark"] == other for node in found["nodes"])
+        assert found["svg"].count(f' {mark}"') == len(marked)
+        assert not any(node["planned"] or node["lives"] for node in found["nodes"])
+    sought = ask("graph/search", words="swiglu_back", stage=0, **PASS)
+    assert sought["n_hits"] == 0 and ask("graph/search", words="swiglu_back", **PASS)["n_hits"]
+
+
+def test_the_small_net_needs_no_model(folder):
+    with TestClient(make_app(NoSource(), Runs(folder)), "http://localhost") as client:
+        found = client.get("/api/graph?kind=net&ctx=3").json()
+        assert found["svg"].count("data-node") == found["n_nodes"] + found["n_leaves"]
+        assert found["pass"]["ctx"] == 0, "which counts for nothing here"
+        assert client.get("/api/plan?kind=net&wide=300").json()["axis"] == [64, 300]
+        answer = client.get("/api/graph")
+        assert answer.status_code == 409 and "no model was named" in answer.text
 
 
 def test_the_graph_of_logits_has_no_backward_nodes(ask):
@@ -104,7 +161,11 @@ def test_checkpointing_takes_less(ask):
         ("graph", {"ctx": 65}, 400, "ctx is 65, wanted at most the model's 64"),
         ("graph", {"ctx": "9" * 400, "rank": "x"}, 400, "rank is 'x'"),
         ("graph", {"ctx": "８"}, 400, "ctx is"),
-        ("graph", {"kind": "backward"}, 400, "kind is 'backward', wanted logits or training"),
+        ("graph", {"kind": "x"}, 400, "kind is 'x', wanted logits or training or net"),
+        ("graph", {"stage": 50}, 404, "stage is 50, wanted at most 4, the plan"),
+        ("graph", {"stage": "x"}, 400, "stage is 'x'"),
+        ("graph/section", {"section": 1, "stage": 50}, 404, "stage is 50"),
+        ("plan", {"wide": 5000}, 400, "wide is '5000', wanted a whole number from 200 to 900"),
         ("plan", {"keep": "all"}, 400, "wanted costly or layers"),
         ("plan", {"modules": "attn_x"}, 400, "attn_x"),
         ("plan", {"modules": "a," * 300}, 400, "modules has more than 500 characters"),

@@ -37,7 +37,7 @@ export function stepper(name, choose, seconds = 1.2) {
   function press(event) {
     if (!node.isConnected) return document.removeEventListener("keydown", press);
     if (!node.offsetParent) return; // in a part that is not shown
-    const elsewhere = "input, textarea, select, summary, a, [role=listbox] *, [role=tree] *";
+    const elsewhere = "input, textarea, select, summary, a"; // lists and trees keep their own keys
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.target.closest(elsewhere)) return;
     if (event.key === " " && event.target.closest("button")) return; // which it presses
     const act = { ArrowLeft: () => go(at - 1), ArrowRight: () => go(at + 1), Home: () => go(0), End: () => go(n - 1), " ": toggle }[event.key];
