@@ -208,8 +208,9 @@ class Routes:
         question = await self._question(request)
 
         def work(stop: Event) -> dict[str, Any]:
-            models = self._source.model, self._model_of(question.run)
-            return activations.compare(*(StoppableModel(m, stop) for m in models), question)
+            base = StoppableModel(self._source.model, stop)
+            adapted = StoppableModel(self._model_of(question.run), stop)
+            return activations.compare(base, adapted, question)
 
         return Json(await self.worker.run(request, work))
 

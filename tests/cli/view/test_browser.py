@@ -121,7 +121,7 @@ def press(page, *keys):
 
 
 def until(holds):
-    """Wait for what no selector tells; the page's policy lets nothing be evaluated again and again."""
+    """Wait for what no selector tells: the page's policy refuses what playwright polls with."""
     for _ in range(300):
         if holds():
             return
@@ -542,17 +542,17 @@ def test_what_is_asked_of_a_text_and_chosen_stands_in_the_address(visit):
 
 def test_a_patch_at_a_click(visit):
     page = visit("#/text?text=the+other+path&ask=lens")
-    page.locator(".lens td").nth(3).click()
-    page.wait_for_selector("h3:has-text('blk.1.out at')")
+    page.locator(".lens td").nth(2).click()
+    page.wait_for_selector("h3:has-text('blk.0.out at')")
     moved = page.inner_text(".moves")
     page.fill("[aria-label='Another text']", "the ether path")
     press(page, "Enter")
     until(lambda: "other=" in page.url and page.inner_text(".moves") != moved)
     page.locator(".lens [aria-selected=true]").focus()
-    press(page, "ArrowDown", "ArrowLeft")
-    page.wait_for_selector("h3:has-text('blk.0.out at')")
+    press(page, "ArrowDown", "ArrowRight")
+    page.wait_for_selector("h3:has-text('blk.1.out at')")
     page.reload()
-    page.wait_for_selector("h3:has-text('blk.0.out at')")
+    page.wait_for_selector("h3:has-text('blk.1.out at')")
     assert page.input_value("[aria-label='Another text']") == "the ether path"
 
 
