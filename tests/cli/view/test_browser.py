@@ -120,12 +120,12 @@ def press(page, *keys):
         page.keyboard.press(key)
 
 
-def until(holds):
+def until(page, holds):
     """Wait for what no selector tells: the page's policy refuses what playwright polls with."""
     for _ in range(300):
         if holds():
             return
-        time.sleep(0.05)
+        page.wait_for_timeout(50)
     raise AssertionError("it did not come to be in 15 s")
 
 
@@ -176,7 +176,7 @@ def test_what_is_sought_and_opened_is_there_again(visit):
     page.wait_for_selector("th:text-is('rank 16')")
     assert page.input_value('[aria-label="Find a tensor"]') == "ffn_down"
     page.click("summary:text-is('LoRA')")
-    until(lambda: "LoRA" not in page.url)
+    until(page, lambda: "LoRA" not in page.url)
     page.fill('[aria-label="Find a tensor"]', "attn_q")
     page.click('[data-value="blk.1.attn_q.weight"]')
     page.wait_for_selector("h2:text-is('blk.1.attn_q.weight')")
@@ -307,7 +307,7 @@ def test_a_backward_section_is_seen_at_once_and_zoomed(visit):
                 && box.top >= frame.top && box.bottom <= frame.bottom;
         }).length;
     }"""
-    until(lambda: page.evaluate(seen) > 0)
+    until(page, lambda: page.evaluate(seen) > 0)
     page.click(".picked button:text-is('Fit')")
     n = page.locator(".picked [data-node]").count()
     assert page.evaluate(seen) == n
@@ -350,7 +350,7 @@ def test_a_block_of_the_file_runs_backward(visit):
     page.select_option("select[name=kind]", "text")
     page.wait_for_selector("figcaption:text-is('backward')")
     page.select_option("select[name=part]", label="block 1")
-    until(lambda: "part=2" in page.url)
+    until(page, lambda: "part=2" in page.url)
     page.wait_for_selector("[data-state=now]")
     page.reload()
     page.wait_for_selector("[data-state=now]")
@@ -547,7 +547,7 @@ def test_a_patch_at_a_click(visit):
     moved = page.inner_text(".moves")
     page.fill("[aria-label='Another text']", "the ether path")
     press(page, "Enter")
-    until(lambda: "other=" in page.url and page.inner_text(".moves") != moved)
+    until(page, lambda: "other=" in page.url and page.inner_text(".moves") != moved)
     page.locator(".lens [aria-selected=true]").focus()
     press(page, "ArrowDown", "ArrowRight")
     page.wait_for_selector("h3:has-text('blk.1.out at')")
@@ -560,7 +560,7 @@ def test_what_adds_to_a_logit(visit):
     page = visit("#/text?text=the+other+path&ask=attribution")
     page.wait_for_selector(".signed :text-is('blk.1.ffn_out')")
     page.locator(".reading [role=button]").nth(2).click()
-    until(lambda: "at=2" in page.url)
+    until(page, lambda: "at=2" in page.url)
     page.wait_for_selector(".reading [aria-pressed=true] >> nth=0")
 
 
