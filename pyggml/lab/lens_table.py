@@ -11,7 +11,7 @@ import numpy as np
 from pyggml.lab.linear import exact
 from pyggml.lab.tuned_lens import TunedLens
 from pyggml.look.draw import tokens
-from pyggml.look.lens import stream_logits
+from pyggml.look.lens import log_softmax, stream_logits
 from pyggml.model import Ids, Model
 
 _CELL, _MOST_COLUMNS = 10, 6  # characters of a token, and tokens that are printed
@@ -122,17 +122,11 @@ def _compare(ours: np.ndarray, theirs: np.ndarray) -> Compared:
     and KL(p ‖ q), each (T,)."""
     top, share, divergence = np.empty(len(ours), np.int32), np.empty(len(ours), np.float32), []
     for t, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
-        log_p, log_q = map(_log_softmax, (mine, its))
+        log_p, log_q = map(log_softmax, (mine, its))
         top[t] = its.argmax()
         share[t] = np.exp(log_q[top[t]])
         divergence.append(float(np.exp(log_p) @ (log_p - log_q)))
     return top, share, np.array(divergence)
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    z = logits.astype(np.float64)
-    z -= z.max()
-    return np.asarray(z - np.log(np.exp(z).sum()))
 
 
 def _short(piece: str) -> str:

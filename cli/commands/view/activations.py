@@ -45,7 +45,7 @@ def heads(model: Model, question: Question) -> dict[str, Any]:
     return _read(model, ids, n_all) | {"blocks": blocks}
 
 
-def lens_table(model: Model, question: Question) -> dict[str, Any]:
+def logit_lens(model: Model, question: Question) -> dict[str, Any]:
     """What every block would choose after each token if it were the last: [block][position] of
     [token, probability], the best first."""
     ids, n_all = _short(model, question.text)

@@ -253,7 +253,7 @@ _OF_TEXTS: dict[str, Callable[[Model, Question], dict[str, Any]]] = {
     "losses": reading.losses,
     "attention": reading.attention,
     "heads": activations.heads,
-    "lens": activations.lens_table,
+    "lens": activations.logit_lens,
     "attribution": activations.attribution,
     "patch": activations.patch,
 }

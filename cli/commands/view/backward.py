@@ -11,7 +11,6 @@ import numpy as np
 from pyggml import ops
 from pyggml.alloc import Plan
 from pyggml.alloc.lifetime import FOREVER
-from pyggml.backends.cpu import array
 from pyggml.backward import Keep, training_graph
 from pyggml.cli.commands.view.net import small_net
 from pyggml.cli.commands.view.queries import Question
@@ -20,6 +19,7 @@ from pyggml.cli.commands.view.source import Cancelled
 from pyggml.cli.commands.view.weights import sample
 from pyggml.cli.web.errors import ApiError
 from pyggml.graph import Graph
+from pyggml.graph.arrays import array
 from pyggml.graph.op import SAVED, NoGrad, has_kernel
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.reference import in_float64

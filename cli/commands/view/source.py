@@ -162,7 +162,7 @@ class StoppableModel(Model):
         calls = tuple(call for each in program.calls for call in (check, each))
         return replace(program, calls=calls)
 
-    def note_rounding(self) -> None:
+    def note_rounding(self, *changed: str) -> None:
         """The page says so."""
 
     def _ask(self) -> None:

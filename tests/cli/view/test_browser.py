@@ -567,16 +567,37 @@ def test_what_adds_to_a_logit(visit):
 # -- the whole ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [320, 700, 1600])
-@pytest.mark.parametrize(
-    "place",
-    ["model/blk.0.attn_q.weight", "graph?section=1&node=2", "backward", "plan", "run", "text"],
-)
-def test_nothing_is_wider_than_the_window(visit, place, width):
-    page = visit(f"#/{place}", width)
+PLACES = [
+    *("model/blk.0.attn_q.weight", "graph?section=1&node=2", "graph?section=1&direction=backward"),
+    *("backward?step=20", "backward?text=the+path&part=1", "plan", "plan?kind=net", "run", "text"),
+    *(f"text?text=the+path&ask={name}&block=1&at=2" for name in ("heads", "lens", "attribution")),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_nothing_is_wider_than_the_window(visit, place):
+    page = visit(f"#/{place}", 1600)
     page.wait_for_selector("main .card:visible")
     page.wait_for_timeout(300)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for width in (1600, 700, 320):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(100)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+SIDEWAYS = """() => [...document.querySelectorAll("main *")].filter((node) =>
+    /auto|scroll/.test(getComputedStyle(node).overflowX) && node.scrollWidth > node.clientWidth + 1
+).map((node) => node.className)"""
+
+
+@pytest.mark.parametrize(
+    "place", ["plan?node=3", "graph?section=1&direction=backward", "backward?step=20"]
+)
+def test_on_a_phone_no_picture_scrolls_sideways_in_its_card(visit, place):
+    page = visit(f"#/{place}", 390)
+    page.wait_for_selector("svg.drawn")
+    page.wait_for_timeout(300)
+    assert page.evaluate(SIDEWAYS) == []
 
 
 @pytest.mark.parametrize("place", ["#/toString", "#/%E0%A4%A", "#/model/%00", "#/plan?node=x"])
