@@ -10,13 +10,26 @@ linear_probes           what can be read from activations by a linear function; 
 top_examples            where in a text neurons or features are strongest
 train_tuned_lens        what each block would predict; TunedLens, lens_table
 windows_of              a text of any length as windows; activations_of, activation_rows
-without_heads, without_neurons, steering, rome  changes of a model as an adapter
+without_heads           changes of a model as an adapter; without_neurons, steering, rome
+compare_runs            what a change changed; compare_heads, compare_answers, weight_errors
 """
 
 from pyggml.lab.ablation import head_ablation
 from pyggml.lab.as_adapter import Steering, steering, without_heads, without_neurons
 from pyggml.lab.attribution import Attribution, direct_attribution
 from pyggml.lab.circuit import Circuit
+from pyggml.lab.comparison import (
+    AnswerDifference,
+    HeadDifference,
+    RunDifference,
+    UpdateSize,
+    WeightError,
+    compare_answers,
+    compare_heads,
+    compare_runs,
+    update_sizes,
+    weight_errors,
+)
 from pyggml.lab.edges import edge_attribution
 from pyggml.lab.effects import Effects
 from pyggml.lab.examples import TopExamples, top_examples
@@ -30,21 +43,29 @@ from pyggml.lab.rank_one import RankOneEdit, key_covariance, rome
 from pyggml.lab.tuned_lens import LensTraining, TunedLens, train_tuned_lens
 
 __all__ = [
+    "AnswerDifference",
     "Attribution",
     "Circuit",
     "Effects",
     "Factored",
+    "HeadDifference",
     "LensTable",
     "LensTraining",
     "Probe",
     "ProbeTable",
     "RankOneEdit",
+    "RunDifference",
     "Steering",
     "TopExamples",
     "TunedLens",
+    "UpdateSize",
+    "WeightError",
     "activation_patching",
     "activation_rows",
     "activations_of",
+    "compare_answers",
+    "compare_heads",
+    "compare_runs",
     "copying_score",
     "direct_attribution",
     "edge_attribution",
@@ -61,6 +82,8 @@ __all__ = [
     "steering",
     "top_examples",
     "train_tuned_lens",
+    "update_sizes",
+    "weight_errors",
     "windows_of",
     "without_heads",
     "without_neurons",
