@@ -178,9 +178,13 @@ def _read_checkpoint(data: bytes) -> None:
 
 @functools.cache
 def _run() -> tuple[Any, ...]:
-    from pyggml.lora.trainer.arithmetic import Arithmetic
+    from pyggml.lora.trainer.arithmetic import RunArithmetic
 
-    return {"parameters": np.zeros(8, np.float32)}, {"train": {"lr": 1e-3}}, Arithmetic.by(model())
+    return (
+        {"parameters": np.zeros(8, np.float32)},
+        {"train": {"lr": 1e-3}},
+        RunArithmetic.by(model()),
+    )
 
 
 def _checkpoint_seeds() -> list[bytes]:

@@ -27,7 +27,7 @@ _COMPILER_HERE = f"Python {_PYTHON}, Numba {version('numba')}"
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class RunArithmetic:
     """A compute type, never "auto", a vector unit, and what compiled the kernels: "int8",
     "avx512bf16", "Python 3.12, Numba 0.68.1"; "" if a checkpoint does not say."""
 
@@ -36,9 +36,9 @@ class Arithmetic:
     compiler: str = _COMPILER_HERE
 
     @staticmethod
-    def by(model: Model) -> Arithmetic:
+    def by(model: Model) -> RunArithmetic:
         """What computes a model in this process."""
-        return Arithmetic(model.backend.compute, CHOSEN.name)
+        return RunArithmetic(model.backend.compute, CHOSEN.name)
 
     def metadata(self) -> dict[str, str]:
         """As a checkpoint's file holds it."""
@@ -89,7 +89,7 @@ def stored_compute(path: Path) -> str | None:
     return None if stored is None else stored.compute
 
 
-def _arithmetic_of(file: gguf.GGUFFile) -> Arithmetic | None:
+def _arithmetic_of(file: gguf.GGUFFile) -> RunArithmetic | None:
     compute, vectors = file.get(_COMPUTE), file.get(_VECTORS)
     if compute is None and vectors is None:
         return None
@@ -103,4 +103,4 @@ def _arithmetic_of(file: gguf.GGUFFile) -> Arithmetic | None:
         wrong.append(f"{_COMPILER} is {brief(compiler)}, wanted text")
     if wrong:
         raise CheckpointError(wrong, f"{file.path}: ")
-    return Arithmetic(str(compute), str(vectors), str(compiler or ""))
+    return RunArithmetic(str(compute), str(vectors), str(compiler or ""))

@@ -3,7 +3,7 @@
 general.type      "checkpoint"
 checkpoint.step, .epoch, .index     steps made; windows read of the epoch under way
 checkpoint.run    JSON: what makes the run what it is, `identity.run_identity`, and its length
-checkpoint.compute, .vectors, .compiler     what computed it: `arithmetic.Arithmetic`
+checkpoint.compute, .vectors, .compiler     what computed it: `arithmetic.RunArithmetic`
 checkpoint.sha256 SHA-256 of all that is here: `_whole_digest`. Older files have checkpoint.digest,
                   that of the numbers, which is then all that is checked
 checkpoint.history.losses, .validation.steps, .losses, .tokens      `reports.History`
@@ -29,7 +29,7 @@ from pyggml import gguf
 from pyggml.errors import CheckpointError, GGUFError, PyggmlError
 from pyggml.gguf.fields import brief
 from pyggml.graph.dtypes import F32
-from pyggml.lora.trainer.arithmetic import Arithmetic
+from pyggml.lora.trainer.arithmetic import RunArithmetic
 from pyggml.lora.trainer.identity import (
     LENGTH,
     Run,
@@ -77,7 +77,7 @@ def save(
     progress: Progress,
     history: History,
     run: Run,
-    arithmetic: Arithmetic,
+    arithmetic: RunArithmetic,
 ) -> None:
     """Write a checkpoint; an older file at `path` stays whole until the new one is complete."""
     metadata = {
@@ -95,7 +95,11 @@ def save(
 
 
 def load(
-    path: Path, buffers: Buffers, run: Run, arithmetic: Arithmetic, model_files: Iterable[Path] = ()
+    path: Path,
+    buffers: Buffers,
+    run: Run,
+    arithmetic: RunArithmetic,
+    model_files: Iterable[Path] = (),
 ) -> Checkpoint:
     """Put a checkpoint's numbers into the buffers; where the run stood, and what came before.
 

@@ -9,7 +9,7 @@ from pyggml.errors import ConfigError, Fault, PyggmlError
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus
 from pyggml.lora.ranks import Ranks
-from pyggml.lora.trainer.arithmetic import Arithmetic
+from pyggml.lora.trainer.arithmetic import RunArithmetic
 from pyggml.lora.trainer.identity import differences
 from pyggml.model import Model
 
@@ -43,7 +43,7 @@ def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ran
             model.check_tokens(block.tokens.reshape(-1))
 
 
-def check_alike(ranks: Ranks, run: Mapping[str, Any], arithmetic: Arithmetic) -> None:
+def check_alike(ranks: Ranks, run: Mapping[str, Any], arithmetic: RunArithmetic) -> None:
     """Raises PyggmlError if a rank makes another run than the first, or computes it otherwise.
 
     run: what makes a run what it is, see `pyggml.lora.trainer.identity`. All ranks call this.

@@ -15,7 +15,7 @@ from pyggml.files import open_regular
 from pyggml.gguf.parse import MAGIC
 from pyggml.lora.optim import OPTIMISERS
 from pyggml.lora.trainer import checkpoint, lock
-from pyggml.lora.trainer.arithmetic import Arithmetic
+from pyggml.lora.trainer.arithmetic import RunArithmetic
 from pyggml.lora.trainer.best import BestParameters
 from pyggml.lora.trainer.checkpoint import Buffers, Progress
 from pyggml.lora.trainer.identity import LENGTH, Run, run_identity
@@ -80,7 +80,7 @@ class RunFolder:
         """Write the checkpoint of the last whole step; of all ranks it has the same bytes."""
         p, path = self._parameters.buffers, path_of(self.path, progress.step)
         self._model.devices.gather(p["data"], p["m"], p["v"])
-        here = Arithmetic.by(self._model)
+        here = RunArithmetic.by(self._model)
         checkpoint.save(path, self._buffers, progress, history, self.about, here)
 
     def prune(self) -> None:
@@ -98,7 +98,7 @@ class RunFolder:
         run stood. Raises CheckpointError as `checkpoint.load`, and if that is past this run's end.
         """
         path = newest(path) if path.is_dir() else path
-        here, files = Arithmetic.by(self._model), self._model.file.paths
+        here, files = RunArithmetic.by(self._model), self._model.file.paths
         stored = checkpoint.load(path, self._buffers, self._run, here, files)
         progress, n_steps, n_read = stored.progress, self._order.n_steps, self._order.n_read
         if progress.step > n_steps:

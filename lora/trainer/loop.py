@@ -11,7 +11,7 @@ from math import ceil, isfinite
 from time import perf_counter
 
 import pyggml
-from pyggml.lora.trainer.arithmetic import Arithmetic
+from pyggml.lora.trainer.arithmetic import RunArithmetic
 from pyggml.lora.trainer.bound import BoundRun
 from pyggml.lora.trainer.checks import check_alike
 from pyggml.lora.trainer.divergence import MAKES_NO_NUMBERS, MAY_BE_TOO_HIGH
@@ -48,7 +48,7 @@ class Trainer(BoundRun):
         fails, and CheckpointError if the folder for checkpoints is another run's.
         """
         start = self.progress.step
-        check_alike(self.ranks, self._folder.about, Arithmetic.by(self.model))
+        check_alike(self.ranks, self._folder.about, RunArithmetic.by(self.model))
         self._best.put_back()
         with ExitStack() as stack:
             with self.ranks.together():

@@ -25,7 +25,7 @@ _OF_CHATS = ("messages", "instruction", "system", "history", "tools")
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class ChatOpening:
     """Messages before an answer.
 
     weights   of those whose file gives them one
@@ -51,14 +51,14 @@ def prompt_text(cells: Cells) -> str:
     return text if not context or context in text else f"{context}\n{text}"
 
 
-def opening_of(cells: Cells) -> Opening:
+def opening_of(cells: Cells) -> ChatOpening:
     """The system's text, earlier rounds, and what is asked last."""
     messages, weights = _last_of(cells)
     rounds = cells.read("history", _rounds) if cells.has("history") else ()
     system = system_of(cells, (*rounds, *messages))
     n = len(system) + len(rounds)
     answers = (i for i, m in enumerate((*system, *rounds)) if m["role"] == "assistant")
-    return Opening((*system, *rounds, *messages), shift(weights, n), frozenset(answers))
+    return ChatOpening((*system, *rounds, *messages), shift(weights, n), frozenset(answers))
 
 
 def _last_of(cells: Cells) -> tuple[Messages, Weights]:

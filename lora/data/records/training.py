@@ -23,7 +23,7 @@ from pyggml.chat.messages import (
     weight_of,
 )
 from pyggml.lora.data.records.asking import (
-    Opening,
+    ChatOpening,
     check_not_learned,
     is_chat,
     messages_at,
@@ -104,7 +104,7 @@ def answer_of(cells: Cells, part: str) -> tuple[Messages, Weights]:
     return ({"role": "assistant", "content": cells.text(part)},), {}
 
 
-def _of_answers(opening: Opening) -> dict[int, float]:
+def _of_answers(opening: ChatOpening) -> dict[int, float]:
     """The weights of the assistant's messages alone."""
     weights, messages = opening.weights, opening.messages
     return {i: w for i, w in weights.items() if messages[i]["role"] == "assistant"}

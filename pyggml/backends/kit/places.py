@@ -9,7 +9,7 @@ from pyggml.graph.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferPlace:
     """What `Tensor.data` holds on a device: a buffer, and the tensor's first byte in it."""
 
     buffer: Any

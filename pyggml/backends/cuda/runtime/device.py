@@ -28,7 +28,7 @@ from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, CudaKernel, 
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Transfers, is_locked
 from pyggml.backends.kit.faults import Faults
-from pyggml.backends.kit.places import Place, host_view, span
+from pyggml.backends.kit.places import BufferPlace, host_view, span
 from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
@@ -54,7 +54,7 @@ class CudaBackend(Backend):
     def __init__(self, index: int = 0, compute: Compute = "bf16") -> None:
         self.name, self.index, self.compute = f"cuda:{index}", index, compute
         self._kernels = kernels()
-        self._spans: WeakKeyDictionary[Tensor, tuple[Place, Bytes]] = WeakKeyDictionary()
+        self._spans: WeakKeyDictionary[Tensor, tuple[BufferPlace, Bytes]] = WeakKeyDictionary()
         self._lasting: WeakKeyDictionary[Tensor, Any] = WeakKeyDictionary()
         self.unpacked: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
         with self._working():
@@ -97,7 +97,7 @@ class CudaBackend(Backend):
         return n_bytes if n_bytes < _PAGE // 2 else -(-n_bytes // _PAGE) * _PAGE
 
     def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
-        tensor.data = Place(arena, offset)
+        tensor.data = BufferPlace(arena, offset)
 
     def read(self, tensor: Tensor) -> np.ndarray:
         """As Backend.read. Raises PyggmlError if a kernel has found a fault in its data."""
@@ -138,7 +138,7 @@ class CudaBackend(Backend):
     def _bytes(self, t: Tensor) -> Bytes:
         """The bytes from the tensor's first element to its last, on the card."""
         place = t.root.data
-        assert isinstance(place, Place), f"{t!r} has no memory on {self.name}"
+        assert isinstance(place, BufferPlace), f"{t!r} has no memory on {self.name}"
         known = self._spans.get(t)
         if known is None or known[0] is not place:  # Numba takes longer to cut than to copy
             start = place.offset + t.offset

@@ -10,7 +10,7 @@ import wgpu
 
 from pyggml.backends.base import Backend
 from pyggml.backends.kit.faults import Faults
-from pyggml.backends.kit.places import Place, host_view, span
+from pyggml.backends.kit.places import BufferPlace, host_view, span
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import kernels
 from pyggml.backends.webgpu.wgsl.shader import WORD, BufferRange, Dispatch, Shaders
@@ -102,7 +102,7 @@ class WebGPUBackend(Backend):
             return self.device.create_buffer(size=size, usage=_USAGE)
 
     def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
-        tensor.data = Place(arena, offset)
+        tensor.data = BufferPlace(arena, offset)
 
     def read(self, tensor: Tensor) -> np.ndarray:
         if not tensor.n_elements:
@@ -123,10 +123,10 @@ class WebGPUBackend(Backend):
         with self._working():
             self.device.queue.write_buffer(place.buffer, start - first, spanned)
 
-    def _place(self, t: Tensor) -> tuple[Place, int]:
+    def _place(self, t: Tensor) -> tuple[BufferPlace, int]:
         """The memory of a tensor's root, and where the tensor begins in its buffer."""
         place = t.root.data
-        assert isinstance(place, Place), f"{t!r} has no memory on {self.name}"
+        assert isinstance(place, BufferPlace), f"{t!r} has no memory on {self.name}"
         return place, place.offset + t.offset
 
     def _bytes(self, t: Tensor) -> np.ndarray:
