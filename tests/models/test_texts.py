@@ -11,6 +11,7 @@ import pyggml
 from pyggml import At
 from pyggml import functions as F
 from pyggml.errors import ConfigError, DataError, ShapeError
+from pyggml.generation import Batch
 from pyggml.lora import LoraConfig, attach
 from pyggml.models import ARCHITECTURES
 from pyggml.models.taps import fits
@@ -243,3 +244,36 @@ def test_an_adapter_serves_all_texts(llama):
         pair.b.data[:] = 0.05
     for found, text in zip(adapter.model.logits(TEXTS), TEXTS, strict=True):
         assert_same(found, adapter.model.logits(text))
+
+
+# -- generation -----------------------------------------------------------------------------------
+
+
+def test_sequences_that_are_generated_together_are_read_and_changed_by_slot(llama):
+    """A pass of several gives lists, in the order of the slots; a pass of one gives an array."""
+    texts = [np.arange(1, 13), np.arange(3, 8), np.arange(20, 29)]
+    batch = Batch(llama, 3, 20)
+    slots = [batch.open() for _ in texts]
+    with llama.trace(
+        "blk.1.out", "logits", scale={"blk.0.out": At(0.5, rows=[0, -1], tokens=[2, 8])}
+    ) as t:
+        first = batch.feed({slot: text[:4] for slot, text in zip(slots, texts, strict=True)})
+        rest = batch.feed({slots[2]: texts[2][4:], slots[0]: texts[0][4:]})
+        last = batch.feed({slots[1]: texts[1][4:]})
+    assert [len(a) for a in t.runs("blk.1.out")[0]] == [4, 4, 4]
+    assert [len(a) for a in t.runs("blk.1.out")[1]] == [8, 5]
+    assert t["blk.1.out"].shape == (1, 256)
+    for i, text in enumerate(texts):
+        tokens = [] if i == 1 else [2, 8]
+        with llama.trace("blk.1.out", scale={"blk.0.out": At(0.5, tokens)}) as one:
+            wanted = llama.logits(text)
+        found = (last if i == 1 else rest)[slots[i]]
+        np.testing.assert_allclose(found, wanted[-1], rtol=0, atol=2e-5)
+        np.testing.assert_allclose(first[slots[i]], wanted[3], rtol=0, atol=2e-5)
+        np.testing.assert_allclose(t.runs("logits")[0][i][0], wanted[3], rtol=0, atol=2e-5)
+        assert_same(t.runs("blk.1.out")[0][i], one["blk.1.out"][:4])
+    with (
+        llama.trace(scale={"blk.0.out": At(0, rows=[3])}),
+        pytest.raises(ShapeError, match="no row 3 in a batch of 3"),
+    ):
+        batch.feed({slots[1]: [1]})
