@@ -13,7 +13,7 @@ from pyggml.graph.dtypes import I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.model import Model
 from pyggml.models import Cache, Inputs, Taps, Trace, build, record
-from pyggml.models.batch_rows import Slots
+from pyggml.models.batch_rows import Slots, is_pattern
 from pyggml.runtime import Arenas, Program
 from pyggml.sizes import round_up
 
@@ -83,8 +83,21 @@ class TokenPass:
         if self.taps:
             values = {name: self.program.read(t) for name, t in self.taps.read.items()}
             ends = {name: counts if name in ("output", "logits") else lengths for name in values}
-            record(self.model.traces, {n: _parts(a, ends[n]) for n, a in values.items()})
+            parts = {name: self._parts(name, a, ends[name]) for name, a in values.items()}
+            record(self.model.traces, parts)
         return self.program.read(self.logits)[: sum(counts)]
+
+    def _parts(
+        self, name: str, a: np.ndarray, counts: Sequence[int]
+    ) -> np.ndarray | list[np.ndarray]:
+        """The first rows of an activation, as many of each sequence; of one they are an array. A
+        pattern has what is read of the sequence."""
+        ends = [*accumulate(counts)]
+        parts = [a[end - n : end] for n, end in zip(counts, ends, strict=True)]
+        if is_pattern(name):
+            keys = [slice(self.span[end - 1, 0], self.span[end - 1, 1]) for end in ends]
+            parts = [part[..., own] for part, own in zip(parts, keys, strict=True)]
+        return parts[0] if len(parts) == 1 else parts
 
     def release(self) -> None:
         """Let go of the arena: nodes refer to each other in circles, which would keep it."""
@@ -154,10 +167,3 @@ class TokenPasses:
         logits = build(model.parts, inputs, model.adapters, self.cache, wanted, taps)
         program = model.program(logits, taps, self._arenas)
         return TokenPass(model, program, logits, taps, *map(array, filled))
-
-
-def _parts(a: np.ndarray, counts: Sequence[int]) -> np.ndarray | list[np.ndarray]:
-    """The first rows of an array, as many of each sequence; of one sequence as they are."""
-    if len(counts) == 1:
-        return a[: counts[0]]
-    return [a[end - n : end] for n, end in zip(counts, accumulate(counts), strict=True)]

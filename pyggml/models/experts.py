@@ -134,6 +134,7 @@ class Experts(Part):
             ups = (net.by_expert(f"{at}ffn_{x}{self.suffix}", rows, chosen) for x in self._ups)
             inner = self.unit(*map(net.large, ups))
         inner = inner if self.bias or self.first else mul(inner, weights)
+        inner = net.tap(f"{at}ffn_neurons{self.suffix}", inner)
         y = net.by_expert(f"{at}ffn_down{self.suffix}", inner, chosen)
         y = mul(y, weights) if self.bias else y
         return reshape(repeat_back(y, (n_tokens, 1, n_embd)), (n_tokens, n_embd))

@@ -17,6 +17,7 @@ from pyggml.ops import (
     narrow,
     permute,
     repeat,
+    reshape,
     scale,
     soft_max,
     step,
@@ -42,7 +43,8 @@ def open_attention(
 ) -> Tensor:
     """What `flash_attn_ext` gives of these (T, n, size_v), of which `name` is the pattern.
 
-    The pattern is (T, n, S) for S keys: row t of a head has the weights of what token t reads.
+    The pattern is (T, n, S) for S keys: row t of a head has the weights of what token t reads. One
+    that is changed reads no rows of a cache but those of the token's sequence, up to itself.
     """
     k, v = (x if x.dtype is F32 else cpy(x, F32) for x in (k, v))
     scores = mul_mat(_by_head(k), _by_head(q))  # (n, T, S)
@@ -50,7 +52,12 @@ def open_attention(
         scores = scale(tanh(scale(scores, factor / logit_softcap)), logit_softcap)
     bias = net.once(("open", span, bool(max_bias)), lambda: _bias(span, k.shape[0], max_bias))
     p = soft_max(scores, bias, 1.0 if logit_softcap else factor, max_bias, sinks)
-    p = net.tap(name, cont(permute(p, (1, 0, 2))), q.shape[1])
+    before = cont(permute(p, (1, 0, 2)))
+    p = net.tap(name, before, q.shape[1])
+    if net.cache is not None and p is not before:
+        own, n_keys = net.inputs.span, k.shape[0]
+        bias = net.once(("open", own, False), lambda: _bias(own, n_keys, 0.0))
+        p = mul(p, reshape(step(scale(bias, 1.0, 1.0)), (-1, 1, n_keys)))
     values = cont(permute(v, (1, 2, 0)))  # (n_kv, size_v, S)
     return cont(permute(mul_mat(values, _by_head(p)), (1, 0, 2)))
 

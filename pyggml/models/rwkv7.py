@@ -82,7 +82,7 @@ class ChannelMix(Part):
 
     def value(self, net: Net, at: str, x: Tensor) -> Tensor:
         """value(relu(key(x))²)."""
-        k = sqr(relu(net.linear(f"{at}channel_mix_key", x)))
+        k = net.tap(f"{at}ffn_neurons", sqr(relu(net.linear(f"{at}channel_mix_key", x))))
         return net.linear(f"{at}channel_mix_value", k)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pyggml.errors import ConfigError, ShapeError
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Shape, Tensor, leaf
-from pyggml.models.batch_rows import BatchRows, Once, Slots
+from pyggml.models.batch_rows import BatchRows, Once, Slots, is_pattern
 from pyggml.ops import add, clamp, cpy, get_rows, mul, repeat, reshape, sub
 
 Numbers = tuple[int, ...] | None  # None: all
@@ -115,14 +115,27 @@ class Spot:
     def mask(self, name: str, x: Tensor, run: Run, n_heads: int) -> Tensor | None:
         """1 where x changes and 0 elsewhere, in a shape that tiles x's; None for everywhere.
 
-        Raises ShapeError for a head or a neuron that x has not, or as `Run.mask` does.
+        Raises ShapeError for a head or a neuron that x has not, ConfigError for tokens of a pattern
+        that generation cannot number, or as `Run.mask` does.
         """
+        self._expect_keys(name, run)
         along = self._along_rows(name, x.shape, n_heads)
         if self.tokens is None and self.rows is None:
             return None if along is None else leaf(along)
         shape = x.shape[0], *(1,) * (len(x.shape) - 1)
         down = reshape(run.mask(name, self.tokens, self.rows), shape)
         return down if along is None else mul(repeat(leaf(along), x.shape), down)
+
+    def _expect_keys(self, name: str, run: Run) -> None:
+        """ConfigError if tokens that a pattern reads have no numbers in a run: in generation those
+        of several sequences, and those from the end."""
+        if self.neurons is None or not is_pattern(name) or not isinstance(run.rows, Slots):
+            return
+        if run.rows.n > 1 or min(self.neurons, default=0) < 0:
+            raise ConfigError(
+                f"{name}: while texts are generated, neurons are the tokens that a pattern reads "
+                "of one sequence alone, from its start"
+            )
 
     def numbers(self, name: str, shape: Shape, n_heads: int) -> np.ndarray:
         """The same of one text's activation, whatever the rows, as bool that broadcasts to it."""

@@ -11,6 +11,7 @@ blk.3.attn_head.1  (T, size)            that of one head *
 blk.3.attn_out     (T, n_embd)          what attention, or the recurrence in its place, adds
 blk.3.mid          (T, n_embd)          the residual stream between attention and feed-forward
 blk.3.ffn_neurons  (T, n_ff)            the feed-forward's neurons: what its last matrix multiplies
+blk.3.ffn_neurons_exps (T, n_used, n_ff) those of a mixture's chosen experts
 blk.3.ffn_out      (T, n_embd)          what the feed-forward part adds
 blk.3.per_layer_out (T, n_embd)         what the layer's own input adds (pyggml.models.per_layer)
 blk.3.out          (T, n_embd)          the residual stream after the block

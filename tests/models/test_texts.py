@@ -249,6 +249,35 @@ def test_an_adapter_serves_all_texts(llama):
 # -- generation -----------------------------------------------------------------------------------
 
 
+def test_a_pattern_of_generation_is_of_the_sequence_alone(llama):
+    """Read, it has the sequence's tokens; changed, it reads no row of another one."""
+    texts = [np.arange(1, 13), np.arange(3, 8)]
+    name = "blk.1.attn_pattern"
+    batch = Batch(llama, 2, 20)
+    slots = [batch.open() for _ in texts]
+    batch.feed(dict(zip(slots, [[40] * 15, [50] * 15], strict=True)))
+    for slot in slots:
+        slot.truncate(0)
+    with llama.trace(name) as t:
+        batch.feed({slot: text[:4] for slot, text in zip(slots, texts, strict=True)})
+        batch.feed({slots[0]: texts[0][4:]})
+    with llama.trace(name) as whole:
+        llama.logits(texts[0])
+    np.testing.assert_allclose(t.runs(name)[0][0], whole[name][:4, :, :4], rtol=0, atol=1e-5)
+    assert [p.shape for p in t.runs(name)[0]] == [(4, 4, 4)] * 2
+    np.testing.assert_allclose(t[name], whole[name][4:], rtol=0, atol=1e-5)
+    with llama.trace(add={name: At(0.1, tokens=[4])}):
+        found = batch.feed({slots[1]: texts[1][4:]})[slots[1]]
+        np.testing.assert_allclose(found, llama.logits(texts[1])[-1], rtol=0, atol=2e-5)
+    for n_slots, neurons in ((2, [0]), (1, [-1])):
+        slot = (several := Batch(llama, n_slots, 20)).open()
+        with (
+            llama.trace(scale={name: At(0, neurons=neurons)}),
+            pytest.raises(ConfigError, match="neurons are the tokens that a pattern reads of one"),
+        ):
+            several.feed({slot: [1, 2]})
+
+
 def test_sequences_that_are_generated_together_are_read_and_changed_by_slot(llama):
     """A pass of several gives lists, in the order of the slots; a pass of one gives an array."""
     texts = [np.arange(1, 13), np.arange(3, 8), np.arange(20, 29)]

@@ -66,6 +66,10 @@ def test_what_is_made_on_demand_is_offered_and_made(architecture):
     for name, x in taps.read.items():
         if name.endswith("attn_pattern"):
             assert x.shape == (3, taps.read[name.replace("attn_pattern", "q")].shape[1], 3)
+    for at in (f"blk.{i}." for i in range(parts.config.n_layer)):
+        for of, words in (("q", ("attn_pattern", "attn_head.0")), ("ffn_out", ("ffn_neurons",))):
+            missing = [w for w in words if not any(n.startswith(at + w) for n in taps.read)]
+            assert not (f"{at}{of}" in taps.read and missing), (at, missing)
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
