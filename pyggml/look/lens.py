@@ -25,7 +25,7 @@ from warnings import warn
 import numpy as np
 
 from pyggml.backward import build_backward
-from pyggml.errors import ConfigError, DataError
+from pyggml.errors import ConfigError, DataError, first_names, suggestion
 from pyggml.graph import Graph
 from pyggml.graph.arrays import read
 from pyggml.graph.tensor import Tensor, leaf
@@ -191,9 +191,13 @@ def logit_attribution(model: Model, ids: Ids, token: int, at: int = -1) -> dict[
     The last norm counts as fixed: its factor, and its mean if it takes one off, are those of the
     whole residual stream (direct logit attribution, Elhage et al. 2021). So do the factors by which
     layers multiply their output. The values and "bias", which stands for what the norm and the
-    output matrix add themselves, sum to the logit before a soft cap. Raises ConfigError for a model
-    whose residual stream is several vectors, so that what a branch adds is in none of them alone.
+    output matrix add themselves, sum to the logit before a soft cap. Raises DataError for a token
+    or a position that there is not, and ConfigError for a model whose residual stream is several
+    vectors, so that what a branch adds is in none of them alone.
     """
+    if not -len(ids) <= at < len(ids):
+        raise DataError(f"there is no position {at} in a text of {len(ids)} tokens")
+    model.check_tokens([token], "token")
     if not isinstance(model.parts.decoder.norm, Norm | None):
         raise ConfigError(f"{model.config.architecture} has a residual stream of several vectors")
     endings = "attn_out", "ffn_out", "per_layer_out"
@@ -272,6 +276,11 @@ def integrated_gradients(
     if n_steps < 1:
         raise ConfigError(f"n_steps is {n_steps}, wanted 1 or more")
     whole = model.grad(metric, texts, *patterns)
+    if isinstance(baseline, Mapping) and (others := [n for n in baseline if n not in whole[0].at]):
+        raise ConfigError(
+            f"baseline has {others[0]}, which is not differentiated by"
+            + (suggestion(others[0], whole[0].at) or f": {first_names([*whole[0].at], 3)} are")
+        )
     names, alphas = [*whole[0].at], [*(np.arange(n_steps) + 0.5) / n_steps, 0.0]
     sweep = model.sweep(metric, texts, *names, by=names)
     shares: list[dict[str, np.ndarray]] = [{} for _ in texts]

@@ -163,6 +163,6 @@ def check_names(patterns: Iterable[str], known: Sequence[str]) -> None:
     strangers = [p for p in patterns if not any(fnmatchcase(name, p) for name in known)]
     if strangers:
         names = ", ".join(dict.fromkeys(strangers))
-        near = suggestion(strangers[0], known) if names == strangers[0] else ""
+        near = next(filter(None, (suggestion(name, known) for name in strangers)), "")
         some = f"; there are {', '.join([*known[:6], '…', *known[-3:]])}"
         raise ConfigError(f"no activation is named {names}{near or some}")

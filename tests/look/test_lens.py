@@ -289,3 +289,11 @@ def test_what_does_not_fit_is_refused(llama):
         lens.patch(llama, IDS, IDS[:5], "blk.0.out", tokens=[0])
     with pytest.raises(ConfigError, match="block 0 has no attention"):
         lens.attention_maps(opened("mamba"), IDS)
+    with pytest.raises(DataError, match="there is no position 12 in a text of 12 tokens"):
+        lens.logit_attribution(llama, IDS, 3, at=12)
+    with pytest.raises(DataError, match="token: ids from 512 to 512, wanted 0 to 511"):
+        lens.logit_attribution(llama, IDS, 512)
+    with pytest.raises(ConfigError, match="baseline has blk.0.outt, .*: did you mean 'blk.0.out'"):
+        lens.integrated_gradients(
+            llama, IDS, difference, "blk.0.out", baseline={"blk.0.outt": 1.0}, n_steps=2
+        )

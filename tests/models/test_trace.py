@@ -364,7 +364,7 @@ MISTAKES = [
         "blk.9.out",
         {"scale": {"q*": 1}},
         ConfigError,
-        r"no activation is named blk.9.out, q\*; there",
+        r"no activation is named blk.9.out, q\*: did you mean 'blk.\d.out'",
     ),
     (
         "logits",
