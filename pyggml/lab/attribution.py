@@ -80,6 +80,9 @@ class Attribution:
         values = np.concatenate([self.heads, self.branches[:, 1:]], axis=1)
         return signed_map(values, rows, columns, "direct logit attribution")
 
+    def _repr_html_(self) -> str:
+        return self.draw()
+
 
 def direct_attribution(
     model: Model, ids: Ids, token: int, other: int | None = None, at: int = -1

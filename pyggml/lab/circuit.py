@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from html import escape
 
 import numpy as np
 
@@ -93,3 +94,7 @@ class Circuit:
             if there[:, r].any() and there[s].any()
         ]
         return edges_picture(self.top(self.n_edges), links, "circuit")
+
+    def _repr_html_(self) -> str:
+        few = self.n_edges <= MOST_DRAWN
+        return self.draw() if few else f"<pre>{escape(str(self))}</pre>"

@@ -69,6 +69,9 @@ class Effects:
         labels = [*map(", ".join, product(*rows))] if rows else [""]
         return signed_map(self.shown.reshape(len(labels), -1), labels, columns, self.about)
 
+    def _repr_html_(self) -> str:
+        return self.draw()
+
 
 def metric_of(model: Model, metric: Metric, ids: Ids) -> float:
     """The metric of a text, with what traces change. ShapeError if it is not one number."""

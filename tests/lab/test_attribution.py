@@ -63,6 +63,7 @@ def test_what_a_trace_takes_away_adds_nothing(llama, clean):
 def test_the_picture_and_the_table_name_parts(llama, clean):
     found = pyggml.lab.direct_attribution(llama, clean, 7)
     svg = found.draw()
+    assert found._repr_html_() == svg
     assert svg.startswith("<svg") and f"block 1, head 3: {found.heads[1, 3]:.4g}" in svg
     (name, x), *_ = found.top(1)
     assert abs(x) == max(

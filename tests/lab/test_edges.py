@@ -111,10 +111,11 @@ def test_circuits_are_told_and_drawn(edges):
     assert svg.count('class="edge"') == 3 and svg.count('class="edge negative"') == 1
     assert "blk.0.attn_head.0 → blk.1.ffn: +2" in svg and "stroke-dasharray" in svg
     assert str(edges).endswith(f"and {edges.n_edges - 20:,} more")
-    assert edges.draw().startswith("<svg")
-    many = np.ones((30, 30))
+    assert edges.draw().startswith("<svg") and edges._repr_html_() == edges.draw()
+    many = Circuit(["<x>"] * 30, ["y"] * 30, np.ones((30, 30)), [[]] * 30)
     with pytest.raises(ConfigError, match="900 edges, at most 400 can be seen: prune"):
-        Circuit(["x"] * 30, ["y"] * 30, many, [[]] * 30).draw()
+        many.draw()
+    assert many._repr_html_().startswith("<pre>900 edges") and "&lt;x&gt; → y" in many._repr_html_()
 
 
 def test_what_does_not_fit_is_refused(llama, opened, clean, corrupt, difference):

@@ -64,6 +64,7 @@ def test_all_three_axes_and_a_choice_of_layers(llama, clean, corrupt, difference
     assert found.values.shape == (1, 10, 2) and told == [(i + 1, 20) for i in range(20)]
     assert found.values[0, 9, 0] != found.values[0, 9, 1]
     assert "layer 1, token 3" in found.draw() and "head 3" in found.draw()
+    assert found._repr_html_() == found.draw()
     name, share = found.top(1)[0]
     assert abs(share) == np.abs(found.shares).max() and f"{share:+.4f}  {name}" in str(found)
 
