@@ -39,10 +39,10 @@ def serve_app() -> Any:
 def view_app() -> Any:
     """`pyggml view` of the small model."""
     from pyggml.cli.commands.view.app import make_app
-    from pyggml.cli.commands.view.source import Source
+    from pyggml.cli.commands.view.source import ViewedFile
 
     model()
-    return make_app(Source(folder() / "model.gguf"), None)
+    return make_app(ViewedFile(folder() / "model.gguf"), None)
 
 
 _APPS = {"serve": serve_app, "view": view_app}

@@ -13,7 +13,7 @@ import click
 
 from pyggml import gguf
 from pyggml.cli.commands.inspect import facts, present
-from pyggml.cli.commands.inspect.sections import CellTable, Section
+from pyggml.cli.commands.inspect.sections import CellTable, ReportSection
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.kinds import PAGE
@@ -182,7 +182,7 @@ def _check(wanted: Inspection, twice: bool, html: Path | None, as_json: bool) ->
         raise ConfigError(faults)
 
 
-def _inspect(wanted: Inspection) -> tuple[dict[str, Any], list[Section]]:
+def _inspect(wanted: Inspection) -> tuple[dict[str, Any], list[ReportSection]]:
     """All that was asked for, as plain values and as sections."""
     if wanted.file.suffix == ".dat":
         values = facts.dat_facts(wanted.file)
@@ -209,14 +209,14 @@ def _tensors(file: gguf.GGUFFile) -> CellTable:
     return CellTable(("tensor", "type", "shape", "bytes"), rows, frozenset({3}))
 
 
-def _training(wanted: Inspection, values: dict[str, Any]) -> list[Section]:
+def _training(wanted: Inspection, values: dict[str, Any]) -> list[ReportSection]:
     """The plan and the graph; the plan's numbers also where a rank and a context are given."""
     costed = wanted.ctx is not None and wanted.rank is not None and "lora" in values
     if not (wanted.plan or wanted.graph or (costed and values["lora"]["buildable"])):
         return []
     from pyggml.cli.commands.inspect import training
 
-    settings = training.Settings(
+    settings = training.PlanSettings(
         wanted.rank or RANK, wanted.ctx or CTX, wanted.batch, wanted.grad_checkpointing
     )
     planned = training.plan_pass(ModelSource(wanted.file).load(), settings)
@@ -226,7 +226,7 @@ def _training(wanted: Inspection, values: dict[str, Any]) -> list[Section]:
     return [*sections, *([training.graph_section(planned)] if wanted.graph else [])]
 
 
-def _reading(wanted: Inspection, values: dict[str, Any]) -> list[Section]:
+def _reading(wanted: Inspection, values: dict[str, Any]) -> list[ReportSection]:
     if wanted.text is None:
         return []
     from pyggml.cli.commands.inspect import reading
@@ -244,7 +244,7 @@ def _reading(wanted: Inspection, values: dict[str, Any]) -> list[Section]:
     return sections
 
 
-def _write(path: Path, title: str, sections: Sequence[Section]) -> None:
+def _write(path: Path, title: str, sections: Sequence[ReportSection]) -> None:
     from pyggml.cli.commands.inspect import html as html_page
 
     html_page.write(path, title, sections)

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pyggml.cli.commands.inspect.sections import Section
+from pyggml.cli.commands.inspect.sections import ReportSection
 from pyggml.cli.terminal.kinds import PAGE_WORDS
 from pyggml.cli.web import pages
 from pyggml.look.draw import heat, svg, tokens
 
 
-def write(path: Path, title: str, sections: Sequence[Section]) -> None:
+def write(path: Path, title: str, sections: Sequence[ReportSection]) -> None:
     """Raises PyggmlError if the disk refuses."""
     pages.write(path, render(title, sections))
 
 
-def render(title: str, sections: Sequence[Section]) -> str:
+def render(title: str, sections: Sequence[ReportSection]) -> str:
     return pages.render(
         *("pyggml.cli.commands.inspect", "page.html"),
         styles=("page.css",),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pyggml.cli.commands.inspect.sections import CellTable, Section
+from pyggml.cli.commands.inspect.sections import CellTable, ReportSection
 from pyggml.cli.terminal.show import count, plural, printable, size
 from pyggml.errors import first_names
 
@@ -39,24 +39,24 @@ def head(f: Facts) -> str:
     return printable(f"{name} ({about.get('architecture') or f['file']['kind']})")
 
 
-def sections(f: Facts, every_tensor: CellTable | None, template: bool) -> list[Section]:
+def sections(f: Facts, every_tensor: CellTable | None, template: bool) -> list[ReportSection]:
     """The glance at a file, in the order in which one asks."""
-    parts = [Section("file", list(_file_rows(f)))]
+    parts = [ReportSection("file", list(_file_rows(f)))]
     if "model" in f:
-        parts.append(Section("architecture", list(_model_rows(f["model"]))))
+        parts.append(ReportSection("architecture", list(_model_rows(f["model"]))))
     if f["tensors"]["n"]:
         parts.append(_types(f["tensors"]))
         table = every_tensor or _folded_table(f["tensors"])
-        parts.append(Section("tensors", table=table))
+        parts.append(ReportSection("tensors", table=table))
     if "lora" in f:
         parts.append(_lora(f["lora"]))
     if "tokenizer" in f:
-        parts.append(Section("tokenizer", list(_tokenizer_rows(f["tokenizer"]))))
+        parts.append(ReportSection("tokenizer", list(_tokenizer_rows(f["tokenizer"]))))
     if "chat_template" in f:
         parts.append(_template(f["chat_template"], template))
     rows = [(key, _value(v)) for key, v in f["metadata"].items()]
     parts.append(
-        Section("metadata", table=CellTable(("key", "value"), rows), folded=len(rows) > 20)
+        ReportSection("metadata", table=CellTable(("key", "value"), rows), folded=len(rows) > 20)
     )
     return parts
 
@@ -153,7 +153,7 @@ def _number(x: Any) -> str:
 # -- tensors --------------------------------------------------------------------------------------
 
 
-def _types(tensors: Facts) -> Section:
+def _types(tensors: Facts) -> ReportSection:
     rows = [
         (
             t["type"],
@@ -165,7 +165,7 @@ def _types(tensors: Facts) -> Section:
         for t in tensors["types"]
     ]
     names = ("type", "tensors", "numbers", "bytes", "share")
-    return Section("types", table=CellTable(names, rows, frozenset({1, 2, 3, 4})))
+    return ReportSection("types", table=CellTable(names, rows, frozenset({1, 2, 3, 4})))
 
 
 def _folded_table(tensors: Facts) -> CellTable:
@@ -187,9 +187,11 @@ def shape(sizes: list[int]) -> str:
 # -- training -------------------------------------------------------------------------------------
 
 
-def _lora(lora: Facts) -> Section:
+def _lora(lora: Facts) -> ReportSection:
     if not lora["buildable"]:
-        return Section("LoRA", [("no", f"pyggml cannot build it: {printable(lora['why_not'])}")])
+        return ReportSection(
+            "LoRA", [("no", f"pyggml cannot build it: {printable(lora['why_not'])}")]
+        )
     rank = lora["rank"]
     rows = [
         (
@@ -216,7 +218,7 @@ def _lora(lora: Facts) -> Section:
         whole = p["arena_bytes"] + p["parameter_bytes"]
         ctx = f"{plural(p['batch'], 'window')} of {p['ctx']} tokens"
         said.append(("memory", f"{size(whole)} with the graph of {ctx}; the weights stay mapped"))
-    return Section("LoRA", said, CellTable(names, rows, frozenset({3})))
+    return ReportSection("LoRA", said, CellTable(names, rows, frozenset({3})))
 
 
 # -- words ----------------------------------------------------------------------------------------
@@ -234,13 +236,13 @@ def _tokenizer_rows(t: Facts) -> Iterator[tuple[str, str]]:
             yield "adds" if t[flag] else "adds no", flag.removeprefix("add_").replace("_", " ")
 
 
-def _template(t: Facts, whole: bool) -> Section:
+def _template(t: Facts, whole: bool) -> ReportSection:
     family = t["family"] or "of no known family"
     rows = [("family", f"{family}; {t['n_characters']:,} characters")]
     if t["others"]:
         rows.append(("also", ", ".join(t["others"])))
     notes = [] if whole else ["--template shows it."]
-    return Section("chat template", rows, text=t["text"] if whole else "", notes=notes)
+    return ReportSection("chat template", rows, text=t["text"] if whole else "", notes=notes)
 
 
 def _value(v: Facts) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import load
-from pyggml.cli.commands.inspect.sections import CellTable, Section
+from pyggml.cli.commands.inspect.sections import CellTable, ReportSection
 from pyggml.cli.terminal.show import plural
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.files import open_regular
@@ -69,7 +69,7 @@ def token_facts(r: TextReading, table: TokenTable) -> dict[str, Any]:
     return {"loss": table.loss, "n_tokens": len(r.ids), "tokens": tokens}
 
 
-def token_section(r: TextReading, table: TokenTable) -> Section:
+def token_section(r: TextReading, table: TokenTable) -> ReportSection:
     """The mean, and the tokens with the greatest loss; the picture is the whole text."""
     shown = [coloured.signs(text) for text in coloured.texts(r.pieces)]
     levels = [coloured.level(x) if x == x else -1 for x in table.losses.tolist()]
@@ -91,7 +91,7 @@ def token_section(r: TextReading, table: TokenTable) -> Section:
     mean = f"{table.loss:.4f} a token, perplexity {exp(min(table.loss, 700)):.4g}"
     of = f"the {len(r.ids) - 1:,} after the first{cut}"
     fragment = f'<figure class="text">{coloured.fragment(table, r.pieces)}</figure>'
-    return Section(
+    return ReportSection(
         "tokens",
         [("loss", mean), ("of", of)],
         CellTable(names, rows, frozenset({0, 2, 3, 4, 5})),
@@ -120,7 +120,7 @@ def gradient_facts(o: Overview) -> Mapping[str, Any]:
     return gradients_record(o)
 
 
-def gradient_section(o: Overview) -> Section:
+def gradient_section(o: Overview) -> ReportSection:
     """The norms by layer and module. A factor whose other factor is 0 has no gradient."""
     is_fresh = all(
         np.all(o.norms[0][:, c] == 0) for c, k in enumerate(o.columns) if k.factor == "A"
@@ -136,7 +136,7 @@ def gradient_section(o: Overview) -> Section:
     notes += findings(o)[:8]
     pictures = [heat.heat_map(o, kind) for kind in heat.kinds_of(o)]
     table = CellTable(names, rows, frozenset(range(1, len(names))))
-    return Section("gradients", table=table, notes=notes, pictures=pictures)
+    return ReportSection("gradients", table=table, notes=notes, pictures=pictures)
 
 
 def _cell(o: Overview, i: int, c: int) -> str:

@@ -14,7 +14,7 @@ class CellTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """A title, and below it what there is of: labelled lines, a table, a text as it is, notes.
 
     words      pieces of a text with their level, 0 to 8, or −1: a terminal colours them

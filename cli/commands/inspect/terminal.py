@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from pyggml.cli.commands.inspect.sections import CellTable, Section
+from pyggml.cli.commands.inspect.sections import CellTable, ReportSection
 from pyggml.cli.terminal.show import printable, say
 from pyggml.cli.terminal.words import coloured_lines
 
@@ -16,7 +16,7 @@ _MANY = 7  # columns, from which on their names take several lines
 _LABEL = 10
 
 
-def say_sections(title: str, sections: Iterable[Section]) -> None:
+def say_sections(title: str, sections: Iterable[ReportSection]) -> None:
     console = Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
     with console.capture() as shown:
         console.print(Text(printable(title), style="bold"))
@@ -27,7 +27,7 @@ def say_sections(title: str, sections: Iterable[Section]) -> None:
     say("\n".join(line.rstrip() for line in shown.get().splitlines()))
 
 
-def _parts(section: Section, width: int, has_colour: bool) -> Iterator[RenderableType]:
+def _parts(section: ReportSection, width: int, has_colour: bool) -> Iterator[RenderableType]:
     yield Text()
     yield Text(section.title, style="bold cyan")
     if section.rows:

@@ -7,7 +7,7 @@ from typing import Any
 from pyggml.alloc import Plan
 from pyggml.alloc.usage import Moment, peak
 from pyggml.backward import Keep
-from pyggml.cli.commands.inspect.sections import CellTable, Section
+from pyggml.cli.commands.inspect.sections import CellTable, ReportSection
 from pyggml.cli.terminal.generation import n_ctx_of
 from pyggml.cli.terminal.show import plural, printable, size
 from pyggml.look.draw import inside, lanes, overview, sections
@@ -21,7 +21,7 @@ _KINDS = 20  # of tensors at the peak
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PlanSettings:
     """Of the pass that is planned: windows of ctx tokens, so many at once, LoRA of this rank.
 
     modules: matrices that get updates; None: all linear ones
@@ -38,12 +38,12 @@ class Settings:
 class PassPlan:
     """A pass of training: its plan, and what is trained in it."""
 
-    settings: Settings
+    settings: PlanSettings
     plan: Plan
     parameters: Parameters
 
 
-def plan_pass(model: Model, settings: Settings) -> PassPlan:
+def plan_pass(model: Model, settings: PlanSettings) -> PassPlan:
     """Raises ConfigError for a context that the model lacks, AdapterError for a rank."""
     s = settings
     n_ctx_of(model, s.ctx)
@@ -79,7 +79,7 @@ def _ops(plan: Plan) -> Counter[str]:
 # -- memory -------------------------------------------------------------------------------------
 
 
-def plan_sections(p: PassPlan) -> list[Section]:
+def plan_sections(p: PassPlan) -> list[ReportSection]:
     """What the pass takes, what its kernels do, and what lies in memory at the peak."""
     s, nodes = p.settings, p.plan.graph.nodes
     again = ", gradient checkpointing" * s.checkpointing
@@ -91,9 +91,9 @@ def plan_sections(p: PassPlan) -> list[Section]:
     ]
     ops = CellTable(("op", "nodes"), [(n, f"{k:,}") for n, k in _ops(p.plan).most_common()], _LAST)
     return [
-        Section("memory plan", rows, pictures=[lanes(p.plan)]),
-        Section("at the peak", *_at_peak(peak(p.plan))),
-        Section("nodes by op", table=ops, folded=True),
+        ReportSection("memory plan", rows, pictures=[lanes(p.plan)]),
+        ReportSection("at the peak", *_at_peak(peak(p.plan))),
+        ReportSection("nodes by op", table=ops, folded=True),
         _fusion_section(p.plan),
     ]
 
@@ -114,20 +114,20 @@ def _at_peak(moment: Moment) -> tuple[list[tuple[str, str]], CellTable]:
     return [("peak", what)], CellTable(("tensors", "n", "bytes"), rows, frozenset({1, 2}))
 
 
-def _fusion_section(plan: Plan) -> Section:
+def _fusion_section(plan: Plan) -> ReportSection:
     """Where one kernel does the work of several ops, and what several kernels share."""
     made = Counter(t.op for t in plan.graph.nodes if t.op is not None and t.op.fuses)
     rows = [(op.name, f"{n:,}", ", ".join(op.fuses)) for op, n in made.most_common()]
     shared = f"read by {plural(len(plan.shared), 'product')}"
     rows.append(("packed operands", f"{len(set(plan.shared.values())):,}", shared))
     table = CellTable(("kernel", "nodes", "stands for"), rows, _LAST)
-    return Section("fused", table=table, folded=True)
+    return ReportSection("fused", table=table, folded=True)
 
 
 # -- the graph ------------------------------------------------------------------------------------
 
 
-def graph_section(p: PassPlan) -> Section:
+def graph_section(p: PassPlan) -> ReportSection:
     """The graph block by block, equal blocks as one."""
     graph, trained = p.plan.graph, p.parameters.tensors.values()
     rows, pictures = [], [overview(graph)]
@@ -140,4 +140,4 @@ def graph_section(p: PassPlan) -> Section:
                 title = f"inside of {section.title}, {kind}"
                 pictures.append(f"<details><summary>{title}</summary>{drawn}</details>")
     table = CellTable(("part", "", "ops"), rows)
-    return Section("graph", table=table, pictures=pictures, folded=True)
+    return ReportSection("graph", table=table, pictures=pictures, folded=True)

@@ -26,8 +26,8 @@ from pyggml.cli.commands.view.queries import (
     read_text,
 )
 from pyggml.cli.commands.view.runs import Runs
-from pyggml.cli.commands.view.source import NoSource, Source, StoppableModel
-from pyggml.cli.commands.view.worker import Worker
+from pyggml.cli.commands.view.source import NoSource, StoppableModel, ViewedFile
+from pyggml.cli.commands.view.worker import ViewWorker
 from pyggml.cli.web.body import Bodies
 from pyggml.cli.web.errors import HANDLERS, ApiError
 from pyggml.cli.web.guard import Access, Guard
@@ -41,9 +41,9 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 _NO_RUNS = "no folder of runs was given: pyggml view --run FOLDER"
 
 
-def make_app(source: Source | NoSource, runs: Runs | None, n_threads: int = 0) -> Starlette:
+def make_app(source: ViewedFile | NoSource, runs: Runs | None, n_threads: int = 0) -> Starlette:
     """The application. Requests that name another host than this machine are refused."""
-    routes = Routes(source, runs, Worker(n_threads))
+    routes = Routes(source, runs, ViewWorker(n_threads))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -91,7 +91,9 @@ class Json(Response):
 class Routes:
     """What answers each path. What takes long is done by the worker."""
 
-    def __init__(self, source: Source | NoSource, runs: Runs | None, worker: Worker) -> None:
+    def __init__(
+        self, source: ViewedFile | NoSource, runs: Runs | None, worker: ViewWorker
+    ) -> None:
         self._source, self._runs, self.worker = source, runs, worker
         self._bodies = Bodies(_MOST_BODY, _MOST_BODIES)
         model = None if source.fault else source.model

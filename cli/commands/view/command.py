@@ -58,11 +58,11 @@ def command(
     if (path is None and runs is None) or (given and model):
         raise ConfigError("wanted one MODEL, any GGUF file, or --run FOLDER, or both")
     from pyggml.cli.commands.view.runs import Runs
-    from pyggml.cli.commands.view.source import Source, source_of_run
+    from pyggml.cli.commands.view.source import ViewedFile, source_of_run
 
     shown = None if runs is None else Runs(runs)
     newest = None if shown is None else shown.model()
-    source = source_of_run(newest, compute) if path is None else Source(path, compute)
+    source = source_of_run(newest, compute) if path is None else ViewedFile(path, compute)
     with listening(HOST, port) as opened:
         from pyggml.cli.commands.view.startup import run
 

@@ -13,7 +13,7 @@ from pyggml.alloc import Plan
 from pyggml.alloc.lifetime import FOREVER
 from pyggml.alloc.usage import bytes_at, moment
 from pyggml.backward import Keep, training_graph
-from pyggml.cli.commands.inspect.training import Settings, plan_pass
+from pyggml.cli.commands.inspect.training import PlanSettings, plan_pass
 from pyggml.cli.commands.view.net import small_net
 from pyggml.cli.commands.view.queries import Pass
 from pyggml.cli.terminal.generation import n_ctx_of
@@ -161,9 +161,9 @@ def _build(model: Model | None, asked: Pass) -> Picture:
     return Picture(asked, plan, trained, n_trained, stages(runs, plan.graph))
 
 
-def settings_of(asked: Pass) -> Settings:
+def settings_of(asked: Pass) -> PlanSettings:
     names = tuple(m.strip() for m in asked.modules.split(",") if m.strip())
-    return Settings(asked.rank, asked.ctx, asked.batch, asked.keep == "layers", names or None)
+    return PlanSettings(asked.rank, asked.ctx, asked.batch, asked.keep == "layers", names or None)
 
 
 # -- graphs ---------------------------------------------------------------------------------------

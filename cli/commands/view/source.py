@@ -10,7 +10,7 @@ from pyggml import gguf, load
 from pyggml.cli.commands.inspect import present
 from pyggml.cli.commands.inspect.adaptable import adaptable
 from pyggml.cli.commands.inspect.facts import facts
-from pyggml.cli.commands.inspect.sections import Section
+from pyggml.cli.commands.inspect.sections import ReportSection
 from pyggml.cli.terminal.show import printable
 from pyggml.errors import PyggmlError
 from pyggml.gguf.identity import identity
@@ -21,7 +21,7 @@ from pyggml.models import Taps
 from pyggml.runtime import Arenas, Program
 
 
-class Source:
+class ViewedFile:
     """A GGUF file. What is no model of a known architecture is shown as a file alone.
 
     path       as it was given
@@ -132,10 +132,10 @@ class NoSource:
         return []
 
 
-def source_of_run(path: Path | None, compute: str) -> Source | NoSource:
+def source_of_run(path: Path | None, compute: str) -> ViewedFile | NoSource:
     """The model that a run names, if it is there and can be read."""
     try:
-        return NoSource() if path is None else Source(path, compute, is_asked=False)
+        return NoSource() if path is None else ViewedFile(path, compute, is_asked=False)
     except PyggmlError:
         return NoSource()
 
@@ -174,7 +174,7 @@ class Cancelled(Exception):
     """Nobody waits for the result any more."""
 
 
-def _plain(section: Section) -> dict[str, Any]:
+def _plain(section: ReportSection) -> dict[str, Any]:
     """A section as JSON has it."""
     table = section.table
     return {

@@ -4,7 +4,7 @@ import socket
 
 from pyggml.cli.commands.view.app import make_app
 from pyggml.cli.commands.view.runs import Runs
-from pyggml.cli.commands.view.source import NoSource, Source
+from pyggml.cli.commands.view.source import NoSource, ViewedFile
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.show import progress_lines, row
 from pyggml.cli.web.connections import Places
@@ -16,11 +16,11 @@ _NOTE = b"\nstopping\n"
 
 
 def run(
-    listening: socket.socket, source: Source | NoSource, runs: Runs | None, n_threads: int
+    listening: socket.socket, source: ViewedFile | NoSource, runs: Runs | None, n_threads: int
 ) -> int:
     """Serve until a signal comes; the exit code."""
     with progress_lines():
-        is_file = isinstance(source, Source)
+        is_file = isinstance(source, ViewedFile)
         row("model", source.name if is_file else f"none: {source.fault}")
         if is_file and source.fault:
             row("", f"only the file is shown: {source.fault}")

@@ -18,7 +18,7 @@ T = TypeVar("T")
 _MOST_WAITING = 16
 
 
-class Worker:
+class ViewWorker:
     """n_threads: those of a kernel; 0: all."""
 
     def __init__(self, n_threads: int = 0) -> None:

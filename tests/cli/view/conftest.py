@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from pyggml.cli.commands.view.app import make_app
 from pyggml.cli.commands.view.runs import Runs
-from pyggml.cli.commands.view.source import Source
+from pyggml.cli.commands.view.source import ViewedFile
 
 HERE = "http://localhost"
 
@@ -32,7 +32,7 @@ def add_run(folder):
 @pytest.fixture
 def client(tiny, folder):
     """A client of a view of the tiny model and the folder."""
-    with TestClient(make_app(Source(tiny), Runs(folder)), HERE) as found:
+    with TestClient(make_app(ViewedFile(tiny), Runs(folder)), HERE) as found:
         yield found
 
 

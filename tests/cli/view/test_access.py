@@ -88,10 +88,10 @@ def test_a_name_is_text_in_the_page(tmp_path, tiny, model_with):
     from starlette.testclient import TestClient
 
     from pyggml.cli.commands.view.app import make_app
-    from pyggml.cli.commands.view.source import Source
+    from pyggml.cli.commands.view.source import ViewedFile
 
     path = model_with(general__name="<script>alert(1)</script>")
-    with TestClient(make_app(Source(path), None), "http://localhost") as client:
+    with TestClient(make_app(ViewedFile(path), None), "http://localhost") as client:
         page = client.get("/").text
     assert "&lt;script&gt;alert" in page and "<script>alert" not in page
 

@@ -12,7 +12,7 @@ from extras import reason
 
 from pyggml.cli.commands.view.app import make_app
 from pyggml.cli.commands.view.runs import Runs
-from pyggml.cli.commands.view.source import Source
+from pyggml.cli.commands.view.source import ViewedFile
 from pyggml.cli.web.listening import listening, url_of
 from pyggml.lora.trainer.lock import hold
 
@@ -88,7 +88,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(tiny, runs):
-    with served(make_app(Source(tiny), Runs(runs))) as found:
+    with served(make_app(ViewedFile(tiny), Runs(runs))) as found:
         yield found
 
 
@@ -392,7 +392,7 @@ def test_a_finished_run_is_shown(visit):
 
 
 def test_a_run_under_way_grows(browser, tiny, tmp_path):
-    with served(make_app(Source(tiny), Runs(tmp_path))) as url:
+    with served(make_app(ViewedFile(tiny), Runs(tmp_path))) as url:
         page = browser.new_page()
         said = []
         page.on("console", lambda message: said.append(message.text))
@@ -422,7 +422,7 @@ def test_runs_are_sorted_and_laid_over_each_other(browser, tiny, tmp_path):
         records = [step(i) | {"loss": factor * 5 / i} for i in range(1, 9)]
         path = tmp_path / f"{name}.metrics.jsonl"
         path.write_text("".join(json.dumps(r) + "\n" for r in records))
-    with served(make_app(Source(tiny), Runs(tmp_path))) as url:
+    with served(make_app(ViewedFile(tiny), Runs(tmp_path))) as url:
         page, said = browser.new_page(), []
         page.on("console", lambda message: said.append(message.text))
         page.goto(f"{url}#/run/two")
@@ -610,8 +610,8 @@ def test_a_strange_address_leads_somewhere(visit, place):
 
 
 def test_an_answer_that_comes_late_is_not_drawn_over_another_view(visit, monkeypatch):
-    about = Source.about
-    monkeypatch.setattr(Source, "about", lambda self: (time.sleep(1), about(self))[1])
+    about = ViewedFile.about
+    monkeypatch.setattr(ViewedFile, "about", lambda self: (time.sleep(1), about(self))[1])
     page = visit("#/graph")
     page.wait_for_selector("[data-section]")
     page.click("nav a:text-is('Model')")

@@ -8,7 +8,7 @@ import pyggml
 from pyggml import gguf
 from pyggml.cli.commands.view import weights
 from pyggml.cli.commands.view.app import make_app
-from pyggml.cli.commands.view.source import Source
+from pyggml.cli.commands.view.source import ViewedFile
 from pyggml.graph.dtypes import F32, dtype
 from pyggml.lora import LoraConfig, attach
 from pyggml.quants import dequantize, quantize
@@ -81,7 +81,7 @@ def test_a_file_that_is_no_model_is_shown_as_a_file(tmp_path):
     path = tmp_path / "strange.gguf"
     values = np.ones((2, 4), np.float32)
     gguf.write(path, {"general.architecture": "unheard"}, [("x", F32, (2, 4), values)])
-    with TestClient(make_app(Source(path), None), "http://localhost") as client:
+    with TestClient(make_app(ViewedFile(path), None), "http://localhost") as client:
         found = client.get("/api/model").json()
         assert "unheard" in found["fault"] and found["tensors"] == [["x", "F32", [2, 4], 32]]
         assert client.get("/api/glance").json()["sections"][0]["title"] == "file"
@@ -94,7 +94,7 @@ def test_a_file_that_is_no_model_is_shown_as_a_file(tmp_path):
 def test_it_tells_that_the_file_has_gone_or_changed(tiny, tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny.read_bytes())
-    source = Source(path)
+    source = ViewedFile(path)
     assert source.state() == "there"
     (tmp_path / "other.gguf").write_bytes(tiny.read_bytes())
     (tmp_path / "other.gguf").replace(path)
