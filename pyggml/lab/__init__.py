@@ -5,7 +5,7 @@ qk_circuit, ov_circuit  the matrices of a head; promoted_tokens, copying_score: 
 activation_patching     a metric with activations of another text, by layer, token and head
 head_ablation           a metric without each head
 path_patching           a metric when one place alone hears a head as in another text
-edge_attribution        all edges between parts with their scores, and the circuit that is left
+edge_attribution        all edges between parts with their scores; circuit_faithfulness
 linear_probes           what can be read from activations by a linear function; fit_probe
 top_examples            where in a text neurons or features are strongest
 train_tuned_lens        what each block would predict; TunedLens, lens_table
@@ -30,7 +30,7 @@ from pyggml.lab.comparison import (
     update_sizes,
     weight_errors,
 )
-from pyggml.lab.edges import edge_attribution
+from pyggml.lab.edges import circuit_faithfulness, edge_attribution
 from pyggml.lab.effects import Effects
 from pyggml.lab.examples import TopExamples, top_examples
 from pyggml.lab.heads import Factored, copying_score, ov_circuit, promoted_tokens, qk_circuit
@@ -63,6 +63,7 @@ __all__ = [
     "activation_patching",
     "activation_rows",
     "activations_of",
+    "circuit_faithfulness",
     "compare_answers",
     "compare_heads",
     "compare_runs",

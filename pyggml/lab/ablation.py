@@ -16,7 +16,7 @@ from pyggml.lab.effects import (
     run_cells,
 )
 from pyggml.lab.linear import exact, head_counts
-from pyggml.model import Ids, Model
+from pyggml.model import Ids, Model, is_several
 from pyggml.models.edits import At
 from pyggml.models.metric import Metric
 
@@ -64,6 +64,8 @@ def head_ablation(
 
 def _references(model: Model, ids: np.ndarray, kind: str, given: Sequence[Ids]) -> list[np.ndarray]:
     """The texts to take heads' results from."""
+    if len(given) and not is_several(given):
+        raise DataError("reference is one text, wanted a list of texts")
     texts = [model.check_tokens(text) for text in given]
     if kind == "zero":
         if texts:

@@ -97,7 +97,7 @@ def direct_attribution(
     """
     ids = model.check_tokens(ids)
     pair = model.check_tokens([token] if other is None else [token, other])
-    if not -len(ids) <= at < len(ids):
+    if not isinstance(at, int | np.integer) or not -len(ids) <= at < len(ids):
         raise DataError(f"there is no position {at} in a text of {len(ids)} tokens")
     counts = head_counts(model)
     model = exact(model)

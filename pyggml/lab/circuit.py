@@ -33,6 +33,12 @@ class Circuit:
     def n_edges(self) -> int:
         return int((~np.isnan(self.scores)).sum())
 
+    @property
+    def parts(self) -> list[str]:
+        """The senders that have an edge."""
+        there = ~np.isnan(self.scores)
+        return [name for name, row in zip(self.senders, there, strict=True) if row.any()]
+
     def top(self, n: int = 10) -> list[tuple[str, str, float]]:
         """The n edges with the largest scores by size: sender, receiver, score."""
         order = np.argsort(-np.abs(np.nan_to_num(self.scores)), axis=None, kind="stable")

@@ -24,12 +24,20 @@ from pyggml.graph import Graph
 from pyggml.graph.arrays import write
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.lab.circuit import Circuit
-from pyggml.lab.effects import Progress, check_pair, read_activations
+from pyggml.lab.effects import (
+    Progress,
+    check_pair,
+    head_places,
+    metric_of,
+    metrics_apart,
+    read_activations,
+)
 from pyggml.lab.linear import (
     attention_branch,
     branches,
     check_head,
     exact,
+    head_counts,
     matrix_columns,
     refuse_between,
 )
@@ -76,6 +84,29 @@ def edge_attribution(
     scores = added @ np.stack([g.ravel() for g in gradients.values()]).T
     feeds = [_feeds(model, name, [*senders]) for name in gradients]
     return Circuit([*senders], [*gradients], np.where(heard, scores, np.nan), feeds)
+
+
+def circuit_faithfulness(
+    model: Model, circuit: Circuit, clean: Ids, corrupt: Ids, metric: Metric
+) -> float:
+    """How much of the metric is left when all parts outside a circuit are as in the corrupt text: 1
+    all, 0 as much as the corrupt text has.
+
+    Parts are heads, feed-forward parts and the embedding; the edges among those of the circuit all
+    stay. Raises DataError as `edge_attribution` does, ConfigError for a circuit of another model.
+    """
+    pair = check_pair(model, clean, corrupt)
+    counts = head_counts(model)
+    heads = [f"blk.{i}.attn_head.{h}" for i, h in head_places(counts)]
+    others = ["token_embd", *(f"blk.{i}.ffn_out" for i in range(len(counts)))]
+    if strangers := {*circuit.senders} - {*heads, *others}:
+        raise ConfigError(f"the circuit is of another model: this one has no {min(strangers)}")
+    model = exact(model)
+    base, target = metrics_apart(model, metric, *pair)
+    outside = [n for n in (*others, *heads) if n not in circuit.parts]
+    with model.trace(replace=read_activations(model, pair[1], outside)):
+        left = metric_of(model, metric, pair[0])
+    return (left - target) / (base - target)
 
 
 def _mean_gradients(

@@ -182,6 +182,9 @@ def head_counts(model: Model) -> list[int]:
 
 def check_head(model: Model, layer: int, head: int) -> None:
     """ConfigError for a block or a head that the model lacks."""
+    for name, number in (("layer", layer), ("head", head)):
+        if not isinstance(number, int | np.integer):
+            raise ConfigError(f"{name} is {number!r:.60}, wanted a whole number")
     counts = head_counts(model)
     if not 0 <= layer < len(counts):
         raise ConfigError(f"there is no block {layer} among the model's {len(counts)}")

@@ -80,5 +80,7 @@ def test_what_does_not_fit_is_refused(llama, opened, clean):
         attribute(opened("mamba-Q4_K_M"), clean, 7)
     with pytest.raises(DataError, match="there is no position 10 in a text of 10 tokens"):
         attribute(llama, clean, 7, at=10)
+    with pytest.raises(DataError, match=r"there is no position 1\.5 in a text"):
+        attribute(llama, clean, 7, at=1.5)
     with pytest.raises(DataError, match="wanted 0 to 511"):
         attribute(llama, clean, 7, 512)

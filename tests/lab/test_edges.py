@@ -1,5 +1,7 @@
 """Edge attribution: sums that hold for it, edges by finite differences, circuits by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -73,6 +75,26 @@ def test_edges_in_a_trace_are_those_of_the_changed_model(llama, clean, corrupt, 
     dead = [i for i, name in enumerate(found.receivers) if name.startswith("blk.1.")]
     np.testing.assert_array_equal(np.nan_to_num(found.scores[:, dead]), 0)
     assert np.abs(found.scores[0, 0]) > 0
+
+
+def test_a_circuit_is_as_faithful_as_its_parts(qwen3, edges, clean, corrupt, difference):
+    """All parts are the clean text, none the corrupt one; without one head it is its resampling."""
+
+    def faithfulness(circuit):
+        return lab.circuit_faithfulness(qwen3, circuit, clean, corrupt, difference)
+
+    assert faithfulness(edges) == pytest.approx(1, abs=1e-5)
+    assert faithfulness(edges.prune(n_edges=0)) == pytest.approx(0, abs=1e-5)
+    scores = edges.scores.copy()
+    scores[edges.senders.index("blk.1.attn_head.2")] = np.nan
+    without = replace(edges, scores=scores)
+    assert "blk.1.attn_head.2" not in without.parts and len(without.parts) == 10
+    table = lab.head_ablation(qwen3, clean, difference, "resample", [corrupt])
+    there = lab.head_ablation(qwen3, corrupt, difference).base
+    expected = (table.values[1, 2] - there) / (table.base - there)
+    assert faithfulness(without) == pytest.approx(expected, abs=1e-4) and expected != 1
+    with pytest.raises(ConfigError, match="the circuit is of another model: this one has no x"):
+        faithfulness(Circuit(["x"], ["logits"], np.ones((1, 1)), [[]]))
 
 
 def by_hand():

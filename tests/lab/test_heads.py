@@ -105,6 +105,8 @@ def test_what_does_not_fit_is_refused(llama, opened):
         lab.ov_circuit(llama, 2, 0)
     with pytest.raises(ConfigError, match="block 1 has no head 9 among its 4"):
         lab.qk_circuit(llama, 1, 9)
+    with pytest.raises(ConfigError, match="head is 0.5, wanted a whole number"):
+        lab.ov_circuit(llama, 1, 0.5)
     with pytest.raises(ConfigError, match="block 0 of lfm2 has no attention heads"):
         lab.copying_score(opened("lfm2-Q4_K_M"), 0, 0)
     with pytest.raises(ConfigError, match="distance is 512, wanted 0 to 511"):

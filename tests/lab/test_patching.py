@@ -170,6 +170,8 @@ def test_what_does_not_fit_is_refused(llama, opened, clean, corrupt, difference)
         lab.head_ablation(llama, clean, difference, "none")
     with pytest.raises(DataError, match="reference text 0 has 4 tokens, wanted 10 as the text"):
         lab.head_ablation(llama, clean, difference, "resample", [corrupt[:4]])
+    with pytest.raises(DataError, match="reference is one text, wanted a list of texts"):
+        lab.head_ablation(llama, clean, difference, "mean", corrupt)
     with pytest.raises(DataError, match="zero ablation takes no reference texts"):
         lab.head_ablation(llama, clean, difference, "zero", [corrupt])
     with pytest.raises(DataError, match="resample takes reference texts"):

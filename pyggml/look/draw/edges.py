@@ -6,6 +6,7 @@ from pyggml.look.draw import svg
 
 _BOX, _GAP, _ROW, _MARGIN, _LETTER = 22.0, 14.0, 62.0, 14.0, 6.6
 _SIDE = 110.0  # beside the heads, for the feed-forward parts
+_LAST = 1 << 20  # the row of the logits
 _FFN = 2  # their row in a block, above keys and values and heads
 _STYLE = (
     svg.STYLE
@@ -39,7 +40,10 @@ def edges_picture(
     places: dict[str, Point] = {}
     for i, (row, some) in enumerate(rows.items()):
         x, y = (width - widths[row]) / 2, height - _ROW * (i + 1) + 12
-        x += (row[1] == _FFN) * ((widest + _SIDE) / 2 + row[0] % 2 * _BOX)
+        if row[1] == _FFN:
+            x += (widest + _SIDE) / 2 + row[0] % 2 * _BOX
+        elif 0 <= row[0] < _LAST:  # so that lines to further blocks are seen
+            x += (row[0] % 3 - 1) * _BOX
         for name in some:
             places[name] = x + _width(name) / 2, y
             x += _width(name) + _GAP
@@ -68,7 +72,7 @@ def node_of(name: str) -> str:
 def _place(node: str) -> tuple[int, int, str, int]:
     """Row from below, row within a block, then the order in the row."""
     if node in ("embedding", "logits"):
-        return (-1, 0, "", 0) if node == "embedding" else (1 << 20, 0, "", 0)
+        return (-1, 0, "", 0) if node == "embedding" else (_LAST, 0, "", 0)
     kind, _, number = node.rpartition(" ")
     layer, _, head = number.partition(".")
     return int(layer), {"ffn": _FFN, "": 1}.get(kind, 0), kind, int(head or 0)
