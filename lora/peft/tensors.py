@@ -4,12 +4,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pyggml.errors import AdapterError
-from pyggml.files import open_regular
+from pyggml.files.safe_tensors import FLOATS, StoredTensor, stored_tensors
 from pyggml.gguf.fields import brief
 from pyggml.graph.tensor import Shape
 
@@ -19,7 +18,6 @@ _FACTORS = ("lora_A.weight", "lora_B.weight")
 _TABLE_FACTORS = ("lora_embedding_A", "lora_embedding_B")
 _TENSOR = re.compile(rf"{re.escape(PREFIX)}(.+)\.({'|'.join([*_FACTORS, *_TABLE_FACTORS])})")
 _BASE = re.compile(rf"{re.escape(PREFIX)}(.+)\.base_layer\.(weight|bias)")
-_WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +42,18 @@ def read(folder: Path, most_bytes: int) -> dict[str, ModuleFactors]:
     faults: list[str] = []
     modules: dict[tuple[str, bool], dict[str, np.ndarray]] = {}
     bases: dict[str, Shape] = {}
-    for name, info in tensors:
+    for name, info in tensors.items():
         match, base = _TENSOR.fullmatch(name), _BASE.fullmatch(name)
         if base is not None:
-            bases |= {base[1]: tuple(info["shape"])} if base[2] == "weight" else {}
+            bases |= {base[1]: info.shape} if base[2] == "weight" else {}
         elif match is None:
             faults.append(f"{brief(name)} is {_what(name)}")
-        elif info["dtype"] not in _WIDTHS or len(info["shape"]) != 2:
-            wanted = f"wanted a matrix of {', '.join(_WIDTHS)}"
-            faults.append(f"{brief(name)} is {info['dtype']} {tuple(info['shape'])}, {wanted}")
+        elif info.dtype not in FLOATS or len(info.shape) != 2:
+            wanted = f"wanted a matrix of {', '.join(FLOATS)}"
+            faults.append(f"{brief(name)} is {info.dtype} {info.shape}, {wanted}")
         else:
             table, factor = match[2] in _TABLE_FACTORS, match[2].removesuffix(".weight")[-1]
-            values = _floats(info["data"], info["dtype"]).reshape(info["shape"])
-            modules.setdefault((match[1], table), {})[factor] = values
+            modules.setdefault((match[1], table), {})[factor] = info.floats()
     for (module, _), factors in modules.items():
         faults += [f"{brief(module)} has no {factor}" for factor in "AB" if factor not in factors]
     if not tensors:
@@ -68,10 +65,7 @@ def read(folder: Path, most_bytes: int) -> dict[str, ModuleFactors]:
     }
 
 
-def _stored_tensors(path: Path, most_bytes: int) -> list[tuple[str, dict[str, Any]]]:
-    """Name, and dtype, shape and data, of every tensor."""
-    from safetensors import SafetensorError, deserialize
-
+def _stored_tensors(path: Path, most_bytes: int) -> dict[str, StoredTensor]:
     try:
         n_bytes = path.stat().st_size
         if n_bytes > most_bytes:
@@ -79,15 +73,13 @@ def _stored_tensors(path: Path, most_bytes: int) -> list[tuple[str, dict[str, An
                 f"{path}: has {n_bytes:,} bytes, wanted at most the {most_bytes:,} of the whole "
                 "model in float32"
             )
-        with open_regular(path) as file:
-            raw = file.read(most_bytes)
-        return deserialize(raw)  # type: ignore[no-untyped-call]  # its stub has no types
+        return stored_tensors(path, most_bytes)
     except OSError as error:
         hint = ""
         if path.with_name("adapter_model.bin").is_file():
             hint = "; adapter_model.bin is not read: save the adapter as safetensors"
         raise AdapterError(f"{path}: cannot be read: {error.strerror or error}{hint}") from None
-    except SafetensorError as error:
+    except ValueError as error:
         raise AdapterError(f"{path}: is no safetensors file: {error}") from None
 
 
@@ -98,12 +90,6 @@ def _what(name: str) -> str:
     if "lora_" not in name:
         return "a whole tensor, for which an adapter file has no place"
     return f"no A or B of a module, wanted {PREFIX}MODULE.lora_A.weight and the like"
-
-
-def _floats(raw: bytes, dtype: str) -> np.ndarray:
-    if dtype == "BF16":
-        return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
 
 
 def write(

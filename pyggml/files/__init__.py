@@ -4,6 +4,7 @@ writing   a file or folder that appears whole or not at all, and what killed pro
 reading   regular files alone: no pipe that blocks, no device that never ends
 locks     the system's locks on open files
 own       links and owners: whose a file is
+safe_tensors tensors by name in a file of safetensors
 json_text JSON, each name once in an object; why a text is none
 """
 

@@ -9,6 +9,8 @@ edge_attribution        all edges between parts with their scores; circuit_faith
 linear_probes           what can be read from activations by a linear function; fit_probe
 top_examples            where in a text neurons or features are strongest
 train_tuned_lens        what each block would predict; TunedLens, lens_table
+train_coder             sparse autoencoders and transcoders: SparseCoder, CoderConfig, Relu, TopK,
+                        JumpRelu; assess_coder, read_coder, write_coder
 windows_of              a text of any length as windows; activations_of, activation_rows
 without_heads           changes of a model as an adapter; without_neurons, steering, rome
 compare_runs            what a change changed; compare_heads, compare_answers, weight_errors
@@ -40,29 +42,41 @@ from pyggml.lab.patching import activation_patching
 from pyggml.lab.paths import path_patching
 from pyggml.lab.probes import Probe, ProbeTable, fit_probe, linear_probes
 from pyggml.lab.rank_one import RankOneEdit, key_covariance, rome
+from pyggml.lab.sae_files import read_coder, write_coder
+from pyggml.lab.sparse import JumpRelu, Relu, SparseCoder, TopK
+from pyggml.lab.sparse_report import CoderReport, assess_coder
+from pyggml.lab.sparse_training import CoderConfig, CoderTraining, train_coder
 from pyggml.lab.tuned_lens import LensTraining, TunedLens, train_tuned_lens
 
 __all__ = [
     "AnswerDifference",
     "Attribution",
     "Circuit",
+    "CoderConfig",
+    "CoderReport",
+    "CoderTraining",
     "Effects",
     "Factored",
     "HeadDifference",
+    "JumpRelu",
     "LensTable",
     "LensTraining",
     "Probe",
     "ProbeTable",
     "RankOneEdit",
+    "Relu",
     "RunDifference",
+    "SparseCoder",
     "Steering",
     "TopExamples",
+    "TopK",
     "TunedLens",
     "UpdateSize",
     "WeightError",
     "activation_patching",
     "activation_rows",
     "activations_of",
+    "assess_coder",
     "circuit_faithfulness",
     "compare_answers",
     "compare_heads",
@@ -79,13 +93,16 @@ __all__ = [
     "path_patching",
     "promoted_tokens",
     "qk_circuit",
+    "read_coder",
     "rome",
     "steering",
     "top_examples",
+    "train_coder",
     "train_tuned_lens",
     "update_sizes",
     "weight_errors",
     "windows_of",
     "without_heads",
     "without_neurons",
+    "write_coder",
 ]
