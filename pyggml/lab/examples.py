@@ -25,7 +25,7 @@ Features = Callable[[np.ndarray], np.ndarray]  # rows (T, n) → (T, n_features)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class Example:
     """Where an activation is strong.
 
     value     there
@@ -58,7 +58,7 @@ class TopExamples:
 
     name: str
     neuron: int
-    places: tuple[Place, ...]
+    places: tuple[Example, ...]
     quantiles: dict[float, float]
     n_tokens: int
     positive: float
@@ -82,7 +82,7 @@ class TopExamples:
         return self.draw()
 
 
-def _spans(place: Place, most: float) -> Iterator[str]:
+def _spans(place: Example, most: float) -> Iterator[str]:
     for piece, value in zip(place.pieces, place.values, strict=True):
         share = value / most if most > 0 else 0.0
         level = int(np.clip(share, 0, 1) * len(tokens.LEVELS))
@@ -113,7 +113,7 @@ def top_examples(
     """
     if min(k, per_window) < 1 or not len(neurons) or min(around) < 0:
         raise ConfigError("top examples: wanted k and per_window of 1 or more, and some neurons")
-    strongest: dict[int, list[tuple[float, int, Place]]] = {n: [] for n in neurons}
+    strongest: dict[int, list[tuple[float, int, Example]]] = {n: [] for n in neurons}
     counts = np.zeros((len(strongest), 1 << 16), np.int64)
     start, columns = 0, [*strongest]
     for ids, arrays in activations_of(model, windows_of(model, text, n_window), name):
@@ -145,13 +145,15 @@ def _columns(
 
 def _place(
     values: np.ndarray, pieces: Sequence[str], at: int, start: int, around: tuple[int, int]
-) -> Place:
+) -> Example:
     part = slice(max(at - around[0], 0), at + around[1] + 1)
     position = at - part.start
-    return Place(float(values[at]), start + at, tuple(pieces[part]), position, values[part].copy())
+    return Example(
+        float(values[at]), start + at, tuple(pieces[part]), position, values[part].copy()
+    )
 
 
-def _keep(heap: list[tuple[float, int, Place]], k: int, place: Place) -> None:
+def _keep(heap: list[tuple[float, int, Example]], k: int, place: Example) -> None:
     """Put a place among the k strongest; its weakest is first, of equals the later one."""
     item = place.value, -place.position, place
     if len(heap) < k:
@@ -179,7 +181,11 @@ def _number(key: int) -> float:
 
 
 def _summary(
-    name: str, neuron: int, heap: list[tuple[float, int, Place]], counts: np.ndarray, n_tokens: int
+    name: str,
+    neuron: int,
+    heap: list[tuple[float, int, Example]],
+    counts: np.ndarray,
+    n_tokens: int,
 ) -> TopExamples:
     places = tuple(place for *_, place in sorted(heap, key=lambda i: i[:2], reverse=True))
     below, n = counts.cumsum(), int(counts.sum())

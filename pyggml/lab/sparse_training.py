@@ -23,11 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml import ops
-from pyggml.backends.cpu import write
 from pyggml.eager.activation import Activation
 from pyggml.eager.optim import AdamW
 from pyggml.eager.value import Value, apply
 from pyggml.errors import ConfigError, DataError, Fault
+from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.lab.sparse import Activate, JumpRelu, Relu, SparseCoder, TopK, kth_largest

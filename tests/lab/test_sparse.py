@@ -9,6 +9,7 @@ from extras import need
 import pyggml
 from pyggml import lab
 from pyggml.errors import ConfigError, DataError, ShapeError
+from pyggml.graph.arrays import read
 from pyggml.lab import CoderConfig, JumpRelu, Relu, SparseCoder, TopK, assess_coder, train_coder
 from pyggml.lab import sparse_training as training_rules
 
@@ -286,7 +287,7 @@ def test_pytorch_trains_the_same_coder(activate, n_out):
     config = CoderConfig(40, activate, sparsity=0.4, n_steps=20, n_batch=64, dead_after=2)
     net = training_rules._CoderNet(rows, y, config)
     names = ("w_enc", "b_enc", "w_dec", "b_dec", "threshold")
-    p = {n: torch.tensor(getattr(net, n).data, requires_grad=True) for n in names}
+    p = {n: torch.tensor(read(getattr(net, n)), requires_grad=True) for n in names}
     optimiser = torch.optim.AdamW(p.values(), lr=1e-3, weight_decay=0.0)
     x_all, y_all = rows * net.scale_in, (rows if y is None else y) * net.scale_out
     quiet, losses = np.zeros(40, int), []
