@@ -20,6 +20,7 @@ COMMANDS = {
     "control-vector": "make a control vector of texts of two kinds",
     "imatrix": "measure which columns of a model's matrices matter, for quantize",
     "merge": "add adapters to the weights of a model",
+    "ablate": "make the adapter that takes heads and neurons of a model away",
     "compare": "what an adapter, or packing in other types, changes of a model",
     "combine": "make one adapter of several, or one of a lower rank",
     "convert-lora": "turn an adapter of PEFT into one of llama.cpp, or back",
