@@ -61,7 +61,8 @@ def _axes(n: int, total: int, wide: float) -> list[str]:
     for tick, words in zip(numbers, linear_labels(numbers), strict=True):
         x = MARGIN + tick / n * wide
         elements.append(svg.text(x, bottom + 16, words, "faint", "middle"))
-    elements.append(svg.text(MARGIN, MARGIN - 42, "bytes of the arena", "title"))
+    top = MARGIN - (50 if wide < _NARROW else 42)
+    elements.append(svg.text(MARGIN, top, "bytes of the arena", "title"))
     elements.append(svg.text(right, bottom + 34, "node, in the order of execution", "title", "end"))
     return elements
 
@@ -69,11 +70,11 @@ def _axes(n: int, total: int, wide: float) -> list[str]:
 def _legend(wide: float) -> list[str]:
     words = {"forward": "forward", "backward": "backward", "scratch": "scratch of one kernel"}
     elements = []
-    left, step, y = (0, 76, MARGIN - 24) if wide < _NARROW else (200, 130, MARGIN - 42)
+    left, step, y = (0, 80, MARGIN - 34) if wide < _NARROW else (200, 130, MARGIN - 42)
     for i, (kind, name) in enumerate(words.items()):
         x = MARGIN + left + step * i
         elements.append(svg.rectangle(x, y - 9, 11, 11, kind, name))
-        elements.append(svg.text(x + 16, y, name))
+        elements.append(svg.text(x + 16, y, kind if wide < _NARROW else name))
     return elements
 
 

@@ -63,7 +63,7 @@ function lanesOf(found, moved, moment, pass) {
   const how =
     "A rectangle is a tensor: as wide as it lives, as high as it is large. The upright line is the moment " +
     "that is told of below. Click, play, or press the arrow keys, to see what is alive at another.";
-  steps.node.append(peak);
+  steps.node.firstElementChild.append(peak);
   const hint = make("p", { class: "quiet" }, how);
   const drawn = make("div", { class: "lanes" }, svg);
   return {
