@@ -296,18 +296,20 @@ def test_the_graph_is_played_through_its_passes(visit):
     page.wait_for_selector("output:has-text(': thin_first')")
 
 
-def test_a_backward_section_is_seen_at_once_and_zoomed(visit):
-    page = visit("#/graph?section=1&direction=backward")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_backward_section_is_seen_at_once_and_zoomed(visit, width):
+    page = visit("#/graph?section=1&direction=backward", width)
     page.wait_for_selector(".picked svg")
     seen = """() => {
         const frame = document.querySelector(".picked .frame").getBoundingClientRect();
         return [...document.querySelectorAll(".picked [data-node]")].filter((node) => {
             const box = node.getBoundingClientRect();
             return box.left >= frame.left && box.right <= frame.right
-                && box.top >= frame.top && box.bottom <= frame.bottom;
+                && box.top >= frame.top && box.bottom <= frame.bottom && box.width > LEAST;
         }).length;
     }"""
-    until(page, lambda: page.evaluate(seen) > 0)
+    until(page, lambda: page.evaluate(seen.replace("LEAST", "40")) > 0)
+    seen = seen.replace("LEAST", "0")
     page.click(".picked button:text-is('Fit')")
     n = page.locator(".picked [data-node]").count()
     assert page.evaluate(seen) == n
@@ -561,7 +563,9 @@ def test_what_adds_to_a_logit(visit):
     page.wait_for_selector(".signed :text-is('blk.1.ffn_out')")
     page.locator(".reading [role=button]").nth(2).click()
     until(page, lambda: "at=2" in page.url)
-    page.wait_for_selector(".reading [aria-pressed=true] >> nth=0")
+    page.reload()
+    page.wait_for_selector(".reading [aria-pressed=true]")
+    assert page.locator(".reading span").nth(2).get_attribute("aria-pressed") == "true"
 
 
 # -- the whole ----------------------------------------------------------------------------------
