@@ -17,7 +17,7 @@ from pyggml.models import ARCHITECTURES
 from pyggml.models.taps import fits
 
 N_VOCAB = 11
-TEXTS = [np.arange(n) * (3 + 2 * i) % N_VOCAB for i, n in enumerate((7, 1, 12, 5))]
+TEXTS = [np.arange(n) * (3 + 2 * i) % N_VOCAB for i, n in enumerate((7, 1, 12))]
 # Dense, with windows, experts, latent attention of both kinds, recurrent, layers that share keys.
 KINDS = ("llama", "gemma3", "qwen3moe", "deepseek2", "mamba2", "rwkv7", "qwen3next", "gemma3n")
 
