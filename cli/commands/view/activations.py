@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.cli.commands.view.queries import Question
+from pyggml.cli.commands.view.queries import Question, finite
 from pyggml.cli.commands.view.reading import ids_of, texts_of
 from pyggml.cli.terminal.show import plural
 from pyggml.cli.web.errors import ApiError
@@ -69,8 +69,8 @@ def attribution(model: Model, question: Question) -> dict[str, Any]:
     return _read(model, ids, n_all) | {
         "at": at,
         "best": _named(model, best, p),
-        "parts": [[name, float(value)] for name, value in parts.items()],
-        "shares": [float(x) for x in shares["token_embd"]],
+        "parts": [[name, finite(value)] for name, value in parts.items()],
+        "shares": [finite(x) for x in shares["token_embd"]],
         "rounds": model.rounds,
     }
 

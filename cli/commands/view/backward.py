@@ -13,7 +13,7 @@ from pyggml.alloc import Plan
 from pyggml.alloc.lifetime import FOREVER
 from pyggml.backward import Keep, training_graph
 from pyggml.cli.commands.view.net import small_net
-from pyggml.cli.commands.view.queries import Question
+from pyggml.cli.commands.view.queries import Question, finite
 from pyggml.cli.commands.view.reading import ids_of
 from pyggml.cli.commands.view.source import Cancelled
 from pyggml.cli.commands.view.weights import sample
@@ -81,7 +81,7 @@ def _walked(
     return {
         "parts": [s.title for s in parts],
         "part": part,
-        "loss": float(program.read(graph["loss"]).item()),
+        "loss": finite(program.read(graph["loss"]).item()),
         "arena": plan.n_bytes,
         "n_nodes": len(plan.graph.nodes),
         "steps": [telling.number[t] for t in nodes],
@@ -202,30 +202,26 @@ def _of_leaf(t: Tensor) -> dict[str, Any]:
     if not t.dtype.quantised:
         return summary(in_float64(data, t.dtype))
     most = sample(data, t.dtype).astype(np.float64)
-    return summary(most) | _corner(few, t.n_elements // t.shape[-1], t.shape[-1])
+    part = {} if most.size == t.n_elements else {"sampled": int(most.size)}
+    return summary(most) | part | _corner(few, t.n_elements // t.shape[-1], t.shape[-1])
 
 
 def summary(a: np.ndarray) -> dict[str, Any]:
     """What an array is like, and its first numbers, as JSON has them: None for what is not
     finite."""
     rows = a.reshape(-1, a.shape[-1]) if a.ndim else a.reshape(1, 1)
-    finite = a[np.isfinite(a)]
-    about: dict[str, Any] = {"finite": bool(finite.size == a.size)}
-    if finite.size:
-        about |= {
-            "min": float(finite.min()),
-            "max": float(finite.max()),
-            "mean": float(finite.mean()),
-            "length": float(np.sqrt(np.mean(finite.astype(np.float64) ** 2) * finite.size)),
-        }
+    known = a[np.isfinite(a)].astype(np.float64)
+    about: dict[str, Any] = {"finite": bool(known.size == a.size)}
+    if known.size:
+        with np.errstate(over="ignore"):
+            length = np.sqrt(np.sum(known**2))
+        measures = {"min": known.min(), "max": known.max(), "mean": known.mean(), "length": length}
+        about |= {name: finite(x) for name, x in measures.items()}
     return about | _corner(rows, *rows.shape)
 
 
 def _corner(rows: np.ndarray, n_rows: int, n_columns: int) -> dict[str, Any]:
-    first = rows[:_ROWS, :_COLUMNS]
-    numbers = [
-        [float(f"{x:.{_DIGITS}g}") if np.isfinite(x) else None for x in row] for row in first
-    ]
+    numbers = [[finite(x, _DIGITS) for x in row] for row in rows[:_ROWS, :_COLUMNS]]
     return {"first": numbers, "rows": n_rows, "columns": n_columns}
 
 

@@ -147,3 +147,4 @@ def test_numbers_that_json_lacks_are_told():
     assert (about["min"], about["max"]) == (-2.0, 1.0)
     assert "min" not in backward.summary(np.array([np.nan]))
     assert backward.summary(np.float64(3))["first"] == [[3.0]]
+    assert backward.summary(np.array([1e300]))["length"] is None, "beyond what float64 holds"

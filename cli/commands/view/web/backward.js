@@ -101,7 +101,7 @@ function walkOf(found, choose) {
     walk.update(steps.length, now, `${now + 1} of ${steps.length}: ${titleOf(tensors[current])}${now < begin ? ", forward" : ", backward"}`);
     tell(current);
   }
-  const told = [["loss", found.loss.toPrecision(5)], ["nodes", found.n_nodes.toLocaleString("en")], ["arena", bytes(found.arena)], ["what", found.about]];
+  const told = [["loss", found.loss?.toPrecision(5) ?? "not finite"], ["nodes", found.n_nodes.toLocaleString("en")], ["arena", bytes(found.arena)], ["what", found.about]];
   if (found.n_all > found.n_tokens) told.push(["tokens", `the first ${found.n_tokens} of ${found.n_all}`]);
   const hint = make("p", { class: "quiet" }, "Play, or press the arrow keys and the space bar. The pointer shows a node's numbers; a click goes to its step. Faint: not run yet. Thick: what is read.");
   const nodes = [make("h2", {}, "Node by node"), facts(told), walk.node, hint, make("div", { class: "split left" }, make("div", { class: "stack" }, ...drawn), panel)];

@@ -15,7 +15,8 @@ export function numbersOf(value) {
   const body = first.map((row) => make("tr", {}, ...row.map(cell)));
   const part = rows > first.length || columns > (first[0]?.length ?? 0) ? `the first of ${rows} × ${columns}; ` : "";
   const all = min == null ? "none is finite" : `from ${digits(min, 3)} to ${digits(max, 3)}, mean ${digits(value.mean, 3)}, length ${digits(value.length, 3)}`;
+  const sampled = value.sampled ? `, of a sample of ${value.sampled.toLocaleString("en")}` : "";
   const fault = value.finite ? [] : [make("p", { class: "fault" }, "not all are finite")];
   const table = make("table", { class: "numbers" }, make("tbody", {}, ...body));
-  return [make("div", { class: "scroll", tabindex: 0 }, table), make("p", { class: "quiet" }, part + all), ...fault];
+  return [make("div", { class: "scroll", tabindex: 0 }, table), make("p", { class: "quiet" }, part + all + sampled), ...fault];
 }
