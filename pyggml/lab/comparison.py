@@ -122,7 +122,7 @@ class RunDifference:
 
     def __str__(self) -> str:
         rows = [
-            f"{n:<14}{e.mean():10.4f}{e.max():10.4f}"
+            f"{n:<14} {e.mean():9.4f} {e.max():9.4f}"
             for n, e in zip(self.names, self.errors, strict=True)
         ]
         head = f"{'‖x − x′‖ / ‖x‖':<14}{'mean':>10}{'most':>10}"
