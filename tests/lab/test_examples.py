@@ -72,6 +72,13 @@ def test_what_features_make_of_rows(model, text, all_values):
     assert half.places[0].value == pytest.approx(-0.5 * least)
 
 
+def test_equal_activations_come_in_the_order_of_the_text(model, text):
+    (found,) = top_examples(
+        model, text, NAME, [0], k=4, per_window=3, n_window=16,
+        features=lambda x: np.ones((len(x), 1), np.float32)).values()  # fmt: skip
+    assert [p.position for p in found.places] == [1, 2, 3, 17]
+
+
 def test_a_file_is_read_window_by_window(model, text, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(text, encoding="utf-8")
