@@ -337,6 +337,8 @@ class Model:
         """A text from its start, or several in one pass. Raises DataError for tokens that make
         none, and if it checks them ShapeError for an edit's positions outside one of several."""
         if not is_several(tokens):
+            if isinstance(tokens, np.ndarray) and tokens.ndim == 2:  # a list would be several
+                raise DataError("tokens: a matrix, wanted one row of integers, or a list of rows")
             ids = self._text(tokens)
             inputs = Inputs.empty(len(ids))
             fill(inputs, ids)
@@ -468,10 +470,7 @@ class Model:
         except ValueError:  # rows of unlike length
             raise DataError(f"{name}: lists of unlike length, wanted one row of integers") from None
         if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-            several = ", or a list of such rows" if ids.ndim == 2 else ""
-            raise DataError(
-                f"{name}: {ids.dtype} of shape {ids.shape}, wanted one row of integers{several}"
-            )
+            raise DataError(f"{name}: {ids.dtype} of shape {ids.shape}, wanted one row of integers")
         n = self.config.n_vocab
         if ids.astype(np.uint64).max() >= n:  # as those below 0 are, then
             raise DataError(f"{name}: ids from {ids.min()} to {ids.max()}, wanted 0 to {n - 1}")

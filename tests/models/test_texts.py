@@ -198,7 +198,11 @@ MISTAKES = [
     (lambda m: m.logits([[1, 2], []]), DataError, r"tokens\[1\]: float64 of shape \(0,\), wanted"),
     (lambda m: m.logits([[1, 2], [9999]]), DataError, r"tokens\[1\]: ids from 9999 to 9999"),
     (lambda m: m.logits(["one", "two"]), DataError, r"tokens\[0\]: <U3 of shape \(\), wanted one"),
-    (lambda m: m.logits(np.ones((2, 3), int)), DataError, "of integers, or a list of such rows"),
+    (
+        lambda m: m.logits(np.ones((2, 3), int)),
+        DataError,
+        "a matrix, wanted one row of integers, or a list",
+    ),
     (lambda m: m.logits([[1], [1] * 9999]), DataError, r"tokens\[1\]: 9999 tokens, wanted at most"),
     (
         lambda m: m.grad([difference], [[1], [2]], "*.out"),
