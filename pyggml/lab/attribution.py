@@ -16,6 +16,7 @@ from pyggml.lab.linear import (
     head_counts,
     norm_weight,
     refuse_between,
+    refuse_turns,
 )
 from pyggml.look.draw.grid import signed_map
 from pyggml.look.lens import later_factors, logit_attribution, logit_direction
@@ -100,6 +101,7 @@ def direct_attribution(
     if not isinstance(at, int | np.integer) or not -len(ids) <= at < len(ids):
         raise DataError(f"there is no position {at} in a text of {len(ids)} tokens")
     counts = head_counts(model)
+    refuse_turns(model)
     model = exact(model)
     for i in filter(counts.__getitem__, range(len(counts))):
         refuse_between(model, i)
@@ -114,9 +116,11 @@ def direct_attribution(
             heads[i, : counts[i]] = parts.reshape(counts[i], -1).sum(axis=1)
         else:
             neurons[i] = parts
-        branch, module = _SPLITS[kind]
-        whole = others.pop(f"blk.{i}.{branch}")
-        others[f"blk.{i}.{module}.bias"] = whole - float(parts.sum())
+        ending, module = _SPLITS[kind]
+        whole = others.pop(f"blk.{i}.{ending}")
+        is_alone = len(_parts_of(model, i, ending)) == 1
+        rest = f"{module}.bias" if is_alone else ending
+        others[f"blk.{i}.{rest}"] = whole - float(parts.sum())
     return Attribution(heads, neurons, others, logit)
 
 
@@ -168,6 +172,20 @@ def _scale_behind(model: Model, layer: int, kind: str, y: np.ndarray) -> np.ndar
     return branch.factor * scale
 
 
+def _parts_of(model: Model, layer: int, ending: str) -> list[Branch]:
+    """The parts of a block whose sum a branch is: of hybrids, attention and a recurrence."""
+    block = model.parts.decoder.blocks[layer]
+    return [b for b in branches(block) if b.part.branch == ending]
+
+
 def _branch_of(model: Model, layer: int, kind: str) -> Branch:
-    ending = _SPLITS[kind][0]
-    return next(b for b in branches(model.parts.decoder.blocks[layer]) if b.part.branch == ending)
+    """The part that is split. ConfigError where a block is made in a way that is not known."""
+    ending, module = _SPLITS[kind]
+    full = f"blk.{layer}.{module}.weight"
+    for b in _parts_of(model, layer, ending):
+        if full in b.part.tensors(f"blk.{layer}."):
+            return b
+    raise ConfigError(
+        f"block {layer} of {model.config.architecture} adds {ending} in a way of its own, which is "
+        "not split"
+    )

@@ -40,6 +40,7 @@ from pyggml.lab.linear import (
     head_counts,
     matrix_columns,
     refuse_between,
+    refuse_turns,
 )
 from pyggml.model import Ids, Model, fill
 from pyggml.models import Inputs, Net, Taps
@@ -74,6 +75,7 @@ def edge_attribution(
     pair = check_pair(model, clean, corrupt)
     if n_steps < 1:
         raise ConfigError(f"n_steps is {n_steps}, wanted 1 or more")
+    refuse_turns(model)
     for i in range(model.config.n_layer):
         _check_block(model, i)
     model = exact(model)
@@ -138,6 +140,10 @@ def _check_block(model: Model, layer: int) -> None:
     if kinds != ["attn_out", "ffn_out"]:
         raise ConfigError(
             f"block {layer} of {model.config.architecture} is not attention, then feed-forward"
+        )
+    if sum(b.part.branch == "attn_out" for b in branches(block)) > 1:
+        raise ConfigError(
+            f"block {layer} of {model.config.architecture} has more than heads in its first branch"
         )
     if any(b.after for b in branches(block)):
         raise ConfigError(

@@ -220,3 +220,9 @@ def refuse_between(model: Model, layer: int) -> None:
                     f"{'gate' if gated else 'norm'} between its heads and their output matrix, so "
                     "that what a head adds is no product of it alone"
                 )
+
+
+def refuse_turns(model: Model) -> None:
+    """ConfigError for a model whose blocks run again, so that a part adds more than once."""
+    if model.parts.decoder.n_turns > 1:
+        raise ConfigError(f"{model.config.architecture} runs its blocks more than once")

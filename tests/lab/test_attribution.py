@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tiny_models
 
 import pyggml
 from pyggml.errors import ConfigError, DataError
@@ -84,3 +85,31 @@ def test_what_does_not_fit_is_refused(llama, opened, clean):
         attribute(llama, clean, 7, at=1.5)
     with pytest.raises(DataError, match="wanted 0 to 511"):
         attribute(llama, clean, 7, 512)
+
+
+REFUSED = {
+    "talkie": "block 0 of talkie adds ffn_out in a way of its own, which is not split",
+    "nanbeige": "nanbeige runs its blocks more than once",
+    "afmoe": "block 0 of afmoe has a gate between its heads and their output matrix",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_architectures_that_are_no_sum_of_heads_are_refused_by_name(name, clean, tmp_path):
+    model = pyggml.load(tiny_models.write(tmp_path / "model.gguf", name))
+    with pytest.raises(ConfigError, match=REFUSED[name]):
+        pyggml.lab.direct_attribution(model, clean[:5], 7)
+    with pytest.raises(ConfigError):
+        pyggml.lab.edge_attribution(model, clean[:5], clean[1:6], lambda t: t["logits"][-1, 7])
+
+
+def test_what_stands_beside_heads_keeps_the_name_of_the_branch(clean, tmp_path):
+    """falcon-h1 has a recurrence and attention in one branch, which edges do not tell apart."""
+    model = pyggml.load(tiny_models.write(tmp_path / "model.gguf", "falcon-h1"))
+    found = pyggml.lab.direct_attribution(model, clean[:5], 7)
+    assert found.total == pytest.approx(found.logit, abs=1e-6)
+    assert (
+        abs(found.others["blk.0.attn_out"]) > 1e-3 and "blk.0.attn_output.bias" not in found.others
+    )
+    with pytest.raises(ConfigError, match="block 0 of falcon-h1 has more than heads"):
+        pyggml.lab.edge_attribution(model, clean[:5], clean[1:6], lambda t: t["logits"][-1, 7])
