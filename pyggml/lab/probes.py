@@ -141,7 +141,7 @@ def linear_probes(
     Raises DataError for unlike numbers of texts and targets and for texts without such positions,
     and what `fit_probe` and `activations_of` do.
     """
-    if not texts or len(texts) != len(targets):
+    if not len(texts) or len(texts) != len(targets):
         raise DataError(f"{len(texts)} texts and {len(targets)} targets, wanted as many, and some")
     rows: dict[str, list[np.ndarray]] = {}
     kept: list[np.ndarray] = []

@@ -125,12 +125,13 @@ def train_coder(
     map. Raises DataError for rows that do not fit, are all alike or not finite, or are fewer than a
     batch.
     """
-    targets = inputs if outputs is None else outputs
+    inputs = np.asarray(inputs)
+    targets = inputs if outputs is None else np.asarray(outputs)
     if inputs.ndim != 2 or targets.ndim != 2 or len(inputs) != len(targets):
         raise DataError(f"rows {inputs.shape} and {targets.shape}, wanted two axes, and as many")
     if len(inputs) < config.n_batch:
         raise DataError(f"{len(inputs)} rows, wanted at least the {config.n_batch} of a batch")
-    net = _CoderNet(inputs, outputs, config)
+    net = _CoderNet(inputs, None if outputs is None else targets, config)
     quiet, steps = np.zeros(config.n_features, np.int64), list[CoderStep]()
     batches = _batches(len(inputs), config)
     for number, rows in zip(range(config.n_steps), batches, strict=False):

@@ -130,6 +130,15 @@ def test_what_cannot_be_fitted_is_named(rows, targets, settings, error, said):
         fit_probe(rows, targets, **settings)
 
 
+def test_texts_and_targets_may_be_matrices(model):
+    texts = np.random.default_rng(0).integers(0, 90, (12, 6))
+    lists, matrix = (
+        linear_probes(model, t, y, "blk.0.out")["blk.0.out"]
+        for t, y in (([*texts], [*(texts % 2)]), (texts, texts % 2))
+    )
+    np.testing.assert_array_equal(lists.weights, matrix.weights)
+
+
 def test_texts_that_do_not_fit_are_named(model):
     with pytest.raises(DataError, match="2 texts and 1 targets"):
         linear_probes(model, [[1, 2], [3, 4]], [True], "blk.0.out")
