@@ -56,6 +56,17 @@ def test_without_wgpu_the_extra_is_named(monkeypatch):
 # -- ops ----------------------------------------------------------------------------------------
 
 
+def test_a_wgpu_that_lacks_a_part_is_a_sentence(monkeypatch):
+    wgpu = pytest.importorskip("wgpu")
+
+    def lacks(**_):
+        raise ModuleNotFoundError("No module named 'cffi'")
+
+    monkeypatch.setattr(wgpu.gpu, "request_adapter_sync", lacks)
+    with pytest.raises(DeviceError, match="^no WebGPU device: No module named 'cffi'; wanted"):
+        backends_of("webgpu")
+
+
 def test_these_ops_have_kernels(gpu):
     from pyggml.backends.webgpu.runtime.table import kernels
 

@@ -82,13 +82,12 @@ def _say_devices() -> None:
     label = "devices"
     for kind in KINDS.values():
         try:
-            machines = [*kind.machine()]
+            for word, about in kind.machine():
+                row(label, f"{word}: {about}")
+                label = ""
+                _say_limits(label, Devices(backends_of(word)))
         except DeviceError as error:
             row(label, str(error))
-            machines = []
-        for word, about in machines:
-            row(label, f"{word}: {about}")
-            _say_limits("", Devices(backends_of(word)))
         label = ""
 
 

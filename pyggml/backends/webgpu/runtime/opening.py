@@ -41,7 +41,7 @@ def _adapter() -> Any:
         raise DeviceError(f"no WebGPU device: wgpu is missing, wanted {WANTED}") from error
     try:
         return wgpu.gpu.request_adapter_sync(power_preference="high-performance")
-    except RuntimeError as error:
+    except (RuntimeError, ImportError, OSError) as error:  # no adapter, or wgpu lacks what it loads
         said = " ".join(str(error).split())[:200]
         raise DeviceError(
             f"no WebGPU device: {said}; wanted a driver of Vulkan, Metal or Direct3D 12"
