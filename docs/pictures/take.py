@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import environ
 from pathlib import Path
 
 from PIL import Image
@@ -19,17 +20,25 @@ from playwright.sync_api import Page, sync_playwright
 HERE = Path(__file__).parent
 # Name → what stands behind the # of the address, and what is clicked there once it is drawn.
 PICTURES = {
-    "view-model": ("/model", ["text=blk.0", "text=attn_q.weight"]),
-    "view-backward": ("/backward", ["text=Next", "text=Next"]),
-    "view-run": ("/runs", ["tbody tr a"]),
+    "view-model": ("/model/blk.0.attn_q.weight", []),
+    "view-backward": ("/backward", 6 * ["[title='One step on']"]),
+    "view-run": ("/run", ["tbody tr a"]),
 }
 
 
 @contextmanager
 def served(model: str, runs: str) -> Iterator[str]:
-    """The address of the view."""
-    command = [sys.executable, "-m", "pyggml", "view", model, "--run", runs, "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    """The address of the view. The model's page names its file without a folder."""
+    path, root = Path(model).absolute(), str(HERE.parents[1])
+    options = [path.name, "--run", str(Path(runs).absolute()), "--port", "0"]
+    command = [sys.executable, "-m", "pyggml", "view", *options]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=path.parent,
+        env=environ | {"PYTHONPATH": root},
+    ) as server:
         assert server.stdout is not None
         try:
             yield next(w for line in server.stdout for w in line.split() if w.startswith("http"))
