@@ -297,7 +297,8 @@ class Model:
         def bind_copies(n: int) -> SweepPass:
             return model._sweep_pass(metrics, texts, patterns, by, n)
 
-        return Sweep(bind_copies, names, n_cells or most, is_several(tokens))
+        n_texts = len(texts) if is_several(tokens) else None
+        return Sweep(bind_copies, names, n_cells or most, n_texts)
 
     def _sweep_pass(
         self,

@@ -1,13 +1,13 @@
 """Direct logit attribution: what each head and each neuron adds to a logit by itself (Elhage et al.
 2021), the last norm's scale counted as fixed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 
 import numpy as np
 
-from pyggml.errors import ConfigError, DataError
+from pyggml.errors import ConfigError
 from pyggml.lab.linear import (
     Branch,
     back_through,
@@ -19,7 +19,13 @@ from pyggml.lab.linear import (
     refuse_turns,
 )
 from pyggml.look.draw.grid import signed_map
-from pyggml.look.lens import later_factors, logit_attribution, logit_direction
+from pyggml.look.lens import (
+    later_factors,
+    logit_attribution,
+    logit_direction,
+    numbers_by_text,
+    of_texts,
+)
 from pyggml.model import Ids, Model
 from pyggml.models.norm import Norm, RmsNorm
 
@@ -85,30 +91,48 @@ class Attribution:
         return self.draw()
 
 
+@of_texts
 def direct_attribution(
-    model: Model, ids: Ids, token: int, other: int | None = None, at: int = -1
-) -> Attribution:
+    model: Model,
+    texts: Sequence[Ids],
+    token: int | Sequence[int],
+    other: int | Sequence[int] | None = None,
+    at: int | Sequence[int] = -1,
+) -> list[Attribution]:
     """What each head and neuron adds to the logit of `token`, less that of `other` if there is one,
     at position `at` of the text ids (T,).
 
-    The scale of the last norm is that of the whole stream, and so is that of a norm behind a branch
-    (gemma2). Products are exact. Raises DataError for tokens and positions that there are not,
-    ConfigError for models without heads or whose residual stream is several vectors, and for heads
-    that something stands behind: a gate or a norm before their output matrix.
+    A list of texts, of any lengths, shares passes and gives a list; token, other and at are then
+    one for all, or a list. The scale of the last norm is that of the whole stream, and so is that
+    of a norm behind a branch (gemma2). Products are exact. Raises DataError for tokens and
+    positions that there are not, ConfigError for models without heads or whose residual stream is
+    several vectors, and for heads that something stands behind: a gate or a norm before their
+    output matrix.
     """
-    ids = model.check_tokens(ids)
-    pair = model.check_tokens([token] if other is None else [token, other])
-    if not isinstance(at, int | np.integer) or not -len(ids) <= at < len(ids):
-        raise DataError(f"there is no position {at} in a text of {len(ids)} tokens")
+    n, given = len(texts), {"token": token} | ({} if other is None else {"other": other})
+    tokens = [numbers_by_text(name, numbers, n) for name, numbers in given.items()]
     counts = head_counts(model)
     refuse_turns(model)
     model = exact(model)
     for i in filter(counts.__getitem__, range(len(counts))):
         refuse_between(model, i)
-    shares = [logit_attribution(model, ids, int(t), at) for t in pair]
-    others = {n: x - (shares[1][n] if other is not None else 0) for n, x in shares[0].items()}
+    shares = [logit_attribution(model, texts, some, at) for some in tokens]
+    splits = _read_splits(model, texts, [*zip(*tokens, strict=True)], at)
+    return [
+        _attribution(model, counts, own, parts)
+        for own, parts in zip(zip(*shares, strict=True), splits, strict=True)
+    ]
+
+
+_Splits = dict[tuple[int, str], np.ndarray]
+
+
+def _attribution(
+    model: Model, counts: list[int], shares: Sequence[Mapping[str, float]], splits: _Splits
+) -> Attribution:
+    """Of one text: shares of one token or two by branch, and what of these is split."""
+    others = {n: x - sum(s[n] for s in shares[1:]) for n, x in shares[0].items()}
     logit = sum(others.values())
-    splits = _read_splits(model, ids, pair, at)
     heads = np.full((len(counts), max(counts)), np.nan)
     neurons = {}
     for (i, kind), parts in splits.items():
@@ -129,9 +153,12 @@ _SPLITS = {"attention": ("attn_out", "attn_output"), "ffn_neurons": ("ffn_out", 
 
 
 def _read_splits(
-    model: Model, ids: np.ndarray, pair: np.ndarray, at: int
-) -> dict[tuple[int, str], np.ndarray]:
-    """Block and kind → what each number of that activation adds (n,) float64."""
+    model: Model, texts: Sequence[Ids], tokens: Sequence[Sequence[int]], at: int | Sequence[int]
+) -> list[_Splits]:
+    """Of each text, block and kind → what each number of that activation adds (n,) float64.
+
+    tokens: of each text one, or two of which the second counts less.
+    """
     known = {*model.activations}
     kinds = [
         (i, kind)
@@ -142,15 +169,21 @@ def _read_splits(
     last = f"blk.{model.config.n_layer - 1}.out"
     names = [f"blk.{i}.{n}" for i, kind in kinds for n in (kind, _SPLITS[kind][1])]
     with model.trace(*names, last) as t:
-        model.logits(ids)
-    rows = [logit_direction(model, t[last][at], int(token)) for token in pair]
-    direction, later = rows[0] - sum(rows[1:]), later_factors(model)
-    splits = {}
+        model.logits(texts)
+    rows = [*enumerate(numbers_by_text("at", at, len(texts)))]
+    directions = []
+    for some, (n, row) in zip(tokens, rows, strict=True):
+        first, *others = (logit_direction(model, t[last][n][row], int(token)) for token in some)
+        directions.append(first - sum(others))
+    later = later_factors(model)
+    splits: list[_Splits] = [{} for _ in texts]
     for i, kind in kinds:
         module = f"blk.{i}.{_SPLITS[kind][1]}"
-        g = later[i] * direction * _scale_behind(model, i, kind, t[module][at])
-        (g,) = back_through(model, module, g[None])
-        splits[i, kind] = g.astype(np.float64) * t[f"blk.{i}.{kind}"][at]
+        scales = [_scale_behind(model, i, kind, t[module][n][row]) for n, row in rows]
+        g = np.stack([later[i] * d * scale for d, scale in zip(directions, scales, strict=True)])
+        g = back_through(model, module, g).astype(np.float64)
+        for n, row in rows:
+            splits[n][i, kind] = g[n] * t[f"blk.{i}.{kind}"][n][row]
     return splits
 
 

@@ -12,25 +12,29 @@ receivers   "blk.3.q[1]", "blk.3.k[0]", "blk.3.v[0]", "blk.3.ffn", "logits"; hea
             and values share these receivers too
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from math import inf
+from typing import Any, overload
 
 import numpy as np
 
 from pyggml.backward import build_backward
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.arrays import write
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.lab.circuit import Circuit
 from pyggml.lab.effects import (
+    Metrics,
     Progress,
-    check_pair,
+    Texts,
     head_places,
-    metric_of,
     metrics_apart,
+    of_pairs,
     read_activations,
+    run_cells,
 )
 from pyggml.lab.linear import (
     attention_branch,
@@ -44,25 +48,28 @@ from pyggml.lab.linear import (
 )
 from pyggml.model import Ids, Model, fill
 from pyggml.models import Inputs, Net, Taps
+from pyggml.models.batch_rows import BatchRows
 from pyggml.models.block import Chain, Residual
-from pyggml.models.metric import Metric
+from pyggml.models.metric import Gradients
 from pyggml.ops import concat, reshape
 from pyggml.runtime import bind, schedule
 
 
+@of_pairs
 def edge_attribution(
     model: Model,
-    clean: Ids,
-    corrupt: Ids,
-    metric: Metric,
+    clean: Texts,
+    corrupt: Texts,
+    metric: Metrics,
     n_steps: int = 1,
     *,
     progress: Progress | None = None,
-) -> Circuit:
+) -> list[Circuit]:
     """Every edge with its score: senders (S,), receivers (R,), scores (S, R) float64.
 
-    clean, corrupt  token ids (T,) of one length
-    metric   as `Model.grad` has it
+    clean, corrupt  token ids (T,) of one length; or lists of these, pair by pair, of any lengths:
+             they share passes, and a list of circuits comes back
+    metric   as `Model.grad` has it: of several pairs one for all, or one for each
     n_steps  1: gradients of the clean text. More: their means over so many points on the way from
              the embeddings of the clean text to those of the corrupt one (EAP-IG, Hanna et al.
              2024), which counts what is saturated at either end
@@ -72,15 +79,21 @@ def edge_attribution(
     for n_steps below 1 and for a model whose blocks are not attention, then feed-forward, each
     added to one residual stream as it is; ShapeError for a metric that is no number.
     """
-    pair = check_pair(model, clean, corrupt)
     if n_steps < 1:
         raise ConfigError(f"n_steps is {n_steps}, wanted 1 or more")
     refuse_turns(model)
     for i in range(model.config.n_layer):
         _check_block(model, i)
     model = exact(model)
-    senders = _senders(model, pair)
-    gradients = _mean_gradients(model, pair, metric, n_steps, progress)
+    senders = _senders(model, clean, corrupt)
+    gradients = _mean_gradients(model, clean, corrupt, metric, n_steps, progress)
+    return [_circuit(model, *each) for each in zip(senders, gradients, strict=True)]
+
+
+def _circuit(
+    model: Model, senders: Mapping[str, np.ndarray], gradients: Mapping[str, np.ndarray]
+) -> Circuit:
+    """The scores of one pair's edges, of what senders add and receivers' gradients."""
     heard = _stages(senders)[:, None] < _stages(gradients)
     added = np.stack([d.ravel() for d in senders.values()]).astype(np.float64)
     scores = added @ np.stack([g.ravel() for g in gradients.values()]).T
@@ -88,44 +101,86 @@ def edge_attribution(
     return Circuit([*senders], [*gradients], np.where(heard, scores, np.nan), feeds)
 
 
+@overload
 def circuit_faithfulness(
-    model: Model, circuit: Circuit, clean: Ids, corrupt: Ids, metric: Metric
-) -> float:
+    model: Model, circuit: Circuit, clean: Ids, corrupt: Ids, metric: Metrics
+) -> float: ...
+
+
+@overload
+def circuit_faithfulness(
+    model: Model,
+    circuit: Circuit | Sequence[Circuit],
+    clean: Sequence[Ids],
+    corrupt: Sequence[Ids],
+    metric: Metrics,
+) -> list[float]: ...
+
+
+def circuit_faithfulness(
+    model: Model, circuit: Circuit | Sequence[Circuit], clean: Any, corrupt: Any, metric: Metrics
+) -> float | list[float]:
     """How much of the metric is left when all parts outside a circuit are as in the corrupt text: 1
     all, 0 as much as the corrupt text has.
 
     Parts are heads, feed-forward parts and the embedding; the edges among those of the circuit all
-    stay. Raises DataError as `edge_attribution` does, ConfigError for a circuit of another model.
+    stay. Lists of texts are as in `edge_attribution`, for one circuit or one of each pair. Raises
+    DataError as it does, ConfigError for a circuit of another model.
     """
-    pair = check_pair(model, clean, corrupt)
+    return _faithfulness(model, clean, corrupt, metric, circuit)
+
+
+@of_pairs
+def _faithfulness(
+    model: Model,
+    clean: Texts,
+    corrupt: Texts,
+    metric: Metrics,
+    circuit: Circuit | Sequence[Circuit],
+) -> list[float]:
+    circuits = [circuit] * len(clean) if isinstance(circuit, Circuit) else [*circuit]
+    if len(circuits) != len(clean):
+        raise DataError(f"{len(circuits)} circuits, wanted one, or one for each of {len(clean)}")
     counts = head_counts(model)
     heads = [f"blk.{i}.attn_head.{h}" for i, h in head_places(counts)]
     others = ["token_embd", *(f"blk.{i}.ffn_out" for i in range(len(counts)))]
-    if strangers := {*circuit.senders} - {*heads, *others}:
+    if strangers := {n for c in circuits for n in c.senders} - {*heads, *others}:
         raise ConfigError(f"the circuit is of another model: this one has no {min(strangers)}")
     model = exact(model)
-    base, target = metrics_apart(model, metric, *pair)
-    outside = [n for n in (*others, *heads) if n not in circuit.parts]
-    with model.trace(replace=read_activations(model, pair[1], outside)):
-        left = metric_of(model, metric, pair[0])
-    return (left - target) / (base - target)
+    ends = metrics_apart(model, metric, clean, corrupt)
+    outside = [[n for n in (*others, *heads) if n not in c.parts] for c in circuits]
+    names = {n for own in outside for n in own} or {"logits"}
+    runs = read_activations(model, corrupt, names)
+    cells = [
+        [{"replace": {n: run[n] for n in own}}] for run, own in zip(runs, outside, strict=True)
+    ]
+    left = run_cells(model, metric, clean, names, cells)
+    return [
+        (float(x) - target) / (base - target)
+        for (x,), (base, target) in zip(left, ends, strict=True)
+    ]
 
 
 def _mean_gradients(
     model: Model,
-    pair: tuple[np.ndarray, np.ndarray],
-    metric: Metric,
+    clean: Texts,
+    corrupt: Texts,
+    metric: Metrics,
     n_steps: int,
     progress: Progress | None,
-) -> dict[str, np.ndarray]:
-    """Receiver → d(metric)/d(what it reads), (T, n_embd) float64, the mean over the steps."""
-    here, there = (read_activations(model, ids, ["token_embd"])["token_embd"] for ids in pair)
-    means: dict[str, np.ndarray] = {}
+) -> list[dict[str, np.ndarray]]:
+    """Of each pair, receiver → d(metric)/d(what it reads), (T, n_embd) float64, the mean over the
+    steps."""
+    ends = [read_activations(model, texts, ["token_embd"]) for texts in (clean, corrupt)]
+    here, there = ([run["token_embd"] for run in runs] for runs in ends)
+    means: list[dict[str, np.ndarray]] = [{} for _ in clean]
     for i in range(n_steps):
-        x = here + np.float32((i + 0.5) / n_steps) * (there - here)
-        with model.trace(replace={"token_embd": x} if n_steps > 1 else None):
-            for name, g in _read_gradients(model, pair[0], metric):
-                means[name] = means.get(name, 0.0) + g.astype(np.float64) / n_steps
+        share = np.float32((i + 0.5) / n_steps)
+        xs = [a + share * (b - a) for a, b in zip(here, there, strict=True)]
+        with model.trace(replace={"token_embd": xs} if n_steps > 1 else None):
+            for name, gs in _read_gradients(model, clean, metric):
+                for mean, g in zip(means, gs, strict=True):
+                    mean[name] = mean.get(name, 0.0) + g.astype(np.float64) / n_steps
         if progress is not None:
             progress(i + 1, n_steps)
     return means
@@ -157,21 +212,24 @@ def _check_block(model: Model, layer: int) -> None:
 # -- what parts add, what they read ----------------------------------------------------------------
 
 
-def _senders(model: Model, pair: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
-    """Sender → what it adds in the corrupt text less that in the clean one, (T, n_embd)."""
+def _senders(model: Model, clean: Texts, corrupt: Texts) -> list[dict[str, np.ndarray]]:
+    """Of each pair, sender → what it adds in the corrupt text less that in the clean one,
+    (T, n_embd)."""
     layers = range(model.config.n_layer)
     names = [f"blk.{i}.{x}" for i in layers for x in ("attention", "ffn_out")]
-    runs = [read_activations(model, ids, [*names, *_FIRST]) for ids in pair]
-    change = {name: runs[1][name] - runs[0][name] for name in runs[0]}
-    senders = {"token_embd": change[_FIRST[0]] - change[_FIRST[1]]}
+    runs = (read_activations(model, texts, [*names, *_FIRST]) for texts in (clean, corrupt))
+    changes = [{n: b[n] - a[n] for n in a} for a, b in zip(*runs, strict=True)]
+    senders = [{"token_embd": change[_FIRST[0]] - change[_FIRST[1]]} for change in changes]
     for i in layers:
         branch, part = attention_branch(model, i)
         size = part.heads.value_size
         for h in range(part.heads.n):
             columns = matrix_columns(model, f"blk.{i}.attn_output", h * size, size)
-            of_head = change[f"blk.{i}.attention"][:, h * size : (h + 1) * size]
-            senders[f"blk.{i}.attn_head.{h}"] = branch.factor * (of_head @ columns)
-        senders[f"blk.{i}.ffn_out"] = change[f"blk.{i}.ffn_out"]
+            for own, change in zip(senders, changes, strict=True):
+                of_head = change[f"blk.{i}.attention"][:, h * size : (h + 1) * size]
+                own[f"blk.{i}.attn_head.{h}"] = branch.factor * (of_head @ columns)
+        for own, change in zip(senders, changes, strict=True):
+            own[f"blk.{i}.ffn_out"] = change[f"blk.{i}.ffn_out"]
     return senders
 
 
@@ -179,34 +237,39 @@ _FIRST = "blk.0.mid", "blk.0.attn_out"  # their difference is the stream before 
 
 
 def _read_gradients(
-    model: Model, ids: np.ndarray, metric: Metric
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Receiver → d(metric)/d(what it alone reads of the stream), (T, n_embd)."""
+    model: Model, texts: Texts, metric: Metrics
+) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """Receiver → d(metric)/d(what it alone reads of the stream), (T, n_embd) of each text."""
     n = model.config.n_layer
     names = [f"blk.{i}.{x}" for i in range(n) for x in ("q", "k", "v", "mid", "out")]
-    g = model.grad(metric, ids, *names, _FIRST[1])
-    x = g.at[_FIRST[0]] - g.at[_FIRST[1]]
+    grads = model.grad(metric, texts, *names, _FIRST[1])
+    xs = [g.at[_FIRST[0]] - g.at[_FIRST[1]] for g in grads]
     for i in range(n):
-        yield from _of_heads(model, i, x, {p: g[f"blk.{i}.{p}"] for p in "qkv"})
-        yield f"blk.{i}.ffn", g[f"blk.{i}.mid"] - g[f"blk.{i}.out"]
-        x = g.at[f"blk.{i}.out"]
-    yield "logits", g[f"blk.{n - 1}.out"]
+        yield from _of_heads(model, i, xs, grads)
+        yield f"blk.{i}.ffn", [g[f"blk.{i}.mid"] - g[f"blk.{i}.out"] for g in grads]
+        xs = [g.at[f"blk.{i}.out"] for g in grads]
+    yield "logits", [g[f"blk.{n - 1}.out"] for g in grads]
 
 
 def _of_heads(
-    model: Model, layer: int, x: np.ndarray, given: Mapping[str, np.ndarray]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Each head's query, each key and value: d(metric)/d(stream x (T, n_embd)) through it alone.
+    model: Model, layer: int, xs: Texts, grads: Sequence[Gradients]
+) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """Each head's query, each key and value: d(metric)/d(stream x (T, n_embd)) of each text,
+    through it alone.
 
-    given: "q", "k", "v" → d(metric)/d(all of them), (T, heads, size). One program is bound, and run
-    for one head after another.
+    grads: with d(metric)/d(all queries, keys, values). One program is bound, and run for one head
+    after another.
     """
-    inputs, at = Inputs.empty(len(x)), f"blk.{layer}."
-    fill(inputs, np.zeros(len(x), np.int32))
+    at, batch = f"blk.{layer}.", BatchRows(tuple(map(len, xs)))
+    given = {p: np.concatenate([g[f"{at}{p}"] for g in grads]) for p in "qkv"}
+    inputs = Inputs.empty(sum(batch.lengths), max(batch.lengths))
+    fill(inputs, *(np.zeros(len(x), np.int32) for x in xs))
+    inputs = replace(inputs, batch=batch)
     taps = Taps([f"{at}{p}" for p in given], [e for trace in model.traces for e in trace.edits])
-    net, stream = Net(model.parts.weights, inputs, model.adapters, taps=taps), leaf(x)
+    net = Net(model.parts.weights, inputs, model.adapters, taps=taps)
+    stream = leaf(np.concatenate(xs))
     model.parts.decoder.blocks[layer](net, at, stream)
-    parts = [reshape(taps.read[f"{at}{p}"], (len(x), -1)) for p in given]
+    parts = [reshape(taps.read[f"{at}{p}"], (sum(batch.lengths), -1)) for p in given]
     y = reduce(concat, parts)
     seed = zeros(y.shape)
     back = build_backward(Graph.of(y), [stream], seed)
@@ -219,7 +282,7 @@ def _of_heads(
             first += g.shape[2]
             write(seed, rows)
             program()
-            yield f"{at}{p}[{h}]", program.read(back.outputs[1])
+            yield f"{at}{p}[{h}]", batch.arrays("stream", program.read(back.outputs[1]))
 
 
 # -- how they hang together ------------------------------------------------------------------------

@@ -1,18 +1,28 @@
-"""Effects: what changes of a model make of a metric, cell by cell, and how all of them are run."""
+"""Effects: what changes of a model make of a metric, cell by cell, and how all of them are run.
+
+`of_pairs` puts a question of a pair of texts, clean and corrupt, to lists of both too.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any
+from functools import wraps
+from itertools import product, zip_longest
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 import numpy as np
 
 from pyggml.errors import DataError, ShapeError
 from pyggml.look.draw.grid import signed_map
-from pyggml.model import Ids, Model
+from pyggml.look.lens import as_texts
+from pyggml.model import Ids, Model, is_several
 from pyggml.models.metric import Metric
+from pyggml.models.sweep import Cell
 
 Progress = Callable[[int, int], None]  # is told after each cell how many of how many are done
+Metrics = Metric | Sequence[Metric]  # of all texts one, or of each
+Texts = Sequence[np.ndarray]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,59 +83,111 @@ class Effects:
         return self.draw()
 
 
-def metric_of(model: Model, metric: Metric, ids: Ids) -> float:
-    """The metric of a text, with what traces change. ShapeError if it is not one number."""
-    (value,) = run_cells(model, metric, ids, ["logits"], [{}])
-    return float(value)
+class OfPairs(Protocol[P, T]):
+    """A question that takes a clean and a corrupt text, or lists of both, pair by pair, and then
+    gives a list of answers."""
+
+    @overload
+    def __call__(
+        self, model: Model, clean: Ids, corrupt: Ids, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+
+    @overload
+    def __call__(
+        self,
+        model: Model,
+        clean: Sequence[Ids],
+        corrupt: Sequence[Ids],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[T]: ...
+
+
+def of_pairs(
+    question: Callable[Concatenate[Model, Texts, Texts, P], list[T]],
+) -> OfPairs[P, T]:
+    """A question that is put to several pairs of texts, put to one too. DataError for pairs that
+    are none."""
+
+    @wraps(question)
+    def ask(model: Model, clean: Any, corrupt: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        answers = question(model, *_check_pairs(model, clean, corrupt), *args, **kwargs)
+        return answers if is_several(clean) else answers[0]
+
+    return ask
+
+
+def _check_pairs(model: Model, clean: Any, corrupt: Any) -> tuple[Texts, Texts]:
+    """The texts of pairs as arrays. DataError unless both have as many texts, and the texts of each
+    pair one length, as positions must match."""
+    cleans, corrupts = as_texts(clean, "clean"), as_texts(corrupt, "corrupt")
+    if is_several(clean) != is_several(corrupt) or len(cleans) != len(corrupts):
+        counts = [len(x) if is_several(x) else "one" for x in (clean, corrupt)]
+        raise DataError(
+            f"clean is {counts[0]} and corrupt {counts[1]}, wanted two texts, or two lists of as "
+            "many"
+        )
+    arrays = [model.check_tokens(x) for x in cleans], [model.check_tokens(x) for x in corrupts]
+    for i, (a, b) in enumerate(zip(*arrays, strict=True)):
+        if len(a) != len(b):
+            which = f"[{i}]" if is_several(clean) else ""
+            raise DataError(
+                f"clean{which} has {len(a)} tokens and corrupt{which} {len(b)}, wanted as many: "
+                "positions are patched by their numbers"
+            )
+    return arrays
+
+
+def metric_of(model: Model, metric: Metrics, texts: Sequence[Ids]) -> list[float]:
+    """The metric of each text, with what traces change. ShapeError if it is not one number."""
+    values = run_cells(model, metric, texts, ["logits"], [[{}]] * len(texts))
+    return [float(value) for (value,) in values]
 
 
 def run_cells(
     model: Model,
-    metric: Metric,
-    ids: Ids,
+    metric: Metrics,
+    texts: Sequence[Ids],
     patterns: Iterable[str],
-    cells: Sequence[Mapping[str, Any]],
+    cells: Sequence[Sequence[Cell]],
     progress: Progress | None = None,
-) -> np.ndarray:
-    """The metric (n,) float64 of a text with each of n cells' changes: see `Model.sweep`."""
-    values = np.empty(len(cells))
-    for i, value in enumerate(model.sweep(metric, ids, *dict.fromkeys(patterns))(cells)):
-        if np.ndim(value):
+) -> list[np.ndarray]:
+    """The metric (n,) float64 of each text with each of its own n cells' changes, in one sweep.
+
+    Texts go side by side; what has fewer cells than others is unchanged meanwhile.
+    """
+    steps = [*zip_longest(*cells, fillvalue={})]
+    values = np.empty((len(steps), len(texts)))
+    for i, found in enumerate(model.sweep(metric, texts, *dict.fromkeys(patterns))(steps)):
+        if shapes := [np.shape(value) for value in found if np.ndim(value)]:
             raise ShapeError(
-                f"the metric has shape {np.shape(value)}, wanted one number: index it, or sum"
+                f"the metric has shape {shapes[0]}, wanted one number: index it, or sum"
             )
-        values[i] = value
+        values[i] = found
         if progress is not None:
-            progress(i + 1, len(cells))
-    return values
+            progress(i + 1, len(steps))
+    return [column[: len(own)] for column, own in zip(values.T, cells, strict=True)]
 
 
-def read_activations(model: Model, ids: Ids, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Activations of a text by name, float32, with what traces change."""
+def read_activations(
+    model: Model, texts: Sequence[Ids], names: Iterable[str]
+) -> list[dict[str, np.ndarray]]:
+    """Activations of each text by name, float32, with what traces change."""
     with model.trace(*names) as t:
-        model.logits(ids)
-    return {name: t[name] for name in t.names}
+        model.logits(texts)
+    return [{name: t[name][i] for name in t.names} for i in range(len(texts))]
 
 
-def check_pair(model: Model, clean: Ids, corrupt: Ids) -> tuple[np.ndarray, np.ndarray]:
-    """Two texts as arrays. DataError unless they have one length, as positions must match."""
-    pair = model.check_tokens(clean), model.check_tokens(corrupt)
-    if len(pair[0]) != len(pair[1]):
+def metrics_apart(
+    model: Model, metric: Metrics, bases: Sequence[Ids], targets: Sequence[Ids]
+) -> list[tuple[float, float]]:
+    """The metric of both texts of each pair. DataError if it is the same of both."""
+    ends = [metric_of(model, metric, texts) for texts in (bases, targets)]
+    if alike := [base for base, target in zip(*ends, strict=True) if base == target]:
         raise DataError(
-            f"clean has {len(pair[0])} tokens and corrupt {len(pair[1])}, wanted as many: "
-            "positions are patched by their numbers"
+            f"the metric is {alike[0]:g} of both texts, so that no effect can be told from none"
         )
-    return pair
-
-
-def metrics_apart(model: Model, metric: Metric, base: Ids, target: Ids) -> tuple[float, float]:
-    """The metric of two texts. DataError if it is the same of both."""
-    ends = metric_of(model, metric, base), metric_of(model, metric, target)
-    if ends[0] == ends[1]:
-        raise DataError(
-            f"the metric is {ends[0]:g} of both texts, so that no effect can be told from none"
-        )
-    return ends
+    return [*zip(*ends, strict=True)]
 
 
 def head_places(counts: Sequence[int]) -> list[tuple[int, int]]:

@@ -10,58 +10,77 @@ import numpy as np
 from pyggml.errors import ConfigError, DataError, suggestion
 from pyggml.lab.effects import (
     Effects,
+    Metrics,
     Progress,
-    check_pair,
+    Texts,
     metrics_apart,
+    of_pairs,
     read_activations,
     run_cells,
 )
 from pyggml.lab.linear import exact, head_counts
-from pyggml.model import Ids, Model
+from pyggml.model import Model, is_several
 from pyggml.models.edits import At
-from pyggml.models.metric import Metric
+from pyggml.models.sweep import Cell
 
 AXES = "layer", "token", "head"
 
 
+@of_pairs
 def activation_patching(
     model: Model,
-    clean: Ids,
-    corrupt: Ids,
-    metric: Metric,
+    clean: Texts,
+    corrupt: Texts,
+    metric: Metrics,
     what: str = "out",
     by: Sequence[str] = ("layer", "token"),
     *,
     layers: Iterable[int] | None = None,
-    tokens: Iterable[int] | None = None,
+    tokens: Iterable[int] | Sequence[Sequence[int]] | None = None,
     heads: Iterable[int] | None = None,
     progress: Progress | None = None,
-) -> Effects:
+) -> list[Effects]:
     """The metric of the corrupt text with activations of the clean one in their places.
 
-    clean, corrupt  token ids (T,) of one length
-    metric   as `Model.grad` has it
+    clean, corrupt  token ids (T,) of one length; or lists of these, pair by pair, of any lengths:
+             they share passes, and a list of results comes back
+    metric   as `Model.grad` has it: of several pairs one for all, or one for each
     what     an activation of blocks: "out", "mid", "attn_out", "ffn_out", "attention", "q", "v", …
     by       the result's axes, of "layer", "token", "head"; it is patched whole along others
-    layers, tokens, heads   which; None: all
+    layers, tokens, heads   which; None: all. tokens: a list of lists has those of each pair
 
     All cells run in one program; products are exact. `shares` of the result is 0 where a patch does
     nothing, and 1 where it restores the clean text's metric. Raises DataError for texts of unlike
     length, a metric that is the same of both, and tokens and heads that there are not; ConfigError
     for such axes, layers and activations, ShapeError for a metric that is no number.
     """
-    pair = check_pair(model, clean, corrupt)
     model = exact(model)
     names = _names(model, what, layers)
-    source = read_activations(model, pair[0], names.values())
-    n = len(pair[0]), _n_heads(model, names, what, source, "head" in by)
-    axes, where = _axes(by, [*names], tokens, heads, *n)
-    points = (dict(zip(axes, at, strict=True)) for at in product(*axes.values()))
-    cells = [_cell(names, source, where, at) for at in points]
-    base, target = metrics_apart(model, metric, pair[1], pair[0])
-    values = run_cells(model, metric, pair[1], names.values(), cells, progress)
-    shape = [len(n) for n in axes.values()]
-    return Effects(values.reshape(shape), axes, base, target, f"{what} of the clean text")
+    sources = read_activations(model, clean, names.values())
+    chosen = _by_pair(tokens, len(clean))
+    heads = None if heads is None else [*heads]
+    grids, cells = [], []
+    for source, some, ids in zip(sources, chosen, clean, strict=True):
+        n = len(ids), _n_heads(model, names, what, source, "head" in by)
+        axes, where = _axes(by, [*names], some, heads, *n)
+        grids.append(axes)
+        cells.append(_cells(names, source, where, axes))
+    ends = metrics_apart(model, metric, corrupt, clean)
+    found = run_cells(model, metric, corrupt, names.values(), cells, progress)
+    about = f"{what} of the clean text"
+    return [
+        Effects(values.reshape([len(n) for n in axes.values()]), axes, *pair, about)
+        for values, axes, pair in zip(found, grids, ends, strict=True)
+    ]
+
+
+def _by_pair(tokens: Any, n_pairs: int) -> list[list[int] | None]:
+    """The chosen tokens of each pair. DataError for lists of more or fewer."""
+    if not is_several(tokens):
+        return [None if tokens is None else [*tokens]] * n_pairs
+    if len(tokens) != n_pairs:
+        raise DataError(f"tokens has {len(tokens)} lists, wanted one for each of {n_pairs} pairs")
+    return [[*some] for some in tokens]
 
 
 def _axes(
@@ -85,9 +104,20 @@ def _axes(
     return {axis: numbers[axis] for axis in AXES if axis in by}, where
 
 
+def _cells(
+    names: dict[int, str],
+    source: dict[str, np.ndarray],
+    where: dict[str, Any],
+    axes: dict[str, list[int]],
+) -> list[Cell]:
+    """The cells of one text: where all act, and each at its own numbers along the axes."""
+    points = (dict(zip(axes, at, strict=True)) for at in product(*axes.values()))
+    return [_cell(names, source, where, at) for at in points]
+
+
 def _cell(
     names: dict[int, str], source: dict[str, np.ndarray], where: dict[str, Any], at: dict[str, int]
-) -> dict[str, Any]:
+) -> Cell:
     """The change of one cell: where all act, and at its own numbers along its axes."""
     layers = [at["layer"]] if "layer" in at else [*names]
     where = where | {f"{axis}s": [i] for axis, i in at.items() if axis != "layer"}

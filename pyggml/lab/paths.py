@@ -1,42 +1,47 @@
 """Path patching: what one head says to one place, and to no other (Wang et al. 2022, IOI)."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
 from pyggml.errors import ConfigError, suggestion
 from pyggml.lab.effects import (
     Effects,
+    Metrics,
     Progress,
-    check_pair,
+    Texts,
     head_effects,
     head_places,
     metrics_apart,
+    of_pairs,
     read_activations,
     run_cells,
 )
 from pyggml.lab.linear import branches, exact, head_counts
-from pyggml.model import Ids, Model
+from pyggml.model import Model
 from pyggml.models.edits import At
-from pyggml.models.metric import Metric
 from pyggml.models.norm import Norm
+from pyggml.models.sweep import Cell
 
 
+@of_pairs
 def path_patching(
     model: Model,
-    clean: Ids,
-    corrupt: Ids,
-    metric: Metric,
+    clean: Texts,
+    corrupt: Texts,
+    metric: Metrics,
     receiver: str,
     heads: Iterable[int] | None = None,
     *,
     through_ffn: bool = True,
     progress: Progress | None = None,
-) -> Effects:
+) -> list[Effects]:
     """The metric of the clean text when `receiver` hears each earlier head as in the corrupt text:
     (n_layer, n_head), of blocks before the receiver.
 
+    clean, corrupt  token ids (T,) of one length; or lists of these, pair by pair, of any lengths:
+                 they share passes, and a list of results comes back
+    metric       as `Model.grad` has it: of several pairs one for all, or one for each
     receiver     "blk.3.q", ".k" or ".v", "blk.3.ffn_norm" (what the feed-forward part reads, by the
                  norm's name in the file), or "output_norm" (what the logits are made of)
     heads        of q, k or v, which receive; with shared keys and values these are the shared ones.
@@ -51,35 +56,42 @@ def path_patching(
     both, ConfigError for receivers and heads that there are not or that no head precedes,
     ShapeError for a metric that is no number.
     """
-    pair = check_pair(model, clean, corrupt)
     counts = head_counts(model)[: _senders_end(model, receiver)]
     if not any(counts):
         raise ConfigError(f"no head precedes {receiver}")
     model = exact(model)
-    cells, names = _sendings(model, pair, counts, through_ffn)
-    heard = model.sweep(lambda t: t[receiver], pair[0], *names)(cells)
+    cells, names = _sendings(model, clean, corrupt, counts, through_ffn)
+    heard = model.sweep(lambda t: t[receiver], clean, *names)(zip(*cells, strict=True))
     where = {} if heads is None else {"heads": [*heads]}
-    patches = [{"replace": {receiver: At(x, **where)}} for x in heard]
-    ends = metrics_apart(model, metric, *pair)
-    found = run_cells(model, metric, pair[0], [receiver], patches, progress)
-    return head_effects(counts, found, *ends, f"paths from heads to {receiver}")
+    patches = [
+        [{"replace": {receiver: At(x, **where)}} for x in own] for own in zip(*heard, strict=True)
+    ]
+    ends = metrics_apart(model, metric, clean, corrupt)
+    found = run_cells(model, metric, clean, [receiver], patches, progress)
+    about = f"paths from heads to {receiver}"
+    return [
+        head_effects(counts, values, *pair, about) for values, pair in zip(found, ends, strict=True)
+    ]
 
 
 def _sendings(
-    model: Model, pair: tuple[np.ndarray, np.ndarray], counts: list[int], through_ffn: bool
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """A cell for each head that sends, and the names of what they replace."""
+    model: Model, clean: Texts, corrupt: Texts, counts: list[int], through_ffn: bool
+) -> tuple[list[list[Cell]], list[str]]:
+    """Of each pair a cell for each head that sends, and the names of what they replace."""
     end = len(counts)
     names = [f"blk.{i}.attention" for i in range(end) if counts[i]]
     names += [n for n in model.activations if not through_ffn and _is_ffn(n, end)]
-    here, there = (read_activations(model, ids, names) for ids in pair)
-    places = head_places(counts)
-    return [{"replace": _hearing(i, h, counts[i], here, there)} for i, h in places], names
+    runs = (read_activations(model, texts, names) for texts in (clean, corrupt))
+    cells: list[list[Cell]] = [
+        [{"replace": _hearing(i, h, counts[i], *pair)} for i, h in head_places(counts)]
+        for pair in zip(*runs, strict=True)
+    ]
+    return cells, names
 
 
 def _hearing(
     layer: int, head: int, n: int, here: Mapping[str, np.ndarray], there: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
+) -> dict[str, np.ndarray]:
     """What is replaced while one head sends: its result, and from its block on all others by their
     own."""
     mixed = dict(here)

@@ -62,11 +62,27 @@ def of_texts(
 
     @wraps(question)
     def ask(model: Model, ids: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
-        if is_several(ids):
-            return question(model, ids, *args, **kwargs)
-        return question(model, [ids], *args, **kwargs)[0]
+        answers = question(model, as_texts(ids), *args, **kwargs)
+        return answers if is_several(ids) else answers[0]
 
     return ask
+
+
+def as_texts(ids: Any, name: str = "ids") -> Sequence[Ids]:
+    """A text as a list of one, and a list of texts as it is. DataError for an empty list."""
+    if isinstance(ids, list | tuple) and not ids:
+        raise DataError(f"{name} is empty, wanted a text or a list of texts")
+    return ids if is_several(ids) else [ids]
+
+
+def numbers_by_text(name: str, given: int | Sequence[int], n_texts: int) -> list[Any]:
+    """A number for each text, of one for all or a list. DataError for a list of another length."""
+    numbers = [*given] if isinstance(given, Sequence | np.ndarray) else [given] * n_texts
+    if len(numbers) != n_texts:
+        raise DataError(
+            f"{name} has {len(numbers)} numbers, wanted one, or one for each of {n_texts} texts"
+        )
+    return numbers
 
 
 @of_texts
@@ -185,8 +201,12 @@ def losses_and_ranks(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarra
     return losses, ranks
 
 
-def logit_attribution(model: Model, ids: Ids, token: int, at: int = -1) -> dict[str, float]:
-    """What the embedding and every branch add to the logit of `token` at position `at`.
+@of_texts
+def logit_attribution(
+    model: Model, texts: Sequence[Ids], token: int | Sequence[int], at: int | Sequence[int] = -1
+) -> list[dict[str, float]]:
+    """What the embedding and every branch add to the logit of `token` at position `at`: of several
+    texts one for all, or a list.
 
     The last norm counts as fixed: its factor, and its mean if it takes one off, are those of the
     whole residual stream (direct logit attribution, Elhage et al. 2021). So do the factors by which
@@ -195,23 +215,28 @@ def logit_attribution(model: Model, ids: Ids, token: int, at: int = -1) -> dict[
     or a position that there is not, and ConfigError for a model whose residual stream is several
     vectors, so that what a branch adds is in none of them alone.
     """
-    if not -len(ids) <= at < len(ids):
-        raise DataError(f"there is no position {at} in a text of {len(ids)} tokens")
-    model.check_tokens([token], "token")
+    tokens, ats = (numbers_by_text(*of, len(texts)) for of in (("token", token), ("at", at)))
+    model.check_tokens(tokens, "token")
     if not isinstance(model.parts.decoder.norm, Norm | None):
         raise ConfigError(f"{model.config.architecture} has a residual stream of several vectors")
     endings = "attn_out", "ffn_out", "per_layer_out"
     branches = [n for n in model.activations if n.endswith(endings)]
     last = f"blk.{model.config.n_layer - 1}.out"
     with model.trace(*branches, last, "output") as t:
-        model.logits(ids)
-    stream = t[last][at]
-    factors = later_factors(model)
-    values = {name: factors[int(name.split(".")[1])] * t[name][at] for name in branches}
-    values = {"token_embd": stream - sum(values.values()), **values}
-    direction = logit_direction(model, stream, token)
-    shares = {name: float(v.astype(np.float64) @ direction) for name, v in values.items()}
-    return shares | {"bias": float(t["output"][at, token]) - sum(shares.values())}
+        model.logits(texts)
+    factors, answers = later_factors(model), []
+    for i, (token_of, row) in enumerate(zip(tokens, ats, strict=True)):
+        n = len(t[last][i])
+        if not isinstance(row, int | np.integer) or not -n <= row < n:
+            raise DataError(f"there is no position {row} in a text of {n} tokens")
+        stream = t[last][i][row]
+        values = {name: factors[int(name.split(".")[1])] * t[name][i][row] for name in branches}
+        values = {"token_embd": stream - sum(values.values()), **values}
+        direction = logit_direction(model, stream, token_of)
+        shares = {name: float(v.astype(np.float64) @ direction) for name, v in values.items()}
+        bias = float(t["output"][i][row, token_of]) - sum(shares.values())
+        answers.append(shares | {"bias": bias})
+    return answers
 
 
 @overload

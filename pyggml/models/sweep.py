@@ -6,11 +6,12 @@
 
 A cell is what `Model.trace` takes: scale, add, replace and tokens, of numbers and arrays. In the
 graph each activation x that cells may change is x · factor + addend, of its shape, both inputs: a
-cell is numbers in these. Several cells share a pass, each as rows of a batch.
+cell is numbers in these. Several cells share a pass, each as rows of a batch. Of several texts a
+cell may be a list, of what each text has changed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -28,6 +29,7 @@ from pyggml.ops import add, mul
 from pyggml.runtime import Program
 
 Cell = Mapping[str, Any]  # what of `Model.trace`'s scale, add, replace and tokens it changes
+Cells = Sequence[Cell]  # of each text one
 Result = float | np.ndarray | Gradients
 _VERBS = "scale", "add", "replace", "tokens"
 _MOST_TOKENS = 512  # of a pass that cells share
@@ -145,15 +147,19 @@ class Sweep:
     """
 
     def __init__(
-        self, bind: Callable[[int], SweepPass], names: Sequence[str], n_copies: int, is_list: bool
+        self,
+        bind: Callable[[int], SweepPass],
+        names: Sequence[str],
+        n_copies: int,
+        n_texts: int | None,
     ) -> None:
         """bind: a number of copies of the texts → their pass. n_copies: the most of a pass.
-        is_list: whether a result is a list, by text."""
+        n_texts: of a list, by which results are lists too; None: one text."""
         self.names = names
-        self._bind, self._n_copies, self._is_list = bind, n_copies, is_list
+        self._bind, self._n_copies, self._n_texts = bind, n_copies, n_texts
         self._pass: SweepPass | None = None
 
-    def __call__(self, cells: Iterable[Cell]) -> Iterator[Any]:
+    def __call__(self, cells: Iterable[Cell | Cells]) -> Iterator[Any]:
         """What the metric is with each cell's changes, in the cells' order, as passes give them.
 
         A number is a float, other metrics are float32 arrays of their shapes; with `by` it is
@@ -167,9 +173,19 @@ class Sweep:
             for rows in self._pass.run(some):
                 _expect_finite(rows, n_done)
                 n_done += 1
-                yield rows if self._is_list else rows[0]
+                yield rows[0] if self._n_texts is None else rows
 
-    def _edits(self, cell: Cell) -> list[Edit]:
+    def _edits(self, cell: Cell | Cells) -> list[Edit]:
+        """What a cell changes; of a list, in each text its own."""
+        if self._n_texts is None or not isinstance(cell, list | tuple):
+            return self._edits_of(cell)
+        if len(cell) != self._n_texts:
+            raise ConfigError(
+                f"a cell is a list of {len(cell)}, wanted one for each of {self._n_texts} texts"
+            )
+        return [_in_text(edit, i) for i, own in enumerate(cell) for edit in self._edits_of(own)]
+
+    def _edits_of(self, cell: object) -> list[Edit]:
         if not isinstance(cell, Mapping):
             raise ConfigError(f"a cell is {cell!r:.60}, wanted such as {{'scale': {{name: 0}}}}")
         if strangers := [key for key in cell if key not in _VERBS]:
@@ -189,6 +205,13 @@ class Sweep:
                 )
         check_layers(changes, self.names)
         return changes
+
+
+def _in_text(edit: Edit, i: int) -> Edit:
+    """The edit in one text of several."""
+    if edit.spot.rows is not None:
+        raise ConfigError(f"{edit.pattern}: the cell is of one text, and has no rows")
+    return replace(edit, spot=replace(edit.spot, rows=(i,)))
 
 
 def copies_of_a_pass(n_tokens: int, n_vocab: int) -> int:
