@@ -14,6 +14,8 @@ train_coder             sparse autoencoders and transcoders: SparseCoder, CoderC
 windows_of              a text of any length as windows; activations_of, activation_rows
 without_heads           changes of a model as an adapter; without_neurons, steering, rome
 compare_runs            what a change changed; compare_heads, compare_answers, weight_errors
+
+Attribution, patching, ablation, paths, edges and faithfulness take lists of texts too.
 """
 
 from pyggml.lab.ablation import head_ablation

@@ -95,7 +95,7 @@ def test_ablation_of_several(model, cleans, corrupts, difference, metrics):
 @pytest.mark.parametrize("receiver", ["blk.1.v", "output_norm"])
 def test_paths_of_several(model, cleans, corrupts, metrics, receiver):
     heads = [1] if receiver == "blk.1.v" else None
-    with model.trace(scale={"blk.0.ffn_out": At(0.5, heads=None)}):
+    with model.trace(scale={"blk.0.ffn_out": 0.5}):
         found = lab.path_patching(model, cleans, corrupts, metrics, receiver, heads)
         alone = [
             lab.path_patching(model, *pair, receiver, heads)
