@@ -62,11 +62,8 @@ def head_ablation(
     cells = [[_cell(names[i], h, each) for each in own for i, h in places] for own in sources]
     found = run_cells(model, metric, arrays, names.values(), cells, progress)
     values = [v.reshape(-1, len(places)).mean(axis=0) for v in found]
-    about = f"{kind} ablation of heads"
-    return [
-        head_effects(counts, v, base, float("nan"), about)
-        for v, base in zip(values, metric_of(model, metric, arrays), strict=True)
-    ]
+    ends = [(base, float("nan")) for base in metric_of(model, metric, arrays)]
+    return head_effects(counts, values, ends, f"{kind} ablation of heads")
 
 
 def _references(model: Model, texts: Texts, kind: str, given: Sequence[Any]) -> list[Texts]:

@@ -67,9 +67,9 @@ def edge_attribution(
 ) -> list[Circuit]:
     """Every edge with its score: senders (S,), receivers (R,), scores (S, R) float64.
 
-    clean, corrupt  token ids (T,) of one length; or lists of these, pair by pair, of any lengths:
-             they share passes, and a list of circuits comes back
-    metric   as `Model.grad` has it: of several pairs one for all, or one for each
+    clean, corrupt  token ids (T,) of one length; or lists of these, pair by pair, of any lengths,
+             which share passes: results are a list, and the metric is one for all or a list
+    metric   as `Model.grad` has it
     n_steps  1: gradients of the clean text. More: their means over so many points on the way from
              the embeddings of the clean text to those of the corrupt one (EAP-IG, Hanna et al.
              2024), which counts what is saturated at either end

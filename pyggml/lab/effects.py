@@ -196,11 +196,18 @@ def head_places(counts: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def head_effects(
-    counts: Sequence[int], values: np.ndarray, base: float, target: float, about: str
-) -> Effects:
-    """Effects (n_layer, n_head) of heads, from their values (n,) in the order of `head_places`."""
-    table = np.full((len(counts), max(counts)), np.nan)
-    for place, value in zip(head_places(counts), values, strict=True):
-        table[place] = value
+    counts: Sequence[int],
+    found: Sequence[np.ndarray],
+    ends: Sequence[tuple[float, float]],
+    about: str,
+) -> list[Effects]:
+    """Effects (n_layer, n_head) of heads in each text, from their values (n,) in the order of
+    `head_places`, and its base and target."""
     axes = {"layer": range(len(counts)), "head": range(max(counts))}
-    return Effects(table, axes, base, target, about)
+    effects = []
+    for values, pair in zip(found, ends, strict=True):
+        table = np.full((len(counts), max(counts)), np.nan)
+        for place, value in zip(head_places(counts), values, strict=True):
+            table[place] = value
+        effects.append(Effects(table, axes, *pair, about))
+    return effects

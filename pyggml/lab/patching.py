@@ -42,9 +42,9 @@ def activation_patching(
 ) -> list[Effects]:
     """The metric of the corrupt text with activations of the clean one in their places.
 
-    clean, corrupt  token ids (T,) of one length; or lists of these, pair by pair, of any lengths:
-             they share passes, and a list of results comes back
-    metric   as `Model.grad` has it: of several pairs one for all, or one for each
+    clean, corrupt  token ids (T,) of one length; or lists of these, pair by pair, of any lengths,
+             which share passes: results are a list, and the metric is one for all or a list
+    metric   as `Model.grad` has it
     what     an activation of blocks: "out", "mid", "attn_out", "ffn_out", "attention", "q", "v", …
     by       the result's axes, of "layer", "token", "head"; it is patched whole along others
     layers, tokens, heads   which; None: all. tokens: a list of lists has those of each pair
@@ -57,20 +57,15 @@ def activation_patching(
     model = exact(model)
     names = _names(model, what, layers)
     sources = read_activations(model, clean, names.values())
-    chosen = _by_pair(tokens, len(clean))
+    chosen = zip(sources, _by_pair(tokens, len(clean)), strict=True)
     heads = None if heads is None else [*heads]
-    grids, cells = [], []
-    for source, some, ids in zip(sources, chosen, clean, strict=True):
-        n = len(ids), _n_heads(model, names, what, source, "head" in by)
-        axes, where = _axes(by, [*names], some, heads, *n)
-        grids.append(axes)
-        cells.append(_cells(names, source, where, axes))
+    grids = [_grid(model, names, what, by, *each, heads) for each in chosen]
+    grid_axes, cells = zip(*grids, strict=True)
     ends = metrics_apart(model, metric, corrupt, clean)
     found = run_cells(model, metric, corrupt, names.values(), cells, progress)
-    about = f"{what} of the clean text"
     return [
-        Effects(values.reshape([len(n) for n in axes.values()]), axes, *pair, about)
-        for values, axes, pair in zip(found, grids, ends, strict=True)
+        Effects(y.reshape([*map(len, axes.values())]), axes, *pair, f"{what} of the clean text")
+        for y, axes, pair in zip(found, grid_axes, ends, strict=True)
     ]
 
 
@@ -81,6 +76,23 @@ def _by_pair(tokens: Any, n_pairs: int) -> list[list[int] | None]:
     if len(tokens) != n_pairs:
         raise DataError(f"tokens has {len(tokens)} lists, wanted one for each of {n_pairs} pairs")
     return [[*some] for some in tokens]
+
+
+def _grid(
+    model: Model,
+    names: dict[int, str],
+    what: str,
+    by: Sequence[str],
+    source: dict[str, np.ndarray],
+    tokens: list[int] | None,
+    heads: list[int] | None,
+) -> tuple[dict[str, list[int]], list[Cell]]:
+    """The axes of one text's result with the numbers along them, and its cells."""
+    n_tokens = len(next(iter(source.values())))
+    n_heads = _n_heads(model, names, what, source, "head" in by)
+    axes, where = _axes(by, [*names], tokens, heads, n_tokens, n_heads)
+    points = (dict(zip(axes, at, strict=True)) for at in product(*axes.values()))
+    return axes, [_cell(names, source, where, at) for at in points]
 
 
 def _axes(
@@ -102,17 +114,6 @@ def _axes(
     asked = {"token": tokens is not None, "head": heads is not None}
     where = {f"{axis}s": numbers[axis] for axis, is_asked in asked.items() if is_asked}
     return {axis: numbers[axis] for axis in AXES if axis in by}, where
-
-
-def _cells(
-    names: dict[int, str],
-    source: dict[str, np.ndarray],
-    where: dict[str, Any],
-    axes: dict[str, list[int]],
-) -> list[Cell]:
-    """The cells of one text: where all act, and each at its own numbers along the axes."""
-    points = (dict(zip(axes, at, strict=True)) for at in product(*axes.values()))
-    return [_cell(names, source, where, at) for at in points]
 
 
 def _cell(

@@ -1,6 +1,6 @@
 """Path patching: what one head says to one place, and to no other (Wang et al. 2022, IOI)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -39,9 +39,8 @@ def path_patching(
     """The metric of the clean text when `receiver` hears each earlier head as in the corrupt text:
     (n_layer, n_head), of blocks before the receiver.
 
-    clean, corrupt  token ids (T,) of one length; or lists of these, pair by pair, of any lengths:
-                 they share passes, and a list of results comes back
-    metric       as `Model.grad` has it: of several pairs one for all, or one for each
+    clean, corrupt  token ids (T,) of one length; or lists of these, pair by pair, of any lengths,
+                 which share passes: results are a list, and the metric is one for all or a list
     receiver     "blk.3.q", ".k" or ".v", "blk.3.ffn_norm" (what the feed-forward part reads, by the
                  norm's name in the file), or "output_norm" (what the logits are made of)
     heads        of q, k or v, which receive; with shared keys and values these are the shared ones.
@@ -62,16 +61,19 @@ def path_patching(
     model = exact(model)
     cells, names = _sendings(model, clean, corrupt, counts, through_ffn)
     heard = model.sweep(lambda t: t[receiver], clean, *names)(zip(*cells, strict=True))
-    where = {} if heads is None else {"heads": [*heads]}
-    patches = [
-        [{"replace": {receiver: At(x, **where)}} for x in own] for own in zip(*heard, strict=True)
-    ]
+    patches = _patches(receiver, heard, heads)
     ends = metrics_apart(model, metric, clean, corrupt)
     found = run_cells(model, metric, clean, [receiver], patches, progress)
-    about = f"paths from heads to {receiver}"
-    return [
-        head_effects(counts, values, *pair, about) for values, pair in zip(found, ends, strict=True)
-    ]
+    return head_effects(counts, found, ends, f"paths from heads to {receiver}")
+
+
+def _patches(
+    receiver: str, heard: Iterable[Sequence[np.ndarray]], heads: Iterable[int] | None
+) -> list[list[Cell]]:
+    """Of each text a cell for each sender: what the receiver then is, in its place."""
+    where = {} if heads is None else {"heads": [*heads]}
+    by_text = zip(*heard, strict=True)
+    return [[{"replace": {receiver: At(x, **where)}} for x in own] for own in by_text]
 
 
 def _sendings(
