@@ -18,6 +18,7 @@ from typing import Any
 
 from pyggml.errors import ConfigError, Fault, suggestion
 
+_MOST_SAID = 80  # characters of a value in a sentence
 GROUPS = ("model", "data", "sampling", "adapter", "optimiser", "memory", "server", "output")
 
 
@@ -94,7 +95,8 @@ def _fault(of: Field[Any], value: Any) -> str:
         return f"is {value!r}, wanted a whole number, {about['wanted']}"
     fits = about["fits"]
     near = fits.suggest(value) if isinstance(fits, Choice) else ""
-    return f"is {value!r}, wanted {about['wanted'] or 'true or false'}{near}"
+    said = repr(value) if len(repr(value)) <= _MOST_SAID else f"{repr(value)[:_MOST_SAID]}…"
+    return f"is {said}, wanted {about['wanted'] or 'true or false'}{near}"
 
 
 @dataclass(frozen=True, kw_only=True)
