@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from pyggml.errors import AdapterError, ConfigError
+from pyggml.errors import AdapterError, ConfigError, NotFiniteError
 from pyggml.graph.arrays import read
 from pyggml.lora.adapter.file import Update, write_adapter
 from pyggml.model import Model
@@ -50,7 +50,8 @@ def combine(
 
     Returns for each tensor the part of the update, by its root mean square, that the rank leaves
     out. An older file at `path` stays whole until the new one is complete. Raises AdapterError if
-    the model has no adapter, or one with DoRA's magnitudes; ConfigError for settings out of range.
+    the model has no adapter, or one with DoRA's magnitudes; ConfigError for settings out of range;
+    NotFiniteError for an update that makes no numbers.
     """
     _check(model, method, rank, density)
     names = [*dict.fromkeys(name for pairs in model.adapters for name in pairs)]
@@ -59,12 +60,18 @@ def combine(
         rng = np.random.default_rng([seed, number])  # a tensor's own draws
         one = partial(_combine_updates, method=method, rank=rank, density=density, rng=rng)
         updates[name], left_out[name] = _of_tensor(model, name, one)
+        if not np.isfinite(left_out[name]) or not _is_finite(updates[name]):
+            raise NotFiniteError(f"{name}: its update is made of what is no finite number")
         progress(number + 1, len(names))
     about = {"general.base_model.count": np.uint32(1), BASE_NAME: _name(model)}
     more = {key: value for key, value in (metadata or {}).items() if value is not None}
     about |= base_metadata(model.file) | more
     write_adapter(path, model.config.architecture, f"{_name(model)} LoRA", updates, about)
     return left_out
+
+
+def _is_finite(update: Update) -> bool:
+    return all(np.isfinite(half).all() for half in (update.a, update.b))
 
 
 def _of_tensor(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, NotFiniteError
 from pyggml.graph.arrays import read
 from pyggml.graph.tensor import Tensor
 from pyggml.lab.as_adapter import Ids
@@ -56,7 +56,7 @@ class UpdateSize:
 def update_sizes(model: Model) -> list[UpdateSize]:
     """Of each tensor that the model's adapters update, by their sum, in the order of the file.
 
-    Raises ConfigError for a model without adapters.
+    Raises ConfigError for a model without adapters, NotFiniteError for numbers that are none.
     """
     if not model.adapters:
         raise ConfigError("the model has no adapter, wanted one: load it with adapter=…")
@@ -67,6 +67,7 @@ def update_sizes(model: Model) -> list[UpdateSize]:
             continue
         table = model.parts.decoder.tensors()[name].table
         halves = [[*_halves(pair, table)] for pair in pairs]
+        _check_finite(name, *_parts(w), *(x for of_pair in halves for two in of_pair for x in two))
         each = [_singular_values(of_expert) for of_expert in zip(*halves, strict=True)]
         values = np.sort(np.concatenate(each))[::-1]
         size = float(np.linalg.norm(values))
@@ -87,13 +88,15 @@ class WeightError:
 def weight_errors(base: Model, other: Model) -> list[WeightError]:
     """Of each tensor of two files of one model, in the order of the first; adapters do not count.
 
-    Raises ConfigError for tensors that one of them lacks, or of other shapes.
+    Raises ConfigError for tensors that one of them lacks, or of other shapes; NotFiniteError for
+    numbers that are none.
     """
     _check_alike(base, other)
     errors = []
     for name, w in base.parts.weights.items():
         v, squares, whole, largest = other.parts.weights[name], 0.0, 0.0, 0.0
         for a, b in zip(_parts(w), _parts(v), strict=True):
+            _check_finite(name, a, b)
             d = b.astype(np.float64) - a
             squares, whole = (
                 squares + float(np.sum(d * d)),
@@ -103,6 +106,11 @@ def weight_errors(base: Model, other: Model) -> list[WeightError]:
         error = float(np.sqrt(squares / whole)) if whole else float("inf") if squares else 0.0
         errors.append(WeightError(name, (w.dtype.name, v.dtype.name), error, largest))
     return errors
+
+
+def _check_finite(name: str, *arrays: np.ndarray) -> None:
+    if not all(np.isfinite(a).all() for a in arrays):
+        raise NotFiniteError(f"{name}: holds what is no finite number, or its update does")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,8 +19,7 @@ from pyggml.cli.web.errors import ApiError
 from pyggml.errors import DataError, TemplateError
 from pyggml.generation import Sampling
 from pyggml.lora.data import read_rows
-from pyggml.lora.data.tokens.chats import ChatWriter as TrainedChats
-from pyggml.lora.data.tokens.chats import encode_chat
+from pyggml.lora.data.tokens.chats import Chats, encode_chat
 
 from chats import assistant, user
 
@@ -103,7 +102,7 @@ class Ways:
         row = replace(row, read_only=frozenset(range(len(row.messages) - 1)))
         t = self.template
         try:
-            found = encode_chat(row, self.model.tokenizer, TrainedChats(t.source, t.origin))
+            found = encode_chat(row, self.model.tokenizer, Chats(t.source, t.origin))
         except BadValue as bad:
             raise TemplateError(str(bad)) from None
         return list(found.ids)

@@ -49,15 +49,21 @@ def test_another_word_is_refused(pyggml, finetune, tiny, text, command):
     assert f"--device is 'gpu', {WANTED}" in ended.err
 
 
-@pytest.mark.parametrize("command", ["eval", "generate", "imatrix", "perplexity"])
+@pytest.mark.parametrize("command", ["control-vector", "eval", "generate", "imatrix", "perplexity"])
 def test_a_command_computes_on_its_device(pyggml, tiny, text, command, tmp_path, monkeypatch):
     """And says the same as on the CPU, whose kernels this device has."""
+    output = tmp_path / "made.gguf"
     more = {
+        "control-vector": (
+            *("--positive-file", text, "--negative-file", text.with_name("other.txt")),
+            *("-o", output, "--force"),
+        ),
         "eval": ("-f", text),
         "generate": ("-p", "a", "-n", 3, "--temp", 0),
-        "imatrix": ("-f", text, "--ctx", 16, "-o", tmp_path / "i.gguf"),
+        "imatrix": ("-f", text, "--ctx", 16, "-o", output, "--force"),
         "perplexity": ("-f", text, "--ctx", 16),
     }[command]
+    text.with_name("other.txt").write_text("the end of a thing\n" * 3)
     device, said = SeparateCPU(), []
     for name in ("cpu", "cuda"):
         monkeypatch.setattr(
@@ -65,9 +71,7 @@ def test_a_command_computes_on_its_device(pyggml, tiny, text, command, tmp_path,
         )
         ended = pyggml(command, "-m", tiny, *more, "--compute", "f32", "--device", name)
         assert ended.code == 0, ended.err
-        said.append(
-            (ended.out, (tmp_path / "i.gguf").read_bytes() if command == "imatrix" else b"")
-        )
+        said.append((ended.out, output.read_bytes() if output.exists() else b""))
         assert bool(device.launches) == (name == "cuda")
     assert said[0] == said[1]
 
@@ -76,7 +80,16 @@ def test_which_commands_take_a_device():
     """Those that the tests here and of `serve` run on one, and `sweep`, whose runs are those of
     `finetune`; no other command accepts the option."""
     takes = {n for n in COMMANDS if any(p.name == "device" for p in command(n).params)}
-    tried = {"chat", "eval", "finetune", "generate", "imatrix", "perplexity", "serve"}
+    tried = {
+        "chat",
+        "control-vector",
+        "eval",
+        "finetune",
+        "generate",
+        "imatrix",
+        "perplexity",
+        "serve",
+    }
     assert takes == {*tried, "sweep"}
 
 

@@ -21,6 +21,9 @@ COMPUTE = {
     "eval of pairs": "-m MODEL -f PAIRS",
     "imatrix": "-m MODEL -f TEXT -o OUT --ctx 32",
     "chat": "-m MODEL --chat-template chatml",
+    "compare": "MODEL MODEL -f TEXT --ctx 16",
+    "control-vector": "-m MODEL --positive-file TEXT --negative-file ROWS -o OUT",
+    "ablate": "-m MODEL --heads 0.0 --neurons 1.1 -o OUT",
 }
 # Of these no number comes out that is none, or none is asked of the weights.
 OTHERS = {
