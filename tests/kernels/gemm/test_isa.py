@@ -59,7 +59,14 @@ def python(*arguments, **changes):
     return found.returncode, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("name", list(ISAS))
+# They compile for minutes, and their own code is short: float32 vectors of LLVM's choice, and the
+# tiles of avx512vnni without its byte products.
+SLOW = ("generic", "avx512")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in ISAS]
+)
 def test_each_computes_what_the_others_do(name, monkeypatch):
     runs, why = runs_here(name, monkeypatch)
     if not runs:
