@@ -174,8 +174,9 @@ def test_a_full_cache_takes_nothing_more(tiny):
 @pytest.mark.parametrize("tokens", [[], [11], [-1], [1.5], [[1, 2]], "ab"])
 def test_tokens_are_checked(tokens, tiny):
     model = pyggml.load(tiny())
-    with pytest.raises(DataError, match=r"tokens: .* wanted"):
-        model.logits(tokens)
+    if tokens != [[1, 2]]:  # a list of texts to a model, nothing to a session
+        with pytest.raises(DataError, match=r"tokens: .* wanted"):
+            model.logits(tokens)
     with pytest.raises(DataError, match=r"tokens: .* wanted"):
         Session(model, 4).feed(tokens)
 

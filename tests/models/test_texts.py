@@ -46,7 +46,13 @@ def difference(t):
 # -- values ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", cases(list(ARCHITECTURES), ["llama", "mamba2"]))
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *cases(KINDS, ["llama", "mamba2"]),
+        *(pytest.param(a, marks=pytest.mark.slow) for a in ARCHITECTURES if a not in KINDS),
+    ],
+)
 def test_logits_and_activations_are_those_of_each_text(architecture, open_tiny):
     model = open_tiny(architecture)
     wanted = "blk.*.out", "*attn_pattern", "*attn_head.1"
