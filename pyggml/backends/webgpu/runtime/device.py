@@ -52,7 +52,6 @@ class WebGPUBackend(Backend):
         features: Sequence[str] | None = None,
         compute: Literal["f32", "f16"] = "f32",
     ) -> None:
-        self._adapter_name = name_of(adapter)
         limits = {name: int(adapter.limits[name]) for name in _LIMITS}
         low = [
             f"{name} is {limits[name]:,}, wanted {least:,}"
@@ -61,6 +60,7 @@ class WebGPUBackend(Backend):
         ]
         if low:
             raise DeviceError(f"webgpu: {adapter.info['device']} cannot be used: {'; '.join(low)}")
+        self._adapter_name = name_of(adapter)
         if features is None:
             features = [name for name in FEATURES if name in adapter.features]
         with self._working():
