@@ -61,18 +61,18 @@ def passes_of(
     patch = {name: At(t[name], tokens=[n_tokens // 2])}
     sweep = model.sweep(difference, ids, name)
 
-    def captured() -> None:
+    def read_streams() -> None:
         with model.trace("blk.*.out"):
             model.logits(ids)
 
-    def patched() -> None:
+    def patch_stream() -> None:
         with model.trace(replace=patch):
             model.logits(ids)
 
     return {
         "plain": (lambda: model.logits(ids), 1),
-        "captured": (captured, 1),
-        "patched": (patched, 1),
+        "captured": (read_streams, 1),
+        "patched": (patch_stream, 1),
         "batched": (lambda: model.logits(texts), n_texts),
         "swept": (lambda: [*sweep([{"replace": patch}] * N_CELLS)], N_CELLS),
         "gradient": (lambda: model.grad(difference, ids, "blk.*.out"), 1),

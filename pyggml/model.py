@@ -36,7 +36,7 @@ from pyggml.kernels.kernel import Compute
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, Trace, build, read, record
 from pyggml.models.adapter import read_adapter
 from pyggml.models.batch_rows import BatchRows, by_text
-from pyggml.models.edits import Terms, Whole, edits, repeated
+from pyggml.models.edits import Terms, Whole, edits, repeat_edit
 from pyggml.models.low_rank import tensors_of_adapters
 from pyggml.models.metric import (
     Gradients,
@@ -310,7 +310,7 @@ class Model:
     ) -> SweepPass:
         """The pass of a sweep over so many copies of its texts."""
         inputs, places = self._inputs([*texts] * n_copies, checks=False), dict[str, Place]()
-        traced = [repeated(edit, len(texts), n_copies) for edit in self._edits]
+        traced = [repeat_edit(edit, len(texts), n_copies) for edit in self._edits]
 
         def edits() -> list[AnyEdit]:
             places.clear()

@@ -11,8 +11,6 @@ from pyggml.errors import Fault, PyggmlError
 from pyggml.lora.optim import OPTIMISERS, FlatOptimiser
 from pyggml.lora.trainer.divergence import divergence
 from pyggml.lora.trainer.gradient import StepGradient
-from pyggml.lora.trainer.rehearsal import seconds_a_step
-from pyggml.lora.trainer.reports import StepReport
 from pyggml.lora.trainer.saved import SavedRun
 
 # The number of a step; what makes memory for so many float32, which lasts until the next pass.
@@ -36,17 +34,6 @@ class BoundRun(SavedRun):
     @cached_property
     def gradient(self) -> StepGradient:
         return StepGradient(self.parameters, self.model.devices, self.ranks)
-
-    def rehearse(self) -> float:
-        """Seconds of a step after the first ones, of windows as long as the mean.
-
-        Meant for a dry run: the parameters have changed afterwards, and nothing is on the disk.
-        """
-        self._begin()
-        return seconds_a_step(self._step, self._windows, self.corpus.train, self.n_first)
-
-    def _step(self) -> StepReport:
-        raise NotImplementedError
 
     def _begin(self) -> None:
         """Take the memory of a run."""

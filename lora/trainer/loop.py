@@ -15,6 +15,7 @@ from pyggml.lora.trainer.arithmetic import RunArithmetic
 from pyggml.lora.trainer.bound import BoundRun
 from pyggml.lora.trainer.checks import check_alike
 from pyggml.lora.trainer.divergence import MAKES_NO_NUMBERS, MAY_BE_TOO_HIGH
+from pyggml.lora.trainer.rehearsal import seconds_a_step
 from pyggml.lora.trainer.reports import Callback, StepReport, ValidationReport, to_each
 from pyggml.lora.trainer.validation import margin
 
@@ -72,6 +73,14 @@ class Trainer(BoundRun):
                 self._save(report)
             self.take_best()
             return self.is_done
+
+    def rehearse(self) -> float:
+        """Seconds of a step after the first ones, of windows as long as the mean.
+
+        Meant for a dry run: the parameters have changed afterwards, and nothing is on the disk.
+        """
+        self._begin()
+        return seconds_a_step(self._step, self._windows, self.corpus.train, self.n_first)
 
     def _step(self) -> StepReport:
         began = perf_counter()

@@ -31,6 +31,7 @@ def stored_tensors(path: Path, most_bytes: int) -> dict[str, StoredTensor]:
     from safetensors import SafetensorError, deserialize
 
     try:
+        # The package has no types for it.
         stored = deserialize(read_bytes(path, most_bytes))  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise ValueError(str(error)) from None

@@ -276,7 +276,7 @@ class Batch:
         while True:
             (logits,) = self._run_pass(self._next([slot]))
             if slot.n_cached == slot.n_past:
-                return _checked(slot, logits[-1])
+                return _expect_finite(slot, logits[-1])
 
     def greedy(self, slot: Slot, tokens: Tokens, owner: object = None) -> Iterator[int]:
         """Append tokens to one sequence, then one by one the likeliest that follow.
@@ -296,7 +296,7 @@ class Batch:
         while slot.n_past < end:
             slot.extend([token])
             (logits,) = self._run_pass({slot: 1})
-            token = checked_argmax(_checked(slot, logits[-1]))
+            token = checked_argmax(_expect_finite(slot, logits[-1]))
             yield from self._give(slot, token)
         if end < self.n_ctx:  # the next token gives all of them other rotary factors
             yield from self.greedy(slot, [token], owner)
@@ -432,7 +432,7 @@ class Batch:
         self._running = slot
 
 
-def _checked(slot: Slot, logits: np.ndarray) -> np.ndarray:
+def _expect_finite(slot: Slot, logits: np.ndarray) -> np.ndarray:
     """The logits. NotFiniteError, with the trace's names, where what one changes makes no numbers;
     of several sequences in a pass each one's own logits tell."""
     if slot.model.traces and slot.model.edited:

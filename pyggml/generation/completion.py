@@ -8,7 +8,7 @@
         show(piece.text)
         logits = session.feed([piece.token])
 
-An answer in a form may have tokens without a choice: `forced` gives their pieces after each.
+An answer in a form may have tokens without a choice: `forced_pieces` gives their pieces after each.
 `complete` is this loop over a session of its own, `generate` its tokens alone.
 """
 
@@ -112,14 +112,14 @@ class Completion:
         self._sampler.accept([token])
         return self._piece(token)
 
-    def forced(self, room: int) -> Iterator[Piece]:
+    def forced_pieces(self, room: int) -> Iterator[Piece]:
         """The pieces of tokens that the answer's form leaves no choice of, where nothing is to be
         told of them. room: the most that there is place for."""
         form = self._sampler.form
         if form is None:
             return
         while self.finish is None and self.how.logprobs is None and room > 0:
-            for token in (tokens := form.forced(room)):
+            for token in (tokens := form.forced_tokens(room)):
                 yield self.accept(token)
                 if self.finish is not None:
                     return
@@ -207,17 +207,17 @@ def pieces(completion: Completion, session: Session, tokens: Tokens) -> Iterator
     """The pieces that follow the tokens, until the context is full."""
     if completion.needs_no_logits:
         return map(completion.accept, session.greedy(tokens))
-    return _sampled(completion, session, tokens)
+    return _sampled_pieces(completion, session, tokens)
 
 
-def _sampled(completion: Completion, session: Session, tokens: Tokens) -> Iterator[Piece]:
+def _sampled_pieces(completion: Completion, session: Session, tokens: Tokens) -> Iterator[Piece]:
     """As `pieces`: one of each pass, and those that the answer's form leaves no choice of."""
     while completion.finish is None:
         n = len(completion.tokens)
         yield completion.take(session.feed(tokens))
         if session.n_past == session.n_ctx:
             return
-        yield from completion.forced(session.n_ctx - session.n_past - 1)
+        yield from completion.forced_pieces(session.n_ctx - session.n_past - 1)
         tokens = completion.tokens[n:]
 
 

@@ -74,7 +74,7 @@ class Follower:
             if self._after in self._thought:  # what the same token has behind it is not held
                 self._after = self._thought = ""
 
-    def forced(self, most: int) -> list[int]:
+    def forced_tokens(self, most: int) -> list[int]:
         """Up to `most` tokens, also of MOST_FORCED, that must come next. They are not accepted."""
         if not self._forces or self._after or self.is_complete or most < 1:
             return []

@@ -115,8 +115,8 @@ def qk_circuit(model: Model, layer: int, head: int, distance: int = 0) -> Factor
     at, h = f"blk.{layer}.", part.heads
     q = _reading(model, branch, part, at, "q", head)
     k = _reading(model, branch, part, at, "k", head // (h.n // h.n_kv))
-    q = _turn(model, part, at, part.q_norm, q, head, distance)
-    k = _turn(model, part, at, part.k_norm, k, head // (h.n // h.n_kv), 0)
+    q = _rotation_at(model, part, at, part.q_norm, q, head, distance)
+    k = _rotation_at(model, part, at, part.k_norm, k, head // (h.n // h.n_kv), 0)
     return Factored((part.scale or h.size**-0.5) * q, k.T)
 
 
@@ -176,7 +176,7 @@ def _reading(
     return rows.T
 
 
-def _turn(
+def _rotation_at(
     model: Model, part: Attention, at: str, norm: Norm | None, x: np.ndarray, head: int, to: int
 ) -> np.ndarray:
     """Rows (n, size) of queries or keys as they are scored at position `to`: rotated, and times the

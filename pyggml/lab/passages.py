@@ -95,7 +95,7 @@ def activations_of(model: Model, windows: Iterable[Ids], *patterns: str) -> Iter
     model = exact(model)
     check_names(patterns, model.activations)
     bound: dict[tuple[int, ...], _Pass] = {}
-    for texts in _packed(model, windows):
+    for texts in _packs_of_windows(model, windows):
         lengths = tuple(map(len, texts))
         if lengths not in bound:
             bound = {lengths: _bind(model, BatchRows(lengths), patterns)}
@@ -110,7 +110,7 @@ def activations_of(model: Model, windows: Iterable[Ids], *patterns: str) -> Iter
             yield ids, own
 
 
-def _packed(model: Model, windows: Iterable[Ids]) -> Iterator[list[np.ndarray]]:
+def _packs_of_windows(model: Model, windows: Iterable[Ids]) -> Iterator[list[np.ndarray]]:
     """Windows in groups that share a pass."""
     held: list[np.ndarray] = []
     for given in windows:

@@ -108,8 +108,8 @@ def _axes(
         raise ConfigError(f"by is {by!r}, wanted some of {', '.join(AXES)}, each once")
     numbers = {
         "layer": layers,
-        "token": _chosen("token", tokens, n_tokens),
-        "head": _chosen("head", heads, n_heads),
+        "token": _chosen_numbers("token", tokens, n_tokens),
+        "head": _chosen_numbers("head", heads, n_heads),
     }
     asked = {"token": tokens is not None, "head": heads is not None}
     where = {f"{axis}s": numbers[axis] for axis, is_asked in asked.items() if is_asked}
@@ -142,7 +142,7 @@ def _names(model: Model, what: str, layers: Iterable[int] | None) -> dict[int, s
     return {i: names[i] for i in chosen}
 
 
-def _chosen(axis: str, numbers: Iterable[int] | None, n: int) -> list[int]:
+def _chosen_numbers(axis: str, numbers: Iterable[int] | None, n: int) -> list[int]:
     """The numbers along an axis of n. DataError for others."""
     chosen = [*range(n)] if numbers is None else [*numbers]
     if wrong := [i for i in chosen if not -n <= i < n]:

@@ -202,7 +202,7 @@ def fit_probe(
         baseline=0.0,
         n_rows=(int(learned.sum()), int((~learned).sum())),
     )
-    return _scored(probe, x, y, groups, learned)
+    return _held_out_score(probe, x, y, groups, learned)
 
 
 def _check(x: np.ndarray, y: np.ndarray, groups: np.ndarray, l2: float, held_out: float) -> None:
@@ -242,7 +242,7 @@ def _logistic(z: np.ndarray, y: np.ndarray, l2: float) -> Fit:
     return *logistic_regression(z, number, len(classes), l2), classes
 
 
-def _scored(
+def _held_out_score(
     probe: Probe, x: np.ndarray, y: np.ndarray, groups: np.ndarray, learned: np.ndarray
 ) -> Probe:
     """The probe with its score of the rows that are held out. R² takes their variance, around the

@@ -120,11 +120,11 @@ class SparseCoder:
 
     def encode(self, x: np.ndarray) -> np.ndarray:
         """Features (…, n_features) of activations (…, n_in), float32."""
-        return _computed(self.features, x, len(self.w_enc))
+        return _compute_rows(self.features, x, len(self.w_enc))
 
     def decode(self, features: np.ndarray) -> np.ndarray:
         """Activations (…, n_out) of features (…, n_features), float32."""
-        return _computed(self.reconstruct, features, self.n_features)
+        return _compute_rows(self.reconstruct, features, self.n_features)
 
     # -- of values, and of a model's graph ---------------------------------------------------------
 
@@ -193,7 +193,7 @@ class SparseCoder:
             raise ConfigError(f"there is no feature {feature} among {self.n_features}")
 
 
-def _computed(function: Callable[[Value], Value], x: np.ndarray, n: int) -> np.ndarray:
+def _compute_rows(function: Callable[[Value], Value], x: np.ndarray, n: int) -> np.ndarray:
     """The numbers of a function of rows, by the compiled kernels."""
     given = np.ascontiguousarray(x, np.float32)
     if not given.ndim or given.shape[-1] != n:

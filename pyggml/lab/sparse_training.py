@@ -233,7 +233,7 @@ class _CoderNet:
 
     def coder(self, reads: str, writes: str) -> SparseCoder:
         """The coder of activations as they are: scales are put into its weights."""
-        by, activate, read = np.float32(1 / self.scale_out), self.activate, self._trained
+        by, activate, read = np.float32(1 / self.scale_out), self.activate, self._read_trained
         if not isinstance(activate, Relu | TopK | JumpRelu):
             activate = JumpRelu(np.maximum(read(self.threshold), 0) * by)
         return SparseCoder(
@@ -247,7 +247,7 @@ class _CoderNet:
             centred=self.centred,
         )
 
-    def _trained(self, t: Tensor) -> np.ndarray:
+    def _read_trained(self, t: Tensor) -> np.ndarray:
         return self.optimiser.program.read(t)
 
 

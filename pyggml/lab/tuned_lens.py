@@ -190,7 +190,7 @@ def train_tuned_lens(
                         f"the {n_held_out} held out")  # fmt: skip
     maps = _Maps(model, n_window, lr, weight_decay)
     before, losses = maps.measure(held), []
-    windows = islice(_learned(model, text, n_window, n_held_out), n_steps)
+    windows = islice(_learning_windows(model, text, n_window, n_held_out), n_steps)
     for step, passage in enumerate(activations_of(model, windows, *maps.reads)):
         losses.append(maps.step(passage, lr * (1 - step / n_steps)))
         if report is not None:
@@ -198,7 +198,9 @@ def train_tuned_lens(
     return LensTraining(maps.lens(), before, maps.measure(held), np.array(losses))
 
 
-def _learned(model: Model, text: Text, n_window: int, n_held_out: int) -> Iterator[np.ndarray]:
+def _learning_windows(
+    model: Model, text: Text, n_window: int, n_held_out: int
+) -> Iterator[np.ndarray]:
     """The whole windows after those held out, again and again."""
     while True:
         empty = True

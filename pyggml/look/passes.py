@@ -46,7 +46,7 @@ def stages(runs: Sequence[PassRun], last: Graph) -> list[Stage]:
             way.append(run)
             graph = run.before
     begin = way[-1].before if way else last
-    found = [] if begin is None else [Stage("as built", "", _counted(begin), begin)]
+    found = [] if begin is None else [Stage("as built", "", _counts_of_nodes(begin), begin)]
     for run in reversed(way):
         found += _of(run)
     return found
@@ -67,19 +67,19 @@ def _of(run: PassRun) -> list[Stage]:
     about = " ".join((getdoc(run.change) or "").split("\n\n")[0].split())
     before, after = run.before, run.after
     if before is None or before is after:
-        told = _NOTHING if before is after else _counted(after)
+        told = _NOTHING if before is after else _counts_of_nodes(after)
         return [Stage(name, about, told, after)]
     new, gone = changes(before, after)
     if not new and not gone:
         same = [id(t.params) for t in before.nodes] == [id(t.params) for t in after.nodes]
         told = _NOTHING if same else "the same nodes in another order"
         return [Stage(name, about, told, after)]
-    made = Stage(name, about, f"makes {len(new):,}: {_counted(after)}", after, new)
+    made = Stage(name, about, f"makes {len(new):,}: {_counts_of_nodes(after)}", after, new)
     if not gone:
         return [made]
-    told = f"takes {len(gone):,} of {_counted(before)}"
+    told = f"takes {len(gone):,} of {_counts_of_nodes(before)}"
     return [Stage(name, about, told, before, gone=gone), made]
 
 
-def _counted(graph: Graph) -> str:
+def _counts_of_nodes(graph: Graph) -> str:
     return f"{len(graph.nodes):,} nodes"

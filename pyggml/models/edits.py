@@ -84,7 +84,7 @@ def _edits(verb: str, given: object, tokens: Whole) -> Iterator[Edit]:
         yield Edit(pattern, _change(verb, pattern, at.term), at.spot(tokens))
 
 
-def repeated(edit: Edit, n_rows: int, n_copies: int) -> Edit:
+def repeat_edit(edit: Edit, n_rows: int, n_copies: int) -> Edit:
     """The edit of a batch of n_rows rows, in each of several copies of these."""
     spot, change = edit.spot, edit.change
     if spot.rows is not None and all(-n_rows <= i < n_rows for i in spot.rows):

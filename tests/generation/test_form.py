@@ -110,7 +110,7 @@ def written(words, how, seed, prompt=(), most=4000, n_beyond=3):
     completion, text = Completion(words, how, prompt, most), ""
     while completion.finish is None:
         logits = rng.normal(0, 4, words.n_vocab + n_beyond).astype(np.float32)
-        for piece in [completion.take(logits), *completion.forced(most)]:
+        for piece in [completion.take(logits), *completion.forced_pieces(most)]:
             assert text is not None and piece.token < words.n_vocab
             text += piece.text
     return text, completion
@@ -139,13 +139,15 @@ def test_tokens_without_a_choice_are_not_sampled():
     logits = np.zeros(words.n_vocab, np.float32)
     counts = []
     while completion.finish is None:
-        pieces = [completion.take(logits), *completion.forced(MOST_FORCED + 5)]
+        pieces = [completion.take(logits), *completion.forced_pieces(MOST_FORCED + 5)]
         counts.append(len(pieces))
     assert max(counts) > 20 and len(counts) < len(completion.tokens) / 4, counts
     assert words.decode(completion.tokens)[:-1] == said
-    assert not [*Completion(words, how).forced(0)], "no room"
+    assert not [*Completion(words, how).forced_pieces(0)], "no room"
     told = Completion(words, Sampling(regex="abc", logprobs=1))
-    assert told.take(logits).logprob is not None and not [*told.forced(10)], "all are told of"
+    assert told.take(logits).logprob is not None and not [*told.forced_pieces(10)], (
+        "all are told of"
+    )
 
 
 def test_a_mask_is_that_of_the_place():
@@ -162,7 +164,7 @@ def test_a_thought_that_the_prompt_opens_is_free(name):
     words = tokenizer.from_gguf(DEMO)
     prompt = words.encode(f"Well: <{name}>\n", add_special=False)
     place = follower(Sampling(regex="[0-9]"), words, prompt)
-    assert place.mask(words.n_vocab) is None and not place.forced(5)
+    assert place.mask(words.n_vocab) is None and not place.forced_tokens(5)
     place.accept(words.encode(f"so be it</{name}>", add_special=False))
     may_come = np.flatnonzero(place.mask(words.n_vocab))
     assert {words.token_bytes(i) for i in may_come} == {b"%d" % i for i in range(10)}

@@ -17,7 +17,7 @@ def hooked(model):
     lens = pytest.importorskip("transformer_lens", reason=reason)
     torch = pytest.importorskip("torch", reason=reason)
     if not hasattr(lens, "HookedTransformerConfig"):
-        pytest.skip(reason)
+        pytest.skip(reason)  # version 4 has no model of this kind any more
     c, part = model.config, attention_branch(model, 0)[1]
     h, rope = part.heads, part.rope
     config = lens.HookedTransformerConfig(

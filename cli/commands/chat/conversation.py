@@ -142,7 +142,7 @@ class Conversation:
         while not is_stopped():
             n = len(completion.tokens)
             yield completion.take(logits)
-            yield from completion.forced(self.n_ctx - len(self._read) - 1)
+            yield from completion.forced_pieces(self.n_ctx - len(self._read) - 1)
             if completion.finish is not None:
                 return
             logits = self._feed(completion.tokens[n:])

@@ -68,7 +68,7 @@ def attribution(model: Model, question: Question) -> dict[str, Any]:
     )
     return _read(model, ids, n_all) | {
         "at": at,
-        "best": _named(model, best, p),
+        "best": _likeliest_tokens(model, best, p),
         "parts": [[name, finite(value)] for name, value in parts.items()],
         "shares": [finite(x) for x in shares["token_embd"]],
         "rounds": model.rounds,
@@ -102,12 +102,12 @@ def patch(model: Model, question: Question) -> dict[str, Any]:
         "at": at,
         "name": question.name,
         "moved": moved,
-        "logits": _moved(model, before[-1], after[-1]),
+        "logits": _largest_moves(model, before[-1], after[-1]),
         "rounds": model.rounds,
     }
 
 
-def _moved(model: Model, before: np.ndarray, after: np.ndarray) -> list[list[Any]]:
+def _largest_moves(model: Model, before: np.ndarray, after: np.ndarray) -> list[list[Any]]:
     """Tokens that were or are probable, by how far their logits moved: [token, logit before, after,
     probability before, after]."""
     best = dict.fromkeys(int(i) for row in (before, after) for i in np.argsort(-row)[: _MOVED // 2])
@@ -154,10 +154,10 @@ def _position(question: Question, n: int) -> int:
 
 def _choices(model: Model, best: np.ndarray, p: np.ndarray) -> list[list[list[Any]]]:
     """Of each position the tokens that are chosen after it."""
-    return [_named(model, *cell) for cell in zip(best, p, strict=True)]
+    return [_likeliest_tokens(model, *cell) for cell in zip(best, p, strict=True)]
 
 
-def _named(model: Model, ids: np.ndarray, p: np.ndarray) -> list[list[Any]]:
+def _likeliest_tokens(model: Model, ids: np.ndarray, p: np.ndarray) -> list[list[Any]]:
     """Tokens with their probabilities."""
     return [[_token(model, int(i)), float(f"{x:.4g}")] for i, x in zip(ids, p, strict=True)]
 

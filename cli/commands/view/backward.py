@@ -42,7 +42,7 @@ def of_net(question: Question, stop: Event) -> dict[str, Any]:
     loss, parameters = small_net()
     graph = training_graph(loss, parameters, keep=Keep.COSTLY)
     about = "two layers learn XOR from four points; w2 is read twice"
-    return _walked(graph, Devices(), parameters.values(), 0, stop) | {"about": about}
+    return _run_node_by_node(graph, Devices(), parameters.values(), 0, stop) | {"about": about}
 
 
 def of_text(model: Model, question: Question, stop: Event) -> dict[str, Any]:
@@ -57,11 +57,11 @@ def of_text(model: Model, question: Question, stop: Event) -> dict[str, Any]:
     loss = loss_graph(model, ids, parameters=trained)
     graph = training_graph(loss, trained, kept_as=model.kept_as, keep=Keep.COSTLY)
     part = 1 if question.block is None else question.block
-    found = _walked(graph, model.devices, trained.values(), part, stop)
+    found = _run_node_by_node(graph, model.devices, trained.values(), part, stop)
     return found | {"n_tokens": len(ids), "n_all": n_all, "about": about}
 
 
-def _walked(
+def _run_node_by_node(
     graph: Graph, devices: Devices, trained: Iterable[Tensor], part: int, stop: Event
 ) -> dict[str, Any]:
     made = schedule(graph, devices)

@@ -206,7 +206,7 @@ class Scheduler:
         completion = active.request.completion
         room = self._batch.n_ctx - active.slot.n_past - 1
         try:
-            pieces = [completion.take(logits), *completion.forced(room)]
+            pieces = [completion.take(logits), *completion.forced_pieces(room)]
         except PyggmlError as error:  # logits that are no numbers
             self._end(active, error)
             return

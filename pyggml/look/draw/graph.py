@@ -69,7 +69,7 @@ def inside(
     own = set(nodes)
     others = (s for t in nodes for s in t.src if s.op is not None and s not in own)
     inputs = [s for s in dict.fromkeys(others) if kind == "forward" or s not in forward]
-    kinds = [_marked("trained" if _reads(t, trained) else kind, t, marks) for t in nodes]
+    kinds = [_with_mark("trained" if _reads(t, trained) else kind, t, marks) for t in nodes]
     title = f"{len(nodes)} {kind} nodes, {len(inputs)} inputs"
     return _nodes((*nodes, *inputs), [*kinds, *["input"] * len(inputs)], title)
 
@@ -81,7 +81,7 @@ def every(graph: Graph, marks: Mapping[Tensor, str] = _NO_MARKS) -> str:
     """
     forward = forward_tensors(graph)
     tensors = (*graph.leaves, *graph.nodes)
-    made = [_marked("forward" if t in forward else "backward", t, marks) for t in graph.nodes]
+    made = [_with_mark("forward" if t in forward else "backward", t, marks) for t in graph.nodes]
     return _nodes(tensors, ["leaf"] * len(graph.leaves) + made, f"{len(graph.nodes)} nodes")
 
 
@@ -188,7 +188,7 @@ def _about(t: Tensor) -> str:
     return "\n".join([repr(t), *([f"constants {words}"] if words else []), *read_ones])
 
 
-def _marked(kind: str, t: Tensor, marks: Mapping[Tensor, str]) -> str:
+def _with_mark(kind: str, t: Tensor, marks: Mapping[Tensor, str]) -> str:
     return f"{kind} {marks[t]}" if t in marks else kind
 
 
