@@ -22,8 +22,8 @@ from pyggml.graph.arrays import read, write
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.optim import FlatAdamW
-from pyggml.model import fill
 from pyggml.models import Inputs, build, build_loss
+from pyggml.models.texts import fill
 from pyggml.runtime import Devices, Program, bind, schedule
 
 N_TOKENS, N_STEPS = 64, 10

@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, TypeGuard, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -18,9 +17,7 @@ from pyggml import gguf, tokenizer
 from pyggml.backends import Backend
 from pyggml.backends.cpu import CPU
 from pyggml.errors import (
-    AdapterError,
     ConfigError,
-    DataError,
     NotFiniteError,
     TokenizerError,
     first_names,
@@ -28,13 +25,12 @@ from pyggml.errors import (
 )
 from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
-from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.gemm import FASTEST
 from pyggml.kernels.kernel import Compute
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, Trace, build, read, record
-from pyggml.models.adapter import read_adapter
+from pyggml.models.adapter import AdapterFile, Path, read_weighted
 from pyggml.models.batch_rows import BatchRows, by_text
 from pyggml.models.edits import Terms, Whole, edits, repeat_edit
 from pyggml.models.low_rank import tensors_of_adapters
@@ -53,13 +49,11 @@ from pyggml.models.metric import (
 from pyggml.models.stack import base_differences, missing
 from pyggml.models.sweep import Opening, Place, Sweep, SweepPass, copies_of_a_pass
 from pyggml.models.taps import AnyEdit, Edit, check_layers, check_names, fits
+from pyggml.models.texts import Ids, check_ids, inputs_of, is_several
 from pyggml.models.weights import zero_matrices
 from pyggml.runtime import Arenas, Devices, Program, bind, results, schedule
 from pyggml.runtime.choice import backends_of
 
-Path = str | os.PathLike[str]
-AdapterFile = Path | tuple[Path, float]  # a file, or a file and its weight
-Ids = Sequence[int] | np.ndarray  # a text's tokens
 COMPUTE_TYPES: tuple[Compute | Literal["auto"], ...] = ("auto", "int8", "bf16", "f32")
 
 
@@ -103,7 +97,7 @@ class Model:
 
     def with_adapter_files(self, *given: AdapterFile) -> Model:
         """The same with the updates of these files. Raises AdapterError as `load` does."""
-        adapters = [_adapter(one, self.parts) for one in given]
+        adapters = [read_weighted(one, self.parts) for one in given]
         for name, lacks in missing(adapters).items():
             words = ", ".join(below.word for below in lacks)
             warnings.warn(
@@ -337,30 +331,11 @@ class Model:
     def _inputs(self, tokens: Ids | Sequence[Ids], checks: bool = True) -> Inputs:
         """A text from its start, or several in one pass. Raises DataError for tokens that make
         none, and if it checks them ShapeError for an edit's positions outside one of several."""
-        if not is_several(tokens):
-            if isinstance(tokens, np.ndarray) and tokens.ndim == 2:  # a list would be several
-                raise DataError("tokens: a matrix, wanted one row of integers, or a list of rows")
-            ids = self._text(tokens)
-            inputs = Inputs.empty(len(ids))
-            fill(inputs, ids)
-            return inputs
-        texts = [self._text(text, f"tokens[{i}]") for i, text in enumerate(tokens)]
-        batch = BatchRows(tuple(map(len, texts)))
-        for edit in self._edits if checks else ():
-            edit.spot.expect_tokens(edit.pattern, batch)
-        inputs = Inputs.empty(sum(batch.lengths), max(batch.lengths))
-        fill(inputs, *texts)
-        return replace(inputs, batch=batch)
-
-    def _text(self, tokens: Any, name: str = "tokens") -> np.ndarray:
-        ids = self.check_tokens(tokens, name)
-        if len(ids) > self.config.n_ctx:
-            of = "" if name == "tokens" else f"{name}: "
-            raise DataError(
-                f"{of}{len(ids)} tokens, wanted at most the {self.config.n_ctx} of the model's "
-                "context"
-            )
-        return ids
+        inputs = inputs_of(tokens, self.config)
+        if checks and (batch := inputs.batch) is not None:
+            for edit in self._edits:
+                edit.spot.expect_tokens(edit.pattern, batch)
+        return inputs
 
     @cached_property
     def batches(self) -> bool:
@@ -466,16 +441,7 @@ class Model:
 
     def check_tokens(self, tokens: Ids, name: str = "tokens") -> np.ndarray:
         """Token ids as int32, every one of them inside the vocabulary. name: for a DataError."""
-        try:
-            ids = np.asarray(tokens)
-        except ValueError:  # rows of unlike length
-            raise DataError(f"{name}: lists of unlike length, wanted one row of integers") from None
-        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-            raise DataError(f"{name}: {ids.dtype} of shape {ids.shape}, wanted one row of integers")
-        n = self.config.n_vocab
-        if ids.astype(np.uint64).max() >= n:  # as those below 0 are, then
-            raise DataError(f"{name}: ids from {ids.min()} to {ids.max()}, wanted 0 to {n - 1}")
-        return ids.astype(np.int32)
+        return check_ids(tokens, self.config.n_vocab, name)
 
 
 def check_greatest(logit: float, edited: Sequence[str] = ()) -> None:
@@ -485,26 +451,6 @@ def check_greatest(logit: float, edited: Sequence[str] = ()) -> None:
         if edited:
             cause = f"what a trace makes of {first_names(edited, 3)} leads to no numbers"
         raise NotFiniteError(f"the greatest logit is {logit}, wanted a finite number: {cause}")
-
-
-def is_several(tokens: Ids | Sequence[Ids]) -> TypeGuard[Sequence[Ids]]:
-    """Whether these are several texts: a list of rows of tokens, and not one row."""
-    return (
-        isinstance(tokens, list | tuple)
-        and len(tokens) > 0
-        and all(isinstance(text, Sequence | np.ndarray) for text in tokens)
-    )
-
-
-def fill(inputs: Inputs, *texts: np.ndarray) -> None:
-    """Causal texts, one after another, each from its start."""
-    lengths = [len(ids) for ids in texts]
-    positions = np.concatenate([np.arange(n) for n in lengths])
-    first = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
-    write(inputs.tokens, np.concatenate(texts))
-    write(inputs.positions, positions)
-    write(inputs.span, np.stack([first, first + positions + 1], axis=1))
-    write(inputs.length, np.repeat(lengths, lengths))
 
 
 def load(
@@ -549,13 +495,3 @@ def _note_zeros(file: gguf.GGUFFile, parts: Parts) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-
-
-def _adapter(given: AdapterFile, parts: Parts) -> LoraPairs:
-    path, weight = given if isinstance(given, tuple) else (given, 1.0)
-    if not isinstance(weight, int | float) or not np.isfinite(weight):
-        raise AdapterError(f"{path}: its weight is {weight!r}, wanted a finite number")
-    pairs = read_adapter(path, parts)
-    if weight == 1:
-        return pairs
-    return pairs.times(weight)

@@ -80,8 +80,8 @@ def _places(option: str, words: Sequence[str]) -> dict[int, list[int]]:
     """{block: numbers} of words such as 6.4."""
     places: dict[int, list[int]] = {}
     for word in words:
-        found = _PLACE.fullmatch(word)
-        if found is None:
+        match = _PLACE.fullmatch(word)
+        if match is None:
             raise ConfigError(f"{option} has {word!r:.40}, wanted a block and a number, as 6.4")
-        places.setdefault(int(found[1]), []).append(int(found[2]))
+        places.setdefault(int(match[1]), []).append(int(match[2]))
     return places

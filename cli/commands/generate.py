@@ -231,7 +231,7 @@ def _write(
         say("")
     if piece.finish is Finish.CONTEXT:
         note(f"the context of {n_ctx} tokens is full")
-    if how.has_form and piece.finish in (Finish.CONTEXT, Finish.LENGTH):
+    if how.has_form and piece.finish not in (Finish.FORM, Finish.STOP_TOKEN):
         note("the answer ends before its form is complete")
     if sys.stderr.isatty():
         say_progress(f"({pace.n} tokens, {pace}, --seed {how.seed})")

@@ -20,8 +20,9 @@ from pyggml.graph.arrays import array, has_memory
 from pyggml.graph.tensor import Tensor
 from pyggml.lora.data import Dataset
 from pyggml.lora.evaluate.perplexity import chunks_of
-from pyggml.model import Model, fill
+from pyggml.model import Model
 from pyggml.models import Inputs, Net
+from pyggml.models.texts import fill
 from pyggml.requantize.imatrix import ImportanceMatrix, InputSums
 from pyggml.runtime import Program, bind, schedule
 

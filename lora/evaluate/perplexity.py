@@ -23,7 +23,8 @@ import numpy as np
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.data import Dataset
 from pyggml.lora.evaluate.scorer import Predictions, Scorer
-from pyggml.model import Model, fill
+from pyggml.model import Model
+from pyggml.models.texts import fill
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,8 +13,9 @@ from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import zeros
 from pyggml.look.lens import TokenTable, losses_and_ranks
-from pyggml.model import Model, fill
+from pyggml.model import Model
 from pyggml.models import Inputs, Net
+from pyggml.models.texts import fill
 from pyggml.ops import get_rows
 from pyggml.ops.loss.head import rows_within
 from pyggml.ops.loss.loss import cross_entropies

@@ -58,8 +58,8 @@ class Follower:
         coming, self._coming = self._coming, None
         bits = self._matcher.compute_bitmask() if coming is None else coming.result()
         self._check()
-        given = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:n].view(np.bool_)
-        return given if len(given) == n else np.pad(given, (0, n - len(given)))
+        allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:n]
+        return np.pad(allowed, (0, n - len(allowed))).view(np.bool_)
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Tokens of the answer."""
@@ -120,8 +120,8 @@ def compile_form(how: Sampling, tokenizer: Tokenizer) -> Any | None:
 
     Raises as `follower`. A form takes at most a second, bounded by llguidance's own limits.
     """
-    given = [(name, text) for name in FORMS if (text := getattr(how, name)) is not None]
-    return _vocabulary(tokenizer).compile(*given[0]) if given else None
+    forms = [(name, text) for name in FORMS if (text := getattr(how, name)) is not None]
+    return _vocabulary(tokenizer).compile(*forms[0]) if forms else None
 
 
 class _Vocabulary:
@@ -157,14 +157,14 @@ class _Vocabulary:
 
     def _longest(self, raw: bytes) -> list[int]:
         """Of each place the longest token."""
-        known = self._ids or {text: id for id, text in enumerate(self.tokens)}
+        ids_by_text = self._ids or {text: id for id, text in enumerate(self.tokens)}
         ids, at = list[int](), 0
         while at < len(raw):
             ends = range(len(raw), at, -1)
-            end = next((end for end in ends if raw[at:end] in known), None)
+            end = next((end for end in ends if raw[at:end] in ids_by_text), None)
             if end is None:
                 return ids
-            ids, at = [*ids, known[raw[at:end]]], end
+            ids, at = [*ids, ids_by_text[raw[at:end]]], end
         return ids
 
     def compile(self, kind: str, text: str) -> Any:
@@ -223,10 +223,10 @@ def _read_schema(text: str) -> str:
         raise ValueError("is nested too deeply") from None
     if not isinstance(schema, dict | bool):
         raise ValueError("is no object, wanted a JSON schema")
-    made: str = _llguidance().LLMatcher.grammar_from_json_schema(
+    grammar: str = _llguidance().LLMatcher.grammar_from_json_schema(
         json.dumps(schema), overrides={"whitespace_pattern": _SPACE}
     )
-    return made
+    return grammar
 
 
 def _read_regex(text: str) -> str:

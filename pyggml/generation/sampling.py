@@ -171,8 +171,8 @@ class Sampling(Settings):
     )
 
     def _faults(self) -> list[Fault]:
-        given = [name for name in FORMS if getattr(self, name) is not None]
-        twice: list[Fault] = [(name, f"is given beside {given[0]}") for name in given[1:]]
+        forms = [name for name in FORMS if getattr(self, name) is not None]
+        twice: list[Fault] = [(name, f"is given beside {forms[0]}") for name in forms[1:]]
         return super()._faults() + twice
 
     @property

@@ -20,9 +20,10 @@ from pyggml.lab.effects import (
 )
 from pyggml.lab.linear import exact, head_counts
 from pyggml.look.lens import of_texts
-from pyggml.model import Ids, Model, is_several
+from pyggml.model import Model
 from pyggml.models.edits import At
 from pyggml.models.sweep import Cell
+from pyggml.models.texts import Ids, is_several
 
 KINDS = "zero", "mean", "resample"
 
@@ -60,8 +61,8 @@ def head_ablation(
     sources = _sources(model, kind, names.values(), references)
     places = head_places(counts)
     cells = [[_cell(names[i], h, each) for each in own for i, h in places] for own in sources]
-    found = run_cells(model, metric, arrays, names.values(), cells, progress)
-    values = [v.reshape(-1, len(places)).mean(axis=0) for v in found]
+    values_by_text = run_cells(model, metric, arrays, names.values(), cells, progress)
+    values = [v.reshape(-1, len(places)).mean(axis=0) for v in values_by_text]
     ends = [(base, float("nan")) for base in metric_of(model, metric, arrays)]
     return head_effects(counts, values, ends, f"{kind} ablation of heads")
 

@@ -20,10 +20,11 @@ import numpy as np
 from pyggml.errors import ConfigError, DataError, ShapeError
 from pyggml.graph.tensor import leaf
 from pyggml.lab.linear import check_head, exact, head_counts, matrix_columns
+from pyggml.lab.passages import activations_of
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs
+from pyggml.models.texts import Ids
 
-Ids = Sequence[int] | np.ndarray
 _DAMPING = 1e-3  # of a least-squares fit, by the mean square of a neuron
 
 
@@ -116,11 +117,8 @@ def neurons_of(model: Model, layer: int, texts: Sequence[Ids]) -> np.ndarray:
     DataError for no texts."""
     if not texts:
         raise DataError("no texts, wanted one at least")
-    name, rows = f"blk.{layer}.ffn_neurons", []
-    for ids in texts:
-        with model.trace(name) as t:
-            model.logits(ids)
-        rows.append(t[name])
+    name = f"blk.{layer}.ffn_neurons"
+    rows = [arrays[name] for _, arrays in activations_of(model, texts, name)]
     return np.concatenate(rows).astype(np.float64)
 
 

@@ -26,8 +26,9 @@ from pyggml.look.lens import (
     numbers_by_text,
     of_texts,
 )
-from pyggml.model import Ids, Model
+from pyggml.model import Model
 from pyggml.models.norm import Norm, RmsNorm
+from pyggml.models.texts import Ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,8 +132,8 @@ def _attribution(
     model: Model, counts: list[int], shares: Sequence[Mapping[str, float]], splits: _Splits
 ) -> Attribution:
     """Of one text: shares of one token or two by branch, and what of these is split."""
-    others = {n: x - sum(s[n] for s in shares[1:]) for n, x in shares[0].items()}
-    logit = sum(others.values())
+    whole_branches = {n: x - sum(s[n] for s in shares[1:]) for n, x in shares[0].items()}
+    logit = sum(whole_branches.values())
     heads = np.full((len(counts), max(counts)), np.nan)
     neurons = {}
     for (i, kind), parts in splits.items():
@@ -141,11 +142,11 @@ def _attribution(
         else:
             neurons[i] = parts
         ending, module = _SPLITS[kind]
-        whole = others.pop(f"blk.{i}.{ending}")
+        whole = whole_branches.pop(f"blk.{i}.{ending}")
         is_alone = len(_parts_of(model, i, ending)) == 1
         rest = f"{module}.bias" if is_alone else ending
-        others[f"blk.{i}.{rest}"] = whole - float(parts.sum())
-    return Attribution(heads, neurons, others, logit)
+        whole_branches[f"blk.{i}.{rest}"] = whole - float(parts.sum())
+    return Attribution(heads, neurons, whole_branches, logit)
 
 
 # What is split: its activation → the branch, and the matrix that makes the branch of it.
@@ -172,9 +173,9 @@ def _read_splits(
         model.logits(texts)
     rows = [*enumerate(numbers_by_text("at", at, len(texts)))]
     directions = []
-    for some, (n, row) in zip(tokens, rows, strict=True):
-        first, *others = (logit_direction(model, t[last][n][row], int(token)) for token in some)
-        directions.append(first - sum(others))
+    for of_text, (n, row) in zip(tokens, rows, strict=True):
+        plus, *minus = (logit_direction(model, t[last][n][row], int(i)) for i in of_text)
+        directions.append(plus - sum(minus))
     later = later_factors(model)
     splits: list[_Splits] = [{} for _ in texts]
     for i, kind in kinds:

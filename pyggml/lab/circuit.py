@@ -34,6 +34,11 @@ class Circuit:
         return int((~np.isnan(self.scores)).sum())
 
     @property
+    def _sizes(self) -> np.ndarray:
+        """|scores|, below all others where there is no edge."""
+        return np.nan_to_num(np.abs(self.scores), nan=-1.0)
+
+    @property
     def parts(self) -> list[str]:
         """The senders that have an edge."""
         there = ~np.isnan(self.scores)
@@ -41,7 +46,7 @@ class Circuit:
 
     def top(self, n: int = 10) -> list[tuple[str, str, float]]:
         """The n edges with the largest scores by size: sender, receiver, score."""
-        order = np.argsort(-np.abs(np.nan_to_num(self.scores)), axis=None, kind="stable")
+        order = np.argsort(-self._sizes, axis=None, kind="stable")
         edges = np.stack(np.unravel_index(order[: min(n, self.n_edges)], self.scores.shape), axis=1)
         return [(self.senders[s], self.receivers[r], float(self.scores[s, r])) for s, r in edges]
 
@@ -56,7 +61,7 @@ class Circuit:
                 f"prune takes a threshold and a number of edges of 0 or more, not {threshold} and "
                 f"{n_edges}"
             )
-        size = np.nan_to_num(np.abs(self.scores), nan=-1.0)
+        size = self._sizes
         kept = size >= threshold
         if n_edges is not None:
             order = np.argsort(-size, axis=None, kind="stable")[:n_edges]

@@ -18,10 +18,10 @@ import numpy as np
 from pyggml.errors import ConfigError, NotFiniteError
 from pyggml.graph.arrays import read
 from pyggml.graph.tensor import Tensor
-from pyggml.lab.as_adapter import Ids
 from pyggml.lab.linear import exact, head_counts
 from pyggml.model import Model
 from pyggml.models import LoraPair
+from pyggml.models.texts import Ids
 from pyggml.quants import dequantize
 
 _NUMBERS = 1 << 22  # of a tensor that are float32 at a time

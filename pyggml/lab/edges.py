@@ -46,11 +46,12 @@ from pyggml.lab.linear import (
     refuse_between,
     refuse_turns,
 )
-from pyggml.model import Ids, Model, fill
+from pyggml.model import Model
 from pyggml.models import Inputs, Net, Taps
 from pyggml.models.batch_rows import BatchRows
 from pyggml.models.block import Chain, Residual
 from pyggml.models.metric import Gradients
+from pyggml.models.texts import Ids, fill
 from pyggml.ops import concat, reshape
 from pyggml.runtime import bind, schedule
 
@@ -154,10 +155,10 @@ def _faithfulness(
     cells = [
         [{"replace": {n: run[n] for n in own}}] for run, own in zip(runs, outside, strict=True)
     ]
-    left = run_cells(model, metric, clean, names, cells)
+    metrics_left = run_cells(model, metric, clean, names, cells)
     return [
         (float(x) - target) / (base - target)
-        for (x,), (base, target) in zip(left, ends, strict=True)
+        for (x,), (base, target) in zip(metrics_left, ends, strict=True)
     ]
 
 
@@ -261,21 +262,21 @@ def _of_heads(
     after another.
     """
     at, batch = f"blk.{layer}.", BatchRows(tuple(map(len, xs)))
-    given = {p: np.concatenate([g[f"{at}{p}"] for g in grads]) for p in "qkv"}
+    gradients = {p: np.concatenate([g[f"{at}{p}"] for g in grads]) for p in "qkv"}
     inputs = Inputs.empty(sum(batch.lengths), max(batch.lengths))
     fill(inputs, *(np.zeros(len(x), np.int32) for x in xs))
     inputs = replace(inputs, batch=batch)
-    taps = Taps([f"{at}{p}" for p in given], [e for trace in model.traces for e in trace.edits])
+    taps = Taps([f"{at}{p}" for p in gradients], [e for trace in model.traces for e in trace.edits])
     net = Net(model.parts.weights, inputs, model.adapters, taps=taps)
     stream = leaf(np.concatenate(xs))
     model.parts.decoder.blocks[layer](net, at, stream)
-    parts = [reshape(taps.read[f"{at}{p}"], (sum(batch.lengths), -1)) for p in given]
+    parts = [reshape(taps.read[f"{at}{p}"], (sum(batch.lengths), -1)) for p in gradients]
     y = reduce(concat, parts)
     seed = zeros(y.shape)
     back = build_backward(Graph.of(y), [stream], seed)
     program = bind(schedule(back, model.devices), model.release)
     first = 0
-    for p, g in given.items():
+    for p, g in gradients.items():
         for h in range(g.shape[1]):
             rows = np.zeros(y.shape, np.float32)
             rows[:, first : first + g.shape[2]] = g[:, h]

@@ -14,9 +14,10 @@ import numpy as np
 from pyggml.errors import DataError, ShapeError
 from pyggml.look.draw.grid import signed_map
 from pyggml.look.lens import as_texts
-from pyggml.model import Ids, Model, is_several
+from pyggml.model import Model
 from pyggml.models.metric import Metric
 from pyggml.models.sweep import Cell
+from pyggml.models.texts import Ids, is_several
 
 Progress = Callable[[int, int], None]  # is told after each cell how many of how many are done
 Metrics = Metric | Sequence[Metric]  # of all texts one, or of each
@@ -60,7 +61,7 @@ class Effects:
     def top(self, n: int = 10) -> list[tuple[str, float]]:
         """The n largest effects by size, each with its name: "layer 3, head 1"."""
         values = self.shown.ravel()
-        order = np.argsort(-np.abs(np.nan_to_num(values)), kind="stable")
+        order = np.argsort(-np.nan_to_num(np.abs(values), nan=-1.0), kind="stable")
         names = [*map(", ".join, product(*self._names()))]
         return [(names[i], float(values[i])) for i in order[:n] if not np.isnan(values[i])]
 

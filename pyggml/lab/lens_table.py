@@ -12,7 +12,8 @@ from pyggml.lab.linear import exact
 from pyggml.lab.tuned_lens import TunedLens
 from pyggml.look.draw import tokens
 from pyggml.look.lens import log_softmax, stream_logits
-from pyggml.model import Ids, Model
+from pyggml.model import Model
+from pyggml.models.texts import Ids
 
 _CELL, _MOST_COLUMNS = 10, 6  # characters of a token, and tokens that are printed
 
@@ -104,8 +105,8 @@ def lens_table(model: Model, ids: Ids, tuned: TunedLens | None = None) -> LensTa
     }
     spell = model.tokenizer.token_bytes
     pieces = tokens.texts([spell(int(i), special=True) for i in ids])
-    found = np.unique(np.concatenate([r.top.reshape(-1) for r in rows.values()])).tolist()
-    words = {i: "".join(tokens.texts([spell(i, special=True)])) for i in found}
+    tokens_shown = np.unique(np.concatenate([r.top.reshape(-1) for r in rows.values()])).tolist()
+    words = {i: "".join(tokens.texts([spell(i, special=True)])) for i in tokens_shown}
     return LensTable(tuple(pieces), words, rows)
 
 

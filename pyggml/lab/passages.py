@@ -20,10 +20,11 @@ from pyggml.files import open_regular
 from pyggml.graph import Graph
 from pyggml.lab.linear import exact
 from pyggml.look.control import AFTER_FIRST
-from pyggml.model import Ids, Model, fill
+from pyggml.model import Model
 from pyggml.models import Inputs, Taps, build
 from pyggml.models.batch_rows import BatchRows
 from pyggml.models.taps import check_names
+from pyggml.models.texts import Ids, fill
 from pyggml.runtime import Program, bind, schedule
 
 Text = Ids | str | Path

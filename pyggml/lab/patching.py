@@ -19,9 +19,10 @@ from pyggml.lab.effects import (
     run_cells,
 )
 from pyggml.lab.linear import exact, head_counts
-from pyggml.model import Model, is_several
+from pyggml.model import Model
 from pyggml.models.edits import At
 from pyggml.models.sweep import Cell
+from pyggml.models.texts import is_several
 
 AXES = "layer", "token", "head"
 
@@ -62,10 +63,10 @@ def activation_patching(
     grids = [_grid(model, names, what, by, *each, heads) for each in chosen]
     grid_axes, cells = zip(*grids, strict=True)
     ends = metrics_apart(model, metric, corrupt, clean)
-    found = run_cells(model, metric, corrupt, names.values(), cells, progress)
+    values_by_pair = run_cells(model, metric, corrupt, names.values(), cells, progress)
     return [
         Effects(y.reshape([*map(len, axes.values())]), axes, *pair, f"{what} of the clean text")
-        for y, axes, pair in zip(found, grid_axes, ends, strict=True)
+        for y, axes, pair in zip(values_by_pair, grid_axes, ends, strict=True)
     ]
 
 
@@ -127,11 +128,11 @@ def _cell(
 
 def _names(model: Model, what: str, layers: Iterable[int] | None) -> dict[int, str]:
     """Block → the name of its activation. ConfigError for what no block has, or one of these."""
-    known = {*model.activations}
+    names_of_model = {*model.activations}
     every = {i: f"blk.{i}.{what}" for i in range(model.config.n_layer)}
-    names = {i: name for i, name in every.items() if name in known}
+    names = {i: name for i, name in every.items() if name in names_of_model}
     if not names:
-        endings = {n.split(".", 2)[2] for n in known if n.startswith("blk.")}
+        endings = {n.split(".", 2)[2] for n in names_of_model if n.startswith("blk.")}
         near = suggestion(what, endings) or "; model.activations lists them"
         raise ConfigError(f"no block of {model.config.architecture} has {what}{near}")
     if layers is None:

@@ -63,8 +63,8 @@ def path_patching(
     heard = model.sweep(lambda t: t[receiver], clean, *names)(zip(*cells, strict=True))
     patches = _patches(receiver, heard, heads)
     ends = metrics_apart(model, metric, clean, corrupt)
-    found = run_cells(model, metric, clean, [receiver], patches, progress)
-    return head_effects(counts, found, ends, f"paths from heads to {receiver}")
+    values_by_pair = run_cells(model, metric, clean, [receiver], patches, progress)
+    return head_effects(counts, values_by_pair, ends, f"paths from heads to {receiver}")
 
 
 def _patches(

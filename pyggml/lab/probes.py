@@ -24,8 +24,9 @@ from pyggml.lab.logistic import logistic_regression
 from pyggml.lab.passages import activations_of
 from pyggml.look.control import AFTER_FIRST
 from pyggml.look.intervals import Interval, clustered_proportion, mean
-from pyggml.model import Ids, Model
+from pyggml.model import Model
 from pyggml.models.metric import Activations, Metric
+from pyggml.models.texts import Ids
 
 _BAR = 20  # characters
 
@@ -248,13 +249,15 @@ def _held_out_score(
     """The probe with its score of the rows that are held out. R² takes their variance, around the
     mean of those learned from, as it is."""
     held = ~learned
-    found = probe.predict(x[held])
+    predictions = probe.predict(x[held])
     if probe.classes is not None:
         values, counts = np.unique(y[learned], return_counts=True)
         baseline = float((y[held] == values[counts.argmax()]).mean())
         return replace(
-            probe, score=clustered_proportion(found == y[held], groups[held]), baseline=baseline
+            probe,
+            score=clustered_proportion(predictions == y[held], groups[held]),
+            baseline=baseline,
         )
     spread = float(np.square(y[held] - y[learned].mean()).mean())
-    shares = 1 - np.square(y[held] - found, dtype=np.float64) / (spread or 1.0)
+    shares = 1 - np.square(y[held] - predictions, dtype=np.float64) / (spread or 1.0)
     return replace(probe, score=mean(shares, groups[held]))

@@ -10,7 +10,8 @@ the target likely, and W gets the smallest update that gives it for this key:
 key_covariance   C, of texts
 rome             the update, and how likely the target was and is
 
-Left out of the paper's objective is the term that keeps what the model says of the subject's kind.
+Left out of the paper's objective are the term that keeps what the model says of the subject's kind,
+and the random texts before the prompt, over which it is a mean.
 """
 
 from collections.abc import Sequence
@@ -19,14 +20,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.eager.functions import log_softmax
-from pyggml.eager.value import Value
+from pyggml.eager.optim import AdamW
+from pyggml.eager.value import Value, tensor
 from pyggml.errors import ConfigError, DataError, ShapeError
-from pyggml.lab.as_adapter import Ids, down, neurons_of, update
+from pyggml.lab.as_adapter import down, neurons_of, update
 from pyggml.lab.linear import exact
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs
 from pyggml.models.edits import At
 from pyggml.models.metric import Activations
+from pyggml.models.texts import Ids
 
 _LR, _DECAY, _BETAS = 0.5, 1e-3, (0.9, 0.999)  # of Adam, as the paper's code has them
 _LIKELY = 0.05  # loss at which the search ends
@@ -139,7 +142,6 @@ def _seek(
 ) -> np.ndarray:
     """What is to be added to the matrix's output at one token, by Adam."""
     first = len(whole) - len(wanted)
-
     chosen = np.zeros((len(wanted), model.config.n_vocab), np.float32)
     chosen[np.arange(len(wanted)), wanted] = 1
 
@@ -147,18 +149,16 @@ def _seek(
         return (log_softmax(t["logits"][first:]) * chosen).sum()
 
     change = np.zeros(model.config.n_embd, np.float64)
-    m, v = np.zeros_like(change), np.zeros_like(change)
-    for step in range(1, n_steps + 1):
+    adam = AdamW([tensor(change, requires_grad=True)], lr=_LR, betas=_BETAS, weight_decay=0.0)
+    for _ in range(n_steps):
         with model.trace(add={module: At(change.astype(np.float32), tokens=[at])}):
             g = model.grad(likelihood, whole, module)
         if -g.metric / len(wanted) < _LIKELY:
             break
         slope = -g[module][at].astype(np.float64) / len(wanted)
         slope += 2 * _DECAY * change / max(most, 1e-30) ** 2
-        m += (1 - _BETAS[0]) * (slope - m)
-        v += (1 - _BETAS[1]) * (slope**2 - v)
-        scale = np.sqrt(v / (1 - _BETAS[1] ** step)) + 1e-8
-        change -= _LR * m / (1 - _BETAS[0] ** step) / scale
+        adam.n += 1
+        change = adam.update(0, change, slope)
         change *= min(1.0, most / max(_length(change), 1e-30))
     return change.astype(np.float32)
 

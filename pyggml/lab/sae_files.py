@@ -107,9 +107,9 @@ def read_coder(path: str | os.PathLike[str]) -> SparseCoder:
 
 def hook_of(name: str) -> str:
     """TransformerLens' name of an activation; others stay as they are."""
-    found = _OURS.fullmatch(name)
-    if found and found[2] in _HOOKS:
-        return f"blocks.{found[1]}.{_HOOKS[found[2]]}"
+    match = _OURS.fullmatch(name)
+    if match and match[2] in _HOOKS:
+        return f"blocks.{match[1]}.{_HOOKS[match[2]]}"
     return "hook_embed" if name == "token_embd" else name
 
 
@@ -117,12 +117,12 @@ def activation_of(hook: object) -> str:
     """The activation of this name in TransformerLens; others stay as they are, and "" for none."""
     if not isinstance(hook, str):
         return ""
-    found = _BLOCK.fullmatch(hook)
+    match = _BLOCK.fullmatch(hook)
     parts = {theirs: ours for ours, theirs in _HOOKS.items()} | {"hook_mlp_in": "ffn_norm"}
-    if found and found[2] in parts:
-        return f"blk.{int(found[1])}.{parts[found[2]]}"
-    if found and found[2] == "hook_resid_pre" and int(found[1]):
-        return f"blk.{int(found[1]) - 1}.out"
+    if match and match[2] in parts:
+        return f"blk.{int(match[1])}.{parts[match[2]]}"
+    if match and match[2] == "hook_resid_pre" and int(match[1]):
+        return f"blk.{int(match[1]) - 1}.out"
     return "token_embd" if hook in ("hook_embed", "blocks.0.hook_resid_pre") else hook
 
 

@@ -23,8 +23,8 @@ from pyggml.errors import ConfigError, DataError, GGUFError, first_of
 from pyggml.gguf.fields import brief
 from pyggml.graph.dtypes import F32
 from pyggml.model import Model
+from pyggml.models.texts import Ids
 
-Ids = Sequence[int] | np.ndarray
 AFTER_FIRST = slice(1, None)  # the first position of a text is far from all others in many models
 _KIND = "controlvector"
 _NAME = re.compile(r"direction\.0*([1-9][0-9]{0,5})")

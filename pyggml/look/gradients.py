@@ -12,9 +12,10 @@ from pyggml.backward import training_graph
 from pyggml.errors import AdapterError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor, leaf
-from pyggml.model import Model, fill
+from pyggml.model import Model
 from pyggml.models import Inputs, Taps, build_loss, record
 from pyggml.models.low_rank import tensors_of_adapters
+from pyggml.models.texts import fill
 from pyggml.runtime import results
 
 

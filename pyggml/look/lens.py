@@ -31,11 +31,12 @@ from pyggml.graph.arrays import read
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.look.control import AFTER_FIRST, text_means
 from pyggml.look.gradients import loss_and_grads
-from pyggml.model import Ids, Model, fill, is_several
+from pyggml.model import Model
 from pyggml.models import Inputs, Net, Taps
 from pyggml.models.block import OutputScale
 from pyggml.models.metric import Gradients, Metric
 from pyggml.models.norm import Norm, RmsNorm
+from pyggml.models.texts import Ids, fill, is_several
 from pyggml.runtime import results, run
 
 _ROWS = 8  # of logits that are float64 at a time

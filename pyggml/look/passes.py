@@ -46,10 +46,10 @@ def stages(runs: Sequence[PassRun], last: Graph) -> list[Stage]:
             way.append(run)
             graph = run.before
     begin = way[-1].before if way else last
-    found = [] if begin is None else [Stage("as built", "", _counts_of_nodes(begin), begin)]
+    steps = [] if begin is None else [Stage("as built", "", _counts_of_nodes(begin), begin)]
     for run in reversed(way):
-        found += _of(run)
-    return found
+        steps += _of(run)
+    return steps
 
 
 def changes(before: Graph, after: Graph) -> tuple[frozenset[Tensor], frozenset[Tensor]]:
@@ -67,18 +67,18 @@ def _of(run: PassRun) -> list[Stage]:
     about = " ".join((getdoc(run.change) or "").split("\n\n")[0].split())
     before, after = run.before, run.after
     if before is None or before is after:
-        told = _NOTHING if before is after else _counts_of_nodes(after)
-        return [Stage(name, about, told, after)]
+        words = _NOTHING if before is after else _counts_of_nodes(after)
+        return [Stage(name, about, words, after)]
     new, gone = changes(before, after)
     if not new and not gone:
         same = [id(t.params) for t in before.nodes] == [id(t.params) for t in after.nodes]
-        told = _NOTHING if same else "the same nodes in another order"
-        return [Stage(name, about, told, after)]
-    made = Stage(name, about, f"makes {len(new):,}: {_counts_of_nodes(after)}", after, new)
+        words = _NOTHING if same else "the same nodes in another order"
+        return [Stage(name, about, words, after)]
+    stage = Stage(name, about, f"makes {len(new):,}: {_counts_of_nodes(after)}", after, new)
     if not gone:
-        return [made]
-    told = f"takes {len(gone):,} of {_counts_of_nodes(before)}"
-    return [Stage(name, about, told, before, gone=gone), made]
+        return [stage]
+    words = f"takes {len(gone):,} of {_counts_of_nodes(before)}"
+    return [Stage(name, about, words, before, gone=gone), stage]
 
 
 def _counts_of_nodes(graph: Graph) -> str:

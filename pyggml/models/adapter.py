@@ -27,12 +27,14 @@ from pyggml.graph.arrays import read
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.models.build import Parts
 from pyggml.models.config import short
-from pyggml.models.low_rank import LoraPair
+from pyggml.models.low_rank import LoraPair, LoraPairs
 from pyggml.models.stack import BASE, FilePairs, digest, read_below
 from pyggml.models.weights import TensorSpec
 from pyggml.quants import QUANTS, dequantize
 from pyggml.tokenizer.metadata import template_in
 
+Path = str | os.PathLike[str]
+AdapterFile = Path | tuple[Path, float]  # a file, or a file and its weight
 SUFFIXES = (".lora_a", ".lora_b")
 ALPHAS, FIXED_RANKS = "pyggml.lora.alphas", "pyggml.lora.fixed_ranks"
 BASE_NAME = "general.base_model.0.name"
@@ -44,7 +46,17 @@ TIED = (
 )
 
 
-def read_adapter(path: str | os.PathLike[str], parts: Parts) -> FilePairs:
+def read_weighted(given: AdapterFile, parts: Parts) -> LoraPairs:
+    """The updates of a file, times its weight. Raises AdapterError as `read_adapter` does, and for
+    a weight that is no finite number."""
+    path, weight = given if isinstance(given, tuple) else (given, 1.0)
+    if not isinstance(weight, int | float) or not np.isfinite(weight):
+        raise AdapterError(f"{path}: its weight is {weight!r}, wanted a finite number")
+    pairs = read_adapter(path, parts)
+    return pairs if weight == 1 else pairs.times(weight)
+
+
+def read_adapter(path: Path, parts: Parts) -> FilePairs:
     """An adapter file's updates, copied as F32: full name of the base tensor -> update.
 
     Norm vectors beside them are passed over, as in llama.cpp, with a warning. Raises AdapterError:

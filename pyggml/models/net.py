@@ -51,9 +51,8 @@ class Inputs:
                 factors depend on it
     rows        (T,) int32, the rows of the cache that keep the tokens' keys and values; None where
                 these are the positions
-    draw        (3,) int32, seed and number of the random draw (pyggml.ops.arithmetic.dropout); None
-    where
-                nothing is drawn: everywhere but in training
+    draw        (3,) int32, seed and number of the random draw (pyggml.ops.arithmetic.dropout);
+                None where nothing is drawn: everywhere but in training
     noise       (T,) float32, the most that is added to a number of each token's embedding; None
                 for no noise
     batch       the rows that the tokens make up; None: one
@@ -73,7 +72,7 @@ class Inputs:
 
     @classmethod
     def empty(cls, n_tokens: int, n_ctx: int | None = None, with_rows: bool = False) -> Inputs:
-        """Leaves of zeros, filled by pyggml.model.fill; n_ctx is n_tokens by default."""
+        """Leaves of zeros, filled by pyggml.models.texts.fill; n_ctx is n_tokens by default."""
         return cls(
             zeros((n_tokens,), I32, "tokens"),
             zeros((n_tokens,), I32, "positions"),

@@ -149,3 +149,11 @@ def test_what_does_not_fit_is_refused(llama, opened, clean, corrupt, difference)
         lab.edge_attribution(opened("mamba-Q4_K_M"), clean, corrupt, difference)
     with pytest.raises(ConfigError, match="block 0 of gemma2 has a norm behind its branches"):
         lab.edge_attribution(opened("gemma2-F16"), clean, corrupt, difference)
+
+
+def test_an_edge_of_score_0_is_one():
+    """It comes last, and before none that is there not."""
+    scores = np.array([[np.nan, 0.0, 2.0]])
+    circuit = Circuit(["token_embd"], ["a", "b", "logits"], scores, [[], [], []])
+    found = [("token_embd", "logits", 2.0), ("token_embd", "b", 0.0)]
+    assert circuit.top() == found and "nan" not in str(circuit)

@@ -5,6 +5,7 @@ import pytest
 
 from pyggml import At, lab, lens
 from pyggml.errors import ConfigError, DataError, ShapeError
+from pyggml.lab.effects import Effects
 from pyggml.lab.linear import exact
 
 
@@ -186,3 +187,9 @@ def test_what_does_not_fit_is_refused(llama, opened, clean, corrupt, difference)
         lab.path_patching(llama, clean, corrupt, difference, "blk.0.q")
     with pytest.raises(ConfigError, match="blk.0.out is nothing that reads the residual stream"):
         lab.path_patching(llama, clean, corrupt, difference, "blk.0.out")
+
+
+def test_what_changes_nothing_is_told_before_what_is_not_there():
+    effects = Effects(np.array([[np.nan, 3.0], [1.0, np.nan]]), {"layer": (0, 1), "head": (0, 1)},
+                      1.0, np.nan, "a test")  # fmt: skip
+    assert effects.top(2) == [("layer 0, head 1", 2.0), ("layer 1, head 0", 0.0)]

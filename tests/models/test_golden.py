@@ -18,8 +18,8 @@ from pyggml.backward import build_backward
 from pyggml.graph.arrays import array
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import leaf
-from pyggml.model import fill
 from pyggml.models import Inputs, build_loss
+from pyggml.models.texts import fill
 from pyggml.runtime import results
 
 from measures import nmse

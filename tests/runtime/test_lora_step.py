@@ -14,8 +14,8 @@ from pyggml.backward import build_backward
 from pyggml.graph.arrays import read
 from pyggml.graph.tensor import leaf
 from pyggml.lora import LoraConfig, attach
-from pyggml.model import fill
 from pyggml.models import Inputs, build_loss
+from pyggml.models.texts import fill
 from pyggml.ops import OPS
 from pyggml.runtime import Devices, bind, schedule
 

@@ -23,7 +23,7 @@ from pyggml.cli.terminal.show import say, size
 from pyggml.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyggml.model import AdapterFile
+    from pyggml.models.adapter import AdapterFile
 
 RANK, CTX, BATCH = 8, 256, 1  # LoraConfig's, DataConfig's and TrainConfig's; tests compare them
 

@@ -21,7 +21,8 @@ from pyggml.look.lens import TokenTable, token_table
 from pyggml.look.overview import Overview, findings, measure, overview
 from pyggml.lora import LoraConfig, attach, unfreeze
 from pyggml.lora.record import gradients_record
-from pyggml.model import AdapterFile, Model
+from pyggml.model import Model
+from pyggml.models.adapter import AdapterFile
 
 _MOST_BYTES = 1 << 20  # of a text of which the beginning is read
 _SURPRISING = 10

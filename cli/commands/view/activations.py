@@ -85,14 +85,14 @@ def patch(model: Model, question: Question) -> dict[str, Any]:
         raise ApiError(400, "name is missing, wanted an activation's, such as blk.0.out", "name")
     before = model.logits(ids)
     if question.other:
-        others = model.tokenizer.encode_prompt(question.other)
-        if len(others) < len(ids) or (len(others) > len(ids) and n_all == len(ids)):
+        other_ids = model.tokenizer.encode_prompt(question.other)
+        if len(other_ids) < len(ids) or (len(other_ids) > len(ids) and n_all == len(ids)):
             raise DataError(
-                f"the other text has {plural(len(others), 'token')}, wanted {len(ids)} as the text "
-                "has, or no other text"
+                f"the other text has {plural(len(other_ids), 'token')}, wanted {len(ids)} as the "
+                "text has, or no other text"
             )
-        others = others[: len(ids)]  # of both the first are read
-        after = lens.patch(model, ids, others, question.name, tokens=[at])
+        other_ids = other_ids[: len(ids)]  # of both the first are read
+        after = lens.patch(model, ids, other_ids, question.name, tokens=[at])
     else:
         with model.trace(scale={question.name: 0.0}, tokens=[at]):
             after = model.logits(ids)

@@ -57,15 +57,15 @@ def of_text(model: Model, question: Question, stop: Event) -> dict[str, Any]:
     loss = loss_graph(model, ids, parameters=trained)
     graph = training_graph(loss, trained, kept_as=model.kept_as, keep=Keep.COSTLY)
     part = 1 if question.block is None else question.block
-    found = _run_node_by_node(graph, model.devices, trained.values(), part, stop)
-    return found | {"n_tokens": len(ids), "n_all": n_all, "about": about}
+    numbers = _run_node_by_node(graph, model.devices, trained.values(), part, stop)
+    return numbers | {"n_tokens": len(ids), "n_all": n_all, "about": about}
 
 
 def _run_node_by_node(
     graph: Graph, devices: Devices, trained: Iterable[Tensor], part: int, stop: Event
 ) -> dict[str, Any]:
-    made = schedule(graph, devices)
-    (plan,) = made.plans.values()
+    whole = schedule(graph, devices)
+    (plan,) = whole.plans.values()
     parts = [] if is_small(plan.graph) else sections(plan.graph, folded=False)
     if part >= max(len(parts), 1):
         raise ApiError(404, f"the graph has {len(parts)} parts, wanted one below it", "block")
@@ -74,7 +74,7 @@ def _run_node_by_node(
         inside_part = {*parts[part].forward, *parts[part].backward}
         nodes = tuple(t for t in nodes if t in inside_part)
     shown = dict.fromkeys([*nodes, *(s for t in nodes for s in t.src)])
-    program = bind(made)
+    program = bind(whole)
     values = dict(_numbers(program, plan, shown, stop))
     telling = _Telling(plan, shown, values)
     forward, notes = forward_tensors(plan.graph), plan.graph.notes

@@ -40,8 +40,8 @@ STYLE = (
 def signed_map(values: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str) -> str:
     """An SVG picture of values (R, C): blue above 0, red below, as dark as they are far from it.
     NaN leaves its cell empty. The pointer shows each number."""
-    known = values[np.isfinite(values)]
-    most = float(np.abs(known).max()) if known.size else 0.0
+    finite = values[np.isfinite(values)]
+    most = float(np.abs(finite).max()) if finite.size else 0.0
     left = _MARGIN + 8 + _LETTER * max(map(len, rows), default=0)
     top = _MARGIN + 34 + 0.75 * _LETTER * max(map(len, columns), default=0)
     (w, h), right = _CELL, 0.65 * _LETTER * len(columns[-1]) if len(columns) else 0.0

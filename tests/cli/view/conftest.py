@@ -3,7 +3,10 @@
 import json
 
 import pytest
+from extras import reason
 from starlette.testclient import TestClient
+from view_pages import ANSWERS, CHROMIUM, DATA, RUN, gradients, served
+from view_pages import step as run_step
 
 from pyggml.cli.commands.view.app import make_app
 from pyggml.cli.commands.view.runs import Runs
@@ -50,3 +53,61 @@ def ask(client):
 
 def step(i, n_steps=4, **more):
     return {"event": "step", "step": i, "n_steps": n_steps, "loss": 5.0 / i, "seconds": 0.5} | more
+
+
+# -- in a browser --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, where it and igraph are there."""
+    pytest.importorskip("igraph", reason=reason("igraph"))
+    api = pytest.importorskip("playwright.sync_api", reason="playwright (pip install playwright)")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with a finished run."""
+    folder = tmp_path_factory.mktemp("runs")
+    records = [
+        RUN | {"data": DATA},
+        *(r for i in range(1, 9) for r in (run_step(i), gradients(i))),
+        ANSWERS,
+    ]
+    (folder / "done.metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(tiny, runs):
+    with served(make_app(ViewedFile(tiny), Runs(runs))) as found:
+        yield found
+
+
+@pytest.fixture
+def visit(browser, url):
+    """visit("#/graph"): the page there. At the end its console, visit.said, is empty."""
+    section_facts, said = [], []
+
+    def open_(place, width=1280, scheme="light"):
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.on("request", lambda r: r.url.startswith(url) or said.append(r.url))
+        page.goto(url + place)
+        page.set_default_timeout(120_000)
+        section_facts.append(page)
+        return page
+
+    open_.said = said
+    yield open_
+    for page in section_facts:
+        page.close()
+    assert not said

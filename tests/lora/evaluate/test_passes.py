@@ -6,7 +6,7 @@ import pytest
 import pyggml
 from pyggml.lora.evaluate.passes import Continuation, log_probs, together
 from pyggml.lora.evaluate.scorer import Scorer
-from pyggml.model import fill
+from pyggml.models.texts import fill
 
 
 def by_hand(model, one):
