@@ -121,7 +121,11 @@ def compile_form(how: Sampling, tokenizer: Tokenizer) -> Any | None:
     Raises as `follower`. A form takes at most a second, bounded by llguidance's own limits.
     """
     forms = [(name, text) for name in FORMS if (text := getattr(how, name)) is not None]
-    return _vocabulary(tokenizer).compile(*forms[0]) if forms else None
+    if not forms:
+        return None
+    (kind, text), *_ = forms
+    _llguidance(kind)
+    return _vocabulary(tokenizer).compile(kind, text)
 
 
 class _Vocabulary:
@@ -205,11 +209,12 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="pyggml-form")
 
 
-def _llguidance() -> Any:
+def _llguidance(setting: str = "the answer's form") -> Any:
+    """The package. ConfigError, about the setting that wants it, if it is missing."""
     try:
         import llguidance
     except ImportError:
-        raise ConfigError([(FORMS[0], f"needs llguidance: {how_to_install('forms')}")]) from None
+        raise ConfigError([(setting, f"needs llguidance: {how_to_install('forms')}")]) from None
     return llguidance
 
 

@@ -254,5 +254,5 @@ def test_a_form_that_no_biased_token_fits_says_so():
 
 def test_without_llguidance_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
-    with pytest.raises(ConfigError, match=r"needs llguidance: pip install .*\[forms\]"):
+    with pytest.raises(ConfigError, match=r"regex needs llguidance: pip install .*\[forms\]"):
         follower(Sampling(regex="a"), tokenizer.from_gguf(DEMO), ())
