@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         train_tensors,
         unfreeze,
     )
-    from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
+    from pyggml.lora.config import Combination, DataConfig, LoraConfig, TrainConfig
     from pyggml.lora.data import Corpus, Dataset, Source, WindowBatch, corpus, read_corpus
     from pyggml.lora.evaluate import Perplexity, perplexity
     from pyggml.lora.objectives import OBJECTIVES, Objective, Rewards
@@ -46,7 +46,7 @@ _NAMES = {
     "pyggml.look.gradients": "loss_and_grads",
     "pyggml.lora.adapter": "Adapter Parameters TrainedTensors attach combine merge train_tensors "
     "unfreeze",
-    "pyggml.lora.config": "DataConfig LoraConfig TrainConfig",
+    "pyggml.lora.config": "Combination DataConfig LoraConfig TrainConfig",
     "pyggml.lora.data": "WindowBatch Corpus Dataset Source corpus read_corpus",
     "pyggml.lora.evaluate": "Perplexity perplexity",
     "pyggml.lora.objectives": "OBJECTIVES Objective Rewards",
@@ -61,6 +61,7 @@ __all__ = [
     "OBJECTIVES",
     "Adapter",
     "CheckpointReport",
+    "Combination",
     "Corpus",
     "DataConfig",
     "Dataset",

@@ -7,7 +7,7 @@ import click
 import numpy as np
 
 import pyggml.threads
-from pyggml import load
+from pyggml import gguf, load
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.exit import end_if_signalled
 from pyggml.cli.terminal.help import GroupedCommand
@@ -16,19 +16,18 @@ from pyggml.cli.terminal.options import (
     ADAPTERS,
     SETTINGS,
     adapter_word,
+    given_settings,
     in_group,
     model_option,
+    settings_options,
     threads_option,
 )
 from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.progress import ChangingLine
 from pyggml.cli.terminal.show import percent, say, size
-from pyggml.errors import ConfigError
-from pyggml.lora import combine
-from pyggml.lora.adapter.combine import METHODS, Method
+from pyggml.lora import Combination, combine
 
 _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
-_DENSITY = 0.5
 
 
 class _Progress:
@@ -45,10 +44,12 @@ class _Progress:
 @click.command(
     "combine",
     cls=GroupedCommand,
+    params=[*settings_options(Combination, {})],
     context_settings=SETTINGS,
     examples=[
         "pyggml combine -m m.gguf --lora a.gguf:0.7 --lora b.gguf:0.3 -o both.gguf",
         "pyggml combine -m m.gguf --lora a.gguf --lora b.gguf -o both.gguf --method ties",
+        "pyggml combine -m m.gguf --lora large.gguf -o small.gguf --error 0.1",
         "pyggml combine -m m.gguf --lora large.gguf -o small.gguf --rank 8",
     ],
 )
@@ -62,65 +63,32 @@ class _Progress:
     **in_group("output"),
     help="adapter to write",
 )
-@click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    default=METHODS[0],
-    show_default=True,
-    metavar="WORD",
-    **in_group("output"),
-    help="sum: of the updates times their weights; ties: of each its largest numbers, where their "
-    "signs agree; dare: of each some numbers at random, divided by their "
-    "share",
-)
-@click.option(
-    "--rank",
-    type=click.IntRange(min=1),
-    metavar="N",
-    **in_group("output"),
-    help="rank of the result, which leaves out the smallest singular values (default: all of a "
-    "sum, else the largest rank of an adapter)",
-)
-@click.option(
-    "--density",
-    type=float,
-    metavar="SHARE",
-    **in_group("output"),
-    help=f"share of numbers that ties and dare keep of each adapter (default: {_DENSITY})",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    metavar="N",
-    **in_group("output"),
-    help="seed of what dare keeps (default: 0)",
-)
 @threads_option
 def command(
     model: Path,
     lora: tuple[tuple[Path, float], ...],
     output: Path,
-    method: Method,
-    rank: int | None,
-    density: float | None,
-    seed: int | None,
     threads: int,
+    **given: Any,
 ) -> None:
     """Make one adapter of several, as llama.cpp loads it; says what its rank leaves out."""
-    if method == "sum" and density is not None:
-        raise ConfigError("--density: for --method ties or dare; a sum keeps all numbers")
-    if method != "dare" and seed is not None:
-        raise ConfigError(f"--seed: for --method dare; {method} draws nothing")
+    how = Combination(**given_settings(Combination, {}, given))
     pyggml.threads.set(threads)
     opened = load(model, [*lora])
     choice = choose_template(opened.tokenizer, (path for path, _ in lora), None)
-    kept = _DENSITY if density is None else density
-    left_out = combine(opened, output, method, rank, kept, seed or 0, choice.metadata, _Progress())
+    left_out = combine(opened, output, how, choice.metadata, _Progress())
     worst = max(left_out, key=lambda name: left_out[name])
     if left_out[worst]:
         mean = float(np.sqrt(np.mean(np.square([*left_out.values()]))))
         most = f"most {percent(left_out[worst])}, {worst}"
-        say(f"rank       leaves {percent(mean)} out, root mean square; {most}")
+        say(f"rank       {_ranks(output)} leaves {percent(mean)} out, root mean square; {most}")
     say(f"adapter    {output}, {size(output.stat().st_size)}")
     say(f"of {', '.join(adapter_word(given) for given in lora)}")
     choice.say()
+
+
+def _ranks(adapter: Path) -> str:
+    """8; or 3 to 8."""
+    with gguf.open(adapter) as file:
+        ranks = [t.shape[-1] for t in file.tensors.values() if t.name.endswith(".lora_b")]
+    return " to ".join(str(rank) for rank in {min(ranks): 0, max(ranks): 0})

@@ -24,7 +24,7 @@ def test_one_adapter_does_what_two_do(pyggml, tiny, adapters, tmp_path):
     given = ("-m", tiny, "--lora", f"{first}:0.5", "--lora", second, "-o", out)
     ended = pyggml("combine", *given)
     assert ended.code == 0, ended.err
-    assert "rank       leaves" not in ended.out and f"of {first}:0.5, {second}" in ended.out
+    assert " leaves " not in ended.out and f"of {first}:0.5, {second}" in ended.out
     assert f"chats are written as {second.name} was trained" in ended.out
     both = library.load(tiny, [(first, 0.5), second], "f32")
     one = library.load(tiny, [out], "f32")
@@ -34,21 +34,40 @@ def test_one_adapter_does_what_two_do(pyggml, tiny, adapters, tmp_path):
     assert on.code == 0, on.err
 
 
-@pytest.mark.parametrize("how", [("--rank", 1), ("--method", "ties"), ("--method", "dare")])
+@pytest.mark.parametrize("how", [("--rank", 1), ("--method", "ties"), ("--error", 0.6)])
 def test_what_a_rank_leaves_out_is_said(pyggml, tiny, adapters, tmp_path, how):
     each = [word for path in adapters for word in ("--lora", path)]
     ended = pyggml("combine", "-m", tiny, *each, "-o", tmp_path / "c.gguf", *how)
-    assert ended.code == 0 and "rank       leaves " in ended.out and "most " in ended.out
+    assert ended.code == 0 and "most " in ended.out
     ranks = {p.rank for p in library.load(tiny, [tmp_path / "c.gguf"]).adapters[0].values()}
-    assert ranks == {1 if "--rank" in how else 2}
+    assert "--error" in how or ranks == {1 if "--rank" in how else 2}
+    said = " to ".join(str(n) for n in sorted({min(ranks), max(ranks)}))
+    assert f"rank       {said} leaves " in ended.out
 
 
 REFUSED = {
     "a weight of 0": (("--lora", "FIRST:0"), "--lora has the weight 0, wanted another"),
-    "a density of a sum": (("--density", 0.5), "--density: for --method ties or dare"),
-    "a seed of ties": (("--method", "ties", "--seed", 1), "--seed: for --method dare; ties draws"),
-    "a density": (("--method", "ties", "--density", 2), "--density is 2, wanted above 0 and"),
-    "a method": (("--method", "mean"), "'mean' is not one of 'sum', 'ties', 'dare'"),
+    "a density of a sum": (
+        ("--density", 0.4),
+        "--density is for ties, dare, dare-ties, prune, and",
+    ),
+    "a seed of ties": (
+        ("--method", "ties", "--seed", 1),
+        "--seed is for dare, dare-ties, and ties",
+    ),
+    "a majority": (
+        ("--method", "dare", "--majority", "frequency"),
+        "--majority is for ties, dare-t",
+    ),
+    "a density": (
+        ("--method", "ties", "--density", 2),
+        "--density is 2.0, wanted above 0, at most",
+    ),
+    "a rank and an error": (("--rank", 1, "--error", 0.1), "--error is given beside a rank"),
+    "a method": (
+        ("--method", "mean"),
+        "--method is 'mean', wanted one of sum, ties, dare, dare-ties",
+    ),
 }
 
 

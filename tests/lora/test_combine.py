@@ -7,8 +7,8 @@ import pytest
 
 import pyggml
 from pyggml.errors import AdapterError, ConfigError
-from pyggml.lora import LoraConfig, attach, combine
-from pyggml.lora.adapter.combine import _combine_updates
+from pyggml.lora import Combination, LoraConfig, attach, combine
+from pyggml.lora.adapter.combine import combine_updates
 from pyggml.lora.adapter.merge import merged_weight
 
 GOLDEN = Path(__file__).parents[1] / "golden/models"
@@ -61,7 +61,7 @@ def test_a_sum_is_what_both_do_together(base, stacked, tmp_path):
 
 @pytest.mark.parametrize("rank", [1, 4, 8, 20])
 def test_a_lower_rank_is_the_nearest_update(base, stacked, tmp_path, rank):
-    left_out = combine(stacked, tmp_path / "c.gguf", rank=rank)
+    left_out = combine(stacked, tmp_path / "c.gguf", Combination(rank=rank))
     model, name = base.with_adapter_files(tmp_path / "c.gguf"), "blk.0.attn_q.weight"
     whole, values = update(stacked, name), np.linalg.svd(update(stacked, name))[1]
     found = update(model, name)
@@ -85,7 +85,8 @@ def ties(updates, weights, density):
 
 @pytest.mark.parametrize("density", [0.2, 0.5, 1.0])
 def test_ties_averages_what_agrees(base, stacked, files, tmp_path, density):
-    combine(stacked, tmp_path / "c.gguf", "ties", rank=256, density=density)
+    how = Combination(method="ties", rank=256, density=density)
+    combine(stacked, tmp_path / "c.gguf", how)
     model = base.with_adapter_files(tmp_path / "c.gguf")
     for name, weights in (("blk.0.attn_q.weight", WEIGHTS), ("blk.1.ffn_up.weight", WEIGHTS[:1])):
         wanted = ties(updates_of(base, files, name), weights, density)
@@ -94,37 +95,59 @@ def test_ties_averages_what_agrees(base, stacked, files, tmp_path, density):
 
 @pytest.mark.interop
 @pytest.mark.parametrize(
-    ("kind", "method", "rank", "density"),
-    [("cat", "sum", None, 1), ("svd", "sum", 4, 1), ("ties_svd", "ties", 6, 0.5)],
+    ("kind", "how"),
+    [
+        ("cat", {}),
+        ("svd", {"rank": 4}),
+        ("ties_svd", {"method": "ties", "rank": 6}),
+        ("ties_svd", {"method": "ties", "rank": 6, "majority": "frequency"}),
+        ("magnitude_prune_svd", {"method": "prune", "rank": 6, "density": 0.3}),
+        ("dare_linear_svd", {"method": "dare", "rank": 9}),
+        ("dare_ties_svd", {"method": "dare-ties", "rank": 9, "density": 0.3}),
+    ],
 )
-def test_updates_are_those_of_peft(kind, method, rank, density):
+def test_updates_are_those_of_peft(monkeypatch, kind, how):
     peft = pytest.importorskip("peft", reason="peft (pip install peft)")
     torch = pytest.importorskip("torch")
 
     torch.manual_seed(0)
-    config = {n: peft.LoraConfig(r=n, lora_alpha=5, target_modules=["0"]) for n in (3, 5)}
-    model = peft.get_peft_model(torch.nn.Sequential(torch.nn.Linear(48, 72)), config[3], "x")
-    model.add_adapter("y", config[5])
-    layer = model.base_model.model[0]
-    for name in "xy":
-        torch.nn.init.normal_(layer.lora_B[name].weight)
-    halves = [
-        tuple(t[n].weight.detach().numpy() for t in (layer.lora_B, layer.lora_A)) for n in "xy"
+    ranks = {"x": 3, "y": 5, "z": 4}
+    config = [
+        peft.LoraConfig(r=n, lora_alpha=5, target_modules=["0", "1"][: 1 + (n > 3)])
+        for n in ranks.values()
     ]
-    halves = [(b * np.float32(layer.scaling[n]), a) for n, (b, a) in zip("xy", halves, strict=True)]
-    how = {} if rank is None else {"svd_rank": rank, "density": density}
-    model.add_weighted_adapter(["x", "y"], [0.7, 0.4], "z", kind, **how)
-    wanted = layer.get_delta_weight("z").detach().numpy()
-    (b, a), _ = _combine_updates(
-        halves, [0.7, 0.4], method, rank, density, np.random.default_rng(0)
+    linears = torch.nn.Sequential(torch.nn.Linear(48, 72), torch.nn.Linear(72, 24))
+    model = peft.get_peft_model(linears, config[0], "x")
+    model.add_adapter("y", config[1])
+    model.add_adapter("z", config[2])
+    weights, how = {"x": 0.7, "y": 0.4, "z": -0.9}, Combination(**how)
+    draws = np.random.default_rng(0)  # PEFT's draws are ours
+    monkeypatch.setattr(
+        torch, "bernoulli", lambda p: (torch.tensor(draws.random(p.shape, np.float32)) < p).float()
     )
-    np.testing.assert_allclose(b @ a, wanted, atol=1e-5 * np.abs(wanted).max())
+    for layer in model.base_model.model:
+        for name in layer.lora_B:
+            torch.nn.init.normal_(layer.lora_B[name].weight)
+    settings = {"svd_rank": how.rank, "density": how.density, "majority_sign_method": how.majority}
+    settings = settings if how.rank else {}
+    model.add_weighted_adapter([*weights], [*weights.values()], "all", kind, **settings)
+    rng = np.random.default_rng(0)
+    for layer in model.base_model.model:
+        names, halves = [name for name in weights if name in layer.lora_A], []
+        for name in names:
+            b, a = (t[name].weight.detach().numpy() for t in (layer.lora_B, layer.lora_A))
+            halves.append((b * np.float32(layer.scaling[name]), a))
+        wanted = layer.get_delta_weight("all").detach().numpy()
+        found = combine_updates(halves, [weights[n] for n in names], how, rng)
+        b, a = found.halves(how.rank or found.default)
+        np.testing.assert_allclose(b @ a, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_dare_keeps_some_numbers_and_their_sum(base, stacked, files, tmp_path):
     name, found = "blk.1.ffn_up.weight", []
     for seed in (0, 0, 1):
-        combine(stacked, tmp_path / "c.gguf", "dare", rank=256, density=0.25, seed=seed)
+        how = Combination(method="dare", rank=256, density=0.25, seed=seed)
+        combine(stacked, tmp_path / "c.gguf", how)
         found.append(update(base.with_adapter_files(tmp_path / "c.gguf"), name))
     assert np.array_equal(found[0], found[1]) and not np.allclose(found[0], found[2])
     (whole,) = updates_of(base, files, name)
@@ -133,11 +156,34 @@ def test_dare_keeps_some_numbers_and_their_sum(base, stacked, files, tmp_path):
     np.testing.assert_allclose(found[0][kept], WEIGHTS[0] / 0.25 * whole[kept], atol=1e-4)
 
 
+@pytest.mark.parametrize("error", [0.0, 0.3, 0.7])
+def test_the_rank_is_the_lowest_whose_error_is_small_enough(base, stacked, tmp_path, error):
+    left_out = combine(stacked, tmp_path / "c.gguf", Combination(error=error))
+    model = base.with_adapter_files(tmp_path / "c.gguf")
+    for name, pair in model.adapters[0].items():
+        values = np.linalg.svd(update(stacked, name))[1] / np.linalg.norm(update(stacked, name))
+        assert left_out[name] == pytest.approx(np.linalg.norm(values[pair.rank :]), abs=1e-5)
+        assert left_out[name] <= error + 1e-5
+        assert np.linalg.norm(values[pair.rank - 1 :]) > error, "one less is too few"
+
+
 def test_without_a_rank_it_is_the_largest_of_theirs(base, stacked, tmp_path):
-    left_out = combine(stacked, tmp_path / "c.gguf", "ties")
+    left_out = combine(stacked, tmp_path / "c.gguf", Combination(method="ties"))
     ranks = {n: p.rank for n, p in base.with_adapter_files(tmp_path / "c.gguf").adapters[0].items()}
     assert ranks["blk.0.attn_q.weight"] == 5 and ranks["blk.0.ffn_up.weight"] == 3
     assert 0 < left_out["blk.0.attn_q.weight"] < 1
+
+
+def test_dora_becomes_the_nearest_plain_update(base, tmp_path):
+    adapter = attach(base, LoraConfig(rank=2, modules=("attn_q",), dora=True))
+    p = adapter.parameters.data
+    p[:] += np.random.default_rng(0).normal(0, 0.05, p.size)
+    left_out = combine(adapter.model, tmp_path / "c.gguf", Combination(error=0.0))
+    found = base.with_adapter_files(tmp_path / "c.gguf")
+    for name in found.adapters[0]:
+        np.testing.assert_allclose(update(found, name), update(adapter.model, name), atol=1e-5)
+    assert max(left_out.values()) < 1e-5
+    assert combine(adapter.model, tmp_path / "c.gguf", Combination(rank=1))[name] > 0.1
 
 
 def test_what_cannot_be_combined_is_refused(base, stacked, files, tmp_path):
@@ -145,13 +191,14 @@ def test_what_cannot_be_combined_is_refused(base, stacked, files, tmp_path):
     with pytest.raises(AdapterError, match="no adapter: there is nothing to combine"):
         combine(base, out)
     with pytest.raises(ConfigError) as caught:
-        combine(stacked, out, "mean", rank=0, density=0)
-    for words in ("method is 'mean', wanted one of", "rank is 0,", "density is 0, wanted above 0"):
+        Combination(method="mean", rank=0, error=1.0, density=0)
+    for words in ("method is 'mean', wanted one of", "rank is 0,", "density is 0, wanted above 0",
+                  "error is 1.0, wanted 0 or more and below 1", "given beside a rank"):  # fmt: skip
         assert words in str(caught.value)
     with pytest.raises(ConfigError, match="lora has the weight 0"):
         combine(base.with_adapter_files((files[0], 0.0)), out)
     dora = attach(base, LoraConfig(rank=2, dora=True)).model
-    with pytest.raises(AdapterError, match="DoRA's magnitudes: merge it instead"):
+    with pytest.raises(ConfigError, match="rank is None, wanted one, or an error: DoRA's updates"):
         combine(dora, out)
     assert not out.exists()
 
@@ -168,7 +215,7 @@ def test_experts_and_tables_are_combined(shared, tmp_path, name):
         paths.append((tmp_path / f"{seed}.gguf", 0.5))
         adapter.save(paths[-1][0])
     both = model.with_adapter_files(*paths)
-    for how in ({}, {"rank": 4}):
-        combine(both, tmp_path / "c.gguf", **how)
+    for how in ({}, {"rank": 4}, {"error": 1e-6}, {"method": "prune", "density": 1.0, "rank": 4}):
+        combine(both, tmp_path / "c.gguf", Combination(**how))
         found = model.with_adapter_files(tmp_path / "c.gguf").logits(np.arange(9))
         np.testing.assert_allclose(found, both.logits(np.arange(9)), atol=1e-3)
