@@ -77,7 +77,11 @@ from pyggml.ops.layout.repeat import repeat, repeat_back
 from pyggml.ops.layout.rows import get_rows, get_rows_back, set_rows
 from pyggml.ops.layout.triangular import diag, fill, fill_inplace, solve_tri, tri
 from pyggml.ops.layout.view import acc, after, detach, set_, view
-from pyggml.ops.loss.head import linear_cross_entropy, linear_cross_entropy_by_row
+from pyggml.ops.loss.head import (
+    linear_cross_entropy,
+    linear_cross_entropy_by_row,
+    linear_soft_cross_entropy,
+)
 from pyggml.ops.loss.loss import (
     cross_entropy_by_row,
     cross_entropy_loss,
@@ -85,6 +89,7 @@ from pyggml.ops.loss.loss import (
     cross_entropy_rows,
     cross_entropy_rows_back,
 )
+from pyggml.ops.loss.soft import soft_cross_entropy
 from pyggml.ops.next_token import advance, likeliest
 from pyggml.ops.norm.norm import (
     group_norm,
@@ -177,6 +182,7 @@ __all__ = [
     "likeliest",
     "linear_cross_entropy",
     "linear_cross_entropy_by_row",
+    "linear_soft_cross_entropy",
     "log",
     "log_temperature",
     "mean",
@@ -229,6 +235,7 @@ __all__ = [
     "silu",
     "silu_back",
     "sin",
+    "soft_cross_entropy",
     "soft_max",
     "soft_max_back",
     "softplus",

@@ -23,6 +23,7 @@ def test_what_is_fused_are_ops():
         "flash_attn_ext",
         "linear_cross_entropy",
         "linear_cross_entropy_by_row",
+        "linear_soft_cross_entropy",
     } <= set(fused)
     assert all(len(parts) > 1 and set(parts) <= set(OPS) for parts in fused.values())
 
@@ -60,6 +61,18 @@ def losses_apart(h, w):
     return ops.cross_entropy_by_row(ops.mul_mat(w, h), leaf(IDS), leaf(SHARE))
 
 
+SOME = np.array([np.random.default_rng(i).permutation(N_VOCAB)[:9] for i in range(T)], np.int32)
+SHARES = np.random.default_rng(3).dirichlet(np.ones(10), T).astype(np.float32)
+
+
+def soft_loss(h, w):
+    return ops.linear_soft_cross_entropy(h, w, leaf(SOME), leaf(SHARES), leaf(SHARE))
+
+
+def soft_loss_apart(h, w):
+    return ops.soft_cross_entropy(ops.mul_mat(w, h), leaf(SOME), leaf(SHARES), leaf(SHARE))
+
+
 CASES = {
     "rms_norm_mul": (
         [(T, N), (N,)],
@@ -79,6 +92,7 @@ CASES = {
     "flash_attn_ext": ([(T, 4, 16), (T, 2, 16), (T, 2, 16)], attention, attention_apart),
     "linear_cross_entropy": ([(T, K), (N_VOCAB, K)], loss, loss_apart),
     "linear_cross_entropy_by_row": ([(T, K), (N_VOCAB, K)], losses, losses_apart),
+    "linear_soft_cross_entropy": ([(T, K), (N_VOCAB, K)], soft_loss, soft_loss_apart),
 }
 
 

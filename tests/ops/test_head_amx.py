@@ -11,6 +11,8 @@ from pyggml.jit.scratch import Layout
 from pyggml.kernels.gemm import Weight, reference
 from pyggml.ops.loss import head_amx
 from pyggml.ops.loss.head_amx import FEWEST_ROWS, MOST_ROWS, PARTS
+from pyggml.ops.loss.head_slices import Wanted
+from pyggml.ops.loss.soft import soft_losses
 from pyggml.quants import quantize
 
 from measures import nmse
@@ -18,41 +20,44 @@ from measures import nmse
 pytestmark = pytest.mark.skipif(not JIT, reason="tasks need the JIT")
 
 
-def case(rng, n=37, n_vocab=300, k=64, kind="Q8_0", spread=1.0):
-    """h, targets, weights and w; logits are `spread` wide."""
+def case(rng, n=37, n_vocab=300, k=64, kind="Q8_0", spread=1.0, n_targets=1):
+    """h, what is wanted, and w; logits are `spread` wide. One target has all probability, several
+    share it with the others."""
     w = quantize(rng.standard_normal((n_vocab, k)).astype(np.float32), kind)
     h = (rng.standard_normal((n, k)) * spread / np.sqrt(k)).astype(np.float32)
-    targets = rng.integers(0, n_vocab, n).astype(np.int32)
-    return h, targets, rng.uniform(0.1, 1, n).astype(np.float32), w, kind
+    targets = np.array([rng.permutation(n_vocab)[:n_targets] for _ in range(n)], np.int32)
+    shares = rng.dirichlet(np.ones(n_targets + 1), n) if n_targets > 1 else np.eye(2)[[0] * n]
+    weights = rng.uniform(0.1, 1, n).astype(np.float32)
+    return h, Wanted(targets, shares.astype(np.float32), weights), w, kind
 
 
-def computed(h, targets, weights, w, kind, gradient=True, room=0):
+def computed(h, wanted, w, kind, gradient=True, room=0):
     """Losses and dh; the scratch, for `room` more positions, is NaN before."""
     n, k = h.shape
-    layout = Layout(**head_amx.arrays(n + room, len(w), k, gradient))
+    layout = Layout(**head_amx.arrays(n + room, len(w), k, gradient, wanted.targets.shape[1]))
     memory = CPU().alloc(layout.n_bytes)
     memory[:] = 255
     made = head_amx.Made(*(np.full(shape, np.nan, np.float32) for shape in (n, n, (n, k))))
     weight, scratch = Weight(w, dtype(kind), "bf16"), layout.cut(memory)
-    head_amx.call(weight, h, targets, weights, made, gradient, scratch)()
+    head_amx.call(weight, h, wanted, made, gradient, scratch)()
     z = reference.dequantize(w, kind).astype(np.float64) @ h.astype(np.float64).T
     if np.isfinite(z).all():
-        found, wanted = scratch["target_logits"][:n], z[targets, np.arange(n)]
+        found, exact_logits = scratch["target_logits"][:n], z[wanted.targets.T, np.arange(n)].T
         np.testing.assert_allclose(made.tops, z.max(0), rtol=3e-3, atol=1.6e-2)
-        np.testing.assert_allclose(found, wanted, rtol=3e-3, atol=1.6e-2)
+        np.testing.assert_allclose(found, exact_logits, rtol=3e-3, atol=1.6e-2)
     return made.losses, made.dh
 
 
-def exact(h, targets, weights, w, kind):
+def exact(h, wanted, w, kind):
     w = reference.dequantize(w, kind).astype(np.float64)
-    z, rows = h.astype(np.float64) @ w.T, np.arange(len(h))
-    top = z.max(1, keepdims=True)
-    e = np.exp(z - top)
-    total = e.sum(1)
-    losses = weights * (np.log(total) + top[:, 0] - z[rows, targets])
-    p = e / total[:, None]
-    p[rows, targets] -= 1
-    return losses, weights[:, None] * p @ w
+    z, (targets, shares, weights) = h.astype(np.float64) @ w.T, wanted
+    rows, q, q_rest = np.arange(len(h))[:, None], shares[:, :-1], shares[:, -1:]
+    p = np.exp(z - z.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    p_targets = p[rows, targets]
+    slope = p * (1 - q_rest / (1 - p_targets.sum(1, keepdims=True)))
+    slope[rows, targets] = p_targets - q
+    return weights * soft_losses(z, targets, shares, np.ones(len(h))), weights[:, None] * slope @ w
 
 
 def assert_exact_enough(*parts):
@@ -76,6 +81,11 @@ def test_vocabularies_around_the_edges_of_blocks_and_parts(n_vocab, rng):
     assert_exact_enough(*case(rng, n_vocab=n_vocab))
 
 
+@pytest.mark.parametrize("n_targets", [2, 70])
+def test_several_targets_share_the_probability_with_the_others(n_targets, rng):
+    assert_exact_enough(*case(rng, n_targets=n_targets))
+
+
 @pytest.mark.parametrize(("k", "kind"), [(1, "F16"), (70, "F16"), (544, "Q8_0"), (2080, "Q8_0")])
 def test_rows_of_any_length(k, kind, rng):
     """Around the edges of steps and pieces; the longest have blocks of the fewest rows."""
@@ -90,10 +100,10 @@ def test_a_chunk_with_fewer_positions_than_there_is_room_for(rng):
 
 def test_positions_that_are_sure(rng):
     """The target's own term, p − 1, is smaller than bfloat16's rounding of p is."""
-    h, _, weights, w, kind = case(rng, spread=0.0)
+    h, wanted, w, kind = case(rng, spread=0.0)
     rows = reference.dequantize(w, kind)
     targets = rng.permutation(len(w))[: len(h)].astype(np.int32)
-    parts = 0.2 * rows[targets], targets, weights, w, kind
+    parts = 0.2 * rows[targets], wanted._replace(targets=targets[:, None]), w, kind
     assert np.median(exact(*parts)[0]) < 2e-3
     assert nmse(computed(*parts)[1], exact(*parts)[1]) < 1e-4
 
@@ -106,16 +116,16 @@ def test_without_gradient_the_losses_are_the_same(rng):
 
 
 def test_threads_and_other_positions_change_nothing(rng):
-    h, targets, weights, *w = case(rng, n=5 * 32, n_vocab=2000)
+    h, wanted, *w = case(rng, n=5 * 32, n_vocab=2000, n_targets=3)
     before, found = threads.get(), []
     try:
         for n in (1, before):
             threads.set(n)
-            found.append(computed(h, targets, weights, *w))
+            found.append(computed(h, wanted, *w))
     finally:
         threads.set(before)
     found.append([np.concatenate(x) for x in zip(
-        *(computed(h[i:j], targets[i:j], weights[i:j], *w) for i, j in ((0, 50), (50, 160))),
+        *(computed(h[i:j], Wanted(*(a[i:j] for a in wanted)), *w) for i, j in ((0, 50), (50, 160))),
         strict=True,
     )])  # fmt: skip
     for other in found[1:]:

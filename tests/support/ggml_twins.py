@@ -272,7 +272,8 @@ WITHOUT = {
         out_prod_low_rank_add""",
     "ggml draws no random numbers": "dropout uniform_noise",
     "a loss of this trainer": """linear_cross_entropy linear_cross_entropy_by_row
-        cross_entropy_rows cross_entropy_rows_back cross_entropy_by_row""",
+        cross_entropy_rows cross_entropy_rows_back cross_entropy_by_row
+        linear_soft_cross_entropy soft_cross_entropy""",
     "a step of generation within the graph": """likeliest advance window_span chunk_span
         log_temperature""",
     "ggml has no Lion": "opt_step_lion",

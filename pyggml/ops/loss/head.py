@@ -2,15 +2,19 @@
 
 linear_cross_entropy_by_row   L_t = weights_t · (log Σ_v exp z_tv − z_t,target),  z = h·wᵀ
 linear_cross_entropy          L = Σ_t L_t
+linear_soft_cross_entropy     L = Σ_t weights_t · −(Σ_s q_ts · log p_ts + q_t,rest · log p_t,rest)
 
-The forward kernel also counts the rows t, of weight other than 0, whose target has the greatest z.
-With gradient=True it computes dL_t/dh_t = weights_t · (softmax z_t − onehot)·w too. A row's loss
-depends on that row of h alone, so the backward pass only scales these rows.
+The last one has probabilities q of some tokens s, and one for all others together; p = softmax z,
+p_rest is the sum over the others (pyggml.ops.loss.soft). The first two are those of one s, q = 1.
+
+The forward kernel also counts the rows t, of weight other than 0, whose target, or first s, has the
+greatest z. With gradient=True it computes dL_t/dh_t too. A row's loss depends on that row of h
+alone, so the backward pass only scales these rows.
 With a softcap c, z is c·tanh(h·wᵀ / c) instead, and its slope 1 − (z/c)² enters the gradient.
 
 The full (n_tokens, n_vocab) matrix never exists; on Intel's tiles (pyggml.ops.loss.head_amx) no row
-of it does. The unfused twins are mul_mat, then cross_entropy_by_row or cross_entropy_rows; they
-also have a gradient for w.
+of it does. The unfused twins are mul_mat, then cross_entropy_by_row, cross_entropy_rows or
+soft_cross_entropy; they also have a gradient for w.
 """
 
 from abc import ABC, abstractmethod
@@ -34,6 +38,8 @@ from pyggml.ops.arithmetic.arith import mul
 from pyggml.ops.expect import NONE_FROM_ZERO, expect_number
 from pyggml.ops.layout.layout import reshape
 from pyggml.ops.loss import head_amx, head_slices
+from pyggml.ops.loss.head_slices import Wanted
+from pyggml.ops.loss.soft import expect_shares, soft_losses, soft_wanted
 from pyggml.quants import QUANTS
 
 _CHUNK_BYTES = 192 << 20  # of what is made of a chunk's rows at once
@@ -73,17 +79,29 @@ def linear_cross_entropy_by_row(
     )
 
 
+def linear_soft_cross_entropy(
+    h: Tensor,
+    w: Tensor,
+    targets: Tensor,
+    shares: Tensor,
+    weights: Tensor,
+    gradient: bool = True,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Weighted sum of the cross entropies of the rows of h·wᵀ with probabilities, a scalar ().
+
+    targets (T, k) int32, all different in a row; shares (T, k + 1) float32, the probabilities of
+    these, then of all other tokens together. The rest is as of `linear_cross_entropy`; the target
+    that counts as right is a row's first.
+    """
+    sources = h, w, targets, shares, weights
+    return LINEAR_SOFT_CROSS_ENTROPY(*sources, gradient=gradient, softcap=float(softcap))
+
+
 def _spec(
     h: Tensor, w: Tensor, targets: Tensor, weights: Tensor, *, gradient: bool, softcap: float
 ) -> Spec:
-    expect_number("linear_cross_entropy", "softcap", softcap)
-    fits = len(h.shape) == len(w.shape) == 2 and h.shape[1] == w.shape[1]
-    if not fits or 0 in (*h.shape, *w.shape):
-        raise ShapeError(
-            f"linear_cross_entropy: h {h.shape}, w {w.shape}, wanted (T, K), (V, K), none empty"
-        )
-    if w.dtype.name not in QUANTS:
-        raise ShapeError(f"linear_cross_entropy: rows of {w!r} cannot be unpacked")
+    _expect_layer("linear_cross_entropy", h, w, softcap)
     n = h.shape[0]
     if targets.shape != (n,) or weights.shape != (n,):
         raise ShapeError(
@@ -91,6 +109,27 @@ def _spec(
         )
     if not h.dtype is weights.dtype is F32 or targets.dtype is not I32:
         raise ShapeError("linear_cross_entropy: wanted h and weights in F32, targets in I32")
+    return Spec(())
+
+
+def _expect_layer(name: str, h: Tensor, w: Tensor, softcap: float) -> None:
+    expect_number(name, "softcap", softcap)
+    fits = len(h.shape) == len(w.shape) == 2 and h.shape[1] == w.shape[1]
+    if not fits or 0 in (*h.shape, *w.shape):
+        raise ShapeError(f"{name}: h {h.shape}, w {w.shape}, wanted (T, K), (V, K), none empty")
+    if h.dtype is not F32:
+        raise ShapeError(f"{name}: h is {h!r}, wanted F32")
+    if w.dtype.name not in QUANTS:
+        raise ShapeError(f"{name}: rows of {w!r} cannot be unpacked")
+
+
+def _soft_spec(
+    h: Tensor, w: Tensor, targets: Tensor, shares: Tensor, weights: Tensor,
+    *, gradient: bool, softcap: float,
+) -> Spec:  # fmt: skip
+    name = "linear_soft_cross_entropy"
+    _expect_layer(name, h, w, softcap)
+    expect_shares(name, (h.shape[0], w.shape[0]), targets, shares, weights)
     return Spec(())
 
 
@@ -124,11 +163,9 @@ class _Chunk(ABC):
         """Scratch for a chunk: its gathered rows h, their gradients dh, and more."""
 
     @abstractmethod
-    def compute(
-        self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
-    ) -> tuple[np.ndarray, int]:
-        """(losses (n,) of the first n gathered rows, how many have the target on top); with
-        `gradient`, it also fills dh."""
+    def compute(self, wanted: Wanted, gradient: bool) -> tuple[np.ndarray, int]:
+        """(losses (n,) of the first n gathered rows, how many have the first target on top); with
+        `gradient`, it also fills dh. wanted: of these n rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +189,18 @@ class _SlicedLogits(_Chunk):
         (n_rows, k), w = node.src[0].shape, node.src[1]
         n = _equal_chunks(n_rows, head_slices.ROWS)
         rows = Array((n, k))
-        own = head_slices.arrays(n, k, w, compute, node.params["gradient"])
+        own = head_slices.arrays(n, k, _n_targets(node), w, compute, node.params["gradient"])
         return Layout(h=rows, dh=rows, **own)
 
-    def compute(
-        self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
-    ) -> tuple[np.ndarray, int]:
+    def compute(self, wanted: Wanted, gradient: bool) -> tuple[np.ndarray, int]:
+        n = len(wanted.targets)
         h, o, most = self.h[:n], self.dh[:n], len(self.h)
         if (n, gradient) not in self.bound:
             self.bound.clear()
             slices = head_slices.bind_slices(self.w, h, o if gradient else None, most, self.own)
             self.bound[n, gradient] = slices
         slices = self.bound[n, gradient]
-        return head_slices.run(slices, self.w, (h, o), (targets, weights), self.softcap, self.own)
+        return head_slices.run(slices, self.w, (h, o), wanted, self.softcap, self.own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +217,21 @@ class _FusedLogits(_Chunk):
         (n_rows, k), n_vocab = node.src[0].shape, node.src[1].shape[0]
         c = rows_within(n_rows, head_amx.row_bytes(k), _CHUNK_BYTES)
         rows = Array((c, k))
-        return Layout(h=rows, dh=rows, **head_amx.arrays(c, n_vocab, k, node.params["gradient"]))
+        own = head_amx.arrays(c, n_vocab, k, node.params["gradient"], _n_targets(node))
+        return Layout(h=rows, dh=rows, **own)
 
-    def compute(
-        self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
-    ) -> tuple[np.ndarray, int]:
+    def compute(self, wanted: Wanted, gradient: bool) -> tuple[np.ndarray, int]:
+        n = len(wanted.targets)
         losses, tops = np.empty(n, np.float32), np.empty(n, np.float32)
         made = head_amx.Made(losses, tops, self.dh[:n])
-        head_amx.call(self.w, self.h[:n], targets, weights, made, gradient, self.own)()
-        return losses, int((self.own["target_logits"][:n] == tops).sum())
+        head_amx.call(self.w, self.h[:n], wanted, made, gradient, self.own)()
+        return losses, int((self.own["target_logits"][:n, 0] == tops).sum())
+
+
+def _n_targets(node: Tensor) -> int:
+    """Of a position."""
+    targets = node.src[2].shape
+    return targets[1] if len(targets) == 2 else 1
 
 
 _WAYS: tuple[type[_Chunk], ...] = (_FusedLogits, _SlicedLogits)
@@ -204,12 +246,11 @@ def _by_chunk(
     n_right: np.ndarray,
     dh: np.ndarray | None,
     h: np.ndarray,
-    targets: np.ndarray,
-    weights: np.ndarray,
+    wanted: Wanted,
     chunk: _Chunk,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(row numbers, losses) of one chunk after another. n_right and dh are filled on the way."""
-    rows = np.flatnonzero(weights)
+    rows, targets = np.flatnonzero(wanted.weights), wanted.targets
     n_vocab = len(chunk.w.data)
     if rows.size and not 0 <= targets[rows].min() <= targets[rows].max() < n_vocab:
         raise ShapeError(f"linear_cross_entropy: a target is outside the {n_vocab} tokens")
@@ -219,7 +260,7 @@ def _by_chunk(
     for first in range(0, rows.size, chunk.h.shape[0]):
         some = rows[first : first + chunk.h.shape[0]]
         np.take(h, some, axis=0, out=chunk.h[: some.size])
-        losses, n = chunk.compute(some.size, targets[some], weights[some], dh is not None)
+        losses, n = chunk.compute(Wanted(*(a[some] for a in wanted)), dh is not None)
         n_right += n
         if dh is not None:
             dh[some] = chunk.dh[: some.size]
@@ -252,11 +293,13 @@ def _scratch(node: Tensor, compute: Compute) -> int:
 
 
 def _run(site: Site) -> Call:
-    h, w, targets, weights = site.src
+    h, w, targets, *shares, weights = site.src
     chunk = _chunk(site, gemm.Weight(w, site.node.src[1].dtype, site.compute))
     n_right, *dh = site.saved
+    one = np.broadcast_to(np.array([1, 0], np.float32), (len(h), 2))
+    wanted = Wanted(targets.reshape(len(h), -1), shares[0] if shares else one, weights)
     kernel = _put_by_row if site.out.ndim else _sum_up
-    return Call(kernel, site.out, n_right, dh[0] if dh else None, h, targets, weights, chunk)
+    return Call(kernel, site.out, n_right, dh[0] if dh else None, h, wanted, chunk)
 
 
 def _chunk(site: Site, w: gemm.Weight) -> _Chunk:
@@ -282,6 +325,13 @@ def _ref_by_row(
     return np.asarray(weights * (log_sum - z[rows, targets.astype(np.int64)]))
 
 
+def _soft_ref(
+    h: np.ndarray, w: np.ndarray, *wanted: np.ndarray, gradient: bool, softcap: float
+) -> np.ndarray:
+    z = h @ w.T
+    return soft_losses(SOFTCAP(z, cap=softcap) if softcap else z, *wanted).sum()
+
+
 def _ref(*arrays: np.ndarray, gradient: bool, softcap: float) -> np.ndarray:
     return np.asarray(np.sum(_ref_by_row(*arrays, gradient=gradient, softcap=softcap)))
 
@@ -296,11 +346,10 @@ def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     dh comes from the forward kernel. Weights are data; the unfused twin has a gradient for w.
     """
     if not node.params["gradient"]:
-        raise NoGradientError(
-            f"linear_cross_entropy at {node!r} was built with gradient=False, wanted True"
-        )
+        name = "" if node.op is None else node.op.name
+        raise NoGradientError(f"{name} at {node!r} was built with gradient=False, wanted True")
     by_row = reshape(dy, (-1, 1)) if dy.shape else dy
-    return mul(node.saved[1], by_row), None, None, None
+    return mul(node.saved[1], by_row), *(None for _ in node.src[1:])
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -311,10 +360,15 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample((h, w, targets, weights), {"gradient": True, "softcap": cap})
 
 
+def _soft_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for (z, *wanted), k, cap in zip(soft_wanted(rng), (2, 40, 8), (0.0, 0.0, 1.5), strict=True):
+        h, w = rng.standard_normal((len(z), k)), rng.standard_normal((z.shape[1], k))
+        yield Sample((h, w, *wanted), {"gradient": True, "softcap": cap})
+
+
 _BOTH: dict[str, Any] = {
     "ggml": GGMLOp.CUSTOM,
     "grad": _grad,
-    "samples": _samples,
     "refuses": {"gradient": (), "softcap": NONE_FROM_ZERO},
     "memory": Memory.FRESH,
     "saved": _saved_specs,
@@ -324,6 +378,7 @@ LINEAR_CROSS_ENTROPY = op(
     name="linear_cross_entropy",
     spec=_spec,
     ref=_ref,
+    samples=_samples,
     fuses=("mul_mat", "cross_entropy_rows", "cross_entropy_rows_back", "out_prod"),
     **_BOTH,
 )
@@ -331,8 +386,17 @@ LINEAR_CROSS_ENTROPY_BY_ROW = op(
     name="linear_cross_entropy_by_row",
     spec=_spec_by_row,
     ref=_ref_by_row,
+    samples=_samples,
     fuses=("mul_mat", "cross_entropy_by_row", "cross_entropy_rows_back", "out_prod"),
     **_BOTH,
 )
-for _op in (LINEAR_CROSS_ENTROPY, LINEAR_CROSS_ENTROPY_BY_ROW):
+LINEAR_SOFT_CROSS_ENTROPY = op(
+    name="linear_soft_cross_entropy",
+    spec=_soft_spec,
+    ref=_soft_ref,
+    samples=_soft_samples,
+    fuses=("mul_mat", "soft_cross_entropy", "out_prod"),
+    **_BOTH,
+)
+for _op in (LINEAR_CROSS_ENTROPY, LINEAR_CROSS_ENTROPY_BY_ROW, LINEAR_SOFT_CROSS_ENTROPY):
     cpu_kernel(_op, _run, scratch=_scratch)

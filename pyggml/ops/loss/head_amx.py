@@ -3,12 +3,11 @@
 It is attention (pyggml.kernels.attention.amx), with positions for queries, and W's rows for both
 keys and values. With z = h·wᵀ, for each position t:
 
-    m = max_v z_v    norm = Σ_v e^(z_v − m)    o = Σ_v≠target e^(z_v − m) · w_v
-    L = weight · (m + log norm − z_target)
-    dL/dh = weight · (o / norm + (p − 1) · w_target)    p = e^(z_target − m) / norm
+    m = max_v z_v    rest = Σ_v∉targets e^(z_v − m)    o = Σ_v∉targets e^(z_v − m) · w_v
 
-Where p is nearly 1, rounding e^(z_target − m) to bfloat16 would cost more than p − 1 is. So o
-leaves the target out, and its term is added at the end in float32.
+Loss and gradient follow as in pyggml.ops.loss.head_slices. Where a target's p is nearly 1, rounding
+e^(z − m) to bfloat16 would cost more than p − 1 is. So o leaves the targets out, and their terms
+are added at the end in float32.
 
 A task takes a part of the vocabulary, a block of W's rows at a time. A block is unpacked once, for
 logits and gradient, and met by all positions, SIDE at a time. The parts are added up at the end.
@@ -21,7 +20,7 @@ import numpy as np
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, DType
 from pyggml.jit import kernel
-from pyggml.jit.frames import Bool, Floats1, Floats2, Floats3, Frame, Int, Ints1, Shorts1, Shorts3
+from pyggml.jit.frames import Bool, Floats1, Floats2, Floats3, Frame, Int, Ints2, Shorts1, Shorts3
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.scratch import Array, Scratch, per_thread
 from pyggml.jit.simd import exp32, fill
@@ -55,9 +54,11 @@ from pyggml.kernels.gemm.frames import BlockMatrix, block_matrix, columns_from, 
 from pyggml.kernels.gemm.microkernel import call_block, fetch
 from pyggml.kernels.gemm.panels import rounded_up, split
 from pyggml.kernels.kernel import Compute
+from pyggml.ops.loss.head_slices import Wanted
 from pyggml.quants import UNPACK
 from pyggml.sizes import round_up
 
+_LEAST = np.float32(np.finfo(np.float32).tiny)  # that `rest` is taken to be
 PARTS = 8  # of the vocabulary: a number of sums of o that does not depend on the threads
 PIECE = 512  # numbers of a row that are unpacked at a time; a multiple of every block
 # A block's panels, for logits and gradient, stay in the second cache; the more rows it has, the
@@ -69,7 +70,7 @@ class HeadTiles(Frame):
     """One chunk of positions."""
 
     h: Floats1  # (n, K)
-    targets: Ints1
+    targets: Ints2  # (n, targets of a position)
     n: Int
     k: Int
     w: BlockMatrix
@@ -79,10 +80,10 @@ class HeadTiles(Frame):
     gradient: Bool
     n_shares: Int  # of the positions; a task has one, of one part
     packed_h: Shorts1
-    target_logits: Floats1
+    target_logits: Floats2
     # of each part
     m: Floats2
-    norm: Floats2
+    rest: Floats2
     o: Floats3
     # of each thread
     rows: Shorts3  # of W, as bfloat16
@@ -121,19 +122,21 @@ def _unpack_block(f, v, n, thread):
 
 @kernel
 def _take_softmax(f, part, group, v, n, thread):
-    """From logits to exponentials: P, the norms, and what a rising maximum does to norm and o."""
-    s, p, m, norm, o = f.s[thread], f.p[thread], f.m[part], f.norm[part], f.o[part]
+    """From logits to exponentials: P, their sums, and what a rising maximum does to rest and o."""
+    s, p, m, rest, o = f.s[thread], f.p[thread], f.m[part], f.rest[part], f.o[part]
     columns, first, start = rounded_up(n, SIDE), group * SIDE, np.int64(0)
     for i in range(SIDE):  # maxima ahead of what waits for them
         top = row_top(s[i].ctypes.data, columns, start, n, np.float32(1))
         if top > m[first + i]:
-            raise_maximum(o[first + i], m, norm, first + i, top)
+            raise_maximum(o[first + i], m, rest, first + i, top)
     for i in range(SIDE):
         t, to = first + i, p[i].ctypes.data
-        norm[t] += row_exponentials(to, s[i].ctypes.data, columns, start, n, np.float32(1), m[t])
-        if t < f.n and v <= f.targets[t] < v + n:
-            f.target_logits[t] = s[i, f.targets[t] - v]
-            p[i, f.targets[t] - v] = 0
+        if t < f.n:
+            for j in range(f.targets.shape[1]):
+                if v <= f.targets[t, j] < v + n:
+                    f.target_logits[t, j] = s[i, f.targets[t, j] - v]
+                    s[i, f.targets[t, j] - v] = MASKED
+        rest[t] += row_exponentials(to, s[i].ctypes.data, columns, start, n, np.float32(1), m[t])
 
 
 @kernel
@@ -162,7 +165,7 @@ def _part_task(f, task, thread):
     n_blocks = (f.n_vocab + f.block - 1) // f.block
     blocks = split(n_blocks, f.m.shape[0], part)
     for t in range(groups[0] * SIDE, groups[1] * SIDE):
-        f.m[part, t], f.norm[part, t] = MASKED, ZERO
+        f.m[part, t], f.rest[part, t] = MASKED, ZERO
         fill(f.o[part, t], ZERO)
     configure()
     for v in range(blocks[0] * f.block, blocks[1] * f.block, f.block):
@@ -179,13 +182,14 @@ class HeadSums(Frame):
     losses: Floats1
     tops: Floats1
     dh: Floats2
-    targets: Ints1
+    targets: Ints2
+    shares: Floats2
     weights: Floats1
     w: BlockMatrix  # whose unpacker writes float32
     gradient: Bool
-    target_logits: Floats1
+    target_logits: Floats2
     m: Floats2
-    norm: Floats2
+    rest: Floats2
     o: Floats3
     numbers: Floats2
 
@@ -193,22 +197,40 @@ class HeadSums(Frame):
 @task_code(HeadSums)
 def _sum_task(f, t, thread):
     """Loss, greatest logit and gradient of one position."""
-    top, total = MASKED, ZERO
+    top, rest, k = MASKED, ZERO, f.targets.shape[1]
     for part in range(f.m.shape[0]):
         top = max(top, f.m[part, t])
     for part in range(f.m.shape[0]):
-        total += f.norm[part, t] * exp32(f.m[part, t] - top)
-    logit, weight = f.target_logits[t], f.weights[t]
-    f.losses[t], f.tops[t] = weight * (np.log(total) + top - logit), top
+        rest += f.rest[part, t] * exp32(f.m[part, t] - top)
+    rest = max(rest, _LEAST)
+    norm, q_rest, weight = rest, f.shares[t, k], f.weights[t]
+    for s in range(k):
+        norm += exp32(f.target_logits[t, s] - top)
+    log_norm, mass, loss = np.log(norm) + top, q_rest, ZERO
+    if q_rest > ZERO:
+        loss += q_rest * np.log(norm / rest)
+    for s in range(k):
+        q = f.shares[t, s]
+        mass += q
+        if q > ZERO:
+            loss += q * (log_norm - f.target_logits[t, s])
+    f.losses[t], f.tops[t] = weight * loss, top
     if f.gradient:
-        dh = f.dh[t]
-        fill(dh, ZERO)
-        for part in range(f.m.shape[0]):
-            of, share = f.o[part, t], exp32(f.m[part, t] - top) * weight / total
-            for i in range(dh.shape[0]):
-                dh[i] += of[i] * share
-        surplus = weight * (exp32(logit - top) / total - np.float32(1))
-        _add_row(dh, rows_from(f.w, np.int64(f.targets[t])), surplus, f.numbers[thread])
+        _finish_gradient(f, t, thread, top, norm, mass, q_rest / rest)
+
+
+@kernel
+def _finish_gradient(f, t, thread, top, norm, mass, excess):
+    """dh of one position; excess: q_rest / rest."""
+    dh, weight = f.dh[t], f.weights[t]
+    fill(dh, ZERO)
+    for part in range(f.m.shape[0]):
+        of, share = f.o[part, t], exp32(f.m[part, t] - top) * weight * (mass / norm - excess)
+        for i in range(dh.shape[0]):
+            dh[i] += of[i] * share
+    for s in range(f.targets.shape[1]):
+        surplus = weight * (mass * exp32(f.target_logits[t, s] - top) / norm - f.shares[t, s])
+        _add_row(dh, rows_from(f.w, np.int64(f.targets[t, s])), surplus, f.numbers[thread])
 
 
 @kernel
@@ -241,15 +263,15 @@ def _block(n_vocab: int, k: int) -> int:
     return min(round_up(n_vocab, SIDE), max(FEWEST_ROWS, min(MOST_ROWS, fits)))
 
 
-def arrays(n: int, n_vocab: int, k: int, gradient: bool) -> dict[str, Array]:
-    """Scratch for up to n positions of k numbers."""
+def arrays(n: int, n_vocab: int, k: int, gradient: bool, n_targets: int = 1) -> dict[str, Array]:
+    """Scratch for up to n positions of k numbers and so many targets."""
     rows, width, block = round_up(n, SIDE), round_up(k, SIDE), _block(n_vocab, k)
     n_parts = min(PARTS, -(-n_vocab // block))
     return {
         "packed_h": Array((packed_size(n, k),), np.uint16),
-        "target_logits": Array((rows,)),
+        "target_logits": Array((rows, n_targets)),
         "m": Array((n_parts, rows)),
-        "norm": Array((n_parts, rows)),
+        "rest": Array((n_parts, rows)),
         "o": Array((n_parts, rows, width + LINE // 4 if gradient else 0)),
         "rows": per_thread(LANES, PIECE + LINE // 2, dtype=np.uint16),
         "numbers": per_thread(PIECE),
@@ -271,15 +293,14 @@ class Made(NamedTuple):
 def call(
     w: gemm.Weight,
     h: np.ndarray,
-    targets: np.ndarray,
-    weights: np.ndarray,
+    wanted: Wanted,
     made: Made,
     gradient: bool,
     scratch: Scratch,
 ) -> Call:
     """The loss of h (n, K), with `gradient` also dh; scratch: `arrays`, for n positions or more.
 
-    Afterwards scratch["target_logits"] begins with the logits of the n targets.
+    Afterwards scratch["target_logits"] begins with the logits of the n positions' targets.
     """
     (n, k), n_vocab = h.shape, len(w.data)
     n_groups, (n_parts, _) = -(-n // SIDE), scratch["m"].shape
@@ -287,12 +308,11 @@ def call(
     tiled, rounds = matrix(w.data, w.dtype, k)
     f = HeadTiles(
         h=h.reshape(-1), n=n, k=k, w=tiled, rounds=rounds, n_vocab=n_vocab,
-        block=_block(n_vocab, k), gradient=gradient, n_shares=n_shares, targets=targets, **scratch,
+        block=_block(n_vocab, k), gradient=gradient, n_shares=n_shares, targets=wanted.targets,
+        **scratch,
     )  # fmt: skip
     exact = block_matrix(w.data, w.dtype, UNPACK[w.dtype.name].address)
     shared = {name: scratch[name] for name in scratch if name in HeadSums.fields}
-    sums = HeadSums(
-        targets=targets, weights=weights, w=exact, gradient=gradient, **made._asdict(), **shared
-    )
+    sums = HeadSums(w=exact, gradient=gradient, **wanted._asdict(), **made._asdict(), **shared)
     parts = stage(_part_task, f, n_parts * n_shares)
     return Call(launch, stage(_pack_task, f, n_groups), parts, stage(_sum_task, sums, n))

@@ -2,14 +2,19 @@
 
 With z = h·wᵀ, for each row, over slices as attention goes over tiles of keys:
 
-    m = max_v z_v    norm = Σ_v e^(z_v − m)    o = Σ_v≠target e^(z_v − m) · slope_v · w_v
-    L = weight · (m + log norm − z_target)
-    dL/dh = weight · (o / norm + (p − 1) · slope_target · w_target)    p = e^(z_target − m) / norm
+    m = max_v z_v    rest = Σ_v∉targets e^(z_v − m)    o = Σ_v∉targets e^(z_v − m) · slope_v · w_v
 
-slope is 1, or that of the cap. m, norm and o are those so far; where m rises, the others are
+slope is 1, or that of the cap. m, rest and o are those so far; where m rises, the others are
 scaled. So only the logits of a slice exist, in the caches, and each row of w is unpacked once for
-many positions. The target's own term is added in float32: rounded beside small ones it would cost
-their accuracy.
+many positions. With the probabilities that are wanted, q_s of target s and q_rest of all others:
+
+    norm = rest + Σ_s e^(z_s − m)    p = e^(z − m) / norm    p_rest = rest / norm
+    Q = Σ_s q_s + q_rest, commonly 1
+    L = −weight · (Σ_s q_s · log p_s + q_rest · log p_rest)
+    dL/dh = weight · ((Q − q_rest / p_rest) · o / norm + Σ_s (Q · p_s − q_s) · slope_s · w_s)
+
+The targets' own terms are added in float32: rounded beside small ones they would cost their
+accuracy. Where q_s is 1 for one target, L is its cross entropy.
 """
 
 from collections.abc import Callable
@@ -21,12 +26,13 @@ import numpy as np
 from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
-from pyggml.jit import kernel, parallel, prange
+from pyggml.jit import JIT, kernel, parallel, prange
 from pyggml.jit.scratch import Array, Scratch
 from pyggml.jit.simd import exp32, row_max
 from pyggml.kernels import gemm
 from pyggml.kernels.attention.softmax import MASKED
 from pyggml.kernels.formulas import inlined
+from pyggml.kernels.gemm.microkernel import call_block
 from pyggml.kernels.kernel import Compute
 from pyggml.ops.layout.rows import gather_rows
 from pyggml.quants import UNPACK
@@ -38,6 +44,7 @@ ROWS = 2048  # positions of a chunk: each unpacks all of w
 SLICE_BYTES, FEWEST = 4 << 20, 1024
 STEP = 512  # rows of w in whole passes of a backward product (pyggml.kernels.gemm.int8_tile)
 _ZERO, _ONE = np.float32(0), np.float32(1)
+_LEAST = np.float32(np.finfo(np.float32).tiny)  # that `rest` is taken to be
 _softcap, _softcap_back = inlined(SOFTCAP), inlined(SOFTCAP_BACK)
 
 # -- kernels --------------------------------------------------------------------------------------
@@ -75,33 +82,37 @@ def _slice_kernel(capped: bool) -> Callable[..., None]:
     has_cap = np.bool_(capped)
 
     @parallel
-    def take_slice(z, m, norm, target_logits, dh, targets, first, cap):
-        """The logits z of rows `first` … of w become exponentials, 0 for the target; the first
-        slice begins m and norm, others find o, in dh, and scale it where m rises."""
+    def take_slice(z, m, rest, target_logits, dh, targets, first, cap):
+        """The logits z of rows `first` … of w become exponentials, 0 for the targets; the first
+        slice begins m and rest, others find o, in dh, and scale it where m rises."""
         for i in prange(z.shape[0]):
             row = z[i]
             if has_cap:
                 _cap(row, cap)
-            target, top = targets[i] - first, row_max(row)
-            inside = 0 <= target < row.size
-            if inside:
-                target_logits[i] = row[target]
+            top = row_max(row)
+            for s in range(targets.shape[1]):
+                target = targets[i, s] - first
+                if 0 <= target < row.size:
+                    target_logits[i, s] = row[target]
+                    row[target] = MASKED
             if first == 0:
-                m[i], norm[i] = MASKED, _ZERO
+                m[i], rest[i] = MASKED, _ZERO
             if not top <= m[i]:
                 factor = exp32(m[i] - top)
-                norm[i] *= factor
+                rest[i] *= factor
                 m[i] = top
                 if first > 0:
                     o = dh[i]
                     for j in range(o.size):
                         o[j] *= factor
-            if has_cap:
-                norm[i] += _capped_exponentials(row, m[i], cap)
-            else:
-                norm[i] += _exponentials(row, m[i])
-            if inside:
-                row[target] = _ZERO
+            if not has_cap:
+                rest[i] += _exponentials(row, m[i])
+                continue
+            rest[i] += _capped_exponentials(row, m[i], cap)
+            for s in range(targets.shape[1]):  # whose slope is not finite here
+                target = targets[i, s] - first
+                if 0 <= target < row.size:
+                    row[target] = _ZERO
 
     return take_slice
 
@@ -109,13 +120,28 @@ def _slice_kernel(capped: bool) -> Callable[..., None]:
 _TAKE_SLICE = {capped: _slice_kernel(capped) for capped in (False, True)}
 
 
-def _finish_gradient(
-    o: np.ndarray, own_rows: np.ndarray, p: np.ndarray, share: np.ndarray, factor: np.ndarray
+@parallel
+def _add_rows(o, rows, table, targets, factors, unpack, n_blocks):
+    """o += Σ_s factors_s · the row of w of target s; rows: scratch, one for each position."""
+    for i in prange(o.shape[0]):
+        for s in range(targets.shape[1]):
+            call_block(unpack, rows[i].ctypes.data, table[targets[i, s]].ctypes.data, n_blocks)
+            for j in range(o.shape[1]):
+                o[i, j] += factors[i, s] * rows[i, j]
+
+
+def _add_targets(
+    o: np.ndarray, rows: np.ndarray, w: gemm.Weight, targets: np.ndarray, factors: np.ndarray
 ) -> None:
-    """o, from Σ e^(z − m) · w to the gradient; own_rows: the targets' rows of w, overwritten."""
-    o *= share[:, None]
-    own_rows *= (factor * (p - _ONE))[:, None]
-    o += own_rows
+    """o (n, K) += Σ_s factors (n, k) · the targets' rows of w; rows (n, K) is overwritten."""
+    table, unpack = w.data.view(np.uint8).reshape(len(w.data), -1), UNPACK[w.dtype.name]
+    n_blocks = o.shape[1] // w.dtype.block
+    if JIT:
+        _add_rows(o, rows, table, targets, factors, unpack.address, n_blocks)
+        return
+    for ids, share in zip(targets.T, factors.T, strict=True):
+        gather_rows(rows, table, ids, (), unpack, n_blocks)
+        o += share[:, None] * rows
 
 
 # -- a chunk of positions -------------------------------------------------------------------------
@@ -126,8 +152,10 @@ def _slice_rows(n: int, n_vocab: int) -> int:
     return min(n_vocab, max(FEWEST, SLICE_BYTES // (4 * n) // STEP * STEP))
 
 
-def arrays(n: int, k: int, w: Tensor, compute: Compute, gradient: bool) -> dict[str, Array]:
-    """Scratch for a chunk of up to n positions of k numbers."""
+def arrays(
+    n: int, k: int, n_targets: int, w: Tensor, compute: Compute, gradient: bool
+) -> dict[str, Array]:
+    """Scratch for a chunk of up to n positions of k numbers and so many targets."""
     n_vocab, kind = w.shape[0], w.dtype
     rows = _slice_rows(n, n_vocab)
     sizes = {rows, n_vocab % rows or rows}
@@ -136,10 +164,18 @@ def arrays(n: int, k: int, w: Tensor, compute: Compute, gradient: bool) -> dict[
     most = max(gemm.scratch_bytes(p, fewer_rows=True) for p in (*forward, *backward))
     packed = max(gemm.packing(p)[0] for p in forward)
     return {
-        "z": Array((n * rows,)), "m": Array((n,)), "norm": Array((n,)),
-        "target_logits": Array((n,)), "products": Array((most,), np.uint8),
+        "z": Array((n * rows,)), "m": Array((n,)), "rest": Array((n,)),
+        "target_logits": Array((n, n_targets)), "products": Array((most,), np.uint8),
         "packed": Array((packed,), np.uint8),
     }  # fmt: skip
+
+
+class Wanted(NamedTuple):
+    """What is wanted of n positions: of k targets each, and of all other tokens together."""
+
+    targets: np.ndarray  # (n, k) int32
+    shares: np.ndarray  # (n, k + 1) float32, the probabilities of these and of the others
+    weights: np.ndarray  # (n,) float32
 
 
 class Slice(NamedTuple):
@@ -175,29 +211,31 @@ def run(
     slices: list[Slice],
     w: gemm.Weight,
     rows: tuple[np.ndarray, np.ndarray],
-    of_targets: tuple[np.ndarray, np.ndarray],
+    wanted: Wanted,
     cap: np.float32,
     own: Scratch,
 ) -> tuple[np.ndarray, int]:
-    """(losses (n,), how many positions have the target on top); with a gradient, o becomes that.
-
-    rows: h, which is overwritten, and o; of_targets: the targets and their weights.
-    """
-    (h, o), (targets, weights), n = rows, of_targets, len(rows[0])
-    m, norm, logits = (own[name][:n] for name in ("m", "norm", "target_logits"))
+    """(losses (n,), how many positions have their first target on top); with a gradient, o becomes
+    that. rows: h, which is overwritten, and o."""
+    (h, o), n = rows, len(rows[0])
+    targets, shares, weights = wanted
+    m, rest, logits = (own[name][:n] for name in ("m", "rest", "target_logits"))
     gradient, take_slice = slices[0].add is not None, _TAKE_SLICE[bool(cap)]
     sums = o if gradient else np.empty((n, 0), np.float32)
     for part in slices:
         part.make()
-        take_slice(part.z, m, norm, logits, sums, targets, part.first,
-                   cap if cap else _ONE)  # fmt: skip
+        take_slice(part.z, m, rest, logits, sums, targets, part.first, cap if cap else _ONE)
         if part.add is not None:
             part.add()
     with np.errstate(all="ignore"):  # logits may not be finite
-        losses = weights * (np.log(norm) + m - logits)
+        above, q, q_rest = logits - m[:, None], shares[:, :-1], shares[:, -1]
+        e, rest = np.exp(above), np.maximum(rest, _LEAST)
+        norm, mass = rest + e.sum(axis=1), shares.sum(axis=1)
+        losses = np.where(q_rest > 0, q_rest * np.log(norm / rest), _ZERO)
+        losses += np.where(q > 0, q * (np.log(norm)[:, None] - above), _ZERO).sum(axis=1)
         if gradient:
-            table, unpack = w.data.view(np.uint8).reshape(len(w.data), -1), UNPACK[w.dtype.name]
-            gather_rows(h, table, targets, (), unpack, h.shape[1] // w.dtype.block)
-            share = SOFTCAP_BACK(logits, weights, cap=float(cap)) if cap else weights
-            _finish_gradient(o, h, np.exp(logits - m) / norm, weights / norm, share)
-    return losses, int(np.count_nonzero(logits == m))
+            o *= (weights * (mass / norm - q_rest / rest))[:, None]
+            factors = weights[:, None] * (mass[:, None] * e / norm[:, None] - q)
+            factors = SOFTCAP_BACK(logits, factors, cap=float(cap)) if cap else factors
+            _add_targets(o, h, w, targets, factors.astype(np.float32))
+    return weights * losses, int(np.count_nonzero(logits[:, 0] == m))
