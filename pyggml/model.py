@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -18,6 +18,7 @@ from pyggml.backends import Backend
 from pyggml.backends.cpu import CPU
 from pyggml.errors import (
     ConfigError,
+    DataError,
     NotFiniteError,
     TokenizerError,
     first_names,
@@ -33,6 +34,7 @@ from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, Trace, bu
 from pyggml.models.adapter import AdapterFile, Path, read_weighted
 from pyggml.models.batch_rows import BatchRows, by_text
 from pyggml.models.edits import Terms, Whole, edits, repeat_edit
+from pyggml.models.embedder import Embedder
 from pyggml.models.low_rank import tensors_of_adapters
 from pyggml.models.metric import (
     Gradients,
@@ -186,6 +188,41 @@ class Model:
             self.with_adapters(*self.adapters).logits(tokens)  # raises if those are none either
         check_greatest(greatest, self.edited)
         return logits if inputs.batch is None else inputs.batch.arrays("logits", logits)
+
+    def embedder(self, pooling: str | None = None, normalise: bool = True) -> Embedder:
+        """What embeds texts, given by their tokens, as `embed` does: for many calls."""
+
+        def bind(out: Tensor, arenas: Arenas) -> Program:
+            return self.program(out, arenas=arenas)
+
+        taps = partial(self.taps, reads=False)
+        return Embedder(self.parts, self.adapters, bind, taps, pooling, normalise)
+
+    def embed(
+        self,
+        texts: Sequence[str | Ids],
+        pooling: str | None = None,
+        normalise: bool = True,
+    ) -> np.ndarray | list[np.ndarray]:
+        """The embeddings of texts, strings or tokens: float32 (n_texts, n_embd).
+
+        pooling     "mean", "cls", "last"; None: as the file says, or "last" of a causal model, else
+                    "mean". "none": a list of arrays (tokens, n_embd)
+        normalise   vectors have the length 1
+
+        Raises ConfigError for another pooling, DataError for a text without tokens or of more than
+        the model's context.
+        """
+        if isinstance(texts, str):
+            raise DataError("texts is one string, wanted a list of texts")
+        ids = [
+            self.tokenizer.encode(text, parse_special=True) if isinstance(text, str) else text
+            for text in texts
+        ]
+        vectors = self.embedder(pooling, normalise)(ids)
+        if pooling == "none" or not vectors:
+            return vectors
+        return np.stack(vectors)
 
     @overload
     def grad(self, metric: Metric, tokens: Ids, *names: str) -> Gradients: ...

@@ -104,7 +104,7 @@ def validation_loss(
 ) -> float:
     """The loss of a run's validation, by another model: the one that the run wrote."""
     ctx = corpus.train.ctx
-    inputs = Inputs.empty(config.batch * ctx, ctx)
+    inputs = Inputs.empty(config.batch * ctx, ctx, causal=model.config.causal)
     feed = objective.feed(model, corpus, config, reference)
     leaves = feed.leaves(config.batch * ctx)
     net = LossNet.of(model, inputs, (), gradient=False)

@@ -144,7 +144,7 @@ class Passes:
         self._pairs: dict[int, _Pair] = {}
         for n in (n_tokens, *shorter):
             size = zeros((n,), F32, "noise") if noise else None
-            inputs = Inputs.empty(n, n_ctx or n_tokens)
+            inputs = Inputs.empty(n, n_ctx or n_tokens, causal=model.config.causal)
             rows = BatchRows((n // n_rows,) * n_rows)
             drawn = replace(inputs, draw=self._draw, noise=size, batch=rows)
             self._pairs[n] = _Pair.of(model, parameters, drawn, keep, objective, leaves(n), factor)

@@ -31,6 +31,7 @@ from pyggml.generation.sampler import checked_argmax
 from pyggml.graph import Graph
 from pyggml.model import Model, check_greatest
 from pyggml.models import Shift, build_shift
+from pyggml.models.build import expect_next_token
 from pyggml.runtime import Program, bind, schedule
 
 Tokens = Sequence[int] | np.ndarray
@@ -174,8 +175,10 @@ class Batch:
         """cache_type: of keys and values, one of CACHE_TYPES or a pair (pyggml.generation.memory).
         deterministic: no sequence's logits depend on another's, see above.
 
-        Raises ConfigError if n_slots or n_ctx is below 1 or the type does not fit the model.
+        Raises ConfigError if n_slots or n_ctx is below 1 or the type does not fit the model, and
+        ModelError for a model that predicts no next token.
         """
+        expect_next_token(model.config)
         faults: list[Fault] = []
         for name, n in (("n_slots", n_slots), ("n_ctx", n_ctx)):
             if n < 1:

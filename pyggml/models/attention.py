@@ -31,6 +31,7 @@ class Attention(Part):
     softcap          scores become cap · tanh(scores / cap); 0 for none
     max_bias         of ALiBi, as in ggml: a bias that lowers scores with distance; 0 for none
     window           number of keys in the sliding window; 0 for all keys
+    symmetric        half of the window's keys are before the token and half behind it
     chunk            number of positions in a chunk, whose keys alone are seen; 0 for all keys
     temperature      what multiplies queries, or None
     sinks            the softmax of each head has one more score, from attn_sinks
@@ -51,6 +52,7 @@ class Attention(Part):
     softcap: float = 0.0
     max_bias: float = 0.0
     window: int = 0
+    symmetric: bool = False
     chunk: int = 0
     temperature: Temperature | None = None
     sinks: bool = False
@@ -110,8 +112,11 @@ class Attention(Part):
 
     def look(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What q (T, n, size) finds, (T, n_out), in all keys and values (…, n_kv, …)."""
-        factor, span = self.scale or self.heads.size**-0.5, net.span(self.window, self.chunk)
+        factor = self.scale or self.heads.size**-0.5
+        span = net.span(self.window, self.chunk, self.symmetric)
+        both_ways = self.max_bias and not net.inputs.causal
         how: dict[str, Any] = {
+            "mask": net.distances() if both_ways else None,
             "logit_softcap": self.softcap,
             "max_bias": self.max_bias,
             "sinks": net.weights[f"{at}attn_sinks.weight"] if self.sinks else None,

@@ -1,6 +1,6 @@
 """A model file -> decoder and weights -> the graph of its logits or its loss."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyggml.errors import ModelError
@@ -8,7 +8,8 @@ from pyggml.gguf import GGUFFile
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.models.architectures import ARCHITECTURES
-from pyggml.models.config import ModelConfig, Reader, short
+from pyggml.models.attention import Attention
+from pyggml.models.config import ModelConfig, Reader, full_key, short
 from pyggml.models.decoder import Decoder, output_name
 from pyggml.models.low_rank import LoraPairs
 from pyggml.models.net import Cache, Inputs, Net
@@ -80,9 +81,22 @@ def compose(get: Callable[[str], object], shapes: Mapping[str, Shape], origin: s
         raise ModelError(f"{origin}: has no matrix token_embd.weight, so it is no model")
     r = Reader(name, get, shapes)
     decoder = ARCHITECTURES[name].decoder(r)
+    r.faults += _faults_of_both_ways(decoder)
     if r.faults:
         raise ModelError(f"{origin}: " + "; ".join(dict.fromkeys(r.faults)))
     return decoder
+
+
+def _faults_of_both_ways(decoder: Decoder) -> Iterator[str]:
+    """What keeps a decoder from seeing later tokens, if its file wants that."""
+    if decoder.config.causal:
+        return
+    key = full_key(decoder.config.architecture, "attention.causal")
+    if decoder.state():
+        yield f"{key} is False, wanted True: recurrent parts read from the first token to the last"
+    attentions = [part for part in decoder.parts() if isinstance(part, Attention)]
+    if any(a.chunk or (a.window and not a.symmetric) for a in attentions):
+        yield f"{key} is False, wanted True: windows and chunks end at the token that sees them"
 
 
 def build(
@@ -136,6 +150,7 @@ def token_loss(
     The fused loss never forms the matrix of logits. It cannot serve an output matrix that is
     trained, or has an adapter or a bias: logits and loss are then separate ops.
     """
+    expect_next_token(parts.config)
     h = parts.decoder.hidden(net)
     if _is_plain(parts, net, trained):
         w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
@@ -152,11 +167,21 @@ def token_losses(
     gradient: bool = True,
 ) -> Tensor:
     """The terms of `token_loss`, (T,), for losses that are no plain sum over tokens."""
+    expect_next_token(parts.config)
     h = parts.decoder.hidden(net)
     if _is_plain(parts, net, trained):
         w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
         return linear_cross_entropy_by_row(h, w, targets, weights, gradient, cap)
     return cross_entropy_by_row(parts.decoder.logits(net, h), targets, weights)
+
+
+def expect_next_token(config: ModelConfig) -> None:
+    """ModelError for a model whose tokens see later ones: it embeds texts and continues none."""
+    if not config.causal:
+        raise ModelError(
+            f"a {config.architecture} whose tokens see later ones has no next token to predict: it "
+            "embeds texts (`embed`)"
+        )
 
 
 def _is_plain(parts: Parts, net: Net, trained: Collection[str]) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 from pyggml.gguf import StringArray
 from pyggml.graph.tensor import Shape
 
+POOLINGS = ("none", "mean", "cls", "last", "rank")  # by llama.cpp's numbers of them
 LONG_FACTORS = "rope_factors_long.weight"  # rotary factors of long sequences
 
 # Upper bounds: far above any model, far below the overflow of a shape.
@@ -203,11 +204,15 @@ class ModelConfig:
     n_layer: int
     n_blocks: int  # blocks in the file; those from n_layer on predict further tokens and are unread
     n_ctx_short: int | None  # the longest sequence of the short rotary factors; None: one set
+    causal: bool  # whether a token sees those before it alone, so that a next one is predicted
+    pooling: str | None  # how a text becomes one vector (pyggml.models.pooling); None: unsaid
 
 
-def read_config(r: Reader) -> ModelConfig:
-    """The hyperparameters of every decoder. r.shapes must have a matrix token_embd.weight."""
-    _refuse_other_graphs(r)
+def read_config(r: Reader, causal: bool = True) -> ModelConfig:
+    """The hyperparameters of every decoder. r.shapes must have a matrix token_embd.weight.
+
+    causal: where the file does not say
+    """
     n_blocks = r.count("block_count")
     return ModelConfig(
         architecture=r.architecture,
@@ -217,16 +222,15 @@ def read_config(r: Reader) -> ModelConfig:
         n_layer=n_blocks - r.count("nextn_predict_layers", 0, least=0, most=n_blocks - 1),
         n_blocks=n_blocks,
         n_ctx_short=r.original_context() if LONG_FACTORS in r.shapes else None,
+        causal=r.flag("attention.causal", causal),
+        pooling=_read_pooling(r),
     )
 
 
-def _refuse_other_graphs(r: Reader) -> None:
-    """Refuse the keys that change llama.cpp's graph of any architecture in unsupported ways."""
-    if not r.flag("attention.causal", True):
-        r.faults.append(
-            f"{r.architecture}.attention.causal is False, wanted True: tokens that see later ones "
-            "predict no text"
-        )
+def _read_pooling(r: Reader) -> str | None:
+    """How the file says that a text becomes one vector; None where it does not."""
+    number = r.count("pooling_type", -1, least=-1, most=len(POOLINGS) - 1)
+    return POOLINGS[number] if number >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A decoder: token embedding, blocks, last norm and output matrix."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -72,6 +72,13 @@ class Decoder:
         )
         return {name: spec for name, spec in tensors.items() if not self._is_passed_over(name)}
 
+    def parts(self) -> Iterator[Part]:
+        """All parts of the blocks, each before those that it is made of."""
+        waiting = [*reversed(self.blocks)]
+        while waiting:
+            yield (part := waiting.pop())
+            waiting += reversed(part.inner)
+
     def is_unread(self, name: str) -> bool:
         """Whether a tensor is passed over: it belongs to a block for the prediction of further
         tokens, one of the file's last, or is one of `unread`."""
@@ -121,9 +128,9 @@ class Decoder:
         """What precedes names each time that the blocks run."""
         return "", *(f"turn.{i}." for i in range(1, self.n_turns))
 
-    def hidden(self, net: Net) -> Tensor:
-        """Hidden states (T, n_embd) after the last norm, times logit_scale: the input of the
-        output matrix."""
+    def hidden(self, net: Net, scaled: bool = True) -> Tensor:
+        """Hidden states (T, n_embd) after the last norm, scaled by logit_scale: the input of the
+        output matrix. Texts are embedded by those that are not scaled."""
         x = net.boundary(self._embed(net))
         for net.turn in self._turns:
             x = self.between(net, "", x) if net.turn and self.between else x
@@ -131,13 +138,13 @@ class Decoder:
                 x = net.tap(f"blk.{i}.out", block(net, f"blk.{i}.", x).named(f"blk.{i}.out"))
                 x = net.boundary(x)
         net.turn = ""
-        return self.last(net, x)
+        return self.last(net, x, scaled)
 
-    def last(self, net: Net, x: Tensor) -> Tensor:
-        """The residual stream x (T, n_embd) after the last norm, times logit_scale."""
+    def last(self, net: Net, x: Tensor, scaled: bool = True) -> Tensor:
+        """The residual stream x (T, n_embd) after the last norm, times logit_scale if scaled."""
         if self.norm:
             x = self.norm(net, "", x)
-        return x if self.logit_scale == 1 else scale(x, self.logit_scale)
+        return scale(x, self.logit_scale) if scaled and self.logit_scale != 1 else x
 
     def _embed(self, net: Net) -> Tensor:
         x = net.rows("token_embd", net.inputs.tokens)

@@ -21,20 +21,27 @@ from pyggml.models.spots import Run
 from pyggml.models.taps import Taps
 from pyggml.models.weights import Weights, factor_of
 from pyggml.ops import (
+    abs_,
     add,
     add_id,
     chunk_span,
     concat,
     cont,
+    cpy,
     get_rows,
     mul,
     mul_mat,
     mul_mat_add,
     mul_mat_id,
+    narrow,
+    neg,
+    relu,
+    repeat,
     reshape,
     scale,
     set_rows,
     split,
+    sub,
     window_span,
 )
 
@@ -57,6 +64,7 @@ class Inputs:
                 for no noise
     batch       the rows that the tokens make up; None: one
     slots       the rows that the tokens are of where each run has others: in generation
+    causal      whether a token sees no later ones, as ModelConfig says: `fill` keeps to it
     """
 
     tokens: Tensor
@@ -69,9 +77,16 @@ class Inputs:
     noise: Tensor | None = None
     batch: BatchRows | None = None
     slots: Slots | None = None
+    causal: bool = True
 
     @classmethod
-    def empty(cls, n_tokens: int, n_ctx: int | None = None, with_rows: bool = False) -> Inputs:
+    def empty(
+        cls,
+        n_tokens: int,
+        n_ctx: int | None = None,
+        with_rows: bool = False,
+        causal: bool = True,
+    ) -> Inputs:
         """Leaves of zeros, filled by pyggml.models.texts.fill; n_ctx is n_tokens by default."""
         return cls(
             zeros((n_tokens,), I32, "tokens"),
@@ -80,6 +95,7 @@ class Inputs:
             zeros((n_tokens,), F32, "length"),
             n_ctx or n_tokens,
             zeros((n_tokens,), I32, "rows") if with_rows else None,
+            causal=causal,
         )
 
 
@@ -267,15 +283,28 @@ class Net:
         recomputed."""
         return self.boundary(self._left[name])
 
-    def span(self, window: int = 0, chunk: int = 0) -> Tensor:
-        """The span of each token (T, 2); with a window, only its last `window` keys; with chunks of
-        so many positions, only the keys of its own."""
+    def span(self, window: int = 0, chunk: int = 0, symmetric: bool = False) -> Tensor:
+        """The span of each token (T, 2); with a window, only its last `window` keys, or half of
+        them before it and half behind it; with chunks of so many positions, only the keys of its
+        own."""
         whole, at = self.inputs.span, self.inputs.positions
+        if symmetric and window:
+            return self.once(("both", window), lambda: _around(whole, at, window // 2))
         if chunk:
             return self.once(("chunk", chunk), lambda: chunk_span(whole, at, chunk))
         if not window:
             return whole
         return self.once(("span", window), lambda: window_span(whole, window))
+
+    def distances(self) -> Tensor:
+        """−|distance| of tokens, (T, T): ALiBi's bias, before its slopes, of those that see both
+        ways. What those of other texts have is read by none."""
+
+        def build() -> Tensor:
+            at, n = cpy(self.inputs.positions, F32), self.inputs.positions.shape[0]
+            return neg(abs_(sub(repeat(reshape(at, (1, n)), (n, n)), reshape(at, (n, 1)))))
+
+        return self.once("distances", build)
 
     def cache_rows(self, name: str) -> Tensor:
         """The rows of the cache that the inputs' tokens number, as float32."""
@@ -290,3 +319,13 @@ class Net:
         to = inputs.positions if inputs.rows is None else inputs.rows
         written = set_rows(cache, reshape(rows, (rows.shape[0], -1)), to)
         return reshape(written, (cache.shape[0], *rows.shape[1:]))
+
+
+def _around(span: Tensor, at: Tensor, n: int) -> Tensor:
+    """Spans (T, 2), narrowed to n tokens before the token and n behind it; at (T,): its position,
+    counted from the first of its span. In float32, exact below 2²⁴."""
+    limits, at = cpy(span, F32), reshape(cpy(at, F32), (-1, 1))
+    first, end = (cont(narrow(limits, 1, i, 1)) for i in range(2))
+    beyond = sub(sub(end, first), scale(at, 1.0, n + 1.0))  # tokens behind the window
+    around = concat(add(first, relu(scale(at, 1.0, -float(n)))), sub(end, relu(beyond)))
+    return cpy(around, I32)

@@ -39,6 +39,7 @@ def open_attention(
     *,
     logit_softcap: float = 0.0,
     max_bias: float = 0.0,
+    mask: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """What `flash_attn_ext` gives of these (T, n, size_v), of which `name` is the pattern.
@@ -50,13 +51,15 @@ def open_attention(
     scores = mul_mat(_by_head(k), _by_head(q))  # (n, T, S)
     if logit_softcap:
         scores = scale(tanh(scale(scores, factor / logit_softcap)), logit_softcap)
-    bias = net.once(("open", span, bool(max_bias)), lambda: _bias(span, k.shape[0], max_bias))
+    biased = bool(max_bias) and mask is None
+    bias = net.once(("open", span, biased), lambda: _bias(span, k.shape[0], biased))
+    bias = bias if mask is None else add(bias, mask)
     p = soft_max(scores, bias, 1.0 if logit_softcap else factor, max_bias, sinks)
     before = cont(permute(p, (1, 0, 2)))
     p = net.tap(name, before, q.shape[1])
     if net.cache is not None and p is not before:
         own, n_keys = net.inputs.span, k.shape[0]
-        bias = net.once(("open", own, False), lambda: _bias(own, n_keys, 0.0))
+        bias = net.once(("open", own, False), lambda: _bias(own, n_keys, False))
         p = mul(p, reshape(step(scale(bias, 1.0, 1.0)), (-1, 1, n_keys)))
     values = cont(permute(v, (1, 2, 0)))  # (n_kv, size_v, S)
     return cont(permute(mul_mat(values, _by_head(p)), (1, 0, 2)))
@@ -67,7 +70,7 @@ def _by_head(x: Tensor) -> Tensor:
     return cont(permute(x, (1, 0, 2)))
 
 
-def _bias(span: Tensor, n_keys: int, max_bias: float) -> Tensor:
+def _bias(span: Tensor, n_keys: int, biased: bool) -> Tensor:
     """What is added to scores (T, S): nothing in each token's span and −10³⁰ elsewhere; of ALiBi
     before its slopes, less the distance from the token."""
     limits = cpy(span, F32)
@@ -77,4 +80,4 @@ def _bias(span: Tensor, n_keys: int, max_bias: float) -> Tensor:
     ahead = sub(keys, cont(end))  # −1 of the token itself
     seen = mul(after, step(scale(ahead, -1.0, -0.5)))
     bias = scale(seen, _UNSEEN, -_UNSEEN)
-    return add(bias, scale(mul(ahead, seen), 1.0, 1.0)) if max_bias else bias
+    return add(bias, scale(mul(ahead, seen), 1.0, 1.0)) if biased else bias

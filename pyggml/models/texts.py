@@ -21,18 +21,21 @@ def inputs_of(tokens: Ids | Sequence[Ids], config: ModelConfig) -> Inputs:
     if not is_several(tokens):
         if isinstance(tokens, np.ndarray) and tokens.ndim == 2:  # a list would be several
             raise DataError("tokens: a matrix, wanted one row of integers, or a list of rows")
-        ids = _text(tokens, config, "tokens")
-        inputs = Inputs.empty(len(ids))
+        ids = check_text(tokens, config, "tokens")
+        inputs = Inputs.empty(len(ids), causal=config.causal)
         fill(inputs, ids)
         return inputs
-    texts = [_text(text, config, f"tokens[{i}]") for i, text in enumerate(tokens)]
+    texts = [check_text(text, config, f"tokens[{i}]") for i, text in enumerate(tokens)]
     batch = BatchRows(tuple(map(len, texts)))
-    inputs = Inputs.empty(sum(batch.lengths), max(batch.lengths))
+    n = sum(batch.lengths)
+    inputs = Inputs.empty(n, max(batch.lengths), causal=config.causal)
     fill(inputs, *texts)
     return replace(inputs, batch=batch)
 
 
-def _text(tokens: Any, config: ModelConfig, name: str) -> np.ndarray:
+def check_text(tokens: Any, config: ModelConfig, name: str) -> np.ndarray:
+    """Token ids as int32. DataError, about what has this name, for none, for one that is outside
+    the vocabulary, and for more than the model's context."""
     ids = check_ids(tokens, config.n_vocab, name)
     if len(ids) > config.n_ctx:
         of = "" if name == "tokens" else f"{name}: "
@@ -65,11 +68,20 @@ def is_several(tokens: Ids | Sequence[Ids]) -> TypeGuard[Sequence[Ids]]:
 
 
 def fill(inputs: Inputs, *texts: np.ndarray) -> None:
-    """Causal texts, one after another, each from its start."""
+    """Texts, one after another, each from its start."""
     lengths = [len(ids) for ids in texts]
     positions = np.concatenate([np.arange(n) for n in lengths])
     first = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
     write(inputs.tokens, np.concatenate(texts))
     write(inputs.positions, positions)
-    write(inputs.span, np.stack([first, first + positions + 1], axis=1))
+    span = np.stack([first, first + positions + 1], axis=1)
+    write(inputs.span, span if inputs.causal else both_ways(span))
     write(inputs.length, np.repeat(lengths, lengths))
+
+
+def both_ways(span: np.ndarray) -> np.ndarray:
+    """The spans (T, 2) of causal texts as those of tokens that see all of their text."""
+    starts, text = np.unique(span[:, 0], return_inverse=True)
+    ends = np.zeros(len(starts), span.dtype)
+    np.maximum.at(ends, text, span[:, 1])
+    return np.stack([span[:, 0], ends[text]], axis=1)

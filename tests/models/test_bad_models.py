@@ -115,7 +115,8 @@ def test_hyperparameters_out_of_range(key, value, tiny):
 @pytest.mark.parametrize(
     ("architecture", "key", "value", "wanted"),
     [
-        ("llama", "attention.causal", False, "is False, wanted True"),
+        ("mamba2", "attention.causal", False, "is False, wanted True: recurrent parts"),
+        ("gemma3", "attention.causal", False, "is False, wanted True: windows and chunks"),
         ("gemma3", "attention.key_length_swa", 8, "is 8, wanted 4"),
         ("gemma3", "attention.value_length_swa", 8, "is 8, wanted 4"),
         ("gemma3", "rope.dimension_count_swa", 2, "is 2, wanted 4"),

@@ -19,6 +19,7 @@ from pyggml.graph.arrays import write
 from pyggml.lora.data.reading.sources import FileSummary
 from pyggml.lora.data.tokens.spill import BLOCK, blocks
 from pyggml.models import Inputs
+from pyggml.models.texts import both_ways
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,8 +46,9 @@ class WindowBatch:
 
     def fill(self, inputs: Inputs) -> None:
         """Give it to a graph of as many tokens."""
-        for name in ("tokens", "positions", "span", "length"):
+        for name in ("tokens", "positions", "length"):
             write(getattr(inputs, name), getattr(self, name))
+        write(inputs.span, self.span if inputs.causal else both_ways(self.span))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
