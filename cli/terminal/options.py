@@ -360,11 +360,11 @@ def _option(
     if field.metadata["wanted"]:
         notes.append(field.metadata["wanted"])
     default = default or field.metadata.get("default", field.default)
-    if default not in (None, ()):
+    if default not in (None, (), ""):
         notes.append(f"default: {default}")
     name = parameter.replace("_", "-")
     place = {n: field.metadata[n] for n in ("group", "common", "aliases", "brief")}
-    if hint is bool:
+    if bool in (hint, *get_args(hint)):
         switch = f"--{name}/--no-{name}"
         about = field.metadata["help"] + "  [default: True]" * (field.default is True)
         return GroupedOption([switch, parameter], default=None, help=about, **place)

@@ -42,7 +42,7 @@ def read_corpus(
     files    each with a weight, see `Source.of`; folders, patterns and pipes, see `expand`
     cache    where tokens are kept for the next run; None keeps none
     rows     those that the objective reads: "training"; "pairs" and "labels" are read by
-             `pyggml.lora.data.preferences.read_preferences`
+             `pyggml.lora.data.preferences.read_preferences`, "prompts" by `…prompts.read_prompts`
     held_out files that are held out, beside those of config.val_file
 
     config.val_split is the share of the tokens of each file that is held out. Of a text: its last
@@ -56,7 +56,11 @@ def read_corpus(
     given = [files] if isinstance(files, str | os.PathLike | Source) else files
     if rows == "training":
         return _TextReader(tokenizer, c, cache).corpus(given, held_out)
-    from pyggml.lora.data.preferences import read_preferences  # other runs start without it
+    if rows == "prompts":
+        from pyggml.lora.data.prompts import read_prompts  # other runs start without it
+
+        return read_prompts(given, tokenizer, c, held_out)
+    from pyggml.lora.data.preferences import read_preferences
 
     return read_preferences(given, tokenizer, c, rows, cache, held_out)
 

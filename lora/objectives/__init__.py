@@ -2,6 +2,8 @@
 
 objective    what an objective declares; those of texts
 answers      those that compare answers: leaves, batches, rewards, scores of a fixed model
+sampled      those that learn from answers which the model writes as it trains
+rewarded     of these, those whose answers are rewarded
 tally        what a batch adds to a report
 choice       the settings of all objectives as one, for a command line
 
@@ -17,22 +19,26 @@ from collections.abc import Mapping
 
 from pyggml.lora.objectives.answers import LabelObjective, PairObjective
 from pyggml.lora.objectives.dpo import DPO
+from pyggml.lora.objectives.dr_grpo import DrGRPO
+from pyggml.lora.objectives.grpo import GRPO
+from pyggml.lora.objectives.gspo import GSPO
 from pyggml.lora.objectives.ipo import IPO
 from pyggml.lora.objectives.kto import KTO
 from pyggml.lora.objectives.objective import LossNet, Objective, Outputs, TextObjective
 from pyggml.lora.objectives.orpo import ORPO
 from pyggml.lora.objectives.sft import SFT
 from pyggml.lora.objectives.simpo import SimPO
-from pyggml.lora.objectives.tally import Rewards, Tally, TokensRight
+from pyggml.lora.objectives.tally import JudgedAnswers, Rewards, Tally, TokensRight
 
 OBJECTIVES: Mapping[str, type[Objective]] = {
-    kind.name: kind for kind in (SFT, DPO, ORPO, KTO, SimPO, IPO)
+    kind.name: kind for kind in (SFT, DPO, ORPO, KTO, SimPO, IPO, GRPO, DrGRPO, GSPO)
 }
 USUAL = SFT  # where none is named
 
 __all__ = [
     "OBJECTIVES",
     "USUAL",
+    "JudgedAnswers",
     "LabelObjective",
     "LossNet",
     "Objective",

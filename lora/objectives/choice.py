@@ -18,6 +18,7 @@ _ROWS = {
     "training": "",
     "pairs": "From rows of prompt, chosen and rejected: ",
     "labels": "From rows of prompt, completion and label: ",
+    "prompts": "From prompts: ",
 }
 
 
@@ -49,14 +50,14 @@ def _join_fields(of: Mapping[str, Field[Any]]) -> Field[Any]:
         meanings.setdefault(each.metadata["help"], []).append(name)
     first = next(iter(of.values()))
     help = "; ".join(f"of {_alternatives(names)}, {text}" for text, names in meanings.items())
-    default = _in_words({name: cast(float, f.default) for name, f in of.items()})
+    default = _in_words({n: f.default for n, f in of.items() if f.default != ()})
     metadata = {**first.metadata, "help": help, "default": default, "like": first.default}
     return cast("Field[Any]", field(default=cast(Any, None), metadata=metadata))
 
 
-def _in_words(defaults: Mapping[str, float]) -> str:
+def _in_words(defaults: Mapping[str, Any]) -> str:
     """A default by objective: 2e-4 of sft, else 2e-5; 0.1 of those that have it."""
-    by_value: dict[float, list[str]] = {}
+    by_value: dict[Any, list[str]] = {}
     for name, value in defaults.items():
         by_value.setdefault(value, []).append(name)
     rest = max(by_value, key=lambda value: len(by_value[value])) if len(by_value) > 1 else None
@@ -64,9 +65,9 @@ def _in_words(defaults: Mapping[str, float]) -> str:
     return ", ".join(apart if rest is None else [*apart, f"else {_short(rest)}"])
 
 
-def _short(value: float) -> str:
+def _short(value: Any) -> str:
     """2e-4, 0.1."""
-    few = 0 < value < 1e-3
+    few = isinstance(value, float) and 0 < value < 1e-3
     return np.format_float_scientific(value, trim="-", exp_digits=1) if few else f"{value}"
 
 

@@ -2,14 +2,16 @@
 
 name       the word for it on a command line
 purpose    what it learns from what, as the rest of a sentence that starts with the name
-rows       the rows that it reads: "training", "pairs" or "labels", see `pyggml.lora.data.records`
+rows       the rows that it reads: "training", "pairs", "labels" or "prompts", see
+           `pyggml.lora.data.records`
 defaults   what suits it of a run's settings: learning rate, epochs, warm-up
 settings   the fields of its dataclass, each with default, range and help (`pyggml.settings`)
 loss       the graph from the tokens of a batch to the loss and to what is reported
 report     the numbers of a batch for the log
 
 A run asks an objective for nothing else. `TextObjective` serves those that learn to write tokens,
-`pyggml.lora.objectives.answers` those that compare answers.
+`pyggml.lora.objectives.answers` those that compare answers, `pyggml.lora.objectives.sampled` those
+that learn from answers which the model writes as it trains: these have a `Practice`, too.
 """
 
 from __future__ import annotations
@@ -106,6 +108,43 @@ class Feed(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lesson:
+    """What a step trains on: windows of the corpus, or windows that were made of them.
+
+    n_read    windows of the corpus that it uses up
+    tally     what was counted as it was made; None: nothing
+    about     what a record of the step holds of that
+    """
+
+    dataset: Dataset
+    windows: Windows
+    n_read: int
+    tally: Tally | None = None
+    about: Mapping[str, Any] | None = None
+
+
+class Practice(Protocol):
+    """What makes the windows of a step as training goes.
+
+    state     (n,) float64, of the lesson under way, while others of its steps follow; else empty
+    """
+
+    state: np.ndarray
+
+    def lesson(self, step: int, data: Dataset, windows: np.ndarray, ranks: Ranks) -> Lesson:
+        """That of the step after so many, of these windows. All ranks call this alike."""
+
+    def measure(
+        self, data: Dataset, windows: Windows, ranks: Ranks
+    ) -> tuple[float, Tally, np.ndarray]:
+        """What a validation tells of these windows: the lower, the better; and what a step counts;
+        and the parts (n, 2) that it is the sum of, each with its weight. All ranks call this."""
+
+    def release(self) -> None:
+        """Free the memory that it takes; a later lesson takes it again."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Objective(Settings, ABC):
     """What a run minimises. Fields are its settings; see the top of this file."""
@@ -116,6 +155,11 @@ class Objective(Settings, ABC):
     defaults: ClassVar[Mapping[str, Any]]  # settings of TrainConfig
     tally: ClassVar[type[Tally]]  # of `report`
     has_reference: ClassVar[bool] = False  # whether answers are compared with a fixed model
+
+    @property
+    def steps_a_lesson(self) -> int:
+        """Steps that train on the same windows."""
+        return 1
 
     @classmethod
     def settle(cls, config: TrainConfig) -> TrainConfig:
@@ -140,6 +184,10 @@ class Objective(Settings, ABC):
         self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
     ) -> Feed:
         """What feeds the graphs of one run. Raises ConfigError if the corpus has other rows."""
+
+    def practice(self, model: Model, corpus: Corpus, config: TrainConfig) -> Practice | None:
+        """What makes the windows of the steps of one run; None: they are the corpus's."""
+        return None
 
 
 # -- texts --------------------------------------------------------------------------------------

@@ -96,3 +96,57 @@ class Rewards(Tally):
     def words(self) -> str:
         each = f"chosen {self.chosen:+.3f}  rejected {self.rejected:+.3f}"
         return f"{each}  {100 * self.accuracy:.0f} % right"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedAnswers(Tally):
+    """Sampled answers and what they earned.
+
+    n_judged    of n_answers, those with a reward
+    spread_sum  of n_groups the standard deviations of rewards
+    n_alike     groups of which nothing is learned, as all their answers earned the same
+    n_clipped   of n_ratios, those that count no further
+    kl_sum      of n_learned tokens, their KL from the model as it was
+    """
+
+    reward_sum: float = 0.0
+    n_judged: int = 0
+    n_answers: int = 0
+    n_answer_tokens: int = 0
+    n_cut: int = 0
+    spread_sum: float = 0.0
+    n_groups: int = 0
+    n_alike: int = 0
+    n_clipped: int = 0
+    n_ratios: int = 0
+    kl_sum: float = 0.0
+    n_learned: int = 0
+
+    @property
+    def reward(self) -> float:
+        """The mean of answers; 0 without any."""
+        return self.reward_sum / max(self.n_judged, 1)
+
+    @property
+    def length(self) -> float:
+        """Tokens of an answer, the mean."""
+        return self.n_answer_tokens / max(self.n_answers, 1)
+
+    def figures(self) -> dict[str, Any]:
+        figures = {
+            "reward": self.reward,
+            "spread": self.spread_sum / max(self.n_groups, 1),
+            "length": self.length,
+            "cut": self.n_cut / max(self.n_answers, 1),
+            "alike": self.n_alike / max(self.n_groups, 1),
+            "clipped": self.n_clipped / max(self.n_ratios, 1),
+            "kl": self.kl_sum / max(self.n_learned, 1),
+            "unjudged": self.n_answers - self.n_judged,
+        }
+        return {"answers": figures}
+
+    @property
+    def words(self) -> str:
+        alike = f"  {self.n_alike} of {self.n_groups} alike" if self.n_alike else ""
+        cut = f"  {100 * self.n_cut / max(self.n_answers, 1):.0f} % cut" if self.n_cut else ""
+        return f"reward {self.reward:.3f}  {self.length:.1f} tokens{cut}{alike}"

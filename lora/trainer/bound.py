@@ -8,6 +8,7 @@ import numpy as np
 
 from pyggml import threads
 from pyggml.errors import Fault, PyggmlError
+from pyggml.lora.objectives.objective import Lesson
 from pyggml.lora.optim import OPTIMISERS, FlatOptimiser
 from pyggml.lora.trainer.divergence import divergence
 from pyggml.lora.trainer.gradient import StepGradient
@@ -47,6 +48,13 @@ class BoundRun(SavedRun):
     def _windows(self) -> np.ndarray:
         """The windows of the next step."""
         return self.order.after(self.progress)
+
+    def _lesson(self) -> Lesson:
+        """What the next step trains on."""
+        train, windows, practice = self.corpus.train, self._windows(), self.losses.practice
+        if practice is None:
+            return Lesson(train, windows, len(windows))
+        return practice.lesson(self.progress.step, train, windows, self.ranks)
 
     def _begin_batch(self, i: int) -> None:
         """Begin batch i of the step under way, whose dropout and noise follow from its number."""

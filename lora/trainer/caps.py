@@ -33,7 +33,7 @@ def caps(plan: RunPlan) -> Iterator[Cap]:
 
 def _of_length(plan: RunPlan) -> Iterator[Cap]:
     c, n = plan.config, plan.n_steps
-    of_epochs = (c.epochs or 0) * ceil(plan.order.n_read / c.windows_per_step)
+    of_epochs = (c.epochs or 0) * plan.order.n_of_epoch
     if c.max_steps and of_epochs:
         if c.max_steps > of_epochs:
             clause = f"the run ends with step {n}, as epochs is {c.epochs}"

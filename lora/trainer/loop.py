@@ -7,7 +7,7 @@ Of several ranks each makes some batches of a step, and all the same optimiser's
 """
 
 from contextlib import ExitStack
-from math import ceil, isfinite
+from math import isfinite
 from time import perf_counter
 
 import pyggml
@@ -84,11 +84,12 @@ class Trainer(BoundRun):
 
     def _step(self) -> StepReport:
         began = perf_counter()
-        at, train, windows = self.progress, self.corpus.train, self._windows()
+        at, lesson = self.progress, self._lesson()
+        train, windows = lesson.dataset, lesson.windows
         gradient, optimiser, run = self.gradient, self.optimiser, self.passes.train
         gradient.begin()
         outcome = self.losses.over(run, train, windows, self.ranks, self._begin_batch)
-        gradient.end(ceil(len(windows) / self.config.batch))
+        gradient.end(len(outcome.parts))
         loss, norm, lr = outcome.loss, optimiser.clip(), self.learning_rate(at.step)
         if not isfinite(loss) or not isfinite(norm):
             fault = f"step {at.step + 1}: the loss is {loss:g}, the gradient's length {norm:g}"
@@ -98,14 +99,15 @@ class Trainer(BoundRun):
             self.before_update(at.step + 1, self.passes.idle_memory)
         self._updating = True
         optimiser.step(lr, at.step + 1)
-        self.progress = at.after(len(windows), self.order.n_read)
+        self.progress = at.after(lesson.n_read, self.order.n_read)
         self.history.losses.append(loss)
         self._updating = False
         seconds = perf_counter() - began
         n_tokens, n_computed = train.n_targets(windows), train.n_computed(windows)
+        tally = outcome.tally if lesson.tally is None else lesson.tally + outcome.tally
         return StepReport(
             at.step + 1, self.n_steps, at.epoch, loss, lr, norm, n_tokens, seconds,
-            tally=outcome.tally, experts=outcome.experts, n_computed=n_computed,
+            tally=tally, experts=outcome.experts, n_computed=n_computed, sampled=lesson.about,
         )  # fmt: skip
 
     def _after_step(self, report: Callback) -> None:
@@ -121,7 +123,7 @@ class Trainer(BoundRun):
         if sample is None:
             return
         data, windows = sample.dataset, sample.windows
-        outcome = self.losses.over(run, data, windows, self.ranks)
+        outcome = self.losses.validate(data, windows, self.ranks)
         loss, tally = outcome.loss, outcome.tally
         if not isfinite(loss):
             fault = f"after step {step} the validation loss is {loss:g}"

@@ -49,6 +49,7 @@ class Losses:
         """Raises ConfigError if the corpus has no rows for the objective."""
         self.objective, self._size = objective, config.batch
         self.feed = objective.feed(model, corpus, config, reference)
+        self.practice = objective.practice(model, corpus, config)
         self.passes = Passes.of(
             model, parameters, config, corpus.train.ctx, corpus.lengths,
             objective=objective, leaves=self.feed.leaves, others=self.feed.graphs,
@@ -86,6 +87,12 @@ class Losses:
             total, tally = total + part, tally + kind.of(numbers)
         experts = ExpertReport.of(joined[:, end:].sum(axis=0), n_layers) if n_layers else None
         return Outcome(total, tally, joined[:, :2], experts)
+
+    def validate(self, data: Dataset, windows: Windows, ranks: Ranks) -> Outcome:
+        """What a validation tells of these windows: their loss, or what the practice measures."""
+        if self.practice is None:
+            return self.over(self.passes.evaluate, data, windows, ranks)
+        return Outcome(*self.practice.measure(data, windows, ranks))
 
     @property
     def _n_expert_numbers(self) -> int:

@@ -13,13 +13,15 @@ class WindowOrder:
     """The order of a run's windows.
 
     n_read    windows that an epoch reads
-    n_steps   of the run, whose validations may end it before
+    n_of_epoch, n_steps   steps of an epoch, and of the run, whose validations may end it before
     """
 
-    def __init__(self, train: Dataset, config: TrainConfig) -> None:
+    def __init__(self, train: Dataset, config: TrainConfig, n_alike: int = 1) -> None:
+        """n_alike: steps that train on the same windows."""
         self._train, self._seed, self._n_a_step = train, config.seed, config.windows_per_step
         self.n_read = config.n_read(train.n_read)
-        self.n_steps = int(config.shortest(ceil(self.n_read / self._n_a_step), 1))
+        self.n_of_epoch = n_alike * ceil(self.n_read / self._n_a_step)
+        self.n_steps = int(config.shortest(self.n_of_epoch, 1))
         self._epoch, self._windows = -1, np.empty(0, np.int64)
 
     @property

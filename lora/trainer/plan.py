@@ -46,7 +46,7 @@ class RunPlan:
         self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
         self.ranks, self.progress, self.history = ranks, Progress(), History()
         parameters.metadata = chat_metadata(corpus, model) or parameters.metadata
-        self.order = WindowOrder(corpus.train, config)
+        self.order = WindowOrder(corpus.train, config, self.objective.steps_a_lesson)
         self.n_steps, self.n_in_last_step = self.order.n_steps, self.order.n_in_last_step
         self.learning_rate = learning_rate_of(
             of_caller if schedule else config, self.n_steps, schedule, lambda: self.history

@@ -55,6 +55,7 @@ class StepReport(TallyReport):
     tally: Tally | None = None  # what the objective counts
     experts: ExpertReport | None = None  # of a mixture
     n_computed: int = 0  # tokens, those that are read alone and padding among them
+    sampled: Mapping[str, Any] | None = None  # of answers that it was made of
 
     @property
     def tokens_per_second(self) -> float:

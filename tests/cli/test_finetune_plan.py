@@ -47,13 +47,16 @@ def test_the_defaults_of_the_objective_are_in_the_plan(finetune, tmp_path, objec
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"the {i} ", **of}) + "\n" for i in range(9)))
     run = ("--dry-run", "--ctx", 32, "--max-steps", 0, "--objective", objective)
+    if OBJECTIVES[objective].rows == "prompts":
+        (tmp_path / "r.py").write_text("length = len\n")
+        run += ("--reward", tmp_path / "r.py:length", "--answer-tokens", 20)
     ended, lr = finetune(*run, data=data), OBJECTIVES[objective].defaults["lr"]
     assert f"learning rate {lr:g}, cosine" in ended.row("steps")
     (usual,) = re.findall(rf"by default, as for {objective}: (.*)", ended.out)
     assert f"--lr {lr:g}, --epochs 1, --warmup-" in usual
     (warmup,) = re.findall(r"after (\d+) steps? of warm-up", ended.row("steps")) or [None]
     assert ("--warmup-steps" in usual) == (f"--warmup-steps 10 (here {warmup})" in usual)
-    assert ("--preference-beta " in usual) == (objective != "sft")
+    assert ("--preference-beta " in usual) == hasattr(OBJECTIVES[objective], "beta")
     given = finetune(*run, "--lr", 0.5, data=data)
     assert "learning rate 0.5" in given.row("steps") and "--lr " not in given.out
 

@@ -35,7 +35,12 @@ def test_no_other_file_names_an_objective():
 def test_a_declaration_is_whole(name):
     kind = OBJECTIVES[name]
     assert kind.__module__ == f"pyggml.lora.objectives.{name}" and kind.name == name
-    assert kind.purpose.startswith("learns ") and kind.rows in ("training", "pairs", "labels")
+    assert kind.purpose.startswith("learns ") and kind.rows in (
+        "training",
+        "pairs",
+        "labels",
+        "prompts",
+    )
     assert all(f.default in (0, 0.0) for f in fields(kind.tally)), "a tally begins with nothing"
 
 

@@ -222,6 +222,7 @@ def _defaults_of(trainer: Trainer, fixed: Collection[str]) -> list[str]:
     objective, config, rate = trainer.objective, trainer.config, trainer.learning_rate
     of_run = {n: value for n, value in objective.defaults.items() if getattr(config, n) == value}
     own = {f.name: getattr(objective, f.name) for f in fields(objective)}
+    own = {name: value for name, value in own.items() if type(value) in (int, float)}
     is_short = rate.n_warmup < rate.n_warmup_set
     here = {"warmup_steps": f" (here {rate.n_warmup})"} if is_short else {}
     return [

@@ -5,6 +5,7 @@ asking      what a record asks: a text, or messages with a system text and earli
 training    rows that are learned
 preferences rows whose answers are compared
 questions   rows with choices, one of them right
+prompts     rows to which answers are sampled
 schema      which of all these a record is; nothing that it has to say is lost
 columns     a guess at the columns of records with other names
 names       what columns are called, and what each name means

@@ -6,6 +6,7 @@ ChatRow         the messages of a chat, of which those of the assistant are lear
 PreferenceRow   a prompt with an answer that is preferred and one that is rejected
 LabelledRow     a prompt with one answer, and whether it is wanted
 QuestionRow     a prompt with choices, one of them right
+PromptRow       a prompt to which answers are sampled
 """
 
 from collections.abc import Iterator, Mapping
@@ -134,7 +135,22 @@ class QuestionRow:
     readings: Mapping[str, int] = field(default_factory=dict)
 
 
-Row = TextRow | CompletionRow | ChatRow | PreferenceRow | LabelledRow | QuestionRow
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """A prompt, a string or messages, to which the model writes answers as training goes.
+
+    is_question   of a string: models with a chat template read it as a user's message
+    columns       the whole record, by which answers are judged
+    """
+
+    place: RowPlace
+    prompt: str | Messages
+    tools: tuple[dict[str, Any], ...] = ()
+    is_question: bool = False
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+Row = TextRow | CompletionRow | ChatRow | PreferenceRow | LabelledRow | QuestionRow | PromptRow
 
 
 def texts_of(row: Row) -> list[str]:
@@ -153,6 +169,8 @@ def texts_of(row: Row) -> list[str]:
             parts = (row.prompt, row.completion)
         case QuestionRow():
             parts = (row.prompt, *row.choices)
+        case PromptRow():
+            parts = (row.prompt,)
     texts = [[part] if isinstance(part, str) else _texts_in(part) for part in parts]
     return [text for of_part in texts for text in of_part if text]
 

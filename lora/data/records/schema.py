@@ -4,7 +4,7 @@ A column map gives names of the file for the parts of rows.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,8 +14,9 @@ from pyggml.lora.data.records.columns import suggestion
 from pyggml.lora.data.records.names import meaning_of
 from pyggml.lora.data.records.plan import RecordPlan
 from pyggml.lora.data.records.preferences import LABEL_SHAPES, PAIR_SHAPES
+from pyggml.lora.data.records.prompts import PROMPT_SHAPES
 from pyggml.lora.data.records.questions import QUESTION_SHAPES
-from pyggml.lora.data.records.rows import Row, RowPlace
+from pyggml.lora.data.records.rows import PromptRow, Row, RowPlace
 from pyggml.lora.data.records.shape import Shape
 from pyggml.lora.data.records.training import TRAINING_SHAPES
 
@@ -24,8 +25,10 @@ SHAPES: Mapping[str, tuple[Shape, ...]] = {
     "pairs": PAIR_SHAPES,
     "labels": LABEL_SHAPES,
     "question": QUESTION_SHAPES,
+    "prompts": PROMPT_SHAPES,
 }
 _FIRST = {"training": "text", "pairs": "chosen", "labels": "prompt", "question": "question"}
+_FIRST |= {"prompts": "prompt"}
 _LEARNED = {  # what a row of another purpose is for
     "training": "--objective sft learns to write",
     "pairs": "--objective dpo (or orpo, simpo, ipo) learns to prefer",
@@ -39,6 +42,7 @@ _WANTED = {
     "pairs": '"chosen" and "rejected", which differ',
     "labels": '"prompt" and "completion", and a "label" that is true or false',
     "question": '"question" or "prompt", with a list "choices" and an "answer"',
+    "prompts": '"prompt" (or "question", "input", "instruction", or "messages")',
 }
 NAMES = frozenset(name for shapes in SHAPES.values() for shape in shapes for name in shape.names)
 
@@ -47,7 +51,7 @@ NAMES = frozenset(name for shapes in SHAPES.values() for shape in shapes for nam
 class Schema:
     """The kind of rows wanted, and the names of their parts in the files.
 
-    purpose   "training", "pairs", "labels" or "question"
+    purpose   "training", "pairs", "labels", "question" or "prompts"
     columns   name of a row → name in the file; if given, no other names are read
     """
 
@@ -100,8 +104,9 @@ class Schema:
         if plan is None:
             raise self._missing(record, fields)
         cells = plan.cells(fields)
-        if self.columns:
-            return plan.shape.make(place, cells)
+        if self.columns or self.purpose == "prompts":
+            row = plan.shape.make(place, cells)
+            return replace(row, columns=record) if isinstance(row, PromptRow) else row
         try:
             row = plan.shape.make(place, cells)
         except BadValue:  # that an answer is no text is no help where it belongs to a question
@@ -117,6 +122,8 @@ class Schema:
         plan = _plan(self, tuple(fields))
         if plan is None:
             return [*record]
+        if self.purpose == "prompts":  # what judges the answers has all of it
+            return []
         cells = plan.cells(fields)
         if not self.columns:
             return plan.unread(cells)

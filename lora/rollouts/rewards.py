@@ -1,0 +1,175 @@
+"""Rewards: what functions of the user's own say of an answer, and what that is worth in its group.
+
+A function takes, by name, what it asks for: `completion`, the answer, and `prompt`, texts or lists
+of messages, and any column of the row; **others takes all that is left. It returns a number, or
+None for an answer that it does not judge. One with a parameter `completions` is called as TRL calls
+it, with lists, each of one item.
+
+A function of a file is the user's program: it runs as that, with all that it may do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from pyggml.errors import ConfigError, PyggmlError
+from pyggml.lora.data.records.rows import PromptRow
+
+_WORD = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)(?::(?P<weight>[-+.\deE]+))?")
+_LEAST_SPREAD = 1e-4  # TRL's, added to a standard deviation
+Function = Callable[..., Any]
+
+
+def is_reward(word: object) -> bool:
+    """Whether a value names a function, as FILE.py:FUNCTION or FILE.py:FUNCTION:WEIGHT, or is
+    one."""
+    if not isinstance(word, str):
+        return callable(word)
+    match = _WORD.fullmatch(word)
+    try:
+        return match is not None and float(match["weight"] or 1) != 0
+    except ValueError:
+        return False
+
+
+class RewardFault(PyggmlError):
+    """A function that gives no reward."""
+
+
+class _TimeOver(BaseException):
+    """The time of a call has ended; functions that catch what they raise let it pass."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reward:
+    """A function, its name in reports, and the weight of what it returns."""
+
+    name: str
+    function: Function
+    weight: float = 1.0
+
+    @classmethod
+    def of(cls, word: str | Function) -> Reward:
+        """Raises ConfigError for a file that cannot be run or lacks the function."""
+        if not isinstance(word, str):
+            return cls(getattr(word, "__name__", type(word).__name__), word)
+        match = _WORD.fullmatch(word)
+        assert match is not None, "settings are checked"
+        module, name = _run_file(Path(match["file"])), match["name"]
+        function = getattr(module, name, None)
+        if not callable(function):
+            functions = [n for n, f in vars(module).items() if inspect.isfunction(f)]
+            fault = f"is {word}, but the file has no function {name}"
+            there = f": it has {', '.join(functions[:5])}" if functions else ""
+            raise ConfigError([("reward", fault + there)])
+        return cls(name, function, float(match["weight"] or 1))
+
+    def __call__(self, row: PromptRow, text: str, seconds: float = 0) -> float:
+        """The reward of an answer without its weight; NaN for one that is not judged.
+
+        seconds: the most that it may take; 0: any. Raises RewardFault, naming the row.
+        """
+        where = f"{row.place.file}: {row.place}: reward {self.name}"
+        began = time.monotonic()
+        try:
+            with _at_most(seconds):
+                value = self._call(row, text)
+        except _TimeOver:
+            raise RewardFault(f"{where} took longer than {seconds:g} s") from None
+        except Exception as error:  # whatever another's program raises
+            raise RewardFault(f"{where} raised {type(error).__name__}: {error}") from error
+        if seconds and time.monotonic() - began > seconds:  # where no alarm could end it
+            raise RewardFault(f"{where} took longer than {seconds:g} s")
+        if value is None:
+            return float("nan")
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            what = f"returned a {type(value).__name__}"
+            raise RewardFault(f"{where} {what}, wanted a number or None") from None
+        if not np.isfinite(number):
+            raise RewardFault(f"{where} returned {number}, wanted a finite number or None")
+        return number
+
+    def _call(self, row: PromptRow, text: str) -> Any:
+        parameters = inspect.signature(self.function).parameters
+        as_trl = "completions" in parameters
+        completion: Any = text
+        if as_trl and not isinstance(row.prompt, str):
+            completion = [{"role": "assistant", "content": text}]
+        given = {**row.columns, "prompt": row.prompt, "completion": completion}
+        if as_trl:
+            given["completions"], given["prompts"] = given.pop("completion"), given.pop("prompt")
+            given = {name: [value] for name, value in given.items()}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            given = {name: value for name, value in given.items() if name in parameters}
+        value = self.function(**given)
+        return value[0] if as_trl else value
+
+
+def _run_file(path: Path) -> Any:
+    """The module of a file."""
+    spec = importlib.util.spec_from_file_location(f"reward_{path.stem}", path)
+    assert spec is not None and spec.loader is not None, "its name ends in .py"
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever another's program raises
+        fault = f"{path} cannot be run: {type(error).__name__}: {error}"
+        raise ConfigError([("reward", fault)]) from error
+    return module
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise _TimeOver inside after so many seconds, where the system has alarms and this is the
+    main thread: Python then ends what it runs between two of its steps."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not (seconds and is_main and hasattr(signal, "SIGALRM")):
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise _TimeOver
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# -- in a group ---------------------------------------------------------------------------------
+
+
+def totals(rewards: np.ndarray, weights: Sequence[float]) -> np.ndarray:
+    """(n,) each answer's weighted sum of its rewards (n, functions); NaN where none judges it."""
+    sums = np.nansum(rewards * np.asarray(weights), axis=1)
+    return np.where(np.isnan(rewards).all(axis=1), np.nan, sums)
+
+
+def advantages(rewards: np.ndarray, scaled: bool) -> np.ndarray:
+    """(n,) how much better each answer of a group is than their mean, float64; scaled: in standard
+    deviations (n − 1). 0 where there is no reward."""
+    judged = ~np.isnan(rewards)
+    above, n = np.zeros(len(rewards)), np.count_nonzero(judged)
+    if n:
+        above[judged] = rewards[judged] - rewards[judged].mean()
+    if scaled and n > 1:
+        above /= np.sqrt(above @ above / (n - 1)) + _LEAST_SPREAD
+    return above

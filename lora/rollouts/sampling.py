@@ -1,0 +1,108 @@
+"""A prompt → a group of answers, by the batched generation that serves requests.
+
+The prompt is read once; the other sequences copy what the cache has of it. The adapters are read
+where they train, so answers are those of the last step's model. Answers are drawn at temperature 1
+from the whole distribution: its log-probabilities are then the model's own.
+
+A group's passes hold its own sequences alone, and begin with an empty cache. So the bits of its
+answers follow from the model, the prompt and the seeds, whatever else was sampled and where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pyggml.generation import Batch, Completion, Finish, Sampling, Slot
+from pyggml.model import Model
+
+_HOW = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logprobs=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledAnswer:
+    """An answer of n tokens.
+
+    ids         (n,) int32, the token that ends it among them
+    log_probs   (n,) float32, of each after those before it
+    is_cut      whether no token ends it: it has as many as it may
+    """
+
+    ids: np.ndarray
+    log_probs: np.ndarray
+    is_cut: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def text(self, model: Model) -> str:
+        """What it says, without the token that ends it."""
+        return model.tokenizer.decode(self.ids if self.is_cut else self.ids[:-1])
+
+
+class _Writing:
+    """An answer under way."""
+
+    def __init__(self, completion: Completion) -> None:
+        self._completion = completion
+        self._ids, self._log_probs = list[int](), list[float]()
+
+    def take(self, logits: np.ndarray) -> int | None:
+        """The next token, drawn from the logits (n_vocab,); None if the answer has ended."""
+        piece = self._completion.take(logits)
+        assert piece.logprob is not None
+        self._ids.append(piece.token)
+        self._log_probs.append(piece.logprob)
+        return None if piece.finish is not None else piece.token
+
+    @property
+    def answer(self) -> SampledAnswer:
+        arrays = np.array(self._ids, np.int32), np.array(self._log_probs, np.float32)
+        return SampledAnswer(*arrays, self._completion.finish is not Finish.STOP_TOKEN)
+
+
+class GroupSampler:
+    """Samples groups of up to n answers; prompt and answer have n_ctx + 1 tokens at most, the
+    answer n_tokens."""
+
+    def __init__(self, model: Model, n: int, n_ctx: int, n_tokens: int) -> None:
+        self._model, self._n_ctx, self._n_tokens = model, n_ctx, n_tokens
+        self._batch = Batch(model, n, n_ctx)
+
+    def release(self) -> None:
+        """Free cache and programs; nothing can be sampled any more."""
+        self._batch.release()
+
+    def sample(self, prompt: np.ndarray, seeds: Sequence[int]) -> list[SampledAnswer]:
+        """An answer for each seed. Raises DataError if the greatest logit is NaN or infinite."""
+        slots = [self._batch.open() for _ in seeds]
+        try:
+            return self._write(prompt, dict(zip(slots, seeds, strict=True)))
+        finally:
+            for slot in slots:
+                slot.close()
+
+    def _write(self, prompt: np.ndarray, seeds: Mapping[Slot, int]) -> list[SampledAnswer]:
+        n = min(self._n_tokens, self._n_ctx + 1 - len(prompt))
+        tokenizer = self._model.tokenizer
+        writing = {
+            slot: _Writing(Completion(tokenizer, replace(_HOW, seed=seed), prompt, n))
+            for slot, seed in seeds.items()
+        }
+        first, *others = writing
+        logits = self._batch.feed({first: prompt})
+        for slot in others:
+            slot.copy_prefix(first, len(prompt))
+            logits[slot] = logits[first]
+        while logits:
+            taken = {slot: writing[slot].take(of_slot) for slot, of_slot in logits.items()}
+            fed = {slot: [token] for slot, token in taken.items() if token is not None}
+            logits = self._batch.feed(fed) if fed else {}
+        return [each.answer for each in writing.values()]
+
+
+def seeds_of(n: int, *numbers: int) -> list[int]:
+    """n seeds that follow from these numbers alone."""
+    return [int(word) for word in np.random.SeedSequence(numbers).generate_state(n, np.uint64)]

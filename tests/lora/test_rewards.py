@@ -1,0 +1,290 @@
+"""Rewards: answers are the model's own, the formulas hold, faults of functions are told by row, and
+such runs are runs like any other."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from tiny_models import END, TOKENS, VOCABULARY, write_llama
+
+import pyggml
+from pyggml.errors import ConfigError, DataError, PyggmlError
+from pyggml.generation import Batch
+from pyggml.lora import DataConfig, LoraConfig, TrainConfig, Trainer, ValidationReport, attach
+from pyggml.lora import corpus as corpus_of_rows
+from pyggml.lora.data import PromptRow, RowPlace
+from pyggml.lora.objectives import OBJECTIVES
+from pyggml.lora.objectives.choice import objective_of
+from pyggml.lora.rollouts.rewards import Reward, advantages, totals
+from pyggml.lora.rollouts.sampling import GroupSampler
+
+from runs import state, steps
+
+KINDS = [name for name, kind in OBJECTIVES.items() if kind.rows == "prompts"]
+CTX, MOST = 40, 8
+PROMPTS = [{"prompt": "ab" * (1 + i % 3) + str(i), "n": i} for i in range(10)]
+PLACE = RowPlace("p.jsonl", "line", 3)
+
+
+def vowels(completion, n):
+    """Some answers earn more than others."""
+    return sum(map(ord, completion)) % 7 + n / 10
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    return write_llama(path, len(TOKENS), n_layer=2, seed=1, keys=VOCABULARY)
+
+
+@pytest.fixture
+def trainer_of(path):
+    """(kind, settings of the objective, **train settings) -> a trainer whose adapter changes
+    something."""
+
+    def make(kind="grpo", objective=None, rows=PROMPTS, **settings):
+        settings = {"lr": 0.02, "warmup_steps": 1, "batch": 2, "max_steps": 4, **settings}
+        model = pyggml.load(path, compute="f32")
+        adapter = attach(model, LoraConfig(rank=3, alpha=5.0))
+        for pair in adapter.pairs.values():
+            pair.b.data[:] = np.random.default_rng(1).normal(0, 0.1, pair.b.shape)
+        usual = {"answers": 4, "answer_tokens": MOST, "reward": (vowels,)}
+        chosen = OBJECTIVES[kind](**usual | (objective or {}))
+        data = DataConfig(ctx=CTX, val_split=0.2)
+        corpus = corpus_of_rows(rows, model, data, purpose=chosen.rows)
+        run = (adapter.model, adapter.parameters, corpus, TrainConfig(**settings), chosen)
+        return Trainer(*run, reference=model)
+
+    return make
+
+
+def log_softmax(logits):
+    z = logits.astype(np.float64)
+    z -= z.max(axis=-1, keepdims=True)
+    return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+
+
+# -- sampling -----------------------------------------------------------------------------------
+
+
+def test_answers_are_the_model_s_with_their_log_probabilities(trainer_of, monkeypatch):
+    model, prompt, n_read = trainer_of().model, np.array([3, 1, 4, 1, 5], np.int32), []
+
+    def feed(batch, pieces, every=(), whole=Batch.feed):
+        n_read.append(sum(map(len, pieces.values())))
+        return whole(batch, pieces, every)
+
+    monkeypatch.setattr(Batch, "feed", feed)
+    sampler = GroupSampler(model, 6, CTX, MOST)
+    answers = sampler.sample(prompt, range(6))
+    assert n_read[:2] == [5, 6], "the prompt is read once, then a token of each"
+    assert len({a.ids.tobytes() for a in answers}) == 6
+    for answer in answers:
+        whole = log_softmax(model.logits([*prompt, *answer.ids]))
+        places = np.arange(len(prompt) - 1, len(prompt) - 1 + len(answer))
+        np.testing.assert_allclose(answer.log_probs, whole[places, answer.ids], atol=2e-5)
+        assert len(answer) <= MOST and answer.is_cut == (answer.ids[-1] != END)
+        assert END not in answer.ids[:-1]
+    sampler.sample(prompt[:2], [9])
+    again = sampler.sample(prompt, range(6))
+    assert [a.log_probs.tobytes() for a in again] == [a.log_probs.tobytes() for a in answers]
+
+
+def test_answers_follow_the_adapter_as_it_trains(trainer_of):
+    trainer = trainer_of(max_steps=2)
+    trainer.run(progress=False)
+    lesson = trainer.losses.practice.lesson(
+        5, trainer.corpus.train, np.array([0, 1]), trainer.ranks
+    )
+    trainer.losses.over(trainer.passes.evaluate, lesson.dataset, lesson.windows)
+    batches = trainer.losses.feed.batches((), lesson.dataset, lesson.windows, trainer.ranks)
+    *_, last = batches
+    read = last.read > 0
+    ours = trainer.passes.outputs["log_probs"][read]
+    np.testing.assert_allclose(ours, last.sampled[read], atol=2e-5)
+    assert read.sum() >= 8
+
+
+# -- formulas -----------------------------------------------------------------------------------
+
+SETTINGS = {"clip_low": 0.1, "clip_high": 0.05, "kl_weight": 0.3}
+
+
+def expected_loss(kind, lesson, log_probs, reference):
+    """The loss of a lesson in float64; log-probabilities (n, ctx) of its targets."""
+    data, total = lesson.dataset, 0.0
+    n_all = 2 * 4
+    for window in range(len(data)):
+        numbers, learned = data.ordinals()[window, 1:], data.targets()[window]
+        for i in range(int(np.count_nonzero(data.signs[window]))):
+            at = learned & (numbers == i)
+            advantage = float(data.advantages[window, i])
+            new, old = log_probs[window, at], data.log_probs[window, at].astype(np.float64)
+            ratio = np.exp(new - old)
+            if kind == "gspo":
+                ratio = np.full_like(new, np.exp((new - old).mean()))
+            clipped = np.clip(ratio, 1 - SETTINGS["clip_low"], 1 + SETTINGS["clip_high"])
+            d = reference[window, at] - new
+            terms = -np.minimum(ratio * advantage, clipped * advantage)
+            terms += SETTINGS["kl_weight"] * (np.exp(d) - d - 1)
+            total += terms.sum() / MOST if kind == "dr_grpo" else terms.mean()
+    return total / n_all
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_is_its_formula(trainer_of, kind):
+    trainer = trainer_of(kind, SETTINGS)
+    practice, windows = trainer.losses.practice, np.array([0, 1])
+    lesson = practice.lesson(0, trainer.corpus.train, windows, trainer.ranks)
+    rng = np.random.default_rng(0)
+    for pair in trainer.parameters.tensors.values():
+        pair.data[:] += rng.normal(0, 0.05, pair.shape)
+
+    def log_probs(model):
+        data, whole = lesson.dataset, np.zeros((len(lesson.dataset), CTX))
+        for window, ids in enumerate(data.tokens):
+            numbers = data.documents[window]
+            for number in np.unique(numbers[numbers >= 0]):
+                at = np.flatnonzero(numbers == number)
+                given = log_softmax(model.logits(ids[at]))
+                whole[window, at[:-1]] = given[np.arange(len(at) - 1), ids[at[1:]]]
+        return whole
+
+    wanted = expected_loss(kind, lesson, log_probs(trainer.model), log_probs(trainer.reference))
+    outcome = trainer.losses.over(trainer.passes.evaluate, lesson.dataset, lesson.windows)
+    assert outcome.loss == pytest.approx(wanted, rel=2e-4)
+    assert 0 < outcome.tally.n_clipped < outcome.tally.n_ratios and outcome.tally.kl_sum > 0
+
+
+def test_advantages_are_those_of_the_group():
+    rewards = np.array([1.0, 2.0, 6.0, np.nan])
+    spread = np.std(rewards[:3], ddof=1)
+    above = np.array([-2.0, -1.0, 3.0, 0.0])
+    np.testing.assert_allclose(advantages(rewards, scaled=True), above / (spread + 1e-4))
+    np.testing.assert_allclose(advantages(rewards, scaled=False), above)
+    assert not advantages(np.ones(3), scaled=True).any()
+    marks = np.array([[1.0, 2.0], [np.nan, 3.0], [np.nan, np.nan]])
+    np.testing.assert_array_equal(totals(marks, (1.0, 0.5)), [2.0, 1.5, np.nan])
+
+
+# -- functions ----------------------------------------------------------------------------------
+
+FILE = """
+import time
+def length(completion): return len(completion)
+def near(completion, prompt, answer, **others): return (prompt, completion, answer, *others)
+def trl(prompts, completions, answer, **others): return [len(completions[0]) + answer[0]]
+def chat(completions): return [completions[0][0]["content"] == "hello"]
+def unjudged(completion): return None
+def raises(completion): return 1 / 0
+def nan(completion): return float("nan")
+def word(completion): return "good"
+def sleeps(completion):
+    try:
+        time.sleep(5)
+    except Exception:
+        return 1
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rewards") / "r.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_function_gets_what_it_asks_for(file):
+    row = PromptRow(PLACE, "how?", columns={"question": "how?", "answer": 7})
+
+    def reward(name, row=row):
+        return Reward.of(f"{file}:{name}")(row, "hello")
+
+    assert reward("length") == 5 and np.isnan(reward("unjudged"))
+    assert reward("trl") == 12
+    messages = ({"role": "user", "content": "how?"},)
+    assert reward("chat", PromptRow(PLACE, messages)) == 1
+    assert Reward.of(f"{file}:length:-0.5").weight == -0.5
+    near = Reward.of(f"{file}:near").function
+    assert near("a", "b", 1, question="c", x=2) == ("b", "a", 1, "question", "x")
+
+
+@pytest.mark.parametrize(
+    "name, fault",
+    [
+        ("raises", "raised ZeroDivisionError: division by zero"),
+        ("nan", "returned nan, wanted a finite number or None"),
+        ("word", "returned a str, wanted a number or None"),
+        ("sleeps", "took longer than 0.05 s"),
+    ],
+)
+def test_a_faulty_reward_is_told_by_row(trainer_of, file, name, fault):
+    began, word = time.monotonic(), f"{file}:{name}"
+    chosen = {"reward": (f"{file}:length", word), "reward_seconds": 0.05, "answers": 2}
+    with pytest.raises(PyggmlError, match=rf"rows: row \d+: reward {name} {fault}"):
+        trainer_of(objective=chosen).run(progress=False)
+    chosen |= {"reward_faults": "skip"}
+    trainer, reports = trainer_of(objective=chosen, max_steps=1, val_every=0), []
+    trainer.corpus = type(trainer.corpus)(trainer.corpus.train, None)
+    trainer.validation = None
+    with pytest.warns(RuntimeWarning, match=rf"reward {name} {fault}: the answer is left out"):
+        trainer.run(reports.append, progress=False)
+    (step,) = steps(reports)
+    assert step.tally.n_judged == 0 and step.loss == 0
+    assert time.monotonic() - began < 60, "a call was ended"
+
+
+def test_what_is_no_function_is_refused(file, tmp_path, trainer_of):
+    for word in ("r.txt:length", f"{file}", f"{file}:length:0", f"{file}:length:x"):
+        with pytest.raises(ConfigError, match="wanted FILE.py:FUNCTION"):
+            objective_of("grpo", reward=(word,))
+    broken = tmp_path / "b.py"
+    broken.write_text("x = y\n")
+    for word, fault in (
+        (f"{broken}:f", "cannot be run: NameError"),
+        (f"{file}:no", "has no function no: it has length, near"),
+        (f"{tmp_path}/none.py:f", "cannot be run: FileNotFoundError"),
+    ):
+        with pytest.raises(ConfigError, match=fault):
+            trainer_of(objective={"reward": (word,)}).reserve()
+    for settings, fault in (
+        ({"reward": ()}, "reward.*is missing: grpo wants"),
+        ({"answers": 1}, "answers.*wanted at least 2"),
+        ({"answer_tokens": 60}, r"ctx.*longest prompt has \d tokens, an answer up to 60"),
+    ):
+        with pytest.raises(ConfigError, match=fault):
+            trainer_of(objective=settings).reserve()
+    long = [*PROMPTS, {"prompt": "z" * 99}]
+    with pytest.raises(DataError, match="row 11 has 99 tokens, wanted at most 40"):
+        trainer_of(rows=long)
+    with pytest.raises(DataError, match='without "prompt"'):
+        trainer_of(rows=[{"prompts": "a"}])
+
+
+# -- runs ---------------------------------------------------------------------------------------
+
+
+def test_rewards_rise(trainer_of):
+    """Towards one letter, of which the model knows nothing."""
+    chosen = {"reward": (lambda completion: completion.count("a"),), "answers": 8}
+    trainer, reports = trainer_of(objective=chosen, max_steps=40, lr=0.05, val_every=0), []
+    trainer.run(reports.append, progress=False)
+    rewards = [r.tally.reward for r in steps(reports)]
+    assert np.mean(rewards[-5:]) > 2 * np.mean(rewards[:5]) + 0.5
+    first, last = (r for r in reports if isinstance(r, ValidationReport))
+    assert last.tally.reward > first.tally.reward
+    assert last.loss == pytest.approx(-last.tally.reward)
+    json.dumps(steps(reports)[0].sampled)
+
+
+def test_a_resumed_run_is_a_whole_one(trainer_of, tmp_path):
+    whole = trainer_of()
+    whole.run(progress=False)
+    settings = {"checkpoint_dir": str(tmp_path), "checkpoint_every": 2}
+    half = trainer_of(**settings)
+    half.run(lambda r: half.stop() if r.step == 2 else None, progress=False)
+    rest = trainer_of(**settings)
+    rest.resume(tmp_path)
+    rest.run(progress=False)
+    assert state(rest) == state(whole)
