@@ -263,6 +263,10 @@ class RewardObjective(SampledObjective):
             warnings.warn(f"{fault}: the answer is left out", RuntimeWarning, stacklevel=2)
             return [float("nan")] * len(self.functions)
 
+    @property
+    def n_tried(self) -> int:
+        return 1 + self.dynamic_sampling
+
     def is_of_use(self, group: Group) -> bool:
         return bool(self._advantages(group).any())
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from pyggml.errors import ConfigError
+from pyggml.errors import CheckpointError, ConfigError
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.data.prompts import Prompts
@@ -33,6 +33,7 @@ from pyggml.lora.rollouts.windows import Example, Samples
 from pyggml.model import Model
 from pyggml.settings import setting
 
+Place = tuple[int, ...]  # of a group: the step, its number there, and how often others were tried
 _VALIDATION = 1 << 32  # in the place of a step: answers of a validation have seeds of their own
 
 
@@ -122,6 +123,11 @@ class SampledObjective(Objective):
         """Whether something is learned of a group; else other prompts take its place."""
         return True
 
+    @property
+    def n_tried(self) -> int:
+        """How many prompts are tried at most for a group that is of use."""
+        return 1
+
     def about(self, model: Model, data: Prompts, groups: Sequence[Group]) -> dict[str, Any]:
         """What a record holds of a step's groups: the first answer."""
         first, prompt = groups[0].answers[0], data.prompt(groups[0].window)
@@ -167,7 +173,9 @@ class SampledPractice:
     def lesson(self, step: int, data: Dataset, windows: np.ndarray, ranks: Ranks) -> Lesson:
         data, objective = cast("Prompts", data), self._objective
         n_steps, n_done = objective.steps_a_lesson, step % objective.steps_a_lesson
-        if not (n_done and len(self.state)):
+        if n_done and len(self.state):
+            self._check(self.state, data, len(windows))
+        else:
             self.state = self._sample(step, data, windows, ranks, objective.answers)
         groups = self._groups(self.state, len(windows))
         is_last = n_done == n_steps - 1
@@ -188,22 +196,54 @@ class SampledPractice:
 
     def _groups(self, numbers: np.ndarray, n: int) -> list[Group]:
         most = self._objective.answer_tokens
-        m = 2 + self._objective.n_marks + 2 * most
+        m = self._n_of_answer
         return [Group.of(row, len(row) // m, most) for row in numbers.reshape(n, -1)]
+
+    def _check(self, numbers: np.ndarray, data: Prompts, n: int) -> None:
+        """CheckpointError for numbers, read from a file, that are not those of n groups."""
+        o, m = self._objective, self._n_of_answer
+        fits = numbers.shape == (n * (o.answers * m + 1),)
+        if fits:
+            rows = numbers.reshape(n, -1)
+            answers, most = rows[:, :-1].reshape(-1, m), o.answer_tokens
+            ids = answers[:, -2 * most : -most]
+            fits = bool(
+                ((rows[:, -1] >= 0) & (rows[:, -1] < len(data))).all()
+                and ((answers[:, 0] >= 1) & (answers[:, 0] <= most)).all()
+                and ((ids >= 0) & (ids < self._model.config.n_vocab)).all()
+                and np.isfinite(answers[:, -most:]).all()
+            )
+        if not fits:
+            raise CheckpointError("the checkpoint's sampled answers are not those of this run")
 
     def _sample(
         self, step: int, data: Prompts, windows: Windows, ranks: Ranks, n_answers: int
     ) -> np.ndarray:
         """The numbers of the groups of some prompts, of all ranks, (n · k,)."""
-        rows = []
+        rows, most = [], self._objective.answer_tokens
         with ranks.together():
             for i in ranks.share(len(windows)):
-                group = self._group(data, int(windows[i]), (step, i), n_answers)
-                rows.append(group.numbers(self._objective.answer_tokens))
-        k = n_answers * (2 + self._objective.n_marks + 2 * self._objective.answer_tokens) + 1
+                find = self._group if step == _VALIDATION else self._useful_group
+                rows.append(find(data, int(windows[i]), (step, i), n_answers).numbers(most))
+        k = n_answers * self._n_of_answer + 1
         return ranks.join(np.array(rows).reshape(len(rows), k), len(windows)).reshape(-1)
 
-    def _group(self, data: Prompts, window: int, at: tuple[int, int], n_answers: int) -> Group:
-        seeds = seeds_of(n_answers, self._seed, *at)
+    @property
+    def _n_of_answer(self) -> int:
+        """Numbers that an answer is."""
+        return 2 + self._objective.n_marks + 2 * self._objective.answer_tokens
+
+    def _useful_group(self, data: Prompts, window: int, at: Place, n_answers: int) -> Group:
+        """The group of a prompt; of another one, drawn from all, while nothing is learned of it."""
+        group = self._group(data, window, at, n_answers)
+        for i in range(1, self._objective.n_tried):
+            if self._objective.is_of_use(group):
+                break
+            (number,) = seeds_of(1, self._seed, *at, i)
+            group = self._group(data, number % len(data), (*at, i), n_answers)
+        return group
+
+    def _group(self, data: Prompts, window: int, at: Place, n_answers: int) -> Group:
+        seeds = seeds_of(n_answers, self._seed, *at, len(at))
         answers = self._sampler.sample(data.prompt(window), seeds)
         return Group(window, answers, self._objective.marks(data, window, answers, self._model))

@@ -6,6 +6,7 @@ checkpoint.run    JSON: what makes the run what it is, `identity.run_identity`, 
 checkpoint.compute, .vectors, .compiler     what computed it: `arithmetic.RunArithmetic`
 checkpoint.sha256 SHA-256 of all that is here: `_whole_digest`. Older files have checkpoint.digest,
                   that of the numbers, which is then all that is checked
+checkpoint.lesson   `objective.Practice.state`, where the next step goes on with it
 checkpoint.history.losses, .validation.steps, .losses, .tokens      `reports.History`
 the flat float32 buffers: parameters, the optimiser's moments (adamw.m, adamw.v); constants and the
                   parameters that validated best, if a run has them
@@ -42,6 +43,7 @@ from pyggml.lora.trainer.reports import History
 ANOTHER_RUN = "is of another run: "
 _PREFIX, _HISTORY = "checkpoint.", "checkpoint.history."
 _SUM, _OLDER_SUM = "checkpoint.sha256", "checkpoint.digest"
+_LESSON, _NO_LESSON = "checkpoint.lesson", np.empty(0)
 Buffers = Mapping[str, np.ndarray]  # (n,) float32 each
 
 
@@ -64,11 +66,12 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What a file tells beside the numbers. length: the steps that its run was to have; older files
-    do not say."""
+    do not say. lesson: (n,) float64, of the lesson under way."""
 
     progress: Progress
     history: History
     length: int | None
+    lesson: np.ndarray
 
 
 def save(
@@ -78,6 +81,7 @@ def save(
     history: History,
     run: Run,
     arithmetic: RunArithmetic,
+    lesson: np.ndarray = _NO_LESSON,
 ) -> None:
     """Write a checkpoint; an older file at `path` stays whole until the new one is complete."""
     metadata = {
@@ -89,6 +93,8 @@ def save(
         **arithmetic.metadata(),
         **{f"{_HISTORY}{name}": array for name, array in history.arrays().items()},
     }
+    if len(lesson):
+        metadata[_LESSON] = lesson
     fields = {key: gguf.Field.of(value) for key, value in metadata.items()}
     fields[_SUM] = gguf.Field.of(_whole_digest(fields, buffers))
     gguf.write(path, fields, [(name, F32, b.shape, b) for name, b in buffers.items()])
@@ -147,7 +153,10 @@ def _load(file: gguf.GGUFFile, buffers: Buffers) -> Checkpoint:
     for name, buffer in buffers.items():
         buffer[:] = stored[name]
     progress = Progress(step, epoch, index)
-    return Checkpoint(progress, history, length if type(length) is int else None)
+    lesson = file.get(_LESSON)
+    if not isinstance(lesson, np.ndarray) or lesson.dtype != np.float64:
+        lesson = _NO_LESSON
+    return Checkpoint(progress, history, length if type(length) is int else None, lesson)
 
 
 def _history(file: gguf.GGUFFile) -> History:

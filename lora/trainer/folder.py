@@ -36,7 +36,7 @@ class RunFolder:
         self._folder, self._n_kept = plan.config.checkpoint_dir, plan.config.checkpoint_keep
         self._model, self._order, self._run = plan.model, plan.order, run_identity(plan)
         self._parameters, self._optimiser = plan.parameters, plan.config.optimiser
-        self._best = best
+        self._best, self._plan = best, plan
         self.about: Run = {**self._run, LENGTH: plan.n_steps}
         self.last: int | None = None
 
@@ -81,7 +81,9 @@ class RunFolder:
         p, path = self._parameters.buffers, path_of(self.path, progress.step)
         self._model.devices.gather(p["data"], p["m"], p["v"])
         here = RunArithmetic.by(self._model)
-        checkpoint.save(path, self._buffers, progress, history, self.about, here)
+        practice = self._plan.losses.practice
+        lesson = () if practice is None else (practice.state,)
+        checkpoint.save(path, self._buffers, progress, history, self.about, here, *lesson)
 
     def prune(self) -> None:
         """Remove all but the newest checkpoints up to the last one that was written.
@@ -118,6 +120,8 @@ class RunFolder:
                 RuntimeWarning,
                 stacklevel=3,
             )
+        if len(stored.lesson) and (practice := self._plan.losses.practice) is not None:
+            practice.state = stored.lesson
         return progress, stored.history
 
     @property

@@ -15,6 +15,7 @@ from pyggml.lora.objectives.tally import Rewards, Tally, TokensRight
 from pyggml.lora.trainer.experts import ExpertReport
 
 _ENDS = 20  # steps at both ends of a run that a loss is averaged over
+_LITTLE = 0.05  # a loss that is 0 but for noise, as of answers against their group, may double
 _ENOUGH = 5  # of them, before a rise of their mean is no noise
 
 
@@ -154,7 +155,7 @@ class History:
         if len(self.losses) < 2 * _ENOUGH:
             return False
         first, last = self.ends()
-        return last > 2 * first
+        return last > 2 * max(first, _LITTLE)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """As arrays by name, for a file."""

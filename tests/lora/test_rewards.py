@@ -9,7 +9,7 @@ import pytest
 from tiny_models import END, TOKENS, VOCABULARY, write_llama
 
 import pyggml
-from pyggml.errors import ConfigError, DataError, PyggmlError
+from pyggml.errors import CheckpointError, ConfigError, DataError, PyggmlError
 from pyggml.generation import Batch
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig, Trainer, ValidationReport, attach
 from pyggml.lora import corpus as corpus_of_rows
@@ -103,7 +103,7 @@ def test_answers_follow_the_adapter_as_it_trains(trainer_of):
     read = last.read > 0
     ours = trainer.passes.outputs["log_probs"][read]
     np.testing.assert_allclose(ours, last.sampled[read], atol=2e-5)
-    assert read.sum() >= 8
+    assert read.any()
 
 
 # -- formulas -----------------------------------------------------------------------------------
@@ -278,13 +278,51 @@ def test_rewards_rise(trainer_of):
     json.dumps(steps(reports)[0].sampled)
 
 
-def test_a_resumed_run_is_a_whole_one(trainer_of, tmp_path):
-    whole = trainer_of()
+@pytest.mark.parametrize("at", [2, 3])  # between two lessons, and within one
+def test_a_resumed_run_is_a_whole_one(trainer_of, tmp_path, at):
+    whole, settings = trainer_of(objective=(o := {"iterations": 2, "kl_weight": 0.1})), {}
     whole.run(progress=False)
-    settings = {"checkpoint_dir": str(tmp_path), "checkpoint_every": 2}
+    assert whole.progress.index == 4 and len(whole.history.losses) == 4
+    settings = {"checkpoint_dir": str(tmp_path), "objective": o}
     half = trainer_of(**settings)
-    half.run(lambda r: half.stop() if r.step == 2 else None, progress=False)
+    half.run(lambda r: half.stop() if r.step == at else None, progress=False)
     rest = trainer_of(**settings)
     rest.resume(tmp_path)
+    assert len(rest.losses.practice.state) == (at == 3) * (2 * (4 * (3 + 2 * MOST) + 1))
     rest.run(progress=False)
-    assert state(rest) == state(whole)
+    assert state(rest) == state(whole) and rest.history == whole.history
+    if at == 3:
+        rest.progress = half.progress
+        for place in (0, 3, -1):  # of an answer, its length and an id; a prompt
+            rest.losses.practice.state = half.losses.practice.state.copy()
+            rest.losses.practice.state[place] = 1e6
+            with pytest.raises(CheckpointError, match="sampled answers are not those"):
+                rest._step()
+
+
+def test_other_prompts_take_the_place_of_those_that_teach_nothing(trainer_of):
+    """Of ten prompts one is rewarded, and it alone."""
+
+    def reward(completion, n):
+        return len(completion) * (n == 4)
+
+    alike = {}
+    for tries in (0, 50):
+        chosen, reports = {"reward": (reward,), "dynamic_sampling": tries, "answers": 6}, []
+        trainer_of(objective=chosen, val_every=0).run(reports.append, progress=False)
+        alike[tries] = sum(r.tally.n_alike for r in steps(reports))
+    assert alike[0] >= 6 and alike[50] == 0
+
+
+def test_cut_answers_are_masked(trainer_of):
+    lessons = []
+    for mask in (False, True):
+        chosen = {"mask_cut": mask, "answers": 8, "answer_tokens": 24}
+        practice = (trainer := trainer_of(objective=chosen)).losses.practice
+        lessons.append(practice.lesson(0, trainer.corpus.train, np.arange(4), trainer.ranks))
+    n_cut = lessons[0].tally.n_cut
+    assert 0 < n_cut < lessons[0].tally.n_answers == 32
+    n_left = [np.count_nonzero(lesson.dataset.signs) for lesson in lessons]
+    assert n_left == [32, 32 - n_cut]
+    shares = {float(x) for lesson in lessons for x in lesson.dataset.shares_of_tokens.flat if x}
+    assert all(1 / x / 16 == pytest.approx(round(1 / x / 16)) for x in shares), "of all answers"
