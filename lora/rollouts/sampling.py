@@ -68,7 +68,7 @@ class GroupSampler:
     answer n_tokens."""
 
     def __init__(self, model: Model, n: int, n_ctx: int, n_tokens: int) -> None:
-        self._model, self._n_ctx, self._n_tokens = model, n_ctx, n_tokens
+        self.model, self._n_ctx, self._n_tokens = model, n_ctx, n_tokens
         self._batch = Batch(model, n, n_ctx)
 
     def release(self) -> None:
@@ -86,7 +86,7 @@ class GroupSampler:
 
     def _write(self, prompt: np.ndarray, seeds: Mapping[Slot, int]) -> list[SampledAnswer]:
         n = min(self._n_tokens, self._n_ctx + 1 - len(prompt))
-        tokenizer = self._model.tokenizer
+        tokenizer = self.model.tokenizer
         writing = {
             slot: _Writing(Completion(tokenizer, replace(_HOW, seed=seed), prompt, n))
             for slot, seed in seeds.items()

@@ -1,4 +1,4 @@
-"""Every step's loss is that of PyTorch: PEFT's for answers, TRL's for preferences.
+"""Every step's loss is that of PyTorch: PEFT's for answers, TRL's for preferences and rewards.
 
 The runs are in tests/golden/training, with the script that made them: from the same A and B, with
 alpha other than the rank, weight decay, clipping, accumulation, warm-up and masks.
@@ -18,10 +18,13 @@ from pyggml.lora import (
     Trainer,
     unfreeze,
 )
-from pyggml.lora.data import Corpus
+from pyggml.lora.data import Corpus, PromptRow, RowPlace
+from pyggml.lora.data.prompts import Prompts
 from pyggml.lora.data.windows.answers import Answer, Preferences, fill_windows
+from pyggml.lora.data.windows.batches import no_documents
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.objectives.sft import SFT
+from pyggml.lora.rollouts.sampling import GroupSampler, SampledAnswer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL, ADAPTER = (GOLDEN / f"models/qwen3-{part}.gguf" for part in ("F16", "lora"))
@@ -70,11 +73,11 @@ def losses(run, data, objective):
     return [e for e in events if isinstance(e, StepReport)]
 
 
-def preference(kind, run):
+def preference(kind, run, **more):
     """The objective with the settings of the run."""
     wanted, kind = json.loads(str(run["settings"])), OBJECTIVES[kind]
     names = {f.name for f in dataclasses.fields(kind)} & wanted.keys()
-    return kind(**{n: wanted[n] for n in names})
+    return kind(**{n: wanted[n] for n in names}, **more)
 
 
 def test_peft_with_masks_over_100_steps():
@@ -109,3 +112,54 @@ def test_trl(kind, n_steps):
         there = [getattr(e.rewards, f"n_{name}") > 0 for e in steps]
         of_steps = np.array([getattr(e.rewards, name) for e in steps])
         np.testing.assert_allclose(of_steps[there], run[name][there], rtol=0, atol=2e-4)
+
+
+class InOrderPrompts(Prompts):
+    """Prompts that are read as they stand."""
+
+    def order(self, seed, epoch, step=1):
+        return np.arange(len(self))
+
+
+def prompts_of(prompts, ctx):
+    """A dataset of these, each with a row that is its tokens."""
+    rows = [PromptRow(RowPlace("golden", "window", i), tuple(p.tolist())) for i, p in
+            enumerate(prompts)]  # fmt: skip
+    tokens = np.zeros((len(prompts), ctx + 1), np.int32)
+    documents = np.tile(no_documents(ctx + 1), (len(prompts), 1))
+    for i, prompt in enumerate(prompts):
+        tokens[i, : len(prompt)], documents[i, : len(prompt)] = prompt, i
+    return InOrderPrompts(tokens, documents, rows=np.array(rows, object))
+
+
+def log_probs(model, ids):
+    """Of each token but the first, float64."""
+    z = model.logits(ids).astype(np.float64)[:-1]
+    z -= z.max(axis=1, keepdims=True)
+    return (z - np.log(np.exp(z).sum(axis=1, keepdims=True)))[np.arange(len(z)), ids[1:]]
+
+
+@pytest.mark.parametrize("kind, n_steps", [("grpo", 100), ("dr_grpo", 20), ("gspo", 20)])
+def test_trl_with_rewards(monkeypatch, kind, n_steps):
+    """Of the same answers, as if they had been sampled; each lesson is that of two steps, so that
+    ratios are clipped in every second one."""
+    run = golden(kind)
+    groups = windows_of(run, 48)
+    prompts = [np.array(group[0].ids, np.int32)[~group[0].trained] for group in groups]
+    answers = [np.array(a.ids, np.int32) for group in groups for a in group]
+    earned = {tuple(a.tolist()): float(x) for a, x in zip(answers, run["rewards"], strict=True)}
+
+    def sample(sampler, prompt, seeds):
+        (i,) = [i for i, each in enumerate(prompts) if np.array_equal(each, prompt)]
+        n, of_group = len(prompt), answers[4 * i : 4 * i + 4]
+        return [SampledAnswer(a[n:], log_probs(sampler.model, a)[n - 1 :], True) for a in of_group]
+
+    monkeypatch.setattr(GroupSampler, "sample", sample)
+    monkeypatch.setattr(SampledAnswer, "text", lambda answer, model: tuple(answer.ids.tolist()))
+    monkeypatch.setattr(OBJECTIVES[kind], "about", lambda *given: {})
+    objective = preference(
+        kind, run, reward=(lambda prompt, completion: earned[prompt + completion],)
+    )
+    steps = losses(run, prompts_of(prompts, 48), objective)
+    assert len(steps) == n_steps and sum(e.tally.n_clipped for e in steps) > 5
+    np.testing.assert_allclose([e.loss for e in steps], run["losses"], rtol=0, atol=1e-4)

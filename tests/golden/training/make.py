@@ -1,6 +1,7 @@
 """Train tests/golden/models/qwen3 with PyTorch, PEFT and TRL; write the data and every loss.
 
-One file of arrays for each objective, `sft`, `dpo`, `orpo`, `kto`, `simpo` and `ipo`:
+One file of arrays for each objective, `sft`, `dpo`, `orpo`, `kto`, `simpo`, `ipo`, `grpo`,
+`dr_grpo` and `gspo`:
 
 settings   JSON: those of `pyggml.lora.TrainConfig`, and the objective's own
 ids, lengths, prompts        documents, one after the other; tokens of each, and of its prompt
@@ -8,6 +9,8 @@ windows                      number of documents in each window, in the order of
 order                        the documents of the windows
 losses                       of every step, before its update
 chosen, rejected, margins    rewards of every step, of preferences
+rewards                      of every document, where they are answers to be rewarded; each window
+                             has those to one prompt
 
 Documents with even numbers are wanted answers, those with odd ones are not.
 
@@ -38,7 +41,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import SequentialSampler
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Trainer
 from transformers import TrainingArguments as Arguments
-from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -60,10 +63,27 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ipo": {"max_steps": 20, "batch": 2, "grad_accum": 2, "lr": 1e-3, "warmup_steps": 5}
     | {"beta": 0.3},
 }
+SAMPLED = {
+    "batch": 2,
+    "grad_accum": 1,
+    "lr": 2e-3,
+    "warmup_steps": 5,
+    "iterations": 2,
+    "answers": 4,
+}
+SAMPLED |= {"answer_tokens": 12, "clip_low": 0.1, "clip_high": 0.15, "kl_weight": 0.04}
+SETTINGS |= {
+    "grpo": SAMPLED | {"max_steps": 100},
+    "dr_grpo": SAMPLED | {"max_steps": 20},
+    "gspo": SAMPLED | {"max_steps": 20, "clip_low": 0.02, "clip_high": 0.03},
+}
 # What TRL's settings beside its defaults are called.
 OF_TRL: dict[str, dict[str, Any]] = {
     "simpo": {"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": SETTINGS["simpo"]["gamma"]},
     "ipo": {"loss_type": "ipo"},
+    "grpo": {"loss_type": "grpo"},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
 }
 # module in the GGUF file -> in transformers
 MODULES = {
@@ -212,6 +232,21 @@ def label_data(n_windows: int) -> Data:
     return data
 
 
+def sampled_data(n_windows: int, answers: int) -> Data:
+    """The answers to one prompt in a window."""
+    data = Data(np.random.default_rng(4))
+    for _ in range(n_windows):
+        prompt = data.prompt(2, 7)
+        data.windows.append([data.add(prompt, 3, 12, rising=i % 2 == 0) for i in range(answers)])
+    return data
+
+
+def reward(document: list[int], n_prompt: int) -> float:
+    """The share of a completion's tokens that are a multiple of 5, and its length."""
+    completion = document[n_prompt:]
+    return sum(i % 5 == 0 for i in completion) / len(completion) + len(completion) / 50
+
+
 # -- training -----------------------------------------------------------------------------------
 
 
@@ -261,6 +296,18 @@ class Kto(Recorded, KTOTrainer): ...
 class Cpo(Recorded, CPOTrainer): ...
 
 
+class Grpo(Recorded, GRPOTrainer):
+    """With TRL's own order of prompts, each of which is repeated; and its own metrics."""
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        return GRPOTrainer._get_train_sampler(self, dataset)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = GRPOTrainer.training_step(self, *args, **kwargs)
+        self.losses.append(float(loss))
+        return loss
+
+
 PAIRS = {
     "dpo": (Dpo, DPOConfig),
     "ipo": (Dpo, DPOConfig),
@@ -278,7 +325,7 @@ def arguments(kind: type, settings: dict[str, Any], folder: str, per_batch: int)
     return kind(
         folder,
         **own,
-        **({} if kind is Arguments else {"max_length": 512}),
+        **({} if kind in (Arguments, GRPOConfig) else {"max_length": 512}),
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
@@ -368,6 +415,42 @@ def trainer(kind: type, config: type, rows: list[Any], settings: Any, folder: st
     return found
 
 
+def train_sampled(data: Data, settings: Any, folder: str) -> Recorded:
+    """A row is a window; its answers are given as those that were sampled."""
+    rows = [{"prompt": str(number)} for number in range(len(data.windows))]
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        given = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
+        for i, number in enumerate(map(int, prompts)):
+            document = data.windows[number][i % settings["answers"]]
+            ids, n = data.documents[document], data.prompts[document]
+            given["prompt_ids"].append(ids[:n])
+            given["completion_ids"].append(ids[n:])
+            given["logprobs"].append([0.0] * len(ids[n:]))
+        return given
+
+    def rewards(completion_ids: list[list[int]], **others: Any) -> list[float]:
+        return [reward(ids, 0) for ids in completion_ids]
+
+    size = settings["answers"] * settings["batch"]
+    own = {"beta": settings["kl_weight"], "epsilon": settings["clip_low"]}
+    own |= {"epsilon_high": settings["clip_high"], "num_iterations": settings["iterations"]}
+    own |= {"num_generations": settings["answers"], "shuffle_dataset": False}
+    own |= {"max_completion_length": settings["answer_tokens"], "temperature": 1.0}
+    args = arguments(GRPOConfig, settings | {"of_trl": own | settings["of_trl"]}, folder, size)
+    found = Grpo(
+        model=base_model(),
+        reward_funcs=[rewards],
+        args=args,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer(),
+        peft_config=lora_config(),
+        rollout_func=rollout,
+    )
+    start(found.model)
+    return found
+
+
 def made(objective: str) -> dict[str, np.ndarray]:
     """The arrays of one objective."""
     settings = COMMON | SETTINGS[objective]
@@ -377,6 +460,9 @@ def made(objective: str) -> dict[str, np.ndarray]:
         if objective == "sft":
             data = sft_data(n_windows)
             trained = train_sft(data, settings, folder)
+        elif "answers" in settings:
+            data = sampled_data(n_windows // settings["iterations"], settings["answers"])
+            trained = train_sampled(data, settings | of_trl, folder)
         elif objective == "kto":
             data = label_data(n_windows)
             trained = train_labels(data, settings, folder)
@@ -388,9 +474,14 @@ def made(objective: str) -> dict[str, np.ndarray]:
         trained.train()
     steps = np.reshape(trained.losses, (settings["max_steps"], -1))
     rewards = np.reshape(trained.rewards, (*steps.shape, -1)).mean(axis=1)
+    earned = {}
+    if "answers" in settings:
+        pairs = zip(data.documents, data.prompts, strict=True)
+        earned["rewards"] = np.array([reward(*pair) for pair in pairs], np.float32)
     return {
         "settings": np.array(json.dumps(settings)),
         **data.arrays(),
+        **earned,
         "losses": steps.sum(axis=1),
         **dict(zip(REWARDS, rewards.T, strict=False)),
     }
