@@ -53,7 +53,7 @@ from pyggml.models.sweep import Opening, Place, Sweep, SweepPass, copies_of_a_pa
 from pyggml.models.taps import AnyEdit, Edit, check_layers, check_names, fits
 from pyggml.models.texts import Ids, check_ids, inputs_of, is_several
 from pyggml.models.weights import zero_matrices
-from pyggml.runtime import Arenas, Devices, Program, bind, results, schedule
+from pyggml.runtime import Arenas, Devices, Program, Schedule, bind, results, schedule
 from pyggml.runtime.choice import backends_of
 
 COMPUTE_TYPES: tuple[Compute | Literal["auto"], ...] = ("auto", "int8", "bf16", "f32")
@@ -386,13 +386,15 @@ class Model:
         learned position added."""
         return self.batches and not self.parts.decoder.n_positions
 
+    def plan(self, out: Tensor, taps: Taps | None = None) -> Schedule:
+        """A graph of this model and of the activations to read, planned; no memory is taken."""
+        return schedule(Graph.of(out, *(taps.read.values() if taps else ())), self.devices)
+
     def program(
         self, out: Tensor, taps: Taps | None = None, arenas: Arenas | None = None
     ) -> Program:
-        """A graph of this model and of the activations to read, planned and bound to memory of its
-        own or to these arenas."""
-        graph = Graph.of(out, *(taps.read.values() if taps else ()))
-        return bind(schedule(graph, self.devices), self.release, arenas)
+        """The same, bound to memory of its own or to these arenas."""
+        return bind(self.plan(out, taps), self.release, arenas)
 
     # -- activations -------------------------------------------------------------------------------
 

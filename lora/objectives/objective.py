@@ -33,7 +33,7 @@ from pyggml.lora.objectives.tally import Tally, TokensRight
 from pyggml.lora.ranks import Ranks
 from pyggml.model import Model
 from pyggml.models import Inputs, Net, Parts, Taps, token_loss, token_losses
-from pyggml.runtime import Program
+from pyggml.runtime import Arenas, Program
 from pyggml.settings import Settings
 
 Windows = np.ndarray | range  # numbers of some windows of a dataset
@@ -128,21 +128,26 @@ class Practice(Protocol):
     """What makes the windows of a step as training goes.
 
     state     (n,) float64, of the lesson under way, while others of its steps follow; else empty
+    n_bytes   of the host's arena, which it takes between two passes
+
+    arenas: the run's; None takes memory of its own.
     """
 
     state: np.ndarray
 
-    def lesson(self, step: int, data: Dataset, windows: np.ndarray, ranks: Ranks) -> Lesson:
+    @property
+    def n_bytes(self) -> int: ...
+
+    def lesson(
+        self, step: int, data: Dataset, windows: np.ndarray, ranks: Ranks, arenas: Arenas | None
+    ) -> Lesson:
         """That of the step after so many, of these windows. All ranks call this alike."""
 
     def measure(
-        self, data: Dataset, windows: Windows, ranks: Ranks
+        self, data: Dataset, windows: Windows, ranks: Ranks, arenas: Arenas | None
     ) -> tuple[float, Tally, np.ndarray]:
         """What a validation tells of these windows: the lower, the better; and what a step counts;
         and the parts (n, 2) that it is the sum of, each with its weight. All ranks call this."""
-
-    def release(self) -> None:
-        """Free the memory that it takes; a later lesson takes it again."""
 
 
 @dataclass(frozen=True, kw_only=True)

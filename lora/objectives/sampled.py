@@ -31,6 +31,7 @@ from pyggml.lora.ranks import Ranks
 from pyggml.lora.rollouts.sampling import GroupSampler, SampledAnswer, seeds_of
 from pyggml.lora.rollouts.windows import Example, Samples
 from pyggml.model import Model
+from pyggml.runtime import Arenas
 from pyggml.settings import setting
 
 Place = tuple[int, ...]  # of a group: the step, its number there, and how often others were tried
@@ -160,22 +161,21 @@ class SampledPractice:
         self._objective, self._model, self._ctx = objective, model, corpus.train.ctx
         self._seed, self.state = config.seed, np.empty(0)
 
+        self._sampler = GroupSampler(model, objective.answers, self._ctx, objective.answer_tokens)
+
     @cached_property
-    def _sampler(self) -> GroupSampler:
-        o = self._objective
-        return GroupSampler(self._model, o.answers, self._ctx, o.answer_tokens)
+    def n_bytes(self) -> int:
+        return self._sampler.n_bytes
 
-    def release(self) -> None:
-        if "_sampler" in vars(self):
-            self._sampler.release()
-            del self._sampler
-
-    def lesson(self, step: int, data: Dataset, windows: np.ndarray, ranks: Ranks) -> Lesson:
+    def lesson(
+        self, step: int, data: Dataset, windows: np.ndarray, ranks: Ranks, arenas: Arenas | None
+    ) -> Lesson:
         data, objective = cast("Prompts", data), self._objective
         n_steps, n_done = objective.steps_a_lesson, step % objective.steps_a_lesson
         if n_done and len(self.state):
             self._check(self.state, data, len(windows))
         else:
+            self._sampler.begin(arenas)
             self.state = self._sample(step, data, windows, ranks, objective.answers)
         groups = self._groups(self.state, len(windows))
         is_last = n_done == n_steps - 1
@@ -187,8 +187,9 @@ class SampledPractice:
         return Lesson(samples, range(len(samples)), n_read, tally, about)
 
     def measure(
-        self, data: Dataset, windows: Windows, ranks: Ranks
+        self, data: Dataset, windows: Windows, ranks: Ranks, arenas: Arenas | None
     ) -> tuple[float, Tally, np.ndarray]:
+        self._sampler.begin(arenas)
         numbers = self._sample(_VALIDATION, cast("Prompts", data), windows, ranks, 1)
         groups, o = self._groups(numbers, len(windows)), self._objective
         parts = np.array([[o.cost(o.count([group])), 1] for group in groups]) / len(groups)

@@ -17,7 +17,9 @@ import numpy as np
 
 from pyggml.generation import Batch, Completion, Finish, Sampling, Slot
 from pyggml.model import Model
+from pyggml.runtime import Arenas
 
+_LINE = 64  # bytes that a cache may lose by its place in an arena
 _HOW = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logprobs=0)
 
 
@@ -68,23 +70,56 @@ class GroupSampler:
     answer n_tokens."""
 
     def __init__(self, model: Model, n: int, n_ctx: int, n_tokens: int) -> None:
-        self.model, self._n_ctx, self._n_tokens = model, n_ctx, n_tokens
-        self._batch = Batch(model, n, n_ctx)
+        self.model, self._n, self._n_ctx, self._n_tokens = model, n, n_ctx, n_tokens
+        self._batch: Batch | None = None
+        self._cache: np.ndarray | None = None  # its memory, if that is a part of an arena
 
-    def release(self) -> None:
-        """Free cache and programs; nothing can be sampled any more."""
-        self._batch.release()
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the host's arena that its programs and its cache take: of the cache none where
+        other devices hold it."""
+        batch = Batch(self.model, self._n, self._n_ctx)
+        n = batch.n_bytes_of_pass(self._n_ctx)
+        n += batch.memory.n_bytes + _LINE if self._is_on_host else 0
+        batch.release()
+        return n
+
+    @property
+    def _is_on_host(self) -> bool:
+        return all(backend.is_host for backend in self.model.devices.backends)
+
+    def begin(self, arenas: Arenas | None) -> None:
+        """Begin a lesson, after other programs may have run in these arenas; None: in memory of
+        its own."""
+        if self._batch is None:
+            self._batch = self._make(arenas)
+        elif self._cache is not None:
+            self._cache[:] = 0
+
+    def _make(self, arenas: Arenas | None) -> Batch:
+        batch = Batch(self.model, self._n, self._n_ctx)
+        if arenas is None or not self._is_on_host:
+            return batch
+        n = batch.memory.n_bytes
+        batch.release()
+        rest, self._cache = arenas.split(self.model.devices.host, n)
+        return Batch(self.model, self._n, self._n_ctx, arenas=rest, memory=self._cache)
 
     def sample(self, prompt: np.ndarray, seeds: Sequence[int]) -> list[SampledAnswer]:
         """An answer for each seed. Raises DataError if the greatest logit is NaN or infinite."""
+        if self._batch is None:
+            self.begin(None)
+        assert self._batch is not None
         slots = [self._batch.open() for _ in seeds]
         try:
-            return self._write(prompt, dict(zip(slots, seeds, strict=True)))
+            return self._write(self._batch, prompt, dict(zip(slots, seeds, strict=True)))
         finally:
             for slot in slots:
                 slot.close()
 
-    def _write(self, prompt: np.ndarray, seeds: Mapping[Slot, int]) -> list[SampledAnswer]:
+    def _write(
+        self, batch: Batch, prompt: np.ndarray, seeds: Mapping[Slot, int]
+    ) -> list[SampledAnswer]:
         n = min(self._n_tokens, self._n_ctx + 1 - len(prompt))
         tokenizer = self.model.tokenizer
         writing = {
@@ -92,14 +127,14 @@ class GroupSampler:
             for slot, seed in seeds.items()
         }
         first, *others = writing
-        logits = self._batch.feed({first: prompt})
+        logits = batch.feed({first: prompt})
         for slot in others:
             slot.copy_prefix(first, len(prompt))
             logits[slot] = logits[first]
         while logits:
             taken = {slot: writing[slot].take(of_slot) for slot, of_slot in logits.items()}
             fed = {slot: [token] for slot, token in taken.items() if token is not None}
-            logits = self._batch.feed(fed) if fed else {}
+            logits = batch.feed(fed) if fed else {}
         return [each.answer for each in writing.values()]
 
 

@@ -54,7 +54,7 @@ class BoundRun(SavedRun):
         train, windows, practice = self.corpus.train, self._windows(), self.losses.practice
         if practice is None:
             return Lesson(train, windows, len(windows))
-        return practice.lesson(self.progress.step, train, windows, self.ranks)
+        return practice.lesson(self.progress.step, train, windows, self.ranks, self.passes.arenas)
 
     def _begin_batch(self, i: int) -> None:
         """Begin batch i of the step under way, whose dropout and noise follow from its number."""

@@ -50,9 +50,11 @@ class Losses:
         self.objective, self._size = objective, config.batch
         self.feed = objective.feed(model, corpus, config, reference)
         self.practice = objective.practice(model, corpus, config)
+        beside = 0 if self.practice is None else self.practice.n_bytes
         self.passes = Passes.of(
             model, parameters, config, corpus.train.ctx, corpus.lengths,
             objective=objective, leaves=self.feed.leaves, others=self.feed.graphs,
+            beside=beside,
         )  # fmt: skip
 
     def over(
@@ -92,7 +94,7 @@ class Losses:
         """What a validation tells of these windows: their loss, or what the practice measures."""
         if self.practice is None:
             return self.over(self.passes.evaluate, data, windows, ranks)
-        return Outcome(*self.practice.measure(data, windows, ranks))
+        return Outcome(*self.practice.measure(data, windows, ranks, self.passes.arenas))
 
     @property
     def _n_expert_numbers(self) -> int:
@@ -110,7 +112,9 @@ def validation_loss(
     reference: Model | None = None,
 ) -> float:
     """The loss of a run's validation, by another model: the one that the run wrote."""
-    ctx = corpus.train.ctx
+    ctx, practice = corpus.train.ctx, objective.practice(model, corpus, config)
+    if practice is not None:
+        return practice.measure(sample.dataset, sample.windows, ALONE, None)[0]
     inputs = Inputs.empty(config.batch * ctx, ctx, causal=model.config.causal)
     feed = objective.feed(model, corpus, config, reference)
     leaves = feed.leaves(config.batch * ctx)

@@ -119,6 +119,7 @@ class Passes:
     others      further graphs that run in the same memory: `other_programs`
     factor      of the balance loss that a mixture of experts is trained with
     n_rows      windows in a batch
+    beside      bytes of the host's arena at least: of what runs in it between two passes
 
     Raises NoGradientError if a parameter cannot be trained.
     """
@@ -137,6 +138,7 @@ class Passes:
         shorter: Sequence[int] = (),
         factor: float = 0.0,
         n_rows: int = 1,
+        beside: int = 0,
     ) -> None:
         self._noise = noise / sqrt(model.config.n_embd)
         self._traces = model.traces
@@ -151,6 +153,7 @@ class Passes:
         graphs = [g for pair in self._pairs.values() for g in (pair.training, pair.alone)]
         self._schedules = tuple(schedule(g, model.devices) for g in (*graphs, *others))
         self._programs: tuple[Program, ...] = ()
+        self._host, self._beside = model.devices.host, beside
         self._last = 0  # program of the last batch
         self.outputs: Mapping[str, np.ndarray] = {}  # of the last batch, beside the loss
 
@@ -165,6 +168,7 @@ class Passes:
         objective: Objective = _USUAL,
         leaves: Callable[[int], Leaves] = TextLeaves.empty,
         others: Sequence[Graph] = (),
+        beside: int = 0,
     ) -> Passes:
         """The graphs of a run with these settings, over windows of `ctx` tokens.
 
@@ -176,13 +180,14 @@ class Passes:
         with verifying(verifies() or config.verify_graphs):
             return cls(
                 model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise, shorter,
-                factor=config.router_aux_loss_coef, n_rows=config.batch,
+                factor=config.router_aux_loss_coef, n_rows=config.batch, beside=beside,
             )  # fmt: skip
 
     @property
     def n_bytes(self) -> int:
         """Bytes of the arenas of all devices."""
-        return sum(max(p.n_bytes for p in plans) for plans in self.plans.values())
+        most = {b: max(p.n_bytes for p in plans) for b, plans in self.plans.items()}
+        return sum((most | {self._host: max(most.get(self._host, 0), self._beside)}).values())
 
     @property
     def plans(self) -> dict[Backend, list[Plan]]:
@@ -237,8 +242,16 @@ class Passes:
     def bind(self) -> None:
         """Take the arenas and bind all graphs to them, once."""
         if not self._programs:
-            arenas = Arenas(*self._schedules)
-            self._programs = tuple(bind(s, True, arenas) for s in self._schedules)
+            self._arenas = Arenas(*self._schedules)
+            if self._beside:
+                self._arenas.of(self._host, self._beside)
+            self._programs = tuple(bind(s, True, self._arenas) for s in self._schedules)
+
+    @property
+    def arenas(self) -> Arenas:
+        """Their memory, which is idle between two passes."""
+        self.bind()
+        return self._arenas
 
     def compile_backwards(self) -> Iterator[Tensor]:
         """Compile what the graphs need of the host, running nothing; see

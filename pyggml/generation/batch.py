@@ -32,7 +32,7 @@ from pyggml.graph import Graph
 from pyggml.model import Model, check_greatest
 from pyggml.models import Shift, build_shift
 from pyggml.models.build import expect_next_token
-from pyggml.runtime import Program, bind, schedule
+from pyggml.runtime import Arenas, Program, bind, schedule
 
 Tokens = Sequence[int] | np.ndarray
 _ALL = 1 << 62
@@ -171,9 +171,13 @@ class Batch:
         n_ctx: int,
         cache_type: CacheType = "f16",
         deterministic: bool = False,
+        arenas: Arenas | None = None,
+        memory: np.ndarray | None = None,
     ) -> None:
         """cache_type: of keys and values, one of CACHE_TYPES or a pair (pyggml.generation.memory).
         deterministic: no sequence's logits depend on another's, see above.
+        arenas: memory that its programs share with others, which run in between; memory: (n,) uint8
+        for the cache. None: their own.
 
         Raises ConfigError if n_slots or n_ctx is below 1 or the type does not fit the model, and
         ModelError for a model that predicts no next token.
@@ -187,10 +191,10 @@ class Batch:
             raise ConfigError(faults)
         self.model, self.n_ctx, self.deterministic = model, n_ctx, deterministic
         n_spare = passes.STEP - 1 if model.batches else 0
-        self.memory = CacheMemory(model, n_slots, n_ctx, n_spare, cache_type)
+        self.memory = CacheMemory(model, n_slots, n_ctx, n_spare, cache_type, memory)
         self.slots = tuple(Slot(self, i) for i in range(n_slots))
         self._passes = passes.TokenPasses(
-            self.memory.cache, 1 if deterministic else n_slots, n_slots
+            self.memory.cache, 1 if deterministic else n_slots, n_slots, arenas
         )
         self.n_short = model.config.n_ctx_short or _ALL  # tokens that have short rotary factors
         self._running: Slot | None = None  # whose state is in the cache
@@ -206,6 +210,11 @@ class Batch:
         self._passes.release()
         self._shifts.clear()
         self.memory.release()
+
+    def n_bytes_of_pass(self, n_tokens: int) -> int:
+        """Bytes of the host's arena that a pass of so many tokens of one sequence takes."""
+        n = passes.size_of_pass(min(n_tokens, passes.MOST_TOKENS))
+        return self._passes.n_bytes(self.model, n)
 
     @property
     def n_free(self) -> int:

@@ -1,14 +1,18 @@
 """The cache of several sequences: each has a stretch of its rows, and a state of its own."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from pyggml.errors import ConfigError
 from pyggml.graph.arrays import copy_rows, detach, read, write
 from pyggml.graph.dtypes import DTYPES, F32, DType
+from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
 from pyggml.model import Model
 from pyggml.models import Cache
+from pyggml.sizes import round_up
 
 State = dict[str, np.ndarray]  # of recurrent parts, after a sequence's last token
 
@@ -52,24 +56,51 @@ def _kind(setting: str, name: str, compute: str, sizes: Iterable[int]) -> DType:
     return kind
 
 
+_LINE = 64  # bytes
+
+
+@dataclass(slots=True)
+class _Rest:
+    """What is left of some memory."""
+
+    memory: np.ndarray
+
+
+def _leaf_in(rest: _Rest, shape: Shape, dtype: DType, name: str) -> Tensor:
+    """As `zeros`, in the first bytes of what is left."""
+    held = (*shape[:-1], dtype.row_bytes(shape[-1])) if dtype.quantised else shape
+    n = int(np.prod(held)) * np.dtype(dtype.numpy).itemsize
+    own, rest.memory = rest.memory[:n], rest.memory[round_up(n, _LINE) :]
+    own[:] = 0
+    return leaf(own.view(dtype.numpy).reshape(held), name, dtype)
+
+
 class CacheMemory:
     """Rows of keys and values for n_slots sequences of n_ctx tokens, then n_spare rows that no
     sequence reads; and one state, that of the sequence which runs."""
 
     def __init__(
-        self, model: Model, n_slots: int, n_ctx: int, n_spare: int, cache_type: CacheType
+        self,
+        model: Model,
+        n_slots: int,
+        n_ctx: int,
+        n_spare: int,
+        cache_type: CacheType,
+        memory: np.ndarray | None = None,
     ) -> None:
+        """memory: (n,) uint8 of the host's, at least `n_bytes`, in which all lies; None: its own"""
         decoder, self.devices = model.parts.decoder, model.devices
         kinds = _kinds(model, cache_type)
         self.n_ctx, self.first_spare = n_ctx, n_slots * n_ctx
         n_rows = self.first_spare + n_spare
-        self.cache = Cache.empty(decoder.rows(), decoder.state(), n_ctx, n_rows, kinds)
+        make = zeros if memory is None else partial(_leaf_in, _Rest(memory))
+        self.cache = Cache.empty(decoder.rows(), decoder.state(), n_ctx, n_rows, kinds, make)
         self.devices.hold(*self.cache.tensors)
 
     @property
     def n_bytes(self) -> int:
-        """Of all rows and states."""
-        return sum(t.n_bytes for t in self.cache.tensors)
+        """Of all rows and states, each aligned."""
+        return sum(round_up(t.n_bytes, _LINE) for t in self.cache.tensors)
 
     def release(self) -> None:
         """Free all rows and states, on every device."""

@@ -112,10 +112,12 @@ class TokenPasses:
     only its inputs change. All share one arena, and those longest unused give way to new ones.
     """
 
-    def __init__(self, cache: Cache, n_slots: int, n_rows: int) -> None:
-        """n_slots: of a pass; n_rows: slots of the cache."""
+    def __init__(
+        self, cache: Cache, n_slots: int, n_rows: int, arenas: Arenas | None = None
+    ) -> None:
+        """n_slots: of a pass; n_rows: slots of the cache; arenas: None takes memory of its own."""
         self.cache, self.n_slots, self.n_rows = cache, n_slots, n_rows
-        self._arenas = Arenas()
+        self._arenas = arenas or Arenas()
         self._bound: OrderedDict[tuple[Model, int, int, tuple[Trace, ...]], TokenPass] = (
             OrderedDict()
         )
@@ -153,7 +155,21 @@ class TokenPasses:
         self._release_ahead()
         self._arenas = Arenas()
 
+    def n_bytes(self, model: Model, n_tokens: int) -> int:
+        """Bytes of the host's arena that a pass takes."""
+        _, logits, taps = self._build(model, n_tokens, min(n_tokens, self.n_slots))
+        plans = model.plan(logits, taps).plans
+        return sum(plan.n_bytes for backend, plan in plans.items() if backend.is_host)
+
     def _bind(self, model: Model, n_tokens: int, n_logits: int) -> TokenPass:
+        filled, logits, taps = self._build(model, n_tokens, n_logits)
+        program = model.program(logits, taps, self._arenas)
+        return TokenPass(model, program, logits, taps, *map(array, filled))
+
+    def _build(
+        self, model: Model, n_tokens: int, n_logits: int
+    ) -> tuple[tuple[Tensor, ...], Tensor, Taps | None]:
+        """The leaves of a pass, its logits and the activations that are read."""
         inputs = Inputs.empty(n_tokens, with_rows=True)
         of = zeros((n_logits,), I32, "of")
         assert inputs.rows is not None
@@ -164,6 +180,4 @@ class TokenPasses:
         inputs = replace(inputs, slots=Slots(slots, self.n_rows))
         taps = model.taps()
         wanted = of if n_tokens > 1 else None
-        logits = build(model.parts, inputs, model.adapters, self.cache, wanted, taps)
-        program = model.program(logits, taps, self._arenas)
-        return TokenPass(model, program, logits, taps, *map(array, filled))
+        return filled, build(model.parts, inputs, model.adapters, self.cache, wanted, taps), taps

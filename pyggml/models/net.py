@@ -13,7 +13,7 @@ from functools import reduce
 from pyggml.graph import Graph, Notes
 from pyggml.graph.dtypes import F32, I32, DType
 from pyggml.graph.op import Spec
-from pyggml.graph.tensor import Tensor, zeros
+from pyggml.graph.tensor import Shape, Tensor, zeros
 from pyggml.models.balance import Routing
 from pyggml.models.batch_rows import BatchRows, Slots
 from pyggml.models.low_rank import LoraPair, LoraPairs
@@ -121,15 +121,17 @@ class Cache:
         n_ctx: int,
         n_rows: int,
         kinds: Mapping[str, DType],
+        make: Callable[[Shape, DType, str], Tensor] = zeros,
     ) -> Cache:
-        """What Decoder.rows() and Decoder.state() ask for; kinds: the types of rows by name."""
+        """What Decoder.rows() and Decoder.state() ask for; kinds: the types of rows by name.
+        make: makes each leaf, whose numbers are 0."""
         return cls(
             n_ctx,
             {
-                name: zeros((n_rows, heads * n), kinds[name], name)
+                name: make((n_rows, heads * n), kinds[name], name)
                 for name, (heads, n) in rows.items()
             },
-            {name: zeros(s.shape, s.dtype, name) for name, s in state.items()},
+            {name: make(s.shape, s.dtype, name) for name, s in state.items()},
         )
 
     @property

@@ -5,6 +5,8 @@ program()
 program.read(loss)
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +87,9 @@ class Program:
                 yield node, part.backend
 
 
+_LINE = 64  # bytes, to which memory is aligned
+
+
 class Arenas:
     """Memory on every device, as much as the largest program needs: one program runs at a time.
 
@@ -105,6 +110,15 @@ class Arenas:
             n = max(n_bytes, 2 * held[0])
             held = self._held[backend] = n, backend.alloc(n)
         return held[1]
+
+    def split(self, backend: Backend, n_bytes: int) -> tuple[Arenas, Any]:
+        """Arenas of this memory without the last n_bytes that the host has; and these, which last
+        until a program runs in all of it. It has as many already."""
+        n, arena = self._held[backend]
+        first = (n - n_bytes) // _LINE * _LINE
+        rest = Arenas()
+        rest._held = {**self._held, backend: (first, arena[:first])}
+        return rest, arena[first : first + n_bytes]
 
 
 def bind(made: Schedule, release: bool = False, arenas: Arenas | None = None) -> Program:

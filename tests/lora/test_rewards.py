@@ -95,7 +95,7 @@ def test_answers_follow_the_adapter_as_it_trains(trainer_of):
     trainer = trainer_of(max_steps=2)
     trainer.run(progress=False)
     lesson = trainer.losses.practice.lesson(
-        5, trainer.corpus.train, np.array([0, 1]), trainer.ranks
+        5, trainer.corpus.train, np.array([0, 1]), trainer.ranks, trainer.passes.arenas
     )
     trainer.losses.over(trainer.passes.evaluate, lesson.dataset, lesson.windows)
     batches = trainer.losses.feed.batches((), lesson.dataset, lesson.windows, trainer.ranks)
@@ -136,7 +136,7 @@ def expected_loss(kind, lesson, log_probs, reference):
 def test_the_loss_is_its_formula(trainer_of, kind):
     trainer = trainer_of(kind, SETTINGS)
     practice, windows = trainer.losses.practice, np.array([0, 1])
-    lesson = practice.lesson(0, trainer.corpus.train, windows, trainer.ranks)
+    lesson = practice.lesson(0, trainer.corpus.train, windows, trainer.ranks, None)
     rng = np.random.default_rng(0)
     for pair in trainer.parameters.tensors.values():
         pair.data[:] += rng.normal(0, 0.05, pair.shape)
@@ -319,7 +319,7 @@ def test_cut_answers_are_masked(trainer_of):
     for mask in (False, True):
         chosen = {"mask_cut": mask, "answers": 8, "answer_tokens": 24}
         practice = (trainer := trainer_of(objective=chosen)).losses.practice
-        lessons.append(practice.lesson(0, trainer.corpus.train, np.arange(4), trainer.ranks))
+        lessons.append(practice.lesson(0, trainer.corpus.train, np.arange(4), trainer.ranks, None))
     n_cut = lessons[0].tally.n_cut
     assert 0 < n_cut < lessons[0].tally.n_answers == 32
     n_left = [np.count_nonzero(lesson.dataset.signs) for lesson in lessons]
