@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         attach,
         combine,
         merge,
+        train_scales,
         train_tensors,
         unfreeze,
     )
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
 # Imported when first used: who chats or serves needs neither the trainer nor its data.
 _NAMES = {
     "pyggml.look.gradients": "loss_and_grads",
-    "pyggml.lora.adapter": "Adapter Parameters TrainedTensors attach combine merge train_tensors "
-    "unfreeze",
+    "pyggml.lora.adapter": "Adapter Parameters TrainedTensors attach combine merge train_scales "
+    "train_tensors unfreeze",
     "pyggml.lora.config": "Combination DataConfig LoraConfig TrainConfig",
     "pyggml.lora.data": "WindowBatch Corpus Dataset Source corpus read_corpus",
     "pyggml.lora.evaluate": "Perplexity perplexity",
@@ -89,6 +90,7 @@ __all__ = [
     "merge",
     "perplexity",
     "read_corpus",
+    "train_scales",
     "train_tensors",
     "unfreeze",
 ]

@@ -8,7 +8,7 @@ adapter      the updates of a model's matrices
 file         updates → an adapter file that llama.cpp loads
 combine      adapters of a model → one adapter, at a rank
 merge        model with adapters → a model file with the updates in its weights
-tensors      some of a model's own tensors, trained without an adapter
+tensors      a model's own tensors or the scales of its blocks, trained without an adapter
 """
 
 from pyggml.lora.adapter.adapter import Adapter
@@ -16,7 +16,7 @@ from pyggml.lora.adapter.attach import attach, unfreeze
 from pyggml.lora.adapter.combine import combine
 from pyggml.lora.adapter.merge import merge
 from pyggml.lora.adapter.parameters import Parameters
-from pyggml.lora.adapter.tensors import TrainedTensors, train_tensors
+from pyggml.lora.adapter.tensors import TrainedTensors, train_scales, train_tensors
 
 __all__ = [
     "Adapter",
@@ -25,6 +25,7 @@ __all__ = [
     "attach",
     "combine",
     "merge",
+    "train_scales",
     "train_tensors",
     "unfreeze",
 ]

@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from pyggml.errors import AdapterError
+from pyggml.gguf import GGUFFile
 from pyggml.graph.arrays import read, write
 from pyggml.graph.tensor import Shape, leaf
 from pyggml.lora.adapter.adapter import Adapter
@@ -20,6 +21,7 @@ from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs, Magnitude
 from pyggml.models.stack import FilePairs
 from pyggml.models.weights import factor_of
+from pyggml.quants import dequantize
 
 T = TypeVar("T")
 A, B, LENGTHS = ".lora_a", ".lora_b", ".lora_magnitude"
@@ -30,15 +32,17 @@ def attach(
     config: LoraConfig | None = None,
     *,
     on_top: bool = False,
+    original: GGUFFile | None = None,
     started: Callable[[int, int], None] = lambda n_started, n_all: None,
 ) -> Adapter:
     """Trainable updates of a model's matrices, in `Adapter.model`; `model` itself stays as it is.
 
     on_top    put the new adapter on top of the model's own ones, which stay fixed
+    original  the file that the model was quantised from, for LoftQ's start
     started   hears after each matrix how many have their A and B, which takes PiSSA seconds each
 
-    Raises AdapterError if the model has an adapter and `on_top` is false, and for targets that
-    `pyggml.lora.adapter.targets` refuses.
+    Raises AdapterError if the model has an adapter and `on_top` is false, for targets that
+    `pyggml.lora.adapter.targets` refuses, and for an original that is missing or another model.
     """
     config = resolve(model.parts, config or LoraConfig())
     if model.adapters and not on_top:
@@ -54,10 +58,11 @@ def attach(
     scaled = [n for n in bases if factor_of(model.parts.weights, n) is not None]
     if scaled and config.dora:
         raise AdapterError([("dora", f"is on, but {scaled[0]} has a scale of its own beside it")])
+    _check_original(bases, config, original)
     parameters = _parameters(bases, config)
     pairs = {name: _pair(parameters, name, bases[name], config) for name in bases}
     for i, (name, target) in enumerate(bases.items(), 1):
-        _start(model, parameters, name, target, config)
+        _start(model, parameters, name, target, config, original)
         started(i, len(bases))
         if config.dora:
             pairs[name] = replace(pairs[name], magnitude=_magnitude(model, parameters, name))
@@ -115,9 +120,20 @@ def _pair(parameters: Parameters, name: str, target: Target, config: LoraConfig)
 
 
 def _start(
-    model: Model, parameters: Parameters, name: str, target: Target, config: LoraConfig
+    model: Model,
+    parameters: Parameters,
+    name: str,
+    target: Target,
+    config: LoraConfig,
+    original: GGUFFile | None,
 ) -> None:
     a, b = parameters.tensors[name + A], parameters.tensors[name + B]
+    if original is not None:
+        lost = _numbers(original, name) - unpack(model.parts.weights[name])
+        start = pissa(lost, target.rank, target.scale, config.seed, name)
+        for t, values in zip((a, b), start, strict=True):
+            write(t, values)
+        return
     if config.init == "pissa":
         w = unpack(model.parts.weights[name])
         start = pissa(w, target.rank, target.scale, config.seed, name)
@@ -128,6 +144,32 @@ def _start(
         return
     drawn = b if target.spec.table else a
     write(drawn, kaiming(config.seed, drawn.name, drawn.shape, target.spec.table))
+
+
+def _numbers(file: GGUFFile, name: str) -> np.ndarray:
+    """A matrix of a file, float32 in its shape."""
+    info = file.tensors[name]
+    return dequantize(file.data(name), info.dtype.name).reshape(info.shape)
+
+
+def _check_original(
+    bases: Mapping[str, Target], config: LoraConfig, original: GGUFFile | None
+) -> None:
+    """AdapterError unless LoftQ's start, and it alone, has an original with these matrices."""
+    if (original is not None) != (config.init == "loftq"):
+        raise AdapterError([("init", f"is {config.init}: loftq and an original want each other")])
+    if original is None:
+        return
+    if config.dora:
+        raise AdapterError([("dora", "is on, wanted a start without LoftQ")])
+    for name, target in bases.items():
+        info = original.tensors.get(name)
+        if info is None or info.shape != target.spec.shape:
+            found = f"of shape {info.shape}" if info else "missing"
+            raise AdapterError(
+                f"{original.path}: is not the original of this model: {name} is {found}, wanted "
+                f"{target.spec.shape}"
+            )
 
 
 def _magnitude(model: Model, parameters: Parameters, name: str) -> Magnitude:

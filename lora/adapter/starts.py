@@ -5,6 +5,8 @@ kaiming   A ~ uniform(−1/√n_in, 1/√n_in), B = 0: nothing changes at first.
           (Kaiming with a = √5).
 pissa     W ≈ U S Vᵀ, its r largest directions:  A = √(S / s) Vᵀ,  B = U √(S / s)  at scale s, so
           that s·BA is the principal part of W (Meng et al. 2024, arXiv:2404.02948)
+loftq     the same of W − Q, what quantising the original W took (Li et al. 2023, arXiv:2310.08659,
+          whose quantiser is then run again; here Q is the file's and stays)
 
 Every tensor has a random stream of its own, given by seed and tensor name.
 """

@@ -121,7 +121,7 @@ def _faults_of_modules(chosen: Mapping[str, Target], config: LoraConfig) -> list
 
 
 def _no_matrices(chosen: Mapping[str, Target], config: LoraConfig) -> list[Fault]:
-    wanting = {"dora": config.dora, "init": config.init == "pissa"}
+    wanting = {"dora": config.dora, "init": config.init != "kaiming"}
     others = [name for name, target in chosen.items() if not target.is_matrix]
     return [
         (setting, f"wants plain matrices, and {others[0]} is a table or a matrix for each expert")

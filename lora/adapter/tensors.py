@@ -1,19 +1,24 @@
-"""Full fine-tuning of some of a model's own tensors: norms, biases, an embedding, a small model.
+"""Training without an adapter: a model's own floats, or the scales of its quantised blocks.
+
+train_tensors   norms, biases, an embedding, a small model: all numbers of the tensors
+train_scales    d(1 + u) in place of each float16 scale d of the blocks, u from 0; the whole numbers
+                stay. As the last phase of EfficientQAT (Chen et al. 2024, arXiv:2407.11062), with
+                minima trained too, and relative, so that one learning rate suits all scales
 
 The trained tensors replace the file's in the model's graphs. An adapter file cannot hold them, so
-the result is a model file.
+the result is a model file, of the size and types of the first.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pyggml.errors import AdapterError, suggestion
+from pyggml.errors import AdapterError, first_names, suggestion
 from pyggml.graph.arrays import read, write
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.tensor import Tensor
@@ -21,8 +26,13 @@ from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import unpack
 from pyggml.lora.adapter.targets import fits
 from pyggml.model import Model
-from pyggml.requantize import PackingLosses, rewrite
+from pyggml.ops import rescale
+from pyggml.ops.product.rescale import scales_of
+from pyggml.quants.scales import rescale as rescale_blocks
+from pyggml.quants.scales import scale_places, types_with_scales
+from pyggml.requantize import Numbers, PackingLosses, rewrite
 
+SCALES = ".scales"
 _FLOATS = (F32, F16, BF16)
 
 
@@ -32,10 +42,16 @@ class TrainedTensors:
 
     model        the model with these tensors: its logits follow training
     parameters   their numbers in float32, whatever the file's type
+    words        what they are, for a plan of the run
+    changed      name of a tensor → its numbers, which the file gets in its type
+    blocks       name of a tensor → its blocks as they are written
     """
 
     model: Model
     parameters: Parameters
+    words: Sequence[str]
+    changed: Mapping[str, Numbers] = field(default_factory=dict)
+    blocks: Mapping[str, Numbers] = field(default_factory=dict)
 
     def save(
         self, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None
@@ -51,8 +67,8 @@ class TrainedTensors:
         """
         self.model.devices.gather(self.parameters.buffers["data"])  # in a callback a device has it
         keys = {**self.parameters.metadata, **(metadata or {})}
-        changed = {name: partial(_numbers, t) for name, t in self.parameters.tensors.items()}
-        return rewrite(self.model.file, path, changed=changed, metadata=keys)
+        how: dict[str, Any] = {"changed": self.changed, "blocks": self.blocks, "metadata": keys}
+        return rewrite(self.model.file, path, **how)
 
 
 def _numbers(t: Tensor) -> np.ndarray:
@@ -83,6 +99,65 @@ def train_tensors(model: Model, patterns: Sequence[str]) -> TrainedTensors:
     parameters = Parameters({name: weights[name].shape for name in chosen}, about)
     for name, t in parameters.tensors.items():
         write(t, unpack(weights[name]).reshape(t.shape))
+    changed = {name: partial(_numbers, t) for name, t in parameters.tensors.items()}
+    words = [f"{_count(len(chosen), 'tensor')} of the model"]
+    return TrainedTensors(_with(model, parameters.tensors), parameters, words, changed)
+
+
+def train_scales(model: Model) -> TrainedTensors:
+    """Make the scales trainable of all matrices of the blocks; `model` itself stays as it is.
+
+    Embeddings, the output matrix and experts keep theirs, and so do types whose scales are no
+    float16 (MXFP4, NVFP4). Raises AdapterError if no matrix is left, or for a model on a device:
+    the CPU alone trains scales.
+    """
+    specs, weights = model.parts.decoder.tensors(), model.parts.weights
+    packed = {n: w for n, w in weights.items() if w.dtype.quantised}
+    chosen = {
+        name: w
+        for name, w in packed.items()
+        if name.startswith("blk.") and specs[name].linear and len(w.shape) == 2
+        if len(scale_places(w.dtype.name))
+    }
+    if not chosen:
+        raise AdapterError([("train", f"scales: {_why_none(weights, packed)}")])
+    if others := [b.name for b in model.devices.backends if not b.is_host]:
+        raise AdapterError(
+            [("train", f"scales: the CPU alone trains them, and the model is on {others[0]}")]
+        )
+    shapes = {name + SCALES: scales_of(name, w) for name, w in chosen.items()}
+    parameters = Parameters(shapes, {"train": "scales"})
+    changes = {name: parameters.tensors[name + SCALES] for name in chosen}
+    nodes = {name: rescale(w, changes[name]).named(name) for name, w in chosen.items()}
+    blocks = {name: partial(_blocks, w, changes[name]) for name, w in chosen.items()}
+    words = [f"the scales of {_count(len(chosen), 'matrix', 'matrices')}", *_kept(packed, chosen)]
+    return TrainedTensors(_with(model, nodes), parameters, words, blocks=blocks)
+
+
+def _with(model: Model, tensors: Mapping[str, Tensor]) -> Model:
+    """The model with these tensors in place of the file's."""
     trained = copy(model)
-    trained.parts = replace(model.parts, weights={**weights, **parameters.tensors})
-    return TrainedTensors(trained, parameters)
+    trained.parts = replace(model.parts, weights={**model.parts.weights, **tensors})
+    return trained
+
+
+def _blocks(w: Tensor, u: Tensor) -> np.ndarray:
+    return rescale_blocks(read(w), read(u), w.dtype.name)
+
+
+def _why_none(weights: Mapping[str, Tensor], packed: Mapping[str, Tensor]) -> str:
+    types = ", ".join(dict.fromkeys(w.dtype.name for w in (packed or weights).values()))
+    found = f"no matrix of the blocks has float16 scales, its tensors are {types}"
+    if packed:
+        return f"{found}; wanted one that is not of an expert, in {', '.join(types_with_scales())}"
+    return f"{found}; quantise the model first (pyggml quantize), or train an adapter or its floats"
+
+
+def _kept(packed: Mapping[str, Tensor], chosen: Mapping[str, Tensor]) -> list[str]:
+    """What keeps its scales, in words."""
+    names = [name.removesuffix(".weight") for name in packed if name not in chosen]
+    return [f"{first_names(names, 3)} keep{'s' * (len(names) == 1)} theirs"] if names else []
+
+
+def _count(n: int, one: str, more: str = "") -> str:
+    return f"{n} {one if n == 1 else more or one + 's'}"

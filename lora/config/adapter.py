@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pyggml.settings import SEED, Settings, at_least, one_of, setting
 
-STARTS = ("kaiming", "pissa")
+STARTS = ("kaiming", "pissa", "loftq")
 
 
 def _modules_fit(names: object) -> bool:
@@ -102,7 +102,8 @@ class LoraConfig(Settings):
     init: str = setting(
         "kaiming",
         "initial A and B: kaiming (A random, B zero), or pissa (the principal singular vectors of "
-        "the matrix, subtracted from it again by the file, which has twice the rank for that)",
+        "the matrix, subtracted from it again by the file, which has twice the rank for that), or "
+        "loftq (those of what quantising took from the matrix of --original)",
         *one_of(STARTS),
         group="adapter",
     )

@@ -4,6 +4,7 @@ numbers in some of its tensors, or both.
 file_type   None: every tensor keeps its type. Vectors, norms and small tables always do, as in
             llama.cpp
 changed     tensor name → its new numbers, called right before the tensor is written
+blocks      tensor name → its new bytes, of the type that it has, likewise
 progress    called before each tensor
 importance  of columns, in the fits of types that weight them (pyggml.quants.packers.weighted)
 rounding    "update": blocks that keep what changed (pyggml.quants.keep); "nearest": each weight as
@@ -43,7 +44,7 @@ QUANTISATION_VERSION = 2  # of ggml's block formats
 
 
 Progress = Callable[[str, DType, DType], None]  # name, old type, new type of a tensor
-Numbers = Callable[[], np.ndarray]  # a tensor's float32 numbers, of its shape
+Numbers = Callable[[], np.ndarray]  # a tensor's float32 numbers, of its shape, or its bytes
 ROUNDINGS = ("update", "nearest")
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -76,6 +77,7 @@ def rewrite(
     rounding: str = "update",
     base: gguf.GGUFFile | None = None,
     metadata: Mapping[str, Any] = _NONE,
+    blocks: Mapping[str, Numbers] = _NONE,
 ) -> PackingLosses:
     """Write a model again: with the tensor types of a file type, with other numbers, or with both;
     see the head of this file. Returns what was lost, by tensor.
@@ -90,7 +92,7 @@ def rewrite(
     _check_base(file, base)
     sums = importance.sums if importance else _NONE
     wanted = _types(file, file_type, importance is not None)
-    plan = _Plan(file, wanted, changed, sums, rounding, base)
+    plan = _Plan(file, wanted, changed, sums, rounding, base, blocks)
     faults = [*_misfits(file, importance), *_lacks_importance(plan.new_types, file_type, sums)]
     faults += _unknown_rounding(rounding)
     faults += [] if allow_requantize else _packed_twice(file, wanted)
@@ -264,6 +266,7 @@ class _Plan:
     sums: Mapping[str, InputSums]
     rounding: str
     base: gguf.GGUFFile | None
+    blocks: Mapping[str, Numbers]
 
     @property
     def new_types(self) -> dict[str, DType]:
@@ -278,6 +281,8 @@ class _Plan:
         info, to = self.file.tensors[name], self.wanted[name]
         if progress is not None:
             progress(name, info.dtype, to)
+        if name in self.blocks:
+            return self.blocks[name]()
         if name not in self.new_types:
             return self.file.data(name)
         changed = self.changed.get(name)

@@ -109,7 +109,7 @@ REFUSED = [
     (("--rank-pattern", "ffm*=4"), "--rank-pattern has 'ffm*', wanted a pattern that fits a"),
     (("--rank-pattern", "ffn_*=99"), "--rank-pattern is 99, wanted at most 32: blk.0.ffn_gate"),
     (("--lora-dropout", 1), "--lora-dropout is 1.0, wanted 0 to below 1"),
-    (("--lora-init", "olora"), "--lora-init is 'olora', wanted one of kaiming, pissa"),
+    (("--lora-init", "olora"), "--lora-init is 'olora', wanted one of kaiming, pissa, loftq"),
     (("--lora-plus-ratio", 0), "--lora-plus-ratio is 0.0, wanted above 0"),
     (("--dora", "--lora-modules", "token_embd"), "--dora wants plain matrices, and token_embd"),
     (("--lora", "none.gguf"), "none.gguf"),

@@ -270,6 +270,7 @@ WITHOUT = {
     "several nodes in ggml": "mul_mat_add out_prod_add rms_norm_mul clip_norm",
     "LoRA's update within a product": """mul_mat_low_rank out_prod_low_rank
         out_prod_low_rank_add""",
+    "ggml trains no scales of blocks": "rescale rescale_back rescale_back_out_prod",
     "ggml draws no random numbers": "dropout uniform_noise",
     "a loss of this trainer": """linear_cross_entropy linear_cross_entropy_by_row
         cross_entropy_rows cross_entropy_rows_back cross_entropy_by_row

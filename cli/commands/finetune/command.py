@@ -19,7 +19,7 @@ from pyggml.cli.commands.finetune.job import (
     with_hub_files,
 )
 from pyggml.cli.commands.finetune.memory import memory_settings
-from pyggml.cli.commands.finetune.stages import run
+from pyggml.cli.commands.finetune.stages import Watcher, run
 from pyggml.cli.terminal.exit import FAILED, STOPPED, silence
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group, is_forced
 from pyggml.cli.terminal.hints import program
@@ -44,7 +44,11 @@ from pyggml.lora.record import LOGGERS
 
 
 def _finetune(config: Path | None, **given: Any) -> int:
-    """The exit code. What the command line gives goes over the file.
+    return fine_tune(config, given)
+
+
+def fine_tune(config: Path | None, given: Mapping[str, Any], watch: Watcher | None = None) -> int:
+    """The exit code. What the command line gives goes over the file; watch: see `stages.run`.
 
     Of several ranks the first one alone is heard.
     """
@@ -53,7 +57,7 @@ def _finetune(config: Path | None, **given: Any) -> int:
         silence(sys.stdout)
     try:
         with ranks.together():
-            return _train(ranks, config, given)
+            return _train(ranks, config, given, watch)
     except PyggmlError:
         if ranks.is_first:
             raise
@@ -63,7 +67,9 @@ def _finetune(config: Path | None, **given: Any) -> int:
         raise
 
 
-def _train(ranks: Ranks, config: Path | None, given: Mapping[str, Any]) -> int:
+def _train(
+    ranks: Ranks, config: Path | None, given: Mapping[str, Any], watch: Watcher | None
+) -> int:
     settings = config_file.of_command_line(given, command, config)
     job = with_hub_files(job_of(settings.values, settings.places, settings.faults))
     job = replace(job, is_forced=is_forced(click.get_current_context()))
@@ -82,7 +88,7 @@ def _train(ranks: Ranks, config: Path | None, given: Mapping[str, Any]) -> int:
     def save_settings(job: Job) -> None:
         config_file.write(beside(job.output, ".yaml"), job.identity(), command.params)
 
-    return run(job, resume_command, save_settings, ranks)
+    return run(job, resume_command, save_settings, ranks, watch)
 
 
 def _path(*names: str, group: str, help: str, common: bool = True, **how: Any) -> GroupedOption:
@@ -101,6 +107,12 @@ _OPTIONS = [
         "--init",
         group="model",
         help="adapter to train further; rank, alpha and target modules are its file's",
+        common=False,
+    ),
+    _path(
+        "--original",
+        group="model",
+        help="model that --model was quantised from, for --lora-init loftq",
         common=False,
     ),
     GroupedOption(
@@ -128,6 +140,14 @@ _OPTIONS = [
         **ADAPTERS,
         group="model",
         help="frozen adapter below the new one; of several the updates add up",
+    ),
+    GroupedOption(
+        ["--train", "what"],
+        metavar="WORD",
+        group="adapter",
+        help="what is trained: adapter; or scales, those of the model's quantised blocks: the "
+        "output is then the whole model, of the same size and types  [default: adapter]",
+        brief="adapter, or scales of the model's blocks",
     ),
     GroupedOption(
         ["--train-tensors"],

@@ -38,9 +38,20 @@ SETTINGS_FLAGS: Mapping[type, Mapping[str, str]] = {
     ObjectiveConfig: OBJECTIVE_FLAGS,
 }
 _NEEDED = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
+ADAPTERS, SCALES = "adapter", "scales"  # what --train names
 _PLACEHOLDER = Path("adapter.gguf")  # of a job that writes nothing
 # A job's own, no settings.
-_OWN = (*_NEEDED, "init", "below", "train_tensors", "prompt", "log_to", "report")
+_OWN = (
+    *_NEEDED,
+    "init",
+    "original",
+    "below",
+    "what",
+    "train_tensors",
+    "prompt",
+    "log_to",
+    "report",
+)
 _NOT_IN_FILES = ("seed", "dropout", "plus_ratio")  # of an adapter, so given again with --init
 _CHECKPOINTS = ("checkpoint_dir", "checkpoint_every", "cache_dir")
 AUTO = Path("auto")  # of --resume: the newest checkpoint, or a new run if there is none
@@ -56,7 +67,9 @@ class Job:
     data: tuple[str | Path, ...]
     output: Path
     init: Path | None
+    original: Path | None
     below: tuple[tuple[Path, float], ...] | None
+    what: str | None
     train_tensors: tuple[str, ...] | None
     resume: Path | None
     prompt: str | None
@@ -80,9 +93,14 @@ class Job:
         return self.output is _PLACEHOLDER
 
     @property
+    def trains_scales(self) -> bool:
+        """Whether the scales of the model's blocks are trained, instead of an adapter."""
+        return self.what == SCALES
+
+    @property
     def outputs(self) -> list[Output]:
         """All files that are written."""
-        whole = self.lora.dora or self.train_tensors is not None
+        whole = self.lora.dora or self.train_tensors is not None or self.trains_scales
         metrics = metrics_beside(self.output)
         outputs = [
             Output(self.output, MODEL_FILE if whole else ADAPTER),
@@ -100,7 +118,7 @@ class Job:
     def paths_read(self) -> dict[str, Any]:
         """The files and folders that are read, by parameter, as names of the hub were found."""
         data = [source.path for source in self.sources]
-        named = {name: getattr(self, name) for name in ("model", "init", "below")}
+        named = {name: getattr(self, name) for name in ("model", "init", "original", "below")}
         points: Any = self.resume
         if self.resume is not None and self.resume.is_dir():
             points = existing(self.resume)
@@ -230,10 +248,16 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
     missing = [flag for name, flag in _NEEDED.items() if given[name] is None]
     if missing:
         clashes.append(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
+    if given["what"] not in (None, ADAPTERS, SCALES):
+        clashes.append(f"--train is {given['what']!r}, wanted {ADAPTERS} or {SCALES}")
     excluded, why = _ruled_out(given)
     clash = ["--" + name.replace("_", "-") for name in excluded if given[name] is not None]
     if clash:
         clashes.append(f"{why}: leave out {', '.join(clash)}")
+    if (given["lora_init"] == "loftq") != (given["original"] is not None):
+        clashes.append(
+            "--lora-init loftq and --original, the model before quantising, want each other"
+        )
     alone = ["--checkpoint-every"] if given["checkpoint_every"] is not None else []
     keeps = given["checkpoint_keep"] not in (None, TrainConfig.checkpoint_keep)
     alone += ["--checkpoint-keep"] if keeps else []
@@ -244,13 +268,16 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
 
 
 def _ruled_out(given: Mapping[str, Any]) -> tuple[list[str], str]:
-    """The adapter parameters that --init or --train-tensors rule out, and the reason."""
+    """The parameters that --init, --train or --train-tensors rule out, and the reason."""
     names = [f.name for f in fields(LoraConfig) if f.name != "seed"]
+    whole = [*(LORA_FLAGS.get(n, n) for n in names), "init", "original"]
+    if given["what"] == SCALES:
+        return [*whole, "train_tensors"], "--train scales trains the model itself, no adapter"
     if given["train_tensors"] is not None:
-        excluded = [*(LORA_FLAGS.get(n, n) for n in names), "init"]
-        return excluded, "--train-tensors trains the model itself, no adapter"
+        return whole, "--train-tensors trains the model itself, no adapter"
     if given["init"] is not None:
         excluded = [LORA_FLAGS.get(n, n) for n in names if n not in _NOT_IN_FILES]
+        excluded.append("original")
         return excluded, "--init takes rank, alpha and modules from its file"
     return [], ""
 
@@ -267,7 +294,9 @@ def with_hub_files(job: Job) -> Job:
     held_out = out and tuple(str(f) for path in out for f in data_files(Path(path), HELD_OUT))
     reading = replace(job.reading, val_file=held_out)
     model, init = model_file(job.model), job.init and model_file(job.init)
-    return replace(job, model=model, init=init, data=tuple(data), reading=reading)
+    original = job.original and model_file(job.original)
+    named: dict[str, Any] = {"model": model, "init": init, "original": original}
+    return replace(job, **named, data=tuple(data), reading=reading)
 
 
 def files_read(

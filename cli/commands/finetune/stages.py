@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml import load
+from pyggml import gguf, load
 from pyggml.cli import compile_ahead
 from pyggml.cli.commands.finetune import memory, record, results, summary
 from pyggml.cli.commands.finetune.chats import (
@@ -45,7 +45,16 @@ from pyggml.errors import (
     PyggmlError,
 )
 from pyggml.kernels.gemm import FASTEST
-from pyggml.lora import Corpus, TrainConfig, Trainer, attach, read_corpus, train_tensors, unfreeze
+from pyggml.lora import (
+    Corpus,
+    TrainConfig,
+    Trainer,
+    attach,
+    read_corpus,
+    train_scales,
+    train_tensors,
+    unfreeze,
+)
 from pyggml.lora.adapter.names import meanings
 from pyggml.lora.data.report import data_report, language_report
 from pyggml.lora.data.unused import unused_by_rows
@@ -261,9 +270,12 @@ def _load(job: Job, compute: str) -> Model:
 def _attach(job: Job, model: Model) -> Trained:
     if job.train_tensors is not None:
         return train_tensors(model, job.train_tensors)
+    if job.trains_scales:
+        return train_scales(model)
     if job.init is None:
-        decomposed = count_printer("PiSSA: matrices decomposed")
-        return attach(model, job.lora, on_top=True, started=decomposed)
+        decomposed = count_printer(f"{job.lora.init}: matrices decomposed")
+        with gguf.open(job.original) if job.original else nullcontext() as original:
+            return attach(model, job.lora, on_top=True, original=original, started=decomposed)
     return unfreeze(model, dropout=job.lora.dropout, plus_ratio=job.lora.plus_ratio)
 
 

@@ -64,7 +64,10 @@ def say_trained(
     n, whole = trained.parameters.n_trained, n_parameters(trained.model.file)
     share = f"{n:,} parameters trained, {100 * n / whole:.2g} % of the model's"
     if isinstance(trained, TrainedTensors):
-        row("trained", f"{plural(len(trained.parameters.tensors), 'tensor')} of the model: {share}")
+        first, *more = trained.words
+        row("trained", f"{first}: {share}")
+        for line in more:
+            row("", line)
         row("", "an adapter cannot hold them, so the output is the whole model")
         return
     c = trained.config
