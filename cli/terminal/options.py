@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 Adapter = tuple[Path, float]  # a file and its weight
 F = TypeVar("F", bound=Callable[..., Any])
-_PLACES = {"dir": "FOLDER", "file": "FILE"}
-_FILE_WORDS = ("file", "template")  # the last part of the names of settings that are read
+_PLACES = {"dir": "FOLDER", "file": "FILE", "teacher": "FILE"}
+# The last part of the names of settings that are read.
+_FILE_WORDS = ("file", "teacher", "template")
 _METAVARS = {int: "N", float: "X", str: "WORD", None: "A,B"}
 # Names may have _ for -, as in TRL.
 SETTINGS: dict[str, Any] = {

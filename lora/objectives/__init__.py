@@ -18,6 +18,7 @@ docs/adding-an-objective.md shows how to add one, here or in a program of one's 
 from collections.abc import Mapping
 
 from pyggml.lora.objectives.answers import LabelObjective, PairObjective
+from pyggml.lora.objectives.distill import Distill
 from pyggml.lora.objectives.dpo import DPO
 from pyggml.lora.objectives.dr_grpo import DrGRPO
 from pyggml.lora.objectives.grpo import GRPO
@@ -31,7 +32,7 @@ from pyggml.lora.objectives.simpo import SimPO
 from pyggml.lora.objectives.tally import JudgedAnswers, Rewards, Tally, TokensRight
 
 OBJECTIVES: Mapping[str, type[Objective]] = {
-    kind.name: kind for kind in (SFT, DPO, ORPO, KTO, SimPO, IPO, GRPO, DrGRPO, GSPO)
+    kind.name: kind for kind in (SFT, Distill, DPO, ORPO, KTO, SimPO, IPO, GRPO, DrGRPO, GSPO)
 }
 USUAL = SFT  # where none is named
 

@@ -50,7 +50,7 @@ def _join_fields(of: Mapping[str, Field[Any]]) -> Field[Any]:
         meanings.setdefault(each.metadata["help"], []).append(name)
     first = next(iter(of.values()))
     help = "; ".join(f"of {_alternatives(names)}, {text}" for text, names in meanings.items())
-    default = _in_words({n: f.default for n, f in of.items() if f.default != ()})
+    default = _in_words({n: f.default for n, f in of.items() if f.default not in ((), "")})
     metadata = {**first.metadata, "help": help, "default": default, "like": first.default}
     return cast("Field[Any]", field(default=cast(Any, None), metadata=metadata))
 

@@ -32,7 +32,7 @@ from pyggml.lora.data import Corpus, Dataset, WindowBatch
 from pyggml.lora.objectives.tally import Tally, TokensRight
 from pyggml.lora.ranks import Ranks
 from pyggml.model import Model
-from pyggml.models import Inputs, Net, Parts, Taps, token_loss, token_losses
+from pyggml.models import Inputs, Net, Parts, Taps, soft_token_loss, token_loss, token_losses
 from pyggml.runtime import Arenas, Program
 from pyggml.settings import Settings
 
@@ -67,9 +67,22 @@ class LossNet:
         net = Net(model.parts.weights, inputs, model.adapters, taps=taps)
         return cls(model.parts, net, trained, gradient)
 
-    def token_loss(self, targets: Tensor, weights: Tensor) -> Tensor:
-        """Σ weight · cross entropy of the targets, (); `saved[0]` counts those that are right."""
-        return token_loss(self.parts, self.net, targets, weights, self.trained, self.gradient)
+    def hidden(self) -> Tensor:
+        """The hidden states (T, n_embd), for a loss of several terms."""
+        return self.parts.decoder.hidden(self.net)
+
+    def token_loss(self, targets: Tensor, weights: Tensor, h: Tensor | None = None) -> Tensor:
+        """Σ weight · cross entropy of the targets, (); `saved[0]` counts those that are right.
+        h: `hidden`, if that is called at all."""
+        return token_loss(self.parts, self.net, targets, weights, self.trained, self.gradient, h)
+
+    def soft_loss(
+        self, h: Tensor, wanted: tuple[Tensor, Tensor, Tensor], temperature: float
+    ) -> Tensor:
+        """Σ weight · cross entropy of probabilities at a temperature, (); `saved[0]` counts the
+        first targets that are right. wanted: targets, shares, weights, as of `soft_token_loss`."""
+        how = self.trained, self.gradient, temperature
+        return soft_token_loss(self.parts, self.net, h, wanted, *how)
 
     def token_losses(self, targets: Tensor, weights: Tensor) -> Tensor:
         """The terms of that sum, (T,)."""

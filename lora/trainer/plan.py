@@ -3,6 +3,7 @@
 from functools import cached_property
 
 from pyggml import heap, threads
+from pyggml.graph.arrays import is_constant
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus
@@ -86,7 +87,8 @@ class RunPlan:
 
     def reserve(self) -> RunMemory:
         """Build and plan the graphs; returns the bytes that a run will take. Takes none yet."""
-        weights = sum(t.n_bytes for t in self.model.parts.weights.values())
+        leaves = {leaf for part in self.passes.parts for leaf in part.leaves if is_constant(leaf)}
+        weights = sum(t.n_bytes for t in leaves | {*self.model.parts.weights.values()})
         held = self.parameters.n_bytes(n_buffers(self.config, self.ranks))
         return RunMemory(self.passes.n_bytes, held, weights)
 

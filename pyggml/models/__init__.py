@@ -3,7 +3,16 @@
 from pyggml.models.architecture import Architecture
 from pyggml.models.architectures import ARCHITECTURES
 from pyggml.models.balance import balance_loss, expert_load
-from pyggml.models.build import Parts, build, build_loss, compose, read, token_loss, token_losses
+from pyggml.models.build import (
+    Parts,
+    build,
+    build_loss,
+    compose,
+    read,
+    soft_token_loss,
+    token_loss,
+    token_losses,
+)
 from pyggml.models.config import ModelConfig
 from pyggml.models.decoder import Decoder
 from pyggml.models.low_rank import LoraPair, LoraPairs, Magnitude
@@ -41,6 +50,7 @@ __all__ = [
     "read",
     "record",
     "small_metadata",
+    "soft_token_loss",
     "tensors_of",
     "token_loss",
     "token_losses",

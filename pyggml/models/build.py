@@ -21,6 +21,9 @@ from pyggml.ops import (
     get_rows,
     linear_cross_entropy,
     linear_cross_entropy_by_row,
+    linear_soft_cross_entropy,
+    scale,
+    soft_cross_entropy,
 )
 
 
@@ -141,8 +144,11 @@ def token_loss(
     weights: Tensor,
     trained: Collection[str] = (),
     gradient: bool = True,
+    h: Tensor | None = None,
 ) -> Tensor:
     """Σ_t weights_t · cross_entropy(logits_t, targets_t) over a net's inputs, a scalar.
+
+    h: the net's hidden states, if they are made already.
 
     Its `saved[0]`, () float32, counts the tokens of weight other than 0 that the model has right:
     their target has the greatest logit. trained: names of the tensors that get gradients.
@@ -151,11 +157,35 @@ def token_loss(
     trained, or has an adapter or a bias: logits and loss are then separate ops.
     """
     expect_next_token(parts.config)
-    h = parts.decoder.hidden(net)
+    h = parts.decoder.hidden(net) if h is None else h
     if _is_plain(parts, net, trained):
         w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
         return linear_cross_entropy(h, w, targets, weights, gradient, cap)
     return cross_entropy_rows(parts.decoder.logits(net, h), targets, weights)
+
+
+def soft_token_loss(
+    parts: Parts,
+    net: Net,
+    h: Tensor,
+    wanted: tuple[Tensor, Tensor, Tensor],
+    trained: Collection[str] = (),
+    gradient: bool = True,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Σ_t weights_t · cross entropy of probabilities and softmax(logits_t / temperature), a scalar.
+
+    h: the net's hidden states; wanted: targets (T, k), shares (T, k + 1) and weights (T,), as
+    `pyggml.ops.soft_cross_entropy` takes them. Otherwise as `token_loss`.
+    """
+    expect_next_token(parts.config)
+    apart = 1 / temperature
+    if _is_plain(parts, net, trained):
+        w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
+        h = scale(h, apart) if apart != 1 else h
+        return linear_soft_cross_entropy(h, w, *wanted, gradient, apart * cap)
+    logits = parts.decoder.logits(net, h)
+    return soft_cross_entropy(scale(logits, apart) if apart != 1 else logits, *wanted)
 
 
 def token_losses(

@@ -165,11 +165,15 @@ class Dataset:
         shares = self.part(np.asarray(windows, np.int64)).shares()
         is_count = shares.dtype == np.bool_
         total = max(int(np.count_nonzero(shares)), 1) if is_count else shares.sum(dtype=np.float64)
+        for some in self.batch_windows(windows, size):
+            yield self._batch(some, size, total)
+
+    def batch_windows(self, windows: Sequence[int] | np.ndarray, size: int) -> list[np.ndarray]:
+        """The windows in each of these batches."""
+        order = np.asarray(windows, np.int64)
         if self.lengths is not None:
-            windows = np.asarray(windows, np.int64)
-            windows = windows[np.argsort(self.lengths[windows], kind="stable")]
-        for first in range(0, len(windows), size):
-            yield self._batch(windows[first : first + size], size, total)
+            order = order[np.argsort(self.lengths[order], kind="stable")]
+        return [order[first : first + size] for first in range(0, len(order), size)]
 
     def _batch(self, windows: Sequence[int] | np.ndarray, size: int, total: float) -> WindowBatch:
         some = self.part(np.asarray(windows, np.int64))

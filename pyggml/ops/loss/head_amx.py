@@ -208,7 +208,7 @@ def _sum_task(f, t, thread):
         norm += exp32(f.target_logits[t, s] - top)
     log_norm, mass, loss = np.log(norm) + top, q_rest, ZERO
     if q_rest > ZERO:
-        loss += q_rest * np.log(norm / rest)
+        loss += q_rest * (np.log(norm) - np.log(rest))
     for s in range(k):
         q = f.shares[t, s]
         mass += q

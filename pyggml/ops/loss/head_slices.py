@@ -231,7 +231,7 @@ def run(
         above, q, q_rest = logits - m[:, None], shares[:, :-1], shares[:, -1]
         e, rest = np.exp(above), np.maximum(rest, _LEAST)
         norm, mass = rest + e.sum(axis=1), shares.sum(axis=1)
-        losses = np.where(q_rest > 0, q_rest * np.log(norm / rest), _ZERO)
+        losses = np.where(q_rest > 0, q_rest * (np.log(norm) - np.log(rest)), _ZERO)
         losses += np.where(q > 0, q * (np.log(norm)[:, None] - above), _ZERO).sum(axis=1)
         if gradient:
             o *= (weights * (mass / norm - q_rest / rest))[:, None]

@@ -77,7 +77,7 @@ def _soft_row(dx, x, targets, shares, weight):
     for s in range(k):
         norm += exp32(x[targets[s]] - top)
         mass += shares[s]
-    loss = q_rest * np.log(norm / rest) if q_rest > _ZERO else _ZERO
+    loss = q_rest * (np.log(norm) - np.log(rest)) if q_rest > _ZERO else _ZERO
     factor = weight * (mass / norm - q_rest / rest)
     for j in range(x.size):
         dx[j] *= factor
