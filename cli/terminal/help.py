@@ -83,7 +83,8 @@ class GroupedOption(click.Option):
         about = self.brief or re.split(r"; | \(", text, maxsplit=1)[0]
         notes = [note for each in brackets for note in each.removesuffix("]").split("; ")]
         kept = [n.removeprefix("default: ") for n in notes if n.startswith(("default: ", "req"))]
-        return record[0], f"{about} [{kept[0]}]" if kept else about
+        first, comma, _ = kept[0].partition(", ") if kept else ("", "", "")  # of each objective's
+        return record[0], f"{about} [{first}{', …' * bool(comma)}]" if kept else about
 
 
 class GroupedCommand(click.Command):

@@ -14,6 +14,7 @@ from pyggml.errors import Fault
 from pyggml.lora.objectives import OBJECTIVES, USUAL, Objective
 from pyggml.settings import Settings, one_of, setting
 
+_BRIEFLY = 5  # objectives that a short help names
 _ROWS = {
     "training": "",
     "pairs": "From rows of prompt, chosen and rejected: ",
@@ -97,7 +98,7 @@ class _Chosen(Settings):
         *one_of(tuple(OBJECTIVES)),
         group="optimiser",
         common=True,
-        brief=", ".join(OBJECTIVES),
+        brief=f"{', '.join([*OBJECTIVES][:_BRIEFLY])}, …",
     )
 
     def _faults(self) -> list[Fault]:

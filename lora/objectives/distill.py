@@ -202,5 +202,5 @@ class DistillFeed:
         of_text = {f.name: getattr(batch, f.name) for f in fields(WindowBatch)}
         of_answers = np.float32(alpha) * batch.weights
         return DistillBatch(
-            **of_text, of_answers=of_answers, ids=ids, shares=shares, entropy=np.float32(entropy)
+            **of_text, of_answers=of_answers, ids=ids, shares=shares, entropy=entropy.astype(np.float32)
         )

@@ -257,5 +257,5 @@ class TextObjective(Objective):
 
     def feed(
         self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
-    ) -> TextFeed:
+    ) -> Feed:
         return TextFeed(config.batch)

@@ -32,12 +32,12 @@ class Distributions:
     def of(
         cls,
         likeliest: tuple[np.ndarray, np.ndarray],
-        targets: tuple[np.ndarray, np.ndarray],
+        present: tuple[np.ndarray, np.ndarray],
         has_others: bool,
     ) -> Distributions:
         """The likeliest tokens and their probabilities, (n, k) each; the tokens that stand there
         and theirs, (n,) each; whether there are further tokens."""
-        (ids, probs), (targets, p_targets) = likeliest, targets
+        (ids, probs), (targets, p_targets) = likeliest, present
         ids, probs, rows = ids.copy(), probs.copy(), np.arange(len(ids))
         is_target = ids == targets[:, None]
         at = np.where(is_target.any(axis=1), is_target.argmax(axis=1), ids.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""Distillation: its loss by the formula, its gradient, and that such a run is one like any other."""
+"""Distillation: its loss by the formula, its gradient; and that such a run is one like others."""
 
 import numpy as np
 import pytest
