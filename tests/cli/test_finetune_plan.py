@@ -41,7 +41,7 @@ def test_what_is_capped_is_said_if_it_was_given(finetune):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_the_defaults_of_the_objective_are_in_the_plan(finetune, tmp_path, objective):
+def test_the_defaults_of_the_objective_are_in_the_plan(finetune, tiny, tmp_path, objective):
     rows = {"pairs": {"chosen": "yes", "rejected": "no"}, "labels": {"completion": "a", "label": 1}}
     of = rows.get(OBJECTIVES[objective].rows, {"completion": "other"})
     data = tmp_path / "rows.jsonl"
@@ -50,6 +50,7 @@ def test_the_defaults_of_the_objective_are_in_the_plan(finetune, tmp_path, objec
     if OBJECTIVES[objective].rows == "prompts":
         (tmp_path / "r.py").write_text("length = len\n")
         run += ("--reward", tmp_path / "r.py:length", "--answer-tokens", 20)
+    run += ("--teacher", tiny) if hasattr(OBJECTIVES[objective], "teacher") else ()
     ended, lr = finetune(*run, data=data), OBJECTIVES[objective].defaults["lr"]
     assert f"learning rate {lr:g}, cosine" in ended.row("steps")
     (usual,) = re.findall(rf"by default, as for {objective}: (.*)", ended.out)
