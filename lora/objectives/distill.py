@@ -202,5 +202,9 @@ class DistillFeed:
         of_text = {f.name: getattr(batch, f.name) for f in fields(WindowBatch)}
         of_answers = np.float32(alpha) * batch.weights
         return DistillBatch(
-            **of_text, of_answers=of_answers, ids=ids, shares=shares, entropy=entropy.astype(np.float32)
+            **of_text,
+            of_answers=of_answers,
+            ids=ids,
+            shares=shares,
+            entropy=entropy.astype(np.float32),
         )
