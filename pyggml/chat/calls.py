@@ -10,9 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_NAME, _ARGUMENT, _VALUE = "zqname", "zqargument", "zqvalue"
+PROBE_NAME, _ARGUMENT, _VALUE = "zqname", "zqargument", "zqvalue"
+PROBE_ARGUMENTS = {_ARGUMENT: _VALUE}
 _REPR = f"{{'{_ARGUMENT}'"  # an object as Python writes it, which no model is to read
 _ABSENT = "absent"
+
+
+def probe_call(i: int = 0) -> dict[str, Any]:
+    """A call of unlikely words, with the i-th of unlikely ids."""
+    function = {"name": PROBE_NAME, "arguments": dict(PROBE_ARGUMENTS)}
+    return {"id": f"zqid1234{i}", "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +56,8 @@ class Form:
         """Whether a template writes a call of this form with every word, and as JSON."""
         from pyggml.errors import TemplateError
 
-        call = {
-            "id": "zqid12345",
-            "type": "function",
-            "function": {"name": _NAME, "arguments": {_ARGUMENT: _VALUE}},
-        }
         asked = {"role": "user", "content": "zqasked"}
-        calling = self.write({"role": "assistant", "content": "", "tool_calls": [call]})
+        calling = self.write({"role": "assistant", "content": "", "tool_calls": [probe_call()]})
         try:
             text = render(
                 {
@@ -67,7 +69,7 @@ class Form:
             )
         except TemplateError:
             return False
-        return all(word in text for word in (_NAME, _ARGUMENT, _VALUE)) and _REPR not in text
+        return all(word in text for word in (PROBE_NAME, _ARGUMENT, _VALUE)) and _REPR not in text
 
 
 AS_GIVEN = Form(as_text=False, empty="")

@@ -12,7 +12,7 @@ An answer in a form may have tokens without a choice: `forced_pieces` gives thei
 `complete` is this loop over a session of its own, `generate` its tokens alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -79,8 +79,10 @@ class Completion:
         prompt: Sequence[int] | np.ndarray = (),
         n_tokens: int | None = None,
         n_ctx: int | None = None,
+        shown: Collection[int] = (),
     ) -> None:
         """n_tokens: the most of the answer; n_ctx: of prompt and answer together; None: any number.
+        shown: control tokens whose names are part of the text.
 
         Raises ConfigError for counts out of range, and a logit_bias of no token.
         """
@@ -89,7 +91,7 @@ class Completion:
         self.tokens: list[int] = []
         self._n_tokens, self._room = n_tokens, None if n_ctx is None else n_ctx - len(prompt)
         self._tokenizer, self._sampler = tokenizer, Sampler(how, tokenizer, prompt)
-        self._characters, self._stops = tokenizer.stream(), StopStrings(how.stop)
+        self._characters, self._stops = tokenizer.stream(shown), StopStrings(how.stop)
         self.how, self.finish = self._sampler.how, self._finish(ends=False)
 
     @property

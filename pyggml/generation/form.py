@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from pyggml.chat.tools.thoughts import opened_by
 from pyggml.errors import ConfigError
 from pyggml.extras import how_to_install
 from pyggml.generation.sampling import FORMS, Sampling
@@ -30,7 +31,6 @@ MOST_FORCED = 32  # tokens fed in one pass
 _KEPT = 8  # compiled forms of a vocabulary
 _MOST_STATES = 20_000  # of a form's automaton, 2 kB each
 _BEFORE = 16  # tokens of a prompt's end that may open a thought
-_THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)>\s*$")
 _SPACE = (
     r"( |\n{1,2}[ \t]{0,20})"  # between parts of JSON, as in llama.cpp: models write no end of it
 )
@@ -110,8 +110,8 @@ def follower(
     if compiled is None:
         return None
     end = [t for t in map(int, prompt[-_BEFORE:]) if t < tokenizer.n_vocab]
-    thought = _THOUGHT.search(tokenizer.decode(end, special=True))
-    after = f"</{thought[1]}>" if thought else ""
+    thought = opened_by(tokenizer.decode(end, special=True))
+    after = thought.close if thought else ""
     return Follower(compiled.deep_copy(), tokenizer, _vocabulary(tokenizer).forces, after)
 
 

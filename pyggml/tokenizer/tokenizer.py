@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -181,8 +181,11 @@ class Tokenizer:
         byte = BYTE_TOKEN.fullmatch(text) if attr & Attr.BYTE else None
         return bytes.fromhex(byte[1]) if byte else b""
 
-    def stream(self, special: bool = False) -> Stream:
-        """A decoder of ids one at a time. It does not remove a leading space."""
+    def stream(self, special: bool | Collection[int] = False) -> Stream:
+        """A decoder of ids one at a time. It does not remove a leading space.
+
+        special: show control tokens, all or these.
+        """
         return Stream(self, special)
 
     def is_eog(self, id: int) -> bool:
@@ -198,13 +201,14 @@ class Tokenizer:
 class Stream:
     """Ids → text, one id at a time. The bytes of an incomplete character wait for the rest."""
 
-    def __init__(self, tokenizer: Tokenizer, special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, special: bool | Collection[int]) -> None:
         self._tokenizer, self._special = tokenizer, special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, id: int) -> str:
         """The text completed by this token; may be empty."""
-        return self._decoder.decode(self._tokenizer.token_bytes(id, self._special))
+        shown = self._special if isinstance(self._special, bool) else id in self._special
+        return self._decoder.decode(self._tokenizer.token_bytes(id, shown))
 
     def flush(self) -> str:
         """The end of the text: U+FFFD for an incomplete character. The next `feed` starts anew."""

@@ -6,8 +6,11 @@ limits     what clients may ask for
 app        the routes
 fields     a JSON object → checked fields, every fault at once
 params     the fields of a request for a chat or a text
+reference  the fields of OpenAI's reference that are answered, refused or ignored
+choices    which tools may be called
+chats      what a template makes of chats
 service    a request → sequences of the worker, and their events
-answers    pieces of text → the API's objects, whole or streamed
+answers    pieces of text → the API's objects, whole or streamed; chat_answers: those of chats
 chat_page  the page of `--web`, of the files in web/
 """
 

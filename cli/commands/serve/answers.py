@@ -1,6 +1,7 @@
 """Pieces of text → the API's objects, whole or as the chunks of a stream.
 
-Chats and texts differ in where text and log-probabilities stand: each has a `ReplyForm`.
+Chats and texts differ in where text and log-probabilities stand: each has a `ReplyForm`, that of
+chats in chat_answers.
 """
 
 import secrets
@@ -79,14 +80,14 @@ class ReplyForm(ABC):
 
     def whole(self, choices: list[PartialAnswer], usage: Usage) -> Object:
         made = [
-            self._choice(i, choice) | {"finish_reason": choice.reason}
+            {"finish_reason": choice.reason} | self._choice(i, choice)
             for i, choice in enumerate(choices)
         ]
         return {**self._head, "object": self.kind, "choices": made, "usage": usage.object()}
 
-    def chunk(self, index: int, told: Piece | ReadPrompt | None, prefix: str = "") -> Object:
-        """A part of answer `index`: a piece, the prompt and what was read of it, or without either
-        its end."""
+    def chunks(self, index: int, told: Piece | ReadPrompt | None, prefix: str = "") -> list[Object]:
+        """Parts of answer `index`: of a piece, the prompt and what was read of it, or without
+        either its end."""
         part = PartialAnswer()
         if isinstance(told, ReadPrompt):
             part.text = prefix
@@ -95,8 +96,10 @@ class ReplyForm(ABC):
             part.add(told)
         else:
             part.reason = "length"
-        made = {**self._delta(index, part), "finish_reason": part.reason}
-        return {**self._head, "object": self.chunk_kind, "choices": [made]}
+        return [
+            {**self._head, "object": self.chunk_kind, "choices": [delta]}
+            for delta in self._deltas(index, part)
+        ]
 
     def opening(self, index: int, prefix: str) -> Object | None:
         """What comes before the first piece of an answer, if anything does."""
@@ -109,43 +112,13 @@ class ReplyForm(ABC):
     def _choice(self, index: int, choice: PartialAnswer) -> Object: ...
 
     @abstractmethod
-    def _delta(self, index: int, part: PartialAnswer) -> Object: ...
+    def _deltas(self, index: int, part: PartialAnswer) -> list[Object]: ...
 
     def _text_of(self, token: int) -> str:
         return self._bytes_of(token).decode("utf-8", "replace")
 
     def _bytes_of(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token, special=True)
-
-
-class ChatForm(ReplyForm):
-    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def opening(self, index: int, prefix: str) -> Object:
-        delta = {"role": "assistant", "content": ""}
-        made = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return {**self._head, "object": self.chunk_kind, "choices": [made]}
-
-    def _choice(self, index: int, choice: PartialAnswer) -> Object:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": self._logprobs(choice)}
-
-    def _delta(self, index: int, part: PartialAnswer) -> Object:
-        delta = {"content": part.text} if part.text or part.pieces else {}
-        return {"index": index, "delta": delta, "logprobs": self._logprobs(part)}
-
-    def _logprobs(self, choice: PartialAnswer) -> Object | None:
-        if not choice.pieces:
-            return None
-        return {"content": [self._token(piece) for piece in choice.pieces], "refusal": None}
-
-    def _token(self, piece: Piece) -> Object:
-        likeliest = [self._entry(token, p) for token, p in piece.likeliest]
-        return self._entry(piece.token, piece.logprob) | {"top_logprobs": likeliest}
-
-    def _entry(self, token: int, logprob: float | None) -> Object:
-        raw = self._bytes_of(token)
-        return {"token": self._text_of(token), "logprob": logprob, "bytes": list(raw)}
 
 
 class TextForm(ReplyForm):
@@ -165,8 +138,9 @@ class TextForm(ReplyForm):
         text = choice.prefix + choice.text
         return {"index": index, "text": text, "logprobs": self._logprobs(index, choice)}
 
-    def _delta(self, index: int, part: PartialAnswer) -> Object:
-        return {"index": index, "text": part.text, "logprobs": self._logprobs(index, part)}
+    def _deltas(self, index: int, part: PartialAnswer) -> list[Object]:
+        told = {"index": index, "text": part.text, "logprobs": self._logprobs(index, part)}
+        return [told | {"finish_reason": part.reason}]
 
     def _logprobs(self, index: int, choice: PartialAnswer) -> Object | None:
         if not choice.pieces:

@@ -3,9 +3,9 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from pyggml.cli.commands.serve.answers import ChatForm, PartialAnswer, ReplyForm, TextForm, Usage
+from pyggml.cli.commands.serve.answers import PartialAnswer, ReplyForm, TextForm, Usage
+from pyggml.cli.commands.serve.chat_answers import ChatForm
 from pyggml.cli.commands.serve.params import Params, TextParams, read_chat, read_text
 from pyggml.cli.commands.serve.service import Flow, Service
 from pyggml.cli.web.body import unless_gone
@@ -63,6 +64,21 @@ def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> S
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was read.
+
+    prefixes   what each answer begins with
+    shown      control tokens whose names are part of answers
+    """
+
+    params: Params
+    prompts: Sequence[np.ndarray]
+    form: ReplyForm
+    prefixes: Sequence[str]
+    shown: Collection[int] = ()
+
+
 class ServeRoutes:
     """What answers each path."""
 
@@ -94,46 +110,40 @@ class ServeRoutes:
     async def chat(self, request: Request) -> Response:
         service = self._service
 
-        def read(given: dict[str, Any]) -> tuple[Params, list[np.ndarray]]:
+        def read(given: dict[str, Any]) -> Asked:
             params = read_chat(given, service.sampling, service.limits)
-            service.name(params)
-            how = service.chat_sampling(params)
-            return replace(params.alone(), how=how), service.chat_prompts(params)
+            name, writer = service.name(params), service.chat_writer(params)
+            params = replace(params, how=writer.sampling(params))
+            prompts = service.chat_prompts(params)
+            reader = writer.reader(params, prompts[0])
+            form = ChatForm(name, service.models[name].tokenizer, reader)
+            return Asked(params.alone(), prompts, form, [""] * params.n, writer.shown)
 
-        params, prompts = await service.bodies.read(request, read)
-        return await self._answer(request, params, prompts, ChatForm, [""] * params.n)
+        return await self._answer(request, await service.bodies.read(request, read))
 
     async def text(self, request: Request) -> Response:
         service = self._service
 
-        def read(given: dict[str, Any]) -> tuple[Params, list[np.ndarray], list[str]]:
+        def read(given: dict[str, Any]) -> Asked:
             params = read_text(given, service.sampling, service.limits)
-            service.name(params)
-            return params.alone(), service.text_prompts(params), _echo_texts(params, service)
+            name, prompts = service.name(params), service.text_prompts(params)
+            form = TextForm(name, service.models[name].tokenizer)
+            return Asked(params.alone(), prompts, form, _echo_texts(params, service))
 
-        params, prompts, echoed = await service.bodies.read(request, read)
-        return await self._answer(request, params, prompts, TextForm, echoed)
+        return await self._answer(request, await service.bodies.read(request, read))
 
-    async def _answer(
-        self,
-        request: Request,
-        params: Params,
-        prompts: Sequence[np.ndarray],
-        form: Callable[..., ReplyForm],
-        prefixes: Sequence[str],
-    ) -> Response:
-        service, name = self._service, self._service.name(params)
-        made = form(name, service.models[name].tokenizer)
+    async def _answer(self, request: Request, asked: Asked) -> Response:
+        service, form = self._service, asked.form
         owner = None if service.limits.share_prompts else request.state.holder
-        flow = service.flow(params, prompts, owner)
-        if params.stream:
-            return EventStream(flow, _events(flow, made, prefixes, params))
-        choices = [PartialAnswer(prefix) for prefix in prefixes]
+        flow = service.flow(asked.params, asked.prompts, owner, asked.shown)
+        if asked.params.stream:
+            return EventStream(flow, _events(flow, form, asked.prefixes, asked.params))
+        choices = [PartialAnswer(prefix) for prefix in asked.prefixes]
         try:
             await unless_gone(request, _collect(flow, choices))
         finally:
             flow.cancel()
-        return JSONResponse(made.whole(choices, _usage(flow)))
+        return JSONResponse(form.whole(choices, _usage(flow)))
 
 
 def _echo_texts(params: TextParams, service: Service) -> list[str]:
@@ -197,7 +207,9 @@ async def _events(
         if start := b"".join(_event(part) for part in opened if part is not None):
             yield start
         async for batch in flow.batches():
-            yield b"".join(_event(form.chunk(i, told, prefixes[i])) for i, told in batch)
+            parts = (part for i, told in batch for part in form.chunks(i, told, prefixes[i]))
+            if told := b"".join(map(_event, parts)):
+                yield told
         if params.include_usage:
             yield _event(form.closing(_usage(flow)))
         yield _DONE

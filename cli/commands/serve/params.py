@@ -11,9 +11,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pyggml.chat import Message
-from pyggml.chat.messages import BadValue, checked_value, messages_of, tools_of
+from pyggml.chat.messages import BadValue, checked_value, messages_of
+from pyggml.chat.tools import Choice
+from pyggml.cli.commands.serve.choices import read_choice
 from pyggml.cli.commands.serve.fields import Fields, anything, brief, flag, object_of, text, whole
 from pyggml.cli.commands.serve.limits import MOST_BIASES, MOST_TOP_LOGPROBS, Limits
+from pyggml.cli.commands.serve.reference import IGNORED, read_rest
 from pyggml.generation import Sampling
 from pyggml.generation.sampling import FORMS
 
@@ -23,8 +26,6 @@ _MOST_SCALE = 1000  # of a control vector
 # The API reads these in another form than Sampling has them.
 _OWN_FORM = {"logprobs", "stop", "logit_bias", *FORMS}
 _PLAIN = [f.name for f in fields(Sampling) if f.name not in _OWN_FORM]
-# They tell the server who asks, or what to keep; no answer depends on them.
-_INERT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +60,14 @@ class Params:
 class ChatParams(Params):
     """messages and tools are as a chat template reads them.
 
+    choice      of the tools; None: none may be called
     names       further inputs of it
     continues   whether the answer goes on with the last message, which the assistant began
     """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
+    choice: Choice | None
     names: Mapping[str, Any]
     continues: bool = False
 
@@ -80,18 +83,14 @@ class TextParams(Params):
 def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> ChatParams:
     f = Fields(given)
     messages, _ = f.need("messages", _messages, ((), {}))
-    tools = f.take("tools", _tools, ())
-    f.only("tool_choice", ("auto", "none"), "wanted auto or none: no call can be forced")
-    if given.get("tool_choice") == "none":
-        tools = ()
+    choice = read_choice(f)
     names = {**f.take("chat_template_kwargs", _names, {})}
     for name in ("enable_thinking", "reasoning_effort"):
         if name in f:
             names[name] = f.take(name, anything, None)
     continues = f.take("continue_final_message", flag, False)
     f.only("add_generation_prompt", (not continues,), _asks(continues))
-    f.ignore("parallel_tool_calls")
-    f.only("modalities", (["text"],), "wanted text alone")
+    read_rest(f)
     tell = f.take("logprobs", flag, False)
     n_likeliest = f.take("top_logprobs", whole(0, MOST_TOP_LOGPROBS), 0)
     if n_likeliest and not tell:
@@ -101,7 +100,8 @@ def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> C
     f.check()
     chat: dict[str, Any] = {
         "messages": messages,
-        "tools": tools,
+        "tools": tuple(choice.tools) if choice else (),
+        "choice": choice,
         "names": names,
         "continues": continues,
     }
@@ -118,6 +118,8 @@ def read_text(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> T
     f = Fields(given)
     prompts: list[Prompt] = f.need("prompt", _prompts, [])
     echo = f.take("echo", flag, False)
+    f.only("store", (False,), "wanted false: nothing is kept")
+    f.ignore(*IGNORED)
     f.only("suffix", ("",), "wanted none: text is not filled in")
     f.only("best_of", (given.get("n") or 1,), "wanted as n: no answers are dropped")
     n_logprobs = f.take("logprobs", whole(0, MOST_TOP_LOGPROBS), None)
@@ -144,8 +146,6 @@ def _common(
     how = f.build(lambda **changes: replace(defaults, **changes), given)
     stream = f.take("stream", flag, False)
     options: Mapping[str, bool] = f.take("stream_options", _stream_options, {})
-    f.only("store", (False,), "wanted false: nothing is kept")
-    f.ignore(*_INERT)
     return {
         "model": f.take("model", text, None),
         "controls": f.take("control_vectors", _scales, None),
@@ -172,12 +172,6 @@ def _messages(value: Any) -> tuple[tuple[Message, ...], Mapping[int, float]]:
 def _names(value: Any) -> Mapping[str, Any]:
     names: Mapping[str, Any] = checked_value(dict(object_of(value)))
     return names
-
-
-def _tools(value: Any) -> tuple[dict[str, Any], ...]:
-    if not isinstance(value, list):
-        raise BadValue(f"is {brief(value)}, wanted a list of tools")
-    return tools_of(value)
 
 
 def _prompts(value: Any) -> list[Prompt]:

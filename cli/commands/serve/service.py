@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pyggml.chat import ChatEncoder, ChatTemplate, answer_ending
+from pyggml.cli.commands.serve.chats import ChatWriter
 from pyggml.cli.commands.serve.controls import Controls
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import ChatParams, Params, TextParams
@@ -19,7 +19,6 @@ from pyggml.cli.web.errors import ApiError, of_input, program_fault, too_long, u
 from pyggml.errors import ConfigError, FileChangedError, PyggmlError
 from pyggml.generation import Completion, Piece, Sampling
 from pyggml.generation.form import compile_form
-from pyggml.generation.sampling import MOST_STOPS
 from pyggml.generation.serving import (
     Failure,
     Full,
@@ -30,25 +29,6 @@ from pyggml.generation.serving import (
     WorkerClosed,
 )
 from pyggml.model import Model
-from pyggml.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class ChatWriter:
-    """What writes chats as a model reads them, or the fault why nothing does.
-
-    ending     the text that ends an answer: of a vocabulary without a token for it, the model
-               writes that text
-    """
-
-    encoder: ChatEncoder | None = None
-    ending: str = ""
-    fault: str = ""
-
-    @staticmethod
-    def of(template: ChatTemplate, tokenizer: Tokenizer) -> ChatWriter:
-        return ChatWriter(ChatEncoder(template, tokenizer), answer_ending(template))
-
 
 Told = Piece | ReadPrompt | Failure
 _LOG = logging.getLogger("pyggml.serve")
@@ -88,16 +68,14 @@ class Service:
             raise unknown_model(params.model, names)
         return params.model or names[0]
 
-    def chat_sampling(self, params: ChatParams) -> Sampling:
-        """The settings of a chat's answer, which ends where the template ends a turn."""
-        how, ending = params.how, self.chats[self.name(params)].ending
-        stop = dict.fromkeys([*how.stop, *filter(None, [ending])])
-        return replace(how, stop=tuple(stop)[:MOST_STOPS])
+    def chat_writer(self, params: Params) -> ChatWriter:
+        """What writes the chats of the model that is to answer."""
+        return self.chats[self.name(params)]
 
     def chat_prompts(self, params: ChatParams) -> list[np.ndarray]:
         """The prompt of a chat, n times. Raises ApiError, and TemplateError with what the template
         says of the messages."""
-        chats = self.chats[self.name(params)]
+        chats = self.chat_writer(params)
         if chats.encoder is None:
             fault = f"{chats.fault} (--chat-template)"
             raise ApiError(400, fault, "messages", "no_chat_template")
@@ -132,8 +110,15 @@ class Service:
             raise too_long(len(ids), most, param)
         return next(iter(self.models.values())).check_tokens(ids)
 
-    def flow(self, params: Params, prompts: Sequence[np.ndarray], owner: int | None = None) -> Flow:
-        """The answers to these prompts, submitted to the worker. owner: whose they are.
+    def flow(
+        self,
+        params: Params,
+        prompts: Sequence[np.ndarray],
+        owner: int | None = None,
+        shown: Collection[int] = (),
+    ) -> Flow:
+        """The answers to these prompts, submitted to the worker. owner: whose they are. shown:
+        control tokens whose names are part of answers.
 
         Raises ApiError where too many wait, and for settings that do not fit the model.
         """
@@ -143,7 +128,7 @@ class Service:
         room = None if self.shifts else self.n_ctx
         try:
             completions = [
-                Completion(model.tokenizer, _with_seed(params.how, i), prompt, most, room)
+                Completion(model.tokenizer, _with_seed(params.how, i), prompt, most, room, shown)
                 for i, prompt in enumerate(prompts)
             ]
         except PyggmlError as error:

@@ -10,9 +10,10 @@ import pyggml.threads
 from pyggml.chat import MODEL, find_template
 from pyggml.cli.commands.serve.app import make_app
 from pyggml.cli.commands.serve.chat_page import page_routes
+from pyggml.cli.commands.serve.chats import ChatWriter
 from pyggml.cli.commands.serve.controls import Controls
 from pyggml.cli.commands.serve.limits import Limits
-from pyggml.cli.commands.serve.service import ChatWriter, Service
+from pyggml.cli.commands.serve.service import Service
 from pyggml.cli.terminal.chat_templates import TemplateChoice, choose_template
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.generation import CTX, n_ctx_of

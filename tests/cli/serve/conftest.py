@@ -15,8 +15,9 @@ import pyggml
 from pyggml.chat import find_template
 from pyggml.cli.commands.serve.app import make_app
 from pyggml.cli.commands.serve.chat_page import page_routes
+from pyggml.cli.commands.serve.chats import ChatWriter
 from pyggml.cli.commands.serve.limits import Limits
-from pyggml.cli.commands.serve.service import ChatWriter, Service
+from pyggml.cli.commands.serve.service import Service
 from pyggml.cli.web.connections import Places
 from pyggml.cli.web.guard import Access
 from pyggml.cli.web.listening import listening, url_of
@@ -139,5 +140,5 @@ def server(chatty, adapters):
 
 @pytest.fixture(scope="session")
 def serve(chatty, adapters):
-    """serve(**limits): a server of its own, as a context."""
-    return lambda **given: started(chatty, **{"adapters": adapters, **given})
+    """serve(**limits): a server of its own, as a context; of another model at `path`."""
+    return lambda path=chatty, **given: started(path, **{"adapters": adapters, **given})

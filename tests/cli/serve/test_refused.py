@@ -4,15 +4,18 @@ import asyncio
 import json
 import math
 import socket
+from pathlib import Path
 
 import pytest
 from starlette.requests import Request
 
+from pyggml.cli.commands.serve import reference
 from pyggml.cli.web.body import Bodies
 from pyggml.cli.web.connections import Patience
 from pyggml.cli.web.errors import ApiError
 from pyggml.cli.web.guard import Access, name_of
 
+ROOT = Path(__file__).parents[3]
 SAID = [{"role": "user", "content": "a"}]
 TEXTS = [
     ({}, "prompt", "prompt is missing"),
@@ -48,6 +51,8 @@ TEXTS = [
     ({"prompt": "a", "\ud800": 1}, "\\ud800", r"\ud800 is not supported"),
     ({"prompt": "a", "stream_options": {"x": 1}}, "stream_options", "wanted include_usage"),
 ]
+TOOLS = [{"type": "function", "function": {"name": "a"}}]
+OTHER = {"type": "function", "function": {"name": "b"}}
 CHATS = [
     ({}, "messages", "messages is missing"),
     ({"messages": "hi"}, "messages", "is 'hi', wanted a list of messages"),
@@ -70,10 +75,14 @@ CHATS = [
     ({"messages": SAID, "json_schema": {"type": "x"}}, "json_schema", "cannot be followed"),
     ({"messages": SAID, "regex": "("}, "regex", "cannot be followed"),
     ({"messages": SAID, "regex": "a", "grammar": "b"}, "grammar", "is given beside regex"),
-    ({"messages": SAID, "tool_choice": "required"}, "tool_choice", "no call can be forced"),
+    ({"messages": SAID, "tool_choice": "required"}, "tool_choice", "wanted tools beside it"),
+    ({"messages": SAID, "tool_choice": "any"}, "tool_choice", "wanted auto, none, required"),
+    ({"messages": SAID, "tools": TOOLS, "tool_choice": OTHER}, "tool_choice", "none of the tools"),
+    ({"messages": SAID, "tools": TOOLS * 2}, "tools", "has 'a' twice"),
+    ({"messages": SAID, "tools": TOOLS, "regex": "a"}, "tools", "cannot hold an answer beside"),
     ({"messages": SAID, "tools": [{}]}, "tools", "a function without"),
     ({"messages": SAID, "top_logprobs": 3}, "top_logprobs", "wanted logprobs true"),
-    ({"messages": SAID, "functions": []}, "functions", "is not supported"),
+    ({"messages": SAID, "functions": []}, "functions", "wanted tools, their newer name"),
     ({"messages": SAID, "store": True}, "store", "nothing is kept"),
 ]
 
@@ -286,3 +295,17 @@ def test_a_fault_of_the_program_ends_no_server(serve, monkeypatch, caplog):
         assert server.text(max_tokens=1).status_code == 200
         idle = {"status": "ok", "active": 0, "waiting": 0}  # counted after the pass that answers
         server.until(lambda: server.http.get("/health").json() == idle)
+
+
+@pytest.mark.quick
+def test_every_field_of_the_reference_is_read_and_told(server):
+    """The page has the table of the code, and no field is one that nobody knows."""
+    assert reference.table() in (ROOT / "docs/serving.md").read_text("utf-8")
+    fields = {*reference.ANSWERED, *reference.REFUSED}
+    said = refused(server.http.post("/v1/chat/completions", json={name: [{}] for name in fields}))
+    assert "is not supported" not in said["message"]
+    for name in (*reference.REFUSED, "tools", "n"):
+        body = {"messages": SAID, name: [{}]}
+        assert refused(server.http.post("/v1/chat/completions", json=body))["param"] == name
+    ignored = {name: {} for name in reference.IGNORED}
+    assert server.chat(max_tokens=1, **ignored).status_code == 200

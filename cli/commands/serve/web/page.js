@@ -101,7 +101,9 @@ async function ask(i, side, settings, signal) {
     for await (const event of events(isChat ? "v1/chat/completions" : "v1/completions", body, signal)) {
       const choice = event.choices?.[0];
       const piece = (isChat ? choice?.delta.content : choice?.text) ?? "";
-      if (piece && !first) first = performance.now();
+      const thinks = isChat && choice?.delta.reasoning_content;
+      if ((piece || thinks) && !first) first = performance.now();
+      if (thinks && !answer.content) node.querySelector(".note").textContent = "thinking…";
       answer.content += piece;
       reason = choice?.finish_reason ?? reason;
       usage = event.usage ?? usage;
