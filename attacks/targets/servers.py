@@ -23,8 +23,9 @@ def serve_app() -> Any:
     """`pyggml serve` of the small model."""
     from pyggml.chat import find_template
     from pyggml.cli.commands.serve.app import make_app
+    from pyggml.cli.commands.serve.chats import ChatWriter
     from pyggml.cli.commands.serve.limits import Limits
-    from pyggml.cli.commands.serve.service import ChatWriter, Service
+    from pyggml.cli.commands.serve.service import Service
     from pyggml.cli.web.guard import Access
     from pyggml.generation import Batch, Sampling
     from pyggml.generation.serving import Scheduler, Worker

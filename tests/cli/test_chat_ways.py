@@ -11,9 +11,10 @@ from pyggml.chat import BUILT_IN, ChatEncoder, ChatTemplate, find_template
 from pyggml.chat.messages import BadValue
 from pyggml.cli.commands.chat.conversation import Conversation
 from pyggml.cli.commands.generate import _of_row
+from pyggml.cli.commands.serve.chats import ChatWriter
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import read_chat
-from pyggml.cli.commands.serve.service import ChatWriter, Service
+from pyggml.cli.commands.serve.service import Service
 from pyggml.cli.terminal.prompts import read_prompts
 from pyggml.cli.web.errors import ApiError
 from pyggml.errors import DataError, TemplateError

@@ -8,9 +8,10 @@ import pytest
 
 import pyggml as library
 from pyggml.chat import ChatEncoder, find_template
+from pyggml.cli.commands.serve.chats import ChatWriter
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import read_chat
-from pyggml.cli.commands.serve.service import ChatWriter, Service
+from pyggml.cli.commands.serve.service import Service
 from pyggml.cli.terminal.show import printable
 from pyggml.cli.web.errors import ApiError
 from pyggml.generation import Sampling, Session

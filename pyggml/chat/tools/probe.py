@@ -48,7 +48,9 @@ def find_calls(template: ChatTemplate, names: Collection[str] = ()) -> TemplateC
     template = template.for_tools([_TOOL])
     if one := _written(template, 1):
         syntax = next((syntax for syntax in SYNTAXES if _reads(syntax, one) == 1), None)
-        return syntax and TemplateCalls(syntax, _reads(syntax, _written(template, 2)) == 2)
+        if syntax is None:
+            return None
+        return TemplateCalls(syntax, several=_reads(syntax, _written(template, 2)) == 2)
     told = _render(template, [_ASKED], asks=True)
     for syntax in SYNTAXES:
         if any(mark in told or mark in names for mark in syntax.marks):
