@@ -12,8 +12,7 @@ from pyggml.models import small_metadata
 from pyggml.models.architectures import llama
 from pyggml.models.config import Reader
 from pyggml.models.part import Part
-from pyggml.ops.arithmetic import unary
-from pyggml.ops.norm import norm
+from pyggml.ops.arithmetic import reduce, unary
 from pyggml.quants import QUANTS
 
 GUIDES = sorted(DOCS.glob("adding-a*.md"))
@@ -36,7 +35,7 @@ def plugins(request, tmp_path):
 @pytest.mark.parametrize(
     "file, name, least",
     [
-        (norm, "reverse", 8),  # three samples, layouts, threads, drawn ones
+        (reduce, "reverse", 8),  # three samples, layouts, threads, drawn ones
         (unary, "cube", 14),  # four samples forward and back, in place too
     ],
 )

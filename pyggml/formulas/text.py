@@ -29,11 +29,15 @@ class Language:
     let: str = "{0} = {1}"
 
     def lines(
-        self, roots: Sequence[Expression], symbols: Mapping[str, str] | None = None
+        self,
+        roots: Sequence[Expression],
+        symbols: Mapping[str, str] | None = None,
+        temporary: str = "t",
     ) -> tuple[list[str], list[str]]:
         """Statements, and the texts of the roots after them.
 
-        symbols: the texts of symbols; their own names if there are none
+        symbols: the texts of symbols; their own names if there are none. temporary: how the names
+        of what is used twice begin
         """
         statements: list[str] = []
         texts: dict[Expression, str] = {}
@@ -42,7 +46,7 @@ class Language:
         for e in parts:
             text = self._text(e, texts, symbols or {})
             if uses[e] > 1 and e.operands:
-                name = f"t{len(statements)}"
+                name = f"{temporary}{len(statements)}"
                 statements.append(self.let.format(name, text))
                 text = name
             texts[e] = text

@@ -24,12 +24,13 @@ kernel: Callable[[Callable], Callable] = numba.njit(**OPTIONS)
 exact: Callable[[Callable], Callable] = numba.njit(**OPTIONS | {"fastmath": False})
 
 
-def apart(function: Callable) -> Callable:
-    """A loop to be compiled into tasks, as `exact`. LLVM may take it that no array lies on another:
-    element i of the results is made of element i of the sources, which is read before."""
+def apart(function: Callable, fuses: bool = False) -> Callable:
+    """A loop to be compiled into tasks, as `exact`; or one that may fuse products and sums. LLVM
+    may take it that no array lies on another: when element i of the results is written, no source's
+    is read any more."""
     plain = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "cache": False}
-    loop = numba.njit(**OPTIONS | {"fastmath": False} | plain)(function)
-    return without_overlaps(loop)
+    fastmath = {"fastmath": {"contract"} if fuses else False}
+    return without_overlaps(numba.njit(**OPTIONS | fastmath | plain)(function))
 
 
 def parallel(function: Callable) -> Callable:

@@ -7,7 +7,7 @@ sigmoid32(x)  1 / (1 + e^-x), at most 6 ulp; 0 below -88.37
 tanh32(x)     1 - 2 / (1 + e^2x), odd, with the series x - x³/3 + … near 0
 softplus32(x) log(1 + e^x), at most 5 ulp
 erfc32(x)     1 - erf x, at most 7 ulp; 0 above 9.3
-row_max(x)    the largest of one or more numbers
+row_max(x)    the largest of one or more numbers, by way of their keys
 dot(a, b)     Σ a_i b_i over the elements of a, in lanes; b may have more
 fill(a, v)    every element of a = v
 """
@@ -22,6 +22,9 @@ __all__ = [
     "exp32",
     "expm1_32",
     "fill",
+    "key_of",
+    "of_key",
+    "plus",
     "row_max",
     "sigmoid32",
     "softplus32",
@@ -37,6 +40,7 @@ _HIGHEST, _END = np.float32(88.37), np.float32(88.72284)  # of exp32, of float32
 _ONE = np.float32(1)
 _E = np.float32(2.718281828)
 _TWO = np.float32(2)
+LEAST_KEY = np.int32(-0x80000000)
 _ZERO, _HALF = np.float32(0), np.float32(0.5)
 # Minimax polynomial of (e^r - 1 - r) / r² on |r| <= ln(2)/2 (coefficients as in Cephes' expf).
 _C5, _C4, _C3 = (
@@ -151,14 +155,31 @@ def tanh32(x):
 
 
 @kernel
-def row_max(x):
-    """Compares integers of the same order as the floats: LLVM vectorises the maximum of integers,
-    not of floats."""
-    bits = x.view(np.int32)
-    key = np.int32(-0x80000000)
-    for j in range(bits.size):
-        key = max(key, bits[j] ^ ((bits[j] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+def plus(total, x):
+    """total + x, in lanes where a loop adds up."""
+    return total + x
+
+
+@kernel
+def key_of(x):
+    """An integer of the same order as the float: LLVM vectorises the maximum of integers, not of
+    floats."""
+    bits = np.float32(x).view(np.int32)
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@kernel
+def of_key(key):
+    """The float with this key."""
     return np.int32(key ^ ((key >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
+
+
+@kernel
+def row_max(x):
+    key = LEAST_KEY
+    for j in range(x.size):
+        key = max(key, key_of(x[j]))
+    return of_key(key)
 
 
 @kernel

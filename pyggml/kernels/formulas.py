@@ -39,8 +39,8 @@ PYTHON = float32_python(
         "trunc": "np.trunc({0})",
     }
 )
-_NAMES = {name: getattr(simd, name) for name in simd.__all__}
-_NAMES |= {"np": np, "f4": np.float32, "bf16_to_float": bf16_to_float, "__name__": __name__}
+NAMES = {name: getattr(simd, name) for name in simd.__all__}
+NAMES |= {"np": np, "f4": np.float32, "bf16_to_float": bf16_to_float, "__name__": __name__}
 _LOADS = {BF16: "bf16_to_float(_{0}[i])"}
 
 
@@ -89,20 +89,20 @@ def _rows_text(loop: str) -> str:
 def loop_of(formula: Formula, kinds: tuple[DType, ...]) -> Callable[..., Any]:
     """The loop as plain Python."""
     name = f"{formula.name}_values"  # not that of a function it calls
-    return define(loop_text(name, formula, kinds), name, _NAMES)
+    return define(loop_text(name, formula, kinds), name, NAMES)
 
 
 def _loop(formula: Formula, kinds: tuple[DType, ...]) -> Any:
     """The loop that tasks call. Its name says what its text is."""
     digest = hashlib.sha256(loop_text("", formula, kinds).encode()).hexdigest()[:12]
     name = f"{formula.name}_{digest}"
-    return apart(define(loop_text(name, formula, kinds), name, _NAMES))
+    return apart(define(loop_text(name, formula, kinds), name, NAMES))
 
 
 def _code(loop: Any, text: str, *takes: Any) -> Code:
     """The task of this text, which calls the loop and reads a tuple of these types."""
     name = loop.__name__
-    task = define(text, f"{name}_task", {**_NAMES, name: loop})
+    task = define(text, f"{name}_task", {**NAMES, name: loop})
     return Code(task, types.void(types.CPointer(types.Tuple(takes)), types.intp, types.intp))
 
 
@@ -127,7 +127,7 @@ def _rows_code(formula: Formula) -> Code:
 def inlined(of: Formula) -> Any:
     """A function for other kernels: of one number of each source, then the settings."""
     arguments = (*of.sources, *of.settings)
-    return kernel(define_function(PYTHON, f"{of.name}_formula", arguments, of.results, _NAMES))
+    return kernel(define_function(PYTHON, f"{of.name}_formula", arguments, of.results, NAMES))
 
 
 def by_formula(formula: Formula) -> Callable[[Site], Call]:

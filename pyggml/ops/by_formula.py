@@ -30,8 +30,9 @@ from pyggml.graph.op import (
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.formulas import by_formula
 from pyggml.kernels.kernel import cpu_kernel
+from pyggml.kernels.rows import by_row
 from pyggml.ops.expect import expect, expect_type
-from pyggml.ops.second_order import second_order_rule
+from pyggml.ops.second_order import SECOND_ORDER, second_order_rule
 
 Samples = Callable[[np.random.Generator], Iterator[Sample]]
 MOST_READ = 90  # characters of a gradient's formula that are shown
@@ -45,57 +46,70 @@ def formula_op(
     refuses: Refused = NO_SETTINGS,
     check: Callable[..., None] = lambda name, **_: None,
     back: GGMLOp = GGMLOp.CUSTOM,
-    grad: GradRule | None = None,
+    grad: GradRule | NoGrad | None = None,
+    gradient: str = "",
 ) -> Op:
     """Declare y_i = f(a_i, b_i, …; settings), F32, of sources of one shape, and its gradients.
 
     function: of numbers, see pyggml.formulas. check(name, **settings) raises ShapeError for the
     values in `refuses`. back: ggml's number for the gradient of an op with one source, NAME_back;
-    of several each has its own, NAME_back_SOURCE. grad: a rule in place of such ops.
+    of several each has its own, NAME_back_SOURCE. grad: a rule in place of such ops. gradient: for
+    people, in place of the formula that follows.
     """
     whole = formula(function)
-    declare = partial(_declare, refuses=refuses, check=check)
-    rule = grad or _gradient_rule(whole, samples, partial(declare, ggml=back))
+    declare = partial(declare_formula, refuses=refuses, check=check)
+    rule = grad or _gradient_rule(whole, samples, partial(declare, ggml=back), gradient)
     return declare(whole, samples, ggml=ggml, grad=rule)
 
 
-def _declare(
+def declare_formula(
     of: Formula,
     samples: Samples,
     ggml: GGMLOp | GGMLUnaryOp | GGMLGLUOp,
     refuses: Refused,
     check: Callable[..., None],
     grad: GradRule | NoGrad | None = None,
+    **fields: Any,
 ) -> Op:
-    """grad: None for the gradient of another op, whose rule follows from its formula."""
+    """Declare the op of a formula.
+
+    grad: None for the gradient of another op, whose rule follows from its formula. fields: others
+    of the op's, or other than follow from the formula
+    """
 
     def spec(first: Tensor, *others: Tensor, **values: float) -> Spec:
         expect_type(of.name, of.sources[0], first)
         for name, t in zip(of.sources[1:], others, strict=True):
-            expect(of.name, name, t, first.shape)
+            expect(of.name, name, t, first.shape[-1:] if name in of.shared else first.shape)
         check(of.name, **values)
         return Spec(first.shape)
 
+    follows = {
+        "ref": of,
+        "grad": second_order_rule(of) if grad is None else grad,
+        "memory": Memory.FRESH if of.of_rows and grad is None else Memory.INPLACE,
+        "halves": grad not in (None, SECOND_ORDER),
+    }
     new = op(
         name=of.name,
         ggml=ggml,
         spec=spec,
-        ref=of,
-        grad=second_order_rule(of) if grad is None else grad,
         samples=samples,
         refuses=refuses,
-        memory=Memory.INPLACE,
         formula=of,
-        halves=grad is not None,
+        **follows | fields,
     )
-    cpu_kernel(new, by_formula(of))
+    cpu_kernel(new, by_row(of) if of.of_rows else by_formula(of))
     return new
 
 
 def _gradient_rule(
-    of: Formula, samples: Samples, declare: Callable[[Formula, Samples], Op]
+    of: Formula, samples: Samples, declare: Callable[[Formula, Samples], Op], text: str
 ) -> GradRule | NoGrad:
-    """The rule that makes a node for each source, of an op that is declared for it."""
+    """The rule that makes a node for each source, of an op that is declared for it.
+
+    text: that says what it computes; else its formulas do
+    """
     makers, slopes = [], []
     for source in of.sources:
         name = f"{of.name}_back" + (f"_{source}" if len(of.sources) > 1 else "")
@@ -110,7 +124,7 @@ def _gradient_rule(
         return tuple(make(values, node.params) for make in makers)
 
     whole, short = ", ".join(slopes), (f"d{s} = dy · ∂{of.name}/∂{s}" for s in of.sources)
-    grad.__doc__ = whole if len(whole) < MOST_READ else ", ".join(short)
+    grad.__doc__ = text or (whole if len(whole) < MOST_READ else ", ".join(short))
     return grad
 
 
@@ -129,14 +143,14 @@ def _gradient_maker(
     itself = of.of(**{source: GRADIENT})
     if gradient.results == itself.results and len(of.sources) > 1:
         return lambda values, params: OPS[of.name](*(values[s] for s in itself.sources), **params)
-    new = declare(gradient, _with_dy(of, gradient, samples))
+    new = declare(gradient, with_dy(of, gradient, samples))
     return lambda values, params: new(*(values[s] for s in gradient.sources), **params)
 
 
-def _with_dy(of: Formula, gradient: Formula, samples: Samples) -> Samples:
+def with_dy(of: Formula, gradient: Formula, samples: Samples) -> Samples:
     """Samples of a gradient: what it reads of the op's samples, and a dy."""
 
-    def with_dy(rng: np.random.Generator) -> Iterator[Sample]:
+    def samples_back(rng: np.random.Generator) -> Iterator[Sample]:
         for s in samples(rng):
             arrays = [np.asarray(a) for a in s.arrays]
             values = dict(zip(of.sources, arrays, strict=True))
@@ -144,7 +158,7 @@ def _with_dy(of: Formula, gradient: Formula, samples: Samples) -> Samples:
             values[GRADIENT] = rng.standard_normal(values[RESULT].shape)
             yield Sample(tuple(values[name] for name in gradient.sources), s.params)
 
-    return with_dy
+    return samples_back
 
 
 def draws(

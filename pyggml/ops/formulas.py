@@ -15,9 +15,11 @@ from pyggml.formulas.expression import (
     maximum,
     minimum,
     sigmoid,
+    sqrt,
     trunc,
     where,
 )
+from pyggml.formulas.rows import mean, total
 
 # -- arithmetic -----------------------------------------------------------------------------------
 
@@ -168,3 +170,27 @@ def swiglu_oai(
 
 def swiglu_clamp(gate: Expression, up: Expression, *, limit: Expression) -> Expression:
     return silu(minimum(gate, limit)) * clip(up, -limit, limit)
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def rms_norm(x: Expression, *, eps: Expression) -> Expression:
+    return x / sqrt(mean(x * x) + eps)
+
+
+def rms_norm_mul(x: Expression, w: Expression, *, eps: Expression) -> Expression:
+    return rms_norm(x, eps=eps) * w
+
+
+def norm(x: Expression, *, eps: Expression) -> Expression:
+    centred = x - mean(x)
+    return rms_norm(centred, eps=eps)
+
+
+def l2_norm(x: Expression, *, eps: Expression) -> Expression:
+    return x / maximum(sqrt(total(x * x)), eps)
+
+
+def soft_max_back(dy: Expression, y: Expression, *, scale: Expression) -> Expression:
+    return scale * y * (dy - total(y * dy))

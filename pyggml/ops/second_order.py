@@ -23,7 +23,7 @@ _Operand = Tensor | float
 def second_order_rule(of: Formula) -> GradRule | NoGrad:
     """The rule of an op with this formula; the refusal if its slopes need more than `_BUILT`."""
     slopes = [slope_of(of.result, symbol(source)) for source in of.sources]
-    if of.settings or any(e.operation not in _BUILT for e in parts_of(*slopes)):
+    if of.of_rows or of.settings or any(e.operation not in _BUILT for e in parts_of(*slopes)):
         return SECOND_ORDER
 
     def grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:

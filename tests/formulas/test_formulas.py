@@ -22,6 +22,7 @@ from pyggml.formulas.expression import (
 from pyggml.formulas.formula import formula, gradient_formula, joint
 from pyggml.formulas.numbers import NUMPY, numpy_function
 from pyggml.formulas.reading import reading
+from pyggml.formulas.rows import LENGTH, REDUCTIONS, Rows, mean, total
 from pyggml.formulas.slopes import slope_of
 from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.graph.dtypes import F32
@@ -31,7 +32,8 @@ from pyggml.ops import OPS
 
 pytestmark = pytest.mark.quick
 X, Y = symbol("x"), symbol("y")
-FORMULAS = {name: op.formula for name, op in OPS.items() if op.formula is not None}
+ALL = {name: op.formula for name, op in OPS.items() if op.formula is not None}
+FORMULAS = {name: of for name, of in ALL.items() if not of.of_rows}
 
 
 def evaluate(e, symbols):
@@ -118,13 +120,13 @@ def test_slopes_are_read_as_they_are_written():
     assert reading(minimum(X, 2) / (X + Y)) == "min(x, 2) / (x + y)"
 
 
-FUNCTIONS = {e.operation for f in FORMULAS.values() for e in parts_of(*f.results)}
-FUNCTIONS -= {"number", "symbol", "+", "*", "/", "<", "<="}
+FUNCTIONS = {e.operation for f in ALL.values() for e in parts_of(*f.results)}
+FUNCTIONS -= {"number", "symbol", "+", "*", "/", "<", "<=", *REDUCTIONS}
 
 
 @pytest.mark.parametrize("language", [NUMPY, PYTHON, WGSL])
 def test_a_device_has_all_functions(language):
-    assert language.functions.keys() == FUNCTIONS
+    assert language.functions.keys() - {*REDUCTIONS} == FUNCTIONS
 
 
 def test_a_card_has_all_functions():
@@ -173,3 +175,24 @@ def test_joint_formulas_share_their_parts():
     assert of.sources == ("gate", "up", "dy") and len(values) == 2
     assert sum("sigmoid32" in line for line in (*statements, *values)) == 1
     assert math.isclose(of(1.0, 1.0, 1.0), 1 / (1 + math.exp(-1)))
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def test_what_a_row_has_in_common_stands_before_its_sum():
+    rows, r = Rows(["x", "y"]), total(Y)
+    assert rows.total(2 * r * X / exp(r)) is 2 * r / exp(r) * total(X)
+    assert rows.total(exp(r)) is exp(r) * LENGTH
+    assert rows.total(X - mean(X)) is number(0)
+    assert rows.total(X * (X - mean(X))) is total(X * (X - mean(X)))
+
+
+def test_a_row_is_computed_in_as_few_passes_as_its_sums_allow():
+    """Both of a pass at once; what they have in common once, not for each element."""
+    passes = list(ALL["norm_back"].rows.passes(ALL["norm_back"].results))
+    assert [[how for how, _ in p.sums] for p in passes] == [["sum"] * 2, ["sum"] * 2, []]
+    divided = [e for p in passes for e in parts_of(*p.values) if e.operation in ("/", "sqrt")]
+    assert not divided and any(
+        e.operation == "sqrt" for _, c in passes[-1].common for e in parts_of(c)
+    )

@@ -16,18 +16,21 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.simd import exp32, row_max
-from pyggml.kernels.kernel import Site, as_four, cpu_kernel, rows
+from pyggml.kernels.kernel import Site, as_four, cpu_kernel
+from pyggml.ops import formulas
 from pyggml.ops.arithmetic.arith import mul, neg
 from pyggml.ops.arithmetic.broadcast import four_axes
 from pyggml.ops.arithmetic.reduce import sum_rows
 from pyggml.ops.attention.positions import alibi_slopes
+from pyggml.ops.by_formula import formula_op
 from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_number, expect_type
 from pyggml.ops.layout.layout import reshape
 from pyggml.ops.layout.repeat import repeat_back
+from pyggml.ops.second_order import SECOND_ORDER
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -220,45 +223,13 @@ cpu_kernel(SOFT_MAX, _soft_max_run)
 # -- soft_max_back ------------------------------------------------------------------------------
 
 
-def _soft_max_back_spec(dy: Tensor, y: Tensor, scale: float) -> Spec:
-    expect_type("soft_max_back", "dy", dy)
-    expect("soft_max_back", "y", y, dy.shape)
-    return Spec(dy.shape)
-
-
-@kernel
-def _soft_max_back_row(dx, dy, y, scale):
-    along = _ZERO
-    for j in range(y.size):
-        along += y[j] * dy[j]
-    for j in range(y.size):
-        dx[j] = scale * y[j] * (dy[j] - along)
-
-
-@parallel
-def _soft_max_back(dx, dy, y, scale):
-    for i in prange(y.shape[0]):
-        _soft_max_back_row(dx[i], dy[i], y[i], scale)
-
-
-def _soft_max_back_ref(dy: np.ndarray, y: np.ndarray, scale: float) -> np.ndarray:
-    return np.asarray(scale * y * (dy - np.sum(y * dy, axis=-1, keepdims=True)))
-
-
 def _soft_max_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for shape in [(1, 1), (3, 40), (2, 3, 4, 5)]:
         dy, y = rng.standard_normal(shape), rng.dirichlet(np.ones(shape[-1]), shape[:-1])
         yield Sample((dy, y), {"scale": 0.5})
 
 
-SOFT_MAX_BACK = op(
-    name="soft_max_back",
-    ggml=GGMLOp.SOFT_MAX_BACK,
-    spec=_soft_max_back_spec,
-    ref=_soft_max_back_ref,
-    grad=NoGrad("second derivatives are out of scope"),
-    samples=_soft_max_back_samples,
-    refuses={"scale": ()},
-    memory=Memory.INPLACE,
-)
-cpu_kernel(SOFT_MAX_BACK, rows(_soft_max_back))
+SOFT_MAX_BACK = formula_op(
+    formulas.soft_max_back, GGMLOp.SOFT_MAX_BACK, _soft_max_back_samples, {"scale": ()},
+    grad=SECOND_ORDER,
+)  # fmt: skip

@@ -6,21 +6,25 @@ rms_norm_mul_back_w  dw = Σ over rows of r·x·dy
 """
 
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 
 import numpy as np
 
+from pyggml.formulas.formula import formula, gradient_formula
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
-from pyggml.jit import ALONE, kernel, parallel, prange
+from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.simd import dot
-from pyggml.kernels.kernel import Compute, Site, as_rows, cpu_kernel, rows
-from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_axes, expect_number, expect_type
+from pyggml.kernels.kernel import Compute, Site, as_rows, cpu_kernel
+from pyggml.ops import formulas
+from pyggml.ops.by_formula import declare_formula, with_dy
+from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_number, expect_type
+from pyggml.ops.second_order import SECOND_ORDER
 
-_SECOND_ORDER = NoGrad("second derivatives are out of scope")
 _ONE = np.float32(1)
 _CHUNK_ROWS = 32  # summed by one thread; fixed, so that the sum is the same at any thread count
 
@@ -40,122 +44,36 @@ def rms_norm_mul_back_w(x: Tensor, dy: Tensor, eps: float = 1e-6) -> Tensor:
     return RMS_NORM_MUL_BACK_W(x, dy, eps=float(eps))
 
 
-@kernel
-def _rate(x, eps):
-    """1/sqrt(mean(x²) + eps) of a row."""
-    return _ONE / np.sqrt(dot(x, x) / np.float32(x.size) + eps)
+# -- rms_norm_mul, and its gradient by x -----------------------------------------------------------
 
 
-def _rate_ref(x: np.ndarray, eps: float) -> np.ndarray:
-    return np.asarray(1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps))
+def _check(name: str, eps: float) -> None:
+    expect_number(name, "eps", eps)
 
 
-# -- rms_norm_mul -------------------------------------------------------------------------------
-
-
-def _rms_norm_mul_spec(x: Tensor, w: Tensor, eps: float) -> Spec:
-    expect_axes("rms_norm_mul", "x", x, 1, 2, 3, 4)
-    expect_type("rms_norm_mul", "x", x)
-    expect("rms_norm_mul", "w", w, x.shape[-1:])
-    expect_number("rms_norm_mul", "eps", eps)
-    return Spec(x.shape)
-
-
-@kernel
-def _rms_norm_mul_row(out, x, w, r):
-    for j in range(x.size):
-        out[j] = x[j] * r * w[j]
-
-
-@parallel
-def _rms_norm_mul(out, x, w, eps):
-    if x.size <= ALONE:
-        for i in range(x.shape[0]):
-            _rms_norm_mul_row(out[i], x[i], w[0], _rate(x[i], eps))
-    else:
-        for i in prange(x.shape[0]):
-            _rms_norm_mul_row(out[i], x[i], w[0], _rate(x[i], eps))
-
-
-def _rms_norm_mul_ref(x: np.ndarray, w: np.ndarray, eps: float) -> np.ndarray:
-    return np.asarray(x * _rate_ref(x, eps) * w)
-
-
-def _rms_norm_mul_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = r · (g - n · mean(g · n)) with g = dy · w and n = r · x, dw = Σ_rows dy · n"""
     x, w = node.src
     return (RMS_NORM_MUL_BACK(x, w, dy, **node.params), RMS_NORM_MUL_BACK_W(x, dy, **node.params))
 
 
-def _rms_norm_mul_samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     # 70 rows are two whole chunks and a rest; the last case is larger than ALONE.
     for shape in [(1, 2), (3, 8), (2, 35, 33), (71, 65)]:
         x, w = rng.standard_normal(shape), rng.standard_normal(shape[-1])
         yield Sample((x, w), {"eps": 1e-5})
 
 
-RMS_NORM_MUL = op(
-    name="rms_norm_mul",
-    ggml=GGMLOp.CUSTOM,
-    spec=_rms_norm_mul_spec,
-    ref=_rms_norm_mul_ref,
-    grad=_rms_norm_mul_grad,
-    samples=_rms_norm_mul_samples,
-    refuses={"eps": NONE_FROM_ZERO},
-    memory=Memory.FRESH,
-    fuses=("rms_norm", "mul"),
+_FORMULA = formula(formulas.rms_norm_mul, shared=("w",))
+_BACK = gradient_formula("rms_norm_mul_back", _FORMULA, "x")
+_declare = partial(
+    declare_formula, ggml=GGMLOp.CUSTOM, refuses={"eps": NONE_FROM_ZERO}, check=_check,
+    memory=Memory.FRESH, halves=False,
+)  # fmt: skip
+RMS_NORM_MUL = _declare(_FORMULA, _samples, grad=_grad, fuses=("rms_norm", "mul"))
+RMS_NORM_MUL_BACK = _declare(
+    _BACK, with_dy(_FORMULA, _BACK, _samples), fuses=("rms_norm_back", "mul")
 )
-cpu_kernel(RMS_NORM_MUL, rows(_rms_norm_mul))
-
-# -- rms_norm_mul_back --------------------------------------------------------------------------
-
-
-def _rms_norm_mul_back_spec(x: Tensor, w: Tensor, dy: Tensor, eps: float) -> Spec:
-    expect_type("rms_norm_mul_back", "x", x)
-    expect("rms_norm_mul_back", "w", w, x.shape[-1:])
-    expect("rms_norm_mul_back", "dy", dy, x.shape)
-    expect_number("rms_norm_mul_back", "eps", eps)
-    return Spec(x.shape)
-
-
-@kernel
-def _rms_norm_mul_back_row(dx, x, w, dy, r):
-    along = np.float32(0)
-    for j in range(x.size):
-        along += x[j] * w[j] * dy[j]
-    along *= r * r * r / np.float32(x.size)
-    for j in range(x.size):
-        dx[j] = r * w[j] * dy[j] - along * x[j]
-
-
-@parallel
-def _rms_norm_mul_back(dx, x, w, dy, eps):
-    for i in prange(x.shape[0]):
-        _rms_norm_mul_back_row(dx[i], x[i], w[0], dy[i], _rate(x[i], eps))
-
-
-def _rms_norm_mul_back_ref(x: np.ndarray, w: np.ndarray, dy: np.ndarray, eps: float) -> np.ndarray:
-    r = _rate_ref(x, eps)
-    return np.asarray(r * (w * dy - x * r * r * np.mean(x * w * dy, axis=-1, keepdims=True)))
-
-
-def _rms_norm_mul_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for s in _rms_norm_mul_samples(rng):
-        yield Sample((*s.arrays, rng.standard_normal(s.arrays[0].shape)), s.params)
-
-
-RMS_NORM_MUL_BACK = op(
-    name="rms_norm_mul_back",
-    ggml=GGMLOp.CUSTOM,
-    spec=_rms_norm_mul_back_spec,
-    ref=_rms_norm_mul_back_ref,
-    grad=_SECOND_ORDER,
-    samples=_rms_norm_mul_back_samples,
-    refuses={"eps": NONE_FROM_ZERO},
-    memory=Memory.FRESH,
-    fuses=("rms_norm_back", "mul"),
-)
-cpu_kernel(RMS_NORM_MUL_BACK, rows(_rms_norm_mul_back))
 
 # -- rms_norm_mul_back_w ------------------------------------------------------------------------
 
@@ -174,6 +92,12 @@ def _n_chunks(n_rows: int) -> int:
 def _rms_norm_mul_back_w_scratch(node: Tensor, compute: Compute) -> int:
     *outer, n = node.src[0].shape
     return _n_chunks(prod(outer)) * n * F32.block_bytes
+
+
+@kernel
+def _rate(x, eps):
+    """1/sqrt(mean(x²) + eps) of a row."""
+    return _ONE / np.sqrt(dot(x, x) / np.float32(x.size) + eps)
 
 
 @kernel
@@ -212,11 +136,12 @@ def _rms_norm_mul_back_w_run(site: Site) -> Call:
 
 
 def _rms_norm_mul_back_w_ref(x: np.ndarray, dy: np.ndarray, eps: float) -> np.ndarray:
-    return np.asarray((x * dy * _rate_ref(x, eps)).reshape(-1, x.shape[-1]).sum(axis=0))
+    rate = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    return np.asarray((x * dy * rate).reshape(-1, x.shape[-1]).sum(axis=0))
 
 
 def _rms_norm_mul_back_w_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for s in _rms_norm_mul_samples(rng):
+    for s in _samples(rng):
         x = s.arrays[0]
         yield Sample((x, rng.standard_normal(x.shape)), s.params)
 
@@ -226,7 +151,7 @@ RMS_NORM_MUL_BACK_W = op(
     ggml=GGMLOp.CUSTOM,
     spec=_rms_norm_mul_back_w_spec,
     ref=_rms_norm_mul_back_w_ref,
-    grad=_SECOND_ORDER,
+    grad=SECOND_ORDER,
     samples=_rms_norm_mul_back_w_samples,
     refuses={"eps": NONE_FROM_ZERO},
     memory=Memory.FRESH,

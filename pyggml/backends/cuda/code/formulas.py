@@ -55,8 +55,8 @@ _FUNCTIONS = {
     "ceil": "f4(math.ceil({0}))",
     "trunc": "math.copysign(f4(math.floor(abs({0}))), {0})",
 }
-_NAMES = {"math": math, "f4": np.float32, "__name__": __name__}
-_NAMES |= {f.__name__: f for f in (sigmoid, quick_sigmoid, softplus)}
+NAMES = {"math": math, "f4": np.float32, "__name__": __name__}
+NAMES |= {f.__name__: f for f in (sigmoid, quick_sigmoid, softplus)}
 
 
 EXACT = float32_python(_FUNCTIONS)
@@ -68,7 +68,7 @@ def device_formula(of: Formula, language: Language = EXACT) -> Any:
     """A device function of the sources and settings: the result, or a tuple of several."""
     name = f"{of.name}_formula"  # not that of a function it calls
     arguments = (*of.sources, *of.settings)
-    return device(define_function(language, name, arguments, of.results, _NAMES))
+    return device(define_function(language, name, arguments, of.results, NAMES))
 
 
 @cache
@@ -84,7 +84,7 @@ def lanes_of(of: Formula, n: int, language: Language = EXACT) -> Any:
         f"        return {results}\n"
         "    return lanes\n"
     )
-    closing_over = define(text, "closing_over", _NAMES)
+    closing_over = define(text, "closing_over", NAMES)
     return device(closing_over(device_formula(of, language)))
 
 

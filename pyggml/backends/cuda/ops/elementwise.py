@@ -108,5 +108,5 @@ def elementwise(formula: Formula) -> CudaKernel:
 
 
 for _op in OPS.values():
-    if _op.formula is not None:
+    if _op.formula is not None and not _op.formula.of_rows:
         declare(_op.name, elementwise(_op.formula))

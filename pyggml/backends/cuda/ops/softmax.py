@@ -1,4 +1,4 @@
-"""Softmax of rows with mask, ALiBi and sinks, its gradient, and causal masks."""
+"""Softmax of rows with mask, ALiBi and sinks, and causal masks."""
 
 import math
 from collections.abc import Callable
@@ -70,24 +70,6 @@ def _bind(site: CudaSite) -> Call:
 
 
 @kernel
-def _soft_max_back(dx, dy, y, n, scale):
-    parts = cuda.shared.array(THREADS, np.float32)
-    for row in range(first_row(), y.size // n, rows_apart()):
-        at, along = row * n, ZERO
-        for j in range(at + cuda.threadIdx.x, at + n, cuda.blockDim.x):
-            along += y[j] * dy[j]
-        along = block_sum(along, parts)
-        for j in range(at + cuda.threadIdx.x, at + n, cuda.blockDim.x):
-            dx[j] = scale * y[j] * (dy[j] - along)
-
-
-def _bind_back(site: CudaSite) -> Call:
-    n = site.node.shape[-1]
-    n_rows = site.out.size // n
-    return per_rows(_soft_max_back, n_rows, n, site.stream, site.out, *site.src, n, *site.scalars)
-
-
-@kernel
 def _diag_mask(out, x, n_rows, n, n_past, fill):
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = x[i] if i % n <= n_past + i // n % n_rows else fill
@@ -103,6 +85,5 @@ def _causal(fill: float) -> Callable[[CudaSite], Call]:
 
 
 declare("soft_max", CudaKernel(_bind))
-declare("soft_max_back", CudaKernel(_bind_back))
 declare("diag_mask_inf", CudaKernel(_causal(-math.inf)))
 declare("diag_mask_zero", CudaKernel(_causal(0.0)))

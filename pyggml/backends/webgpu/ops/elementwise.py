@@ -66,5 +66,5 @@ def _repeats(node: Tensor) -> dict[str, int]:
 declare("repeat", ShaderKernel(_apply(formula(repeat)), lacks=_not_f32))
 
 for _op in OPS.values():
-    if _op.formula is not None:
+    if _op.formula is not None and not _op.formula.of_rows:
         declare(_op.name, ShaderKernel(_apply(_op.formula), lacks=_not_f32))

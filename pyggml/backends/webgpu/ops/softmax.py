@@ -66,26 +66,6 @@ def _soft_max(site: ShaderSite) -> Sequence[Dispatch]:
     return [site.shaders.dispatch(_SOFT_MAX, some, rows, constants)]
 
 
-_BACK = whole("""
-    if (group >= ROWS) { return; }
-    var mine = 0.0;
-    for (var j = me; j < N; j += 256u) { mine += y_at(group * N + j) * dy_at(group * N + j); }
-    let along = summed(me, mine);
-    for (var j = me; j < N; j += 256u) {
-        let at = group * N + j;
-        put_dx(at, SCALE * y_at(at) * (dy_at(at) - along));
-    }
-""")
-
-
-def _soft_max_back(site: ShaderSite) -> Sequence[Dispatch]:
-    n = site.node.shape[-1]
-    rows = site.node.n_elements // n
-    constants = {"N": n, "ROWS": rows, "SCALE": float(site.node.params["scale"])}
-    views = {"dx": site.out, "dy": site.src[0], "y": site.src[1]}
-    return [site.shaders.dispatch(_BACK, views, rows, constants)]
-
-
 _CAUSAL = """
     let i = group * 256u + me;
     if (i < TOTAL) {
@@ -113,6 +93,5 @@ def _scratch(node: object, shaders: Shaders) -> int:
 
 
 declare("soft_max", ShaderKernel(_soft_max, scratch=_scratch))
-declare("soft_max_back", ShaderKernel(_soft_max_back))
 declare("diag_mask_inf", ShaderKernel(_causal(-np.inf)))
 declare("diag_mask_zero", ShaderKernel(_causal(0.0)))

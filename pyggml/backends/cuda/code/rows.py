@@ -1,0 +1,168 @@
+"""Kernels of formulas with reductions: the threads of a block, or a warp, share a row.
+
+Where a row is held, it is read once: each thread has it in registers, in fours. A source that no
+reduction reads is loaded where the results are stored. Rows that are not held are read once for
+each pass.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyggml.backends.cuda.code import fours
+from pyggml.backends.cuda.code.blocks import block_max, block_sum, first_row, rows_apart
+from pyggml.backends.cuda.code.formulas import EXACT, NAMES
+from pyggml.backends.cuda.code.jit import kernel
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.launches import THREADS
+from pyggml.formulas.expression import number, rebuild, symbol
+from pyggml.formulas.formula import Formula
+from pyggml.formulas.rows import Pass
+from pyggml.formulas.text import define
+
+_NAMES = {**NAMES, "cuda": cuda, "np": np, "THREADS": THREADS, "__name__": __name__}
+_NAMES |= {f.__name__: f for f in (block_max, block_sum, first_row, rows_apart)}
+_NAMES |= {name: getattr(fours, name) for name in ("load_four", "load_four_bf16", "store_four")}
+_NAMES |= {"put_four_bf16": fours.put_four_bf16}
+_START = {"sum": "f4(0)", "largest": "f4(-np.inf)"}
+_ADD = {"sum": "{0} += {1}", "largest": "{0} = max({0}, {1})"}
+_JOIN = {"sum": "block_sum", "largest": "block_max"}
+
+
+class Row(NamedTuple):
+    """A formula with reductions, and how its kernel has a row.
+
+    fours    that a thread holds; 0 if rows are not held
+    in_bf16  names of the results, y0 and so on, and of the arrays that are BF16; of rows held
+    loads    sources that are sums of two arrays: their names
+    """
+
+    formula: Formula
+    fours: int = 0
+    in_bf16: frozenset[str] = frozenset()
+    loads: tuple[tuple[str, tuple[str, str]], ...] = ()
+
+    @property
+    def results(self) -> list[str]:
+        return [f"y{i}" for i in range(len(self.formula.results))]
+
+    def arrays_of(self, source: str) -> tuple[str, ...]:
+        return dict(self.loads).get(source, (source,))
+
+    def place(self, source: str, at: str) -> str:
+        """Where element `at` of a row lies."""
+        return at if source in self.formula.shared else f"at + {at}"
+
+
+@cache
+def row_kernel(row: Row) -> Any:
+    """kernel(results …, arrays …, settings …, size), where a row has so many numbers."""
+    of = row.formula
+    arrays = [a for s in of.sources for a in row.arrays_of(s)]
+    named = [f"_{name}" for name in (*row.results, *arrays)]  # a source's own name is its element's
+    arguments = ", ".join((*named, *of.settings, "size"))
+    passes = list(of.rows.passes(of.results))
+    held = of.sources_of(*(value for step in passes[:-1] for value in step.values))
+    body = [line for step in passes for line in _lines(row, step, held)]
+    first = [f"{s}_held = cuda.local.array({4 * row.fours}, np.float32)" for s in held]
+    if row.fours:
+        body = [*_reads(row, held), *body]
+    text = [
+        f"def {of.name}_rows({arguments}):",
+        "    parts = cuda.shared.array(THREADS, np.float32)",
+        *(f"    {line}" for line in first if row.fours),
+        "    n = f4(size)",
+        "    for row in range(first_row(), _y0.size // size, rows_apart()):",
+        "        at = row * size",
+        *(f"        {line}" for line in body),
+    ]
+    return kernel(define("\n".join(text), f"{of.name}_rows", _NAMES))
+
+
+def _lines(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:
+    """A pass: what a row has in common, the loop, and what the threads join."""
+    statements, values = EXACT.lines([value for _, value in step.common])
+    yield from statements
+    yield from (f"{c} = {v}" for (c, _), v in zip(step.common, values, strict=True))
+    yield from (f"{s} = {_START[how]}" for how, s in step.sums)
+    loop = _held_loop if row.fours else _strided_loop
+    yield from loop(row, step, held)
+    yield from (f"{s} = {_JOIN[how]}({s}, parts)" for how, s in step.sums)
+
+
+def _element(row: Row, step: Pass, names: Mapping[str, str]) -> Iterator[str]:
+    """What one element of a pass takes, and adds.  names: of its values where they are stored"""
+    sources = row.formula.sources_of(*step.values)
+    yield from (f"{s} = {names[s]}" for s in sources)
+    statements, values = EXACT.lines(step.values)
+    yield from statements
+    for (how, s), value in zip(step.sums, values, strict=bool(step.sums)):
+        yield _ADD[how].format(s, value)
+    if not step.sums:
+        yield from (f"{names[y]} = {value}" for y, value in zip(row.results, values, strict=True))
+
+
+def _strided_loop(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:
+    yield "for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):"
+    names = {y: f"_{y}[at + i]" for y in row.results}
+    names |= {s: f"_{s}[{row.place(s, 'i')}]" for s in row.formula.sources}
+    yield from (f"    {line}" for line in _element(row, step, names))
+
+
+# -- rows that are held ---------------------------------------------------------------------------
+
+_EACH_FOUR = (
+    "for four in range({fours}):",
+    "    j = 4 * (cuda.threadIdx.x + four * cuda.blockDim.x)",
+)
+
+
+def _load(row: Row, source: str) -> list[str]:
+    """Statements that make source_0 to source_3 the four numbers from place j on."""
+    lines = []
+    for name, array in zip(("", "more_"), row.arrays_of(source), strict=False):
+        of = ", ".join(f"{name}{source}_{i}" for i in range(4))
+        load = "load_four_bf16" if array in row.in_bf16 else "load_four"
+        lines.append(f"{of} = {load}(_{array}, {row.place(source, 'j')})")
+    if len(lines) > 1:
+        lines += [f"{source}_{i} += more_{source}_{i}" for i in range(4)]
+    return lines
+
+
+def _reads(row: Row, held: Sequence[str]) -> Iterator[str]:
+    """The thread's fours of a row, zeros behind its end."""
+    yield from (line.format(fours=row.fours) for line in _EACH_FOUR)
+    for s in held:
+        yield f"    {s}_0 = {s}_1 = {s}_2 = {s}_3 = f4(0)"
+    yield "    if j < size:"
+    yield from (f"        {line}" for s in held for line in _load(row, s))
+    yield from (f"    {s}_held[4 * four + {i}] = {s}_{i}" for s in held for i in range(4))
+
+
+def _held_loop(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:
+    """A pass over what a thread holds: behind the end of a row as well, where that adds nothing."""
+    here = {s: f"{s}_held[i]" for s in held}
+    zero = {symbol(s): number(0) for s in row.formula.sources}
+    adds_nothing = all(value is number(0) for value in rebuild(step.values, zero))
+    only_sums = all(how == "sum" for how, _ in step.sums)
+    if step.sums and adds_nothing and only_sums:
+        yield f"for i in range({4 * row.fours}):"
+        yield from (f"    {line}" for line in _element(row, step, here))
+        return
+    yield from (line.format(fours=row.fours) for line in _EACH_FOUR)
+    yield "    if j < size:"
+    if step.sums:
+        yield "        for i in range(4 * four, 4 * four + 4):"
+        yield from (f"            {line}" for line in _element(row, step, here))
+        return
+    loaded = [s for s in row.formula.sources_of(*step.values) if s not in held]
+    yield from (f"        {line}" for s in loaded for line in _load(row, s))
+    for i in range(4):
+        names = {s: f"{s}_held[4 * four + {i}]" for s in held} | {s: f"{s}_{i}" for s in loaded}
+        names |= {y: f"{y}_{i}" for y in row.results}
+        yield from (f"        {line}" for line in _element(row, step, names))
+    for y in row.results:
+        store = "put_four_bf16" if y in row.in_bf16 else "store_four"
+        yield f"        {store}(_{y}, at + j, {y}_0, {y}_1, {y}_2, {y}_3)"

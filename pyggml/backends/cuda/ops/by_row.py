@@ -1,0 +1,84 @@
+"""Ops whose formulas have reductions: norms and their gradients, a block or a warp for each row."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.code.fours import vectorizable
+from pyggml.backends.cuda.code.rows import Row, row_kernel
+from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.launches import per_rows, threads_of_row
+from pyggml.backends.cuda.runtime.table import declare
+from pyggml.formulas.formula import Formula
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16
+from pyggml.graph.tensor import Tensor
+from pyggml.ops import OPS
+
+_MOST_FOURS = 8  # of a thread: 32 numbers of each source in registers
+Loads = tuple[tuple[str, tuple[str, str]], ...]  # see Row
+
+
+def holds_rows(node: Tensor) -> bool:
+    """Whether the kernel of a norm or its gradient holds rows of this length, and so takes BF16."""
+    return bool(_fours(node.shape[-1]))
+
+
+def _fours(n: int) -> int:
+    """How many fours of a row of n a thread holds; 0 if it cannot."""
+    needed = -(-n // (4 * threads_of_row(n)))
+    return 1 << (needed - 1).bit_length() if n % 4 == 0 and needed <= _MOST_FOURS else 0
+
+
+def rows_call(
+    of: Formula,
+    site: CudaSite,
+    n: int,
+    results: Sequence[Any],
+    sources: Sequence[Any],
+    loads: Loads = (),
+) -> Call:
+    """The call of a formula's kernel for rows of n numbers.
+
+    sources: arrays of the formula's sources; where loads names two arrays for one, both
+    """
+    arrays = (*results, *sources)
+    fours = _fours(n) if vectorizable(*arrays) else 0
+    names = [f"y{i}" for i in range(len(results))]
+    names += [a for s in of.sources for a in dict(loads).get(s, (s,))]
+    in_bf16 = {name for name, a in zip(names, arrays, strict=True) if a.dtype == BF16.numpy}
+    assert fours or not (in_bf16 or loads)
+    run = row_kernel(Row(of, fours, frozenset(in_bf16), loads))
+    settings = [np.float32(site.node.params[name]) for name in of.settings]
+    return per_rows(run, results[0].size // n, n, site.stream, *arrays, *settings, n)
+
+
+def _by_row(of: Formula) -> CudaKernel:
+    def bind(site: CudaSite) -> Call:
+        n = site.node.src[0].shape[-1] if site.node.src[0].shape else 1
+        return rows_call(of, site, n, [site.out], site.src)
+
+    return CudaKernel(bind)
+
+
+def _by_group(of: Formula) -> Callable[[CudaSite], Call]:
+    """Rows that are runs of channels."""
+
+    def bind(site: CudaSite) -> Call:
+        t = site.node
+        n_rows = (t.shape[0] if len(t.shape) == 4 else 1) * t.params["n_groups"]
+        return rows_call(of, site, t.n_elements // n_rows, [site.out], site.src)
+
+    return bind
+
+
+def _uneven_groups(node: Tensor) -> str | None:
+    return "groups of unequal sizes" if node.shape[-3] % node.params["n_groups"] else None
+
+
+for _op in OPS.values():
+    if _op.formula is not None and _op.formula.of_rows:
+        declare(_op.name, _by_row(_op.formula))
+        if _op.name in ("norm", "norm_back"):
+            declare(f"group_{_op.name}", CudaKernel(_by_group(_op.formula), _uneven_groups))
