@@ -12,6 +12,7 @@ from pyggml.cli.terminal.exit import run
 COMMANDS = {
     "finetune": "train a LoRA adapter for a GGUF model",
     "sweep": "fine-tune with several values of settings, and compare",
+    "teach": "keep what a teacher says of a text, for finetune --objective distill",
     "generate": "write text that follows a prompt",
     "chat": "talk with a model, by its own chat template",
     "serve": "answer requests of OpenAI's clients, also in a browser",

@@ -51,6 +51,7 @@ def written_kind(name: str, first_words: str) -> FileKind:
 CONTROL_VECTOR = gguf_kind("a control vector", _CONTROL)
 ADAPTER = gguf_kind("an adapter", "adapter")
 MODEL_FILE = gguf_kind("a model", "model", "")
+TEACHER = gguf_kind("what a teacher said", "teacher")
 IMPORTANCE = gguf_kind("an importance matrix", "imatrix")
 PAGE_WORDS = "<!doctype html><!-- Written by pyggml inspect -->"
 PAGE = written_kind("a page of pyggml inspect", PAGE_WORDS)

@@ -26,7 +26,8 @@ from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus, Dataset, WindowBatch
 from pyggml.lora.objectives.objective import Leaves, LossNet, Outputs, TextObjective, Windows
 from pyggml.lora.ranks import Ranks
-from pyggml.lora.teacher import Distributions, Teacher, TeacherModel
+from pyggml.lora.teacher import Distributions, Teacher, TeacherFile, TeacherModel
+from pyggml.lora.teacher.file import TYPE
 from pyggml.lora.teacher.vocabulary import check_same_tokens
 from pyggml.model import Model
 from pyggml.ops import add
@@ -91,8 +92,8 @@ class Distill(TextObjective):
     )
     teacher_top_k: int = setting(
         64,
-        "the likeliest tokens of which a teacher's probabilities are learned; all others count as "
-        "one",
+        "the likeliest tokens of which a model's probabilities are learned, all others count as "
+        "one; a file has its own number",
         "1 to 65,536",
         lambda k: 1 <= k <= 1 << 16,
         group="optimiser",
@@ -142,6 +143,11 @@ class Distill(TextObjective):
         return DistillFeed(self, config.batch, self._teacher(self.teacher, model, corpus))
 
     def _teacher(self, path: str, model: Model, corpus: Corpus) -> Teacher:
+        file = gguf.open(path)
+        if file.get("general.type") == TYPE:
+            answers = TeacherFile(file)
+            answers.check(model.file, corpus, self.teacher_temperature)
+            return answers
         others = [b for b in model.devices.backends if not b.is_host]
         teacher = load(path, compute=model.compute, backends=others)
         check_same_tokens(teacher.file, model.file)

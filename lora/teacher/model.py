@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pyggml.errors import NotFiniteError
 from pyggml.graph import Graph
 from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32, I32
@@ -95,9 +96,10 @@ class TeacherModel:
             parts.append(
                 Distributions.of((ids, probs), (targets[some], np.exp(-nll)), self._has_others)
             )
-        ids, log_probs = (
-            np.concatenate(a) for a in zip(*((p.ids, p.log_probs) for p in parts), strict=True)
-        )
+        ids = np.concatenate([p.ids for p in parts])
+        log_probs = np.concatenate([p.log_probs for p in parts])
+        if np.isnan(log_probs).any():
+            raise NotFiniteError("the teacher's weights make no numbers")
         return Distributions(ids, log_probs)
 
 

@@ -12,7 +12,7 @@ from pyggml.gguf.fields import Field, StringArray, ValueType
 from pyggml.gguf.parse import TensorInfo
 from pyggml.gguf.reader import GGUFFile, open
 from pyggml.gguf.split import KEYS as SPLIT_KEYS
-from pyggml.gguf.writer import TensorSource, write
+from pyggml.gguf.writer import TensorSource, reserve, write
 
 __all__ = [
     "SPLIT_KEYS",
@@ -23,5 +23,6 @@ __all__ = [
     "TensorSource",
     "ValueType",
     "open",
+    "reserve",
     "write",
 ]

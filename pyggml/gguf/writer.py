@@ -59,6 +59,26 @@ def write(
         raise GGUFError(f"{path}: cannot be written: {error}") from error
 
 
+def reserve(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    tensors: Iterable[tuple[str, DType, tuple[int, ...]]],
+) -> None:
+    """Write a GGUF file whose tensors are all 0, to be filled where they lie; as `write` does."""
+    path, sources = Path(path), [(*each, _no_array) for each in tensors]
+    fields = _fields(metadata)
+    alignment = checked_alignment(fields)
+    _check_tensors(sources)
+    with replacing(path) as out:
+        _write_header(out, fields, sources, alignment)
+        sizes = (round_up(n_bytes(shape, dtype), alignment) for _, dtype, shape, _ in sources)
+        out.truncate(out.tell() + sum(sizes))
+
+
+def _no_array() -> np.ndarray:
+    raise AssertionError("what is reserved has no array")
+
+
 def _fields(metadata: Mapping[str, Any]) -> dict[str, Field]:
     fields = {}
     for key, value in metadata.items():

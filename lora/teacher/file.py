@@ -1,0 +1,129 @@
+"""What a teacher said of a text, as a GGUF file: read window by window, where it is mapped.
+
+teacher.documents   (m, 2) I64   the digest of each document, ascending, and its first position
+teacher.ids         (n, k) I32   as `Distributions` has them, of all learned positions
+teacher.log_probs   (n, k + 1) F16
+teacher.progress    (1,) I64     windows that are done: all of a finished file
+
+A document is known by its tokens and by which of them are learned. So the file serves whatever the
+packing, the order and the share that is held out; another text, template or cut has no answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pyggml.errors import ConfigError, DataError, GGUFError
+from pyggml.gguf import GGUFFile
+from pyggml.graph import Graph
+from pyggml.lora.data import Corpus, Dataset
+from pyggml.lora.data.windows.units import Units
+from pyggml.lora.teacher.distributions import Distributions
+from pyggml.lora.teacher.vocabulary import vocabulary_digest
+from pyggml.runtime import Program
+
+TYPE = "teacher"  # of general.type
+TEMPLATE = "template"  # of a corpus's settings: the digest of what its chats were written by
+
+
+def document_keys(data: Dataset) -> Iterator[tuple[int, int]]:
+    """(digest, number of learned tokens) of each document with any in some windows, in order."""
+    units = Units.of(data)
+    for i in range(len(units)):
+        ids, learned = units.tokens(data, i)
+        digest = hashlib.blake2b(np.ascontiguousarray(ids, "<i4").tobytes(), digest_size=8)
+        digest.update(np.packbits(learned).tobytes())
+        yield int.from_bytes(digest.digest(), "little", signed=True), int(learned.sum())
+
+
+def parts_of(corpus: Corpus) -> list[Dataset]:
+    """The windows that are trained on, and those held out."""
+    return [part for part in (corpus.train, corpus.validation) if part is not None]
+
+
+class TeacherFile:
+    """Distributions that a teacher made beforehand. Raises DataError for a file that has none."""
+
+    graphs: Sequence[Graph] = ()
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.path = file.path
+        self.k, self._n_vocab = (int(_require(file, f"teacher.{x}")) for x in ("k", "n_vocab"))
+        self.temperature = float(_require(file, "teacher.temperature"))
+        self._vocabulary = str(_require(file, "teacher.vocabulary"))
+        self._template = str(_require(file, "teacher.template"))
+        names = ("documents", "ids", "log_probs", "progress")
+        try:
+            self._documents, self._ids, self._log_probs, progress = (
+                file.data(f"teacher.{name}") for name in names
+            )
+        except GGUFError as error:
+            raise DataError(str(error)) from None
+        n, m = len(self._ids), len(self._documents)
+        shapes = [(m, 2), (n, self.k), (n, self.k + 1), (1,)]
+        kinds = [np.int64, np.int32, np.float16, np.int64]
+        arrays = self._documents, self._ids, self._log_probs, progress
+        if [a.shape for a in arrays] != shapes or [a.dtype for a in arrays] != kinds:
+            raise DataError(f"{self.path}: its tensors do not fit each other, wanted `teach`'s")
+        if progress[0] != _require(file, "teacher.windows"):
+            raise DataError(f"{self.path}: is not finished, wanted all that `pyggml teach` writes")
+
+    def check(self, student: GGUFFile, corpus: Corpus, temperature: float) -> None:
+        """Raises ConfigError or DataError, in a sentence, if it was made for another vocabulary, by
+        another template, of another text or at another temperature."""
+        if self._vocabulary != vocabulary_digest(student):
+            raise DataError(
+                f"{self.path}: was made for another vocabulary than {student.path} has, wanted the "
+                "same tokens"
+            )
+        if abs(self.temperature - temperature) > 1e-6 * temperature:
+            made = f"was made at {self.temperature:g}"
+            fault = f"is {temperature:g}, but {self.path} {made}, wanted the same"
+            raise ConfigError([("teacher_temperature", fault)])
+        keys = [key for part in parts_of(corpus) for key, _ in document_keys(part)]
+        n_lacking = int((~np.isin(keys, self._documents[:, 0])).sum())
+        if not n_lacking:
+            return
+        lacks = f"{self.path}: has no answers to {n_lacking:,} of {len(keys):,} documents"
+        if self._template != str(corpus.about.get(TEMPLATE, "")):
+            raise DataError(f"{lacks}: its chats were written by another template")
+        raise DataError(f"{lacks}: it was made of another text, or with another --ctx")
+
+    def distributions(
+        self, programs: Sequence[Program], data: Dataset, window: int
+    ) -> Distributions:
+        """As `Teacher` has it. Raises DataError for numbers that no teacher says."""
+        part = data.part(np.array([window]))
+        rows = [self._rows(key, n) for key, n in document_keys(part)]
+        rows = rows or [np.zeros(0, np.int64)]
+        at = np.concatenate(rows)
+        ids, log_probs = self._ids[at], self._log_probs[at].astype(np.float32)
+        targets = part.tokens[:, 1:][part.targets()]
+        in_order = np.sort(ids, axis=1)
+        fits = bool((ids[:, 0] == targets).all() and (np.diff(in_order, axis=1) > 0).all())
+        fits &= bool((in_order[:, :1] >= 0).all() and (in_order[:, -1:] < self._n_vocab).all())
+        with np.errstate(over="ignore"):
+            sums = np.exp(log_probs.astype(np.float64)).sum(axis=1)
+        if not fits or not (np.abs(sums - 1) < 0.1).all():
+            raise DataError(f"{self.path}: holds numbers that are no teacher's probabilities")
+        return Distributions(ids, log_probs)
+
+    def _rows(self, key: int, n: int) -> np.ndarray:
+        """The positions of a document with n learned tokens."""
+        i = int(np.searchsorted(self._documents[:, 0], key))
+        if i < len(self._documents) and self._documents[i, 0] == key:
+            first = int(self._documents[i, 1])
+            if 0 <= first <= len(self._ids) - n:
+                return np.arange(first, first + n)
+        raise DataError(f"{self.path}: has no answers to a document of this run")
+
+
+def _require(file: GGUFFile, key: str) -> Any:
+    value = file.get(key)
+    if value is None or file.get("general.type") != TYPE:
+        raise DataError(f"{file.path}: is nothing that `pyggml teach` wrote: it has no {key}")
+    return value

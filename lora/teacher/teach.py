@@ -1,0 +1,180 @@
+"""A teacher reads a text once: what it says is kept in a file, which may be gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyggml import gguf
+from pyggml.errors import PyggmlError
+from pyggml.gguf.identity import identity
+from pyggml.graph.dtypes import F16, I32, I64, DType
+from pyggml.lora.data import Corpus, Dataset
+from pyggml.lora.teacher.file import TEMPLATE, TYPE, document_keys, parts_of
+from pyggml.lora.teacher.model import TeacherModel
+from pyggml.lora.teacher.vocabulary import used_tokens, vocabulary_digest
+from pyggml.model import Model
+from pyggml.runtime import Arenas, Program, bind, schedule
+
+_EACH = 64  # windows between two points from which an ended run goes on
+_Tensor = tuple[str, DType, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class TeachPlan:
+    """What a teacher will read, and what it will write.
+
+    documents   (m, 2) int64: the digest of each different document, ascending, and its position
+    windows     the windows that hold them, each once: (part of the corpus, number)
+    n           learned positions
+    """
+
+    documents: np.ndarray
+    windows: tuple[tuple[int, int], ...]
+    n: int
+
+    @classmethod
+    def of(cls, corpus: Corpus) -> TeachPlan:
+        first: dict[int, int] = {}
+        windows, n = list[tuple[int, int]](), 0
+        for p, part in enumerate(parts_of(corpus)):
+            for w in range(len(part)):
+                before = n
+                for key, count in document_keys(part.part(np.array([w]))):
+                    if key not in first:
+                        first[key] = n
+                        n += count
+                if n > before:
+                    windows.append((p, w))
+        documents = np.array(sorted(first.items()), np.int64).reshape(-1, 2)
+        return cls(documents, tuple(windows), n)
+
+    def tensors(self, k: int) -> list[_Tensor]:
+        return [
+            ("teacher.documents", I64, self.documents.shape),
+            ("teacher.progress", I64, (1,)),
+            ("teacher.ids", I32, (self.n, k)),
+            ("teacher.log_probs", F16, (self.n, k + 1)),
+        ]
+
+    def n_bytes(self, k: int) -> int:
+        """Of the file's tensors."""
+        return (
+            self.documents.nbytes + 8 + self.n * (I32.block_bytes * k + F16.block_bytes * (k + 1))
+        )
+
+
+class Teaching:
+    """A file under way: `run` reads windows that are not done, `finish` puts the file in place.
+
+    It lies beside its place, with .unfinished after its name, until it is whole. Raises PyggmlError
+    if what lies there is of another teacher, text or setting.
+    """
+
+    def __init__(
+        self, model: Model, corpus: Corpus, path: Path, k: int = 64, temperature: float = 1.0
+    ) -> None:
+        self._model, self._parts, self.path = model, parts_of(corpus), path
+        n_vocab = len(used_tokens(model.file)) or model.config.n_vocab
+        self._how = n_vocab, k, temperature
+        self.k = min(k, n_vocab)
+        self.plan = TeachPlan.of(corpus)
+        self.unfinished = path.with_name(f"{path.name}.unfinished")
+        self._lengths = corpus.lengths
+        self._metadata: dict[str, Any] = {
+            "general.type": TYPE,
+            "general.name": str(model.file.get("general.name", model.file.path.name)),
+            "teacher.model": str(identity(model.file)),
+            "teacher.vocabulary": vocabulary_digest(model.file),
+            "teacher.template": str(corpus.about.get(TEMPLATE, "")),
+            "teacher.text": corpus.digest(),
+            "teacher.n_vocab": n_vocab,
+            "teacher.k": self.k,
+            "teacher.temperature": float(temperature),
+            "teacher.windows": len(self.plan.windows),
+        }
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the file, but for some hundred."""
+        return self.plan.n_bytes(self.k)
+
+    def open(self) -> int:
+        """Make the unfinished file, or take the one that is there; the windows that are done."""
+        if not self.unfinished.exists():
+            gguf.reserve(self.unfinished, self._metadata, self.plan.tensors(self.k))
+            tensors = self._mapped()
+            tensors["teacher.documents"][:] = self.plan.documents
+            tensors["teacher.documents"].flush()
+        tensors = self._mapped()
+        return int(tensors["teacher.progress"][0])
+
+    def _mapped(self) -> dict[str, np.memmap[Any, Any]]:
+        """The tensors of the unfinished file, to write to."""
+        wanted = {name: (dtype, shape) for name, dtype, shape in self.plan.tensors(self.k)}
+        with gguf.open(self.unfinished) as file:
+            about = {key: file.get(key) for key in self._metadata}
+            there = {name: (t.dtype, t.shape) for name, t in file.tensors.items()}
+            offsets = {name: t.offset for name, t in file.tensors.items()}
+            about["teacher.temperature"] = round(float(about["teacher.temperature"] or 0), 6)
+        mine = {**self._metadata, "teacher.temperature": round(self._how[2], 6)}
+        if there != wanted or about != mine:
+            raise PyggmlError(
+                f"{self.unfinished}: was begun with another teacher, text or setting: remove it, "
+                "or name another output"
+            )
+        return {
+            name: np.memmap(self.unfinished, dtype.numpy, "r+", offsets[name], shape)
+            for name, (dtype, shape) in wanted.items()
+            if 0 not in shape
+        }
+
+    def run(self) -> Iterator[int]:
+        """Read the windows that are left; yields how many are done, after each."""
+        done, tensors = self.open(), self._mapped()
+        teacher = TeacherModel(self._model, self._lengths, *self._how)
+        schedules = [schedule(graph, self._model.devices) for graph in teacher.graphs]
+        arenas = Arenas(*schedules)
+        programs = [bind(each, True, arenas) for each in schedules]
+        try:
+            for i in range(done, len(self.plan.windows)):
+                self._read(teacher, programs, tensors, *self.plan.windows[i])
+                done = i + 1
+                if done % _EACH == 0:
+                    _note(tensors, done)
+                yield done
+        finally:
+            _note(tensors, done)
+
+    def _read(
+        self,
+        teacher: TeacherModel,
+        programs: Sequence[Program],
+        tensors: dict[str, np.memmap[Any, Any]],
+        part: int,
+        window: int,
+    ) -> None:
+        data: Dataset = self._parts[part]
+        found = teacher.distributions(programs, data, window)
+        (keys, starts), at = self.plan.documents.T, 0
+        for key, n in document_keys(data.part(np.array([window]))):
+            first, some = int(starts[np.searchsorted(keys, key)]), slice(at, at + n)
+            tensors["teacher.ids"][first : first + n] = found.ids[some]
+            tensors["teacher.log_probs"][first : first + n] = found.log_probs[some]
+            at += n
+
+    def finish(self) -> None:
+        """Put the file in its place."""
+        self.unfinished.replace(self.path)
+
+
+def _note(tensors: dict[str, np.memmap[Any, Any]], done: int) -> None:
+    """Note how many windows are done, after their numbers are on the disk."""
+    for name in ("teacher.ids", "teacher.log_probs"):
+        tensors[name].flush()
+    tensors["teacher.progress"][0] = done
+    tensors["teacher.progress"].flush()
