@@ -88,6 +88,15 @@ def test_peft_with_masks_over_100_steps():
     np.testing.assert_allclose(found, run["losses"], rtol=0, atol=1e-4)
 
 
+def test_a_teacher_over_100_steps():
+    """PyTorch's own KL over a teacher's likeliest tokens and all others together."""
+    run = golden("distill")
+    objective = dataclasses.replace(preference("distill", run), teacher=str(MODEL))
+    found = [e.loss for e in losses(run, dataset(windows_of(run, 48), 48), objective)]
+    assert len(found) == 100 and run["losses"][-1] < 0.8 * run["losses"][0]
+    np.testing.assert_allclose(found, run["losses"], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "kind, n_steps", [("dpo", 100), ("orpo", 20), ("kto", 20), ("simpo", 20), ("ipo", 20)]
 )

@@ -1,6 +1,6 @@
 """Train tests/golden/models/qwen3 with PyTorch, PEFT and TRL; write the data and every loss.
 
-One file of arrays for each objective, `sft`, `dpo`, `orpo`, `kto`, `simpo`, `ipo`, `grpo`,
+One file of arrays for each objective, `sft`, `distill`, `dpo`, `orpo`, `kto`, `simpo`, `ipo`, `grpo`,
 `dr_grpo` and `gspo`:
 
 settings   JSON: those of `pyggml.lora.TrainConfig`, and the objective's own
@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from functools import partial
 from itertools import chain
 from math import cos, pi
 from pathlib import Path
@@ -52,6 +53,8 @@ REWARDS = ("chosen", "rejected", "margins")
 COMMON = {"ctx": 48, "weight_decay": 0.1, "clip": 0.5, "lr_min": 0.0}
 SETTINGS: dict[str, dict[str, Any]] = {
     "sft": {"max_steps": 100, "batch": 2, "grad_accum": 2, "lr": 2e-3, "warmup_steps": 10},
+    "distill": {"max_steps": 100, "batch": 2, "grad_accum": 2, "lr": 2e-3, "warmup_steps": 10}
+    | {"teacher_top_k": 16, "teacher_temperature": 2.0, "hard_weight": 0.3},
     "dpo": {"max_steps": 100, "batch": 2, "grad_accum": 2, "lr": 5e-4, "warmup_steps": 10}
     | {"beta": 0.3},
     "orpo": {"max_steps": 20, "batch": 2, "grad_accum": 1, "lr": 2e-3, "warmup_steps": 5}
@@ -284,6 +287,44 @@ class Sft(Recorded, Trainer):
     """transformers' trainer, which weighs by tokens over all batches of a step."""
 
 
+class Distilled(Sft):
+    """The teacher is the model without A and B. TRL has no loss over a teacher's likeliest tokens
+    and all others together."""
+
+    def __init__(self, how: dict[str, Any], **given: Any) -> None:
+        super().__init__(**given)
+        self.teacher, self.how = base_model().eval(), how
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        labels = inputs.pop("labels")[:, 1:]
+        learned = labels != -100
+        z = model(**inputs).logits[:, :-1][learned]
+        with torch.no_grad():
+            t = self.teacher(**inputs).logits[:, :-1][learned]
+        loss = distillation(z, t, labels[learned], self.how)
+        return loss / (len(z) if num_items_in_batch is None else num_items_in_batch)
+
+
+def distillation(z: Any, t: Any, targets: Any, how: dict[str, Any]) -> torch.Tensor:
+    """The sum over rows of logits: the student's z, the teacher's t."""
+    tau, alpha = how["teacher_temperature"], how["hard_weight"]
+    log_q, log_p = ((x / tau).log_softmax(-1) for x in (t, z))
+    likeliest = log_q.topk(how["teacher_top_k"], dim=-1).indices
+    absent = ~(likeliest == targets[:, None]).any(-1)
+    likeliest[absent, -1] = targets[absent]
+
+    def binned(log_x: torch.Tensor) -> torch.Tensor:
+        others = log_x.scatter(-1, likeliest, float("-inf")).logsumexp(-1, keepdim=True)
+        return torch.cat([log_x.gather(-1, likeliest), others], dim=-1)
+
+    q, p = binned(log_q), binned(log_p)
+    kl = (q.exp() * (q - p)).sum()
+    ce = torch.nn.functional.cross_entropy(z, targets, reduction="sum")
+    return alpha * ce + (1 - alpha) * tau**2 * kl
+
+
 class Dpo(Recorded, DPOTrainer): ...
 
 
@@ -365,7 +406,8 @@ def train_sft(data: Data, settings: dict[str, Any], folder: str) -> Recorded:
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
     start(model)
-    return Sft(
+    kind = partial(Distilled, settings) if "teacher_top_k" in settings else Sft
+    return kind(
         model=model,
         args=arguments(Arguments, settings, folder, 1),
         train_dataset=batches,
@@ -457,7 +499,7 @@ def made(objective: str) -> dict[str, np.ndarray]:
     of_trl = {"of_trl": OF_TRL.get(objective, {})}
     n_windows = settings["max_steps"] * settings["batch"] * settings["grad_accum"]
     with tempfile.TemporaryDirectory() as folder:
-        if objective == "sft":
+        if objective in ("sft", "distill"):
             data = sft_data(n_windows)
             trained = train_sft(data, settings, folder)
         elif "answers" in settings:
