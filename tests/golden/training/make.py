@@ -1,7 +1,7 @@
 """Train tests/golden/models/qwen3 with PyTorch, PEFT and TRL; write the data and every loss.
 
-One file of arrays for each objective, `sft`, `distill`, `dpo`, `orpo`, `kto`, `simpo`, `ipo`, `grpo`,
-`dr_grpo` and `gspo`:
+One file of arrays for each objective, `sft`, `distill`, `dpo`, `orpo`, `kto`, `simpo`, `ipo`,
+`grpo`, `dr_grpo` and `gspo`:
 
 settings   JSON: those of `pyggml.lora.TrainConfig`, and the objective's own
 ids, lengths, prompts        documents, one after the other; tokens of each, and of its prompt
