@@ -14,6 +14,7 @@ from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import zeros
 from pyggml.models import (
     ARCHITECTURES,
+    ENCODERS,
     Inputs,
     Parts,
     build,
@@ -74,9 +75,8 @@ qwen3tts pockettts
 NAMES = _LIST.split()
 # Names that do not load: why, and which.
 OTHERS = {
-    "no text comes out of it: encoders, and embeddings of texts or images": """clip bert modern-bert
-        nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding
-        llama-embed t5 t5encoder""",
+    "no text comes out of it: embeddings of images, encoders with a learned bias of distances, and "
+    "a name without files of its own": "clip t5 t5encoder llama-embed",
     "sound comes out of it": "wavtokenizer-dec pockettts qwen3tts",
     "it denoises whole texts instead of going on with them": "dream llada llada-moe rnd1",
     "it drafts for another model, from that model's activations": "eagle3 dflash gemma4-assistant",
@@ -107,13 +107,15 @@ def text() -> str:
     head = _HEAD.format(n=len(rows), n_names=len(NAMES), n_others=n_others)
     without = [line for why, some in WITHOUT_CLASS.items() for line in _missing(why, some.split())]
     missing = [_TAIL, *(line for why, some in _reasons() for line in _missing(why, some))]
-    return "\n".join([head, *rows, _WITHOUT, *without, *missing, ""])
+    encoders = _ENCODERS.format(names=", ".join(f"`{name}`" for name in sorted(ENCODERS)))
+    return "\n".join([head, *rows, encoders, _WITHOUT, *without, *missing, ""])
 
 
 def _reasons() -> list[tuple[str, list[str]]]:
     """Reasons, and the names of each that do not load."""
     reasons = {**LEFT_OUT, **OTHERS}.items()
-    return [(why, [n for n in some.split() if n not in ARCHITECTURES]) for why, some in reasons]
+    loads = {*ARCHITECTURES, *ENCODERS}
+    return [(why, [n for n in some.split() if n not in loads]) for why, some in reasons]
 
 
 def _missing(why: str, names: list[str]) -> list[str]:
@@ -123,7 +125,8 @@ def _missing(why: str, names: list[str]) -> list[str]:
 def names_without_reason() -> list[str]:
     """Names of llama.cpp that neither load nor have a reason."""
     explained = {name for _, names in _reasons() for name in names}
-    return [name for name in NAMES if name not in ARCHITECTURES and name not in explained]
+    loads = {*ARCHITECTURES, *ENCODERS, *explained}
+    return [name for name in NAMES if name not in loads]
 
 
 def names_without_class() -> list[str]:
@@ -159,6 +162,13 @@ def webgpu(name: str) -> str:
     return ", WebGPU in part" if ops & NOT_ON_WEBGPU else ", WebGPU"
 
 
+_ENCODERS = """
+## Encoders
+
+{names} embed texts (`pyggml embed`, `/v1/embeddings`) and predict no token. Their vectors, and the
+scores of those with a classifier, are llama.cpp's (NMSE below 1e-11, behind its table of GELUs below
+3e-7); the gradient of every tensor is a slope in float64. They may be trained like others.
+"""
 _HEAD = """# Architectures
 
 Written by `docs/architectures_table.py`; `tests/test_architectures_table.py` fails if it is out of

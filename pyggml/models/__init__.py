@@ -1,7 +1,7 @@
 """Hyperparameters, weights and token inputs -> the graph of the logits. Nothing is computed."""
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.architectures import ARCHITECTURES
+from pyggml.models.architectures import ARCHITECTURES, ENCODERS
 from pyggml.models.balance import balance_loss, expert_load
 from pyggml.models.build import (
     Parts,
@@ -25,6 +25,7 @@ from pyggml.models.weights import TensorSpec
 
 __all__ = [
     "ARCHITECTURES",
+    "ENCODERS",
     "Architecture",
     "Cache",
     "Decoder",

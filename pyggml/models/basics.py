@@ -143,6 +143,7 @@ def read_basics(
     windowed: tuple[bool, ...] = (),
     own_values: bool = False,
     own_turns: bool = False,
+    causal: bool = True,
 ) -> Basics:
     """The hyperparameters of the usual parts.
 
@@ -154,8 +155,9 @@ def read_basics(
     windowed     by layer, whether it has a window and so heads of another size; none: all alike
     own_values   values may be of another size than keys, as with latent attention
     own_turns    layers with a window may rotate another number of features
+    causal       where the file does not say: no token sees a later one
     """
-    c = read_config(r)
+    c = read_config(r, causal)
     heads = read_heads(r, c, least_heads, own_values, windowed)
     full = next((h for h, w in zip(heads, windowed, strict=False) if not w), heads[0])
     norm: Callable[[str], Norm]

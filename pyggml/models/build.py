@@ -7,12 +7,13 @@ from pyggml.errors import ModelError
 from pyggml.gguf import GGUFFile
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Shape, Tensor
-from pyggml.models.architectures import ARCHITECTURES
+from pyggml.models.architectures import ARCHITECTURES, ENCODERS
 from pyggml.models.attention import Attention
 from pyggml.models.config import ModelConfig, Reader, full_key, short
 from pyggml.models.decoder import Decoder, output_name
 from pyggml.models.low_rank import LoraPairs
 from pyggml.models.net import Cache, Inputs, Net
+from pyggml.models.pooling import Pool, pooled
 from pyggml.models.taps import Taps
 from pyggml.models.weights import Weights, factor_of, read_weights
 from pyggml.ops import (
@@ -77,13 +78,14 @@ def compose(get: Callable[[str], object], shapes: Mapping[str, Shape], origin: s
     every hyperparameter that is missing or out of range; its message starts with `origin`.
     """
     name = get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
+    architecture = {**ARCHITECTURES, **ENCODERS}.get(name) if isinstance(name, str) else None
+    if architecture is None:
+        known = ", ".join((*ARCHITECTURES, *ENCODERS))
         raise ModelError(f"{origin}: architecture {short(name)} is not known; known are {known}")
     if len(shapes.get("token_embd.weight", ())) != 2:
         raise ModelError(f"{origin}: has no matrix token_embd.weight, so it is no model")
-    r = Reader(name, get, shapes)
-    decoder = ARCHITECTURES[name].decoder(r)
+    r = Reader(architecture.name, get, shapes)
+    decoder = architecture.decoder(r)
     r.faults += _faults_of_both_ways(decoder)
     if r.faults:
         raise ModelError(f"{origin}: " + "; ".join(dict.fromkeys(r.faults)))
@@ -120,6 +122,19 @@ def build(
     if of is not None:
         h, net.logits_of = get_rows(h, of), of
     return parts.decoder.logits(net, h).named("logits")
+
+
+def build_vectors(parts: Parts, net: Net, pool: Pool) -> Tensor:
+    """The vectors (n, n_embd) of the texts of a pool over a net's tokens, of any length."""
+    x = pooled(parts.decoder.hidden(net, scaled=False), pool)
+    return parts.decoder.dense(net, "", x) if parts.decoder.dense else x
+
+
+def build_scores(parts: Parts, net: Net, pool: Pool) -> Tensor:
+    """What the classifier says of texts, (n, labels)."""
+    assert parts.decoder.classifier is not None
+    x = pooled(parts.decoder.hidden(net, scaled=False), pool)
+    return parts.decoder.classifier(net, "", x)
 
 
 def build_loss(

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, ModelError
 from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Tensor
+from pyggml.models.classifier import Classifier
 from pyggml.models.config import ModelConfig
 from pyggml.models.net import Net
 from pyggml.models.part import Part
@@ -28,6 +29,9 @@ class Decoder:
     logit_scale       factor of the logits
     logit_softcap     logits become cap · tanh(logits / cap); 0 for none
     adapts_output     llama.cpp applies an adapter's update of the output matrix
+    has_output        it predicts tokens; an encoder embeds texts and does not
+    classifier        what scores the vector of a text, or None
+    dense             what follows the pooling of a text, or None
     unread            tensors that llama.cpp loads and does not use; those of all blocks by what
                       follows a dot
     """
@@ -44,6 +48,9 @@ class Decoder:
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     adapts_output: bool = True
+    has_output: bool = True
+    classifier: Classifier | None = None
+    dense: Part | None = None
     unread: tuple[str, ...] = ()
 
     def tensors(self) -> Tensors:
@@ -59,18 +66,20 @@ class Decoder:
                 self.prelude.tensors("") if self.prelude else {},
                 *blocks,
                 self.norm.tensors("") if self.norm else {},
-                {
-                    "output.weight": TensorSpec(
-                        (c.n_vocab, c.n_embd),
-                        optional=self.tied,
-                        linear=True,
-                        applied=self.adapts_output,
-                    ),
-                    "output.bias": TensorSpec((c.n_vocab,), optional=True),
-                },
+                self._output() if self.has_output else {},
+                *(part.tensors("") for part in (self.classifier, self.dense) if part),
             ]
         )
         return {name: spec for name, spec in tensors.items() if not self._is_passed_over(name)}
+
+    def _output(self) -> Tensors:
+        shape = self.config.n_vocab, self.config.n_embd
+        return {
+            "output.weight": TensorSpec(
+                shape, optional=self.tied, linear=True, applied=self.adapts_output
+            ),
+            "output.bias": TensorSpec(shape[:1], optional=True),
+        }
 
     def parts(self) -> Iterator[Part]:
         """All parts of the blocks, each before those that it is made of."""
@@ -163,7 +172,12 @@ class Decoder:
 
     def logits(self, net: Net, h: Tensor) -> Tensor:
         """Logits (T, n_vocab) of hidden states. The bias is output.bias, even if the matrix is
-        the token embedding."""
+        the token embedding. Raises ModelError for an encoder, which has none."""
+        if not self.has_output:
+            raise ModelError(
+                f"{self.config.architecture} is an encoder: it embeds texts (`embed`) and predicts "
+                "no token"
+            )
         name = output_name(net.weights)
         z = net.linear(name, h, tap="output")
         bias = net.weights.get("output.bias") if name != "output" else None

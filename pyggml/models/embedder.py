@@ -10,11 +10,11 @@ import numpy as np
 
 from pyggml.errors import ConfigError, NotFiniteError, suggestion
 from pyggml.graph.tensor import Tensor
-from pyggml.models.build import Parts
+from pyggml.models.build import Parts, build_scores, build_vectors
 from pyggml.models.config import POOLINGS
 from pyggml.models.low_rank import LoraPairs
 from pyggml.models.net import Inputs, Net
-from pyggml.models.pooling import Pool, pooled, usual_pooling
+from pyggml.models.pooling import Pool, usual_pooling
 from pyggml.models.taps import Taps
 from pyggml.models.texts import Ids, check_text, fill
 from pyggml.ops import l2_norm
@@ -39,7 +39,8 @@ class _Pass:
 class Embedder:
     """Embeds texts, any number at a time. `Model.embedder` makes it.
 
-    pooling     one of POOLINGS; of "none", a text has the vectors of its tokens
+    pooling     one of POOLINGS; of "none", a text has the vectors of its tokens, of "rank" the
+                scores of the model's classifier
     normalise   vectors have the length 1
     """
 
@@ -57,11 +58,20 @@ class Embedder:
         if self.pooling not in POOLINGS:
             near = suggestion(self.pooling, POOLINGS)
             raise ConfigError(f"pooling is {self.pooling!r}, known are {', '.join(POOLINGS)}{near}")
-        if self.pooling == "rank":
-            raise ConfigError("pooling 'rank' gives scores, no vectors: the model has none")
-        self.normalise = normalise
+        classifier = parts.decoder.classifier
+        if self.pooling == "rank" and classifier is None:
+            raise ConfigError(
+                f"pooling 'rank' wants a classifier, which this {parts.config.architecture} lacks"
+            )
+        self._pooled = classifier.pooling if classifier and self.ranks else self.pooling
+        self.normalise = normalise and not self.ranks
         self._parts, self._adapters, self._taps, self._bind = parts, adapters, taps, bind
         self._arenas, self._passes = Arenas(), OrderedDict[tuple[int, int], _Pass]()
+
+    @property
+    def ranks(self) -> bool:
+        """Whether texts get scores of a classifier, (labels,), instead of vectors."""
+        return self.pooling == "rank"
 
     def __call__(self, texts: Sequence[Ids]) -> list[np.ndarray]:
         """The vectors of texts, given by their tokens: float32 (n_embd,), or (tokens, n_embd) where
@@ -112,10 +122,11 @@ class Embedder:
         n_ctx = min(n_tokens, config.n_ctx)
         inputs = Inputs.empty(n_tokens, n_ctx, causal=config.causal)
         net = Net(self._parts.weights, inputs, self._adapters, taps=self._taps())
-        out, pool = self._parts.decoder.hidden(net, scaled=False), None
-        if self.pooling != "none":
-            pool = Pool.empty(self.pooling, n_texts, n_tokens)
-            out = pooled(out, pool)
+        if self.pooling == "none":
+            out, pool = self._parts.decoder.hidden(net, scaled=False), None
+        else:
+            pool = Pool.empty(self._pooled, n_texts, n_tokens)
+            out = (build_scores if self.ranks else build_vectors)(self._parts, net, pool)
         out = l2_norm(out, _LEAST) if self.normalise else out
         return _Pass(inputs, pool, self._bind(out, self._arenas), out)
 

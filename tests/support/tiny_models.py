@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from pyggml import gguf
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import zeros
-from pyggml.models import ARCHITECTURES, Parts, compose, draw, small_metadata, tensors_of
+from pyggml.models import ARCHITECTURES, ENCODERS, Parts, compose, draw, small_metadata, tensors_of
 
 SIZES = {  # beside those of `small_metadata`, where an architecture's example has no other
     "embedding_length": 16,
@@ -55,9 +55,9 @@ def write(
     tensors    name → shape or array, besides what the architecture requires; None leaves one out
     numbers    (name, shape) → float32
     """
-    example = ARCHITECTURES[architecture].example
-    usual = {k: v for k, v in SIZES.items() if k not in example}
-    metadata = small_metadata(ARCHITECTURES[architecture], usual | (sizes or {}))
+    declared = {**ARCHITECTURES, **ENCODERS}[architecture]
+    usual = {k: v for k, v in SIZES.items() if k not in declared.example}
+    metadata = small_metadata(declared, usual | (sizes or {}))
     wanted = _shapes(metadata, n_vocab) | (tensors or {})
     sources = []
     for name, found in wanted.items():

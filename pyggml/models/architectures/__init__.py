@@ -8,6 +8,7 @@ from pyggml.models.architectures.arctic import ARCTIC
 from pyggml.models.architectures.baichuan import BAICHUAN
 from pyggml.models.architectures.bailing import BAILINGMOE, BAILINGMOE2
 from pyggml.models.architectures.bailing3 import BAILINGMOE3
+from pyggml.models.architectures.bert import ROWS as BERT_ROWS
 from pyggml.models.architectures.bitnet import BITNET
 from pyggml.models.architectures.bloom import BLOOM
 from pyggml.models.architectures.command_r import COHERE2, COHERE2MOE, COMMAND_R
@@ -20,7 +21,7 @@ from pyggml.models.architectures.ernie4_5_moe import ERNIE4_5_MOE
 from pyggml.models.architectures.exaone import EXAONE4, EXAONE_MOE
 from pyggml.models.architectures.falcon import FALCON
 from pyggml.models.architectures.falcon_h1 import FALCON_H1
-from pyggml.models.architectures.gemma import GEMMA, GEMMA2, GEMMA3
+from pyggml.models.architectures.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA_EMBEDDING
 from pyggml.models.architectures.gemma3n import GEMMA3N
 from pyggml.models.architectures.gemma4 import GEMMA4
 from pyggml.models.architectures.glm4 import GLM4, GLM4MOE
@@ -52,6 +53,7 @@ from pyggml.models.architectures.mimo2 import MIMO2
 from pyggml.models.architectures.minicpm3 import MINICPM3, PLM
 from pyggml.models.architectures.minimax_m2 import MINIMAX_M2
 from pyggml.models.architectures.mistral3 import MISTRAL3
+from pyggml.models.architectures.modern_bert import EUROBERT, MODERN_BERT, NEO_BERT
 from pyggml.models.architectures.mpt import MPT
 from pyggml.models.architectures.muse_glimmer import MUSE_GLIMMER
 from pyggml.models.architectures.nanbeige import NANBEIGE
@@ -185,4 +187,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         GEMMA4,
         GEMMA3N,
     )
+}
+# They embed texts and predict no token.
+ENCODERS: dict[str, Architecture] = {
+    a.name: a for a in (*BERT_ROWS, MODERN_BERT, NEO_BERT, EUROBERT, GEMMA_EMBEDDING)
 }

@@ -1,13 +1,15 @@
-"""gemma, gemma2 and gemma3. Embeddings are scaled by √n_embd; gates are GELUs. A norm weight in a
-file is the published one plus 1."""
+"""gemma, gemma2, gemma3 and gemma-embedding. Embeddings are scaled by √n_embd; gates are GELUs. A
+norm weight in a file is the published one plus 1."""
 
 from dataclasses import replace
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.basics import WINDOWS, Basics, read_basics
+from pyggml.models.basics import WINDOWS, Basics, read_basics, read_windows
+from pyggml.models.classifier import read_dense
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.part import Part
+from pyggml.models.rope import read_local_rope
 from pyggml.ops import geglu
 
 
@@ -59,6 +61,21 @@ def _gemma3(r: Reader) -> Decoder:
     return b.decoder(block, embedding_scale=b.config.n_embd**0.5, logit_softcap=cap)
 
 
+def _gemma_embedding(r: Reader) -> Decoder:
+    """As gemma3, but it sees both ways, and half of a window's tokens on either side."""
+    b = read_basics(r, rope="neox", causal=False)
+    assert b.rope is not None
+    local = read_local_rope(r, b.rope, b.heads[0].size)
+    windows = read_windows(r, b, 6, rope=local)
+
+    def block(i: int) -> Part:
+        attention = b.attention(i, **b.head_norms(i), **windows[i], symmetric=True)
+        return b.sandwich_norms(attention, b.gated_mlp(i, geglu))
+
+    more = {"has_output": False, "dense": read_dense(r, b.config), "unread": ("output.weight",)}
+    return b.decoder(block, embedding_scale=b.config.n_embd**0.5, **more)
+
+
 def _score_scale(b: Basics, n_layer_largest: int) -> float:
     """1/√(length of a head); in the largest model, recognised by its layers, 1/√(n_embd/n_head)."""
     largest = b.config.n_layer == n_layer_largest
@@ -69,3 +86,4 @@ def _score_scale(b: Basics, n_layer_largest: int) -> float:
 GEMMA = Architecture("gemma", _gemma, {})
 GEMMA2 = Architecture("gemma2", _gemma2, {"attention.sliding_window": 8})
 GEMMA3 = Architecture("gemma3", _gemma3, WINDOWS)
+GEMMA_EMBEDDING = Architecture("gemma-embedding", _gemma_embedding, WINDOWS)

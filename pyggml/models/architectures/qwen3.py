@@ -1,8 +1,8 @@
 """qwen3 and qwen3moe. As qwen2, without biases and with an RMS norm of each head of q and k before
 rope. qwen3moe has experts in every layer.
 
-qwen3vl and qwen3vlmoe are the text of their models. The matrix of a classifier, cls.output, which
-qwen3 and qwen3vl may have, makes no logits: it is passed over, as in llama.cpp.
+qwen3vl and qwen3vlmoe are the text of their models. qwen3 and qwen3vl may have a classifier: the
+rows of "yes" and "no" of a reranker, whose score is the probability of the first.
 """
 
 from functools import partial
@@ -11,6 +11,7 @@ import numpy as np
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
+from pyggml.models.classifier import read_classifier
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import read_experts
@@ -27,7 +28,7 @@ def _decoder(r: Reader, sections: bool = False) -> Decoder:
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i, **b.head_norms(i)), b.gated_mlp(i, swiglu))
 
-    return b.decoder(block, unread=("cls.output.weight",))
+    return b.decoder(block, classifier=read_classifier(r, b.config, softmax=True))
 
 
 def _with_experts(r: Reader, sections: bool = False) -> Decoder:
