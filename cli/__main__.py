@@ -16,6 +16,7 @@ COMMANDS = {
     "generate": "write text that follows a prompt",
     "chat": "talk with a model, by its own chat template",
     "serve": "answer requests of OpenAI's clients, also in a browser",
+    "embed": "turn texts into vectors, or score them as answers",
     "eval": "how good models and adapters are, and how they differ",
     "perplexity": "how well a model predicts a text, as llama.cpp computes it",
     "control-vector": "make a control vector of texts of two kinds",

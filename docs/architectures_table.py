@@ -165,9 +165,9 @@ def webgpu(name: str) -> str:
 _ENCODERS = """
 ## Encoders
 
-{names} embed texts (`pyggml embed`, `/v1/embeddings`) and predict no token. Their vectors, and the
-scores of those with a classifier, are llama.cpp's (NMSE below 1e-11, behind its table of GELUs below
-3e-7); the gradient of every tensor is a slope in float64. They may be trained like others.
+{names} embed texts (`pyggml embed`, `/v1/embeddings`) and predict no token. Their vectors, and
+the scores of those with a classifier, are llama.cpp's (NMSE below 1e-11, behind its table of GELUs
+below 3e-7); the gradient of every tensor is a slope in float64. They may be trained like others.
 """
 _HEAD = """# Architectures
 

@@ -224,6 +224,12 @@ class Model:
             return vectors
         return np.stack(vectors)
 
+    def rerank(self, query: str, documents: Sequence[str]) -> np.ndarray:
+        """How well each document answers a question, float32 (n,): the first output of the model's
+        classifier. Raises ConfigError for a model without, and DataError as `embed`."""
+        pairs = [self.tokenizer.encode_pair(query, document) for document in documents]
+        return np.array([scores[0] for scores in self.embedder("rank")(pairs)], np.float32)
+
     @overload
     def grad(self, metric: Metric, tokens: Ids, *names: str) -> Gradients: ...
 

@@ -52,6 +52,7 @@ CONTROL_VECTOR = gguf_kind("a control vector", _CONTROL)
 ADAPTER = gguf_kind("an adapter", "adapter")
 MODEL_FILE = gguf_kind("a model", "model", "")
 TEACHER = gguf_kind("what a teacher said", "teacher")
+EMBEDDINGS = written_kind("embeddings as lines of JSON", '{"text": ')
 IMPORTANCE = gguf_kind("an importance matrix", "imatrix")
 PAGE_WORDS = "<!doctype html><!-- Written by pyggml inspect -->"
 PAGE = written_kind("a page of pyggml inspect", PAGE_WORDS)

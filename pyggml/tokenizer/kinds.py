@@ -23,6 +23,7 @@ from pyggml.tokenizer.pretokenizers import Pretokenizer, pretokenizer
 from pyggml.tokenizer.vocabulary import Vocabulary
 
 KINDS = ("gpt2", "llama", "gemma4", "t5", "bert", "rwkv", "whitespace")
+_SEPARATED = ("jina-v1-en", "jina-v2-code", "roberta-bpe")  # pre-tokenizers that add a separator
 _PRETOKENIZED = ("gpt2", "whitespace")
 Roles = Mapping[str, int | None]
 
@@ -47,6 +48,19 @@ def _require(roles: Roles, role: str) -> int:
     if id is None:
         raise TokenizerError(f"a text is to have a {role} token added, but there is no {role}")
     return id
+
+
+def pair_affixes(metadata: Metadata, frame: Affixes, roles: Roles) -> tuple[list[int], list[int]]:
+    """The special tokens between two texts that are read as one, and those behind the second: EOS
+    and a separator, and EOS, where the tokenizer adds them."""
+    wordpiece = frame.after == "sep"
+    sep = [id for id in [roles["sep"]] if id is not None]
+    eos = sep if roles["eos"] is None else [roles["eos"]]
+    ends = metadata.flag("tokenizer.ggml.add_eos_token", not wordpiece and frame.adds_after)
+    pre = metadata.text("tokenizer.ggml.pre")
+    separates = metadata.flag("tokenizer.ggml.add_sep_token", wordpiece or pre in _SEPARATED)
+    after = [id for id in eos if id is not None] if ends else []
+    return [*after, *(sep if separates else [])], after
 
 
 def read_pretokenizer(kind: str, metadata: Metadata) -> Pretokenizer | None:

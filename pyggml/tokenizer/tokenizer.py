@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -19,7 +20,14 @@ from pyggml import gguf, heap
 from pyggml.errors import TokenizerError
 from pyggml.gguf.fields import brief
 from pyggml.tokenizer.codec import Codec
-from pyggml.tokenizer.kinds import KINDS, Affixes, read_codec, read_frame, read_pretokenizer
+from pyggml.tokenizer.kinds import (
+    KINDS,
+    Affixes,
+    pair_affixes,
+    read_codec,
+    read_frame,
+    read_pretokenizer,
+)
 from pyggml.tokenizer.metadata import INPUTS, TEMPLATE, Metadata
 from pyggml.tokenizer.offsets import locate
 from pyggml.tokenizer.partition import TextPart, partition
@@ -56,6 +64,7 @@ class Tokenizer:
         self.chat_inputs = metadata.text(INPUTS) or ""
         self._metadata = metadata
         self._before, self._after = frame.ids(specials.roles)
+        self._between = pair_affixes(metadata, frame, specials.roles)
         self._codec, self._make_codec = codec, make_codec
         self._matched, self._ends = specials.matched, specials.ends
         self._attrs, texts = specials.attrs, metadata.strings(TOKENS) or []
@@ -91,6 +100,26 @@ class Tokenizer:
         ids = self.encode(text, add_special=False, parse_special=True)
         before = list(self._before)
         return ids if ids[: len(before)] == before else before + ids
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Two texts as one, as rerankers read a question and a document; control names in them are
+        plain text. By the template "rerank" if there is one, which has {query} and {document}, else
+        with the special tokens that llama-server puts before, between and after them."""
+        if template := self.chat_templates.get("rerank"):
+            return self._fill_template(template, {"query": first, "document": second})
+        between, after = self._between
+        parts = [self.encode(text, add_special=False) for text in (first, second)]
+        return [*self._before, *parts[0], *between, *parts[1], *after]
+
+    def _fill_template(self, template: str, texts: Mapping[str, str]) -> list[int]:
+        text, plain = "", list[tuple[int, int]]()
+        for i, piece in enumerate(re.split(r"\{(query|document)\}", template)):
+            filled = texts[piece] if i % 2 else piece
+            _check_text(filled)
+            plain += [(len(text), len(text) + len(filled))] if i % 2 else []
+            text += filled
+        parts = partition(text, self._matched, True, plain)
+        return [id for _, ids in self._encode_parts(text, parts) for id in ids]
 
     def encode_with_offsets(
         self, text: str, plain: Sequence[tuple[int, int]] = ()

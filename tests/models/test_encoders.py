@@ -1,4 +1,4 @@
-"""Encoders and rerankers: llama.cpp's vectors and scores, gradients of all weights, and refusals."""
+"""Encoders, rerankers: llama.cpp's vectors and scores, gradients of all weights, refusals."""
 
 import numpy as np
 import pytest
