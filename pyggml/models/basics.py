@@ -160,11 +160,10 @@ def read_basics(
     c = read_config(r, causal)
     heads = read_heads(r, c, least_heads, own_values, windowed)
     full = next((h for h, w in zip(heads, windowed, strict=False) if not w), heads[0])
-    norm: Callable[[str], Norm]
+    norm: Callable[[str], Norm] = partial(LayerNorm, size=c.n_embd, has=layer_norm or ())
     if layer_norm is None:
-        norm = partial(RmsNorm, size=c.n_embd, eps=rms_eps(r))
-    else:
-        norm = partial(LayerNorm, size=c.n_embd, eps=layer_norm_eps(r), has=layer_norm)
+        norm = partial(RmsNorm, size=c.n_embd)
+    norm = partial(norm, eps=rms_eps(r) if layer_norm is None else layer_norm_eps(r))
     return Basics(
         config=c,
         heads=heads,
