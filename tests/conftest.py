@@ -77,7 +77,7 @@ def is_whole(config):
     option = config.option
     return (
         [Path(path).resolve() for path in config.args] == [HERE]
-        and option.markexpr == "not interop and not slow"
+        and option.markexpr == "not interop and not slow and not clients"
         and not (option.keyword or option.collectonly or option.usepdb or option.capture == "no")
     )
 
