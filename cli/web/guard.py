@@ -6,7 +6,7 @@ origin    A page of another origin may not read answers, but could send requests
           unless the origin was allowed.
 site      Browsers say where a request comes from. One from another site may open the page, as a
           link does, and nothing else.
-key       Compared in constant time. The page and /health are open: they tell nothing.
+key       Compared in constant time. Pages and /health are open: they tell nothing.
 """
 
 import hmac
@@ -23,6 +23,7 @@ from pyggml.cli.web.connections import Connection
 from pyggml.cli.web.errors import ApiError
 
 _LOG = logging.getLogger("pyggml.web")
+_KEYED = ("/v1/", "/tokenize", "/detokenize", "/props", "/slots", "/metrics")
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/@]+))(?::[0-9]{1,5})?")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _SECURE = {
@@ -62,7 +63,7 @@ class Access:
             return self._refusal("pages of this origin may not call", "--allow-origin")
         if origin is None and not _is_from_here(scope, headers):
             return self._refusal("pages of other sites may not call", "--allow-origin")
-        if scope["path"].startswith("/v1/") and scope["method"] != "OPTIONS":
+        if scope["path"].startswith(_KEYED) and scope["method"] != "OPTIONS":
             return self._key_fault(scope)
         return None
 

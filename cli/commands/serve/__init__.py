@@ -11,6 +11,8 @@ choices    which tools may be called
 chats      what a template makes of chats
 service    a request → sequences of the worker, and their events
 answers    pieces of text → the API's objects, whole or streamed; chat_answers: those of chats
+operators  what llama-server tells operators: tokens, settings, slots, metrics
+journal    the log of requests, and the counts of /metrics
 chat_page  the page of `--web`, of the files in web/
 """
 

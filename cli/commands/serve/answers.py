@@ -71,7 +71,7 @@ class ReplyForm(ABC):
     chunk_kind: str
 
     def __init__(self, model: str, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.model, self._tokenizer = model, tokenizer
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),

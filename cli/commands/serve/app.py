@@ -1,4 +1,4 @@
-"""The routes: OpenAI's, /health, and the page."""
+"""The routes: OpenAI's, /health, those of operators, and the page."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from pyggml.cli.commands.serve.answers import PartialAnswer, ReplyForm, TextForm, Usage
 from pyggml.cli.commands.serve.chat_answers import ChatForm
+from pyggml.cli.commands.serve.journal import Cost, Entry, JournalMiddleware
+from pyggml.cli.commands.serve.operators import OperatorRoutes
 from pyggml.cli.commands.serve.params import Params, TextParams, read_chat, read_text
 from pyggml.cli.commands.serve.service import Flow, Service
 from pyggml.cli.web.body import unless_gone
@@ -32,6 +35,15 @@ _DONE = b"data: [DONE]\n\n"
 def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> Starlette:
     """The application; pages: routes of the chat page."""
     routes = ServeRoutes(service)
+    operators = OperatorRoutes(service)
+    own = [
+        Route("/health", routes.health),
+        Route("/v1/models", routes.models),
+        Route("/v1/models/{name:path}", routes.model),
+        Route("/v1/chat/completions", routes.chat, methods=["POST"]),
+        Route("/v1/completions", routes.text, methods=["POST"]),
+        *operators.routes,
+    ]
     middleware = [Middleware(Guard, access=access)]
     if access.origins:
         middleware.append(
@@ -43,6 +55,9 @@ def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> S
             )
         )
 
+    paths = frozenset(route.path for route in own)
+    middleware.append(Middleware(JournalMiddleware, journal=service.journal, paths=paths))
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         service.worker.start()
@@ -50,14 +65,7 @@ def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> S
         await asyncio.to_thread(service.close)
 
     return Starlette(
-        routes=[
-            Route("/health", routes.health),
-            Route("/v1/models", routes.models),
-            Route("/v1/models/{name:path}", routes.model),
-            Route("/v1/chat/completions", routes.chat, methods=["POST"]),
-            Route("/v1/completions", routes.text, methods=["POST"]),
-            *pages,
-        ],
+        routes=[*own, *pages],
         middleware=middleware,
         exception_handlers=HANDLERS,
         lifespan=lifespan,
@@ -136,6 +144,8 @@ class ServeRoutes:
         service, form = self._service, asked.form
         owner = None if service.limits.share_prompts else request.state.holder
         flow = service.flow(asked.params, asked.prompts, owner, asked.shown)
+        entry: Entry = request.state.entry
+        entry.cost = partial(_cost, form.model, flow)
         if asked.params.stream:
             return EventStream(flow, _events(flow, form, asked.prefixes, asked.params))
         choices = [PartialAnswer(prefix) for prefix in asked.prefixes]
@@ -167,6 +177,11 @@ async def _collect(flow: Flow, choices: list[PartialAnswer]) -> None:
                 choices[i].add_prompt(piece)
             else:
                 choices[i].add(piece)
+
+
+def _cost(model: str, flow: Flow) -> Cost:
+    reasons = [c.finish.reason if c.finish else None for c in flow.completions]
+    return Cost(model, _usage(flow), flow.first, reasons)
 
 
 def _usage(flow: Flow) -> Usage:

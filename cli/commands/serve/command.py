@@ -29,7 +29,7 @@ from pyggml.cli.terminal.options import (
     model_option,
     settings_options,
 )
-from pyggml.cli.terminal.places import Reads
+from pyggml.cli.terminal.places import InputPath, Reads
 from pyggml.cli.web.listening import check_packages, is_loopback, listening
 from pyggml.errors import ConfigError
 from pyggml.files import in_characters
@@ -123,6 +123,21 @@ class NamedAdapter(Reads, click.ParamType):
     "times, or as PYGGML_API_KEY, which other users of this machine do not see",
 )
 @click.option(
+    "--api-key-file",
+    type=InputPath(),
+    metavar="FILE",
+    **in_group("server", common=False),
+    help="file of keys, one a line, besides those of --api-key; # begins a comment",
+)
+@click.option(
+    "--request-log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    **in_group("server", common=False),
+    help="file to which a line of JSON is added for each request: path, status, times, tokens; no "
+    "text of anyone",
+)
+@click.option(
     "--allow-host",
     multiple=True,
     metavar="NAME",
@@ -143,6 +158,7 @@ def command(**given: Any) -> int:
     context = Context(**given_settings(Context, {}, given))
     sampling = sampling_of(given)
     check_control_layers(given["control_vector_layers"], given["control_vector"])
+    given["api_key"] = (*given["api_key"], *keys_of(given["api_key_file"]))
     _check_access(given["host"], given["api_key"])
     opened = listening(given["host"], given["port"])
     with opened:
@@ -153,6 +169,23 @@ def command(**given: Any) -> int:
         from pyggml.cli.commands.serve.startup import run
 
         return run(opened, served, sampling, limits, context, given)
+
+
+def keys_of(path: Path | None) -> tuple[str, ...]:
+    """The keys of a file. ConfigError for one without any, or that cannot be read."""
+    if path is None:
+        return ()
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "no UTF-8"
+        raise ConfigError(
+            [("api_key_file", f"is {path}, which cannot be read: {reason}")]
+        ) from None
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise ConfigError([("api_key_file", f"is {path}, which has no key")])
+    return keys
 
 
 def _check_access(host: str, keys: tuple[str, ...]) -> None:

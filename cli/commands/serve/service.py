@@ -12,6 +12,7 @@ import numpy as np
 
 from pyggml.cli.commands.serve.chats import ChatWriter
 from pyggml.cli.commands.serve.controls import Controls
+from pyggml.cli.commands.serve.journal import Journal
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import ChatParams, Params, TextParams
 from pyggml.cli.web.body import Bodies
@@ -45,6 +46,7 @@ class Service:
     n_ctx      most tokens of a prompt and its answer
     shifts     whether an answer goes on where the context is full
     controls   control vectors, which requests may name
+    journal    what requests were answered
     bodies     of requests, as they come
     """
 
@@ -56,6 +58,7 @@ class Service:
     n_ctx: int
     shifts: bool = False
     controls: Controls = field(default_factory=Controls)
+    journal: Journal = field(default_factory=Journal)
     bodies: Bodies = field(init=False)
 
     def __post_init__(self) -> None:
@@ -151,6 +154,7 @@ class Service:
     def close(self) -> None:
         self.worker.close()
         self.bodies.close()
+        self.journal.close()
 
 
 def _with_seed(how: Sampling, i: int) -> Sampling:
@@ -165,6 +169,7 @@ class Flow:
         """Submits the requests. Raises ApiError where too many wait."""
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._told: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
+        self.first: float | None = None  # time.monotonic() of the first token
         self.requests, self.completions = requests, [r.completion for r in requests]
         for i, request in enumerate(requests):
             request.tell = self._teller(i)
@@ -178,6 +183,7 @@ class Flow:
 
     def _teller(self, i: int) -> Callable[[Told], None]:
         def tell(told: Told) -> None:
+            self.first = self.first or time.monotonic()
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._told.put_nowait, (i, told))
 

@@ -12,6 +12,7 @@ from pyggml.cli.commands.serve.app import make_app
 from pyggml.cli.commands.serve.chat_page import page_routes
 from pyggml.cli.commands.serve.chats import ChatWriter
 from pyggml.cli.commands.serve.controls import Controls
+from pyggml.cli.commands.serve.journal import Journal
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.service import Service
 from pyggml.cli.terminal.chat_templates import TemplateChoice, choose_template
@@ -56,7 +57,8 @@ def run(
     chats = {name: _chats(base, choice.wanted, given) for name, choice in chosen.items()}
     controls = Controls.read(given["control_vector"], given["control_vector_layers"], base)
     shifts = context.context_shift
-    service = Service(models, worker, chats, sampling, limits, n_ctx, shifts, controls)
+    journal = Journal(given["request_log"])
+    service = Service(models, worker, chats, sampling, limits, n_ctx, shifts, controls, journal)
     has_chats = any(part.encoder for part in chats.values())
     pages = page_routes(name, has_chats, sampling) if given["web"] else []
     with progress_lines():

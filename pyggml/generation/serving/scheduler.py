@@ -10,7 +10,7 @@ other, and each in the passes that it would have alone.
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,6 +77,11 @@ class Scheduler:
     @property
     def n_active(self) -> int:
         return len(self._active)
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """The places of the batch."""
+        return self._batch.slots
 
     def submit(self, request: Request) -> None:
         self._waiting.append(request)

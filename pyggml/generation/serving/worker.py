@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pyggml.errors import FileChangedError, PyggmlError
+from pyggml.generation import Slot
 from pyggml.generation.serving.request import Request
 
 
@@ -25,6 +26,9 @@ class Schedules(Protocol):
 
     @property
     def n_active(self) -> int: ...
+
+    @property
+    def slots(self) -> Sequence[Slot]: ...
 
     def submit(self, request: Request) -> None: ...
 
@@ -57,6 +61,11 @@ class Worker:
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """The places of answers, to look at."""
+        return self._scheduler.slots
 
     @property
     def n_active(self) -> int:

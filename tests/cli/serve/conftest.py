@@ -16,6 +16,7 @@ from pyggml.chat import find_template
 from pyggml.cli.commands.serve.app import make_app
 from pyggml.cli.commands.serve.chat_page import page_routes
 from pyggml.cli.commands.serve.chats import ChatWriter
+from pyggml.cli.commands.serve.journal import Journal
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.service import Service
 from pyggml.cli.web.connections import Places
@@ -102,7 +103,7 @@ class Serving:
 
 
 @contextmanager
-def started(path, adapters=None, access=None, places=None, controls=None, **limits):
+def started(path, adapters=None, access=None, places=None, controls=None, log=None, **limits):
     """Answers end at their limit or their client's, as chance ends none: no end is drawn."""
     base = pyggml.load(path)
     named = {name: base.with_adapter_files(file) for name, file in (adapters or {}).items()}
@@ -113,7 +114,7 @@ def started(path, adapters=None, access=None, places=None, controls=None, **limi
     models = {"tiny": base, **named}
     chats = dict.fromkeys(models, ChatWriter.of(find_template(base.tokenizer), base.tokenizer))
     service = Service(models, worker, chats, sampling, limits, batch.n_ctx)
-    service.controls = controls or service.controls
+    service.controls, service.journal = controls or service.controls, Journal(log)
     app = make_app(service, access or Access(), page_routes("tiny", True, service.sampling))
     with listening("127.0.0.1", 0) as accepting:
         url = url_of(accepting)
