@@ -130,12 +130,10 @@ class NamedAdapter(Reads, click.ParamType):
     help="file of keys, one a line, besides those of --api-key; # begins a comment",
 )
 @click.option(
-    "--request-log",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
+    "--log-requests",
+    is_flag=True,
     **in_group("server", common=False),
-    help="file to which a line of JSON is added for each request: path, status, times, tokens; no "
-    "text of anyone",
+    help="print a line of JSON for each request: path, status, times, tokens; no text of anyone",
 )
 @click.option(
     "--allow-host",

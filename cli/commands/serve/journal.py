@@ -6,16 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from threading import Lock
-from typing import Any, TextIO
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyggml.cli.commands.serve.answers import Usage
-from pyggml.errors import ConfigError
 
-_BEGINS = b'{"time": '
 _LOGGED = ("/v1/", "/tokenize", "/detokenize", "/props", "/slots", "/metrics")
 
 
@@ -66,21 +63,11 @@ class Entry:
 
 
 class Journal:
-    """Counts requests, and writes them to a file if there is one."""
+    """Counts requests, and tells a line of each. tell: takes lines; None: nobody wants them."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        """Raises ConfigError for a file that cannot be written, or that is no such log."""
+    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
         self._lock, self._counts = Lock(), defaultdict[tuple[str, str], float](float)
-        self._file: TextIO | None = None
-        try:
-            if path is not None and _is_other(path):
-                said = f"is {path}, which is there and no log of requests"
-                raise ConfigError([("request_log", said)])
-            if path is not None:  # a line is written whole, for whoever reads along
-                self._file = path.open("a", encoding="utf-8", buffering=1)
-        except OSError as error:
-            said = f"is {path}, which cannot be written ({error.strerror})"
-            raise ConfigError([("request_log", said)]) from None
+        self._tell = tell
 
     def note(self, entry: Entry) -> None:
         line = entry.line()
@@ -92,12 +79,11 @@ class Journal:
                 self._counts["answered_requests", ""] += 1
                 self._counts["first_token_seconds", ""] += line["first_token"]
                 self._counts["answer_seconds", ""] += line["seconds"]
-            if self._file is not None:
-                self._file.write(json.dumps(line) + "\n")
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+            if self._tell is not None:
+                try:
+                    self._tell(json.dumps(line))
+                except OSError:  # nobody reads them any more
+                    self._tell = None
 
     def metrics(self, gauges: dict[str, float]) -> str:
         """Prometheus' text format, 0.0.4. gauges: values of now, by name."""
@@ -112,14 +98,6 @@ class Journal:
         for name, value in gauges.items():
             lines += [f"# TYPE pyggml_{name} gauge", f"pyggml_{name} {value}"]
         return "\n".join(lines) + "\n"
-
-
-def _is_other(path: Path) -> bool:
-    """Whether there is a file that is no log."""
-    if not path.exists():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_BEGINS)) not in (b"", _BEGINS)
 
 
 class JournalMiddleware:

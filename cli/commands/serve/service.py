@@ -154,7 +154,6 @@ class Service:
     def close(self) -> None:
         self.worker.close()
         self.bodies.close()
-        self.journal.close()
 
 
 def _with_seed(how: Sampling, i: int) -> Sampling:

@@ -18,7 +18,7 @@ from pyggml.cli.commands.serve.service import Service
 from pyggml.cli.terminal.chat_templates import TemplateChoice, choose_template
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.generation import CTX, n_ctx_of
-from pyggml.cli.terminal.show import progress_lines, row, size
+from pyggml.cli.terminal.show import progress_lines, row, say, size
 from pyggml.cli.web.connections import Places
 from pyggml.cli.web.guard import LOOPBACK, Access
 from pyggml.cli.web.listening import is_loopback, url_of
@@ -57,7 +57,7 @@ def run(
     chats = {name: _chats(base, choice.wanted, given) for name, choice in chosen.items()}
     controls = Controls.read(given["control_vector"], given["control_vector_layers"], base)
     shifts = context.context_shift
-    journal = Journal(given["request_log"])
+    journal = Journal(say if given["log_requests"] else None)
     service = Service(models, worker, chats, sampling, limits, n_ctx, shifts, controls, journal)
     has_chats = any(part.encoder for part in chats.values())
     pages = page_routes(name, has_chats, sampling) if given["web"] else []
