@@ -9,12 +9,17 @@ import numpy as np
 
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.kinds import EMBEDDINGS
-from pyggml.cli.terminal.options import SETTINGS, ModelSource, in_group, model_options
+from pyggml.cli.terminal.options import (
+    SETTINGS,
+    ModelSource,
+    in_group,
+    model_options,
+    pooling_option,
+)
 from pyggml.cli.terminal.places import PATH, OutputPath
 from pyggml.cli.terminal.show import note, plural, say, say_progress
 from pyggml.errors import ConfigError, DataError
 from pyggml.files import read_bytes, replacing
-from pyggml.models.config import POOLINGS
 
 _MOST_BYTES = 1 << 30  # of a file of texts
 _FORMATS = (".npy", ".jsonl", ".txt")
@@ -39,13 +44,7 @@ _FORMATS = (".npy", ".jsonl", ".txt")
     **in_group("text"),
     help="UTF-8 file with a text on each line",
 )
-@click.option(
-    "--pooling",
-    type=click.Choice([p for p in POOLINGS if p != "rank"]),
-    **in_group("text"),
-    help="a text's vector: the mean of its tokens', that of the first, of the last; none: all "
-    "(default: as the file says, else the last of a model that writes, else the mean)",
-)
+@pooling_option("text", True, "none")
 @click.option("--no-normalise", is_flag=True, **in_group("text"), help="vectors of any length")
 @click.option("--cosine", is_flag=True, **in_group("output"), help="print the cosine of every pair")
 @click.option("--rerank", metavar="QUERY", **in_group("output"), help="print how well texts answer")

@@ -158,6 +158,18 @@ def compute_options(function: F) -> F:
     return threads_option(compute_option(device_option(function)))
 
 
+def pooling_option(group: str, common: bool = True, *more: str) -> Callable[[F], F]:
+    """--pooling of embeddings; more: further words beside those that make one vector of a text."""
+    return click.option(
+        "--pooling",
+        type=click.Choice(["mean", "cls", "last", *more]),
+        **in_group(group, common),
+        help="a text's vector: the mean of its tokens', that of the first, of the last"
+        + ("; none: all " if more else " ")
+        + "(default: as the file says, else the last of a model that writes, else the mean)",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """A model file, the adapters on top of it, what computes, and the control vectors that are

@@ -83,13 +83,13 @@ class Embedder:
         config = self._parts.config
         ids = [check_text(text, config, f"texts[{i}]") for i, text in enumerate(texts)]
         vectors: list[np.ndarray] = [np.zeros(0)] * len(ids)
-        for part in _in_passes([len(each) for each in ids]):
-            for i, vector in zip(part, self._run([ids[i] for i in part]), strict=True):
+        for part in in_passes(ids):
+            for i, vector in zip(part, self.run([ids[i] for i in part]), strict=True):
                 vectors[i] = vector
         return vectors
 
-    def _run(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The vectors of texts that share a pass."""
+    def run(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The vectors of checked texts that share a pass: `in_passes` chose them."""
         lengths = [len(text) for text in texts]
         n_tokens, n_texts = sum(lengths), len(texts)
         shape = round_up(n_tokens, _TOKENS_STEP), round_up(n_texts, _TEXTS_STEP)
@@ -131,8 +131,9 @@ class Embedder:
         return _Pass(inputs, pool, self._bind(out, self._arenas), out)
 
 
-def _in_passes(lengths: Sequence[int]) -> list[list[int]]:
+def in_passes(texts: Sequence[np.ndarray]) -> list[list[int]]:
     """The numbers of texts that share a pass: of alike length, so that passes are of few shapes."""
+    lengths = [len(text) for text in texts]
     passes: list[list[int]] = []
     n_tokens = 0
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):

@@ -43,6 +43,7 @@ def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> S
         Route("/v1/chat/completions", routes.chat, methods=["POST"]),
         Route("/v1/completions", routes.text, methods=["POST"]),
         *operators.routes,
+        *EmbedRoutes(service).routes,
     ]
     middleware = [Middleware(Guard, access=access)]
     if access.origins:

@@ -27,6 +27,7 @@ from pyggml.cli.terminal.options import (
     given_settings,
     in_group,
     model_option,
+    pooling_option,
     settings_options,
 )
 from pyggml.cli.terminal.places import InputPath, Reads
@@ -112,6 +113,7 @@ class NamedAdapter(Reads, click.ParamType):
     **_SERVER,
     help="port; 0 takes a free one  [default: 8080]",
 )
+@pooling_option("server", common=False)
 @click.option("--web", is_flag=True, **_SERVER, help="a chat page at /")
 @click.option(
     "--api-key",

@@ -116,7 +116,7 @@ def _asks(continues: bool) -> str:
 
 def read_text(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> TextParams:
     f = Fields(given)
-    prompts: list[Prompt] = f.need("prompt", _prompts, [])
+    prompts: list[Prompt] = f.need("prompt", read_prompts, [])
     echo = f.take("echo", flag, False)
     f.only("store", (False,), "wanted false: nothing is kept")
     f.ignore(*IGNORED)
@@ -174,7 +174,7 @@ def _names(value: Any) -> Mapping[str, Any]:
     return names
 
 
-def _prompts(value: Any) -> list[Prompt]:
+def read_prompts(value: Any) -> list[Prompt]:
     """A text, ids, or a list of either."""
     if isinstance(value, str) or (isinstance(value, list) and value and _is_id(value[0])):
         value = [value]

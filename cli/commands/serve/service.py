@@ -30,6 +30,7 @@ from pyggml.generation.serving import (
     WorkerClosed,
 )
 from pyggml.model import Model
+from pyggml.models.build import expect_next_token
 
 Told = Piece | ReadPrompt | Failure
 _LOG = logging.getLogger("pyggml.serve")
@@ -47,6 +48,7 @@ class Service:
     shifts     whether an answer goes on where the context is full
     controls   control vectors, which requests may name
     journal    what requests were answered
+    pooling    of embeddings; None: as the model's file says
     bodies     of requests, as they come
     """
 
@@ -59,6 +61,7 @@ class Service:
     shifts: bool = False
     controls: Controls = field(default_factory=Controls)
     journal: Journal = field(default_factory=Journal)
+    pooling: str | None = None
     bodies: Bodies = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,6 +129,10 @@ class Service:
         Raises ApiError where too many wait, and for settings that do not fit the model.
         """
         model = self.controls.model(self.models[self.name(params)], params.controls)
+        try:
+            expect_next_token(model.config)
+        except PyggmlError as error:
+            raise of_input(error) from None
         most = self.n_ctx if params.n_tokens is None else params.n_tokens
         most = min(most, self.limits.max_tokens or most)
         room = None if self.shifts else self.n_ctx

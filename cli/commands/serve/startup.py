@@ -23,10 +23,10 @@ from pyggml.cli.web.connections import Places
 from pyggml.cli.web.guard import LOOPBACK, Access
 from pyggml.cli.web.listening import is_loopback, url_of
 from pyggml.cli.web.server import most_connections, serve
-from pyggml.errors import TemplateError
+from pyggml.errors import ModelError, TemplateError
 from pyggml.generation import Batch, Context, Sampling
 from pyggml.generation.form import compile_form
-from pyggml.generation.serving import Scheduler, Worker
+from pyggml.generation.serving import Idle, Scheduler, Worker
 from pyggml.model import Model
 
 MOST_CONNECTIONS = 1024  # or twice as many as there may be answers, if that is more
@@ -47,9 +47,9 @@ def run(
     name, base = next(iter(models.items()))
     n_ctx = n_ctx_of(base, limits.ctx, CTX)
     compile_form(sampling, base.tokenizer)  # one that is none is refused now
-    batch = Batch(base, limits.parallel, n_ctx, context.cache_types, limits.deterministic)
+    schedule, room = _schedule(base, n_ctx, limits, context)
     begin = partial(pyggml.threads.set, given["threads"])
-    worker = Worker(Scheduler(batch, context.n_keep), limits.parallel + limits.queue, begin)
+    worker = Worker(schedule, limits.parallel + limits.queue, begin)
     chosen = {
         name: choose_template(model.tokenizer, adapters, given["chat_template"])
         for name, (model, adapters) in served.items()
@@ -63,16 +63,28 @@ def run(
     pages = page_routes(name, has_chats, sampling) if given["web"] else []
     with progress_lines():
         _say_served(chosen, controls)
-        room = f"{limits.parallel} answers at once, {batch.n_ctx} tokens each"
-        row("cache", f"{size(batch.memory.n_bytes)}: {room}")
+        row("cache", room)
         url = url_of(listening)
         row("serving", f"{url}/v1" + (f", chat page {url}/" if pages else ""))
+    service.pooling = given["pooling"]
     app = make_app(service, _access(given), pages)
     places = Places(most_connections(max(MOST_CONNECTIONS, 2 * (limits.parallel + limits.queue))))
     serve(app, listening, _NOTE, GRACE_SECONDS, places, lambda: worker.fault is not None)
     if worker.fault is not None:
         raise worker.fault
     return STOPPED
+
+
+def _schedule(
+    base: Model, n_ctx: int, limits: Limits, context: Context
+) -> tuple[Scheduler | Idle, str]:
+    """What answers requests, and what is said of its memory. An encoder answers none."""
+    try:
+        batch = Batch(base, limits.parallel, n_ctx, context.cache_types, limits.deterministic)
+    except ModelError as error:
+        return Idle(error), "none: it embeds texts and writes none"
+    room = f"{limits.parallel} answers at once, {batch.n_ctx} tokens each"
+    return Scheduler(batch, context.n_keep), f"{size(batch.memory.n_bytes)}: {room}"
 
 
 def _say_served(chosen: Mapping[str, TemplateChoice], controls: Controls) -> None:

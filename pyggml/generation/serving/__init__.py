@@ -7,11 +7,12 @@ worker      the thread that owns the scheduler
 
 from pyggml.generation.serving.request import Failure, ReadPrompt, Request, RequestExpired
 from pyggml.generation.serving.scheduler import Scheduler
-from pyggml.generation.serving.worker import Full, Worker, WorkerClosed
+from pyggml.generation.serving.worker import Full, Idle, Worker, WorkerClosed
 
 __all__ = [
     "Failure",
     "Full",
+    "Idle",
     "ReadPrompt",
     "Request",
     "RequestExpired",

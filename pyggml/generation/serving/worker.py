@@ -3,11 +3,12 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from pyggml.errors import FileChangedError, PyggmlError
 from pyggml.generation import Slot
-from pyggml.generation.serving.request import Request
+from pyggml.generation.serving.request import Failure, Request
 
 
 class Full(PyggmlError):
@@ -39,8 +40,30 @@ class Schedules(Protocol):
     def fail(self, error: Exception) -> None: ...
 
 
+class Idle:
+    """The scheduler of a model that continues no text: it refuses every request."""
+
+    n_waiting = n_active = 0
+    slots: Sequence[Slot] = ()
+
+    def __init__(self, error: PyggmlError) -> None:
+        self._error = error
+
+    def submit(self, request: Request) -> None:
+        request.tell(Failure(self._error))
+
+    def cancel(self, request: Request) -> None:
+        """No request is under way."""
+
+    def step(self) -> bool:
+        return False
+
+    def fail(self, error: Exception) -> None:
+        """No request is under way."""
+
+
 class Worker:
-    """Runs a scheduler in a thread of its own.
+    """Runs a scheduler in a thread of its own, and between its passes what else computes there.
 
     most    requests that may be under way or waiting
     begin   called first in that thread, as the number of threads is a setting of each thread
@@ -52,6 +75,7 @@ class Worker:
     ) -> None:
         self._scheduler, self._most, self._begin = scheduler, most, begin
         self._inbox: deque[tuple[Callable[[Request], None], Request]] = deque()
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._n_sent = 0  # submitted, and not taken from the inbox yet
         self._changed = threading.Condition()
         self._closed = False
@@ -86,6 +110,19 @@ class Worker:
             self._inbox += [(self._enter, request) for request in requests]
             self._changed.notify()
 
+    def call(self, compute: Callable[[], Any]) -> Future[Any]:
+        """What this gives, computed in the worker's thread between two passes. Raises as `submit`;
+        the future has what it raises, or WorkerClosed."""
+        future: Future[Any] = Future()
+        with self._changed:
+            if self._closed:
+                raise WorkerClosed("the server is stopping")
+            if len(self._calls) >= self._most:
+                raise Full(f"{len(self._calls)} are waiting already to be embedded")
+            self._calls.append((future, compute))
+            self._changed.notify()
+        return future
+
     def cancel(self, requests: Sequence[Request]) -> None:
         """Forget requests before the next pass; those that have ended are none."""
         with self._changed:
@@ -107,6 +144,7 @@ class Worker:
         idle = True
         while self._receive(idle):
             try:
+                self._compute()
                 idle = not self._scheduler.step()
             except FileChangedError as error:  # no request has an answer any more
                 self.fault, self._closed = error, True
@@ -115,13 +153,29 @@ class Worker:
                 self._scheduler.fail(error)
                 idle = True
         self._scheduler.fail(WorkerClosed("the server is stopping"))
+        for future, _ in self._calls:
+            future.cancel()
         self._count()
+
+    def _compute(self) -> None:
+        """Serve one call, so that a pass of the answers under way follows."""
+        if not self._calls:
+            return
+        future, compute = self._calls.popleft()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(compute())
+        except Exception as error:
+            future.set_exception(error)
+            if isinstance(error, FileChangedError):
+                raise
 
     def _receive(self, idle: bool) -> bool:
         """Take what was sent, waiting for it if there is nothing else to do; False after close."""
         with self._changed:
             self._count()
-            while idle and not self._inbox and not self._closed:
+            while idle and not (self._inbox or self._calls or self._closed):
                 self._changed.wait()
             while self._inbox:
                 take, request = self._inbox.popleft()

@@ -1,0 +1,194 @@
+"""/v1/embeddings and /v1/rerank: texts → vectors and scores.
+
+Passes are computed by the worker's thread, one between two passes of the answers under way.
+"""
+
+import asyncio
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from pyggml.cli.commands.serve.fields import Fields, flag, text, whole
+from pyggml.cli.commands.serve.params import Prompt, read_prompts
+from pyggml.cli.commands.serve.service import Service
+from pyggml.cli.web.body import unless_gone
+from pyggml.cli.web.errors import ApiError, of_input, too_long, unknown_model
+from pyggml.errors import PyggmlError
+from pyggml.generation.serving import Full, WorkerClosed
+from pyggml.models.embedder import Embedder, in_passes
+from pyggml.models.texts import check_text
+
+MOST_TEXTS = 2048  # of a request, as in OpenAI's API
+_RERANK = ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")  # llama-server's paths
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedParams:
+    model: str
+    texts: Sequence[np.ndarray]
+    encodes: bool  # as base64 of little-endian float32
+    dimensions: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RerankParams:
+    """returns: documents come back beside their scores."""
+
+    model: str
+    documents: Sequence[str]
+    texts: Sequence[np.ndarray]
+    top_n: int
+    returns: bool
+
+
+class EmbedRoutes:
+    """What answers these paths."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._embedders: dict[tuple[str, bool], Embedder] = {}
+
+    @property
+    def routes(self) -> list[Route]:
+        embed = [Route("/v1/embeddings", self.embed, methods=["POST"])]
+        return embed + [Route(path, self.rerank, methods=["POST"]) for path in _RERANK]
+
+    async def embed(self, request: Request) -> Response:
+        params = await self._service.bodies.read(request, self._read_embed)
+        embedder = self._embedder(params.model, ranks=False)
+        vectors = await unless_gone(request, self._run(embedder, params.texts))
+        n = len(vectors[0])
+        if params.dimensions is not None and params.dimensions > n:
+            fault = f"dimensions is {params.dimensions}, wanted at most the {n} of the model"
+            raise ApiError(400, fault, "dimensions")
+        vectors = [_shortened(vector, params.dimensions or n) for vector in vectors]
+        data = [
+            {"object": "embedding", "index": i, "embedding": _written(vector, params.encodes)}
+            for i, vector in enumerate(vectors)
+        ]
+        named = {"object": "list", "model": params.model, "data": data}
+        return JSONResponse(named | _usage(params.texts))
+
+    async def rerank(self, request: Request) -> Response:
+        params = await self._service.bodies.read(request, self._read_rerank)
+        embedder = self._embedder(params.model, ranks=True)
+        scores = await unless_gone(request, self._run(embedder, params.texts))
+        order = sorted(range(len(scores)), key=lambda i: -float(scores[i][0]))[: params.top_n]
+        results: list[dict[str, Any]] = [
+            {"index": i, "relevance_score": float(scores[i][0])} for i in order
+        ]
+        for result in results if params.returns else ():
+            result["document"] = {"text": params.documents[result["index"]]}
+        named = {"object": "list", "model": params.model, "results": results}
+        return JSONResponse(named | _usage(params.texts))
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def _read_embed(self, given: dict[str, Any]) -> EmbedParams:
+        f = Fields(given)
+        prompts: list[Prompt] = f.need("input", read_prompts, [])
+        name = self._model(f.take("model", text, None))
+        f.only("encoding_format", ("float", "base64"), "wanted float or base64")
+        encodes = given.get("encoding_format") == "base64"
+        dimensions = f.take("dimensions", whole(1, 1 << 16), None)
+        f.ignore("user")
+        self._check_count(f, "input", prompts)
+        encode = partial(self._service.models[name].tokenizer.encode, parse_special=True)
+        ids = [encode(p) if isinstance(p, str) else p for p in prompts]
+        return EmbedParams(name, self._checked(name, ids, "input"), encodes, dimensions)
+
+    def _read_rerank(self, given: dict[str, Any]) -> RerankParams:
+        f = Fields(given)
+        query = f.need("query", text, "")
+        documents: list[str] = f.need("documents", _documents, [])
+        name = self._model(f.take("model", text, None))
+        top_n = f.take("top_n", whole(1, 1 << 31), len(documents))
+        returns = f.take("return_documents", flag, False)
+        f.ignore("user")
+        self._check_count(f, "documents", documents)
+        tokenizer = self._service.models[name].tokenizer
+        ids = [tokenizer.encode_pair(query, document) for document in documents]
+        return RerankParams(name, documents, self._checked(name, ids, "documents"), top_n, returns)
+
+    def _model(self, asked: str | None) -> str:
+        names = tuple(self._service.models)
+        if asked is not None and asked not in names:
+            raise unknown_model(asked, names)
+        return asked or names[0]
+
+    def _check_count(self, f: Fields, name: str, given: Sequence[Any]) -> None:
+        if len(given) > MOST_TEXTS:
+            f.fault(name, f"has {len(given)}, wanted at most {MOST_TEXTS}")
+        f.check()
+
+    def _checked(self, name: str, texts: Sequence[Any], param: str) -> list[np.ndarray]:
+        for ids in texts:
+            if len(ids) > self._service.n_ctx:
+                raise too_long(len(ids), self._service.n_ctx + 1, param)
+        config = self._service.models[name].config
+        try:
+            return [check_text(ids, config, f"{param} {i + 1}") for i, ids in enumerate(texts)]
+        except PyggmlError as error:
+            raise ApiError(400, str(error), param) from None
+
+    # -- computing --------------------------------------------------------------------------------
+
+    def _embedder(self, name: str, ranks: bool) -> Embedder:
+        """Raises ApiError for a model that gives no vectors, or no scores."""
+        if (name, ranks) not in self._embedders:
+            model = self._service.controls.model(self._service.models[name], None)
+            try:
+                made = model.embedder("rank" if ranks else self._service.pooling)
+            except PyggmlError as error:
+                raise of_input(error) from None
+            if made.ranks and not ranks:
+                raise ApiError(400, f"{name} gives scores, no vectors: wanted /v1/rerank", "model")
+            self._embedders[name, ranks] = made
+        return self._embedders[name, ranks]
+
+    async def _run(self, embedder: Embedder, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        found: list[np.ndarray] = [np.zeros(0)] * len(texts)
+        for part in in_passes(texts):
+            try:
+                future = self._service.worker.call(partial(embedder.run, [texts[i] for i in part]))
+            except Full as error:
+                soon = {"retry-after": "1"}
+                raise ApiError(429, str(error), code="queue_full", headers=soon) from None
+            except WorkerClosed as error:
+                raise ApiError(503, str(error), code="stopping") from None
+            try:
+                vectors = await asyncio.wrap_future(future)
+            except PyggmlError as error:
+                raise ApiError(500, str(error)) from None
+            for i, vector in zip(part, vectors, strict=True):
+                found[i] = vector
+        return found
+
+
+def _documents(value: Any) -> list[str]:
+    return [text(item) for item in read_prompts(value)]
+
+
+def _shortened(vector: np.ndarray, n: int) -> np.ndarray:
+    """Its first n numbers, normalised anew."""
+    if n == len(vector):
+        return vector
+    return vector[:n] / np.float32(max(np.linalg.norm(vector[:n]), 1e-12))
+
+
+def _written(vector: np.ndarray, encodes: bool) -> str | list[float]:
+    if encodes:
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return [float(x) for x in vector]
+
+
+def _usage(texts: Sequence[np.ndarray]) -> Mapping[str, Any]:
+    n = sum(map(len, texts))
+    return {"usage": {"prompt_tokens": n, "total_tokens": n}}
