@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from pyggml.cli.commands.serve.answers import PartialAnswer, ReplyForm, TextForm, Usage
 from pyggml.cli.commands.serve.chat_answers import ChatForm
+from pyggml.cli.commands.serve.embeddings import EmbedRoutes
 from pyggml.cli.commands.serve.journal import Cost, Entry, JournalMiddleware
 from pyggml.cli.commands.serve.operators import OperatorRoutes
 from pyggml.cli.commands.serve.params import Params, TextParams, read_chat, read_text
