@@ -160,18 +160,21 @@ def read_basics(
     c = read_config(r, causal)
     heads = read_heads(r, c, least_heads, own_values, windowed)
     full = next((h for h, w in zip(heads, windowed, strict=False) if not w), heads[0])
-    norm: Callable[[str], Norm] = partial(LayerNorm, size=c.n_embd, has=layer_norm or ())
-    if layer_norm is None:
-        norm = partial(RmsNorm, size=c.n_embd)
-    norm = partial(norm, eps=rms_eps(r) if layer_norm is None else layer_norm_eps(r))
     return Basics(
         config=c,
         heads=heads,
         n_ff=r.counts("feed_forward_length", c.n_layer, least=least_ff),
-        norm=norm,
+        norm=_read_norm(r, c.n_embd, layer_norm),
         rope=read_rope(r, full.size, rope, own_turns or bool(windowed)) if rope else None,
         fused_qkv=tuple(_has_fused_qkv(r, i, fused_qkv) for i in range(c.n_layer)),
     )
+
+
+def _read_norm(r: Reader, n: int, layer_norm: tuple[str, ...] | None) -> Callable[[str], Norm]:
+    """Name → a norm over n numbers; layer_norm: as of `read_basics`."""
+    if layer_norm is None:
+        return partial(RmsNorm, size=n, eps=rms_eps(r))
+    return partial(LayerNorm, size=n, eps=layer_norm_eps(r), has=layer_norm)
 
 
 def read_windows(

@@ -5,7 +5,7 @@ Passes are computed by the worker's thread, one between two passes of the answer
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,7 +74,7 @@ class EmbedRoutes:
             for i, vector in enumerate(vectors)
         ]
         named = {"object": "list", "model": params.model, "data": data}
-        return JSONResponse(named | _usage(params.texts))
+        return JSONResponse({**named, **_usage(params.texts)})
 
     async def rerank(self, request: Request) -> Response:
         params = await self._service.bodies.read(request, self._read_rerank)
@@ -87,7 +87,7 @@ class EmbedRoutes:
         for result in results if params.returns else ():
             result["document"] = {"text": params.documents[result["index"]]}
         named = {"object": "list", "model": params.model, "results": results}
-        return JSONResponse(named | _usage(params.texts))
+        return JSONResponse({**named, **_usage(params.texts)})
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -180,7 +180,8 @@ def _shortened(vector: np.ndarray, n: int) -> np.ndarray:
     """Its first n numbers, normalised anew."""
     if n == len(vector):
         return vector
-    return vector[:n] / np.float32(max(np.linalg.norm(vector[:n]), 1e-12))
+    length = float(np.linalg.norm(vector[:n]))
+    return vector[:n] / np.float32(max(length, 1e-12))
 
 
 def _written(vector: np.ndarray, encodes: bool) -> str | list[float]:
@@ -189,6 +190,6 @@ def _written(vector: np.ndarray, encodes: bool) -> str | list[float]:
     return [float(x) for x in vector]
 
 
-def _usage(texts: Sequence[np.ndarray]) -> Mapping[str, Any]:
+def _usage(texts: Sequence[np.ndarray]) -> dict[str, Any]:
     n = sum(map(len, texts))
     return {"usage": {"prompt_tokens": n, "total_tokens": n}}

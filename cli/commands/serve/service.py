@@ -129,14 +129,11 @@ class Service:
         Raises ApiError where too many wait, and for settings that do not fit the model.
         """
         model = self.controls.model(self.models[self.name(params)], params.controls)
-        try:
-            expect_next_token(model.config)
-        except PyggmlError as error:
-            raise of_input(error) from None
         most = self.n_ctx if params.n_tokens is None else params.n_tokens
         most = min(most, self.limits.max_tokens or most)
         room = None if self.shifts else self.n_ctx
         try:
+            expect_next_token(model.config)
             completions = [
                 Completion(model.tokenizer, _with_seed(params.how, i), prompt, most, room, shown)
                 for i, prompt in enumerate(prompts)

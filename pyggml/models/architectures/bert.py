@@ -68,8 +68,8 @@ def _some_experts(r: Reader, b: Basics, layer: int) -> Part:
     period = r.count("moe_every_n_layers", 0, least=0, most=1024)
     if not period or layer % period != 1:
         return b.plain(layer, gelu)
-    more = {"gated": False, "normalised": False}
-    return read_experts(r, b, gelu, own_length=False, **more)[layer]
+    experts = read_experts(r, b, gelu, own_length=False, gated=False, normalised=False)
+    return experts[layer]
 
 
 def _attention(r: Reader, b: Basics, layer: int, max_bias: float) -> Part:
