@@ -30,7 +30,18 @@ from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.gemm import FASTEST
 from pyggml.kernels.kernel import Compute
-from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, Trace, build, read, record
+from pyggml.models import (
+    Inputs,
+    LoraPairs,
+    ModelConfig,
+    Net,
+    Parts,
+    Taps,
+    Trace,
+    build,
+    read,
+    record,
+)
 from pyggml.models.adapter import AdapterFile, Path, read_weighted
 from pyggml.models.batch_rows import BatchRows, by_text
 from pyggml.models.edits import Terms, Whole, edits, repeat_edit
@@ -407,8 +418,11 @@ class Model:
     @property
     def activations(self) -> list[str]:
         """The names of its activations, in the order of the graph: see pyggml.models.taps."""
-        taps = Taps([])
-        build(self.parts, Inputs.empty(1), taps=taps)
+        taps, inputs = Taps([]), Inputs.empty(1)
+        if self.parts.decoder.has_output:
+            build(self.parts, inputs, taps=taps)
+        else:
+            self.parts.decoder.hidden(Net(self.parts.weights, inputs, taps=taps))
         return taps.names
 
     @contextmanager

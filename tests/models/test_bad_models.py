@@ -8,7 +8,7 @@ from pyggml import gguf
 from pyggml.errors import ConfigError, DataError, GGUFError, ModelError
 from pyggml.generation import Session
 from pyggml.graph.dtypes import F16, F32, F64, dtype
-from pyggml.models import ARCHITECTURES, compose, small_metadata, tensors_of
+from pyggml.models import ARCHITECTURES, ENCODERS, compose, small_metadata, tensors_of
 from pyggml.quants import quantize
 
 

@@ -84,3 +84,10 @@ def test_an_encoder_predicts_no_token(tmp_path):
         Session(model, 8)
     with pytest.raises(ConfigError, match="pooling 'rank' wants a classifier, which this bert"):
         model.embed([[1]], "rank")
+
+
+def test_a_pattern_that_is_looked_at_is_biased_to_both_sides(tmp_path):
+    model = pyggml.load(write(tmp_path / "model.gguf", "jina-bert-v2"), compute="f32")
+    wanted = model.embed(TEXTS, "mean")
+    with model.trace(scale={"*attn_pattern": 1.0}):
+        np.testing.assert_allclose(model.embed(TEXTS, "mean"), wanted, atol=1e-5)
