@@ -42,7 +42,7 @@ class Prompts(Dataset):
 
     def part(self, which: slice | np.ndarray) -> Prompts:
         d = super().part(which)
-        return Prompts(d.tokens, d.documents, repeats=d.repeats, rows=self.rows[which])
+        return Prompts(d.tokens, d.documents, d.trained, d.repeats, rows=self.rows[which])
 
     @property
     def arrays(self) -> tuple[np.ndarray | None, ...]:

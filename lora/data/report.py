@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.lora.data.languages import languages
+from pyggml.lora.data.prompts import Prompts
 from pyggml.lora.data.tokens.encode import TEXT
 from pyggml.lora.data.windows.batches import Corpus, Dataset
 from pyggml.lora.data.windows.units import Units, as_words, first_learned
@@ -103,7 +104,8 @@ def data_report(corpus: Corpus, tokenizer: Tokenizer) -> DataReport:
     rows, units = _sample(corpus, MOST)
     said = _Findings(rows, tokenizer)
     said.repeats(nearly=corpus.kind != "text")
-    if corpus.kind != "text":
+    are_learned = not isinstance(corpus.train, Prompts)
+    if corpus.kind != "text" and are_learned:
         said.answers(whole=not any(TEXT in file.notes for file in corpus.files))
     scripts = said.scripts()
     return DataReport(
@@ -111,7 +113,7 @@ def data_report(corpus: Corpus, tokenizer: Tokenizer) -> DataReport:
         len(units[1]) if len(units) > 1 else 0,
         len(rows),
         _quantiles([len(row.ids) for row in rows]),
-        _quantiles([int(row.learned.sum()) for row in rows]),
+        _quantiles([int(row.learned.sum()) for row in rows] * are_learned),
         scripts,
         tuple(finding for finding in said.all if finding.n),
         tuple(finding.what for finding in said.all if not finding.n),

@@ -9,6 +9,7 @@ from pyggml.cli.commands.finetune.results import SMALLER
 from pyggml.cli.terminal.show import plural, row, say, size, span
 from pyggml.errors import DeviceMemoryError
 from pyggml.lora import Corpus, Trainer
+from pyggml.lora.data.prompts import Prompts
 from pyggml.lora.trainer.memory import OnDevice
 
 
@@ -17,7 +18,8 @@ def say_plan(trainer: Trainer, parts: RunBytes, devices: Sequence[OnDevice] = ()
 
     Raises DeviceMemoryError, before a step is made, if a device has too little memory free.
     """
-    _say_windows(trainer.corpus)
+    if not isinstance(trainer.corpus.train, Prompts):  # whose windows are made on the way
+        _say_windows(trainer.corpus)
     weights = sum(t.n_bytes for t in trainer.model.parts.weights.values())
     row("peak", f"about {size(parts.own)} of its own, of which")
     for n_bytes, what in (

@@ -39,10 +39,8 @@ def say_report(report: DataReport, languages: LanguageReport | None = None) -> N
     )
     if in_full and report.lengths:
         said = "{:,} to {:,}, half up to {:,}, 9 of 10 up to {:,}"
-        for what, (least, half, most, longest) in (
-            ("tokens", report.lengths),
-            ("learned", report.answers),
-        ):
+        lengths = ("tokens", report.lengths), ("learned", report.answers)
+        for what, (least, half, most, longest) in (each for each in lengths if each[1]):
             row(what, f"{said.format(least, longest, half, most)} in a row{read}")
         scripts = (f"{name} {100 * share:.3g} %" for name, share in report.scripts[:_SHARES])
         row("scripts", ", ".join(scripts) or "no letters")
@@ -77,8 +75,9 @@ def say_validation(trainer: Trainer) -> None:
     sample = trainer.validation
     if sample is None:
         return
-    is_rows = trainer.objective.rows == "training" and trainer.corpus.kind != "text"
-    word = "row" if is_rows else "window"
+    rows, kind = trainer.objective.rows, trainer.corpus.kind
+    word = "row" if rows == "training" and kind != "text" else "window"
+    word = "prompt" if rows == "prompts" else word
     times = f"about {plural(sample.n_times, 'time')}, {100 * sample.share:.0f} % of the run"
     if sample.is_all:
         row("validation", f"all of {plural(sample.n_held_out, word)} held out, {times}")

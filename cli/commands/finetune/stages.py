@@ -56,6 +56,7 @@ from pyggml.lora import (
     unfreeze,
 )
 from pyggml.lora.adapter.names import meanings
+from pyggml.lora.data.prompts import Prompts
 from pyggml.lora.data.report import data_report, language_report
 from pyggml.lora.data.unused import unused_by_rows
 from pyggml.lora.ranks import ALONE, Ranks
@@ -116,6 +117,9 @@ def _preview(job: Job, trainer: Trainer) -> None:
     say_report(data_report(corpus, model.tokenizer), language_report(corpus, model.tokenizer))
     if job.objective.rows == "training":
         say_row_losses(row_losses([model], corpus), "before training")
+    if isinstance(corpus.train, Prompts):  # of which nothing is learned
+        none = np.zeros(corpus.train.tokens.shape, np.bool_)
+        corpus = replace(corpus, train=replace(corpus.train, trained=none))
     preview(corpus, model.tokenizer, job.preview or 0)
 
 

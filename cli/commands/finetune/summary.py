@@ -6,6 +6,8 @@ from dataclasses import fields
 from math import prod
 from types import MappingProxyType
 
+import numpy as np
+
 from pyggml.cli.commands.finetune.job import OBJECTIVE_FLAGS
 from pyggml.cli.terminal.exit import option
 from pyggml.cli.terminal.show import count, plural, printable, row, size
@@ -21,6 +23,7 @@ from pyggml.lora import (
     Trainer,
 )
 from pyggml.lora.data import FileSummary
+from pyggml.lora.data.prompts import Prompts
 from pyggml.lora.data.reading.files import UNREAD
 from pyggml.lora.trainer.caps import caps
 from pyggml.model import Model
@@ -100,8 +103,6 @@ def _kinds(c: LoraConfig, n_below: int) -> list[str]:
 
 def say_data(corpus: Corpus, config: DataConfig) -> None:
     """What was read, file by file if there are several, what is held out, and what was skipped."""
-    train, held_out = corpus.train, corpus.validation
-    n, n_out = train.n_targets(), held_out.n_targets() if held_out else 0
     if len(corpus.files) == 1:
         (read,) = corpus.files
         kind = f" ({read.kind})" if read.kind != "text" else ""
@@ -110,18 +111,8 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
         for i, read in enumerate(corpus.files):
             row("" if i else "data", _source_line(read))
         named = "together "
-    parts = [
-        f"{named}{n:,} tokens to learn",
-        f"{plural(len(train), 'window')} of {_lengths(corpus)}",
-        f"{len(held_out) if held_out else 0:,} held out",
-    ]
-    if train.repeats is not None:
-        parts[1] += f", {train.n_read:,} read in an epoch"
-    if corpus.n_documents > 1:
-        parts[0] += f" in {plural(corpus.n_documents - corpus.n_held_out, 'document')}"
-        share = f", {100 * n_out / (n + n_out):.2g} % of the tokens" * (n_out > 0)
-        parts[2] = f"{plural(corpus.n_held_out, 'document')} held out{share}"
-    row("" if len(corpus.files) > 1 else "data", ", ".join(parts))
+    parts = _amounts(corpus)
+    row("" if len(corpus.files) > 1 else "data", named + ", ".join(parts))
     _say_left_out(corpus)
     for read in corpus.files:
         _say_unread(read)
@@ -130,8 +121,30 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
             row("skipped", f"{read.source.path.name}: {what}: {read.skipped}")
         if read.not_kept:
             row("", f"its tokens are not kept for the next run: {read.not_kept}")
-    if config.val_split and held_out is None:
+    if config.val_split and corpus.validation is None:
         row("", f"nothing is held out: {_why_none(corpus, config.val_split)}")
+
+
+def _amounts(corpus: Corpus) -> list[str]:
+    """How much there is to learn, in how many windows, and what is held out."""
+    train, held_out = corpus.train, corpus.validation
+    n_windows = f"{len(held_out) if held_out else 0:,} held out"
+    if isinstance(train, Prompts):
+        most = int(np.count_nonzero(train.documents >= 0, axis=1).max())
+        return [f"{plural(len(train), 'prompt')} of up to {plural(most, 'token')}", n_windows]
+    n, n_out = train.n_targets(), held_out.n_targets() if held_out else 0
+    parts = [
+        f"{n:,} tokens to learn",
+        f"{plural(len(train), 'window')} of {_lengths(corpus)}",
+        n_windows,
+    ]
+    if train.repeats is not None:
+        parts[1] += f", {train.n_read:,} read in an epoch"
+    if corpus.n_documents > 1:
+        parts[0] += f" in {plural(corpus.n_documents - corpus.n_held_out, 'document')}"
+        share = f", {100 * n_out / (n + n_out):.2g} % of the tokens" * (n_out > 0)
+        parts[2] = f"{plural(corpus.n_held_out, 'document')} held out{share}"
+    return parts
 
 
 def _say_unread(read: FileSummary) -> None:
@@ -206,10 +219,11 @@ def say_steps(trainer: Trainer, fixed: Collection[str]) -> None:
     n_windows = min(c.windows_per_step, trainer.corpus.train.n_read)
     last = trainer.n_in_last_step
     short = f", {last:,} in an epoch's last (--drop-last leaves it out)" if last < n_windows else ""
+    word = "prompt" if trainer.objective.rows == "prompts" else "window"
     warm = f" after {plural(rate.n_warmup, 'step')} of warm-up" if rate.n_warmup else ""
     row(
         "steps",
-        f"{trainer.n_steps:,}{start}, {plural(n_windows, 'window')} each{short}; learning rate "
+        f"{trainer.n_steps:,}{start}, {plural(n_windows, word)} each{short}; learning rate "
         f"{c.lr:g}, {c.lr_scheduler}{warm}; {plural(trainer.n_threads, 'thread')}",
     )
     usual = _defaults_of(trainer, fixed)

@@ -38,6 +38,7 @@ def data_card(records: Sequence[Record]) -> dict[str, Any] | None:
         "lengths": [
             (title, [f"{int(n):,}" for n in data.get(name, ())])
             for name, title in (("lengths", "tokens of a row"), ("answers", "learned of these"))
+            if data.get(name)
         ],
         "shares": [
             (title, shares)

@@ -24,6 +24,7 @@ from pyggml.look.overview import Overview, findings
 from pyggml.lora.record import overview_of, read_records
 
 _MOST_FINDINGS = 8
+_MOST_SAMPLES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ def render(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
         charts=charts_of(records),
         gradients=None if overview is None else _gradients(overview),
         experts=_experts(records),
+        samples=_samples(records),
         readings=[
             (r.label, r.table.loss, tokens.fragment(r.table, r.pieces)) for r in page.readings
         ],
@@ -96,6 +98,18 @@ def _experts(records: Sequence[Mapping[str, Any]]) -> list[str]:
         heat.heat_load(np.array(r["experts"]["load"]), f"load of experts, step {r['step']:,}")
         for r in (validations[:1] + validations[1:][-1:])
     ]
+
+
+def _samples(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str, str]]:
+    """Answers that were sampled on the way: step, prompt, answer, and what it earned."""
+    steps = [(r["step"], r["sampled"]) for r in records if isinstance(r.get("sampled"), dict)]
+    n = min(len(steps), _MOST_SAMPLES)
+    samples = []
+    for step, s in (steps[i * (len(steps) - 1) // max(n - 1, 1)] for i in range(n)):
+        earned = s["earned"].items() if isinstance(s.get("earned"), dict) else ()
+        said = ", ".join(f"{name} {x:.3g}" for name, x in earned if _is_number({"": x}, ""))
+        samples.append((step, str(s.get("prompt", "")), str(s.get("answer", "")), said))
+    return samples
 
 
 def facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from pyggml.lora.record import overview_of
 
 Chart = dict[str, Any]
 Points = Mapping[int, float]  # number by step
+Records = Sequence[Mapping[str, Any]]
 
 _MOST_POINTS = 1000  # of a line: more than a screen shows
 _SPREAD = 30  # greatest over least number, from which on an axis may be logarithmic
@@ -26,8 +27,10 @@ _SMOOTH, _LEAST = 20, 6  # a smooth line is the mean of one part in so many of a
 def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Those for which the run has numbers."""
     steps, validations = _of(records, "step"), _of(records, "validation")
+    losses = [r for r in validations if "answers" not in r]  # of others, rewards with their sign
     charts = [
-        _learning_chart("Loss", "", _points(steps, "loss"), _points(validations, "loss")),
+        _learning_chart("Loss", "", _points(steps, "loss"), _points(losses, "loss")),
+        *_answer_charts(steps, validations),
         _learning_chart(
             *("Token accuracy", "share of learned tokens that had the highest probability"),
             *(_points(records, "token_accuracy") for records in (steps, validations)),
@@ -116,6 +119,35 @@ def _reward_charts(steps: Sequence[Mapping[str, Any]]) -> list[Chart]:
     ]
     accuracy = _line_chart("Reward accuracy", "share of pairs", _points(steps, "accuracy"))
     return [_chart("Rewards", "", margins), accuracy]
+
+
+def _answer_charts(steps: Records, validations: Records) -> list[Chart]:
+    """Of a run that learns from what sampled answers earn."""
+    own, held_out = (
+        [r | r["answers"] for r in records if isinstance(r.get("answers"), dict)]
+        for records in (steps, validations)
+    )
+    about = [(r["step"], r.get("sampled")) for r in steps]
+    earned = [{**_rewards_in(of_step), "step": step} for step, of_step in about]
+    names = dict.fromkeys(name for r in earned for name in r if name != "step")
+    last = max(len(names) - 1, 1)
+    each = [(name, i / last, _smooth(_points(earned, name))) for i, name in enumerate(names)]
+    shares = [
+        ("cut answers", "main", _smooth(_points(own, "cut"))),
+        ("groups that earn alike", "second", _smooth(_points(own, "alike"))),
+        ("ratios that are clipped", "third", _smooth(_points(own, "clipped"))),
+    ]
+    return [
+        _learning_chart("Reward", "", _points(own, "reward"), _points(held_out, "reward")),
+        _chart("Reward by function", "without weights", each if len(each) > 1 else ()),
+        _line_chart("Answer length", "tokens", _points(own, "length")),
+        _chart("Answers", "shares of a step", shares),
+    ]
+
+
+def _rewards_in(sampled: Any) -> Mapping[str, Any]:
+    rewards = sampled.get("rewards") if isinstance(sampled, dict) else None
+    return rewards if isinstance(rewards, dict) else {}
 
 
 def _expert_charts(steps: Sequence[Mapping[str, Any]]) -> list[Chart]:
