@@ -122,8 +122,6 @@ class RewardObjective(SampledObjective):
         lambda words: all(map(is_reward, words)),
         group="optimiser",
         repeated=True,
-        common=True,
-        brief="function that rewards answers",
     )
     reward_seconds: float = setting(
         10.0,

@@ -1,11 +1,13 @@
 """Rewards: answers are the model's own, the formulas hold, faults of functions are told by row, and
 such runs are runs like any other."""
 
+import dataclasses
 import json
 import time
 
 import numpy as np
 import pytest
+from guides import blocks_of
 from tiny_models import END, TOKENS, VOCABULARY, write_llama
 
 import pyggml
@@ -16,6 +18,8 @@ from pyggml.lora import corpus as corpus_of_rows
 from pyggml.lora.data import PromptRow, RowPlace
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.objectives.choice import objective_of
+from pyggml.lora.ranks import ALONE
+from pyggml.lora.ranks.alone import Ranks
 from pyggml.lora.rollouts.rewards import Reward, advantages, totals
 from pyggml.lora.rollouts.sampling import GroupSampler
 
@@ -326,3 +330,94 @@ def test_cut_answers_are_masked(trainer_of):
     assert n_left == [32, 32 - n_cut]
     shares = {float(x) for lesson in lessons for x in lesson.dataset.shares_of_tokens.flat if x}
     assert all(1 / x / 16 == pytest.approx(round(1 / x / 16)) for x in shares), "of all answers"
+
+
+class HalfOfTwo(Ranks):
+    """One of two ranks, alone: what it joins is its own."""
+
+    size = 2
+
+    def __init__(self, rank):
+        self.rank = rank
+
+
+def test_ranks_share_prompts_and_get_the_same_answers(trainer_of):
+    trainer = trainer_of(objective={"dynamic_sampling": 2, "reward": (lambda prompt: len(prompt),)})
+    practice, data, windows = trainer.losses.practice, trainer.corpus.train, np.arange(3)
+    whole = practice._sample(7, data, windows, ALONE, 4)
+    parts = [practice._sample(7, data, windows, HalfOfTwo(rank), 4) for rank in (0, 1)]
+    assert [len(p) / len(whole) for p in parts] == pytest.approx([1 / 3, 2 / 3])
+    assert np.concatenate(parts).tobytes() == whole.tobytes()
+
+
+# What each setting is beside its default; all of them change what is computed.
+CHANGED = {
+    "answers": 3,
+    "answer_tokens": 5,
+    "reward": (vowels, lambda completion: len(set(completion))),
+    "clip_low": 1e-4,
+    "clip_high": 1e-4,
+    "kl_weight": 0.5,
+    "iterations": 1,
+    "mask_cut": True,
+    "dynamic_sampling": 3,
+}
+ELSEWHERE = {"reward_seconds", "reward_faults"}  # test_a_faulty_reward_is_told_by_row
+
+
+def odd(completion, n):
+    """Half of the prompts teach nothing."""
+    return n % 2 * len(set(completion))
+
+
+def test_every_setting_matters(trainer_of):
+    def made(**changed):
+        usual = {"iterations": 2, "reward": (odd,)}
+        settings = {"batch": 4, "max_steps": 2, "val_every": 0, "lr": 1e-3}
+        trainer = trainer_of(objective={**usual, **changed}, **settings)
+        trainer.run(progress=False)
+        return trainer.parameters.data.tobytes()
+
+    usual = made()
+    assert usual == made()
+    assert [name for name, value in CHANGED.items() if made(**{name: value}) == usual] == []
+    assert {*CHANGED, *ELSEWHERE} == {f.name for f in dataclasses.fields(OBJECTIVES["grpo"])}
+
+
+# -- rows and pages -----------------------------------------------------------------------------
+
+
+def test_a_row_keeps_the_whole_record(path):
+    model = pyggml.load(path)
+    rows = [
+        {"question": "2 + 2?", "answer": 4, "steps": ["add"], "choices": None},
+        {"input": "x", "output": "y", "label": 0.5},
+        {"prompt": "a", "completion": "b", "messages2": [1]},
+    ]
+    data = corpus_of_rows(rows, model, DataConfig(ctx=CTX, val_split=0), purpose="prompts").train
+    assert [row.columns for row in data.rows] == rows
+    assert [row.prompt for row in data.rows] == ["2 + 2?", "x", "a"]
+    assert [model.tokenizer.decode(data.prompt(i)) for i in range(3)] == ["2 + 2?", "x", "a"]
+    config = DataConfig(ctx=CTX, val_split=0, columns=("prompt=answer",))
+    other = corpus_of_rows([{"answer": "q", "n": 1}], model, config, purpose="prompts").train
+    assert other.rows[0].prompt == "q" and other.rows[0].columns["n"] == 1
+    changed = [{**rows[0], "answer": 5}, *rows[1:]]
+    config = DataConfig(ctx=CTX, val_split=0)
+    again = corpus_of_rows(changed, model, config, purpose="prompts").train
+    assert again.tokens.tobytes() == data.tokens.tobytes()
+    assert again.arrays[-1].tobytes() != data.arrays[-1].tobytes(), "its answers earn otherwise"
+
+
+def test_the_page_on_rewards_runs(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    functions, prompts, program = blocks_of("rewards.md")
+    (tmp_path / "rewards.py").write_text(functions)
+    exec(prompts, {})
+    rows = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    names = {}
+    exec(functions + program, names)
+    assert names["remark"]('"So I did, but no more."', 5) == 1 == names["sentence"]("No.")
+    reports = names["train"](
+        pyggml.load(path, compute="f32"), rows[:9], "rewards.py:remark", steps=2
+    )
+    assert [r.tally.n_answers for r in steps(reports)] == [8, 8]
