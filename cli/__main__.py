@@ -11,6 +11,7 @@ from pyggml.cli.terminal.exit import run
 
 COMMANDS = {
     "finetune": "train a LoRA adapter for a GGUF model",
+    "heal": "give a quantised model back what quantising took",
     "sweep": "fine-tune with several values of settings, and compare",
     "teach": "keep what a teacher says of a text, for finetune --objective distill",
     "generate": "write text that follows a prompt",

@@ -10,7 +10,7 @@ the result is a model file, of the size and types of the first.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,6 +33,7 @@ from pyggml.quants.scales import scale_places, types_with_scales
 from pyggml.requantize import Numbers, PackingLosses, rewrite
 
 SCALES = ".scales"
+_RATE = 0.05  # of a weight of 0 bits: each bit halves the error of packing, and with it the step
 _FLOATS = (F32, F16, BF16)
 
 
@@ -45,6 +46,7 @@ class TrainedTensors:
     words        what they are, for a plan of the run
     changed      name of a tensor → its numbers, which the file gets in its type
     blocks       name of a tensor → its blocks as they are written
+    rate         the learning rate that suits them; None: the objective's
     """
 
     model: Model
@@ -52,6 +54,7 @@ class TrainedTensors:
     words: Sequence[str]
     changed: Mapping[str, Numbers] = field(default_factory=dict)
     blocks: Mapping[str, Numbers] = field(default_factory=dict)
+    rate: float | None = None
 
     def save(
         self, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None
@@ -131,7 +134,14 @@ def train_scales(model: Model) -> TrainedTensors:
     nodes = {name: rescale(w, changes[name]).named(name) for name, w in chosen.items()}
     blocks = {name: partial(_blocks, w, changes[name]) for name, w in chosen.items()}
     words = [f"the scales of {_count(len(chosen), 'matrix', 'matrices')}", *_kept(packed, chosen)]
-    return TrainedTensors(_with(model, nodes), parameters, words, blocks=blocks)
+    rate = _RATE * 2.0 ** -_bits(chosen.values())
+    return TrainedTensors(_with(model, nodes), parameters, words, blocks=blocks, rate=rate)
+
+
+def _bits(tensors: Iterable[Tensor]) -> float:
+    """Bits of a weight."""
+    each = [*tensors]
+    return 8 * sum(t.n_bytes for t in each) / sum(t.n_elements for t in each)
 
 
 def _with(model: Model, tensors: Mapping[str, Tensor]) -> Model:

@@ -11,6 +11,7 @@ written      answers that a model writes, found by a regular expression
 pairs        preference rows → which answer a model prefers
 harness      a model for lm-evaluation-harness, an extra
 compare      two models on the same tokens or questions → their difference
+distance     models on the same tokens → how far each is from an original, and what of it is healed
 """
 
 from pyggml.look.intervals import Interval

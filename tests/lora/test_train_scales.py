@@ -8,6 +8,7 @@ from pyggml import gguf
 from pyggml.errors import AdapterError
 from pyggml.graph.arrays import write
 from pyggml.lora import TrainConfig, Trainer, loss_and_grads, train_scales, train_tensors
+from pyggml.ops.loss.loss import cross_entropies
 from pyggml.quants import dequantize
 from pyggml.requantize import requantize
 
@@ -101,7 +102,7 @@ def test_what_has_no_scales_is_told(tiny, packed):
 
 
 @pytest.mark.interop
-def test_llama_cpp_gives_our_logits(shared, corpus_of, tmp_path):
+def test_llama_cpp_gives_our_logits_and_perplexity(shared, tmp_path):
     """Of a K-quant mix, whose scales are far from where they were."""
     model = pyggml.load(shared / "fixtures/llama-Q4_K_M.gguf", compute="f32")
     trained = train_scales(model)
@@ -111,4 +112,7 @@ def test_llama_cpp_gives_our_logits(shared, corpus_of, tmp_path):
     tokens = np.arange(40) % model.config.n_vocab
     ours = trained.model.logits(tokens)
     assert nmse(ours, model.logits(tokens)) > 1e-3, "the scales do next to nothing"
-    assert nmse(llama_cpp_logits(tmp_path / "m.gguf", tokens), ours) < 1e-3
+    theirs = llama_cpp_logits(tmp_path / "m.gguf", tokens)
+    assert nmse(theirs, ours) < 1e-3
+    first, second = (-cross_entropies(x[:-1], tokens[1:]).mean() for x in (ours, theirs))
+    assert abs(first - second) < 2e-3

@@ -147,7 +147,7 @@ _OPTIONS = [
         group="adapter",
         help="what is trained: adapter; or scales, those of the model's quantised blocks: the "
         "output is then the whole model, of the same size and types  [default: adapter]",
-        brief="adapter, or scales of the model's blocks",
+        brief="adapter, or scales of the blocks",
     ),
     GroupedOption(
         ["--train-tensors"],

@@ -48,6 +48,7 @@ from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import (
     Corpus,
     TrainConfig,
+    TrainedTensors,
     Trainer,
     attach,
     read_corpus,
@@ -151,6 +152,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     told = job.reading.chat_template
     job, choice = with_template(job, base.tokenizer)
     trained = _attach(job, base)
+    job = _with_rate(job, trained)
     model = trained.model
     summary.say_trained(trained, meanings(base.parts, job.lora.modules or ()))
     check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
@@ -174,6 +176,14 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     summary.say_ranks(trainer, job.device)
     say_validation(trainer)
     return job, trainer, trained, prompt
+
+
+def _with_rate(job: Job, trained: Trained) -> Job:
+    """With the learning rate that suits what is trained, if the user gave none."""
+    rate = trained.rate if isinstance(trained, TrainedTensors) else None
+    if rate is None or "lr" in job.fixed:
+        return job
+    return replace(job, train=replace(job.train, lr=rate))
 
 
 def _resume(trainer: Trainer, path: Path) -> None:

@@ -1,0 +1,198 @@
+"""`pyggml heal`: a fine-tune of a quantised model towards its original, measured before and after.
+
+It is `finetune` with other defaults: distillation from the original, LoftQ's start and a rank by
+the model's size, or the scales of the blocks. The measures are perplexities and divergences on what
+is held out.
+"""
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyggml import Model, gguf, load
+from pyggml.cli.commands.finetune import config_file
+from pyggml.cli.commands.finetune.command import command as finetune
+from pyggml.cli.commands.finetune.command import fine_tune
+from pyggml.cli.commands.finetune.job import SCALES
+from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group
+from pyggml.cli.terminal.hub import model_file
+from pyggml.cli.terminal.options import SETTINGS
+from pyggml.cli.terminal.places import PATH
+from pyggml.cli.terminal.show import row, say
+from pyggml.errors import ConfigError
+from pyggml.look.intervals import Interval
+from pyggml.lora import Report, Trainer
+from pyggml.lora.data import Dataset
+from pyggml.lora.evaluate.distance import Distance, closed, distances
+from pyggml.lora.teacher.vocabulary import check_same_tokens
+from pyggml.lora.trainer.reports import Callback
+
+_CHANCE = 0.95  # of ln n_vocab, the loss of a model that has learned nothing
+_NOT_HERE = ("original", "lora_init", "init", "train_tensors", "dora", "demo")
+_COMMON = (
+    *("model", "data", "ctx", "val_file", "what", "lora_rank", "epochs", "max_steps"),
+    *("batch", "lr", "grad_checkpointing", "max_memory", "device", "output"),
+    *("checkpoint_dir", "resume", "config", "dry_run"),
+)
+_RANKS = (8, 64)  # the least and the most by size
+_RATE = 1e-3  # of learning, of an adapter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Healing:
+    """A run that is measured: the original model, what is held out, and how far the quantised model
+    was from the original before."""
+
+    original: Model
+    held_out: Dataset
+    trainer: Trainer
+    before: Sequence[Distance]
+
+    @classmethod
+    def of(cls, original: Path, trainer: Trainer) -> "Healing":
+        """Raises ConfigError where nothing is held out, and for an original that has learned
+        nothing: it has nothing to give."""
+        base, sample = trainer.reference, trainer.validation
+        assert base is not None
+        if sample is None:
+            raise ConfigError("nothing is held out to measure by: wanted --val-split or --val-file")
+        model = load(original, compute=base.compute)
+        held_out = sample.dataset.part(np.asarray(sample.windows, np.int64))
+        before = distances([model, base], held_out)
+        loss, chance = before[0].losses.mean(), log(model.config.n_vocab)
+        if loss >= _CHANCE * chance:
+            raise ConfigError(
+                f"{original}: predicts what is held out no better than chance (its loss is "
+                f"{loss:.2f}, that of chance {chance:.2f}), as random weights do: to heal towards "
+                "it is pointless"
+            )
+        return cls(model, held_out, trainer, before)
+
+    def say_before(self) -> None:
+        """Print how far the quantised model is from the original."""
+        original, quantised = self.before
+        row("original", _words(original, False))
+        row("quantised", _words(quantised, True))
+
+    def say_after(self) -> None:
+        """The same, with how far the healed model is."""
+        _, healed = distances([self.original, self.trainer.model], self.held_out)
+        say()
+        row("held out", f"{len(healed.losses):,} tokens; [a, b]: 95 % confidence interval")
+        self.say_before()
+        row("healed", _words(healed, True))
+        original, quantised = self.before
+        if quantised.losses.mean() <= original.losses.mean():
+            row("gap", "none: the quantised model predicts this text as well as the original")
+            return
+        share = _percent(closed(original, quantised, healed))
+        row("gap", f"{share} of that in perplexity is closed")
+
+
+def _hear(report: Report) -> None:
+    """Nothing is done with the reports of a run."""
+
+
+def _words(d: Distance, is_apart: bool) -> str:
+    words = f"perplexity {_figures(d.perplexity, 2)}"
+    return words + f", {_figures(d.divergence, 4)} nats from the original (KL)" * is_apart
+
+
+def _figures(x: Interval, digits: int) -> str:
+    return f"{x.value:.{digits}f} [{x.low:.{digits}f}, {x.high:.{digits}f}]"
+
+
+def _percent(x: Interval) -> str:
+    return f"{100 * x.value:.0f} % [{100 * x.low:.0f}, {100 * x.high:.0f}]"
+
+
+def _check_original(original: Path, quantised: Path) -> None:
+    """ModelError unless both files have the same tokens."""
+    with gguf.open(original) as first, gguf.open(quantised) as second:
+        check_same_tokens(first, second)
+
+
+def _rank(path: Path) -> int:
+    """A 16th of the model's width, as a power of two."""
+    with gguf.open(path) as file:
+        architecture = file.get("general.architecture")
+        width = file.get(f"{architecture}.embedding_length", 0)
+    rank = 1 << max(int(width) // 16, 1).bit_length() - 1
+    return min(max(rank, _RANKS[0]), _RANKS[1])
+
+
+def _heal(config: Path | None, original: Path, **given: Any) -> int:
+    """The exit code."""
+    original = model_file(original)
+    settings = config_file.of_command_line(given, command, config).values
+    if settings["model"] is not None:
+        _check_original(original, model_file(settings["model"]))
+    defaults: dict[str, Any] = {}
+    if settings["objective"] in (None, "distill"):
+        defaults |= {"objective": "distill", "teacher": str(original), "hard_weight": 0.0}
+    if settings["what"] != SCALES:
+        rank = settings["lora_rank"]
+        if rank is None and settings["model"] is not None:
+            rank = _rank(model_file(settings["model"]))
+        defaults |= {"original": original, "lora_init": "loftq", "lora_rank": rank}
+        defaults |= {"lora_alpha": rank, "lr": _RATE}
+    every = {p.name or "": given.get(p.name or "") for p in finetune.params if p.expose_value}
+    every |= {name: value for name, value in defaults.items() if settings.get(name) is None}
+    del every["config"]
+    measured = list[Healing]()
+
+    def watch(trainer: Trainer) -> Callback:
+        measured.append(Healing.of(original, trainer))
+        measured[0].say_before()
+        say()
+        return _hear
+
+    code = fine_tune(config, every, watch)
+    for healing in measured if code == 0 else ():
+        healing.say_after()
+    return code
+
+
+def _options() -> Iterator[GroupedOption]:
+    """Those of finetune that make sense here; short help has fewer."""
+    for option in finetune.params:
+        if isinstance(option, GroupedOption) and option.expose_value:
+            if option.name not in _NOT_HERE:
+                mine = copy(option)
+                mine.common = option.name in _COMMON
+                yield mine
+
+
+_FROM = GroupedOption(
+    ["--from", "original"],
+    type=PATH,
+    required=True,
+    group="model",
+    common=True,
+    help="model that --model was quantised from: F32, F16, BF16 or Q8_0",
+    brief="model that --model was quantised from",
+)
+command = GroupedCommand(
+    "heal",
+    context_settings=SETTINGS,
+    callback=_heal,
+    help="Give a quantised model back what quantising took, and measure it: by an adapter, or by "
+    "--train scales in the model's own blocks.\n\n"
+    "The adapter is on all linear modules and starts from the difference to the original. The "
+    "original is the teacher; with --objective sft the text is. Perplexity and divergence from the "
+    "original are measured on what is held out. The options are those of finetune, with other "
+    "defaults.",
+    quiet="plan, progress or samples",
+    asks=False,
+    examples=[
+        "pyggml heal --from model-F16.gguf -m model-Q2_K.gguf -f text.txt -o heal.gguf",
+        "pyggml heal --from F16.gguf -m Q2_K.gguf -f text.txt -o h.gguf --train scales",
+        "pyggml heal --from F16.gguf -m Q2_K.gguf -f text.txt -o a.gguf --max-steps 300",
+    ],
+    params=by_group([_FROM, *_options()]),
+)

@@ -1,0 +1,59 @@
+"""`pyggml heal`: an adapter or better scales for a quantised model, measured before and after."""
+
+import re
+
+import pytest
+
+import pyggml as library
+from pyggml.cli import demo
+from pyggml.requantize import requantize
+
+SHORT = ("--ctx", 32, "--max-steps", 4, "--val-windows", 4, "--prompt", "ROMEO:", "--no-report")
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """The demo's model, which has learned something, in a coarse type; and some of its text."""
+    folder = tmp_path_factory.mktemp("packed")
+    requantize(demo.BASE, folder / "q.gguf", "Q2_0", allow_requantize=True)
+    (folder / "text.txt").write_text(demo.TEXT.read_text()[:8000])
+    return folder / "q.gguf", folder / "text.txt"
+
+
+def figures(line):
+    """The numbers of a row, intervals among them."""
+    return [float(x) for x in re.findall(r"\d+\.\d+", line)]
+
+
+@pytest.mark.parametrize("how", [("--lora-rank", 4), ("--train", "scales")], ids=["lora", "scales"])
+def test_a_run_is_measured_before_and_after(pyggml, packed, tmp_path, how):
+    model, text = packed
+    out = tmp_path / "out.gguf"
+    ended = pyggml("heal", "--from", demo.BASE, "-m", model, "-f", text, "-o", out, *SHORT, *how)
+    assert ended.code == 0, ended.err
+    _, _, after = ended.out.rpartition("held out")
+    rows = {line.split()[0]: figures(line) for line in after.splitlines()[1:] if line}
+    assert rows["original"][0] < rows["quantised"][0], "packing took something"
+    assert rows["quantised"][3] > 0 and len(rows["healed"]) == 6
+    assert "of that in perplexity is closed" in after
+    assert ended.out.count("quantised") == 2, "before the first step, and at the end"
+    if how[0] == "--train":
+        assert out.stat().st_size == model.stat().st_size
+    else:
+        (pairs,) = library.load(model, out).adapters
+        assert {p.rank for p in pairs.values()} == {4}
+        assert 'lora_init: "loftq"' in out.with_suffix(".yaml").read_text()
+
+
+def test_random_weights_are_refused(pyggml, tiny, text, tmp_path):
+    requantize(tiny, tmp_path / "q.gguf", "Q4_0")
+    given = ("--from", tiny, "-m", tmp_path / "q.gguf", "-f", text, "-o", tmp_path / "a.gguf")
+    ended = pyggml("heal", *given, *SHORT, "--lora-rank", 4)
+    assert ended.code == 2 and "no better than chance" in ended.err and "pointless" in ended.err
+    assert not (tmp_path / "a.gguf").exists()
+
+
+def test_an_original_of_other_tokens_is_refused(pyggml, tiny, packed, text, tmp_path):
+    given = ("--from", tiny, "-m", packed[0], "-f", text, "-o", tmp_path / "a.gguf")
+    ended = pyggml("heal", *given)
+    assert ended.code == 2 and "has another vocabulary than" in ended.err
