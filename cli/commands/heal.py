@@ -161,11 +161,11 @@ def _heal(config: Path | None, original: Path, **given: Any) -> int:
 def _options() -> Iterator[GroupedOption]:
     """Those of finetune that make sense here; short help has fewer."""
     for option in finetune.params:
-        if isinstance(option, GroupedOption) and option.expose_value:
-            if option.name not in _NOT_HERE:
-                mine = copy(option)
-                mine.common = option.name in _COMMON
-                yield mine
+        is_here = option.expose_value and option.name not in _NOT_HERE
+        if is_here and isinstance(option, GroupedOption):
+            mine = copy(option)
+            mine.common = option.name in _COMMON
+            yield mine
 
 
 _FROM = GroupedOption(
