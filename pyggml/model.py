@@ -59,7 +59,7 @@ from pyggml.models.metric import (
     metrics_of,
     texts_of,
 )
-from pyggml.models.stack import base_differences, missing
+from pyggml.models.stack import FilePairs, base_differences, missing
 from pyggml.models.sweep import Opening, Place, Sweep, SweepPass, copies_of_a_pass
 from pyggml.models.taps import AnyEdit, Edit, check_layers, check_names, fits
 from pyggml.models.texts import Ids, check_ids, inputs_of, is_several
@@ -207,6 +207,9 @@ class Model:
             return self.program(out, arenas=arenas)
 
         taps = partial(self.taps, reads=False)
+        files = (pairs for pairs in self.adapters[::-1] if isinstance(pairs, FilePairs))
+        learned = next((pairs.pooling for pairs in files if pairs.pooling), None)
+        pooling = learned if pooling is None else pooling
         return Embedder(self.parts, self.adapters, bind, taps, pooling, normalise)
 
     def embed(
@@ -217,8 +220,8 @@ class Model:
     ) -> np.ndarray | list[np.ndarray]:
         """The embeddings of texts, strings or tokens: float32 (n_texts, n_embd).
 
-        pooling     "mean", "cls", "last"; None: as the file says, or "last" of a causal model, else
-                    "mean". "none": a list of arrays (tokens, n_embd)
+        pooling     "mean", "cls", "last"; None: as an adapter learned or the file says, else "last"
+                    of a causal model, "mean" of others. "none": a list of arrays (tokens, n_embd)
         normalise   vectors have the length 1
 
         Raises ConfigError for another pooling, DataError for a text without tokens or of more than

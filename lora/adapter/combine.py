@@ -32,7 +32,7 @@ from pyggml.lora.config.combination import DRAWN, ELECTED, Combination
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs
 from pyggml.models.adapter import BASE_NAME
-from pyggml.models.stack import base_metadata
+from pyggml.models.stack import base_metadata, learned_metadata
 
 Halves = tuple[np.ndarray, np.ndarray]  # (n_out, r) and (r, n_in), whose product is an update
 
@@ -68,7 +68,7 @@ def combine(
         progress(number + 1, len(names))
     about = {"general.base_model.count": np.uint32(1), BASE_NAME: _name(model)}
     more = {key: value for key, value in (metadata or {}).items() if value is not None}
-    about |= base_metadata(model.file) | more
+    about |= base_metadata(model.file) | learned_metadata(model.adapters) | more
     write_adapter(path, model.config.architecture, f"{_name(model)} LoRA", updates, about)
     return left_out
 

@@ -21,6 +21,8 @@ from pyggml.graph.arrays import read
 from pyggml.lora.adapter.starts import row_squares, unpack
 from pyggml.model import Model
 from pyggml.models import LoraPair
+from pyggml.models.config import POOLINGS
+from pyggml.models.stack import POOLING, learned_metadata
 from pyggml.models.weights import factor_of
 from pyggml.requantize import PackingLosses, Progress, rewrite
 from pyggml.requantize.imatrix import ImportanceMatrix
@@ -48,7 +50,10 @@ def merge(
     if not model.adapters:
         raise AdapterError("the model has no adapter: there is nothing to merge")
     changed = {name: partial(merged_weight, model, name) for name in update_counts(model)}
-    how: dict[str, Any] = {"rounding": rounding, "metadata": metadata or {}}
+    keys = learned_metadata(model.adapters)
+    if pooling := keys.pop(POOLING, None):  # which a model has as llama.cpp reads it
+        keys[f"{model.config.architecture}.pooling_type"] = np.uint32(POOLINGS.index(pooling))
+    how: dict[str, Any] = {"rounding": rounding, "metadata": keys | dict(metadata or {})}
     return rewrite(model.file, path, file_type, changed, progress, True, importance, **how)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from pyggml.lora.data.languages import languages
 from pyggml.lora.data.prompts import Prompts
 from pyggml.lora.data.tokens.encode import TEXT
-from pyggml.lora.data.windows.batches import Corpus, Dataset
+from pyggml.lora.data.windows.batches import READS, Corpus, Dataset
 from pyggml.lora.data.windows.units import Units, as_words, first_learned
 from pyggml.tokenizer import Tokenizer
 
@@ -105,7 +105,7 @@ def data_report(corpus: Corpus, tokenizer: Tokenizer) -> DataReport:
     said = _Findings(rows, tokenizer)
     said.repeats(nearly=corpus.kind != "text")
     are_learned = not isinstance(corpus.train, Prompts)
-    if corpus.kind != "text" and are_learned:
+    if corpus.kind != "text" and are_learned and READS not in corpus.about:
         said.answers(whole=not any(TEXT in file.notes for file in corpus.files))
     scripts = said.scripts()
     return DataReport(

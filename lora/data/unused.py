@@ -14,10 +14,18 @@ _OF_ANSWERS = {
     "train_on": "scores the answers alone",
     "end_of_text": "has no rows of text",
 }
+OF_TEXTS = ("classes", "groups")  # rows of an objective that learns no answers
 _ROWS = ("packing", "columns", "skip_bad_rows", "val_shuffle")
 _LONG = ("long_chats",)
 _CHATS = ("train_on", "chat_template", "chat_template_kwargs", "chat_date")
 _TEXTS = ("end_of_text",)
+
+
+def unused_by_classes(config: DataConfig, objective: str) -> list[Fault]:
+    """Those that do nothing where this objective learns of texts as they are."""
+    return _faults(
+        config, dict.fromkeys((*_CHATS, *_TEXTS), f"{objective} reads texts as they are")
+    )
 
 
 def unused_by_answers(config: DataConfig, objective: str) -> list[Fault]:

@@ -7,6 +7,8 @@ acc_bytes   log-probability / its bytes in UTF-8    lm-evaluation-harness
 acc_token   mean log-probability of its tokens      llama.cpp, which calls it acc_norm
 match       none: answers are written, see `written`   lm-evaluation-harness's exact_match
 
+`nearest` and `of_10` are of texts that belong together, see `groups`.
+
 Of equal choices the first is taken. How tokens are told from those of the prompt: see `questions`.
 """
 
@@ -19,7 +21,7 @@ from pyggml.lora.evaluate.passes import log_probs
 from pyggml.lora.evaluate.questions import Question
 from pyggml.model import Model
 
-MEASURES = ("acc", "acc_norm", "acc_bytes", "acc_token", "match")
+MEASURES = ("acc", "acc_norm", "acc_bytes", "acc_token", "match", "nearest", "of_10")
 _OF_CHOICES = MEASURES[:4]
 
 

@@ -25,12 +25,14 @@ from pyggml.lora.data.records import schema_of
 from pyggml.tokenizer import Tokenizer
 
 TEXT, RECORDS, QUESTIONS, PAIRS = "text", "rows", "questions", "pairs"
+CLASSES, GROUPS = "texts", "groups"  # texts with labels, texts that belong together
+_OF_TEXTS = {"classes": CLASSES, "groups": GROUPS}
 WRITTEN = "written"  # questions, or rows with an answer, whose answers the model writes
 _BY_NAMES = {"question": QUESTIONS, "pairs": PAIRS}  # kinds that the first record's names tell
 
 
 def read_file(path: Path, columns: Sequence[str] | None = None) -> tuple[str, list[Row]]:
-    """TEXT, RECORDS, QUESTIONS or PAIRS, told by the names of the first record; and the rows.
+    """The kind of a file, one of the above, by the names of its first record; and its rows.
 
     columns: see `pyggml.lora.data.records.schema_of`. Raises DataError as `read_rows` does.
     """
@@ -48,6 +50,10 @@ def read_file(path: Path, columns: Sequence[str] | None = None) -> tuple[str, li
             f"{path}: has single answers with labels, wanted pairs of chosen and rejected: "
             "evaluated is which of two a model prefers"
         )
+    for purpose, name in _OF_TEXTS.items():
+        wanted = replace(schema, purpose=purpose)
+        if isinstance(first, dict) and wanted.fits(first):
+            return name, read_rows(path, wanted)[1]
     return RECORDS, read_rows(path, schema)[1]
 
 
@@ -62,7 +68,7 @@ def files_of(
 
 def _schema(columns: Sequence[str] | None) -> Schema:
     """For training; names that only questions or pairs have are known too."""
-    for purpose in ("training", *_BY_NAMES):
+    for purpose in ("training", *_BY_NAMES, *_OF_TEXTS):
         try:
             return replace(schema_of(columns, purpose), purpose="training")
         except ConfigError:

@@ -18,9 +18,11 @@ docs/adding-an-objective.md shows how to add one, here or in a program of one's 
 from collections.abc import Mapping
 
 from pyggml.lora.objectives.answers import LabelObjective, PairObjective
+from pyggml.lora.objectives.classify import Classify
 from pyggml.lora.objectives.distill import Distill
 from pyggml.lora.objectives.dpo import DPO
 from pyggml.lora.objectives.dr_grpo import DrGRPO
+from pyggml.lora.objectives.embed import Embed
 from pyggml.lora.objectives.grpo import GRPO
 from pyggml.lora.objectives.gspo import GSPO
 from pyggml.lora.objectives.ipo import IPO
@@ -29,16 +31,18 @@ from pyggml.lora.objectives.objective import LossNet, Objective, Outputs, TextOb
 from pyggml.lora.objectives.orpo import ORPO
 from pyggml.lora.objectives.sft import SFT
 from pyggml.lora.objectives.simpo import SimPO
-from pyggml.lora.objectives.tally import JudgedAnswers, Rewards, Tally, TokensRight
+from pyggml.lora.objectives.tally import ClassCounts, JudgedAnswers, Rewards, Tally, TokensRight
 
+_OF_ANSWERS = (DPO, ORPO, KTO, SimPO, IPO, GRPO, DrGRPO, GSPO)
 OBJECTIVES: Mapping[str, type[Objective]] = {
-    kind.name: kind for kind in (SFT, Distill, DPO, ORPO, KTO, SimPO, IPO, GRPO, DrGRPO, GSPO)
+    kind.name: kind for kind in (SFT, Distill, *_OF_ANSWERS, Classify, Embed)
 }
 USUAL = SFT  # where none is named
 
 __all__ = [
     "OBJECTIVES",
     "USUAL",
+    "ClassCounts",
     "JudgedAnswers",
     "LabelObjective",
     "LossNet",

@@ -20,6 +20,8 @@ _ROWS = {
     "pairs": "From rows of prompt, chosen and rejected: ",
     "labels": "From rows of prompt, completion and label: ",
     "prompts": "From prompts: ",
+    "classes": "From rows of text and label: ",
+    "groups": "From rows of anchor and positive: ",
 }
 
 

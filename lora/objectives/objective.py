@@ -32,7 +32,17 @@ from pyggml.lora.data import Corpus, Dataset, WindowBatch
 from pyggml.lora.objectives.tally import Tally, TokensRight
 from pyggml.lora.ranks import Ranks
 from pyggml.model import Model
-from pyggml.models import Inputs, Net, Parts, Taps, soft_token_loss, token_loss, token_losses
+from pyggml.models import (
+    Inputs,
+    Net,
+    Parts,
+    Taps,
+    logits_among,
+    soft_token_loss,
+    token_loss,
+    token_losses,
+)
+from pyggml.models.pooling import Pool, pooled
 from pyggml.runtime import Arenas, Program
 from pyggml.settings import Settings
 
@@ -87,6 +97,14 @@ class LossNet:
     def token_losses(self, targets: Tensor, weights: Tensor) -> Tensor:
         """The terms of that sum, (T,)."""
         return token_losses(self.parts, self.net, targets, weights, self.trained, self.gradient)
+
+    def vectors(self, pool: Pool) -> Tensor:
+        """The vectors (n, n_embd) of texts, pooled."""
+        return pooled(self.parts.decoder.hidden(self.net, scaled=False), pool)
+
+    def logits_among(self, tokens: Tensor) -> Tensor:
+        """The logits (T, n) of some tokens (n,) alone."""
+        return logits_among(self.parts, self.net, tokens, self.trained)
 
 
 class Leaves:
@@ -188,6 +206,14 @@ class Objective(Settings, ABC):
         names |= {"epochs"} if config.max_steps else set()
         mine = {name: value for name, value in cls.defaults.items() if name not in names}
         return replace(config, **mine) if mine else config
+
+    def n_figures(self, corpus: Corpus) -> int:
+        """How many numbers its tally has."""
+        return len(fields(self.tally))
+
+    def metadata(self, model: Model, corpus: Corpus) -> Mapping[str, str]:
+        """Keys of the file that a run writes: what whoever reads it must know."""
+        return {}
 
     @abstractmethod
     def loss(self, net: LossNet, batch: Any) -> Outputs:

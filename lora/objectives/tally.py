@@ -2,7 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
+from math import isqrt
 from typing import Any, Self
+
+import numpy as np
+
+from pyggml.look.confusion import Confusion
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,10 @@ class Tally:
     def figures(self) -> dict[str, Any]:
         """What a record of the run holds, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def whole_figures(self) -> dict[str, Any]:
+        """The same of all that is held out, with what a step is too small for."""
+        return self.figures()
 
     @property
     def words(self) -> str:
@@ -150,3 +159,61 @@ class JudgedAnswers(Tally):
         alike = f"  {self.n_alike} of {self.n_groups} alike" if self.n_alike else ""
         cut = f"  {100 * self.n_cut / max(self.n_answers, 1):.0f} % cut" if self.n_cut else ""
         return f"reward {self.reward:.3f}  {self.length:.1f} tokens{cut}{alike}"
+
+
+@dataclass(frozen=True, slots=True)
+class PairsRight(Tally):
+    """Anchors, and those whose positive is the nearest of all that they are compared with."""
+
+    n_right: int = 0
+    n_pairs: int = 0
+
+    @property
+    def accuracy(self) -> float:
+        """The share that is right, 0 to 1."""
+        return self.n_right / max(self.n_pairs, 1)
+
+    def figures(self) -> dict[str, Any]:
+        return {"nearest": self.accuracy}
+
+    @property
+    def words(self) -> str:
+        return f"nearest {100 * self.accuracy:.1f} %"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCounts(Tally):
+    """How many texts of each class were taken for each: row by row the numbers of `Confusion`."""
+
+    counts: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return self.counts
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Self:
+        return cls(tuple(map(int, numbers)))
+
+    def __add__(self, other: Self) -> Self:
+        both = zip(self.counts, other.counts, strict=True)
+        return type(self)(tuple(a + b for a, b in both)) if self.counts else other
+
+    @property
+    def confusion(self) -> Confusion:
+        n = isqrt(len(self.counts))
+        return Confusion(np.array(self.counts, np.int64).reshape(n, n))
+
+    def figures(self) -> dict[str, Any]:
+        found = self.confusion
+        return {"classes": {"accuracy": found.accuracy, "macro_f1": found.macro_f1}}
+
+    def whole_figures(self) -> dict[str, Any]:
+        return {
+            "classes": {**self.figures()["classes"], "confusion": self.confusion.counts.tolist()}
+        }
+
+    @property
+    def words(self) -> str:
+        found = self.confusion
+        return f"accuracy {100 * found.accuracy:.1f} %, F1 {100 * found.macro_f1:.1f} %"

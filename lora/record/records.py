@@ -20,7 +20,8 @@ def record_of(report: Report) -> Record:
     plain = (f.name for f in fields(report) if f.name not in ("tally", "experts"))
     record = {"event": name} | {name: _plain(getattr(report, name)) for name in plain}
     if not isinstance(report, CheckpointReport) and report.tally is not None:
-        record |= report.tally.figures()
+        is_whole = isinstance(report, ValidationReport)
+        record |= report.tally.whole_figures() if is_whole else report.tally.figures()
     if not isinstance(report, CheckpointReport) and report.experts is not None:
         record["experts"] = report.experts.figures(whole=isinstance(report, ValidationReport))
     if isinstance(report, StepReport):

@@ -1,7 +1,7 @@
 """The objective of a run over windows: their loss, and in training their gradients."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -48,6 +48,7 @@ class Losses:
     ) -> None:
         """Raises ConfigError if the corpus has no rows for the objective."""
         self.objective, self._size = objective, config.batch
+        self._n_figures = objective.n_figures(corpus)
         self.feed = objective.feed(model, corpus, config, reference)
         self.practice = objective.practice(model, corpus, config)
         beside = 0 if self.practice is None else self.practice.n_bytes
@@ -71,7 +72,7 @@ class Losses:
         before   called with the number of each batch that this rank runs, ahead of it
         """
         n, kind = -(-len(windows) // self._size), self.objective.tally
-        mine, n_layers, end = ranks.share(n), self.passes.load_shape[0], 2 + len(fields(kind))
+        mine, n_layers, end = ranks.share(n), self.passes.load_shape[0], 2 + self._n_figures
         rows = np.empty((len(mine), end + self._n_expert_numbers))
         batches = self.feed.batches(self.passes.other_programs, data, windows, ranks)
         with ranks.together():

@@ -46,7 +46,8 @@ class RunPlan:
         check_settings(model, corpus, config, ranks)
         self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
         self.ranks, self.progress, self.history = ranks, Progress(), History()
-        parameters.metadata = chat_metadata(corpus, model) or parameters.metadata
+        metadata = chat_metadata(corpus, model) or parameters.metadata
+        parameters.metadata = {**metadata, **self.objective.metadata(model, corpus)}
         self.order = WindowOrder(corpus.train, config, self.objective.steps_a_lesson)
         self.n_steps, self.n_in_last_step = self.order.n_steps, self.order.n_in_last_step
         self.learning_rate = learning_rate_of(

@@ -28,7 +28,8 @@ from pyggml.graph.tensor import Tensor, leaf
 from pyggml.models.build import Parts
 from pyggml.models.config import short
 from pyggml.models.low_rank import LoraPair, LoraPairs
-from pyggml.models.stack import BASE, FilePairs, digest, read_below
+from pyggml.models.pooling import POOLED
+from pyggml.models.stack import BASE, LABELS, POOLING, FilePairs, digest, read_below
 from pyggml.models.weights import TensorSpec
 from pyggml.quants import QUANTS, dequantize
 from pyggml.tokenizer.metadata import template_in
@@ -78,9 +79,20 @@ def read_adapter(path: Path, parts: Parts) -> FilePairs:
             pairs = FilePairs(_pairs(file, bases, alpha, faults))
             pairs.name, pairs.below = in_characters(file.path.name), read_below(file)
             pairs.base, pairs.chats = Identity.of(file.get(BASE)), template_in(file)
+            pairs.labels = file.get(LABELS)
+            pairs.pooling = pooling_in(file, faults)
     if faults:
         raise AdapterError(f"{path}: {about}" + "; ".join(faults[:10]))
     return pairs
+
+
+def pooling_in(file: gguf.GGUFFile, faults: list[str]) -> str | None:
+    """How texts become vectors, if the file says so."""
+    pooling = file.get(POOLING)
+    if pooling is None or (isinstance(pooling, str) and pooling in POOLED):
+        return pooling
+    faults.append(f"{POOLING} is {short(pooling)}, wanted one of {', '.join(POOLED)}")
+    return None
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:

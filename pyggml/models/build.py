@@ -17,14 +17,18 @@ from pyggml.models.pooling import Pool, pooled
 from pyggml.models.taps import Taps
 from pyggml.models.weights import Weights, factor_of, read_weights
 from pyggml.ops import (
+    cont,
     cross_entropy_by_row,
     cross_entropy_rows,
     get_rows,
     linear_cross_entropy,
     linear_cross_entropy_by_row,
     linear_soft_cross_entropy,
+    mul_mat,
     scale,
     soft_cross_entropy,
+    tanh,
+    transpose,
 )
 
 
@@ -227,6 +231,20 @@ def expect_next_token(config: ModelConfig) -> None:
             f"a {config.architecture} whose tokens see later ones has no next token to predict: it "
             "embeds texts (`embed`)"
         )
+
+
+def logits_among(parts: Parts, net: Net, tokens: Tensor, trained: Collection[str] = ()) -> Tensor:
+    """The logits (T, n) of n tokens of the vocabulary, tokens (n,) int32, over a net's inputs.
+
+    Of a plain output matrix no more than their rows are read."""
+    expect_next_token(parts.config)
+    h, decoder = parts.decoder.hidden(net), parts.decoder
+    if not _is_plain(parts, net, trained):
+        every = cont(transpose(decoder.logits(net, h)))
+        return cont(transpose(get_rows(every, tokens)))
+    w, cap = get_rows(parts.weights[f"{parts.output_name}.weight"], tokens), decoder.logit_softcap
+    z = mul_mat(w, h)
+    return scale(tanh(scale(z, 1 / cap)), cap) if cap else z
 
 
 def _is_plain(parts: Parts, net: Net, trained: Collection[str]) -> bool:

@@ -43,13 +43,17 @@ class Pool:
     def fill(self, spans: Sequence[tuple[int, int]]) -> None:
         """Say where the texts are: [first, end) among the tokens. Of n texts some may lack: the
         mean of those is 0, and others have the pass's first token."""
+        write(self.leaf, self.values(spans))
+
+    def values(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+        """What `fill` writes into the leaf."""
         values = np.zeros(self.leaf.shape, self.leaf.dtype.numpy)
         for i, (first, end) in enumerate(spans):
             if self.pooling == "mean":
                 values[i, first:end] = 1 / (end - first)
             else:
                 values[i] = first if self.pooling == "cls" else end - 1
-        write(self.leaf, values)
+        return values
 
 
 def pooled(hidden: Tensor, pool: Pool) -> Tensor:

@@ -9,6 +9,11 @@ pyggml.lora.below.weights   float64 array: what their updates were multiplied by
 And of the model below all of these:
 
 pyggml.lora.base            string: `pyggml.gguf.identity.Identity`
+
+And of an adapter, or a model, that classifies texts, or embeds them:
+
+pyggml.labels               string: a JSON object of label → token (`pyggml.lora.data.labels`)
+pyggml.pooling              string: how a text becomes a vector (`pyggml.models.pooling`)
 """
 
 import hashlib
@@ -27,6 +32,7 @@ from pyggml.models.low_rank import LoraPair, LoraPairs
 
 _BELOW = "pyggml.lora.below"
 BASE = "pyggml.lora.base"
+LABELS, POOLING = "pyggml.labels", "pyggml.pooling"
 _NAMES, _DIGESTS, _WEIGHTS = (f"{_BELOW}.{part}" for part in ("names", "digests", "weights"))
 
 
@@ -45,19 +51,23 @@ class Below:
 
 class FilePairs(dict[str, LoraPair]):
     """The updates of an adapter file: its name, its weight, and what it stood on: adapters, and the
-    model below them, if the file tells. `chats` are the keys of the template that it learned."""
+    model below them, if the file tells. `chats` are the keys of the template that it learned,
+    `labels` the classes that it tells apart, unread, `pooling` how its texts become vectors."""
 
     name: str = ""
     weight: float = 1.0
     below: tuple[Below, ...] = ()
     base: Identity | None = None
     chats: Mapping[str, str | None] = MappingProxyType({})
+    labels: object = None
+    pooling: str | None = None
 
     def times(self, weight: float) -> "FilePairs":
         """The same with updates multiplied by a weight."""
         pairs = FilePairs({n: replace(p, scale=weight * p.scale) for n, p in self.items()})
         pairs.name, pairs.weight, pairs.below = self.name, weight * self.weight, self.below
-        pairs.base, pairs.chats = self.base, self.chats
+        pairs.base, pairs.chats, pairs.labels = self.base, self.chats, self.labels
+        pairs.pooling = self.pooling
         return pairs
 
 
@@ -94,6 +104,17 @@ def read_below(file: gguf.GGUFFile) -> tuple[Below, ...]:
     if not len(names) == len(digests) == len(weights):
         raise AdapterError(f"{file.path}: {_BELOW} has lists of unlike length")
     return tuple(map(Below, names, digests, weights.tolist()))
+
+
+def learned_metadata(adapters: Iterable[LoraPairs]) -> dict[str, Any]:
+    """What whoever reads the updates of these adapters must know of texts: the keys that the last
+    one with any has."""
+    files = [pairs for pairs in adapters if isinstance(pairs, FilePairs)]
+    keys = dict[str, Any]()
+    for pairs in files:
+        keys |= {} if pairs.pooling is None else {POOLING: pairs.pooling}
+        keys |= {LABELS: pairs.labels} if isinstance(pairs.labels, str) else {}
+    return keys
 
 
 def base_metadata(file: gguf.GGUFFile) -> dict[str, str]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyggml.errors import DataError, PyggmlError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Document, Documents, pack, read_rows
-from pyggml.lora.data.corpus import fit_documents
+from pyggml.lora.data.texts import fit_documents
 from pyggml.lora.data.tokens.spill import GrowingArray
 from pyggml.lora.data.windows.units import Units
 

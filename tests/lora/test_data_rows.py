@@ -171,7 +171,7 @@ def test_an_answer_that_is_wanted_or_not(tmp_path):
     )
     for label in (True, "false", "sports"):  # answers that nobody wants are not learned by mistake
         with pytest.raises(
-            DataError, match='"label", which --objective kto learns from, beside pr'
+            DataError, match='"label", which --objective kto or classify learns from, beside'
         ):
             rows_of(tmp_path, record | {"label": label})
     columns = ("prompt=prompt", "completion=completion")

@@ -19,12 +19,16 @@ from pyggml.lora import (
     unfreeze,
 )
 from pyggml.lora.data import Corpus, PromptRow, RowPlace
+from pyggml.lora.data.labels import Labels
 from pyggml.lora.data.prompts import Prompts
 from pyggml.lora.data.windows.answers import Answer, Preferences, fill_windows
-from pyggml.lora.data.windows.batches import no_documents
+from pyggml.lora.data.windows.batches import READS, no_documents
 from pyggml.lora.objectives import OBJECTIVES
+from pyggml.lora.objectives.classify import Classify
+from pyggml.lora.objectives.embed import Embed
 from pyggml.lora.objectives.sft import SFT
 from pyggml.lora.rollouts.sampling import GroupSampler, SampledAnswer
+from pyggml.models.stack import LABELS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL, ADAPTER = (GOLDEN / f"models/qwen3-{part}.gguf" for part in ("F16", "lora"))
@@ -59,7 +63,7 @@ def dataset(windows, ctx, mismatched=None):
     return InOrder(d.tokens, d.documents, d.trained, signs=d.signs, mismatched=mismatched)
 
 
-def losses(run, data, objective):
+def losses(run, data, objective, about=None):
     """Of every step of a run from the adapter's A and B; the base without them is the reference."""
     wanted = json.loads(str(run["settings"]))
     names = {f.name for f in dataclasses.fields(TrainConfig)} & wanted.keys()
@@ -67,7 +71,13 @@ def losses(run, data, objective):
     model = pyggml.load(MODEL, ADAPTER, compute="f32")
     adapter = unfreeze(model)
     events = []
-    args = (adapter.model, adapter.parameters, Corpus(data, None), settings, objective)
+    args = (
+        adapter.model,
+        adapter.parameters,
+        Corpus(data, None, about=about or {}),
+        settings,
+        objective,
+    )
     trainer = Trainer(*args, reference=model.with_adapters())
     trainer.run(events.append)
     return [e for e in events if isinstance(e, StepReport)]
@@ -78,6 +88,29 @@ def preference(kind, run, **more):
     wanted, kind = json.loads(str(run["settings"])), OBJECTIVES[kind]
     names = {f.name for f in dataclasses.fields(kind)} & wanted.keys()
     return kind(**{n: wanted[n] for n in names}, **more)
+
+
+def test_classes_over_100_steps():
+    """As torch's weighted cross entropy of the labels' logits trains."""
+    run, labels = golden("classify"), {"a": 7, "b": 11, "c": 13}
+    weights = json.loads(str(run["settings"]))["class_weights"]
+    words = ",".join(f"{name}={w}" for name, w in zip(labels, weights, strict=True))
+    data, about = dataset(windows_of(run, 48), 48), {LABELS: Labels(labels).text()}
+    found = [e.loss for e in losses(run, data, Classify(class_weights=words), about)]
+    assert len(found) == 100 and run["losses"][-1] < 0.01 * run["losses"][0]
+    np.testing.assert_allclose(found, run["losses"], rtol=0, atol=1e-4)
+
+
+def test_embeddings_over_100_steps():
+    """As torch's cross entropy of the batch's cosines trains."""
+    run = golden("embed")
+    settings = json.loads(str(run["settings"]))
+    objective = Embed(temperature=settings["temperature"], pooling=settings["pooling"])
+    d = dataset(windows_of(run, 48), 48)
+    d = dataclasses.replace(d, trained=d.trained & (d.tokens == 0))
+    found = [e.loss for e in losses(run, d, objective, {READS: "groups"})]
+    assert len(found) == 100 and run["losses"][-1] < 0.1 * run["losses"][0]
+    np.testing.assert_allclose(found, run["losses"], rtol=0, atol=1e-4)
 
 
 def test_peft_with_masks_over_100_steps():

@@ -24,6 +24,7 @@ from pyggml.lora.objectives.choice import USERS, objective_of
 
 from chats import assistant, user, vocabulary
 
+VALUES = {"class_weights": "balanced", "pooling": "mean"}  # that are no numbers
 # What each setting is beside its default, so that it has something to do; and with what others.
 CHANGED = [
     *(("data", name, value, {}) for name, value in {
@@ -52,8 +53,8 @@ CHANGED = [
     ("train", "lr_cycles", 3, {"lr_scheduler": "cosine_restarts"}),
     ("train", "lr_decay", 0.5, {"lr_scheduler": "wsd"}),
     # Those of rewards are changed in test_rewards.py.
-    *(("objective", name, 0.25, {"objective": next(iter(of))}) for name, of in USERS.items()
-      if OBJECTIVES[next(iter(of))].rows != "prompts"),
+    *(("objective", name, VALUES.get(name, 0.25), {"objective": next(iter(of))})
+      for name, of in USERS.items() if OBJECTIVES[next(iter(of))].rows != "prompts"),
 ]  # fmt: skip
 
 
@@ -82,7 +83,10 @@ def pairs(tmp_path_factory):
     rows += [{"prompt": r["prompt"], "completion": r["chosen"], "label": i % 2} for i, r in
              enumerate(rows)]  # fmt: skip
     folder = tmp_path_factory.mktemp("pairs")
-    for name, some in (("pairs", rows[:8]), ("labels", rows[8:])):
+    texts = [{"text": f"{'ab'[i % 3 > 0] * 9}{i}", "label": "xy"[i % 3 > 0]} for i in range(12)]
+    groups = [{"anchor": f"a{i}", "positive": f"b{i}", "negative": f"c{i}"} for i in range(12)]
+    files = {"pairs": rows[:8], "labels": rows[8:], "classes": texts, "groups": groups}
+    for name, some in files.items():
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in some))
     return folder
 

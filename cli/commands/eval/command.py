@@ -34,6 +34,7 @@ from pyggml.cli.terminal.options import (
 from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError, NotFiniteError
 from pyggml.lora.config import EvalConfig
+from pyggml.lora.evaluate.classes import labels_of
 
 _MODEL = in_group("model", aliases=MODEL_ALIASES)
 
@@ -62,7 +63,8 @@ _MODEL = in_group("model", aliases=MODEL_ALIASES)
 @click.argument("others", nargs=-1, type=AdapterStack(), metavar="[--compare FILE...]")
 @data_option(
     *("-f", "--file", "files"),
-    about="text, rows as for finetune, pairs of chosen and rejected, or questions with choices "
+    about="text, rows as for finetune, pairs of chosen and rejected, questions with choices, "
+    "texts with labels, or texts that belong together "
     "(docs/evaluation.md)",
 )
 @click.option(
@@ -112,10 +114,13 @@ def _evaluate(
     template = OWN
     if config.chat_template is None and any(file.has_chats for file in files):
         template = _template(models, opened[0])
+    labels = labels_of(opened)
     try:
         for file in files:
             results = [
-                file.evaluate(model, config, printable(f"{file.path.name}, {name}"), template)
+                file.evaluate(
+                    model, config, printable(f"{file.path.name}, {name}"), template, labels
+                )
                 for model, name in zip(opened, called, strict=True)
             ]
             if as_json:

@@ -17,7 +17,14 @@ from pyggml.cli.terminal.show import plural
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.data import Encoding, QuestionRow, Row, TextRow
-from pyggml.lora.data.records.rows import ChatRow, CompletionRow, PreferenceRow
+from pyggml.lora.data.labels import Labels
+from pyggml.lora.data.records.rows import (
+    ChatRow,
+    ClassRow,
+    CompletionRow,
+    GroupRow,
+    PreferenceRow,
+)
 from pyggml.lora.data.tokens.chats import Chats
 from pyggml.lora.evaluate import (
     Answers,
@@ -33,7 +40,11 @@ from pyggml.lora.evaluate import (
     write_answers,
 )
 from pyggml.lora.evaluate.asking import category_of
+from pyggml.lora.evaluate.classes import ClassAnswers, classify, labels_in
+from pyggml.lora.evaluate.groups import find_nearest
 from pyggml.lora.evaluate.rows import (
+    CLASSES,
+    GROUPS,
     PAIRS,
     QUESTIONS,
     RECORDS,
@@ -77,11 +88,13 @@ class File:
             if other is not None:
                 fault = f"wants questions with their answers: {path}: {other.place} is none"
                 raise ConfigError([("match", fault)])
-        if kind in (QUESTIONS, PAIRS) and config.long == "drop":
+        if kind in (QUESTIONS, PAIRS, CLASSES, GROUPS) and config.long == "drop":
             fault = f"is drop, wanted refuse or cut for {kind}: all models answer the same"
             raise ConfigError([("long", fault)])
         if kind == TEXT:
             return File(path, kind, rows)
+        if kind in (CLASSES, GROUPS):
+            return File(path, kind, rows[: config.limit])
         shots = _shots(config) if config.shots_file else rows
         return File(path, kind, Asking.of(config).rows(rows[: config.limit], shots))
 
@@ -97,16 +110,23 @@ class File:
         return [row for row in self.rows if isinstance(row, QuestionRow)]
 
     @property
+    def texts(self) -> list[ClassRow]:
+        return [row for row in self.rows if isinstance(row, ClassRow)]
+
+    @property
     def chance(self) -> float:
         """The share of questions or pairs that are answered right by chance."""
         if self.kind == PAIRS:
             return 0.5
+        if self.kind == CLASSES:
+            return 1 / len({row.label for row in self.texts})
         return sum(1 / len(row.choices) for row in self.questions) / len(self.rows)
 
     @property
     def commonest(self) -> float:
         """The share of questions that are right with always the same answer, by its number."""
-        return Counter(row.answer for row in self.questions).most_common(1)[0][1] / len(self.rows)
+        answers = [row.answer for row in self.questions] + [row.label for row in self.texts]
+        return Counter(answers).most_common(1)[0][1] / len(self.rows)
 
     def about(self) -> str:
         """The kind and the number of the rows, in words."""
@@ -114,6 +134,11 @@ class File:
             return f"{plural(len(self.rows), 'pair')} of a chosen answer and a rejected one"
         if self.kind == WRITTEN:
             return f"{plural(len(self.rows), 'question')}, answers written"
+        if self.kind == CLASSES:
+            n = len({row.label for row in self.texts})
+            return f"{plural(len(self.rows), 'text')} of {plural(n, 'class', 'classes')}"
+        if self.kind == GROUPS:
+            return f"{plural(len(self.rows), 'text')} and the one that belongs to each"
         if self.kind != QUESTIONS:
             return plural(len(self.rows), self.kind.removesuffix("s"))
         counts = sorted({len(row.choices) for row in self.questions})
@@ -128,15 +153,29 @@ class File:
         return is_chat or any(not isinstance(pair.chosen, str) for pair in pairs)
 
     def evaluate(
-        self, model: Model, config: EvalConfig, label: str, template: str = MODEL
+        self,
+        model: Model,
+        config: EvalConfig,
+        label: str,
+        template: str = MODEL,
+        labels: Labels | None = None,
     ) -> Answers | TokenResult:
-        """What a model makes of it. template: that of chats where the settings name none."""
+        """What a model makes of it.
+
+        template   of chats where the settings name none
+        labels     of classes; None: those of the file
+        """
         progress = PassProgress(label)
         if self.kind == QUESTIONS:
             encoded = encode_questions(
                 self.questions, model.tokenizer, QuestionFormat.of(config, model)
             )
             return choose(model, encoded, progress)
+        if self.kind == CLASSES:
+            return self._classify(model, config, labels, progress)
+        if self.kind == GROUPS:
+            groups = [row for row in self.rows if isinstance(row, GroupRow)]
+            return find_nearest(model, groups, *_reading(model, config), progress)
         if self.kind == WRITTEN:
             rows = [row for row in self.rows if isinstance(row, QuestionRow | CompletionRow)]
             return write_answers(model, rows, config, progress)
@@ -147,6 +186,12 @@ class File:
         except DataError as error:
             about = "" if str(self.path) in str(error) else f"{self.path}: "
             raise DataError(f"{about}{error}") from None
+
+    def _classify(
+        self, model: Model, config: EvalConfig, labels: Labels | None, progress: PassProgress
+    ) -> ClassAnswers:
+        labels = labels_in(self.texts, model.tokenizer) if labels is None else labels
+        return classify(model, self.texts, labels, *_reading(model, config), progress)
 
     def _prefer(
         self, model: Model, config: EvalConfig, progress: PassProgress, template: str
@@ -182,6 +227,12 @@ class File:
         if self.has_chats:
             made_by = f"{made_by}, {Chats.of(rows, model.tokenizer)}"
         return TokenResult(parts[-1], scores, made_by, n_long)
+
+
+def _reading(model: Model, config: EvalConfig) -> tuple[Encoding, int, bool]:
+    """How texts become tokens, how many they have at most, and whether longer ones are cut."""
+    most = min(config.ctx or model.config.n_ctx, model.config.n_ctx)
+    return Encoding(config.special_tokens), most, config.long == "cut"
 
 
 def _shots(config: EvalConfig) -> list[Row]:

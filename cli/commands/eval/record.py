@@ -8,7 +8,9 @@ from typing import Any
 from pyggml.cli.commands.eval.files import File, TokenResult, are_comparable
 from pyggml.look.intervals import clustered_proportion, proportion
 from pyggml.lora.evaluate import Answers, Difference, Interval, compare_answers, compare_tokens
-from pyggml.lora.evaluate.rows import QUESTIONS, WRITTEN
+from pyggml.lora.evaluate.classes import ClassAnswers
+from pyggml.lora.evaluate.groups import NearestAnswers
+from pyggml.lora.evaluate.rows import CLASSES, GROUPS, QUESTIONS, WRITTEN
 
 _Object = dict[str, Any]
 
@@ -19,9 +21,9 @@ def record(file: File, names: Sequence[str], results: Sequence[Answers | TokenRe
     tokens = [r for r in results if isinstance(r, TokenResult)]
     about: _Object = {"file": str(file.path), "kind": file.kind, "n": len(file.rows)}
     if answers:
-        if file.kind != WRITTEN:
+        if file.kind not in (WRITTEN, GROUPS):
             about["chance"] = file.chance
-        if file.kind == QUESTIONS:
+        if file.kind in (QUESTIONS, CLASSES):
             about["commonest"] = file.commonest
     models = [*(_of_answers(file, a) for a in answers), *map(_of_tokens, tokens)]
     others = [_against(r, answers[0]) for r in answers[1:]]
@@ -43,6 +45,13 @@ def _of_answers(file: File, answers: Answers) -> _Object:
             kind: {name: _share(right[which]) for name, right in answers.right.items()}
             for kind, which in kinds
         }
+    if isinstance(answers, ClassAnswers):
+        found, names = answers.confusion, answers.labels.names
+        figures["macro_f1"] = found.macro_f1
+        figures["f1"] = dict(zip(names, found.f1.tolist(), strict=True))
+        figures["confusion"] = {"labels": names, "counts": found.counts.tolist()}
+    if isinstance(answers, NearestAnswers):
+        figures["mean_reciprocal_rank"] = answers.reciprocal
     if answers.texts:
         rights = answers.right["match"].tolist()
         pairs = zip(answers.texts, rights, strict=True)

@@ -4,6 +4,7 @@ first."""
 from collections.abc import Sequence
 
 from pyggml.cli.commands.eval.files import File, TokenResult, are_comparable
+from pyggml.cli.terminal.lines import Line, confusion_lines, say_lines
 from pyggml.cli.terminal.show import plural, printable, say
 from pyggml.look.intervals import clustered_proportion, proportion
 from pyggml.lora.evaluate import (
@@ -14,10 +15,11 @@ from pyggml.lora.evaluate import (
     compare_answers,
     compare_tokens,
 )
-from pyggml.lora.evaluate.rows import PAIRS, WRITTEN
+from pyggml.lora.evaluate.classes import ClassAnswers
+from pyggml.lora.evaluate.groups import NearestAnswers
+from pyggml.lora.evaluate.rows import GROUPS, PAIRS, WRITTEN
 
 NOTE = "[a, b]: 95 % confidence interval; +/-: standard error"
-_Line = tuple[str, ...]
 
 
 def show(file: File, names: Sequence[str], results: Sequence[Answers | TokenResult]) -> None:
@@ -26,17 +28,18 @@ def show(file: File, names: Sequence[str], results: Sequence[Answers | TokenResu
     tokens = [r for r in results if isinstance(r, TokenResult)]
     say(f"{file.path}: {_about(file, tokens)}\n")
     called = [printable(name) for name in names]
-    lines = _of_answers(file, called, answers) if answers else _of_tokens(called, tokens)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        say("   ".join(cells).rstrip())
-    say()
+    say_lines(_of_answers(file, called, answers) if answers else _of_tokens(called, tokens))
+    for name, result in zip(called, answers, strict=False):
+        if isinstance(result, NearestAnswers):
+            say(f"{name}: mean reciprocal rank {result.reciprocal:.4f}\n")
+        if isinstance(result, ClassAnswers):
+            say(f"{name}: F1 {_percent(result.confusion.macro_f1)}, the mean of classes\n")
+            say_lines(confusion_lines(result.confusion, result.labels.names))
 
 
 def _about(file: File, results: Sequence[TokenResult]) -> str:
     if not results:
-        if file.kind == WRITTEN:
+        if file.kind in (WRITTEN, GROUPS):
             return file.about()
         if file.kind == PAIRS:
             return f"{file.about()}; by chance {_percent(file.chance)}"
@@ -49,8 +52,8 @@ def _about(file: File, results: Sequence[TokenResult]) -> str:
     return f"{file.about()}{left_out}; {', '.join(counts)}"
 
 
-def _of_tokens(names: Sequence[str], results: Sequence[TokenResult]) -> list[_Line]:
-    lines: list[_Line] = [("", "perplexity", "tokens right")]
+def _of_tokens(names: Sequence[str], results: Sequence[TokenResult]) -> list[Line]:
+    lines: list[Line] = [("", "perplexity", "tokens right")]
     first, *_ = results
     same = are_comparable(results)
     for name, r in zip(names, results, strict=True):
@@ -67,9 +70,9 @@ def _of_tokens(names: Sequence[str], results: Sequence[TokenResult]) -> list[_Li
     return lines
 
 
-def _of_answers(file: File, names: Sequence[str], results: Sequence[Answers]) -> list[_Line]:
+def _of_answers(file: File, names: Sequence[str], results: Sequence[Answers]) -> list[Line]:
     measures = _measures(results)
-    lines: list[_Line] = [("", *measures)]
+    lines: list[Line] = [("", *measures)]
     for name, answers in zip(names, results, strict=True):
         shares = (proportion(int(answers.right[m].sum()), len(answers.right[m])) for m in measures)
         lines.append((name, *map(_share, shares)))
@@ -81,7 +84,7 @@ def _of_answers(file: File, names: Sequence[str], results: Sequence[Answers]) ->
     return lines
 
 
-def _of_categories(file: File, answers: Answers, measures: Sequence[str]) -> list[_Line]:
+def _of_categories(file: File, answers: Answers, measures: Sequence[str]) -> list[Line]:
     """A line for each category, if there are several."""
     return [
         (

@@ -21,7 +21,7 @@ from pyggml.files import user_cache
 from pyggml.hub import HELD_OUT
 from pyggml.lora import DataConfig, LoraConfig, Objective, TrainConfig
 from pyggml.lora.data import Source, TokenCache
-from pyggml.lora.data.unused import unused_by_answers
+from pyggml.lora.data.unused import OF_TEXTS, unused_by_answers, unused_by_classes
 from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.optim import n_kept
 from pyggml.lora.record import are_records, check_loggers, metrics_beside
@@ -218,7 +218,10 @@ def _configs(given: Mapping[str, Any], places: Mapping[str, str]) -> tuple[list[
 
 def _idle_settings(reading: DataConfig, objective: Objective) -> list[Fault]:
     """Settings that do nothing with the objective."""
-    return [] if objective.rows == "training" else unused_by_answers(reading, objective.name)
+    if objective.rows == "training":
+        return []
+    unused = unused_by_classes if objective.rows in OF_TEXTS else unused_by_answers
+    return unused(reading, objective.name)
 
 
 def _complete(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,15 +12,20 @@ from pyggml.chat import MODEL, ChatTemplate, template_file, write_alike
 from pyggml.cli.commands.finetune.job import Job
 from pyggml.cli.terminal.chat_templates import choose_template, own_template
 from pyggml.cli.terminal.hints import program
+from pyggml.cli.terminal.lines import confusion_lines, say_lines
 from pyggml.cli.terminal.options import adapter_word
 from pyggml.cli.terminal.progress import Meter, change, rise
 from pyggml.cli.terminal.rewriting import say_losses
 from pyggml.cli.terminal.show import is_quiet, row, say, size
 from pyggml.errors import NotFiniteError, PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
+from pyggml.lora.data.labels import Labels
+from pyggml.lora.data.unused import OF_TEXTS
+from pyggml.lora.objectives import ClassCounts
 from pyggml.lora.trainer.folder import existing, newest
 from pyggml.lora.trainer.losses import validation_loss
 from pyggml.model import Model
+from pyggml.models.stack import LABELS
 from pyggml.requantize import PackingLosses
 from pyggml.tokenizer import Tokenizer
 
@@ -70,9 +75,19 @@ def say_result(trainer: Trainer) -> None:
         said += f", validation {first.loss:.4f} → {last.loss:.4f}"
     say()
     row("result", f"step {trainer.progress.step} of {trainer.n_steps}: {said}")
+    _say_classes(trainer)
     _say_best(trainer)
     if history.has_doubled:
         row("warning", rise(history))
+
+
+def _say_classes(trainer: Trainer) -> None:
+    """What the held-out texts of each class were taken for, by the last validation."""
+    last = trainer.history.validations[-1:]
+    if last and isinstance(last[0].tally, ClassCounts):
+        names = Labels.read(trainer.corpus.about[LABELS]).names
+        say()
+        say_lines(confusion_lines(last[0].tally.confusion, names))
 
 
 def _say_best(trainer: Trainer) -> None:
@@ -193,6 +208,9 @@ def say_how_to_use(
     adapters = [*(job.below or ()), *([] if is_model else [(job.output, 1.0)])]
     ours = shlex.join([*model, *(w for given in adapters for w in ("--lora", adapter_word(given)))])
     theirs = shlex.join([*model, *(w for given in adapters for w in _llama_cpp(*given))])
+    if job.objective.rows in OF_TEXTS:
+        row("use it", f"{shlex.join(program('eval'))} {ours} -f ROWS.jsonl")
+        return
     if template is None:
         row("use it", f'{shlex.join(program("generate"))} {ours} -p "..."')
         row("use it", f'llama-cli {theirs} -p "..."')

@@ -26,7 +26,7 @@ def say_rows(corpus: Corpus, tokenizer: Tokenizer) -> None:
         if file.n_dropped:
             row("", f"{plural(file.n_dropped, 'row')} longer than a window left out")
         if file.n_truncated:
-            row("", f"{plural(file.n_truncated, 'row')} longer than a window learned up to its end")
+            row("", f"{plural(file.n_truncated, 'row')} longer than a window cut at its end")
 
 
 def say_report(report: DataReport, languages: LanguageReport | None = None) -> None:

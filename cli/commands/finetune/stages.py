@@ -59,7 +59,7 @@ from pyggml.lora import (
 from pyggml.lora.adapter.names import meanings
 from pyggml.lora.data.prompts import Prompts
 from pyggml.lora.data.report import data_report, language_report
-from pyggml.lora.data.unused import unused_by_rows
+from pyggml.lora.data.unused import OF_TEXTS, unused_by_rows
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.ranks.device import device_of_rank
 from pyggml.lora.trainer import checkpoint, lock
@@ -267,6 +267,9 @@ def _show_answers(
     assert before is not None
     if after is not trainer.model:
         results.say_loss_of_file(trainer, after)
+    if job.objective.rows in OF_TEXTS:
+        record.save_report(job, rows)
+        return
     with progress_lines():
         check_answer(after, prompt)
         answers = compare(before, after, prompt)

@@ -28,12 +28,20 @@ def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Those for which the run has numbers."""
     steps, validations = _of(records, "step"), _of(records, "validation")
     losses = [r for r in validations if "answers" not in r]  # of others, rewards with their sign
+    both = [
+        [r | r["classes"] for r in each if isinstance(r.get("classes"), dict)]
+        for each in (steps, validations)
+    ]
     charts = [
         _learning_chart("Loss", "", _points(steps, "loss"), _points(losses, "loss")),
         *_answer_charts(steps, validations),
         _learning_chart(
             *("Token accuracy", "share of learned tokens that had the highest probability"),
             *(_points(records, "token_accuracy") for records in (steps, validations)),
+        ),
+        *(
+            _learning_chart(title, "of texts' classes", *(_points(e, name) for e in both))
+            for title, name in (("Accuracy", "accuracy"), ("F1, the mean of classes", "macro_f1"))
         ),
         _line_chart("Gradient norm", "before clipping", _points(steps, "grad_norm"), log=True),
         _layer_chart(overview_of(records)),

@@ -21,6 +21,8 @@ CHAT = ("messages", "conversations", "conversation")
 CHOSEN, REJECTED = ("chosen", "chosen_response"), ("rejected", "rejected_response")
 ALTERNATIVE = ("rejected_response", "rejected_messages")  # beside an answer that is chosen
 LABEL = ("label", "kto_tag")
+CLASS = ("label",)
+ANCHOR, POSITIVE, NEGATIVE = ("anchor", "query"), ("positive",), ("negative",)
 CHOICES, KEY = ("choices", "options"), ("answer", "answerKey")
 KEY_AGAIN = ("answer_index", "answer_idx")
 LETTERS = tuple(ascii_uppercase[:10])  # columns of choices
@@ -42,7 +44,7 @@ MEANINGS: Mapping[str, Names] = {
     "earlier rounds": HISTORY,
     "which are tools": (*TOOLS, "functions"),
     "an answer": (*ANSWER, *CHOSEN, *REJECTED, *ALTERNATIVE, *_ANSWERS.split()),
-    "which --objective kto learns from": LABEL,
+    "which --objective kto or classify learns from": LABEL,
     "among which `pyggml eval` asks": (*CHOICES, *LETTERS, "endings"),
     "the key of a question": (*KEY[1:], *KEY_AGAIN, *_KEYS.split()),
     "a mark of what is learned": (*MARKS, *OTHER_MARKS),

@@ -7,6 +7,8 @@ PreferenceRow   a prompt with an answer that is preferred and one that is reject
 LabelledRow     a prompt with one answer, and whether it is wanted
 QuestionRow     a prompt with choices, one of them right
 PromptRow       a prompt to which answers are sampled
+ClassRow        a text and its class
+GroupRow        a text, one that is near to it, and some that are not
 """
 
 from collections.abc import Iterator, Mapping
@@ -150,7 +152,27 @@ class PromptRow:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
-Row = TextRow | CompletionRow | ChatRow | PreferenceRow | LabelledRow | QuestionRow | PromptRow
+@dataclass(frozen=True, slots=True)
+class ClassRow:
+    """A text and the name of its class, neither empty."""
+
+    place: RowPlace
+    text: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A text, another that is to lie near to it, and hard negatives, which are not; none empty."""
+
+    place: RowPlace
+    anchor: str
+    positive: str
+    negatives: tuple[str, ...] = ()
+
+
+_Learned = TextRow | CompletionRow | ChatRow | PreferenceRow | LabelledRow | QuestionRow
+Row = _Learned | PromptRow | ClassRow | GroupRow
 
 
 def texts_of(row: Row) -> list[str]:
@@ -171,6 +193,10 @@ def texts_of(row: Row) -> list[str]:
             parts = (row.prompt, *row.choices)
         case PromptRow():
             parts = (row.prompt,)
+        case ClassRow():
+            parts = (row.text, row.label)
+        case GroupRow():
+            parts = (row.anchor, row.positive, *row.negatives)
     texts = [[part] if isinstance(part, str) else _texts_in(part) for part in parts]
     return [text for of_part in texts for text in of_part if text]
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from pyggml.chat.messages import BadValue, kind_of
 from pyggml.errors import ConfigError
+from pyggml.lora.data.records.classes import CLASS_SHAPES
 from pyggml.lora.data.records.columns import suggestion
+from pyggml.lora.data.records.groups import GROUP_SHAPES
 from pyggml.lora.data.records.names import meaning_of
 from pyggml.lora.data.records.plan import RecordPlan
 from pyggml.lora.data.records.preferences import LABEL_SHAPES, PAIR_SHAPES
@@ -26,14 +28,18 @@ SHAPES: Mapping[str, tuple[Shape, ...]] = {
     "labels": LABEL_SHAPES,
     "question": QUESTION_SHAPES,
     "prompts": PROMPT_SHAPES,
+    "classes": CLASS_SHAPES,
+    "groups": GROUP_SHAPES,
 }
 _FIRST = {"training": "text", "pairs": "chosen", "labels": "prompt", "question": "question"}
-_FIRST |= {"prompts": "prompt"}
+_FIRST |= {"prompts": "prompt", "classes": "text", "groups": "anchor"}
 _LEARNED = {  # what a row of another purpose is for
     "training": "--objective sft learns to write",
     "pairs": "--objective dpo (or orpo, simpo, ipo) learns to prefer",
     "labels": "--objective kto learns from",
     "question": "`pyggml eval` asks",
+    "classes": "--objective classify learns from",
+    "groups": "--objective embed learns from",
 }
 _WANTED = {
     "training": '"text" that is not empty, or with "prompt" and "completion" (or "question" and '
@@ -43,6 +49,8 @@ _WANTED = {
     "labels": '"prompt" and "completion", and a "label" that is true or false',
     "question": '"question" or "prompt", with a list "choices" and an "answer"',
     "prompts": '"prompt" (or "question", "input", "instruction", or "messages")',
+    "classes": '"text" that is not empty, and its "label"',
+    "groups": '"anchor" and a "positive", neither empty',
 }
 NAMES = frozenset(name for shapes in SHAPES.values() for shape in shapes for name in shape.names)
 
@@ -51,7 +59,8 @@ NAMES = frozenset(name for shapes in SHAPES.values() for shape in shapes for nam
 class Schema:
     """The kind of rows wanted, and the names of their parts in the files.
 
-    purpose   "training", "pairs", "labels", "question" or "prompts"
+    purpose   "training", "pairs", "labels", "question", "prompts", "classes" or
+              "groups"
     columns   name of a row → name in the file; if given, no other names are read
     """
 
@@ -132,7 +141,7 @@ class Schema:
 
     def _missing(self, record: Mapping[str, Any], fields: Mapping[str, Any]) -> BadValue:
         """What to say of a record without the names of a row."""
-        for purpose in ("pairs", "labels", "question", "training"):
+        for purpose in ("pairs", "labels", "question", "classes", "groups", "training"):
             shape = next((s for s in SHAPES[purpose] if s.fits(fields)), None)
             if shape is not None and purpose != self.purpose:
                 plan = RecordPlan.of(shape, fields)

@@ -211,6 +211,9 @@ class FileWindows:
     summary: FileSummary
 
 
+READS = "reads"  # a key of `Corpus.about`: rows of texts that no answers are learned of
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
     """Windows to train on, windows held out (None if there are none), and what each file held.
