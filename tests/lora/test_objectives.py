@@ -20,8 +20,8 @@ pytestmark = pytest.mark.quick
 
 
 def test_no_other_file_names_an_objective():
-    """As a word of its own: a branch on a name, or a table by names. A command may share a name with
-    an objective: its file, and the table of commands, are of commands."""
+    """As a word of its own: a branch on a name, or a table by names. A command may share a name
+    with an objective: its file, and the table of commands, are of commands."""
     commands, named = ROOT / "cli/commands", []
     for path in (p for folder in ("lora", "cli") for p in (ROOT / folder).rglob("*.py")):
         own = path.parent in (ROOT / "lora/objectives", commands) and path.stem in OBJECTIVES
