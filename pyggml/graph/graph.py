@@ -104,6 +104,15 @@ class Graph:
         return readers
 
     @cached_property
+    def by_op(self) -> Mapping[str, Sequence[Tensor]]:
+        """The nodes of each op, by its name, in their order."""
+        by_op = defaultdict[str, list[Tensor]](list)
+        for node in self.nodes:
+            assert node.op is not None
+            by_op[node.op.name].append(node)
+        return by_op
+
+    @cached_property
     def users(self) -> Mapping[Tensor, Set[Tensor]]:
         """The nodes with a kernel that read each owner's memory, by whatever view."""
         users = defaultdict[Tensor, set[Tensor]](set)
@@ -113,26 +122,14 @@ class Graph:
         return users
 
     @cached_property
+    def kept(self) -> Set[Tensor]:
+        """The owners of the memory that the caller reads."""
+        return {t.root for t in self.outputs}
+
+    @cached_property
     def places(self) -> Mapping[Tensor, int]:
         """Where each node stands."""
         return {t: i for i, t in enumerate(self.nodes)}
-
-    def is_only_for(self, t: Tensor, *readers: Tensor) -> bool:
-        """Whether these nodes read t, and nobody else: neither a node nor the caller."""
-        return set(self.readers[t]) == set(readers) and t not in self.outputs
-
-    def needs(self, tensors: Iterable[Tensor], nodes: Collection[Tensor]) -> bool:
-        """Whether one of these nodes is among the tensors, or among what they are made of."""
-        first = min(self.places[t] for t in nodes)
-        seen, stack = set[Tensor](), [*tensors]
-        while stack:
-            t = stack.pop()
-            if t in nodes:
-                return True
-            if t not in seen and self.places.get(t, -1) > first:
-                seen.add(t)
-                stack += t.src
-        return False
 
     def with_notes(self, notes: Notes) -> Graph:
         """The same graph with other notes."""

@@ -27,6 +27,12 @@ def last_write(t: Tensor) -> Tensor:
     return t
 
 
+def maker(t: Tensor) -> Tensor:
+    """The node whose kernel wrote the numbers of t; a leaf is its own."""
+    t = last_write(t)
+    return t.src[0] if t.op is SAVED else t
+
+
 def readers_of_overwritten(tensors: Iterable[Tensor]) -> Mapping[Tensor, Sequence[Tensor]]:
     """The readers of the old numbers, for each node that writes into another tensor's memory."""
     writes = {t: last_write(t.src[0]) for t in tensors if t.base is not None and t.is_write}

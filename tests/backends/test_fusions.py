@@ -4,7 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from card_patterns import numbers, patterns, sample_of, with_nodes_before
+from card_patterns import (
+    numbers,
+    ops_named,
+    own_ops,
+    patterns,
+    sample_of,
+    with_nodes_before,
+)
 from extras import need
 
 import pyggml
@@ -14,7 +21,7 @@ from pyggml.generation import Session
 from pyggml.graph import Graph
 from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import BF16, F16
-from pyggml.graph.op import SAVED, Memory, changed_by
+from pyggml.graph.op import OPS, SAVED, Memory, changed_by
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.look.check import in_float64
 from pyggml.lora import LoraConfig, attach, loss_and_grads
@@ -223,3 +230,11 @@ def test_a_fused_node_changes_what_its_nodes_do(name, dry):
     apart = [root for t in node.params["of"].nodes for root in changed_by(t)]
     assert changed_by(node) == apart
     assert bool(apart) == ("set_rows" in name or "advance" in name)
+
+
+def test_every_op_that_a_table_names_is_one():
+    from pyggml.backends.cuda import rewrites
+
+    tables = *rewrites.FUSIONS, *rewrites.EXPERT_UNITS, rewrites.GATED, rewrites.FORMULA
+    named = {op for each in (*tables, rewrites.SUM) for op in ops_named(each.pattern)}
+    assert named <= OPS.keys() | own_ops().keys()

@@ -12,6 +12,7 @@ from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.graph.graph import topological
 from pyggml.graph.op import SAVED
 from pyggml.graph.rewrite import rewrite
+from pyggml.graph.table import by_table
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.look.check import in_float64
 from pyggml.ops import (
@@ -102,12 +103,11 @@ def values(graph):
 
 
 def test_each_pass_computes_what_the_graph_before_it_does():
-    from pyggml.backends.cuda.rewrites import LORA
-    from pyggml.backends.cuda.rewrites.sums import with_sums
+    from pyggml.backends.cuda.rewrites import LORA, SUM
 
     graph, ops = unit(), set()
     wanted = values(graph)
-    for change in (*LORA, lambda graph: with_sums(graph, None)):
+    for change in (*LORA, lambda graph: by_table(graph, [SUM])):
         graph = change(graph)
         ops |= {t.op.name for t in graph.nodes}
         for a, b in zip(values(graph), wanted, strict=True):

@@ -12,13 +12,14 @@ from numba.core import config
 from pyggml import ops
 from pyggml.alloc import plan
 from pyggml.backends.cpu import CPU
-from pyggml.backends.cpu.rewrites.joint_backs import with_joint_backs
-from pyggml.backends.cpu.rewrites.joint_products import with_joint_products
+from pyggml.backends.cpu.rewrites.joint_backs import JOINT_BACK
+from pyggml.backends.cpu.rewrites.joint_products import JOINT_PRODUCTS
 from pyggml.backends.cpu.rewrites.thin_first import thin_first
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.graph import Graph, Notes
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.op import OPS
+from pyggml.graph.table import by_table
 from pyggml.graph.tensor import leaf
 from pyggml.jit import JIT
 from pyggml.ops.activation.glu import SWIGLU_BACK
@@ -140,7 +141,7 @@ def norm(y):
 )
 def test_what_cannot_be_joined_stays(graph):
     graph = graph()
-    assert "swiglu_back_gate" in names(graph) and with_joint_backs(graph) is graph
+    assert "swiglu_back_gate" in names(graph) and by_table(graph, [JOINT_BACK]) is graph
 
 
 @pytest.mark.parametrize("also", ["dgate", "dup", "gate"])
@@ -148,10 +149,10 @@ def test_what_others_read_stays(also):
     gate, up, dy = ops.cpy(rounded(T, N), F32), ops.cpy(rounded(T, N), F32), normal(T, N)
     apart = {"dgate": OPS["swiglu_back_gate"](gate, up, dy), "dup": ops.swiglu(gate, dy)}
     results_ = [ops.scale(t, 2.0) for t in (*apart.values(), ops.swiglu(gate, up))]
-    joined = with_joint_backs(Graph.of(*results_))
+    joined = by_table(Graph.of(*results_), [JOINT_BACK])
     assert any(t.op is SWIGLU_BACK for t in joined.nodes)
     graph = Graph.of(*results_, ops.sqr(gate) if also == "gate" else apart[also])
-    assert with_joint_backs(graph) is graph
+    assert by_table(graph, [JOINT_BACK]) is graph
 
 
 def swiglus(dy, other_dy):
@@ -181,7 +182,7 @@ def swiglus(dy, other_dy):
 def test_no_node_is_left_beside_a_joint_one(first, second):
     """Where one swiglu's dy needs what the other gives, the one that comes too early stays."""
     graph = Graph.of(*swiglus(first, second))
-    joined = with_joint_backs(graph)
+    joined = by_table(graph, [JOINT_BACK])
     n_joint = names(joined).count("swiglu_back")
     assert n_joint and names(joined).count("swiglu_back_gate") == 2 - n_joint
     assert names(joined).count("swiglu") == names(joined).count("cpy") == 2 * (2 - n_joint)
@@ -226,7 +227,7 @@ def backwards(n=FF):
 def test_lone_pairs_are_joined():
     x = ops.scale(normal(T, N), 2.0)
     graph = Graph.of(adapted(x)[1], backwards()[1])
-    joined = with_joint_products(graph)
+    joined = by_table(graph, JOINT_PRODUCTS)
     assert names(joined) == ["scale", "mul_mat", "mul_mat_low_rank", "out_prod_low_rank"]
     assert same(as_it_is(joined), as_it_is(graph))
 
@@ -254,7 +255,7 @@ def overwritten(x):
 )
 def test_other_products_stay(outputs):
     graph = Graph.of(*outputs(ops.scale(normal(T, N), 2.0)))
-    assert with_joint_products(graph) is graph
+    assert by_table(graph, JOINT_PRODUCTS) is graph
 
 
 # -- thin_first -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ def own_ops():
     from pyggml.backends.cuda import rewrites
     from pyggml.backends.cuda.runtime.kernel import OWN_OPS
 
-    assert rewrites.REWRITES, "they are declared"
+    assert rewrites.FUSIONS, "they are declared"
     return OWN_OPS
 
 
@@ -35,6 +35,11 @@ def patterns():
     from pyggml.backends.cuda.rewrites import FUSIONS
 
     return {fusion.name: fusion.sample for fusion in FUSIONS} | {"out_prod_add": _summed}
+
+
+def ops_named(pattern):
+    """The names of the ops that a pattern looks for."""
+    return {op for lines in pattern.ways for line in lines.values() for op in line.ops}
 
 
 def sample_of(name):

@@ -8,7 +8,7 @@ import numpy as np
 from pyggml import threads
 from pyggml.backends.base import Backend
 from pyggml.backends.cpu import pages
-from pyggml.backends.cpu.rewrites import REWRITES
+from pyggml.backends.cpu.rewrites import rewritten
 from pyggml.graph import Graph
 from pyggml.graph.arrays import array, read, stored_shape, write
 from pyggml.graph.call import Call
@@ -37,9 +37,7 @@ class CPU(Backend):
         return None if node.op in KERNELS else lacks_of_reference(node)
 
     def rewritten(self, graph: Graph) -> Graph:
-        for rewrite in REWRITES:
-            graph = rewrite(graph)
-        return graph
+        return rewritten(graph)
 
     def alloc(self, n_bytes: int) -> np.ndarray:
         """n_bytes uint8, aligned; pages are taken from the system when first written."""

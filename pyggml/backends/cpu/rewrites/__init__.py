@@ -1,18 +1,16 @@
-"""Passes over a graph that the CPU runs alone, in their order. They keep every bit of a result."""
+"""What the CPU changes in a graph that it runs alone. It keeps every bit of a result."""
 
-from collections.abc import Callable
-
-from pyggml.backends.cpu.rewrites.joint_backs import with_joint_backs
-from pyggml.backends.cpu.rewrites.joint_products import with_joint_products
+from pyggml.backends.cpu.rewrites.joint_backs import JOINT_BACK
+from pyggml.backends.cpu.rewrites.joint_products import JOINT_PRODUCTS
 from pyggml.backends.cpu.rewrites.thin_first import thin_first
 from pyggml.graph import Graph
+from pyggml.graph.table import by_table
 from pyggml.jit import JIT
 
-REWRITES: tuple[Callable[[Graph], Graph], ...] = (
-    # The backward pass of swiglu in one node. Without JIT NumPy rounds its exponentials otherwise.
-    *([with_joint_backs] if JIT else []),
-    # A product with a weight and what LoRA adds to it in one node.
-    with_joint_products,
-    # Of products of one source the thin ones first: the order of the nodes that are left.
-    thin_first,
-)
+# Without JIT NumPy rounds the exponentials of swiglu otherwise.
+TABLE = ((JOINT_BACK,) if JIT else ()) + JOINT_PRODUCTS
+
+
+def rewritten(graph: Graph) -> Graph:
+    """The graph as the CPU computes it."""
+    return thin_first(by_table(graph, TABLE))

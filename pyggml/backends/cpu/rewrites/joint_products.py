@@ -1,86 +1,60 @@
 """Products with a weight that take along what LoRA adds to their results, on the CPU.
 
-    y = mul_mat_add(mul_mat(w, x), b, t); cpy(y, BF16)    mul_mat_low_rank(b, t, w, x), its saved
-    out_prod_add(out_prod(a, sᵀ), w, dyᵀ)                 out_prod_low_rank(a, s, w, dy)
-    out_prod_add(out_prod_add(c, a, sᵀ), w, dyᵀ)          out_prod_low_rank_add(c, a, s, w, dy)
-
 Apart, the nodes write and read the whole result up to three times, and caches are too small for it.
 A joint node writes it once. The bits are the same.
 """
 
-from collections.abc import Iterator, Sequence
-
-from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32
-from pyggml.graph.op import changed_by
-from pyggml.graph.rewrite import rewrite
+from pyggml.graph.pattern import Match, Pattern
+from pyggml.graph.rewrite import Replacements
+from pyggml.graph.table import Rewrite
 from pyggml.graph.tensor import Tensor
-from pyggml.graph.verify import graph_pass
 from pyggml.kernels.gemm.beside import MOST
 from pyggml.kernels.gemm.thin import WIDEST
-from pyggml.ops.layout.cpy import CPY
-from pyggml.ops.layout.layout import TRANSPOSE
 from pyggml.ops.product.low_rank import MUL_MAT_LOW_RANK, OUT_PROD_LOW_RANK, OUT_PROD_LOW_RANK_ADD
-from pyggml.ops.product.matmul import MUL_MAT, MUL_MAT_ADD, OUT_PROD, OUT_PROD_ADD
 
 
-@graph_pass
-def with_joint_products(graph: Graph) -> Graph:
-    """The graph with joint products wherever the second alone reads the first, and nothing that the
-    first reads is written over before; a graph with nothing to join is returned itself."""
-    return rewrite(graph, dict(_matches(graph)))
+def _suits(y: Tensor, thin: Tensor, u: Tensor, rank: int, w: Tensor, rows: Tensor) -> bool:
+    """Whether y = rows·w, a packed leaf, + u·thin, a float32 leaf of low rank, is wide."""
+    are_whole = all(len(t.shape) == 2 and t.is_contiguous for t in (thin, u, w, rows))
+    are_leaves = thin.root.op is None and w.root.op is None
+    are_low_rank = thin.dtype is F32 and w.dtype is not F32 and rank <= MOST
+    return are_whole and are_leaves and are_low_rank and y.shape[-1] > WIDEST
 
 
-def _matches(graph: Graph) -> Iterator[tuple[Tensor, Tensor]]:
-    changed = set[Tensor]()  # so far: the first would read it too late
-    for t in graph.nodes:
-        changed.update(changed_by(t))
-        joint = _forward(t, graph.readers[t]) or _backward(t)
-        if joint is None or changed.intersection(s.root for s in t.src[0].src):
-            continue
-        if graph.is_only_for(t.src[0], t):
-            yield from joint
+def _adds(m: Match) -> bool:
+    copy = m.get("copy")
+    is_rounded = copy is None or copy.dtype is BF16
+    return is_rounded and _suits(m.y, m.b, m.d, m.b.shape[-1], m.w, m.x)
 
 
-Joint = Sequence[tuple[Tensor, Tensor]]  # results of nodes, and those of the joint one
+def _forward(m: Match) -> Replacements:
+    copy = m.get("copy")
+    joint = MUL_MAT_LOW_RANK(m.b, m.d, m.w, m.x, rounds=copy is not None)
+    return {m.y: joint} if copy is None else {m.y: joint, copy: joint.saved[0]}
 
 
-def _forward(y: Tensor, readers: Sequence[Tensor]) -> Joint | None:
-    """If y adds LoRA's part to a product: y and a rounded copy, from one node."""
-    if y.op is not MUL_MAT_ADD or y.src[0].op is not MUL_MAT:
-        return None
-    plain, b, d = y.src
-    w, x = plain.src
-    if not _are_low_rank(b, d, b.shape[-1]) or not _are_packed(w, x) or y.shape[-1] <= WIDEST:
-        return None
-    copies = [r for r in readers if r.op is CPY and r.dtype is BF16][:1]
-    joint = MUL_MAT_LOW_RANK(b, d, w, x, rounds=bool(copies))
-    return [(y, joint), *zip(copies, joint.saved, strict=True)]
+def _adds_back(m: Match) -> bool:
+    return _suits(m.dx, m.a, m.d, m.a.shape[0], m.w, m.dy)
 
 
-def _backward(dx: Tensor) -> Joint | None:
-    """If dx adds the product with W to that with A: dx from one node."""
-    if dx.op is not OUT_PROD_ADD or dx.src[0].op not in (OUT_PROD, OUT_PROD_ADD):
-        return None
-    thin, w, dy_turned = dx.src
-    *c, a, d_turned = thin.src
-    if dy_turned.op is not TRANSPOSE or d_turned.op is not TRANSPOSE:
-        return None
-    d, dy = d_turned.src[0], dy_turned.src[0]
-    if not _are_low_rank(a, d, a.shape[0]) or not _are_packed(w, dy) or dx.shape[-1] <= WIDEST:
-        return None
-    return [(dx, (OUT_PROD_LOW_RANK_ADD if c else OUT_PROD_LOW_RANK)(*c, a, d, w, dy))]
+def _backward(m: Match) -> Replacements:
+    so_far = m.get("so_far")
+    if so_far is None:
+        return {m.dx: OUT_PROD_LOW_RANK(m.a, m.d, m.w, m.dy)}
+    return {m.dx: OUT_PROD_LOW_RANK_ADD(so_far, m.a, m.d, m.w, m.dy)}
 
 
-def _are_low_rank(leaf: Tensor, rows: Tensor, rank: int) -> bool:
-    """Whether these are a float32 leaf and rows of so many numbers, few enough."""
-    return leaf.root.op is None and leaf.dtype is F32 and _are_whole(leaf, rows) and rank <= MOST
-
-
-def _are_packed(w: Tensor, rows: Tensor) -> bool:
-    """Whether these are a leaf that a product unpacks, and rows."""
-    return w.root.op is None and w.dtype is not F32 and _are_whole(w, rows)
-
-
-def _are_whole(*matrices: Tensor) -> bool:
-    return all(len(t.shape) == 2 and t.is_contiguous for t in matrices)
+_PRODUCT = """\
+plain = mul_mat(w, x)
+y = mul_mat_add(plain, b, d)
+"""
+_GRADIENT = """
+thin = out_prod(a, transpose(d)) or out_prod_add(so_far, a, transpose(d))
+dx = out_prod_add(thin, w, transpose(dy))
+"""
+JOINT_PRODUCTS = (
+    Rewrite(Pattern(_PRODUCT + "copy = cpy(y)"), _adds, _forward),
+    Rewrite(Pattern(_PRODUCT), _adds, _forward),
+    Rewrite(Pattern(_GRADIENT), _adds_back, _backward),
+)

@@ -13,11 +13,12 @@ import numpy as np
 from pyggml.backends.cuda.gemm import path_of
 from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS, FewRowsProduct, FusedNorm, products
 from pyggml.backends.cuda.ops.products import problem_of
-from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.op import Memory
+from pyggml.graph.pattern import Match
 from pyggml.graph.tensor import Tensor
 from pyggml.ops import add, mul_mat, rms_norm_mul, scale, swiglu
 from pyggml.ops.layout.cpy import packed_leaf
@@ -40,30 +41,22 @@ def reads_norm(product: Tensor, norm: Tensor) -> bool:
     return same and a.shape[-1] == norm.shape[-1]
 
 
-def _follow_norm(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+def _follow_norm(m: Match, compute: Compute) -> bool:
     """Products of one normalised A: of queries, keys and values, say."""
-    norm, *products = nodes
-    return reads_norm(products[0], norm) and _are_few(products, compute)
+    products = [t for t in m.nodes if t.op is MUL_MAT]
+    return reads_norm(products[0], m.norm) and _are_few(products, compute)
 
 
-def _are_gated(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+def _are_gated(m: Match, compute: Compute) -> bool:
     """silu(A · gateᵀ) · (A · upᵀ) of a normalised A."""
-    _, first, second, gated = nodes
-    gate, up = (t.root for t in gated.src)
-    if is_read[1] or is_read[2] or {gate, up} != {first, second}:
-        return False
-    (w_gate, _), (w_up, _) = gate.src, up.src
-    alike = w_gate.dtype is w_up.dtype and w_gate.shape == w_up.shape
-    return alike and _follow_norm(nodes[:3], is_read[:3], compute)
+    alike = m.w_gate.dtype is m.w_up.dtype and m.w_gate.shape == m.w_up.shape
+    return alike and not m.is_read(m.gate, m.up) and _follow_norm(m, compute)
 
 
-def _adds(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+def _adds(m: Match, compute: Compute) -> bool:
     """A product and what it is added to, of its shape."""
-    product, total = nodes
-    others = [s for s in total.src if s.root is not product]
-    if is_read[0] or len(others) != 1 or not _are_few([product], compute):
-        return False
-    return others[0].n_elements == product.n_elements == total.n_elements
+    alike = m.added.n_elements == m.product.n_elements == m.total.n_elements
+    return alike and not m.is_read(m.product) and _are_few([m.product], compute)
 
 
 def _bind(
@@ -90,8 +83,7 @@ def _bind_after_norm(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call
 
 
 def _bind_gated(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
-    norm, *both, gated = sites
-    gate, up = (next(s for s in both if s.node is t.root) for t in gated.node.src)
+    norm, gate, up, gated = sites
     part = replace(_part(gate), out=gated.out, up=up.src[0])
     return _bind(sites, [part], _norm(norm, is_read[0], gated.out))
 
@@ -118,17 +110,31 @@ def _residual(rng: np.random.Generator) -> Graph:
 
 
 NORM_PRODUCTS = Fusion(
-    ("rms_norm_mul", *("mul_mat",) * 3), _follow_norm, _bind_after_norm,
+    near("""
+        norm = rms_norm_mul(x, w)
+        q = mul_mat(w_q, view(norm))
+        k = mul_mat(w_k, view(norm))
+        v = mul_mat(w_v, view(norm))
+    """),
+    _follow_norm, _bind_after_norm,
     lambda rng: Graph.of(*(scale(y, 2.0) for y in _products_of_norm(rng, 40, 24, 24))),
 )  # fmt: skip
 NORM_GATED = Fusion(
-    ("rms_norm_mul", "mul_mat", "mul_mat", "swiglu"), _are_gated, _bind_gated, _gate_sample
-)
+    near("""
+        norm = rms_norm_mul(x, w)
+        gate = mul_mat(w_gate, view(norm))
+        up = mul_mat(w_up, view(norm))
+        unit = swiglu(view(gate), view(up))
+    """),
+    _are_gated, _bind_gated, _gate_sample,
+)  # fmt: skip
 NORM_PRODUCT = Fusion(
-    ("rms_norm_mul", "mul_mat"), _follow_norm, _bind_after_norm,
+    near("norm = rms_norm_mul(x, w); product = mul_mat(b, view(norm))"),
+    _follow_norm, _bind_after_norm,
     lambda rng: Graph.of(*_products_of_norm(rng, 40)),
 )  # fmt: skip
 # The sum may lie where what is added does, number for number, but not where A does.
 PRODUCT_ADD = Fusion(
-    ("mul_mat", "add"), _adds, _bind_residual, _residual, Memory.INPLACE_FIRST, leads=1
-)
+    near("product = mul_mat(b, a); total = add(added, view(product)) or add(view(product), added)"),
+    _adds, _bind_residual, _residual, Memory.INPLACE_FIRST, leads=1,
+)  # fmt: skip

@@ -22,7 +22,7 @@ from pyggml.backends.cuda.runtime.early import (
     least_shared,
     release_others,
 )
-from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import launch, per_element
 from pyggml.backends.cuda.runtime.simulator import small
@@ -30,35 +30,29 @@ from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.op import Memory
-from pyggml.graph.tensor import Tensor, leaf
+from pyggml.graph.pattern import Match
+from pyggml.graph.tensor import leaf
 from pyggml.ops import add, mul, mul_mat_id, repeat_back, reshape, scale, swiglu
 from pyggml.ops.layout.cpy import packed_leaf
 
 # -- gate, up, their unit and the weights ---------------------------------------------------------
 
 
-def _are_gated(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+def _are_gated(m: Match, compute: Compute) -> bool:
     """silu(x · gate[e]ᵀ) · (x · up[e]ᵀ) of few rows."""
-    first, second, gated = nodes[:3]
-    if any(is_read[:2]) or {t.root for t in gated.src} != {first, second}:
-        return False
-    (w, x, ids), (w_up, x_up, ids_up) = first.src, second.src
-    alike = w.dtype is w_up.dtype and w.shape == w_up.shape
-    return alike and x is x_up and ids is ids_up and all(are_few(t, compute) for t in nodes[:2])
+    alike = m.w_gate.dtype is m.w_up.dtype and m.w_gate.shape == m.w_up.shape
+    are_inside = not m.is_read(m.gate, m.up)
+    return alike and are_inside and are_few(m.gate, compute) and are_few(m.up, compute)
 
 
-def _are_weighted(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+def _are_weighted(m: Match, compute: Compute) -> bool:
     """These, each row times a weight of its own."""
-    gated, weighted = nodes[2:]
-    others = [s for s in weighted.src if s.root is not gated]
-    if is_read[2] or len(others) != 1 or not _are_gated(nodes[:3], is_read, compute):
-        return False
-    return others[0].is_contiguous and others[0].shape == (*gated.shape[:-1], 1)
+    of_rows = m.weights.is_contiguous and m.weights.shape == (*m.unit.shape[:-1], 1)
+    return of_rows and not m.is_read(m.unit) and _are_gated(m, compute)
 
 
 def _bind_gated(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
-    *both, gated = sites[:3]
-    gate, up = (next(s for s in both if s.node is t.root) for t in gated.node.src)
+    gate, up, gated = sites[:3]
     weights, last = None, sites[-1]
     if last is not gated:
         places = zip(last.node.src, last.src, strict=True)
@@ -94,16 +88,13 @@ def _add_many_experts(out, other, y, n, n_used):
         )  # fmt: skip
 
 
-def _is_sum(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+def _is_sum(m: Match, compute: Compute) -> bool:
     """Σ_u y[:, u] + other."""
-    over, total = nodes
-    others, (y,) = [s for s in total.src if s.root is not over], over.src
-    if is_read[0] or len(others) != 1 or len(y.shape) != 3:
-        return False
-    of_experts = over.shape == (y.shape[0], 1, y.shape[2])
-    alike = others[0].n_elements == over.n_elements == total.n_elements
-    plain = all(t.dtype is F32 and t.is_contiguous for t in (y, *total.src))
-    return of_experts and alike and plain
+    shape = m.y.shape
+    of_experts = len(shape) == 3 and m.over.shape == (shape[0], 1, shape[2])
+    alike = m.other.n_elements == m.over.n_elements == m.total.n_elements
+    plain = all(t.dtype is F32 and t.is_contiguous for t in (m.y, *m.total.src))
+    return of_experts and alike and plain and not m.is_read(m.over)
 
 
 def _bind_sum(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
@@ -134,12 +125,18 @@ def _sum_of_experts(rng: np.random.Generator) -> Graph:
     return Graph.of(add(drawn(rng, 3, 24), reshape(y, (3, 24))))
 
 
-_GATED = ("mul_mat_id", "mul_mat_id", "swiglu")
+_GATED = """\
+gate = mul_mat_id(w_gate, x, ids)
+up = mul_mat_id(w_up, x, ids)
+unit = swiglu(view(gate), view(up))
+"""
+_WEIGHTED = "weighted = mul(view(unit), weights) or mul(weights, view(unit))"
 EXPERTS_WEIGHTED = Fusion(
-    (*_GATED, "mul"), _are_weighted, _bind_gated, partial(_units, weighted=True)
+    near(_GATED + _WEIGHTED), _are_weighted, _bind_gated, partial(_units, weighted=True)
 )
-EXPERTS_GATED = Fusion(_GATED, _are_gated, _bind_gated, partial(_units, weighted=False))
+EXPERTS_GATED = Fusion(near(_GATED), _are_gated, _bind_gated, partial(_units, weighted=False))
 # The sum may lie where what is added does, but not where the experts' results do.
 EXPERTS_SUM = Fusion(
-    ("repeat_back", "add"), _is_sum, _bind_sum, _sum_of_experts, Memory.INPLACE_FIRST, leads=1
-)
+    near("over = repeat_back(y); total = add(other, view(over)) or add(view(over), other)"),
+    _is_sum, _bind_sum, _sum_of_experts, Memory.INPLACE_FIRST, leads=1,
+)  # fmt: skip

@@ -8,14 +8,14 @@ from pyggml.backends.cuda.code.formulas import lanes_of
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, store_four
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.formulas.formula import Formula
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.op import Memory
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.pattern import Match
 from pyggml.ops import OPS
 from pyggml.ops.activation.glu import SWIGLU, SWIGLU_BACK_GATE
 
@@ -41,11 +41,8 @@ def _swiglu_back(d_gate, d_up, gate, up, dy):
         store_four(d_up, i, *_unit(g, d, ()))
 
 
-def _are_gradients(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
-    """The gradient of up is silu(gate)·dy, which is swiglu again."""
-    of_gate, of_up = nodes
-    gate, _, dy = of_gate.src
-    return all(is_read) and of_up.src == (gate, dy) and lies_in_fours(*of_gate.src)
+def _are_gradients(m: Match, compute: Compute) -> bool:
+    return m.is_read(m.of_gate) and lies_in_fours(m.gate, m.up, m.dy)
 
 
 def _bind_swiglu_back(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
@@ -59,6 +56,8 @@ def _gradients(rng: np.random.Generator) -> Graph:
     return Graph.of(SWIGLU_BACK_GATE(gate, up, dy), SWIGLU(gate, dy))
 
 
+# The gradient of up is silu(gate)·dy, which is swiglu again.
 SWIGLU_BACKS = Fusion(
-    ("swiglu_back_gate", "swiglu"), _are_gradients, _bind_swiglu_back, _gradients, Memory.INPLACE
-)
+    near("of_gate = swiglu_back_gate(gate, up, dy); of_up = swiglu(gate, dy)"),
+    _are_gradients, _bind_swiglu_back, _gradients, Memory.INPLACE,
+)  # fmt: skip

@@ -18,7 +18,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_sum
 from pyggml.backends.cuda.ops.rows import faults_of_rows
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import small
@@ -27,7 +27,7 @@ from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.op import Memory
-from pyggml.graph.overwriting import last_write
+from pyggml.graph.pattern import Match
 from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.ops import flash_attn_ext, reshape, rms_norm_mul, rope_table, set_rows
 from pyggml.ops.attention.rope import rope_apply
@@ -113,37 +113,21 @@ def _heads() -> Any:
     return heads
 
 
-def _follow(nodes: Sequence[Tensor]) -> bool:
-    """Whether each node reads the one before it, head by head."""
-    q_norm, q_turn, k_norm, k_turn, k_put, v_put = nodes
-    return (
-        q_turn.src[0] is q_norm
-        and k_turn.src[0] is k_norm
-        and k_put.src[1].root is k_turn
-        and q_turn.params == k_turn.params
-        and all(t.src[1].root is q_turn.src[1].root for t in (q_turn, k_turn))
-        and v_put.src[2] is k_put.src[2]
-    )
-
-
-def _are_heads(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+def _are_heads(m: Match, compute: Compute) -> bool:
     """Whether they are heads of few tokens, cached in float16 or float32."""
-    q_norm, _, k_norm, _, k_put, v_put = nodes
-    if not _follow(nodes):
+    if m.is_read(m.q_norm, m.k_norm, m.k_turn):  # a norm of all heads at once, say
         return False
-    if is_read[0] or is_read[2] or is_read[3]:  # a norm of all heads at once, say
-        return False
-    n_tokens, _, d = q_norm.shape
-    k, v = k_norm.src[0], v_put.src[1]
-    n_key_heads, cache, ids = k.shape[1], k_put.src[0], k_put.src[2]
+    n_tokens, _, d = m.q_norm.shape
+    n_key_heads = m.k.shape[1]
     return (
         (n_tokens <= MOST_TOKENS and d <= _WIDEST)
-        and (*k.shape,) == (n_tokens, n_key_heads, d)
-        and all(t.src[1].shape == (d,) for t in (q_norm, k_norm))
-        and all(t.src[0].dtype in (F16, F32) for t in (k_put, v_put))
-        and k_put.src[0].shape == v_put.src[0].shape == (cache.shape[0], n_key_heads * d)
-        and ids.shape == (n_tokens,)
-        and v.n_elements == k.n_elements
+        and m.q_turn.params == m.k_turn.params
+        and m.k.shape == (n_tokens, n_key_heads, d)
+        and m.of_q.shape == m.of_k.shape == (d,)
+        and all(t.dtype in (F16, F32) for t in (m.k_cache, m.v_cache))
+        and m.k_cache.shape == m.v_cache.shape == (m.k_cache.shape[0], n_key_heads * d)
+        and m.ids.shape == (n_tokens,)
+        and m.v.n_elements == m.k.n_elements
     )
 
 
@@ -164,22 +148,17 @@ def _bind(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     )  # fmt: skip
 
 
-def _are_attended(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+def _are_attended(m: Match, compute: Compute) -> bool:
     """The heads of one token, made in the kernel of the attention that reads them."""
-    q_norm, q_turn, k_norm, _, k_put, v_put, attention = nodes
-    if is_read[1] or not _are_heads(nodes[:6], is_read[:6], compute):
+    if m.is_read(m.q_turn) or not _are_heads(m, compute):
         return False
-    if attention.src[0] is not q_turn or path_of(attention, compute) is not DECODE:
-        return False
-    table, p, puts = q_turn.src[1], q_turn.params, (k_put, v_put)
-    whole = all(
-        last_write(s) is put and _place(s) == _place(put)
-        for s, put in zip(attention.src[1:3], puts, strict=True)
-    )
+    places = [_place(t) for t in m.attention.src[1:3]]
+    whole = path_of(m.attention, compute) is DECODE and places == [*map(_place, (m.k_put, m.v_put))]
+    table, p = m.q_turn.src[1], m.q_turn.params
     turned = p["neox"] and not p["offset"]
-    sources = q_norm.src[0], k_norm.src[0], v_put.src[1], q_norm.src[1], k_norm.src[1], table
-    fits = serves(q_norm.shape[2], table.shape[-1] if turned else 0, *sources)
-    return q_norm.shape[0] == 1 and whole and fits
+    sources = m.q, m.k, m.v, m.of_q, m.of_k, table
+    fits = serves(m.q_norm.shape[2], table.shape[-1] if turned else 0, *sources)
+    return m.q_norm.shape[0] == 1 and whole and fits
 
 
 def _place(t: Tensor) -> tuple[int, int]:
@@ -229,10 +208,18 @@ def _one_attended(rng: np.random.Generator) -> Graph:
     return Graph.of(o, *puts)
 
 
-_OPS = *("rms_norm_mul", "rope_apply") * 2, "set_rows", "set_rows"
+_HEADS = """\
+q_norm = rms_norm_mul(q, of_q)
+q_turn = rope_apply(q_norm, view(table))
+k_norm = rms_norm_mul(k, of_k)
+k_turn = rope_apply(k_norm, view(table))
+k_put = set_rows(k_cache, view(k_turn), ids)
+v_put = set_rows(v_cache, v, ids)
+"""
+_ATTENDED = "attention = flash_attn_ext(q_turn, view(k_put), view(v_put), *others)"
 # Queries may be turned in place.
-HEADS = Fusion(_OPS, _are_heads, _bind, _two_tokens, Memory.INPLACE_FIRST)
+HEADS = Fusion(near(_HEADS), _are_heads, _bind, _two_tokens, Memory.INPLACE_FIRST)
 ATTENDED_HEADS = Fusion(
-    (*_OPS, "flash_attn_ext"), _are_attended, _bind_attended, _one_attended,
+    near(_HEADS + _ATTENDED), _are_attended, _bind_attended, _one_attended,
     scratch=_scratch_of_attention,
 )  # fmt: skip

@@ -23,7 +23,7 @@ from pyggml.backends.cuda.runtime.early import (
     least_shared,
     release_others,
 )
-from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, launch
 from pyggml.backends.cuda.runtime.simulator import small
@@ -134,11 +134,6 @@ def _bind_advance(site: CudaSite) -> Call:
     return launch(_advance, 1, 1, site.stream, site.src[1], _inputs(site))
 
 
-def _advances(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
-    choosing, moving = nodes
-    return moving.src[1] is choosing
-
-
 def _bind_both(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     choosing, moving = sites
     return _launch(choosing, _inputs(moving))
@@ -153,5 +148,6 @@ def _sample(rng: np.random.Generator) -> Graph:
 declare("likeliest", CudaKernel(_launch, scratch=_scratch))
 declare("advance", CudaKernel(_bind_advance))
 LIKELIEST_ADVANCE = Fusion(
-    ("likeliest", "advance"), _advances, _bind_both, _sample, scratch=_scratch
-)
+    near("choice = likeliest(logits); moved = advance(tokens, choice, *others)"),
+    lambda m, compute: True, _bind_both, _sample, scratch=_scratch,
+)  # fmt: skip

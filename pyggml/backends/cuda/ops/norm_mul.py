@@ -19,7 +19,7 @@ from pyggml.backends.cuda.code.fours import lies_in_fours
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.ops.by_row import holds_rows, rows_call
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_rows
 from pyggml.backends.cuda.runtime.table import declare
@@ -29,6 +29,7 @@ from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import Memory
+from pyggml.graph.pattern import Match
 from pyggml.graph.tensor import Tensor
 from pyggml.ops.norm.norm_mul import RMS_NORM_MUL, RMS_NORM_MUL_BACK, rms_norm_mul_back
 
@@ -104,13 +105,11 @@ def _is_residual(t: Tensor) -> bool:
     return t.src[0].shape == t.src[1].shape == t.shape
 
 
-def _adds_first(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+def _adds_first(m: Match, compute: Compute) -> bool:
     """norm(a + b)·w, and, of three nodes, a + b in BF16."""
-    add, *copies, norm = nodes
-    reads_sum = norm.src[0] is add and norm.src[1].n_elements == norm.shape[-1]
-    rounds = all(c.src[0] is add and c.dtype is BF16 for c in copies)
-    fits = holds_rows(norm) and lies_in_fours(*add.src, norm.src[1])
-    return reads_sum and rounds and fits and _is_residual(add)
+    copy = m.get("copy")
+    of_row = m.w.n_elements == m.norm.shape[-1] and (copy is None or copy.dtype is BF16)
+    return of_row and holds_rows(m.norm) and lies_in_fours(m.a, m.b, m.w) and _is_residual(m.total)
 
 
 def _bind_add_norm(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
@@ -128,11 +127,10 @@ def _norm_and(n: int) -> Formula:
     return replace(_NORM, name="add_norm", results=(_NORM.result, *(symbol("x"),) * n))
 
 
-def _adds_last(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+def _adds_last(m: Match, compute: Compute) -> bool:
     """a + the norm's gradient"""
-    back, add = nodes
-    is_sum = add.src[1] is back and _is_residual(add) and back.dtype is F32
-    return is_sum and holds_rows(back) and lies_in_fours(*back.src, add.src[0])
+    is_sum = _is_residual(m.total) and m.back.dtype is F32
+    return is_sum and holds_rows(m.back) and lies_in_fours(m.x, m.w, m.dy, m.a)
 
 
 def _bind_back_add(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
@@ -166,11 +164,18 @@ def _gradient_and_sum(rng: np.random.Generator) -> Graph:
 
 declare("rms_norm_mul_back_w", CudaKernel(_back_w, scratch=_back_w_scratch))
 ADD_NORM = Fusion(
-    ("add", "rms_norm_mul"), _adds_first, _bind_add_norm, _sum_and_norm, Memory.INPLACE
-)
+    near("total = add(a, b); norm = rms_norm_mul(total, w)"),
+    _adds_first, _bind_add_norm, _sum_and_norm, Memory.INPLACE,
+)  # fmt: skip
 ADD_COPY_NORM = Fusion(
-    ("add", "cpy", "rms_norm_mul"), _adds_first, _bind_add_norm, _sum_copy_and_norm, Memory.INPLACE
-)
+    near("""
+        total = add(a, b)
+        copy = cpy(total)
+        norm = rms_norm_mul(total, w)
+    """),
+    _adds_first, _bind_add_norm, _sum_copy_and_norm, Memory.INPLACE,
+)  # fmt: skip
 NORM_BACK_ADD = Fusion(
-    ("rms_norm_mul_back", "add"), _adds_last, _bind_back_add, _gradient_and_sum, Memory.INPLACE
-)
+    near("back = rms_norm_mul_back(x, w, dy); total = add(a, back)"),
+    _adds_last, _bind_back_add, _gradient_and_sum, Memory.INPLACE,
+)  # fmt: skip

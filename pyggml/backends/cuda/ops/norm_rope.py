@@ -18,7 +18,7 @@ from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, loader, st
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import ALL, warp_sum
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import per_rows
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
@@ -26,6 +26,7 @@ from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.op import Memory
+from pyggml.graph.pattern import Match
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.ops import rms_norm_mul, rope_table
 from pyggml.ops.attention.rope import rope_apply, rope_apply_back
@@ -135,15 +136,12 @@ def _are_whole(norm: Tensor, rope: Tensor, *others: Tensor) -> bool:
     return HAS_PTX and whole and is_head and lies_in_fours(table, *others)
 
 
-def _norms_first(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
-    norm, rope = nodes
-    return rope.src[0] is norm and not is_read[0] and _are_whole(norm, rope, *norm.src)
+def _norms_first(m: Match, compute: Compute) -> bool:
+    return not m.is_read(m.norm) and _are_whole(m.norm, m.turned, m.x, m.w)
 
 
-def _turns_first(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
-    rope, back = nodes
-    others = rope.src[0], *back.src[:2]
-    return back.src[2] is rope and not is_read[0] and _are_whole(back, rope, *others)
+def _turns_first(m: Match, compute: Compute) -> bool:
+    return not m.is_read(m.turned) and _are_whole(m.back, m.turned, m.dy, m.x, m.w)
 
 
 def _together(x: Tensor) -> int:
@@ -184,8 +182,10 @@ def _sample(rng: np.random.Generator) -> Graph:
 
 
 NORM_ROPE = Fusion(
-    ("rms_norm_mul", "rope_apply"), _norms_first, _bind_forward, _sample, Memory.INPLACE
-)
+    near("norm = rms_norm_mul(x, w); turned = rope_apply(norm, table)"),
+    _norms_first, _bind_forward, _sample, Memory.INPLACE,
+)  # fmt: skip
 ROPE_BACK_NORM_BACK = Fusion(
-    ("rope_apply_back", "rms_norm_mul_back"), _turns_first, _bind_backward, _sample, Memory.INPLACE
-)
+    near("turned = rope_apply_back(dy, table); back = rms_norm_mul_back(x, w, turned)"),
+    _turns_first, _bind_backward, _sample, Memory.INPLACE,
+)  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 
 from pyggml.backends.cuda.gemm import CudaOperands, CudaProblem, Factor, path_of
 from pyggml.backends.cuda.ops.layout import copy_of
-from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.runtime.table import declare
@@ -19,6 +19,7 @@ from pyggml.backends.kit.products import sides_of
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
+from pyggml.graph.pattern import Match
 from pyggml.graph.tensor import Tensor
 from pyggml.ops import add, mul_mat, out_prod, scale
 from pyggml.quants import QUANTS
@@ -97,11 +98,10 @@ def adding(site: CudaSite, product: Call) -> Call:
 # -- fusions ------------------------------------------------------------------------------------
 
 
-def _scales(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+def _scales(m: Match, compute: Compute) -> bool:
     """s · A · Bᵀ, as LoRA has it with s = α / r."""
-    product, scaled = nodes
-    p = problem_of(product, compute)
-    plain = not is_read[0] and not scaled.params["b"]
+    p = problem_of(m.product, compute)
+    plain = not m.is_read(m.product) and not m.scaled.params["b"]
     return plain and p.b.dtype is F32 and path_of(p).scales
 
 
@@ -126,9 +126,10 @@ for _name, _run in (("mul_mat", _bind), ("mul_mat_add", _bind_added)):
 for _name, _run in (("out_prod", _bind), ("out_prod_add", _bind_added)):
     declare(_name, CudaKernel(_run, lacks=_lacks, scratch=_scratch))
 PRODUCT_SCALED = Fusion(
-    ("mul_mat", "scale"), _scales, _bind_scaled, _scaled_product,
-    scratch=_scratch, shared=_packing_of,
+    near("product = mul_mat(b, a); scaled = scale(product)"),
+    _scales, _bind_scaled, _scaled_product, scratch=_scratch, shared=_packing_of,
 )  # fmt: skip
 OUT_PROD_SCALED = Fusion(
-    ("out_prod", "scale"), _scales, _bind_scaled, _scaled_gradient, scratch=_scratch
-)
+    near("product = out_prod(b, a); scaled = scale(product)"),
+    _scales, _bind_scaled, _scaled_gradient, scratch=_scratch,
+)  # fmt: skip

@@ -29,13 +29,14 @@ from pyggml.backends.cuda.runtime.early import (
     least_shared,
     release_others,
 )
-from pyggml.backends.cuda.runtime.fusion import Fusion, drawn
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX, small
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
+from pyggml.graph.pattern import Match
 from pyggml.graph.tensor import Tensor, leaf
 
 # -- the choice -----------------------------------------------------------------------------------
@@ -96,16 +97,13 @@ def _route(chosen, weights, x, n, n_used, least, greatest):
         _choose(chosen, weights, row, x, row * n, n, n_used, least, greatest)
 
 
-def _chooses(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+def _chooses(m: Match, compute: Compute) -> bool:
     """The best of a softmax, and what they have of their sum."""
-    probabilities, chosen, weights, total, limited, share = nodes
-    scores, p = probabilities.src, probabilities.params
-    table, ids = weights.src
-    plain = len(scores) == 1 and scores[0].is_contiguous and p["scale"] == 1 and not p["masked"]
-    whole = chosen.src[0] is probabilities and table.root is probabilities and ids is chosen
-    read = is_read[0] or any(is_read[2:5]) or probabilities.saved
-    of_row = total.shape == (chosen.shape[0], 1, 1) and share.src == (weights, limited)
-    return plain and whole and not read and of_row and scores[0].shape[-1] <= _MOST_EXPERTS
+    (scores,), p = m.probabilities.src, m.probabilities.params
+    plain = scores.is_contiguous and p["scale"] == 1 and not p["masked"]
+    read = m.is_read(m.probabilities, m.weights, m.total, m.limited) or m.probabilities.saved
+    of_row = m.total.shape == (m.chosen.shape[0], 1, 1)
+    return plain and not read and of_row and scores.shape[-1] <= _MOST_EXPERTS
 
 
 def _limits(limited: CudaSite) -> tuple[np.float32, np.float32]:
@@ -225,16 +223,15 @@ def _dynamic_bytes(k: int) -> int:
     return max(4 * k, least_shared())
 
 
-def _norms_and_chooses(nodes: Sequence[Tensor], is_read: Sequence[bool], compute: Compute) -> bool:
+def _norms_and_chooses(m: Match, compute: Compute) -> bool:
     """The same of the product of a normalised x of few rows, with a matrix in float32."""
-    norm, product, *choice = nodes
-    (x, weights), (w, _), scores = norm.src, product.src, choice[0].src[0]
-    if is_read[1] or scores.root is not product or not _chooses(choice, is_read[2:], compute):
+    if m.is_read(m.product) or not _chooses(m, compute):
         return False
-    n_rows, k = x.n_elements // norm.shape[-1], w.shape[-1]
-    in_fours = all(t.dtype is F32 and t.is_contiguous and lies_in_fours(t) for t in (x, weights, w))
-    fits = k % 4 == 0 and k <= _MOST_NUMBERS and n_rows <= _FEW_ROWS and len(w.shape) == 2
-    return HAS_PTX and has_clusters() and reads_norm(product, norm) and in_fours and fits
+    sources = m.x, m.of_norm, m.w
+    n_rows, k = m.x.n_elements // m.norm.shape[-1], m.w.shape[-1]
+    in_fours = all(t.dtype is F32 and t.is_contiguous and lies_in_fours(t) for t in sources)
+    fits = k % 4 == 0 and k <= _MOST_NUMBERS and n_rows <= _FEW_ROWS and len(m.w.shape) == 2
+    return HAS_PTX and has_clusters() and reads_norm(m.product, m.norm) and in_fours and fits
 
 
 def _bind_normed(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
@@ -271,8 +268,19 @@ def _router_of_norm(rng: np.random.Generator) -> Graph:
     return Graph.of(*_choice(ops.mul_mat(drawn(rng, 200, 2200), normed)), ops.scale(normed, 2.0))
 
 
-_CHOICE = ("soft_max", "top_k", "get_rows", "repeat_back", "clamp", "div")
-EXPERTS_ROUTER = Fusion(_CHOICE, _chooses, _bind_router, _router)
+_CHOICE = """\
+probabilities = soft_max(view(product))
+chosen = top_k(probabilities)
+weights = get_rows(view(probabilities), chosen)
+total = repeat_back(weights)
+limited = clamp(total)
+share = div(weights, limited)
+"""
+_NORMED = """\
+norm = rms_norm_mul(x, of_norm)
+product = mul_mat(w, view(norm))
+"""
+EXPERTS_ROUTER = Fusion(near(_CHOICE), _chooses, _bind_router, _router)
 EXPERTS_NORM_ROUTER = Fusion(
-    ("rms_norm_mul", "mul_mat", *_CHOICE), _norms_and_chooses, _bind_normed, _router_of_norm
+    near(_NORMED + _CHOICE), _norms_and_chooses, _bind_normed, _router_of_norm
 )

@@ -23,30 +23,19 @@ from pyggml.backends.cuda.ops.norm_mul import ADD_COPY_NORM, ADD_NORM, NORM_BACK
 from pyggml.backends.cuda.ops.norm_rope import NORM_ROPE, ROPE_BACK_NORM_BACK
 from pyggml.backends.cuda.ops.products import OUT_PROD_SCALED, PRODUCT_SCALED
 from pyggml.backends.cuda.ops.router import EXPERTS_NORM_ROUTER, EXPERTS_ROUTER
-from pyggml.backends.cuda.rewrites.expert_units import with_expert_units
-from pyggml.backends.cuda.rewrites.formulas import with_formulas
-from pyggml.backends.cuda.rewrites.fuse import fuse
-from pyggml.backends.cuda.rewrites.gated_gradients import with_gated_gradients
+from pyggml.backends.cuda.rewrites.expert_units import EXPERT_UNITS
+from pyggml.backends.cuda.rewrites.formulas import FORMULA
+from pyggml.backends.cuda.rewrites.gated_gradients import GATED
 from pyggml.backends.cuda.rewrites.narrow import narrow
-from pyggml.backends.cuda.rewrites.sums import with_sums
+from pyggml.backends.cuda.rewrites.sums import SUM
 from pyggml.backends.cuda.rewrites.unpacked import with_unpacked_weights
 from pyggml.backends.cuda.rewrites.wide_products import with_wide_products
+from pyggml.backends.cuda.runtime.fusion import rewrites
 from pyggml.graph import Graph
+from pyggml.graph.table import by_table
 
 if TYPE_CHECKING:
     from pyggml.backends.cuda.runtime.device import CudaBackend
-
-
-Rewrite = Callable[["Graph", "CudaBackend"], "Graph"]
-
-
-def _rounding(change: Callable[[Graph], Graph]) -> Rewrite:
-    """A pass for cards that round to bfloat16 and have cuBLAS."""
-
-    def rewrite(graph: Graph, card: CudaBackend) -> Graph:
-        return change(graph) if card.compute == "bf16" and has_cublas() else graph
-
-    return rewrite
 
 
 FUSIONS = (
@@ -71,17 +60,19 @@ FUSIONS = (
     EXPERTS_ROUTER,
     EXPERTS_SUM,
 )
-LORA = with_wide_products, with_gated_gradients, with_expert_units, with_formulas, narrow
-REWRITES: tuple[Rewrite, ...] = (
-    *map(_rounding, LORA),
-    with_sums,
-    *(partial(fuse, fusion) for fusion in FUSIONS),
-    with_unpacked_weights,
+LORA: tuple[Callable[[Graph], Graph], ...] = (
+    with_wide_products,
+    partial(by_table, table=[GATED]),
+    partial(by_table, table=EXPERT_UNITS),
+    partial(by_table, table=[FORMULA]),
+    narrow,
 )
 
 
 def rewritten(graph: Graph, card: CudaBackend) -> Graph:
     """The graph as this card computes it."""
-    for rewrite in REWRITES:
-        graph = rewrite(graph, card)
-    return graph
+    if card.compute == "bf16" and has_cublas():
+        for change in LORA:
+            graph = change(graph)
+    graph = by_table(graph, [SUM, *rewrites(FUSIONS, card)])
+    return with_unpacked_weights(graph, card)

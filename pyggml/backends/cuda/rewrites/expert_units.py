@@ -1,12 +1,4 @@
-"""Units of experts in tiles. What stands between their products becomes one kernel in each pass:
-
-    mul_mat_id(W, mul(swiglu(gate, up), w), ids)      reads weighted_unit(gate, up, w)
-    swiglu_back_gate(gate, up, mul(g, w))             becomes unit_gradients(gate, up, g, w)
-    swiglu(gate, mul(g, w))                           what that saves
-    repeat_back(mul(g, swiglu(gate, up)))             likewise: the gradient of w
-
-And mul_mat_id_back(W, repeat(dy), ids) reads dy, one row for all experts of a token.
-"""
+"""Units of experts in tiles: what stands between their products becomes one kernel in each pass."""
 
 from collections.abc import Sequence
 
@@ -15,46 +7,29 @@ from pyggml.backends.cuda.ops.experts import in_tiles
 from pyggml.backends.cuda.ops.glu import UNITS
 from pyggml.backends.cuda.rewrites.gated_gradients import bfloat16_copy
 from pyggml.backends.cuda.runtime.kernel import again, bf16_op, is_of
-from pyggml.backends.gated import GatedBack, gated_backs
-from pyggml.graph import Graph
-from pyggml.graph.dtypes import BF16, F32
-from pyggml.graph.rewrite import rewrite
+from pyggml.graph.dtypes import F32
+from pyggml.graph.pattern import Match, Pattern
+from pyggml.graph.rewrite import Replacements
+from pyggml.graph.table import Rewrite
 from pyggml.graph.tensor import Tensor
-from pyggml.graph.verify import graph_pass
 
 _EIGHT = 8  # numbers that a thread takes at once
 
 
-@graph_pass
-def with_expert_units(graph: Graph) -> Graph:
-    """The graph with such units joined and no rows repeated; the same graph if it has none."""
-    new: dict[Tensor, Tensor] = {}
-    for t in graph.nodes:
-        if is_of(t, "mul_mat_id_back") and in_tiles(t, "bf16") and _is_repeated(t.src[1]):
-            new[t] = again(t, t.src[0], t.src[1].src[0], t.src[2])
-        elif (unit := _weighted_unit_of(t, graph)) is not None:
-            new[t] = unit
-    for back in gated_backs(graph):
-        new |= _unit_gradients_of(back, graph)
-    rounded = [t for t, unit in new.items() if unit.dtype is BF16]
-    for product in (r for t in rounded for r in graph.readers[t]):
-        op, src = bf16_op(product.op, (1,), ()), new.get(product, product).src
-        new[product] = op(*src)
-    return rewrite(graph, new)
+def _are_one_row(m: Match) -> bool:
+    """Whether a token's rows are one for all experts."""
+    dy, shape = m.dy, m.rows.shape
+    one = dy.is_contiguous and dy.shape == (shape[0], 1, shape[2])
+    return one and in_tiles(m.product, "bf16")
 
 
-def _is_repeated(dy: Tensor) -> bool:
-    """Whether its rows are one for all experts of a token."""
-    if not is_of(dy, "repeat") or not dy.src[0].is_contiguous:
-        return False
-    return dy.src[0].shape == (dy.shape[0], 1, dy.shape[2])
-
-
-def _goes_to_tiles(t: Tensor, graph: Graph) -> bool:
-    """Whether all who read t are products in tiles, which round it."""
-    readers = graph.readers[t]
-    alone = bool(readers) and t not in graph.outputs
-    return alone and all(_rounds_in_tiles(r, t) for r in readers)
+def _go_to_tiles(m: Match, *tensors: Tensor) -> bool:
+    """Whether all who read them are products in tiles, which round them."""
+    return all(
+        m.graph.readers[t] and t not in m.graph.outputs
+        and all(_rounds_in_tiles(r, t) for r in m.graph.readers[t])
+        for t in tensors
+    )  # fmt: skip
 
 
 def _rounds_in_tiles(reader: Tensor, t: Tensor) -> bool:
@@ -62,16 +37,10 @@ def _rounds_in_tiles(reader: Tensor, t: Tensor) -> bool:
     return is_product and reader.src[1] is t and in_tiles(reader, "bf16")
 
 
-def _weighted_unit_of(t: Tensor, graph: Graph) -> Tensor | None:
-    """What stands for the product of a unit and the weights of its rows."""
-    if not is_of(t, "mul") or not _goes_to_tiles(t, graph):
-        return None
-    unit, weights = t.src
-    if not is_of(unit, *UNITS) or unit.params or not _are_rows(unit.src, weights):
-        return None
-    assert unit.op is not None
-    gate, up = unit.src
-    return WEIGHTED_UNIT(gate, up, weights, formula=unit.op.name)
+def _rounded_readers(m: Match, *tensors: Tensor) -> Replacements:
+    """The products that read them, as they read BF16."""
+    readers = [r for t in tensors for r in m.graph.readers[t]]
+    return {r: bf16_op(r.op, (1,), ())(*r.src) for r in readers if r.op is not None}
 
 
 def _are_rows(operands: Sequence[Tensor], weights: Tensor) -> bool:
@@ -82,20 +51,55 @@ def _are_rows(operands: Sequence[Tensor], weights: Tensor) -> bool:
     return alike and of_rows and shape[-1] % _EIGHT == 0
 
 
-def _unit_gradients_of(back: GatedBack, graph: Graph) -> dict[Tensor, Tensor]:
-    """What stands for the gradients of gate, up and the weights; nothing if one of them is not
-    there, or others read what would not be."""
-    gate, up, dy = back.dgate.src
-    if not is_of(dy, "mul") or not all(_goes_to_tiles(t, graph) for t in back[:2]):
-        return {}
-    g, weights = dy.src
-    if set(graph.readers[dy]) != set(back[:2]) or not _are_rows((gate, up, g), weights):
-        return {}
-    for product in graph.readers[back.y]:
-        if is_of(product, "mul") and set(product.src) == {g, back.y}:
-            sums = graph.readers[product]
-            if len(sums) == 1 and is_of(sums[0], "repeat_back") and sums[0].shape == weights.shape:
-                joint = UNIT_GRADIENTS(bfloat16_copy(gate), bfloat16_copy(up), g, weights)
-                d_up, dw = joint.saved
-                return {back.dgate: joint, back.dup: d_up, sums[0]: dw}
-    return {}
+def _is_weighted(m: Match) -> bool:
+    plain = not m.y.params and _are_rows((m.gate, m.up), m.weights)
+    return plain and _go_to_tiles(m, m.weighted)
+
+
+def _weighted(m: Match) -> Replacements:
+    assert m.y.op is not None
+    unit = WEIGHTED_UNIT(m.gate, m.up, m.weights, formula=m.y.op.name)
+    return {m.weighted: unit, **_rounded_readers(m, m.weighted)}
+
+
+def _are_gradients(m: Match) -> bool:
+    of_rows = m.dw.shape == m.weights.shape and _are_rows((m.gate, m.up, m.g), m.weights)
+    return of_rows and _go_to_tiles(m, m.dgate, m.dup)
+
+
+def _gradients(m: Match) -> Replacements:
+    joint = UNIT_GRADIENTS(bfloat16_copy(m.gate), bfloat16_copy(m.up), m.g, m.weights)
+    results = dict(zip((m.dgate, m.dup, m.dw), (joint, *joint.saved), strict=True))
+    return {**results, **_rounded_readers(m, m.dgate, m.dup)}
+
+
+EXPERT_UNITS = (
+    Rewrite(
+        Pattern("""
+            _rows = repeat(dy)
+            product = mul_mat_id_back(w, _rows, ids)
+        """),
+        _are_one_row,
+        lambda m: {m.product: again(m.product, m.w, m.dy, m.ids)},
+    ),
+    Rewrite(
+        Pattern(f"""
+            _y = ({" | ".join(UNITS)})(gate, up)
+            weighted = mul(_y, weights)
+        """),
+        _is_weighted,
+        _weighted,
+    ),
+    Rewrite(
+        Pattern("""
+            dy = mul(g, weights)
+            _y = swiglu(gate, up)
+            dup = swiglu(gate, dy)
+            dgate = swiglu_back_gate(gate, up, dy)
+            product = mul(g, _y) or mul(_y, g)
+            dw = repeat_back(product)
+        """),
+        _are_gradients,
+        _gradients,
+    ),
+)

@@ -1,17 +1,11 @@
-"""LoRA's products become wide products with those that they adapt: see ops/lora.
-
-    forward     y = mul_mat_add(mul_mat(W, x), B, t),   t = scale(mul_mat(A, x), s)
-    backward    dB = out_prod(t, dy)
-                v = scale(out_prod(B, dyᵀ), s)
-                dA = out_prod(x, v)
-                dx = out_prod_add(out_prod(A, vᵀ), W, dyᵀ), or both added to another gradient
+"""Products of wide matrices: LoRA's factors beside the weight, in one product by cuBLAS.
 
 The x of dA may be another tensor than that of the product: the backward pass may have made it
 again. A product whose results have further readers stays as it is.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from pyggml.backends.cuda.gemm.slices import SLICE
 from pyggml.backends.cuda.ops.lora.nodes import (
@@ -27,153 +21,95 @@ from pyggml.backends.cuda.ops.lora.wide import MOST_COLUMNS, columns
 from pyggml.backends.cuda.runtime.kernel import is_of
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
-from pyggml.graph.rewrite import rewrite
+from pyggml.graph.pattern import Match, Pattern
+from pyggml.graph.rewrite import Replacements, rewrite
 from pyggml.graph.tensor import Tensor
 from pyggml.graph.verify import graph_pass
 
 FEWEST_ROWS = 16  # fewer are multiplied by the dot products themselves
 
-
-@dataclass(slots=True, eq=False)
-class _Back:
-    """The gradients of a product; da, to and dx are None where nothing needs them."""
-
-    dy: Tensor
-    db: Tensor
-    v: Tensor
-    da: Tensor
-    x: Tensor
-    dx: Tensor | None = None
-    to: Tensor | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Product:
-    """An adapted product: y = x·Wᵀ + s·(x·Aᵀ)·Bᵀ."""
-
-    y: Tensor
-    w: Tensor
-    x: Tensor
-    a: Tensor
-    b: Tensor
-    scale: float
-    back: _Back | None = None
-
-    @property
-    def rank(self) -> int:
-        return self.a.shape[0]
+_FORWARD = """\
+plain = mul_mat(w, x)
+t = scale(mul_mat(a, x)) or mul_mat(a, x)
+y = mul_mat_add(plain, b, t)
+"""
+_BACK = """\
+db = out_prod(t, dy)
+v = scale(out_prod(b, turned)) or out_prod(b, turned)
+da = out_prod(x_again, v)
+"""
+_BACK_TO_X = """\
+thin = out_prod(a, transpose(v)) or out_prod_add(so_far, a, transpose(v))
+dx = out_prod_add(thin, w, turned_again)
+"""
+_PATTERNS = [Pattern(text) for text in (_FORWARD + _BACK + _BACK_TO_X, _FORWARD + _BACK, _FORWARD)]
+_RESULTS = "y", "db", "da", "dx"
 
 
 @graph_pass
 def with_wide_products(graph: Graph) -> Graph:
-    """The graph with LoRA's products joined with others; the same graph if there is no LoRA."""
-    groups: dict[Tensor, list[_Product]] = defaultdict(list)
-    for p in _products(graph):
-        groups[p.x].append(p)
+    """The graph with LoRA's products joined with others; the same graph if there is no LoRA.
+
+    None is joined of an x whose products have too many columns together.
+    """
+    groups: dict[Tensor, list[Match]] = defaultdict(list)
+    for m in sorted(_products(graph), key=lambda m: graph.places[m.y]):
+        groups[m.x].append(m)
     new: dict[Tensor, Tensor] = {}
     for x, group in groups.items():
-        rows = WIDE_ROWS(x, *(p.a for p in group), scales=tuple(p.scale for p in group))
-        first = 0
-        for p in group:
-            new |= _join(p, rows, first)
-            first += columns(p.rank)
+        if sum(columns(_rank(m)) for m in group) <= MOST_COLUMNS:
+            rows = WIDE_ROWS(x, *(m.a for m in group), scales=tuple(_factor(m.t) for m in group))
+            first = 0
+            for m in group:
+                new |= _join(m, rows, first)
+                first += columns(_rank(m))
     return rewrite(graph, new)
 
 
-def _join(p: _Product, rows: Tensor, first: int) -> dict[Tensor, Tensor]:
+def _join(m: Match, rows: Tensor, first: int) -> Replacements:
     """What stands for a product, whose u begins at this further column of X, and its gradients."""
-    (u,), (n, rank) = rows.saved, p.b.shape
-    y = WIDE_PRODUCT(p.w, rows, p.b, first=first, columns=u.shape[1], unpacked=False)
-    new = {p.y: y}
-    if p.back is not None:
-        d = WIDE_GRADIENT(p.back.dy, p.b, scales=(p.scale,))
-        new[p.back.db] = GRADIENT_OF_B(u, d, first=first, shape=p.b.shape)
-        new[p.back.da] = GRADIENT_OF_A(d, p.back.x, first=n, rank=rank)
-        if p.back.dx is not None:
-            op, src = (WIDE_BACK, ()) if p.back.to is None else (WIDE_BACK_ADD, (p.back.to,))
-            new[p.back.dx] = op(*src, p.w, d, p.a, step=rows.shape[1], unpacked=False)
+    (u,), n = rows.saved, m.b.shape[0]
+    y = WIDE_PRODUCT(m.w, rows, m.b, first=first, columns=u.shape[1], unpacked=False)
+    new, so_far, dx = {m.y: y}, m.get("so_far"), m.get("dx")
+    if m.get("db") is not None:
+        d = WIDE_GRADIENT(m.dy, m.b, scales=(_factor(m.t),))
+        new[m.db] = GRADIENT_OF_B(u, d, first=first, shape=m.b.shape)
+        new[m.da] = GRADIENT_OF_A(d, m.x_again, first=n, rank=_rank(m))
+        if dx is not None:
+            op, src = (WIDE_BACK, ()) if so_far is None else (WIDE_BACK_ADD, (so_far,))
+            new[dx] = op(*src, m.w, d, m.a, step=rows.shape[1], unpacked=False)
     return new
 
 
-def _products(graph: Graph) -> list[_Product]:
-    """Those that can be joined; none of an x whose products have too many columns together."""
-    all_of = [p for t in graph.nodes if (p := _product(t, graph)) is not None]
-    n_columns: dict[Tensor, int] = defaultdict(int)
-    for p in all_of:
-        n_columns[p.x] += columns(p.rank)
-    return [p for p in all_of if n_columns[p.x] <= MOST_COLUMNS]
+def _products(graph: Graph) -> Iterator[Match]:
+    """Those that can be joined, with their gradients where there are any."""
+    taken: set[Tensor] = set()
+    for pattern in _PATTERNS:
+        for m in pattern.matches(graph, taken):
+            results = [m.get(name) for name in _RESULTS]
+            inside = [t for t in m.nodes if t not in results]
+            if _suits(m) and _has_gradients(m) and not m.is_read(*inside):
+                taken.update(m.nodes)
+                yield m
 
 
-def _product(y: Tensor, graph: Graph) -> _Product | None:
-    if not is_of(y, "mul_mat_add") or not is_of(y.src[0], "mul_mat"):
-        return None
-    plain, b, t = y.src
-    w, x = plain.src
-    u, scale = _without_scale(t)
-    if u is None or not is_of(u, "mul_mat") or u.src[1] is not x:
-        return None
-    p = _Product(y, w, x, u.src[0], b, scale)
-    alone = graph.is_only_for(plain, y) and (u is t or graph.is_only_for(u, t))
-    if not alone or not _suits(p) or t in graph.outputs:
-        return None
-    backward = [r for r in graph.readers[t] if r is not y]
-    if backward:
-        p.back = _back(p, t, backward, graph)
-    return p if p.back is not None or not backward else None
+def _rank(m: Match) -> int:
+    return m.a.shape[0]
 
 
-def _back(p: _Product, t: Tensor, readers: list[Tensor], graph: Graph) -> _Back | None:
-    """The gradients, if the only other reader of t is dB, and all others are found."""
-    db = readers[0]
-    if len(readers) > 1 or not is_of(db, "out_prod") or db.src[0] is not t:
-        return None
-    dy = db.src[1]
-    if dy.shape != p.y.shape or not dy.is_contiguous or dy.dtype is not F32:
-        return None
-    back = _of_v(p, dy, db, graph)
-    return back if back is None or _find_dx(p, back, graph) else None
+def _factor(t: Tensor) -> float:
+    """Of a product's multiple; 0 if something is added to it."""
+    return 1.0 if not is_of(t, "scale") else t.params["s"] if t.params["b"] == 0 else 0.0
 
 
-def _of_v(p: _Product, dy: Tensor, db: Tensor, graph: Graph) -> _Back | None:
-    for product in graph.readers[p.b]:
-        if is_of(product, "out_prod") and _is_transposed(product.src[1], dy):
-            after = graph.readers[product]
-            v = after[0] if after and is_of(after[0], "scale") else product
-            if v is not product and not graph.is_only_for(product, v):
-                return None
-            if _without_scale(v) != (product, p.scale) or v in graph.outputs:
-                return None
-            of_a = [r for r in graph.readers[v] if is_of(r, "out_prod") and r.src[1] is v]
-            if len(of_a) == 1 and _is_matrix(of_a[0].src[0]):
-                return _Back(dy, db, v, of_a[0], of_a[0].src[0])
-    return None
-
-
-def _find_dx(p: _Product, back: _Back, graph: Graph) -> bool:
-    """Find dx, which reads v as dA does, and enter it; False if v has still other readers."""
-    readers = [r for r in graph.readers[back.v] if r is not back.da]
-    if not readers:
+def _has_gradients(m: Match) -> bool:
+    """Whether the gradients, if there are any, are those of this product."""
+    if m.get("db") is None:
         return True
-    thins = graph.readers[readers[0]]
-    if len(readers) > 1 or len(thins) != 1 or not is_of(readers[0], "transpose"):
-        return False
-    (thin,) = thins
-    if not is_of(thin, "out_prod", "out_prod_add") or thin.src[-2] is not p.a:
-        return False
-    dx = graph.readers[thin][0] if graph.readers[thin] else thin
-    if not is_of(dx, "out_prod_add") or dx.src[0] is not thin or not graph.is_only_for(thin, dx):
-        return False
-    if dx.src[1] is not p.w or not _is_transposed(dx.src[2], back.dy):
-        return False
-    back.dx, back.to = dx, thin.src[0] if is_of(thin, "out_prod_add") else None
-    return True
-
-
-def _without_scale(t: Tensor) -> tuple[Tensor | None, float]:
-    """(What t is a multiple of, the factor)."""
-    if not is_of(t, "scale"):
-        return t, 1.0
-    return (t.src[0], t.params["s"]) if t.params["b"] == 0 else (None, 1.0)
+    dy, turned = m.dy, filter(None, (m.turned, m.get("turned_again")))
+    plain = dy.shape == m.y.shape and dy.is_contiguous and dy.dtype is F32
+    alike = _factor(m.v) == _factor(m.t) and _is_matrix(m.x_again)
+    return plain and alike and all(_is_transposed(t, dy) for t in turned)
 
 
 def _is_matrix(t: Tensor) -> bool:
@@ -186,11 +122,11 @@ def _is_transposed(t: Tensor, of: Tensor) -> bool:
     return same and (t.shape, t.strides) == (of.shape[::-1], of.strides[::-1])
 
 
-def _suits(p: _Product) -> bool:
+def _suits(m: Match) -> bool:
     """Whether types and sizes are those that the kernels take."""
-    thin = all(f.op is None and f.dtype is F32 and _is_matrix(f) for f in (p.a, p.b))
-    if not thin or p.w.dtype is F32 or not all(_is_matrix(t) for t in (p.w, p.x)):
+    thin = all(f.op is None and f.dtype is F32 and _is_matrix(f) for f in (m.a, m.b))
+    if not thin or m.w.dtype is F32 or not all(map(_is_matrix, (m.w, m.x))) or not _factor(m.t):
         return False
-    n, k = p.w.shape
-    fits = 2 * (n + columns(p.rank)) * (k + MOST_COLUMNS) <= SLICE
-    return fits and n % 16 == k % 16 == 0 and p.x.shape[0] >= FEWEST_ROWS
+    n, k = m.w.shape
+    fits = 2 * (n + columns(_rank(m))) * (k + MOST_COLUMNS) <= SLICE
+    return fits and n % 16 == k % 16 == 0 and m.x.shape[0] >= FEWEST_ROWS

@@ -1,14 +1,16 @@
 """Fusions: nodes that one kernel computes, so that numbers stay in registers between them.
 
-A `Fusion` names the ops of such nodes, in their order, and its kernel. Each family of ops declares
-its own; `pyggml.backends.cuda.rewrites` has their order. In a graph, one node stands for them all.
-Its op is called "add+rms_norm_mul", say, and its reference is theirs, one after the other.
+A `Fusion` is a pattern of such nodes and its kernel. Each family of ops declares its own;
+`pyggml.backends.cuda.rewrites` has their order. In a graph, one node stands for them all. Its op is
+called "add+rms_norm_mul", say, and its reference is theirs, one after the other.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +20,17 @@ from pyggml.backends.kit.places import span
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
-from pyggml.graph.op import SAVED, Memory, Spec
-from pyggml.graph.overwriting import last_write
+from pyggml.graph.op import SAVED, Memory, Spec, changed_by
+from pyggml.graph.overwriting import last_write, maker
+from pyggml.graph.pattern import Match, Pattern
+from pyggml.graph.table import Rewrite
 from pyggml.graph.tensor import Tensor, as_leaf
 from pyggml.ops import after
 
+if TYPE_CHECKING:
+    from pyggml.backends.cuda.runtime.device import CudaBackend
+
+_REACH = 24  # so many nodes before the last one of a fusion, views included, are looked at
 _OVERWRITING = Memory.INPLACE, Memory.INPLACE_FIRST
 
 
@@ -30,11 +38,10 @@ _OVERWRITING = Memory.INPLACE, Memory.INPLACE_FIRST
 class Fusion:
     """Nodes that one kernel computes.
 
-    ops      their names, in the order of the graph. Each but the last gives its result to a later
-             one, or shares a source with it
-    serves   (nodes, is_read, compute) -> whether the kernel computes these. is_read: for each
-             node, whether others read its result; else the kernel need not write it
-    bind     (sites, is_read) -> Call. A result that no other reads has no array: its site has None
+    pattern  a line for each node, the last one of the graph last
+    serves   (match, compute) -> whether the kernel computes these
+    bind     (sites, is_read) -> Call; both by line. is_read: whether others read the result; one
+             that none reads has no array: its site has None
     sample   (rng) -> a graph with such nodes, which may change leaves
     memory   where the result of the new node may lie. It is the first that may overwrite a source
              by itself, else the first. FRESH: nowhere but in memory of its own. INPLACE: the kernel
@@ -45,8 +52,8 @@ class Fusion:
     shared   likewise
     """
 
-    ops: tuple[str, ...]
-    serves: Callable[[Sequence[Tensor], Sequence[bool], Compute], bool]
+    pattern: Pattern
+    serves: Callable[[Match, Compute], bool]
     bind: Callable[[Sequence[CudaSite], Sequence[bool]], Call]
     sample: Callable[[np.random.Generator], Graph]
     memory: Memory = Memory.FRESH
@@ -56,7 +63,7 @@ class Fusion:
 
     @property
     def name(self) -> str:
-        return "+".join(self.ops)
+        return "+".join(self.pattern.op_names)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -125,20 +132,30 @@ def drawn(rng: np.random.Generator, *shape: int) -> Tensor:
     return as_leaf(rng.standard_normal(shape))
 
 
-def maker(t: Tensor) -> Tensor:
-    """The node whose kernel wrote the numbers of t; a leaf is its own."""
-    t = last_write(t)
-    return t.src[0] if t.op is SAVED else t
+def near(text: str) -> Pattern:
+    """The pattern of a fusion, whose nodes stand near to each other."""
+    return Pattern(text, reach=_REACH)
 
 
-def replacements(
-    fusion: Fusion, nodes: Sequence[Tensor], is_read: Sequence[bool]
-) -> dict[Tensor, Tensor]:
+def rewrites(fusions: Iterable[Fusion], card: CudaBackend) -> Iterator[Rewrite]:
+    """The fusions as a card has them: of nodes that it computes, which change leaves alone."""
+
+    def holds(fusion: Fusion, m: Match) -> bool:
+        writes_are_views = all(t.op and t.op.memory is Memory.ALIAS for t in m.nodes if t.is_write)
+        of_leaves = all(root.op is None for t in m.nodes for root in changed_by(t))
+        computes = writes_are_views and of_leaves and not any(map(card.refusal, m.nodes))
+        return computes and fusion.serves(m, card.compute)
+
+    return (Rewrite(f.pattern, partial(holds, f), partial(_replacements, f)) for f in fusions)
+
+
+def _replacements(fusion: Fusion, m: Match) -> dict[Tensor, Tensor]:
     """What stands for each result that others read: that of the new node, or one that it saves.
 
     A node that writes into a source's memory becomes a view of it, after the new node.
     """
-    results = [t for t, read in zip(nodes, is_read, strict=True) if read and not t.is_write]
+    nodes = m.nodes
+    results = [t for t in nodes if m.is_read(t) and not t.is_write]
     results.sort(key=lambda t: not (t.op and t.op.memory in _OVERWRITING))  # else in their order
     results += [s for t in nodes for s in t.saved]
     sources, changes = list[Tensor](), list[int]()
@@ -159,8 +176,8 @@ def _op(fusion: Fusion, changes: tuple[int, ...]) -> OwnOp:
     kernel = CudaKernel(partial(_bind, fusion), scratch=fusion.scratch, shared=fusion.shared)
     return OwnOp(
         name=fusion.name, spec=_spec, saved=_saved, results=_results, samples=lambda rng: iter(()),
-        refuses={"of": ()}, kernel=kernel, memory=fusion.memory, fuses=fusion.ops, changes=changes,
-        strided=True,
+        refuses={"of": ()}, kernel=kernel, memory=fusion.memory, fuses=fusion.pattern.op_names,
+        changes=changes, strided=True,
     )  # fmt: skip
 
 
