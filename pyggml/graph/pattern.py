@@ -33,7 +33,7 @@ class _Line(NamedTuple):
     has_more: bool
 
 
-_Lines = Mapping[str, _Line]
+_Lines = dict[str, _Line]
 _Tensors = Mapping[str, Tensor]
 
 
@@ -60,8 +60,7 @@ class Match:
         """Whether other nodes, or the caller, read one of these nodes' results."""
         graph, nodes = self.graph, self.nodes
         return any(
-            t.base is not None or t in graph.kept or not graph.users[t].issubset(nodes)
-            for t in tensors
+            t.base is not None or t in graph.kept or not graph.users[t] <= {*nodes} for t in tensors
         )
 
 

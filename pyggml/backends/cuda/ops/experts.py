@@ -17,7 +17,6 @@ from pyggml.backends.cuda.gemm.few_experts import ExpertProduct, expert_products
 from pyggml.backends.cuda.gemm.grouped import order_call, product_call, tile_of
 from pyggml.backends.cuda.gemm.grouped_tile import GroupedTile
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.fusion import maker
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX, small
@@ -26,6 +25,7 @@ from pyggml.backends.cuda.weights.readers import eights_of, weight_of
 from pyggml.backends.cuda.weights.unpack import round_to_bfloat16
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, DTYPES, F32
+from pyggml.graph.overwriting import maker
 from pyggml.graph.tensor import Tensor
 from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
