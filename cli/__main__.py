@@ -29,6 +29,8 @@ COMMANDS = {
     "convert-lora": "turn an adapter of PEFT into one of llama.cpp, or back",
     "export-ollama": "write the Modelfile of a model, its adapter and its template",
     "quantize": "pack a model's matrices as another type",
+    "tokenizer": "make a vocabulary of a text",
+    "new": "write a model of random weights, to be trained from scratch",
     "inspect": "what is in a GGUF file, and what training it would take",
     "view": "browse a model, its graph, its memory plan and its runs in a browser",
     "warmup": "compile all kernels now, so that later commands start at once",

@@ -42,6 +42,7 @@ chat
 models
 model
 requantize
+fresh
 look
 lab
 generation

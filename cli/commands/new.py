@@ -1,0 +1,150 @@
+"""`pyggml new`: a vocabulary and a size → a model of random weights, to be trained from scratch."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from pyggml import gguf
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.hub import MODEL
+from pyggml.cli.terminal.kinds import MODEL_FILE
+from pyggml.cli.terminal.options import SETTINGS, Size, in_group
+from pyggml.cli.terminal.places import PATH, OutputPath
+from pyggml.cli.terminal.show import row, say, size
+from pyggml.errors import ConfigError, DataError
+from pyggml.files import read_bytes
+from pyggml.files.json_text import DECODER, reason_of
+from pyggml.fresh import Fresh, count, hyperparameters, write
+from pyggml.gguf import StringArray
+from pyggml.graph.dtypes import dtype
+
+_TOKENS = "tokenizer.ggml.tokens"
+_ARCHITECTURE = "general.architecture"
+_MOST_BYTES = 1 << 20  # of a file of hyperparameters
+
+
+@click.command(
+    "new",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    examples=[
+        "pyggml new --vocab tok.gguf --params 10M -o base.gguf",
+        "pyggml new --arch qwen3 --vocab model.gguf --params 50M -c 2048 -o base.gguf",
+        "pyggml new --vocab tok.gguf --keys keys.json -o base.gguf",
+    ],
+)
+@click.option(
+    "--vocab",
+    type=MODEL,
+    required=True,
+    metavar="FILE",
+    **in_group("model"),
+    help="GGUF file whose vocabulary it has, of `pyggml tokenizer` or of a model",
+)
+@click.option(
+    "--arch",
+    default="llama",
+    show_default=True,
+    metavar="NAME",
+    **in_group("model"),
+    help="architecture, by llama.cpp's name",
+)
+@click.option(
+    "--params",
+    type=Size(),
+    default="10M",
+    show_default=True,
+    metavar="N",
+    **in_group("model"),
+    help="about so many parameters: 10M, 1.5M",
+)
+@click.option(
+    *("-c", "--ctx"),
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    metavar="N",
+    **in_group("model"),
+    help="tokens of its context",
+)
+@click.option(
+    "--keys",
+    type=PATH,
+    metavar="FILE",
+    **in_group("model"),
+    help='JSON object of hyperparameters by GGUF\'s keys, {"llama.block_count": 4, …}; they '
+    "stand, the others follow from --params",
+)
+@click.option(
+    "--tied/--untied",
+    default=True,
+    **in_group("model"),
+    help="whether the embedding is the output matrix too, where the architecture lets it be "
+    "(default: tied)",
+)
+@click.option(
+    "--type",
+    "type_name",
+    type=click.Choice(["F32", "F16", "BF16"], case_sensitive=False),
+    default="F32",
+    show_default=True,
+    metavar="TYPE",
+    **in_group("output"),
+    help="of matrices; vectors are F32",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, metavar="N", **in_group("output"), help="seed"
+)
+@click.option(
+    *("-o", "--output"),
+    type=OutputPath(MODEL_FILE),
+    required=True,
+    **in_group("output"),
+    help="GGUF file to write",
+)
+def command(
+    vocab: Path,
+    arch: str,
+    params: int,
+    ctx: int,
+    keys: Path | None,
+    tied: bool,
+    type_name: str,
+    seed: int,
+    output: Path,
+) -> None:
+    """Write a model of random weights, with the first numbers that its architecture is given."""
+    vocabulary, n_vocab = _vocabulary(vocab)
+    own = _keys(keys) if keys else {}
+    arch = str(own.pop(_ARCHITECTURE, arch))
+    metadata = hyperparameters(arch, params, n_vocab, ctx, tied, own)
+    write(output, Fresh(metadata, n_vocab, vocabulary, tied), dtype(type_name), seed)
+    for key, value in metadata.items():
+        row(key, str(value))
+    say(f"{count(metadata, n_vocab, tied):,} parameters, {n_vocab:,} tokens")
+    say(f"{output}, {size(output.stat().st_size)}")
+
+
+def _vocabulary(path: Path) -> tuple[dict[str, Any], int]:
+    """The fields of a file's vocabulary, and its number of tokens."""
+    with gguf.open(path) as file:
+        tokens = file.get(_TOKENS)
+        if not isinstance(tokens, StringArray):
+            raise ConfigError(f"{path}: has no vocabulary ({_TOKENS})")
+        fields = {k: v for k, v in file.metadata.items() if k.startswith("tokenizer.")}
+        return fields, len(tokens)
+
+
+def _keys(path: Path) -> dict[str, Any]:
+    """Hyperparameters of a JSON file. DataError for what is none."""
+    try:
+        keys = DECODER.decode(read_bytes(path, _MOST_BYTES).decode())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: is no JSON: {reason_of(error, (1, 1))}") from None
+    if not isinstance(keys, dict) or any("." not in key for key in keys):
+        raise DataError(f'{path}: wanted a JSON object of GGUF keys, {{"llama.block_count": 4}}')
+    return {key: np.array(v) if isinstance(v, list) else v for key, v in keys.items()}

@@ -1,0 +1,107 @@
+"""`pyggml tokenizer`: a text → a vocabulary, as a GGUF file without weights."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from pyggml import gguf
+from pyggml.cli.terminal.data_files import data_files, data_option
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.kinds import MODEL_FILE
+from pyggml.cli.terminal.options import SETTINGS, in_group
+from pyggml.cli.terminal.places import OutputPath
+from pyggml.cli.terminal.show import note, say, size
+from pyggml.fresh import KINDS, vocabulary_fields
+from pyggml.lora.data import Row, TextRow, read_rows
+from pyggml.lora.data.records.rows import ChatRow, CompletionRow
+from pyggml.tokenizer import Tokenizer, from_metadata
+
+
+@click.command(
+    "tokenizer",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    examples=[
+        "pyggml tokenizer -f book.txt --vocab-size 8192 -o tok.gguf",
+        "pyggml tokenizer -f book.txt --kind characters -o characters.gguf",
+        "pyggml new --vocab tok.gguf --params 10M -o base.gguf",
+    ],
+)
+@data_option("-f", "--file", "files", about="UTF-8 text, or rows as for finetune")
+@click.option(
+    *("-o", "--output"),
+    type=OutputPath(MODEL_FILE),
+    required=True,
+    **in_group("output"),
+    help="GGUF file to write, without weights",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default=KINDS[0],
+    show_default=True,
+    metavar="WORD",
+    **in_group("output", brief="bpe, characters or bytes"),
+    help="bpe: bytes, and the pairs that are most frequent in words; characters: bytes, and the "
+    "text's characters; bytes: these alone",
+)
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(min=1, max=1 << 20),
+    default=8192,
+    show_default=True,
+    metavar="N",
+    **in_group("output"),
+    help="most tokens, special ones included",
+)
+@click.option(
+    "--special",
+    multiple=True,
+    metavar="TOKEN",
+    **in_group("output"),
+    help="a token that no text gives, such as <|im_end|>; may be given several times",
+)
+def command(
+    files: tuple[Path, ...], output: Path, kind: str, vocab_size: int, special: tuple[str, ...]
+) -> None:
+    """Make a vocabulary of a text, which llama.cpp reads.
+
+    Every text has tokens, and comes back from them unchanged: all 256 bytes are tokens.
+    """
+    paths = data_files(files)
+    fields = vocabulary_fields(_texts(paths), vocab_size, kind, special)
+    n = len(fields["tokenizer.ggml.tokens"])
+    if kind == "bpe" and n < vocab_size:
+        note(f"{n:,} tokens of {vocab_size:,}: no more pairs of the text occur twice")
+    about = {"general.architecture": "llama", "general.type": "model"}
+    gguf.write(output, about | fields, [])
+    n_bytes, n_tokens = _density(from_metadata(fields), paths)
+    say(f"{n:,} tokens, {n_bytes / n_tokens:.2f} bytes of the text in each")
+    say(f"{output}, {size(output.stat().st_size)}")
+
+
+def _texts(paths: Iterable[Path]) -> Iterator[str]:
+    return (text for path in paths for row in read_rows(path)[1] for text in _parts(row))
+
+
+def _parts(row: Row) -> list[str]:
+    """What a model would read of a row."""
+    match row:
+        case TextRow():
+            return [row.text]
+        case CompletionRow():
+            return [row.prompt, row.completion]
+        case ChatRow():
+            contents = (message.get("content") for message in row.messages)
+            return [content for content in contents if isinstance(content, str)]
+    return []
+
+
+def _density(tokenizer: Tokenizer, paths: Iterable[Path]) -> tuple[int, int]:
+    """Bytes and tokens of the texts."""
+    n_bytes = n_tokens = 0
+    for text in _texts(paths):
+        n_bytes += len(text.encode())
+        n_tokens += len(tokenizer.encode(text))
+    return n_bytes, max(1, n_tokens)

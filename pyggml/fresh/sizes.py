@@ -1,0 +1,159 @@
+"""Hyperparameters of a model of about so many parameters.
+
+The width is a multiple of the size of a head, and a layer comes with each head or so: width / depth
+is 40 to 96, as in GPT-2 (64), Pythia (64 to 128) and Llama (80 to 128). A feed-forward part has
+about 8 · width² numbers: 4 · width with two matrices, 8/3 · width with three (Shazeer 2020).
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from pyggml.errors import ConfigError, ModelError
+from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
+from pyggml.models.architecture import Architecture
+from pyggml.models.config import full_key
+from pyggml.models.weights import TensorSpec
+from pyggml.sizes import round_up
+
+_HEAD, _SMALL_HEAD, _SMALL_WIDTH = 64, 32, 256
+_FLATTEST, _DEEPEST = 96, 40  # width / depth
+_GATED = "blk.0.ffn_gate.weight"
+_OF_A_HEAD = "attention.key_length", "attention.value_length", "rope.dimension_count"
+_OUTPUT = "output.weight"
+_DEPTH, _INNER, _RANK = "block_count", "ssm.inner_size", "ssm.time_step_rank"
+_FIRST_MAMBAS = "mamba", "jamba"
+MOST_WIDTH = 1 << 14
+Metadata = dict[str, object]
+
+
+def hyperparameters(
+    architecture: str,
+    n_params: int,
+    n_vocab: int,
+    n_ctx: int,
+    tied: bool = True,
+    keys: Mapping[str, object] | None = None,
+) -> Metadata:
+    """GGUF keys of a model whose number of parameters is next to n_params.
+
+    n_ctx  tokens of its context
+    tied   whether the embedding is the output matrix, where the architecture lets it be
+    keys   by their whole names, which stand as they are; those of another size count
+
+    Raises ConfigError for an unknown architecture, for one that has no sizes by the number of
+    parameters alone, and for a number that a vocabulary of n_vocab leaves no layer to.
+    """
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(f"architecture {architecture!r}: known are {', '.join(ARCHITECTURES)}")
+    sizer = _Sizer(ARCHITECTURES[architecture], n_vocab, n_ctx, tied, keys or {})
+    best = None
+    for width in sizer.widths():
+        there = sizer.best(width, n_params)
+        best = min(best or there, there, key=lambda of: abs(of[0] - n_params))
+        if sizer.least(width) >= n_params:
+            break
+    assert best is not None
+    if not sizer.is_sized and abs(best[0] - n_params) > n_params / 2:
+        raise ConfigError(
+            f"{n_params:,} parameters are too few or too many: with {n_vocab:,} tokens the nearest "
+            f"{architecture} has {best[0]:,}"
+        )
+    return best[1]
+
+
+def count(metadata: Mapping[str, object], n_vocab: int, tied: bool = True) -> int:
+    """The number of parameters of a fresh model with these keys."""
+    tensors = tensors_of(metadata, n_vocab)
+    return sum(math.prod(s.shape) for name, s in tensors.items() if is_there(name, s, tied))
+
+
+def is_there(name: str, spec: TensorSpec, tied: bool) -> bool:
+    """Whether a fresh model has this tensor: all that are required, and no other but an output
+    matrix of its own."""
+    return not spec.optional or (name == _OUTPUT and not tied)
+
+
+class _Sizer:
+    """The models of one architecture by width and depth."""
+
+    def __init__(
+        self, of: Architecture, n_vocab: int, n_ctx: int, tied: bool, keys: Mapping[str, object]
+    ) -> None:
+        self._of, self._n_vocab, self._n_ctx = of, n_vocab, n_ctx
+        self._tied, self._keys = tied, dict(keys)
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether the keys name the width or the depth themselves."""
+        return not self._keys.keys().isdisjoint(map(self._full, ("embedding_length", _DEPTH)))
+
+    def _full(self, key: str) -> str:
+        return full_key(self._of.name, key)
+
+    def widths(self) -> Iterator[int]:
+        """The widths to try, in rising order; that of the keys alone, if they name one."""
+        own = self._keys.get(self._full("embedding_length"))
+        if isinstance(own, int):
+            yield own
+            return
+        yield from range(_SMALL_HEAD, _SMALL_WIDTH, _SMALL_HEAD)
+        yield from range(_SMALL_WIDTH, MOST_WIDTH, _HEAD)
+
+    def least(self, width: int) -> int:
+        """The fewest parameters of this width."""
+        return self._sized(width, max(1, width // _FLATTEST))[0]
+
+    def best(self, width: int, n_params: int) -> tuple[int, Metadata]:
+        """The number of parameters next to n_params with this width, and the keys."""
+        depths = range(max(1, width // _FLATTEST), max(2, width // _DEEPEST) + 1)
+        return min((self._sized(width, n) for n in depths), key=lambda of: abs(of[0] - n_params))
+
+    def _sized(self, width: int, n_layer: int) -> tuple[int, Metadata]:
+        try:
+            metadata = self._metadata(width, n_layer)
+            return count(metadata, self._n_vocab, self._tied), metadata
+        except ModelError as error:
+            raise ConfigError(
+                f"{self._of.name} has no sizes by the number of parameters alone ({error}): give "
+                "its hyperparameters by their keys"
+            ) from None
+
+    def _metadata(self, width: int, n_layer: int) -> Metadata:
+        head = _HEAD if width >= _SMALL_WIDTH else _SMALL_HEAD
+        example = self._of.example
+        sizes: Metadata = {
+            "context_length": self._n_ctx,
+            "embedding_length": width,
+            _DEPTH: n_layer,
+            "attention.head_count": width // head,
+            "attention.head_count_kv": width // head,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "attention.layer_norm_epsilon": 1e-5,
+        }
+        sizes |= {key: head for key in _OF_A_HEAD if key in example}
+        if _INNER in example:
+            sizes |= {_INNER: 2 * width, _RANK: _rank(self._of.name, width)}
+        if "attention.sliding_window" in example:
+            sizes["attention.sliding_window"] = max(1, self._n_ctx // 4)
+        n_ff = 4 * width
+        sizes["feed_forward_length"] = n_ff
+        if _GATED in tensors_of(self._with(sizes), self._n_vocab):
+            n_ff = round_up(8 * width // 3, _SMALL_HEAD)
+        sizes["feed_forward_length"] = n_ff
+        if "expert_feed_forward_length" in example:
+            sizes["expert_feed_forward_length"] = round_up(n_ff // 2, _SMALL_HEAD)
+        return self._with(sizes)
+
+    def _with(self, sizes: Metadata) -> Metadata:
+        """Keys of these sizes; those that the architecture's example has by layer stay as there."""
+        by_layer = {k for k, v in self._of.example.items() if isinstance(v, np.ndarray)}
+        kept = {k: v for k, v in sizes.items() if k not in by_layer}
+        return small_metadata(self._of, kept) | self._keys
+
+
+def _rank(architecture: str, width: int) -> int:
+    """ssm.time_step_rank: in Mamba a sixteenth of the width (Gu, Dao 2023), after Mamba 2 the
+    number of heads of 64 channels (Dao, Gu 2024)."""
+    return -(-width // 16) if architecture in _FIRST_MAMBAS else max(1, 2 * width // 64)
