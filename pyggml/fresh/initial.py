@@ -65,9 +65,7 @@ _RULES: tuple[tuple[re.Pattern[str], Draw], ...] = tuple(
 )
 
 
-def initial(
-    name: str, shape: Shape, architecture: str, n_layer: int, seed: int = 0
-) -> np.ndarray:
+def initial(name: str, shape: Shape, architecture: str, n_layer: int, seed: int = 0) -> np.ndarray:
     """A tensor's first numbers, float32. They depend on its name, its shape and the seed alone."""
     rng = np.random.default_rng([crc32(name.encode()), seed])
     own = re.sub(r"^blk\.\d+\.", "", name)

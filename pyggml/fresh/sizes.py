@@ -6,6 +6,7 @@ about 8 · width² numbers: 4 · width with two matrices, 8/3 · width with thre
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -22,7 +23,16 @@ _FLATTEST, _DEEPEST = 96, 40  # width / depth
 _GATED = "blk.0.ffn_gate.weight"
 _OF_A_HEAD = "attention.key_length", "attention.value_length", "rope.dimension_count"
 _OUTPUT = "output.weight"
+# Optional here, as some files lack them; llama.cpp loads no file without them.
+_BIASES = dict.fromkeys(
+    ("gpt2", "gptneox", "starcoder", "starcoder2", "bloom", "codeshell", "jais", "jais2"),
+    r"blk\..*\.bias",
+)
+_BIASES |= {"phi2": r".*\.bias", "qwen": r".*attn_qkv\.bias"}
+_BIASES |= {"pangu-embedded": r".*attn_\w+\.bias", "phimoe": r"output\.bias|.*attn_output\.bias"}
 _DEPTH, _INNER, _RANK = "block_count", "ssm.inner_size", "ssm.time_step_rank"
+_LATENT = "attention.kv_lora_rank"
+_DEPTH_OF_EXAMPLES = 2
 _FIRST_MAMBAS = "mamba", "jamba"
 MOST_WIDTH = 1 << 14
 Metadata = dict[str, object]
@@ -50,12 +60,17 @@ def hyperparameters(
     sizer = _Sizer(ARCHITECTURES[architecture], n_vocab, n_ctx, tied, keys or {})
     best = None
     for width in sizer.widths():
-        there = sizer.best(width, n_params)
-        best = min(best or there, there, key=lambda of: abs(of[0] - n_params))
-        if sizer.least(width) >= n_params:
+        there = sizer.of_width(width)
+        best = min(filter(None, (best, *there)), key=lambda of: abs(of[0] - n_params), default=None)
+        if there[0][0] >= n_params if there else width > _SMALL_WIDTH:
             break
-    assert best is not None
-    if not sizer.is_sized and abs(best[0] - n_params) > n_params / 2:
+    is_near = best is not None and (sizer.is_sized or abs(best[0] - n_params) <= n_params / 2)
+    if best is None or (not is_near and sizer.fault):
+        raise ConfigError(
+            f"{architecture} has no sizes by the number of parameters alone ({sizer.fault}): give "
+            "its hyperparameters by their keys"
+        )
+    if not is_near:
         raise ConfigError(
             f"{n_params:,} parameters are too few or too many: with {n_vocab:,} tokens the nearest "
             f"{architecture} has {best[0]:,}"
@@ -65,14 +80,17 @@ def hyperparameters(
 
 def count(metadata: Mapping[str, object], n_vocab: int, tied: bool = True) -> int:
     """The number of parameters of a fresh model with these keys."""
-    tensors = tensors_of(metadata, n_vocab)
-    return sum(math.prod(s.shape) for name, s in tensors.items() if is_there(name, s, tied))
+    tensors, name = tensors_of(metadata, n_vocab), str(metadata["general.architecture"])
+    return sum(math.prod(s.shape) for full, s in tensors.items() if is_there(name, full, s, tied))
 
 
-def is_there(name: str, spec: TensorSpec, tied: bool) -> bool:
-    """Whether a fresh model has this tensor: all that are required, and no other but an output
-    matrix of its own."""
-    return not spec.optional or (name == _OUTPUT and not tied)
+def is_there(architecture: str, name: str, spec: TensorSpec, tied: bool) -> bool:
+    """Whether a fresh model has this tensor: all that are required, here or in llama.cpp, and no
+    other but an output matrix of its own."""
+    if not spec.optional:
+        return True
+    wanted = re.fullmatch(_BIASES.get(architecture, ""), name)
+    return wanted is not None or (name == _OUTPUT and not tied)
 
 
 class _Sizer:
@@ -83,6 +101,7 @@ class _Sizer:
     ) -> None:
         self._of, self._n_vocab, self._n_ctx = of, n_vocab, n_ctx
         self._tied, self._keys = tied, dict(keys)
+        self.fault = ""
 
     @property
     def is_sized(self) -> bool:
@@ -101,24 +120,16 @@ class _Sizer:
         yield from range(_SMALL_HEAD, _SMALL_WIDTH, _SMALL_HEAD)
         yield from range(_SMALL_WIDTH, MOST_WIDTH, _HEAD)
 
-    def least(self, width: int) -> int:
-        """The fewest parameters of this width."""
-        return self._sized(width, max(1, width // _FLATTEST))[0]
-
-    def best(self, width: int, n_params: int) -> tuple[int, Metadata]:
-        """The number of parameters next to n_params with this width, and the keys."""
-        depths = range(max(1, width // _FLATTEST), max(2, width // _DEEPEST) + 1)
-        return min((self._sized(width, n) for n in depths), key=lambda of: abs(of[0] - n_params))
-
-    def _sized(self, width: int, n_layer: int) -> tuple[int, Metadata]:
-        try:
-            metadata = self._metadata(width, n_layer)
-            return count(metadata, self._n_vocab, self._tied), metadata
-        except ModelError as error:
-            raise ConfigError(
-                f"{self._of.name} has no sizes by the number of parameters alone ({error}): give "
-                "its hyperparameters by their keys"
-            ) from None
+    def of_width(self, width: int) -> list[tuple[int, Metadata]]:
+        """Numbers of parameters, and keys, of the depths that go with a width, in rising order."""
+        sized = []
+        for n_layer in range(max(1, width // _FLATTEST), max(2, width // _DEEPEST) + 1):
+            try:
+                metadata = self._metadata(width, n_layer)
+                sized.append((count(metadata, self._n_vocab, self._tied), metadata))
+            except ModelError as error:
+                self.fault = str(error)
+        return sized
 
     def _metadata(self, width: int, n_layer: int) -> Metadata:
         head = _HEAD if width >= _SMALL_WIDTH else _SMALL_HEAD
@@ -132,7 +143,8 @@ class _Sizer:
             "attention.layer_norm_rms_epsilon": 1e-6,
             "attention.layer_norm_epsilon": 1e-5,
         }
-        sizes |= {key: head for key in _OF_A_HEAD if key in example}
+        if _LATENT not in example:
+            sizes |= {key: head for key in _OF_A_HEAD if key in example}
         if _INNER in example:
             sizes |= {_INNER: 2 * width, _RANK: _rank(self._of.name, width)}
         if "attention.sliding_window" in example:
@@ -147,10 +159,14 @@ class _Sizer:
         return self._with(sizes)
 
     def _with(self, sizes: Metadata) -> Metadata:
-        """Keys of these sizes; those that the architecture's example has by layer stay as there."""
-        by_layer = {k for k, v in self._of.example.items() if isinstance(v, np.ndarray)}
-        kept = {k: v for k, v in sizes.items() if k not in by_layer}
-        return small_metadata(self._of, kept) | self._keys
+        """Keys of these sizes. What the architecture's example has by layer goes on as there."""
+        n_example = self._of.example.get(_DEPTH, _DEPTH_OF_EXAMPLES)
+        by_layer = {
+            k: np.resize(v, sizes[_DEPTH])
+            for k, v in self._of.example.items()
+            if isinstance(v, np.ndarray) and v.shape == (n_example,)
+        }
+        return small_metadata(self._of, sizes | by_layer) | self._keys
 
 
 def _rank(architecture: str, width: int) -> int:

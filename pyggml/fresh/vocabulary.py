@@ -1,4 +1,4 @@
-"""A vocabulary of a text, as the fields of a GGUF file; pairs are found by the library `tokenizers`.
+"""A vocabulary of a text, as fields of a GGUF file; pairs are found by the library `tokenizers`.
 
 bpe         the 256 bytes, and the pairs that are most frequent inside words (Sennrich et al. 2016)
 characters  the 256 bytes, and the characters of the text

@@ -49,7 +49,7 @@ class Fresh:
                 "the layer, which are not here"
             )
         every = tensors_of(self.metadata, self.n_vocab)
-        return {name: spec for name, spec in every.items() if is_there(name, spec, self.tied)}
+        return {n: s for n, s in every.items() if is_there(self.architecture, n, s, self.tied)}
 
 
 def write(path: str | os.PathLike[str], fresh: Fresh, dtype: DType = F32, seed: int = 0) -> None:

@@ -1,0 +1,131 @@
+"""Models begun from scratch: sizes, first numbers and vocabularies; each trains from there."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pyggml
+from pyggml.errors import ConfigError, ModelError
+from pyggml.fresh import Fresh, count, hyperparameters, vocabulary_fields, write
+from pyggml.fresh.initial import WITHOUT, initial
+from pyggml.graph.dtypes import BF16, F16, F32
+from pyggml.models import ARCHITECTURES
+from pyggml.tokenizer import from_metadata
+
+TEXT = "In Köln lebt ein Kater, der heißt Jakob. Jakob lebt in Köln am Rhein, am Rhein. " * 20
+N_VOCAB = 300
+# Their keys depend on each other; the sentence says how.
+BY_KEYS = {"qwen3next", "qwen35", "qwen35moe", "qwen3vl", "qwen3vlmoe", "deepseek2", "mistral4"}
+BY_KEYS |= {"nemotron_h", "nemotron_h_moe"}
+
+
+@pytest.fixture(scope="module")
+def fields():
+    return vocabulary_fields([TEXT], N_VOCAB)
+
+
+def test_every_architecture_has_a_size_or_says_why_not():
+    sized = {}
+    for name in ARCHITECTURES:
+        try:
+            metadata = hyperparameters(name, 4_000_000, 2048, 256)
+        except ConfigError as error:
+            assert "no sizes by the number of parameters alone" in str(error)
+            continue
+        sized[name] = count(metadata, 2048) / 4e6
+    assert set(ARCHITECTURES) - set(sized) == BY_KEYS
+    assert all(0.6 < share < 1.5 for share in sized.values()), sized
+    assert 0.9 < sized["llama"] < 1.1
+
+
+def test_keys_stand_and_the_rest_follows():
+    keys = {"llama.embedding_length": 96, "llama.attention.head_count_kv": 1}
+    metadata = hyperparameters("llama", 1_000_000, N_VOCAB, 64, keys=keys)
+    assert metadata["llama.embedding_length"] == 96
+    assert metadata["llama.attention.head_count_kv"] == 1
+    assert metadata["llama.context_length"] == 64
+    for n_params, said in ((1000, "too few or too many"), (10**12, "too few or too many")):
+        with pytest.raises(ConfigError, match=said):
+            hyperparameters("llama", n_params, 32000, 64)
+    with pytest.raises(ConfigError, match="architecture 'no': known are llama, "):
+        hyperparameters("no", 10**6, N_VOCAB, 64)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mamba", "mamba2", "qwen3moe"])
+def test_a_fresh_model_predicts_next_to_nothing(name, fields, tmp_path):
+    """Its loss is that of equal chances, and so is its gradient's direction: down."""
+    n_vocab = len(fields["tokenizer.ggml.tokens"])
+    metadata = hyperparameters(name, 200_000, n_vocab, 64)
+    fresh = Fresh(metadata, n_vocab, fields)
+    write(tmp_path / "m.gguf", fresh, seed=1)
+    model = pyggml.load(tmp_path / "m.gguf", compute="f32")
+    ids = model.tokenizer.encode(TEXT)[:32]
+    logits = model.logits(ids).astype(np.float64)
+    loss = np.log(np.exp(logits[:-1]).sum(1)) - logits[np.arange(31), ids[1:]]
+    assert abs(loss.mean() - math.log(n_vocab)) < 0.2
+    assert sum(w.size for w in model.parts.weights.values()) == count(metadata, n_vocab)
+    again = tmp_path / "again.gguf"
+    write(again, fresh, seed=1)
+    assert again.read_bytes() == (tmp_path / "m.gguf").read_bytes()
+    write(again, fresh, seed=2)
+    assert again.read_bytes() != (tmp_path / "m.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_halves_are_the_same_numbers_rounded(dtype, fields, tmp_path):
+    n_vocab = len(fields["tokenizer.ggml.tokens"])
+    fresh = Fresh(hyperparameters("llama", 100_000, n_vocab, 64), n_vocab, fields, tied=False)
+    write(tmp_path / "f.gguf", fresh)
+    write(tmp_path / "h.gguf", fresh, dtype)
+    with pyggml.gguf.open(tmp_path / "f.gguf") as f, pyggml.gguf.open(tmp_path / "h.gguf") as h:
+        assert h.tensors["output.weight"].dtype is dtype
+        assert h.tensors["blk.0.attn_norm.weight"].dtype is F32
+        values = pyggml.quants.dequantize(h.data("output.weight"), dtype.name)
+        np.testing.assert_allclose(values, f.data("output.weight"), rtol=2**-8, atol=1e-7)
+
+
+def test_first_numbers():
+    n = 64
+    assert (initial("blk.0.attn_norm.weight", (n,), "llama", 2) == 1).all()
+    assert (initial("blk.0.attn_q.bias", (n,), "qwen2", 2) == 0).all()
+    assert abs(initial("blk.0.attn_q.weight", (n, n), "llama", 2).std() - 0.02) < 1e-3
+    assert abs(initial("blk.0.attn_q.weight", (n, n), "deepseek2", 2).std() - 0.006) < 3e-4
+    assert abs(initial("blk.3.ffn_down.weight", (n, n), "gpt2", 8).std() - 0.02 / 4) < 3e-4
+    decay = initial("blk.0.ssm_a", (n, 16), "mamba", 2)
+    assert (decay == -np.arange(1, 17)).all()
+    step = np.log1p(np.exp(initial("blk.0.ssm_dt.bias", (n,), "mamba", 2).astype(np.float64)))
+    assert step.min() > 0.00099 and step.max() < 0.101
+
+
+def test_what_has_no_first_numbers_is_refused(fields):
+    for name in WITHOUT:
+        with pytest.raises(ModelError, match=f"{name} is not begun from scratch"):
+            Fresh({"general.architecture": name}, N_VOCAB, fields).tensors()
+
+
+@given(st.text(max_size=40), st.sampled_from(["bpe", "characters", "bytes"]))
+def test_every_text_comes_back(text, kind):
+    tokenizer = from_metadata(VOCABULARIES[kind])
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+VOCABULARIES = {kind: vocabulary_fields([TEXT], N_VOCAB, kind) for kind in ("bpe", "bytes")}
+VOCABULARIES["characters"] = vocabulary_fields([TEXT], 10**4, "characters")
+
+
+def test_a_vocabulary_is_of_its_kind():
+    bpe, characters, plain = (VOCABULARIES[k] for k in ("bpe", "characters", "bytes"))
+    assert len(bpe["tokenizer.ggml.tokens"]) == N_VOCAB
+    assert len(plain["tokenizer.ggml.tokens"]) == 257 and not plain["tokenizer.ggml.merges"]
+    assert len(characters["tokenizer.ggml.tokens"]) == 257 + len("öß")
+    assert len(from_metadata(characters).encode(TEXT)) == len(TEXT)
+    assert len(from_metadata(bpe).encode(TEXT)) < len(TEXT) / 2
+    with_special = vocabulary_fields([TEXT], N_VOCAB, special=["<|im_end|>"])
+    assert with_special["tokenizer.ggml.tokens"][-2:] == ["<|endoftext|>", "<|im_end|>"]
+    with pytest.raises(ConfigError, match="256 tokens are too few: bytes and special tokens are"):
+        vocabulary_fields([TEXT], 256)
+    with pytest.raises(ConfigError, match="a special token is given twice"):
+        vocabulary_fields([TEXT], 300, special=["<|endoftext|>"])
