@@ -95,7 +95,10 @@ def train_tensors(model: Model, patterns: Sequence[str]) -> TrainedTensors:
     ]
     if wrong:
         more = f" and {len(wrong) - 5} more are no floats" if len(wrong) > 5 else ""
-        faults.append(f"{', '.join(wrong[:5])}{more}, wanted F32, F16 or BF16: only floats train")
+        faults.append(
+            f"{', '.join(wrong[:5])}{more}, wanted F32, F16 or BF16: only floats train, which "
+            "`pyggml quantize IN OUT F16 --allow-requantize` makes of a quantised model"
+        )
     if faults:
         raise AdapterError([("train_tensors", f"cannot be done: {'; '.join(faults)}")])
     about = {"train_tensors": list(patterns)}

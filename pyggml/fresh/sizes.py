@@ -25,16 +25,18 @@ _OF_A_HEAD = "attention.key_length", "attention.value_length", "rope.dimension_c
 _OUTPUT = "output.weight"
 # Optional here, as some files lack them; llama.cpp loads no file without them.
 _BIASES = dict.fromkeys(
-    ("gpt2", "gptneox", "starcoder", "starcoder2", "bloom", "codeshell", "jais", "jais2"),
+    ("gpt2", "starcoder", "starcoder2", "bloom", "codeshell", "jais", "jais2"),
     r"blk\..*\.bias",
 )
-_BIASES |= {"phi2": r".*\.bias", "qwen": r".*attn_qkv\.bias"}
+_BIASES |= {"gpt-oss": r"blk\..*attn_\w+\.bias", "phi2": r".*\.bias", "qwen": r".*attn_qkv\.bias"}
 _BIASES |= {"pangu-embedded": r".*attn_\w+\.bias", "phimoe": r"output\.bias|.*attn_output\.bias"}
+_UNTIED = ("internlm2",)  # llama.cpp wants an output matrix
+_REQUIRED = {"gptneox": {"use_parallel_residual": True}}  # by llama.cpp, which has no default
 _DEPTH, _INNER, _RANK = "block_count", "ssm.inner_size", "ssm.time_step_rank"
 _LATENT = "attention.kv_lora_rank"
 _DEPTH_OF_EXAMPLES = 2
 _FIRST_MAMBAS = "mamba", "jamba"
-MOST_WIDTH = 1 << 14
+_MOST_WIDTH = 1 << 14
 Metadata = dict[str, object]
 
 
@@ -58,12 +60,8 @@ def hyperparameters(
     if architecture not in ARCHITECTURES:
         raise ConfigError(f"architecture {architecture!r}: known are {', '.join(ARCHITECTURES)}")
     sizer = _Sizer(ARCHITECTURES[architecture], n_vocab, n_ctx, tied, keys or {})
-    best = None
-    for width in sizer.widths():
-        there = sizer.of_width(width)
-        best = min(filter(None, (best, *there)), key=lambda of: abs(of[0] - n_params), default=None)
-        if there[0][0] >= n_params if there else width > _SMALL_WIDTH:
-            break
+    sized = sizer.near(n_params)
+    best = min(sized, key=lambda of: abs(of[0] - n_params), default=None)
     is_near = best is not None and (sizer.is_sized or abs(best[0] - n_params) <= n_params / 2)
     if best is None or (not is_near and sizer.fault):
         raise ConfigError(
@@ -90,7 +88,7 @@ def is_there(architecture: str, name: str, spec: TensorSpec, tied: bool) -> bool
     if not spec.optional:
         return True
     wanted = re.fullmatch(_BIASES.get(architecture, ""), name)
-    return wanted is not None or (name == _OUTPUT and not tied)
+    return wanted is not None or (name == _OUTPUT and not (tied and architecture not in _UNTIED))
 
 
 class _Sizer:
@@ -111,25 +109,37 @@ class _Sizer:
     def _full(self, key: str) -> str:
         return full_key(self._of.name, key)
 
-    def widths(self) -> Iterator[int]:
+    def near(self, n_params: int) -> list[tuple[int, Metadata]]:
+        """Numbers of parameters, and keys, of models of about so many: of the narrowest width whose
+        flattest model has more, and of the two before it, with all depths that go with them."""
+        last: list[int] = []
+        for width in self._widths():
+            flattest = self._sized(width, max(1, width // _FLATTEST))
+            last = [*last[-2:], width]
+            if flattest[0][0] >= n_params if flattest else width > _SMALL_WIDTH:
+                break
+        depths = {w: range(max(1, w // _FLATTEST), max(2, w // _DEEPEST) + 1) for w in last}
+        return [of for width in last for n in depths[width] for of in self._sized(width, n)]
+
+    def _widths(self) -> Iterator[int]:
         """The widths to try, in rising order; that of the keys alone, if they name one."""
         own = self._keys.get(self._full("embedding_length"))
         if isinstance(own, int):
             yield own
             return
-        yield from range(_SMALL_HEAD, _SMALL_WIDTH, _SMALL_HEAD)
-        yield from range(_SMALL_WIDTH, MOST_WIDTH, _HEAD)
+        width = _SMALL_HEAD
+        while width <= _MOST_WIDTH:
+            yield width
+            width += _SMALL_HEAD if width < _SMALL_WIDTH else round_up(width // 16, _HEAD)
 
-    def of_width(self, width: int) -> list[tuple[int, Metadata]]:
-        """Numbers of parameters, and keys, of the depths that go with a width, in rising order."""
-        sized = []
-        for n_layer in range(max(1, width // _FLATTEST), max(2, width // _DEEPEST) + 1):
-            try:
-                metadata = self._metadata(width, n_layer)
-                sized.append((count(metadata, self._n_vocab, self._tied), metadata))
-            except ModelError as error:
-                self.fault = str(error)
-        return sized
+    def _sized(self, width: int, n_layer: int) -> list[tuple[int, Metadata]]:
+        """The number of parameters, and the keys; [] if the architecture has no such model."""
+        try:
+            metadata = self._metadata(width, n_layer)
+            return [(count(metadata, self._n_vocab, self._tied), metadata)]
+        except ModelError as error:
+            self.fault = str(error)
+            return []
 
     def _metadata(self, width: int, n_layer: int) -> Metadata:
         head = _HEAD if width >= _SMALL_WIDTH else _SMALL_HEAD
@@ -166,7 +176,8 @@ class _Sizer:
             for k, v in self._of.example.items()
             if isinstance(v, np.ndarray) and v.shape == (n_example,)
         }
-        return small_metadata(self._of, sizes | by_layer) | self._keys
+        required = _REQUIRED.get(self._of.name, {})
+        return small_metadata(self._of, required | sizes | by_layer) | self._keys
 
 
 def _rank(architecture: str, width: int) -> int:

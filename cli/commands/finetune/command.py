@@ -145,9 +145,10 @@ _OPTIONS = [
         ["--train", "what"],
         metavar="WORD",
         group="adapter",
-        help="what is trained: adapter; or scales, those of the model's quantised blocks: the "
-        "output is then the whole model, of the same size and types  [default: adapter]",
-        brief="adapter, or scales of the blocks",
+        help="what is trained: adapter; full, all tensors of a model of floats; or scales, those "
+        "of a model's quantised blocks: the output is then the whole model, of the same size and "
+        "types  [default: adapter]",
+        brief="adapter, full, or scales of the blocks",
     ),
     GroupedOption(
         ["--train-tensors"],

@@ -38,7 +38,7 @@ SETTINGS_FLAGS: Mapping[type, Mapping[str, str]] = {
     ObjectiveConfig: OBJECTIVE_FLAGS,
 }
 _NEEDED = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
-ADAPTERS, SCALES = "adapter", "scales"  # what --train names
+ADAPTERS, SCALES, FULL = WHAT = "adapter", "scales", "full"  # what --train names
 _PLACEHOLDER = Path("adapter.gguf")  # of a job that writes nothing
 # A job's own, no settings.
 _OWN = (
@@ -93,6 +93,11 @@ class Job:
         return self.output is _PLACEHOLDER
 
     @property
+    def tensors(self) -> tuple[str, ...] | None:
+        """Patterns of the model's own tensors that are trained, all with --train full."""
+        return ("*",) if self.what == FULL and self.train_tensors is None else self.train_tensors
+
+    @property
     def trains_scales(self) -> bool:
         """Whether the scales of the model's blocks are trained, instead of an adapter."""
         return self.what == SCALES
@@ -100,7 +105,7 @@ class Job:
     @property
     def outputs(self) -> list[Output]:
         """All files that are written."""
-        whole = self.lora.dora or self.train_tensors is not None or self.trains_scales
+        whole = self.lora.dora or self.tensors is not None or self.trains_scales
         metrics = metrics_beside(self.output)
         outputs = [
             Output(self.output, MODEL_FILE if whole else ADAPTER),
@@ -251,8 +256,8 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
     missing = [flag for name, flag in _NEEDED.items() if given[name] is None]
     if missing:
         clashes.append(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
-    if given["what"] not in (None, ADAPTERS, SCALES):
-        clashes.append(f"--train is {given['what']!r}, wanted {ADAPTERS} or {SCALES}")
+    if given["what"] not in (None, *WHAT):
+        clashes.append(f"--train is {given['what']!r}, wanted {', '.join(WHAT)}")
     excluded, why = _ruled_out(given)
     clash = ["--" + name.replace("_", "-") for name in excluded if given[name] is not None]
     if clash:
@@ -276,8 +281,9 @@ def _ruled_out(given: Mapping[str, Any]) -> tuple[list[str], str]:
     whole = [*(LORA_FLAGS.get(n, n) for n in names), "init", "original"]
     if given["what"] == SCALES:
         return [*whole, "train_tensors"], "--train scales trains the model itself, no adapter"
-    if given["train_tensors"] is not None:
-        return whole, "--train-tensors trains the model itself, no adapter"
+    if given["train_tensors"] is not None or given["what"] == FULL:
+        flag = "--train full" if given["what"] == FULL else "--train-tensors"
+        return whole, f"{flag} trains the model itself, no adapter"
     if given["init"] is not None:
         excluded = [LORA_FLAGS.get(n, n) for n in names if n not in _NOT_IN_FILES]
         excluded.append("original")

@@ -285,8 +285,8 @@ def _load(job: Job, compute: str) -> Model:
 
 
 def _attach(job: Job, model: Model) -> Trained:
-    if job.train_tensors is not None:
-        return train_tensors(model, job.train_tensors)
+    if job.tensors is not None:
+        return train_tensors(model, job.tensors)
     if job.trains_scales:
         return train_scales(model)
     if job.init is None:
