@@ -114,12 +114,11 @@ class _Sizer:
         flattest model has more, and of the two before it, with all depths that go with them."""
         last: list[int] = []
         for width in self._widths():
-            flattest = self._sized(width, max(1, width // _FLATTEST))
+            flattest = self._sized(width, _depths(width)[0])
             last = [*last[-2:], width]
             if flattest[0][0] >= n_params if flattest else width > _SMALL_WIDTH:
                 break
-        depths = {w: range(max(1, w // _FLATTEST), max(2, w // _DEEPEST) + 1) for w in last}
-        return [of for width in last for n in depths[width] for of in self._sized(width, n)]
+        return [of for width in last for n in _depths(width) for of in self._sized(width, n)]
 
     def _widths(self) -> Iterator[int]:
         """The widths to try, in rising order; that of the keys alone, if they name one."""
@@ -178,6 +177,12 @@ class _Sizer:
         }
         required = _REQUIRED.get(self._of.name, {})
         return small_metadata(self._of, required | sizes | by_layer) | self._keys
+
+
+def _depths(width: int) -> range:
+    """The numbers of layers that go with a width."""
+    width = min(width, _MOST_WIDTH)
+    return range(max(1, width // _FLATTEST), max(2, width // _DEEPEST) + 1)
 
 
 def _rank(architecture: str, width: int) -> int:

@@ -16,7 +16,7 @@ from pyggml.models import ARCHITECTURES
 from pyggml.tokenizer import from_metadata
 
 TEXT = "In Köln lebt ein Kater, der heißt Jakob. Jakob lebt in Köln am Rhein, am Rhein. " * 20
-N_VOCAB = 300
+N_VOCAB = 290
 # Their keys depend on each other; the sentence says how.
 BY_KEYS = {"qwen3next", "qwen35", "qwen35moe", "qwen3vl", "qwen3vlmoe", "deepseek2", "mistral4"}
 BY_KEYS |= {"nemotron_h", "nemotron_h_moe", "gemma4"}
@@ -37,7 +37,7 @@ def test_every_architecture_has_a_size_or_says_why_not():
             continue
         sized[name] = count(metadata, 2048) / 4e6
     assert set(ARCHITECTURES) - set(sized) <= BY_KEYS
-    off = {name: share for name, share in sized.items() if not 0.6 < share < 1.5}
+    off = {name: share for name, share in sized.items() if not 0.5 < share < 1.5}
     assert not off
     assert 0.9 < sized["llama"] < 1.1
 
@@ -48,7 +48,7 @@ def test_keys_stand_and_the_rest_follows():
     assert metadata["llama.embedding_length"] == 96
     assert metadata["llama.attention.head_count_kv"] == 1
     assert metadata["llama.context_length"] == 64
-    for n_params, said in ((1000, "too few or too many"), (10**12, "too few or too many")):
+    for n_params, said in ((1000, "too few or too many"), (10**15, "too few or too many")):
         with pytest.raises(ConfigError, match=said):
             hyperparameters("llama", n_params, 32000, 64)
     with pytest.raises(ConfigError, match="architecture 'no': known are llama, "):
@@ -67,7 +67,7 @@ def test_a_fresh_model_predicts_next_to_nothing(name, fields, tmp_path):
     logits = model.logits(ids).astype(np.float64)
     loss = np.log(np.exp(logits[:-1]).sum(1)) - logits[np.arange(31), ids[1:]]
     assert abs(loss.mean() - math.log(n_vocab)) < 0.2
-    assert sum(w.size for w in model.parts.weights.values()) == count(metadata, n_vocab)
+    assert sum(math.prod(w.shape) for w in model.parts.weights.values()) == count(metadata, n_vocab)
     again = tmp_path / "again.gguf"
     write(again, fresh, seed=1)
     assert again.read_bytes() == (tmp_path / "m.gguf").read_bytes()
