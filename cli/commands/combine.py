@@ -50,7 +50,6 @@ class _Progress:
         "pyggml combine -m m.gguf --lora a.gguf:0.7 --lora b.gguf:0.3 -o both.gguf",
         "pyggml combine -m m.gguf --lora a.gguf --lora b.gguf -o both.gguf --method ties",
         "pyggml combine -m m.gguf --lora large.gguf -o small.gguf --error 0.1",
-        "pyggml combine -m m.gguf --lora large.gguf -o small.gguf --rank 8",
     ],
 )
 @model_option

@@ -39,7 +39,7 @@ _NOTE = b"\nstopping after this window; the same command goes on from there\n"
     context_settings=SETTINGS,
     examples=[
         "pyggml teach -m teacher.gguf -f chats.jsonl -o answers.gguf",
-        "pyggml finetune -m m.gguf -f t.txt -o a.gguf --objective distill --teacher t.gguf",
+        "pyggml finetune -m m.gguf -f text -o a.gguf --objective distill --teacher t.gguf",
         "pyggml teach -m teacher.gguf -f text.txt -o answers.gguf --top-k 16 --ctx 512",
     ],
 )
