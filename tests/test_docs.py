@@ -10,11 +10,15 @@ from guides import DOCS, PYTHON, blocks_of
 
 
 def test_the_pass_in_the_pipeline_joins_what_it_says():
-    """Its last line compares."""
-    (block,) = blocks_of("pipeline.md")
-    exec(block, {})
+    """Its last line compares; the table does the same."""
+    block, table = blocks_of("pipeline.md")
+    names: dict = {}
+    exec(block, names)
+    exec(table, names)
     with pytest.raises(AssertionError):
         exec(block.replace('OPS["mul_mat"]', 'OPS["silu"]'), {})
+    with pytest.raises(AssertionError):
+        exec(table.replace("z = add(b, y)", "z = mul(b, y)"), names)
 
 
 def test_what_the_page_on_values_shows_is_what_python_prints(capsys):

@@ -80,7 +80,7 @@ class GroupSampler:
         other devices hold it."""
         batch = Batch(self.model, self._n, self._n_ctx)
         n = batch.n_bytes_of_pass(self._n_ctx)
-        n += batch.memory.n_bytes + _LINE if self._is_on_host else 0
+        n += batch.memory.n_bytes_aligned + _LINE if self._is_on_host else 0
         batch.release()
         return n
 
@@ -100,7 +100,7 @@ class GroupSampler:
         batch = Batch(self.model, self._n, self._n_ctx)
         if arenas is None or not self._is_on_host:
             return batch
-        n = batch.memory.n_bytes
+        n = batch.memory.n_bytes_aligned
         batch.release()
         rest, self._cache = arenas.split(self.model.devices.host, n)
         return Batch(self.model, self._n, self._n_ctx, arenas=rest, memory=self._cache)

@@ -88,7 +88,8 @@ class CacheMemory:
         cache_type: CacheType,
         memory: np.ndarray | None = None,
     ) -> None:
-        """memory: (n,) uint8 of the host's, at least `n_bytes`, in which all lies; None: its own"""
+        """memory: (n,) uint8 of the host's, at least `n_bytes_aligned`, in which all lies; None:
+        its own"""
         decoder, self.devices = model.parts.decoder, model.devices
         kinds = _kinds(model, cache_type)
         self.n_ctx, self.first_spare = n_ctx, n_slots * n_ctx
@@ -99,7 +100,12 @@ class CacheMemory:
 
     @property
     def n_bytes(self) -> int:
-        """Of all rows and states, each aligned."""
+        """Of all rows and states."""
+        return sum(t.n_bytes for t in self.cache.tensors)
+
+    @property
+    def n_bytes_aligned(self) -> int:
+        """Bytes of one piece of memory that has room for all."""
         return sum(round_up(t.n_bytes, _LINE) for t in self.cache.tensors)
 
     def release(self) -> None:

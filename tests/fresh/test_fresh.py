@@ -42,6 +42,7 @@ def test_every_architecture_has_a_size_or_says_why_not():
     assert 0.9 < sized["llama"] < 1.1
 
 
+@pytest.mark.quick
 def test_keys_stand_and_the_rest_follows():
     keys = {"llama.embedding_length": 96, "llama.attention.head_count_kv": 1}
     metadata = hyperparameters("llama", 1_000_000, N_VOCAB, 64, keys=keys)
