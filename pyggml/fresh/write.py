@@ -60,7 +60,7 @@ def write(path: str | os.PathLike[str], fresh: Fresh, dtype: DType = F32, seed: 
     """
     if dtype.name not in _FILE_TYPES:
         raise ConfigError(f"a fresh model is of {', '.join(_FILE_TYPES)}, not of {dtype.name}")
-    n_layer = fresh.metadata[f"{fresh.architecture}.block_count"]
+    n_layer = int(str(fresh.metadata[f"{fresh.architecture}.block_count"]))
     sources = []
     for name, spec in fresh.tensors().items():
         kept_as = dtype if is_packed(name, spec.shape) else F32
