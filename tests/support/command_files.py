@@ -12,6 +12,8 @@ from pyggml.graph.dtypes import F32
 
 # Of parameters that name no file and have no default.
 OTHERS = {"file_type": "Q8_0", "max_steps": 1, "ctx": 16, "prompt": "the "}
+# What a file of a run asks for beside it.
+WITH = {"original": {"lora_init": "loftq"}, "teacher": {"objective": "distill"}}
 # What `-o adapter.gguf` of a run stands for.
 BESIDE = (".gguf", ".yaml", ".html", ".metrics.jsonl", ".metrics.old.jsonl")
 ALL = {name: command(name) for name in COMMANDS}
@@ -72,9 +74,11 @@ def line_of(name, files, given):
     """A command line with these files, and others where the command wants some."""
     values = {p.name: file_for(p, files) for p in inputs_of(name) if p.required}
     values |= {p.name: files / "out.gguf" for p in outputs_of(name) if p.required}
-    if name == "finetune":
+    if name in ("finetune", "heal"):
         values |= {"model": files / "model.gguf", "data": files / "text.txt"}
         values |= {"output": files / "out.gguf"}
+    if name == "finetune":
+        values |= {key: value for source in given for key, value in WITH.get(source, {}).items()}
     if name == "eval":
         values |= {"model": files / "model.gguf"}
     if name == "generate" and not given.get("messages"):
