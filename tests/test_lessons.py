@@ -11,6 +11,7 @@ from extras import need, reason
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "docs/lessons").glob("[!i]*.md"))
+BRIEF = ("lora", "mini-engine", "training-inside")  # run every time; the others take minutes
 pytest.importorskip("nbclient", reason=reason("nbclient"))
 
 
@@ -25,7 +26,10 @@ def notebooks():
 
 
 @pytest.mark.filterwarnings("ignore")  # of Jupyter's messages, not ours
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "lesson",
+    [pytest.param(p, marks=[pytest.mark.slow] * (p.stem not in BRIEF), id=p.stem) for p in LESSONS],
+)
 def test_every_cell_runs_and_what_a_lesson_claims_holds(notebooks, lesson):
     text = lesson.read_text("utf-8")
     try:

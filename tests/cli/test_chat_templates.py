@@ -326,11 +326,17 @@ RUNS = [
     for template in TEMPLATES
     if not (output == "dora" and (below or init)) and not (output == "tensors" and init)
 ]
+# The run with most parts by each template, and one of each other output; the rest takes minutes.
+BRIEF = [("adapter", True, True, template) for template in TEMPLATES]
+BRIEF += [("dora", False, False, "alpaca"), ("tensors", True, False, None)]
 
 
 # A model that was trained below an adapter is another one than that adapter's own.
 @pytest.mark.filterwarnings("ignore:.*was trained on another model:RuntimeWarning")
-@pytest.mark.parametrize("output, below, init, template", RUNS)
+@pytest.mark.parametrize(
+    "output, below, init, template",
+    [pytest.param(*run, marks=[pytest.mark.slow] * (run not in BRIEF)) for run in RUNS],
+)
 def test_the_printed_commands_read_what_was_measured(
     output, below, init, template, trained, model, data, rows, marked, talk, service, pyggml
 ):

@@ -62,18 +62,20 @@ def python(*arguments, **changes):
 # They compile for minutes. What stays, avx2, has tiles of its own; of these, generic and numpy have
 # no tiles, avx512 those of avx512vnni without bytes, which has those of avx512bf16 without pairs.
 SLOW = ("generic", "numpy", "avx512", "avx512vnni")
+WHOLE = ("avx2", "avxvnni")  # of which ON_X86 is tried too
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in ISAS]
+    ("name", "tests"),
+    [pytest.param(n, ON_EVERY_ISA, marks=[pytest.mark.slow] * (n in SLOW), id=n) for n in ISAS]
+    + [pytest.param(n, ON_X86, marks=pytest.mark.slow, id=f"{n} whole") for n in WHOLE],
 )
-def test_each_computes_what_the_others_do(name, monkeypatch):
+def test_each_computes_what_the_others_do(name, tests, monkeypatch):
     runs, why = runs_here(name, monkeypatch)
     if not runs:
         pytest.skip(why)
     if name == CHOSEN.name:
         pytest.skip(f"{name} is what the other tests of this folder run on")
-    tests = (*ON_EVERY_ISA, *(ON_X86 if name in ("avx2", "avxvnni") else ()))
     code, text = python(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "-x"),
         *(str(TESTS / test) for test in tests),
