@@ -115,11 +115,17 @@ class Rows:
 
     # -- passes -----------------------------------------------------------------------------------
 
+    def _apart(self, a: Expression, b: Expression) -> bool:
+        """Whether both differ, and not both have a factor in common along a row."""
+        commons = [self.split(e)[0] for e in (a, b)]
+        return self.differs(a) and self.differs(b) and number(1) in commons
+
     def _gather(self, e: Expression) -> Expression:
-        """The same, where what a row has in common is computed apart: once, and multiplied by."""
+        """The same, where what a row has in common is computed apart: once, and multiplied by. What
+        one factor has of it is multiplied by that factor first, as it is written."""
         if not self.differs(e) or not e.operands:
             return e
-        if e.operation in ("*", "/"):
+        if e.operation == "/" or (e.operation == "*" and not self._apart(*e.operands)):
             common, rest = self.split(e)
             inner = _made_of(rest, map(self._gather, rest.operands))
             return inner if common is number(1) else Expression("*", common, inner)

@@ -171,8 +171,6 @@ GELUS = {"codeshell": 3e-8, "grok": 3e-9, "mpt": 1e-7, "spark2_5": 3e-7}
 LIMITS = {name: GELUS.get(name, 1e-11) for name in VARIANTS}
 LIMITS |= {"llama4-long": 1e-9, "grovemoe": 1e-10}
 LIMITS |= {"deepseek2-lite": 1e-9}  # of 26 layers
-# Norms round a last bit otherwise than llama.cpp's: half an error more, where scores enlarge it.
-LIMITS |= {"mistral4": 5e-11, "nanbeige-bare": 5e-11}
 # Of large scores; of a first token whose delta rule gives little, which a norm enlarges.
 LIMITS |= {"deepseek2-whole": 5e-11, "bailingmoe3": 5e-11, "bailingmoe3-vl": 5e-11}
 
