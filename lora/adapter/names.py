@@ -1,13 +1,24 @@
-"""Names of target modules as users of transformers know them → those of the model's file."""
+"""Names of target modules as users of transformers know them → those of the model's file; names of
+parts of a model → its tensors."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from pyggml.lora.config import LoraConfig
 from pyggml.models import Parts
 
 ALL_LINEAR = "all-linear"
+PARTS: Mapping[str, tuple[str, ...]] = {  # word → patterns of its tensors
+    "norms": ("*norm*", "*_ln.*"),
+    "biases": ("*.bias",),
+    "embeddings": ("*token_embd", "position_embd", "token_types"),
+    "experts": ("ffn_[gud]*exps.*", "ffn_[ud]*_shexp.*", "ffn_gate_shexp.*", "ffn_gate_up_shexp.*"),
+    "router": ("ffn_gate_inp.*", "ffn_gate_inp_shexp.*", "exp_probs_b.*"),
+}
+LAST = re.compile(r"last-([1-9]\d{0,4})")  # so many of the model's blocks
 T = TypeVar("T")
 
 
@@ -47,6 +58,27 @@ def meanings(parts: Parts, words: Iterable[str]) -> dict[str, tuple[str, ...]]:
         for word in foreign
     }
     return {word: modules for word, modules in means.items() if modules}
+
+
+def part_patterns(parts: Parts, words: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The patterns of names of tensors that each word stands for: a part of the model, such as
+    norms or last-4, a module by its name in transformers, or the word itself."""
+    patterns = {word: PARTS.get(word, (word,)) for word in words}
+    n_layer = parts.config.n_layer
+    for word in patterns:
+        if last := LAST.fullmatch(word):
+            first = n_layer - min(int(last[1]), n_layer)
+            patterns[word] = tuple(f"blk.{i}.*" for i in range(first, n_layer))
+    names = [*parts.weights]
+    strange = [w for w, own in patterns.items() if not any(fits(p, n) for p in own for n in names)]
+    return patterns | meanings(parts, strange)
+
+
+def fits(pattern: str, name: str) -> bool:
+    """Whether a pattern matches a tensor's name, with or without .weight, or its module's name."""
+    short = name.removesuffix(".weight")
+    modules = (full.split(".", 2)[-1] for full in (short, name))
+    return any(fnmatchcase(n, pattern) for n in (name, short, *modules))
 
 
 def _by_our_names(

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from math import sqrt
 from typing import TypeVar
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from pyggml.errors import AdapterError, Fault, suggestion
 from pyggml.graph.tensor import Shape
-from pyggml.lora.adapter.names import ALL_LINEAR
+from pyggml.lora.adapter.names import ALL_LINEAR, fits
 from pyggml.lora.config import LoraConfig
 from pyggml.models import Parts, TensorSpec
 from pyggml.models.adapter import TIED
@@ -101,12 +100,6 @@ def _match(patterns: Mapping[str, T] | None, name: str, default: T) -> T:
     """The value of the last pattern that matches a tensor."""
     values = [value for pattern, value in (patterns or {}).items() if fits(pattern, name)]
     return values[-1] if values else default
-
-
-def fits(pattern: str, name: str) -> bool:
-    """Whether a pattern matches a tensor's name, with or without .weight, or its module's name."""
-    short = name.removesuffix(".weight")
-    return any(fnmatchcase(n, pattern) for n in (name, short, short.split(".", 2)[-1]))
 
 
 def _faults_of_modules(chosen: Mapping[str, Target], config: LoraConfig) -> list[Fault]:

@@ -22,9 +22,9 @@ from pyggml.errors import AdapterError, first_names, suggestion
 from pyggml.graph.arrays import read, write
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.tensor import Tensor
+from pyggml.lora.adapter.names import PARTS, fits, part_patterns
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import unpack
-from pyggml.lora.adapter.targets import fits
 from pyggml.model import Model
 from pyggml.ops import rescale
 from pyggml.ops.product.rescale import scales_of
@@ -81,17 +81,19 @@ def _numbers(t: Tensor) -> np.ndarray:
 def train_tensors(model: Model, patterns: Sequence[str]) -> TrainedTensors:
     """Make all tensors trainable that match one of the patterns; `model` itself stays as it is.
 
-    Patterns are those of LoraConfig.rank_pattern. Raises AdapterError for a pattern without a
-    match, and with every matching tensor that is not F32, F16 or BF16.
+    Patterns are those of LoraConfig.rank_pattern, or words: norms, biases, embeddings, experts,
+    router, last-4 for the last four blocks, or a module's name in transformers. Raises
+    AdapterError for a pattern without a match, and with every matching tensor that is not F32, F16
+    or BF16.
     """
-    weights = model.parts.weights
-    chosen = [name for name in weights if any(fits(p, name) for p in patterns)]
+    weights, meant = model.parts.weights, part_patterns(model.parts, patterns)
+    chosen = [name for name in weights if any(fits(p, name) for own in meant.values() for p in own)]
     types = {name: model.file.tensors[name].dtype for name in chosen}
     wrong = [f"{name} is {d}" for name, d in types.items() if d not in _FLOATS]
     faults = [
-        f"{pattern!r} fits no tensor of the model{suggestion(pattern, weights)}"
-        for pattern in patterns
-        if not any(fits(pattern, name) for name in weights)
+        f"{word!r} fits no tensor of the model{suggestion(word, [*weights, *PARTS])}"
+        for word, own in meant.items()
+        if not any(fits(pattern, name) for pattern in own for name in weights)
     ]
     if wrong:
         more = f" and {len(wrong) - 5} more are no floats" if len(wrong) > 5 else ""

@@ -9,7 +9,7 @@ from pyggml.errors import Fault
 from pyggml.model import COMPUTE_TYPES
 from pyggml.settings import SEED, Settings, at_least, one_of, setting
 
-OPTIMISERS = ("adamw", "lion")
+OPTIMISERS = ("adamw", "lion", "sgd")
 SCHEDULERS = ("cosine", "linear", "constant", "cosine_restarts", "wsd")
 
 # As float32, in which steps are computed: with a β2 of 1 there, no second moment would ever grow.
@@ -128,8 +128,8 @@ class TrainConfig(Settings):
 
     optimiser: str = setting(
         "adamw",
-        "adamw; or lion, whose state is half as large and which wants a third to a tenth of the "
-        "learning rate",
+        "adamw; lion, whose state is half as large and which wants a third to a tenth of the "
+        "learning rate; or sgd, which has no state and wants a far higher one",
         *one_of(OPTIMISERS),
         group="optimiser",
         aliases=("optimizer", "optim"),
@@ -293,6 +293,8 @@ class TrainConfig(Settings):
             "lr_decay": self.lr_scheduler != "wsd" and "is for wsd",
             "lr_min": self.lr_scheduler == "constant" and "does nothing, the rate being constant",
             "warmup_steps": self.warmup_ratio and "does nothing beside warmup_ratio",
+            "beta1": self.optimiser == "sgd" and "does nothing with sgd, which keeps no mean",
+            "beta2": self.optimiser == "sgd" and "does nothing with sgd, which keeps no mean",
             "eps": self.optimiser != "adamw" and f"is for adamw, not for {self.optimiser}",
             "patience": not self.val_every and "wants validations on the way: val_every is 0",
         }

@@ -10,10 +10,15 @@ from pyggml.lora.config import TrainConfig
 from pyggml.lora.optim.adamw import FlatAdamW
 from pyggml.lora.optim.lion import FlatLion
 from pyggml.lora.optim.optimiser import FlatOptimiser
+from pyggml.lora.optim.sgd import FlatSGD
 
-OPTIMISERS: dict[str, type[FlatOptimiser]] = {"adamw": FlatAdamW, "lion": FlatLion}
+OPTIMISERS: dict[str, type[FlatOptimiser]] = {
+    "adamw": FlatAdamW,
+    "lion": FlatLion,
+    "sgd": FlatSGD,
+}
 
-__all__ = ["OPTIMISERS", "FlatAdamW", "FlatLion", "FlatOptimiser", "n_kept"]
+__all__ = ["OPTIMISERS", "FlatAdamW", "FlatLion", "FlatOptimiser", "FlatSGD", "n_kept"]
 
 
 def n_kept(config: TrainConfig) -> int:

@@ -30,7 +30,7 @@ WITHOUT_A_KERNEL = {
     "count_equal", "cpy_into", "cross_entropy_loss", "cross_entropy_loss_back", "cumsum",
     "cumsum_back", "diag", "diag_back", "gated_delta_net", "gated_delta_net_back",
     "gated_linear_attn", "group_norm", "group_norm_back", "im2col", "im2col_back", "likeliest",
-    "mul_mat_low_rank", "opt_step_sgd", "out_prod_low_rank", "out_prod_low_rank_add", "pad",
+    "mul_mat_low_rank", "out_prod_low_rank", "out_prod_low_rank_add", "pad",
     "pad_back", "pad_reflect_1d", "pad_reflect_1d_back", "pool_avg", "pool_avg_back", "pool_max",
     "pool_max_back", "rescale", "rescale_back", "rescale_back_out_prod", "rms_norm_mul_back_w",
     "roll", "roll_back", "rwkv_wkv6", "rwkv_wkv7", "set",

@@ -6,6 +6,7 @@ import tiny_models
 import pyggml
 from pyggml.errors import AdapterError
 from pyggml.lora import LoraConfig, attach, train_tensors
+from pyggml.lora.adapter.names import fits, part_patterns
 from pyggml.lora.peft.twins import Twins
 
 from peers import PEERS
@@ -73,3 +74,33 @@ def test_what_neither_has_is_refused_with_a_suggestion(tiny):
         targets_of(pyggml.load(tiny), "qkv_proj")
     with pytest.raises(AdapterError, match="model: did you mean 'output_norm.weight'"):
         train_tensors(pyggml.load(tiny), ["outputnorm.weight"])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "word", "names"),
+    [
+        ("qwen3moe", "experts", {"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"}),
+        ("qwen3moe", "router", {"ffn_gate_inp"}),
+        ("llama", "norms", {"attn_norm", "ffn_norm", "output_norm"}),
+        (
+            "gpt2",
+            "biases",
+            {"attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down"}
+            | {"output_norm", "output"},
+        ),
+        ("gpt2", "embeddings", {"token_embd", "position_embd"}),
+        ("qwen3moe", "q_proj", {"attn_q"}),
+    ],
+)  # fmt: skip
+def test_parts_of_a_model_are_named(architecture, word, names):
+    parts = tiny_models.zero_parts(architecture, 32)
+    patterns = part_patterns(parts, [word])[word]
+    fitting = {n for n in parts.weights if any(fits(p, n) for p in patterns)}
+    assert {n.split(".")[-2] for n in fitting} == names
+    assert all(n.endswith(".bias") for n in fitting) == (word == "biases")
+
+
+def test_the_last_blocks_are_a_part(tiny):
+    trained = train_tensors(pyggml.load(tiny), ["last-2", "output_norm"])
+    blocks = {name.split(".")[1] for name in trained.parameters.tensors if name.startswith("blk.")}
+    assert blocks == {"1", "2"} and len(trained.parameters.tensors) == 2 * 9 + 1

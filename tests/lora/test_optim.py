@@ -34,7 +34,8 @@ def test_lion_takes_steps_of_the_sign_alone():
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_learns_and_resumes_bit_for_bit(trainer_of, tmp_path, name):
-    settings = {"optimiser": name, "lr": 0.003, "batch": 2, "weight_decay": 0.1, "epochs": 3}
+    lr = 1.0 if name == "sgd" else 0.003
+    settings = {"optimiser": name, "lr": lr, "batch": 2, "weight_decay": 0.1, "epochs": 3}
     whole, events = trainer_of(**settings), []
     whole.run(events.append)
     assert steps(events)[-1].loss < steps(events)[0].loss
@@ -49,13 +50,15 @@ def test_every_optimiser_learns_and_resumes_bit_for_bit(trainer_of, tmp_path, na
         assert set(file.tensors) == {"parameters", *kept}
 
 
-def test_lion_keeps_one_moment_less(trainer_of):
-    adamw, lion = (trainer_of(optimiser=name).reserve().parameters for name in OPTIMISERS)
-    assert lion == adamw * 3 // 4
+def test_lion_keeps_one_moment_less_and_sgd_none(trainer_of):
+    adamw, lion, sgd = (
+        trainer_of(optimiser=name).reserve().parameters for name in ("adamw", "lion", "sgd")
+    )
+    assert (lion, sgd) == (adamw * 3 // 4, adamw // 2)
     assert trainer_of(grad_accum=2).reserve().parameters == adamw * 5 // 4, "and the step's sum"
 
 
-@pytest.mark.parametrize(("optimiser", "n_moments"), [("adamw", 2), ("lion", 1)])
+@pytest.mark.parametrize(("optimiser", "n_moments"), [("adamw", 2), ("lion", 1), ("sgd", 0)])
 def test_moments_are_kept_and_the_best_parameters_if_wanted(optimiser, n_moments):
     for keep_best in (False, True):
         config = TrainConfig(optimiser=optimiser, keep_best=keep_best)

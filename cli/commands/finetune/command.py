@@ -155,8 +155,10 @@ _OPTIONS = [
         type=Names(),
         metavar="A,B",
         group="adapter",
-        help="train F32 or F16 tensors of the model itself instead of an adapter, such as "
-        "'output_norm.weight,blk.*.attn_norm.weight'; the output is the whole model",
+        aliases=("train-modules",),
+        help="train float tensors of the model itself instead of an adapter: norms, biases, "
+        "embeddings, experts, router, last-4 (blocks), a module's name, or patterns, such as "
+        "'blk.*.attn_norm.weight'; the output is the whole model",
     ),
     *settings_options(LoraConfig, LORA_FLAGS, without=["seed"]),
     *settings_options(DataConfig, {}),

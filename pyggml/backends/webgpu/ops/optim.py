@@ -48,6 +48,11 @@ _LION = """
     put_y(i, p_at(i) * keep - s_at(0u) * sign(along));
     put_m(i, m * s_at(2u) + g * (1.0 - s_at(2u)));
 """
+_SGD = """
+    let i = group * 256u + me;
+    if (i >= N) { return; }
+    put_y(i, p_at(i) * (1.0 - s_at(0u) * s_at(1u)) - s_at(0u) * g_at(i));
+"""
 
 
 def _pieces(node: Tensor) -> int:
@@ -87,3 +92,4 @@ def _step(body: str, names: Sequence[str]) -> Callable[[ShaderSite], Sequence[Di
 declare("clip_norm", ShaderKernel(_clip_norm, scratch=_scratch))
 declare("opt_step_adamw", ShaderKernel(_step(_ADAMW, ("p", "g", "m", "v", "s"))))
 declare("opt_step_lion", ShaderKernel(_step(_LION, ("p", "g", "m", "s"))))
+declare("opt_step_sgd", ShaderKernel(_step(_SGD, ("p", "g", "s"))))
