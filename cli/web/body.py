@@ -46,12 +46,15 @@ class Bodies:
         chunks = list[bytes]()
         try:
             await self._receive(request, chunks)
-            work = partial(_make, chunks, make)
-            return await asyncio.get_running_loop().run_in_executor(self._reader, work)
+            return await self.between(partial(_make, chunks, make))
         except PyggmlError as error:
             raise of_input(error) from None
         finally:
             self.n_held -= sum(map(len, chunks))
+
+    async def between(self, work: Callable[[], T]) -> T:
+        """What the work gives, in the thread that reads, while it reads nothing."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader, work)
 
     def close(self) -> None:
         self._reader.shutdown(cancel_futures=True)

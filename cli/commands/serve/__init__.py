@@ -12,6 +12,7 @@ chats      what a template makes of chats
 service    a request → sequences of the worker, and their events
 answers    pieces of text → the API's objects, whole or streamed; chat_answers: those of chats
 operators  what llama-server tells operators: tokens, settings, slots, metrics
+adapters   adapters that are loaded and dropped while it runs
 journal    the log of requests, and the counts of /metrics
 chat_page  the page of `--web`, of the files in web/
 """

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from pyggml.cli.commands.serve.adapters import AdapterRoutes
 from pyggml.cli.commands.serve.answers import PartialAnswer, ReplyForm, TextForm, Usage
 from pyggml.cli.commands.serve.chat_answers import ChatForm
 from pyggml.cli.commands.serve.embeddings import EmbedRoutes
@@ -45,6 +46,7 @@ def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> S
         Route("/v1/completions", routes.text, methods=["POST"]),
         *operators.routes,
         *EmbedRoutes(service).routes,
+        *AdapterRoutes(service).routes,
     ]
     middleware = [Middleware(Guard, access=access)]
     if access.origins:
@@ -52,7 +54,7 @@ def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> S
             Middleware(
                 CORSMiddleware,
                 allow_origins=[*access.origins],
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
             )
         )
@@ -122,7 +124,7 @@ class ServeRoutes:
 
         def read(given: dict[str, Any]) -> Asked:
             params = read_chat(given, service.sampling, service.limits)
-            name, writer = service.name(params), service.chat_writer(params)
+            name, writer = service.name(params.model), service.chat_writer(params)
             params = replace(params, how=writer.sampling(params))
             prompts = service.chat_prompts(params)
             reader = writer.reader(params, prompts[0])
@@ -136,7 +138,7 @@ class ServeRoutes:
 
         def read(given: dict[str, Any]) -> Asked:
             params = read_text(given, service.sampling, service.limits)
-            name, prompts = service.name(params), service.text_prompts(params)
+            name, prompts = service.name(params.model), service.text_prompts(params)
             form = TextForm(name, service.models[name].tokenizer)
             return Asked(params.alone(), prompts, form, _echo_texts(params, service))
 

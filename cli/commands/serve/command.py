@@ -86,6 +86,14 @@ class NamedAdapter(Reads, click.ParamType):
     "adapters: their updates add up",
 )
 @click.option(
+    "--adapters",
+    type=InputPath(),
+    metavar="FOLDER",
+    **in_group("model", common=False),
+    help="let clients load the adapters of this folder, and drop them, while the server runs: "
+    "/v1/adapters",
+)
+@click.option(
     "--control-vector",
     type=NamedAdapter(),
     multiple=True,
@@ -160,6 +168,8 @@ def command(**given: Any) -> int:
     check_control_layers(given["control_vector_layers"], given["control_vector"])
     given["api_key"] = (*given["api_key"], *keys_of(given["api_key_file"]))
     _check_access(given["host"], given["api_key"])
+    if given["adapters"] is not None and not given["adapters"].is_dir():
+        raise ConfigError([("adapters", f"is {given['adapters']}, wanted a folder")])
     opened = listening(given["host"], given["port"])
     with opened:
         base = load(given["model"], compute=given["compute"], device=given["device"])

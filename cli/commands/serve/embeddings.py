@@ -19,9 +19,10 @@ from pyggml.cli.commands.serve.fields import Fields, flag, text, whole
 from pyggml.cli.commands.serve.params import Prompt, read_prompts
 from pyggml.cli.commands.serve.service import Service
 from pyggml.cli.web.body import unless_gone
-from pyggml.cli.web.errors import ApiError, of_input, too_long, unknown_model
+from pyggml.cli.web.errors import ApiError, of_input, too_long
 from pyggml.errors import PyggmlError
 from pyggml.generation.serving import Full, WorkerClosed
+from pyggml.model import Model
 from pyggml.models.embedder import Embedder, in_passes
 from pyggml.models.texts import check_text
 
@@ -53,7 +54,7 @@ class EmbedRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._embedders: dict[tuple[str, bool], Embedder] = {}
+        self._embedders: dict[tuple[str, bool], tuple[Model, Embedder]] = {}
 
     @property
     def routes(self) -> list[Route]:
@@ -94,7 +95,7 @@ class EmbedRoutes:
     def _read_embed(self, given: dict[str, Any]) -> EmbedParams:
         f = Fields(given)
         prompts: list[Prompt] = f.need("input", read_prompts, [])
-        name = self._model(f.take("model", text, None))
+        name = self._service.name(f.take("model", text, None))
         f.only("encoding_format", ("float", "base64"), "wanted float or base64")
         encodes = given.get("encoding_format") == "base64"
         dimensions = f.take("dimensions", whole(1, 1 << 16), None)
@@ -108,7 +109,7 @@ class EmbedRoutes:
         f = Fields(given)
         query = f.need("query", text, "")
         documents: list[str] = f.need("documents", _documents, [])
-        name = self._model(f.take("model", text, None))
+        name = self._service.name(f.take("model", text, None))
         top_n = f.take("top_n", whole(1, 1 << 31), len(documents))
         returns = f.take("return_documents", flag, False)
         f.ignore("user")
@@ -116,12 +117,6 @@ class EmbedRoutes:
         tokenizer = self._service.models[name].tokenizer
         ids = [tokenizer.encode_pair(query, document) for document in documents]
         return RerankParams(name, documents, self._checked(name, ids, "documents"), top_n, returns)
-
-    def _model(self, asked: str | None) -> str:
-        names = tuple(self._service.models)
-        if asked is not None and asked not in names:
-            raise unknown_model(asked, names)
-        return asked or names[0]
 
     def _check_count(self, f: Fields, name: str, given: Sequence[Any]) -> None:
         if len(given) > MOST_TEXTS:
@@ -142,16 +137,21 @@ class EmbedRoutes:
 
     def _embedder(self, name: str, ranks: bool) -> Embedder:
         """Raises ApiError for a model that gives no vectors, or no scores."""
-        if (name, ranks) not in self._embedders:
-            model = self._service.controls.model(self._service.models[name], None)
-            try:
-                made = model.embedder("rank" if ranks else self._service.pooling)
-            except PyggmlError as error:
-                raise of_input(error) from None
-            if made.ranks and not ranks:
-                raise ApiError(400, f"{name} gives scores, no vectors: wanted /v1/rerank", "model")
-            self._embedders[name, ranks] = made
-        return self._embedders[name, ranks]
+        service = self._service
+        model = service.controls.model(service.model(name), None)
+        of_model, embedder = self._embedders.get((name, ranks), (None, None))
+        if embedder is not None and of_model is model:
+            return embedder
+        try:
+            embedder = model.embedder("rank" if ranks else service.pooling)
+        except PyggmlError as error:
+            raise of_input(error) from None
+        if embedder.ranks and not ranks:
+            raise ApiError(400, f"{name} gives scores, no vectors: wanted /v1/rerank", "model")
+        self._embedders[name, ranks] = model, embedder
+        for dropped in [key for key in self._embedders if key[0] not in service.models]:
+            del self._embedders[dropped]
+        return embedder
 
     async def _run(self, embedder: Embedder, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
         found: list[np.ndarray] = [np.zeros(0)] * len(texts)

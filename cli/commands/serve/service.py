@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from pyggml.cli.commands.serve.adapters import Loading
 from pyggml.cli.commands.serve.chats import ChatWriter
 from pyggml.cli.commands.serve.controls import Controls
 from pyggml.cli.commands.serve.journal import Journal
@@ -49,6 +50,7 @@ class Service:
     controls   control vectors, which requests may name
     journal    what requests were answered
     pooling    of embeddings; None: as the model's file says
+    loading    the adapters that clients may load; None: none
     bodies     of requests, as they come
     """
 
@@ -62,21 +64,28 @@ class Service:
     controls: Controls = field(default_factory=Controls)
     journal: Journal = field(default_factory=Journal)
     pooling: str | None = None
+    loading: Loading | None = None
     bodies: Bodies = field(init=False)
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.limits.max_body, self.limits.max_bodies)
 
-    def name(self, params: Params) -> str:
+    def name(self, asked: str | None) -> str:
         """The name of the model that is to answer. Raises ApiError if there is none."""
-        names = tuple(self.models)
-        if params.model is not None and params.model not in self.models:
-            raise unknown_model(params.model, names)
-        return params.model or names[0]
+        name = next(iter(self.models)) if asked is None else asked
+        self.model(name)
+        return name
+
+    def model(self, name: str) -> Model:
+        """Raises ApiError for a name that is none, or none any more."""
+        models = self.models  # which may be others the next moment
+        if name not in models:
+            raise unknown_model(name, tuple(models))
+        return models[name]
 
     def chat_writer(self, params: Params) -> ChatWriter:
         """What writes the chats of the model that is to answer."""
-        return self.chats[self.name(params)]
+        return self.chats[self.name(params.model)]
 
     def chat_prompts(self, params: ChatParams) -> list[np.ndarray]:
         """The prompt of a chat, n times. Raises ApiError, and TemplateError with what the template
@@ -104,7 +113,7 @@ class Service:
     def _compile(self, params: Params) -> None:
         """Compile the answer's form here, in a thread that nobody waits for."""
         try:
-            compile_form(params.how, self.models[self.name(params)].tokenizer)
+            compile_form(params.how, self.model(self.name(params.model)).tokenizer)
         except PyggmlError as error:
             raise of_input(error) from None
 
@@ -128,7 +137,7 @@ class Service:
 
         Raises ApiError where too many wait, and for settings that do not fit the model.
         """
-        model = self.controls.model(self.models[self.name(params)], params.controls)
+        model = self.controls.model(self.model(self.name(params.model)), params.controls)
         most = self.n_ctx if params.n_tokens is None else params.n_tokens
         most = min(most, self.limits.max_tokens or most)
         room = None if self.shifts else self.n_ctx

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyggml.threads
 from pyggml.chat import MODEL, find_template
+from pyggml.cli.commands.serve.adapters import Loading
 from pyggml.cli.commands.serve.app import make_app
 from pyggml.cli.commands.serve.chat_page import page_routes
 from pyggml.cli.commands.serve.chats import ChatWriter
@@ -59,6 +60,7 @@ def run(
     shifts = context.context_shift
     journal = Journal(say if given["log_requests"] else None)
     service = Service(models, worker, chats, sampling, limits, n_ctx, shifts, controls, journal)
+    service.pooling, service.loading = given["pooling"], _loading(base, given)
     has_chats = any(part.encoder for part in chats.values())
     pages = page_routes(name, has_chats, sampling) if given["web"] else []
     with progress_lines():
@@ -66,7 +68,6 @@ def run(
         row("cache", room)
         url = url_of(listening)
         row("serving", f"{url}/v1" + (f", chat page {url}/" if pages else ""))
-    service.pooling = given["pooling"]
     app = make_app(service, _access(given), pages)
     places = Places(most_connections(max(MOST_CONNECTIONS, 2 * (limits.parallel + limits.queue))))
     serve(app, listening, _NOTE, GRACE_SECONDS, places, lambda: worker.fault is not None)
@@ -95,6 +96,18 @@ def _say_served(chosen: Mapping[str, TemplateChoice], controls: Controls) -> Non
             row("", text)
     for control in controls.words:
         row("control", control)
+
+
+def _loading(base: Model, given: Mapping[str, Any]) -> Loading | None:
+    """The adapters that clients may load, if they may."""
+    folder = given["adapters"]
+    return None if folder is None else Loading(folder, partial(_chats_with, base, given))
+
+
+def _chats_with(base: Model, given: Mapping[str, Any], adapter: Path) -> ChatWriter:
+    """What writes chats with an adapter, which may carry a template."""
+    choice = choose_template(base.tokenizer, (adapter,), given["chat_template"])
+    return _chats(base, choice.wanted, given)
 
 
 def _chats(model: Model, wanted: str, given: Mapping[str, Any]) -> ChatWriter:

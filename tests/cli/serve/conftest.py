@@ -13,6 +13,7 @@ from tiny_models import NO_END
 
 import pyggml
 from pyggml.chat import find_template
+from pyggml.cli.commands.serve.adapters import Loading
 from pyggml.cli.commands.serve.app import make_app
 from pyggml.cli.commands.serve.chat_page import page_routes
 from pyggml.cli.commands.serve.chats import ChatWriter
@@ -103,7 +104,9 @@ class Serving:
 
 
 @contextmanager
-def started(path, adapters=None, access=None, places=None, controls=None, log=None, **limits):
+def started(
+    path, adapters=None, access=None, places=None, controls=None, log=None, folder=None, **limits
+):
     """Answers end at their limit or their client's, as chance ends none: no end is drawn."""
     base = pyggml.load(path)
     named = {name: base.with_adapter_files(file) for name, file in (adapters or {}).items()}
@@ -112,8 +115,10 @@ def started(path, adapters=None, access=None, places=None, controls=None, log=No
     worker = Worker(Scheduler(batch), limits.parallel + limits.queue)
     sampling = Sampling(logit_bias=NO_END)
     models = {"tiny": base, **named}
-    chats = dict.fromkeys(models, ChatWriter.of(find_template(base.tokenizer), base.tokenizer))
+    writer = ChatWriter.of(find_template(base.tokenizer), base.tokenizer)
+    chats = dict.fromkeys(models, writer)
     service = Service(models, worker, chats, sampling, limits, batch.n_ctx)
+    service.loading = folder and Loading(folder, lambda path: writer)
     service.controls, service.journal = controls or service.controls, Journal(log)
     app = make_app(service, access or Access(), page_routes("tiny", True, service.sampling))
     with listening("127.0.0.1", 0) as accepting:

@@ -135,12 +135,17 @@ def test_a_model_cut_short_ends_it_with_a_sentence_and_no_half_answer(
 
 
 def test_names_keys_and_the_page(process, adapters):
+    folder = ("--adapters", adapters["red"].parent)
     lora = ("--lora", f"{adapters['red']}:0.5", "--lora", f"b={adapters['blue']}")
-    _, url, _ = process(*lora, "--alias", "base", "--web", PYGGML_API_KEY="k1")
+    _, url, _ = process(*lora, "--alias", "base", "--web", *folder, PYGGML_API_KEY="k1")
     wait_until_it_answers(url)
     assert httpx.get(f"{url}/v1/models").status_code == 401
     listed = httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer k1"}).json()
     assert [model["id"] for model in listed["data"]] == ["base", "red", "b"]
+    headers, body = {"authorization": "Bearer k1"}, {"name": "r", "file": adapters["red"].name}
+    assert httpx.post(f"{url}/v1/adapters", json=body).status_code == 401
+    added = httpx.post(f"{url}/v1/adapters", json=body, headers=headers, timeout=60)
+    assert added.json() == {"id": "r", "object": "adapter", "file": "red.gguf"}
     assert "<title>base" in httpx.get(f"{url}/").text
 
 
@@ -175,6 +180,7 @@ REFUSED = [
     (("--lora", "a=missing.gguf"), "missing.gguf"),
     (("--chat-template", "nope"), "is no chat template"),
     (("--host", "192.0.2.1", "--api-key", "k"), "192.0.2.1:0: "),
+    (("--adapters", "none"), "--adapters is none, wanted a folder"),
     (("--temp", "-1"), "--temp is -1.0, wanted 0 to 100"),
 ]
 
