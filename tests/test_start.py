@@ -106,7 +106,6 @@ def test_the_first_step_waits_for_nothing_that_it_does_not_use():
         "pyggml.look.draw",
         "pyggml.lora.evaluate",
         "pyggml.lora.data.preferences",
-        "pyggml.lora.data.windows.answers",
         "pyggml.backends.cuda",
         "pyggml.backends.webgpu",
     }

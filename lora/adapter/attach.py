@@ -129,7 +129,8 @@ def _start(
 ) -> None:
     a, b = parameters.tensors[name + A], parameters.tensors[name + B]
     if original is not None:
-        lost = _numbers(original, name) - unpack(model.parts.weights[name])
+        with np.errstate(invalid="ignore"):  # inf − inf is NaN, which no adapter starts from
+            lost = _numbers(original, name) - unpack(model.parts.weights[name])
         start = pissa(lost, target.rank, target.scale, config.seed, name)
         for t, values in zip((a, b), start, strict=True):
             write(t, values)

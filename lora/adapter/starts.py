@@ -15,6 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
+from pyggml.errors import NotFiniteError
 from pyggml.graph.arrays import read
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.quants import dequantize
@@ -38,7 +39,12 @@ def kaiming(seed: int, name: str, shape: Shape, normal: bool) -> np.ndarray:
 
 
 def pissa(w: np.ndarray, rank: int, scale: float, seed: int, name: str) -> tuple[np.ndarray, ...]:
-    """A (rank, n_in) and B (n_out, rank) float32 with scale · BA ≈ the principal part of w."""
+    """A (rank, n_in) and B (n_out, rank) float32 with scale · BA ≈ the principal part of w.
+
+    Raises NotFiniteError for a w that has numbers that are NaN or infinite.
+    """
+    if not np.isfinite(w).all():
+        raise NotFiniteError(f"{name}: not finite: no adapter can start from its numbers")
     if min(w.shape) <= _EXACT:
         u, s, v = np.linalg.svd(w, full_matrices=False)
     else:

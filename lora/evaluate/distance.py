@@ -75,7 +75,8 @@ def _of_window(scorers: Sequence[Scorer], positions: np.ndarray, targets: np.nda
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     """float64, like logits."""
-    above = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # inf − inf is NaN, which no loss may be
+        above = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     return above - np.log(np.exp(above).sum(axis=1, keepdims=True))
 
 

@@ -103,7 +103,7 @@ class Embedder:
         values = run.program.read(run.out)
         values = values[:n_tokens] if run.pool is None else values[:n_texts]
         if not np.isfinite(values).all():
-            raise NotFiniteError("an embedding has numbers that are NaN or infinite")
+            raise NotFiniteError("an embedding is not finite: a number is NaN or infinite")
         if run.pool is None:
             return [np.array(part) for part in np.split(values, ends[:-1])]
         return [np.array(row) for row in values]

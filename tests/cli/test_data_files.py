@@ -187,7 +187,10 @@ KINDS = {
     "labels": lines([{"prompt": "the ", "completion": "path", "label": True}] * 3),
     "questions": lines([{"question": "the ", "choices": ["path", "thing"], "answer": 0}] * 3),
 }
-PREFERS, LEARNS = "--objective dpo (or orpo, simpo, ipo) learns to prefer", "--objective kto learns"
+PREFERS, LEARNS = (
+    "--objective dpo (or orpo, simpo, ipo) learns to prefer",
+    "--objective kto or classify",
+)
 ASKS, NO_ANSWER = "`pyggml eval` asks", "has no answer"
 OTHERWISE = {  # what else a command says of a kind; the others read it
     **{

@@ -49,7 +49,9 @@ def test_another_word_is_refused(pyggml, finetune, tiny, text, command):
     assert f"--device is 'gpu', {WANTED}" in ended.err
 
 
-@pytest.mark.parametrize("command", ["control-vector", "eval", "generate", "imatrix", "perplexity"])
+@pytest.mark.parametrize(
+    "command", ["control-vector", "embed", "eval", "generate", "imatrix", "perplexity", "teach"]
+)
 def test_a_command_computes_on_its_device(pyggml, tiny, text, command, tmp_path, monkeypatch):
     """And says the same as on the CPU, whose kernels this device has."""
     output = tmp_path / "made.gguf"
@@ -58,10 +60,12 @@ def test_a_command_computes_on_its_device(pyggml, tiny, text, command, tmp_path,
             *("--positive-file", text, "--negative-file", text.with_name("other.txt")),
             *("-o", output, "--force"),
         ),
+        "embed": ("-p", "the", "--pooling", "mean"),
         "eval": ("-f", text),
         "generate": ("-p", "a", "-n", 3, "--temp", 0),
         "imatrix": ("-f", text, "--ctx", 16, "-o", output, "--force"),
         "perplexity": ("-f", text, "--ctx", 16),
+        "teach": ("-f", text, "--ctx", 16, "-o", output, "--force"),
     }[command]
     text.with_name("other.txt").write_text("the end of a thing\n" * 3)
     device, said = SeparateCPU(), []
@@ -77,20 +81,22 @@ def test_a_command_computes_on_its_device(pyggml, tiny, text, command, tmp_path,
 
 
 def test_which_commands_take_a_device():
-    """Those that the tests here and of `serve` run on one, and `sweep`, whose runs are those of
-    `finetune`; no other command accepts the option."""
+    """Those that the tests here and of `serve` run on one, and `sweep` and `heal`, whose runs are
+    those of `finetune`; no other command accepts the option."""
     takes = {n for n in COMMANDS if any(p.name == "device" for p in command(n).params)}
     tried = {
         "chat",
         "control-vector",
+        "embed",
         "eval",
         "finetune",
         "generate",
         "imatrix",
         "perplexity",
         "serve",
+        "teach",
     }
-    assert takes == {*tried, "sweep"}
+    assert takes == {*tried, "sweep", "heal"}
 
 
 def test_a_chat_computes_on_its_device(pyggml, model_with, monkeypatch):

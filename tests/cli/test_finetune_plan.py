@@ -42,10 +42,15 @@ def test_what_is_capped_is_said_if_it_was_given(finetune):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_defaults_of_the_objective_are_in_the_plan(finetune, tiny, tmp_path, objective):
-    rows = {"pairs": {"chosen": "yes", "rejected": "no"}, "labels": {"completion": "a", "label": 1}}
-    of = rows.get(OBJECTIVES[objective].rows, {"completion": "other"})
+    rows = {
+        "pairs": {"prompt": "the {} ", "chosen": "yes", "rejected": "no"},
+        "labels": {"prompt": "the {} ", "completion": "a", "label": 1},
+        "classes": {"text": "the {} ", "label": "{}"},
+        "groups": {"anchor": "the {} ", "positive": "a {}"},
+    }
+    row = json.dumps(rows.get(OBJECTIVES[objective].rows, {"prompt": "the {} ", "completion": "b"}))
     data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"the {i} ", **of}) + "\n" for i in range(9)))
+    data.write_text("".join(row.replace("{}", str(i % 3)) + "\n" for i in range(9)))
     run = ("--dry-run", "--ctx", 32, "--max-steps", 0, "--objective", objective)
     if OBJECTIVES[objective].rows == "prompts":
         (tmp_path / "r.py").write_text("length = len\n")
@@ -54,7 +59,7 @@ def test_the_defaults_of_the_objective_are_in_the_plan(finetune, tiny, tmp_path,
     ended, lr = finetune(*run, data=data), OBJECTIVES[objective].defaults["lr"]
     assert f"learning rate {lr:g}, cosine" in ended.row("steps")
     (usual,) = re.findall(rf"by default, as for {objective}: (.*)", ended.out)
-    assert f"--lr {lr:g}, --epochs 1, --warmup-" in usual
+    assert f"--lr {lr:g}, --epochs {OBJECTIVES[objective].defaults['epochs']}, --warmup-" in usual
     (warmup,) = re.findall(r"after (\d+) steps? of warm-up", ended.row("steps")) or [None]
     assert ("--warmup-steps" in usual) == (f"--warmup-steps 10 (here {warmup})" in usual)
     assert ("--preference-beta " in usual) == hasattr(OBJECTIVES[objective], "beta")

@@ -64,7 +64,7 @@ def with_hinge(tmp_path):
         "import IPO\n",
         "import IPO\nfrom pyggml.lora.objectives.hinge import Hinge\n",
     )
-    edit(folder / "__init__.py", "SimPO, IPO)", "SimPO, IPO, Hinge)")
+    edit(folder / "__init__.py", "_OF_ANSWERS = (", "_OF_ANSWERS = (Hinge, ")
 
     def call(*arguments):
         ended = command(tmp_path, *arguments)

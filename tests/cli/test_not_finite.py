@@ -29,6 +29,7 @@ NUMBERS = (np.nan, np.inf)
 # What goes into the matrices is finite still, and that is all that it measures; an ablation reads
 # the matrices behind heads and neurons alone.
 NOT_MET = {
+    "embed": ("output",),
     "imatrix": ("blk.1.ffn_down", "output_norm", "output"),
     "ablate": ("token_embd", "blk.0.attn_q", "blk.1.attn_norm", "output_norm", "output"),
 }
@@ -89,10 +90,13 @@ def test_it_ends_in_words_and_a_code(pyggml, spoilt, files, command, tensor, mon
     for number in NUMBERS:
         monkeypatch.setattr("sys.stdin", io.StringIO("the\n"))
         given = files | {"MODEL": spoilt(tensor, number)}
+        files["OUT"].with_name(files["OUT"].name + ".unfinished").unlink(missing_ok=True)
         ended = pyggml(*words(command, given))
         if tensor in NOT_MET.get(command, ()):
-            assert ended.code == 0 and numbers_are_finite(files["OUT"])
-            files["OUT"].unlink()
+            assert ended.code == 0
+            if files["OUT"].exists():
+                assert numbers_are_finite(files["OUT"])
+                files["OUT"].unlink()
             continue
         assert ended.code == 2, ended
         assert SAID.search(ended.err) and ended.err.count("\n") <= 2, ended.err

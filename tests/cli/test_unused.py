@@ -29,7 +29,7 @@ OTHERS = {
         "dora": True, "plus_ratio": 4.0,
     },
     TrainConfig: {
-        "epochs": 3, "max_steps": 2, "batch": 2, "grad_accum": 2, "seed": 5, "lr": 0.1,
+        "epochs": 7, "max_steps": 2, "batch": 2, "grad_accum": 2, "seed": 5, "lr": 0.1,
         "lr_scheduler": "linear", "lr_cycles": 3, "lr_decay": 0.5, "lr_min": 1e-5,
         "warmup_steps": 3, "warmup_ratio": 0.25, "optimiser": "lion", "weight_decay": 0.5,
         "clip": 0.1, "drop_last": True, "router_aux_loss_coef": 0.5,

@@ -23,6 +23,9 @@ COMPUTE = {
     "chat": "-m MODEL --chat-template chatml",
     "compare": "MODEL MODEL -f TEXT --ctx 16",
     "control-vector": "-m MODEL --positive-file TEXT --negative-file ROWS -o OUT",
+    "embed": "-m MODEL -p the --pooling mean",
+    "teach": "-m MODEL -f TEXT -o OUT --ctx 32",
+    "heal": "--from MODEL -m MODEL -f TEXT -o OUT --max-steps 2 --ctx 32",
     "ablate": "-m MODEL --heads 0.0 --neurons 1.1 -o OUT",
 }
 # Of these no number comes out that is none, or none is asked of the weights.
@@ -37,6 +40,8 @@ OTHERS = {
     "convert-lora": "copies numbers",
     "export-ollama": "copies files",
     "warmup": "reads no model",
+    "tokenizer": "reads a text alone",
+    "new": "draws its numbers",
 }
 
 
