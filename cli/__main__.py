@@ -26,6 +26,7 @@ COMMANDS = {
     "ablate": "make the adapter that takes heads and neurons of a model away",
     "compare": "what an adapter, or packing in other types, changes of a model",
     "combine": "make one adapter of several, or one of a lower rank",
+    "extract": "make the adapter that turns one model nearly into another",
     "convert-lora": "turn an adapter of PEFT into one of llama.cpp, or back",
     "export-ollama": "write the Modelfile of a model, its adapter and its template",
     "quantize": "pack a model's matrices as another type",

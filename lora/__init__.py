@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from pyggml.look.gradients import loss_and_grads
     from pyggml.lora.adapter import (
         Adapter,
+        Extract,
         Parameters,
         TrainedTensors,
         attach,
         combine,
+        extract,
         merge,
         train_scales,
         train_tensors,
@@ -45,8 +47,8 @@ if TYPE_CHECKING:
 # Imported when first used: who chats or serves needs neither the trainer nor its data.
 _NAMES = {
     "pyggml.look.gradients": "loss_and_grads",
-    "pyggml.lora.adapter": "Adapter Parameters TrainedTensors attach combine merge train_scales "
-    "train_tensors unfreeze",
+    "pyggml.lora.adapter": "Adapter Extract Parameters TrainedTensors attach combine extract merge "
+    "train_scales train_tensors unfreeze",
     "pyggml.lora.config": "Combination DataConfig LoraConfig TrainConfig",
     "pyggml.lora.data": "WindowBatch Corpus Dataset Source corpus read_corpus",
     "pyggml.lora.evaluate": "Perplexity perplexity",
@@ -66,6 +68,7 @@ __all__ = [
     "Corpus",
     "DataConfig",
     "Dataset",
+    "Extract",
     "Fit",
     "History",
     "LoraConfig",
@@ -85,6 +88,7 @@ __all__ = [
     "attach",
     "combine",
     "corpus",
+    "extract",
     "fit",
     "loss_and_grads",
     "merge",

@@ -30,7 +30,7 @@ from pyggml.lora import Combination, combine
 _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
 
 
-class _Progress:
+class Progress:
     """One line that changes on a terminal, nothing elsewhere."""
 
     def __init__(self) -> None:
@@ -75,18 +75,18 @@ def command(
     pyggml.threads.set(threads)
     opened = load(model, [*lora])
     choice = choose_template(opened.tokenizer, (path for path, _ in lora), None)
-    left_out = combine(opened, output, how, choice.metadata, _Progress())
+    left_out = combine(opened, output, how, choice.metadata, Progress())
     worst = max(left_out, key=lambda name: left_out[name])
     if left_out[worst]:
         mean = float(np.sqrt(np.mean(np.square([*left_out.values()]))))
         most = f"most {percent(left_out[worst])}, {worst}"
-        say(f"rank       {_ranks(output)} leaves {percent(mean)} out, root mean square; {most}")
+        say(f"rank       {ranks_of(output)} leaves {percent(mean)} out, root mean square; {most}")
     say(f"adapter    {output}, {size(output.stat().st_size)}")
     say(f"of {', '.join(adapter_word(given) for given in lora)}")
     choice.say()
 
 
-def _ranks(adapter: Path) -> str:
+def ranks_of(adapter: Path) -> str:
     """8; or 3 to 8."""
     with gguf.open(adapter) as file:
         ranks = [t.shape[-1] for t in file.tensors.values() if t.name.endswith(".lora_b")]

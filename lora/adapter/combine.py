@@ -90,7 +90,7 @@ def _of_tensor(
     of_experts = [combine_updates(each, weights, how, rng) for each in zip(*halves, strict=True)]
     rank = max(rank_of(s, how) for s in of_experts)
     results = [s.halves(rank) for s in of_experts]
-    update = _update(results, table, adapters[0][name].a.shape)
+    update = as_update(results, table, adapters[0][name].a.shape)
     errors = [s.left_out(rank) for s in of_experts]
     return update, float(np.sqrt(np.mean(np.square(errors))))
 
@@ -128,8 +128,9 @@ def _halves(
     yield from zip(left, right, strict=True) if left.ndim == 3 else [(left, right)]
 
 
-def _update(halves: Sequence[Halves], table: bool, shape: tuple[int, ...]) -> Update:
-    """As a file has it. shape: of an adapter's A, with an axis more for experts."""
+def as_update(halves: Sequence[Halves], table: bool, shape: tuple[int, ...]) -> Update:
+    """Halves of a matrix, or of each expert, as a file has them. shape: of the weight, or of an
+    adapter's A, with an axis more for experts."""
     left, right = (np.stack(some) for some in zip(*halves, strict=True))
     if len(shape) == 2:
         left, right = left[0], right[0]
@@ -209,7 +210,7 @@ def combine_updates(
         total = (whole * w).sum(axis=0)
     default = max(a.shape[0] for _, a in updates)
     most = min(total.shape) if how.error is not None else how.rank or default
-    return _nearest(total.astype(np.float32), most, default)
+    return nearest_update(total.astype(np.float32), most, default)
 
 
 def _keep_largest(x: np.ndarray, density: float) -> None:
@@ -232,7 +233,7 @@ def _nearest_of_product(left: np.ndarray, right: np.ndarray) -> Spectrum:
     return _of_values(q @ u, values, v @ p.T, float(np.square(values).sum()), left.shape[1])
 
 
-def _nearest(x: np.ndarray, most: int, default: int) -> Spectrum:
+def nearest_update(x: np.ndarray, most: int, default: int) -> Spectrum:
     """The largest singular values of a matrix, by the eigenvectors of its shorter side's products:
     of values below 1e-7 of the largest little is right, which no float32 shows."""
     x = x.astype(np.float64)

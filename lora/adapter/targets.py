@@ -49,7 +49,7 @@ def targets(parts: Parts, config: LoraConfig) -> dict[str, Target]:
     """
     n_layer, specs = parts.config.n_layer, parts.decoder.tensors()
     modules = parts.usual_modules if config.modules is None else config.modules
-    faults: list[Fault] = [fault for m in modules if (fault := _refusal(parts, m))]
+    faults: list[Fault] = [fault for m in modules if (fault := refusal(parts, m))]
     if config.skip_layers >= n_layer and not {"output", "token_embd"} & set(modules):
         fault = f"is {config.skip_layers}, wanted below the model's {n_layer} blocks"
         faults.append(("skip_layers", fault))
@@ -138,7 +138,7 @@ def _unwritable(parts: Parts, names: Iterable[str]) -> list[Fault]:
     return faults[:1]
 
 
-def _refusal(parts: Parts, module: str) -> str | None:
+def refusal(parts: Parts, module: str) -> str | None:
     """Why this module cannot be adapted, or None if it can."""
     if module == "output":
         if parts.output_name == "output":

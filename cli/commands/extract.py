@@ -1,0 +1,87 @@
+"""`pyggml extract`: two models → the adapter of their difference, and what its rank leaves out."""
+
+from pathlib import Path
+
+import click
+import numpy as np
+
+import pyggml.threads
+from pyggml import load
+from pyggml.cli.commands.combine import Progress, ranks_of
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.hub import model_file
+from pyggml.cli.terminal.kinds import ADAPTER
+from pyggml.cli.terminal.options import SETTINGS, in_group, model_option, threads_option
+from pyggml.cli.terminal.places import PATH, OutputPath
+from pyggml.cli.terminal.show import percent, row, size
+from pyggml.errors import first_names
+from pyggml.lora import Combination, extract
+
+_RANK = 16
+
+
+@click.command(
+    "extract",
+    cls=GroupedCommand,
+    context_settings=SETTINGS,
+    examples=[
+        "pyggml extract -m base.gguf --from trained.gguf -o adapter.gguf",
+        "pyggml extract -m base.gguf --from trained.gguf -o adapter.gguf --rank 64",
+        "pyggml extract -m base.gguf --from trained.gguf -o adapter.gguf --error 0.1",
+    ],
+)
+@model_option
+@click.option(
+    *("--from", "trained"),
+    type=PATH,
+    required=True,
+    **in_group("model"),
+    help="model that the adapter shall make of --model: trained in full, merged, or another type",
+)
+@click.option(
+    *("-o", "--output"),
+    type=OutputPath(ADAPTER),
+    required=True,
+    **in_group("output"),
+    help="adapter to write",
+)
+@click.option(
+    "--rank",
+    type=click.IntRange(min=1),
+    **in_group("output"),
+    help=f"rank of the adapter, at most that of each matrix  [default: {_RANK}]",
+)
+@click.option(
+    "--error",
+    type=click.FloatRange(min=0, max=1, max_open=True),
+    **in_group("output"),
+    help="in place of a rank: the share of each difference, by its root mean square, that may be "
+    "left out; the rank is the lowest that does, tensor by tensor",
+)
+@threads_option
+def command(
+    model: Path,
+    trained: Path,
+    output: Path,
+    rank: int | None,
+    error: float | None,
+    threads: int,
+) -> None:
+    """Make the adapter that turns one model nearly into another; says what it leaves out."""
+    how = Combination(rank=_RANK if rank is None and error is None else rank, error=error)
+    pyggml.threads.set(threads)
+    base, other = load(model), load(model_file(trained))
+    found = extract(base, other, output, how, Progress())
+    left_out = found.left_out
+    worst = max(left_out, key=lambda name: left_out[name])
+    mean = float(np.sqrt(np.mean(np.square([*left_out.values()]))))
+    most = f"most {percent(left_out[worst])}, {worst}"
+    row("rank", f"{ranks_of(output)} leaves {percent(mean)} of the difference out; {most}")
+    if found.not_held:
+        largest = max(found.not_held, key=lambda name: found.not_held[name])
+        row(
+            "not held",
+            f"{first_names([*found.not_held], 3)}: no adapter updates them; most changed is "
+            f"{largest}, by {percent(found.not_held[largest])} of its numbers",
+        )
+    row("adapter", f"{output}, {size(output.stat().st_size)}")

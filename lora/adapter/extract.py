@@ -1,0 +1,123 @@
+"""Two models of one architecture → the adapter that makes the first nearly the second.
+
+Δ = W' − W of each matrix, by its r largest singular values: of all updates of rank r the nearest to
+Δ (Eckart, Young 1936). It is what mergekit's `extract_lora` does. What no adapter holds, such as
+norms, stays out, and is told.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml.errors import AdapterError, ModelError, NotFiniteError
+from pyggml.graph.arrays import read
+from pyggml.lora.adapter.combine import as_update, nearest_update, rank_of
+from pyggml.lora.adapter.file import Update, write_adapter
+from pyggml.lora.adapter.starts import unpack
+from pyggml.lora.adapter.targets import refusal, warn_of_passed_over
+from pyggml.lora.config.combination import Combination
+from pyggml.lora.teacher.vocabulary import check_same_tokens
+from pyggml.model import Model
+from pyggml.models.adapter import BASE_NAME
+from pyggml.models.stack import base_metadata
+from pyggml.models.weights import factor_of
+
+
+@dataclass(frozen=True, slots=True)
+class Extract:
+    """What an adapter holds of the difference between two models.
+
+    left_out   by tensor, the part of its difference, by its root mean square, that the rank leaves
+               out
+    not_held   by tensor that no adapter updates, its difference as a part of the base's numbers
+    """
+
+    left_out: dict[str, float]
+    not_held: dict[str, float]
+
+
+def extract(
+    base: Model,
+    trained: Model,
+    path: str | os.PathLike[str],
+    how: Combination,
+    progress: Callable[[int, int], None] = lambda done, n: None,
+) -> Extract:
+    """Write the adapter of `base` that makes it nearly `trained`.
+
+    how        its rank, or its error
+    progress   called with the tensors that are compared, and all
+
+    An older file at `path` stays whole until the new one is complete. Raises ModelError for models
+    with other tensors or tokens, AdapterError where no matrix differs, NotFiniteError for numbers
+    that are none.
+    """
+    _check_alike(base, trained)
+    updates, found = dict[str, Update](), Extract({}, {})
+    for number, (name, weight) in enumerate(base.parts.weights.items()):
+        before = unpack(weight)
+        change = unpack(trained.parts.weights[name]) - before
+        if not np.isfinite(change).all():
+            raise NotFiniteError(f"{name}: the models differ by what is no finite number")
+        if not change.any():
+            pass
+        elif _is_held(base, name):
+            updates[name], found.left_out[name] = _of_tensor(base, name, change, how)
+        else:
+            found.not_held[name] = float(
+                np.linalg.norm(change) / max(np.linalg.norm(before), 1e-30)
+            )
+        progress(number + 1, len(base.parts.weights))
+    if not updates:
+        others = f": {', '.join([*found.not_held][:3])} alone" if found.not_held else ""
+        raise AdapterError(f"the models differ in no matrix that an adapter holds{others}")
+    warn_of_passed_over(base.parts, updates)
+    name = str(base.file.get("general.name", base.config.architecture))
+    about = {"general.base_model.count": np.uint32(1), BASE_NAME: name, **base_metadata(base.file)}
+    write_adapter(path, base.config.architecture, f"{name} LoRA", updates, about)
+    return found
+
+
+def _check_alike(base: Model, trained: Model) -> None:
+    """ModelError for models of other architectures, tensors or tokens."""
+    ours, theirs = base.config.architecture, trained.config.architecture
+    if ours != theirs:
+        raise ModelError(f"{trained.file.path}: is {theirs}, wanted {ours} as {base.file.path}")
+    shapes, others = ({n: w.shape for n, w in m.parts.weights.items()} for m in (base, trained))
+    apart = [name for name in {**shapes, **others} if shapes.get(name) != others.get(name)]
+    if apart:
+        there, here = (sizes.get(apart[0]) or "missing" for sizes in (others, shapes))
+        raise ModelError(
+            f"{trained.file.path}: {apart[0]} is {there}, and {here} in {base.file.path}: an "
+            "adapter wants the same tensors in both"
+        )
+    check_same_tokens(trained.file, base.file)
+
+
+def _is_held(model: Model, name: str) -> bool:
+    """Whether an adapter file may update a tensor, and llama.cpp load it."""
+    spec = model.parts.decoder.tensors()[name]
+    module = name.removesuffix(".weight").split(".")[-1]
+    return spec.update(1) is not None and refusal(model.parts, module) is None
+
+
+def _of_tensor(
+    model: Model, name: str, change: np.ndarray, how: Combination
+) -> tuple[Update, float]:
+    """A tensor's update, and the part of its difference that is left out; experts one by one, of
+    one rank."""
+    factor = factor_of(model.parts.weights, name)
+    factors = np.ones(1, np.float32) if factor is None else read(factor).reshape(-1)
+    matrices = change if change.ndim == 3 else change[None]
+    scaled = [m * f for m, f in zip(matrices, np.resize(factors, len(matrices)), strict=True)]
+    full = min(change.shape[-2:])
+    most = min(how.rank or full, full)
+    each = [nearest_update(m, most, most) for m in scaled]
+    rank = min(max(rank_of(s, how) for s in each), most)
+    table = model.parts.decoder.tensors()[name].table
+    update = as_update([s.halves(rank) for s in each], table, change.shape)
+    energy = sum(s.energy for s in each)
+    lost = sum(s.energy * s.left_out(rank) ** 2 for s in each)
+    return update, float(np.sqrt(lost / energy))
