@@ -66,9 +66,7 @@ def extract(
         elif _is_held(base, name):
             updates[name], found.left_out[name] = _of_tensor(base, name, change, how)
         else:
-            found.not_held[name] = float(
-                np.linalg.norm(change) / max(np.linalg.norm(before), 1e-30)
-            )
+            found.not_held[name] = _share(change, before)
         progress(number + 1, len(base.parts.weights))
     if not updates:
         others = f": {', '.join([*found.not_held][:3])} alone" if found.not_held else ""
@@ -78,6 +76,11 @@ def extract(
     about = {"general.base_model.count": np.uint32(1), BASE_NAME: name, **base_metadata(base.file)}
     write_adapter(path, base.config.architecture, f"{name} LoRA", updates, about)
     return found
+
+
+def _share(change: np.ndarray, of: np.ndarray) -> float:
+    """The root mean square of a change as a part of that of the numbers before."""
+    return float(np.linalg.norm(change)) / max(float(np.linalg.norm(of)), 1e-30)
 
 
 def _check_alike(base: Model, trained: Model) -> None:
