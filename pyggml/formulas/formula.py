@@ -12,7 +12,7 @@ import numpy as np
 
 from pyggml.formulas.expression import Expression, parts_of, rebuild, symbol
 from pyggml.formulas.numbers import numpy_function
-from pyggml.formulas.rows import Rows, reductions_in
+from pyggml.formulas.rows import KEPT, LENGTH, PLACE, Rows, reductions_in
 from pyggml.formulas.slopes import slope_of
 
 RESULT, GRADIENT = "y", "dy"
@@ -24,6 +24,8 @@ class Formula:
 
     results    the first is the value; a kernel may write more
     shared     sources that are one row, which all rows share
+    single     sources that have one number for each row, or one for all
+    tiled      sources whose rows are repeated over three axes of rows; single ones are then too
     """
 
     name: str
@@ -31,6 +33,8 @@ class Formula:
     settings: tuple[str, ...]
     results: tuple[Expression, ...]
     shared: tuple[str, ...] = ()
+    single: tuple[str, ...] = ()
+    tiled: tuple[str, ...] = ()
 
     @property
     def result(self) -> Expression:
@@ -47,19 +51,38 @@ class Formula:
         return bool(reductions_in(*self.results))
 
     @property
-    def rows(self) -> Rows:
-        return Rows(self.sources)
+    def along(self) -> list[str]:
+        """The sources that have rows of numbers."""
+        return [s for s in self.sources if s not in self.single]
 
-    def sources_of(self, *values: Expression) -> list[str]:
-        """The sources that these read."""
-        return [s for s in self.sources if s in _symbols(*values)]
+    @property
+    def rows(self) -> Rows:
+        return Rows(self.along)
+
+    def differs(self, result: int) -> bool:
+        """Whether a result has rows of numbers, not one number for each row."""
+        return self.rows.differs(self.results[result])
+
+    def reads(self, *values: Expression) -> list[str]:
+        """Which numbers of an element these are made of: sources, its place, what is kept of it."""
+        others = str(PLACE.value), str(KEPT.value)
+        return [s for s in (*self.along, *others) if s in _symbols(*values)]
+
+    @property
+    def picks(self) -> set[str]:
+        """The sources that are places of numbers which are picked out of a row."""
+        places = (e.operands[1] for e in parts_of(*self.results) if e.operation == "pick")
+        return _symbols(*places)
 
     def __call__(self, *sources: np.ndarray, **settings: float) -> np.ndarray:
         """The value in float64: the meaning of the formula, and the reference of every kernel."""
-        numbers = [settings[name] for name in self.settings]
+        given = dict(zip(self.sources, sources, strict=True))
+        numbers: list[Any] = [settings[name] for name in self.settings]
         if self.of_rows:
-            numbers.append(np.shape(sources[0])[-1])
-        return np.asarray(_value(self)(*sources, *numbers))
+            n = np.shape(given[self.along[0]])[-1]
+            numbers += [np.float64(n), np.arange(n)]
+        arrays = (a[..., None] if s in self.single else a for s, a in given.items())
+        return np.asarray(_value(self)(*arrays, *numbers))
 
     def of(self, **names: str) -> Formula:
         """The same with other sources in place of these."""
@@ -70,14 +93,19 @@ class Formula:
 
 @cache
 def _value(of: Formula) -> Callable[..., Any]:
-    length = ("n",) if of.of_rows else ()
-    return numpy_function(of.result, (*of.sources, *of.settings, *length))
+    of_row = (str(LENGTH.value), str(PLACE.value)) if of.of_rows else ()
+    return numpy_function(of.result, (*of.sources, *of.settings, *of_row))
 
 
-def formula(function: Callable[..., Any], shared: tuple[str, ...] = ()) -> Formula:
+def formula(
+    function: Callable[..., Any],
+    shared: tuple[str, ...] = (),
+    single: tuple[str, ...] = (),
+    tiled: tuple[str, ...] = (),
+) -> Formula:
     """The formula of a function: its positional arguments are sources, its keywords settings.
 
-    shared: names of sources that are one row, which all rows share
+    shared, single, tiled: names of sources, see Formula
     """
     by_kind: dict[bool, list[str]] = {True: [], False: []}
     for name, argument in inspect.signature(function).parameters.items():
@@ -85,7 +113,7 @@ def formula(function: Callable[..., Any], shared: tuple[str, ...] = ()) -> Formu
     sources, settings = by_kind[False], by_kind[True]
     result = function(*map(symbol, sources), **{name: symbol(name) for name in settings})
     name = function.__name__.strip("_")
-    return Formula(name, tuple(sources), tuple(settings), (result,), shared)
+    return Formula(name, tuple(sources), tuple(settings), (result,), shared, single, tiled)
 
 
 def gradient_formula(name: str, of: Formula, source: str) -> Formula:
@@ -106,9 +134,11 @@ def gradient_formula(name: str, of: Formula, source: str) -> Formula:
 
 def _gradient_of_rows(name: str, of: Formula, source: str) -> Formula:
     """Of a source that is no row which all share."""
-    dx = Rows((*of.sources, GRADIENT)).gradient(of.result, symbol(source), symbol(GRADIENT))
+    single = of.single if of.rows.differs(of.result) else (*of.single, GRADIENT)
+    along = (*of.along, GRADIENT) if single is of.single else of.along
+    dx = Rows(along).gradient(of.result, symbol(source), symbol(GRADIENT))
     reads = [s for s in of.sources if s in _symbols(dx)]
-    return Formula(name, (*reads, GRADIENT), of.settings, (dx,), of.shared)
+    return Formula(name, (*reads, GRADIENT), of.settings, (dx,), of.shared, single)
 
 
 def _told_by_result(of: Formula) -> dict[Expression, Expression]:
@@ -127,7 +157,9 @@ def joint(name: str, formulas: Iterable[Formula]) -> Formula:
     sources = dict.fromkeys(s for f in formulas for s in f.sources)
     settings = dict.fromkeys(s for f in formulas for s in f.settings)
     results = tuple(r for f in formulas for r in f.results)
-    return Formula(name, tuple(sources), tuple(settings), results)
+    shared = dict.fromkeys(s for f in formulas for s in f.shared)
+    single = dict.fromkeys(s for f in formulas for s in f.single)
+    return Formula(name, tuple(sources), tuple(settings), results, tuple(shared), tuple(single))
 
 
 def _symbols(*roots: Expression) -> set[str]:

@@ -20,6 +20,7 @@ NUMPY = Language(
         "sigmoid": "(np.exp(np.minimum({0}, 0)) / (1 + np.exp(-np.abs({0}))))",  # no overflow
         "softplus": "np.logaddexp(0, {0})",
         "erfc": "erfc({0})",
+        "pick": "np.take_along_axis({0}, np.int64({1}), -1)",
         "sum": "np.sum({0}, axis=-1, keepdims=True)",
         "largest": "np.max({0}, axis=-1, keepdims=True)",
     },

@@ -16,6 +16,8 @@ from pyggml.formulas.expression import Expression, Operand, expression, number, 
 from pyggml.formulas.slopes import slope_of
 
 LENGTH = symbol("n")  # how many elements a row has
+PLACE = symbol("place")  # of an element in its row, from 0
+KEPT = symbol("kept")  # what a pass before has stored where the result will be
 REDUCTIONS = "sum", "largest"
 
 
@@ -35,6 +37,11 @@ def largest(e: Operand) -> Expression:
     return Expression("largest", expression(e))
 
 
+def pick(x: Expression, at: Operand) -> Expression:
+    """The element of a source that stands at a place, which kernels keep inside of the row."""
+    return Expression("pick", x, expression(at))
+
+
 def reductions_in(*roots: Expression) -> list[Expression]:
     """All reductions, those that others need before these."""
     return [e for e in parts_of(*roots) if e.operation in REDUCTIONS]
@@ -46,11 +53,13 @@ class Pass(NamedTuple):
     common    names and values of what its elements have in common, made of sums of passes before
     values    what each element gives
     sums      how each of these is reduced, and the sum's name; none in the pass that stores them
+    kept      which of the values is stored where the result will be, if one is
     """
 
     common: list[tuple[str, Expression]]
     values: list[Expression]
     sums: list[tuple[str, str]]
+    kept: int | None = None
 
 
 def _made_of(e: Expression, operands: Iterable[Expression]) -> Expression:
@@ -70,13 +79,13 @@ class Rows:
     """Which numbers differ along a row: those made of these sources, outside of reductions."""
 
     def __init__(self, along: Collection[str]) -> None:
-        self._along = frozenset(along)
+        self._along = frozenset((*along, PLACE.value, KEPT.value))
         self.differs = cache(self._differs)
 
     def _differs(self, e: Expression) -> bool:
         if e.operation == "symbol":
             return e.value in self._along
-        return e.operation not in REDUCTIONS and any(map(self.differs, e.operands))
+        return e.operation not in (*REDUCTIONS, "pick") and any(map(self.differs, e.operands))
 
     def split(self, e: Expression) -> tuple[Expression, Expression]:
         """(c, rest) with e = c · rest, where c is all that a row has in common."""
@@ -101,12 +110,14 @@ class Rows:
         return common * total(rest)
 
     def gradient(self, y: Expression, x: Expression, dy: Expression) -> Expression:
-        """dx, where every y of a row is made of every x by way of reductions."""
+        """dx, where every y of a row is made of every x by way of reductions; or the one y that a
+        row has."""
         reductions = reductions_in(y)
+        along = self.total if self.differs(y) else expression
         dx = dy * slope_of(y, x)
         shares: dict[Expression, Expression] = {}  # d(loss)/d(reduction)
         for one in reversed(reductions):
-            share = self.total(dy * slope_of(y, one))
+            share = along(dy * slope_of(y, one))
             for other, more in shares.items():
                 share = share + more * self.total(slope_of(other.operands[0], one))
             shares[one] = share if one.operation == "sum" else number(0)
@@ -131,17 +142,48 @@ class Rows:
             return inner if common is number(1) else Expression("*", common, inner)
         return _made_of(e, map(self._gather, e.operands))
 
-    def passes(self, results: Sequence[Expression]) -> Iterator[Pass]:
-        """What is computed of a row, one pass after the other; the results in the last one."""
+    def _keep(
+        self, results: list[Expression], values: list[Expression]
+    ) -> tuple[list[Expression], int | None]:
+        """Results made of one of the values that are summed before, and of no source; and which
+        value that is. The same results where there is none."""
+
+        def read(e: Expression) -> bool:
+            """Whether a source's number is needed."""
+            inner = e.operands if self.differs(e) else ()
+            is_source = e.operation == "symbol" and e not in (PLACE, KEPT) and self.differs(e)
+            return is_source or any(map(read, inner))
+
+        def put(value: Expression, e: Expression) -> Expression:
+            if e is value or not self.differs(e):
+                return KEPT if e is value else e
+            return _made_of(e, (put(value, o) for o in e.operands))
+
+        for i, value in enumerate(values):
+            new = [put(value, e) for e in results]
+            if value.operands and new != results and not any(map(read, new)):
+                return new, i
+        return results, None
+
+    def passes(self, results: Sequence[Expression], keeps: bool = False) -> Iterator[Pass]:
+        """What is computed of a row, one pass after the other; the results in the last one.
+
+        keeps: whether what is summed may be stored in between, where the one result will be
+        """
         names: dict[Expression, Expression] = {}
+        last, kept = [self._gather(e) for e in results], None
+        keeps = keeps and sum(map(self.differs, results)) == 1
         left = {e: self._gather(e.operands[0]) for e in reductions_in(*results)}
         while left:
             now = [e for e, of in left.items() if names.keys() >= {*reductions_in(of)}]
             new = {e: symbol(f"s{len(names) + i}") for i, e in enumerate(now)}
             sums = [(e.operation, str(name.value)) for e, name in new.items()]
-            yield self._pass([left.pop(e) for e in now], names, sums)
+            values = [left.pop(e) for e in now]
+            if keeps and not left:
+                last, kept = self._keep(last, values)
+            yield self._pass(values, names, sums)._replace(kept=kept)
             names |= new
-        yield self._pass([self._gather(e) for e in results], names, [])
+        yield self._pass(last, names, [])
 
     def _pass(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from pyggml.formulas.expression import (
     Expression,
+    abs_,
     cos,
     exp,
     number,
@@ -17,6 +18,7 @@ from pyggml.formulas.expression import (
     sgn,
     sigmoid,
     sin,
+    symbol,
     where,
 )
 
@@ -50,6 +52,8 @@ def _slope(e: Expression, *slopes: Expression) -> Expression:
     match e.operation, e.operands, slopes:
         case ("number" | "symbol" | "<" | "<=" | "sum" | "largest", _, _):
             return number(0)  # of reductions, see rows.py
+        case "pick", (_, place), (dx, _):
+            return where(abs_(symbol("place") - place) < 0.5, dx, 0)
         case "+", _, (da, db):
             return da + db
         case "*", (a, b), (da, db):

@@ -37,6 +37,7 @@ PYTHON = float32_python(
         "floor": "np.floor({0})",
         "ceil": "np.ceil({0})",
         "trunc": "np.trunc({0})",
+        "pick": "_{0}[np.intp({1})]",  # in rows.py
     }
 )
 NAMES = {name: getattr(simd, name) for name in simd.__all__}

@@ -11,15 +11,18 @@ from pyggml.formulas.expression import (
     Expression,
     clip,
     erfc,
+    exp,
     expm1,
+    log,
     maximum,
     minimum,
+    sgn,
     sigmoid,
     sqrt,
     trunc,
     where,
 )
-from pyggml.formulas.rows import mean, total
+from pyggml.formulas.rows import largest, mean, pick, total
 
 # -- arithmetic -----------------------------------------------------------------------------------
 
@@ -194,3 +197,27 @@ def l2_norm(x: Expression, *, eps: Expression) -> Expression:
 
 def soft_max_back(dy: Expression, y: Expression, *, scale: Expression) -> Expression:
     return scale * y * (dy - total(y * dy))
+
+
+def cross_entropy(logits: Expression, token: Expression, weight: Expression) -> Expression:
+    """-weight · ln softmax(logits)[token]; a row has one token and one weight."""
+    top = largest(logits)
+    return weight * (log(total(exp(logits - top))) - (pick(logits, token) - top))
+
+
+def is_right(logits: Expression, token: Expression, weight: Expression) -> Expression:
+    """1 for a row that counts and whose token has the greatest logit, else 0."""
+    return where(pick(logits, token) >= largest(logits), sgn(weight) * sgn(weight), 0)
+
+
+def share(mask: Expression) -> Expression:
+    """The weight in the mean of all rows that count, of a mask as one row."""
+    counts = where(mask > 0.5, 1, 0)
+    return counts / maximum(total(counts), 1)
+
+
+def labelled(logits: Expression, labels: Expression, share: Expression) -> Expression:
+    """-share · Σ labels · ln softmax(logits), 0 where a row has no share."""
+    top = largest(logits)
+    all_labels = total(labels) * log(total(exp(logits - top)))
+    return where(share > 0, share * (all_labels - total(labels * (logits - top))), 0)

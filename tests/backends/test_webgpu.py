@@ -27,13 +27,13 @@ FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
 # fmt: off
 WITHOUT_A_KERNEL = {
     "acc", "advance", "arange", "argmax", "conv_2d_back_w", "conv_2d_direct", "conv_transpose_2d",
-    "count_equal", "cpy_into", "cross_entropy_loss", "cross_entropy_loss_back", "cumsum",
+    "count_equal", "cpy_into", "cumsum", "linear_soft_cross_entropy",
     "cumsum_back", "diag", "diag_back", "gated_delta_net", "gated_delta_net_back",
     "gated_linear_attn", "group_norm", "group_norm_back", "im2col", "im2col_back", "likeliest",
     "mul_mat_low_rank", "out_prod_low_rank", "out_prod_low_rank_add", "pad",
     "pad_back", "pad_reflect_1d", "pad_reflect_1d_back", "pool_avg", "pool_avg_back", "pool_max",
     "pool_max_back", "rescale", "rescale_back", "rescale_back_out_prod", "rms_norm_mul_back_w",
-    "roll", "roll_back", "rwkv_wkv6", "rwkv_wkv7", "set",
+    "roll", "roll_back", "rwkv_wkv6", "rwkv_wkv7", "set", "soft_cross_entropy",
     "solve_tri", "solve_tri_t", "ssm_scan", "ssm_scan_back", "swiglu_back",
     "timestep_embedding", "tri", "upscale", "upscale_back", "view_back", "wkv_back",
 }

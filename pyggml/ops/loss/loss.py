@@ -8,27 +8,30 @@ cross_entropy_rows_back   dx = d·w_i·(softmax(x) − onehot(target_i))
 cross_entropy_by_row      L_i = w_i·(ln Σ e^x − x[target_i]), the terms of cross_entropy_rows, for
                           losses that are more than a sum over tokens
 
-d is d(loss)/dL. A row is summed in float32 lanes, the rows in float64.
+d is d(loss)/dL. Rows are summed in float64.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import prod
 
 import numpy as np
 
 from pyggml.errors import PyggmlError, ShapeError
-from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F64, I32
+from pyggml.formulas.formula import GRADIENT, Formula, formula, gradient_formula, joint
+from pyggml.graph.call import Call, one_by_one
+from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor, leaf
-from pyggml.jit import kernel, parallel, prange
-from pyggml.jit.simd import exp32, row_max
-from pyggml.kernels.kernel import Compute, Site, as_rows, cpu_kernel
+from pyggml.jit import kernel
+from pyggml.kernels.kernel import Compute, Site, cpu_kernel
+from pyggml.kernels.rows import call_by_row
+from pyggml.ops import formulas
 from pyggml.ops.arithmetic.arith import mul
 from pyggml.ops.expect import expect, expect_axes, expect_type
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
-_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 
 
 def cross_entropy_loss(logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -63,41 +66,35 @@ def cross_entropy_rows_back(d: Tensor, logits: Tensor, targets: Tensor, weights:
 
 
 @kernel
-def _top_and_sum(x):
-    """(max x, Σ e^(x − max)) of a row."""
-    top = row_max(x)
-    total = _ZERO
-    for j in range(x.size):
-        total += exp32(x[j] - top)
-    return top, total
-
-
-@kernel
-def _row_back(dx, x, share):
-    """dx = share · softmax(x) of a row."""
-    top, total = _top_and_sum(x)
-    share = share / total
-    for j in range(x.size):
-        dx[j] = exp32(x[j] - top) * share
-
-
-@kernel
-def _sum(out, terms, divisor):
+def _sum(out, terms):
     total = np.float64(0)
     for i in range(terms.size):
         total += terms[i]
-    out[0] = total / divisor
+    out[0] = total
 
 
-def _row_sums(n: int) -> Callable[[Tensor, Compute], int]:
-    """Scratch: n float64 for each row of logits."""
-    return lambda node, _: n * int(np.prod(node.src[0].shape[:-1])) * F64.block_bytes
+def two_rows(node: Tensor, compute: Compute) -> int:
+    """Scratch: two numbers for each row of logits, the first source that has rows."""
+    logits = next(s for s in node.src if s.shape)
+    return 2 * prod(logits.shape[:-1]) * F32.block_bytes
 
 
-def log_softmax(x: np.ndarray) -> np.ndarray:
-    top = x.max(axis=-1, keepdims=True)
-    return np.asarray(x - top - np.log(np.exp(x - top).sum(axis=-1, keepdims=True)))
+def _halves(scratch: np.ndarray) -> np.ndarray:
+    return scratch.view(np.float32).reshape(2, -1)
 
+
+def _gradient(name: str, of: Formula) -> Formula:
+    """By the logits; d(loss)/d(result) comes first."""
+    return replace(gradient_formula(name, of, "logits"), sources=(GRADIENT, *of.sources))
+
+
+SHARE = formula(formulas.share)
+LABELLED = formula(formulas.labelled, single=("share",))
+LABELLED_BACK = _gradient("labelled_back", LABELLED)
+CROSS_ENTROPY = formula(formulas.cross_entropy, single=("token", "weight"))
+_RIGHT = formula(formulas.is_right, single=("token", "weight"))
+ROWS = joint("cross_entropy_rows", [CROSS_ENTROPY, _RIGHT])
+ROWS_BACK = _gradient("cross_entropy_rows_back", CROSS_ENTROPY)
 
 # -- cross_entropy_loss -------------------------------------------------------------------------
 
@@ -116,57 +113,36 @@ def _cross_entropy_loss_spec(logits: Tensor, labels: Tensor, *mask: Tensor) -> S
     return Spec(())
 
 
-def _mask_array(site_src: tuple[np.ndarray, ...], n_rows: int) -> np.ndarray:
-    """The mask (n_rows,), or ones if there is none."""
-    return site_src[0].reshape(-1) if site_src else np.ones(n_rows, np.float32)
+def equal_shares(n_rows: int) -> np.ndarray:
+    """The weight of each row in the mean of all, once for all rows."""
+    return np.full(1, 1 / max(n_rows, 1), np.float32)
 
 
-def _counting(logits: np.ndarray, *mask: np.ndarray) -> np.ndarray:
-    """The weight of each row in the mean, float64."""
-    counts = (mask[0] if mask else np.ones(logits.shape[:-1])) > 0.5
-    return np.asarray(counts / max(counts.sum(), 1))
-
-
-@kernel
-def _n_counting(mask):
-    n = 0
-    for i in range(mask.size):
-        n += mask[i] > _HALF
-    return max(n, 1)
-
-
-@kernel
-def _label_row(x, labels):
-    """Σ l·(ln Σ e^x − x) of a row, computed as Σ l · ln Σ e^(x − max) − Σ l·(x − max)."""
-    top, total = _top_and_sum(x)
-    mass = _ZERO
-    along = _ZERO
-    for j in range(x.size):
-        mass += labels[j]
-        along += labels[j] * (x[j] - top)
-    return np.float64(mass) * np.log(np.float64(total)) - np.float64(along)
-
-
-@parallel
-def _cross_entropy_loss(out, x, labels, mask, terms):
-    for i in prange(x.shape[0]):
-        terms[i] = _label_row(x[i], labels[i]) if mask[i] > _HALF else np.float64(0)
-    _sum(out, terms, _n_counting(mask))
+def _with_shares(of: Formula, out: np.ndarray, site: Site, n: int) -> list[Call]:
+    """The calls for a formula of the first n sources and of the shares that the mask gives rows."""
+    first, mask = site.src[:n], site.src[n:]
+    shares = _halves(site.scratch)[0]
+    calls = [call_by_row(SHARE, [shares], [mask[0].reshape(-1)])] if mask else []
+    if not mask:
+        shares = equal_shares(shares.size)
+    return [*calls, call_by_row(of, [out], [*first, shares])]
 
 
 def _cross_entropy_loss_run(site: Site) -> Call:
-    x, labels = (as_rows(a) for a in site.src[:2])
-    mask = _mask_array(site.src[2:], len(x))
-    return Call(
-        _cross_entropy_loss, site.out.reshape(1), x, labels, mask, site.scratch.view(np.float64)
-    )
+    terms = _halves(site.scratch)[1]
+    calls = _with_shares(LABELLED, terms, site, 2)
+    return Call(one_by_one, [*calls, Call(_sum, site.out.reshape(1), terms)])
+
+
+def _mean_shares(logits: np.ndarray, *mask: np.ndarray) -> np.ndarray:
+    weights = mask[0] if mask else np.ones(logits.shape[:-1])
+    return SHARE(weights.reshape(-1)).reshape(weights.shape)
 
 
 def _cross_entropy_loss_ref(
     logits: np.ndarray, labels: np.ndarray, *mask: np.ndarray
 ) -> np.ndarray:
-    losses = -np.sum(labels * log_softmax(logits), axis=-1)
-    return np.asarray(np.sum(_counting(logits, *mask) * losses))
+    return np.asarray(LABELLED(logits, labels, _mean_shares(logits, *mask)).sum())
 
 
 def _cross_entropy_loss_grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
@@ -194,7 +170,7 @@ CROSS_ENTROPY_LOSS = op(
     memory=Memory.FRESH,
     costly=True,
 )
-cpu_kernel(CROSS_ENTROPY_LOSS, _cross_entropy_loss_run, scratch=_row_sums(1))
+cpu_kernel(CROSS_ENTROPY_LOSS, _cross_entropy_loss_run, scratch=two_rows)
 
 # -- cross_entropy_loss_back --------------------------------------------------------------------
 
@@ -205,34 +181,14 @@ def _cross_entropy_loss_back_spec(d: Tensor, logits: Tensor, labels: Tensor, *ma
     return Spec(logits.shape)
 
 
-@kernel
-def _label_row_back(dx, x, labels, d):
-    mass = _ZERO
-    for j in range(x.size):
-        mass += labels[j]
-    _row_back(dx, x, mass * d)
-    for j in range(x.size):
-        dx[j] -= labels[j] * d
-
-
-@parallel
-def _cross_entropy_loss_back(dx, d, x, labels, mask):
-    share = d[0] / np.float32(_n_counting(mask))
-    for i in prange(x.shape[0]):
-        _label_row_back(dx[i], x[i], labels[i], share if mask[i] > _HALF else _ZERO)
-
-
 def _cross_entropy_loss_back_run(site: Site) -> Call:
-    d, x, labels, *mask = site.src
-    arrays = (as_rows(site.out), d.reshape(1), as_rows(x), as_rows(labels))
-    return Call(_cross_entropy_loss_back, *arrays, _mask_array(tuple(mask), len(as_rows(x))))
+    return Call(one_by_one, _with_shares(LABELLED_BACK, site.out, site, 3))
 
 
 def _cross_entropy_loss_back_ref(
     d: np.ndarray, logits: np.ndarray, labels: np.ndarray, *mask: np.ndarray
 ) -> np.ndarray:
-    slope = np.exp(log_softmax(logits)) * labels.sum(axis=-1, keepdims=True) - labels
-    return np.asarray(d * _counting(logits, *mask)[..., None] * slope)
+    return LABELLED_BACK(d, logits, labels, _mean_shares(logits, *mask))
 
 
 def _with_d(
@@ -257,7 +213,7 @@ CROSS_ENTROPY_LOSS_BACK = op(
     refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
-cpu_kernel(CROSS_ENTROPY_LOSS_BACK, _cross_entropy_loss_back_run)
+cpu_kernel(CROSS_ENTROPY_LOSS_BACK, _cross_entropy_loss_back_run, scratch=two_rows)
 
 # -- cross_entropy_rows -------------------------------------------------------------------------
 
@@ -274,28 +230,10 @@ def _cross_entropy_rows_spec(logits: Tensor, targets: Tensor, weights: Tensor) -
     return Spec(())
 
 
-@kernel
-def _target_row(x, target):
-    """−ln softmax(x)[target], and whether x[target] is the greatest."""
-    top, total = _top_and_sum(x)
-    return np.log(np.float64(total)) - np.float64(x[target] - top), x[target] == top
-
-
-@parallel
-def _cross_entropy_rows(out, n_right, x, targets, weights, terms, right):
-    for i in prange(x.shape[0]):
-        loss, is_right = _target_row(x[i], targets[i])
-        terms[i] = weights[i] * loss
-        right[i] = is_right and weights[i] != 0
-    _sum(out, terms, 1)
-    _sum(n_right, right, 1)
-
-
 def cross_entropies(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """(n,) float64 −ln softmax(row)[target] of logits (n, n_vocab) float32, targets (n,) int32."""
-    losses, right = np.empty((2, len(targets)))
-    ones, sums = np.ones(len(targets), np.float32), np.empty((2, 1), np.float32)
-    _cross_entropy_rows(*sums, logits, targets, ones, losses, right)
+    """(n,) float32 −ln softmax(row)[target] of logits (n, n_vocab) float32, targets (n,) int32."""
+    losses = np.empty(len(targets), np.float32)
+    call_by_row(CROSS_ENTROPY, [losses], [logits, targets, np.ones(1, np.float32)])()
     return losses
 
 
@@ -310,25 +248,20 @@ def expect_targets(targets: np.ndarray, n_vocab: int) -> None:
         )
 
 
-def _check_then_run(call: Call, targets: np.ndarray, n_vocab: int) -> None:
-    """Check the targets, then run a kernel that uses them as indices."""
-    expect_targets(targets, n_vocab)
-    call()
+def _checked(site: Site, *calls: Call) -> Call:
+    """The calls, once the targets are found to be tokens."""
+    *_, logits, targets, _weights = site.src
+    return Call(one_by_one, [Call(expect_targets, targets, logits.shape[-1]), *calls])
 
 
 def _cross_entropy_rows_run(site: Site) -> Call:
-    x, targets, weights = site.src
-    sums = (site.out.reshape(1), site.saved[0].reshape(1))
-    rows = site.scratch.view(np.float64).reshape(2, -1)
-    call = Call(_cross_entropy_rows, *sums, x, targets, weights, *rows)
-    return Call(_check_then_run, call, targets, x.shape[1])
+    losses, right = rows = _halves(site.scratch)
+    sums = Call(_sum, site.out.reshape(1), losses), Call(_sum, site.saved[0].reshape(1), right)
+    return _checked(site, call_by_row(ROWS, [*rows], site.src), *sums)
 
 
-def _cross_entropy_rows_ref(
-    logits: np.ndarray, targets: np.ndarray, weights: np.ndarray
-) -> np.ndarray:
-    losses = -log_softmax(logits)[np.arange(len(targets)), targets]
-    return np.asarray(np.sum(weights * losses))
+def _cross_entropy_rows_ref(*sources: np.ndarray) -> np.ndarray:
+    return np.asarray(CROSS_ENTROPY(*sources).sum())
 
 
 def _cross_entropy_rows_grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
@@ -355,7 +288,7 @@ CROSS_ENTROPY_ROWS = op(
     saved=lambda *_: (Spec(()),),
     costly=True,
 )
-cpu_kernel(CROSS_ENTROPY_ROWS, _cross_entropy_rows_run, scratch=_row_sums(2))
+cpu_kernel(CROSS_ENTROPY_ROWS, _cross_entropy_rows_run, scratch=two_rows)
 
 # -- cross_entropy_rows_back --------------------------------------------------------------------
 
@@ -368,33 +301,16 @@ def _cross_entropy_rows_back_spec(
     return Spec(logits.shape)
 
 
-@parallel
-def _cross_entropy_rows_back(dx, d, x, targets, weights):
-    for i in prange(x.shape[0]):
-        share = weights[i] * d[0]
-        _row_back(dx[i], x[i], share)
-        dx[i, targets[i]] -= share
-
-
 def _cross_entropy_rows_back_run(site: Site) -> Call:
-    d, x, targets, weights = site.src
-    arguments = (site.out, d.reshape(1), x, targets, weights)
-    return Call(_check_then_run, Call(_cross_entropy_rows_back, *arguments), targets, x.shape[1])
-
-
-def _cross_entropy_rows_back_ref(
-    d: np.ndarray, logits: np.ndarray, targets: np.ndarray, weights: np.ndarray
-) -> np.ndarray:
-    dx = np.exp(log_softmax(logits))
-    dx[np.arange(len(targets)), targets] -= 1
-    return np.asarray(d * weights[:, None] * dx)
+    return _checked(site, call_by_row(ROWS_BACK, [site.out], site.src))
 
 
 CROSS_ENTROPY_ROWS_BACK = op(
     name="cross_entropy_rows_back",
     ggml=GGMLOp.CUSTOM,
     spec=_cross_entropy_rows_back_spec,
-    ref=_cross_entropy_rows_back_ref,
+    ref=ROWS_BACK,
+    formula=ROWS_BACK,
     grad=_SECOND_ORDER,
     samples=_with_d(cross_entropy_rows_samples),
     refuses=NO_SETTINGS,
@@ -419,17 +335,12 @@ def _spec(logits: Tensor, targets: Tensor, weights: Tensor) -> Spec:
     return Spec(targets.shape)
 
 
-def _compute(out: np.ndarray, x: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> None:
-    expect_targets(targets, x.shape[1])
-    np.multiply(weights, cross_entropies(x, targets), out=out, casting="same_kind")
-
-
 def _run(site: Site) -> Call:
-    return Call(_compute, site.out, *site.src)
+    return _checked(site, call_by_row(CROSS_ENTROPY, [site.out], site.src))
 
 
-def _ref(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return np.asarray(-weights * log_softmax(logits)[np.arange(len(targets)), targets])
+def _ref(*sources: np.ndarray) -> np.ndarray:
+    return CROSS_ENTROPY(*sources)[..., 0]
 
 
 def _grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
@@ -447,6 +358,7 @@ CROSS_ENTROPY_BY_ROW = op(
     ggml=GGMLOp.CUSTOM,
     spec=_spec,
     ref=_ref,
+    formula=CROSS_ENTROPY,
     grad=_grad,
     samples=cross_entropy_rows_samples,
     refuses=NO_SETTINGS,

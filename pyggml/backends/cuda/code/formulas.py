@@ -53,6 +53,7 @@ _FUNCTIONS = {
     "erfc": "math.erfc({0})",
     "floor": "f4(math.floor({0}))",
     "ceil": "f4(math.ceil({0}))",
+    "pick": "_{0}[at + min(max(int({1}), 0), size - 1)]",  # in rows.py
     "trunc": "math.copysign(f4(math.floor(abs({0}))), {0})",
 }
 NAMES = {"math": math, "f4": np.float32, "__name__": __name__}

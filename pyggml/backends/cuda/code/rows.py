@@ -17,7 +17,7 @@ from pyggml.backends.cuda.code.formulas import EXACT, NAMES
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import THREADS
-from pyggml.formulas.expression import number, rebuild, symbol
+from pyggml.formulas.expression import Expression, number, rebuild, symbol
 from pyggml.formulas.formula import Formula
 from pyggml.formulas.rows import Pass
 from pyggml.formulas.text import define
@@ -29,6 +29,10 @@ _NAMES |= {"put_four_bf16": fours.put_four_bf16}
 _START = {"sum": "f4(0)", "largest": "f4(-np.inf)"}
 _ADD = {"sum": "{0} += {1}", "largest": "{0} = max({0}, {1})"}
 _JOIN = {"sum": "block_sum", "largest": "block_max"}
+_IS_THERE = (
+    "if cuda.threadIdx.x == 0 and not f4(0) <= {0} < f4(size):",
+    "    cuda.atomic.max(fault, 0, number)",
+)
 
 
 class Row(NamedTuple):
@@ -48,6 +52,10 @@ class Row(NamedTuple):
     def results(self) -> list[str]:
         return [f"y{i}" for i in range(len(self.formula.results))]
 
+    @property
+    def fault(self) -> tuple[str, ...]:
+        return ("fault", "number") if self.formula.picks else ()
+
     def arrays_of(self, source: str) -> tuple[str, ...]:
         return dict(self.loads).get(source, (source,))
 
@@ -58,23 +66,26 @@ class Row(NamedTuple):
 
 @cache
 def row_kernel(row: Row) -> Any:
-    """kernel(results …, arrays …, settings …, size), where a row has so many numbers."""
+    """kernel(results …, arrays …, settings …, size), where a row has so many numbers; then the cell
+    and the number of the fault that none is at a place, if the formula picks some."""
     of = row.formula
     arrays = [a for s in of.sources for a in row.arrays_of(s)]
     named = [f"_{name}" for name in (*row.results, *arrays)]  # a source's own name is its element's
-    arguments = ", ".join((*named, *of.settings, "size"))
     passes = list(of.rows.passes(of.results))
-    held = of.sources_of(*(value for step in passes[:-1] for value in step.values))
-    body = [line for step in passes for line in _lines(row, step, held)]
-    first = [f"{s}_held = cuda.local.array({4 * row.fours}, np.float32)" for s in held]
+    read = of.reads(*(value for step in passes[:-1] for value in step.values))
+    held = [s for s in read if s in of.along] if row.fours else []
+    body = [f"{s} = f4(_{s}[row % _{s}.size])" for s in of.single]
+    body += [line.format(s) for s in sorted(of.picks) for line in _IS_THERE]
     if row.fours:
-        body = [*_reads(row, held), *body]
+        body += _reads(row, held)
+    body += [line for step in passes for line in _lines(row, step, held)]
     text = [
-        f"def {of.name}_rows({arguments}):",
+        f"def {of.name}_rows({', '.join((*named, *of.settings, 'size', *row.fault))}):",
         "    parts = cuda.shared.array(THREADS, np.float32)",
-        *(f"    {line}" for line in first if row.fours),
+        *(f"    {s}_held = cuda.local.array({4 * row.fours}, np.float32)" for s in held),
         "    n = f4(size)",
-        "    for row in range(first_row(), _y0.size // size, rows_apart()):",
+        f"    n_rows = _{row.arrays_of(of.along[0])[0]}.size // size",
+        "    for row in range(first_row(), n_rows, rows_apart()):",
         "        at = row * size",
         *(f"        {line}" for line in body),
     ]
@@ -87,27 +98,39 @@ def _lines(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:
     yield from statements
     yield from (f"{c} = {v}" for (c, _), v in zip(step.common, values, strict=True))
     yield from (f"{s} = {_START[how]}" for how, s in step.sums)
-    loop = _held_loop if row.fours else _strided_loop
-    yield from loop(row, step, held)
+    apart = [] if step.sums else [i for i, v in enumerate(step.values) if not _differs(row, v)]
+    if apart:  # one number for a row
+        statements, values = EXACT.lines([step.values[i] for i in apart])
+        yield "if cuda.threadIdx.x == 0:"
+        stores = (f"_y{i}[row] = {v}" for i, v in zip(apart, values, strict=True))
+        yield from (f"    {line}" for line in (*statements, *stores))
+    if len(apart) < len(step.values):
+        yield from (_held_loop if row.fours else _strided_loop)(row, step, held)
     yield from (f"{s} = {_JOIN[how]}({s}, parts)" for how, s in step.sums)
+
+
+def _differs(row: Row, value: Expression) -> bool:
+    return row.formula.rows.differs(value)
 
 
 def _element(row: Row, step: Pass, names: Mapping[str, str]) -> Iterator[str]:
     """What one element of a pass takes, and adds.  names: of its values where they are stored"""
-    sources = row.formula.sources_of(*step.values)
-    yield from (f"{s} = {names[s]}" for s in sources)
+    yield from (f"{s} = {names[s]}" for s in row.formula.reads(*step.values))
     statements, values = EXACT.lines(step.values)
     yield from statements
-    for (how, s), value in zip(step.sums, values, strict=bool(step.sums)):
-        yield _ADD[how].format(s, value)
-    if not step.sums:
-        yield from (f"{names[y]} = {value}" for y, value in zip(row.results, values, strict=True))
+    for i, value in enumerate(values):
+        if step.sums:
+            how, s = step.sums[i]
+            yield _ADD[how].format(s, value)
+        elif _differs(row, step.values[i]):
+            yield f"{names[f'y{i}']} = {value}"
 
 
 def _strided_loop(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:
     yield "for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):"
     names = {y: f"_{y}[at + i]" for y in row.results}
-    names |= {s: f"_{s}[{row.place(s, 'i')}]" for s in row.formula.sources}
+    names |= {s: f"_{s}[{row.place(s, 'i')}]" for s in row.formula.along}
+    names["place"] = "f4(np.int32(i))"
     yield from (f"    {line}" for line in _element(row, step, names))
 
 
@@ -143,8 +166,8 @@ def _reads(row: Row, held: Sequence[str]) -> Iterator[str]:
 
 def _held_loop(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:
     """A pass over what a thread holds: behind the end of a row as well, where that adds nothing."""
-    here = {s: f"{s}_held[i]" for s in held}
-    zero = {symbol(s): number(0) for s in row.formula.sources}
+    here = {s: f"{s}_held[i]" for s in held} | {"place": "f4(np.int32(j + (i & 3)))"}
+    zero = {symbol(s): number(0) for s in row.formula.along}
     adds_nothing = all(value is number(0) for value in rebuild(step.values, zero))
     only_sums = all(how == "sum" for how, _ in step.sums)
     if step.sums and adds_nothing and only_sums:
@@ -157,12 +180,12 @@ def _held_loop(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:
         yield "        for i in range(4 * four, 4 * four + 4):"
         yield from (f"            {line}" for line in _element(row, step, here))
         return
-    loaded = [s for s in row.formula.sources_of(*step.values) if s not in held]
+    loaded = [s for s in row.formula.reads(*step.values) if s not in (*held, "place")]
     yield from (f"        {line}" for s in loaded for line in _load(row, s))
     for i in range(4):
         names = {s: f"{s}_held[4 * four + {i}]" for s in held} | {s: f"{s}_{i}" for s in loaded}
-        names |= {y: f"{y}_{i}" for y in row.results}
+        names |= {y: f"{y}_{i}" for y in row.results} | {"place": f"f4(np.int32(j + {i}))"}
         yield from (f"        {line}" for line in _element(row, step, names))
-    for y in row.results:
+    for y in (y for i, y in enumerate(row.results) if row.formula.differs(i)):
         store = "put_four_bf16" if y in row.in_bf16 else "store_four"
         yield f"        {store}(_{y}, at + j, {y}_0, {y}_1, {y}_2, {y}_3)"

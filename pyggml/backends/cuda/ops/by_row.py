@@ -31,6 +31,13 @@ def _fours(n: int) -> int:
     return 1 << (needed - 1).bit_length() if n % 4 == 0 and needed <= _MOST_FOURS else 0
 
 
+def target_fault(site: CudaSite, n_vocab: int) -> tuple[Any, Any]:
+    """The cell and the number of the fault that a target is no token."""
+    assert site.node.op is not None
+    sentence = f"{site.node.op.name}: a target is outside the vocabulary of {n_vocab} tokens"
+    return site.faults.cell, np.int32(site.faults.number(sentence))
+
+
 def rows_call(
     of: Formula,
     site: CudaSite,
@@ -43,20 +50,26 @@ def rows_call(
 
     sources: arrays of the formula's sources; where loads names two arrays for one, both
     """
-    arrays = (*results, *sources)
-    fours = _fours(n) if vectorizable(*arrays) else 0
     names = [f"y{i}" for i in range(len(results))]
     names += [a for s in of.sources for a in dict(loads).get(s, (s,))]
-    in_bf16 = {name for name, a in zip(names, arrays, strict=True) if a.dtype == BF16.numpy}
+    arrays = dict(zip(names, (*results, *sources), strict=True))
+    single = {*of.single, *(y for i, y in enumerate(names[: len(results)]) if not of.differs(i))}
+    rows = [a for name, a in arrays.items() if name not in single]
+    fours = _fours(n) if vectorizable(*rows) else 0
+    in_bf16 = {name for name, a in arrays.items() if a.dtype == BF16.numpy}
     assert fours or not (in_bf16 or loads)
     run = row_kernel(Row(of, fours, frozenset(in_bf16), loads))
     settings = [np.float32(site.node.params[name]) for name in of.settings]
-    return per_rows(run, results[0].size // n, n, site.stream, *arrays, *settings, n)
+    fault = target_fault(site, n) if of.picks else ()
+    first = dict(loads).get(of.along[0], (of.along[0],))[0]
+    n_rows = arrays[first].size // n
+    return per_rows(run, n_rows, n, site.stream, *arrays.values(), *settings, n, *fault)
 
 
 def _by_row(of: Formula) -> CudaKernel:
     def bind(site: CudaSite) -> Call:
-        n = site.node.src[0].shape[-1] if site.node.src[0].shape else 1
+        x = site.node.src[of.sources.index(of.along[0])]
+        n = x.shape[-1] if x.shape else 1
         return rows_call(of, site, n, [site.out], site.src)
 
     return CudaKernel(bind)

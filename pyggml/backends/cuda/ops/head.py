@@ -21,7 +21,8 @@ from pyggml.backends.cuda.code.fours import load_four
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits, put_four_bf16
 from pyggml.backends.cuda.gemm import CudaOperands, CudaProblem, Factor, path_of
-from pyggml.backends.cuda.ops.losses import sum_of, target_fault
+from pyggml.backends.cuda.ops.by_row import target_fault
+from pyggml.backends.cuda.ops.losses import sum_of
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import (
     ALIGNMENT,

@@ -1,11 +1,12 @@
 """Ops whose formulas have reductions, such as norms: a workgroup for each row."""
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import FUNCTIONS, WGSL
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, whole
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, whole
 from pyggml.formulas.formula import Formula
 from pyggml.formulas.rows import Pass
 from pyggml.ops import OPS
@@ -15,9 +16,15 @@ _ADD = {"sum": "{0} + {1}", "largest": "max({0}, {1})"}
 _JOIN = {"sum": "summed", "largest": "highest"}
 
 
+@cache
 def _text(of: Formula) -> str:
     """The shader of a row; a source is x_at(i), a setting p_NAME."""
     lines = ["if (group >= ROWS) { return; } let first = group * N; let n = f32(N);"]
+    lines += [f"let {s} = f32({s}_at(group % MANY_{s}));" for s in of.single]
+    wrong = (f"(u32(max({s}, 0.0)) >= N || {s} < 0.0)" for s in sorted(of.picks))
+    lines += [
+        f"if (me == 0u && {is_wrong}) {{ put_fault(0u, i32(NO_TOKEN)); }}" for is_wrong in wrong
+    ]
     for i, step in enumerate(of.rows.passes(of.results)):
         lines += _lines(of, step, f"t{i}_")
     return FUNCTIONS + whole("\n".join(lines))
@@ -30,28 +37,53 @@ def _lines(of: Formula, step: Pass, temporary: str) -> Iterator[str]:
     yield from statements
     yield from (f"let {c} = {v};" for (c, _), v in zip(step.common, values, strict=True))
     yield from (f"var mine_{s} = {_START[how]};" for how, s in step.sums)
-    yield "for (var i = me; i < N; i += 256u) {"
-    for s in of.sources_of(*step.values):
-        yield f"let {s} = {s}_at({'i' if s in of.shared else 'first + i'});"
     statements, values = WGSL.lines(step.values, settings)
-    yield from statements
-    for (how, s), value in zip(step.sums, values, strict=bool(step.sums)):
-        yield f"mine_{s} = {_ADD[how].format(f'mine_{s}', value)};"
-    if not step.sums:
-        yield f"put_y0(first + i, {values[0]});"
-    yield "}"
+    stores = []
+    for i, value in enumerate(values):
+        if step.sums:
+            how, s = step.sums[i]
+            statements.append(f"mine_{s} = {_ADD[how].format(f'mine_{s}', value)};")
+        elif of.rows.differs(step.values[i]):
+            statements.append(f"put_y{i}(first + i, {value});")
+        else:
+            stores.append(f"if (me == 0u) {{ put_y{i}(group, {value}); }}")
+    if statements:
+        yield "for (var i = me; i < N; i += 256u) {"
+        for s in of.reads(*step.values):
+            at = "i" if s in of.shared else "first + i"
+            yield f"let {s} = {'f32(i)' if s == 'place' else f'{s}_at({at})'};"
+        yield from (*statements, "}")
+    yield from stores
     yield from (f"let {s} = {_JOIN[how]}(me, mine_{s});" for how, s in step.sums)
 
 
-def _by_row(of: Formula) -> ShaderKernel:
-    text = _text(of)
+def rows_dispatch(
+    of: Formula,
+    site: ShaderSite,
+    results: Sequence[BufferRange],
+    sources: Sequence[BufferRange],
+    n: int,
+) -> Dispatch:
+    """The dispatch of a formula's shader for rows of n numbers."""
+    views = dict(zip(of.sources, sources, strict=True))
+    many = {f"MANY_{s}": views[s].n_bytes // views[s].size for s in of.single}
+    whole_rows = views[of.along[0]]
+    n_rows = whole_rows.n_bytes // (whole_rows.size * max(n, 1))
+    constants: dict[str, int | float] = {"N": n, "ROWS": n_rows, **many}
+    constants |= {f"p_{name}": float(site.node.params[name]) for name in of.settings}
+    if of.picks:
+        assert site.node.op is not None
+        sentence = f"{site.node.op.name}: a target is outside the vocabulary of {n} tokens"
+        views["fault"], constants["NO_TOKEN"] = site.fault(sentence)
+    views |= {f"y{i}": y for i, y in enumerate(results)}
+    return site.shaders.dispatch(_text(of), views, n_rows, constants)
 
+
+def _by_row(of: Formula) -> ShaderKernel:
     def bind(site: ShaderSite) -> Sequence[Dispatch]:
-        n = site.node.shape[-1] if site.node.shape else 1
-        rows = site.node.n_elements // n
-        views = {"y0": site.out, **dict(zip(of.sources, site.src, strict=True))}
-        settings = {f"p_{name}": float(site.node.params[name]) for name in of.settings}
-        return [site.shaders.dispatch(text, views, rows, {"N": n, "ROWS": rows, **settings})]
+        x = site.node.src[of.sources.index(of.along[0])]
+        n = x.shape[-1] if x.shape else 1
+        return [rows_dispatch(of, site, [site.out], site.src, n)]
 
     return ShaderKernel(bind)
 

@@ -41,6 +41,7 @@ WGSL = Language(
         "maximum": "max({0}, {1})",
         "sgn": "sign({0})",
         "tanh": "tangent({0})",
+        "pick": "{0}_at(first + min(u32(max({1}, 0.0)), N - 1u))",  # in a shader of rows
     },
     number=repr,
     let="let {0} = {1};",
