@@ -1,11 +1,12 @@
 """`pyggml heal`: a fine-tune of a quantised model towards its original, measured before and after.
 
-It is `finetune` with other defaults: distillation from the original, LoftQ's start and a rank by
-the model's size, or the scales of the blocks. The measures are perplexities and divergences on what
-is held out.
+It is `finetune` with fewer options and other defaults: distillation from the original, LoftQ's
+start and a rank by the model's size, or the scales of the blocks. The measures are perplexities and
+divergences on what is held out.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from math import log
@@ -18,7 +19,7 @@ from pyggml import Model, gguf, load
 from pyggml.cli.commands.finetune import config_file
 from pyggml.cli.commands.finetune.command import command as finetune
 from pyggml.cli.commands.finetune.command import fine_tune
-from pyggml.cli.commands.finetune.job import SCALES
+from pyggml.cli.commands.finetune.job import ADAPTERS, OBJECTIVE_FLAGS, SCALES
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group
 from pyggml.cli.terminal.hub import model_file
 from pyggml.cli.terminal.options import SETTINGS
@@ -29,11 +30,15 @@ from pyggml.look.intervals import Interval
 from pyggml.lora import Report, Trainer
 from pyggml.lora.data import Dataset
 from pyggml.lora.evaluate.distance import Distance, closed, distances
+from pyggml.lora.objectives import OBJECTIVES
+from pyggml.lora.objectives.choice import USERS
 from pyggml.lora.teacher.vocabulary import check_same_tokens
 from pyggml.lora.trainer.reports import Callback
 
 _CHANCE = 0.95  # of ln n_vocab, the loss of a model that has learned nothing
-_NOT_HERE = ("original", "lora_init", "init", "train_tensors", "dora", "demo")
+_OBJECTIVES, _WHAT = ("distill", "sft"), (ADAPTERS, SCALES)
+_ELSEWHERE = {OBJECTIVE_FLAGS.get(n, n) for n in USERS if not {*USERS[n]} & {*_OBJECTIVES}}
+_NOT_HERE = _ELSEWHERE | {"original", "lora_init", "init", "train_tensors", "dora", "demo"}
 _COMMON = (
     *("model", "data", "ctx", "val_file", "what", "lora_rank", "epochs", "max_steps"),
     *("batch", "lr", "grad_checkpointing", "max_memory", "device", "output"),
@@ -126,14 +131,20 @@ def _rank(path: Path) -> int:
     return min(max(rank, _RANKS[0]), _RANKS[1])
 
 
-def _heal(config: Path | None, original: Path, **given: Any) -> int:
-    """The exit code."""
-    original = model_file(original)
-    settings = config_file.of_command_line(given, command, config).values
-    if settings["model"] is not None:
-        _check_original(original, model_file(settings["model"]))
+def _check_choices(settings: Mapping[str, Any]) -> None:
+    """ConfigError for what heals nothing."""
+    for flag, value, choices in (
+        ("--objective", settings["objective"], _OBJECTIVES),
+        ("--train", settings["what"], _WHAT),
+    ):
+        if value not in (None, *choices):
+            raise ConfigError(f"{flag} is {value!r}, heal wants {' or '.join(choices)}")
+
+
+def _defaults(settings: Mapping[str, Any], original: Path) -> dict[str, Any]:
+    """What holds where the user gave nothing, by the parameters of finetune."""
     defaults: dict[str, Any] = {}
-    if settings["objective"] in (None, "distill"):
+    if settings["objective"] != "sft":
         defaults |= {"objective": "distill", "teacher": str(original), "hard_weight": 0.0}
     if settings["what"] != SCALES:
         rank = settings["lora_rank"]
@@ -141,31 +152,72 @@ def _heal(config: Path | None, original: Path, **given: Any) -> int:
             rank = _rank(model_file(settings["model"]))
         defaults |= {"original": original, "lora_init": "loftq", "lora_rank": rank}
         defaults |= {"lora_alpha": rank, "lr": _RATE}
+    return {name: value for name, value in defaults.items() if settings.get(name) is None}
+
+
+def _heal(config: Path | None, original: Path, **given: Any) -> int:
+    """The exit code."""
+    path = model_file(original)
+    settings = config_file.of_command_line(given, command, config).values
+    _check_choices(settings)
+    if settings["model"] is not None:
+        _check_original(path, model_file(settings["model"]))
     every = {p.name or "": given.get(p.name or "") for p in finetune.params if p.expose_value}
-    every |= {name: value for name, value in defaults.items() if settings.get(name) is None}
+    every |= _defaults(settings, path)
     del every["config"]
     measured = list[Healing]()
 
     def watch(trainer: Trainer) -> Callback:
-        measured.append(Healing.of(original, trainer))
+        measured.append(Healing.of(path, trainer))
         measured[0].say_before()
         say()
         return _hear
 
-    code = fine_tune(config, every, watch)
+    code = fine_tune(config, every, watch, (command, {**given, "original": original}))
     for healing in measured if code == 0 else ():
         healing.say_after()
     return code
 
 
+# Defaults of options that are others of finetune, in words; and words for short help.
+_BY_SIZE = f"a 16th of the model's width, {_RANKS[0]} to {_RANKS[1]}"
+_DEFAULTS = {name: f"{value}" for name, value in OBJECTIVES["distill"].defaults.items()} | {
+    "objective": "distill",
+    "teacher": "that of --from",
+    "hard_weight": "0.0",
+    "lora_rank": _BY_SIZE,
+    "lora_alpha": "the rank",
+    "warmup_ratio": "none",
+    "lr": f"{_RATE:g} of an adapter, of scales by the bits of a weight",
+}
+_HELP = {
+    "what": "what is trained: an adapter, or scales, those of the model's blocks: the output is "
+    "then the whole model, of the same size and types  [default: adapter]",
+    "objective": "what is learned: distill, the original's probabilities of each token; or sft, "
+    "the text itself  [default: distill]",
+}
+_BRIEF = {"what": "adapter, or scales of the blocks", "objective": "distill or sft"}
+
+
+def _own(option: GroupedOption) -> GroupedOption:
+    """An option of finetune with heal's words."""
+    mine, name = copy(option), option.name or ""
+    mine.common = name in _COMMON
+    mine.help, mine.brief = _HELP.get(name, mine.help or ""), _BRIEF.get(name, mine.brief)
+    if name in _DEFAULTS:
+        text, _, notes = mine.help.partition("  [")
+        kept = re.sub(r"(; )?default: .*", "", notes.removesuffix("]"))
+        more = [*filter(None, [kept]), f"default: {_DEFAULTS[name]}"]
+        mine.help = f"{text}  [{'; '.join(more)}]"
+    return mine
+
+
 def _options() -> Iterator[GroupedOption]:
-    """Those of finetune that make sense here; short help has fewer."""
+    """Those of finetune that make sense here."""
     for option in finetune.params:
         is_here = option.expose_value and option.name not in _NOT_HERE
         if is_here and isinstance(option, GroupedOption):
-            mine = copy(option)
-            mine.common = option.name in _COMMON
-            yield mine
+            yield _own(option)
 
 
 _FROM = GroupedOption(
@@ -185,8 +237,8 @@ command = GroupedCommand(
     "--train scales in the model's own blocks.\n\n"
     "The adapter is on all linear modules and starts from the difference to the original. The "
     "original is the teacher; with --objective sft the text is. Perplexity and divergence from the "
-    "original are measured on what is held out. The options are those of finetune, with other "
-    "defaults.",
+    "original are measured on what is held out. The options are finetune's, those of other "
+    "objectives apart.",
     quiet="plan, progress or samples",
     asks=False,
     examples=[

@@ -1,6 +1,7 @@
 """`pyggml heal`: an adapter or better scales for a quantised model, measured before and after."""
 
 import re
+import shlex
 
 import pytest
 
@@ -57,3 +58,32 @@ def test_an_original_of_other_tokens_is_refused(pyggml, tiny, packed, text, tmp_
     given = ("--from", tiny, "-m", packed[0], "-f", text, "-o", tmp_path / "a.gguf")
     ended = pyggml("heal", *given)
     assert ended.code == 2 and "has another vocabulary than" in ended.err
+
+
+def test_a_stopped_run_goes_on_by_the_line_that_it_prints(pyggml, packed, tmp_path, signal_after):
+    model, text = packed
+    given = ("heal", "--from", demo.BASE, "-m", model, "-f", text, *SHORT, "--train", "scales")
+    assert pyggml(*given, "-o", tmp_path / "whole.gguf").code == 0
+    signal_after(2)
+    ended = pyggml(*given, "-o", tmp_path / "out.gguf", "--checkpoint-dir", tmp_path / "c")
+    assert ended.code == 130 and "healed" not in ended.out
+    first, second, *words = shlex.split(ended.row("resume"))
+    assert (first, second) == ("pyggml", "heal")
+    rest = pyggml("heal", *words)
+    assert rest.code == 0 and "healed" in rest.out, rest.err
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
+def test_help_is_of_healing(pyggml):
+    said = " ".join(pyggml("heal", "--help-all").out.split())
+    for words in ("--reward ", "--answers ", "--pooling", "--train full", "dpo"):
+        assert words not in said
+    for words in ("default: distill]", "default: that of --from]", "default: the rank]"):
+        assert words in said
+
+
+@pytest.mark.parametrize("word", [("--objective", "dpo"), ("--train", "full")])
+def test_what_heals_nothing_is_refused(pyggml, packed, tmp_path, word):
+    given = ("--from", demo.BASE, "-m", packed[0], "-f", packed[1], "-o", tmp_path / "a.gguf")
+    ended = pyggml("heal", *given, *word)
+    assert ended.code == 2 and f"{word[0]} is {word[1]!r}, heal wants" in ended.err

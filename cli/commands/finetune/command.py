@@ -42,13 +42,21 @@ from pyggml.lora.objectives.choice import ObjectiveConfig, defaults_of_runs
 from pyggml.lora.ranks import Ranks, ranks_of_process
 from pyggml.lora.record import LOGGERS
 
+Typed = tuple[click.Command, Mapping[str, Any]]  # a command, and its parameters as they were given
+
 
 def _finetune(config: Path | None, **given: Any) -> int:
     return fine_tune(config, given)
 
 
-def fine_tune(config: Path | None, given: Mapping[str, Any], watch: Watcher | None = None) -> int:
-    """The exit code. What the command line gives goes over the file; watch: see `stages.run`.
+def fine_tune(
+    config: Path | None,
+    given: Mapping[str, Any],
+    watch: Watcher | None = None,
+    typed: Typed | None = None,
+) -> int:
+    """The exit code. What the command line gives goes over the file; watch: see `stages.run`;
+    typed: what continues the run, where that is another command.
 
     Of several ranks the first one alone is heard.
     """
@@ -57,7 +65,7 @@ def fine_tune(config: Path | None, given: Mapping[str, Any], watch: Watcher | No
         silence(sys.stdout)
     try:
         with ranks.together():
-            return _train(ranks, config, given, watch)
+            return _train(ranks, config, given, watch, typed or (command, given))
     except PyggmlError:
         if ranks.is_first:
             raise
@@ -68,7 +76,11 @@ def fine_tune(config: Path | None, given: Mapping[str, Any], watch: Watcher | No
 
 
 def _train(
-    ranks: Ranks, config: Path | None, given: Mapping[str, Any], watch: Watcher | None
+    ranks: Ranks,
+    config: Path | None,
+    given: Mapping[str, Any],
+    watch: Watcher | None,
+    typed: Typed,
 ) -> int:
     settings = config_file.of_command_line(given, command, config)
     job = with_hub_files(job_of(settings.values, settings.places, settings.faults))
@@ -78,12 +90,13 @@ def _train(
         check_places(job.outputs, inputs, job.is_forced, makes_folder=not job.dry_run)
 
     def resume_command(job: Job, folder: Path) -> str:
-        given_again = {"config": config, **given, "resume": folder}
+        of, its = typed
+        given_again = {"config": config, **its, "resume": folder}
         if job.max_memory is not None:  # which would choose anew
             given_again |= memory_settings(job)
-        again = words(command.params, given_again)
+        again = words(of.params, given_again)
         launcher = ["mpiexec", "-n", str(ranks.size)] if ranks.size > 1 else []
-        return shlex.join([*launcher, *program("finetune"), *again])
+        return shlex.join([*launcher, *program(of.name or ""), *again])
 
     def save_settings(job: Job) -> None:
         config_file.write(beside(job.output, ".yaml"), job.identity(), command.params)
