@@ -35,7 +35,12 @@ _WHOLE, _REAL, _BOOL = (int, np.integer), (float, np.floating), (bool, np.bool_)
 
 
 class FieldKind(ABC):
-    """What a field holds: how Python writes it into words, and how a task loads it."""
+    """What a field holds: how Python writes it into words, and how a task loads it.
+
+    addresses   which of its words are addresses of an array's memory
+    """
+
+    addresses: tuple[int, ...] = ()
 
     @property
     @abstractmethod
@@ -129,6 +134,7 @@ class _Array(FieldKind):
 
     item: types.Type
     n_axes: int
+    addresses = (0,)
 
     @property
     def n_words(self) -> int:
@@ -176,9 +182,13 @@ class _Array(FieldKind):
 
 @dataclass(frozen=True)
 class _Group(FieldKind):
-    """A NamedTuple of ints, which several frames have in common."""
+    """A NamedTuple of ints, which several frames have in common; `address` is one of memory."""
 
     group: Any  # the class
+
+    @property
+    def addresses(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(i for i, name in enumerate(self.group._fields) if name == "address")
 
     @property
     def n_words(self) -> int:
@@ -240,6 +250,7 @@ class Frame:
     """
 
     fields: ClassVar[Mapping[str, FrameField]] = {}
+    addresses: ClassVar[frozenset[int]] = frozenset()  # words that are addresses of memory
     n_words: ClassVar[int] = 0
     words: np.ndarray
     address: int  # of the words
@@ -252,6 +263,7 @@ class Frame:
                 fields[name] = FrameField(start, kind)
                 start += kind.n_words
         cls.fields, cls.n_words = fields, start
+        cls.addresses = frozenset(f.start + i for f in fields.values() for i in f.kind.addresses)
 
     def __init__(self, **values: Any) -> None:
         missing = [name for name in self.fields if name not in values]

@@ -144,8 +144,9 @@ class TemplateTable:
         if call.kernel is not launch or len({id(f) for *_, f in call.arguments}) != 1:
             return None
         memory = {_C: c, _A: a, _B: b, _SCRATCH: scratch, _PACKED: packed}
-        words = call.arguments[0][3].words.tolist()
-        bases = [_base(word, memory) for word in words]
+        frame = call.arguments[0][3]
+        words, addresses = frame.words.tolist(), frame.addresses
+        bases = [_base(w, memory) if i in addresses else _ZERO for i, w in enumerate(words)]
         starts = {base: array.ctypes.data for base, array in memory.items()} | {_ZERO: 0}
         stages = [number for code, _, n, _ in call.arguments for number in (code, n)]
         none = [0] * (_FRAME - len(stages))  # a path without packing: its only stage is the last
@@ -157,9 +158,9 @@ class TemplateTable:
         )
 
 
-def _base(word: int, memory: dict[int, np.ndarray]) -> int:
-    """The memory in which a word is an address; _ZERO for a number."""
-    at = (base for base, a in memory.items() if 0 <= word - a.ctypes.data < a.nbytes)
+def _base(address: int, memory: dict[int, np.ndarray]) -> int:
+    """The memory in which an address lies; _ZERO of what all jobs share."""
+    at = (base for base, a in memory.items() if 0 <= address - a.ctypes.data < a.nbytes)
     return next(at, _ZERO)
 
 
