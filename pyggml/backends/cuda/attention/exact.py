@@ -143,5 +143,7 @@ def bind(site: CudaSite) -> Call:
     run = _kernel(keys.shape[2], values.shape[2], keys.dtype.name, values.dtype.name)
     k, v = (x if t.dtype is F32 else x.view(np.uint8) for x, t in ((k, keys), (v, values)))
     grid = -(-sizes.n_queries // tile_rows(max(keys.shape[2], values.shape[2]))), sizes.n_heads
-    arguments = (site.out, site.saved[0], q, k, v, span, mask, sinks, sizes, factors_of(node))
-    return launch(run, grid, THREADS, site.stream, *arguments)
+    return launch(
+        run, grid, THREADS, site.stream, site.out, site.saved[0], q, k, v, span, mask,
+        sinks, sizes, factors_of(node),
+    )  # fmt: skip

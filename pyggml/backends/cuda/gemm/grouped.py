@@ -99,8 +99,11 @@ def _order(places, starts, ids, n_experts, fault, number):
 
 def order_call(places: Any, starts: Any, ids: Any, n_experts: int, fault: Any, stream: Any) -> Call:
     """The launch of `order`."""
-    arguments = places, starts, ids, n_experts, *fault
-    return launch(_order, n_experts, _SORTERS, stream, *arguments)
+    cell, number = fault
+    return launch(
+        _order, n_experts, _SORTERS, stream, places, starts, ids,
+        n_experts, cell, number,
+    )  # fmt: skip
 
 
 @cache
@@ -209,6 +212,8 @@ def product_call(
     n_experts, n, k = sizes
     n_tiles = places.size // tile.rows + n_experts
     grid = -(-(n if tile.is_forward else k) // tile.columns), n_tiles
-    arguments = c, a, w, places, starts, n, k, rows_of_a, n_experts
-    run = _kernel(name, tile, c.dtype != np.float32)
-    return launch(run, grid, THREADS, stream, *arguments, shared_bytes=tile.n_bytes(name))
+    return launch(
+        _kernel(name, tile, c.dtype != np.float32), grid, THREADS, stream, c, a, w,
+        places, starts, n, k, rows_of_a, n_experts,
+        shared_bytes=tile.n_bytes(name),
+    )  # fmt: skip

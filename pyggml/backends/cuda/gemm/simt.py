@@ -120,10 +120,12 @@ def _bind(p: CudaProblem, o: CudaOperands) -> Call:
     run = _kernel(p.b.dtype.name, p.b_in_rows)
     tiles = -(-p.n // TILE), min(-(-p.m // TILE), _MOST_BLOCKS)
     grid = (*tiles, min(p.batches[0] * p.batches[1], _MOST_BLOCKS))
-    sizes, repeats = (p.m, p.n, p.k), (*p.a.repeats, *p.b.repeats)
-    arguments = (sizes, p.batches, repeats, p.a.steps, p.b.steps, o.accumulate)
     b = o.b if p.b.dtype is F32 else o.b.view(np.uint8)
-    return launch(run, grid, (SIDE, SIDE), o.stream, o.c, o.a, b, *arguments)
+    return launch(
+        run, grid, (SIDE, SIDE), o.stream, o.c, o.a, b, (p.m, p.n, p.k), p.batches,
+        (*p.a.repeats, *p.b.repeats), p.a.steps, p.b.steps,
+        o.accumulate,
+    )  # fmt: skip
 
 
 SIMT = CudaProductPath(name="simt", takes=lambda p: True, bind=_bind, scratch=lambda p: 0)

@@ -18,7 +18,7 @@ from pyggml.backends.cuda.gemm.grouped import order_call, product_call, tile_of
 from pyggml.backends.cuda.gemm.grouped_tile import GroupedTile
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaKernel, CudaSite
-from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element
+from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element, per_result
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX, small
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.readers import eights_of, weight_of
@@ -270,10 +270,13 @@ def _bind_forward(site: CudaSite) -> Call:
     if are_few(site.node, site.compute):
         return expert_products(few_rows(site), site.stream)
     w, x, ids = site.node.src
-    run, arrays = _forward(w.dtype.name), (site.out, site.src[0].view(np.uint8), *site.src[1:])
     grid = small(min(-(-site.node.n_elements // _WARPS), 1 << 20))
-    rest = (w.shape, _rows_of(x, ids), *_fault(site, w.shape[0]))
-    return launch(run, grid, _WARPS * LANES, site.stream, *arrays, *rest)
+    fault, number = _fault(site, w.shape[0])
+    return launch(
+        _forward(w.dtype.name), grid, _WARPS * LANES, site.stream, site.out,
+        site.src[0].view(np.uint8), site.src[1], site.src[2], w.shape,
+        _rows_of(x, ids), fault, number,
+    )  # fmt: skip
 
 
 def _bind_backward(site: CudaSite) -> Call:
@@ -281,27 +284,33 @@ def _bind_backward(site: CudaSite) -> Call:
     if tile is not None:
         return _bind_grouped(site, tile)
     w = site.node.src[0]
-    arrays = (site.out, site.src[0].view(np.uint8), *site.src[1:])
-    rest = (w.shape, *_fault(site, w.shape[0]))
-    return per_element(_backward(w.dtype.name), site.out.size, site.stream, *arrays, *rest)
+    fault, number = _fault(site, w.shape[0])
+    return per_element(
+        _backward(w.dtype.name), site.out.size, site.stream, site.out,
+        site.src[0].view(np.uint8), site.src[1], site.src[2], w.shape,
+        fault, number,
+    )  # fmt: skip
 
 
 def _bind_sums(site: CudaSite) -> Call:
     x, _, ids = site.node.src
     n_experts, n, k = site.node.shape
-    rows, n_out, stream = _rows_of(x, ids), site.out.size, site.stream
+    rows = _rows_of(x, ids)
     if not HAS_PTX:
-        rest = (n, k, rows, n_experts, *_fault(site, n_experts))
-        return per_element(_sums, n_out, stream, site.out, *site.src, *rest)
+        fault, number = _fault(site, n_experts)
+        return per_result(_sums, site, n, k, rows, n_experts, fault, number)
     places, starts, order = _order_rows(site, site.scratch, n_experts)
-    arguments = site.out, *site.src[:2], places, starts, n, k, rows
-    return in_turn(order, per_element(_sums_in_order, n_out, stream, *arguments))
+    sums = per_element(
+        _sums_in_order, site.out.size, site.stream, site.out, *site.src[:2],
+        places, starts, n, k, rows,
+    )  # fmt: skip
+    return in_turn(order, sums)
 
 
 def _bind_add(site: CudaSite) -> Call:
     n_experts, n = site.node.src[1].shape
-    rest = (n, n_experts, *_fault(site, n_experts))
-    return per_element(_add, site.out.size, site.stream, site.out, *site.src, *rest)
+    fault, number = _fault(site, n_experts)
+    return per_result(_add, site, n, n_experts, fault, number)
 
 
 declare("mul_mat_id", CudaKernel(_bind_forward, scratch=_scratch, shared=_shared_order))

@@ -12,7 +12,7 @@ from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
-from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.runtime.launches import per_element, per_result
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import MAX_AXES, Shape
@@ -138,9 +138,10 @@ def _binder(run: Any, y: int, w: int, x: int) -> Callable[[CudaSite], Call]:
 
     def bind(site: CudaSite) -> Call:
         tensors = (site.node, *site.node.src)
-        shapes = (tensors[i].shape for i in (y, w, x))
-        rest = (*shapes, _geometry(site), site.node.params["groups"])
-        return per_element(run, site.out.size, site.stream, site.out, *site.src, *rest)
+        return per_result(
+            run, site, tensors[y].shape, tensors[w].shape, tensors[x].shape,
+            _geometry(site), site.node.params["groups"],
+        )  # fmt: skip
 
     return bind
 
@@ -150,8 +151,8 @@ def _windows(run: Any, is_back: bool) -> Callable[[CudaSite], Call]:
         (x,), cols = site.node.src, site.node
         if is_back:
             x, cols = cols, x
-        rest = (cols.shape, tuple(site.node.params["size"]), x.shape, _geometry(site))
-        return per_element(run, site.out.size, site.stream, site.out, *site.src, *rest)
+        size = tuple(site.node.params["size"])
+        return per_result(run, site, cols.shape, size, x.shape, _geometry(site))
 
     return bind
 
@@ -199,18 +200,21 @@ def _pool_max_back(dx, dy, where, n, n_windows, cell, fault):
 
 def _bind_pool(site: CudaSite) -> Call:
     p, (x,) = site.node.params, site.node.src
-    window = (tuple(p[name]) for name in ("size", "stride", "padding"))
-    arrays = site.out, site.saved[0], site.src[0]
-    shapes = site.node.shape[2:], x.shape[2:]
-    return per_element(_pool_max, site.out.size, site.stream, *arrays, *window, *shapes)
+    return per_element(
+        _pool_max, site.out.size, site.stream, site.out, site.saved[0], site.src[0],
+        tuple(p["size"]), tuple(p["stride"]), tuple(p["padding"]),
+        site.node.shape[2:], x.shape[2:],
+    )  # fmt: skip
 
 
 def _bind_back(site: CudaSite) -> Call:
     (*batch, height, width), dy = site.node.shape, site.node.src[0]
     n, n_planes = height * width, batch[0] * batch[1]
     fault = site.faults.number(f"pool_max_back: an index is not one of {n} elements")
-    rest = n, dy.n_elements // n_planes, site.faults.cell, fault
-    return per_element(_pool_max_back, n_planes, site.stream, site.out, *site.src, *rest)
+    return per_element(
+        _pool_max_back, n_planes, site.stream, site.out, *site.src,
+        n, dy.n_elements // n_planes, site.faults.cell, fault,
+    )  # fmt: skip
 
 
 declare("pool_max", CudaKernel(_bind_pool))
@@ -250,10 +254,12 @@ def _bind(site: CudaSite, axes: list[Axis], source: Shape) -> Call:
     )
     taps = tuple(np.int64(index.shape[1]) for index, _ in axes)
     firsts = tuple(np.cumsum([0, *(len(i) for i in indices[:-1])]))
-    tables = site.constant(np.concatenate(indices)), site.constant(np.concatenate(weights))
     x_steps = steps_of(tuple(prod(source[i + 1 :]) for i in range(len(source))))
-    rest = *tables, firsts, taps, sizes(site.node.shape), x_steps
-    return per_element(_resample, site.out.size, site.stream, site.out, *site.src, *rest)
+    return per_result(
+        _resample, site, site.constant(np.concatenate(indices)),
+        site.constant(np.concatenate(weights)), firsts, taps,
+        sizes(site.node.shape), x_steps,
+    )  # fmt: skip
 
 
 def _forward(name: str) -> Callable[[CudaSite], Call]:
@@ -290,8 +296,7 @@ def _arange(out, start, step):
 
 def _bind_arange(site: CudaSite) -> Call:
     p = site.node.params
-    limits = np.float64(p["start"]), np.float64(p["step"])
-    return per_element(_arange, site.out.size, site.stream, site.out, *limits)
+    return per_result(_arange, site, np.float64(p["start"]), np.float64(p["step"]))
 
 
 @kernel
@@ -310,7 +315,7 @@ def _bind_timestep(site: CudaSite) -> Call:
     dim, max_period = site.node.params["dim"], float(site.node.params["max_period"])
     half = max(dim // 2, 1)
     frequencies = site.constant(max_period ** (-np.arange(half) / half))
-    return per_element(_timestep, site.out.size, site.stream, site.out, *site.src, frequencies, dim)
+    return per_result(_timestep, site, frequencies, dim)
 
 
 declare("arange", CudaKernel(_bind_arange))

@@ -28,7 +28,7 @@ from pyggml.backends.cuda.code.ptx import bf16_bits
 from pyggml.backends.cuda.ops.reduce import row_sums
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
-from pyggml.backends.cuda.runtime.launches import in_turn, per_element
+from pyggml.backends.cuda.runtime.launches import in_turn, per_element, per_result
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
@@ -135,9 +135,10 @@ def _put(out, first, out_steps, x, x_steps, shape):
 
 def _into(site: CudaSite, first: int, x: Tensor, array: Any) -> Call:
     """Copy x into the range of the result that begins at element `first`."""
-    where = (first, steps_of(_elements(site.node)))
-    of_x = (array, steps(x), sizes(x.shape))
-    return per_element(_put, x.n_elements, site.stream, site.out, *where, *of_x)
+    return per_element(
+        _put, x.n_elements, site.stream, site.out, first,
+        steps_of(_elements(site.node)), array, steps(x), sizes(x.shape),
+    )  # fmt: skip
 
 
 def _elements(t: Tensor) -> Shape:
@@ -238,9 +239,9 @@ def _repeat_back(out, x, shape, small, first_steps, tile_steps, times):
 def _tiles(site: CudaSite) -> Call:
     runs = along_one_axis(site.node.shape, site.node.src[0].shape)
     if runs is not None:
-        return per_element(_repeat_runs, site.out.size, site.stream, site.out, *site.src, *runs)
-    shapes = sizes(site.node.shape), sizes(site.node.src[0].shape)
-    return per_element(_repeat, site.out.size, site.stream, site.out, *site.src, *shapes)
+        return per_result(_repeat_runs, site, runs[0], runs[1])
+    shape, small = sizes(site.node.shape), sizes(site.node.src[0].shape)
+    return per_result(_repeat, site, shape, small)
 
 
 def _sums_of_runs(out: Any, x: Any, runs: tuple[np.uint32, np.uint32], stream: Any) -> Call:
@@ -260,8 +261,10 @@ def _tiles_back(site: CudaSite) -> Call:
     shape, small, step = sizes(x.shape), sizes(site.node.shape), steps_of(_elements(x))
     tile_steps = tuple(np.int64(s * n) for s, n in zip(step, small, strict=True))
     times = tuple(np.int64(n // m) if m else np.int64(1) for n, m in zip(shape, small, strict=True))
-    arguments = (shape, small, step, tile_steps, times)
-    return per_element(_repeat_back, site.out.size, site.stream, site.out, *site.src, *arguments)
+    return per_result(
+        _repeat_back, site, shape, small, step, tile_steps,
+        times,
+    )  # fmt: skip
 
 
 for _name in ("cont", "dup", "cpy", "cpy_into"):
@@ -303,8 +306,10 @@ def _after(first: Callable[[CudaSite], Call], run: Any) -> Callable[[CudaSite], 
 
     def bind(site: CudaSite) -> Call:
         window, p = site.node.src[-1], site.node.params
-        where = (sizes(window.shape), steps_of(p["strides"]), p["offset"])
-        put = per_element(run, window.n_elements, site.stream, site.out, site.src[-1], *where)
+        put = per_element(
+            run, window.n_elements, site.stream, site.out, site.src[-1],
+            sizes(window.shape), steps_of(p["strides"]), p["offset"],
+        )  # fmt: skip
         return in_turn(first(site), put)
 
     return bind
@@ -338,8 +343,8 @@ def _tri(out, x, n, is_lower, first):
 
 def _bind_tri(site: CudaSite) -> Call:
     n, kind = site.node.shape[-1], site.node.params["kind"]
-    rest = n, kind.startswith("lower"), 0 if kind.endswith("_diag") else 1
-    return per_element(_tri, site.out.size, site.stream, site.out, *site.src, *rest)
+    first = 0 if kind.endswith("_diag") else 1
+    return per_result(_tri, site, n, kind.startswith("lower"), first)
 
 
 @kernel
@@ -362,8 +367,7 @@ def _bind_solve(transposed: bool) -> Callable[[CudaSite], Call]:
     def bind(site: CudaSite) -> Call:
         n, m = site.node.shape[-2:]
         columns = site.out.size // n
-        arrays = site.out, *site.src
-        return per_element(_solve, columns, site.stream, *arrays, n, m, transposed)
+        return per_element(_solve, columns, site.stream, site.out, *site.src, n, m, transposed)
 
     return bind
 
@@ -383,12 +387,12 @@ def _diag_back(out, dy, n):
 
 def _bind_diag(site: CudaSite) -> Call:
     n = site.node.shape[-1]
-    return per_element(_diag, site.out.size, site.stream, site.out, *site.src, n)
+    return per_result(_diag, site, n)
 
 
 def _bind_diag_back(site: CudaSite) -> Call:
     n = site.node.shape[-1]
-    return per_element(_diag_back, site.out.size, site.stream, site.out, *site.src, n)
+    return per_result(_diag_back, site, n)
 
 
 declare("tri", CudaKernel(_bind_tri))

@@ -9,7 +9,14 @@ from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
-from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_row, per_rows
+from pyggml.backends.cuda.runtime.launches import (
+    THREADS,
+    in_turn,
+    per_element,
+    per_result,
+    per_row,
+    per_rows,
+)
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 
@@ -93,7 +100,7 @@ def _sgd(out, p, g, s):
 
 def _step(run):
     def bind(site: CudaSite) -> Call:
-        return per_element(run, site.out.size, site.stream, site.out, *site.src)
+        return per_result(run, site)
 
     return bind
 

@@ -11,6 +11,7 @@ from pyggml.backends.cuda.runtime.launches import (
     THREADS,
     launch,
     per_element,
+    per_result,
     per_row,
 )
 from pyggml.backends.cuda.runtime.simulator import small
@@ -102,8 +103,7 @@ def _best(out, x, n, n_kept):
 
 def _argsort(site: CudaSite) -> Call:
     n = site.node.shape[-1]
-    arguments = (site.out, *site.src, n, n, bool(site.node.params["descending"]))
-    return per_element(_rank, site.out.size, site.stream, *arguments)
+    return per_result(_rank, site, n, n, bool(site.node.params["descending"]))
 
 
 def _top_k(site: CudaSite) -> Call:

@@ -37,9 +37,11 @@ def _bind_table(site: CudaSite) -> Call:
     axes, radians, m = rotations(**p)
     ones = np.ones(radians.shape, np.float32)
     factors = site.src[1] if len(site.src) > 1 else site.constant(ones)
-    constants = site.constant(axes.astype(np.int32)), site.constant(radians)
-    arguments = (site.out, site.src[0], *constants, factors, np.float64(m))
-    return per_element(_table, site.out.size // 2, site.stream, *arguments)
+    return per_element(
+        _table, site.out.size // 2, site.stream, site.out, site.src[0],
+        site.constant(axes.astype(np.int32)), site.constant(radians),
+        factors, np.float64(m),
+    )  # fmt: skip
 
 
 @cache
@@ -75,10 +77,12 @@ def _bind_turn(sign: float) -> Callable[[CudaSite], Call]:
     def bind(site: CudaSite) -> Call:
         x, table = site.node.src
         d, n_heads, p = x.shape[-1], x.shape[-2], site.node.params
-        arguments = (d, n_heads, bool(p["neox"]), p["offset"], np.float32(sign), table.shape[0])
         n_jobs = x.n_elements // d * (d - table.shape[2])
-        run = _turning(x.dtype, site.node.dtype)
-        return per_element(run, n_jobs, site.stream, site.out, *site.src, *arguments)
+        return per_element(
+            _turning(x.dtype, site.node.dtype), n_jobs, site.stream, site.out, *site.src,
+            d, n_heads, bool(p["neox"]), p["offset"], np.float32(sign),
+            table.shape[0],
+        )  # fmt: skip
 
     return bind
 

@@ -18,7 +18,13 @@ from pyggml.backends.cuda.code.ptx import bf16_bits
 from pyggml.backends.cuda.ops.layout import as_it_is, bf16_to_float, fill
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
-from pyggml.backends.cuda.runtime.launches import in_turn, per_element, per_row, per_rows
+from pyggml.backends.cuda.runtime.launches import (
+    in_turn,
+    per_element,
+    per_result,
+    per_row,
+    per_rows,
+)
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.call import Call
@@ -96,8 +102,10 @@ def _get_rows(site: CudaSite) -> Call:
     batches = Batches.of(tuple(batch), ids.shape)
     n_ids = prod(ids.shape[len(batch) :])
     fault = _no_such_row(site, "get_rows", n_rows)
-    arguments = (*site.src, n, n_ids, n_rows, tuple(batches), site.faults.cell, fault)
-    return per_element(_gather(table.dtype), site.out.size, site.stream, site.out, *arguments)
+    return per_result(
+        _gather(table.dtype), site, n, n_ids, n_rows, tuple(batches),
+        site.faults.cell, fault,
+    )  # fmt: skip
 
 
 # -- get_rows_back ------------------------------------------------------------------------------
@@ -123,9 +131,11 @@ def _get_rows_back(site: CudaSite) -> Call:
     batch, n_rows, n = site.node.params["batch"], site.node.params["n_rows"], dy.shape[-1]
     n_ids = prod(ids.shape[len(batch) :])
     fault = _no_such_row(site, "get_rows_back", n_rows)
-    batches = tuple(Batches.of(batch, ids.shape))
-    arguments = (*site.src, n, n_ids, n_rows, batches, site.faults.cell, fault)
-    add = per_element(_add_rows, prod(batch) * n, site.stream, site.out, *arguments)
+    add = per_element(
+        _add_rows, prod(batch) * n, site.stream, site.out, *site.src, n, n_ids,
+        n_rows, tuple(Batches.of(batch, ids.shape)), site.faults.cell,
+        fault,
+    )  # fmt: skip
     return in_turn(fill(site, ZERO), add)
 
 

@@ -7,6 +7,7 @@ runs each thread of a block as a Python thread: there, grids are small.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.graph.call import Call
 
@@ -42,6 +43,11 @@ def per_element(
     """
     blocks = max(1, min(-(-n // _MOST_THREADS), _MOST_BLOCKS))
     return launch(kernel, blocks, _MOST_THREADS, stream, *arguments, writes=writes)
+
+
+def per_result(kernel: Any, site: CudaSite, *further: Any) -> Call:
+    """The same for a node's result: the kernel takes it, the sources, and what is further given."""
+    return per_element(kernel, site.out.size, site.stream, site.out, *site.src, *further)
 
 
 def per_row(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> Call:
