@@ -35,12 +35,7 @@ _WHOLE, _REAL, _BOOL = (int, np.integer), (float, np.floating), (bool, np.bool_)
 
 
 class FieldKind(ABC):
-    """What a field holds: how Python writes it into words, and how a task loads it.
-
-    addresses   which of its words are addresses of an array's memory
-    """
-
-    addresses: tuple[int, ...] = ()
+    """What a field holds: how Python writes it into words, and how a task loads it."""
 
     @property
     @abstractmethod
@@ -134,7 +129,6 @@ class _Array(FieldKind):
 
     item: types.Type
     n_axes: int
-    addresses = (0,)
 
     @property
     def n_words(self) -> int:
@@ -182,13 +176,9 @@ class _Array(FieldKind):
 
 @dataclass(frozen=True)
 class _Group(FieldKind):
-    """A NamedTuple of ints, which several frames have in common; `address` is one of memory."""
+    """A NamedTuple of ints, which several frames have in common."""
 
     group: Any  # the class
-
-    @property
-    def addresses(self) -> tuple[int, ...]:  # type: ignore[override]
-        return tuple(i for i, name in enumerate(self.group._fields) if name == "address")
 
     @property
     def n_words(self) -> int:
@@ -250,10 +240,10 @@ class Frame:
     """
 
     fields: ClassVar[Mapping[str, FrameField]] = {}
-    addresses: ClassVar[frozenset[int]] = frozenset()  # words that are addresses of memory
     n_words: ClassVar[int] = 0
     words: np.ndarray
     address: int  # of the words
+    values: dict[str, Any]  # of the fields
 
     def __init_subclass__(cls) -> None:
         fields, start = {}, 0
@@ -263,7 +253,6 @@ class Frame:
                 fields[name] = FrameField(start, kind)
                 start += kind.n_words
         cls.fields, cls.n_words = fields, start
-        cls.addresses = frozenset(f.start + i for f in fields.values() for i in f.kind.addresses)
 
     def __init__(self, **values: Any) -> None:
         missing = [name for name in self.fields if name not in values]
@@ -274,7 +263,7 @@ class Frame:
             words += self._words_of(name, values[name])
         self.words = np.array(words, np.int64)
         self.address = self.words.ctypes.data
-        self._values = values
+        self.values = values
 
     def put(self, **values: Any) -> None:
         """Write fields anew; tasks that run afterwards read them."""
@@ -282,7 +271,7 @@ class Frame:
             words = self._words_of(name, value)
             start = self.fields[name].start
             self.words[start : start + len(words)] = words
-            self._values[name] = value
+            self.values[name] = value
 
     def _words_of(self, name: str, value: Any) -> tuple[int, ...]:
         """A value as the words of this field."""

@@ -11,7 +11,7 @@ without rows are not read. The ids are data: they are checked when the graph run
 is read.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -111,11 +111,6 @@ def _layout(n_tokens: int, n: int, m: int, n_bytes: int) -> Layout:
 
 # -- products with the experts' weights ---------------------------------------------------------
 
-_MULTIPLY: dict[gemm.Form, Callable[..., Call]] = {
-    "mul_mat": gemm.mul_mat,
-    "out_prod": gemm.out_prod,
-}
-
 
 def _kernel_by_expert(declared: Op, form: gemm.Form) -> None:
     """Declare the kernel that multiplies each row of the second source with its expert."""
@@ -143,9 +138,7 @@ def _kernel_by_expert(declared: Op, form: gemm.Form) -> None:
         if "jobs" in scratch:
             products = ProductsByExpert(of, ids, rows, out, w, scratch)
             return Call(_at_once, declared.name, products, ids, len(w))
-        experts = [gemm.Weight(matrix, of.weight_type, site.compute) for matrix in w]
-        multiply = _MULTIPLY[form]
-        return Call(_by_expert, declared.name, multiply, out, rows, ids, experts, *scratch.values())
+        return Call(_by_expert, declared.name, of, out, rows, ids, w, *scratch.values())
 
     cpu_kernel(declared, run, scratch=lambda node, compute: layout(node, compute).n_bytes)
 
@@ -157,18 +150,19 @@ def _at_once(name: str, products: ProductsByExpert, ids: np.ndarray, n_expert: i
 
 def _by_expert(
     name: str,
-    multiply: Callable[..., Call],
+    of: Family,
     out: np.ndarray,
     x: np.ndarray,
     ids: np.ndarray,
-    experts: list[gemm.Weight],
+    w: np.ndarray,
     gathered: np.ndarray,
     made: np.ndarray,
     scratch: np.ndarray,
 ) -> None:
-    for expert, rows in _rows_by_expert(name, ids, len(experts)):
+    for expert, rows in _rows_by_expert(name, ids, len(w)):
         part, result = _take(x, rows, ids.size, gathered), made[: len(rows)]
-        multiply(result, part, experts[expert], scratch, False)()
+        o = gemm.Operands(result, part, w[expert], scratch, accumulate=False)
+        gemm.call_of(of.problem(len(rows)), o)()
         out[rows] = result
 
 
@@ -289,11 +283,11 @@ def _out_prod_id_run(site: Site) -> Call:
     x, dy, ids = site.src
     scratch = _out_prod_id_layout(site.node).cut(site.scratch)
     rows = as_rows(dy), as_rows(x)
+    of = _out_prod_id_family(site.node)
     if "jobs" in scratch:
-        of = _out_prod_id_family(site.node)
         products = ProductsByExpert(of, ids, *rows, site.out, scratch)
         return Call(_sums_at_once, site.out, products, ids)
-    return Call(_sums, site.out, *rows, ids, *scratch.values())
+    return Call(_sums, of, site.out, *rows, ids, *scratch.values())
 
 
 def _sums_at_once(dw: np.ndarray, products: ProductsByExpert, ids: np.ndarray) -> None:
@@ -302,6 +296,7 @@ def _sums_at_once(dw: np.ndarray, products: ProductsByExpert, ids: np.ndarray) -
 
 
 def _sums(
+    of: Family,
     dw: np.ndarray,
     dy: np.ndarray,
     x: np.ndarray,
@@ -314,7 +309,8 @@ def _sums(
     for expert, rows in _rows_by_expert("out_prod_id", ids, len(dw)):
         right = _take(x, rows, ids.size, gathered_x).T[None]
         left = _take(dy, rows, ids.size, gathered_dy).T[None]
-        gemm.strided(dw[expert : expert + 1], left, right, scratch, True)()
+        o = gemm.Operands(dw[expert : expert + 1], left, right, scratch, accumulate=True)
+        gemm.call_of(of.problem(len(rows)), o)()
 
 
 def _out_prod_id_ref(x: np.ndarray, dy: np.ndarray, ids: np.ndarray, n_expert: int) -> np.ndarray:

@@ -41,14 +41,16 @@ def laid_out(rng, shape, order):
 
 @pytest.fixture
 def made(monkeypatch):
-    """The problems of the calls that are bound."""
-    found, multiply = [], gemm.strided
+    """The problems of the calls that are bound, each that of its arrays."""
+    found, multiply = [], gemm.call_of
 
-    def bind(c, a, b, scratch, accumulate):
-        found.append(gemm.strided_problem(c, a, b))
-        return multiply(c, a, b, scratch, accumulate)
+    def bind(p, o):
+        if p.form == "strided":
+            assert p == gemm.strided_problem(o.c, o.a, o.b)
+            found.append(p)
+        return multiply(p, o)
 
-    monkeypatch.setattr(gemm, "strided", bind)
+    monkeypatch.setattr(gemm, "call_of", bind)
     return found
 
 

@@ -6,8 +6,8 @@ mul_mat    y (+)= x · Wᵀ      out_prod    dx (+)= dy · W      strided    c (
 and sums in float32. "int8" rounds both to bytes where the weight's blocks hold whole numbers, and
 does as FLOATS says elsewhere. Float32 weights are always multiplied exactly.
 
-A planner asks the table of paths for a Problem's scratch. The product asks the same table, and so
-runs on the path whose scratch was reserved.
+A planner asks the table of paths for a Problem's scratch. `call_of` binds the same Problem, and so
+on the path whose scratch was reserved.
 """
 
 from dataclasses import dataclass
@@ -32,9 +32,11 @@ __all__ = [
     "PATHS",
     "Form",
     "LowRank",
+    "Operands",
     "Packing",
     "Problem",
     "Weight",
+    "call_of",
     "mul_mat",
     "out_prod",
     "packing",
@@ -62,33 +64,18 @@ def mul_mat(
     scratch: np.ndarray,
     accumulate: bool,
     packing: Packing | None = None,
-    beside: LowRank | None = None,
 ) -> Call:
-    """y (T, N) (+)= x (T, K) · wᵀ. y has no gaps, nor have the rows of x.
-
-    With `beside`: after that, y += d · bᵀ, b (N, R), and y is rounded to a copy if there is memory
-    for one. The bits are those of separate products.
-    """
-    n, rank = len(w.data), beside.d.shape[1] if beside else 0
-    p = Problem("mul_mat", len(x), n, x.shape[1], w.dtype, w.compute, rank=rank)
-    return call_of(p, Operands(y, x, w.data, scratch, accumulate, packing, beside))
+    """y (T, N) (+)= x (T, K) · wᵀ. y has no gaps, nor have the rows of x."""
+    p = Problem("mul_mat", len(x), len(w.data), x.shape[1], w.dtype, w.compute)
+    return call_of(p, Operands(y, x, w.data, scratch, accumulate, packing))
 
 
 def out_prod(
-    dx: np.ndarray,
-    dy: np.ndarray,
-    w: Weight,
-    scratch: np.ndarray,
-    accumulate: bool,
-    beside: LowRank | None = None,
+    dx: np.ndarray, dy: np.ndarray, w: Weight, scratch: np.ndarray, accumulate: bool
 ) -> Call:
-    """dx (T, K) (+)= dy (T, N) · w. dx has no gaps, nor have the rows of dy.
-
-    With `beside`: before that, dx (+)= d · a, a (R, K). The bits are those of separate products.
-    """
-    rank = beside.d.shape[1] if beside else 0
-    p = Problem("out_prod", len(dy), dx.shape[1], dy.shape[1], w.dtype, w.compute, rank=rank)
-    return call_of(p, Operands(dx, dy, w.data, scratch, accumulate, beside=beside))
+    """dx (T, K) (+)= dy (T, N) · w. dx has no gaps, nor have the rows of dy."""
+    p = Problem("out_prod", len(dy), dx.shape[1], dy.shape[1], w.dtype, w.compute)
+    return call_of(p, Operands(dx, dy, w.data, scratch, accumulate))
 
 
 def strided(

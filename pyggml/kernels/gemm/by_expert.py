@@ -24,6 +24,7 @@ from pyggml.jit.frames import Bool, Floats2, Frame, Int, Ints1, Longs1, Longs2
 from pyggml.jit.regions import call_task, run_tasks
 from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.jit.tasks import launch, stage, task_code
+from pyggml.kernels.gemm.frames import BlockMatrix
 from pyggml.kernels.gemm.path import Form, Operands, Problem, ProductPath, layout_of
 from pyggml.kernels.gemm.paths import largest_of_each_path, path_of
 from pyggml.kernels.kernel import Compute
@@ -145,8 +146,7 @@ class TemplateTable:
             return None
         memory = {_C: c, _A: a, _B: b, _SCRATCH: scratch, _PACKED: packed}
         frame = call.arguments[0][3]
-        words, addresses = frame.words.tolist(), frame.addresses
-        bases = [_base(w, memory) if i in addresses else _ZERO for i, w in enumerate(words)]
+        words, bases = frame.words.tolist(), _bases(frame, memory)
         starts = {base: array.ctypes.data for base, array in memory.items()} | {_ZERO: 0}
         stages = [number for code, _, n, _ in call.arguments for number in (code, n)]
         none = [0] * (_FRAME - len(stages))  # a path without packing: its only stage is the last
@@ -158,10 +158,24 @@ class TemplateTable:
         )
 
 
-def _base(address: int, memory: dict[int, np.ndarray]) -> int:
-    """The memory in which an address lies; _ZERO of what all jobs share."""
-    at = (base for base, a in memory.items() if 0 <= address - a.ctypes.data < a.nbytes)
-    return next(at, _ZERO)
+def _bases(frame: Frame, memory: dict[int, np.ndarray]) -> list[int]:
+    """What each word is counted from. The first of an array is an address in its owner's memory,
+    which all jobs share if it is none of these; that of a BlockMatrix is one in B."""
+    bases, owners = [_ZERO] * frame.n_words, {id(_owner(a)): base for base, a in memory.items()}
+    for name, field in frame.fields.items():
+        value = frame.values[name]
+        if isinstance(value, BlockMatrix):
+            bases[field.start + BlockMatrix._fields.index("address")] = _B
+        elif isinstance(value, np.ndarray):
+            bases[field.start] = owners.get(id(_owner(value)), _ZERO)
+    return bases
+
+
+def _owner(array: Any) -> Any:
+    """What owns the memory that an array, or what NumPy puts between, looks into."""
+    while array.base is not None:
+        array = array.base
+    return array
 
 
 def _some(layout: Layout, of_threads: bool) -> Layout:

@@ -16,7 +16,7 @@ from pyggml.graph.tensor import Shape, Tensor
 from pyggml.kernels import gemm
 from pyggml.kernels.kernel import as_four, as_rows
 
-_CASES = 1024  # whose scratch is remembered
+_CASES = 1024  # whose problem is remembered
 
 
 class Matrices(NamedTuple):
@@ -38,9 +38,14 @@ def transposed_matrices(t: Tensor) -> Matrices:
 
 
 def strided(
-    c: np.ndarray, a: np.ndarray, b: np.ndarray, scratch: np.ndarray, accumulate: bool
+    p: gemm.Problem,
+    c: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    scratch: np.ndarray,
+    accumulate: bool,
 ) -> Call:
-    """c (+)= a · bᵀ; b may have fewer batches.
+    """c (+)= a · bᵀ; b may have fewer batches. p: their `strided_problem`.
 
     The kernel walks one axis of batches and repeats b along it. Batches that cannot be viewed as
     one axis are multiplied one after the other.
@@ -49,9 +54,10 @@ def strided(
         b = b.reshape((1,) * (c.ndim - b.ndim) + b.shape)
         r = c.shape[0] // b.shape[0]
         outer = range(c.shape[0])
-        calls = [strided(c[i], a[i], b[i // r], scratch, accumulate) for i in outer]
+        calls = [strided(p, c[i], a[i], b[i // r], scratch, accumulate) for i in outer]
         return Call(one_by_one, calls)
-    return gemm.strided(_as_batches(c), _as_batches(a), _as_batches(b), scratch, accumulate)
+    operands = (_as_batches(array) for array in (c, a, b))
+    return gemm.call_of(p, gemm.Operands(*operands, scratch, accumulate))
 
 
 def by_matrix(
@@ -91,15 +97,14 @@ def _is_one_axis(a: Matrices | np.ndarray) -> bool:
 
 
 @lru_cache(_CASES)
-def strided_bytes(c: Shape, a: Matrices, b: Matrices) -> int:
-    """Scratch of `strided` for a result of this shape and these factors."""
+def strided_problem(c: Shape, a: Matrices, b: Matrices) -> gemm.Problem:
+    """Each call of `strided` for a result of this shape and these factors."""
     *batches, m, n = c
     n_batches = prod(batches[1:] if _is_by_outer(c, a, b) else batches)
-    problem = gemm.Problem(
+    return gemm.Problem(
         "strided", m, n, a.shape[-1], n_batches=n_batches, a_in_columns=_in_columns(a),
         b_in_columns=_in_columns(b),
     )  # fmt: skip
-    return gemm.scratch_bytes(problem)
 
 
 def _in_columns(a: Matrices) -> bool:

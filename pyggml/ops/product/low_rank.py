@@ -21,7 +21,8 @@ from pyggml.graph.tensor import Tensor
 from pyggml.kernels import gemm
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.expect import expect, expect_axes
-from pyggml.ops.product.matmul import onto_first, packing_of
+from pyggml.ops.product.matmul import onto_first
+from pyggml.ops.product.problem import bind, packing_of, problem_of
 
 _NO_GRAD = NoGrad("it takes the place of nodes whose gradients are built already")
 _SIZES = (1, 1, 1, 1), (5, 40, 33, 3), (13, 70, 300, 8)  # T, N, K, R of samples
@@ -43,13 +44,12 @@ def out_prod_low_rank_add(c: Tensor, a: Tensor, s: Tensor, w: Tensor, dy: Tensor
 
 
 def _problem(form: gemm.Form, node: Tensor, compute: Compute) -> gemm.Problem:
-    thin, w, rows = node.src[-3:]
-    m, k = rows.shape
-    return gemm.Problem(form, m, node.shape[1], k, w.dtype, compute, rank=thin.shape[1])
+    return problem_of(form, node, node.src[-1], compute, rank=node.src[-3].shape[1])
 
 
-def _weight(site: Site) -> gemm.Weight:
-    return gemm.Weight(site.src[-2], site.node.src[-2].dtype, site.compute)
+def _call(site: Site, form: gemm.Form, accumulate: bool, beside: gemm.LowRank) -> Call:
+    p = _problem(form, site.node, site.compute)
+    return bind(site, p, site.src[-1], form, accumulate, beside)
 
 
 # -- mul_mat_low_rank ---------------------------------------------------------------------------
@@ -71,12 +71,8 @@ def _mul_mat_saved(b: Tensor, t: Tensor, w: Tensor, x: Tensor, rounds: bool) -> 
 
 
 def _mul_mat_run(site: Site) -> Call:
-    b, t, _, x = site.src
-    packing = None
-    if site.shared is not None:
-        packing = gemm.Packing(site.shared, done=not site.fills_shared)
-    beside = gemm.LowRank(t, b, *site.saved)
-    return gemm.mul_mat(site.out, x, _weight(site), site.scratch, False, packing, beside)
+    b, t = site.src[:2]
+    return _call(site, "mul_mat", accumulate=False, beside=gemm.LowRank(t, b, *site.saved))
 
 
 def _mul_mat_scratch(node: Tensor, compute: Compute) -> int:
@@ -125,9 +121,8 @@ def _out_prod_spec(a: Tensor, s: Tensor, w: Tensor, dy: Tensor) -> Spec:
 
 
 def _out_prod_call(site: Site, accumulate: bool) -> Call:
-    a, s, _, dy = site.src[-4:]
-    beside = gemm.LowRank(s, a)
-    return gemm.out_prod(site.out, dy, _weight(site), site.scratch, accumulate, beside)
+    a, s = site.src[-4:-2]
+    return _call(site, "out_prod", accumulate, gemm.LowRank(s, a))
 
 
 def _out_prod_run(site: Site) -> Call:

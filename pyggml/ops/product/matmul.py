@@ -9,29 +9,23 @@ Leading axes are batches. As in ggml, batch i of the result takes batch i // r o
 r times fewer batches.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
 
 import numpy as np
 
 from pyggml.errors import ShapeError
-from pyggml.graph.call import Call, one_by_one
+from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op, widen
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.kernels import gemm
-from pyggml.kernels.kernel import Compute, Site, as_rows, cpu_kernel
+from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.layout.cpy import packed_leaf
 from pyggml.ops.layout.layout import cont, reshape, transpose
 from pyggml.ops.layout.repeat import repeat_back
-from pyggml.ops.product.batches import (
-    by_matrix,
-    matrices_of,
-    strided,
-    strided_bytes,
-    transposed_matrices,
-)
+from pyggml.ops.product.problem import bind, packing_of, problem_of, swap_axes
 
 
 def mul_mat(w: Tensor, x: Tensor) -> Tensor:
@@ -95,39 +89,9 @@ def _check(name: str, weight: Tensor, x: Tensor, axis: int) -> None:
     to_unpack = weight.dtype is not F32
     if to_unpack and weight.strides[-1] != weight.dtype.block_bytes:
         raise ShapeError(f"{name}: the rows of {weight!r} have gaps, wanted them whole")
-    rows = x if axis == -1 else _swap_axes(x)
+    rows = x if axis == -1 else swap_axes(x)
     if to_unpack and not rows.is_contiguous:
         raise ShapeError(f"{name}: {x!r} has gaps beside {weight!r}, wanted a copy without")
-
-
-# -- how a product finds its kernel -------------------------------------------------------------
-
-
-def _is_rows(a: np.ndarray) -> bool:
-    """Whether `a` is a matrix whose rows have no gaps, so that they can be unpacked one by one."""
-    return a.ndim == 2 and a.strides[1] == a.itemsize
-
-
-def _has_rows(w: Tensor, x: Tensor) -> bool:
-    """Whether w is a matrix whose rows have no gaps, and x has no gaps at all."""
-    return len(w.shape) == 2 and w.strides[1] == w.dtype.block_bytes and x.is_contiguous
-
-
-def _swap_axes(t: Tensor) -> Tensor:
-    """t with its last two axes exchanged; no node."""
-    shape, strides = transposed_matrices(t)
-    return Tensor(shape, t.dtype, strides=strides)
-
-
-def _scratch_bytes(c: Tensor, w: Tensor, rows: Tensor, form: gemm.Form, compute: Compute) -> int:
-    """Scratch of C = rows · Wᵀ or rows · W."""
-    *m, k = rows.shape
-    if w.dtype is not F32 and len(w.shape) > 2:
-        m = [m[-2] // w.shape[-3], m[-1]]
-    if _has_rows(w, rows) or w.dtype is not F32:
-        return gemm.scratch_bytes(gemm.Problem(form, prod(m), c.shape[-1], k, w.dtype, compute))
-    b = matrices_of(w) if form == "mul_mat" else transposed_matrices(w)
-    return strided_bytes(c.shape, matrices_of(rows), b)
 
 
 # -- mul_mat ------------------------------------------------------------------------------------
@@ -138,51 +102,21 @@ def _mul_mat_spec(w: Tensor, x: Tensor) -> Spec:
     return Spec((*_batches("mul_mat", w.shape[:-2], x.shape[:-2]), x.shape[-2], w.shape[-2]))
 
 
-def _mul_mat_call(site: Site, w: np.ndarray, x: np.ndarray, accumulate: bool) -> Call:
-    y = site.out
-    if _is_rows(w) and x.flags.c_contiguous:
-        flat_y, flat_x = as_rows(y), as_rows(x)
-        weight = gemm.Weight(w, site.node.src[-2].dtype, site.compute)
-        packing = None
-        if site.shared is not None:
-            packing = gemm.Packing(site.shared, done=not site.fills_shared)
-        return gemm.mul_mat(flat_y, flat_x, weight, site.scratch, accumulate, packing)
-    if site.node.src[-2].dtype is not F32:
-        return _by_matrix(site, gemm.mul_mat, x, w, accumulate)
-    return strided(y, x, w, site.scratch, accumulate)
+def _mul_mat_problem(node: Tensor, compute: Compute) -> gemm.Problem:
+    return problem_of("mul_mat", node, node.src[-1], compute)
 
 
-def _by_matrix(
-    site: Site, product: Callable[..., Call], rows: np.ndarray, w: np.ndarray, accumulate: bool
-) -> Call:
-    """A product for each matrix of a weight to unpack."""
-    dtype, compute = site.node.src[-2].dtype, site.compute
-    return Call(
-        one_by_one,
-        [
-            product(c, r, gemm.Weight(matrix, dtype, compute), site.scratch, accumulate)
-            for c, r, matrix in by_matrix(site.out, rows, w)
-        ],
-    )
+def _mul_mat_call(site: Site, accumulate: bool) -> Call:
+    p = _mul_mat_problem(site.node, site.compute)
+    return bind(site, p, site.src[-1], "mul_mat", accumulate)
 
 
 def _mul_mat_run(site: Site) -> Call:
-    w, x = site.src
-    return _mul_mat_call(site, w, x, accumulate=False)
+    return _mul_mat_call(site, accumulate=False)
 
 
 def _mul_mat_scratch(node: Tensor, compute: Compute) -> int:
-    w, x = node.src[-2:]
-    return _scratch_bytes(node, w, x, "mul_mat", compute)
-
-
-def packing_of(node: Tensor, compute: Compute) -> tuple[int, str]:
-    """(bytes, key) of x's packing: products of the same x with the same key share it."""
-    w, x = node.src[-2:]
-    if not _has_rows(w, x):
-        return 0, ""
-    n, k = w.shape
-    return gemm.packing(gemm.Problem("mul_mat", prod(x.shape[:-1]), n, k, w.dtype, compute))
+    return gemm.scratch_bytes(_mul_mat_problem(node, compute))
 
 
 def _spread(few: np.ndarray, many: np.ndarray) -> np.ndarray:
@@ -253,8 +187,7 @@ def _sum_spec(name: str, y: Tensor, product: Spec) -> Spec:
 
 
 def _mul_mat_add_run(site: Site) -> Call:
-    _, w, x = site.src
-    return onto_first(site, _mul_mat_call(site, w, x, accumulate=True))
+    return onto_first(site, _mul_mat_call(site, accumulate=True))
 
 
 def onto_first(site: Site, call: Call) -> Call:
@@ -305,26 +238,21 @@ def _out_prod_spec(a: Tensor, b: Tensor) -> Spec:
     return Spec((*_batches("out_prod", a.shape[:-2], b.shape[:-2]), b.shape[-1], a.shape[-1]))
 
 
-def _out_prod_call(site: Site, a: np.ndarray, b: np.ndarray, accumulate: bool) -> Call:
-    rows = b.swapaxes(-1, -2)  # (…, N, R)
-    if _is_rows(a) and rows.flags.c_contiguous:
-        dx = as_rows(site.out)
-        flat = as_rows(rows)
-        weight = gemm.Weight(a, site.node.src[-2].dtype, site.compute)
-        return gemm.out_prod(dx, flat, weight, site.scratch, accumulate)
-    if site.node.src[-2].dtype is not F32:
-        return _by_matrix(site, gemm.out_prod, rows, a, accumulate)
-    return strided(site.out, rows, a.swapaxes(-1, -2), site.scratch, accumulate)
+def _out_prod_problem(node: Tensor, compute: Compute) -> gemm.Problem:
+    return problem_of("out_prod", node, swap_axes(node.src[-1]), compute)
+
+
+def _out_prod_call(site: Site, accumulate: bool) -> Call:
+    p = _out_prod_problem(site.node, site.compute)
+    return bind(site, p, site.src[-1].swapaxes(-1, -2), "out_prod", accumulate)
 
 
 def _out_prod_run(site: Site) -> Call:
-    a, b = site.src
-    return _out_prod_call(site, a, b, accumulate=False)
+    return _out_prod_call(site, accumulate=False)
 
 
 def _out_prod_scratch(node: Tensor, compute: Compute) -> int:
-    a, b = node.src[-2:]
-    return _scratch_bytes(node, a, _swap_axes(b), "out_prod", compute)
+    return gemm.scratch_bytes(_out_prod_problem(node, compute))
 
 
 def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -369,8 +297,7 @@ def _out_prod_add_spec(c: Tensor, a: Tensor, b: Tensor) -> Spec:
 
 
 def _out_prod_add_run(site: Site) -> Call:
-    _, a, b = site.src
-    return onto_first(site, _out_prod_call(site, a, b, accumulate=True))
+    return onto_first(site, _out_prod_call(site, accumulate=True))
 
 
 def _out_prod_add_ref(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:

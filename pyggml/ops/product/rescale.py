@@ -18,10 +18,11 @@ from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit.scratch import Array, Layout
+from pyggml.kernels import gemm
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.expect import expect, expect_axes
 from pyggml.ops.layout.cpy import packed_leaf
-from pyggml.ops.product.batches import Matrices, strided, strided_bytes, transposed_matrices
+from pyggml.ops.product.batches import Matrices, strided, strided_problem, transposed_matrices
 from pyggml.ops.product.matmul import OUT_PROD
 from pyggml.quants import QUANTS
 from pyggml.quants.scales import rescale as rescale_blocks
@@ -158,14 +159,19 @@ def _product_spec(w: Tensor, x: Tensor, dy: Tensor) -> Spec:
     return Spec(scales_of(name, w))
 
 
+def _problem(node: Tensor, n_rows: int) -> gemm.Problem:
+    """The product for a tile of so many rows."""
+    _, x, dy = node.src
+    whole = transposed_matrices(dy)
+    rows = Matrices((n_rows, whole.shape[1]), whole.strides)
+    return strided_problem((n_rows, x.shape[1]), rows, transposed_matrices(x))
+
+
 def _layout(node: Tensor) -> tuple[Layout, int]:
     """The scratch, and the rows of a tile."""
-    w, x, dy = node.src
-    n, k = w.shape
+    n, k = node.src[0].shape
     step = max(1, min(n, _TILE // max(k, 1)))
-    whole = transposed_matrices(dy)
-    rows = Matrices((step, whole.shape[1]), whole.strides)
-    size = strided_bytes((step, k), rows, transposed_matrices(x))
+    size = max(gemm.scratch_bytes(_problem(node, rows)) for rows in (step, n % step or step))
     return Layout(tile=Array((step, k)), product=Array((size,), np.uint8)), step
 
 
@@ -181,7 +187,8 @@ def _product_run(site: Site) -> Call:
     for first in range(0, len(w), step):
         rows = slice(first, min(first + step, len(w)))
         tile = scratch["tile"][: rows.stop - first]
-        calls.append(strided(tile, dy.T[rows], x.T, scratch["product"], accumulate=False))
+        p, work = _problem(site.node, len(tile)), scratch["product"]
+        calls.append(strided(p, tile, dy.T[rows], x.T, work, accumulate=False))
         calls.append(Call(scale_sums, w[rows], tile, name, site.out[rows]))
     return Call(one_by_one, calls)
 
