@@ -40,7 +40,7 @@ _WANTED = 'wanted {"messages": [{"role": "user", "content": "..."}]}, {"prompt":
 
 
 @dataclass(frozen=True, slots=True)
-class PromptRow:
+class AskedPrompt:
     """A prompt: a text, or messages with the functions that the assistant may call; and the answer
     that the file has, if it has one.
 
@@ -54,7 +54,7 @@ class PromptRow:
     is_question: bool = False
 
     @property
-    def as_chat(self) -> PromptRow:
+    def as_chat(self) -> AskedPrompt:
         """A question and its answer as messages; others as they are."""
         if not self.is_question:
             return self
@@ -62,7 +62,7 @@ class PromptRow:
             ({"role": role, "content": text},)
             for role, text in (("user", self.prompt), ("assistant", self.answer))
         )
-        return PromptRow(self.place, prompt, answer)
+        return AskedPrompt(self.place, prompt, answer)
 
     @property
     def messages(self) -> Messages:
@@ -72,13 +72,13 @@ class PromptRow:
         return (*self.prompt, *self.answer)
 
 
-def read_prompts(data: Sequence[Path], columns: Sequence[str] | None = None) -> list[PromptRow]:
+def read_prompts(data: Sequence[Path], columns: Sequence[str] | None = None) -> list[AskedPrompt]:
     """The prompts in some data, one at least. Raises DataError with the first row that has none."""
     schema = schema_of(columns)
     return [row for path in data_files(data, columns) for row in _of_file(path, schema)]
 
 
-def _of_file(path: Path, schema: Schema) -> list[PromptRow]:
+def _of_file(path: Path, schema: Schema) -> list[AskedPrompt]:
     kind = format_of(path, schema)
     if kind == "text":
         raise DataError(f"{path}: is text, {_WANTED}")
@@ -93,7 +93,7 @@ def _of_file(path: Path, schema: Schema) -> list[PromptRow]:
         raise DataError(f"{path}: {bad}; {_WANTED}") from None
 
 
-def _of_records(rows: Sequence[tuple[RowPlace, Any]], schema: Schema) -> Iterator[PromptRow]:
+def _of_records(rows: Sequence[tuple[RowPlace, Any]], schema: Schema) -> Iterator[AskedPrompt]:
     for place, value in rows:
         try:
             if isinstance(value, BadValue):
@@ -105,7 +105,7 @@ def _of_records(rows: Sequence[tuple[RowPlace, Any]], schema: Schema) -> Iterato
             raise BadValue(bad.at(place)) from None
 
 
-def _of_record(place: RowPlace, record: dict[str, Any], schema: Schema) -> PromptRow:
+def _of_record(place: RowPlace, record: dict[str, Any], schema: Schema) -> AskedPrompt:
     """Raises BadValue for a record that asks nothing."""
     name = next((name for name in _CHATS if name in record and not schema.columns), None)
     if name is not None:
@@ -122,31 +122,31 @@ def _of_record(place: RowPlace, record: dict[str, Any], schema: Schema) -> Promp
         raise BadValue('has neither "messages" nor a "prompt"')
     if isinstance(record["prompt"], list):
         return _of_chat(place, messages_of(record["prompt"])[0], tools_of(record.get("tools")))
-    return PromptRow(place, checked_text(record["prompt"], may_be_empty=False))
+    return AskedPrompt(place, checked_text(record["prompt"], may_be_empty=False))
 
 
-def _of_chat(place: RowPlace, messages: Messages, tools: tuple[dict[str, Any], ...]) -> PromptRow:
+def _of_chat(place: RowPlace, messages: Messages, tools: tuple[dict[str, Any], ...]) -> AskedPrompt:
     """A chat, whose last messages are the answer if they are the assistant's."""
     n = len(messages)
     while n and messages[n - 1]["role"] == "assistant":
         n -= 1
     if not n:
         raise BadValue("has an answer alone, and nothing that is asked")
-    return PromptRow(place, messages[:n], messages[n:], tools)
+    return AskedPrompt(place, messages[:n], messages[n:], tools)
 
 
-def _of_row(row: Row) -> PromptRow:
+def _of_row(row: Row) -> AskedPrompt:
     match row:
         case ChatRow():
             return _of_chat(row.place, row.messages, row.tools)
         case PreferenceRow():
-            prompt = PromptRow(row.place, row.prompt, row.chosen, row.tools)
+            prompt = AskedPrompt(row.place, row.prompt, row.chosen, row.tools)
         case LabelledRow():
-            prompt = PromptRow(row.place, row.prompt, row.completion, row.tools)
+            prompt = AskedPrompt(row.place, row.prompt, row.completion, row.tools)
         case CompletionRow():
-            prompt = PromptRow(row.place, row.prompt, row.completion, (), row.is_answer)
+            prompt = AskedPrompt(row.place, row.prompt, row.completion, (), row.is_answer)
         case QuestionRow():
-            prompt = PromptRow(row.place, row.prompt, row.choices[row.answer])
+            prompt = AskedPrompt(row.place, row.prompt, row.choices[row.answer])
         case _:
             raise BadValue("is a text, in which nothing is asked")
     if not prompt.prompt:

@@ -33,7 +33,7 @@ from pyggml.lora.objectives.tally import JudgedAnswers
 from pyggml.lora.ranks import Ranks
 from pyggml.lora.rollouts.rewards import Reward, RewardFault, advantages, is_reward, totals
 from pyggml.lora.rollouts.sampling import SampledAnswer
-from pyggml.lora.rollouts.windows import ROOM, Example, Samples
+from pyggml.lora.rollouts.windows import ROOM, Samples, WeighedAnswer
 from pyggml.model import Model
 from pyggml.models import Inputs
 from pyggml.ops import add, clamp, exp, expm1, mul, neg, scale, sub, sum_
@@ -220,17 +220,17 @@ class RewardObjective(SampledObjective):
             loss = add(loss, scale(kl, self.kl_weight))
         return {"loss": loss, "log_probs": log_probs}
 
-    def examples(self, data: Prompts, groups: Sequence[Group]) -> list[Example]:
+    def examples(self, data: Prompts, groups: Sequence[Group]) -> list[WeighedAnswer]:
         """Those with a gradient: of answers that are neither better nor worse there is only the
         KL's."""
-        n, examples = sum(len(g.answers) for g in groups), list[Example]()
+        n, examples = sum(len(g.answers) for g in groups), list[WeighedAnswer]()
         for group in groups:
             prompt, of_group = data.prompt(group.window), self._advantages(group)
             for answer, advantage in zip(group.answers, of_group.tolist(), strict=True):
                 is_masked = self.mask_cut and answer.is_cut
                 if (advantage or self.kl_weight) and not is_masked:
                     share = self.token_share(len(answer), n)
-                    examples.append(Example(prompt, answer, advantage, share))
+                    examples.append(WeighedAnswer(prompt, answer, advantage, share))
         return examples
 
     def _totals(self, group: Group) -> np.ndarray:

@@ -29,7 +29,7 @@ from pyggml.lora.objectives.objective import Lesson, Objective, Practice, Window
 from pyggml.lora.objectives.tally import Tally
 from pyggml.lora.ranks import Ranks
 from pyggml.lora.rollouts.sampling import GroupSampler, SampledAnswer, seeds_of
-from pyggml.lora.rollouts.windows import Example, Samples
+from pyggml.lora.rollouts.windows import Samples, WeighedAnswer
 from pyggml.model import Model
 from pyggml.runtime import Arenas
 from pyggml.settings import setting
@@ -103,7 +103,7 @@ class SampledObjective(Objective):
         return 0
 
     @abstractmethod
-    def examples(self, data: Prompts, groups: Sequence[Group]) -> list[Example]:
+    def examples(self, data: Prompts, groups: Sequence[Group]) -> list[WeighedAnswer]:
         """What is learned of a step's groups."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ ROOM = 8  # answers of a window at most
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Example:
+class WeighedAnswer:
     """An answer to be learned after its prompt.
 
     advantage   how much better it is than others to the same prompt; 1 where nobody judges
@@ -40,7 +40,7 @@ class Samples(Preferences):
     """Windows of sampled answers.
 
     log_probs             (n, ctx) float32, of each learned target by the model that wrote it
-    advantages, shares    (n, room) float32, of each answer, see `Example`
+    advantages, shares    (n, room) float32, of each answer, see `WeighedAnswer`
     """
 
     log_probs: np.ndarray
@@ -48,7 +48,7 @@ class Samples(Preferences):
     shares_of_tokens: np.ndarray
 
     @classmethod
-    def of(cls, examples: Sequence[Example], ctx: int) -> Samples:
+    def of(cls, examples: Sequence[WeighedAnswer], ctx: int) -> Samples:
         """Each example has at most ctx + 1 tokens."""
         windows, width = list[list[Answer]](), 0
         for document in (example.document for example in examples):

@@ -29,7 +29,7 @@ Bind = Callable[[Tensor, Arenas], Program]
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _TextPass:
     inputs: Inputs
     pool: Pool | None
     program: Program
@@ -66,7 +66,7 @@ class Embedder:
         self._pooled = classifier.pooling if classifier and self.ranks else self.pooling
         self.normalise = normalise and not self.ranks
         self._parts, self._adapters, self._taps, self._bind = parts, adapters, taps, bind
-        self._arenas, self._passes = Arenas(), OrderedDict[tuple[int, int], _Pass]()
+        self._arenas, self._passes = Arenas(), OrderedDict[tuple[int, int], _TextPass]()
 
     @property
     def ranks(self) -> bool:
@@ -108,7 +108,7 @@ class Embedder:
             return [np.array(part) for part in np.split(values, ends[:-1])]
         return [np.array(row) for row in values]
 
-    def _pass(self, n_tokens: int, n_texts: int) -> _Pass:
+    def _pass(self, n_tokens: int, n_texts: int) -> _TextPass:
         key = n_tokens, n_texts
         if key not in self._passes:
             while len(self._passes) >= _MOST_KEPT:
@@ -117,7 +117,7 @@ class Embedder:
         self._passes.move_to_end(key)
         return self._passes[key]
 
-    def _build(self, n_tokens: int, n_texts: int) -> _Pass:
+    def _build(self, n_tokens: int, n_texts: int) -> _TextPass:
         config = self._parts.config
         n_ctx = min(n_tokens, config.n_ctx)
         inputs = Inputs.empty(n_tokens, n_ctx, causal=config.causal)
@@ -128,7 +128,7 @@ class Embedder:
             pool = Pool.empty(self._pooled, n_texts, n_tokens)
             out = (build_scores if self.ranks else build_vectors)(self._parts, net, pool)
         out = l2_norm(out, _LEAST) if self.normalise else out
-        return _Pass(inputs, pool, self._bind(out, self._arenas), out)
+        return _TextPass(inputs, pool, self._bind(out, self._arenas), out)
 
 
 def in_passes(texts: Sequence[np.ndarray]) -> list[list[int]]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyggml.chat.tools import SYNTAXES, AnswerReader, Choice, find_thought, grammar_of
+from pyggml.chat.tools import SYNTAXES, AnswerReader, ToolChoice, find_thought, grammar_of
 from pyggml.generation import Sampling
 from pyggml.generation.form import follower
 from pyggml.tokenizer import from_metadata
@@ -118,7 +118,7 @@ def test_a_required_call_is_one(syntax, several):
     n_complete = 0
     for seed in range(4):
         tokenizer = VOCABULARIES[seed % 2]
-        choice = Choice(tools=TOOLS, needs=True, several=several)
+        choice = ToolChoice(tools=TOOLS, needs=True, several=several)
         thought = THINK if seed > 1 else None
         text, complete = written(
             tokenizer, grammar_of(syntax, choice, ids_of(tokenizer), thought), seed
@@ -137,7 +137,7 @@ def test_a_required_call_is_one(syntax, several):
 
 @given(seed=st.integers(0, 1 << 30))
 def test_beside_a_schema_an_answer_is_a_call_or_fits_it(seed):
-    choice = Choice(tools=TOOLS, needs=False, several=False, schema={"enum": ["yes", "no"]})
+    choice = ToolChoice(tools=TOOLS, needs=False, several=False, schema={"enum": ["yes", "no"]})
     text, complete = written(VOCABULARIES[0], grammar_of(SYNTAXES[0], choice, {}, None), seed)
     if complete:
         assert text.strip() in ('"yes"', '"no"') or calls_of(SYNTAXES[0], text)
@@ -148,7 +148,7 @@ def test_beside_text_a_call_is_held_from_its_mark_on(family):
     syntax = next(s for s in SYNTAXES if s.family.startswith(family))
     tokenizer = VOCABULARIES[1]
     ids = ids_of(tokenizer)
-    choice = Choice(tools=TOOLS, needs=False, several=False)
+    choice = ToolChoice(tools=TOOLS, needs=False, several=False)
     how = Sampling(grammar=grammar_of(syntax, choice, ids, None))
     begun = {
         "Hermes": 'So <b>: <tool_call>\n{"name": "',

@@ -42,7 +42,7 @@ from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Context
 
 if TYPE_CHECKING:
-    from pyggml.cli.terminal.prompts import PromptRow
+    from pyggml.cli.terminal.prompts import AskedPrompt
 
 _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left out
 
@@ -111,13 +111,13 @@ def command(
     return Console(chat, interactive).run(continue_last)
 
 
-def _read(messages: Sequence[Path], columns: Sequence[str] | None) -> list[PromptRow]:
+def _read(messages: Sequence[Path], columns: Sequence[str] | None) -> list[AskedPrompt]:
     from pyggml.cli.terminal.prompts import read_prompts  # which reads files as training does
 
     return read_prompts(messages, columns)[-1:]
 
 
-def _load(chat: Conversation, opening: PromptRow) -> None:
+def _load(chat: Conversation, opening: AskedPrompt) -> None:
     """Raises DataError with the place of a conversation that cannot be gone on with."""
     try:
         if opening.tools:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyggml.chat.messages import BadValue, tools_of
-from pyggml.chat.tools import Choice
+from pyggml.chat.tools import ToolChoice
 from pyggml.cli.commands.serve.fields import Fields, brief, flag, object_of
 
 Tool = dict[str, Any]
@@ -12,7 +12,7 @@ _MODES = ("auto", "none", "required")
 _ONE = "one"  # the mode of a single function that is named
 
 
-def read_choice(f: Fields) -> Choice | None:
+def read_choice(f: Fields) -> ToolChoice | None:
     """None: no tool may be called, and the model hears of none."""
     tools = f.take("tools", _tools, ())
     several = f.take("parallel_tool_calls", flag, True)
@@ -20,7 +20,7 @@ def read_choice(f: Fields) -> Choice | None:
     if mode == "none" or not allowed:
         return None
     several = several and mode != _ONE
-    return Choice(tools=allowed, needs=mode in ("required", _ONE), several=several)
+    return ToolChoice(tools=allowed, needs=mode in ("required", _ONE), several=several)
 
 
 def _tools(value: Any) -> Sequence[Tool]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyggml.chat import Message
 from pyggml.chat.messages import BadValue, checked_value, messages_of
-from pyggml.chat.tools import Choice
+from pyggml.chat.tools import ToolChoice
 from pyggml.cli.commands.serve.choices import read_choice
 from pyggml.cli.commands.serve.fields import Fields, anything, brief, flag, object_of, text, whole
 from pyggml.cli.commands.serve.limits import MOST_BIASES, MOST_TOP_LOGPROBS, Limits
@@ -67,7 +67,7 @@ class ChatParams(Params):
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
-    choice: Choice | None
+    choice: ToolChoice | None
     names: Mapping[str, Any]
     continues: bool = False
 

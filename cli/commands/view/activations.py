@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.cli.commands.view.queries import Question, finite
+from pyggml.cli.commands.view.queries import TextQuery, finite
 from pyggml.cli.commands.view.reading import ids_of, texts_of
 from pyggml.cli.terminal.show import plural
 from pyggml.cli.web.errors import ApiError
@@ -24,7 +24,7 @@ _BEST = 5  # tokens that are named at a position
 _MOVED = 10  # whose logits a patch has moved
 
 
-def heads(model: Model, question: Question) -> dict[str, Any]:
+def heads(model: Model, question: TextQuery) -> dict[str, Any]:
     """The attention of every head of every block, small: rows of T² bytes in base64, of which 255
     is the whole attention and the scale that of its root. Raises ConfigError for a model without
     attention."""
@@ -45,7 +45,7 @@ def heads(model: Model, question: Question) -> dict[str, Any]:
     return _read(model, ids, n_all) | {"blocks": blocks}
 
 
-def logit_lens(model: Model, question: Question) -> dict[str, Any]:
+def logit_lens(model: Model, question: TextQuery) -> dict[str, Any]:
     """What every block would choose after each token if it were the last: [block][position] of
     [token, probability], the best first."""
     ids, n_all = _short(model, question.text)
@@ -54,7 +54,7 @@ def logit_lens(model: Model, question: Question) -> dict[str, Any]:
     return _read(model, ids, n_all) | {"rows": rows, "rounds": model.rounds}
 
 
-def attribution(model: Model, question: Question) -> dict[str, Any]:
+def attribution(model: Model, question: TextQuery) -> dict[str, Any]:
     """Of the token that the model chooses after a position: what each part adds to its logit, and
     how much each token before it does, to first order."""
     ids, n_all = _short(model, question.text)
@@ -75,7 +75,7 @@ def attribution(model: Model, question: Question) -> dict[str, Any]:
     }
 
 
-def patch(model: Model, question: Question) -> dict[str, Any]:
+def patch(model: Model, question: TextQuery) -> dict[str, Any]:
     """What moves if an activation at a position were that of another text of as many tokens, or 0
     without one: the logits after the last token, and at every position how far its probabilities
     go (the divergence of Kullback and Leibler, in nats)."""
@@ -116,7 +116,7 @@ def _largest_moves(model: Model, before: np.ndarray, after: np.ndarray) -> list[
     return [[_token(model, i), *map(float, numbers)] for i, *numbers in lines]
 
 
-def compare(base: Model, model: Model, question: Question) -> dict[str, Any]:
+def compare(base: Model, model: Model, question: TextQuery) -> dict[str, Any]:
     """The losses of a text and the choices after each token, of the file alone and with the run's
     adapter. Raises DataError where the two split the text otherwise."""
     ids, n_all = ids_of(base, question.text, min(_MOST_COMPARED, base.config.n_ctx))
@@ -145,7 +145,7 @@ def _read(model: Model, ids: Sequence[int], n_all: int) -> dict[str, Any]:
     return {"n_tokens": len(ids), "n_all": n_all, "tokens": texts_of(model, ids)}
 
 
-def _position(question: Question, n: int) -> int:
+def _position(question: TextQuery, n: int) -> int:
     at = n - 1 if question.at is None else question.at
     if not 0 <= at < n:
         raise DataError(f"at is {at}, wanted a position of the {n} tokens that are read, from 0")

@@ -19,7 +19,7 @@ from pyggml.cli.commands.view import activations, backward, pictures, reading, w
 from pyggml.cli.commands.view.browser_page import page_routes
 from pyggml.cli.commands.view.queries import (
     RANKS,
-    Question,
+    TextQuery,
     read_number,
     read_pass,
     read_question,
@@ -193,7 +193,7 @@ class Routes:
 
     # -- texts -------------------------------------------------------------------------------------
 
-    def answering(self, answer: Callable[[Model, Question], dict[str, Any]]) -> Endpoint:
+    def answering(self, answer: Callable[[Model, TextQuery], dict[str, Any]]) -> Endpoint:
         """An endpoint: what the model makes of a text, maybe with what a run has written."""
 
         async def respond(request: Request) -> Response:
@@ -241,7 +241,7 @@ class Routes:
             return model
         return model.with_adapter_files(runs.output(run))
 
-    async def _question(self, request: Request) -> Question:
+    async def _question(self, request: Request) -> TextQuery:
         self._expect_model()
         return await self._bodies.read(request, read_question)
 
@@ -251,7 +251,7 @@ class Routes:
 
 
 # What is asked of a text: path -> its answer.
-_OF_TEXTS: dict[str, Callable[[Model, Question], dict[str, Any]]] = {
+_OF_TEXTS: dict[str, Callable[[Model, TextQuery], dict[str, Any]]] = {
     "losses": reading.losses,
     "attention": reading.attention,
     "heads": activations.heads,

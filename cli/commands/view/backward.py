@@ -13,7 +13,7 @@ from pyggml.alloc import Plan
 from pyggml.alloc.lifetime import FOREVER
 from pyggml.backward import Keep, training_graph
 from pyggml.cli.commands.view.net import small_net
-from pyggml.cli.commands.view.queries import Question, finite
+from pyggml.cli.commands.view.queries import TextQuery, finite
 from pyggml.cli.commands.view.reading import ids_of
 from pyggml.cli.commands.view.source import Cancelled
 from pyggml.cli.commands.view.weights import sample
@@ -37,7 +37,7 @@ _ROWS, _COLUMNS = 6, 8  # of a tensor's numbers that are shown
 _DIGITS = 4
 
 
-def of_net(question: Question, stop: Event) -> dict[str, Any]:
+def of_net(question: TextQuery, stop: Event) -> dict[str, Any]:
     """The pass of the small net."""
     loss, parameters = small_net()
     graph = training_graph(loss, parameters, keep=Keep.COSTLY)
@@ -45,7 +45,7 @@ def of_net(question: Question, stop: Event) -> dict[str, Any]:
     return _run_node_by_node(graph, Devices(), parameters.values(), 0, stop) | {"about": about}
 
 
-def of_text(model: Model, question: Question, stop: Event) -> dict[str, Any]:
+def of_text(model: Model, question: TextQuery, stop: Event) -> dict[str, Any]:
     """The pass of training on the first tokens of a text, at one part of the model: question.block
     counts the parts, block 0 by default. Raises DataError for a text of one token."""
     ids, n_all = ids_of(model, question.text, min(_MOST_TOKENS, model.config.n_ctx))

@@ -15,7 +15,7 @@ from pyggml.alloc.usage import bytes_at, moment
 from pyggml.backward import Keep, training_graph
 from pyggml.cli.commands.inspect.training import PlanSettings, plan_pass
 from pyggml.cli.commands.view.net import small_net
-from pyggml.cli.commands.view.queries import Pass
+from pyggml.cli.commands.view.queries import PassQuery
 from pyggml.cli.terminal.generation import n_ctx_of
 from pyggml.cli.terminal.show import size
 from pyggml.cli.web.errors import ApiError
@@ -48,7 +48,7 @@ class Picture:
     stages       of its graph; the last one is that of the plan, which follows as one stage more
     """
 
-    asked: Pass
+    asked: PassQuery
     plan: Plan
     trained: frozenset[Tensor]
     n_trained: int
@@ -123,13 +123,13 @@ class Pictures:
 
     def __init__(self, model: Model | None, fault: str = "") -> None:
         self._model, self._fault = model, fault
-        self._pictures: dict[Pass, Picture] = {}
+        self._pictures: dict[PassQuery, Picture] = {}
         self._lock = Lock()
 
-    def of(self, asked: Pass) -> Picture:
+    def of(self, asked: PassQuery) -> Picture:
         """Raises ConfigError for settings that the model refuses, ApiError without a model."""
         if asked.kind == "net":
-            asked = Pass("net")
+            asked = PassQuery("net")
         elif self._model is None:
             raise ApiError(409, self._fault)
         else:
@@ -142,7 +142,7 @@ class Pictures:
             return self._pictures[asked]
 
 
-def _build(model: Model | None, asked: Pass) -> Picture:
+def _build(model: Model | None, asked: PassQuery) -> Picture:
     trained, n_trained = frozenset[Tensor](), 0
     with recording_passes() as runs:
         if model is None or asked.kind == "net":
@@ -161,7 +161,7 @@ def _build(model: Model | None, asked: Pass) -> Picture:
     return Picture(asked, plan, trained, n_trained, stages(runs, plan.graph))
 
 
-def settings_of(asked: Pass) -> PlanSettings:
+def settings_of(asked: PassQuery) -> PlanSettings:
     names = tuple(m.strip() for m in asked.modules.split(",") if m.strip())
     return PlanSettings(asked.rank, asked.ctx, asked.batch, asked.keep == "layers", names or None)
 

@@ -13,7 +13,7 @@ LONGEST_NAME = 500  # characters of a tensor's name, or of what is sought
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class PassQuery:
     """What a graph computes: the logits of a window, a training pass over `batch` windows, or a
     pass of the small net, for which the other settings do not count.
 
@@ -36,7 +36,7 @@ _WORDS = {"kind": ("logits", "training", "net"), "keep": ("costly", "layers")}
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class TextQuery:
     """What is asked of a text.
 
     text     it; "" where none is needed
@@ -58,7 +58,7 @@ class Question:
 MOST_CHARACTERS = 20_000  # of a text
 
 
-def read_question(given: Mapping[str, Any], needs_text: bool = True) -> Question:
+def read_question(given: Mapping[str, Any], needs_text: bool = True) -> TextQuery:
     """Raises ApiError."""
     text, run, other = given.get("text"), given.get("run"), given.get("other", "")
     block, at, name = given.get("block"), given.get("at"), given.get("name", "")
@@ -71,7 +71,7 @@ def read_question(given: Mapping[str, Any], needs_text: bool = True) -> Question
         raise ApiError(400, f"other is no string of at most {MOST_CHARACTERS} characters", "other")
     if not isinstance(name, str) or len(name) > LONGEST_NAME:
         raise ApiError(400, f"name is no string of at most {LONGEST_NAME} characters", "name")
-    return Question(
+    return TextQuery(
         text,
         run if isinstance(run, str) else None,
         block if type(block) is int else None,
@@ -81,7 +81,7 @@ def read_question(given: Mapping[str, Any], needs_text: bool = True) -> Question
     )
 
 
-def read_pass(query: Mapping[str, str]) -> Pass:
+def read_pass(query: Mapping[str, str]) -> PassQuery:
     """Raises ApiError."""
     faults: list[str] = []
     settings: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def read_pass(query: Mapping[str, str]) -> Pass:
         faults.append(f"modules has more than {LONGEST_NAME} characters")
     if faults:
         raise ApiError(400, "; ".join(faults))
-    return Pass(**settings)
+    return PassQuery(**settings)
 
 
 def read_number(query: Mapping[str, str], name: str, least: int, most: int) -> int:

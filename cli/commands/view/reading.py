@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.cli.commands.view.queries import Question
+from pyggml.cli.commands.view.queries import TextQuery
 from pyggml.cli.terminal.show import plural
 from pyggml.cli.web.errors import ApiError
 from pyggml.errors import ConfigError, DataError
@@ -19,7 +19,7 @@ _MOST_LOGITS = 1 << 26  # of all tokens together: 256 MiB
 _MOST_MAPPED = 128  # tokens of an attention map
 
 
-def losses(model: Model, question: Question) -> dict[str, Any]:
+def losses(model: Model, question: TextQuery) -> dict[str, Any]:
     """The first tokens of a text, as many as are read, with their losses as colours, and each in
     words. Raises DataError for a text of one token."""
     most = min(_MOST_TOKENS, model.config.n_ctx, max(_MOST_LOGITS // model.config.n_vocab, 2))
@@ -34,7 +34,7 @@ def losses(model: Model, question: Question) -> dict[str, Any]:
     }
 
 
-def attention(model: Model, question: Question) -> dict[str, Any]:
+def attention(model: Model, question: TextQuery) -> dict[str, Any]:
     """How much each token attends to each earlier one, by head: [head][reader][read]. Raises
     DataError as `losses` does, ConfigError for a block without attention, ApiError for none."""
     block = question.block

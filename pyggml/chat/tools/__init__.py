@@ -8,7 +8,7 @@ reader     an answer as it comes → reasoning, content, calls
 grammar    a declaration and tools → the grammar of calls that an answer is held to
 """
 
-from pyggml.chat.tools.grammar import Choice, grammar_of
+from pyggml.chat.tools.grammar import ToolChoice, grammar_of
 from pyggml.chat.tools.probe import TemplateCalls, find_calls
 from pyggml.chat.tools.reader import AnswerReader, Said
 from pyggml.chat.tools.syntax import SYNTAXES, CallSyntax
@@ -18,10 +18,10 @@ __all__ = [
     "SYNTAXES",
     "AnswerReader",
     "CallSyntax",
-    "Choice",
     "Said",
     "TemplateCalls",
     "Thought",
+    "ToolChoice",
     "find_calls",
     "find_thought",
     "grammar_of",

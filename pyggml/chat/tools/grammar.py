@@ -23,7 +23,7 @@ _JSON = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ToolChoice:
     """What an answer may be.
 
     tools     of which one is called
@@ -39,7 +39,7 @@ class Choice:
 
 
 def grammar_of(
-    syntax: CallSyntax, choice: Choice, ids: Mapping[str, int], thought: Thought | None
+    syntax: CallSyntax, choice: ToolChoice, ids: Mapping[str, int], thought: Thought | None
 ) -> str | None:
     """The grammar. ids: of control tokens by their names. thought: one that may come first.
 
@@ -70,7 +70,7 @@ def _opening(rules: "_Rules", thought: Thought | None) -> str:
     return f"({' '.join(filter(None, whole))})? {_SPACE}"
 
 
-def _beside_text(rules: "_Rules", syntax: CallSyntax, choice: Choice, calls: str) -> str:
+def _beside_text(rules: "_Rules", syntax: CallSyntax, choice: ToolChoice, calls: str) -> str:
     """Any text, and calls from their mark on."""
     if syntax.is_bare:
         return rf"/([^{{\s](?s:.*))?/ | {calls}"
@@ -81,7 +81,7 @@ def _beside_text(rules: "_Rules", syntax: CallSyntax, choice: Choice, calls: str
     return f"{_TEXT} | {rules.until(mark)} {rest}"
 
 
-def _calls(rules: "_Rules", syntax: CallSyntax, choice: Choice, after: str = "") -> str:
+def _calls(rules: "_Rules", syntax: CallSyntax, choice: ToolChoice, after: str = "") -> str:
     """All calls, behind a mark if that is there already."""
     one = rules.add(" | ".join(_call(rules, syntax, tool) for tool in choice.tools))
     first = one

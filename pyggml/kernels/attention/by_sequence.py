@@ -53,12 +53,12 @@ def by_sequence(paths: tuple[AttentionPath[Forward], ...]) -> AttentionPath[Forw
         return Layout(lse=Array((p.n_heads * p.n_queries,)), part=Array((n_bytes(p),), np.uint8))
 
     def bind(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
-        return Call(_Pass(part_of, p, a, scratch).run)
+        return Call(_BoundSequences(part_of, p, a, scratch).run)
 
     return AttentionPath("by sequence", False, takes, layout, bind)
 
 
-class _Pass:
+class _BoundSequences:
     """Attention bound to memory; which sequences the queries are of is seen when it runs."""
 
     def __init__(self, part_of: _PartOf, p: AttentionProblem, a: Forward, scratch: Scratch) -> None:

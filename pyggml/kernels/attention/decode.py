@@ -34,8 +34,8 @@ from pyggml.jit.tasks import Stage, launch, stage, task_code
 from pyggml.kernels.attention.decode_tile import (
     KEYS,
     LANES,
+    HeadRows,
     Keys,
-    Rows,
     number_at,
     score_tile,
     value_tile,
@@ -142,7 +142,10 @@ def _score_keys(part, at, q, k, first, n, after):
         last = n - 1 - j
         for h in range(0, n_heads, 2 - repeats % 2):
             keys = Keys(first + j, h // repeats, last, after)
-            scores, queries = Rows(to + h * row + 4 * (at + j), row), Rows(of + h * q_row, q_row)
+            scores, queries = (
+                HeadRows(to + h * row + 4 * (at + j), row),
+                HeadRows(of + h * q_row, q_row),
+            )
             if repeats % 2:
                 score_tile(1, k, keys, scores, queries)
             else:
@@ -161,7 +164,7 @@ def _sum_values(part, at, v, first, n, dv):
         last = n - 1 - j
         for h in range(0, n_heads, 2 - repeats % 2):
             keys = Keys(first + j, h // repeats, last, after)
-            sums, weights = Rows(to + h * row, row), Rows(to + h * row + 4 * (at + j), row)
+            sums, weights = HeadRows(to + h * row, row), HeadRows(to + h * row + 4 * (at + j), row)
             if repeats % 2:
                 value_tile(1, v, keys, sums, weights)
             else:

@@ -39,7 +39,7 @@ _FLOATS = ir.VectorType(F32, LANES)
 _FLOATS16 = ir.VectorType(ir.HalfType(), LANES)
 
 
-class Rows(NamedTuple):
+class HeadRows(NamedTuple):
     """Rows of float32, one for each head, as both tiles take them."""
 
     address: int
@@ -173,7 +173,7 @@ class _Tile:
         self.key_rows = [self.keys.row(i) for i in present]
 
     def rows(self, i: int) -> tuple[_Rows, list[Any]]:
-        """The i-th Rows after the keys, and where each of them begins."""
+        """The i-th rows after the keys, and where each of them begins."""
         rows = _Rows(self.b, *cgutils.unpack_tuple(self.b, self.arguments[i]))
         return rows, [rows.row(ir.Constant(I64, h)) for h in range(self.n_heads)]
 
@@ -203,7 +203,7 @@ class _Tile:
 def score_tile(typing: Any, n_heads: Any, k: Any, keys: Any, scores: Any, q: Any) -> Any:
     """scores[h, j] = q[h]·k[key j] for KEYS keys of k (S, HK, D) and n_heads heads, a constant.
 
-    keys: Keys; scores, q: Rows.
+    keys: Keys; scores, q: HeadRows.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

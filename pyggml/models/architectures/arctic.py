@@ -15,7 +15,7 @@ from pyggml.ops import swiglu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Experts(Experts):
+class _BesideBlock(Experts):
     """Experts beside a whole block, whose feed-forward part has the name that is usual."""
 
     @property
@@ -25,7 +25,7 @@ class _Experts(Experts):
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal")
-    experts = read_experts(r, b, swiglu, own_length=False, kind=_Experts)
+    experts = read_experts(r, b, swiglu, own_length=False, kind=_BesideBlock)
     dense = GatedFeedForward(b.config.n_embd, b.config.n_embd, swiglu)
 
     def block(i: int) -> Part:

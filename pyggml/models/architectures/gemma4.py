@@ -24,7 +24,7 @@ from pyggml.ops import geglu, rms_norm_mul, scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Experts(Experts):
+class _NormedExperts(Experts):
     """Experts of norm(x), chosen by rms_norm(x) · ffn_gate_inp.scale / √n_embd. What an expert
     gives may have a factor, ffn_down_exps.scale."""
 
@@ -79,7 +79,7 @@ def _read_feed_forward(r: Reader, b: Basics) -> tuple[Part, ...]:
     dense = [(b.norm("ffn_norm"), b.gated_mlp(i, geglu)) for i in range(b.config.n_layer)]
     if not has_experts(r):
         return tuple(map(Chain, dense))
-    experts = read_experts(r, b, geglu, kind=_Experts, norm=b.norm("pre_ffw_norm_2"))
+    experts = read_experts(r, b, geglu, kind=_NormedExperts, norm=b.norm("pre_ffw_norm_2"))
     after, after_experts = b.norm("post_ffw_norm_1"), b.norm("post_ffw_norm_2")
     pairs = zip(dense, experts, strict=True)
     return tuple(Sum((Chain((*one, after)), Chain((e, after_experts)))) for one, e in pairs)

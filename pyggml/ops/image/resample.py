@@ -84,7 +84,7 @@ def resampling_op(
 
     name_back has the op's parameters and one more, `of`: the shape of the op's source.
     """
-    rules = _Rules(name, axes, samples)
+    rules = _ResampleRules(name, axes, samples)
     AXES[name] = axes
     forth = op(
         name=name,
@@ -112,7 +112,7 @@ def resampling_op(
 
 
 @dataclass(frozen=True, slots=True)
-class _Rules:
+class _ResampleRules:
     """The rules of an op and its transpose."""
 
     name: str

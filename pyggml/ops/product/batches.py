@@ -56,8 +56,8 @@ def strided(
         outer = range(c.shape[0])
         calls = [strided(p, c[i], a[i], b[i // r], scratch, accumulate) for i in outer]
         return Call(one_by_one, calls)
-    operands = (_as_batches(array) for array in (c, a, b))
-    return gemm.call_of(p, gemm.Operands(*operands, scratch, accumulate))
+    o = gemm.Operands(_as_batches(c), _as_batches(a), _as_batches(b), scratch, accumulate)
+    return gemm.call_of(p, o)
 
 
 def by_matrix(

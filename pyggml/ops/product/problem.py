@@ -72,7 +72,7 @@ def bind(
         packing = gemm.Packing(site.shared, done=not site.fills_shared)
     parts = [(as_rows(c), as_rows(rows), w)] if w.ndim == 2 else by_matrix(c, rows, w)
     calls = [
-        gemm.call_of(p, gemm.Operands(*arrays, scratch, accumulate, packing, beside))
-        for arrays in parts
+        gemm.call_of(p, gemm.Operands(y, x, matrix, scratch, accumulate, packing, beside))
+        for y, x, matrix in parts
     ]
     return calls[0] if len(calls) == 1 else Call(one_by_one, calls)

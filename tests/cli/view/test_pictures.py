@@ -10,7 +10,7 @@ import pyggml
 from pyggml.alloc.usage import bytes_at, moment, peak
 from pyggml.cli.commands.view.app import make_app
 from pyggml.cli.commands.view.pictures import Pictures
-from pyggml.cli.commands.view.queries import Pass
+from pyggml.cli.commands.view.queries import PassQuery
 from pyggml.cli.commands.view.runs import Runs
 from pyggml.cli.commands.view.source import NoSource
 from pyggml.graph import Graph
@@ -106,7 +106,7 @@ def test_logits_are_planned_as_a_run_plans_them(tiny, tmp_path):
     model = attach(pyggml.load(tmp_path / "packed.gguf"), LoraConfig(rank=3)).model
     out = build(model.parts, Inputs.empty(40), model.adapters)
     (wanted,) = model.program(out).schedule.plans.values()
-    found = Pictures(model).of(Pass(kind="logits", ctx=40)).plan
+    found = Pictures(model).of(PassQuery(kind="logits", ctx=40)).plan
     assert bytes_at(found) == bytes_at(wanted)
     assert len(found.graph.nodes) < len(Graph.of(out).nodes), "or nothing is shown"
 

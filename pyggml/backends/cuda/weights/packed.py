@@ -27,7 +27,7 @@ MOST_GROUPS = 8  # of a unit
 _ONES = 0x01010101
 
 
-class Group(NamedTuple):
+class PackedGroup(NamedTuple):
     """Expressions of 32 weights: a scale for each half, eight words, and minima: none, one, or one
     for each half."""
 
@@ -53,7 +53,7 @@ class PackedBlock(PythonBlock):
 
     def __init__(self, start: int, rows: list[GridRow]) -> None:
         super().__init__()
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, PackedGroup] = {}
         self._start, self._rows = start, rows
         self._no_zeros: list[Lanes] = []  # bytes of which none is 0
 
@@ -189,10 +189,10 @@ class PackedBlock(PythonBlock):
         assert q.word is not None
         both = scales[0].text("0"), scales[1].text("0")
         words = tuple(q.word(n) for n in range(GROUP // 4))
-        self._groups[i] = Group(both, words, tuple(self._minima_of(i)))
+        self._groups[i] = PackedGroup(both, words, tuple(self._minima_of(i)))
 
     @property
-    def packed_groups(self) -> list[Group]:
+    def packed_groups(self) -> list[PackedGroup]:
         """The groups, in the order of their weights."""
         return [self._groups[i] for i in sorted(self._groups)]
 
@@ -226,9 +226,9 @@ def unit_of(name: str, k: int) -> PackedUnit | None:
 
 
 @cache
-def decode_unit(unit: PackedUnit) -> tuple[tuple[Group, ...], tuple[GridRow, ...]]:
+def decode_unit(unit: PackedUnit) -> tuple[tuple[PackedGroup, ...], tuple[GridRow, ...]]:
     """The groups of a unit, in the order of its weights, and the rows of grids that they name."""
-    quant, groups, rows = QUANTS[unit.name], list[Group](), list[GridRow]()
+    quant, groups, rows = QUANTS[unit.name], list[PackedGroup](), list[GridRow]()
     for start in range(0, unit.n_bytes, quant.dtype.block_bytes):
         block = PackedBlock(start, rows)
         quant.decode(block)
