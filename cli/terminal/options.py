@@ -236,8 +236,10 @@ def _with_source(function: Callable[..., Any]) -> Callable[..., Any]:
         **given: Any,
     ) -> Any:
         check_control_layers(control_vector_layers, control_vector or ())
-        how = threads, compute, device, control_vector or (), control_vector_layers
-        return function(source=ModelSource(model, lora or (), *how), **given)
+        source = ModelSource(
+            model, lora or (), threads, compute, device, control_vector or (), control_vector_layers
+        )
+        return function(source=source, **given)
 
     return command
 

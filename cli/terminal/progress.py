@@ -351,8 +351,12 @@ def display(meter: Meter, n_steps: int, done: int) -> Iterator[Display]:
             taken = len(f"step {n_steps}/{n_steps}  ") + _SHORTEST
             return Text(words_that_fit(task.fields["now"], progress.console.width - taken))
 
-    columns = (Count(table_column=whole), BarColumn(None), Now(table_column=whole))
-    progress = Progress(*columns, console=Console(width=_CELL if shell else None))
+    progress = Progress(
+        Count(table_column=whole),
+        BarColumn(None),
+        Now(table_column=whole),
+        console=Console(width=_CELL if shell else None),
+    )
     bar = Bar(meter, progress, n_steps)
     progress.update(progress.task_ids[0], completed=done)
     if shell:

@@ -39,9 +39,8 @@ class TextReader(CorpusReader):
             train, validation = (
                 self._pack_rows(documents.part(np.flatnonzero(which))) for which in (~out, out)
             )
-        counts = (len(documents), n_held_out, documents.n_tokens)
         n_dropped = len(content.kept.documents) - len(documents)
-        summary = FileSummary(Source(path), kind, *counts)
+        summary = FileSummary(Source(path), kind, len(documents), n_held_out, documents.n_tokens)
         summary = replace(summary, n_dropped=n_dropped, n_truncated=n_truncated)
         return FileWindows(train, validation, summary)
 

@@ -155,8 +155,13 @@ class Distill(TextObjective):
             fault = f"is {corpus.train.ctx}, wanted at most the teacher's {teacher.config.n_ctx}"
             raise ConfigError([("ctx", fault)])
         model.devices.hold(*teacher.parts.weights.values())
-        how = model.config.n_vocab, self.teacher_top_k, self.teacher_temperature
-        return TeacherModel(teacher, corpus.lengths, *how)
+        return TeacherModel(
+            teacher,
+            corpus.lengths,
+            model.config.n_vocab,
+            self.teacher_top_k,
+            self.teacher_temperature,
+        )
 
 
 @dataclass(frozen=True, slots=True)

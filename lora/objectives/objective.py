@@ -91,8 +91,9 @@ class LossNet:
     ) -> Tensor:
         """Σ weight · cross entropy of probabilities at a temperature, (); `saved[0]` counts the
         first targets that are right. wanted: targets, shares, weights, as of `soft_token_loss`."""
-        how = self.trained, self.gradient, temperature
-        return soft_token_loss(self.parts, self.net, h, wanted, *how)
+        return soft_token_loss(
+            self.parts, self.net, h, wanted, self.trained, self.gradient, temperature
+        )
 
     def token_losses(self, targets: Tensor, weights: Tensor) -> Tensor:
         """The terms of that sum, (T,)."""

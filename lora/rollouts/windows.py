@@ -64,14 +64,10 @@ class Samples(Preferences):
         log_probs = np.zeros((len(p), ctx), np.float32)
         parts = [np.empty(0, np.float32), *(e.answer.log_probs for e in examples)]
         log_probs[p.targets()] = np.concatenate(parts)
-        arrays = p.tokens, p.documents, p.trained
         return cls(
-            *arrays,
-            signs=p.signs,
-            log_probs=log_probs,
-            advantages=of_answers[0],
-            shares_of_tokens=of_answers[1],
-        )
+            p.tokens, p.documents, p.trained, signs=p.signs, log_probs=log_probs,
+            advantages=of_answers[0], shares_of_tokens=of_answers[1],
+        )  # fmt: skip
 
     def part(self, which: slice | np.ndarray) -> Samples:
         d = super().part(which)

@@ -81,8 +81,9 @@ def on_devices(
         arena = max(p.n_bytes for p in plans)
         held = parameters.n_bytes(n_more)
         beside = _bytes_beside_leaves(backend, plans)
-        parts = constant, beside, held, arena + inputs, cache, backend.own
-        by_device.append(OnDevice(backend, *parts))
+        by_device.append(
+            OnDevice(backend, constant, beside, held, arena + inputs, cache, backend.own)
+        )
         cache = 0
     return by_device
 

@@ -135,8 +135,10 @@ class _Pieces:
                 arena.give_back(offsets[t], n_bytes)
         offsets |= {t: arena.peak + offset for t, offset in behind.items()}
         offsets |= {t: offsets[origin] for t, origin in self.origins.items()}
-        known = self.n_scratch, self.reused, self.shared, self.lives
-        return Plan(self.graph, self.backend, offsets, scratch, *known, arena.peak + n_behind)
+        return Plan(
+            self.graph, self.backend, offsets, scratch, self.n_scratch, self.reused,
+            self.shared, self.lives, arena.peak + n_behind,
+        )  # fmt: skip
 
     def _share(self) -> None:
         """Enter what nodes share, alive from the first of them to the last."""

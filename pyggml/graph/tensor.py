@@ -112,8 +112,10 @@ class Tensor:
     def reading(self, src: tuple[Tensor, ...]) -> Tensor:
         """This node anew, of other sources with the same shapes, types and strides."""
         base = None if self.base is None else src[0].root
-        layout = self.name, self.strides, base, self.offset
-        new = Tensor(self.shape, self.dtype, self.op, src, self.params, *layout)
+        new = Tensor(
+            self.shape, self.dtype, self.op, src, self.params, self.name, self.strides, base,
+            self.offset,
+        )  # fmt: skip
         new.saved = tuple(s.reading((new,)) for s in self.saved)
         return new
 

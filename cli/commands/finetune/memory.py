@@ -123,8 +123,9 @@ def _instead(job: Job, settled: Job, base: int, planner: Planner, trained: Train
     """
     if memory_settings(job) == memory_settings(settled):
         return ", as given"
-    args = (trained.model, trained.parameters, job.train, job.reading.ctx)
-    given, _ = fit(*args, 0, _CHOSEN, planner)
+    given, _ = fit(
+        trained.model, trained.parameters, job.train, job.reading.ctx, 0, _CHOSEN, planner
+    )
     return f"; {_as_options(given)}, as given, would take {size(base + given.n_bytes)}"
 
 

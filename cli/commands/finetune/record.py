@@ -82,8 +82,10 @@ def save_report(
     path = beside(job.output, ".html")
     title = job.output.name.removesuffix(".gguf")
     date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    parts = _merge_rows(about), _settings(job), prompt, answers, readings
-    page = Page(title, *parts, command=command_line(), date=date)
+    page = Page(
+        title, _merge_rows(about), _settings(job), prompt, answers, readings,
+        command=command_line(), date=date,
+    )  # fmt: skip
     try:
         write(path, page, metrics_beside(job.output))
     except PyggmlError as error:

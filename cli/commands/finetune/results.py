@@ -146,8 +146,9 @@ def say_loss_of_file(trainer: Trainer, written: Model) -> None:
     if sample is None or not history.validations:
         return
     trained = next(v for v in history.validations if v.step == trainer.output_step)
-    run = (trainer.objective, trainer.corpus, trainer.config, trainer.reference)
-    file = validation_loss(written, sample, *run)
+    file = validation_loss(
+        written, sample, trainer.objective, trainer.corpus, trainer.config, trainer.reference
+    )
     row("file", f"validation loss {file:.4f}, {trained.loss:.4f} before it was packed")
 
 

@@ -167,8 +167,9 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     if not job.preview:  # which tells more
         say_report(data_report(corpus, model.tokenizer))
     model.tokenizer.rest()  # what follows decodes at most
-    args = (model, trained.parameters, corpus, job.train, job.objective, ranks)
-    trainer = Trainer(*args, reference=base)
+    trainer = Trainer(
+        model, trained.parameters, corpus, job.train, job.objective, ranks, reference=base
+    )
     if job.resume is not None:
         _resume(trainer, job.resume)
     summary.say_memory(trainer.reserve(), job.train.grad_checkpointing)
@@ -209,8 +210,9 @@ def _within_memory(job: Job, base: Model, trained: Trained) -> tuple[Job, Corpus
         return prompt_ids(model, wanted and unescape(wanted), corpus(ctx), job.reading)
 
     def planner(config: TrainConfig, ctx: int) -> Passes:
-        args = (model, trained.parameters, corpus(ctx), config)
-        return Losses(job.objective, *args, reference=base).passes
+        return Losses(
+            job.objective, model, trained.parameters, corpus(ctx), config, reference=base
+        ).passes
 
     job = memory.within(job, trained, len(prompt(job.reading.ctx)), planner)
     return job, corpus(job.reading.ctx), prompt(job.reading.ctx)

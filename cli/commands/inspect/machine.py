@@ -108,8 +108,10 @@ def _products(form: Form, weight: str) -> list[str]:
 
 def _attention(n_tokens: int) -> Attention:
     """Of so many tokens at the end of 512 keys."""
-    sizes = n_tokens, _HEADS, max(_TOKENS), _KEY_HEADS, _HEAD_SIZE, _HEAD_SIZE
-    return Attention(*sizes, F32, F32, has_extras=False, compute=FASTEST)
+    return Attention(
+        n_tokens, _HEADS, max(_TOKENS), _KEY_HEADS, _HEAD_SIZE, _HEAD_SIZE, F32, F32,
+        has_extras=False, compute=FASTEST,
+    )  # fmt: skip
 
 
 def _line(label: str, paths: Sequence[str]) -> str:

@@ -92,8 +92,7 @@ def _bind_forward(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
 
 
 def _bind_backward(p: AttentionProblem, a: Backward, scratch: Scratch) -> Call:
-    gradients, sources = (a.dq, a.dk, a.dv), (a.q, a.k, a.v, a.span)
-    return Call(_backward, *gradients, *sources, a.o, a.lse, a.do, a.scale)
+    return Call(_backward, a.dq, a.dk, a.dv, a.q, a.k, a.v, a.span, a.o, a.lse, a.do, a.scale)
 
 
 FORWARD: AttentionPath[Forward] = AttentionPath("plain", False, _takes, no_scratch, _bind_forward)

@@ -124,8 +124,10 @@ def _dropout(out, x, draw, stream, least, grown):
 def _dropout_run(site: Site) -> Call:
     x, draw = site.src
     least, grown = share_kept(site.node.params["p"])
-    numbers = np.uint64(site.node.params["stream"]), np.uint64(least), np.float32(grown)
-    return Call(_dropout, as_rows(site.out), as_rows(x), draw, *numbers)
+    return Call(
+        _dropout, as_rows(site.out), as_rows(x), draw, np.uint64(site.node.params["stream"]),
+        np.uint64(least), np.float32(grown),
+    )  # fmt: skip
 
 
 def share_kept(p: float) -> tuple[int, float]:

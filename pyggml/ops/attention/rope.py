@@ -130,8 +130,9 @@ def _rotation(sign: float) -> Callable[[Site], Call]:
     def run(site: Site) -> Call:
         x, table = site.src
         y = site.out.reshape(-1, *site.out.shape[-2:])
-        arguments = (y, x.reshape(y.shape), table, *site.scalars, np.float32(sign), site.in_place)
-        return Call(_rotate, *arguments)
+        return Call(
+            _rotate, y, x.reshape(y.shape), table, *site.scalars, np.float32(sign), site.in_place
+        )
 
     return run
 

@@ -78,8 +78,7 @@ def conv_1d(w: Tensor, x: Tensor, stride: int = 1, padding: int = 0, dilation: i
     """x (N, C, W) with w (OC, C, K) -> (N, OC, OW), F32 (ggml_conv_1d)."""
     expect_axes("conv_1d", "w", w, 3)
     expect_axes("conv_1d", "x", x, 3)
-    geometry = ((1, stride), (0, padding), (1, dilation))
-    y = conv_2d(with_height(w), with_height(x), *geometry)
+    y = conv_2d(with_height(w), with_height(x), (1, stride), (0, padding), (1, dilation))
     return reshape(y, (*y.shape[:2], y.shape[3]))
 
 

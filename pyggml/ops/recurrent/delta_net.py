@@ -131,8 +131,9 @@ def _run(site: Site) -> Call:
     state, q, k, v, g, beta, positions = site.src
     (work,) = recurrence.scratch(site, n_tasks(v.shape[1]), v.shape[0], state, False)
     g = g if g.ndim == 3 else g[..., None]
-    written = (site.out, states_of(site, state), work)
-    return Call(_gated_delta_net, *written, *(state, q, k, v, g, beta, positions))
+    return Call(
+        _gated_delta_net, site.out, states_of(site, state), work, state, q, k, v, g, beta, positions
+    )
 
 
 def _factors(

@@ -279,8 +279,8 @@ def _scan_back_run(site: Site) -> Call:
     dstate, ddt, da, db, dc = site.saved
     own = recurrence.scratch(site, n_tasks(x.shape[1]), x.shape[0], state, True)
     sums = _scan_back_layout(site.node).cut(site.scratch)["sums"]
-    gradients = (site.out, dstate, ddt, da, *sums)
-    return Call(_scan_back, Call(_ssm_scan_back, *gradients, *own, *site.src), db, dc, sums)
+    scan = Call(_ssm_scan_back, site.out, dstate, ddt, da, *sums, *own, *site.src)
+    return Call(_scan_back, scan, db, dc, sums)
 
 
 def _scan_back_spec(state: Tensor, x: Tensor, *others: Tensor) -> Spec:

@@ -175,8 +175,10 @@ def _call(site: Site, *factors: np.ndarray, scale: float = 1.0, coupled: bool, e
     """The forward kernel over w, k, r, v, a, b, u, positions; lacking factors are unread arrays."""
     n_tokens, n_heads, _ = site.out.shape
     (work,) = recurrence.scratch(site, n_tasks(n_heads), n_tokens, site.src[0], False)
-    arrays = (site.out, states_of(site, site.src[0]), work, site.src[0], *factors)
-    return Call(_wkv, *arrays, np.float32(scale), coupled, early)
+    return Call(
+        _wkv, site.out, states_of(site, site.src[0]), work, site.src[0], *factors,
+        np.float32(scale), coupled, early,
+    )  # fmt: skip
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:
@@ -299,8 +301,9 @@ def _gla_spec(
 def _gla_run(site: Site) -> Call:
     state, k, v, q, g, positions = site.src
     scale = site.node.params["scale"]
-    factors = (g, k, q, v, g, g, state[0], positions)
-    return _call(site, *factors, scale=scale, coupled=False, early=False)
+    return _call(
+        site, g, k, q, v, g, g, state[0], positions, scale=scale, coupled=False, early=False
+    )
 
 
 def _gla_ref(

@@ -131,8 +131,9 @@ def _pack_eight(
         _count_alone(weights, src)
     else:
         weights, trials = weights_of(src, importance, 2), _WEIGHED
-    way = (q_max, 63, 0, trials, True, importance is not None)
-    q, s, m = _choose_levels(dst, src, weights, 8, *way)
+    q, s, m = _choose_levels(
+        dst, src, weights, 8, q_max, 63, 0, trials, True, importance is not None
+    )
     dst[:, 4:8] = s[:, :4] | s[:, 4:] >> 4 << 6
     dst[:, 8:12] = m[:, :4] | m[:, 4:] >> 4 << 6
     dst[:, 12:16] = s[:, 4:] & 15 | (m[:, 4:] & 15) << 4

@@ -214,13 +214,19 @@ def bind(site: CudaSite) -> Call:
     common = (q, k, v, span, mask, lse, do, delta, sizes, factors)
     tiles = -(-sizes.n_queries // rows), sizes.n_heads
     key_tiles = -(-sizes.n_keys // rows), sizes.n_key_heads
-    of_delta = (delta, o, do, sizes.n_queries, sizes.n_heads, head_sizes[1])
+    deltas = per_element(
+        _deltas, delta.size, site.stream, delta, o, do, sizes.n_queries, sizes.n_heads,
+        head_sizes[1],
+    )  # fmt: skip
     calls = [
-        per_element(_deltas, delta.size, site.stream, *of_delta),
+        deltas,
         launch(_queries_kernel(*head_sizes), tiles, THREADS, site.stream, site.out, *common),
         launch(_keys_kernel(*head_sizes), key_tiles, THREADS, site.stream, dk, dv, *common),
     ]
     if dsinks:
-        arguments = (dsinks[0], extras[-1], lse, delta, sizes.n_queries)
-        calls.append(per_row(_sinks, sizes.n_heads, sizes.n_queries, site.stream, *arguments))
+        of_sinks = per_row(
+            _sinks, sizes.n_heads, sizes.n_queries, site.stream, dsinks[0], extras[-1], lse, delta,
+            sizes.n_queries,
+        )  # fmt: skip
+        calls.append(of_sinks)
     return in_turn(*calls)

@@ -300,6 +300,8 @@ def _launch(site: CudaSite, form: _Form, arrays: list[Any]) -> Call:
     (n_queries, n_heads, _), (n_keys, n_key_heads, _) = node.shape, node.src[1].shape
     sinks = site.src[4] if form.has_sinks else site.saved[0]
     factors = np.float32(p["scale"] * float(LOG2_E)), np.float32(p["cap"] * float(LOG2_E))
-    sizes = n_queries, n_keys, n_heads, n_key_heads
-    arguments = (site.out, site.saved[0], *arrays, site.src[3], sinks, *sizes, factors)
-    return launch(_kernel(form), (n_heads, -(-n_queries // BR)), THREADS, site.stream, *arguments)
+    return launch(
+        _kernel(form), (n_heads, -(-n_queries // BR)), THREADS, site.stream, site.out,
+        site.saved[0], *arrays, site.src[3], sinks, n_queries, n_keys, n_heads, n_key_heads,
+        factors,
+    )  # fmt: skip

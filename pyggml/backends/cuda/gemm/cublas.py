@@ -96,14 +96,12 @@ def multiply(
     scalars = np.array([factor, accumulate], np.float32)
     library, (handle, workspace) = _library(), next(_handles(stream))
     operations = (_T if b_form[0] else _N, _N if a_form[0] else _T)
-    arguments = (
-        handle, *operations, n, m, k, scalars.ctypes.data, address(b), kind, b_form[1],
-        address(a), kind, a_form[1], scalars.ctypes.data + 4, address(c), made, c_step,
-        _COMPUTE_32F, _DEFAULT_ALGORITHM,
-    )  # fmt: skip
     return of_library(
-        library.gemm_ex, *arguments, reads=(a, b), writes=(c, workspace), keeps=scalars
-    )
+        library.gemm_ex, handle, *operations, n, m, k, scalars.ctypes.data, address(b), kind,
+        b_form[1], address(a), kind, a_form[1], scalars.ctypes.data + 4, address(c), made,
+        c_step, _COMPUTE_32F, _DEFAULT_ALGORITHM, reads=(a, b), writes=(c, workspace),
+        keeps=scalars,
+    )  # fmt: skip
 
 
 def _bind(p: CudaProblem, o: CudaOperands) -> Call:
@@ -111,8 +109,7 @@ def _bind(p: CudaProblem, o: CudaOperands) -> Call:
         return slices.bind(p, o, multiply)
     sizes = p.m, p.n, p.k
     forms = _form(p.m, p.k, p.a), _form(p.n, p.k, p.b)
-    factors = o.a, forms[0], o.b, forms[1]
-    return multiply(o.stream, sizes, *factors, o.c, p.n, o.accumulate, o.factor)
+    return multiply(o.stream, sizes, o.a, forms[0], o.b, forms[1], o.c, p.n, o.accumulate, o.factor)
 
 
 def _form(rows: int, k: int, f: Factor) -> Form:

@@ -109,8 +109,10 @@ def _bind(p: CudaProblem, o: CudaOperands) -> Call:
     run = _kernel(p.b.dtype.name, rows, in_fours)
     warps = 1 if p.n <= _FEW_COLUMNS else WARPS
     grid = min(-(-p.n // warps), small(1 << 20))
-    sizes = (p.m, p.n, p.k, o.accumulate)
-    return launch(run, grid, warps * LANES, o.stream, o.c, o.a, o.b.view(np.uint8), *sizes)
+    return launch(
+        run, grid, warps * LANES, o.stream, o.c, o.a, o.b.view(np.uint8), p.m, p.n, p.k,
+        o.accumulate,
+    )  # fmt: skip
 
 
 DOTS_OF_FEW = CudaProductPath(name="dots of few", takes=_takes_few, bind=_bind, scratch=lambda p: 0)

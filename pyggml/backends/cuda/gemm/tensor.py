@@ -146,9 +146,10 @@ def _multiply(
 ) -> Call:  # fmt: skip
     m, n, _ = sizes
     grid = -(-m // TILE), -(-n // TILE)
-    steps = a_form[1], b_form[1], c_step
     run = _kernel(b_form[0])
-    return launch(run, grid, THREADS, stream, c, a, b, *sizes, *steps, accumulate)
+    return launch(
+        run, grid, THREADS, stream, c, a, b, *sizes, a_form[1], b_form[1], c_step, accumulate
+    )
 
 
 def _takes(p: CudaProblem) -> bool:

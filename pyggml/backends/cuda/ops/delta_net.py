@@ -94,11 +94,10 @@ def _bind_back(site: CudaSite) -> Call:
     *_, positions, dy = site.src
     _, dq, dk, dg, dbeta = site.saved
     gw, gk, gr, ga, gb = gradient.of_factors(site)
-    heads = (site.out, dg, dbeta, gw, ga, src, sizes)
     return in_turn(
         gradient.bind(site, positions, dy, src, sizes),
         per_element(_keys_back, dk.size, site.stream, dq, dk, ga, gb, gk, gr, src, sizes),
-        per_element(_heads_back, dbeta.size, site.stream, *heads),
+        per_element(_heads_back, dbeta.size, site.stream, site.out, dg, dbeta, gw, ga, src, sizes),
     )
 
 

@@ -53,9 +53,11 @@ def _noise(out, x, size, draw, stream, n, quarter):
 
 def _bind_dropout(site: CudaSite) -> Call:
     least, grown = share_kept(site.node.params["p"])
-    numbers = np.uint64(site.node.params["stream"]), np.uint64(least), np.float32(grown)
     n, quarter, jobs = quarters(site.node)
-    return per_element(_dropout, jobs, site.stream, site.out, *site.src, *numbers, n, quarter)
+    return per_element(
+        _dropout, jobs, site.stream, site.out, *site.src, np.uint64(site.node.params["stream"]),
+        np.uint64(least), np.float32(grown), n, quarter,
+    )  # fmt: skip
 
 
 def _bind_noise(site: CudaSite) -> Call:

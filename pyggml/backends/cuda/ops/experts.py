@@ -225,8 +225,9 @@ def _order_rows(site: CudaSite, memory: Any, n_experts: int) -> tuple[Any, Any, 
     first, _ = _order_parts(ids, n_experts)
     places = memory[: 4 * ids.n_elements].view(np.int32)
     starts = memory[first : first + 4 * n_experts + 4].view(np.int32)
-    of = site.src[2], n_experts, _fault(site, n_experts), site.stream
-    return places, starts, order_call(places, starts, *of)
+    fault = _fault(site, n_experts)
+    order = order_call(places, starts, site.src[2], n_experts, fault, site.stream)
+    return places, starts, order
 
 
 def _bind_grouped(site: CudaSite, tile: GroupedTile) -> Call:

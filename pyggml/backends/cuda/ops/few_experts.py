@@ -103,8 +103,10 @@ def _bind_sum(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     _, n_used, n = over.node.src[0].shape
     if total.out.size > _MANY and n % 4 == 0 and vectorizable(total.out, other, over.src[0]):
         sizes = np.uint32(n // 4), np.uint32(n_used)
-        arguments = total.out, other, over.src[0], *sizes
-        return per_element(_add_many_experts, total.out.size // 4, total.stream, *arguments)
+        return per_element(
+            _add_many_experts, total.out.size // 4, total.stream, total.out, other, over.src[0],
+            *sizes,
+        )  # fmt: skip
     blocks = max(1, min(-(-total.out.size // _THREADS), _MOST_BLOCKS))
     return launch(
         early_kernel(_add_experts), blocks, _THREADS, total.stream, total.out, other, over.src[0],

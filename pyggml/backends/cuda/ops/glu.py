@@ -47,8 +47,8 @@ def _are_gradients(m: Match, compute: Compute) -> bool:
 
 def _bind_swiglu_back(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     of_gate, of_up = sites
-    arrays, n = (of_gate.out, of_up.out, *of_gate.src), of_gate.node.n_elements
-    return per_element(_swiglu_back, n // 4, of_up.stream, *arrays)
+    n = of_gate.node.n_elements
+    return per_element(_swiglu_back, n // 4, of_up.stream, of_gate.out, of_up.out, *of_gate.src)
 
 
 def _gradients(rng: np.random.Generator) -> Graph:

@@ -311,11 +311,14 @@ def _chunk(
         rounds = _rounds(back)
         dz = z.view(np.uint16) if rounds else z
         if rounds and not cap and n_vocab % 4 == 0 and ptx.TENSOR_CORES:
-            quick = z, dz, *rows[2:], n_vocab, ends
-            calls.append(per_row(_rounded_gradients, n, n_vocab, stream, *quick))
+            calls.append(
+                per_row(_rounded_gradients, n, n_vocab, stream, z, dz, *rows[2:], n_vocab, ends)
+            )
         else:
-            gradients, of_rows = _gradient_kernel(rounds), (*rows[2:], n_vocab, cap, ends)
-            calls.append(per_row(gradients, n, n_vocab, stream, z, dz, *of_rows))
+            gradients = _gradient_kernel(rounds)
+            calls.append(
+                per_row(gradients, n, n_vocab, stream, z, dz, *rows[2:], n_vocab, cap, ends)
+            )
         to_h = CudaOperands(site.saved[1][of_h], z, w, rest, False, stream)
         if rounds:
             to_h = replace(to_h, rounded=dz, is_rounded=True, rounded_step=2 * n_vocab)

@@ -156,8 +156,9 @@ def _are_attended(m: Match, compute: Compute) -> bool:
     whole = path_of(m.attention, compute) is DECODE and places == [*map(_place, (m.k_put, m.v_put))]
     table, p = m.q_turn.src[1], m.q_turn.params
     turned = p["neox"] and not p["offset"]
-    sources = m.q, m.k, m.v, m.of_q, m.of_k, table
-    fits = serves(m.q_norm.shape[2], table.shape[-1] if turned else 0, *sources)
+    fits = serves(
+        m.q_norm.shape[2], table.shape[-1] if turned else 0, m.q, m.k, m.v, m.of_q, m.of_k, table
+    )
     return m.q_norm.shape[0] == 1 and whole and fits
 
 

@@ -121,8 +121,9 @@ def _log_temperature(out, positions, strength, every, first):
 
 
 def _bind_temperature(site: CudaSite) -> Call:
-    arguments = (site.out, *site.src, *site.scalars)
-    return per_element(_log_temperature, site.out.size, site.stream, *arguments)
+    return per_element(
+        _log_temperature, site.out.size, site.stream, site.out, *site.src, *site.scalars
+    )
 
 
 declare("rope_table", CudaKernel(_bind_table))

@@ -154,6 +154,8 @@ def bind_forward(site: CudaSite, factors: Factors, src: tuple, sizes: tuple) -> 
     lanes = min(LANES, power(dk))
     columns = -(-dk // lanes)
     rows = small(_THREADS // lanes)
-    arguments = (site.out, site.saved[0], src, sizes, site.src[0], site.src[-1], n_heads, dv, dk)
     run = _forward(factors, columns)
-    return launch(run, -(-n_heads * dv // rows), (lanes, rows), site.stream, *arguments)
+    return launch(
+        run, -(-n_heads * dv // rows), (lanes, rows), site.stream, site.out, site.saved[0], src,
+        sizes, site.src[0], site.src[-1], n_heads, dv, dk,
+    )  # fmt: skip

@@ -287,6 +287,8 @@ class Gradient:
         """Compute them, the gradient of v as the node's result, that of the state as `saved[0]`."""
         floats = site.scratch.view(np.float32)
         g, states = floats[: self._starts[-1]], floats[self._starts[-1] : self.n_bytes // 4]
-        of_node = (site.out, site.saved[0], states, src, sizes, dy, site.src[0], positions)
         run, arguments = _backward(self.factors, self.block), (*self._marks, *self.state.shape)
-        return launch(run, self.n_blocks, self.block.threads, site.stream, g, *of_node, *arguments)
+        return launch(
+            run, self.n_blocks, self.block.threads, site.stream, g, site.out, site.saved[0],
+            states, src, sizes, dy, site.src[0], positions, *arguments,
+        )  # fmt: skip

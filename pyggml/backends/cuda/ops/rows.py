@@ -275,7 +275,6 @@ def _set_rows(site: CudaSite) -> Call:
     n_rows, n = dst.shape[len(batch)], prod(dst.shape[len(batch) + 1 :])
     no_row, twice = faults_of_rows(site, n_rows)
     _, src, numbers = site.src
-    check = (numbers, n_ids, n_rows, site.faults.cell, no_row, twice)
     where = (src, numbers, n, n_ids, n_rows, tuple(Batches.of(batch, ids.shape)))
     if dst.dtype.quantised:
         pack = _put_q8_0 if dst.dtype is Q8_0 else _packer(_BITS[dst.dtype.name])
@@ -284,7 +283,11 @@ def _set_rows(site: CudaSite) -> Call:
     else:
         run, n_src = _putter(dst.dtype is BF16), src.size // max(n, 1)
         put = per_rows(run, n_src, n, site.stream, site.out, *where, n_src)
-    return in_turn(per_row(_check, ids.n_elements, n_ids, site.stream, *check), put)
+    check = per_row(
+        _check, ids.n_elements, n_ids, site.stream, numbers, n_ids, n_rows, site.faults.cell,
+        no_row, twice,
+    )  # fmt: skip
+    return in_turn(check, put)
 
 
 def _unwritten(node: Tensor) -> str | None:

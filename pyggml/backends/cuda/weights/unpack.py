@@ -146,8 +146,7 @@ def unpacked_beside(
     """The same to rows of bfloat16 that are wider by `gap`, and a thin matrix to its place."""
     step, n = _step_of(out, raw, dtype, gap)
     n_threads = n + place.n_rows * (place.n_columns // 8)
-    of = out, raw, n, row, gap, thin, place
-    return per_element(_kernel_beside(step), n_threads, stream, *of)
+    return per_element(_kernel_beside(step), n_threads, stream, out, raw, n, row, gap, thin, place)
 
 
 @kernel
