@@ -22,7 +22,7 @@ from pyggml.kernels import gemm
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.expect import expect, expect_axes
 from pyggml.ops.product.matmul import onto_first
-from pyggml.ops.product.problem import bind, packing_of, problem_of
+from pyggml.ops.product.problem import bind, packing_of, weight_problem
 
 _NO_GRAD = NoGrad("it takes the place of nodes whose gradients are built already")
 _SIZES = (1, 1, 1, 1), (5, 40, 33, 3), (13, 70, 300, 8)  # T, N, K, R of samples
@@ -44,7 +44,7 @@ def out_prod_low_rank_add(c: Tensor, a: Tensor, s: Tensor, w: Tensor, dy: Tensor
 
 
 def _problem(form: gemm.Form, node: Tensor, compute: Compute) -> gemm.Problem:
-    return problem_of(form, node, node.src[-1], compute, rank=node.src[-3].shape[1])
+    return weight_problem(form, node, node.src[-1], compute, rank=node.src[-3].shape[1])
 
 
 def _call(site: Site, form: gemm.Form, accumulate: bool, beside: gemm.LowRank) -> Call:

@@ -26,18 +26,24 @@ def swap_axes(t: Tensor) -> Tensor:
     return Tensor(shape, t.dtype, strides=strides)
 
 
-def problem_of(
+def problem_of(form: gemm.Form, node: Tensor, rows: Tensor, compute: Compute) -> gemm.Problem:
+    """C (+)= rows · Wᵀ or rows · W, W the source before the last. Of float32 with gaps or batches:
+    a product with strides."""
+    w = node.src[-2]
+    if w.dtype is F32 and not (_lies_in_rows(w) and rows.is_contiguous):
+        b = matrices_of(w) if form == "mul_mat" else transposed_matrices(w)
+        return strided_problem(node.shape, matrices_of(rows), b)
+    return weight_problem(form, node, rows, compute)
+
+
+def weight_problem(
     form: gemm.Form, node: Tensor, rows: Tensor, compute: Compute, rank: int = 0
 ) -> gemm.Problem:
-    """C (+)= rows · Wᵀ or rows · W, W the source before the last. Of a weight with several
-    matrices: the product with each. Of float32 with gaps or batches: one with strides.
+    """That of rows without gaps. Of a weight with several matrices: the product with each.
 
     rank: R of a product of low rank that is added beside it
     """
     w, (*m, k) = node.src[-2], rows.shape
-    if w.dtype is F32 and not (_lies_in_rows(w) and rows.is_contiguous):
-        b = matrices_of(w) if form == "mul_mat" else transposed_matrices(w)
-        return strided_problem(node.shape, matrices_of(rows), b)
     if len(w.shape) > 2:
         m = [m[-2] // w.shape[-3], m[-1]]
     return gemm.Problem(form, prod(m), node.shape[-1], k, w.dtype, compute, rank=rank)
