@@ -45,7 +45,7 @@ from pyggml.errors import ConfigError, DataError, TemplateError
 from pyggml.generation import Context, Finish, Piece, Sampling, complete
 
 if TYPE_CHECKING:
-    from pyggml.cli.terminal.prompts import PromptRow
+    from pyggml.cli.terminal.prompts import AskedPrompt
 
 _OF_CHATS = ("chat_template", "chat_template_kwargs", "continue_last", "columns")
 
@@ -119,7 +119,7 @@ def command(
             _write(opened, each, pieces, how, n_ctx)
 
 
-def _read(messages: Sequence[Path], columns: Sequence[str] | None) -> list[PromptRow]:
+def _read(messages: Sequence[Path], columns: Sequence[str] | None) -> list[AskedPrompt]:
     from pyggml.cli.terminal.prompts import read_prompts  # which reads files as training does
 
     return read_prompts(messages, columns)
@@ -163,7 +163,7 @@ def _of_text(model: Model, text: str) -> _Prompt:
 def _prompts(
     model: Model,
     source: ModelSource,
-    rows: Sequence[PromptRow],
+    rows: Sequence[AskedPrompt],
     given: Mapping[str, Any],
     how: Sampling,
 ) -> tuple[list[_Prompt], Sampling]:
@@ -193,7 +193,7 @@ def _has_template(model: Model, source: ModelSource, given: Mapping[str, Any]) -
     return choice.wanted != MODEL or bool(model.tokenizer.chat_templates)
 
 
-def _of_row(model: Model, encoder: ChatEncoder | None, row: PromptRow, continues: bool) -> _Prompt:
+def _of_row(model: Model, encoder: ChatEncoder | None, row: AskedPrompt, continues: bool) -> _Prompt:
     """The tokens up to an answer; of one that is gone on with its words are shown."""
     if isinstance(row.prompt, str) and not continues:
         return _of_text(model, row.prompt)
