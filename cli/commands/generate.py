@@ -193,7 +193,9 @@ def _has_template(model: Model, source: ModelSource, given: Mapping[str, Any]) -
     return choice.wanted != MODEL or bool(model.tokenizer.chat_templates)
 
 
-def _of_row(model: Model, encoder: ChatEncoder | None, row: AskedPrompt, continues: bool) -> _Prompt:
+def _of_row(
+    model: Model, encoder: ChatEncoder | None, row: AskedPrompt, continues: bool
+) -> _Prompt:
     """The tokens up to an answer; of one that is gone on with its words are shown."""
     if isinstance(row.prompt, str) and not continues:
         return _of_text(model, row.prompt)
@@ -239,11 +241,11 @@ def _write(
 
 def _record(model: Model, prompt: _Prompt, pieces: Iterator[Piece], how: Sampling) -> str:
     """The same as JSON, in the words of the OpenAI API where it has them."""
-    made = [*pieces]
-    answer = [piece for piece in made if piece.finish is not Finish.STOP_TOKEN]
+    parts = [*pieces]
+    answer = [piece for piece in parts if piece.finish is not Finish.STOP_TOKEN]
     record: dict[str, Any] = {
-        "text": "".join(piece.text for piece in made),
-        "finish_reason": made[-1].finish.reason if made[-1].finish else None,
+        "text": "".join(piece.text for piece in parts),
+        "finish_reason": parts[-1].finish.reason if parts[-1].finish else None,
         "tokens": [piece.token for piece in answer],
         "prompt_tokens": prompt.ids,
         "seed": how.seed,

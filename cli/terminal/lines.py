@@ -18,11 +18,11 @@ def say_lines(lines: Sequence[Line]) -> None:
     say()
 
 
-def confusion_lines(found: Confusion, names: Sequence[str]) -> list[Line]:
+def confusion_lines(confusion: Confusion, names: Sequence[str]) -> list[Line]:
     """A line for each class: what its texts were taken for, and how well it is told."""
     called = [printable(name)[:_MOST] for name in names]
     lines: list[Line] = [("is, taken for", *called, "precision", "recall", "F1")]
-    shares = zip(found.precision, found.recall, found.f1, strict=True)
-    for name, counts, three in zip(called, found.counts.tolist(), shares, strict=True):
+    shares = zip(confusion.precision, confusion.recall, confusion.f1, strict=True)
+    for name, counts, three in zip(called, confusion.counts.tolist(), shares, strict=True):
         lines.append((name, *map(str, counts), *map(percent, three)))
     return lines

@@ -48,11 +48,11 @@ def _check_writable(path: Path, makes_folder: bool) -> None:
 def _make_folder(folder: Path) -> None:
     """Create a folder and those above it; those in which nothing is at the end are removed, and of
     one that stays it is said that it was created."""
-    made = [p for p in (folder, *folder.parents) if not p.exists()]  # the innermost first
+    absent = [p for p in (folder, *folder.parents) if not p.exists()]  # the innermost first
     folder.mkdir(parents=True)
 
     def settle() -> None:
-        for each in made:
+        for each in absent:
             with suppress(OSError):  # something is in it
                 each.rmdir()
         if folder.exists():

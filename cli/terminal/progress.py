@@ -147,9 +147,9 @@ class Meter:
     def each(self) -> float | None:
         """Seconds from step to step, including validations and checkpoints; None if unknown."""
         assert self.first is not None and self.last is not None
-        made = self.last.step - self.first.step
-        if made:
-            return (perf_counter() - self._began) / made
+        n_steps = self.last.step - self.first.step
+        if n_steps:
+            return (perf_counter() - self._began) / n_steps
         return self.first.seconds if self.first.seconds > _COMPILED else None
 
     @property

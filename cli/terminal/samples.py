@@ -116,15 +116,15 @@ def compare(before: Model, after: Model, ids: np.ndarray) -> list[tuple[str, str
         say(_line(f"{label} ({DRAWN})"))
         say(model.tokenizer.decode(ids), end="")
         n = min(N_TOKENS, model.config.n_ctx - len(ids))
-        stream, answer, made = model.tokenizer.stream(), "", 0
+        stream, answer, n_made = model.tokenizer.stream(), "", 0
         try:
             for token in generate(model, ids, n, _HOW):
                 answer += (piece := stream.feed(token))
-                made += 1
+                n_made += 1
                 say(piece, end="")
         finally:  # what an error says begins a line
             say(stream.flush())
-        how = "ended by itself" if made < n else f"cut after {n} tokens"
+        how = "ended by itself" if n_made < n else f"cut after {n} tokens"
         say(f"[{how}]")
         answers.append((f"{label}, {how}", answer))
     say("-" * 74)

@@ -166,9 +166,9 @@ def _check_original(
     for name, target in bases.items():
         info = original.tensors.get(name)
         if info is None or info.shape != target.spec.shape:
-            found = f"of shape {info.shape}" if info else "missing"
+            there = f"of shape {info.shape}" if info else "missing"
             raise AdapterError(
-                f"{original.path}: is not the original of this model: {name} is {found}, wanted "
+                f"{original.path}: is not the original of this model: {name} is {there}, wanted "
                 f"{target.spec.shape}"
             )
 

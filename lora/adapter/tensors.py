@@ -162,10 +162,12 @@ def _blocks(w: Tensor, u: Tensor) -> np.ndarray:
 
 def _why_none(weights: Mapping[str, Tensor], packed: Mapping[str, Tensor]) -> str:
     types = ", ".join(dict.fromkeys(w.dtype.name for w in (packed or weights).values()))
-    found = f"no matrix of the blocks has float16 scales, its tensors are {types}"
+    reason = f"no matrix of the blocks has float16 scales, its tensors are {types}"
     if packed:
-        return f"{found}; wanted one that is not of an expert, in {', '.join(types_with_scales())}"
-    return f"{found}; quantise the model first (pyggml quantize), or train an adapter or its floats"
+        return f"{reason}; wanted one that is not of an expert, in {', '.join(types_with_scales())}"
+    return (
+        f"{reason}; quantise the model first (pyggml quantize), or train an adapter or its floats"
+    )
 
 
 def _kept(packed: Mapping[str, Tensor], chosen: Mapping[str, Tensor]) -> list[str]:

@@ -81,7 +81,7 @@ def classify(
     texts = map_rows(rows, ids)
     tokens = labels.tokens.values()
     asked = [Continuation((*text, token), len(text)) for text in texts for token in tokens]
-    found = np.concatenate(log_probs(model, asked, report)).reshape(-1, len(labels))
+    scores = np.concatenate(log_probs(model, asked, report)).reshape(-1, len(labels))
     answers = np.array([labels.names.index(row.label) for row in rows])
-    right = {"acc": found.argmax(axis=1) == answers}
-    return ClassAnswers([*found], [*found], right, labels=labels, answers=answers)
+    right = {"acc": scores.argmax(axis=1) == answers}
+    return ClassAnswers([*scores], [*scores], right, labels=labels, answers=answers)

@@ -105,11 +105,11 @@ class Collector:
                 shape = (w.shape[0] if len(w.shape) == 3 else 1, inputs[0].shape[-1])
                 self._squares[w.name] = np.zeros(shape, np.float64)
                 self._counts[w.name] = np.zeros(shape[0], np.int64)
-            made = [t for t in inputs if t.root.op is not None]
-            if len(made) < len(inputs):  # the heads' numbers are data
+            of_nodes = [t for t in inputs if t.root.op is not None]
+            if len(of_nodes) < len(inputs):  # the heads' numbers are data
                 self._of_heads |= {w.name for w in weights}
             group = _SameInputs(inputs, partial(self._add, [w.name for w in weights]))
-            for t in made:
+            for t in of_nodes:
                 groups[t].append(group)
         watched = {t: partial(_give, some, t) for t, some in groups.items()}
         return bind(schedule(graph, model.devices, watched))

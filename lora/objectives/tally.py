@@ -205,8 +205,8 @@ class ClassCounts(Tally):
         return Confusion(np.array(self.counts, np.int64).reshape(n, n))
 
     def figures(self) -> dict[str, Any]:
-        found = self.confusion
-        return {"classes": {"accuracy": found.accuracy, "macro_f1": found.macro_f1}}
+        confusion = self.confusion
+        return {"classes": {"accuracy": confusion.accuracy, "macro_f1": confusion.macro_f1}}
 
     def whole_figures(self) -> dict[str, Any]:
         return {
@@ -215,5 +215,5 @@ class ClassCounts(Tally):
 
     @property
     def words(self) -> str:
-        found = self.confusion
-        return f"accuracy {100 * found.accuracy:.1f} %, F1 {100 * found.macro_f1:.1f} %"
+        confusion = self.confusion
+        return f"accuracy {100 * confusion.accuracy:.1f} %, F1 {100 * confusion.macro_f1:.1f} %"

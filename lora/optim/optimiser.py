@@ -43,9 +43,9 @@ class FlatOptimiser(ABC):
             for (first, n, _), settings in zip(parameters.groups, self._settings, strict=True)
         ]
         devices = devices or Devices()
-        made = [schedule(Graph.of(out), devices) for out in (self._norm, *updates)]
-        arenas = Arenas(*made)
-        self._clip, *self._updates = (bind(each, arenas=arenas) for each in made)
+        schedules = [schedule(Graph.of(out), devices) for out in (self._norm, *updates)]
+        arenas = Arenas(*schedules)
+        self._clip, *self._updates = (bind(each, arenas=arenas) for each in schedules)
 
     @abstractmethod
     def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:

@@ -90,12 +90,12 @@ class MLflow:
         self._client = MlflowClient(place)
         experiment = self._client.get_experiment_by_name("pyggml")
         number = experiment.experiment_id if experiment else None
-        made = self._client.create_run(
+        run = self._client.create_run(
             number or self._client.create_experiment("pyggml", artifact_location=artifacts),
             run_name=name,
             tags={"start_step": str(start)},
         )
-        self._run = made.info.run_id
+        self._run = run.info.run_id
         params = [Param(key, str(value)[:_LONGEST]) for key, value in settings.items()]
         self._client.log_batch(self._run, params=params)
 

@@ -81,8 +81,8 @@ class TeacherFile:
                 "same tokens"
             )
         if abs(self.temperature - temperature) > 1e-6 * temperature:
-            made = f"was made at {self.temperature:g}"
-            fault = f"is {temperature:g}, but {self.path} {made}, wanted the same"
+            origin = f"was made at {self.temperature:g}"
+            fault = f"is {temperature:g}, but {self.path} {origin}, wanted the same"
             raise ConfigError([("teacher_temperature", fault)])
         keys = [key for part in parts_of(corpus) for key, _ in document_keys(part)]
         n_lacking = int((~np.isin(keys, self._documents[:, 0])).sum())

@@ -159,12 +159,12 @@ class Teaching:
         window: int,
     ) -> None:
         data: Dataset = self._parts[part]
-        found = teacher.distributions(programs, data, window)
+        answers = teacher.distributions(programs, data, window)
         (keys, starts), at = self.plan.documents.T, 0
         for key, n in document_keys(data.part(np.array([window]))):
             first, some = int(starts[np.searchsorted(keys, key)]), slice(at, at + n)
-            tensors["teacher.ids"][first : first + n] = found.ids[some]
-            tensors["teacher.log_probs"][first : first + n] = found.log_probs[some]
+            tensors["teacher.ids"][first : first + n] = answers.ids[some]
+            tensors["teacher.log_probs"][first : first + n] = answers.log_probs[some]
             at += n
 
     def finish(self) -> None:

@@ -121,9 +121,9 @@ def validation_loss(
     leaves = feed.leaves(config.batch * ctx)
     net = LossNet.of(model, inputs, (), gradient=False)
     loss = objective.loss(net, leaves)["loss"]
-    made = [schedule(g, model.devices) for g in (net.net.graph(loss=loss), *feed.graphs)]
-    arenas = Arenas(*made)
-    program, *others = (bind(each, True, arenas) for each in made)
+    schedules = [schedule(g, model.devices) for g in (net.net.graph(loss=loss), *feed.graphs)]
+    arenas = Arenas(*schedules)
+    program, *others = (bind(each, True, arenas) for each in schedules)
     data = replace(sample.dataset, lengths=None)  # whole windows: one graph
     total = 0.0
     for batch in feed.batches(others, data, sample.windows, ALONE):

@@ -193,15 +193,15 @@ class Passes:
     def plans(self) -> dict[Backend, list[Plan]]:
         """Each device's plans of its part of the graphs; one arena fits them all."""
         plans: dict[Backend, list[Plan]] = {}
-        for made in self._schedules:
-            for backend, plan in made.plans.items():
+        for each in self._schedules:
+            for backend, plan in each.plans.items():
                 plans.setdefault(backend, []).append(plan)
         return plans
 
     @property
     def parts(self) -> list[DevicePart]:
         """All parts of the graphs, each of one device."""
-        return [part for made in self._schedules for part in made.parts]
+        return [part for each in self._schedules for part in each.parts]
 
     @property
     def training(self) -> Schedule:
@@ -256,8 +256,8 @@ class Passes:
     def compile_backwards(self) -> Iterator[Tensor]:
         """Compile what the graphs need of the host, running nothing; see
         pyggml.runtime.compile_backwards."""
-        for made in self._schedules:
-            yield from compile_backwards(made)
+        for each in self._schedules:
+            yield from compile_backwards(each)
 
     def draw(self, seed: int, number: int) -> None:
         """Seed dropout and noise: the next batch uses this seed and number, each later one the next

@@ -62,8 +62,8 @@ def find_template(
     if choice.tool_use is not None:
         origin = f"{choice.origin} {TOOL_USE}"
         tool_use = ChatTemplate(choice.tool_use, origin, texts, today)
-    made = ChatTemplate(choice.source, choice.origin, texts, today, tool_use)
-    return made.with_names({**read_names(choice.inputs), **read_names(names)})
+    template = ChatTemplate(choice.source, choice.origin, texts, today, tool_use)
+    return template.with_names({**read_names(choice.inputs), **read_names(names)})
 
 
 def carries_template(path: Path) -> bool:

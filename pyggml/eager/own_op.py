@@ -152,8 +152,8 @@ def _part_of(name: str, gradient: Callable[..., Any], i: int, n: int) -> Op:
     """The op whose result is what `gradient` gives of source i of n."""
 
     def ref(dy: np.ndarray, *src: np.ndarray, **settings: Any) -> np.ndarray:
-        found = gradient(dy, *src, **settings)
-        each = found if isinstance(found, tuple) else (found,)
+        gradients = gradient(dy, *src, **settings)
+        each = gradients if isinstance(gradients, tuple) else (gradients,)
         if len(each) != n:
             raise ShapeError(f"{name}: the gradient gave {len(each)} results for {n} sources")
         g = np.asarray(each[i])

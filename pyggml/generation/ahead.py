@@ -63,8 +63,8 @@ class Ahead:
         put_together(*self._leaves)
         logits = build(model.parts, inputs, model.adapters, cache)
         self._choice, moved = _step(logits, inputs)
-        made = schedule(Graph.of(self._choice, moved), model.devices)
-        self._program = bind(made, arenas=arenas)
+        plan = schedule(Graph.of(self._choice, moved), model.devices)
+        self._program = bind(plan, arenas=arenas)
 
     def begin(self, token: int, position: int, first: int, length: int) -> int:
         """Make this the token of the next pass; returns the number of the run.

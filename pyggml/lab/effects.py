@@ -159,12 +159,12 @@ def run_cells(
     """
     steps = [*zip_longest(*cells, fillvalue={})]
     values = np.empty((len(steps), len(texts)))
-    for i, found in enumerate(model.sweep(metric, texts, *dict.fromkeys(patterns))(steps)):
-        if shapes := [np.shape(value) for value in found if np.ndim(value)]:
+    for i, losses in enumerate(model.sweep(metric, texts, *dict.fromkeys(patterns))(steps)):
+        if shapes := [np.shape(value) for value in losses if np.ndim(value)]:
             raise ShapeError(
                 f"the metric has shape {shapes[0]}, wanted one number: index it, or sum"
             )
-        values[i] = found
+        values[i] = losses
         if progress is not None:
             progress(i + 1, len(steps))
     return [column[: len(own)] for column, own in zip(values.T, cells, strict=True)]
@@ -198,7 +198,7 @@ def head_places(counts: Sequence[int]) -> list[tuple[int, int]]:
 
 def head_effects(
     counts: Sequence[int],
-    found: Sequence[np.ndarray],
+    of_cells: Sequence[np.ndarray],
     ends: Sequence[tuple[float, float]],
     about: str,
 ) -> list[Effects]:
@@ -206,7 +206,7 @@ def head_effects(
     `head_places`, and its base and target."""
     axes = {"layer": range(len(counts)), "head": range(max(counts))}
     effects = []
-    for values, pair in zip(found, ends, strict=True):
+    for values, pair in zip(of_cells, ends, strict=True):
         table = np.full((len(counts), max(counts)), np.nan)
         for place, value in zip(head_places(counts), values, strict=True):
             table[place] = value

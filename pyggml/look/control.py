@@ -102,10 +102,10 @@ class ControlVector:
                 raise GGUFError(f"{path}: {first_of(faults, 5)}")
             directions: dict[int, np.ndarray] = {}
             for name in file.tensors:
-                found = _NAME.fullmatch(name)
-                assert found is not None
+                match = _NAME.fullmatch(name)
+                assert match is not None
                 d = np.array(file.data(name), np.float32)
-                block = int(found[1])
+                block = int(match[1])
                 directions[block] = directions[block] + d if block in directions else d
         return cls(directions, hint if isinstance(hint, str) else "")
 

@@ -81,11 +81,11 @@ class AltUpMerge(_Streams):
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         first = narrow(x, 1, 0, 1)
         others = permute(narrow(x, 1, 1, self.n - 1), (1, 0, 2))
-        made = mul_mat(net.weights[f"{at}{self.name}.weight"], others)
+        y = mul_mat(net.weights[f"{at}{self.name}.weight"], others)
         for p in net.updates(f"{at}{self.name}.weight"):
             down = scale(mul_mat(p.a, p.input(others, net.inputs.draw)), p.scale)
-            made = add(made, mul_mat(p.b, down))
-        all_of_it = concat(first, _as_long_as(first, permute(made, (1, 0, 2))), 1)
+            y = add(y, mul_mat(p.b, down))
+        all_of_it = concat(first, _as_long_as(first, permute(y, (1, 0, 2))), 1)
         total = repeat_back(all_of_it, (x.shape[0], 1, self.n_embd))
         return scale(reshape(total, (x.shape[0], self.n_embd)), 1 / self.n)
 

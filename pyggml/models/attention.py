@@ -136,8 +136,10 @@ class Attention(Part):
             parts = split(net.large(net.linear(f"{at}attn_qkv", x)), tuple(self.sizes.values()))
         else:
             names = "qkk" if self.lacks_v(net, at) else "qkv"
-            made = {n: net.large(net.linear(f"{at}attn_{n}", x)) for n in dict.fromkeys(names)}
-            parts = tuple(made[n] for n in names)
+            projections = {
+                n: net.large(net.linear(f"{at}attn_{n}", x)) for n in dict.fromkeys(names)
+            }
+            parts = tuple(projections[n] for n in names)
         q, k, v = (clamp(p, -self.clamp, self.clamp) if self.clamp else p for p in parts)
         return self.normalise_heads(net, at, q, k, v)
 

@@ -38,15 +38,15 @@ class PerLayerInputs(Part):
         ours = {
             f"{at}per_layer_token_embd.weight": TensorSpec((self.n_vocab, width)),
         }
-        made = latent_matrix(f"{at}per_layer_model_proj", width, self.n_embd)
-        return merge_tensors([ours, made, self.norm.tensors(at)])
+        projection = latent_matrix(f"{at}per_layer_model_proj", width, self.n_embd)
+        return merge_tensors([ours, projection, self.norm.tensors(at)])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         table = net.weights[f"{at}per_layer_token_embd.weight"]
         shape = (x.shape[0], self.n_layer, self.n)
         own = scale(reshape(get_rows(table, net.inputs.tokens), shape), self.n**0.5)
-        made = reshape(scale(self._projection(net, at, x), self.n_embd**-0.5), shape)
-        net.leave(INPUTS, scale(add(self.norm(net, at, made), own), 0.5**0.5).named(INPUTS))
+        rows = reshape(scale(self._projection(net, at, x), self.n_embd**-0.5), shape)
+        net.leave(INPUTS, scale(add(self.norm(net, at, rows), own), 0.5**0.5).named(INPUTS))
         return x
 
     def _projection(self, net: Net, at: str, x: Tensor) -> Tensor:

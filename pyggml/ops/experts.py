@@ -156,11 +156,11 @@ def _by_expert(
     ids: np.ndarray,
     w: np.ndarray,
     gathered: np.ndarray,
-    made: np.ndarray,
+    results: np.ndarray,
     scratch: np.ndarray,
 ) -> None:
     for expert, rows in _rows_by_expert(name, ids, len(w)):
-        part, result = _take(x, rows, ids.size, gathered), made[: len(rows)]
+        part, result = _take(x, rows, ids.size, gathered), results[: len(rows)]
         o = gemm.Operands(result, part, w[expert], scratch, accumulate=False)
         gemm.call_of(of.problem(len(rows)), o)()
         out[rows] = result

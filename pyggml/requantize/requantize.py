@@ -111,9 +111,9 @@ def _checked(
     file: gguf.GGUFFile, make: Callable[..., np.ndarray], *arguments: object
 ) -> np.ndarray:
     """A tensor made of the file's, which was as it should be until then."""
-    made = make(*arguments)
+    result = make(*arguments)
     file.check()
-    return made
+    return result
 
 
 def _check_target(file: gguf.GGUFFile, target: Path) -> None:

@@ -27,14 +27,14 @@ def kernel_calls(p: Plan, arena: Any) -> dict[Tensor, Call]:
     return {t: _kernel_call(p, t, arena) for t in _nodes_with_kernels(p)}
 
 
-def compile_backwards(made: Schedule) -> Iterator[Tensor]:
+def compile_backwards(schedule: Schedule) -> Iterator[Tensor]:
     """Compile what the host runs of a schedule from the last node to the first; yields each node,
     runs none.
 
     Meant for a second process. The first one runs the schedule, compiles from the front, and finds
     the rest compiled.
     """
-    for p in made.plans.values():
+    for p in schedule.plans.values():
         if p.backend.is_host:
             arena = p.backend.alloc(p.n_bytes)  # never written, so it takes no pages
             attach(p, arena)

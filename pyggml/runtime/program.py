@@ -97,9 +97,9 @@ class Arenas:
     keep the memory that they have.
     """
 
-    def __init__(self, *made: Schedule) -> None:
+    def __init__(self, *schedules: Schedule) -> None:
         self._held: dict[Backend, tuple[int, Any]] = {}
-        plans = [p for each in made for p in each.plans.values()]
+        plans = [p for each in schedules for p in each.plans.values()]
         for backend in dict.fromkeys(p.backend for p in plans):
             self.of(backend, max(p.n_bytes for p in plans if p.backend is backend))
 
@@ -121,7 +121,7 @@ class Arenas:
         return rest, arena[first : first + n_bytes]
 
 
-def bind(made: Schedule, release: bool = False, arenas: Arenas | None = None) -> Program:
+def bind(schedule: Schedule, release: bool = False, arenas: Arenas | None = None) -> Program:
     """Take memory on every device, bind every kernel call, and copy the constants.
 
     release: after each node, free the pages of the weights that the host read from a file. This
@@ -131,37 +131,37 @@ def bind(made: Schedule, release: bool = False, arenas: Arenas | None = None) ->
     does not support; GraphError for what is no schedule, and for a node that writes into a leaf
     over a read-only array.
     """
-    if not isinstance(made, Schedule):
-        raise GraphError(f"bind takes a schedule, as bind(schedule(graph)); found {made!r}")
-    _refuse_read_only(made)
+    if not isinstance(schedule, Schedule):
+        raise GraphError(f"bind takes a schedule, as bind(schedule(graph)); found {schedule!r}")
+    _refuse_read_only(schedule)
     memory = arenas or Arenas()
-    of_devices = {backend: memory.of(backend, p.n_bytes) for backend, p in made.plans.items()}
-    for part in made.parts:
+    of_devices = {backend: memory.of(backend, p.n_bytes) for backend, p in schedule.plans.items()}
+    for part in schedule.parts:
         for leaf in filter(is_constant, part.leaves):
-            made.devices.fetch(leaf, part.backend)
-    kernels = {b: kernel_calls(p, of_devices[b]) for b, p in made.plans.items()}
-    after = _watching(made, of_devices)
-    for part in made.parts if release else ():
+            schedule.devices.fetch(leaf, part.backend)
+    kernels = {b: kernel_calls(p, of_devices[b]) for b, p in schedule.plans.items()}
+    after = _watching(schedule, of_devices)
+    for part in schedule.parts if release else ():
         for node in part.nodes:
             after[node] += _releasing(node, part.backend)
     calls = list[Call]()
-    for (part, are_kernels), steps in groupby(_steps(made, kernels, after), _kind):
+    for (part, are_kernels), steps in groupby(_steps(schedule, kernels, after), _kind):
         some = [call for _, _, call in steps]
         calls += part.backend.join(some) if are_kernels else some
-    calls += [Call(check) for check in _checks_of_files(made)]
-    return Program(made, of_devices, kernels, tuple(calls), leaf_arrays(made.graph.leaves))
+    calls += [Call(check) for check in _checks_of_files(schedule)]
+    return Program(schedule, of_devices, kernels, tuple(calls), leaf_arrays(schedule.graph.leaves))
 
 
-def _checks_of_files(made: Schedule) -> list[Callable[[], None]]:
+def _checks_of_files(schedule: Schedule) -> list[Callable[[], None]]:
     """What raises an error if a file was changed whose weights the host has read where they lie."""
-    leaves = (leaf for part in made.parts if part.backend.is_host for leaf in part.leaves)
+    leaves = (leaf for part in schedule.parts if part.backend.is_host for leaf in part.leaves)
     maps = {id(m): m for leaf in leaves if (m := map_of(array(leaf))) is not None}
     return [m.check for m in maps.values() if hasattr(m, "check")]
 
 
-def _refuse_read_only(made: Schedule) -> None:
+def _refuse_read_only(schedule: Schedule) -> None:
     """GraphError if a node writes into a leaf whose array is read-only, as a mapped weight is."""
-    for node in made.graph.nodes:
+    for node in schedule.graph.nodes:
         for root in changed_by(node):
             if root.op is None and is_constant(root):
                 raise GraphError(
@@ -193,34 +193,34 @@ def _kind(step: _Step) -> tuple[DevicePart, bool]:
 
 
 def _steps(
-    made: Schedule,
+    schedule: Schedule,
     kernels: Mapping[Backend, Mapping[Tensor, Call]],
     after: Mapping[Tensor, Sequence[Call]] = MappingProxyType({}),
 ) -> Iterator[_Step]:
     """All that a run does, in order. after: node → what follows it at once."""
-    devices, changed, inputs = made.devices, _changed_leaves(made), _input_leaves(made)
-    for part in made.parts:
-        first, last = part is made.parts[0], part is made.parts[-1]
+    devices, changed, inputs = schedule.devices, _changed_leaves(schedule), _input_leaves(schedule)
+    for part in schedule.parts:
+        first, last = part is schedule.parts[0], part is schedule.parts[-1]
         for call in _for_each(devices, devices.begin, changed if first else ()):
             yield part, None, call
-        for call in _before(made, part, inputs[part], changed):
+        for call in _before(schedule, part, inputs[part], changed):
             yield part, None, call
         for node in part.nodes:
             if node in (bound := kernels[part.backend]):
                 yield part, node, bound[node]
                 for then in after.get(node, ()):
                     yield part, None, then
-        for call in _after(made, part):
+        for call in _after(schedule, part):
             yield part, None, call
         for call in _for_each(devices, devices.end, changed if last else ()):
             yield part, None, call
 
 
-def _watching(made: Schedule, arenas: Mapping[Backend, Any]) -> dict[Tensor, list[Call]]:
+def _watching(schedule: Schedule, arenas: Mapping[Backend, Any]) -> dict[Tensor, list[Call]]:
     """Node → the calls that hand its numbers to those that watch it."""
     calls = defaultdict[Tensor, list[Call]](list)
-    for t, act in made.watched.items():
-        twin, home, offset = made.place(t)
+    for t, act in schedule.watched.items():
+        twin, home, offset = schedule.place(t)
         calls[last_write(twin)].append(Call(_show, act, home, twin, arenas[home], offset))
     return calls
 
@@ -239,19 +239,19 @@ def _releasing(node: Tensor, device: Backend) -> Iterator[Call]:
             yield call
 
 
-def _changed_leaves(made: Schedule) -> Mapping[Tensor, None]:
+def _changed_leaves(schedule: Schedule) -> Mapping[Tensor, None]:
     """All leaves that the run changes."""
-    return dict.fromkeys(t for part in made.parts for t in part.changed)
+    return dict.fromkeys(t for part in schedule.parts for t in part.changed)
 
 
-def _input_leaves(made: Schedule) -> Mapping[DevicePart, Sequence[Tensor]]:
+def _input_leaves(schedule: Schedule) -> Mapping[DevicePart, Sequence[Tensor]]:
     """Of each part the leaves that it reads as the first on its device, and that no part changes.
 
     Unless they are held, they have the host's numbers in the whole run.
     """
-    changed, seen = _changed_leaves(made), set[tuple[Backend, Tensor]]()
+    changed, seen = _changed_leaves(schedule), set[tuple[Backend, Tensor]]()
     inputs: dict[DevicePart, Sequence[Tensor]] = {}
-    for part in made.parts:
+    for part in schedule.parts:
         leaves = (t for t in part.leaves if not (t in changed or is_constant(t)))
         inputs[part] = [t for t in leaves if (part.backend, t) not in seen]
         seen |= {(part.backend, t) for t in inputs[part]}
@@ -267,9 +267,9 @@ def _for_each(
 
 
 def _before(
-    made: Schedule, part: DevicePart, inputs: Sequence[Tensor], changed: Collection[Tensor]
+    schedule: Schedule, part: DevicePart, inputs: Sequence[Tensor], changed: Collection[Tensor]
 ) -> Iterator[Call]:
-    devices = made.devices
+    devices = schedule.devices
     fetch = partial(devices.fetch, backend=part.backend)
     write = partial(devices.bind_write, backend=part.backend)
     yield from _for_each(devices, fetch, (t for t in part.leaves if t in changed))
@@ -278,9 +278,9 @@ def _before(
         yield Call(_transfer, copy)
 
 
-def _after(made: Schedule, part: DevicePart) -> Iterator[Call]:
-    changed = partial(made.devices.note_change, backend=part.backend)
-    yield from _for_each(made.devices, changed, part.changed)
+def _after(schedule: Schedule, part: DevicePart) -> Iterator[Call]:
+    changed = partial(schedule.devices.note_change, backend=part.backend)
+    yield from _for_each(schedule.devices, changed, part.changed)
 
 
 def _transfer(copy: Copy) -> None:

@@ -45,8 +45,8 @@ class Schedule:
     @classmethod
     def of(cls, p: Plan) -> Schedule:
         """A plan of the host's as it is, in one part: no device rewrites its graph."""
-        made = _whole(p.graph, p.backend)
-        return cls(p.graph, Devices([p.backend]), made.parts, {p.backend: p}, {}, {})
+        whole = _whole(p.graph, p.backend)
+        return cls(p.graph, Devices([p.backend]), whole.parts, {p.backend: p}, {}, {})
 
     def place(self, t: Tensor) -> tuple[Tensor, Backend, int]:
         """The node that computes a result, its device, and where in the arena its memory begins.
@@ -134,8 +134,8 @@ def _rewritten(
 
 def _unfolded(graph: Graph) -> Graph:
     """The graph with the ops that nodes are made of in place of these."""
-    made = {t: t.op.made_of(*t.src, **t.params) for t in graph.nodes if t.op and t.op.made_of}
-    return rewrite(graph, made)
+    unfolded = {t: t.op.made_of(*t.src, **t.params) for t in graph.nodes if t.op and t.op.made_of}
+    return rewrite(graph, unfolded)
 
 
 def _whole(graph: Graph, host: Backend) -> Split:

@@ -46,10 +46,10 @@ def _of_answers(file: File, answers: Answers) -> _Object:
             for kind, which in kinds
         }
     if isinstance(answers, ClassAnswers):
-        found, names = answers.confusion, answers.labels.names
-        figures["macro_f1"] = found.macro_f1
-        figures["f1"] = dict(zip(names, found.f1.tolist(), strict=True))
-        figures["confusion"] = {"labels": names, "counts": found.counts.tolist()}
+        confusion, names = answers.confusion, answers.labels.names
+        figures["macro_f1"] = confusion.macro_f1
+        figures["f1"] = dict(zip(names, confusion.f1.tolist(), strict=True))
+        figures["confusion"] = {"labels": names, "counts": confusion.counts.tolist()}
     if isinstance(answers, NearestAnswers):
         figures["mean_reciprocal_rank"] = answers.reciprocal
     if answers.texts:

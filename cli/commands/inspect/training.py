@@ -116,8 +116,8 @@ def _at_peak(moment: Moment) -> tuple[list[tuple[str, str]], CellTable]:
 
 def _fusion_section(plan: Plan) -> ReportSection:
     """Where one kernel does the work of several ops, and what several kernels share."""
-    made = Counter(t.op for t in plan.graph.nodes if t.op is not None and t.op.fuses)
-    rows = [(op.name, f"{n:,}", ", ".join(op.fuses)) for op, n in made.most_common()]
+    counts = Counter(t.op for t in plan.graph.nodes if t.op is not None and t.op.fuses)
+    rows = [(op.name, f"{n:,}", ", ".join(op.fuses)) for op, n in counts.most_common()]
     shared = f"read by {plural(len(plan.shared), 'product')}"
     rows.append(("packed operands", f"{len(set(plan.shared.values())):,}", shared))
     table = CellTable(("kernel", "nodes", "stands for"), rows, _LAST)

@@ -79,11 +79,11 @@ class ReplyForm(ABC):
         }
 
     def whole(self, choices: list[PartialAnswer], usage: Usage) -> Object:
-        made = [
+        entries = [
             {"finish_reason": choice.reason} | self._choice(i, choice)
             for i, choice in enumerate(choices)
         ]
-        return {**self._head, "object": self.kind, "choices": made, "usage": usage.object()}
+        return {**self._head, "object": self.kind, "choices": entries, "usage": usage.object()}
 
     def chunks(self, index: int, told: Piece | ReadPrompt | None, prefix: str = "") -> list[Object]:
         """Parts of answer `index`: of a piece, the prompt and what was read of it, or without
@@ -131,8 +131,8 @@ class TextForm(ReplyForm):
     def opening(self, index: int, prefix: str) -> Object | None:
         if not prefix:
             return None
-        made = {"index": index, "text": prefix, "logprobs": None, "finish_reason": None}
-        return {**self._head, "object": self.chunk_kind, "choices": [made]}
+        chunk = {"index": index, "text": prefix, "logprobs": None, "finish_reason": None}
+        return {**self._head, "object": self.chunk_kind, "choices": [chunk]}
 
     def _choice(self, index: int, choice: PartialAnswer) -> Object:
         text = choice.prefix + choice.text

@@ -24,8 +24,8 @@ class ChatForm(ReplyForm):
 
     def opening(self, index: int, prefix: str) -> Object:
         delta = {"role": "assistant", "content": ""}
-        made = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return {**self._head, "object": self.chunk_kind, "choices": [made]}
+        chunk = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self._head, "object": self.chunk_kind, "choices": [chunk]}
 
     def _choice(self, index: int, choice: PartialAnswer) -> Object:
         reader = self._reader()

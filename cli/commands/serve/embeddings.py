@@ -154,7 +154,7 @@ class EmbedRoutes:
         return embedder
 
     async def _run(self, embedder: Embedder, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        found: list[np.ndarray] = [np.zeros(0)] * len(texts)
+        of_texts: list[np.ndarray] = [np.zeros(0)] * len(texts)
         for part in in_passes(texts):
             try:
                 future = self._service.worker.call(partial(embedder.run, [texts[i] for i in part]))
@@ -168,8 +168,8 @@ class EmbedRoutes:
             except PyggmlError as error:
                 raise ApiError(500, str(error)) from None
             for i, vector in zip(part, vectors, strict=True):
-                found[i] = vector
-        return found
+                of_texts[i] = vector
+        return of_texts
 
 
 def _documents(value: Any) -> list[str]:

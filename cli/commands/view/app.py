@@ -162,8 +162,8 @@ class Routes:
     async def _picture(
         self, request: Request, describe: Callable[[pictures.Picture], dict[str, Any]]
     ) -> Response:
-        asked, made = read_pass(request.query_params), self._pictures
-        return Json(await self.worker.run(request, lambda stop: describe(made.of(asked))))
+        asked, drawings = read_pass(request.query_params), self._pictures
+        return Json(await self.worker.run(request, lambda stop: describe(drawings.of(asked))))
 
     # -- runs --------------------------------------------------------------------------------------
 

@@ -151,15 +151,15 @@ def read_rows(path: Path, schema: Schema = TRAINING) -> tuple[str, list[Row]]:
 
 def map_rows(rows: Sequence[AnyRow], change: Callable[[AnyRow], Made]) -> list[Made]:
     """What each row becomes. Raises DataError with the rows of which it raises BadValue."""
-    made, faults = [], RowFaults()
+    results, faults = [], RowFaults()
     for row in rows:
         try:
-            made.append(change(row))
+            results.append(change(row))
         except BadValue as bad:
             faults.add(row.place, bad, is_row=True)
     if faults.total:
         raise DataError(f"{rows[0].place.file}: {faults}")
-    return made
+    return results
 
 
 def check_rows(path: Path, schema: Schema, n_rows: int, faults: RowFaults) -> None:

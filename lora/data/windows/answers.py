@@ -175,12 +175,12 @@ def _after_same_prompt(*answers: Document) -> list[Document]:
     same = list(answers[0].ids[:first]) == list(answers[1].ids[:first])
     if starts[0] == starts[1] or not same:
         return [*answers]
-    made = []
+    parts = []
     for document, start in zip(answers, starts, strict=True):
         trained = np.array(document.trained)
         trained[first:start] = True
-        made.append(replace(document, trained=trained))
-    return made
+        parts.append(replace(document, trained=trained))
+    return parts
 
 
 def preference_corpus(

@@ -52,8 +52,8 @@ class CallSyntax:
         """What stands before a call, as far as its name or object."""
         marks = self.marks if self.is_bare else ()
         parts = (*marks, self.opening, self.between.strip(), self.before)
-        found = "".join(rf"(?:{_loose(part)})?\s*" for part in parts if part.strip())
-        return re.compile(rf"\s*{found}")
+        pattern = "".join(rf"(?:{_loose(part)})?\s*" for part in parts if part.strip())
+        return re.compile(rf"\s*{pattern}")
 
     @cached_property
     def start(self) -> re.Pattern[str]:

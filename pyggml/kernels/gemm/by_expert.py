@@ -111,9 +111,9 @@ class TemplateTable:
             own = _some(layout_of(path, family.problem(n_rows)), of_threads=True)
             self._scratch[path] = self.n_scratch, own
             self.n_scratch += own.n_bytes
-        made = {n: self._template(n) for n in family.paths.values()}
-        self.joins = None not in made.values()
-        templates = {n: template for n, template in made.items() if template}
+        optional = {n: self._template(n) for n in family.paths.values()}
+        self.joins = None not in optional.values()
+        templates = {n: template for n, template in optional.items() if template}
         width = max((len(t.words) for t in templates.values()), default=0)
         shape = family.most + 1, width
         self.words, self.bases = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -125,11 +125,11 @@ class TemplateTable:
 
     def add(self, n_rows: int) -> None:
         """Make the template of this number of rows."""
-        made = self._template(n_rows)
-        assert made is not None
-        n = len(made.words)
-        self.words[n_rows, :n], self.bases[n_rows, :n] = made.words, made.bases
-        self.packed_bytes[n_rows], self.stages[n_rows] = made.packed_bytes, made.stages
+        template = self._template(n_rows)
+        assert template is not None
+        n = len(template.words)
+        self.words[n_rows, :n], self.bases[n_rows, :n] = template.words, template.bases
+        self.packed_bytes[n_rows], self.stages[n_rows] = template.packed_bytes, template.stages
 
     def _template(self, n_rows: int) -> Template | None:
         """A product of n_rows as the words of its frame.

@@ -100,19 +100,21 @@ def _numbers(graph: Graph, forward: frozenset[Tensor], behind: int) -> dict[Tens
     for node in graph.nodes:
         named = [n for s in node.src if (n := _block_number(s)) is not None and s.op is None]
         if node in forward:
-            made = [numbers[s] for s in node.src if s in numbers]
-            if _is_last(node, made):
-                made.append(behind)
-            numbers[node] = max([*named, *made], default=_BEFORE)
+            of_sources = [numbers[s] for s in node.src if s in numbers]
+            if _is_last(node, of_sources):
+                of_sources.append(behind)
+            numbers[node] = max([*named, *of_sources], default=_BEFORE)
         else:
             numbers[node] = _backward(node, named, numbers, forward, behind)
     return numbers
 
 
-def _is_last(node: Tensor, made: Sequence[int]) -> bool:
+def _is_last(node: Tensor, numbers: Sequence[int]) -> bool:
     """Whether a node reads a weight that stands behind the blocks, such as the last norm's."""
     weights = [s for s in node.src if s.op is None and s.name.endswith((".weight", ".bias"))]
-    return max(made, default=_BEFORE) > _BEFORE and any(_block_number(w) is None for w in weights)
+    return max(numbers, default=_BEFORE) > _BEFORE and any(
+        _block_number(w) is None for w in weights
+    )
 
 
 def _backward(

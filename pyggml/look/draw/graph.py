@@ -81,8 +81,10 @@ def every(graph: Graph, marks: Mapping[Tensor, str] = _NO_MARKS) -> str:
     """
     forward = forward_tensors(graph)
     tensors = (*graph.leaves, *graph.nodes)
-    made = [_with_mark("forward" if t in forward else "backward", t, marks) for t in graph.nodes]
-    return _nodes(tensors, ["leaf"] * len(graph.leaves) + made, f"{len(graph.nodes)} nodes")
+    of_nodes = [
+        _with_mark("forward" if t in forward else "backward", t, marks) for t in graph.nodes
+    ]
+    return _nodes(tensors, ["leaf"] * len(graph.leaves) + of_nodes, f"{len(graph.nodes)} nodes")
 
 
 def picture(graph: Graph) -> str:
@@ -155,12 +157,12 @@ def _flow(above: Section, below: Section, left: float, right: float, y: float) -
     return elements
 
 
-def stream_between(made: Sequence[Tensor], read: Sequence[Tensor]) -> str:
+def stream_between(results: Sequence[Tensor], read: Sequence[Tensor]) -> str:
     """The shape and type of what the second nodes read first of the first ones. They do not read
     those of a folded section, which are an earlier block's; then it is that of the last one."""
-    known = set(made)
+    known = set(results)
     known_source = next((s for t in read for s in t.src if s in known), None)
-    return _shape(known_source or made[-1]) if made else ""
+    return _shape(known_source or results[-1]) if results else ""
 
 
 def _node(t: Tensor, x: float, y: float, kind: str) -> list[str]:

@@ -65,7 +65,7 @@ def test_a_pattern_gives_the_numbers_of_its_nodes(name, card, monkeypatch):
     graph, changed = sample_of(name)
     program, found = results(card, graph, changed)
     assert name in ops_of(program, card)
-    monkeypatch.setattr(rewrites, "REWRITES", ())
+    monkeypatch.setattr(rewrites, "FUSIONS", ())
     for a, b in zip(found, results(card, graph, changed)[1], strict=True):
         if name in OF_ROWS:
             assert (abs(a - b) <= OF_ROWS[name] * abs(b).max(axis=-1, keepdims=True)).all()

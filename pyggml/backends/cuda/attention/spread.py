@@ -27,8 +27,8 @@ class Spread:
         assert n & n - 1 == together & together - 1 == 0, f"{n} in groups of {together}"
         self.n = n
         self.n_own = n if LANES == 1 else 1
-        made = _of_thread(together) if LANES == 1 else _of_warp(n, together)
-        self.number, self.sums, self.greatest, self.total, self.of = made
+        pair = _of_thread(together) if LANES == 1 else _of_warp(n, together)
+        self.number, self.sums, self.greatest, self.total, self.of = pair
 
 
 def _of_thread(together: int) -> tuple[Any, ...]:

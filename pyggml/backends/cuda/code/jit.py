@@ -46,11 +46,11 @@ def kernel(
     least_blocks: of most_threads, for which a multiprocessor's registers must be enough
     """
     bounds = {"launch_bounds": (most_threads, least_blocks)} if most_threads and HAS_PTX else {}
-    made = cuda.jit(**bounds)(function) if bounds else cuda.jit(function)
+    code = cuda.jit(**bounds)(function) if bounds else cuda.jit(function)
     store = _store()
     if store is not None:
-        made._cache = store(function, shared_bytes)
-    return made
+        code._cache = store(function, shared_bytes)
+    return code
 
 
 ALWAYS_SHARED = 48 << 10  # bytes of dynamic shared memory without `allow_shared`

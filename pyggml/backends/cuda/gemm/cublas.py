@@ -92,13 +92,13 @@ def multiply(
     cuBLAS counts columns first, so it is asked for Cᵀ = B · Aᵀ.
     """
     m, n, k = sizes
-    kind, made = (_R_32F if x.dtype == np.float32 else _R_16BF for x in (a, c))
+    kind, result_kind = (_R_32F if x.dtype == np.float32 else _R_16BF for x in (a, c))
     scalars = np.array([factor, accumulate], np.float32)
     library, (handle, workspace) = _library(), next(_handles(stream))
     operations = (_T if b_form[0] else _N, _N if a_form[0] else _T)
     return of_library(
         library.gemm_ex, handle, *operations, n, m, k, scalars.ctypes.data, address(b), kind,
-        b_form[1], address(a), kind, a_form[1], scalars.ctypes.data + 4, address(c), made,
+        b_form[1], address(a), kind, a_form[1], scalars.ctypes.data + 4, address(c), result_kind,
         c_step, _COMPUTE_32F, _DEFAULT_ALGORITHM, reads=(a, b), writes=(c, workspace),
         keeps=scalars,
     )  # fmt: skip

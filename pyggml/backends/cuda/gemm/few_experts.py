@@ -150,5 +150,5 @@ def _kernel(kind: DotShape, is_weighted: bool, knows_ids: bool) -> Any:
         factor = weights[np.uint64(row)] if is_weighted else ZERO
         finish(floats, y, row * n + first, factor, cut, layout, min(n_rows, n - first))
 
-    made = kernel(multiply, most_threads=32 * MOST_WARPS, shared_bytes=shared_bytes())
-    return begins_early(made, lambda arguments: arguments[2:5] if knows_ids else [])
+    run = kernel(multiply, most_threads=32 * MOST_WARPS, shared_bytes=shared_bytes())
+    return begins_early(run, lambda arguments: arguments[2:5] if knows_ids else [])

@@ -320,8 +320,8 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
     for i, kind in enumerate(dict.fromkeys(kinds)):
         known |= {f"begin{i}": beginner(kind), f"add{i}": adder(kind)}
     source = compile_closure(_source(kinds), "multiply", known)
-    made = kernel(source, most_threads=32 * MOST_WARPS, shared_bytes=shared_bytes())
-    return begins_early(made, lambda arguments: [w for part in arguments[0] for w in part[2:4]])
+    run = kernel(source, most_threads=32 * MOST_WARPS, shared_bytes=shared_bytes())
+    return begins_early(run, lambda arguments: [w for part in arguments[0] for w in part[2:4]])
 
 
 # -- the path -----------------------------------------------------------------------------------

@@ -301,10 +301,10 @@ def _chunk(
     logits, back = _products(site.node, n, _kind(site.node, site.compute), site.compute)
     of_h, z = slice(some.start * k, some.stop * k), z[: n * n_vocab]
     cap = np.float32(site.node.params["softcap"])
-    made = CudaOperands(z, site.src[0][of_h], w, rest, False, stream)
+    of_logits = CudaOperands(z, site.src[0][of_h], w, rest, False, stream)
     fault = target_fault(site, n_vocab)
     calls = [
-        path_of(logits).bind(logits, made),
+        path_of(logits).bind(logits, of_logits),
         per_row(_softmax_rows, n, n_vocab, stream, z, *rows, n_vocab, cap, *fault, ends),
     ]
     if site.node.params["gradient"]:

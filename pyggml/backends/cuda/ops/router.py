@@ -214,8 +214,8 @@ def _normed_router() -> Any:
             cluster_ptx.await_bytes(barrier)
             _choose(chosen, weights, row, scores, 0, n, n_used, least, greatest)
 
-    made = kernel(route, most_threads=_THREADS, shared_bytes=_dynamic_bytes(_MOST_NUMBERS))
-    return begins_early(made, lambda arguments: arguments[4:6])
+    run = kernel(route, most_threads=_THREADS, shared_bytes=_dynamic_bytes(_MOST_NUMBERS))
+    return begins_early(run, lambda arguments: arguments[4:6])
 
 
 def _dynamic_bytes(k: int) -> int:

@@ -93,9 +93,9 @@ class _Narrower:
         for t in self._graph.nodes:
             if t.op is SAVED or _is_widened_copy(t):
                 continue
-            made = self._replacement(t)
-            if made is not t:
-                new[t] = made
+            narrow = self._replacement(t)
+            if narrow is not t:
+                new[t] = narrow
             if not _is_whole_view(t):
                 steps += [t, self._copies[t]] if t in self._copies else [t]
         return rewrite(self._graph, new, steps)

@@ -93,15 +93,15 @@ class Capture:
                 raise
             return None
         try:
-            made = driver.cuGraphInstantiate(graph, 0)
+            executable = driver.cuGraphInstantiate(graph, 0)
         except CudaAPIError as error:
             if self.early is None or ran_out(error):
                 raise
             return None
         finally:
             driver.cuGraphDestroy(graph)
-        weakref.finalize(self, _destroy, made).atexit = False
-        return made
+        weakref.finalize(self, _destroy, executable).atexit = False
+        return executable
 
 
 def _next(stream: Any) -> list[Any]:

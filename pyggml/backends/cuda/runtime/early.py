@@ -42,13 +42,13 @@ Reads = Callable[[tuple[Any, ...]], Iterable[Any]]
 _EARLY: WeakKeyDictionary[Any, Reads] = WeakKeyDictionary()
 
 
-def begins_early(made: Any, reads: Reads) -> Any:
+def begins_early(run: Any, reads: Reads) -> Any:
     """The kernel, noted as one that calls `await_others` and `release_others`.
 
     reads: of a launch's arguments, the arrays that it reads before it waits
     """
-    _EARLY[made] = reads
-    return made
+    _EARLY[run] = reads
+    return run
 
 
 @cache

@@ -390,6 +390,6 @@ def compile_closure(source: str, name: str, known: Mapping[str, Any]) -> Any:
     compiled kernels looks for what makes two of one source differ."""
     body = indent(source, "    ")
     text = f"def make({', '.join(known)}):\n{body}\n    return {name}"
-    made: dict[str, Any] = {}
-    exec(compile(text, f"<{name}>", "exec"), made)
-    return made["make"](**known)
+    names: dict[str, Any] = {}
+    exec(compile(text, f"<{name}>", "exec"), names)
+    return names["make"](**known)

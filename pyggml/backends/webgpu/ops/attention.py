@@ -316,7 +316,7 @@ def _backward(site: ShaderSite) -> Sequence[Dispatch]:
     dk, dv, *dsinks = site.saved
     (t, h, d), (s, hk, _) = (x.shape for x in site.node.src[:2])
     bands = bands_of(d), bands_of(site.node.src[2].shape[2])
-    constants, made = _constants(site.node), site.shaders.dispatch
+    constants, dispatch = _constants(site.node), site.shaders.dispatch
     delta = replace(site.scratch, is_written=False)
     extras = _extras(site, 7)
     of_sinks = {"sinks": extras.pop("sinks"), "lse": lse, "delta": delta}
@@ -324,10 +324,10 @@ def _backward(site: ShaderSite) -> Sequence[Dispatch]:
     others = {"span": span, "lse": lse, "delta": delta, **extras}
     of_keys = {**heads, "dk": dk, "dv": dv}
     return [
-        made(_DELTAS, {"delta": site.scratch, "do": do, "o": o}, per_element(t * h), constants),
+        dispatch(_DELTAS, {"delta": site.scratch, "do": do, "o": o}, per_element(t * h), constants),
         _tiles(site, _queries_source(bands[0]), {**heads, "dq": site.out}, others, t, h),
         _tiles(site, _keys_source(*bands), of_keys, others, s, hk),
-        *(made(_SINKS, {"dsinks": sinks, **of_sinks}, h, constants) for sinks in dsinks),
+        *(dispatch(_SINKS, {"dsinks": sinks, **of_sinks}, h, constants) for sinks in dsinks),
     ]
 
 

@@ -105,7 +105,7 @@ def _scratch(node: Tensor, shaders: Shaders) -> int:
 
 
 def _bind(site: ShaderSite) -> Sequence[Dispatch]:
-    node, made = site.node, site.shaders.dispatch
+    node, dispatch = site.node, site.shaders.dispatch
     n_rows, limit = node.src[0].shape[0], site.shaders.limit
     chunk = _chunk(node, limit)
     logits, of_rows, of_products = _sizes(node, site.shaders)
@@ -127,8 +127,8 @@ def _bind(site: ShaderSite) -> Sequence[Dispatch]:
         for call in _rows(site, range(first, min(first + chunk, n_rows)), (z, losses, right), rest)
     ]
     if not node.shape:
-        calls.append(made(_TOTAL, {"y": site.out, "x": losses}, 1, {"N": n_rows}))
-    return [*calls, made(_TOTAL, {"y": site.saved[0], "x": right}, 1, {"N": n_rows})]
+        calls.append(dispatch(_TOTAL, {"y": site.out, "x": losses}, 1, {"N": n_rows}))
+    return [*calls, dispatch(_TOTAL, {"y": site.saved[0], "x": right}, 1, {"N": n_rows})]
 
 
 def _rows(

@@ -66,14 +66,14 @@ def _scratch(node: Tensor, shaders: Shaders) -> int:
 def _clip_norm(site: ShaderSite) -> Sequence[Dispatch]:
     (g,), n, limit = site.src, site.node.src[0].n_elements, next(iter(site.node.params.values()))
     n_pieces, g = _pieces(site.node), g.for_writing()
-    made = site.shaders.dispatch
+    dispatch = site.shaders.dispatch
     calls = [
-        made(_SQUARES, {"sums": site.scratch, "g": g}, n_pieces, {"N": n, "PIECE": _PIECE}),
-        made(_NORM, {"y": site.out, "sums": site.scratch}, 1, {"N": n_pieces}),
+        dispatch(_SQUARES, {"sums": site.scratch, "g": g}, n_pieces, {"N": n, "PIECE": _PIECE}),
+        dispatch(_NORM, {"y": site.out, "sums": site.scratch}, 1, {"N": n_pieces}),
     ]
     if limit:
         views, constants = {"g": g, "norm": site.out}, {"N": n, "LIMIT": float(limit)}
-        calls.append(made(_SHORTEN, views, per_element(n), constants))
+        calls.append(dispatch(_SHORTEN, views, per_element(n), constants))
     return calls
 
 

@@ -177,12 +177,12 @@ def _set_rows(site: ShaderSite) -> Sequence[Dispatch]:
     total = site.node.src[1].n_elements // per_word
     constants = _batches(batch, ids.shape) | {"TOTAL": total, "N": n, "N_ROWS": n_rows}
     put = _SET.replace("WORD", _TWO_F16 if per_word == 2 else "bitcast<u32>(x_at(i))")
-    body, made = TO_F16 + whole(put), site.shaders.dispatch
+    body, dispatch = TO_F16 + whole(put), site.shaders.dispatch
     views = {"ids": numbers_, "fault": cell}
     rows = {"y": site.out.of("u32"), "x": x, "ids": numbers_}
     return [
-        made(_CHECK, views, per_element(ids.n_elements), check),
-        made(body, rows, per_element(total), constants),
+        dispatch(_CHECK, views, per_element(ids.n_elements), check),
+        dispatch(body, rows, per_element(total), constants),
     ]
 
 

@@ -79,15 +79,15 @@ def _forward(site: ShaderSite) -> Sequence[Dispatch]:
 
 
 def _backward(site: ShaderSite) -> Sequence[Dispatch]:
-    sizes, made = _sizes(site), site.shaders.dispatch
+    sizes, dispatch = _sizes(site), site.shaders.dispatch
     state, x, w, positions, dy = site.src
     dstate, dw = site.saved
     n = int((sizes["T"] + sizes["BACK"]) * sizes["C"])
     of_x = {"dx": site.out, "dstate": dstate, "w": w, "positions": positions, "dy": dy}
     of_w = {"dw": dw, "state": state, "x": x, "positions": positions, "dy": dy}
     return [
-        made(_BACK_X, of_x, per_element(n), sizes),
-        made(_BACK_W, of_w, per_element(site.node.src[2].n_elements), sizes),
+        dispatch(_BACK_X, of_x, per_element(n), sizes),
+        dispatch(_BACK_W, of_w, per_element(site.node.src[2].n_elements), sizes),
     ]
 
 
