@@ -3,6 +3,7 @@ stay short, and no kernel is made of anything whose edits the kernel cache would
 
 import ast
 import tomllib
+from collections import Counter
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -422,3 +423,65 @@ def test_the_check_sees_kernels_and_what_they_are_made_of():
     assert (
         dict(kernel_sources(ROOT / "pyggml/ops/attention/softmax.py"))["exp32"] == "pyggml.jit.simd"
     )
+
+
+# -- words --------------------------------------------------------------------------------------
+
+# Names that say nothing of what they hold, and how many variables and parameters still have them;
+# nouns took the place of the others, and none is added.
+MOST_BARE = {
+    "made": 2,
+    "found": 0,
+    "known": 79,
+    "some": 87,
+    "others": 100,
+    "wanted": 115,
+    "given": 118,
+}
+# Tuples of three arguments or more that only one call splats: the call hides what it is given.
+MOST_SPLATTED = 14
+
+
+@pytest.mark.quick
+def test_a_class_name_serves_once():
+    places = {}
+    for path in FILES:
+        for node in nodes_of(path):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{name_of(path)}:{node.lineno}")
+    assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
+def test_no_more_variables_are_bare_participles():
+    nodes = [node for path in FILES for node in nodes_of(path)]
+    stored = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    counts = Counter(stored + [n.arg for n in nodes if isinstance(n, ast.arg)])
+    more = {name: counts[name] for name, most in MOST_BARE.items() if counts[name] > most}
+    assert not more, f"{more}, at most {MOST_BARE}"
+
+
+def test_no_more_tuples_hide_the_arguments_of_a_call():
+    functions = (n for p in FILES for n in nodes_of(p) if isinstance(n, ast.FunctionDef))
+    hidden = [call for function in functions for call in splatted_once(function)]
+    assert len(hidden) <= MOST_SPLATTED, "\n".join(hidden)
+
+
+def splatted_once(function):
+    """The calls in a function of a tuple that is written there and read by this call alone."""
+    inside = [*ast.walk(function)]
+    pairs = [pair for n in inside if isinstance(n, ast.Assign) for pair in assigned(n)]
+    tuples = {t.id: v for t, v in pairs if isinstance(t, ast.Name) and isinstance(v, ast.Tuple)}
+    read = [n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+    for call in (n for n in inside if isinstance(n, ast.Call)):
+        for value in (a.value for a in call.args if isinstance(a, ast.Starred)):
+            name = getattr(value, "id", "")
+            if name in tuples and len(tuples[name].elts) > 2 and read.count(name) == 1:
+                yield f"{function.name}: {ast.unparse(call.func)}(*{name})"
+
+
+def assigned(node):
+    """(target, value) of an assignment, `a, b = 1, 2` as two."""
+    for target in node.targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, node.value.elts, strict=False)
+        yield target, node.value
