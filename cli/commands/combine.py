@@ -30,7 +30,7 @@ from pyggml.lora import Combination, combine
 _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
 
 
-class Progress:
+class TensorLine:
     """One line that changes on a terminal, nothing elsewhere."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ def command(
     pyggml.threads.set(threads)
     opened = load(model, [*lora])
     choice = choose_template(opened.tokenizer, (path for path, _ in lora), None)
-    left_out = combine(opened, output, how, choice.metadata, Progress())
+    left_out = combine(opened, output, how, choice.metadata, TensorLine())
     worst = max(left_out, key=lambda name: left_out[name])
     if left_out[worst]:
         mean = float(np.sqrt(np.mean(np.square([*left_out.values()]))))

@@ -7,7 +7,7 @@ import numpy as np
 
 import pyggml.threads
 from pyggml import load
-from pyggml.cli.commands.combine import Progress, ranks_of
+from pyggml.cli.commands.combine import TensorLine, ranks_of
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import model_file
 from pyggml.cli.terminal.kinds import ADAPTER
@@ -71,17 +71,17 @@ def command(
     how = Combination(rank=_RANK if rank is None and error is None else rank, error=error)
     pyggml.threads.set(threads)
     base, other = load(model), load(model_file(trained))
-    found = extract(base, other, output, how, Progress())
-    left_out = found.left_out
+    result = extract(base, other, output, how, TensorLine())
+    left_out = result.left_out
     worst = max(left_out, key=lambda name: left_out[name])
     mean = float(np.sqrt(np.mean(np.square([*left_out.values()]))))
     most = f"most {percent(left_out[worst])}, {worst}"
     row("rank", f"{ranks_of(output)} leaves {percent(mean)} of the difference out; {most}")
-    if found.not_held:
-        largest = max(found.not_held, key=lambda name: found.not_held[name])
+    if result.not_held:
+        largest = max(result.not_held, key=lambda name: result.not_held[name])
         row(
             "not held",
-            f"{first_names([*found.not_held], 3)}: no adapter updates them; most changed is "
-            f"{largest}, by {percent(found.not_held[largest])} of its numbers",
+            f"{first_names([*result.not_held], 3)}: no adapter updates them; most changed is "
+            f"{largest}, by {percent(result.not_held[largest])} of its numbers",
         )
     row("adapter", f"{output}, {size(output.stat().st_size)}")

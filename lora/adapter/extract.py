@@ -55,7 +55,7 @@ def extract(
     that are none.
     """
     _check_alike(base, trained)
-    updates, found = dict[str, Update](), Extract({}, {})
+    updates, result = dict[str, Update](), Extract({}, {})
     for number, (name, weight) in enumerate(base.parts.weights.items()):
         before = unpack(weight)
         change = unpack(trained.parts.weights[name]) - before
@@ -64,18 +64,18 @@ def extract(
         if not change.any():
             pass
         elif _is_held(base, name):
-            updates[name], found.left_out[name] = _of_tensor(base, name, change, how)
+            updates[name], result.left_out[name] = _of_tensor(base, name, change, how)
         else:
-            found.not_held[name] = _share(change, before)
+            result.not_held[name] = _share(change, before)
         progress(number + 1, len(base.parts.weights))
     if not updates:
-        others = f": {', '.join([*found.not_held][:3])} alone" if found.not_held else ""
+        others = f": {', '.join([*result.not_held][:3])} alone" if result.not_held else ""
         raise AdapterError(f"the models differ in no matrix that an adapter holds{others}")
     warn_of_passed_over(base.parts, updates)
     name = str(base.file.get("general.name", base.config.architecture))
     about = {"general.base_model.count": np.uint32(1), BASE_NAME: name, **base_metadata(base.file)}
     write_adapter(path, base.config.architecture, f"{name} LoRA", updates, about)
-    return found
+    return result
 
 
 def _share(change: np.ndarray, of: np.ndarray) -> float:
