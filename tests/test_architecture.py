@@ -420,9 +420,7 @@ def test_the_check_sees_kernels_and_what_they_are_made_of():
     assert found["FLOAT_TILE"] == "pyggml.kernels.gemm.tile"
     assert found["round_two"] == "pyggml.kernels.gemm.panels"
     assert found["share_of"] == "pyggml.kernels.gemm.frames", "read by tasks"
-    assert (
-        dict(kernel_sources(ROOT / "pyggml/ops/attention/softmax.py"))["exp32"] == "pyggml.jit.simd"
-    )
+    assert dict(kernel_sources(ROOT / "pyggml/ops/loss/soft.py"))["exp32"] == "pyggml.jit.simd"
 
 
 # -- words --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.formulas.expression import Expression, parts_of, rebuild, symbol
+from pyggml.formulas.expression import Expression, number, parts_of, rebuild, symbol
 from pyggml.formulas.numbers import numpy_function
 from pyggml.formulas.rows import KEPT, LENGTH, PLACE, Rows, reductions_in
 from pyggml.formulas.slopes import slope_of
@@ -25,7 +25,7 @@ class Formula:
     results    the first is the value; a kernel may write more
     shared     sources that are one row, which all rows share
     single     sources that have one number for each row, or one for all
-    tiled      sources whose rows are repeated over three axes of rows; single ones are then too
+    tiled      sources, single ones too, that are repeated as tiles over three axes of rows
     """
 
     name: str
@@ -81,8 +81,27 @@ class Formula:
         if self.of_rows:
             n = np.shape(given[self.along[0]])[-1]
             numbers += [np.float64(n), np.arange(n)]
-        arrays = (a[..., None] if s in self.single else a for s, a in given.items())
+        rows = given[self.along[0]].shape[:-1] if self.tiled else ()
+        arrays = (
+            np.tile(a, (*np.floor_divide(rows, a.shape[:-1]), 1))
+            if s in self.tiled
+            else a[..., None]
+            if s in self.single
+            else a
+            for s, a in given.items()
+        )
         return np.asarray(_value(self)(*arrays, *numbers))
+
+    def without(self, name: str, **values: float) -> Formula:
+        """The same, by another name, where these sources are numbers."""
+        numbers = {symbol(s): number(value) for s, value in values.items()}
+        names = (
+            tuple(s for s in names if s not in values)
+            for names in (self.sources, self.shared, self.single, self.tiled)
+        )
+        sources, shared, single, tiled = names
+        results = tuple(rebuild(self.results, numbers))
+        return Formula(name, sources, self.settings, results, shared, single, tiled)
 
     def of(self, **names: str) -> Formula:
         """The same with other sources in place of these."""
@@ -159,7 +178,9 @@ def joint(name: str, formulas: Iterable[Formula]) -> Formula:
     results = tuple(r for f in formulas for r in f.results)
     shared = dict.fromkeys(s for f in formulas for s in f.shared)
     single = dict.fromkeys(s for f in formulas for s in f.single)
-    return Formula(name, tuple(sources), tuple(settings), results, tuple(shared), tuple(single))
+    tiled = dict.fromkeys(s for f in formulas for s in f.tiled)
+    of_rows = tuple(shared), tuple(single), tuple(tiled)
+    return Formula(name, tuple(sources), tuple(settings), results, *of_rows)
 
 
 def _symbols(*roots: Expression) -> set[str]:

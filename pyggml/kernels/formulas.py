@@ -22,24 +22,23 @@ from pyggml.jit.tasks import SHARE
 from pyggml.kernels.kernel import Site, as_rows
 from pyggml.quants.bits import bf16_to_float
 
-PYTHON = float32_python(
-    {
-        "sqrt": "np.sqrt({0})",
-        "log": "np.log({0})",
-        "exp": "whole_exp32({0})",
-        "expm1": "expm1_32({0})",
-        "sin": "np.sin({0})",
-        "cos": "np.cos({0})",
-        "tanh": "tanh32({0})",
-        "sigmoid": "sigmoid32({0})",
-        "softplus": "softplus32({0})",
-        "erfc": "erfc32({0})",
-        "floor": "np.floor({0})",
-        "ceil": "np.ceil({0})",
-        "trunc": "np.trunc({0})",
-        "pick": "_{0}[np.intp({1})]",  # in rows.py
-    }
-)
+FUNCTIONS = {
+    "sqrt": "np.sqrt({0})",
+    "log": "np.log({0})",
+    "exp": "whole_exp32({0})",
+    "expm1": "expm1_32({0})",
+    "sin": "np.sin({0})",
+    "cos": "np.cos({0})",
+    "tanh": "tanh32({0})",
+    "sigmoid": "sigmoid32({0})",
+    "softplus": "softplus32({0})",
+    "erfc": "erfc32({0})",
+    "floor": "np.floor({0})",
+    "ceil": "np.ceil({0})",
+    "trunc": "np.trunc({0})",
+    "pick": "_{0}[np.intp({1})]",  # in rows.py
+}
+PYTHON = float32_python(FUNCTIONS)
 NAMES = {name: getattr(simd, name) for name in simd.__all__}
 NAMES |= {"np": np, "f4": np.float32, "bf16_to_float": bf16_to_float, "__name__": __name__}
 _LOADS = {BF16: "bf16_to_float(_{0}[i])"}

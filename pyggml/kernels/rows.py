@@ -14,17 +14,19 @@ import numpy as np
 
 from pyggml.formulas.formula import Formula
 from pyggml.formulas.rows import Pass
-from pyggml.formulas.text import define
+from pyggml.formulas.text import define, float32_python
 from pyggml.graph.call import Call
-from pyggml.graph.tensor import MAX_AXES
+from pyggml.graph.tensor import Shape
 from pyggml.jit import JIT, Code, types
 from pyggml.jit.decorators import apart
 from pyggml.jit.regions import run_shares
 from pyggml.jit.simd import LEAST_KEY
 from pyggml.jit.tasks import SHARE
-from pyggml.kernels.formulas import NAMES, PYTHON
-from pyggml.kernels.kernel import Site, as_four, as_rows
+from pyggml.kernels.formulas import FUNCTIONS, NAMES
+from pyggml.kernels.kernel import Site, as_rows
 
+# Exponentials are of what is below the greatest of a row, or not far above.
+_PYTHON = float32_python({**FUNCTIONS, "exp": "exp32({0})"})
 _NAMES = {**NAMES, "LEAST_KEY": LEAST_KEY, "__name__": __name__}
 _START = {"sum": "f4(0)", "largest": "LEAST_KEY"}
 _ADD = {"sum": "{0} = plus({0}, {1})", "largest": "{0} = max({0}, key_of({1}))"}
@@ -32,7 +34,8 @@ _END = {"sum": "", "largest": "{0} = of_key({0})"}
 
 
 def rows_text(name: str, formula: Formula) -> str:
-    """The function name(results …, sources …, settings …, first, last) for these rows of arrays."""
+    """The function name(results …, sources …, tables …, settings …, first, last) for these rows of
+    arrays. tables: of each tiled source, which of its rows each row takes"""
     results = [f"y{i}" for i in range(len(formula.results))]
     passes = list(formula.rows.passes(formula.results, keeps=True))
     lines = list(_rows(formula, results))
@@ -40,7 +43,7 @@ def rows_text(name: str, formula: Formula) -> str:
         lines += [f"_kept = _{y}" for i, y in enumerate(results) if formula.differs(i)]
     lines += [f"n = f4(_{formula.along[0]}.size)"]
     lines += [line for step in passes for line in _lines(formula, step)]
-    names = (f"{s}_rows" for s in (*results, *formula.sources))
+    names = [f"{s}_rows" for s in (*results, *formula.sources)] + [f"{s}_at" for s in formula.tiled]
     body = "".join(f"        {line}\n" for line in lines)
     arguments = ", ".join((*names, *formula.settings, "first", "last"))
     return f"def {name}({arguments}):\n    for r in range(first, last):\n{body}"
@@ -48,22 +51,15 @@ def rows_text(name: str, formula: Formula) -> str:
 
 def _rows(formula: Formula, results: Sequence[str]) -> Iterator[str]:
     """What names row r of each array, and the one number that it has of some."""
-    whole, repeats = "r", "r % {0}_rows.shape[0]"
-    if formula.tiled:
-        shape = f"{formula.along[0]}_rows.shape"
-        yield f"b, h = r // ({shape}[1] * {shape}[2]), r // {shape}[2] % {shape}[1]"
-        yield f"q = r % {shape}[2]"
-        whole = "b, h, q"
-        repeats = ", ".join(f"{i} % {{0}}_rows.shape[{at}]" for at, i in enumerate("bhq"))
-    for s in (*results, *formula.along):
-        row = "0" if s in formula.shared else repeats.format(s) if s in formula.tiled else whole
-        yield f"_{s} = {s}_rows[{row}]"
-    yield from (f"{s} = f4({s}_rows[{repeats.format(s)}, 0])" for s in formula.single)
+    rows = {s: f"{s}_at[r]" for s in formula.tiled} | dict.fromkeys(formula.shared, "0")
+    yield from (f"_{s} = {s}_rows[{rows.get(s, 'r')}]" for s in (*results, *formula.along))
+    for s in formula.single:
+        yield f"{s} = f4({s}_rows[{rows.get(s, f'r % {s}_rows.shape[0]')}, 0])"
 
 
 def _lines(formula: Formula, step: Pass) -> Iterator[str]:
     """A pass over a row, and what stands before and after it."""
-    statements, values = PYTHON.lines([value for _, value in step.common])
+    statements, values = _PYTHON.lines([value for _, value in step.common])
     yield from statements
     yield from (f"{c} = {v}" for (c, _), v in zip(step.common, values, strict=True))
     yield from (f"{s} = {_START[how]}" for how, s in step.sums)
@@ -73,7 +69,7 @@ def _lines(formula: Formula, step: Pass) -> Iterator[str]:
 
 def _loop(formula: Formula, step: Pass) -> Iterator[str]:
     """The loop over a row; what has one number for a row is stored apart."""
-    statements, values = PYTHON.lines(step.values)
+    statements, values = _PYTHON.lines(step.values)
     differ = [bool(step.sums) or formula.rows.differs(value) for value in step.values]
     if any(differ):
         yield f"for i in range(_{formula.along[0]}.size):"
@@ -94,7 +90,7 @@ def _loop(formula: Formula, step: Pass) -> Iterator[str]:
 
 def _task_text(loop: str, formula: Formula) -> str:
     """The task that gives the loop its share of the rows."""
-    n_arrays = len(formula.results) + len(formula.sources)
+    n_arrays = len(formula.results) + len(formula.sources) + len(formula.tiled)
     arguments = ", ".join((*(f"a{i}" for i in range(n_arrays)), *formula.settings))
     return (
         f"def {loop}_task(arguments, task, thread):\n"
@@ -121,8 +117,8 @@ def code_of_rows(formula: Formula, kinds: tuple[np.dtype, ...]) -> Code:
     name = f"{formula.name}_{digest}"  # says what its text is
     loop = apart(define(rows_text(name, formula), name, _NAMES), fuses=True)
     task = define(_task_text(name, formula), f"{name}_task", {**_NAMES, name: loop})
-    n_axes = MAX_AXES if formula.tiled else 2
-    takes = [types.Array(getattr(types, kind.name), n_axes, "C") for kind in kinds]
+    takes = [types.Array(getattr(types, kind.name), 2, "C") for kind in kinds]
+    takes += [types.Array(types.intp, 1, "C")] * len(formula.tiled)
     takes += [types.float32] * len(formula.settings)
     frame = types.Tuple([*takes, types.intp, types.intp])
     return Code(task, types.void(types.CPointer(frame), types.intp, types.intp))
@@ -143,24 +139,27 @@ def call_by_row(
     results: Sequence[np.ndarray],
     sources: Sequence[np.ndarray],
     *settings: np.float32,
+    axes: Sequence[Shape] = (),
 ) -> Call:
     """A call of a formula's kernel on arrays whose last axis is a row, or who have one number for
-    each row. Where sources are tiled, arrays have the axes of rows too, and each one number in its
-    last axis."""
+    each row.  axes: of the rows of each source, where some are tiled"""
     names = (*(f"y{i}" for i in range(len(results))), *formula.sources)
-    single = {
-        *formula.single,
-        *(y for i, y in enumerate(names[: len(results)]) if not formula.differs(i)),
-    }
-    given = dict(zip(names, (*results, *sources), strict=True))
-    if formula.tiled:
-        arrays = [as_four(a) for a in given.values()]
-    else:
-        arrays = [a.reshape(-1, 1) if s in single else as_rows(a) for s, a in given.items()]
-    *axes, n = arrays[names.index(formula.along[0])].shape
-    n_rows = prod(axes)
+    one_each = (y for i, y in enumerate(names[: len(results)]) if not formula.differs(i))
+    single = {*formula.single, *one_each}
+    given = zip(names, (*results, *sources), strict=True)
+    arrays = [a.reshape(-1, 1) if s in single else as_rows(a) for s, a in given]
+    n_rows, n = arrays[names.index(formula.along[0])].shape
+    of_source = dict(zip(formula.sources, axes, strict=bool(axes)))
+    tables = [_tiles(of_source[formula.along[0]], of_source[s]) for s in formula.tiled]
     if not JIT:
-        return Call(rows_of(formula), *arrays, *settings, 0, n_rows)
+        return Call(rows_of(formula), *arrays, *tables, *settings, 0, n_rows)
     per = max(1, SHARE // max(1, n))
     code = code_of_rows(formula, tuple(a.dtype for a in arrays))
-    return Call(run_shares, code.address, -(-n_rows // per), (*arrays, *settings, per, n_rows))
+    frame = (*arrays, *tables, *settings, per, n_rows)
+    return Call(run_shares, code.address, -(-n_rows // per), frame)
+
+
+def _tiles(rows: Shape, of_source: Shape) -> np.ndarray:
+    """Which row of a source each row takes, where the source's are repeated over the axes."""
+    places = np.arange(prod(of_source)).reshape(of_source)
+    return np.tile(places, np.floor_divide(rows, of_source)).reshape(-1)

@@ -24,6 +24,8 @@ from pyggml.formulas.expression import (
 )
 from pyggml.formulas.rows import largest, mean, pick, total
 
+LOWEST = -3e38  # no score; a device may lack -inf
+
 # -- arithmetic -----------------------------------------------------------------------------------
 
 
@@ -193,6 +195,29 @@ def norm(x: Expression, *, eps: Expression) -> Expression:
 
 def l2_norm(x: Expression, *, eps: Expression) -> Expression:
     return x / maximum(sqrt(total(x * x)), eps)
+
+
+def _exponentials(z: Expression, sink: Expression) -> tuple[Expression, Expression, Expression]:
+    """(e, e of the sink, Σ of all) of scores less their greatest. All are 0 where each is -inf."""
+    top = maximum(largest(z), sink)
+    top = where(top <= LOWEST, 0, top)
+    e, lost = exp(z - top), exp(sink - top)
+    return e, lost, maximum(total(e) + lost, 1)  # less than 1 if there is no score
+
+
+def soft_max(
+    x: Expression, mask: Expression, slope: Expression, sink: Expression, *, scale: Expression
+) -> Expression:
+    e, _, all_of_them = _exponentials(scale * x + slope * mask, sink)
+    return e / all_of_them
+
+
+def sink_share(
+    x: Expression, mask: Expression, slope: Expression, sink: Expression, *, scale: Expression
+) -> Expression:
+    """What the sink of a row has of its softmax."""
+    _, lost, all_of_them = _exponentials(scale * x + slope * mask, sink)
+    return lost / all_of_them
 
 
 def soft_max_back(dy: Expression, y: Expression, *, scale: Expression) -> Expression:

@@ -28,6 +28,7 @@ from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.graph.dtypes import F32
 from pyggml.jit import JIT
 from pyggml.kernels.formulas import PYTHON, code_of, loop_of
+from pyggml.kernels.rows import rows_text
 from pyggml.ops import OPS
 
 pytestmark = pytest.mark.quick
@@ -196,3 +197,12 @@ def test_a_row_is_computed_in_as_few_passes_as_its_sums_allow():
     assert not divided and any(
         e.operation == "sqrt" for _, c in passes[-1].common for e in parts_of(c)
     )
+
+
+def test_what_a_row_is_made_of_is_computed_once():
+    """What was summed lies where the result will be, unless a source is read after it."""
+    for of, is_kept in ((OPS["cross_entropy_rows_back"].formula, True), (ALL["norm_back"], False)):
+        text = rows_text("f", of)
+        assert ("_kept" in text) == is_kept and text.count("exp32") == is_kept
+        without = of.rows.passes(of.results)
+        assert all(step.kept is None for step in without)

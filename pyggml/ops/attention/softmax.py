@@ -8,19 +8,20 @@ another head 2^(−max_bias·(2·(h − m) + 1)/(2·m)); m is the largest power 
 A mask of −inf gives exactly 0. A row masked as a whole becomes zeros; ggml's is NaN.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pyggml.errors import ShapeError
+from pyggml.formulas.formula import Formula, formula, joint
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, Sample, Spec, op
-from pyggml.graph.tensor import Tensor, leaf
-from pyggml.jit import kernel, parallel, prange
-from pyggml.jit.simd import exp32, row_max
+from pyggml.graph.tensor import Shape, Tensor, leaf
 from pyggml.kernels.kernel import Site, as_four, cpu_kernel
+from pyggml.kernels.rows import call_by_row
 from pyggml.ops import formulas
 from pyggml.ops.arithmetic.arith import mul, neg
 from pyggml.ops.arithmetic.broadcast import four_axes
@@ -32,9 +33,7 @@ from pyggml.ops.layout.layout import reshape
 from pyggml.ops.layout.repeat import repeat_back
 from pyggml.ops.second_order import SECOND_ORDER
 
-_ZERO = np.float32(0)
-_ONE = np.float32(1)
-_MINUS_INF = np.float32(-np.inf)
+_Array = TypeVar("_Array")
 
 
 def soft_max(
@@ -85,54 +84,35 @@ def _soft_max_spec(x: Tensor, *extras: Tensor, scale: float, max_bias: float, ma
     return Spec(x.shape)
 
 
-@kernel
-def _add_mask(z, x, mask, scale, slope):
-    for j in range(x.size):
-        z[j] = x[j] * scale + mask[j] * slope
+_SINGLE, _TILED = ("slope", "sink"), ("mask", "slope", "sink")
+_FORMULAS = [
+    formula(f, single=_SINGLE, tiled=_TILED) for f in (formulas.soft_max, formulas.sink_share)
+]
+_WHOLE = {False: _FORMULAS[0].without("soft_max", sink=formulas.LOWEST)}
+_WHOLE |= {True: joint("soft_max_sinks", _FORMULAS)}
 
 
-@kernel
-def _scale(z, x, scale):
-    for j in range(x.size):
-        z[j] = x[j] * scale
+@cache
+def _formula(masked: bool, has_sinks: bool) -> Formula:
+    """Of the sources that there are; with sinks, the sink's share is a result too."""
+    whole = _WHOLE[has_sinks]
+    return whole if masked else whole.without(f"{whole.name}_alone", mask=0, slope=0)
 
 
-@kernel
-def _soft_max_row(y, sink):
-    """y becomes its softmax. Returns the sink's share of the sum."""
-    top = max(row_max(y), sink)
-    if top == _MINUS_INF:
-        top = _ZERO
-    total = _ZERO
-    for j in range(y.size):
-        y[j] = exp32(y[j] - top)
-        total += y[j]
-    lost = exp32(sink - top)
-    total += lost
-    share = _ONE / total if total > _ZERO else total
-    for j in range(y.size):
-        y[j] *= share
-    return lost * share
-
-
-@parallel
-def _soft_max(y, x, mask, sinks, lost, slopes, scale, has_mask):
-    """y, x (n_batch, n_head, n_q, n_k); the mask's first two sizes divide theirs.
-
-    `lost` (n_rows,) takes the sink's share of each row; it may be empty.
-    """
-    n_head, n_q = x.shape[1], x.shape[2]
-    for row in prange(x.shape[0] * n_head * n_q):
-        b, h, q = row // (n_head * n_q), row // n_q % n_head, row % n_q
-        sink = sinks[h]  # read before y is written, which may share memory with the sinks
-        if has_mask:
-            weights = mask[b % mask.shape[0], h % mask.shape[1], q]
-            _add_mask(y[b, h, q], x[b, h, q], weights, scale, slopes[h])
-        else:
-            _scale(y[b, h, q], x[b, h, q], scale)
-        share = _soft_max_row(y[b, h, q], sink)
-        if lost.size > 0:
-            lost[row] = share
+def soft_max_rows(
+    node: Tensor, sources: Sequence[_Array], constant: Callable[[np.ndarray], _Array]
+) -> tuple[Formula, list[_Array], list[Shape]]:
+    """A node's formula, its sources, slopes among them, and the three axes of rows of each."""
+    x, *extras = node.src
+    p, four = node.params, four_axes(x.shape)
+    mask, sinks = _extras(tuple(extras), p["masked"])
+    arrays, of_heads = list(sources), (1, four[1], 1)
+    axes = [four[:3], of_heads] if sinks is not None else [four[:3]]
+    if mask is not None:
+        slopes = alibi_slopes(four[1], p["max_bias"]).astype(np.float32)
+        arrays.insert(2, constant(slopes))
+        axes[1:1] = [four_axes(mask.shape)[:3], of_heads]
+    return _formula(mask is not None, sinks is not None), arrays, axes
 
 
 def _soft_max_saved(x: Tensor, *extras: Tensor, masked: bool, **_: float) -> tuple[Spec, ...]:
@@ -141,37 +121,23 @@ def _soft_max_saved(x: Tensor, *extras: Tensor, masked: bool, **_: float) -> tup
 
 
 def _soft_max_run(site: Site) -> Call:
-    x = as_four(site.src[0])
-    params = site.node.params
-    mask, sinks = _extras(site.src[1:], params["masked"])
-    n_head = x.shape[1]
-    slopes = alibi_slopes(n_head, params["max_bias"]).astype(np.float32)
-    arguments = (
-        as_four(np.zeros((1, 1), np.float32) if mask is None else mask),
-        np.full(n_head, _MINUS_INF) if sinks is None else sinks,
-        site.saved[0].reshape(-1) if site.saved else np.zeros(0, np.float32),
-        *(slopes, site.scalars[0], mask is not None),
-    )
-    return Call(_soft_max, as_four(site.out), x, *arguments)
+    of, sources, axes = soft_max_rows(site.node, site.src, np.asarray)
+    return call_by_row(of, [site.out, *site.saved], sources, *site.scalars[:1], axes=axes)
 
 
 def _soft_max_ref(
     x: np.ndarray, *extras: np.ndarray, scale: float, max_bias: float, masked: bool
 ) -> np.ndarray:
+    four = four_axes(x.shape)
+    slopes = alibi_slopes(four[1], max_bias)
     mask, sinks = _extras(extras, masked)
-    z = as_four(x) * scale
-    n_batch, n_head = z.shape[:2]
-    if mask is not None:
-        m = as_four(mask)
-        m = np.tile(m, (n_batch // m.shape[0], n_head // m.shape[1], 1, 1))
-        z = z + alibi_slopes(n_head, max_bias)[:, None, None] * m
-    sink = np.full(n_head, -np.inf) if sinks is None else sinks
-    sink = np.broadcast_to(sink[:, None, None], (*z.shape[:3], 1))
-    z = np.concatenate([z, sink], axis=-1)
-    top = z.max(axis=-1, keepdims=True)
-    e = np.exp(z - np.where(np.isinf(top), 0, top))
-    total = e.sum(axis=-1, keepdims=True)
-    return np.asarray((e / np.where(total == 0, 1, total))[..., :-1].reshape(x.shape))
+    of = _formula(masked, sinks is not None)
+    sources = {"x": x, "mask": mask, "slope": slopes, "sink": sinks}
+    arrays = (
+        np.reshape(sources[s], (1, -1, 1, 1)) if s in _SINGLE else as_four(sources[s])
+        for s in of.sources
+    )
+    return of(*arrays, scale=scale).reshape(x.shape)
 
 
 def _soft_max_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:

@@ -29,6 +29,13 @@ _NAMES |= {"put_four_bf16": fours.put_four_bf16}
 _START = {"sum": "f4(0)", "largest": "f4(-np.inf)"}
 _ADD = {"sum": "{0} += {1}", "largest": "{0} = max({0}, {1})"}
 _JOIN = {"sum": "block_sum", "largest": "block_max"}
+_AXES = (
+    "b, h = row // (axes[1] * axes[2]), row // axes[2] % axes[1]",
+    "q = row % axes[2]",
+)
+_TILE = (
+    "{0}_row = ((b % {0}_axes[0]) * {0}_axes[1] + h % {0}_axes[1]) * {0}_axes[2] + q % {0}_axes[2]"
+)
 _IS_THERE = (
     "if cuda.threadIdx.x == 0 and not f4(0) <= {0} < f4(size):",
     "    cuda.atomic.max(fault, 0, number)",
@@ -61,26 +68,37 @@ class Row(NamedTuple):
 
     def place(self, source: str, at: str) -> str:
         """Where element `at` of a row lies."""
+        if source in self.formula.tiled:
+            return f"{source}_row * size + {at}"
         return at if source in self.formula.shared else f"at + {at}"
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Arguments: three axes of rows, and those of each source that is repeated over them."""
+        tiled = self.formula.tiled
+        return ("axes", *(f"{s}_axes" for s in tiled)) if tiled else ()
 
 
 @cache
 def row_kernel(row: Row) -> Any:
     """kernel(results …, arrays …, settings …, size), where a row has so many numbers; then the cell
-    and the number of the fault that none is at a place, if the formula picks some."""
+    and the number of the fault that none is at a place, if the formula picks some, and `axes`."""
     of = row.formula
     arrays = [a for s in of.sources for a in row.arrays_of(s)]
     named = [f"_{name}" for name in (*row.results, *arrays)]  # a source's own name is its element's
     passes = list(of.rows.passes(of.results))
     read = of.reads(*(value for step in passes[:-1] for value in step.values))
     held = [s for s in read if s in of.along] if row.fours else []
-    body = [f"{s} = f4(_{s}[row % _{s}.size])" for s in of.single]
+    body = [*_AXES, *(_TILE.format(s) for s in of.tiled)] if of.tiled else []
+    body += [
+        f"{s} = f4(_{s}[{f'{s}_row' if s in of.tiled else f'row % _{s}.size'}])" for s in of.single
+    ]
     body += [line.format(s) for s in sorted(of.picks) for line in _IS_THERE]
     if row.fours:
         body += _reads(row, held)
     body += [line for step in passes for line in _lines(row, step, held)]
     text = [
-        f"def {of.name}_rows({', '.join((*named, *of.settings, 'size', *row.fault))}):",
+        f"def {of.name}_rows({', '.join((*named, *of.settings, 'size', *row.fault, *row.axes))}):",
         "    parts = cuda.shared.array(THREADS, np.float32)",
         *(f"    {s}_held = cuda.local.array({4 * row.fours}, np.float32)" for s in held),
         "    n = f4(size)",

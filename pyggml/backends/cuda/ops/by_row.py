@@ -13,7 +13,7 @@ from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.formula import Formula
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.tensor import Shape, Tensor
 from pyggml.ops import OPS
 
 _MOST_FOURS = 8  # of a thread: 32 numbers of each source in registers
@@ -45,10 +45,12 @@ def rows_call(
     results: Sequence[Any],
     sources: Sequence[Any],
     loads: Loads = (),
+    axes: Sequence[Shape] = (),
 ) -> Call:
     """The call of a formula's kernel for rows of n numbers.
 
-    sources: arrays of the formula's sources; where loads names two arrays for one, both
+    sources: arrays of the formula's sources; where loads names two arrays for one, both. axes: of
+    rows, three of each source, if some are tiled
     """
     names = [f"y{i}" for i in range(len(results))]
     names += [a for s in of.sources for a in dict(loads).get(s, (s,))]
@@ -60,10 +62,12 @@ def rows_call(
     assert fours or not (in_bf16 or loads)
     run = row_kernel(Row(of, fours, frozenset(in_bf16), loads))
     settings = [np.float32(site.node.params[name]) for name in of.settings]
+    of_source = {s: tuple(np.int64(a) for a in x) for s, x in zip(of.sources, axes, strict=False)}
+    tiles = [of_source[s] for s in (of.along[0], *of.tiled)] if of.tiled else []
     fault = target_fault(site, n) if of.picks else ()
     first = dict(loads).get(of.along[0], (of.along[0],))[0]
     n_rows = arrays[first].size // n
-    return per_rows(run, n_rows, n, site.stream, *arrays.values(), *settings, n, *fault)
+    return per_rows(run, n_rows, n, site.stream, *arrays.values(), *settings, n, *fault, *tiles)
 
 
 def _by_row(of: Formula) -> CudaKernel:

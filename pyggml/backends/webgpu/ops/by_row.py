@@ -9,10 +9,13 @@ from pyggml.backends.webgpu.wgsl.formulas import FUNCTIONS, WGSL
 from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, whole
 from pyggml.formulas.formula import Formula
 from pyggml.formulas.rows import Pass
+from pyggml.graph.tensor import Shape
 from pyggml.ops import OPS
 
 _START = {"sum": "0.0", "largest": "-3e38"}
 _ADD = {"sum": "{0} + {1}", "largest": "max({0}, {1})"}
+_AXES = ("let b = group / (axis1 * axis2); let h = group / axis2 % axis1; let q = group % axis2;",)
+_TILE = "let {0}_row = ((b % {0}_axis0) * {0}_axis1 + h % {0}_axis1) * {0}_axis2 + q % {0}_axis2;"
 _JOIN = {"sum": "summed", "largest": "highest"}
 
 
@@ -20,7 +23,11 @@ _JOIN = {"sum": "summed", "largest": "highest"}
 def _text(of: Formula) -> str:
     """The shader of a row; a source is x_at(i), a setting p_NAME."""
     lines = ["if (group >= ROWS) { return; } let first = group * N; let n = f32(N);"]
-    lines += [f"let {s} = f32({s}_at(group % MANY_{s}));" for s in of.single]
+    lines += [*_AXES, *(_TILE.format(s) for s in of.tiled)] if of.tiled else []
+    for s in of.single:
+        lines.append(
+            f"let {s} = f32({s}_at({f'{s}_row' if s in of.tiled else f'group % MANY_{s}'}));"
+        )
     wrong = (f"(u32(max({s}, 0.0)) >= N || {s} < 0.0)" for s in sorted(of.picks))
     lines += [
         f"if (me == 0u && {is_wrong}) {{ put_fault(0u, i32(NO_TOKEN)); }}" for is_wrong in wrong
@@ -51,7 +58,8 @@ def _lines(of: Formula, step: Pass, temporary: str) -> Iterator[str]:
         yield "for (var i = me; i < N; i += 256u) {"
         for s in of.reads(*step.values):
             at = "i" if s in of.shared else "first + i"
-            yield f"let {s} = {'f32(i)' if s == 'place' else f'{s}_at({at})'};"
+            load = f"max({s}_at({s}_row * N + i), -3e38)" if s in of.tiled else f"{s}_at({at})"
+            yield f"let {s} = {'f32(i)' if s == 'place' else load};"
         yield from (*statements, "}")
     yield from stores
     yield from (f"let {s} = {_JOIN[how]}(me, mine_{s});" for how, s in step.sums)
@@ -63,14 +71,22 @@ def rows_dispatch(
     results: Sequence[BufferRange],
     sources: Sequence[BufferRange],
     n: int,
+    axes: Sequence[Shape] = (),
 ) -> Dispatch:
-    """The dispatch of a formula's shader for rows of n numbers."""
+    """The dispatch of a formula's shader for rows of n numbers.
+
+    axes: of rows, three of each source, if some are tiled
+    """
     views = dict(zip(of.sources, sources, strict=True))
     many = {f"MANY_{s}": views[s].n_bytes // views[s].size for s in of.single}
     whole_rows = views[of.along[0]]
     n_rows = whole_rows.n_bytes // (whole_rows.size * max(n, 1))
     constants: dict[str, int | float] = {"N": n, "ROWS": n_rows, **many}
     constants |= {f"p_{name}": float(site.node.params[name]) for name in of.settings}
+    if of.tiled:
+        for s, three in zip(of.sources, axes, strict=True):
+            constants |= {f"{s}_axis{i}": size for i, size in enumerate(three)}
+        constants |= {f"axis{i}": size for i, size in enumerate(axes[0])}
     if of.picks:
         assert site.node.op is not None
         sentence = f"{site.node.op.name}: a target is outside the vocabulary of {n} tokens"
