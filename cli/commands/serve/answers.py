@@ -4,12 +4,14 @@ Chats and texts differ in where text and log-probabilities stand: each has a `Re
 chats in chat_answers.
 """
 
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyggml.cli.web.errors import ApiError
 from pyggml.generation import Finish, Piece
 from pyggml.generation.serving import ReadPrompt
 from pyggml.tokenizer import Tokenizer
@@ -30,6 +32,17 @@ class PartialAnswer:
     pieces: list[Piece] = field(default_factory=list)
     n_tokens: int = 0
     reason: str | None = None
+
+    @classmethod
+    def of(cls, told: Piece | ReadPrompt | None, prefix: str = "") -> "PartialAnswer":
+        """A part of a stream: a piece, what was read of the prompt, or the end of its time."""
+        part = cls(reason=None if told else "length")
+        if isinstance(told, ReadPrompt):
+            part.text = prefix
+            part.add_prompt(told)
+        elif told is not None:
+            part.add(told)
+        return part
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
@@ -63,8 +76,39 @@ class Usage:
         }
 
 
-class ReplyForm(ABC):
-    """The objects of one kind of request, all with the same id."""
+class AnswerForm(ABC):
+    """The objects of one request's answers, of the model of a name. done: what ends a stream."""
+
+    model: str
+    done = b"data: [DONE]\n\n"
+
+    @abstractmethod
+    def whole(self, choices: list[PartialAnswer], usage: Usage) -> Object: ...
+
+    @abstractmethod
+    def opening(self, index: int, prefix: str) -> list[Object]:
+        """What comes before the first piece of an answer."""
+
+    @abstractmethod
+    def chunks(self, index: int, told: Piece | ReadPrompt | None, prefix: str = "") -> list[Object]:
+        """Parts of answer `index`: of a piece, the prompt and what was read of it, or without
+        either its end."""
+
+    @abstractmethod
+    def closing(self, usage: Usage, asked: bool) -> list[Object]:
+        """What comes after all answers. asked: whether the usage is asked for."""
+
+    def fault(self, error: ApiError) -> Object:
+        return error.body()
+
+    def event(self, part: Object) -> bytes:
+        """Of a stream."""
+        text = json.dumps(part, ensure_ascii=False, separators=(",", ":"))
+        return f"data: {text}\n\n".encode()
+
+
+class ReplyForm(AnswerForm):
+    """The objects of chats and texts, all with the same id."""
 
     prefix: str
     kind: str
@@ -86,27 +130,15 @@ class ReplyForm(ABC):
         return {**self._head, "object": self.kind, "choices": entries, "usage": usage.object()}
 
     def chunks(self, index: int, told: Piece | ReadPrompt | None, prefix: str = "") -> list[Object]:
-        """Parts of answer `index`: of a piece, the prompt and what was read of it, or without
-        either its end."""
-        part = PartialAnswer()
-        if isinstance(told, ReadPrompt):
-            part.text = prefix
-            part.add_prompt(told)
-        elif told is not None:
-            part.add(told)
-        else:
-            part.reason = "length"
+        part = PartialAnswer.of(told, prefix)
         return [
             {**self._head, "object": self.chunk_kind, "choices": [delta]}
             for delta in self._deltas(index, part)
         ]
 
-    def opening(self, index: int, prefix: str) -> Object | None:
-        """What comes before the first piece of an answer, if anything does."""
-        return None
-
-    def closing(self, usage: Usage) -> Object:
-        return {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage.object()}
+    def closing(self, usage: Usage, asked: bool) -> list[Object]:
+        told = {"object": self.chunk_kind, "choices": [], "usage": usage.object()}
+        return [{**self._head, **told}] if asked else []
 
     @abstractmethod
     def _choice(self, index: int, choice: PartialAnswer) -> Object: ...
@@ -115,10 +147,7 @@ class ReplyForm(ABC):
     def _deltas(self, index: int, part: PartialAnswer) -> list[Object]: ...
 
     def _text_of(self, token: int) -> str:
-        return self._bytes_of(token).decode("utf-8", "replace")
-
-    def _bytes_of(self, token: int) -> bytes:
-        return self._tokenizer.token_bytes(token, special=True)
+        return self._tokenizer.token_bytes(token, special=True).decode("utf-8", "replace")
 
 
 class TextForm(ReplyForm):
@@ -128,11 +157,11 @@ class TextForm(ReplyForm):
         super().__init__(model, tokenizer)
         self._offsets: dict[int, int] = {}  # of each answer's next token, in a stream
 
-    def opening(self, index: int, prefix: str) -> Object | None:
+    def opening(self, index: int, prefix: str) -> list[Object]:
         if not prefix:
-            return None
+            return []
         chunk = {"index": index, "text": prefix, "logprobs": None, "finish_reason": None}
-        return {**self._head, "object": self.chunk_kind, "choices": [chunk]}
+        return [{**self._head, "object": self.chunk_kind, "choices": [chunk]}]
 
     def _choice(self, index: int, choice: PartialAnswer) -> Object:
         text = choice.prefix + choice.text

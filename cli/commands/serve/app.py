@@ -1,9 +1,8 @@
 """The routes: OpenAI's, /health, those of operators, and the page."""
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,32 +18,32 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pyggml.cli.commands.serve.adapters import AdapterRoutes
-from pyggml.cli.commands.serve.answers import PartialAnswer, ReplyForm, TextForm, Usage
+from pyggml.cli.commands.serve.answers import AnswerForm, PartialAnswer, TextForm, Usage
 from pyggml.cli.commands.serve.chat_answers import ChatForm
 from pyggml.cli.commands.serve.embeddings import EmbedRoutes
 from pyggml.cli.commands.serve.journal import Cost, Entry, JournalMiddleware
 from pyggml.cli.commands.serve.operators import OperatorRoutes
 from pyggml.cli.commands.serve.params import Params, TextParams, read_chat, read_text
+from pyggml.cli.commands.serve.response_answers import ResponseForm
+from pyggml.cli.commands.serve.responses import chat_of, echo_of
 from pyggml.cli.commands.serve.service import Flow, Service
 from pyggml.cli.web.body import unless_gone
 from pyggml.cli.web.errors import HANDLERS, ApiError
 from pyggml.cli.web.guard import Access, Guard
 from pyggml.generation.serving import ReadPrompt
 
-_DONE = b"data: [DONE]\n\n"
-
 
 def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> Starlette:
     """The application; pages: routes of the chat page."""
     routes = ServeRoutes(service)
-    operators = OperatorRoutes(service)
     own = [
         Route("/health", routes.health),
         Route("/v1/models", routes.models),
         Route("/v1/models/{name:path}", routes.model),
         Route("/v1/chat/completions", routes.chat, methods=["POST"]),
         Route("/v1/completions", routes.text, methods=["POST"]),
-        *operators.routes,
+        Route("/v1/responses", routes.respond, methods=["POST"]),
+        *OperatorRoutes(service).routes,
         *EmbedRoutes(service).routes,
         *AdapterRoutes(service).routes,
     ]
@@ -86,7 +85,7 @@ class Asked:
 
     params: Params
     prompts: Sequence[np.ndarray]
-    form: ReplyForm
+    form: AnswerForm
     prefixes: Sequence[str]
     shown: Collection[int] = ()
 
@@ -120,18 +119,28 @@ class ServeRoutes:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "pyggml"}
 
     async def chat(self, request: Request) -> Response:
-        service = self._service
-
         def read(given: dict[str, Any]) -> Asked:
-            params = read_chat(given, service.sampling, service.limits)
-            name, writer = service.name(params.model), service.chat_writer(params)
-            params = replace(params, how=writer.sampling(params))
-            prompts = service.chat_prompts(params)
-            reader = writer.reader(params, prompts[0])
-            form = ChatForm(name, service.models[name].tokenizer, reader)
-            return Asked(params.alone(), prompts, form, [""] * params.n, writer.shown)
+            return self._chat_of(given, ChatForm)
 
-        return await self._answer(request, await service.bodies.read(request, read))
+        return await self._answer(request, await self._service.bodies.read(request, read))
+
+    async def respond(self, request: Request) -> Response:
+        def read(given: dict[str, Any]) -> Asked:
+            chat, echo = chat_of(given), echo_of(given)
+            return self._chat_of(chat, partial(ResponseForm, echo=echo))
+
+        return await self._answer(request, await self._service.bodies.read(request, read))
+
+    def _chat_of(self, given: dict[str, Any], form_of: Callable[..., AnswerForm]) -> Asked:
+        """form_of: of the model's name, its tokenizer, and what makes readers of answers."""
+        service = self._service
+        params = read_chat(given, service.sampling, service.limits)
+        name, writer = service.name(params.model), service.chat_writer(params)
+        params = replace(params, how=writer.sampling(params))
+        prompts = service.chat_prompts(params)
+        reader = writer.reader(params, prompts[0])
+        form = form_of(name, service.model(name).tokenizer, reader)
+        return Asked(params.alone(), prompts, form, [""] * params.n, writer.shown)
 
     async def text(self, request: Request) -> Response:
         service = self._service
@@ -139,7 +148,7 @@ class ServeRoutes:
         def read(given: dict[str, Any]) -> Asked:
             params = read_text(given, service.sampling, service.limits)
             name, prompts = service.name(params.model), service.text_prompts(params)
-            form = TextForm(name, service.models[name].tokenizer)
+            form = TextForm(name, service.model(name).tokenizer)
             return Asked(params.alone(), prompts, form, _echo_texts(params, service))
 
         return await self._answer(request, await service.bodies.read(request, read))
@@ -216,26 +225,21 @@ class EventStream(StreamingResponse):
 
 
 async def _events(
-    flow: Flow, form: ReplyForm, prefixes: Sequence[str], params: Params
+    flow: Flow, form: AnswerForm, prefixes: Sequence[str], params: Params
 ) -> AsyncIterator[bytes]:
     """The events, several at once where several are ready. A prompt whose own tokens are told comes
     with them."""
     try:
         first = [""] * len(prefixes) if params.tells_prompt else prefixes
         opened = [form.opening(i, prefix) for i, prefix in enumerate(first)]
-        if start := b"".join(_event(part) for part in opened if part is not None):
+        if start := b"".join(form.event(part) for parts in opened for part in parts):
             yield start
         async for batch in flow.batches():
             parts = (part for i, told in batch for part in form.chunks(i, told, prefixes[i]))
-            if told := b"".join(map(_event, parts)):
+            if told := b"".join(map(form.event, parts)):
                 yield told
-        if params.include_usage:
-            yield _event(form.closing(_usage(flow)))
-        yield _DONE
+        last = form.closing(_usage(flow), params.include_usage)
+        if end := b"".join(map(form.event, last)) + form.done:
+            yield end
     except ApiError as error:  # the status is sent already
-        yield _event(error.body())
-
-
-def _event(part: dict[str, Any]) -> bytes:
-    text = json.dumps(part, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {text}\n\n".encode()
+        yield form.event(form.fault(error))

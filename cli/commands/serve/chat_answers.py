@@ -22,10 +22,10 @@ class ChatForm(ReplyForm):
         self._reader = reader
         self._readers: dict[int, AnswerReader] = {}  # of each answer of a stream
 
-    def opening(self, index: int, prefix: str) -> Object:
+    def opening(self, index: int, prefix: str) -> list[Object]:
         delta = {"role": "assistant", "content": ""}
         chunk = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return {**self._head, "object": self.chunk_kind, "choices": [chunk]}
+        return [{**self._head, "object": self.chunk_kind, "choices": [chunk]}]
 
     def _choice(self, index: int, choice: PartialAnswer) -> Object:
         reader = self._reader()
@@ -52,15 +52,20 @@ class ChatForm(ReplyForm):
     def _logprobs(self, choice: PartialAnswer) -> Object | None:
         if not choice.pieces:
             return None
-        return {"content": [self._token(piece) for piece in choice.pieces], "refusal": None}
+        entries = [token_entry(piece, self._tokenizer) for piece in choice.pieces]
+        return {"content": entries, "refusal": None}
 
-    def _token(self, piece: Piece) -> Object:
-        likeliest = [self._entry(token, p) for token, p in piece.likeliest]
-        return self._entry(piece.token, piece.logprob) | {"top_logprobs": likeliest}
 
-    def _entry(self, token: int, logprob: float | None) -> Object:
-        raw = self._bytes_of(token)
-        return {"token": self._text_of(token), "logprob": logprob, "bytes": list(raw)}
+def token_entry(piece: Piece, tokenizer: Tokenizer) -> Object:
+    """A token, its log-probability and those of the likeliest."""
+
+    def entry(token: int, logprob: float | None) -> Object:
+        raw = tokenizer.token_bytes(token, special=True)
+        text = raw.decode("utf-8", "replace")
+        return {"token": text, "logprob": logprob, "bytes": list(raw)}
+
+    likeliest = [entry(token, p) for token, p in piece.likeliest]
+    return entry(piece.token, piece.logprob) | {"top_logprobs": likeliest}
 
 
 def _reason(reader: AnswerReader, part: PartialAnswer) -> str | None:
@@ -75,12 +80,12 @@ def _delta(said: Said) -> Object:
         )
     call: Object = {"index": said.call, "function": {"arguments": said.arguments}}
     if said.name:
-        call = {"id": _id(), "type": "function", **call}
+        call = {"id": call_id(), "type": "function", **call}
         call["function"] = {"name": said.name, "arguments": said.arguments}
     return {"tool_calls": [call]}
 
 
-def _id() -> str:
+def call_id() -> str:
     """Of a call: nine letters and digits, which Mistral's templates want."""
     return secrets.token_hex(5)[:9]
 
@@ -93,7 +98,11 @@ def _message(said: list[Said]) -> Object:
     for part in said:
         if part.call is not None and part.name:
             calls.append(
-                {"id": _id(), "type": "function", "function": {"name": part.name, "arguments": ""}}
+                {
+                    "id": call_id(),
+                    "type": "function",
+                    "function": {"name": part.name, "arguments": ""},
+                }
             )
         if part.call is not None:
             calls[-1]["function"]["arguments"] += part.arguments

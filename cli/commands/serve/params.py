@@ -16,12 +16,12 @@ from pyggml.chat.tools import ToolChoice
 from pyggml.cli.commands.serve.choices import read_choice
 from pyggml.cli.commands.serve.fields import Fields, anything, brief, flag, object_of, text, whole
 from pyggml.cli.commands.serve.limits import MOST_BIASES, MOST_TOP_LOGPROBS, Limits
-from pyggml.cli.commands.serve.reference import IGNORED, read_rest
+from pyggml.cli.commands.serve.reference import CHATS
 from pyggml.generation import Sampling
 from pyggml.generation.sampling import FORMS
 
 Prompt = str | list[int]
-_MOST = 1 << 31
+MOST = 1 << 31
 _MOST_SCALE = 1000  # of a control vector
 # The API reads these in another form than Sampling has them.
 _OWN_FORM = {"logprobs", "stop", "logit_bias", *FORMS}
@@ -90,12 +90,12 @@ def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> C
             names[name] = f.take(name, anything, None)
     continues = f.take("continue_final_message", flag, False)
     f.only("add_generation_prompt", (not continues,), _asks(continues))
-    read_rest(f)
+    CHATS.read_rest(f)
     tell = f.take("logprobs", flag, False)
     n_likeliest = f.take("top_logprobs", whole(0, MOST_TOP_LOGPROBS), 0)
     if n_likeliest and not tell:
         f.fault("top_logprobs", "is there, wanted logprobs true beside it")
-    n_tokens = f.take("max_completion_tokens", whole(1, _MOST), None)
+    n_tokens = f.take("max_completion_tokens", whole(1, MOST), None)
     common = _common(f, defaults, limits, n_likeliest if tell else None, n_tokens)
     f.check()
     chat: dict[str, Any] = {
@@ -119,7 +119,7 @@ def read_text(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> T
     prompts: list[Prompt] = f.need("prompt", read_prompts, [])
     echo = f.take("echo", flag, False)
     f.only("store", (False,), "wanted false: nothing is kept")
-    f.ignore(*IGNORED)
+    f.ignore(*CHATS.ignored)
     f.only("suffix", ("",), "wanted none: text is not filled in")
     f.only("best_of", (given.get("n") or 1,), "wanted as n: no answers are dropped")
     n_logprobs = f.take("logprobs", whole(0, MOST_TOP_LOGPROBS), None)
@@ -151,7 +151,7 @@ def _common(
         "controls": f.take("control_vectors", _scales, None),
         "how": how,
         "n": f.take("n", whole(1, limits.choices), 1),
-        "n_tokens": f.take("max_tokens", whole(fewest, _MOST), n_tokens),
+        "n_tokens": f.take("max_tokens", whole(fewest, MOST), n_tokens),
         "stream": stream,
         "include_usage": bool(options.get("include_usage")),
     }
@@ -192,7 +192,7 @@ def _prompt(value: Any, i: int) -> Prompt:
 
 
 def _is_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _MOST
+    return type(value) is int and 0 <= value < MOST
 
 
 def _stops(value: Any) -> tuple[str, ...]:

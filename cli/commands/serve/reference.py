@@ -1,11 +1,12 @@
-"""Every field that OpenAI's reference has of a chat's completion, and what is made of it here.
+"""Every field that OpenAI's reference has of a chat and of a response, and what is made of it here.
 
-`params` reads the answered ones; the others are read from this table, and docs/serving.md has it as
-it is written here (`python -m pyggml.cli.commands.serve.reference`).
+`params` and `responses` read the answered ones; the others are read from these tables, and
+docs/serving.md has them as they are written here (`python -m pyggml.cli.commands.serve.reference`).
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pyggml.cli.commands.serve.fields import Fields
@@ -57,25 +58,77 @@ IGNORED = {
 }
 
 
-def read_rest(f: Fields) -> None:
-    """Note the fields that are refused or ignored."""
-    for name, (values, why) in REFUSED.items():
-        f.only(name, values, why)
-    f.ignore(*IGNORED)
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The fields of one kind of request.
+
+    answered   field -> what is to be said of it
+    refused    field -> the values that are accepted, and why no others are
+    ignored    field -> why nothing depends on it
+    own        those that a chat has by another name or in another form
+    """
+
+    answered: Mapping[str, str]
+    refused: Mapping[str, tuple[tuple[Any, ...], str]]
+    ignored: Mapping[str, str]
+    own: frozenset[str] = frozenset()
+
+    @property
+    def fields(self) -> set[str]:
+        return {*self.answered, *self.refused, *self.ignored}
+
+    def read_rest(self, f: Fields) -> None:
+        """Note the fields that are refused or ignored."""
+        for name, (values, why) in self.refused.items():
+            f.only(name, values, why)
+        f.ignore(*self.ignored)
+
+    def table(self) -> str:
+        """Markdown."""
+        rows = [(name, "answered", about) for name, about in self.answered.items()]
+        for name, (values, why) in self.refused.items():
+            kept = f"; `{json.dumps(values[0])}` is accepted" if values else ""
+            rows.append((name, "refused", f"{why}{kept}"))
+        rows += [(name, "ignored", about) for name, about in self.ignored.items()]
+        lines = [f"| `{name}` | {how} | {about} |" for name, how, about in sorted(rows)]
+        return "\n".join(["| field | | |", "|---|---|---|", *lines])
 
 
-def table() -> str:
-    """Markdown."""
-    rows = [(name, "answered", about) for name, about in ANSWERED.items()]
-    for name, (values, why) in REFUSED.items():
-        kept = f"; `{json.dumps(values[0])}` is accepted" if values else ""
-        rows.append((name, "refused", f"{why}{kept}"))
-    rows += [(name, "ignored", about) for name, about in IGNORED.items()]
-    lines = [f"| `{name}` | {how} | {about} |" for name, how, about in sorted(rows)]
-    return "\n".join(["| field | | |", "|---|---|---|", *lines])
+CHATS = Reference(ANSWERED, REFUSED, IGNORED)
+_OF_RESPONSES = {
+    "include": "`message.output_text.logprobs`; `reasoning.encrypted_content` is without effect",
+    "input": "a text, or items: messages of text, `function_call`, `function_call_output`, "
+    "`reasoning`; others are refused",
+    "instructions": "the first message, a system's",
+    "max_output_tokens": "",
+    "reasoning": "`effort`, an input of the chat template; of `summary` `auto`: thoughts are whole",
+    "text": "`format`: `text`, `json_object`, `json_schema`; of `verbosity` `medium`",
+    "tool_choice": ANSWERED["tool_choice"],
+    "tools": "functions; others are refused: this server runs none",
+}
+_NOT_KEPT = "wanted none: nothing is kept"
+_REFUSED_OF_RESPONSES: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "background": ((False,), "wanted false: an answer comes at once"),
+    "context_management": ((), "wanted none: no context is made shorter"),
+    "conversation": ((), _NOT_KEPT),
+    "max_tool_calls": ((), "wanted none: this server runs no tool"),
+    "previous_response_id": ((), _NOT_KEPT),
+    "prompt": ((), "wanted input: no prompt is kept"),
+    "store": REFUSED["store"],
+    "truncation": (("disabled",), "wanted disabled: no input is cut"),
+}
+_SAME = ("model", "parallel_tool_calls", "stream", "temperature", "top_logprobs", "top_p")
+RESPONSES = Reference(
+    _OF_RESPONSES
+    | {name: ANSWERED[name] for name in _SAME}
+    | {"stream_options": "`include_obfuscation`, without effect: the last event has the usage"},
+    _REFUSED_OF_RESPONSES,
+    IGNORED,
+    frozenset({*_OF_RESPONSES, *_REFUSED_OF_RESPONSES}),
+)
 
 
 if __name__ == "__main__":
     import click
 
-    click.echo(table())
+    click.echo(f"{CHATS.table()}\n\n{RESPONSES.table()}")

@@ -8,6 +8,8 @@ from typing import Literal
 
 import pytest
 
+from pyggml.cli.commands.serve.reference import CHATS, RESPONSES
+
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]  # theirs
 NAME = "gpt-4o-mini"  # LlamaIndex has a list of names
 PLACE = {"city": {"type": "string", "enum": ["Rome", "Oslo"]}}
@@ -53,11 +55,32 @@ def test_openai_parses_answers(client):
 
 
 def test_every_field_of_the_client_is_in_the_table():
-    kinds = pytest.importorskip("openai.types.chat.completion_create_params")
-    from pyggml.cli.commands.serve.reference import ANSWERED, IGNORED, REFUSED
+    chats = pytest.importorskip("openai.types.chat.completion_create_params")
+    from openai.types.responses import response_create_params as responses
 
-    fields = {*kinds.CompletionCreateParamsBase.__annotations__, "stream"}
-    assert fields <= {*ANSWERED, *IGNORED, *REFUSED}
+    fields = {*chats.CompletionCreateParamsBase.__annotations__, "stream"}
+    assert fields <= CHATS.fields
+    fields = {*responses.ResponseCreateParamsBase.__annotations__, "stream"}
+    assert fields <= RESPONSES.fields
+
+
+def test_openai_responses(client):
+    given = {"model": NAME, "input": "Is it warm?", "extra_body": {"seed": 1}}
+    short = {"temperature": 0, "max_output_tokens": 12}
+    answer = client.responses.create(**given, **short)
+    parts = [*client.responses.create(**given, **short, stream=True)]
+    deltas = "".join(p.delta for p in parts if p.type == "response.output_text.delta")
+    assert deltas == answer.output_text == parts[-1].response.output_text
+    assert answer.usage.total_tokens == parts[-1].response.usage.total_tokens
+    given["max_output_tokens"] = 200
+    tool = {"type": "function", "strict": True, **TOOL["function"]}
+    calls = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    with client.responses.stream(**given, **calls) as stream:
+        (call,) = stream.get_final_response().output
+    assert json.loads(call.arguments)["city"] in CITIES
+    pydantic = pytest.importorskip("pydantic")
+    place = pydantic.create_model("Place", city=(Literal["Rome", "Oslo"], ...))
+    assert client.responses.parse(**given, text_format=place).output_parsed.city in CITIES
 
 
 def test_langchain(base):
