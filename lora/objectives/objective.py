@@ -95,9 +95,11 @@ class LossNet:
             self.parts, self.net, h, wanted, self.trained, self.gradient, temperature
         )
 
-    def token_losses(self, targets: Tensor, weights: Tensor) -> Tensor:
-        """The terms of that sum, (T,)."""
-        return token_losses(self.parts, self.net, targets, weights, self.trained, self.gradient)
+    def token_losses(self, targets: Tensor, weights: Tensor, temperature: float = 1.0) -> Tensor:
+        """The terms of that sum, (T,), of logits over a temperature."""
+        return token_losses(
+            self.parts, self.net, targets, weights, self.trained, self.gradient, temperature
+        )
 
     def vectors(self, pool: Pool) -> Tensor:
         """The vectors (n, n_embd) of texts, pooled."""

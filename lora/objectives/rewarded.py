@@ -40,6 +40,7 @@ from pyggml.ops import add, clamp, exp, expm1, mul, neg, scale, sub, sum_
 from pyggml.runtime import Program
 from pyggml.settings import one_of, setting
 
+REWARD_FILES = "reward_files"  # of a run: the digests of the files of its functions
 _RANGE = ("above 0, below 1000", lambda x: 0 < x < 1000)
 
 
@@ -137,6 +138,14 @@ class RewardObjective(SampledObjective):
         *one_of(("stop", "skip")),
         group="optimiser",
     )
+    temperature: float = setting(
+        1.0,
+        "temperature at which answers are drawn and their probabilities compared",
+        "above 0, at most 10",
+        lambda t: 0 < t <= 10,
+        group="sampling",
+        aliases=("temp",),
+    )
     clip_low: float = setting(
         0.2,
         "ε: ratios of probabilities count no further below 1",
@@ -186,6 +195,10 @@ class RewardObjective(SampledObjective):
     def steps_a_lesson(self) -> int:
         return self.iterations
 
+    @property
+    def sampled_at(self) -> float:
+        return self.temperature
+
     @cached_property
     def functions(self) -> tuple[Reward, ...]:
         """Raises ConfigError if there are none, or one cannot be run."""
@@ -195,8 +208,11 @@ class RewardObjective(SampledObjective):
         return tuple(map(Reward.of, self.reward))
 
     def shared_by_runs(self) -> Mapping[str, Any]:
-        words = [w if isinstance(w, str) else Reward.of(w).name for w in self.reward]
-        return {**super().shared_by_runs(), "reward": words}
+        """With what the files of rewards say."""
+        each = [*zip(self.reward, self.functions if self.reward else (), strict=True)]
+        words = [word if isinstance(word, str) else f.name for word, f in each]
+        digests = [f.digest for _, f in each]
+        return {**super().shared_by_runs(), "reward": words, REWARD_FILES: digests}
 
     # -- what is learned ------------------------------------------------------------------------
 
@@ -209,7 +225,7 @@ class RewardObjective(SampledObjective):
         return moved
 
     def loss(self, net: LossNet, batch: SampleLeaves) -> Outputs:
-        log_probs = neg(net.token_losses(batch.targets, batch.read))
+        log_probs = neg(net.token_losses(batch.targets, batch.read, self.temperature))
         ratios = exp(self.log_ratios(batch, sub(log_probs, batch.sampled)))
         better = mul(clamp(ratios, -np.inf, 1 + self.clip_high), batch.better)
         worse = mul(clamp(ratios, 1 - self.clip_low, np.inf), batch.worse)
@@ -345,7 +361,8 @@ class SampleFeed:
         self, objective: RewardObjective, size: int, ctx: int, reference: Model | None
     ) -> None:
         self._size, self._per_answer = size, objective.per_answer
-        self._scorer = None if reference is None else TokenScorer(reference, ctx)
+        t = objective.temperature
+        self._scorer = None if reference is None else TokenScorer(reference, ctx, t)
         self.graphs = [] if self._scorer is None else [self._scorer.graph]
 
     def leaves(self, n_tokens: int) -> SampleLeaves:
@@ -387,12 +404,13 @@ class SampleFeed:
 
 
 class TokenScorer:
-    """A model's graph for the log-probabilities of one window's tokens; nothing is trained."""
+    """A model's graph for the log-probabilities of one window's tokens at a temperature; nothing is
+    trained."""
 
-    def __init__(self, model: Model, ctx: int) -> None:
+    def __init__(self, model: Model, ctx: int, temperature: float) -> None:
         self._inputs, self._leaves = Inputs.empty(ctx), SampleLeaves.empty(ctx, 0)
         net = LossNet.of(model, self._inputs, (), gradient=False)
-        log_probs = neg(net.token_losses(self._leaves.targets, self._leaves.read))
+        log_probs = neg(net.token_losses(self._leaves.targets, self._leaves.read, temperature))
         self.graph = net.net.graph(log_probs=log_probs)
 
     def score(self, program: Program, data: Dataset, window: int) -> np.ndarray:

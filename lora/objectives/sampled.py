@@ -98,6 +98,11 @@ class SampledObjective(Objective):
     )
 
     @property
+    def sampled_at(self) -> float:
+        """The temperature that answers are drawn at."""
+        return 1.0
+
+    @property
     def n_marks(self) -> int:
         """What is noted of each answer: the width of `marks`."""
         return 0
@@ -160,8 +165,9 @@ class SampledPractice:
         check_prompts(corpus, objective)
         self._objective, self._model, self._ctx = objective, model, corpus.train.ctx
         self._seed, self.state = config.seed, np.empty(0)
-
-        self._sampler = GroupSampler(model, objective.answers, self._ctx, objective.answer_tokens)
+        self._sampler = GroupSampler(
+            model, objective.answers, self._ctx, objective.answer_tokens, objective.sampled_at
+        )
 
     @cached_property
     def n_bytes(self) -> int:

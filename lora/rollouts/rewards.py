@@ -10,6 +10,7 @@ A function of a file is the user's program: it runs as that, with all that it ma
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import inspect
 import re
@@ -55,11 +56,13 @@ class _TimeOver(BaseException):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reward:
-    """A function, its name in reports, and the weight of what it returns."""
+    """A function, its name in reports, the weight of what it returns, and the SHA-256 of its file,
+    if it is of one."""
 
     name: str
     function: Function
     weight: float = 1.0
+    digest: str = ""
 
     @classmethod
     def of(cls, word: str | Function) -> Reward:
@@ -68,14 +71,14 @@ class Reward:
             return cls(getattr(word, "__name__", type(word).__name__), word)
         match = _WORD.fullmatch(word)
         assert match is not None, "settings are checked"
-        module, name = _run_file(Path(match["file"])), match["name"]
+        (module, digest), name = _run_file(Path(match["file"])), match["name"]
         function = getattr(module, name, None)
         if not callable(function):
             functions = [n for n, f in vars(module).items() if inspect.isfunction(f)]
             fault = f"is {word}, but the file has no function {name}"
             there = f": it has {', '.join(functions[:5])}" if functions else ""
             raise ConfigError([("reward", fault + there)])
-        return cls(name, function, float(match["weight"] or 1))
+        return cls(name, function, float(match["weight"] or 1), digest)
 
     def __call__(self, row: PromptRow, text: str, seconds: float = 0) -> float:
         """The reward of an answer without its weight; NaN for one that is not judged.
@@ -120,17 +123,18 @@ class Reward:
         return value[0] if as_trl else value
 
 
-def _run_file(path: Path) -> Any:
-    """The module of a file."""
+def _run_file(path: Path) -> tuple[Any, str]:
+    """The module of a file, and the file's SHA-256."""
     spec = importlib.util.spec_from_file_location(f"reward_{path.stem}", path)
     assert spec is not None and spec.loader is not None, "its name ends in .py"
     module = importlib.util.module_from_spec(spec)
     try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
         spec.loader.exec_module(module)
     except Exception as error:  # whatever another's program raises
         fault = f"{path} cannot be run: {type(error).__name__}: {error}"
         raise ConfigError([("reward", fault)]) from error
-    return module
+    return module, digest
 
 
 @contextmanager

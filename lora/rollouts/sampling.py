@@ -1,8 +1,8 @@
 """A prompt → a group of answers, by the batched generation that serves requests.
 
 The prompt is read once; the other sequences copy what the cache has of it. The adapters are read
-where they train, so answers are those of the last step's model. Answers are drawn at temperature 1
-from the whole distribution: its log-probabilities are then the model's own.
+where they train, so answers are those of the last step's model. Answers are drawn from the whole
+distribution softmax(logits / temperature), whose log-probabilities are noted.
 
 A group's passes hold its own sequences alone, and begin with an empty cache. So the bits of its
 answers follow from the model, the prompt and the seeds, whatever else was sampled and where.
@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pyggml.generation import Batch, Completion, Finish, Sampling, Slot
+from pyggml.generation.sampler import logprobs
 from pyggml.model import Model
 from pyggml.runtime import Arenas
 
 _LINE = 64  # bytes that a cache may lose by its place in an arena
-_HOW = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logprobs=0)
+_WHOLE = Sampling(top_k=0, top_p=1.0, min_p=0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,9 +55,9 @@ class _Writing:
     def take(self, logits: np.ndarray) -> int | None:
         """The next token, drawn from the logits (n_vocab,); None if the answer has ended."""
         piece = self._completion.take(logits)
-        assert piece.logprob is not None
+        log_prob, _ = logprobs(logits / self._completion.how.temperature, piece.token, 0)
         self._ids.append(piece.token)
-        self._log_probs.append(piece.logprob)
+        self._log_probs.append(log_prob)
         return None if piece.finish is not None else piece.token
 
     @property
@@ -67,10 +68,13 @@ class _Writing:
 
 class GroupSampler:
     """Samples groups of up to n answers; prompt and answer have n_ctx + 1 tokens at most, the
-    answer n_tokens."""
+    answer n_tokens. temperature: above 0, divides the logits."""
 
-    def __init__(self, model: Model, n: int, n_ctx: int, n_tokens: int) -> None:
+    def __init__(
+        self, model: Model, n: int, n_ctx: int, n_tokens: int, temperature: float = 1.0
+    ) -> None:
         self.model, self._n, self._n_ctx, self._n_tokens = model, n, n_ctx, n_tokens
+        self._how = replace(_WHOLE, temperature=temperature)
         self._batch: Batch | None = None
         self._cache: np.ndarray | None = None  # its memory, if that is a part of an arena
 
@@ -123,7 +127,7 @@ class GroupSampler:
         n = min(self._n_tokens, self._n_ctx + 1 - len(prompt))
         tokenizer = self.model.tokenizer
         writing = {
-            slot: _Writing(Completion(tokenizer, replace(_HOW, seed=seed), prompt, n))
+            slot: _Writing(Completion(tokenizer, replace(self._how, seed=seed), prompt, n))
             for slot, seed in seeds.items()
         }
         first, *others = writing

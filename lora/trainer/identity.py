@@ -19,6 +19,7 @@ from pyggml.graph.arrays import read
 from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.objectives import USUAL
 from pyggml.lora.objectives.choice import usual
+from pyggml.lora.objectives.rewarded import REWARD_FILES
 from pyggml.lora.trainer.learning_rate import OwnLearningRate
 from pyggml.model import Model
 
@@ -30,7 +31,12 @@ LENGTH = "length"  # of a run: its steps, which do not make it what it is
 TEMPLATE = "template"  # a setting: the digest of the template that chats were written by
 _EDGE = 1 << 20  # bytes at both ends of a model file that an older identity is made of
 _OTHER = {"model": "is another model than that run's", "text": "is another text than that run's"}
-_CHANGED = "has another text than in that run: the template was changed"
+# Settings that follow from what another one names: that one, and what is said where they differ.
+# Older runs have none.
+_CHANGED = {
+    TEMPLATE: ("chat_template", "has another text than in that run: the template was changed"),
+    REWARD_FILES: ("reward", "has another text than in that run: a file of rewards was changed"),
+}
 # What held in runs that are older than a setting, or that were not given it.
 _TRAIN = {**USUAL.settle(TrainConfig()).shared_by_runs(), "warmup_ratio": 0.0}
 _USUAL = {
@@ -123,15 +129,11 @@ def differences_to_stored(stored: Run, run: Run) -> list[Fault]:
     """What sets the run of a checkpoint apart from this one."""
     there, here = _fill_in(stored), _fill_in(_plain(run))
     there.pop(LENGTH, None)
-    if _is_without_template(there):
-        here.get("settings", {}).pop(TEMPLATE, None)
+    settings = there.get("settings")
+    for name in _CHANGED:
+        if not isinstance(settings, dict) or name not in settings:
+            here.get("settings", {}).pop(name, None)
     return differences(there, here)
-
-
-def _is_without_template(run: Run) -> bool:
-    """Whether a run is older than the setting."""
-    settings = run.get("settings")
-    return not isinstance(settings, dict) or TEMPLATE not in settings
 
 
 def _fill_in(run: Run) -> dict[str, Any]:
@@ -172,8 +174,8 @@ def differences(stored: Run, wanted: Run) -> list[Fault]:
 
 
 def _setting(part: str, name: str, theirs: object, ours: object) -> Fault:
-    if name == TEMPLATE and theirs is not None and ours is not None:
-        return ("chat_template", _CHANGED)
+    if name in _CHANGED and theirs is not None and ours is not None:
+        return _CHANGED[name]
     return (f"{part}.{name}", _both_values(theirs, ours))
 
 

@@ -198,13 +198,16 @@ def soft_token_loss(
     `pyggml.ops.soft_cross_entropy` takes them. Otherwise as `token_loss`.
     """
     expect_next_token(parts.config)
-    apart = 1 / temperature
     if _is_plain(parts, net, trained):
         w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
-        h = scale(h, apart) if apart != 1 else h
-        return linear_soft_cross_entropy(h, w, *wanted, gradient, apart * cap)
-    logits = parts.decoder.logits(net, h)
-    return soft_cross_entropy(scale(logits, apart) if apart != 1 else logits, *wanted)
+        h = _cooled(h, temperature)
+        return linear_soft_cross_entropy(h, w, *wanted, gradient, cap / temperature)
+    return soft_cross_entropy(_cooled(parts.decoder.logits(net, h), temperature), *wanted)
+
+
+def _cooled(x: Tensor, temperature: float) -> Tensor:
+    """Logits, or what they are a product of, over a temperature."""
+    return x if temperature == 1 else scale(x, 1 / temperature)
 
 
 def token_losses(
@@ -214,14 +217,19 @@ def token_losses(
     weights: Tensor,
     trained: Collection[str] = (),
     gradient: bool = True,
+    temperature: float = 1.0,
 ) -> Tensor:
-    """The terms of `token_loss`, (T,), for losses that are no plain sum over tokens."""
+    """The terms of `token_loss`, (T,), for losses that are no plain sum over tokens, of logits over
+    a temperature."""
     expect_next_token(parts.config)
     h = parts.decoder.hidden(net)
     if _is_plain(parts, net, trained):
         w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
-        return linear_cross_entropy_by_row(h, w, targets, weights, gradient, cap)
-    return cross_entropy_by_row(parts.decoder.logits(net, h), targets, weights)
+        h = _cooled(h, temperature)
+        return linear_cross_entropy_by_row(h, w, targets, weights, gradient, cap / temperature)
+    return cross_entropy_by_row(
+        _cooled(parts.decoder.logits(net, h), temperature), targets, weights
+    )
 
 
 def expect_next_token(config: ModelConfig) -> None:

@@ -50,6 +50,10 @@ def test_a_run_and_what_it_leaves(rewarded, tmp_path):
     assert rewarded("length", "letters:0.5", more=("--resume", "auto", *longer)).code == 0
     other = rewarded("length", more=("--resume", "auto", *longer))
     assert other.code == 2 and "is of another run: --reward is" in other.err
+    (tmp_path / "r.py").write_text(REWARD + "# another\n")
+    changed = rewarded("length", "letters:0.5", more=("--resume", "auto", *longer))
+    said = " ".join(changed.err.split())
+    assert changed.code == 2 and "--reward has another text than in that run" in said
 
 
 @pytest.mark.filterwarnings("default:.*the answer is left out")

@@ -80,12 +80,12 @@ def test_answers_are_the_model_s_with_their_log_probabilities(trainer_of, monkey
         return whole(batch, pieces, every)
 
     monkeypatch.setattr(Batch, "feed", feed)
-    sampler = GroupSampler(model, 6, CTX, MOST)
+    sampler = GroupSampler(model, 6, CTX, MOST, temperature=0.6)
     answers = sampler.sample(prompt, range(6))
     assert n_read[:2] == [5, 6], "the prompt is read once, then a token of each"
     assert len({a.ids.tobytes() for a in answers}) == 6
     for answer in answers:
-        whole = log_softmax(model.logits([*prompt, *answer.ids]))
+        whole = log_softmax(model.logits([*prompt, *answer.ids]) / 0.6)
         places = np.arange(len(prompt) - 1, len(prompt) - 1 + len(answer))
         np.testing.assert_allclose(answer.log_probs, whole[places, answer.ids], atol=2e-5)
         assert len(answer) <= MOST and answer.is_cut == (answer.ids[-1] != END)
@@ -112,7 +112,7 @@ def test_answers_follow_the_adapter_as_it_trains(trainer_of):
 
 # -- formulas -----------------------------------------------------------------------------------
 
-SETTINGS = {"clip_low": 0.1, "clip_high": 0.05, "kl_weight": 0.3}
+SETTINGS = {"clip_low": 0.1, "clip_high": 0.05, "kl_weight": 0.3, "temperature": 0.7}
 
 
 def expected_loss(kind, lesson, log_probs, reference):
@@ -151,7 +151,7 @@ def test_the_loss_is_its_formula(trainer_of, kind):
             numbers = data.documents[window]
             for number in np.unique(numbers[numbers >= 0]):
                 at = np.flatnonzero(numbers == number)
-                given = log_softmax(model.logits(ids[at]))
+                given = log_softmax(model.logits(ids[at]) / SETTINGS["temperature"])
                 whole[window, at[:-1]] = given[np.arange(len(at) - 1), ids[at[1:]]]
         return whole
 
@@ -365,6 +365,7 @@ def test_ranks_share_prompts_and_get_the_same_answers(trainer_of):
 CHANGED = {
     "answers": 3,
     "answer_tokens": 5,
+    "temperature": 0.9,
     "reward": (vowels, lambda completion: len(set(completion))),
     "clip_low": 1e-4,
     "clip_high": 1e-4,
