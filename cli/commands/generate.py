@@ -35,6 +35,7 @@ from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
     SETTINGS,
     ModelSource,
+    draft_option,
     given_settings,
     in_group,
     model_options,
@@ -71,6 +72,7 @@ class _Prompt:
     ],
 )
 @model_options
+@draft_option
 @click.option("-p", "--prompt", **in_group("text"), help="text to continue; \\n is a new line")
 @data_option(
     "--messages",
@@ -92,6 +94,7 @@ class _Prompt:
 @ctx_option(2, "most tokens, prompt included (default: the model's context)")
 def command(
     source: ModelSource,
+    draft: Path | None,
     prompt: str | None,
     messages: tuple[Path, ...],
     as_json: bool,
@@ -104,7 +107,7 @@ def command(
     how = sampling_of(given).with_seed()
     cache = Context(**given_settings(Context, {}, given))
     rows = _read(messages, given["columns"]) if messages else []
-    opened = source.load()
+    opened, drafting = source.load(), source.load_draft(draft)
     if messages:
         prompts, how = _prompts(opened, source, rows, given, how)
     else:
@@ -112,7 +115,8 @@ def command(
         prompts = [_of_text(opened, unescape(prompt or ""))]
     rooms = [_context(opened, len(each.ids), ctx) for each in prompts]
     for each, n_ctx in zip(prompts, rooms, strict=True):
-        pieces = complete(opened, each.ids, n_tokens, how, n_ctx, cache.cache_types, cache.n_keep)
+        kept = n_ctx, cache.cache_types, cache.n_keep
+        pieces = complete(opened, each.ids, n_tokens, how, *kept, drafting)
         if as_json:
             say(_record(opened, each, pieces, how), as_is=True)
         else:

@@ -32,8 +32,8 @@ from pyggml.lora.data import Dataset
 from pyggml.lora.evaluate.distance import Distance, closed, distances
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.objectives.choice import USERS
-from pyggml.lora.teacher.vocabulary import check_same_tokens
 from pyggml.lora.trainer.reports import Callback
+from pyggml.tokenizer.same_tokens import check_same_tokens
 
 _CHANCE = 0.95  # of ln n_vocab, the loss of a model that has learned nothing
 _OBJECTIVES, _WHAT = ("distill", "sft"), (ADAPTERS, SCALES)

@@ -129,6 +129,13 @@ control_layers_option = click.option(
     help="blocks after which control vectors are added, both counted (default: all that have a "
     "direction)",
 )
+draft_option = click.option(
+    "--draft",
+    type=MODEL,
+    **in_group("model", common=False, aliases=["model-draft", "draft-model"]),
+    help="smaller model of the same tokens that guesses some ahead, which the model checks in one "
+    "pass where that is faster; the text stays the same",
+)
 threads_option = click.option(
     "--threads",
     type=click.IntRange(min=0),
@@ -193,6 +200,12 @@ class ModelSource:
         for path, scale in self.controls:
             model = model.with_added(read_control(path, self.layers).addends(model, scale))
         return model
+
+    def load_draft(self, path: Path | None) -> Model | None:
+        """The model of --draft, computed as the other. Raises as `pyggml.load` does."""
+        from pyggml import load
+
+        return None if path is None else load(path, compute=self.compute, device=self.device)
 
 
 def read_control(path: Path, layers: tuple[int, int] | None) -> ControlVector:

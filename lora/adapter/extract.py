@@ -18,11 +18,11 @@ from pyggml.lora.adapter.file import Update, write_adapter
 from pyggml.lora.adapter.starts import unpack
 from pyggml.lora.adapter.targets import refusal, warn_of_passed_over
 from pyggml.lora.config.combination import Combination
-from pyggml.lora.teacher.vocabulary import check_same_tokens
 from pyggml.model import Model
 from pyggml.models.adapter import BASE_NAME
 from pyggml.models.stack import base_metadata
 from pyggml.models.weights import factor_of
+from pyggml.tokenizer.same_tokens import check_same_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from pyggml.chat.messages import BadValue
 from pyggml.generation import Sampling, Session
-from pyggml.generation.completion import Completion, pieces
+from pyggml.generation.completion import Completion
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.data.reading.files import map_rows
 from pyggml.lora.data.records.rows import QuestionRow
@@ -117,7 +117,7 @@ class AnswerWriter:
         text = ""
         if completion.finish is not None:  # no token is wanted
             return text
-        for piece in pieces(completion, self._session, ids[n_same:]):
+        for piece in self._session.pieces(completion, ids[n_same:]):
             text += piece.text
             if piece.finish is not None:
                 break

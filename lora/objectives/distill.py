@@ -28,11 +28,11 @@ from pyggml.lora.objectives.objective import Leaves, LossNet, Outputs, TextObjec
 from pyggml.lora.ranks import Ranks
 from pyggml.lora.teacher import Distributions, Teacher, TeacherFile, TeacherModel
 from pyggml.lora.teacher.file import TYPE
-from pyggml.lora.teacher.vocabulary import check_same_tokens
 from pyggml.model import Model
 from pyggml.ops import add
 from pyggml.runtime import Program
 from pyggml.settings import setting
+from pyggml.tokenizer.same_tokens import check_same_tokens
 
 
 @dataclass(frozen=True, slots=True)

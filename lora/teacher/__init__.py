@@ -4,7 +4,6 @@ distributions   probabilities of k tokens and of all others together, at some po
 model           a model that says them as training goes
 file            what one said beforehand, read where it is mapped
 teach           a teacher reads a text once, and writes that file
-vocabulary      whether two models have the same tokens
 """
 
 from pyggml.lora.teacher.distributions import Distributions, Teacher

@@ -23,8 +23,8 @@ from pyggml.graph import Graph
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.data.windows.units import Units
 from pyggml.lora.teacher.distributions import Distributions
-from pyggml.lora.teacher.vocabulary import vocabulary_digest
 from pyggml.runtime import Program
+from pyggml.tokenizer.same_tokens import vocabulary_digest
 
 TYPE = "teacher"  # of general.type
 TEMPLATE = "template"  # of a corpus's settings: the digest of what its chats were written by

@@ -16,9 +16,9 @@ from pyggml.graph.dtypes import F16, I32, I64, DType
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.teacher.file import TEMPLATE, TYPE, document_keys, parts_of
 from pyggml.lora.teacher.model import TeacherModel
-from pyggml.lora.teacher.vocabulary import used_tokens, vocabulary_digest
 from pyggml.model import Model
 from pyggml.runtime import Arenas, Program, bind, schedule
+from pyggml.tokenizer.same_tokens import used_tokens, vocabulary_digest
 
 _EACH = 64  # windows between two points from which an ended run goes on
 _Tensor = tuple[str, DType, tuple[int, ...]]

@@ -4,6 +4,9 @@ context      how a sequence's context is kept: the settings
 memory       the cache of several sequences
 passes       bound programs that take tokens through the model
 batch        sequences in slots: tokens in, logits out
+gain         how long a draft is worth its pass
+drafts       guesses of the next tokens: look-up, a smaller model
+speculation  answers fed with drafts, and what is accepted
 session      one sequence: tokens in, logits out
 sampling     how tokens are sampled: the settings
 sampler      logits → a token

@@ -12,6 +12,7 @@ An answer in a form may have tokens without a choice: `forced_pieces` gives thei
 `complete` is this loop over a session of its own, `generate` its tokens alone.
 """
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -99,6 +100,21 @@ class Completion:
         """Whether each token is the likeliest, and nothing is told of the others."""
         return self._sampler.is_greedy and self.how.logprobs is None
 
+    @property
+    def n_left(self) -> int:
+        """The most tokens that may come."""
+        ends = (end for end in (self._n_tokens, self._room) if end is not None)
+        return min(ends, default=sys.maxsize) - len(self.tokens)
+
+    def guesser(self) -> Sampler:
+        """What samples the next tokens as this answer will, from other logits."""
+        return self._sampler.fork()
+
+    def in_form(self, tokens: list[int]) -> list[int]:
+        """The first tokens that the answer's form lets come next."""
+        form = self._sampler.form
+        return tokens if form is None else tokens[: form.n_fitting(tokens)]
+
     def take(self, logits: np.ndarray) -> Piece:
         """Sample the next token from the logits (n_vocab,) after prompt and `tokens`.
 
@@ -175,12 +191,14 @@ def complete(
     n_ctx: int | None = None,
     cache_type: CacheType = "f16",
     n_keep: int | None = None,
+    draft: Model | None = None,
 ) -> Iterator[Piece]:
     """The pieces of an answer of up to n_tokens; the last one says why it is the last.
 
     how: None takes the likeliest tokens. n_ctx: the most tokens of prompt and answer together;
     None: as many as needed. cache_type: of keys and values (pyggml.generation.memory). n_keep: a
     full context shifts and keeps its first n_keep tokens (Slot.shift); None: it ends the answer.
+    draft: a smaller model that guesses tokens (pyggml.generation.speculation).
 
     Raises ConfigError for counts out of range, a type that does not fit the model and a context
     that cannot shift; DataError for a prompt that is empty or does not fit into n_ctx.
@@ -189,38 +207,20 @@ def complete(
     room = n_ctx if n_keep is None else None
     completion = Completion(model.tokenizer, how, prompt, n_tokens, room)
     most = len(prompt) + max(n_tokens, 1)
-    session = Session(model, most if n_ctx is None else min(most, n_ctx), cache_type)
+    session = Session(model, most if n_ctx is None else min(most, n_ctx), cache_type, draft)
     if n_keep is not None:
         check_shift(model, session.n_ctx, n_keep)
     tokens: Tokens = prompt
     if completion.finish is not None:  # no token is wanted; a prompt that does not fit is refused
         session.feed(prompt)
     while completion.finish is None:
-        for piece in pieces(completion, session, tokens):
+        for piece in session.pieces(completion, tokens):
             yield piece
             tokens = [piece.token]
             if piece.finish is not None:
                 return
         assert n_keep is not None  # the context is full
         session.shift(n_keep)
-
-
-def pieces(completion: Completion, session: Session, tokens: Tokens) -> Iterator[Piece]:
-    """The pieces that follow the tokens, until the context is full."""
-    if completion.needs_no_logits:
-        return map(completion.accept, session.greedy(tokens))
-    return _sampled_pieces(completion, session, tokens)
-
-
-def _sampled_pieces(completion: Completion, session: Session, tokens: Tokens) -> Iterator[Piece]:
-    """As `pieces`: one of each pass, and those that the answer's form leaves no choice of."""
-    while completion.finish is None:
-        n = len(completion.tokens)
-        yield completion.take(session.feed(tokens))
-        if session.n_past == session.n_ctx:
-            return
-        yield from completion.forced_pieces(session.n_ctx - session.n_past - 1)
-        tokens = completion.tokens[n:]
 
 
 def generate(

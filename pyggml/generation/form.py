@@ -81,6 +81,15 @@ class Follower:
         self._settle()
         return list(self._matcher.compute_ff_tokens()[: min(most, MOST_FORCED)])
 
+    def n_fitting(self, tokens: Sequence[int]) -> int:
+        """How many first tokens may come next, one after the other."""
+        if self._after or not tokens:
+            return len(tokens)
+        if self._coming is not None:  # its mask is still to be had
+            self._coming.result()
+        n: int = self._matcher.validate_tokens(list(tokens))
+        return n
+
     def prepare(self) -> None:
         """Begin to compute the mask."""
         if not self._after and not self.is_complete:

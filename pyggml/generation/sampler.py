@@ -4,9 +4,12 @@ The formulas and their order stand in `pyggml.generation.sampling`. Nothing here
 vocabulary unless the settings keep all of it.
 """
 
+from __future__ import annotations
+
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy, deepcopy
 from functools import partial
 
 import numpy as np
@@ -70,6 +73,13 @@ class Sampler:
         token = sample(z, self.how, self._rng)
         self.accept([token])
         return token
+
+    def fork(self) -> Sampler:
+        """A sampler that goes on as this one would, without its form, and leaves it as it is."""
+        other = copy(self)
+        other._rng, other.form = deepcopy(self._rng), None
+        other._recent, other._counts = self._recent.copy(), self._counts.copy()
+        return other
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Tokens of the answer."""

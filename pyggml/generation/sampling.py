@@ -15,6 +15,7 @@ temperature T       a token is drawn from softmax(z / T); T = 0 takes the greate
 Before them all, a json_schema, regex or grammar takes the tokens that cannot come next
 (pyggml.generation.form). Recent are the last repeat_last_n tokens, those of the prompt among them.
 top_p and min_p look at the tokens that the samplers before them left, and never drop the likeliest.
+ngram and draft_max change the speed, and no token (pyggml.generation.speculation).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pyggml.settings import Settings, at_least, setting
 MOST_STOPS, MOST_STOP = 16, 256  # stop strings, and characters of one
 MOST_LOGPROBS = 100
 FORMS = ("json_schema", "regex", "grammar")  # settings that hold an answer to a form
+ALIKE = 3  # tokens of a pass at most, of which the CPU gives each one the bits that it has alone
 _MOST_FORM = 1 << 16  # characters
 _MOST_BIAS = 10_000
 _SHARE = ("0 to 1", lambda p: 0 <= p <= 1)
@@ -161,6 +163,21 @@ class Sampling(Settings):
         *_FORM,
         group="sampling",
         like="",
+    )
+    ngram: bool = setting(
+        False,
+        "look the last tokens up in the text so far, guess that what followed them follows again, "
+        "and check several guesses in one pass where that is faster; the text stays the same",
+        group="sampling",
+        brief="faster where text repeats itself; the same text",
+    )
+    draft_max: int = setting(
+        ALIKE - 1,
+        "most tokens guessed at once, by --ngram or a draft model (0: none); passes of more than "
+        f"{ALIKE} tokens round otherwise",
+        "0 to 64",
+        lambda n: 0 <= n <= 64,
+        group="sampling",
     )
     logprobs: int | None = setting(
         None,

@@ -180,7 +180,7 @@ def test_the_oldest_rounds_are_forgotten_when_the_context_is_full(chat, model, f
     for i in range(9):
         dropped, fed_before = talking.n_dropped, len(fed)
         said(talking, f"question {i}")
-        prompt = talking._read
+        prompt = talking._session.tokens
         if talking.n_dropped > dropped:
             assert len(fed[fed_before]) <= 50, "half of the context"
         assert len(prompt) <= 100

@@ -33,6 +33,7 @@ from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import (
     SETTINGS,
     ModelSource,
+    draft_option,
     given_settings,
     model_options,
     settings_options,
@@ -60,6 +61,7 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
     ],
 )
 @model_options
+@draft_option
 @system_option
 @chat_template_option()
 @chat_template_kwargs_option()
@@ -78,6 +80,7 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
 )
 def command(
     source: ModelSource,
+    draft: Path | None,
     system: str | None,
     chat_template: str | None,
     chat_template_kwargs: str,
@@ -101,7 +104,8 @@ def command(
     adapters = (path for path, _ in source.adapters)
     template = template_for(opened, adapters, chat_template, chat_template_kwargs)
     text = None if system is None else unescape(system)
-    chat = Conversation(opened, template, how, n_ctx, n_tokens, text, cache_type)
+    drafting = source.load_draft(draft)
+    chat = Conversation(opened, template, how, n_ctx, n_tokens, text, cache_type, drafting)
     for one in opening:
         _load(chat, one)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()

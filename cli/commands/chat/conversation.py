@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from pyggml.chat import ChatEncoder, ChatTemplate, Message, answer_ending
 from pyggml.chat.words import ALPACA
 from pyggml.errors import DataError
@@ -49,9 +47,10 @@ class Conversation:
         n_tokens: int | None = None,
         system: str | None = None,
         cache_type: CacheType = "f16",
+        draft: Model | None = None,
     ) -> None:
-        """n_tokens: most of an answer; None: until the context is full. cache_type: as a Session
-        has it.
+        """n_tokens: most of an answer; None: until the context is full. cache_type, draft: as a
+        Session has them.
 
         Raises ConfigError as a Session does, and TemplateError if the template does not take a
         user's message, or not the system's.
@@ -67,7 +66,7 @@ class Conversation:
         ending = answer_ending(template)
         self.how = replace(how.with_seed(), stop=(*how.stop, *filter(None, [ending])))
         self._n_answers = 0  # each answer has a seed of its own
-        self._session, self._read = Session(model, n_ctx, cache_type), list[int]()
+        self._session = Session(model, n_ctx, cache_type, draft)
 
     def ask(self, question: str, is_stopped: Callable[[], bool] = lambda: False) -> Iterator[Piece]:
         """The pieces of the answer, without white space before it.
@@ -133,30 +132,18 @@ class Conversation:
         self, completion: Completion, ids: Sequence[int], is_stopped: Callable[[], bool]
     ) -> Iterator[Piece]:
         """The pieces of an answer to the prompt. Of that only the new tokens are fed."""
-        self._forget_after(_n_shared(self._read, ids[:-1]))
-        new = ids[len(self._read) :]
-        for first in range(0, len(new), _AT_ONCE):
-            if is_stopped():
-                return
-            logits = self._feed(new[first : first + _AT_ONCE])
-        while not is_stopped():
-            n = len(completion.tokens)
-            yield completion.take(logits)
-            yield from completion.forced_pieces(self.n_ctx - len(self._read) - 1)
-            if completion.finish is not None:
-                return
-            logits = self._feed(completion.tokens[n:])
-
-    def _feed(self, tokens: Sequence[int]) -> np.ndarray:
-        logits = self._session.feed(tokens)
-        self._read += tokens
-        return logits
-
-    def _forget_after(self, n: int) -> None:
-        """Keep the first n tokens in the cache."""
-        if n < len(self._read):
-            self._session.truncate(n)
-            del self._read[n:]
+        n_same = _n_shared(self._session.tokens, ids[:-1])
+        if n_same < self.n_read:
+            self._session.truncate(n_same)
+        new = ids[n_same:]
+        while len(new) > _AT_ONCE and not is_stopped():
+            self._session.feed(new[:_AT_ONCE])
+            new = new[_AT_ONCE:]
+        if not is_stopped():
+            for piece in self._session.pieces(completion, new):
+                yield piece
+                if is_stopped():
+                    return
 
     def _prompt(self, question: str) -> list[int]:
         """The tokens up to the answer. If they leave no room for it, the first rounds are left out
@@ -204,7 +191,7 @@ class Conversation:
     @property
     def n_read(self) -> int:
         """Tokens in the cache."""
-        return len(self._read)
+        return self._session.n_past
 
     def save(self, path: Path) -> int:
         """Append the conversation to a file of JSON Lines as {"messages": [...]}; its line number.

@@ -38,7 +38,13 @@ _NO_ADAPTERS = (
     "Ollama 0.34.1 and later are reported to refuse ADAPTER; for these, pyggml merge makes one "
     "model of both, and export-ollama writes its Modelfile"
 )
-_WITHOUT = ("logit_bias", "logprobs", *FORMS)  # it has none, or has them by request
+_WITHOUT = (
+    "logit_bias",
+    "logprobs",
+    "ngram",
+    "draft_max",
+    *FORMS,
+)  # it has none, or has them by request
 
 
 @click.command(

@@ -24,6 +24,7 @@ from pyggml.cli.terminal.options import (
     check_control_layers,
     compute_options,
     control_layers_option,
+    draft_option,
     given_settings,
     in_group,
     model_option,
@@ -103,6 +104,7 @@ class NamedAdapter(Reads, click.ParamType):
     "leaves one to them",
 )
 @control_layers_option
+@draft_option
 @click.option(
     "--alias",
     metavar="NAME",

@@ -20,6 +20,7 @@ from pyggml.cli.web.body import Bodies
 from pyggml.cli.web.errors import ApiError, of_input, program_fault, too_long, unknown_model
 from pyggml.errors import ConfigError, FileChangedError, PyggmlError
 from pyggml.generation import Completion, Piece, Sampling
+from pyggml.generation.drafts import check_goes_back
 from pyggml.generation.form import compile_form
 from pyggml.generation.serving import (
     Failure,
@@ -143,6 +144,8 @@ class Service:
         room = None if self.shifts else self.n_ctx
         try:
             expect_next_token(model.config)
+            if params.how.ngram:
+                check_goes_back(model)
             completions = [
                 Completion(model.tokenizer, _with_seed(params.how, i), prompt, most, room, shown)
                 for i, prompt in enumerate(prompts)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyggml.threads
+from pyggml import load
 from pyggml.chat import MODEL, find_template
 from pyggml.cli.commands.serve.adapters import Loading
 from pyggml.cli.commands.serve.app import make_app
@@ -48,7 +49,7 @@ def run(
     name, base = next(iter(models.items()))
     n_ctx = n_ctx_of(base, limits.ctx, CTX)
     compile_form(sampling, base.tokenizer)  # one that is none is refused now
-    schedule, room = _schedule(base, n_ctx, limits, context)
+    schedule, room = _schedule(base, n_ctx, limits, context, given)
     begin = partial(pyggml.threads.set, given["threads"])
     worker = Worker(schedule, limits.parallel + limits.queue, begin)
     chosen = {
@@ -77,7 +78,7 @@ def run(
 
 
 def _schedule(
-    base: Model, n_ctx: int, limits: Limits, context: Context
+    base: Model, n_ctx: int, limits: Limits, context: Context, given: Mapping[str, Any]
 ) -> tuple[Scheduler | Idle, str]:
     """What answers requests, and what is said of its memory. An encoder answers none."""
     try:
@@ -85,7 +86,9 @@ def _schedule(
     except ModelError as error:
         return Idle(error), "none: it embeds texts and writes none"
     room = f"{limits.parallel} answers at once, {batch.n_ctx} tokens each"
-    return Scheduler(batch, context.n_keep), f"{size(batch.memory.n_bytes)}: {room}"
+    path = given["draft"]
+    draft = path and load(path, compute=given["compute"], device=given["device"])
+    return Scheduler(batch, context.n_keep, draft), f"{size(batch.memory.n_bytes)}: {room}"
 
 
 def _say_served(chosen: Mapping[str, TemplateChoice], controls: Controls) -> None:

@@ -10,7 +10,7 @@ other, and each in the passes that it would have alone.
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,7 @@ from pyggml.generation.batch import check_shift
 from pyggml.generation.passes import MOST_TOKENS, in_whole_passes
 from pyggml.generation.sampler import logprobs
 from pyggml.generation.serving.request import Failure, ReadPrompt, Request, RequestExpired
+from pyggml.generation.speculation import Speculator
 from pyggml.model import Model
 
 PREFILL = 512  # prompt tokens of a pass in which nobody writes
@@ -61,12 +62,16 @@ class _Active:
 class Scheduler:
     """Requests over a batch; for one thread."""
 
-    def __init__(self, batch: Batch, n_keep: int | None = None) -> None:
+    def __init__(self, batch: Batch, n_keep: int | None = None, draft: Model | None = None) -> None:
         """n_keep: a full context shifts and keeps its first n_keep tokens (Slot.shift); None: it
-        ends the answer. Raises ConfigError for a context that cannot shift."""
+        ends the answer. draft: a smaller model that guesses tokens (pyggml.generation.speculation).
+
+        Raises ConfigError for a context that cannot shift, and as a Speculator does.
+        """
         if n_keep is not None:
             check_shift(batch.model, batch.n_ctx, n_keep)
         self._batch, self._n_keep = batch, n_keep
+        self._speculator = Speculator(batch, draft)
         self._waiting: deque[Request] = deque()
         self._active: list[_Active] = []
 
@@ -101,12 +106,17 @@ class Scheduler:
             self._shift(pieces)
             reading = {active.slot for active in pieces if active.reads}
             fed = {active.slot: ids for active, ids in pieces.items()}
-            of_slots = self._batch.feed(fed, reading)
+            answers = {
+                active.slot: active.request.completion
+                for active, ids in pieces.items()
+                if len(ids) == len(active.pending) and not active.reads
+            }
+            of_slots = self._speculator.feed(fed, answers, reading)
             for active, ids in pieces.items():
                 logits = of_slots[active.slot]
                 if active.reads:
                     active.note(logits)
-                    logits = logits[-1]
+                    logits = logits[-1:]
                 active.pending = active.pending[len(ids) :]
                 if not len(active.pending):
                     self._take(active, logits)
@@ -197,7 +207,8 @@ class Scheduler:
                 slot.shift(self._n_keep)
 
     def _take(self, active: _Active, logits: np.ndarray) -> None:
-        """Tell what came of a slot's last token."""
+        """Tell what came of a slot's last tokens, from the logits (n, n_vocab) of the last of its
+        piece and of a draft."""
         if active.reads:
             finish = active.request.completion.finish
             if finish is not None:
@@ -208,19 +219,24 @@ class Scheduler:
         self._sample(active, logits)
 
     def _sample(self, active: _Active, logits: np.ndarray) -> None:
-        completion = active.request.completion
-        room = self._batch.n_ctx - active.slot.n_past - 1
+        completion, pieces = active.request.completion, list[Piece]()
         try:
-            pieces = [completion.take(logits), *completion.forced_pieces(room)]
+            for piece in self._verified(active, logits):
+                pieces.append(piece)
         except PyggmlError as error:  # logits that are no numbers
+            for piece in pieces:
+                active.request.tell(piece)
             self._end(active, error)
             return
-        if completion.finish is None:
-            active.pending = np.array([piece.token for piece in pieces], np.int32)
-        else:
+        if completion.finish is not None:
             self._release(active)
         for piece in pieces:
             active.request.tell(piece)
+
+    def _verified(self, active: _Active, logits: np.ndarray) -> Iterator[Piece]:
+        """The pieces that follow; then what is fed next is pending."""
+        verified = self._speculator.verify(active.slot, active.request.completion, logits)
+        active.pending = np.array((yield from verified), np.int32)
 
 
 def _next_alone(active: _Active) -> np.ndarray:

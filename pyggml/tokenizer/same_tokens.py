@@ -27,15 +27,15 @@ def vocabulary_digest(file: GGUFFile) -> str:
     return hashlib.sha256(repr(used_tokens(file)).encode()).hexdigest()[:32]
 
 
-def check_same_tokens(teacher: GGUFFile, student: GGUFFile) -> None:
+def check_same_tokens(file: GGUFFile, other: GGUFFile) -> None:
     """Raises ModelError, naming the first token that differs, if they have other tokens."""
-    pairs = zip_longest(used_tokens(teacher), used_tokens(student))
-    other = next(((i, *pair) for i, pair in enumerate(pairs) if pair[0] != pair[1]), None)
-    if other is None:
+    pairs = zip_longest(used_tokens(file), used_tokens(other))
+    unlike = next(((i, *pair) for i, pair in enumerate(pairs) if pair[0] != pair[1]), None)
+    if unlike is None:
         return
-    i, theirs, ours = other
+    i, theirs, ours = unlike
     there, here = ("none" if t is None else brief(t) for t in (theirs, ours))
     raise ModelError(
-        f"{teacher.path}: has another vocabulary than {student.path}, wanted the same tokens: "
+        f"{file.path}: has another vocabulary than {other.path}, wanted the same tokens: "
         f"token {i} is {there} there and {here} here"
     )

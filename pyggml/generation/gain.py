@@ -1,0 +1,69 @@
+"""How many tokens of a draft are worth the pass that verifies them, by what passes have taken.
+
+A draft of k tokens, each of which is accepted with probability a if those before it were, gives
+1 + a + … + a^k tokens (Leviathan et al. 2023, eq. 1). Its pass has k more tokens than one without.
+The lengths are those with the most tokens a second; without a gain they are 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_WEIGHT = 0.25  # of the newest time
+_KEPT = 256  # passes for which a time holds: the machine may have been busy
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A draft that can be had.
+
+    chance   that a token of it is accepted if those before it were
+    most     tokens
+    seconds  that each token takes to draft; those of several sequences are drafted together
+    """
+
+    chance: float
+    most: int
+    seconds: float = 0.0
+
+
+class PassCosts:
+    """Seconds of passes by their number of tokens."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._last: dict[int, int] = {}  # number of the pass that was noted last, by size
+        self._n = 0
+
+    def note(self, n_tokens: int, seconds: float) -> None:
+        """What a pass took. The first of a size does not count: its program was bound."""
+        self._n += 1
+        if n_tokens in self._last:
+            before = self._seconds.get(n_tokens, seconds)
+            self._seconds[n_tokens] = before + _WEIGHT * (seconds - before)
+        self._last[n_tokens] = self._n
+
+    def seconds(self, n_tokens: int) -> float | None:
+        """Of a pass of so many tokens; None before one was measured."""
+        if self._n - self._last.get(n_tokens, 0) > _KEPT:
+            self._seconds.pop(n_tokens, None)
+        return self._seconds.get(n_tokens)
+
+    def lengths(self, n_tokens: int, offers: Sequence[Offer]) -> list[int]:
+        """How many tokens of each offer are worth it beside the n_tokens that a pass has anyway.
+
+        A size that was not measured is taken to cost what the next smaller one does, so that it is.
+        """
+        lengths, best = [0] * len(offers), [0] * len(offers)
+        seconds = self.seconds(n_tokens)
+        if seconds is None:
+            return best
+        gains = [(o.chance**j, i) for i, o in enumerate(offers) for j in range(1, o.most + 1)]
+        expected = float(max(1, len(offers)))
+        rate = expected / seconds
+        for n, (gain, i) in enumerate(sorted(gains, reverse=True), n_tokens + 1):
+            expected, lengths[i] = expected + gain, lengths[i] + 1
+            seconds = self.seconds(n) or seconds
+            drafting = max(o.seconds * k for o, k in zip(offers, lengths, strict=True))
+            if expected / (seconds + drafting) > rate:
+                rate, best = expected / (seconds + drafting), [*lengths]
+        return best
