@@ -78,13 +78,13 @@ class DraftModel:
     def release(self) -> None:
         self._batch.release()
 
-    def draft(self, wanted: Mapping[Slot, tuple[list[int], Sampler, int]]) -> dict[Slot, list[int]]:
+    def draft(self, jobs: Mapping[Slot, tuple[list[int], Sampler, int]]) -> dict[Slot, list[int]]:
         """Up to so many tokens after those of each slot, sampled with its sampler.
 
         None of one that is read yet, or that this model cannot read.
         """
         drafts, pieces = dict[Slot, list[int]](), dict[Slot, list[int]]()
-        for slot, (tokens, _, n) in wanted.items():
+        for slot, (tokens, _, n) in jobs.items():
             piece = self._piece(self._slots[slot.number], tokens, n)
             if len(piece) > _AT_ONCE:
                 self._batch.feed({self._slots[slot.number]: piece[:_AT_ONCE]})
@@ -97,9 +97,9 @@ class DraftModel:
                 z = np.full(self._n_vocab, -np.inf, np.float32)
                 own = logits[self._slots[slot.number]][: len(z)]
                 z[: len(own)] = own
-                drafts[slot].append(wanted[slot][1](z))
+                drafts[slot].append(jobs[slot][1](z))
             self._note(perf_counter() - start)
-            pieces = {slot: ids[-1:] for slot, ids in drafts.items() if len(ids) < wanted[slot][2]}
+            pieces = {slot: ids[-1:] for slot, ids in drafts.items() if len(ids) < jobs[slot][2]}
         return drafts
 
     def _piece(self, own: Slot, tokens: list[int], n: int) -> list[int]:

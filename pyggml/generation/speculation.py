@@ -47,7 +47,7 @@ _REST = 1 / 64  # of the way back to FIRST_CHANCE, in a pass without a draft of 
 
 
 @dataclass(slots=True)
-class _Guessed:
+class _Guesses:
     """What is guessed of one answer.
 
     look_up    over its prompt and what it has so far, of which n_seen tokens of the answer
@@ -75,7 +75,7 @@ class Speculator:
         self.batch = batch
         self.n_drafted = self.n_accepted = 0
         self._costs = PassCosts()
-        self._guessed: WeakKeyDictionary[Completion, _Guessed] = WeakKeyDictionary()
+        self._of_answers: WeakKeyDictionary[Completion, _Guesses] = WeakKeyDictionary()
         if draft is not None:
             check_goes_back(batch.model)
         self._model = None if draft is None else DraftModel(draft, batch)
@@ -103,12 +103,12 @@ class Speculator:
         and after each one of its draft. In a pass that reads prompts nothing is drafted.
         """
         writes = len(answers) == len(pieces) and all(each.tokens for each in answers.values())
-        guessed = {slot: each for slot, each in answers.items() if writes and self.guesses(each)}
-        drafts = self._drafts(pieces, guessed) if guessed else {}
+        guesses = {slot: each for slot, each in answers.items() if writes and self.guesses(each)}
+        drafts = self._drafts(pieces, guesses) if guesses else {}
         fed = {slot: [*ids, *drafts.get(slot, ())] for slot, ids in pieces.items()}
         start = perf_counter()
         logits = self.batch.feed(fed if drafts else pieces, {*every, *drafts})
-        if guessed:
+        if guesses:
             self._costs.note(sum(map(len, fed.values())), perf_counter() - start)
         rows = {slot: -1 - len(drafts.get(slot, ())) for slot in answers}
         return logits | {
@@ -133,9 +133,9 @@ class Speculator:
                 yield from completion.forced_pieces(self.batch.n_ctx - first - n_right - 1)
                 if completion.finish is not None:
                     return []
-                made = completion.tokens[n:]
-                n_alike = n_common(made, draft[n_right:])
-                n_right, pending = n_right + n_alike, made[n_alike:]
+                new = completion.tokens[n:]
+                n_alike = n_common(new, draft[n_right:])
+                n_right, pending = n_right + n_alike, new[n_alike:]
             return pending
         finally:
             if draft:
@@ -153,34 +153,34 @@ class Speculator:
         n_tokens = sum(map(len, pieces.values()))
         lengths = dict(zip(offers, self._costs.lengths(n_tokens, [*offers.values()]), strict=True))
         drafts = dict[Slot, list[int]]()
-        wanted = dict[Slot, tuple[list[int], Sampler, int]]()
+        jobs = dict[Slot, tuple[list[int], Sampler, int]]()
         for slot, n in lengths.items():
-            guessed = self._guessed[answers[slot]]
-            if not guessed.by_model:
-                drafts[slot] = guessed.look_up.draft(n)
+            guess = self._of_answers[answers[slot]]
+            if not guess.by_model:
+                drafts[slot] = guess.look_up.draft(n)
             elif n:
-                wanted[slot] = [*slot.tokens, *pieces[slot]], answers[slot].guesser(), n
+                jobs[slot] = [*slot.tokens, *pieces[slot]], answers[slot].guesser(), n
             else:
-                guessed.chance += _REST * (FIRST_CHANCE - guessed.chance)
-        if self._model is not None and wanted:
-            drafts |= self._model.draft(wanted)
+                guess.chance += _REST * (FIRST_CHANCE - guess.chance)
+        if self._model is not None and jobs:
+            drafts |= self._model.draft(jobs)
         drafts = {slot: answers[slot].in_form(ids) for slot, ids in drafts.items()}
         return {slot: ids for slot, ids in drafts.items() if ids}
 
     def _offer(self, slot: Slot, piece: Tokens, completion: Completion) -> Offer:
         """What can be drafted of an answer. What repeats itself is looked up, at no cost."""
-        guessed = self._guessed.setdefault(completion, _Guessed())
+        guess = self._of_answers.setdefault(completion, _Guesses())
         if completion.how.ngram:
-            begun = guessed.n_seen >= 0
-            new = completion.tokens[guessed.n_seen :] if begun else [*slot.tokens, *piece]
-            guessed.look_up.extend([*map(int, new[-MOST_SEEN:])])
-            guessed.n_seen = len(completion.tokens)
+            begun = guess.n_seen >= 0
+            new = completion.tokens[guess.n_seen :] if begun else [*slot.tokens, *piece]
+            guess.look_up.extend([*map(int, new[-MOST_SEEN:])])
+            guess.n_seen = len(completion.tokens)
         most = self._room(slot, len(piece), completion)
-        guessed.by_model = not guessed.look_up.chance and self._model is not None
-        if guessed.by_model:
+        guess.by_model = not guess.look_up.chance and self._model is not None
+        if guess.by_model:
             assert self._model is not None
-            return Offer(guessed.chance, most, self._model.seconds)
-        return Offer(guessed.look_up.chance, most if guessed.look_up.chance else 0)
+            return Offer(guess.chance, most, self._model.seconds)
+        return Offer(guess.look_up.chance, most if guess.look_up.chance else 0)
 
     def _room(self, slot: Slot, n: int, completion: Completion) -> int:
         """The most tokens of a draft behind n of a slot. None where a trace reads what is fed, and
@@ -198,6 +198,6 @@ class Speculator:
     def _note(self, completion: Completion, n_drafted: int, n_right: int) -> None:
         self.n_drafted += n_drafted
         self.n_accepted += n_right
-        guessed = self._guessed.setdefault(completion, _Guessed())
-        for i in range(min(n_right + 1, n_drafted) if guessed.by_model else 0):
-            guessed.chance = moved(guessed.chance, i < n_right)
+        guess = self._of_answers.setdefault(completion, _Guesses())
+        for i in range(min(n_right + 1, n_drafted) if guess.by_model else 0):
+            guess.chance = moved(guess.chance, i < n_right)
