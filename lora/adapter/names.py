@@ -16,8 +16,10 @@ PARTS: Mapping[str, tuple[str, ...]] = {  # word → patterns of its tensors
     "biases": ("*.bias",),
     "embeddings": ("*token_embd", "position_embd", "token_types"),
     "experts": ("ffn_[gud]*exps.*", "ffn_[ud]*_shexp.*", "ffn_gate_shexp.*", "ffn_gate_up_shexp.*"),
-    "router": ("ffn_gate_inp.*", "ffn_gate_inp_shexp.*", "exp_probs_b.*"),
+    "router": ("ffn_gate_inp.*", "ffn_gate_inp_shexp.*"),
 }
+# Of positions, and of choices by number: no loss has a slope along them.
+FIXED = ("rope_freqs", "rope_factors_*", "exp_probs_b.bias")
 LAST = re.compile(r"last-([1-9]\d{0,4})")  # so many of the model's blocks
 T = TypeVar("T")
 

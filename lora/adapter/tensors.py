@@ -22,7 +22,7 @@ from pyggml.errors import AdapterError, first_names, suggestion
 from pyggml.graph.arrays import read, write
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.tensor import Tensor
-from pyggml.lora.adapter.names import PARTS, fits, part_patterns
+from pyggml.lora.adapter.names import FIXED, PARTS, fits, part_patterns
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import unpack
 from pyggml.model import Model
@@ -87,7 +87,9 @@ def train_tensors(model: Model, patterns: Sequence[str]) -> TrainedTensors:
     or BF16.
     """
     weights, meant = model.parts.weights, part_patterns(model.parts, patterns)
-    chosen = [name for name in weights if any(fits(p, name) for own in meant.values() for p in own)]
+    fitting = [n for n in weights if any(fits(p, n) for own in meant.values() for p in own)]
+    fixed = [name for name in fitting if any(fits(p, name) for p in FIXED)]
+    chosen = [name for name in fitting if name not in fixed]
     types = {name: model.file.tensors[name].dtype for name in chosen}
     wrong = [f"{name} is {d}" for name, d in types.items() if d not in _FLOATS]
     faults = [
@@ -101,6 +103,8 @@ def train_tensors(model: Model, patterns: Sequence[str]) -> TrainedTensors:
             f"{', '.join(wrong[:5])}{more}, wanted F32, F16 or BF16: only floats train, which "
             "`pyggml quantize IN OUT F16 --allow-requantize` makes of a quantised model"
         )
+    if fixed and not chosen:
+        faults.append(f"{first_names(fixed, 3)}: no loss has a slope along a constant")
     if faults:
         raise AdapterError([("train_tensors", f"cannot be done: {'; '.join(faults)}")])
     about = {"train_tensors": list(patterns)}
@@ -109,6 +113,10 @@ def train_tensors(model: Model, patterns: Sequence[str]) -> TrainedTensors:
         write(t, unpack(weights[name]).reshape(t.shape))
     changed = {name: partial(_numbers, t) for name, t in parameters.tensors.items()}
     words = [f"{_count(len(chosen), 'tensor')} of the model"]
+    if fixed:
+        words.append(
+            f"{first_names(fixed, 3)} stay{'s' * (len(fixed) == 1)}: no loss has a slope there"
+        )
     return TrainedTensors(_with(model, parameters.tensors), parameters, words, changed)
 
 

@@ -1,0 +1,88 @@
+"""Train all tensors of small models with PyTorch; write the windows and every loss to full.npz.
+
+    python make_full.py FIXTURES     in an environment with torch, transformers, accelerate, gguf
+
+FIXTURES   folder of qwen2-F16.gguf and its neighbours, which transformers reads itself
+settings   JSON: optimiser → settings of `pyggml.lora.TrainConfig`
+ids        (n_steps · batch, ctx + 1) int16, in the order of training
+ARCHITECTURE/OPTIMISER   (n_steps,) float64 losses, each before its update
+
+Everything is float32 on the CPU. The learning rate is that of `pyggml.lora.schedule`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from math import cos, pi
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+ARCHITECTURES = ("qwen2", "phi3")
+N_STEPS, BATCH, CTX, N_WORDS = 100, 2, 32, 61
+COMMON = {"max_steps": N_STEPS, "batch": BATCH, "warmup_steps": 10, "clip": 0.5}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "adamw": COMMON | {"optimiser": "adamw", "lr": 5e-4, "weight_decay": 0.1},
+    "sgd": COMMON | {"optimiser": "sgd", "lr": 0.5, "weight_decay": 1e-3},
+}
+
+
+def windows() -> np.ndarray:
+    """Tokens each of which mostly follows from the one before."""
+    rng = np.random.default_rng(11)
+    ids = np.empty((N_STEPS * BATCH, CTX + 1), np.int16)
+    ids[:, 0] = rng.integers(N_WORDS, size=len(ids))
+    for t in range(CTX):
+        noise = rng.integers(N_WORDS, size=len(ids))
+        follows = (5 * ids[:, t] + 3) % N_WORDS
+        ids[:, t + 1] = np.where(rng.random(len(ids)) < 0.1, noise, follows)
+    return ids
+
+
+def optimiser_of(parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
+    kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[settings["optimiser"]]
+    return kind(parameters, lr=0.0, weight_decay=settings["weight_decay"])
+
+
+def train(folder: str, architecture: str, ids: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        gguf_file=f"{architecture}-F16.gguf",
+        dtype=torch.float32,
+        attn_implementation="eager",
+    ).eval()
+    model.get_input_embeddings().padding_idx = None  # whose row would have no gradient
+    parameters, losses = list(model.parameters()), list[float]()
+    optimiser, n_warmup = optimiser_of(parameters, settings), settings["warmup_steps"]
+    for n in range(N_STEPS):
+        rate = (n + 1) / n_warmup
+        if n >= n_warmup:
+            rate = (1 + cos(pi * (n - n_warmup) / (N_STEPS - n_warmup))) / 2
+        batch = torch.from_numpy(ids[n * BATCH : (n + 1) * BATCH].astype(np.int64))
+        optimiser.zero_grad()
+        loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, settings["clip"])
+        optimiser.param_groups[0]["lr"] = settings["lr"] * rate
+        optimiser.step()
+        losses.append(loss.item())
+    return np.array(losses)
+
+
+def main(folder: str) -> None:
+    torch.set_num_threads(1)
+    ids = windows()
+    arrays = {"settings": np.array(json.dumps(SETTINGS)), "ids": ids}
+    for architecture in ARCHITECTURES:
+        for name, settings in SETTINGS.items():
+            losses = arrays[f"{architecture}/{name}"] = train(folder, architecture, ids, settings)
+            print(architecture, name, losses[:2], "…", losses[-2:])
+    np.savez_compressed(Path(__file__).with_name("full.npz"), **arrays)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
