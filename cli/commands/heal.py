@@ -30,13 +30,14 @@ from pyggml.look.intervals import Interval
 from pyggml.lora import Report, Trainer
 from pyggml.lora.data import Dataset
 from pyggml.lora.evaluate.distance import Distance, closed, distances
-from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.objectives.choice import USERS
+from pyggml.lora.objectives.distill import Distill
+from pyggml.lora.objectives.sft import SFT
 from pyggml.lora.trainer.reports import Callback
 from pyggml.tokenizer.same_tokens import check_same_tokens
 
 _CHANCE = 0.95  # of ln n_vocab, the loss of a model that has learned nothing
-_OBJECTIVES, _WHAT = ("distill", "sft"), (ADAPTERS, SCALES)
+_OBJECTIVES, _WHAT = (Distill.name, SFT.name), (ADAPTERS, SCALES)
 _ELSEWHERE = {OBJECTIVE_FLAGS.get(n, n) for n in USERS if not {*USERS[n]} & {*_OBJECTIVES}}
 _NOT_HERE = _ELSEWHERE | {"original", "lora_init", "init", "train_tensors", "dora", "demo"}
 _COMMON = (
@@ -144,8 +145,8 @@ def _check_choices(settings: Mapping[str, Any]) -> None:
 def _defaults(settings: Mapping[str, Any], original: Path) -> dict[str, Any]:
     """What holds where the user gave nothing, by the parameters of finetune."""
     defaults: dict[str, Any] = {}
-    if settings["objective"] != "sft":
-        defaults |= {"objective": "distill", "teacher": str(original), "hard_weight": 0.0}
+    if settings["objective"] != SFT.name:
+        defaults |= {"objective": Distill.name, "teacher": str(original), "hard_weight": 0.0}
     if settings["what"] != SCALES:
         rank = settings["lora_rank"]
         if rank is None and settings["model"] is not None:
@@ -181,8 +182,8 @@ def _heal(config: Path | None, original: Path, **given: Any) -> int:
 
 # Defaults of options that are others of finetune, in words; and words for short help.
 _BY_SIZE = f"a 16th of the model's width, {_RANKS[0]} to {_RANKS[1]}"
-_DEFAULTS = {name: f"{value}" for name, value in OBJECTIVES["distill"].defaults.items()} | {
-    "objective": "distill",
+_DEFAULTS = {name: f"{value}" for name, value in Distill.defaults.items()} | {
+    "objective": Distill.name,
     "teacher": "that of --from",
     "hard_weight": "0.0",
     "lora_rank": _BY_SIZE,

@@ -226,9 +226,10 @@ import numpy as np
 from pyggml.ops.loss.head_slices import _TAKE_SLICE
 rng = np.random.default_rng(0)
 z, o = rng.standard_normal((7, 1003), np.float32), np.zeros((7, 4), np.float32)
-targets, (m, norm, own) = rng.integers(0, 1003, 7).astype(np.int32), np.zeros((3, 7), np.float32)
+targets = rng.integers(0, 1003, (7, 1)).astype(np.int32)
+m, norm, own = np.zeros((3, 7), np.float32)
 z *= 3
-_TAKE_SLICE[False](z, m, norm, own, o, targets, 0, np.float32(1))
+_TAKE_SLICE[False](z, m, norm, own[:, None], o, targets, 0, np.float32(1))
 print(hashlib.sha256(z.tobytes() + norm.tobytes()).hexdigest())
 """
 

@@ -24,7 +24,7 @@ from pyggml.lora.objectives.choice import USERS, objective_of
 
 from chats import assistant, user, vocabulary
 
-VALUES = {"class_weights": "balanced", "pooling": "mean"}  # that are no numbers
+VALUES = {"class_weights": "balanced", "pooling": "mean", "teacher_top_k": 3}  # as they must be
 # What each setting is beside its default, so that it has something to do; and with what others.
 CHANGED = [
     *(("data", name, value, {}) for name, value in {
@@ -52,9 +52,10 @@ CHANGED = [
     ("train", "keep_best", True, {"lr": 5.0}),
     ("train", "lr_cycles", 3, {"lr_scheduler": "cosine_restarts"}),
     ("train", "lr_decay", 0.5, {"lr_scheduler": "wsd"}),
-    # Those of rewards are changed in test_rewards.py.
+    # Those of rewards are changed in test_rewards.py, the teacher in test_distill.py.
     *(("objective", name, VALUES.get(name, 0.25), {"objective": next(iter(of))})
-      for name, of in USERS.items() if OBJECTIVES[next(iter(of))].rows != "prompts"),
+      for name, of in USERS.items()
+      if OBJECTIVES[next(iter(of))].rows != "prompts" and name != "teacher"),
 ]  # fmt: skip
 
 
@@ -93,7 +94,9 @@ def pairs(tmp_path_factory):
 
 def computed(model, chats, pairs, data, lora, train, objective):
     """All that a run is: its windows, rates, losses, validations, and what it made."""
-    chosen = objective_of(objective.pop("objective", "sft"), **objective)
+    name = objective.pop("objective", "sft")
+    own = {"teacher": str(model)} if name in USERS["teacher"] else {}
+    chosen = objective_of(name, **own, **objective)
     usual = {"chat_template": "chatml"} if chosen.rows == "training" else {}
     reading = DataConfig(**{"ctx": 120, "val_split": 0.4} | usual | data)
     path = chats if chosen.rows == "training" else pairs / chosen.rows
