@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from separate_cpu import SeparateCPU
 
 import pyggml
 from pyggml import gguf
@@ -99,6 +100,8 @@ def test_what_has_no_scales_is_told(tiny, packed):
     assert train_scales(pyggml.load(packed)).words == words
     with pytest.raises(AdapterError, match="its tensors are F32; quantise the model first"):
         train_scales(pyggml.load(tiny))
+    with pytest.raises(AdapterError, match="the CPU alone trains them, and the model is on sepa"):
+        train_scales(pyggml.load(packed, backends=[SeparateCPU()]))
 
 
 @pytest.mark.interop
